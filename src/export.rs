@@ -1,0 +1,1 @@
+//! Adapters and merged models in the formats of PEFT and Hugging Face.

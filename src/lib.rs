@@ -1,0 +1,39 @@
+//! lora-train: LoRA fine-tuning of Llama-family language models.
+//!
+//! The rooms, from the street to the ground floor; a file imports only from lines below its own
+//! (`tests/layers.rs` holds this):
+//!
+//! - [`cli`] what was typed
+//! - [`commands`] one file per sub-command: `check`, `inspect`, `generate`, `merge`, `bench`
+//! - [`run`] training, as a straight line
+//! - [`recipe`] the TOML file: its sections composed, all problems reported at once
+//! - [`train`] the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation
+//! - [`generate`] text from a model, token by token
+//! - [`checkpoint`], [`export`] what is written to disk: training state, PEFT adapters, merged models
+//! - [`model`] the Llama architecture, its configuration and its weights
+//! - [`lora`] low-rank adapters
+//! - [`ops`] the operations of a step, each with its forward and backward
+//! - [`data`] rows to token batches, in host memory
+//! - [`metrics`] the figures of a step and where they are written
+//! - [`telemetry`] what the machine does meanwhile
+//! - [`device`] the one file that names a backend
+//! - [`hub`] model files from the Hugging Face Hub
+//! - [`schema`] strict reading of a TOML table
+
+pub mod checkpoint;
+pub mod cli;
+pub mod commands;
+pub mod data;
+pub mod device;
+pub mod export;
+pub mod generate;
+pub mod hub;
+pub mod lora;
+pub mod metrics;
+pub mod model;
+pub mod ops;
+pub mod recipe;
+pub mod run;
+pub mod schema;
+pub mod telemetry;
+pub mod train;

@@ -1,0 +1,3 @@
+//! Low-rank adapters.
+
+pub mod config;

@@ -1,0 +1,1 @@
+//! Weights from safetensors files.

@@ -1,0 +1,3 @@
+//! The operations of a step, each with its forward and backward.
+
+pub mod cpu;

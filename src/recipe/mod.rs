@@ -1,0 +1,1 @@
+//! The recipe: its sections composed.

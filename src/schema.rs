@@ -1,0 +1,1 @@
+//! Strict reading of a TOML table.

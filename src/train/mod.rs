@@ -1,0 +1,3 @@
+//! Training: the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation.
+
+pub mod config;
