@@ -1,0 +1,428 @@
+//! Reads `config.json` with the defaults of transformers, and refuses what this trainer cannot honour.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::problems::{ConfigError, ConfigProblem, Problems, Reader};
+use super::{LlamaConfig, RopeScaling};
+
+/// Model types that are understood, each with its architecture class and the defaults in which they differ.
+const FAMILIES: [Family; 2] = [
+    Family {
+        model_type: "llama",
+        architecture: "LlamaForCausalLM",
+        max_position_embeddings: 2048,
+        num_key_value_heads: None,
+        sliding_window: None,
+    },
+    Family {
+        model_type: "mistral",
+        architecture: "MistralForCausalLM",
+        max_position_embeddings: 131_072,
+        num_key_value_heads: Some(8),
+        sliding_window: Some(4096),
+    },
+];
+
+/// What transformers assumes where a config of this family is silent.
+struct Family {
+    model_type: &'static str,
+    architecture: &'static str,
+    max_position_embeddings: usize,
+    num_key_value_heads: Option<usize>,
+    sliding_window: Option<usize>,
+}
+
+impl LlamaConfig {
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// Where the file cannot be read, is not JSON, or describes a model that is not supported.
+    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        parse(&path.display().to_string(), &text)
+    }
+
+    /// Reads the text of a `config.json`.
+    ///
+    /// # Errors
+    /// Where the text is not JSON, or describes a model that is not supported.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        parse("config.json", text)
+    }
+}
+
+fn parse(place: &str, text: &str) -> Result<LlamaConfig, ConfigError> {
+    let value: Value =
+        serde_json::from_str(text).map_err(|source| ConfigError::Syntax { place: place.to_owned(), source })?;
+    let empty = Map::new();
+    let mut reader = Reader { object: value.as_object().unwrap_or(&empty), problems: Vec::new() };
+    if !value.is_object() {
+        reader.problem("(whole file)", "is not a JSON object", None);
+    }
+    let config = read(&mut reader);
+    if reader.problems.is_empty() {
+        Ok(config)
+    } else {
+        Err(ConfigError::Refused { place: place.to_owned(), problems: Problems(reader.problems) })
+    }
+}
+
+fn read(reader: &mut Reader) -> LlamaConfig {
+    let Some(family) = family(reader) else { return placeholder() };
+    refuse_unsupported(reader);
+
+    let vocab_size = reader.count("vocab_size", 1..=1 << 24, None);
+    let hidden_size = reader.count("hidden_size", 1..=1 << 20, None);
+    let intermediate_size = reader.count("intermediate_size", 1..=1 << 22, None);
+    let num_hidden_layers = reader.count("num_hidden_layers", 1..=4096, None);
+    let num_attention_heads = reader.count("num_attention_heads", 1..=1 << 16, None);
+    let max_position_embeddings =
+        reader.count("max_position_embeddings", 1..=1 << 32, Some(family.max_position_embeddings));
+
+    let default = match family.num_key_value_heads {
+        Some(heads) if !reader.object.contains_key("num_key_value_heads") => heads,
+        _ => num_attention_heads,
+    };
+    let num_key_value_heads = reader.count("num_key_value_heads", 1..=1 << 16, Some(default));
+    let head_dim = reader.count("head_dim", 1..=1 << 16, Some((hidden_size / num_attention_heads).max(1)));
+    if reader.problems.is_empty() {
+        check_heads(reader, hidden_size, num_attention_heads, num_key_value_heads, head_dim);
+    }
+
+    let (rope_theta, rope_scaling) = rope(reader, max_position_embeddings);
+    let sliding_window = match (reader.object.get("sliding_window"), family.sliding_window) {
+        (None, default) => default,
+        (Some(Value::Null), _) => None,
+        (Some(_), _) => Some(reader.count("sliding_window", 1..=1 << 32, None)),
+    };
+    LlamaConfig {
+        model_type: family.model_type.to_owned(),
+        vocab_size,
+        hidden_size,
+        intermediate_size,
+        num_hidden_layers,
+        num_attention_heads,
+        num_key_value_heads,
+        head_dim,
+        max_position_embeddings,
+        rms_norm_eps: reader.number("rms_norm_eps", 0.0..=1.0, Some(1e-6)),
+        rope_theta,
+        rope_scaling,
+        tie_word_embeddings: reader.flag("tie_word_embeddings"),
+        sliding_window,
+        bos_token_id: reader.tokens("bos_token_id", 1, vocab_size).first().copied(),
+        eos_token_ids: reader.tokens("eos_token_id", 2, vocab_size),
+        initializer_range: reader.number("initializer_range", 0.0..=1.0, Some(0.02)),
+    }
+}
+
+/// Stands in for a config whose family is unknown, which is refused whatever else it says.
+fn placeholder() -> LlamaConfig {
+    LlamaConfig {
+        model_type: String::new(),
+        vocab_size: 0,
+        hidden_size: 0,
+        intermediate_size: 0,
+        num_hidden_layers: 0,
+        num_attention_heads: 0,
+        num_key_value_heads: 0,
+        head_dim: 0,
+        max_position_embeddings: 0,
+        rms_norm_eps: 0.0,
+        rope_theta: 0.0,
+        rope_scaling: None,
+        tie_word_embeddings: false,
+        sliding_window: None,
+        bos_token_id: None,
+        eos_token_ids: Vec::new(),
+        initializer_range: 0.0,
+    }
+}
+
+fn family(reader: &mut Reader) -> Option<&'static Family> {
+    let known = FAMILIES.each_ref().map(|family| format!("`{}`", family.model_type)).join(", ");
+    let hint = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and Mistral have these types";
+    let Some(model_type) = reader.object.get("model_type") else {
+        reader.problem("model_type", &format!("is missing, expected one of {known}"), Some(hint));
+        return None;
+    };
+    let Some(family) = FAMILIES.iter().find(|family| model_type == family.model_type) else {
+        reader.problem("model_type", &format!("= {model_type} is not supported, expected one of {known}"), Some(hint));
+        return None;
+    };
+    match reader.object.get("architectures") {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(names)) if names.iter().any(|name| name == family.architecture) => {}
+        Some(other) => reader.problem(
+            "architectures",
+            &format!("= {other} is not supported, expected [\"{}\"]", family.architecture),
+            Some("only causal language models can be fine-tuned here"),
+        ),
+    }
+    Some(family)
+}
+
+/// Settings that change the computation in a way that is not implemented.
+fn refuse_unsupported(reader: &mut Reader) {
+    match reader.object.get("hidden_act") {
+        None => {}
+        Some(Value::String(name)) if name == "silu" || name == "swish" => {}
+        Some(other) => reader.problem("hidden_act", &format!("= {other} is not supported, expected \"silu\""), None),
+    }
+    for key in ["attention_bias", "mlp_bias"] {
+        if reader.flag(key) {
+            reader.problem(key, "= true is not supported: linear layers have no bias here", None);
+        }
+    }
+    match reader.object.get("attention_dropout") {
+        None | Some(Value::Null) => {}
+        Some(value) if value.as_f64() == Some(0.0) => {}
+        Some(other) => {
+            reader.problem("attention_dropout", &format!("= {other} is not supported, expected 0.0"), None);
+        }
+    }
+    match reader.object.get("partial_rotary_factor") {
+        None | Some(Value::Null) => {}
+        Some(value) if value.as_f64() == Some(1.0) => {}
+        Some(other) => {
+            reader.problem("partial_rotary_factor", &format!("= {other} is not supported, expected 1.0"), None);
+        }
+    }
+    if let Some(Value::Array(kinds)) = reader.object.get("layer_types") {
+        if let Some(kind) = kinds.iter().find(|kind| *kind != "full_attention") {
+            let message = format!("names {kind}; only \"full_attention\" in every layer is supported");
+            reader.problem("layer_types", &message, None);
+        }
+    }
+    if let Some(quantization) = reader.object.get("quantization_config").filter(|value| !value.is_null()) {
+        let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("unnamed");
+        reader.problem(
+            "quantization_config",
+            &format!("is present (method: {method}): weights that are already quantised cannot be trained on"),
+            Some("use the repository with the original bf16 or f16 weights"),
+        );
+    }
+}
+
+fn check_heads(reader: &mut Reader, hidden: usize, heads: usize, key_value_heads: usize, head_dim: usize) {
+    if !hidden.is_multiple_of(heads) {
+        let message = format!("= {hidden} is not a multiple of `num_attention_heads` = {heads}");
+        reader.problem("hidden_size", &message, None);
+    }
+    if !heads.is_multiple_of(key_value_heads) {
+        let message = format!("= {heads} is not a multiple of `num_key_value_heads` = {key_value_heads}");
+        reader.problem("num_attention_heads", &message, None);
+    }
+    if !head_dim.is_multiple_of(2) {
+        let message = format!("= {head_dim} is odd: rotary embeddings turn pairs of features");
+        reader.problem("head_dim", &message, None);
+    }
+}
+
+/// `rope_theta` and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+fn rope(reader: &mut Reader, max_position_embeddings: usize) -> (f64, Option<RopeScaling>) {
+    let empty = Map::new();
+    let mut found: Option<(&str, &Map<String, Value>)> = None;
+    for key in ["rope_scaling", "rope_parameters"] {
+        match reader.object.get(key) {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(object)) if object.is_empty() => {}
+            Some(Value::Object(object)) => match found {
+                Some((_, first)) if first != object => {
+                    reader.problem(key, "and `rope_scaling` differ; keep one of them", None);
+                }
+                _ => found = Some((key, object)),
+            },
+            Some(other) => reader.problem(key, &format!("= {other}, expected an object or null"), None),
+        }
+    }
+    let (name, object) = found.unwrap_or(("rope_parameters", &empty));
+    let mut inner = Reader { object, problems: Vec::new() };
+
+    let mut theta = reader.number("rope_theta", 1.0..=1e15, Some(10_000.0));
+    if object.contains_key("rope_theta") {
+        let nested = inner.number("rope_theta", 1.0..=1e15, None);
+        #[allow(clippy::float_cmp)] // the same text must have been written twice
+        if reader.object.contains_key("rope_theta") && nested != theta {
+            inner.problem("rope_theta", &format!("= {nested} and `rope_theta` = {theta} differ; keep one"), None);
+        }
+        theta = nested;
+    }
+    let kind = match (object.get("rope_type"), object.get("type")) {
+        (Some(first), Some(second)) if first != second => {
+            inner.problem("rope_type", &format!("= {first} and `type` = {second} differ; keep one of them"), None);
+            None
+        }
+        (Some(Value::String(kind)), _) | (None, Some(Value::String(kind))) => Some(kind.as_str()),
+        (None, None) => Some("default"),
+        (Some(other), _) | (None, Some(other)) => {
+            inner.problem("rope_type", &format!("= {other}, expected a name"), None);
+            None
+        }
+    };
+    let factor = 1.0..=1e6;
+    let scaling = match kind {
+        None | Some("default") => None,
+        Some("linear") => Some(RopeScaling::Linear { factor: inner.number("factor", factor, None) }),
+        Some("llama3") => {
+            let low_freq_factor = inner.number("low_freq_factor", 1e-6..=1e6, None);
+            let high_freq_factor = inner.number("high_freq_factor", 1e-6..=1e6, None);
+            if inner.problems.is_empty() && high_freq_factor <= low_freq_factor {
+                let message = format!("= {high_freq_factor}, expected more than `low_freq_factor` = {low_freq_factor}");
+                inner.problem("high_freq_factor", &message, None);
+            }
+            Some(RopeScaling::Llama3 {
+                factor: inner.number("factor", factor, None),
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings: inner.count(
+                    "original_max_position_embeddings",
+                    1..=1 << 32,
+                    Some(max_position_embeddings),
+                ),
+            })
+        }
+        Some(other) => {
+            let message = format!("= \"{other}\" is not supported, expected `default`, `linear` or `llama3`");
+            inner.problem("rope_type", &message, None);
+            None
+        }
+    };
+    let problems = inner.problems;
+    reader.problems.extend(
+        problems.into_iter().map(|problem| ConfigProblem { key: format!("{name}.{}", problem.key), ..problem }),
+    );
+    (theta, scaling)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4"#;
+
+    fn with(more: &str) -> Result<LlamaConfig, ConfigError> {
+        LlamaConfig::from_json(&format!("{BASE}{more}}}"))
+    }
+
+    fn refusal(more: &str) -> String {
+        with(more).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_silent_config_has_the_defaults_of_transformers() {
+        let config = with("").unwrap();
+        assert_eq!((config.num_key_value_heads, config.head_dim, config.max_position_embeddings), (4, 16, 2048));
+        assert_eq!((config.rope_theta, config.rms_norm_eps, config.initializer_range), (10_000.0, 1e-6, 0.02));
+        assert_eq!((config.bos_token_id, config.eos_token_ids), (Some(1), vec![2]));
+        assert_eq!((config.rope_scaling, config.sliding_window, config.tie_word_embeddings), (None, None, false));
+    }
+
+    #[test]
+    fn mistral_has_its_own_defaults_and_null_turns_the_window_off() {
+        let mistral = |more: &str| {
+            let text =
+                format!("{BASE}{more}}}").replace("\"llama\"", "\"mistral\"").replace("heads\": 4", "heads\": 16");
+            LlamaConfig::from_json(&text).unwrap()
+        };
+        let config = mistral("");
+        assert_eq!((config.num_key_value_heads, config.sliding_window), (8, Some(4096)));
+        assert_eq!(config.max_position_embeddings, 131_072);
+        let config = mistral(r#", "sliding_window": null, "num_key_value_heads": null"#);
+        assert_eq!((config.num_key_value_heads, config.sliding_window), (16, None));
+    }
+
+    #[test]
+    fn rope_of_transformers_4_and_5_read_the_same() {
+        let inner = r#""factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192"#;
+        let old = with(&format!(r#", "rope_theta": 5e5, "rope_scaling": {{"type": "llama3", {inner}}}"#)).unwrap();
+        let new =
+            with(&format!(r#", "rope_parameters": {{"rope_theta": 5e5, "rope_type": "llama3", {inner}}}"#)).unwrap();
+        assert_eq!(old, new);
+        assert_eq!(old.rope_theta, 5e5);
+        let expected = RopeScaling::Llama3 {
+            factor: 32.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192,
+        };
+        assert_eq!(old.rope_scaling, Some(expected));
+        let plain = with(r#", "rope_parameters": {"rope_theta": 2e4, "rope_type": "default"}"#).unwrap();
+        assert_eq!((plain.rope_theta, plain.rope_scaling), (2e4, None));
+        let linear = with(r#", "rope_scaling": {"type": "linear", "factor": 2}"#).unwrap();
+        assert_eq!(linear.rope_scaling, Some(RopeScaling::Linear { factor: 2.0 }));
+    }
+
+    #[test]
+    fn rope_kinds_that_are_not_implemented_are_refused_by_name() {
+        for kind in ["dynamic", "yarn", "longrope"] {
+            let message = refusal(&format!(r#", "rope_scaling": {{"rope_type": "{kind}", "factor": 2.0}}"#));
+            assert!(message.contains(&format!("`rope_scaling.rope_type` = \"{kind}\" is not supported")), "{message}");
+        }
+        assert!(refusal(r#", "rope_scaling": {"rope_type": "linear", "type": "llama3"}"#).contains("differ"));
+        assert!(refusal(r#", "rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}"#).contains("differ"));
+        assert!(refusal(r#", "rope_scaling": {"type": "linear"}"#).contains("`rope_scaling.factor` is missing"));
+    }
+
+    #[test]
+    fn end_tokens_are_a_number_a_list_or_null() {
+        assert_eq!(with(r#", "eos_token_id": [7, 9]"#).unwrap().eos_token_ids, [7, 9]);
+        let config = with(r#", "eos_token_id": null, "bos_token_id": null"#).unwrap();
+        assert_eq!((config.eos_token_ids, config.bos_token_id), (vec![], None));
+        assert!(refusal(r#", "eos_token_id": 100"#).contains("`eos_token_id` = 100, expected a token id below"));
+    }
+
+    #[test]
+    fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
+        let qwen = LlamaConfig::from_json(r#"{"model_type": "qwen2"}"#).unwrap_err().to_string();
+        assert!(qwen.contains("= \"qwen2\" is not supported, expected one of `llama`, `mistral`"), "{qwen}");
+        assert!(LlamaConfig::from_json("{}").unwrap_err().to_string().contains("`model_type` is missing"));
+        assert!(LlamaConfig::from_json("[]").unwrap_err().to_string().contains("not a JSON object"));
+        assert!(LlamaConfig::from_json("{").unwrap_err().to_string().contains("not valid JSON"));
+        assert!(refusal(r#", "architectures": ["LlamaForSequenceClassification"]"#).contains("LlamaForCausalLM"));
+    }
+
+    #[test]
+    fn settings_that_change_the_computation_are_refused() {
+        for (more, part) in [
+            (r#", "hidden_act": "gelu""#, "`hidden_act` = \"gelu\" is not supported, expected \"silu\""),
+            (r#", "attention_bias": true"#, "`attention_bias` = true"),
+            (r#", "mlp_bias": true"#, "`mlp_bias` = true"),
+            (r#", "attention_dropout": 0.1"#, "`attention_dropout` = 0.1"),
+            (r#", "partial_rotary_factor": 0.5"#, "`partial_rotary_factor` = 0.5"),
+            (r#", "layer_types": ["sliding_attention"]"#, "`layer_types` names \"sliding_attention\""),
+            (r#", "quantization_config": {"quant_method": "gptq"}"#, "method: gptq"),
+        ] {
+            assert!(refusal(more).contains(part), "{}", refusal(more));
+        }
+    }
+
+    #[test]
+    fn every_impossible_shape_is_listed_at_once() {
+        let text = r#"{"model_type": "llama", "vocab_size": 0, "hidden_size": -3, "intermediate_size": 1e30,
+            "num_hidden_layers": "two", "tie_word_embeddings": 1}"#;
+        let Err(ConfigError::Refused { problems, .. }) = LlamaConfig::from_json(text) else { panic!("accepted") };
+        let keys: Vec<&str> = problems.0.iter().map(|problem| problem.key.as_str()).collect();
+        let expected = [
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "tie_word_embeddings",
+        ];
+        assert!(expected.iter().all(|key| keys.contains(key)), "{keys:?}");
+        let heads = refusal(r#", "num_key_value_heads": 3, "head_dim": 7"#);
+        assert!(heads.contains("`num_attention_heads` = 4 is not a multiple of `num_key_value_heads` = 3"), "{heads}");
+        assert!(heads.contains("`head_dim` = 7 is odd"), "{heads}");
+        let text = format!("{BASE}}}").replace("64", "66");
+        assert!(
+            LlamaConfig::from_json(&text).unwrap_err().to_string().contains("`hidden_size` = 66 is not a multiple")
+        );
+    }
+}
