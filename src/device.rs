@@ -1,6 +1,24 @@
 //! The one file that names a backend.
+//!
+//! Everything else takes a [`burn::tensor::Device`] and runs wherever that leads. A backend is a Cargo feature
+//! and an arm in this file.
 
+mod cpu;
+mod cuda_driver;
+mod dtype;
+mod error;
+mod peak;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+use burn::tensor::{Device, Tensor};
 use serde::Serialize;
+
+pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
+pub use cuda_driver::CudaGpu;
+pub use dtype::Dtype;
+pub use error::DeviceError;
 
 /// Section `[device]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -15,14 +33,328 @@ impl Default for DeviceConfig {
     }
 }
 
-/// Floating-point formats that a recipe can name.
+/// What `device.name` and `--device` ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceName {
+    /// The fastest kind that is compiled in and present.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// An NVIDIA GPU, counted as CUDA counts them (after `CUDA_VISIBLE_DEVICES`).
+    Cuda(u32),
+    /// A GPU with a Vulkan driver.
+    Vulkan,
+    /// An Apple GPU.
+    Metal,
+    /// An AMD GPU.
+    Rocm,
+}
+
+impl std::str::FromStr for DeviceName {
+    type Err = DeviceError;
+
+    /// Reads a device name.
+    ///
+    /// # Errors
+    ///
+    /// Where it is none of `auto`, `cpu`, `cuda`, `cuda:N`, `vulkan`, `metal`, `rocm`. Whether that device is
+    /// there is known to [`open`] only.
+    fn from_str(name: &str) -> Result<Self, DeviceError> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            "vulkan" => Ok(Self::Vulkan),
+            "metal" => Ok(Self::Metal),
+            "rocm" => Ok(Self::Rocm),
+            _ => name
+                .strip_prefix("cuda:")
+                .and_then(|ordinal| ordinal.parse().ok())
+                .map(Self::Cuda)
+                .ok_or_else(|| DeviceError::unknown_name(name)),
+        }
+    }
+}
+
+/// Which backend computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    /// IEEE single precision, 4 bytes.
-    F32,
-    /// bfloat16, 2 bytes: the range of `f32`, 8 bits of mantissa.
-    Bf16,
-    /// IEEE half precision, 2 bytes.
-    F16,
+pub enum DeviceKind {
+    /// The processor, by burn's flex backend.
+    Cpu,
+    /// An NVIDIA GPU, by CUDA.
+    Cuda,
+    /// A GPU, by Vulkan.
+    Vulkan,
+    /// An Apple GPU, by Metal.
+    Metal,
+    /// An AMD GPU, by ROCm.
+    Rocm,
+}
+
+impl DeviceKind {
+    /// Kinds in the order in which `auto` prefers them.
+    pub const ALL: [Self; 5] = [Self::Cuda, Self::Metal, Self::Rocm, Self::Vulkan, Self::Cpu];
+
+    /// The name in recipes, and of the Cargo feature.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Vulkan => "vulkan",
+            Self::Metal => "metal",
+            Self::Rocm => "rocm",
+        }
+    }
+
+    /// Whether this binary was built with it.
+    #[must_use]
+    pub fn is_compiled_in(self) -> bool {
+        match self {
+            Self::Cpu => true,
+            Self::Cuda => cfg!(feature = "cuda"),
+            Self::Vulkan => cfg!(feature = "vulkan"),
+            Self::Metal => cfg!(feature = "metal"),
+            Self::Rocm => cfg!(feature = "rocm"),
+        }
+    }
+
+    /// Whether it has memory of its own or computes on a GPU.
+    #[must_use]
+    pub fn is_gpu(self) -> bool {
+        self != Self::Cpu
+    }
+}
+
+/// Bytes that the backend's own pools hold on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInUse {
+    /// Live tensors.
+    pub allocated_bytes: u64,
+    /// Live tensors, padding and what is kept for reuse.
+    pub reserved_bytes: u64,
+}
+
+/// A device that was seen to work.
+#[derive(Debug)]
+pub struct OpenDevice {
+    /// The handle on which tensors are made. Not tracked by autodiff.
+    pub device: Device,
+    /// Which backend computes.
+    pub kind: DeviceKind,
+    /// For people: `cpu (AMD EPYC 9654, 2 threads, AVX-512, bf16)`, `cuda:0 (NVIDIA H200, 139.8 GiB, sm_90)`.
+    pub label: String,
+    /// Why this device: `asked for`, or what `auto` found.
+    pub reason: String,
+    /// The GPU as the CUDA driver knows it; only for [`DeviceKind::Cuda`].
+    pub cuda: Option<CudaGpu>,
+    gemm_peak_flops: [OnceLock<Option<f64>>; 3],
+}
+
+/// Opens a device by its recipe name.
+///
+/// Drivers are looked at before burn is, since burn panics, partly on threads of its own, where a driver or a GPU
+/// is missing. A GPU computes one small sum here, so that what cannot work fails now.
+///
+/// # Errors
+///
+/// An unknown name; a backend that is not compiled in; no driver, no such GPU, or a GPU that cannot compute.
+pub fn open(name: &str) -> Result<OpenDevice, DeviceError> {
+    match name.parse()? {
+        DeviceName::Auto => open_auto(),
+        DeviceName::Cpu => Ok(open_cpu("asked for".into())),
+        DeviceName::Cuda(ordinal) => open_gpu(DeviceKind::Cuda, ordinal, "asked for"),
+        DeviceName::Vulkan => open_gpu(DeviceKind::Vulkan, 0, "asked for"),
+        DeviceName::Metal => open_gpu(DeviceKind::Metal, 0, "asked for"),
+        DeviceName::Rocm => open_gpu(DeviceKind::Rocm, 0, "asked for"),
+    }
+}
+
+fn open_auto() -> Result<OpenDevice, DeviceError> {
+    let mut refusals = Vec::new();
+    for kind in DeviceKind::ALL.into_iter().filter(|kind| kind.is_gpu() && kind.is_compiled_in()) {
+        match open_gpu(kind, 0, "auto: the first GPU that works") {
+            Ok(device) => return Ok(device),
+            // A GPU that is there but cannot be used is worth an error: days on the CPU are not what was meant.
+            Err(error @ DeviceError::CannotCompute { .. }) => return Err(error),
+            Err(error) => refusals.push(error.short()),
+        }
+    }
+    let reason = if refusals.is_empty() {
+        "auto: no GPU backend is compiled in".into()
+    } else {
+        format!("auto: {}", refusals.join("; "))
+    };
+    Ok(open_cpu(reason))
+}
+
+fn open_cpu(reason: String) -> OpenDevice {
+    OpenDevice {
+        device: Device::flex(),
+        kind: DeviceKind::Cpu,
+        label: cpu::label(),
+        reason,
+        cuda: None,
+        gemm_peak_flops: Default::default(),
+    }
+}
+
+fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, DeviceError> {
+    if !kind.is_compiled_in() {
+        return Err(DeviceError::NotCompiledIn { kind });
+    }
+    let cuda = match kind {
+        DeviceKind::Cuda => Some(cuda_driver::probe(ordinal)?),
+        _ => None,
+    };
+    let (device, name) = catch_unwind(|| gpu_handle(kind, ordinal))
+        .map_err(|panic| DeviceError::cannot_compute(kind, panic_text(panic.as_ref())))?
+        .ok_or(DeviceError::NoGpu { kind })?;
+    try_out(kind, &device)?;
+    let label = match &cuda {
+        Some(gpu) => gpu.label(),
+        None => format!("{} ({name})", kind.name()),
+    };
+    Ok(OpenDevice { device, kind, label, reason: reason.into(), cuda, gemm_peak_flops: Default::default() })
+}
+
+/// The handle of a GPU and the name that its driver gives it; `None` where the driver lists no GPU.
+fn gpu_handle(kind: DeviceKind, ordinal: u32) -> Option<(Device, String)> {
+    match kind {
+        #[cfg(feature = "cuda")]
+        DeviceKind::Cuda => Some((Device::cuda(ordinal as usize), String::new())),
+        #[cfg(feature = "vulkan")]
+        DeviceKind::Vulkan => first_card(burn::tensor::DeviceType::Vulkan),
+        #[cfg(feature = "metal")]
+        DeviceKind::Metal => first_card(burn::tensor::DeviceType::Metal),
+        #[cfg(feature = "rocm")]
+        DeviceKind::Rocm => first_card(burn::tensor::DeviceType::Rocm),
+        _ => {
+            let _ = ordinal;
+            None
+        }
+    }
+}
+
+/// The first device of a type that is a real card: a software rasteriser would be slower than the CPU backend.
+#[cfg(any(feature = "vulkan", feature = "metal", feature = "rocm"))]
+fn first_card(device_type: burn::tensor::DeviceType) -> Option<(Device, String)> {
+    Device::enumerate(device_type).into_vec().into_iter().find_map(|device| {
+        let identity = device.identity()?;
+        identity.physical.is_some().then_some((device, identity.name))
+    })
+}
+
+/// Computes one small sum, which starts the backend and compiles a kernel.
+fn try_out(kind: DeviceKind, device: &Device) -> Result<(), DeviceError> {
+    let sum = catch_unwind(AssertUnwindSafe(|| {
+        let ones = Tensor::<1>::ones([8], device);
+        (ones.clone() + ones).sum().try_into_data().map(|data| data.iter::<f32>().next())
+    }));
+    match sum {
+        Ok(Ok(Some(value))) if (value - 16.0).abs() < 1e-6 => Ok(()),
+        Ok(Ok(value)) => Err(DeviceError::cannot_compute(kind, format!("8 x (1 + 1) came out as {value:?}"))),
+        Ok(Err(error)) => Err(DeviceError::cannot_compute(kind, error.to_string())),
+        Err(panic) => Err(DeviceError::cannot_compute(kind, panic_text(panic.as_ref()))),
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("the backend panicked").to_owned()
+}
+
+impl OpenDevice {
+    /// Whether it is a GPU.
+    #[must_use]
+    pub fn is_gpu(&self) -> bool {
+        self.kind.is_gpu()
+    }
+
+    /// Holds that tensors of a type can be stored and computed with.
+    ///
+    /// # Errors
+    ///
+    /// Where they cannot, with the types that can instead.
+    pub fn require_dtype(&self, dtype: Dtype) -> Result<(), DeviceError> {
+        if self.supports(dtype) {
+            return Ok(());
+        }
+        let supported = Dtype::ALL.into_iter().filter(|&other| self.supports(other)).collect();
+        Err(DeviceError::UnsupportedDtype { dtype, device: self.label.clone(), supported })
+    }
+
+    /// Whether tensors of a type can be stored and computed with.
+    #[must_use]
+    pub fn supports(&self, dtype: Dtype) -> bool {
+        self.device.supports_dtype(burn::tensor::DType::from(dtype))
+    }
+
+    /// What the backend's pools hold; `None` where the backend does not say (the CPU).
+    #[must_use]
+    pub fn memory_in_use(&self) -> Option<MemoryInUse> {
+        let usage = self.device.memory_pool_usage()?;
+        Some(MemoryInUse { allocated_bytes: usage.bytes_in_use, reserved_bytes: usage.bytes_reserved })
+    }
+
+    /// The fastest matrix product that was measured on this device, in floating-point operations per second: the
+    /// denominator of MFU. Measured at the first call for a type (about 0.1 seconds on a CPU; on a GPU the
+    /// backend may also tune its kernels), then remembered. `None` where nothing could be measured.
+    ///
+    /// On the CPU this is the `f32` product whatever `dtype` says, since that is what the backend computes.
+    #[must_use]
+    pub fn gemm_peak_flops(&self, dtype: Dtype) -> Option<f64> {
+        let dtype = if self.is_gpu() { dtype } else { Dtype::F32 };
+        *self.gemm_peak_flops[dtype as usize].get_or_init(|| {
+            if self.is_gpu() { peak::gpu_gemm_flops(&self.device, dtype) } else { peak::cpu_gemm_flops() }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_names_are_read_and_near_misses_get_a_suggestion() {
+        assert_eq!("cuda:3".parse::<DeviceName>().unwrap(), DeviceName::Cuda(3));
+        assert_eq!("cuda".parse::<DeviceName>().unwrap(), DeviceName::Cuda(0));
+        assert_eq!("auto".parse::<DeviceName>().unwrap(), DeviceName::Auto);
+        let error = "cdua".parse::<DeviceName>().unwrap_err().to_string();
+        assert!(error.contains("did you mean `cuda`?"), "{error}");
+        for wrong in ["cuda:", "cuda:-1", "cuda:x", "CPU", "gpu", ""] {
+            let error = wrong.parse::<DeviceName>().unwrap_err().to_string();
+            assert!(error.contains("`auto`, `cpu`, `cuda`, `cuda:N`"), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_cpu_opens_computes_in_every_dtype_and_says_what_it_is() {
+        let open = open("cpu").unwrap();
+        assert_eq!(open.kind, DeviceKind::Cpu);
+        assert!(open.label.starts_with("cpu (") && open.label.contains("thread"), "{}", open.label);
+        assert!(open.cuda.is_none() && open.memory_in_use().is_none());
+        for dtype in Dtype::ALL {
+            open.require_dtype(dtype).unwrap();
+        }
+        try_out(DeviceKind::Cpu, &open.device).unwrap();
+    }
+
+    #[test]
+    fn a_backend_that_is_not_compiled_in_says_how_to_build_it() {
+        for kind in [DeviceKind::Cuda, DeviceKind::Vulkan, DeviceKind::Metal, DeviceKind::Rocm] {
+            if kind.is_compiled_in() {
+                continue;
+            }
+            let error = open(kind.name()).unwrap_err().to_string();
+            assert!(error.contains(&format!("--features {}", kind.name())), "{error}");
+        }
+    }
+
+    #[test]
+    fn auto_always_finds_a_device_and_gives_its_reason() {
+        let open = open("auto").unwrap();
+        assert!(open.reason.starts_with("auto: "), "{}", open.reason);
+    }
 }

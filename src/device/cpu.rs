@@ -1,0 +1,51 @@
+//! What the processor is and can do.
+
+use std::fs;
+
+/// Model name of the processor, as it calls itself: `AMD EPYC 9654 96-Core Processor`.
+#[must_use]
+pub fn cpu_model_name() -> String {
+    let from_proc = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("model name"))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    });
+    from_proc.filter(|name| !name.is_empty()).unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH))
+}
+
+/// Threads that this process may run at the same time (cgroup limits and affinity included).
+#[must_use]
+pub fn num_cpu_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Vector instructions that matter to matrix products, widest first: `AVX-512`, `AVX-512 BF16`, `AVX2`, `FMA`, `NEON`.
+#[must_use]
+pub fn cpu_features() -> Vec<&'static str> {
+    let mut features = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            features.push("AVX-512");
+        }
+        if std::arch::is_x86_feature_detected!("avx512bf16") {
+            features.push("AVX-512 BF16");
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            features.push("AVX2");
+        }
+        if std::arch::is_x86_feature_detected!("fma") {
+            features.push("FMA");
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    features.push("NEON");
+    features
+}
+
+/// One line: `cpu (AMD EPYC 9654 96-Core Processor, 2 threads, AVX-512)`.
+pub(super) fn label() -> String {
+    let threads = num_cpu_threads();
+    let plural = if threads == 1 { "" } else { "s" };
+    let features: String = cpu_features().into_iter().take(1).map(|feature| format!(", {feature}")).collect();
+    format!("cpu ({}, {threads} thread{plural}{features})", cpu_model_name())
+}

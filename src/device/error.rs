@@ -1,0 +1,120 @@
+//! What can go wrong when a device is opened.
+
+use super::{DeviceKind, Dtype};
+
+/// A device cannot be used. The text says what to do instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// The name is not one that this trainer knows.
+    #[error("unknown device `{name}`, expected `auto`, `cpu`, `cuda`, `cuda:N`, `vulkan`, `metal` or `rocm`{hint}")]
+    UnknownName {
+        /// The name as it was given.
+        name: String,
+        /// Empty, or a new line with a suggestion.
+        hint: String,
+    },
+    /// The binary was built without this backend.
+    #[error("device `{0}` is not compiled into this binary\n  hint: {1}", kind.name(), build_hint(*kind))]
+    NotCompiledIn {
+        /// The backend.
+        kind: DeviceKind,
+    },
+    /// The CUDA driver cannot be loaded or does not start.
+    #[error("device `cuda`: {reason}\n  hint: {hint}")]
+    NoCudaDriver {
+        /// What the driver or the loader said.
+        reason: String,
+        /// What to look at.
+        hint: &'static str,
+    },
+    /// CUDA has fewer GPUs than the name asks for.
+    #[error("device `cuda:{ordinal}`: CUDA sees {num_gpus} GPU(s){visible}\n  hint: {hint}")]
+    NoSuchCudaGpu {
+        /// The number after `cuda:`.
+        ordinal: u32,
+        /// How many GPUs CUDA sees.
+        num_gpus: u32,
+        /// Empty, or what `CUDA_VISIBLE_DEVICES` is set to.
+        visible: String,
+        /// What to ask for instead.
+        hint: String,
+    },
+    /// The backend lists no GPU.
+    #[error("device `{}`: its driver lists no GPU\n  hint: install the GPU's driver, or use `--device cpu`", kind.name())]
+    NoGpu {
+        /// The backend.
+        kind: DeviceKind,
+    },
+    /// The GPU is there, but a first small computation failed.
+    #[error("device `{}` does not compute: {reason}\n  hint: see that nothing else fills the GPU, update its driver, or use `--device cpu`", kind.name())]
+    CannotCompute {
+        /// The backend.
+        kind: DeviceKind,
+        /// What the backend said.
+        reason: String,
+    },
+    /// The device has no arithmetic in this type.
+    #[error("{device} does not compute in `{dtype}`\n  hint: use {}", list(supported))]
+    UnsupportedDtype {
+        /// The type that was asked for.
+        dtype: Dtype,
+        /// Label of the device.
+        device: String,
+        /// The types that work.
+        supported: Vec<Dtype>,
+    },
+}
+
+impl DeviceError {
+    pub(super) fn unknown_name(name: &str) -> Self {
+        let lower = name.to_lowercase();
+        let near = ["auto", "cpu", "cuda", "vulkan", "metal", "rocm"]
+            .into_iter()
+            .map(|known| (strsim::damerau_levenshtein(known, &lower), known))
+            .min()
+            .filter(|&(distance, _)| distance <= 2);
+        let hint = match near {
+            Some((_, known)) => format!("\n  hint: did you mean `{known}`?"),
+            None => String::new(),
+        };
+        Self::UnknownName { name: name.into(), hint }
+    }
+
+    pub(super) fn cannot_compute(kind: DeviceKind, reason: String) -> Self {
+        Self::CannotCompute { kind, reason }
+    }
+
+    /// The first line, for a list of reasons.
+    pub(super) fn short(&self) -> String {
+        self.to_string().lines().next().unwrap_or_default().to_owned()
+    }
+}
+
+fn build_hint(kind: DeviceKind) -> String {
+    let prepare = match kind {
+        DeviceKind::Cuda => " (`scripts/setup_cuda_build.sh` prepares the machine that builds it)",
+        _ => "",
+    };
+    format!("build it with `cargo build --release --features {}`{prepare}, or use `--device cpu`", kind.name())
+}
+
+fn list(dtypes: &[Dtype]) -> String {
+    let names: Vec<_> = dtypes.iter().map(|dtype| format!("`{dtype}`")).collect();
+    names.join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unsupported_dtype_names_those_that_work() {
+        let error = DeviceError::UnsupportedDtype {
+            dtype: Dtype::Bf16,
+            device: "vulkan (Some GPU)".into(),
+            supported: vec![Dtype::F32, Dtype::F16],
+        };
+        assert_eq!(error.to_string(), "vulkan (Some GPU) does not compute in `bf16`\n  hint: use `f32` or `f16`");
+        assert_eq!(error.short(), "vulkan (Some GPU) does not compute in `bf16`");
+    }
+}

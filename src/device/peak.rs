@@ -1,0 +1,141 @@
+//! The fastest matrix product that a device was seen to compute.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use burn::tensor::{DType, Device, Tensor};
+use gemm::Parallelism;
+
+use super::Dtype;
+
+/// Time that the measurement on a CPU may take.
+const CPU_BUDGET: Duration = Duration::from_millis(100);
+
+/// Time that the measurement on a GPU may take, once its kernels are tuned.
+const GPU_BUDGET: Duration = Duration::from_millis(200);
+
+/// Side lengths of the square products that are tried.
+const CPU_SIZES: [usize; 2] = [512, 1024];
+const GPU_SIZES: [usize; 2] = [4096, 8192];
+
+/// The fastest `f32` product of `gemm` on all threads, in FLOP/s.
+pub(super) fn cpu_gemm_flops() -> Option<f64> {
+    let mut best = 0.0_f64;
+    for n in CPU_SIZES {
+        let (a, b, mut c) = (vec![0.5_f32; n * n], vec![0.25_f32; n * n], vec![0.0_f32; n * n]);
+        let started = Instant::now();
+        // The first round also touches the pages of `c` and wakes the threads; the best of several is kept.
+        while started.elapsed() < CPU_BUDGET / 2 {
+            let round = Instant::now();
+            square_gemm(n, &mut c, &a, &b);
+            best = best.max(square_gemm_flops(n) / round.elapsed().as_secs_f64());
+        }
+        std::hint::black_box(&c);
+    }
+    (best.is_finite() && best > 0.0).then_some(best)
+}
+
+/// `c = a * b`, all `[n, n]` and row-major.
+fn square_gemm(n: usize, c: &mut [f32], a: &[f32], b: &[f32]) {
+    assert!(a.len() == n * n && b.len() == n * n && c.len() == n * n);
+    let row = n.cast_signed();
+    // SAFETY: the three slices hold n * n numbers each, as asserted, and the strides stay inside them; `c` is
+    // borrowed mutably, so nothing aliases it.
+    unsafe {
+        gemm::gemm(
+            n,
+            n,
+            n,
+            c.as_mut_ptr(),
+            1,
+            row,
+            false,
+            a.as_ptr(),
+            1,
+            row,
+            b.as_ptr(),
+            1,
+            row,
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            Parallelism::Rayon(0),
+        );
+    }
+}
+
+/// The fastest product of burn's own `matmul` in a type, in FLOP/s, with the device synchronised at both ends.
+pub(super) fn gpu_gemm_flops(device: &Device, dtype: Dtype) -> Option<f64> {
+    let mut best = 0.0_f64;
+    for n in GPU_SIZES {
+        // A card that has no room for the larger size still has an answer from the smaller one.
+        let Ok(Some(flops)) = catch_unwind(AssertUnwindSafe(|| time_matmul(device, dtype, n))) else { break };
+        best = best.max(flops);
+    }
+    (best.is_finite() && best > 0.0).then_some(best)
+}
+
+fn time_matmul(device: &Device, dtype: Dtype, n: usize) -> Option<f64> {
+    let options = (device, DType::from(dtype));
+    let a = Tensor::<2>::full([n, n], 0.5, options);
+    let b = Tensor::<2>::full([n, n], 0.25, options);
+    // Compiles and tunes.
+    let product = a.clone().matmul(b.clone());
+    device.flush().ok()?;
+    device.sync().ok()?;
+    drop(product);
+    let mut best = 0.0_f64;
+    let started = Instant::now();
+    while started.elapsed() < GPU_BUDGET / 2 {
+        const ROUNDS: u32 = 8;
+        let round = Instant::now();
+        for _ in 0..ROUNDS {
+            drop(a.clone().matmul(b.clone()));
+            // Where operations are fused lazily, a product that nobody reads might otherwise never run.
+            device.flush().ok()?;
+        }
+        device.sync().ok()?;
+        best = best.max(f64::from(ROUNDS) * square_gemm_flops(n) / round.elapsed().as_secs_f64());
+    }
+    Some(best)
+}
+
+/// Floating-point operations of a product of two `[n, n]` matrices.
+#[allow(clippy::cast_precision_loss, reason = "n is at most 8192")]
+fn square_gemm_flops(n: usize) -> f64 {
+    2.0 * (n as f64).powi(3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_product_that_is_timed_is_the_product() {
+        let n = 64;
+        let a: Vec<f32> = (0..n * n).map(|i| (i % 7) as f32).collect();
+        let b: Vec<f32> = (0..n * n).map(|i| (i % 5) as f32).collect();
+        let mut c = vec![f32::NAN; n * n];
+        square_gemm(n, &mut c, &a, &b);
+        let expected: f32 = (0..n).map(|k| a[3 * n + k] * b[k * n + 9]).sum();
+        assert!((c[3 * n + 9] - expected).abs() < 1e-3, "{} against {expected}", c[3 * n + 9]);
+    }
+
+    #[test]
+    fn the_cpu_peak_is_measured_in_a_fraction_of_a_second() {
+        let started = Instant::now();
+        let peak = cpu_gemm_flops().unwrap();
+        assert!(started.elapsed() < Duration::from_secs(5));
+        assert!((1e8..1e15).contains(&peak), "{peak}");
+    }
+
+    #[test]
+    fn the_matmul_of_a_device_is_timed_in_every_dtype() {
+        for dtype in Dtype::ALL {
+            let flops = time_matmul(&Device::flex(), dtype, 128).unwrap();
+            assert!((1e6..1e15).contains(&flops), "{dtype}: {flops}");
+        }
+    }
+}
