@@ -1,3 +1,5 @@
 //! Training: the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation.
 
 pub mod config;
+pub mod schedule;
+pub mod stop;

@@ -1,0 +1,213 @@
+//! The learning rate of every step, as `transformers` computes it.
+
+use crate::train::config::{LrScheduler, SchedulerConfig};
+
+/// The learning rate as a pure function of the step.
+///
+/// Step `n` (from 1) has the rate that `get_scheduler` of transformers gives to its `n`-th optimizer step: the factor
+/// of `LambdaLR` at `n - 1`. With a warm-up the first step therefore has rate 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Schedule {
+    shape: LrScheduler,
+    peak: f64,
+    min_lr_ratio: f64,
+    warmup_steps: u64,
+    total_steps: u64,
+}
+
+impl Schedule {
+    /// The schedule of a run of `total_steps` steps whose highest rate is `peak`.
+    ///
+    /// `warmup_ratio` is a share of `total_steps`, rounded up, as `TrainingArguments.get_warmup_steps` does.
+    #[must_use]
+    pub fn new(config: &SchedulerConfig, peak: f64, total_steps: u64) -> Self {
+        let warmup_steps = match (config.warmup_steps, config.warmup_ratio) {
+            (Some(steps), _) => steps,
+            (None, Some(ratio)) => ceil_to_u64(as_f64(total_steps) * ratio),
+            (None, None) => 0,
+        };
+        Self { shape: config.lr_scheduler, peak, min_lr_ratio: config.min_lr_ratio, warmup_steps, total_steps }
+    }
+
+    /// Steps in which the rate rises.
+    #[must_use]
+    pub fn warmup_steps(&self) -> u64 {
+        self.warmup_steps
+    }
+
+    /// Steps after which the rate has reached its end.
+    #[must_use]
+    pub fn total_steps(&self) -> u64 {
+        self.total_steps
+    }
+
+    /// Learning rate of step `step`, counted from 1.
+    ///
+    /// Source: `get_cosine_schedule_with_warmup`, `get_linear_schedule_with_warmup`,
+    /// `get_constant_schedule_with_warmup` and, for `min_lr_ratio`, `get_cosine_with_min_lr_schedule_with_warmup` of
+    /// transformers 5.23; the linear decay takes `min_lr_ratio` in the same way.
+    #[must_use]
+    pub fn learning_rate(&self, step: u64) -> f64 {
+        self.peak * self.factor(step.saturating_sub(1))
+    }
+
+    /// What `LambdaLR` multiplies the peak with after `done` steps.
+    fn factor(&self, done: u64) -> f64 {
+        if done < self.warmup_steps {
+            return as_f64(done) / as_f64(self.warmup_steps);
+        }
+        let decay_steps = as_f64(self.total_steps.saturating_sub(self.warmup_steps).max(1));
+        let decay = match self.shape {
+            LrScheduler::Constant => return 1.0,
+            LrScheduler::Linear => as_f64(self.total_steps.saturating_sub(done)) / decay_steps,
+            LrScheduler::Cosine => {
+                let progress = as_f64(done - self.warmup_steps) / decay_steps;
+                0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
+            }
+        };
+        (decay * (1.0 - self.min_lr_ratio) + self.min_lr_ratio).max(0.0)
+    }
+}
+
+/// Steps of a run, from the micro-batches of an epoch.
+///
+/// The last step of an epoch may have fewer micro-batches than the others. As in transformers: `num_epochs` is
+/// multiplied with the steps of an epoch and rounded up; `max_steps` ends a run earlier than that, or says its length
+/// alone.
+#[must_use]
+pub fn total_steps(
+    micro_batches_per_epoch: usize,
+    gradient_accumulation_steps: usize,
+    num_epochs: Option<f64>,
+    max_steps: Option<u64>,
+) -> u64 {
+    let from_epochs = num_epochs.map(|epochs| {
+        ceil_to_u64(as_f64(steps_per_epoch(micro_batches_per_epoch, gradient_accumulation_steps)) * epochs)
+    });
+    match (from_epochs, max_steps) {
+        (Some(from_epochs), Some(max_steps)) => from_epochs.min(max_steps),
+        (Some(steps), None) | (None, Some(steps)) => steps,
+        (None, None) => steps_per_epoch(micro_batches_per_epoch, gradient_accumulation_steps),
+    }
+}
+
+/// Steps of an epoch; the last one takes what is left.
+#[must_use]
+pub fn steps_per_epoch(micro_batches_per_epoch: usize, gradient_accumulation_steps: usize) -> u64 {
+    micro_batches_per_epoch.div_ceil(gradient_accumulation_steps.max(1)) as u64
+}
+
+/// Counts of steps are far below 2^53, where `f64` is exact.
+#[allow(clippy::cast_precision_loss)]
+fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
+/// The value is a count of steps: not negative and far below 2^53.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn ceil_to_u64(count: f64) -> u64 {
+    count.ceil() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Learning rates of steps 1 to 7 out of 7.
+    fn curve(lr_scheduler: LrScheduler, warmup_steps: u64, min_lr_ratio: f64) -> Vec<f64> {
+        let config =
+            SchedulerConfig { lr_scheduler, warmup_steps: Some(warmup_steps), warmup_ratio: None, min_lr_ratio };
+        let schedule = Schedule::new(&config, 2e-4, 7);
+        (1..=7).map(|step| schedule.learning_rate(step)).collect()
+    }
+
+    fn assert_close(ours: &[f64], reference: &[f64]) {
+        assert_eq!(ours.len(), reference.len());
+        for (step, (ours, reference)) in ours.iter().zip(reference).enumerate() {
+            assert!((ours - reference).abs() <= 1e-18, "step {}: {ours:e} against {reference:e}", step + 1);
+        }
+    }
+
+    // The reference curves were printed by transformers 5.23 (`get_scheduler`, SGD at lr 2e-4, 7 steps, warm-up 2).
+    // The tolerance is a few units in the last place: cos of the C library against Rust's.
+
+    #[test]
+    fn cosine_equals_transformers() {
+        let reference = [
+            0.0,
+            1e-4,
+            2e-4,
+            0.000_180_901_699_437_494_76,
+            0.000_130_901_699_437_494_76,
+            6.909_830_056_250_527e-5,
+            1.909_830_056_250_526_6e-5,
+        ];
+        assert_close(&curve(LrScheduler::Cosine, 2, 0.0), &reference);
+    }
+
+    #[test]
+    fn cosine_without_warmup_starts_at_the_peak() {
+        let schedule = Schedule::new(&SchedulerConfig::default(), 2e-4, 5);
+        let ours: Vec<f64> = (1..=5).map(|step| schedule.learning_rate(step)).collect();
+        let reference = [
+            2e-4,
+            0.000_180_901_699_437_494_76,
+            0.000_130_901_699_437_494_76,
+            6.909_830_056_250_527e-5,
+            1.909_830_056_250_526_6e-5,
+        ];
+        assert_close(&ours, &reference);
+    }
+
+    #[test]
+    fn cosine_with_a_minimum_equals_transformers() {
+        let reference = [
+            0.0,
+            1e-4,
+            2e-4,
+            0.000_182_811_529_493_745_27,
+            0.000_137_811_529_493_745_26,
+            8.218_847_050_625_476e-5,
+            3.718_847_050_625_475e-5,
+        ];
+        assert_close(&curve(LrScheduler::Cosine, 2, 0.1), &reference);
+    }
+
+    #[test]
+    fn linear_equals_transformers() {
+        assert_close(&curve(LrScheduler::Linear, 2, 0.0), &[0.0, 1e-4, 2e-4, 1.6e-4, 1.2e-4, 8e-5, 4e-5]);
+    }
+
+    #[test]
+    fn constant_equals_transformers() {
+        assert_close(&curve(LrScheduler::Constant, 2, 0.0), &[0.0, 1e-4, 2e-4, 2e-4, 2e-4, 2e-4, 2e-4]);
+    }
+
+    #[test]
+    fn a_warmup_as_long_as_the_run_never_decays() {
+        let config = SchedulerConfig { warmup_steps: Some(7), ..SchedulerConfig::default() };
+        let schedule = Schedule::new(&config, 7.0, 7);
+        assert_close(
+            &(1..=7).map(|s| schedule.learning_rate(s)).collect::<Vec<_>>(),
+            &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        );
+    }
+
+    #[test]
+    fn warmup_ratio_is_rounded_up() {
+        let config = SchedulerConfig { warmup_ratio: Some(0.03), ..SchedulerConfig::default() };
+        assert_eq!(Schedule::new(&config, 1.0, 100).warmup_steps(), 3);
+        assert_eq!(Schedule::new(&config, 1.0, 101).warmup_steps(), 4);
+        assert_eq!(Schedule::new(&config, 1.0, 1).warmup_steps(), 1);
+    }
+
+    #[test]
+    fn the_last_step_of_an_epoch_takes_what_is_left() {
+        assert_eq!(steps_per_epoch(10, 4), 3);
+        assert_eq!(steps_per_epoch(8, 4), 2);
+        assert_eq!(total_steps(10, 4, Some(1.5), None), 5);
+        assert_eq!(total_steps(10, 4, Some(0.1), None), 1);
+        assert_eq!(total_steps(10, 4, Some(3.0), Some(4)), 4);
+        assert_eq!(total_steps(10, 4, None, Some(100)), 100);
+    }
+}
