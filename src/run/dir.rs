@@ -1,0 +1,260 @@
+//! The folder of a run: who may write into it, and its plain files.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use thiserror::Error;
+
+/// File that exists when a run is finished.
+const SUMMARY_FILE: &str = "summary.json";
+/// File that is locked while a process writes into the folder.
+const LOCK_FILE: &str = ".lock";
+
+/// Why a run folder cannot be used.
+#[derive(Debug, Error)]
+pub enum RunDirError {
+    /// A finished run is there.
+    #[error(
+        "`output_dir` = {}: holds a finished run ({SUMMARY_FILE})\n  hint: choose another folder with `--set output_dir=...`, or delete this one", path.display()
+    )]
+    Finished {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// An interrupted run is there.
+    #[error(
+        "`output_dir` = {}: holds checkpoints of an unfinished run\n  hint: continue it with `--resume`, choose another folder with `--set output_dir=...`, or delete this one", path.display()
+    )]
+    Unfinished {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Another process writes into it.
+    #[error("`output_dir` = {}: another run{} is writing into it", path.display(), pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default())]
+    Locked {
+        /// The folder.
+        path: PathBuf,
+        /// Process that holds the lock, where it left its number.
+        pid: Option<String>,
+    },
+    /// The file system refused.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// How a run starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// From the beginning, in a folder that holds no run.
+    Fresh,
+    /// From a checkpoint.
+    Resume,
+}
+
+/// The folder of a run, locked against other processes until it is dropped.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    /// The lock ends with the file handle, also when the process dies.
+    _lock: File,
+}
+
+impl RunDir {
+    /// Creates or opens the folder and locks it.
+    ///
+    /// # Errors
+    ///
+    /// For [`Start::Fresh`] where a finished run or checkpoints are there; where another process holds the folder;
+    /// where the file system refuses.
+    pub fn create(path: &Path, start: Start) -> Result<Self, RunDirError> {
+        fs::create_dir_all(path).map_err(|e| io_error(path, "create the folder", e))?;
+        let lock = lock(path)?;
+        if start == Start::Fresh {
+            if path.join(SUMMARY_FILE).exists() {
+                return Err(RunDirError::Finished { path: path.to_owned() });
+            }
+            let has_checkpoints = fs::read_dir(path.join("checkpoints"))
+                .is_ok_and(|entries| entries.flatten().any(|e| e.file_name().to_string_lossy().starts_with("step-")));
+            if has_checkpoints {
+                return Err(RunDirError::Unfinished { path: path.to_owned() });
+            }
+        }
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the adapter goes.
+    #[must_use]
+    pub fn adapter(&self) -> PathBuf {
+        self.path.join("adapter")
+    }
+
+    /// Whether a finished run is here.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.path.join(SUMMARY_FILE).exists()
+    }
+
+    /// Deletes what only a finished run has, since this one goes on.
+    ///
+    /// # Errors
+    ///
+    /// Where the file system refuses.
+    pub fn reopen(&self) -> Result<(), RunDirError> {
+        let summary = self.path.join(SUMMARY_FILE);
+        match fs::remove_file(&summary) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&summary, "delete", error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Text of `resolved.toml`, where an earlier start of this run left one.
+    #[must_use]
+    pub fn earlier_resolved_recipe(&self) -> Option<String> {
+        fs::read_to_string(self.path.join("resolved.toml")).ok()
+    }
+
+    /// Writes `recipe.toml`, as the user wrote it with the overrides in comments above, and `resolved.toml`.
+    ///
+    /// # Errors
+    ///
+    /// Where the file system refuses.
+    pub fn write_recipe(&self, given: &str, overrides: &[String], resolved: &str) -> Result<(), RunDirError> {
+        let mut text = String::new();
+        for entry in overrides {
+            text.push_str("# --set ");
+            text.push_str(&entry.replace('\n', " "));
+            text.push('\n');
+        }
+        text.push_str(given);
+        self.write("recipe.toml", text.as_bytes())?;
+        self.write("resolved.toml", resolved.as_bytes())
+    }
+
+    /// Writes `environment.json`.
+    ///
+    /// # Errors
+    ///
+    /// Where the file system refuses.
+    pub fn write_environment(&self, environment: &impl Serialize) -> Result<(), RunDirError> {
+        self.write_json("environment.json", environment)
+    }
+
+    /// Writes `summary.json`, with which the run is finished.
+    ///
+    /// # Errors
+    ///
+    /// Where the file system refuses.
+    pub fn write_summary(&self, summary: &impl Serialize) -> Result<(), RunDirError> {
+        self.write_json(SUMMARY_FILE, summary)
+    }
+
+    fn write_json(&self, name: &str, value: &impl Serialize) -> Result<(), RunDirError> {
+        let path = self.path.join(name);
+        let mut json = serde_json::to_vec_pretty(value).map_err(|e| io_error(&path, "write", e.into()))?;
+        json.push(b'\n');
+        self.write(name, &json)
+    }
+
+    /// Writes a file under another name and renames it, so that a reader never sees half of it.
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
+        let path = self.path.join(name);
+        let partial = self.path.join(format!(".{name}.partial"));
+        fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, &path)).map_err(|e| io_error(&path, "write", e))
+    }
+}
+
+/// Takes the folder's lock and leaves the number of this process in it, for messages.
+fn lock(folder: &Path) -> Result<File, RunDirError> {
+    let path = folder.join(LOCK_FILE);
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(|e| io_error(&path, "open", e))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut pid = String::new();
+            let read = file.read_to_string(&mut pid).is_ok() && !pid.trim().is_empty();
+            return Err(RunDirError::Locked { path: folder.to_owned(), pid: read.then(|| pid.trim().to_owned()) });
+        }
+        Err(TryLockError::Error(error)) => return Err(io_error(&path, "lock", error)),
+    }
+    file.set_len(0)
+        .and_then(|()| file.seek(SeekFrom::Start(0)))
+        .and_then(|_| writeln!(file, "{}", std::process::id()))
+        .map_err(|e| io_error(&path, "write", e))?;
+    Ok(file)
+}
+
+fn io_error(path: &Path, action: &'static str, source: io::Error) -> RunDirError {
+    RunDirError::Io { path: path.to_owned(), action, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finished_run_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("runs/a");
+        let run = RunDir::create(&path, Start::Fresh).unwrap();
+        run.write_summary(&"done").unwrap();
+        drop(run);
+        let error = RunDir::create(&path, Start::Fresh).unwrap_err();
+        assert!(matches!(error, RunDirError::Finished { .. }), "{error}");
+        let run = RunDir::create(&path, Start::Resume).unwrap();
+        assert!(run.is_finished());
+        run.reopen().unwrap();
+        assert!(!run.is_finished());
+    }
+
+    #[test]
+    fn an_unfinished_run_is_only_resumed() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("checkpoints/step-000010")).unwrap();
+        let error = RunDir::create(folder.path(), Start::Fresh).unwrap_err();
+        assert!(error.to_string().contains("--resume"), "{error}");
+        RunDir::create(folder.path(), Start::Resume).unwrap();
+    }
+
+    #[test]
+    fn two_runs_cannot_share_a_folder_but_a_dead_one_does_not_block() {
+        let folder = tempfile::tempdir().unwrap();
+        // What a process that was killed leaves behind.
+        fs::write(folder.path().join(LOCK_FILE), "999999999\n").unwrap();
+        let first = RunDir::create(folder.path(), Start::Fresh).unwrap();
+        let error = RunDir::create(folder.path(), Start::Fresh).unwrap_err();
+        assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+        drop(first);
+        RunDir::create(folder.path(), Start::Fresh).unwrap();
+    }
+
+    #[test]
+    fn the_recipe_is_kept_as_given_with_its_overrides() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDir::create(folder.path(), Start::Fresh).unwrap();
+        run.write_recipe("seed = 1\n", &["train.max_steps=5".into()], "seed = 1\nall = true\n").unwrap();
+        let given = fs::read_to_string(folder.path().join("recipe.toml")).unwrap();
+        assert_eq!(given, "# --set train.max_steps=5\nseed = 1\n");
+        assert_eq!(run.earlier_resolved_recipe().unwrap(), "seed = 1\nall = true\n");
+    }
+}

@@ -1,0 +1,132 @@
+//! `environment.json`: what has to be known to repeat a run elsewhere.
+
+use serde::Serialize;
+
+/// Program, machine and settings of a run. Secrets such as `HF_TOKEN` are never read here.
+#[derive(Clone, Debug, Serialize)]
+pub struct Environment {
+    /// Version of this program.
+    pub lora_train_version: &'static str,
+    /// Commit that the binary was built from, where the build knew it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub git_commit: Option<&'static str>,
+    /// Version of burn.
+    pub burn_version: &'static str,
+    /// Cargo features of the binary.
+    pub features: Vec<&'static str>,
+    /// What was typed.
+    pub command_line: Vec<String>,
+    /// Start of the run, RFC 3339, UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<String>,
+    /// Device that trains, in words.
+    pub device: String,
+    /// Operating system and its version.
+    pub os: String,
+    /// Version of the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<String>,
+    /// Processor architecture.
+    pub architecture: &'static str,
+    /// Name of the processor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    /// Cores that this process may use.
+    pub num_cpus: usize,
+    /// Vector instructions of the processor that matter here.
+    pub cpu_features: Vec<&'static str>,
+    /// Memory of the machine.
+    pub host_memory_bytes: u64,
+    /// Environment variables that change how a run computes, where they are set.
+    pub variables: std::collections::BTreeMap<&'static str, String>,
+}
+
+impl Environment {
+    /// The environment of this process, which trains on `device`.
+    #[must_use]
+    pub fn of_this_process(device: &str) -> Self {
+        let mut system = sysinfo::System::new();
+        system.refresh_memory();
+        system.refresh_cpu_list(sysinfo::CpuRefreshKind::nothing());
+        let cpu = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).filter(|brand| !brand.is_empty());
+        Self {
+            lora_train_version: env!("CARGO_PKG_VERSION"),
+            git_commit: option_env!("LORA_TRAIN_GIT_COMMIT"),
+            burn_version: "0.22.1",
+            features: features(),
+            command_line: std::env::args().collect(),
+            started_at: time::OffsetDateTime::now_utc().format(&time::format_description::well_known::Rfc3339).ok(),
+            device: device.to_owned(),
+            os: sysinfo::System::long_os_version().unwrap_or_else(|| std::env::consts::OS.to_owned()),
+            kernel: sysinfo::System::kernel_version(),
+            architecture: std::env::consts::ARCH,
+            cpu,
+            num_cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            cpu_features: cpu_features(),
+            host_memory_bytes: system.total_memory(),
+            variables: ["RAYON_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HF_HOME"]
+                .into_iter()
+                .filter_map(|name| Some((name, std::env::var(name).ok()?)))
+                .collect(),
+        }
+    }
+}
+
+/// Cargo features of the binary.
+fn features() -> Vec<&'static str> {
+    [
+        ("cuda", cfg!(feature = "cuda")),
+        ("vulkan", cfg!(feature = "vulkan")),
+        ("metal", cfg!(feature = "metal")),
+        ("rocm", cfg!(feature = "rocm")),
+        ("tui", cfg!(feature = "tui")),
+    ]
+    .into_iter()
+    .filter_map(|(name, on)| on.then_some(name))
+    .collect()
+}
+
+/// Vector instructions of the processor that the kernels choose by.
+#[cfg(target_arch = "x86_64")]
+fn cpu_features() -> Vec<&'static str> {
+    [
+        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+        ("fma", std::arch::is_x86_feature_detected!("fma")),
+        ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
+        ("avx512bf16", std::arch::is_x86_feature_detected!("avx512bf16")),
+        ("avx512vnni", std::arch::is_x86_feature_detected!("avx512vnni")),
+    ]
+    .into_iter()
+    .filter_map(|(name, on)| on.then_some(name))
+    .collect()
+}
+
+/// Vector instructions of the processor that the kernels choose by.
+#[cfg(not(target_arch = "x86_64"))]
+fn cpu_features() -> Vec<&'static str> {
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_names_the_machine_and_no_secret() {
+        let environment = Environment::of_this_process("cpu");
+        assert!(environment.host_memory_bytes > 1 << 20);
+        assert!(environment.num_cpus >= 1);
+        let json = serde_json::to_string(&environment).unwrap();
+        assert!(json.contains("\"device\":\"cpu\""), "{json}");
+        assert!(!json.contains("HF_TOKEN"), "{json}");
+    }
+
+    #[test]
+    fn the_recorded_burn_version_is_the_one_in_the_manifest() {
+        let manifest = include_str!("../../Cargo.toml");
+        assert!(
+            manifest
+                .contains(&format!("burn = {{ version = \"={}\"", Environment::of_this_process("cpu").burn_version))
+        );
+    }
+}
