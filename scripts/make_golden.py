@@ -1,0 +1,346 @@
+#!/usr/bin/env python3
+"""Golden files: what transformers + PEFT compute in f32 on the CPU, for our tests to compare with.
+
+usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--curve] [--seed N]
+       make_golden.py rope OUT_DIR
+
+`model` writes OUT_DIR/golden.json and OUT_DIR/golden.safetensors for one Hugging Face folder:
+
+  base         the model without an adapter: loss and logits of one padded batch of three rows of unequal length
+  all_linear   LoRA on every linear layer, A and B non-zero: loss, logits, and the gradient of every adapter tensor
+  rslora       the same with a list of targets, rank-stabilised scale, lora_alpha unlike r
+  curve        20 optimizer steps from B = 0: AdamW, clipping, cosine with warm-up, two unequal micro-batches a step
+  tokenizer    texts with their token ids
+  chat         conversations as rendered by the chat template, with their token ids
+
+`rope` writes the rotary tables of transformers for scaled and unscaled configurations.
+
+Adapters are not stored; they follow from a formula, so that a test makes the same numbers (`formula` below). The name in
+it is PEFT's key of the tensor, such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
+
+    bits(name, i) = splitmix64's output for the state fnv1a64(name) + (i + 1) * 0x9E3779B97F4A7C15   (mod 2^64)
+    value(name, i, bound) = f32(((bits >> 40) / 2^24 * 2 - 1) * bound)          computed in f64, row-major i
+    A: bound = 1 / sqrt(in_features);   B: bound = the case's `b_bound`
+
+Gradients are stored by their f64 norm and eight projections on vectors of signs, sum_i(g_i * s_i) in f64, where sign j is
+that of the lowest bit of bits("<name>#<j>", i): 1 is plus, 0 is minus. For a difference d of two gradients the mean
+square of the projections of d is an unbiased estimate of |d|^2. `--whole-gradients` stores them whole as well.
+
+Logits are stored for real tokens only, rows one after the other, for some columns; with the norm over all columns and
+the log-sum-exp. Needs torch, transformers, peft, safetensors (scripts/setup_python.sh).
+"""
+
+import argparse
+import hashlib
+import json
+import pathlib
+import platform
+import shlex
+import sys
+
+import numpy as np
+import peft
+import safetensors
+import tokenizers
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, get_cosine_schedule_with_warmup
+
+from quickstart_text import World
+
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+NUM_PROJECTIONS, NUM_COLUMNS = 8, 192
+B_BOUND = 0.02
+CASE_LENGTHS = (37, 23, 30)
+CURVE = {"steps": 20, "micro_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "betas": [0.9, 0.999],
+         "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": 1.0, "warmup_steps": 4, "lr_scheduler": "cosine"}
+
+
+# ---- numbers by formula
+
+def bits(name: str, count: int) -> np.ndarray:
+    """`count` pseudo-random 64-bit words that depend on the name alone."""
+    state = 0xCBF29CE484222325
+    for byte in name.encode():
+        state = (state ^ byte) * 0x100000001B3 % 2**64
+    with np.errstate(over="ignore"):
+        z = np.uint64(state) + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN_GAMMA
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def formula(name: str, shape: tuple[int, ...], bound: float) -> np.ndarray:
+    """An f32 tensor, uniform in +-bound."""
+    unit = (bits(name, int(np.prod(shape))) >> np.uint64(40)).astype(np.float64) / 2**24
+    return ((unit * 2 - 1) * bound).astype(np.float32).reshape(shape)
+
+
+def projections(name: str, values: np.ndarray) -> list[float]:
+    """Sums of the values with signs that depend on the name."""
+    flat = values.astype(np.float64).ravel()
+    signs = ((bits(f"{name}#{j}", flat.size) & np.uint64(1)).astype(np.float64) * 2 - 1 for j in range(NUM_PROJECTIONS))
+    return [float(flat @ s) for s in signs]
+
+
+# ---- model and batches
+
+def open_model(folder: pathlib.Path):
+    """The base model in f32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def open_tokenizer(folder: pathlib.Path) -> PreTrainedTokenizerFast:
+    """The tokenizer exactly as tokenizer.json has it, with the chat template of tokenizer_config.json."""
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    tokenizer.chat_template = config.get("chat_template")
+    return tokenizer
+
+
+def token_rows(tokenizer, lengths, seed: int) -> list[list[int]]:
+    """Rows of real tokens: stories of the quickstart's world, cut to the lengths."""
+    world, rows = World(seed), []
+    for length in lengths:
+        ids: list[int] = []
+        while len(ids) < length:
+            ids += tokenizer.encode(world.story(world.facts(), 6)[0] + "\n", add_special_tokens=False)
+        rows.append(ids[:length])
+    return rows
+
+
+def loss_masks(rows, seed: int) -> list[list[int]]:
+    """1 where a token carries loss: in each row an answer after a prompt, once with a hole in it; never the first token."""
+    masks = []
+    for index, row in enumerate(rows):
+        prompt = 1 + int(bits(f"prompt {seed} {index}", 1)[0] % np.uint64(max(1, len(row) // 2)))
+        mask = [0] * prompt + [1] * (len(row) - prompt)
+        if index % 3 == 1:
+            mask[-4:-2] = [0, 0]
+        masks.append(mask)
+    return masks
+
+
+def padded(rows, masks):
+    """Input ids, attention mask and labels (-100 where there is no loss), padded on the right with token 0."""
+    width = max(map(len, rows))
+    ids, attend, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long), None
+    labels = torch.full((len(rows), width), -100)
+    for i, (row, mask) in enumerate(zip(rows, masks)):
+        ids[i, : len(row)] = torch.tensor(row)
+        attend[i, : len(row)] = 1
+        labels[i, : len(row)] = torch.where(torch.tensor(mask) == 1, torch.tensor(row), -100)
+    return ids, attend, labels
+
+
+def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross-entropy of the tokens that carry loss; the shift by one happens here."""
+    return torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1),
+                                             ignore_index=-100, reduction="sum")
+
+
+def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
+    """The model with an adapter whose values follow from the formula."""
+    config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", **lora)
+    model = get_peft_model(open_model(folder), config).eval()
+    named = adapter_tensors(model)
+    with torch.no_grad():
+        for name, tensor in named.items():
+            bound = tensor.shape[1] ** -0.5 if ".lora_A." in name else b_bound
+            tensor.copy_(torch.from_numpy(formula(name, tuple(tensor.shape), bound)))
+    return model, named
+
+
+def adapter_tensors(model) -> dict[str, torch.nn.Parameter]:
+    """The trainable tensors by the keys that PEFT gives them in adapter_model.safetensors."""
+    named = {name.replace(".default.weight", ".weight"): p for name, p in model.named_parameters() if p.requires_grad}
+    if set(named) != set(get_peft_model_state_dict(model)):
+        sys.exit("the trainable tensors are not the ones that PEFT saves")
+    return named
+
+
+# ---- parts of the golden file
+
+def logits_of(logits: torch.Tensor, rows) -> dict[str, np.ndarray]:
+    """The stored part of the logits."""
+    real = torch.cat([logits[i, : len(row)] for i, row in enumerate(rows)])
+    stride = max(1, real.shape[1] // NUM_COLUMNS)
+    columns = np.arange(0, real.shape[1], stride, dtype=np.int32)
+    return {"columns": columns, "logits": real[:, torch.from_numpy(columns).long()].contiguous().numpy(),
+            "logits_norm": real.double().norm(dim=1).float().numpy(), "log_sum_exp": torch.logsumexp(real, 1).numpy()}
+
+
+def case(model, named, batch, whole: bool) -> tuple[dict, dict[str, np.ndarray]]:
+    """Loss, logits and, with an adapter, its gradients."""
+    rows, masks = batch
+    ids, attend, labels = padded(rows, masks)
+    num_targets = int((labels[:, 1:] != -100).sum())
+    with torch.set_grad_enabled(bool(named)):
+        logits = model(input_ids=ids, attention_mask=attend).logits
+        loss = loss_sum(logits, labels) / num_targets
+    figures = {"loss": loss.item(), "num_tokens": int(attend.sum()), "num_target_tokens": num_targets}
+    arrays = logits_of(logits.detach(), rows)
+    if named:
+        loss.backward()
+        gradients = {name: p.grad.numpy() for name, p in named.items()}
+        figures["grad_norm"] = float(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values())))
+        figures["gradients"] = {name: {"shape": list(g.shape), "norm": float(np.linalg.norm(g.astype(np.float64))),
+                                       "projections": projections(name, g)} for name, g in gradients.items()}
+        if whole:
+            arrays |= {f"gradient.{name}": g for name, g in gradients.items()}
+    return figures, arrays
+
+
+def curve(folder: pathlib.Path, tokenizer, lora: dict, seed: int) -> dict:
+    """A short training run, and everything that is needed to repeat it."""
+    model, named = with_adapter(folder, lora, 0.0)
+    model.train()
+    steps, size, accumulation = CURVE["steps"], CURVE["micro_batch_size"], CURVE["gradient_accumulation_steps"]
+    lengths = [12 + (7 * i) % 23 for i in range(6 * size)]
+    rows = token_rows(tokenizer, lengths, seed + 1)
+    masks = loss_masks(rows, seed + 1)
+    optimizer = torch.optim.AdamW(named.values(), lr=CURVE["learning_rate"], betas=tuple(CURVE["betas"]), eps=CURVE["eps"],
+                                  weight_decay=CURVE["weight_decay"])
+    schedule = get_cosine_schedule_with_warmup(optimizer, CURVE["warmup_steps"], steps)
+    done, cursor = [], 0
+    for _ in range(steps):
+        micro_batches = []
+        for _ in range(accumulation):
+            micro_batches.append([(cursor + j) % len(rows) for j in range(size)])
+            cursor += size
+        batches = [padded([rows[i] for i in chosen], [masks[i] for i in chosen]) for chosen in micro_batches]
+        num_targets = sum(int((labels[:, 1:] != -100).sum()) for _, _, labels in batches)
+        total = 0.0
+        for ids, attend, labels in batches:
+            loss = loss_sum(model(input_ids=ids, attention_mask=attend).logits, labels) / num_targets
+            loss.backward()
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(named.values(), CURVE["max_grad_norm"]).item()
+        done.append({"micro_batches": micro_batches, "loss": total, "grad_norm": norm, "num_target_tokens": num_targets,
+                     "learning_rate": optimizer.param_groups[0]["lr"]})
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    final = {name: {"norm": float(p.detach().double().norm()), "projections": projections(name, p.detach().numpy())}
+             for name, p in named.items() if ".lora_B." in name}
+    return {"lora": lora, "b_bound": 0.0, "settings": CURVE, "rows": rows, "loss_masks": masks, "steps_done": done, "final_b": final}
+
+
+def texts() -> list[str]:
+    """Texts that try a tokenizer: spaces, signs, digits, other scripts, empty."""
+    world = World(11)
+    return [world.story(world.facts())[0], world.story(world.facts())[0], "", " ", "  two  spaces\n\nand lines\t!", "1234567890 3.14 -7",
+            '{"who": "Mia", "animal": "fox"}', "Ärger über naïve Füchse — 你好, мир! 🦊", "don't you'll I'm we've", "CamelCase snake_case <b>x</b>"]
+
+
+def chats(tokenizer) -> list[dict]:
+    """Conversations as the chat template renders them."""
+    world, found = World(12), []
+    plain = [{"role": "user", "content": "Where is Mia?"}]
+    systemic = [{"role": "system", "content": "Answer in one sentence."}, *plain, {"role": "assistant", "content": "Mia is at the harbour."}]
+    long = [m for _ in range(3) for m in world.extraction()["messages"]]
+    for messages, prompt in ((plain, True), (plain, False), (systemic, False), (long, False), (long[:-1], True)):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+        ids = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=prompt, return_dict=False)
+        found.append({"messages": messages, "add_generation_prompt": prompt, "text": text, "ids": ids})
+    return found
+
+
+def made_by() -> dict:
+    """Versions and command line. Paths are cut to their last part."""
+    versions = {m.__name__: m.__version__ for m in (torch, transformers, peft, tokenizers, safetensors, np)}
+    words = [pathlib.Path(w).name if "/" in w and not w.startswith("tests/") else w for w in sys.argv]
+    return {"command": shlex.join(words), "python": platform.python_version(), "versions": versions, "dtype": "float32",
+            "attention": "eager", "num_threads": torch.get_num_threads()}
+
+
+def write(out: pathlib.Path, document: dict, arrays: dict[str, np.ndarray]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "golden.json").write_text(json.dumps({"made_by": made_by(), **document}, separators=(",", ":"), ensure_ascii=False) + "\n")
+    save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, out / "golden.safetensors")
+    size = sum((out / f).stat().st_size for f in ("golden.json", "golden.safetensors"))
+    print(f"{out}: {len(arrays)} arrays, {size:,} bytes")
+
+
+def make_model(args) -> None:
+    """The golden files of one model."""
+    folder, tokenizer = args.model, open_tokenizer(args.model)
+    rows = token_rows(tokenizer, CASE_LENGTHS, args.seed)
+    batch = (rows, loss_masks(rows, args.seed))
+    all_linear = {"r": args.r, "lora_alpha": 2 * args.r, "target_modules": "all-linear", "use_rslora": False}
+    rslora = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True}
+    base = open_model(folder)
+    document = {
+        "model": {"sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+                  "num_parameters": base.num_parameters()},
+        "batch": {"rows": batch[0], "loss_masks": batch[1]}, "cases": {},
+    }
+    arrays: dict[str, np.ndarray] = {}
+
+    def add(name, lora, model, named, whole):
+        figures, found = case(model, named, batch, whole)
+        document["cases"][name] = {"lora": lora, "b_bound": B_BOUND if named else None, **figures}
+        arrays.update({f"{name}.{k}": v for k, v in found.items()})
+
+    add("base", None, base, {}, False)
+    del base
+    add("all_linear", all_linear, *with_adapter(folder, all_linear, B_BOUND), args.whole_gradients)
+    add("rslora", rslora, *with_adapter(folder, rslora, B_BOUND), False)
+    if args.curve:
+        document["curve"] = curve(folder, tokenizer, all_linear, args.seed)
+    document["tokenizer"] = [{"text": t, "ids": tokenizer.encode(t, add_special_tokens=False),
+                              "ids_with_special_tokens": tokenizer.encode(t)} for t in texts()]
+    if tokenizer.chat_template:
+        document["chat"] = chats(tokenizer)
+    write(args.out, document, arrays)
+
+
+def make_rope(args) -> None:
+    """Rotary tables, also at positions beyond 8192. cos and sin: [positions, head_dim / 2]; angles are f32 in transformers."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    positions = [0, 1, 17, 511, 4095, 8191, 8192, 8193, 12345, 20000, 65537, 131071]
+    llama3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    kinds = {
+        "default": (48, 10000.0, None, 4096),
+        "linear": (64, 10000.0, {"rope_type": "linear", "factor": 4.0}, 131072),
+        "llama_3_1_8b": (128, 500000.0, {**llama3, "factor": 8.0}, 131072),
+        "llama_3_2_1b": (64, 500000.0, {**llama3, "factor": 32.0}, 131072),
+    }
+    document, arrays = {"positions": positions, "cases": {}}, {}
+    for name, (head_dim, theta, scaling, longest) in kinds.items():
+        parameters = {"rope_theta": theta, "rope_type": "default", **(scaling or {})}
+        config = LlamaConfig(hidden_size=4 * head_dim, num_attention_heads=4, head_dim=head_dim, max_position_embeddings=longest,
+                             rope_parameters=parameters)
+        rope = LlamaRotaryEmbedding(config)
+        cos, sin = rope(torch.zeros(1), torch.tensor([positions]))
+        document["cases"][name] = {"head_dim": head_dim, "rope_theta": theta, "rope_scaling": scaling, "max_position_embeddings": longest}
+        arrays |= {f"{name}.inv_freq": rope.inv_freq.numpy(), f"{name}.cos": cos[0, :, : head_dim // 2].numpy(),
+                   f"{name}.sin": sin[0, :, : head_dim // 2].numpy()}
+    write(args.out, document, arrays)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    kinds = parser.add_subparsers(required=True)
+    model = kinds.add_parser("model", help="the golden files of one model")
+    model.add_argument("model", type=pathlib.Path)
+    model.add_argument("out", type=pathlib.Path)
+    model.add_argument("--r", type=int, default=8)
+    model.add_argument("--whole-gradients", action="store_true")
+    model.add_argument("--curve", action="store_true")
+    model.add_argument("--seed", type=int, default=21)
+    model.set_defaults(make=make_model)
+    rope = kinds.add_parser("rope", help="rotary tables")
+    rope.add_argument("out", type=pathlib.Path)
+    rope.set_defaults(make=make_rope)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    args.make(args)
+
+
+if __name__ == "__main__":
+    main()
