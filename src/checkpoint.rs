@@ -20,6 +20,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+use crate::schema::Section;
+
 /// File of the optimizer's moments.
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// File of everything else.
@@ -34,6 +36,16 @@ pub struct CheckpointConfig {
     /// Checkpoints kept; the oldest go first; absent: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub save_total_limit: Option<usize>,
+}
+
+impl CheckpointConfig {
+    /// Reads section `[checkpoint]`.
+    pub fn read(section: &mut Section) -> Self {
+        Self {
+            save_steps: section.optional_count("save_steps", 1..),
+            save_total_limit: section.optional_count("save_total_limit", 1..),
+        }
+    }
 }
 
 /// Why a checkpoint could not be written or read.

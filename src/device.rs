@@ -15,6 +15,8 @@ use std::sync::OnceLock;
 use burn::tensor::{Device, Tensor};
 use serde::Serialize;
 
+use crate::schema::{Section, Value};
+
 pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
 pub use cuda_driver::CudaGpu;
 pub use dtype::Dtype;
@@ -30,6 +32,28 @@ pub struct DeviceConfig {
 impl Default for DeviceConfig {
     fn default() -> Self {
         Self { name: "auto".into() }
+    }
+}
+
+impl DeviceConfig {
+    /// Reads section `[device]`. Whether the device is there is known to [`open`] only.
+    pub fn read(section: &mut Section) -> Self {
+        let expected = "\"auto\", \"cpu\", \"cuda\", \"cuda:N\", \"vulkan\", \"metal\" or \"rocm\"";
+        let name = section.optional("name", expected, |value| {
+            let Value::String(name) = value else { return Err(None) };
+            match name.parse::<DeviceName>() {
+                Ok(_) => Ok(name.clone()),
+                Err(DeviceError::UnknownName { hint, .. }) if !hint.is_empty() => {
+                    Err(Some(hint.trim_start_matches("\n  hint: ").to_owned()))
+                }
+                Err(_) => Err(match name.as_str() {
+                    "gpu" | "nvidia" => Some("this trainer calls it `cuda`".to_owned()),
+                    "mps" => Some("this trainer calls it `metal`".to_owned()),
+                    _ => None,
+                }),
+            }
+        });
+        Self { name: name.unwrap_or_else(|| Self::default().name) }
     }
 }
 

@@ -1,8 +1,11 @@
 //! Section `[data]` of a recipe.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use serde::Serialize;
+
+use crate::schema::{Choice, Problem, Section, Value};
 
 /// Section `[data]`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -47,6 +50,33 @@ impl Default for DataConfig {
     }
 }
 
+impl DataConfig {
+    /// Reads section `[data]`. Whether training rows are needed is not decided here.
+    pub fn read(section: &mut Section) -> Self {
+        let default = Self::default();
+        let config = Self {
+            train: section.sections("train", DataSource::read),
+            eval: section.sections("eval", DataSource::read),
+            max_length: section.count("max_length", default.max_length, 2..),
+            packing: section.boolean("packing", default.packing),
+            train_on_inputs: section.boolean("train_on_inputs", default.train_on_inputs),
+            eval_split: section.optional("eval_split", EvalSplit::EXPECTED, EvalSplit::accept),
+            shuffle: section.boolean("shuffle", default.shuffle),
+            num_workers: section.count("num_workers", default.num_workers, 1..=256),
+            prefetch_batches: section.count("prefetch_batches", default.prefetch_batches, 1..=1024),
+            chat_template: section.string("chat_template", &default.chat_template),
+        };
+        if config.packing {
+            section.not_yet("packing", "leave it out: every row is a sequence of its own");
+        }
+        if config.eval_split.is_some() && !config.eval.is_empty() {
+            let message = "`data.eval_split` excludes [[data.eval]]: evaluation rows come from one of them";
+            section.reject("eval_split", Problem::new(message).hint("keep one of the two"));
+        }
+        config
+    }
+}
+
 /// How many rows are held out for evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
@@ -57,10 +87,23 @@ pub enum EvalSplit {
     Rows(usize),
 }
 
+impl EvalSplit {
+    const EXPECTED: &'static str = "a share of the rows in (0, 1) or a number of rows of at least 1";
+
+    fn accept(value: &Value) -> Result<Self, Option<String>> {
+        match value {
+            Value::Float(share) if *share > 0.0 && *share < 1.0 => Ok(Self::Share(*share)),
+            Value::Integer(rows) if *rows >= 1 => usize::try_from(*rows).map(Self::Rows).map_err(|_| None),
+            _ => Err(None),
+        }
+    }
+}
+
 /// One `[[data.train]]` or `[[data.eval]]` entry.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataSource {
-    /// A .json, .jsonl, .parquet or .txt file; globs are allowed. Relative paths start at the recipe's folder.
+    /// A .json, .jsonl, .parquet or .txt file; globs are allowed. A relative path starts at the current directory,
+    /// like `output_dir` and like the data paths of other trainers.
     pub path: String,
     /// How a row is read.
     pub format: DataFormat,
@@ -87,4 +130,41 @@ pub enum DataFormat {
     PromptCompletion,
     /// `text`, or a .txt file.
     Text,
+}
+
+impl Choice for DataFormat {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("messages", Self::Messages),
+        ("sharegpt", Self::Sharegpt),
+        ("alpaca", Self::Alpaca),
+        ("prompt_completion", Self::PromptCompletion),
+        ("text", Self::Text),
+    ];
+    const PEERS: &'static [(&'static str, &'static str)] = &[
+        ("chat_template", "messages"),
+        ("chat", "messages"),
+        ("openai", "messages"),
+        ("chatml", "messages"),
+        ("conversational", "messages"),
+        ("conversation", "sharegpt"),
+        ("instruct", "alpaca"),
+        ("instruction", "alpaca"),
+        ("completions", "prompt_completion"),
+        ("input_output", "prompt_completion"),
+        ("completion", "text"),
+        ("pretrain", "text"),
+    ];
+}
+
+impl DataSource {
+    /// Reads one `[[data.train]]` or `[[data.eval]]` entry.
+    pub fn read(section: &mut Section) -> Self {
+        Self {
+            path: section.required_string("path", "a .json, .jsonl, .parquet or .txt file, or a glob of them"),
+            format: section.choice("format", DataFormat::Auto),
+            columns: section.strings_by_name("columns"),
+            weight: section.number("weight", 1.0, (Bound::Excluded(0.0), Bound::Unbounded)),
+        }
+    }
 }

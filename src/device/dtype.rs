@@ -6,6 +6,8 @@ use std::str::FromStr;
 use burn::tensor::{DType, FloatDType};
 use serde::Serialize;
 
+use crate::schema::Choice;
+
 /// Floating-point formats that a recipe can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -40,6 +42,21 @@ impl Dtype {
             Self::Bf16 | Self::F16 => 2,
         }
     }
+}
+
+impl Choice for Dtype {
+    const NAMES: &'static [(&'static str, Self)] = &[("f32", Self::F32), ("bf16", Self::Bf16), ("f16", Self::F16)];
+    const PEERS: &'static [(&'static str, &'static str)] = &[
+        ("fp32", "f32"),
+        ("float32", "f32"),
+        ("float", "f32"),
+        ("32", "f32"),
+        ("no", "f32"),
+        ("bfloat16", "bf16"),
+        ("fp16", "f16"),
+        ("float16", "f16"),
+        ("half", "f16"),
+    ];
 }
 
 impl fmt::Display for Dtype {

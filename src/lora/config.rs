@@ -1,8 +1,18 @@
 //! Section `[lora]` of a recipe.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
+use regex::Regex;
 use serde::Serialize;
+
+use crate::schema::{Node, Problem, Section, Value};
+
+/// Last component of the names of a block's linear layers: what `target_modules` can name.
+pub const LINEAR_LAYERS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+
+/// Any number above 0.
+const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
 /// Section `[lora]`: names and meaning as in PEFT's `LoraConfig`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -51,6 +61,67 @@ impl Default for LoraConfig {
     }
 }
 
+impl LoraConfig {
+    /// Reads section `[lora]`.
+    pub fn read(section: &mut Section) -> Self {
+        let default = Self::default();
+        let config = Self {
+            r: section.count("r", default.r, 1..),
+            lora_alpha: section.number("lora_alpha", default.lora_alpha, POSITIVE),
+            lora_dropout: section.number("lora_dropout", default.lora_dropout, 0.0..1.0),
+            target_modules: section
+                .optional("target_modules", TargetModules::EXPECTED, TargetModules::accept)
+                .unwrap_or(default.target_modules),
+            use_rslora: section.boolean("use_rslora", default.use_rslora),
+            use_dora: section.boolean("use_dora", default.use_dora),
+            init_lora_weights: section
+                .optional("init_lora_weights", InitLoraWeights::EXPECTED, InitLoraWeights::accept)
+                .unwrap_or(default.init_lora_weights),
+            layers_to_transform: section.optional("layers_to_transform", LAYERS, accept_layers),
+            rank_pattern: section.counts_by_name("rank_pattern", 1..),
+            alpha_pattern: section.numbers_by_name("alpha_pattern", POSITIVE),
+            loraplus_lr_ratio: section.optional_number("loraplus_lr_ratio", POSITIVE),
+        };
+        if config.use_dora {
+            section.not_yet("use_dora", "leave it out for plain LoRA");
+        }
+        let ranks = config.rank_pattern.keys().map(|name| ("rank_pattern", name));
+        for (key, name) in ranks.chain(config.alpha_pattern.keys().map(|name| ("alpha_pattern", name))) {
+            if let Err(error) = Regex::new(&format!(r"^(?:.*\.)?(?:{name})$")) {
+                let message = format!("`lora.{key}` has the name `{name}`, which is no regular expression");
+                section.reject(key, Problem::new(message).hint(last_line(&error)));
+            }
+        }
+        config
+    }
+}
+
+const LAYERS: &str = "a list of layer numbers from 0, each once";
+
+fn accept_layers(value: &Value) -> Result<Vec<usize>, Option<String>> {
+    let number = |value: &Value| match value {
+        Value::Integer(layer) => usize::try_from(*layer).ok(),
+        _ => None,
+    };
+    match value {
+        Value::Array(items) if !items.is_empty() => {
+            let layers: Option<Vec<usize>> = items.iter().map(|item| number(item.value())).collect();
+            let mut layers = layers.ok_or(None)?;
+            layers.sort_unstable();
+            match layers.windows(2).find(|pair| pair[0] == pair[1]) {
+                Some(pair) => Err(Some(format!("{} is there twice", pair[0]))),
+                None => Ok(layers),
+            }
+        }
+        single => number(single).map(|layer| vec![layer]).ok_or(None),
+    }
+}
+
+/// The last line of a regular expression's error: what is wrong, without the drawing above it.
+fn last_line(error: &regex::Error) -> String {
+    error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
+
 /// Which linear layers are adapted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(into = "toml::Value")]
@@ -61,6 +132,51 @@ pub enum TargetModules {
     Names(Vec<String>),
     /// A regular expression that the whole module name must match.
     Regex(String),
+}
+
+impl TargetModules {
+    const EXPECTED: &'static str = "\"all-linear\", a list of names such as [\"q_proj\", \"v_proj\"], \
+                                    or a regular expression for whole module names";
+
+    fn accept(value: &Value) -> Result<Self, Option<String>> {
+        match value {
+            Value::String(text) if text == "all-linear" => Ok(Self::AllLinear),
+            Value::String(text) => match Regex::new(&format!("^(?:{text})$")) {
+                Err(error) => Err(Some(last_line(&error))),
+                Ok(_) if is_plain_name(text) && is_linear_layer(text) => {
+                    Err(Some(format!("for the layers of this name write [\"{text}\"]")))
+                }
+                Ok(_) if is_plain_name(text) => Err(Some(format!("there are {}", LINEAR_LAYERS.join(", ")))),
+                Ok(_) => Ok(Self::Regex(text.clone())),
+            },
+            Value::Array(items) if !items.is_empty() => {
+                items.iter().map(accept_name).collect::<Result<_, _>>().map(Self::Names)
+            }
+            _ => Err(None),
+        }
+    }
+}
+
+/// A name in the list of `target_modules`: the end of a module name.
+fn accept_name(item: &Node) -> Result<String, Option<String>> {
+    match item.value() {
+        Value::String(name) if is_linear_layer(name) => Ok(name.clone()),
+        Value::String(name) if name == "lm_head" => {
+            Err(Some("`lm_head` cannot be adapted: its loss is computed in chunks that need it frozen".to_owned()))
+        }
+        Value::String(name) if name == "all-linear" => Err(Some("write \"all-linear\" without brackets".to_owned())),
+        Value::String(name) => Err(Some(format!("there is no `{name}`: there are {}", LINEAR_LAYERS.join(", ")))),
+        _ => Err(None),
+    }
+}
+
+fn is_linear_layer(name: &str) -> bool {
+    name.rsplit('.').next().is_some_and(|last| LINEAR_LAYERS.contains(&last))
+}
+
+/// Has nothing of a regular expression.
+fn is_plain_name(text: &str) -> bool {
+    text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
 impl From<TargetModules> for toml::Value {
@@ -81,6 +197,21 @@ pub enum InitLoraWeights {
     Kaiming,
     /// Normal with standard deviation 1/r.
     Gaussian,
+}
+
+impl InitLoraWeights {
+    const EXPECTED: &'static str = "true (uniform, as PEFT does by default) or \"gaussian\"";
+
+    fn accept(value: &Value) -> Result<Self, Option<String>> {
+        match value {
+            Value::Boolean(true) => Ok(Self::Kaiming),
+            Value::String(text) if text == "gaussian" => Ok(Self::Gaussian),
+            Value::Boolean(false) => {
+                Err(Some("B starts at zero always: training starts from the base model".to_owned()))
+            }
+            _ => Err(None),
+        }
+    }
 }
 
 impl From<InitLoraWeights> for toml::Value {

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::schema::Section;
+
 /// Section `[logging]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LoggingConfig {
@@ -16,6 +18,18 @@ pub struct LoggingConfig {
 impl Default for LoggingConfig {
     fn default() -> Self {
         Self { logging_steps: 1, tensorboard: true, gpu_sample_ms: 100 }
+    }
+}
+
+impl LoggingConfig {
+    /// Reads section `[logging]`.
+    pub fn read(section: &mut Section) -> Self {
+        let default = Self::default();
+        Self {
+            logging_steps: section.count("logging_steps", default.logging_steps, 1..),
+            tensorboard: section.boolean("tensorboard", default.tensorboard),
+            gpu_sample_ms: section.count("gpu_sample_ms", default.gpu_sample_ms, 10..=60_000),
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! The Llama architecture: configuration, weights, blocks.
 
-use crate::device::Dtype;
 use serde::Serialize;
+
+use crate::device::Dtype;
+use crate::schema::{Choice, Problem, Section};
 
 /// Section `[model]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,6 +40,37 @@ pub enum Init {
     Pretrained,
     /// Random weights, from config.json alone, for benchmarks.
     Random,
+}
+
+impl Choice for Quantization {
+    const NAMES: &'static [(&'static str, Self)] = &[("none", Self::None)];
+    const LATER: &'static [&'static str] = &["nf4", "int8"];
+    const PEERS: &'static [(&'static str, &'static str)] =
+        &[("4bit", "nf4"), ("fp4", "nf4"), ("bnb", "nf4"), ("8bit", "int8"), ("llm.int8", "int8")];
+}
+
+impl Choice for Init {
+    const NAMES: &'static [(&'static str, Self)] = &[("pretrained", Self::Pretrained), ("random", Self::Random)];
+}
+
+impl ModelOptions {
+    /// Reads section `[model]`.
+    pub fn read(section: &mut Section) -> Self {
+        let path = section.required_string("path", "a local Hugging Face folder or the id of a Hub repository");
+        for site in ["https://huggingface.co/", "http://huggingface.co/", "hf://"] {
+            if let Some(id) = path.strip_prefix(site) {
+                let message = format!("`model.path` = \"{path}\" is an address, expected a folder or a repository id");
+                section.reject("path", Problem::new(message).hint(format!("write \"{id}\"")));
+            }
+        }
+        Self {
+            path,
+            revision: section.optional_string("revision"),
+            dtype: section.optional_choice("dtype"),
+            quantization: section.choice("quantization", Quantization::None),
+            init: section.choice("init", Init::Pretrained),
+        }
+    }
 }
 
 pub mod config;

@@ -1,7 +1,14 @@
 //! Sections `[train]`, `[optimizer]`, `[scheduler]`, `[eval]` of a recipe.
 
-use crate::device::Dtype;
+use std::ops::Bound;
+
 use serde::Serialize;
+
+use crate::device::Dtype;
+use crate::schema::{Choice, Problem, Section};
+
+/// Any number above 0.
+const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
 /// Section `[train]`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,6 +45,28 @@ impl Default for TrainConfig {
     }
 }
 
+impl TrainConfig {
+    /// Reads section `[train]`. Without `num_epochs` and `max_steps` it is one epoch.
+    pub fn read(section: &mut Section) -> Self {
+        let default = Self::default();
+        let max_steps = section.optional_count("max_steps", 1..);
+        let num_epochs = section.optional_number("num_epochs", POSITIVE);
+        Self {
+            precision: section.choice("precision", default.precision),
+            micro_batch_size: section.count("micro_batch_size", default.micro_batch_size, 1..),
+            gradient_accumulation_steps: section.count(
+                "gradient_accumulation_steps",
+                default.gradient_accumulation_steps,
+                1..,
+            ),
+            num_epochs: num_epochs.or_else(|| max_steps.is_none().then_some(1.0)),
+            max_steps,
+            gradient_checkpointing: section.boolean("gradient_checkpointing", default.gradient_checkpointing),
+            max_grad_norm: section.number("max_grad_norm", default.max_grad_norm, 0.0..),
+        }
+    }
+}
+
 /// Section `[optimizer]`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OptimizerConfig {
@@ -68,6 +97,36 @@ pub enum OptimizerName {
     Adamw,
 }
 
+impl Choice for OptimizerName {
+    const NAMES: &'static [(&'static str, Self)] = &[("adamw", Self::Adamw)];
+    const PEERS: &'static [(&'static str, &'static str)] = &[
+        ("adam", "adamw"),
+        ("adamw_torch", "adamw"),
+        ("adamw_torch_fused", "adamw"),
+        ("adamw_hf", "adamw"),
+        ("torch.optim.adamw", "adamw"),
+        ("paged_adamw_32bit", "adamw"),
+    ];
+}
+
+impl OptimizerConfig {
+    /// Reads section `[optimizer]`.
+    pub fn read(section: &mut Section) -> Self {
+        let default = Self::default();
+        Self {
+            name: section.choice("name", default.name),
+            learning_rate: section.number(
+                "learning_rate",
+                default.learning_rate,
+                (Bound::Excluded(0.0), Bound::Included(1.0)),
+            ),
+            weight_decay: section.number("weight_decay", default.weight_decay, 0.0..=1.0),
+            betas: section.numbers("betas", default.betas, 0.0..1.0),
+            eps: section.number("eps", default.eps, POSITIVE),
+        }
+    }
+}
+
 /// Section `[scheduler]`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SchedulerConfig {
@@ -96,6 +155,34 @@ pub enum LrScheduler {
     Constant,
 }
 
+impl Choice for LrScheduler {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("cosine", Self::Cosine), ("linear", Self::Linear), ("constant", Self::Constant)];
+    const PEERS: &'static [(&'static str, &'static str)] = &[
+        ("constant_with_warmup", "constant"),
+        ("cosine_with_min_lr", "cosine"),
+        ("cosine_decay", "cosine"),
+        ("linear_schedule", "linear"),
+    ];
+}
+
+impl SchedulerConfig {
+    /// Reads section `[scheduler]`.
+    pub fn read(section: &mut Section) -> Self {
+        let config = Self {
+            lr_scheduler: section.choice("lr_scheduler", LrScheduler::Cosine),
+            warmup_ratio: section.optional_number("warmup_ratio", 0.0..1.0),
+            warmup_steps: section.optional_count("warmup_steps", 0..),
+            min_lr_ratio: section.number("min_lr_ratio", 0.0, 0.0..=1.0),
+        };
+        if section.has("warmup_ratio") && section.has("warmup_steps") {
+            let message = "`scheduler.warmup_steps` excludes `scheduler.warmup_ratio`: they say the same thing twice";
+            section.reject("warmup_steps", Problem::new(message).hint("keep one of the two"));
+        }
+        config
+    }
+}
+
 /// Section `[eval]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EvalConfig {
@@ -110,4 +197,16 @@ pub struct EvalConfig {
     pub early_stopping_patience: Option<usize>,
     /// Prompts continued at every evaluation.
     pub generate: Vec<String>,
+}
+
+impl EvalConfig {
+    /// Reads section `[eval]`.
+    pub fn read(section: &mut Section) -> Self {
+        Self {
+            eval_steps: section.optional_count("eval_steps", 1..),
+            max_batches: section.optional_count("max_batches", 1..),
+            early_stopping_patience: section.optional_count("early_stopping_patience", 1..),
+            generate: section.strings("generate"),
+        }
+    }
 }

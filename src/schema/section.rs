@@ -1,0 +1,464 @@
+//! One table of a recipe, read key by key.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::ops::{Bound, RangeBounds};
+
+use super::problem::{Place, Problem};
+use super::suggest::closest;
+use super::tree::{Node, Table, Value};
+
+/// A type that recipes name by one of a few words.
+pub trait Choice: Copy + PartialEq + 'static {
+    /// The words and what they mean.
+    const NAMES: &'static [(&'static str, Self)];
+    /// Words of other trainers, and ours for the same.
+    const PEERS: &'static [(&'static str, &'static str)] = &[];
+    /// Words that are planned: refused with "not available yet".
+    const LATER: &'static [&'static str] = &[];
+}
+
+/// What a reader found out: problems, and the keys that were asked for.
+#[derive(Default)]
+pub(super) struct Record {
+    pub(super) problems: Vec<(Place, Problem)>,
+    pub(super) unknown: Vec<Unknown>,
+    /// Every key that exists, by the name of its section.
+    pub(super) declared: Vec<(String, &'static str)>,
+    /// How a section is written: `[lora]`, `[[data.train]]`.
+    pub(super) headers: BTreeMap<String, String>,
+}
+
+/// A key that nobody asked for.
+pub(super) struct Unknown {
+    pub(super) place: Place,
+    /// Name of its section: `lora`, `data.train`, empty at the top.
+    pub(super) section: String,
+    pub(super) key: String,
+    /// Its value is a table or a list of tables.
+    pub(super) is_section: bool,
+}
+
+/// One table of a recipe: every read names its key, type, range and default, in one place.
+///
+/// A read never fails: it records what is wrong and returns the default, so that all mistakes of a file
+/// are reported together. A key of the table that was not read is reported as unknown.
+pub struct Section<'a> {
+    /// `lora`, `data.train`: the same for every element of a list.
+    name: String,
+    /// `lora`, `data.train[0]`: for messages.
+    path: String,
+    place: Place,
+    table: Option<&'a Table>,
+    asked: Vec<&'static str>,
+    record: &'a mut Record,
+}
+
+impl<'a> Section<'a> {
+    /// The table at the top of a file.
+    pub(super) fn root(table: &'a Table, record: &'a mut Record) -> Self {
+        Self { name: String::new(), path: String::new(), place: Place::File, table: Some(table), asked: vec![], record }
+    }
+
+    /// The name of a key for messages: `lora.r`.
+    #[must_use]
+    pub fn full_name(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    /// Whether a key is written.
+    #[must_use]
+    pub fn has(&self, key: &str) -> bool {
+        self.table.is_some_and(|table| table.get(key).is_some())
+    }
+
+    /// Declares a key and returns its value.
+    fn node(&mut self, key: &'static str) -> Option<&'a Node> {
+        if !self.asked.contains(&key) {
+            self.asked.push(key);
+            self.record.declared.push((self.name.clone(), key));
+        }
+        self.table?.get(key)
+    }
+
+    /// Records that a value is not what it should be.
+    fn wrong(&mut self, name: &str, node: &Node, expected: &str, hint: Option<String>) {
+        let message = format!("`{name}` = {}, expected {expected}", node.shown());
+        self.record.problems.push((node.place.clone(), Problem { hint, ..Problem::new(message) }));
+    }
+
+    /// Records a problem at a key, which may lie in a table below (`eval.eval_steps`); where it is not written,
+    /// at the section.
+    pub fn reject(&mut self, path: &str, problem: Problem) {
+        let mut place = self.place.clone();
+        let mut table = self.table;
+        for key in path.split('.') {
+            let Some(entry) = table.and_then(|table| table.entry(key)) else { break };
+            place = entry.key_place.clone();
+            table = match &entry.node.value {
+                Value::Table(table) => Some(table),
+                _ => None,
+            };
+        }
+        self.record.problems.push((place, problem));
+    }
+
+    /// A value of any form: `accept` makes it, or says with a hint that it cannot be.
+    pub fn optional<T>(
+        &mut self,
+        key: &'static str,
+        expected: &str,
+        accept: impl FnOnce(&Value) -> Result<T, Option<String>>,
+    ) -> Option<T> {
+        let node = self.node(key)?;
+        match accept(&node.value) {
+            Ok(value) => Some(value),
+            Err(hint) => {
+                self.wrong(&self.full_name(key), node, expected, hint);
+                None
+            }
+        }
+    }
+
+    /// `true` or `false`.
+    pub fn boolean(&mut self, key: &'static str, default: bool) -> bool {
+        self.optional(key, "true or false", |value| match value {
+            Value::Boolean(boolean) => Ok(*boolean),
+            Value::String(text) if text == "true" || text == "false" => {
+                Err(Some(format!("write {text} without quotes")))
+            }
+            _ => Err(None),
+        })
+        .unwrap_or(default)
+    }
+
+    /// A whole number.
+    pub fn count<T>(&mut self, key: &'static str, default: T, range: impl RangeBounds<T>) -> T
+    where
+        T: Copy + PartialOrd + Display + TryFrom<i128>,
+    {
+        self.optional_count(key, range).unwrap_or(default)
+    }
+
+    /// A whole number, or nothing.
+    pub fn optional_count<T>(&mut self, key: &'static str, range: impl RangeBounds<T>) -> Option<T>
+    where
+        T: Copy + PartialOrd + Display + TryFrom<i128>,
+    {
+        self.optional(key, &describe_count(&range), |value| accept_count(value, &range))
+    }
+
+    /// A number; whole ones need no point.
+    pub fn number(&mut self, key: &'static str, default: f64, range: impl RangeBounds<f64>) -> f64 {
+        self.optional_number(key, range).unwrap_or(default)
+    }
+
+    /// A number, or nothing.
+    pub fn optional_number(&mut self, key: &'static str, range: impl RangeBounds<f64>) -> Option<f64> {
+        self.optional(key, &describe_number(&range), |value| accept_number(value, &range))
+    }
+
+    /// A list of exactly `N` numbers.
+    pub fn numbers<const N: usize>(
+        &mut self,
+        key: &'static str,
+        default: [f64; N],
+        range: impl RangeBounds<f64>,
+    ) -> [f64; N] {
+        let expected = format!("a list of {N} numbers, each {}", describe_number(&range));
+        self.optional(key, &expected, |value| {
+            let Value::Array(items) = value else { return Err(None) };
+            let numbers: Result<Vec<f64>, _> = items.iter().map(|item| accept_number(&item.value, &range)).collect();
+            numbers?.try_into().map_err(|_| None)
+        })
+        .unwrap_or(default)
+    }
+
+    /// Text, not empty.
+    pub fn string(&mut self, key: &'static str, default: &str) -> String {
+        self.optional_string(key).unwrap_or_else(|| default.to_owned())
+    }
+
+    /// Text, not empty, or nothing.
+    pub fn optional_string(&mut self, key: &'static str) -> Option<String> {
+        self.optional(key, TEXT, accept_text)
+    }
+
+    /// Text that must be given; `meaning` says what is missing. Empty where it is missing or wrong.
+    pub fn required_string(&mut self, key: &'static str, meaning: &str) -> String {
+        if !self.has(key) {
+            self.node(key);
+            let message = format!("`{}` is missing: {meaning}", self.full_name(key));
+            self.record.problems.push((self.place.clone(), Problem::new(message)));
+        }
+        self.string(key, "")
+    }
+
+    /// A list of texts, none of them empty; without the key an empty list.
+    pub fn strings(&mut self, key: &'static str) -> Vec<String> {
+        self.list(key, "a list of texts, none of them empty", |value| accept_text(value).ok()).unwrap_or_default()
+    }
+
+    /// A list, each item made by `accept`, or nothing.
+    pub fn list<T>(
+        &mut self,
+        key: &'static str,
+        expected: &str,
+        accept: impl Fn(&Value) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        self.optional(key, expected, |value| match value {
+            Value::Array(items) => items.iter().map(|item| accept(&item.value)).collect::<Option<_>>().ok_or(None),
+            single if accept(single).is_some() => Err(Some("a list is written in brackets: [...]".to_owned())),
+            _ => Err(None),
+        })
+    }
+
+    /// One of the words of [`Choice::NAMES`].
+    pub fn choice<T: Choice>(&mut self, key: &'static str, default: T) -> T {
+        self.optional_choice(key).unwrap_or(default)
+    }
+
+    /// One of the words of [`Choice::NAMES`], or nothing.
+    pub fn optional_choice<T: Choice>(&mut self, key: &'static str) -> Option<T> {
+        let node = self.node(key)?;
+        let names: Vec<&str> = T::NAMES.iter().map(|(name, _)| *name).collect();
+        let Value::String(text) = &node.value else {
+            self.wrong(&self.full_name(key), node, &one_of(&names), None);
+            return None;
+        };
+        if let Some((_, value)) = T::NAMES.iter().find(|(name, _)| name == text) {
+            return Some(*value);
+        }
+        if T::LATER.contains(&text.as_str()) {
+            self.not_yet(key, &format!("what there is: {}", quoted_list(&names)));
+            return None;
+        }
+        let lower = text.to_lowercase();
+        let hint = match T::PEERS.iter().find(|(peer, _)| *peer == lower) {
+            Some((_, ours)) => Some(format!("this trainer calls it `{ours}`")),
+            None => closest(text, names.iter().copied()).map(|name| format!("did you mean `{name}`?")),
+        };
+        self.wrong(&self.full_name(key), node, &one_of(&names), hint);
+        None
+    }
+
+    /// Records that what a key asks for is planned and not there yet.
+    pub fn not_yet(&mut self, key: &'static str, hint: &str) {
+        let Some(node) = self.node(key) else { return };
+        let message = format!("`{}` = {} is not available yet", self.full_name(key), node.shown());
+        self.record.problems.push((node.place.clone(), Problem::new(message).hint(hint)));
+    }
+
+    /// A whole number for each of some names.
+    pub fn counts_by_name<T>(&mut self, key: &'static str, range: impl RangeBounds<T>) -> BTreeMap<String, T>
+    where
+        T: Copy + PartialOrd + Display + TryFrom<i128>,
+    {
+        self.by_name(key, &describe_count(&range), |_, value| accept_count(value, &range))
+    }
+
+    /// A number for each of some names.
+    pub fn numbers_by_name(&mut self, key: &'static str, range: impl RangeBounds<f64>) -> BTreeMap<String, f64> {
+        self.by_name(key, &describe_number(&range), |_, value| accept_number(value, &range))
+    }
+
+    /// Text for each of some names.
+    pub fn strings_by_name(&mut self, key: &'static str) -> BTreeMap<String, String> {
+        self.by_name(key, TEXT, |_, value| accept_text(value))
+    }
+
+    /// A value for each of some names, made by `accept`.
+    fn by_name<T>(
+        &mut self,
+        key: &'static str,
+        expected: &str,
+        accept: impl Fn(&str, &Value) -> Result<T, Option<String>>,
+    ) -> BTreeMap<String, T> {
+        let mut values = BTreeMap::new();
+        let Some(node) = self.node(key) else { return values };
+        let Value::Table(table) = &node.value else {
+            let hint = format!("write {key} = {{ name = value }}");
+            self.wrong(&self.full_name(key), node, "a table", Some(hint));
+            return values;
+        };
+        for (name, item) in table.iter() {
+            match accept(name, &item.value) {
+                Ok(value) => {
+                    values.insert(name.to_owned(), value);
+                }
+                Err(hint) => self.wrong(&format!("{}.{name}", self.full_name(key)), item, expected, hint),
+            }
+        }
+        values
+    }
+
+    /// A table below this one.
+    pub fn section<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Section<'_>) -> T) -> T {
+        let node = self.node(key);
+        let name = self.child_name(key);
+        let header = format!("[{name}]");
+        let (table, place) = match node.map(|node| (&node.value, &node.place)) {
+            Some((Value::Table(table), place)) => (Some(table), place.clone()),
+            None => (None, self.place.clone()),
+            Some((_, place)) => {
+                if let Some(node) = node {
+                    self.wrong(&self.full_name(key), node, &format!("a section {header}"), None);
+                }
+                (None, place.clone())
+            }
+        };
+        let path = self.full_name(key);
+        self.child(name, header, path, place, table, read)
+    }
+
+    /// A list of tables below this one.
+    pub fn sections<T>(&mut self, key: &'static str, read: impl Fn(&mut Section<'_>) -> T) -> Vec<T> {
+        let node = self.node(key);
+        let name = self.child_name(key);
+        let header = format!("[[{name}]]");
+        let expected = format!("sections {header}");
+        let mut values = Vec::new();
+        match node.map(|node| (&node.value, node)) {
+            Some((Value::Array(items), _)) => {
+                for (index, item) in items.iter().enumerate() {
+                    let path = format!("{}[{index}]", self.full_name(key));
+                    let Value::Table(table) = &item.value else {
+                        self.wrong(&path, item, &expected, None);
+                        continue;
+                    };
+                    let (name, header) = (name.clone(), header.clone());
+                    values.push(self.child(name, header, path, item.place.clone(), Some(table), &read));
+                }
+            }
+            Some((Value::Table(_), node)) => {
+                let hint = format!("write {header}, in double brackets: there can be several");
+                self.wrong(&self.full_name(key), node, &expected, Some(hint));
+            }
+            Some((_, node)) => self.wrong(&self.full_name(key), node, &expected, None),
+            None => {}
+        }
+        if values.is_empty() {
+            // The keys of an element exist even where no element was written: other sections' hints name them.
+            let mut unused = Record::default();
+            let empty = Table::default();
+            let mut child = Section { name: name.clone(), ..Section::root(&empty, &mut unused) };
+            read(&mut child);
+            self.record.declared.append(&mut unused.declared);
+            self.record.headers.insert(name, header);
+        }
+        values
+    }
+
+    fn child_name(&self, key: &str) -> String {
+        if self.name.is_empty() { key.to_owned() } else { format!("{}.{key}", self.name) }
+    }
+
+    fn child<T>(
+        &mut self,
+        name: String,
+        header: String,
+        path: String,
+        place: Place,
+        table: Option<&Table>,
+        read: impl FnOnce(&mut Section<'_>) -> T,
+    ) -> T {
+        self.record.headers.insert(name.clone(), header);
+        let mut child = Section { name, path, place, table, asked: vec![], record: self.record };
+        let value = read(&mut child);
+        child.finish();
+        value
+    }
+
+    /// Records the keys that were not asked for.
+    pub(super) fn finish(self) {
+        for entry in self.table.iter().flat_map(|table| &table.entries) {
+            if self.asked.contains(&entry.key.as_str()) {
+                continue;
+            }
+            let is_section = match &entry.node.value {
+                Value::Table(_) => true,
+                Value::Array(items) => items.iter().any(|item| matches!(item.value, Value::Table(_))),
+                _ => false,
+            };
+            self.record.unknown.push(Unknown {
+                place: entry.key_place.clone(),
+                section: self.name.clone(),
+                key: entry.key.clone(),
+                is_section,
+            });
+        }
+    }
+}
+
+const TEXT: &str = "text that is not empty";
+
+fn accept_text(value: &Value) -> Result<String, Option<String>> {
+    match value {
+        Value::String(text) if !text.trim().is_empty() => Ok(text.clone()),
+        _ => Err(None),
+    }
+}
+
+fn accept_count<T>(value: &Value, range: &impl RangeBounds<T>) -> Result<T, Option<String>>
+where
+    T: Copy + PartialOrd + TryFrom<i128>,
+{
+    match value {
+        Value::Integer(integer) => T::try_from(*integer).ok().filter(|count| range.contains(count)).ok_or(None),
+        Value::Float(float) if float.fract() == 0.0 && float.abs() < 1e15 => {
+            Err(Some(format!("write it without a point: {float:.0}")))
+        }
+        Value::String(text) if text.trim().parse::<i128>().is_ok() => Err(Some(without_quotes(text))),
+        _ => Err(None),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a whole number beyond 2^53 is out of every range here")]
+fn accept_number(value: &Value, range: &impl RangeBounds<f64>) -> Result<f64, Option<String>> {
+    match value {
+        Value::Float(float) if float.is_finite() && range.contains(float) => Ok(*float),
+        Value::Integer(integer) if range.contains(&(*integer as f64)) => Ok(*integer as f64),
+        Value::String(text) if text.trim().parse::<f64>().is_ok() => Err(Some(without_quotes(text))),
+        _ => Err(None),
+    }
+}
+
+fn without_quotes(text: &str) -> String {
+    format!("write it without quotes: {}", text.trim())
+}
+
+fn describe_count<T: Display>(range: &impl RangeBounds<T>) -> String {
+    match (range.start_bound(), range.end_bound()) {
+        (Bound::Included(low), Bound::Included(high)) => format!("a whole number from {low} to {high}"),
+        (Bound::Included(low), _) => format!("a whole number of at least {low}"),
+        _ => "a whole number of at least 0".to_owned(),
+    }
+}
+
+fn describe_number(range: &impl RangeBounds<f64>) -> String {
+    let opening = |bound| match bound {
+        Bound::Included(low) => Some(format!("[{low}")),
+        Bound::Excluded(low) => Some(format!("({low}")),
+        Bound::Unbounded => None,
+    };
+    match (opening(range.start_bound()), range.end_bound(), range.start_bound()) {
+        (Some(low), Bound::Included(high), _) => format!("a number in {low}, {high}]"),
+        (Some(low), Bound::Excluded(high), _) => format!("a number in {low}, {high})"),
+        (_, Bound::Unbounded, Bound::Included(low)) => format!("a number of at least {low}"),
+        (_, Bound::Unbounded, Bound::Excluded(low)) => format!("a number above {low}"),
+        _ => "a finite number".to_owned(),
+    }
+}
+
+/// `one of "a", "b"`: as they are written in a recipe.
+fn one_of(names: &[&str]) -> String {
+    match names {
+        [only] => format!("\"{only}\""),
+        _ => format!("one of {}", names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// "`a`, `b`".
+pub(super) fn quoted_list(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,101 @@
+//! "did you mean": what an unknown key was probably meant to be.
+
+use super::problem::Problem;
+use super::section::{Record, Unknown, quoted_list};
+
+/// Names under which other trainers know a key of ours.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// Their spellings.
+    pub names: &'static [&'static str],
+    /// Section of our key (`lora`, `data.train`, empty for the top), or of several.
+    pub section: &'static str,
+    /// Our key; absent when there is none for it, and `note` says what to do.
+    pub key: Option<&'static str>,
+    /// What else has to be said.
+    pub note: Option<&'static str>,
+}
+
+/// The candidate most like `word`, if any is like it at all.
+pub(super) fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
+    let word = word.to_lowercase().replace('-', "_");
+    let likeness = |candidate: &str| {
+        let is_part = word.len() >= 3 && (candidate.starts_with(&word) || candidate.ends_with(&word));
+        let distance = strsim::normalized_damerau_levenshtein(&word, candidate);
+        if is_part { distance.max(0.75) } else { distance }
+    };
+    candidates
+        .map(|candidate| (likeness(candidate), candidate))
+        .filter(|(likeness, _)| *likeness >= 0.6)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate)
+}
+
+/// The problem of a key that nobody asked for: another trainer's name, the right key in the wrong section,
+/// a slip of the keyboard, in this order.
+pub(super) fn unknown_key(unknown: &Unknown, record: &Record, peers: &[Peer]) -> Problem {
+    let Unknown { section, key, is_section, .. } = unknown;
+    let child = |section: &str, key: &str| if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
+    let what = match is_section {
+        true => format!("unknown section [{}]", child(section, key)),
+        false => format!("unknown key `{key}`"),
+    };
+    let in_header = |name: &str| match record.headers.get(name) {
+        Some(header) => format!("in {header}"),
+        None => "at the top, before the first section".to_owned(),
+    };
+    let is_declared = |section: &str, key: &str| record.declared.iter().any(|(s, k)| s == section && *k == key);
+
+    // Another trainer's name; the entry for this section goes before those for others.
+    let spelling = key.to_lowercase().replace('-', "_");
+    let known: Vec<&Peer> = peers.iter().filter(|peer| peer.names.contains(&spelling.as_str())).collect();
+    let homes: Vec<&str> =
+        record.declared.iter().filter(|(_, declared)| *declared == key).map(|(section, _)| section.as_str()).collect();
+    let here = known.iter().find(|peer| peer.section == section);
+    if let Some(peer) = here.or(known.first().filter(|_| homes.is_empty())) {
+        let message = match peer.key {
+            None => what,
+            Some(ours) => {
+                let name = child(peer.section, ours);
+                let ours = match record.headers.get(&name) {
+                    Some(header) => header.clone(),
+                    None if peer.section == section => format!("`{ours}`"),
+                    None => format!("`{ours}`, {}", in_header(peer.section)),
+                };
+                format!("{what}; this trainer calls it {ours}")
+            }
+        };
+        return Problem { hint: peer.note.map(str::to_owned), ..Problem::new(message) };
+    }
+
+    // The right key in the wrong section; sections below this one go first.
+    let mut homes: Vec<&str> = homes.into_iter().filter(|home| home != section).collect();
+    homes.sort_unstable();
+    homes.dedup();
+    let below = format!("{section}.");
+    if homes.iter().any(|home| home.starts_with(&below)) {
+        homes.retain(|home| home.starts_with(&below));
+    }
+    if !homes.is_empty() && !is_declared(section, key) {
+        let homes: Vec<String> = homes.iter().map(|home| in_header(home)).collect();
+        return Problem::new(format!("{what}; it belongs {}", homes.join(" or ")));
+    }
+
+    // A slip of the keyboard: here first, then anywhere.
+    let here: Vec<&str> =
+        record.declared.iter().filter(|(declared, _)| declared == section).map(|(_, key)| *key).collect();
+    if let Some(meant) = closest(key, here.iter().copied()) {
+        let header = record.headers.get(&child(section, meant));
+        let meant = header.cloned().unwrap_or_else(|| format!("`{meant}`"));
+        return Problem::new(what).hint(format!("did you mean {meant}?"));
+    }
+    if let Some(meant) = closest(key, record.declared.iter().map(|(_, key)| *key))
+        && let Some((home, _)) = record.declared.iter().find(|(_, declared)| *declared == meant)
+    {
+        return Problem::new(what).hint(format!("did you mean `{meant}`, {}?", in_header(home)));
+    }
+    let mut here = here;
+    here.dedup();
+    let whose = record.headers.get(section).map_or("a recipe", String::as_str);
+    Problem::new(what).hint(format!("{whose} takes {}", quoted_list(&here)))
+}
