@@ -1,1 +1,0 @@
-//! What the machine does while training.

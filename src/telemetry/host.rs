@@ -1,0 +1,141 @@
+//! Memory and processor time of this process.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Memory of this process that is in RAM now.
+#[must_use]
+pub fn host_memory_bytes() -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    return resident_from_statm(&std::fs::read_to_string("/proc/self/statm").ok()?, page_bytes()?);
+    #[cfg(not(target_os = "linux"))]
+    return resident_from_sysinfo();
+}
+
+/// The most memory of this process that has been in RAM since it started.
+#[must_use]
+pub fn peak_host_memory_bytes() -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    return peak_from_status(&std::fs::read_to_string("/proc/self/status").ok()?);
+    #[cfg(not(target_os = "linux"))]
+    return peak_from_rusage();
+}
+
+/// Second field of `/proc/self/statm`, in pages.
+#[cfg(target_os = "linux")]
+fn resident_from_statm(statm: &str, page_bytes: u64) -> Option<u64> {
+    Some(statm.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()? * page_bytes)
+}
+
+/// `VmHWM` of `/proc/self/status`, in kB that mean 1024 bytes.
+#[cfg(target_os = "linux")]
+fn peak_from_status(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(target_os = "linux")]
+fn page_bytes() -> Option<u64> {
+    static PAGE_BYTES: OnceLock<Option<u64>> = OnceLock::new();
+    // SAFETY: sysconf reads a constant of the system.
+    *PAGE_BYTES.get_or_init(|| u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok())
+}
+
+#[cfg(any(test, not(target_os = "linux")))]
+fn resident_from_sysinfo() -> Option<u64> {
+    use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+    let pid = sysinfo::get_current_pid().ok()?;
+    let mut system = System::new();
+    let memory = ProcessRefreshKind::nothing().with_memory();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), true, memory);
+    Some(system.process(pid)?.memory())
+}
+
+#[cfg(unix)]
+fn rusage() -> Option<libc::rusage> {
+    let mut usage = std::mem::MaybeUninit::uninit();
+    // SAFETY: `usage` outlives the call, which fills it where it returns 0.
+    unsafe {
+        match libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) {
+            0 => Some(usage.assume_init()),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(all(unix, not(target_os = "linux")))]
+fn peak_from_rusage() -> Option<u64> {
+    // Bytes on Apple's systems, kilobytes on the other ones.
+    let unit = if cfg!(target_vendor = "apple") { 1 } else { 1024 };
+    Some(u64::try_from(rusage()?.ru_maxrss).ok()? * unit)
+}
+
+#[cfg(not(unix))]
+fn peak_from_rusage() -> Option<u64> {
+    None
+}
+
+/// Processor time of all threads of this process since it started, in the kernel and out of it.
+#[cfg(unix)]
+pub(super) fn processor_time() -> Option<Duration> {
+    let usage = rusage()?;
+    let duration = |time: libc::timeval| {
+        let seconds = Duration::from_secs(u64::try_from(time.tv_sec).ok()?);
+        Some(seconds + Duration::from_micros(u64::try_from(time.tv_usec).ok()?))
+    };
+    Some(duration(usage.ru_utime)? + duration(usage.ru_stime)?)
+}
+
+#[cfg(not(unix))]
+pub(super) fn processor_time() -> Option<Duration> {
+    None
+}
+
+/// Threads that this process may run at the same time.
+pub(super) fn num_threads() -> f64 {
+    static NUM_THREADS: OnceLock<f64> = OnceLock::new();
+    *NUM_THREADS.get_or_init(|| {
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        f64::from(u32::try_from(threads).unwrap_or(u32::MAX))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn proc_files_are_read_in_their_units() {
+        assert_eq!(resident_from_statm("5000 1234 300 1 0 900 0\n", 4096), Some(1234 * 4096));
+        assert_eq!(resident_from_statm("", 4096), None);
+        let status = "Name:\tx\nVmPeak:\t  999 kB\nVmHWM:\t   2048 kB\nVmRSS:\t 1024 kB\n";
+        assert_eq!(peak_from_status(status), Some(2048 * 1024));
+        assert_eq!(peak_from_status("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn memory_that_is_touched_is_seen_and_stays_in_the_peak() {
+        // Other tests of this process allocate and free meanwhile: one round without them is enough.
+        let seen = (0..20).any(|_| {
+            let before = host_memory_bytes().unwrap();
+            let block = std::hint::black_box(vec![1_u8; 64 << 20]);
+            let (during, other_source) = (host_memory_bytes().unwrap(), resident_from_sysinfo().unwrap());
+            drop(block);
+            during >= before + (60 << 20)
+                && other_source.abs_diff(during) < 1 << 20
+                && peak_host_memory_bytes().unwrap() >= during
+        });
+        assert!(seen);
+    }
+
+    #[test]
+    fn processor_time_grows_with_work() {
+        let before = processor_time().unwrap();
+        let mut x = 0_u64;
+        while processor_time().unwrap() < before + Duration::from_millis(20) {
+            x = std::hint::black_box(x + 1);
+        }
+        assert!(x > 0);
+    }
+}
