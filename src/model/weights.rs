@@ -1,1 +1,57 @@
-//! Weights from safetensors files.
+//! The tensors of a model: from safetensors files, or random.
+
+use burn::tensor::{Device, Tensor};
+
+use crate::device::Dtype;
+use crate::model::config::LlamaConfig;
+
+pub mod convert;
+mod error;
+mod files;
+#[cfg(test)]
+pub(crate) mod fixture;
+mod layout;
+mod random;
+
+pub use error::{TensorProblem, WeightsError};
+pub use files::{StoredTensor, WeightFiles};
+pub use random::RandomWeights;
+
+/// Where the tensors of a model come from.
+#[derive(Debug)]
+pub enum Weights {
+    /// The safetensors files of a model folder.
+    Files(WeightFiles),
+    /// Drawn at random, for benchmarks.
+    Random(RandomWeights),
+}
+
+impl Weights {
+    /// Checks that exactly the tensors of `config` are there, each in its shape.
+    ///
+    /// # Errors
+    /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
+    pub fn check(&self, config: &LlamaConfig) -> Result<(), WeightsError> {
+        match self {
+            Self::Files(files) => files.check(config),
+            Self::Random(_) => Ok(()),
+        }
+    }
+
+    /// One tensor in the storage type `dtype`, on `device`.
+    ///
+    /// # Errors
+    /// Where the tensor is missing, has another shape, or does not fit `dtype`.
+    pub fn load<const D: usize>(
+        &self,
+        name: &str,
+        shape: [usize; D],
+        dtype: Dtype,
+        device: &Device,
+    ) -> Result<Tensor<D>, WeightsError> {
+        match self {
+            Self::Files(files) => files.load(name, shape, dtype, device),
+            Self::Random(random) => random.load(name, shape, dtype, device),
+        }
+    }
+}

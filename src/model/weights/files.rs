@@ -1,0 +1,419 @@
+//! The safetensors files of a model folder, memory-mapped.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use memmap2::{Mmap, UncheckedAdvice};
+use safetensors::SafeTensors;
+use safetensors::tensor::Metadata;
+
+use super::convert;
+use super::error::{Lines, TensorProblem, WeightsError};
+use super::layout::{damaged, no_weights_hint, read_index};
+use crate::device::Dtype;
+use crate::model::config::LlamaConfig;
+
+/// File of a model in one piece.
+const SINGLE: &str = "model.safetensors";
+/// File that says which tensor is in which shard.
+const INDEX: &str = "model.safetensors.index.json";
+/// Tensors that some old files carry and nobody reads: the rotary frequencies follow from the config.
+const IGNORED_SUFFIX: &str = "rotary_emb.inv_freq";
+
+/// The weights of a model folder: `model.safetensors`, or the shards of `model.safetensors.index.json`.
+///
+/// Files are memory-mapped, and pages are given back once their tensor has been read, so that host memory never
+/// holds the model twice. A file that is cut short while it is mapped ends the process, as with every mapping.
+#[derive(Debug)]
+pub struct WeightFiles {
+    folder: PathBuf,
+    shards: Vec<Shard>,
+    tensors: BTreeMap<String, StoredTensor>,
+}
+
+/// A mapped file.
+#[derive(Debug)]
+struct Shard {
+    path: PathBuf,
+    map: Mmap,
+    metadata: Option<std::collections::HashMap<String, String>>,
+}
+
+/// Where a tensor is stored, and as what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Sizes of the dimensions.
+    pub shape: Vec<usize>,
+    /// Type of the numbers in the file.
+    pub dtype: safetensors::Dtype,
+    /// Place of its file in [`WeightFiles::shard_names`].
+    pub shard: usize,
+    /// Bytes in that file.
+    range: Range<usize>,
+}
+
+impl StoredTensor {
+    /// The type of its numbers; `None` where it is not a floating-point type that can be loaded.
+    #[must_use]
+    pub fn float_dtype(&self) -> Option<Dtype> {
+        match self.dtype {
+            safetensors::Dtype::F32 => Some(Dtype::F32),
+            safetensors::Dtype::BF16 => Some(Dtype::Bf16),
+            safetensors::Dtype::F16 => Some(Dtype::F16),
+            _ => None,
+        }
+    }
+}
+
+impl WeightFiles {
+    /// Maps the files of a model folder and reads their headers; no weight is read.
+    ///
+    /// # Errors
+    /// Where there are no safetensors files, where one is damaged or cut short, or where index and files disagree.
+    pub fn open(folder: &Path) -> Result<Self, WeightsError> {
+        let single = folder.join(SINGLE);
+        let index = folder.join(INDEX);
+        let (paths, weight_map) = if single.is_file() {
+            (vec![single], None)
+        } else if index.is_file() {
+            let weight_map = read_index(&index)?;
+            let mut names: Vec<&String> = weight_map.values().collect();
+            names.sort();
+            names.dedup();
+            let absent: Vec<String> = names
+                .iter()
+                .filter(|name| !folder.join(name).is_file())
+                .map(|name| format!("names `{name}`, which is not in the folder"))
+                .collect();
+            if !absent.is_empty() {
+                let reason = format!("shards are missing:{}\n  hint: the model is half-downloaded", Lines(&absent));
+                return Err(WeightsError::Index { path: index, reason });
+            }
+            (names.into_iter().map(|name| folder.join(name)).collect(), Some(weight_map))
+        } else {
+            return Err(WeightsError::NoWeights { folder: folder.to_owned(), hint: no_weights_hint(folder) });
+        };
+
+        let mut files = Self { folder: folder.to_owned(), shards: Vec::new(), tensors: BTreeMap::new() };
+        for path in paths {
+            files.add_shard(path, weight_map.as_ref())?;
+        }
+        if let Some(weight_map) = weight_map {
+            let absent: Vec<String> = weight_map
+                .iter()
+                .filter(|(name, _)| !files.tensors.contains_key(*name))
+                .map(|(name, file)| format!("`{name}` is not in `{file}`"))
+                .collect();
+            if !absent.is_empty() {
+                let reason = format!("tensors are not where the index says:{}", Lines(&absent));
+                return Err(WeightsError::Index { path: index, reason });
+            }
+        }
+        Ok(files)
+    }
+
+    fn add_shard(&mut self, path: PathBuf, weight_map: Option<&BTreeMap<String, String>>) -> Result<(), WeightsError> {
+        let io_error = |source| WeightsError::Io { path: path.clone(), source };
+        let file = File::open(&path).map_err(io_error)?;
+        // SAFETY: the mapping is read-only and lives as long as the shard. Another process could write to the file
+        // meanwhile; values would then be wrong, as they would be had they been read a moment later.
+        let map = unsafe { Mmap::map(&file) }.map_err(io_error)?;
+        let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| damaged(&path, &map, &error))?;
+        let data_start = header_len + size_of::<u64>();
+        let shard = self.shards.len();
+        let file_name = path.file_name().unwrap_or_default();
+        for (name, info) in header.tensors() {
+            // Two shards may hold a tensor; the index says which one counts.
+            if weight_map.and_then(|map| map.get(&name)).is_some_and(|file| **file != *file_name) {
+                continue;
+            }
+            let range = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
+            self.tensors.insert(name, StoredTensor { shape: info.shape.clone(), dtype: info.dtype, shard, range });
+        }
+        let metadata = Metadata::metadata(&header).clone();
+        self.shards.push(Shard { path, map, metadata });
+        Ok(())
+    }
+
+    /// Names of the files, sorted.
+    pub fn shard_names(&self) -> impl Iterator<Item = &str> {
+        self.shards.iter().filter_map(|shard| shard.path.file_name()?.to_str())
+    }
+
+    /// Metadata in the header of a file, usually `{"format": "pt"}`.
+    #[must_use]
+    pub fn shard_metadata(&self, shard: usize) -> Option<&std::collections::HashMap<String, String>> {
+        self.shards.get(shard)?.metadata.as_ref()
+    }
+
+    /// Every tensor in the files, by name.
+    #[must_use]
+    pub fn tensors(&self) -> &BTreeMap<String, StoredTensor> {
+        &self.tensors
+    }
+
+    /// Size of all tensors in the files.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        self.tensors.values().map(|tensor| tensor.range.len()).sum()
+    }
+
+    /// Checks that exactly the tensors of `config` are there, each in its shape.
+    ///
+    /// Rotary frequencies of old files are ignored, and so is a stored head that equals the embedding where both
+    /// are tied.
+    ///
+    /// # Errors
+    /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
+    pub fn check(&self, config: &LlamaConfig) -> Result<(), WeightsError> {
+        let mut problems = Vec::new();
+        let expected = config.expected_tensors();
+        for (name, shape) in &expected {
+            match self.tensors.get(name) {
+                None => problems.push(TensorProblem::Missing { name: name.clone(), expected: shape.clone() }),
+                Some(stored) if stored.shape != *shape => problems.push(TensorProblem::Shape {
+                    name: name.clone(),
+                    found: stored.shape.clone(),
+                    expected: shape.clone(),
+                }),
+                Some(stored) if stored.float_dtype().is_none() => {
+                    problems.push(TensorProblem::Dtype { name: name.clone(), found: format!("{:?}", stored.dtype) });
+                }
+                Some(_) => {}
+            }
+        }
+        let known: std::collections::HashSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
+        for (name, stored) in &self.tensors {
+            if known.contains(name.as_str()) || name.ends_with(IGNORED_SUFFIX) {
+                continue;
+            }
+            if name == "lm_head.weight" && config.tie_word_embeddings {
+                if !self.same_bytes(name, "model.embed_tokens.weight") {
+                    problems.push(TensorProblem::UntiedHead);
+                }
+                continue;
+            }
+            problems.push(TensorProblem::Unexpected { name: name.clone(), found: stored.shape.clone() });
+        }
+        if problems.is_empty() { Ok(()) } else { Err(WeightsError::Mismatch { folder: self.folder.clone(), problems }) }
+    }
+
+    /// One tensor in the storage type `dtype`, on `device`.
+    ///
+    /// # Errors
+    /// Where the tensor is missing, has another shape or type, or does not fit `dtype`.
+    pub fn load<const D: usize>(
+        &self,
+        name: &str,
+        shape: [usize; D],
+        dtype: Dtype,
+        device: &Device,
+    ) -> Result<Tensor<D>, WeightsError> {
+        let (stored, from) = self.find(name, &shape)?;
+        let buffer = convert::into_buffer(self.bytes(stored), from, dtype);
+        self.release(stored);
+        let buffer = buffer.map_err(|_| self.overflow(name, dtype))?;
+        let dtype = DType::from(dtype);
+        Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype), (device, dtype)))
+    }
+
+    /// One tensor as `f32` in host memory.
+    ///
+    /// # Errors
+    /// Where the tensor is missing, or has another shape or type.
+    pub fn load_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
+        let (stored, from) = self.find(name, shape)?;
+        let numbers = convert::to_f32(self.bytes(stored), from);
+        self.release(stored);
+        Ok(numbers)
+    }
+
+    /// The stored bytes of a tensor.
+    #[must_use]
+    pub fn bytes(&self, stored: &StoredTensor) -> &[u8] {
+        &self.shards[stored.shard].map[stored.range.clone()]
+    }
+
+    /// Gives the pages of a tensor back to the system; they can be read again, from the file.
+    pub fn release(&self, stored: &StoredTensor) {
+        let map = &self.shards[stored.shard].map;
+        // SAFETY: the mapping is of a file and read-only, so dropped pages come back with the same content.
+        let released =
+            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, stored.range.start, stored.range.len()) };
+        // Advice only: where the system refuses it, the pages stay until the mapping ends.
+        drop(released);
+    }
+
+    /// The error for a value of `name` that does not fit `dtype`.
+    pub(crate) fn overflow(&self, name: &str, dtype: Dtype) -> WeightsError {
+        let shard = self.tensors.get(name).map_or(0, |stored| stored.shard);
+        WeightsError::Overflow { path: self.shards[shard].path.clone(), name: name.to_owned(), dtype }
+    }
+
+    fn find(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), WeightsError> {
+        let problem = match self.tensors.get(name) {
+            None => TensorProblem::Missing { name: name.to_owned(), expected: shape.to_vec() },
+            Some(stored) if stored.shape != shape => {
+                TensorProblem::Shape { name: name.to_owned(), found: stored.shape.clone(), expected: shape.to_vec() }
+            }
+            Some(stored) => match stored.float_dtype() {
+                Some(dtype) => return Ok((stored, dtype)),
+                None => TensorProblem::Dtype { name: name.to_owned(), found: format!("{:?}", stored.dtype) },
+            },
+        };
+        Err(WeightsError::Mismatch { folder: self.folder.clone(), problems: vec![problem] })
+    }
+
+    fn same_bytes(&self, name: &str, other: &str) -> bool {
+        match (self.tensors.get(name), self.tensors.get(other)) {
+            (Some(first), Some(second)) => {
+                let same = first.dtype == second.dtype && self.bytes(first) == self.bytes(second);
+                self.release(first);
+                self.release(second);
+                same
+            }
+            _ => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{self, tiny_config};
+    use super::*;
+
+    fn read<const D: usize>(files: &WeightFiles, name: &str, shape: [usize; D], dtype: Dtype) -> Vec<f32> {
+        let tensor: Tensor<D> = files.load(name, shape, dtype, &Device::flex()).unwrap();
+        assert_eq!(tensor.dtype(), DType::from(dtype));
+        tensor.into_data().convert::<f32>().try_to_vec().unwrap()
+    }
+
+    #[test]
+    fn tensors_load_with_their_values_in_every_storage_type_from_one_file_or_shards() {
+        for num_shards in [1, 3] {
+            let folder = tempfile::tempdir().unwrap();
+            let config = tiny_config();
+            let stored = fixture::write_model(folder.path(), &config, num_shards, Dtype::Bf16);
+            let files = WeightFiles::open(folder.path()).unwrap();
+            files.check(&config).unwrap();
+            assert_eq!(files.shard_names().count(), num_shards);
+            assert_eq!(files.num_bytes(), 2 * config.num_parameters());
+            for dtype in Dtype::ALL {
+                let name = "model.layers.1.mlp.down_proj.weight";
+                // Small bf16 numbers are exact in f32 and, here, in f16 too.
+                assert_eq!(read(&files, name, [64, 176], dtype), stored[name]);
+                let norm = "model.layers.0.input_layernorm.weight";
+                assert_eq!(read(&files, norm, [64], dtype), stored[norm]);
+            }
+            // Released pages come back.
+            assert_eq!(files.load_f32("model.norm.weight", &[64]).unwrap(), stored["model.norm.weight"]);
+            assert_eq!(files.load_f32("model.norm.weight", &[64]).unwrap(), stored["model.norm.weight"]);
+        }
+    }
+
+    #[test]
+    fn every_tensor_that_does_not_fit_is_listed_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = tiny_config();
+        fixture::write_model(folder.path(), &config, 1, Dtype::F32);
+        let files = WeightFiles::open(folder.path()).unwrap();
+        let wider = LlamaConfig { intermediate_size: 200, num_hidden_layers: 1, tie_word_embeddings: false, ..config };
+        let WeightsError::Mismatch { problems, .. } = files.check(&wider).unwrap_err() else { panic!("accepted") };
+        let count = |kind: fn(&TensorProblem) -> bool| problems.iter().filter(|problem| kind(problem)).count();
+        assert_eq!(count(|problem| matches!(problem, TensorProblem::Shape { .. })), 3);
+        assert_eq!(count(|problem| matches!(problem, TensorProblem::Unexpected { .. })), 9);
+        assert_eq!(count(|problem| matches!(problem, TensorProblem::Missing { .. })), 1);
+        let text = files.check(&wider).unwrap_err().to_string();
+        assert!(text.contains("misshapen: `model.layers.0.mlp.up_proj.weight` is [176, 64], expected [200, 64]"));
+        assert!(text.contains("missing: `lm_head.weight` [256, 64]"), "{text}");
+        let error = files.load::<2>("model.norm.weight", [8, 8], Dtype::F32, &Device::flex()).unwrap_err();
+        assert!(error.to_string().contains("`model.norm.weight` is [64], expected [8, 8]"), "{error}");
+    }
+
+    #[test]
+    fn a_tied_head_may_be_stored_if_it_is_the_embedding_and_rotary_buffers_are_ignored() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = tiny_config();
+        let mut tensors = fixture::random_tensors(&config);
+        let embedding = tensors["model.embed_tokens.weight"].clone();
+        tensors.insert("lm_head.weight".into(), embedding);
+        tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), (vec![8], vec![0.5; 8]));
+        fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::F32);
+        WeightFiles::open(folder.path()).unwrap().check(&config).unwrap();
+
+        let head = tensors.get_mut("lm_head.weight").unwrap();
+        head.1[77] += 1.0;
+        fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::F32);
+        let error = WeightFiles::open(folder.path()).unwrap().check(&config).unwrap_err().to_string();
+        assert!(error.contains("`lm_head.weight` differs from `model.embed_tokens.weight`"), "{error}");
+    }
+
+    #[test]
+    fn a_truncated_file_is_called_half_downloaded_and_a_pointer_a_pointer() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = tiny_config();
+        fixture::write_model(folder.path(), &config, 1, Dtype::F32);
+        let path = folder.path().join(SINGLE);
+        let content = std::fs::read(&path).unwrap();
+        for length in [content.len() - 1, 100, 3, 0] {
+            std::fs::write(&path, &content[..length]).unwrap();
+            let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
+            assert!(error.contains("half-downloaded"), "{length}: {error}");
+        }
+        std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n").unwrap();
+        let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("Git LFS pointer") && error.contains("git lfs pull"), "{error}");
+    }
+
+    #[test]
+    fn an_index_that_disagrees_with_its_files_is_an_error_that_says_where() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = tiny_config();
+        fixture::write_model(folder.path(), &config, 2, Dtype::F32);
+        let index = folder.path().join(INDEX);
+        let text = std::fs::read_to_string(&index).unwrap();
+        let error_with = |text: &str| {
+            std::fs::write(&index, text).unwrap();
+            WeightFiles::open(folder.path()).unwrap_err().to_string()
+        };
+        let more =
+            text.replacen("\"weight_map\": {", "\"weight_map\": {\"ghost\": \"model-00001-of-00002.safetensors\",", 1);
+        assert!(error_with(&more).contains("`ghost` is not in `model-00001-of-00002.safetensors`"));
+        let outside = more.replacen("model-00001-of-00002.safetensors", "../elsewhere.safetensors", 1);
+        assert!(error_with(&outside).contains("`ghost` is in `../elsewhere.safetensors`"));
+        assert!(error_with("{}").contains("weight_map"));
+        std::fs::remove_file(folder.path().join("model-00002-of-00002.safetensors")).unwrap();
+        let error = error_with(&text);
+        assert!(error.contains("`model-00002-of-00002.safetensors`, which is not in the folder"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_without_safetensors_says_what_it_holds_instead() {
+        for (file, part) in [
+            ("pytorch_model.bin", "pickle"),
+            ("consolidated.safetensors", "Mistral's own format"),
+            ("model-q4.gguf", "GGUF"),
+            ("adapter_model.safetensors", "this is an adapter"),
+            ("model-00001-of-00002.safetensors", "index"),
+            ("README.md", "`model.init`"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join(file), "x").unwrap();
+            let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_beyond_the_range_of_f16_are_refused_with_a_hint() {
+        let folder = tempfile::tempdir().unwrap();
+        let tensors = [("x".to_owned(), (vec![2], vec![1.0, 1e6]))].into();
+        fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::Bf16);
+        let files = WeightFiles::open(folder.path()).unwrap();
+        let error = files.load::<1>("x", [2], Dtype::F16, &Device::flex()).unwrap_err().to_string();
+        assert!(error.contains("`x` is too large for f16") && error.contains("bf16"), "{error}");
+    }
+}
