@@ -1,0 +1,165 @@
+//! Samples to tokens: rendering, masking, tokenising, truncation.
+
+use std::ops::Range;
+
+use super::formats::Sample;
+use super::template::{ChatTemplate, Rendered, TemplateError};
+use super::tokenizer::{Token, Tokenizer, TokenizerError};
+
+/// Why a sample could not be made into tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum EncodeError {
+    /// A conversation, and no template to write it with.
+    #[error(
+        "a conversation needs a chat template and the model has none\n  hint: set `data.chat_template` to a Jinja file"
+    )]
+    NoTemplate,
+    /// The chat template failed.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The tokenizer failed.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// A row as the model sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EncodedRow {
+    /// Token ids, at most `max_length` of them.
+    pub ids: Vec<u32>,
+    /// Whether a token carries loss, that is, is to be predicted from what precedes it; parallel to `ids`. Not shifted.
+    /// The first token never does: nothing precedes it.
+    pub carries_loss: Vec<bool>,
+    /// Length in tokens before truncation.
+    pub full_length: usize,
+    /// Tokens that would carry loss before truncation.
+    pub full_target_tokens: usize,
+}
+
+impl EncodedRow {
+    /// Number of tokens that carry loss.
+    #[must_use]
+    pub fn num_target_tokens(&self) -> usize {
+        self.carries_loss.iter().filter(|loss| **loss).count()
+    }
+
+    /// Whether tokens were cut off.
+    #[must_use]
+    pub fn is_truncated(&self) -> bool {
+        self.full_length > self.ids.len()
+    }
+
+    /// Whether truncation left nothing of the answer.
+    #[must_use]
+    pub fn is_answer_cut(&self) -> bool {
+        self.full_target_tokens > 0 && self.num_target_tokens() == 0
+    }
+}
+
+/// Samples to tokens, with the settings that all rows share.
+///
+/// A text is tokenised once, as a whole, so that the ids are those that the model sees in use. Which tokens carry loss
+/// follows from the bytes that each stands for: **a token carries loss if any of its bytes are part of an answer**.
+/// A token that straddles the boundary, half prompt and half answer, therefore carries loss.
+#[derive(Debug)]
+pub struct Encoder<'a> {
+    /// The model's tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// For conversations.
+    pub template: Option<&'a ChatTemplate>,
+    /// Longest row, in tokens.
+    pub max_length: usize,
+    /// Loss on every token.
+    pub train_on_inputs: bool,
+}
+
+impl Encoder<'_> {
+    /// Tokens of a sample.
+    ///
+    /// - A conversation is rendered by the chat template and tokenised with nothing added: the template writes BOS
+    ///   itself. The assistant's messages carry loss, the token that ends their turn included.
+    /// - A prompt and its completion are joined as they are and tokenised together, BOS in front as the tokenizer adds
+    ///   it, EOS behind; the completion and EOS carry loss.
+    /// - A text gets BOS and EOS in the same way; all of it carries loss.
+    ///
+    /// A BOS or EOS that the text itself has is not doubled.
+    ///
+    /// # Errors
+    /// A conversation without a template; what the template or the tokenizer refuse.
+    pub fn encode(&self, sample: &Sample) -> Result<EncodedRow, EncodeError> {
+        match sample {
+            Sample::Chat { messages, tools } => {
+                let template = self.template.ok_or(EncodeError::NoTemplate)?;
+                let rendered = if self.train_on_inputs {
+                    Rendered { text: template.render(messages, tools.as_ref(), false)?, answers: Vec::new() }
+                } else {
+                    template.render_with_answers(messages, tools.as_ref())?
+                };
+                let tokens = self.tokenizer.encode_tokens(&rendered.text, false)?;
+                Ok(self.masked(&tokens, &rendered.answers))
+            }
+            Sample::Completion { prompt, completion } => {
+                let text = format!("{prompt}{completion}");
+                let tokens = self.with_special_tokens(&text)?;
+                // One byte more than the text: EOS stands there.
+                let answer = prompt.len()..text.len() + 1;
+                Ok(self.masked(&tokens, std::slice::from_ref(&answer)))
+            }
+            Sample::Text(text) => {
+                let tokens = self.with_special_tokens(text)?;
+                let answer = 0..text.len() + 1;
+                Ok(self.masked(&tokens, std::slice::from_ref(&answer)))
+            }
+        }
+    }
+
+    /// A window of a longer text, every token of which carries loss.
+    #[must_use]
+    pub fn window(&self, ids: &[u32]) -> EncodedRow {
+        let tokens: Vec<Token> = ids.iter().map(|&id| Token { id, start: 0, end: 1 }).collect();
+        self.masked(&tokens, &[0..1])
+    }
+
+    /// Tokens of `text` with one BOS in front, if the tokenizer adds one, and one EOS behind.
+    fn with_special_tokens(&self, text: &str) -> Result<Vec<Token>, TokenizerError> {
+        let mut tokens = self.tokenizer.encode_tokens(text, true)?;
+        if let Some(bos) = self.tokenizer.bos() {
+            if tokens.len() >= 2 && tokens[..2].iter().all(|token| token.id == bos.id) {
+                tokens.remove(0);
+            }
+        }
+        if let Some(eos) = self.tokenizer.eos() {
+            if tokens.last().is_none_or(|token| token.id != eos.id) {
+                tokens.push(Token::behind(eos.id, text.len()));
+            }
+        }
+        Ok(tokens)
+    }
+
+    fn masked(&self, tokens: &[Token], answers: &[Range<usize>]) -> EncodedRow {
+        let mut carries_loss = loss_mask(tokens, answers, self.train_on_inputs);
+        if let Some(first) = carries_loss.first_mut() {
+            *first = false;
+        }
+        let full_target_tokens = carries_loss.iter().filter(|loss| **loss).count();
+        carries_loss.truncate(self.max_length);
+        EncodedRow {
+            ids: tokens.iter().take(self.max_length).map(|token| token.id).collect(),
+            carries_loss,
+            full_length: tokens.len(),
+            full_target_tokens,
+        }
+    }
+}
+
+/// Whether each token carries loss: those that share a byte with one of `answers`, which are ascending.
+fn loss_mask(tokens: &[Token], answers: &[Range<usize>], everything: bool) -> Vec<bool> {
+    let mut answers = answers.iter().peekable();
+    let carries_loss = |token: &Token| {
+        // A token of spaces alone may have lost its start, see `Token`.
+        let start = if token.start == token.end { token.end.saturating_sub(1) } else { token.start };
+        while answers.next_if(|answer| answer.end <= start).is_some() {}
+        answers.peek().is_some_and(|answer| answer.start < token.end && start < answer.end)
+    };
+    if everything { vec![true; tokens.len()] } else { tokens.iter().map(carries_loss).collect() }
+}

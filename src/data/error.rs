@@ -1,0 +1,44 @@
+//! What can be wrong with data.
+
+use std::path::PathBuf;
+
+use super::template::TemplateError;
+use super::tokenizer::TokenizerError;
+
+/// Why data could not be opened or read.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// A `[[data.train]]` or `[[data.eval]]` entry matches no file, or nothing is given.
+    #[error("{0}")]
+    Config(String),
+    /// A file cannot be used.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what would help.
+        reason: String,
+    },
+    /// A row cannot be used.
+    #[error("{}:{place}: {reason}", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// `line 12` or `row 12`, counted from 1.
+        place: String,
+        /// What is wrong, and what would help.
+        reason: String,
+    },
+    /// The chat template cannot be used.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The tokenizer cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A worker thread could not be started or has panicked.
+    #[error("a data worker failed: {0}")]
+    Worker(String),
+    /// The loader was asked for more after an error.
+    #[error("the data loader has stopped after an earlier error")]
+    Stopped,
+}

@@ -1,0 +1,292 @@
+//! Micro-batches made ahead by worker threads, in order.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::batch::Batch;
+use super::error::DataError;
+use super::pipeline::{Cursor, Place, RowCounts, Shared};
+
+/// A micro-batch and its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadedBatch {
+    /// The rows. Those without a token that carries loss are left out, so there may be none.
+    pub batch: Batch,
+    /// Where the next micro-batch is.
+    pub cursor_after: Cursor,
+    /// Pass over the training rows, from 0.
+    pub epoch: u64,
+    /// Whether it is the last micro-batch of that pass.
+    pub last_of_epoch: bool,
+    /// What its rows turned out to be.
+    pub report: RowCounts,
+}
+
+/// Training micro-batches, without end.
+#[derive(Debug)]
+pub struct Loader {
+    prefetch: Prefetch,
+}
+
+impl Loader {
+    pub(super) fn start(shared: Arc<Shared>, from: Cursor, micro_batch_size: usize) -> Result<Self, DataError> {
+        let plan = Plan {
+            cursor: from,
+            order: Arc::new(shared.train_order(from.epoch)),
+            micro_batch_size: micro_batch_size.max(1),
+            epochs: Epochs::Endless,
+        };
+        Ok(Self { prefetch: Prefetch::start(shared, plan)? })
+    }
+
+    /// The next micro-batch; waits if it is not ready.
+    ///
+    /// # Errors
+    /// A row that cannot be read, with its place; a worker that panicked. The loader then has nothing more to give.
+    pub fn next_batch(&mut self) -> Result<LoadedBatch, DataError> {
+        self.prefetch.next().unwrap_or(Err(DataError::Stopped))
+    }
+}
+
+/// Evaluation micro-batches, in a fixed order.
+#[derive(Debug)]
+pub struct EvalLoader {
+    prefetch: Prefetch,
+}
+
+impl EvalLoader {
+    pub(super) fn start(
+        shared: Arc<Shared>,
+        micro_batch_size: usize,
+        max_batches: Option<usize>,
+    ) -> Result<Self, DataError> {
+        let micro_batch_size = micro_batch_size.max(1);
+        let mut order = shared.eval_order();
+        if let Some(max_batches) = max_batches {
+            order.truncate(max_batches.saturating_mul(micro_batch_size));
+        }
+        let plan = Plan { cursor: Cursor::default(), order: Arc::new(order), micro_batch_size, epochs: Epochs::One };
+        Ok(Self { prefetch: Prefetch::start(shared, plan)? })
+    }
+}
+
+impl Iterator for EvalLoader {
+    type Item = Result<LoadedBatch, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.prefetch.next()
+    }
+}
+
+/// Whether epoch follows epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Epochs {
+    One,
+    Endless,
+}
+
+/// Which rows are in which micro-batch.
+#[derive(Debug)]
+struct Plan {
+    cursor: Cursor,
+    /// Rows of the cursor's epoch.
+    order: Arc<Vec<Place>>,
+    micro_batch_size: usize,
+    epochs: Epochs,
+}
+
+/// One micro-batch to make.
+#[derive(Debug)]
+struct Job {
+    order: Arc<Vec<Place>>,
+    start: usize,
+    end: usize,
+    epoch: u64,
+    cursor_after: Cursor,
+}
+
+impl Plan {
+    /// The next micro-batch, `None` at the end.
+    fn next_job(&mut self, shared: &Shared) -> Option<Job> {
+        let start_of = |batch: u64| usize::try_from(batch).unwrap_or(usize::MAX).saturating_mul(self.micro_batch_size);
+        let mut start = start_of(self.cursor.batch);
+        if start >= self.order.len() {
+            if self.epochs == Epochs::One {
+                return None;
+            }
+            self.cursor = Cursor { epoch: self.cursor.epoch + 1, batch: 0 };
+            self.order = Arc::new(shared.train_order(self.cursor.epoch));
+            start = 0;
+        }
+        let epoch = self.cursor.epoch;
+        let end = (start + self.micro_batch_size).min(self.order.len());
+        self.cursor = if end == self.order.len() && self.epochs == Epochs::Endless {
+            Cursor { epoch: epoch + 1, batch: 0 }
+        } else {
+            Cursor { epoch, batch: self.cursor.batch + 1 }
+        };
+        let job = Job { order: Arc::clone(&self.order), start, end, epoch, cursor_after: self.cursor };
+        if self.cursor.epoch != epoch {
+            self.order = Arc::new(shared.train_order(self.cursor.epoch));
+        }
+        Some(job)
+    }
+}
+
+impl Job {
+    fn run(&self, shared: &Shared, is_stopped: &dyn Fn() -> bool) -> Result<LoadedBatch, DataError> {
+        let places = &self.order[self.start..self.end];
+        let made = catch_unwind(AssertUnwindSafe(|| shared.batch(places, is_stopped)));
+        let (batch, report) = made.unwrap_or_else(|panic| {
+            let message = panic.downcast_ref::<String>().map(String::as_str);
+            let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked");
+            Err(DataError::Worker(message.to_owned()))
+        })?;
+        Ok(LoadedBatch {
+            batch,
+            cursor_after: self.cursor_after,
+            epoch: self.epoch,
+            last_of_epoch: self.end == self.order.len(),
+            report,
+        })
+    }
+}
+
+/// Worker threads and the bounded queue between them and the consumer.
+///
+/// A worker takes the next job and its number under the lock, makes the micro-batch without it, and puts the result in
+/// its place; the consumer takes results by number. So the order does not depend on the number of workers.
+#[derive(Debug)]
+struct Prefetch {
+    queue: Arc<Queue>,
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    state: Mutex<QueueState>,
+    /// A result was put in its place.
+    ready: Condvar,
+    /// A result was taken out: there is room for another job.
+    room: Condvar,
+    stopped: AtomicBool,
+}
+
+#[derive(Debug)]
+struct QueueState {
+    plan: Plan,
+    /// Number of the next job to be taken by a worker.
+    next_job: u64,
+    /// Number of the next result to be given out.
+    next_result: u64,
+    /// Number of jobs, once the plan has ended.
+    num_jobs: Option<u64>,
+    results: BTreeMap<u64, Result<LoadedBatch, DataError>>,
+}
+
+impl Queue {
+    /// A panic under this lock is not possible while the state is half changed; so a poisoned lock is a sound one.
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// The body of a worker: jobs until the plan ends or the loader is dropped.
+    fn work(&self, shared: &Shared, capacity: u64) {
+        loop {
+            let mut state = self.lock();
+            while state.next_job >= state.next_result + capacity && !self.is_stopped() {
+                state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if self.is_stopped() {
+                return;
+            }
+            let number = state.next_job;
+            let Some(job) = state.plan.next_job(shared) else {
+                state.num_jobs = Some(number);
+                self.ready.notify_all();
+                return;
+            };
+            state.next_job += 1;
+            drop(state);
+            let result = job.run(shared, &|| self.is_stopped());
+            self.lock().results.insert(number, result);
+            self.ready.notify_all();
+        }
+    }
+
+    fn stop(&self) {
+        // Under the lock, so that no worker can be between looking at the flag and waiting.
+        let state = self.lock();
+        self.stopped.store(true, Ordering::Relaxed);
+        drop(state);
+        self.room.notify_all();
+    }
+}
+
+impl Prefetch {
+    fn start(shared: Arc<Shared>, plan: Plan) -> Result<Self, DataError> {
+        let state = QueueState { plan, next_job: 0, next_result: 0, num_jobs: None, results: BTreeMap::new() };
+        let queue = Arc::new(Queue {
+            state: Mutex::new(state),
+            ready: Condvar::new(),
+            room: Condvar::new(),
+            stopped: AtomicBool::new(false),
+        });
+        let capacity = shared.config.prefetch_batches.max(1) as u64;
+        let mut prefetch = Self { queue, shared, workers: Vec::new() };
+        for index in 0..prefetch.shared.config.num_workers {
+            let (queue, shared) = (Arc::clone(&prefetch.queue), Arc::clone(&prefetch.shared));
+            let worker = std::thread::Builder::new().name(format!("data-{index}"));
+            let worker = worker.spawn(move || queue.work(&shared, capacity));
+            prefetch.workers.push(worker.map_err(|error| DataError::Worker(error.to_string()))?);
+        }
+        Ok(prefetch)
+    }
+
+    /// The next result in order, `None` at the end of the plan or after an error.
+    fn next(&mut self) -> Option<Result<LoadedBatch, DataError>> {
+        if self.queue.is_stopped() {
+            return None;
+        }
+        let result = if self.workers.is_empty() {
+            let job = self.queue.lock().plan.next_job(&self.shared)?;
+            job.run(&self.shared, &|| false)
+        } else {
+            let mut state = self.queue.lock();
+            loop {
+                let number = state.next_result;
+                if let Some(result) = state.results.remove(&number) {
+                    state.next_result += 1;
+                    self.queue.room.notify_all();
+                    break result;
+                }
+                if state.num_jobs.is_some_and(|num_jobs| number >= num_jobs) {
+                    return None;
+                }
+                state = self.queue.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        };
+        if result.is_err() {
+            self.queue.stop();
+        }
+        Some(result)
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        self.queue.stop();
+        for worker in self.workers.drain(..) {
+            // A worker catches its panics; one that still ended by panic has nothing left to say.
+            let _ = worker.join();
+        }
+    }
+}
