@@ -18,6 +18,7 @@
 //! - [`telemetry`] what the machine does meanwhile
 //! - [`device`] the one file that names a backend
 //! - [`hub`] model files from the Hugging Face Hub
+//! - [`failure`] how a command ends when it does not end well
 //! - [`schema`] strict reading of a TOML table
 
 pub mod checkpoint;
@@ -26,6 +27,7 @@ pub mod commands;
 pub mod data;
 pub mod device;
 pub mod export;
+pub mod failure;
 pub mod generate;
 pub mod hub;
 pub mod lora;

@@ -1,1 +1,7 @@
-//! Sub-commands other than training.
+//! Sub-commands other than training, one file each.
+
+pub mod bench;
+pub mod check;
+pub mod generate;
+pub mod inspect;
+pub mod merge;

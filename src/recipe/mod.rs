@@ -1,1 +1,171 @@
 //! The recipe: its sections composed.
+
+mod args;
+mod peers;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::checkpoint::CheckpointConfig;
+use crate::data::config::DataConfig;
+use crate::device::DeviceConfig;
+use crate::lora::config::LoraConfig;
+use crate::metrics::LoggingConfig;
+use crate::model::ModelOptions;
+use crate::schema::{self, Override, Problem, Problems, Section};
+use crate::train::config::{EvalConfig, LrScheduler, OptimizerConfig, SchedulerConfig, TrainConfig};
+
+pub use args::RecipeArgs;
+pub use peers::PEERS;
+
+/// Everything that a run is told: one TOML file, every default filled in.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Recipe {
+    /// Folder that the run writes; a relative one starts at the current directory. Absent in the file:
+    /// `runs/` and the recipe's name.
+    pub output_dir: PathBuf,
+    /// Seed of everything random: A, dropout, the order of rows, the held-out rows, sampled text.
+    pub seed: u64,
+    /// The frozen base.
+    pub model: ModelOptions,
+    /// The adapters.
+    pub lora: LoraConfig,
+    /// Rows and how they become batches.
+    pub data: DataConfig,
+    /// Steps.
+    pub train: TrainConfig,
+    /// What makes an update of a gradient.
+    pub optimizer: OptimizerConfig,
+    /// The learning rate over the steps.
+    pub scheduler: SchedulerConfig,
+    /// What is measured between steps.
+    pub eval: EvalConfig,
+    /// What is saved between steps.
+    pub checkpoint: CheckpointConfig,
+    /// What is written down.
+    pub logging: LoggingConfig,
+    /// Where it is computed.
+    pub device: DeviceConfig,
+}
+
+/// What a recipe is read for, which decides what must be in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Training, checking or inspecting: there must be training rows.
+    Training,
+    /// Measuring on synthetic batches: no rows are needed.
+    Benchmark,
+}
+
+impl Recipe {
+    /// Reads a recipe file, with the changes of the command line.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read, or all mistakes in it, sorted by place.
+    pub fn load(path: &Path, overrides: &[Override], purpose: Purpose) -> Result<Self, Problems> {
+        let text = read_text(path)?;
+        Self::parse(path, &text, overrides, purpose)
+    }
+
+    /// Reads a recipe from its text; `path` is its name in messages and gives `output_dir` its default.
+    ///
+    /// # Errors
+    ///
+    /// All mistakes in it, sorted by place.
+    pub fn parse(path: &Path, text: &str, overrides: &[Override], purpose: Purpose) -> Result<Self, Problems> {
+        let stem = path.file_stem().map_or_else(|| "run".to_owned(), |stem| stem.to_string_lossy().into_owned());
+        let output_dir = format!("runs/{stem}");
+        schema::read(&path.display().to_string(), text, overrides, PEERS, |root| Self::read(root, &output_dir, purpose))
+    }
+
+    fn read(root: &mut Section, default_output_dir: &str, purpose: Purpose) -> Self {
+        let recipe = Self {
+            output_dir: root.string("output_dir", default_output_dir).into(),
+            // TOML's whole numbers are signed.
+            seed: root.count("seed", 0, 0..=i64::MAX as u64),
+            model: root.section("model", ModelOptions::read),
+            lora: root.section("lora", LoraConfig::read),
+            data: root.section("data", DataConfig::read),
+            train: root.section("train", TrainConfig::read),
+            optimizer: root.section("optimizer", OptimizerConfig::read),
+            scheduler: root.section("scheduler", SchedulerConfig::read),
+            eval: root.section("eval", EvalConfig::read),
+            checkpoint: root.section("checkpoint", CheckpointConfig::read),
+            logging: root.section("logging", LoggingConfig::read),
+            device: root.section("device", DeviceConfig::read),
+        };
+        recipe.hold_together(root, purpose);
+        recipe
+    }
+
+    /// What one section says against another.
+    fn hold_together(&self, root: &mut Section, purpose: Purpose) {
+        let mut reject = |key: &str, message: String, hint: &str| root.reject(key, Problem::new(message).hint(hint));
+
+        let has_train = !self.data.train.is_empty();
+        if purpose == Purpose::Training && !has_train {
+            let message = "there is no training data".to_owned();
+            reject("data", message, "add [[data.train]] with the `path` of a file");
+        }
+        if self.data.eval_split.is_some() && !has_train && purpose == Purpose::Benchmark {
+            let message = "`data.eval_split` has no [[data.train]] to hold rows out of".to_owned();
+            reject("data.eval_split", message, "take it out");
+        }
+
+        let eval = &self.eval;
+        let has_eval = !self.data.eval.is_empty() || self.data.eval_split.is_some();
+        let need_rows = [
+            ("eval_steps", eval.eval_steps.is_some() && eval.generate.is_empty()),
+            ("max_batches", eval.max_batches.is_some()),
+            ("early_stopping_patience", eval.early_stopping_patience.is_some()),
+        ];
+        for (key, _) in need_rows.into_iter().filter(|(_, is_set)| *is_set && !has_eval) {
+            let message = format!("`eval.{key}` needs evaluation data, and there is none");
+            reject(&format!("eval.{key}"), message, "add [[data.eval]], or `eval_split` in [data]");
+        }
+        if eval.early_stopping_patience.is_some() && has_eval && eval.eval_steps.is_none() {
+            let message = "`eval.early_stopping_patience` needs evaluations during training".to_owned();
+            reject("eval.early_stopping_patience", message, "set `eval_steps` in [eval]");
+        }
+
+        let scheduler = &self.scheduler;
+        if scheduler.lr_scheduler == LrScheduler::Constant && scheduler.min_lr_ratio > 0.0 {
+            let message = "`scheduler.min_lr_ratio` has no meaning for a constant learning rate".to_owned();
+            reject("scheduler.min_lr_ratio", message, "take it out, or use `cosine` or `linear`");
+        }
+        if let (Some(warmup), Some(steps)) = (scheduler.warmup_steps, self.train.max_steps)
+            && warmup >= steps
+        {
+            let message = format!("`scheduler.warmup_steps` = {warmup} leaves none of `train.max_steps` = {steps}");
+            reject("scheduler.warmup_steps", message, "make it smaller, or use `warmup_ratio`");
+        }
+    }
+
+    /// The recipe as TOML, with every default filled in: `resolved.toml`. Reading it gives an equal recipe.
+    #[must_use]
+    #[expect(clippy::expect_used, reason = "every field is text, a number, a list or a table: TOML holds them all")]
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a recipe is TOML")
+    }
+}
+
+/// The text of a recipe file.
+fn read_text(path: &Path) -> Result<String, Problem> {
+    let problem = |message: String| Problem::new(message).at(path.display());
+    let bytes = fs::read(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => problem("there is no such file".to_owned()),
+        io::ErrorKind::IsADirectory => problem("this is a folder, expected a recipe file".to_owned()),
+        _ => problem(format!("cannot read the recipe: {error}")),
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        problem(format!("not UTF-8 text at byte {offset}, expected a TOML file")).hint("save it as UTF-8")
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! How a command ends when it does not end well, and the exit code that says so.
+
+use std::error::Error;
+use std::fmt;
+
+use crate::schema::{Problem, Problems};
+
+/// Why a command ended without its result.
+#[derive(Debug)]
+pub enum Failure {
+    /// The recipe, the arguments or an input file is wrong: nothing was computed. Exit code 2.
+    Input(Problems),
+    /// Something failed on the way. Exit code 1.
+    Running(Box<dyn Error + Send + Sync>),
+    /// SIGINT or SIGTERM, after a checkpoint was saved. Exit code 130.
+    Interrupted,
+}
+
+impl Failure {
+    /// An input mistake that another module describes, hint included.
+    pub fn input(error: impl fmt::Display) -> Self {
+        Self::Input(Problem::new(error.to_string()).into())
+    }
+
+    /// A failure on the way.
+    pub fn running(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Running(error.into())
+    }
+
+    /// The exit code of the process.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Running(_) => 1,
+            Self::Input(_) => 2,
+            Self::Interrupted => 130,
+        }
+    }
+
+    /// What to tell the user, one text for each mistake: first line, then indented hints. Nothing for
+    /// [`Interrupted`](Self::Interrupted): the run has said so itself.
+    #[must_use]
+    pub fn messages(&self) -> Vec<String> {
+        match self {
+            Self::Input(problems) => problems.0.iter().map(ToString::to_string).collect(),
+            Self::Running(error) => vec![with_causes(error.as_ref())],
+            Self::Interrupted => vec![],
+        }
+    }
+}
+
+/// The error and what caused it, where its own text does not say that already.
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text.push_str("\n  because: ");
+            text.push_str(&message);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Interrupted => f.write_str("interrupted"),
+            _ => f.write_str(&self.messages().join("\n")),
+        }
+    }
+}
+
+impl Error for Failure {}
+
+impl From<Problems> for Failure {
+    fn from(problems: Problems) -> Self {
+        Self::Input(problems)
+    }
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        Self::Input(problem.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot write the adapter")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn causes_follow_the_error_once_each() {
+        let failure = Failure::running(Outer(std::io::Error::other("disk full")));
+        assert_eq!(failure.messages(), ["cannot write the adapter\n  because: disk full"]);
+        assert_eq!(failure.exit_code(), 1);
+
+        let said = Failure::running(std::io::Error::other(std::io::Error::other("disk full")));
+        assert_eq!(said.messages(), ["disk full"]);
+    }
+
+    #[test]
+    fn input_mistakes_are_listed_one_by_one_and_end_with_2() {
+        let problems = Problems(vec![Problem::new("a").at("r.toml:1:2").hint("b"), Problem::new("c")]);
+        let failure = Failure::from(problems);
+        assert_eq!(failure.messages(), ["r.toml:1:2: a\n  hint: b", "c"]);
+        assert_eq!(failure.exit_code(), 2);
+        assert_eq!(Failure::Interrupted.exit_code(), 130);
+    }
+}

@@ -1,0 +1,43 @@
+//! The arguments of every command that takes a recipe.
+
+use std::path::PathBuf;
+
+use super::{Purpose, Recipe};
+use crate::schema::{Override, Problems};
+
+/// A recipe on the command line, and changes to it.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RecipeArgs {
+    /// The recipe, a TOML file; recipes/reference.toml shows every key
+    #[arg(value_name = "RECIPE.toml")]
+    pub recipe: PathBuf,
+
+    /// Change one key of the recipe; can be given several times
+    ///
+    /// The value is TOML; what is not TOML is taken as text. Nothing after `=` takes the key out, so that its
+    /// default applies. An element of a list is named by its number: data.train[0].path=rows.jsonl
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+
+    /// Where to compute, instead of `device.name`: auto, cpu, cuda, cuda:N, or what else is compiled in
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+}
+
+impl RecipeArgs {
+    /// Reads the recipe with its changes.
+    ///
+    /// # Errors
+    ///
+    /// All mistakes in the file and the changes, sorted by place.
+    pub fn load(&self, purpose: Purpose) -> Result<Recipe, Problems> {
+        Recipe::load(&self.recipe, &self.overrides(), purpose)
+    }
+
+    /// The changes to the recipe, in their order; `--device` is the last.
+    #[must_use]
+    pub fn overrides(&self) -> Vec<Override> {
+        let device = self.device.iter().map(|name| Override::argument("--device", "device.name", name));
+        self.set.iter().map(Override::set).chain(device).collect()
+    }
+}
