@@ -1,1 +1,28 @@
-//! Operations on `f32` slices of host memory: vectorised, on all cores.
+//! CPU kernels of a training step on plain `f32` slices: vectorised for the machine at run time, on all cores.
+//!
+//! Matrices are row-major and contiguous; tokens lie flat, the rows of a batch end to end. Every result is the same,
+//! bit for bit, whatever the number of threads: work is cut at fixed places and summed in a fixed order.
+
+mod attention;
+mod cross_entropy;
+mod dropout;
+mod elementwise;
+mod linear;
+mod lora;
+mod norm;
+mod optimizer;
+mod rope;
+mod simd;
+
+#[cfg(test)]
+mod reference;
+
+pub use attention::{AttentionShape, attention, attention_backward};
+pub use cross_entropy::{cross_entropy, softmax_cross_entropy};
+pub use dropout::{Dropout, dropout};
+pub use elementwise::{add, add_assign, swiglu, swiglu_backward, swiglu_backward_in_place};
+pub use linear::{Weight, linear, linear_backward_input};
+pub use lora::{Lora, LoraGradients, lora_linear, lora_linear_backward};
+pub use norm::{rms_norm, rms_norm_backward};
+pub use optimizer::{AdamW, adamw, sum_of_squares};
+pub use rope::rope;

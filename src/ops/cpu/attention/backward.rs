@@ -1,0 +1,363 @@
+//! The backward pass: one task per document, head and block of keys.
+
+use std::f32::consts::LOG2_E;
+use std::ops::Range;
+
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::super::simd::{SharedMut, dot, exp2_bounded, rows_per_chunk, with_scratch};
+use super::tile::{Left, Product, STRIP, TILE, pack_columns, pack_rows};
+use super::{AttentionShape, clear_gaps};
+
+/// A block of keys is at least this long, and at least a quarter of its document: the tasks of one head are at most
+/// four, and so are the partial gradients of its queries.
+const MIN_BLOCK_KEYS: usize = 5 * TILE;
+
+/// One task: the keys `keys` of the document at `start`, and the queries `queries` that see them.
+#[derive(Clone, Debug)]
+struct Task {
+    start: usize,
+    head: usize,
+    keys: Range<usize>,
+    queries: Range<usize>,
+    /// Where its share of dq lies in the partial sums; `None` for the first block, which writes dq itself.
+    partial: Option<usize>,
+}
+
+fn tasks(documents: &[(usize, usize)], shape: &AttentionShape) -> (Vec<Task>, usize) {
+    let mut tasks = Vec::new();
+    let mut partial_len = 0;
+    for &(start, len) in documents {
+        let block = MIN_BLOCK_KEYS.max(len.div_ceil(4).next_multiple_of(TILE));
+        for head in 0..shape.num_heads {
+            for first in (0..len).step_by(block) {
+                let keys = first..len.min(first + block);
+                // The first block writes all of dq, also where no key of the block is seen.
+                let end = if first == 0 { len } else { shape.end_query(keys.end - 1, len) };
+                let queries = first..end;
+                let partial = (first > 0).then_some(partial_len);
+                if first > 0 {
+                    partial_len += queries.len() * shape.head_dim;
+                }
+                tasks.push(Task { start, head, keys, queries, partial });
+            }
+        }
+    }
+    (tasks, partial_len)
+}
+
+/// Gradients of [`attention`](super::attention) with respect to `q`, `k` and `v`; zeros outside all documents.
+///
+/// # Shapes
+/// As in [`attention`](super::attention): `d_o`, `dq` like `q`; `dk`, `dv` like `k`; `o`, `lse` as it left them.
+#[allow(clippy::too_many_arguments)]
+pub fn attention_backward(
+    d_o: &[f32],
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    o: &[f32],
+    lse: &[f32],
+    documents: &[(usize, usize)],
+    shape: &AttentionShape,
+    dq: &mut [f32],
+    dk: &mut [f32],
+    dv: &mut [f32],
+) {
+    let tokens = shape.check(q.len(), k.len(), v.len(), documents);
+    assert!(
+        [d_o.len(), o.len(), dq.len()] == [q.len(); 3] && dk.len() == k.len() && dv.len() == k.len(),
+        "attention_backward: lengths"
+    );
+    assert_eq!(lse.len(), tokens * shape.num_heads, "attention_backward: lse");
+    let (tasks, partial_len) = tasks(documents, shape);
+    clear_gaps(dq, shape.q_width(), documents);
+    // Gradients of keys and values, head by head: [num_heads, tokens, head_dim].
+    let per_head = tokens * shape.head_dim;
+    with_scratch(2 * shape.num_heads * per_head + partial_len, |scratch| {
+        let (dk_heads, rest) = scratch.split_at_mut(shape.num_heads * per_head);
+        let (dv_heads, partial) = rest.split_at_mut(shape.num_heads * per_head);
+        let [dq_shared, dk_shared, dv_shared, partial_shared] =
+            [&mut *dq, &mut *dk_heads, &mut *dv_heads, &mut *partial].map(|x| SharedMut(x.as_mut_ptr()));
+        tasks.par_iter().with_max_len(1).for_each(|task| {
+            let head = task.head * per_head + (task.start + task.keys.start) * shape.head_dim;
+            let len = task.keys.len() * shape.head_dim;
+            // SAFETY: the keys of different tasks of one head are disjoint, so that the task alone uses these
+            // stretches of its head's part of the scratch.
+            let (dk, dv) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(dk_shared.get().add(head), len),
+                    std::slice::from_raw_parts_mut(dv_shared.get().add(head), len),
+                )
+            };
+            let dq = match task.partial {
+                // SAFETY: the stretch of the partial sums that was counted for this task alone.
+                Some(at) => (unsafe { partial_shared.get().add(at) }, shape.head_dim),
+                None => {
+                    let at = (task.start + task.queries.start) * shape.q_width() + task.head * shape.head_dim;
+                    // SAFETY: inside dq; the first block of a head alone writes the head's columns.
+                    (unsafe { dq_shared.get().add(at) }, shape.q_width())
+                }
+            };
+            run_task(task, d_o, q, k, v, o, lse, shape, tokens, dq, dk, dv);
+        });
+        add_partial(&tasks, partial, shape, dq);
+        sum_groups(dk_heads, documents, shape, dk);
+        sum_groups(dv_heads, documents, shape, dv);
+    });
+}
+
+/// Adds the later blocks' shares to dq, in the order of the blocks.
+fn add_partial(tasks: &[Task], partial: &[f32], shape: &AttentionShape, dq: &mut [f32]) {
+    for task in tasks {
+        let Some(at) = task.partial else { continue };
+        let rows = partial[at..].chunks_exact(shape.head_dim).take(task.queries.len());
+        let first = (task.start + task.queries.start) * shape.q_width() + task.head * shape.head_dim;
+        for (row, partial) in dq[first..].chunks_mut(shape.q_width()).zip(rows) {
+            row.iter_mut().zip(partial).for_each(|(dq, partial)| *dq += partial);
+        }
+    }
+}
+
+/// Sums the gradients of the query heads that share a key head; zeros where there is no document.
+fn sum_groups(heads: &[f32], documents: &[(usize, usize)], shape: &AttentionShape, out: &mut [f32]) {
+    let (head_dim, width) = (shape.head_dim, shape.kv_width());
+    let per_head = heads.len() / shape.num_heads;
+    let group = shape.num_heads / shape.num_kv_heads;
+    let rows = rows_per_chunk(width);
+    out.par_chunks_mut(rows * width).enumerate().for_each(|(chunk, out)| {
+        for (row, out) in out.chunks_exact_mut(width).enumerate() {
+            let token = chunk * rows + row;
+            for (kv_head, out) in out.chunks_exact_mut(head_dim).enumerate() {
+                for member in 0..group {
+                    let at = (kv_head * group + member) * per_head + token * head_dim;
+                    let from = &heads[at..at + head_dim];
+                    if member == 0 {
+                        out.copy_from_slice(from);
+                    } else {
+                        out.iter_mut().zip(from).for_each(|(out, from)| *out += from);
+                    }
+                }
+            }
+        }
+    });
+    clear_gaps(out, width, documents);
+}
+
+#[allow(clippy::too_many_arguments)]
+fn run_task(
+    task: &Task,
+    d_o: &[f32],
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    o: &[f32],
+    lse: &[f32],
+    shape: &AttentionShape,
+    tokens: usize,
+    dq: (*mut f32, usize),
+    dk: &mut [f32],
+    dv: &mut [f32],
+) {
+    let dim = shape.padded_dim();
+    let num_queries = task.queries.len();
+    with_scratch(num_queries * (3 * dim + 2) + TILE * (2 * TILE + 5 * dim), |scratch| {
+        let (q_rows, scratch) = scratch.split_at_mut(num_queries * dim);
+        let (d_o_rows, scratch) = scratch.split_at_mut(num_queries * dim);
+        let (dq_rows, scratch) = scratch.split_at_mut(num_queries * dim);
+        let (p, scratch) = scratch.split_at_mut(TILE * TILE);
+        let (ds, scratch) = scratch.split_at_mut(TILE * TILE);
+        let (k_columns, scratch) = scratch.split_at_mut(TILE * dim);
+        let (v_columns, scratch) = scratch.split_at_mut(TILE * dim);
+        let (k_rows, scratch) = scratch.split_at_mut(TILE * dim);
+        let (dk_tile, scratch) = scratch.split_at_mut(TILE * dim);
+        let (dv_tile, scratch) = scratch.split_at_mut(TILE * dim);
+        let (lse_rows, delta) = scratch.split_at_mut(num_queries);
+        let q_at = (task.start + task.queries.start) * shape.q_width() + task.head * shape.head_dim;
+        let kv_at = task.start * shape.kv_width() + shape.kv_head(task.head) * shape.head_dim;
+        let lse_at = task.head * tokens + task.start + task.queries.start;
+        Arch::new().dispatch(KeyBlock {
+            shape,
+            task,
+            d_o: &d_o[q_at..],
+            q: &q[q_at..],
+            o: &o[q_at..],
+            lse: &lse[lse_at..lse_at + num_queries],
+            k: &k[kv_at..],
+            v: &v[kv_at..],
+            q_rows,
+            d_o_rows,
+            dq_rows,
+            lse_rows,
+            delta,
+            k_columns,
+            v_columns,
+            k_rows,
+            p,
+            ds,
+            dk_tile,
+            dv_tile,
+            dk,
+            dv,
+        });
+        for (i, row) in dq_rows.chunks_exact(dim).enumerate() {
+            for (d, x) in row[..shape.head_dim].iter().enumerate() {
+                // SAFETY: row i of the task's queries, column d of its head, which this task alone writes.
+                unsafe { *dq.0.add(i * dq.1 + d) = *x };
+            }
+        }
+    });
+}
+
+struct KeyBlock<'a> {
+    shape: &'a AttentionShape,
+    task: &'a Task,
+    // From the task's first query and the head's first column on.
+    d_o: &'a [f32],
+    q: &'a [f32],
+    o: &'a [f32],
+    lse: &'a [f32],
+    // From the document's first token and the head's first column on.
+    k: &'a [f32],
+    v: &'a [f32],
+    // Scratch for all queries of the task; `lse_rows` in units of log2, `delta` = rowsum(d_o * o).
+    q_rows: &'a mut [f32],
+    d_o_rows: &'a mut [f32],
+    dq_rows: &'a mut [f32],
+    lse_rows: &'a mut [f32],
+    delta: &'a mut [f32],
+    // Scratch for one tile of keys; `k_columns` holds scale * log2(e) * k^T, `k_rows` scale * k.
+    k_columns: &'a mut [f32],
+    v_columns: &'a mut [f32],
+    k_rows: &'a mut [f32],
+    dk_tile: &'a mut [f32],
+    dv_tile: &'a mut [f32],
+    // Scratch for one pair of tiles, [queries, keys].
+    p: &'a mut [f32],
+    ds: &'a mut [f32],
+    // Results of the block's keys, rows of head_dim.
+    dk: &'a mut [f32],
+    dv: &'a mut [f32],
+}
+
+impl WithSimd for KeyBlock<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let shape = self.shape;
+        let (head_dim, dim, q_width, kv_width) =
+            (shape.head_dim, shape.padded_dim(), shape.q_width(), shape.kv_width());
+        let num_queries = self.task.queries.len();
+        pack_rows(self.q, q_width, num_queries, head_dim, 1.0, self.q_rows, dim);
+        pack_rows(self.d_o, q_width, num_queries, head_dim, 1.0, self.d_o_rows, dim);
+        self.dq_rows.fill(0.0);
+        for i in 0..num_queries {
+            let row = i * q_width..i * q_width + head_dim;
+            self.delta[i] = dot(simd, &self.d_o[row.clone()], &self.o[row]);
+            self.lse_rows[i] = self.lse[i] * LOG2_E;
+        }
+        let keys = self.task.keys.clone();
+        for first_key in keys.clone().step_by(TILE) {
+            let num_keys = TILE.min(keys.end - first_key);
+            let (k, v) = (&self.k[first_key * kv_width..], &self.v[first_key * kv_width..]);
+            pack_columns(k, kv_width, num_keys, head_dim, shape.scale * LOG2_E, self.k_columns);
+            pack_columns(v, kv_width, num_keys, head_dim, 1.0, self.v_columns);
+            pack_rows(k, kv_width, num_keys, head_dim, shape.scale, self.k_rows, dim);
+            let end = shape.end_query(first_key + num_keys - 1, self.task.queries.end);
+            self.dk_tile.fill(0.0);
+            self.dv_tile.fill(0.0);
+            for first_query in (first_key..end).step_by(TILE) {
+                let num_queries = TILE.min(end - first_query);
+                self.pair(simd, first_key, num_keys, first_query, num_queries);
+            }
+            let at = (first_key - keys.start) * head_dim;
+            pack_rows(self.dk_tile, dim, num_keys, head_dim, shape.scale, &mut self.dk[at..], head_dim);
+            pack_rows(self.dv_tile, dim, num_keys, head_dim, 1.0, &mut self.dv[at..], head_dim);
+        }
+    }
+}
+
+impl KeyBlock<'_> {
+    /// Adds what one tile of queries and one tile of keys give each other.
+    #[inline(always)]
+    fn pair<S: Simd>(&mut self, simd: S, first_key: usize, num_keys: usize, first_query: usize, num_queries: usize) {
+        let (head_dim, dim) = (self.shape.head_dim, self.shape.padded_dim());
+        let diagonal = first_query == first_key;
+        let row = first_query - self.task.queries.start;
+        // Keys of the tile that the queries below `end` see; the rest is masked and neither computed nor read.
+        let seen = |end: usize| if diagonal { end.min(num_keys) } else { num_keys };
+        for query in (0..num_queries).step_by(STRIP) {
+            let rows = STRIP.min(num_queries - query);
+            let columns = seen(query + rows).next_multiple_of(S::F32_LANES);
+            let at = (row + query) * dim;
+            for (c, a, b) in
+                [(&mut *self.p, &*self.q_rows, &*self.k_columns), (&mut *self.ds, &*self.d_o_rows, &*self.v_columns)]
+            {
+                Product {
+                    shape: [rows, columns, head_dim],
+                    c: &mut c[query * TILE..],
+                    c_stride: TILE,
+                    a: Left { data: &a[at..], row_stride: dim, column_stride: 1 },
+                    b,
+                    b_stride: TILE,
+                    accumulate: false,
+                }
+                .run(simd);
+            }
+            for query in query..query + rows {
+                self.probabilities(simd, first_key, first_query, query, columns);
+            }
+            Product {
+                shape: [rows, dim, seen(query + rows)],
+                c: &mut self.dq_rows[at..],
+                c_stride: dim,
+                a: Left { data: &self.ds[query * TILE..], row_stride: TILE, column_stride: 1 },
+                b: self.k_rows,
+                b_stride: dim,
+                accumulate: true,
+            }
+            .run(simd);
+        }
+        for key in (0..num_keys).step_by(STRIP) {
+            let first = if diagonal { key.min(num_queries) } else { 0 };
+            let from = (row + first) * dim;
+            for (c, a, b) in
+                [(&mut *self.dv_tile, &*self.p, &*self.d_o_rows), (&mut *self.dk_tile, &*self.ds, &*self.q_rows)]
+            {
+                Product {
+                    shape: [STRIP.min(num_keys - key), dim, num_queries - first],
+                    c: &mut c[key * dim..],
+                    c_stride: dim,
+                    a: Left { data: &a[first * TILE + key..], row_stride: 1, column_stride: TILE },
+                    b: &b[from.min(b.len())..],
+                    b_stride: dim,
+                    accumulate: true,
+                }
+                .run(simd);
+            }
+        }
+    }
+
+    /// One query's row: `p = 2^(score - lse)`, zero where masked, and `ds = p * (dp - delta)`.
+    #[inline(always)]
+    fn probabilities<S: Simd>(&mut self, simd: S, first_key: usize, first_query: usize, query: usize, columns: usize) {
+        let place = first_query + query;
+        let p = &mut self.p[query * TILE..query * TILE + columns];
+        let ds = &mut self.ds[query * TILE..query * TILE + columns];
+        let hidden_before = self.shape.first_key(place).saturating_sub(first_key).min(columns);
+        let visible_end = (place + 1).saturating_sub(first_key).min(columns);
+        p[..hidden_before].fill(f32::NEG_INFINITY);
+        p[visible_end..].fill(f32::NEG_INFINITY);
+        let row = place - self.task.queries.start;
+        let lse = simd.splat_f32s(self.lse_rows[row]);
+        let delta = simd.splat_f32s(self.delta[row]);
+        let (p, _) = S::as_mut_simd_f32s(p);
+        let (ds, _) = S::as_mut_simd_f32s(ds);
+        for (p, ds) in p.iter_mut().zip(ds) {
+            *p = exp2_bounded(simd, simd.sub_f32s(*p, lse));
+            *ds = simd.mul_f32s(*p, simd.sub_f32s(*ds, delta));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Causal attention within documents, without a matrix of scores in memory (Dao 2023, "FlashAttention-2").
+//!
+//! Tiles of 96 queries by 96 keys pass through the caches; the backward pass recomputes the probabilities from the
+//! log-sum-exp that the forward pass kept. Nothing has the size of the sequence squared.
+
+mod backward;
+mod forward;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+pub use backward::attention_backward;
+pub use forward::attention;
+
+/// What attention needs to know about the heads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Heads of the queries.
+    pub num_heads: usize,
+    /// Heads of keys and values; divides `num_heads`, and that many query heads share one (grouped-query attention).
+    pub num_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Factor on the scores before the softmax, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Keys that a query sees, itself included; `None` for all that precede it in its document.
+    pub window: Option<usize>,
+}
+
+impl AttentionShape {
+    fn q_width(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    fn kv_width(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+
+    /// The key and value head that query head `head` reads.
+    fn kv_head(&self, head: usize) -> usize {
+        head / (self.num_heads / self.num_kv_heads)
+    }
+
+    /// Width of a head, padded to whole vectors of any instruction set.
+    fn padded_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(16)
+    }
+
+    /// First key of the document that the query at `query` sees.
+    fn first_key(&self, query: usize) -> usize {
+        self.window.map_or(0, |window| (query + 1).saturating_sub(window))
+    }
+
+    /// End of the queries of the document that see the key at `key`.
+    fn end_query(&self, key: usize, len: usize) -> usize {
+        self.window.map_or(len, |window| key.saturating_add(window).min(len))
+    }
+
+    fn check(&self, q: usize, k: usize, v: usize, documents: &[(usize, usize)]) -> usize {
+        assert!(
+            self.num_kv_heads > 0 && self.num_heads.is_multiple_of(self.num_kv_heads) && self.head_dim > 0,
+            "attention: {self:?}"
+        );
+        assert!(self.window != Some(0), "attention: a window of no keys");
+        let tokens = q / self.q_width();
+        assert!(
+            q == tokens * self.q_width() && k == tokens * self.kv_width() && v == k,
+            "attention: q {q}, k {k}, v {v} for {self:?}"
+        );
+        let mut end = 0;
+        for &(start, len) in documents {
+            assert!(start >= end && start + len <= tokens, "attention: document ({start}, {len}) of {tokens} tokens");
+            end = start + len;
+        }
+        tokens
+    }
+}
+
+/// The stretches of tokens `(start, len)` that belong to no document.
+fn gaps(documents: &[(usize, usize)], tokens: usize) -> impl Iterator<Item = (usize, usize)> {
+    let ends = std::iter::once(0).chain(documents.iter().map(|(start, len)| start + len));
+    let starts = documents.iter().map(|document| document.0).chain(std::iter::once(tokens));
+    ends.zip(starts).filter(|(end, start)| end < start).map(|(end, start)| (end, start - end))
+}
+
+/// Zeroes the rows of `x` that belong to no document.
+fn clear_gaps(x: &mut [f32], width: usize, documents: &[(usize, usize)]) {
+    for (start, len) in gaps(documents, x.len() / width) {
+        x[start * width..(start + len) * width].fill(0.0);
+    }
+}

@@ -1,0 +1,180 @@
+//! Attention against a plain f64 version.
+
+use super::super::reference::{assert_close, assert_close_at_scale, on_threads, random};
+use super::*;
+
+/// Values and gradients of one case.
+struct Exact {
+    o: Vec<f64>,
+    lse: Vec<f64>,
+    dq: Vec<f64>,
+    dk: Vec<f64>,
+    dv: Vec<f64>,
+}
+
+fn naive(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usize)], shape: &AttentionShape) -> Exact {
+    let [d_o, q, k, v] = [d_o, q, k, v].map(|x| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+    let tokens = q.len() / shape.q_width();
+    let (dim, scale) = (shape.head_dim, f64::from(shape.scale));
+    let mut exact = Exact {
+        o: vec![0.0; q.len()],
+        lse: vec![0.0; tokens * shape.num_heads],
+        dq: vec![0.0; q.len()],
+        dk: vec![0.0; k.len()],
+        dv: vec![0.0; k.len()],
+    };
+    let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
+    for &(start, len) in documents {
+        for head in 0..shape.num_heads {
+            for i in start..start + len {
+                let at_q = i * shape.q_width() + head * dim..i * shape.q_width() + (head + 1) * dim;
+                let keys = start.max((i + 1).saturating_sub(shape.window.unwrap_or(usize::MAX)))..i + 1;
+                let at_k = |j: usize| {
+                    let first = j * shape.kv_width() + shape.kv_head(head) * dim;
+                    first..first + dim
+                };
+                let scores: Vec<f64> = keys.clone().map(|j| scale * dot(&q[at_q.clone()], &k[at_k(j)])).collect();
+                let max = scores.iter().copied().fold(f64::MIN, f64::max);
+                let lse = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
+                exact.lse[head * tokens + i] = lse;
+                for (j, s) in keys.clone().zip(&scores) {
+                    for d in 0..dim {
+                        exact.o[at_q.start + d] += (s - lse).exp() * v[at_k(j).start + d];
+                    }
+                }
+                let delta = dot(&d_o[at_q.clone()], &exact.o[at_q.clone()]);
+                for (j, s) in keys.zip(&scores) {
+                    let p = (s - lse).exp();
+                    let ds = p * (dot(&d_o[at_q.clone()], &v[at_k(j)]) - delta) * scale;
+                    for d in 0..dim {
+                        exact.dv[at_k(j).start + d] += p * d_o[at_q.start + d];
+                        exact.dq[at_q.start + d] += ds * k[at_k(j).start + d];
+                        exact.dk[at_k(j).start + d] += ds * q[at_q.start + d];
+                    }
+                }
+            }
+        }
+    }
+    exact
+}
+
+struct Got {
+    o: Vec<f32>,
+    lse: Vec<f32>,
+    dq: Vec<f32>,
+    dk: Vec<f32>,
+    dv: Vec<f32>,
+}
+
+/// Runs both passes on outputs full of rubbish, which must all be overwritten.
+fn kernels(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usize)], shape: &AttentionShape) -> Got {
+    let tokens = q.len() / shape.q_width();
+    let rubbish = |len| vec![f32::NAN; len];
+    let mut got = Got {
+        o: rubbish(q.len()),
+        lse: rubbish(tokens * shape.num_heads),
+        dq: rubbish(q.len()),
+        dk: rubbish(k.len()),
+        dv: rubbish(k.len()),
+    };
+    attention(q, k, v, documents, shape, &mut got.o, &mut got.lse);
+    let (dq, dk, dv) = (&mut got.dq, &mut got.dk, &mut got.dv);
+    attention_backward(d_o, q, k, v, &got.o, &got.lse, documents, shape, dq, dk, dv);
+    got
+}
+
+fn inputs(tokens: usize, shape: &AttentionShape, spread: f32) -> [Vec<f32>; 4] {
+    let widths = [shape.q_width(), shape.q_width(), shape.kv_width(), shape.kv_width()];
+    let mut seed = 0;
+    widths.map(|width| {
+        seed += 1;
+        random(tokens * width, seed).iter().map(|x| x * spread).collect()
+    })
+}
+
+#[track_caller]
+fn check(tokens: usize, documents: &[(usize, usize)], shape: &AttentionShape, spread: f32) {
+    let [d_o, q, k, v] = inputs(tokens, shape, spread);
+    let exact = naive(&d_o, &q, &k, &v, documents, shape);
+    let got = kernels(&d_o, &q, &k, &v, documents, shape);
+    assert_close(&got.o, &exact.o, 1e-5);
+    assert_close(&got.lse, &exact.lse, 1e-5);
+    assert_close(&got.dv, &exact.dv, 1e-5);
+    // A query that sees one key has gradients that cancel to zero from terms of order 1.
+    assert_close_at_scale(&got.dq, &exact.dq, 1e-5, 0.1);
+    assert_close_at_scale(&got.dk, &exact.dk, 1e-5, 0.1);
+}
+
+fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize, window: Option<usize>) -> AttentionShape {
+    AttentionShape { num_heads, num_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
+}
+
+#[test]
+fn one_document_of_any_length_matches_f64() {
+    for len in [1, 2, 15, 31, 33, 64, 95, 96, 97, 128, 191, 193, 300] {
+        check(len, &[(0, len)], &shape(2, 2, 64, None), 1.0);
+    }
+}
+
+#[test]
+fn every_head_dimension_matches_f64() {
+    for head_dim in [1, 2, 6, 16, 20, 36, 48, 64, 80, 96, 100, 128, 144] {
+        check(130, &[(0, 130)], &shape(2, 1, head_dim, None), 1.0);
+    }
+}
+
+#[test]
+fn grouped_queries_match_f64() {
+    for (heads, kv_heads) in [(9, 3), (4, 4), (4, 1), (6, 2)] {
+        check(110, &[(0, 110)], &shape(heads, kv_heads, 24, None), 1.0);
+    }
+}
+
+#[test]
+fn documents_see_only_themselves_and_gaps_are_zero() {
+    let documents = [(0, 40), (40, 0), (40, 1), (45, 130), (175, 97), (280, 20)];
+    check(310, &documents, &shape(3, 1, 16, None), 1.0);
+    check(50, &[], &shape(3, 1, 16, None), 1.0);
+    check(0, &[], &shape(3, 1, 16, None), 1.0);
+}
+
+#[test]
+fn a_sliding_window_matches_f64() {
+    for window in [1, 2, 31, 96, 100, 200, 1000] {
+        check(400, &[(0, 350), (360, 40)], &shape(2, 1, 16, Some(window)), 1.0);
+    }
+}
+
+#[test]
+fn a_document_of_many_key_blocks_matches_f64() {
+    check(2200, &[(0, 2200)], &shape(2, 1, 8, None), 1.0);
+    check(1100, &[(10, 1090)], &shape(1, 1, 8, Some(500)), 1.0);
+}
+
+#[test]
+fn large_scores_neither_overflow_nor_lose_the_sum() {
+    let tokens = 200;
+    let shape = shape(1, 1, 64, None);
+    let [d_o, q, k, v] = inputs(tokens, &shape, 1.0);
+    let q: Vec<f32> = q.iter().map(|x| x * 100.0).collect();
+    let exact = naive(&d_o, &q, &k, &v, &[(0, tokens)], &shape);
+    let got = kernels(&d_o, &q, &k, &v, &[(0, tokens)], &shape);
+    // Scores of several hundred carry a rounding error of their own size times 2^-24 into the exponent.
+    assert_close(&got.o, &exact.o, 3e-4);
+    assert_close(&got.dq, &exact.dq, 3e-4);
+    assert_close(&got.dk, &exact.dk, 3e-4);
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let shape = shape(6, 2, 48, None);
+    let tokens = 700;
+    let documents = [(0, 520), (530, 170)];
+    let [d_o, q, k, v] = inputs(tokens, &shape, 1.0);
+    let run = |threads| {
+        let got = on_threads(threads, || kernels(&d_o, &q, &k, &v, &documents, &shape));
+        (got.o, got.lse, got.dq, got.dk, got.dv)
+    };
+    let one = run(1);
+    assert!(one == run(2) && one == run(5));
+}

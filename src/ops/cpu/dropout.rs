@@ -1,0 +1,110 @@
+//! Dropout whose mask is a pure function of a seed and the element's place, so that no mask is ever stored.
+
+use rayon::prelude::*;
+
+use super::simd::{rows_per_chunk, vectorised};
+
+/// Inverted dropout: zero with `probability`, else times `1 / (1 - probability)`.
+///
+/// The same seed gives the same mask, in the forward pass, in its recomputation and in the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Share of the elements that become zero, in [0, 1).
+    pub probability: f32,
+    /// Names the mask: one per layer, projection and micro-batch.
+    pub seed: u64,
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Whether column `column` of the row with these keys stays: a 32-bit integer hash against a threshold.
+#[inline(always)]
+fn stays(column: u32, keys: [u32; 2], threshold: u32) -> bool {
+    let mut h = column.wrapping_mul(0x9e37_79b9) ^ keys[0];
+    h = (h ^ (h >> 16)).wrapping_mul(0x7feb_352d);
+    h = (h ^ keys[1] ^ (h >> 15)).wrapping_mul(0x846c_a68b);
+    h ^ (h >> 16) >= threshold
+}
+
+vectorised! { fn dropout_row<'a, S>(
+    _simd, x: &'a [f32], keys: [u32; 2], threshold: u32, factor: f32, accumulate: bool, out: &'a mut [f32],
+) {
+    if accumulate {
+        for ((out, x), column) in out.iter_mut().zip(x).zip(0u32..) {
+            *out += if stays(column, keys, threshold) { *x * factor } else { 0.0 };
+        }
+    } else {
+        for ((out, x), column) in out.iter_mut().zip(x).zip(0u32..) {
+            *out = if stays(column, keys, threshold) { *x * factor } else { 0.0 };
+        }
+    }
+} }
+
+impl Dropout {
+    /// Masks and scales rows `first_row..` of width `width`, on this thread; adds to `out` if `accumulate`.
+    pub(super) fn apply(self, x: &[f32], width: usize, first_row: usize, accumulate: bool, out: &mut [f32]) {
+        let threshold = (f64::from(self.probability) * 2f64.powi(32)) as u32;
+        let factor = 1.0 / (1.0 - self.probability);
+        for (row, (x, out)) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)).enumerate() {
+            let key = mix(mix(self.seed) ^ (first_row + row) as u64);
+            dropout_row(x, [key as u32, (key >> 32) as u32], threshold, factor, accumulate, out);
+        }
+    }
+}
+
+/// `out = dropout(x)`; applied to an upstream gradient, the gradient.
+///
+/// # Shapes
+/// `x`, `out`: `[rows, width]`.
+pub fn dropout(x: &[f32], width: usize, settings: Dropout, out: &mut [f32]) {
+    assert!(x.len() == out.len() && width > 0 && x.len().is_multiple_of(width), "dropout: {} of {width}", x.len());
+    let rows = rows_per_chunk(width);
+    out.par_chunks_mut(rows * width)
+        .zip(x.par_chunks(rows * width))
+        .enumerate()
+        .for_each(|(chunk, (out, x))| settings.apply(x, width, chunk * rows, false, out));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_of_zeros_and_the_mean_are_those_asked_for() {
+        let (rows, width) = (500, 577);
+        let x = vec![1.0; rows * width];
+        for probability in [0.0, 0.05, 0.5, 0.9] {
+            let mut y = vec![f32::NAN; x.len()];
+            dropout(&x, width, Dropout { probability, seed: 7 }, &mut y);
+            let zeros = y.iter().filter(|y| **y == 0.0).count() as f32 / y.len() as f32;
+            let spread = (probability * (1.0 - probability) / y.len() as f32).sqrt();
+            assert!((zeros - probability).abs() <= 4.0 * spread, "{zeros} for {probability}");
+            let kept = 1.0 / (1.0 - probability);
+            assert!(y.iter().all(|y| *y == 0.0 || *y == kept));
+        }
+    }
+
+    #[test]
+    fn masks_differ_by_seed_row_and_column_and_repeat_for_the_same_seed() {
+        let x = vec![1.0; 64 * 256];
+        let mask = |seed| {
+            let mut y = vec![0.0; x.len()];
+            dropout(&x, 256, Dropout { probability: 0.5, seed }, &mut y);
+            y
+        };
+        let (one, two) = (mask(1), mask(2));
+        assert_eq!(one, mask(1));
+        let same = |x: &[f32], y: &[f32]| x.iter().zip(y).filter(|(x, y)| x == y).count() as f32 / x.len() as f32;
+        assert!((same(&one, &two) - 0.5).abs() < 0.02);
+        for shift in [1, 2, 255, 256, 257, 512] {
+            let share = same(&one[shift..], &one[..one.len() - shift]);
+            assert!((share - 0.5).abs() < 0.02, "shift {shift}: {share}");
+        }
+    }
+}

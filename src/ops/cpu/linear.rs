@@ -1,0 +1,286 @@
+//! Products with frozen weights, in the three storage dtypes.
+
+use gemm::Parallelism;
+use half::{bf16, f16};
+
+use super::simd::with_scratch;
+
+/// A frozen weight `[out_features, in_features]` as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub enum Weight<'a> {
+    /// 32-bit floats.
+    F32(&'a [f32]),
+    /// bfloat16.
+    Bf16(&'a [bf16]),
+    /// IEEE half precision.
+    F16(&'a [f16]),
+}
+
+impl Weight<'_> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(w) => w.len(),
+            Self::Bf16(w) => w.len(),
+            Self::F16(w) => w.len(),
+        }
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A matrix inside a slice: element (i, j) lies at `i * row_stride + j * column_stride`.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix<'a> {
+    pub(super) data: &'a [f32],
+    pub(super) row_stride: usize,
+    pub(super) column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Row-major with rows of `width`.
+    pub(super) fn rows(data: &'a [f32], width: usize) -> Self {
+        Self { data, row_stride: width, column_stride: 1 }
+    }
+
+    pub(super) fn transposed(self) -> Self {
+        Self { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
+    }
+
+    fn holds(&self, rows: usize, columns: usize) -> bool {
+        rows == 0 || columns == 0 || (rows - 1) * self.row_stride + (columns - 1) * self.column_stride < self.data.len()
+    }
+}
+
+/// Strides below this always fit an `isize`.
+fn stride(elements: usize) -> isize {
+    isize::try_from(elements).unwrap_or(isize::MAX)
+}
+
+/// `c = factor * a b`, or `c += factor * a b` if `accumulate`; `c` is row-major with rows of `c_stride`.
+///
+/// # Shapes
+/// `[m, n] = [m, k] [k, n]`
+#[allow(clippy::too_many_arguments)]
+pub(super) fn matmul(
+    [m, n, k]: [usize; 3],
+    c: &mut [f32],
+    c_stride: usize,
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    factor: f32,
+    accumulate: bool,
+    parallelism: Parallelism,
+) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    assert!((m - 1) * c_stride + n <= c.len() && n <= c_stride, "matmul: result [{m}, {n}] beyond its slice");
+    assert!(a.holds(m, k) && b.holds(k, n), "matmul: operand of [{m}, {k}] [{k}, {n}] beyond its slice");
+    // SAFETY: the assertions above keep every element that the strides reach inside the three slices, and `c` is
+    // borrowed mutably, so that it overlaps neither operand.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            1,
+            stride(c_stride),
+            accumulate,
+            a.data.as_ptr(),
+            stride(a.column_stride),
+            stride(a.row_stride),
+            b.data.as_ptr(),
+            stride(b.column_stride),
+            stride(b.row_stride),
+            1.0,
+            factor,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+/// Rows of a half-precision weight that are converted to f32 at a time: a panel that fits the second-level caches.
+fn panel_rows(in_features: usize) -> usize {
+    (512 * 1024 / in_features.max(1)).next_multiple_of(48).max(48)
+}
+
+/// Calls `product` with f32 panels of `w`: `(first row, number of rows, panel)`.
+fn for_each_panel(w: Weight<'_>, in_features: usize, mut product: impl FnMut(usize, usize, &[f32])) {
+    let out_features = w.len() / in_features.max(1);
+    if let Weight::F32(w) = w {
+        return product(0, out_features, w);
+    }
+    let rows = panel_rows(in_features);
+    with_scratch(rows.min(out_features) * in_features, |panel| {
+        for first in (0..out_features).step_by(rows) {
+            let count = rows.min(out_features - first);
+            let range = first * in_features..(first + count) * in_features;
+            let panel = &mut panel[..count * in_features];
+            widen(w, range, panel);
+            product(first, count, panel);
+        }
+    });
+}
+
+/// Converts `w[range]` to f32.
+fn widen(w: Weight<'_>, range: std::ops::Range<usize>, panel: &mut [f32]) {
+    use half::slice::HalfFloatSliceExt;
+    use rayon::prelude::*;
+
+    use super::simd::{CHUNK, vectorised};
+
+    vectorised! { fn widen_bf16<'a, S>(_simd, w: &'a [bf16], out: &'a mut [f32]) {
+        for (out, w) in out.iter_mut().zip(w) {
+            *out = f32::from_bits(u32::from(w.to_bits()) << 16);
+        }
+    } }
+
+    match w {
+        Weight::F32(w) => panel.copy_from_slice(&w[range]),
+        Weight::Bf16(w) => {
+            panel.par_chunks_mut(CHUNK).zip(w[range].par_chunks(CHUNK)).for_each(|(out, w)| widen_bf16(w, out));
+        }
+        Weight::F16(w) => {
+            let chunks = panel.par_chunks_mut(CHUNK).zip(w[range].par_chunks(CHUNK));
+            chunks.for_each(|(out, w)| w.convert_to_f32_slice(out));
+        }
+    }
+}
+
+/// `y = x w^T`, or `y += x w^T` if `accumulate`.
+///
+/// # Shapes
+/// `x`: `[tokens, in_features]`; `w`: `[out_features, in_features]`; `y`: `[tokens, out_features]`.
+pub fn linear(x: &[f32], w: Weight<'_>, in_features: usize, out_features: usize, y: &mut [f32], accumulate: bool) {
+    let tokens = x.len() / in_features.max(1);
+    assert!(
+        x.len() == tokens * in_features && w.len() == in_features * out_features && y.len() == tokens * out_features,
+        "linear: x {}, w {}, y {} for {in_features} -> {out_features}",
+        x.len(),
+        w.len(),
+        y.len()
+    );
+    for_each_panel(w, in_features, |first, rows, panel| {
+        if tokens > 0 {
+            matmul(
+                [tokens, rows, in_features],
+                &mut y[first..],
+                out_features,
+                Matrix::rows(x, in_features),
+                Matrix::rows(panel, in_features).transposed(),
+                1.0,
+                accumulate,
+                Parallelism::Rayon(0),
+            );
+        }
+    });
+}
+
+/// Gradient of [`linear`] with respect to `x`: `dx = dy w`, or `dx += dy w` if `accumulate`.
+///
+/// # Shapes
+/// `dy`: `[tokens, out_features]`; `w`: `[out_features, in_features]`; `dx`: `[tokens, in_features]`.
+pub fn linear_backward_input(
+    dy: &[f32],
+    w: Weight<'_>,
+    in_features: usize,
+    out_features: usize,
+    dx: &mut [f32],
+    accumulate: bool,
+) {
+    let tokens = dy.len() / out_features.max(1);
+    assert!(
+        dy.len() == tokens * out_features && w.len() == in_features * out_features && dx.len() == tokens * in_features,
+        "linear_backward_input: dy {}, w {}, dx {} for {in_features} -> {out_features}",
+        dy.len(),
+        w.len(),
+        dx.len()
+    );
+    for_each_panel(w, in_features, |first, rows, panel| {
+        if tokens > 0 {
+            matmul(
+                [tokens, in_features, rows],
+                dx,
+                in_features,
+                Matrix::rows(&dy[first..], out_features),
+                Matrix::rows(panel, in_features),
+                1.0,
+                accumulate || first > 0,
+                Parallelism::Rayon(0),
+            );
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reference::{assert_close, matmul_f64, on_threads, random};
+    use super::*;
+
+    const SHAPES: [(usize, usize, usize); 5] = [(1, 1, 1), (3, 5, 7), (1, 64, 33), (65, 48, 100), (130, 600, 1000)];
+
+    /// The same weight in the three dtypes, each with its exact values.
+    fn stored(w: &[f32]) -> (Vec<bf16>, Vec<f16>) {
+        (w.iter().map(|w| bf16::from_f32(*w)).collect(), w.iter().map(|w| f16::from_f32(*w)).collect())
+    }
+
+    #[test]
+    fn both_products_match_f64_in_every_storage_dtype() {
+        for (tokens, in_features, out_features) in SHAPES {
+            let (x, w) = (random(tokens * in_features, 1), random(out_features * in_features, 2));
+            let dy = random(tokens * out_features, 3);
+            let (w_bf16, w_f16) = stored(&w);
+            let widened_bf16: Vec<f32> = w_bf16.iter().map(|w| w.to_f32()).collect();
+            let widened_f16: Vec<f32> = w_f16.iter().map(|w| w.to_f32()).collect();
+            for (weight, values) in
+                [(Weight::F32(&w), &w), (Weight::Bf16(&w_bf16), &widened_bf16), (Weight::F16(&w_f16), &widened_f16)]
+            {
+                let y_exact =
+                    matmul_f64([tokens, out_features, in_features], &x, [in_features, 1], values, [1, in_features]);
+                let mut y = vec![7.0; tokens * out_features];
+                linear(&x, weight, in_features, out_features, &mut y, false);
+                assert_close(&y, &y_exact, 1e-5);
+                linear(&x, weight, in_features, out_features, &mut y, true);
+                assert_close(&y, &y_exact.iter().map(|y| 2.0 * y).collect::<Vec<_>>(), 1e-5);
+                let dx_exact =
+                    matmul_f64([tokens, in_features, out_features], &dy, [out_features, 1], values, [in_features, 1]);
+                let mut dx = vec![7.0; tokens * in_features];
+                linear_backward_input(&dy, weight, in_features, out_features, &mut dx, false);
+                assert_close(&dx, &dx_exact, 1e-5);
+                linear_backward_input(&dy, weight, in_features, out_features, &mut dx, true);
+                assert_close(&dx, &dx_exact.iter().map(|y| 2.0 * y).collect::<Vec<_>>(), 1e-5);
+            }
+        }
+    }
+
+    #[test]
+    fn results_do_not_depend_on_the_number_of_threads() {
+        let (tokens, in_features, out_features) = (200, 600, 1000);
+        let (x, w) = (random(tokens * in_features, 1), random(out_features * in_features, 2));
+        let run = |threads| {
+            on_threads(threads, || {
+                let mut y = vec![0.0; tokens * out_features];
+                linear(&x, Weight::F32(&w), in_features, out_features, &mut y, false);
+                let mut dx = vec![0.0; tokens * in_features];
+                linear_backward_input(&y, Weight::F32(&w), in_features, out_features, &mut dx, false);
+                (y, dx)
+            })
+        };
+        let one = run(1);
+        assert!(one == run(2) && one == run(5));
+    }
+
+    #[test]
+    fn no_tokens_is_no_work() {
+        linear(&[], Weight::F32(&[1.0, 2.0]), 2, 1, &mut [], false);
+        linear_backward_input(&[], Weight::F32(&[1.0, 2.0]), 2, 1, &mut [], true);
+    }
+}

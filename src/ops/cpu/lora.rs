@@ -1,0 +1,294 @@
+//! The LoRA linear layer (Hu et al. 2021): a frozen weight and a trained low-rank term.
+
+use gemm::Parallelism;
+use rayon::prelude::*;
+
+use super::dropout::Dropout;
+use super::linear::{Matrix, Weight, linear, linear_backward_input, matmul};
+use super::simd::with_scratch;
+
+/// Rows of a token block that one task multiplies by a skinny matrix.
+const BLOCK_TOKENS: usize = 64;
+/// Columns of the features that one task reduces over all tokens.
+const BLOCK_FEATURES: usize = 96;
+
+/// The trained low-rank term of a linear layer: `scale * dropout(x) a^T b^T`.
+#[derive(Clone, Copy, Debug)]
+pub struct Lora<'a> {
+    /// `[rank, in_features]`.
+    pub a: &'a [f32],
+    /// `[out_features, rank]`.
+    pub b: &'a [f32],
+    /// Width of the bottleneck.
+    pub rank: usize,
+    /// alpha / rank, or alpha / sqrt(rank) for rsLoRA.
+    pub scale: f32,
+    /// Dropout on the input of `a`; `None` in evaluation.
+    pub dropout: Option<Dropout>,
+}
+
+/// Where the gradients of a [`Lora`] are added.
+#[derive(Debug)]
+pub struct LoraGradients<'a> {
+    /// `[rank, in_features]`.
+    pub a: &'a mut [f32],
+    /// `[out_features, rank]`.
+    pub b: &'a mut [f32],
+}
+
+impl Lora<'_> {
+    fn check(&self, tokens: usize, in_features: usize, out_features: usize, xa: usize) {
+        assert!(
+            self.a.len() == self.rank * in_features && self.b.len() == out_features * self.rank,
+            "lora: a {}, b {} for {in_features} -> {} -> {out_features}",
+            self.a.len(),
+            self.b.len(),
+            self.rank
+        );
+        assert_eq!(xa, tokens * self.rank, "lora: x a^T of {tokens} tokens, rank {}", self.rank);
+    }
+
+    /// Runs `work` on the input of `a`: `x`, or a copy with dropout.
+    fn with_input<R>(&self, x: &[f32], in_features: usize, work: impl FnOnce(&[f32]) -> R) -> R {
+        match self.dropout {
+            None => work(x),
+            Some(settings) => with_scratch(x.len(), |dropped| {
+                super::dropout::dropout(x, in_features, settings, dropped);
+                work(dropped)
+            }),
+        }
+    }
+}
+
+/// `y = x w^T + scale * xa b^T` with `xa = dropout(x) a^T`, which the backward pass wants again.
+///
+/// # Shapes
+/// `x`: `[tokens, in_features]`; `w`: `[out_features, in_features]`; `y`: `[tokens, out_features]`;
+/// `xa`: `[tokens, rank]`.
+pub fn lora_linear(
+    x: &[f32],
+    w: Weight<'_>,
+    lora: &Lora<'_>,
+    in_features: usize,
+    out_features: usize,
+    y: &mut [f32],
+    xa: &mut [f32],
+) {
+    let tokens = x.len() / in_features.max(1);
+    let rank = lora.rank;
+    lora.check(tokens, in_features, out_features, xa.len());
+    linear(x, w, in_features, out_features, y, false);
+    lora.with_input(x, in_features, |input| {
+        y.par_chunks_mut(BLOCK_TOKENS * out_features)
+            .zip(xa.par_chunks_mut(BLOCK_TOKENS * rank))
+            .zip(input.par_chunks(BLOCK_TOKENS * in_features))
+            .for_each(|((y, xa), input)| {
+                let tokens = xa.len() / rank;
+                let a = Matrix::rows(lora.a, in_features).transposed();
+                let input = Matrix::rows(input, in_features);
+                matmul([tokens, rank, in_features], xa, rank, input, a, 1.0, false, Parallelism::None);
+                let b = Matrix::rows(lora.b, rank).transposed();
+                let xa = Matrix::rows(xa, rank);
+                matmul([tokens, out_features, rank], y, out_features, xa, b, lora.scale, true, Parallelism::None);
+            });
+    });
+}
+
+/// Gradients of [`lora_linear`]: `dx` set, or added to if `accumulate`; the adapter's always added.
+///
+/// With `d_xa = scale * dy b`: `dx = dy w + dropout(d_xa a)`, `da = d_xa^T dropout(x)`, `db = scale * dy^T xa`.
+///
+/// # Shapes
+/// As in [`lora_linear`]; `dy` like `y`, `dx` like `x`.
+#[allow(clippy::too_many_arguments)]
+pub fn lora_linear_backward(
+    dy: &[f32],
+    x: &[f32],
+    xa: &[f32],
+    w: Weight<'_>,
+    lora: &Lora<'_>,
+    in_features: usize,
+    out_features: usize,
+    dx: &mut [f32],
+    accumulate: bool,
+    gradients: &mut LoraGradients<'_>,
+) {
+    let tokens = x.len() / in_features.max(1);
+    let rank = lora.rank;
+    lora.check(tokens, in_features, out_features, xa.len());
+    assert!(
+        gradients.a.len() == lora.a.len() && gradients.b.len() == lora.b.len() && dx.len() == x.len(),
+        "lora_linear_backward: gradients' lengths"
+    );
+    linear_backward_input(dy, w, in_features, out_features, dx, accumulate);
+    with_scratch(tokens * rank, |d_xa| {
+        d_xa.par_chunks_mut(BLOCK_TOKENS * rank)
+            .zip(dy.par_chunks(BLOCK_TOKENS * out_features))
+            .zip(dx.par_chunks_mut(BLOCK_TOKENS * in_features))
+            .enumerate()
+            .for_each(|(block, ((d_xa, dy), dx))| {
+                let tokens = d_xa.len() / rank;
+                let (dy, b) = (Matrix::rows(dy, out_features), Matrix::rows(lora.b, rank));
+                matmul([tokens, rank, out_features], d_xa, rank, dy, b, lora.scale, false, Parallelism::None);
+                let (d_xa, a) = (Matrix::rows(d_xa, rank), Matrix::rows(lora.a, in_features));
+                let shape = [tokens, in_features, rank];
+                match lora.dropout {
+                    None => matmul(shape, dx, in_features, d_xa, a, 1.0, true, Parallelism::None),
+                    Some(settings) => with_scratch(dx.len(), |d_input| {
+                        matmul(shape, d_input, in_features, d_xa, a, 1.0, false, Parallelism::None);
+                        settings.apply(d_input, in_features, block * BLOCK_TOKENS, true, dx);
+                    }),
+                }
+            });
+        let d_xa: &[f32] = d_xa;
+        lora.with_input(x, in_features, |input| {
+            reduce_tokens(d_xa, rank, input, in_features, tokens, gradients.a);
+        });
+        gradients.b.par_chunks_mut(BLOCK_FEATURES * rank).enumerate().for_each(|(block, db)| {
+            let dy = Matrix::rows(&dy[(block * BLOCK_FEATURES).min(dy.len())..], out_features).transposed();
+            let shape = [db.len() / rank, rank, tokens];
+            if tokens > 0 {
+                matmul(shape, db, rank, dy, Matrix::rows(xa, rank), lora.scale, true, Parallelism::None);
+            }
+        });
+    });
+}
+
+/// `da += d_xa^T input`, in parallel over columns of `input`.
+fn reduce_tokens(d_xa: &[f32], rank: usize, input: &[f32], in_features: usize, tokens: usize, da: &mut [f32]) {
+    if tokens == 0 {
+        return;
+    }
+    let blocks = in_features.div_ceil(BLOCK_FEATURES);
+    let partial: Vec<Vec<f32>> = (0..blocks)
+        .into_par_iter()
+        .map(|block| {
+            let first = block * BLOCK_FEATURES;
+            let columns = BLOCK_FEATURES.min(in_features - first);
+            let mut sum = vec![0.0; rank * columns];
+            let d_xa = Matrix::rows(d_xa, rank).transposed();
+            let input = Matrix::rows(&input[first..], in_features);
+            matmul([rank, columns, tokens], &mut sum, columns, d_xa, input, 1.0, false, Parallelism::None);
+            sum
+        })
+        .collect();
+    for (block, sum) in partial.iter().enumerate() {
+        let first = block * BLOCK_FEATURES;
+        let columns = BLOCK_FEATURES.min(in_features - first);
+        for (da, sum) in da.chunks_exact_mut(in_features).zip(sum.chunks_exact(columns)) {
+            for (da, sum) in da[first..first + columns].iter_mut().zip(sum) {
+                *da += sum;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dropout::dropout;
+    use super::super::reference::{assert_close, matmul_f64, on_threads, random};
+    use super::*;
+
+    struct Case {
+        x: Vec<f32>,
+        w: Vec<f32>,
+        a: Vec<f32>,
+        b: Vec<f32>,
+        dy: Vec<f32>,
+    }
+
+    fn case(tokens: usize, in_features: usize, out_features: usize, rank: usize) -> Case {
+        Case {
+            x: random(tokens * in_features, 1),
+            w: random(out_features * in_features, 2),
+            a: random(rank * in_features, 3),
+            b: random(out_features * rank, 4),
+            dy: random(tokens * out_features, 5),
+        }
+    }
+
+    fn sum(x: &[f64], factor: f64, y: &[f64]) -> Vec<f64> {
+        x.iter().zip(y).map(|(x, y)| x + factor * y).collect()
+    }
+
+    fn narrow(x: &[f64]) -> Vec<f32> {
+        x.iter().map(|x| *x as f32).collect()
+    }
+
+    #[test]
+    fn values_and_all_gradients_match_f64_with_and_without_dropout() {
+        for (tokens, i, o, r) in [(1, 3, 2, 1), (5, 17, 33, 2), (70, 100, 200, 8), (129, 576, 192, 16)] {
+            for dropout_settings in [None, Some(Dropout { probability: 0.3, seed: 11 })] {
+                let Case { x, w, a, b, dy } = case(tokens, i, o, r);
+                let scale = 0.75f32;
+                let lora = Lora { a: &a, b: &b, rank: r, scale, dropout: dropout_settings };
+                let mask = |x: &[f32]| match dropout_settings {
+                    None => x.to_vec(),
+                    Some(settings) => {
+                        let mut y = vec![0.0; x.len()];
+                        dropout(x, i, settings, &mut y);
+                        y
+                    }
+                };
+                let input = mask(&x);
+                let xa_exact = matmul_f64([tokens, r, i], &input, [i, 1], &a, [1, i]);
+                let low = matmul_f64([tokens, o, r], &narrow(&xa_exact), [r, 1], &b, [1, r]);
+                let y_exact = sum(&matmul_f64([tokens, o, i], &x, [i, 1], &w, [1, i]), f64::from(scale), &low);
+                let (mut y, mut xa) = (vec![9.0; tokens * o], vec![9.0; tokens * r]);
+                lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, &mut xa);
+                assert_close(&xa, &xa_exact, 1e-5);
+                assert_close(&y, &y_exact, 1e-5);
+
+                let mut d_xa = matmul_f64([tokens, r, o], &dy, [o, 1], &b, [r, 1]);
+                d_xa.iter_mut().for_each(|d| *d *= f64::from(scale));
+                let d_input = mask(&narrow(&matmul_f64([tokens, i, r], &narrow(&d_xa), [r, 1], &a, [i, 1])));
+                let d_input: Vec<f64> = d_input.iter().map(|d| f64::from(*d)).collect();
+                let dx_exact = sum(&d_input, 1.0, &matmul_f64([tokens, i, o], &dy, [o, 1], &w, [i, 1]));
+                let da_exact = matmul_f64([r, i, tokens], &narrow(&d_xa), [1, r], &input, [i, 1]);
+                let db_exact = matmul_f64([o, r, tokens], &dy, [1, o], &narrow(&xa_exact), [r, 1]);
+                let db_exact: Vec<f64> = db_exact.iter().map(|d| d * f64::from(scale)).collect();
+                let (mut da, mut db) = (vec![0.5; a.len()], vec![0.5; b.len()]);
+                let mut dx = vec![0.25; x.len()];
+                for (pass, accumulate) in [(1.0, false), (2.0, true)] {
+                    let mut gradients = LoraGradients { a: &mut da, b: &mut db };
+                    let w = Weight::F32(&w);
+                    lora_linear_backward(&dy, &x, &xa, w, &lora, i, o, &mut dx, accumulate, &mut gradients);
+                    let half = |x: &[f64]| -> Vec<f64> { x.iter().map(|x| 0.5 + pass * x).collect() };
+                    assert_close(&dx, &dx_exact.iter().map(|x| pass * x).collect::<Vec<_>>(), 1e-5);
+                    assert_close(&da, &half(&da_exact), 1e-5);
+                    assert_close(&db, &half(&db_exact), 1e-5);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_zero_b_leaves_the_base_output_bit_for_bit() {
+        let (tokens, i, o, r) = (70, 100, 60, 8);
+        let Case { x, w, a, .. } = case(tokens, i, o, r);
+        let lora = Lora { a: &a, b: &vec![0.0; o * r], rank: r, scale: 2.0, dropout: None };
+        let (mut base, mut y, mut xa) = (vec![0.0; tokens * o], vec![0.0; tokens * o], vec![0.0; tokens * r]);
+        linear(&x, Weight::F32(&w), i, o, &mut base, false);
+        lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, &mut xa);
+        assert_eq!(base, y);
+    }
+
+    #[test]
+    fn results_do_not_depend_on_the_number_of_threads() {
+        let (tokens, i, o, r) = (200, 300, 500, 8);
+        let Case { x, w, a, b, dy } = case(tokens, i, o, r);
+        let lora = Lora { a: &a, b: &b, rank: r, scale: 2.0, dropout: Some(Dropout { probability: 0.1, seed: 3 }) };
+        let run = |threads| {
+            on_threads(threads, || {
+                let (mut y, mut xa) = (vec![0.0; tokens * o], vec![0.0; tokens * r]);
+                lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, &mut xa);
+                let (mut dx, mut da, mut db) = (vec![0.0; x.len()], vec![0.0; a.len()], vec![0.0; b.len()]);
+                let mut gradients = LoraGradients { a: &mut da, b: &mut db };
+                lora_linear_backward(&dy, &x, &xa, Weight::F32(&w), &lora, i, o, &mut dx, false, &mut gradients);
+                (y, xa, dx, da, db)
+            })
+        };
+        let one = run(1);
+        assert!(one == run(2) && one == run(5));
+    }
+}
