@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Adapters cross over between lora-train and PEFT, in both directions.
+
+usage: check_peft.py load BASE ADAPTER LOGITS.safetensors [--tolerance 1e-4]
+       check_peft.py train BASE ROWS.jsonl OUT_DIR [--r 4] [--steps 30]
+
+`load`: PEFT loads an adapter that we exported and must give our logits. LOGITS.safetensors holds `input_ids` [rows,
+length] (unpadded, any integer type), `logits` f32 [rows, length, columns] and, where not every column is stored,
+`columns` [columns]. The difference is the largest absolute one over the largest absolute logit. Prints one JSON object;
+exit status 1 when the difference is above the tolerance.
+
+`train`: PEFT trains a small adapter on rows of messages and saves it its own way in OUT_DIR/adapter; OUT_DIR/logits.safetensors,
+of the same layout as above, holds the logits that we must get after loading it. With `base_logits`, those without it.
+
+Everything in f32 on the CPU. Needs torch, transformers, peft, safetensors (scripts/setup_python.sh).
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+import numpy as np
+import peft
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+NUM_COLUMNS, NUM_ROWS, LENGTH = 128, 2, 32
+
+
+def base_model(folder: pathlib.Path):
+    """The base model in f32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def load(args) -> None:
+    """Our adapter in PEFT."""
+    stored = load_file(args.logits)
+    model = PeftModel.from_pretrained(base_model(args.base), args.adapter, torch_device="cpu").eval()
+    with torch.no_grad():
+        found = model(input_ids=torch.from_numpy(stored["input_ids"].astype(np.int64))).logits
+        with model.disable_adapter():
+            without = model(input_ids=torch.from_numpy(stored["input_ids"].astype(np.int64))).logits
+    if "columns" in stored:
+        chosen = torch.from_numpy(stored["columns"].astype(np.int64))
+        found, without = found[..., chosen], without[..., chosen]
+    expected = torch.from_numpy(stored["logits"])
+    if found.shape != expected.shape:
+        sys.exit(f"the stored logits are {tuple(expected.shape)}, PEFT's are {tuple(found.shape)}")
+    scale = expected.abs().max()
+    difference = ((found - expected).abs().max() / scale).item()
+    print(json.dumps({"difference": difference, "tolerance": args.tolerance, "largest_logit": scale.item(),
+                      "effect_of_the_adapter": ((found - without).abs().max() / scale).item(),
+                      "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft)}}))
+    if not difference <= args.tolerance:
+        sys.exit(1)
+
+
+def train(args) -> None:
+    """An adapter made by PEFT, and what it must compute."""
+    torch.manual_seed(5)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(args.base / "tokenizer.json"))
+    tokenizer.chat_template = json.loads((args.base / "tokenizer_config.json").read_text())["chat_template"]
+    rows = [json.loads(line)["messages"] for line in args.rows.read_text().splitlines()]
+    ids = [torch.tensor([tokenizer.apply_chat_template(row, return_dict=False)]) for row in rows]
+    model = get_peft_model(base_model(args.base), LoraConfig(task_type="CAUSAL_LM", r=args.r, lora_alpha=3 * args.r, target_modules="all-linear"))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3)
+    for step in range(args.steps):
+        loss = model(input_ids=ids[step % len(ids)], labels=ids[step % len(ids)]).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    model.peft_config["default"].base_model_name_or_path = str(args.base)
+    model.save_pretrained(args.out / "adapter")
+    (args.out / "adapter" / "README.md").unlink(missing_ok=True)
+    text = torch.cat([i[0] for i in ids])[: NUM_ROWS * LENGTH].reshape(NUM_ROWS, LENGTH)
+    with torch.no_grad():
+        logits = model(input_ids=text).logits
+        with model.disable_adapter():
+            base_logits = model(input_ids=text).logits
+    columns = torch.arange(0, logits.shape[-1], max(1, logits.shape[-1] // NUM_COLUMNS))
+    arrays = {"input_ids": text.int(), "columns": columns.int(), "logits": logits[..., columns], "base_logits": base_logits[..., columns]}
+    save_file({name: np.ascontiguousarray(value.numpy()) for name, value in arrays.items()}, args.out / "logits.safetensors",
+              metadata={m.__name__: m.__version__ for m in (torch, transformers, peft)})
+    print(f"{args.out}: loss of the last row {loss.item():.4f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    kinds = parser.add_subparsers(required=True)
+    ours = kinds.add_parser("load", help="PEFT loads our adapter")
+    ours.add_argument("base", type=pathlib.Path)
+    ours.add_argument("adapter", type=pathlib.Path)
+    ours.add_argument("logits", type=pathlib.Path)
+    ours.add_argument("--tolerance", type=float, default=1e-4)
+    ours.set_defaults(do=load)
+    theirs = kinds.add_parser("train", help="PEFT writes an adapter for us")
+    theirs.add_argument("base", type=pathlib.Path)
+    theirs.add_argument("rows", type=pathlib.Path)
+    theirs.add_argument("out", type=pathlib.Path)
+    theirs.add_argument("--r", type=int, default=4)
+    theirs.add_argument("--steps", type=int, default=30)
+    theirs.set_defaults(do=train)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    args.do(args)
+
+
+if __name__ == "__main__":
+    main()
