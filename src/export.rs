@@ -1,1 +1,45 @@
 //! Adapters and merged models in the formats of PEFT and Hugging Face.
+//!
+//! An adapter is a folder with `adapter_model.safetensors` and `adapter_config.json`, as `save_pretrained` of PEFT
+//! writes it: [`write_adapter`] and [`read_adapter`].
+
+use std::collections::BTreeMap;
+
+mod adapter_config;
+mod adapter_file;
+pub mod atomic;
+mod error;
+
+pub use adapter_file::{SavedAdapter, read_adapter, write_adapter};
+pub use error::ExportError;
+
+/// The matrices of an adapter by module, for example `model.layers.0.self_attn.q_proj`.
+pub type AdapterWeights = BTreeMap<String, LowRankPair>;
+
+/// The two factors of the update of one linear layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRankPair {
+    /// `A`, `[r, in_features]`.
+    pub lora_a: HostMatrix,
+    /// `B`, `[out_features, r]`.
+    pub lora_b: HostMatrix,
+}
+
+/// A matrix in host memory, row by row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostMatrix {
+    /// Number of rows.
+    pub num_rows: usize,
+    /// Number of columns.
+    pub num_columns: usize,
+    /// `num_rows * num_columns` numbers.
+    pub values: Vec<f32>,
+}
+
+impl HostMatrix {
+    /// Rows and columns.
+    #[must_use]
+    pub fn shape(&self) -> [usize; 2] {
+        [self.num_rows, self.num_columns]
+    }
+}

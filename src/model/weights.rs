@@ -6,11 +6,11 @@ use crate::device::Dtype;
 use crate::model::config::LlamaConfig;
 
 pub mod convert;
-mod error;
+pub(crate) mod error;
 mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
-mod layout;
+pub(crate) mod layout;
 mod random;
 
 pub use error::{TensorProblem, WeightsError};

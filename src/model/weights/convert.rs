@@ -15,6 +15,27 @@ const BLOCK_ELEMENTS: usize = 1 << 11;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overflow;
 
+/// The type behind a safetensors type; `None` where it is not a floating-point type that can be loaded.
+#[must_use]
+pub fn float_dtype(stored: safetensors::Dtype) -> Option<Dtype> {
+    match stored {
+        safetensors::Dtype::F32 => Some(Dtype::F32),
+        safetensors::Dtype::BF16 => Some(Dtype::Bf16),
+        safetensors::Dtype::F16 => Some(Dtype::F16),
+        _ => None,
+    }
+}
+
+/// The safetensors type of a storage type.
+#[must_use]
+pub fn stored_dtype(dtype: Dtype) -> safetensors::Dtype {
+    match dtype {
+        Dtype::F32 => safetensors::Dtype::F32,
+        Dtype::Bf16 => safetensors::Dtype::BF16,
+        Dtype::F16 => safetensors::Dtype::F16,
+    }
+}
+
 /// Converts little-endian numbers of type `from` into a fresh buffer of type `to`.
 ///
 /// # Errors

@@ -59,12 +59,7 @@ impl StoredTensor {
     /// The type of its numbers; `None` where it is not a floating-point type that can be loaded.
     #[must_use]
     pub fn float_dtype(&self) -> Option<Dtype> {
-        match self.dtype {
-            safetensors::Dtype::F32 => Some(Dtype::F32),
-            safetensors::Dtype::BF16 => Some(Dtype::Bf16),
-            safetensors::Dtype::F16 => Some(Dtype::F16),
-            _ => None,
-        }
+        convert::float_dtype(self.dtype)
     }
 }
 

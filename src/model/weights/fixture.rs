@@ -34,11 +34,7 @@ pub(crate) fn random_tensors(config: &LlamaConfig) -> Tensors {
 
 /// Writes tensors to a safetensors file.
 pub(crate) fn write_tensors(path: &Path, tensors: &Tensors, dtype: Dtype) {
-    let stored = match dtype {
-        Dtype::F32 => safetensors::Dtype::F32,
-        Dtype::Bf16 => safetensors::Dtype::BF16,
-        Dtype::F16 => safetensors::Dtype::F16,
-    };
+    let stored = convert::stored_dtype(dtype);
     let bytes: Vec<Vec<u8>> = tensors.values().map(|(_, numbers)| convert::from_f32(numbers, dtype).unwrap()).collect();
     let views = tensors
         .iter()

@@ -30,7 +30,7 @@ pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, Weight
 }
 
 /// What a file that safetensors refuses is likely to be.
-pub(super) fn damaged(path: &Path, content: &[u8], error: &safetensors::SafeTensorError) -> WeightsError {
+pub(crate) fn damaged(path: &Path, content: &[u8], error: &safetensors::SafeTensorError) -> WeightsError {
     use safetensors::SafeTensorError::{HeaderTooSmall, InvalidHeaderLength, MetadataIncompleteBuffer};
     let (reason, hint) = if content.starts_with(b"version https://git-lfs") {
         ("a Git LFS pointer, not the weights".to_owned(), "run `git lfs pull` in the model folder")

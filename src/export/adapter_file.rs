@@ -1,0 +1,317 @@
+//! Adapter folders: `adapter_model.safetensors` and `adapter_config.json`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+
+use super::adapter_config;
+use super::{AdapterWeights, ExportError, HostMatrix, LowRankPair, atomic};
+use crate::lora::config::LoraConfig;
+use crate::model::weights::{convert, layout};
+
+/// The matrices.
+pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
+/// Rank, scale and places.
+const CONFIG: &str = "adapter_config.json";
+/// What PEFT puts before the name of a module.
+const PREFIX: &str = "base_model.model.";
+
+/// An adapter from disk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SavedAdapter {
+    /// The matrices by module, in `f32` whatever the file has.
+    pub weights: AdapterWeights,
+    /// Rank, scale and places.
+    pub config: LoraConfig,
+    /// The model that it was trained on, as its config names it.
+    pub base_model_name_or_path: Option<String>,
+}
+
+/// Writes an adapter as PEFT does, in `f32`; each of the two files is complete or absent.
+///
+/// # Errors
+/// Where a file cannot be written.
+pub fn write_adapter(
+    folder: &Path,
+    weights: &AdapterWeights,
+    config: &LoraConfig,
+    base_model_name_or_path: &str,
+) -> Result<(), ExportError> {
+    std::fs::create_dir_all(folder).map_err(ExportError::io("create", folder))?;
+    let mut views = Vec::with_capacity(2 * weights.len());
+    for (module, pair) in weights {
+        for (letter, matrix) in [('A', &pair.lora_a), ('B', &pair.lora_b)] {
+            let bytes = bytemuck::cast_slice(&matrix.values);
+            let path = folder.join(WEIGHTS);
+            let view = TensorView::new(safetensors::Dtype::F32, matrix.shape().to_vec(), bytes)
+                .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
+            views.push((tensor_name(module, letter), view));
+        }
+    }
+    let path = folder.join(WEIGHTS);
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    atomic::write_file(&path, |path| {
+        safetensors::serialize_to_file(views, Some(metadata), path).map_err(std::io::Error::other)
+    })
+    .map_err(ExportError::io("write", &path))?;
+
+    let path = folder.join(CONFIG);
+    let json = adapter_config::to_json(config, weights.keys(), base_model_name_or_path);
+    atomic::write_file(&path, |path| std::fs::write(path, format!("{json:#}\n")))
+        .map_err(ExportError::io("write", &path))
+}
+
+pub(super) fn tensor_name(module: &str, letter: char) -> String {
+    format!("{PREFIX}{module}.lora_{letter}.weight")
+}
+
+/// Reads an adapter folder, ours or PEFT's.
+///
+/// # Errors
+/// Where a file is missing or damaged, and where the adapter is more than low-rank updates of linear layers; every
+/// reason at once.
+pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
+    let (config_path, weights_path) = (folder.join(CONFIG), folder.join(WEIGHTS));
+    for (path, missing) in [(&config_path, CONFIG), (&weights_path, WEIGHTS)] {
+        if !path.is_file() {
+            return Err(ExportError::NoAdapter { folder: folder.to_owned(), missing, hint: no_adapter_hint(folder) });
+        }
+    }
+    // The config goes first: what it says about the method explains odd tensors better than their names do.
+    let text = std::fs::read_to_string(&config_path).map_err(ExportError::io("read", &config_path))?;
+    let refused = |problems| ExportError::AdapterConfig { path: config_path.clone(), problems };
+    adapter_config::from_json(&text, [].iter()).map_err(refused)?;
+    let weights = read_tensors(&weights_path)?;
+    let (config, base_model_name_or_path) = adapter_config::from_json(&text, weights.keys()).map_err(refused)?;
+    Ok(SavedAdapter { weights, config, base_model_name_or_path })
+}
+
+fn read_tensors(path: &PathBuf) -> Result<AdapterWeights, ExportError> {
+    let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
+    let tensors = SafeTensors::deserialize(&content).map_err(|error| layout::damaged(path, &content, &error))?;
+    let mut problems = Vec::new();
+    let mut matrices: BTreeMap<String, [Option<HostMatrix>; 2]> = BTreeMap::new();
+    for (name, view) in tensors.iter() {
+        let Some((module, index)) = module_of(name) else {
+            problems.push(format!("unexpected: `{name}` {:?}{}", view.shape(), unexpected_reason(name)));
+            continue;
+        };
+        match (convert::float_dtype(view.dtype()), view.shape()) {
+            (Some(dtype), &[num_rows, num_columns]) if num_rows > 0 && num_columns > 0 => {
+                let values = convert::to_f32(view.data(), dtype);
+                matrices.entry(module.to_owned()).or_default()[index] =
+                    Some(HostMatrix { num_rows, num_columns, values });
+            }
+            (Some(_), shape) => problems.push(format!("misshapen: `{name}` is {shape:?}, expected two dimensions")),
+            (None, _) => problems.push(format!("type: `{name}` is {:?}, expected F32, BF16 or F16", view.dtype())),
+        }
+    }
+    let mut weights = AdapterWeights::new();
+    for (module, pair) in matrices {
+        match pair {
+            [Some(lora_a), Some(lora_b)] if lora_a.num_rows == lora_b.num_columns => {
+                weights.insert(module, LowRankPair { lora_a, lora_b });
+            }
+            [Some(lora_a), Some(lora_b)] => problems.push(format!(
+                "misshapen: `{module}` has A {:?} and B {:?}, which do not share a rank",
+                lora_a.shape(),
+                lora_b.shape()
+            )),
+            [None, Some(_)] => problems.push(format!("missing: `{}`", tensor_name(&module, 'A'))),
+            _ => problems.push(format!("missing: `{}`", tensor_name(&module, 'B'))),
+        }
+    }
+    if weights.is_empty() && problems.is_empty() {
+        problems.push("there are none".to_owned());
+    }
+    if problems.is_empty() {
+        return Ok(weights);
+    }
+    problems.sort();
+    Err(ExportError::AdapterTensors { path: path.clone(), expected_by: "the format of LoRA adapters", problems })
+}
+
+/// Module, and 0 for A or 1 for B.
+fn module_of(name: &str) -> Option<(&str, usize)> {
+    let inner = name.strip_prefix(PREFIX)?;
+    [".lora_A.weight", ".lora_B.weight"]
+        .iter()
+        .enumerate()
+        .find_map(|(index, suffix)| Some((inner.strip_suffix(suffix)?, index)))
+}
+
+/// Why a tensor is in an adapter file that this trainer cannot use.
+fn unexpected_reason(name: &str) -> &'static str {
+    if name.contains("lora_embedding_") {
+        ": adapters of embeddings are not supported"
+    } else if name.contains("lora_magnitude_vector") {
+        ": DoRA is not supported"
+    } else if !name.contains("lora_") {
+        ": layers trained in full are not supported"
+    } else {
+        ""
+    }
+}
+
+fn no_adapter_hint(folder: &Path) -> String {
+    let hint = if !folder.is_dir() {
+        "there is no such folder"
+    } else if folder.join("adapter").join(CONFIG).is_file() {
+        "this is the folder of a run; its adapter is in `adapter`"
+    } else if folder.join("adapter_model.bin").is_file() {
+        "adapter_model.bin is a PyTorch pickle, which is not read; save it again with `safe_serialization=True`"
+    } else if folder.join("config.json").is_file() {
+        "this is a model, not an adapter"
+    } else {
+        "an adapter folder has adapter_config.json and adapter_model.safetensors, as PEFT writes them"
+    };
+    format!("\n  hint: {hint}")
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::lora::config::TargetModules;
+    use crate::model::weights::fixture::tiny_config;
+
+    /// Adapters on `q_proj` and `down_proj` of both layers of the tiny model.
+    pub(in crate::export) fn adapter() -> SavedAdapter {
+        let config = LoraConfig {
+            r: 3,
+            target_modules: TargetModules::Names(vec!["down_proj".into(), "q_proj".into()]),
+            ..LoraConfig::default()
+        };
+        let mut weights = AdapterWeights::new();
+        for layer in 0..2 {
+            for (linear, [num_out, num_in]) in tiny_config().block_linears() {
+                if linear.ends_with("q_proj") || linear.ends_with("down_proj") {
+                    let matrix = |num_rows: usize, num_columns: usize| {
+                        #[allow(clippy::cast_precision_loss)]
+                        let values = (0..num_rows * num_columns).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.7).collect();
+                        HostMatrix { num_rows, num_columns, values }
+                    };
+                    let pair = LowRankPair { lora_a: matrix(3, num_in), lora_b: matrix(num_out, 3) };
+                    weights.insert(format!("model.layers.{layer}.{linear}"), pair);
+                }
+            }
+        }
+        SavedAdapter { weights, config, base_model_name_or_path: Some("org/base".into()) }
+    }
+
+    fn write(folder: &Path, adapter: &SavedAdapter) {
+        write_adapter(folder, &adapter.weights, &adapter.config, "org/base").unwrap();
+    }
+
+    /// Writes tensors under any names, as another program might.
+    fn write_tensors(folder: &Path, tensors: &[(&str, &[usize], safetensors::Dtype)]) {
+        let bytes: Vec<Vec<u8>> = tensors
+            .iter()
+            .map(|(_, shape, dtype)| vec![0; shape.iter().product::<usize>() * (dtype.bitsize() / 8)])
+            .collect();
+        let views = tensors
+            .iter()
+            .zip(&bytes)
+            .map(|((name, shape, dtype), bytes)| (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap()));
+        safetensors::serialize_to_file(views, None, &folder.join(WEIGHTS)).unwrap();
+    }
+
+    #[test]
+    fn an_adapter_comes_back_as_it_was_written_in_pefts_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("new");
+        let adapter = adapter();
+        write(&folder, &adapter);
+        assert_eq!(read_adapter(&folder).unwrap(), adapter);
+
+        let content = std::fs::read(folder.join(WEIGHTS)).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&content).unwrap();
+        assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
+        let name = "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight";
+        assert_eq!(header.info(name).unwrap().shape, [3, 176]);
+        assert_eq!(header.info(&name.replace("lora_A", "lora_B")).unwrap().shape, [64, 3]);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn half_precision_adapters_are_read_as_f32() {
+        let folder = tempfile::tempdir().unwrap();
+        let adapter = adapter();
+        write(folder.path(), &adapter);
+        let bytes: Vec<(String, [usize; 2], Vec<u8>)> = adapter
+            .weights
+            .iter()
+            .flat_map(|(module, pair)| [(module, 'A', &pair.lora_a), (module, 'B', &pair.lora_b)])
+            .map(|(module, letter, matrix)| {
+                let bytes = convert::from_f32(&matrix.values, crate::device::Dtype::Bf16).unwrap();
+                (tensor_name(module, letter), matrix.shape(), bytes)
+            })
+            .collect();
+        let views = bytes.iter().map(|(name, shape, bytes)| {
+            (name, TensorView::new(safetensors::Dtype::BF16, shape.to_vec(), bytes).unwrap())
+        });
+        safetensors::serialize_to_file(views, None, &folder.path().join(WEIGHTS)).unwrap();
+        let read = read_adapter(folder.path()).unwrap();
+        let pairs = |adapter: &SavedAdapter| -> Vec<f32> {
+            adapter.weights.values().flat_map(|pair| pair.lora_b.values.clone()).collect()
+        };
+        // bf16 keeps 8 bits.
+        assert!(pairs(&read).iter().zip(pairs(&adapter)).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0));
+    }
+
+    #[test]
+    fn every_tensor_that_is_no_low_rank_update_is_listed_at_once() {
+        use safetensors::Dtype::{F32, I32};
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &adapter());
+        let module = "base_model.model.model.layers.0.self_attn";
+        write_tensors(
+            folder.path(),
+            &[
+                (&format!("{module}.q_proj.lora_A.weight"), &[2, 64], F32),
+                (&format!("{module}.q_proj.lora_B.weight"), &[64, 3], F32),
+                (&format!("{module}.k_proj.lora_A.weight"), &[2, 64], F32),
+                (&format!("{module}.v_proj.lora_A.weight"), &[128], F32),
+                (&format!("{module}.o_proj.lora_A.weight"), &[2, 64], I32),
+                (&format!("{module}.o_proj.lora_A.default.weight"), &[2, 64], F32),
+                (&format!("{module}.q_proj.lora_magnitude_vector"), &[64], F32),
+                ("base_model.model.model.embed_tokens.lora_embedding_A", &[2, 256], F32),
+                ("base_model.model.lm_head.weight", &[2, 2], F32),
+            ],
+        );
+        let error = read_adapter(folder.path()).unwrap_err().to_string();
+        for part in [
+            "A [2, 64] and B [64, 3], which do not share a rank",
+            "missing: `base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight`",
+            "v_proj.lora_A.weight` is [128], expected two dimensions",
+            "o_proj.lora_A.weight` is I32",
+            "unexpected: `base_model.model.model.layers.0.self_attn.o_proj.lora_A.default.weight`",
+            "DoRA is not supported",
+            "adapters of embeddings are not supported",
+            "layers trained in full are not supported",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+
+    #[test]
+    fn folders_without_an_adapter_say_what_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = || read_adapter(folder.path()).unwrap_err().to_string();
+        assert!(error().contains("no adapter_config.json") && error().contains("as PEFT writes them"));
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        assert!(error().contains("a model, not an adapter"));
+        std::fs::write(folder.path().join("adapter_model.bin"), "").unwrap();
+        assert!(error().contains("pickle"));
+        assert!(read_adapter(Path::new("nowhere")).unwrap_err().to_string().contains("no such folder"));
+
+        write(&folder.path().join("adapter"), &adapter());
+        assert!(error().contains("its adapter is in `adapter`"));
+        let path = folder.path().join("adapter").join(WEIGHTS);
+        let content = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &content[..content.len() - 9]).unwrap();
+        let error = read_adapter(&folder.path().join("adapter")).unwrap_err().to_string();
+        assert!(error.contains("half-downloaded"), "{error}");
+    }
+}

@@ -1,0 +1,60 @@
+//! Files that are complete or absent.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// Writes a file through a temporary neighbour: `write` fills the path that it is given, then the content is forced
+/// to disk and takes the place of `path` in one step.
+///
+/// # Errors
+/// Whatever `write` or the file system reports; `path` is then as it was.
+pub fn write_file(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name");
+    let name = path.file_name().ok_or_else(no_name)?.to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    let written = write(&temporary).and_then(|()| {
+        File::open(&temporary)?.sync_all()?;
+        std::fs::rename(&temporary, path)
+    });
+    if written.is_err() {
+        // The first error is the one to report; the leftover may not even exist.
+        drop(std::fs::remove_file(&temporary));
+        return written;
+    }
+    sync_folder(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// Forces the entries of a folder to disk, so that a rename in it survives a power cut.
+///
+/// # Errors
+/// Whatever the file system reports.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    // An empty path is the current folder. Only Unix can open a folder to synchronise it.
+    if cfg!(unix) {
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        File::open(folder)?.sync_all()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        write_file(&path, |path| std::fs::write(path, "old")).unwrap();
+        let failed = write_file(&path, |path| {
+            std::fs::write(path, "half")?;
+            Err(io::Error::other("disk full"))
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "disk full");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        write_file(&path, |path| std::fs::write(path, "new")).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+    }
+}

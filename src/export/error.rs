@@ -1,0 +1,72 @@
+//! What can go wrong with adapters and merged models on disk.
+
+use std::path::{Path, PathBuf};
+
+use crate::model::config::ConfigError;
+use crate::model::weights::WeightsError;
+use crate::model::weights::error::Lines;
+
+/// Why an adapter or a merged model could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// The file system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// `read`, `write`, ...
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The folder holds no adapter.
+    #[error("{}: no {missing}{hint}", folder.display())]
+    NoAdapter {
+        /// The folder.
+        folder: PathBuf,
+        /// The file that is not there.
+        missing: &'static str,
+        /// What is there instead, on a line of its own.
+        hint: String,
+    },
+    /// `adapter_config.json` asks for something that this trainer does not have, or is not valid.
+    #[error("{}: this adapter cannot be used:{}", path.display(), Lines(problems))]
+    AdapterConfig {
+        /// The file.
+        path: PathBuf,
+        /// One entry per key.
+        problems: Vec<String>,
+    },
+    /// The tensors of an adapter are not what its config or the model implies.
+    #[error("{}: these tensors do not fit {expected_by}:{}", path.display(), Lines(problems))]
+    AdapterTensors {
+        /// The file.
+        path: PathBuf,
+        /// `the format of LoRA adapters`, or the model.
+        expected_by: &'static str,
+        /// One entry per tensor or module.
+        problems: Vec<String>,
+    },
+    /// A weight file is damaged, or does not fit its config.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The config of the model cannot be used.
+    #[error(transparent)]
+    Model(#[from] ConfigError),
+    /// Something is already there.
+    #[error(
+        "{} exists and is not empty\n  hint: give a folder that does not exist yet; nothing is overwritten", path.display()
+    )]
+    OutputExists {
+        /// The folder.
+        path: PathBuf,
+    },
+}
+
+impl ExportError {
+    /// Wraps an error of the file system with what was being done where.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { action, path, source }
+    }
+}
