@@ -41,17 +41,16 @@ impl DeviceConfig {
         let expected = "\"auto\", \"cpu\", \"cuda\", \"cuda:N\", \"vulkan\", \"metal\" or \"rocm\"";
         let name = section.optional("name", expected, |value| {
             let Value::String(name) = value else { return Err(None) };
-            match name.parse::<DeviceName>() {
-                Ok(_) => Ok(name.clone()),
-                Err(DeviceError::UnknownName { hint, .. }) if !hint.is_empty() => {
-                    Err(Some(hint.trim_start_matches("\n  hint: ").to_owned()))
+            let hint = match (name.parse::<DeviceName>(), name.as_str()) {
+                (Ok(_), _) => return Ok(name.clone()),
+                (_, "gpu" | "nvidia") => "this trainer calls it `cuda`",
+                (_, "mps") => "this trainer calls it `metal`",
+                (Err(DeviceError::UnknownName { hint, .. }), _) if !hint.is_empty() => {
+                    return Err(Some(hint.trim_start_matches("\n  hint: ").to_owned()));
                 }
-                Err(_) => Err(match name.as_str() {
-                    "gpu" | "nvidia" => Some("this trainer calls it `cuda`".to_owned()),
-                    "mps" => Some("this trainer calls it `metal`".to_owned()),
-                    _ => None,
-                }),
-            }
+                _ => return Err(None),
+            };
+            Err(Some(hint.to_owned()))
         });
         Self { name: name.unwrap_or_else(|| Self::default().name) }
     }

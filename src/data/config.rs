@@ -1,6 +1,6 @@
 //! Section `[data]` of a recipe.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use serde::Serialize;
@@ -160,11 +160,43 @@ impl Choice for DataFormat {
 impl DataSource {
     /// Reads one `[[data.train]]` or `[[data.eval]]` entry.
     pub fn read(section: &mut Section) -> Self {
-        Self {
+        let source = Self {
             path: section.required_string("path", "a .json, .jsonl, .parquet or .txt file, or a glob of them"),
             format: section.choice("format", DataFormat::Auto),
             columns: section.strings_by_name("columns"),
             weight: section.number("weight", 1.0, (Bound::Excluded(0.0), Bound::Unbounded)),
+        };
+        if !section.is_wrong("format") {
+            source.check_columns(section);
+        }
+        source
+    }
+
+    /// Holds that `columns` renames only what the format reads.
+    fn check_columns(&self, section: &mut Section) {
+        let formats: Vec<DataFormat> = match self.format {
+            DataFormat::Auto => DataFormat::NAMES.iter().map(|(_, format)| *format).collect(),
+            given => vec![given],
+        };
+        let mut used: Vec<&str> = formats
+            .iter()
+            .map(|format| format.columns())
+            .flat_map(|(must, may)| must.iter().chain(may))
+            .copied()
+            .collect();
+        let mut seen = BTreeSet::new();
+        used.retain(|name| seen.insert(*name));
+        let reads = match self.format {
+            DataFormat::Auto => "which no format reads".to_owned(),
+            given => format!("which format `{}` does not read", given.name()),
+        };
+        for (name, column) in self.columns.iter().filter(|(name, _)| !used.contains(&name.as_str())) {
+            let message = format!("`{}` has `{name}`, {reads}", section.full_name("columns"));
+            let hint = match used.contains(&column.as_str()) {
+                true => format!("our name first: {column} = \"{name}\""),
+                false => format!("it reads {}", used.join(", ")),
+            };
+            section.reject(&format!("columns.{name}"), Problem::new(message).hint(hint));
         }
     }
 }

@@ -58,7 +58,7 @@ impl DataFormat {
     }
 
     /// Columns that a row must have, then those that it may have.
-    fn columns(self) -> (&'static [&'static str], &'static [&'static str]) {
+    pub(super) fn columns(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
             Self::Auto => (&[], &[]),
             Self::Messages => (&["messages"], &["tools"]),

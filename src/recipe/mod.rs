@@ -104,20 +104,19 @@ impl Recipe {
 
     /// What one section says against another.
     fn hold_together(&self, root: &mut Section, purpose: Purpose) {
+        // What was written and is wrong has its own problem: it does not count as absent here.
+        let has_train = !self.data.train.is_empty() || root.is_wrong("data.train");
+        let has_eval_split = self.data.eval_split.is_some() || root.is_wrong("data.eval_split");
+        let has_eval = !self.data.eval.is_empty() || root.is_wrong("data.eval") || has_eval_split;
+        let has_eval_steps = self.eval.eval_steps.is_some() || root.is_wrong("eval.eval_steps");
         let mut reject = |key: &str, message: String, hint: &str| root.reject(key, Problem::new(message).hint(hint));
 
-        let has_train = !self.data.train.is_empty();
         if purpose == Purpose::Training && !has_train {
             let message = "there is no training data".to_owned();
             reject("data", message, "add [[data.train]] with the `path` of a file");
         }
-        if self.data.eval_split.is_some() && !has_train && purpose == Purpose::Benchmark {
-            let message = "`data.eval_split` has no [[data.train]] to hold rows out of".to_owned();
-            reject("data.eval_split", message, "take it out");
-        }
 
         let eval = &self.eval;
-        let has_eval = !self.data.eval.is_empty() || self.data.eval_split.is_some();
         let need_rows = [
             ("eval_steps", eval.eval_steps.is_some() && eval.generate.is_empty()),
             ("max_batches", eval.max_batches.is_some()),
@@ -127,7 +126,7 @@ impl Recipe {
             let message = format!("`eval.{key}` needs evaluation data, and there is none");
             reject(&format!("eval.{key}"), message, "add [[data.eval]], or `eval_split` in [data]");
         }
-        if eval.early_stopping_patience.is_some() && has_eval && eval.eval_steps.is_none() {
+        if eval.early_stopping_patience.is_some() && has_eval && !has_eval_steps {
             let message = "`eval.early_stopping_patience` needs evaluations during training".to_owned();
             reject("eval.early_stopping_patience", message, "set `eval_steps` in [eval]");
         }

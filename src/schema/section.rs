@@ -72,6 +72,17 @@ impl<'a> Section<'a> {
         self.table.is_some_and(|table| table.get(key).is_some())
     }
 
+    /// Whether a key is written and its value was refused; it may lie in a table below (`data.eval_split`).
+    #[must_use]
+    pub fn is_wrong(&self, path: &str) -> bool {
+        let node = path.split('.').try_fold((self.table, None), |(table, _), key| {
+            let node = table?.get(key)?;
+            Some((node.table(), Some(node)))
+        });
+        let Some((_, Some(node))) = node else { return false };
+        self.record.problems.iter().any(|(place, _)| *place == node.place)
+    }
+
     /// Declares a key and returns its value.
     fn node(&mut self, key: &'static str) -> Option<&'a Node> {
         if !self.asked.contains(&key) {
@@ -95,10 +106,7 @@ impl<'a> Section<'a> {
         for key in path.split('.') {
             let Some(entry) = table.and_then(|table| table.entry(key)) else { break };
             place = entry.key_place.clone();
-            table = match &entry.node.value {
-                Value::Table(table) => Some(table),
-                _ => None,
-            };
+            table = entry.node.table();
         }
         self.record.problems.push((place, problem));
     }

@@ -70,7 +70,6 @@ pub(super) fn unknown_key(unknown: &Unknown, record: &Record, peers: &[Peer]) ->
 
     // The right key in the wrong section; sections below this one go first.
     let mut homes: Vec<&str> = homes.into_iter().filter(|home| home != section).collect();
-    homes.sort_unstable();
     homes.dedup();
     let below = format!("{section}.");
     if homes.iter().any(|home| home.starts_with(&below)) {

@@ -56,6 +56,14 @@ impl Node {
         &self.value
     }
 
+    /// The table, where it is one.
+    pub(super) fn table(&self) -> Option<&Table> {
+        match &self.value {
+            Value::Table(table) => Some(table),
+            _ => None,
+        }
+    }
+
     /// The value as it is quoted in a message: on one line, not too long.
     pub(super) fn shown(&self) -> String {
         match &self.value {

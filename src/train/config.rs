@@ -49,9 +49,7 @@ impl TrainConfig {
     /// Reads section `[train]`. Without `num_epochs` and `max_steps` it is one epoch.
     pub fn read(section: &mut Section) -> Self {
         let default = Self::default();
-        let max_steps = section.optional_count("max_steps", 1..);
-        let num_epochs = section.optional_number("num_epochs", POSITIVE);
-        Self {
+        let config = Self {
             precision: section.choice("precision", default.precision),
             micro_batch_size: section.count("micro_batch_size", default.micro_batch_size, 1..),
             gradient_accumulation_steps: section.count(
@@ -59,10 +57,14 @@ impl TrainConfig {
                 default.gradient_accumulation_steps,
                 1..,
             ),
-            num_epochs: num_epochs.or_else(|| max_steps.is_none().then_some(1.0)),
-            max_steps,
+            num_epochs: section.optional_number("num_epochs", POSITIVE),
+            max_steps: section.optional_count("max_steps", 1..),
             gradient_checkpointing: section.boolean("gradient_checkpointing", default.gradient_checkpointing),
             max_grad_norm: section.number("max_grad_norm", default.max_grad_norm, 0.0..),
+        };
+        match (config.num_epochs, config.max_steps) {
+            (None, None) => Self { num_epochs: Some(1.0), ..config },
+            _ => config,
         }
     }
 }
