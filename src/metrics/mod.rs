@@ -1,8 +1,33 @@
-//! The figures of a step, and where they are written.
+//! The figures of a run, and where they are written.
+//!
+//! - [`figures`](StepMetrics): one field for each figure, under the name that metrics.jsonl gives it
+//! - [`summary`](Summary): the final figures, summary.json
+//! - `console`, `jsonl`, `tensorboard`, `dashboard`: the sinks
+//! - [`Sinks`]: all of them, called by name from the loop
+//!
+//! To add a figure: one field in `figures.rs`, a line in its tag table where TensorBoard shall show it, and the
+//! place that measures it.
+
+mod append;
+mod console;
+#[cfg(feature = "tui")]
+mod dashboard;
+mod figures;
+mod format;
+mod jsonl;
+mod sinks;
+mod summary;
+mod tensorboard;
+
+use std::path::PathBuf;
 
 use serde::Serialize;
 
 use crate::schema::Section;
+
+pub use figures::{EvalMetrics, SCALAR_TAGS, Sample, StepMetrics};
+pub use sinks::{SinkOptions, Sinks};
+pub use summary::{Outcome, Summary, TimeSpent};
 
 /// Section `[logging]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -33,32 +58,14 @@ impl LoggingConfig {
     }
 }
 
-/// The figures of one step: the line of metrics.jsonl, field by field. What was not measured is absent.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[serde(default)]
-pub struct StepMetrics {
-    /// Optimizer update, from 1.
-    pub step: u64,
-    /// Passes over the training rows so far.
-    pub epoch: f64,
-    /// Mean loss of the step's target tokens, in nats.
-    pub loss: f64,
-    /// Learning rate of the step.
-    pub learning_rate: f64,
-    /// Global norm of the gradient before clipping.
-    pub grad_norm: f64,
-    /// Tokens of the step that are not padding.
-    pub tokens: u64,
-    /// Tokens of the step that carry loss.
-    pub target_tokens: u64,
-    /// `tokens / step_seconds`.
-    pub tokens_per_second: f64,
-    /// Wall time of the step.
-    pub step_seconds: f64,
-    /// Time the loop waited for data.
-    pub data_wait_seconds: f64,
-    /// Time of the forward and backward passes.
-    pub forward_backward_seconds: f64,
-    /// Time of clipping and the update.
-    pub optimizer_seconds: f64,
+/// A file for figures cannot be opened. Once training runs, a file that fails is a warning instead.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: cannot {action}: {source}", path = path.display())]
+pub struct MetricsError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What was tried.
+    pub action: &'static str,
+    /// What the system said.
+    pub source: std::io::Error,
 }

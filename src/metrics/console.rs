@@ -1,0 +1,383 @@
+//! Progress for people, on stderr: a bar on a terminal, plain lines elsewhere.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::format::{bytes, duration, thousands};
+use super::{EvalMetrics, Outcome, Sample, StepMetrics, Summary};
+
+/// Where lines for people go.
+#[derive(Debug)]
+pub(super) struct Console {
+    view: View,
+    colors: bool,
+    total_steps: u64,
+    first_step: u64,
+    logging_steps: u64,
+    started: Instant,
+    since_last_line: Averages,
+}
+
+#[derive(Debug)]
+enum View {
+    /// A bar that is redrawn, with lines above it.
+    Bar(ProgressBar),
+    /// A line every `logging_steps`.
+    Lines,
+    /// Warnings only.
+    Quiet,
+    /// Another program draws on the terminal; lines wait for [`Console::release`].
+    Held(Vec<String>),
+}
+
+/// Means over the steps since the last line.
+#[derive(Debug, Default)]
+struct Averages {
+    loss_sum: f64,
+    target_tokens: u64,
+    tokens: u64,
+    seconds: f64,
+    steps: u64,
+}
+
+impl Console {
+    /// A bar where stderr is a terminal, else lines; with `quiet` neither.
+    pub(super) fn new(quiet: bool, logging_steps: u64, first_step: u64, total_steps: u64) -> Self {
+        let terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        // https://no-color.org: present and not empty.
+        let colors = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let view = match (quiet, terminal) {
+            (true, _) => View::Quiet,
+            (false, true) => View::Bar(bar(first_step, total_steps, colors)),
+            (false, false) => View::Lines,
+        };
+        Self {
+            view,
+            colors,
+            total_steps,
+            first_step,
+            logging_steps: logging_steps.max(1),
+            started: Instant::now(),
+            since_last_line: Averages::default(),
+        }
+    }
+
+    /// Keeps lines back while another program draws on the terminal.
+    #[cfg(feature = "tui")]
+    pub(super) fn hold(&mut self) {
+        if let View::Bar(bar) = &self.view {
+            bar.finish_and_clear();
+        }
+        self.view = View::Held(Vec::new());
+    }
+
+    /// Prints what was held back.
+    pub(super) fn release(&mut self) {
+        if let View::Held(lines) = &mut self.view {
+            let lines = std::mem::take(lines);
+            self.view = View::Lines;
+            lines.iter().for_each(|line| self.print(line));
+        }
+    }
+
+    /// A line that is no progress: what was found, what was chosen.
+    pub(super) fn note(&mut self, text: &str) {
+        if !matches!(self.view, View::Quiet) {
+            self.print(text);
+        }
+    }
+
+    /// A warning; it is shown even with `--quiet`.
+    pub(super) fn warn(&mut self, text: &str) {
+        let label = if self.colors { "\x1b[33mwarning:\x1b[0m" } else { "warning:" };
+        self.print(&format!("{label} {text}"));
+    }
+
+    pub(super) fn step(&mut self, step: &StepMetrics) {
+        self.since_last_line.add(step);
+        let remaining = self.remaining_seconds(step.step).map(duration);
+        match &self.view {
+            View::Bar(bar) => {
+                bar.set_position(step.step);
+                bar.set_message(bar_message(step, remaining.as_deref()));
+            }
+            View::Lines if self.is_due(step.step) => {
+                let averages = std::mem::take(&mut self.since_last_line);
+                let line = step_line(step, &averages, self.total_steps, remaining.as_deref());
+                self.print(&line);
+            }
+            View::Lines | View::Quiet | View::Held(_) => {}
+        }
+    }
+
+    fn is_due(&self, step: u64) -> bool {
+        step.is_multiple_of(self.logging_steps) || step >= self.total_steps
+    }
+
+    /// Rows of the evaluation set that are done; shown on a terminal only.
+    pub(super) fn evaluating(&mut self, done: usize, total: usize) {
+        if let View::Bar(bar) = &self.view {
+            bar.set_message(format!("evaluating {done}/{total}"));
+        }
+    }
+
+    pub(super) fn eval(&mut self, eval: &EvalMetrics) {
+        self.note(&format!(
+            "eval at step {}: loss {:.4}, perplexity {:.3}, {} target tokens in {}",
+            eval.step,
+            eval.eval_loss,
+            eval.eval_perplexity,
+            thousands(as_f64(eval.eval_target_tokens)),
+            duration(eval.eval_seconds),
+        ));
+    }
+
+    pub(super) fn sample(&mut self, sample: &Sample) {
+        let indented = sample.text.trim_end().replace('\n', "\n    ");
+        let prompt = sample.prompt.trim_end().replace('\n', "\n    ");
+        self.note(&format!("sample at step {}\n  > {prompt}\n    {indented}", sample.step));
+    }
+
+    pub(super) fn finish(&mut self, summary: &Summary) {
+        if let View::Bar(bar) = &self.view {
+            bar.finish_and_clear();
+            self.view = View::Lines;
+        }
+        self.note(&summary_text(summary));
+    }
+
+    /// Leaves the terminal as it was found, bar or no bar.
+    pub(super) fn close(&mut self) {
+        if let View::Bar(bar) = &self.view {
+            bar.abandon();
+            self.view = View::Lines;
+        }
+        self.release();
+    }
+
+    /// From the steps of this start alone: what came before a resume may have run on another machine.
+    fn remaining_seconds(&self, step: u64) -> Option<f64> {
+        let done = step.checked_sub(self.first_step).filter(|&done| done > 0)?;
+        let left = self.total_steps.saturating_sub(step);
+        Some(self.started.elapsed().as_secs_f64() / as_f64(done) * as_f64(left))
+    }
+
+    /// The first step begins now: what came before is start-up, which says nothing about the time left.
+    pub(super) fn start_clock(&mut self) {
+        self.started = Instant::now();
+    }
+
+    fn print(&mut self, line: &str) {
+        match &mut self.view {
+            View::Bar(bar) => bar.println(line),
+            View::Held(lines) => lines.push(line.to_owned()),
+            View::Lines | View::Quiet => {
+                // A closed stderr must not end training.
+                let _ = writeln!(std::io::stderr().lock(), "{line}");
+            }
+        }
+    }
+}
+
+impl Averages {
+    fn add(&mut self, step: &StepMetrics) {
+        // A skipped step's loss is not finite and would hide those of the other steps.
+        if step.loss.is_finite() {
+            self.loss_sum += step.loss * as_f64(step.target_tokens);
+            self.target_tokens += step.target_tokens;
+        }
+        self.tokens += step.tokens;
+        self.seconds += step.step_seconds;
+        self.steps += 1;
+    }
+}
+
+fn bar(first_step: u64, total_steps: u64, colors: bool) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total_steps), ProgressDrawTarget::stderr()).with_position(first_step);
+    let template = if colors { "{pos}/{len} {bar:24.cyan/blue} {wide_msg}" } else { "{pos}/{len} {bar:24} {wide_msg}" };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("━╸ "));
+    }
+    bar.set_message("starting");
+    // Redraws long steps too, so that a person sees that it lives.
+    bar.enable_steady_tick(Duration::from_secs(1));
+    bar
+}
+
+fn bar_message(step: &StepMetrics, remaining: Option<&str>) -> String {
+    let mut parts = vec![format!("loss {:.4}", step.loss), format!("{} tok/s", thousands(step.tokens_per_second))];
+    parts.extend(gpu_text(step));
+    if step.gpu_memory_used_bytes.is_none() {
+        parts.extend(step.host_memory_bytes.map(bytes));
+    }
+    parts.extend(remaining.map(|text| format!("eta {text}")));
+    parts.join(" · ")
+}
+
+fn step_line(step: &StepMetrics, averages: &Averages, total_steps: u64, remaining: Option<&str>) -> String {
+    let loss = if averages.target_tokens > 0 { averages.loss_sum / as_f64(averages.target_tokens) } else { step.loss };
+    let rate = as_f64(averages.tokens) / averages.seconds;
+    let mut parts = vec![
+        format!("step {}/{total_steps}", step.step),
+        format!("loss {loss:.4}"),
+        format!("lr {:.2e}", step.learning_rate),
+        format!("grad {:.3}", step.grad_norm),
+        format!("{} tok/s", thousands(if rate.is_finite() { rate } else { step.tokens_per_second })),
+        format!("{:.3}s/step", averages.seconds / as_f64(averages.steps.max(1))),
+    ];
+    // A tenth of the time is worth a look at `data.num_workers`.
+    if step.data_wait_seconds > 0.1 * step.step_seconds {
+        parts.push(format!("data wait {:.3}s", step.data_wait_seconds));
+    }
+    parts.extend(step.mfu.map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
+    parts.extend(gpu_text(step));
+    parts.extend(step.gpu_power_watts.map(|watts| format!("{watts:.0} W")));
+    parts.extend(step.host_memory_bytes.map(|host| format!("host {}", bytes(host))));
+    if step.skipped {
+        parts.push("skipped".into());
+    }
+    parts.extend(remaining.map(|text| format!("eta {text}")));
+    parts.join("  ")
+}
+
+fn gpu_text(step: &StepMetrics) -> Option<String> {
+    let utilization = step.gpu_utilization_percent.map(|percent| format!("{percent:.0}%"));
+    let memory = step.gpu_memory_used_bytes.map(bytes);
+    let text = [utilization, memory].into_iter().flatten().collect::<Vec<_>>().join(" ");
+    (!text.is_empty()).then(|| format!("gpu {text}"))
+}
+
+fn summary_text(summary: &Summary) -> String {
+    let outcome = match summary.outcome {
+        Outcome::Finished => "finished",
+        Outcome::StoppedEarly => "stopped early",
+        Outcome::Interrupted => "interrupted",
+    };
+    let mut first = vec![format!("{outcome} after {} steps in {}", summary.steps, duration(summary.wall_seconds))];
+    first.extend(summary.tokens_per_second.map(|rate| format!("{} tokens/s", thousands(rate))));
+    first.extend(summary.mfu.map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
+    if summary.skipped_steps > 0 {
+        first.push(format!("{} steps skipped (loss or gradient not finite)", summary.skipped_steps));
+    }
+    let mut lines = vec![first.join(", ")];
+    let mut losses = Vec::new();
+    losses.extend(summary.final_loss.map(|loss| format!("loss {loss:.4}")));
+    if let (Some(initial), Some(last)) = (summary.initial_eval_loss, summary.final_eval_loss) {
+        losses.push(format!("eval loss {initial:.4} -> {last:.4} ({:+.1}%)", 100.0 * (last / initial - 1.0)));
+    }
+    if let (Some(best), Some(step)) = (summary.best_eval_loss, summary.best_eval_step) {
+        losses.push(format!("best {best:.4} at step {step}"));
+    }
+    if !losses.is_empty() {
+        lines.push(format!("  {}", losses.join(", ")));
+    }
+    let mut machine = Vec::new();
+    machine.extend(summary.peak_host_memory_bytes.map(|peak| format!("peak host memory {}", bytes(peak))));
+    machine.extend(summary.peak_gpu_memory_bytes.map(|peak| format!("peak GPU memory {}", bytes(peak))));
+    machine.extend(summary.energy_joules.map(|joules| format!("energy {:.2} Wh", joules / 3600.0)));
+    if !machine.is_empty() {
+        lines.push(format!("  {}", machine.join(", ")));
+    }
+    if summary.wall_seconds > 0.0 {
+        let share = |seconds: f64| 100.0 * seconds / summary.wall_seconds;
+        let parts = summary.time.parts().into_iter().filter(|&(_, seconds)| share(seconds) >= 0.5);
+        let parts: Vec<_> = parts.map(|(name, seconds)| format!("{name} {:.0}%", share(seconds))).collect();
+        lines.push(format!("  time: {}", parts.join(", ")));
+    }
+    lines.join("\n")
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts of a run stay far below 2^52")]
+fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::TimeSpent;
+    use super::super::figures::tests::full_step;
+    use super::*;
+
+    #[test]
+    fn a_line_averages_the_steps_since_the_last_one_by_their_target_tokens() {
+        let mut averages = Averages::default();
+        let step = |loss, target_tokens, tokens, step_seconds| StepMetrics {
+            step: 4,
+            loss,
+            target_tokens,
+            tokens,
+            step_seconds,
+            ..StepMetrics::default()
+        };
+        averages.add(&step(1.0, 300, 600, 1.0));
+        averages.add(&step(2.0, 100, 200, 3.0));
+        averages.add(&step(f64::NAN, 100, 200, 1.0));
+        // (300 * 1.0 + 100 * 2.0) / 400 and 1000 tokens / 5 s.
+        let line = step_line(&step(2.0, 100, 200, 3.0), &averages, 10, Some("1m00s"));
+        assert!(line.starts_with("step 4/10  loss 1.2500  lr 0.00e0  grad 0.000  200 tok/s  1.667s/step"), "{line}");
+        assert!(line.ends_with("eta 1m00s") && !line.contains("gpu") && !line.contains("mfu"), "{line}");
+    }
+
+    #[test]
+    fn a_gpu_run_shows_utilization_memory_and_power() {
+        let step = full_step(8);
+        let mut averages = Averages::default();
+        averages.add(&step);
+        let line = step_line(&step, &averages, 10, None);
+        assert!(line.contains("mfu 50.0%  gpu 97% 12.0 GiB  510 W  host 3.0 GiB"), "{line}");
+        assert_eq!(bar_message(&step, Some("3s")), "loss 2.5000 · 1,000 tok/s · gpu 97% 12.0 GiB · eta 3s");
+    }
+
+    #[test]
+    fn lines_are_due_every_logging_steps_and_at_the_end() {
+        let console = Console::new(true, 10, 0, 25);
+        let due: Vec<_> = (1..=25).filter(|&step| console.is_due(step)).collect();
+        assert_eq!(due, [10, 20, 25]);
+    }
+
+    #[test]
+    fn the_time_left_comes_from_the_steps_of_this_start() {
+        let mut console = Console::new(true, 1, 100, 200);
+        assert_eq!(console.remaining_seconds(100), None);
+        console.started = Instant::now().checked_sub(Duration::from_secs(50)).unwrap();
+        let left = console.remaining_seconds(150).unwrap();
+        assert!((left - 50.0).abs() < 1.0, "{left}");
+    }
+
+    #[test]
+    fn the_summary_says_how_it_went_in_a_few_lines() {
+        let time = TimeSpent { startup_seconds: 1.0, forward_backward_seconds: 8.0, ..TimeSpent::default() };
+        let summary = Summary {
+            steps: 20,
+            skipped_steps: 1,
+            final_loss: Some(1.25),
+            initial_eval_loss: Some(4.0),
+            final_eval_loss: Some(3.0),
+            best_eval_loss: Some(2.9),
+            best_eval_step: Some(15),
+            tokens_per_second: Some(1234.0),
+            peak_host_memory_bytes: Some(1 << 30),
+            wall_seconds: 10.0,
+            time: time.within(10.0),
+            ..Summary::default()
+        };
+        let text = summary_text(&summary);
+        let expected = "finished after 20 steps in 10s, 1,234 tokens/s, 1 steps skipped (loss or gradient not finite)\n  \
+                        loss 1.2500, eval loss 4.0000 -> 3.0000 (-25.0%), best 2.9000 at step 15\n  \
+                        peak host memory 1.0 GiB\n  time: startup 10%, forward+backward 80%, other 10%";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn what_is_said_while_another_program_draws_is_kept() {
+        let mut console = Console::new(true, 1, 0, 10);
+        console.view = View::Held(Vec::new());
+        console.warn("the disk is full");
+        console.note("a note");
+        let View::Held(lines) = &console.view else { panic!("held") };
+        assert_eq!(lines.len(), 2);
+        assert!(lines[0].contains("the disk is full"));
+    }
+}

@@ -1,0 +1,64 @@
+//! Numbers for people.
+
+/// `1,234,567`.
+pub(super) fn thousands(number: f64) -> String {
+    if !number.is_finite() {
+        return number.to_string();
+    }
+    let digits = format!("{:.0}", number.abs());
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3 + 1);
+    if number < 0.0 {
+        text.push('-');
+    }
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `812 MiB`, `12.3 GiB`.
+#[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
+pub(super) fn bytes(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
+}
+
+/// `0.8s`, `42s`, `3m07s`, `2h05m`, `1d03h`.
+pub(super) fn duration(seconds: f64) -> String {
+    if !seconds.is_finite() || seconds < 0.0 {
+        return "?".into();
+    }
+    if seconds < 9.95 {
+        return format!("{seconds:.1}s");
+    }
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "finite, not negative, saturates")]
+    let whole = seconds.round() as u64;
+    match (whole / 86_400, whole / 3_600 % 24, whole / 60 % 60, whole % 60) {
+        (0, 0, 0, seconds) => format!("{seconds}s"),
+        (0, 0, minutes, seconds) => format!("{minutes}m{seconds:02}s"),
+        (0, hours, minutes, _) => format!("{hours}h{minutes:02}m"),
+        (days, hours, ..) => format!("{days}d{hours:02}h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_and_carry_units() {
+        let numbers = [0.0, 999.4, 1000.0, 1_234_567.0, -4321.0].map(thousands);
+        assert_eq!(numbers, ["0", "999", "1,000", "1,234,567", "-4,321"]);
+        assert_eq!(thousands(f64::NAN), "NaN");
+        assert_eq!([0, 812 << 20, 1 << 30, 13_200_000_000].map(bytes), ["0 MiB", "812 MiB", "1.0 GiB", "12.3 GiB"]);
+    }
+
+    #[test]
+    fn durations_have_two_units_at_most() {
+        let texts = [0.84, 9.99, 59.6, 187.0, 7500.0, 97_200.0, f64::NAN].map(duration);
+        assert_eq!(texts, ["0.8s", "10s", "1m00s", "3m07s", "2h05m", "1d03h", "?"]);
+    }
+}

@@ -1,0 +1,324 @@
+//! All sinks of a run, called by name from the loop.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use burn_train::Interrupter;
+use serde::Serialize;
+
+use super::console::Console;
+#[cfg(feature = "tui")]
+use super::dashboard::Dashboard;
+use super::figures::tagged_scalars;
+use super::jsonl::Jsonl;
+use super::tensorboard::TensorBoard;
+use super::{EvalMetrics, LoggingConfig, MetricsError, Sample, StepMetrics, Summary};
+
+/// What [`Sinks::open`] needs to know beside the recipe's `[logging]`.
+pub struct SinkOptions<'a> {
+    /// The run's folder; it exists.
+    pub run_dir: &'a Path,
+    /// The step of the checkpoint that the run goes on from. What the files hold after it is dropped.
+    pub resume_step: Option<u64>,
+    /// Steps of the whole run.
+    pub total_steps: u64,
+    /// Show warnings only.
+    pub quiet: bool,
+    /// Show the dashboard instead of the bar.
+    pub tui: bool,
+    /// Where the dashboard's user asks training to stop.
+    pub interrupter: Interrupter,
+}
+
+/// Everything that figures are written to. No call fails: a sink that cannot write warns once, is tried again at
+/// every step, and training goes on.
+pub struct Sinks {
+    console: Console,
+    #[cfg(feature = "tui")]
+    dashboard: Option<Dashboard>,
+    metrics: FileSink<Jsonl>,
+    samples: FileSink<Jsonl>,
+    tensorboard: Option<FileSink<TensorBoard>>,
+    summary_path: PathBuf,
+    interrupter: Interrupter,
+    warnings: Vec<String>,
+}
+
+/// A sink and whether its user has been told that it fails.
+#[derive(Debug)]
+struct FileSink<S> {
+    name: &'static str,
+    sink: S,
+    has_warned: bool,
+}
+
+impl<S> FileSink<S> {
+    fn open(name: &'static str, path: &Path, open: impl FnOnce(&Path) -> io::Result<S>) -> Result<Self, MetricsError> {
+        let sink = open(path).map_err(|source| MetricsError { path: path.into(), action: "open", source })?;
+        Ok(Self { name, sink, has_warned: false })
+    }
+
+    /// Writes, and gives a warning at the first failure.
+    fn write(&mut self, write: impl FnOnce(&mut S) -> io::Result<()>) -> Option<String> {
+        let error = write(&mut self.sink).err()?;
+        if std::mem::replace(&mut self.has_warned, true) {
+            return None;
+        }
+        Some(format!(
+            "{} cannot be written ({error}); training goes on, and it is tried again at every step",
+            self.name
+        ))
+    }
+}
+
+impl Sinks {
+    /// Opens `metrics.jsonl`, `samples.jsonl` and `tensorboard/` in the run's folder, and the console.
+    ///
+    /// # Errors
+    ///
+    /// Where one of the files cannot be opened. That is not forgiven here, since nothing has been computed yet.
+    pub fn open(config: &LoggingConfig, options: SinkOptions<'_>) -> Result<Self, MetricsError> {
+        let SinkOptions { run_dir, resume_step, total_steps, quiet, tui, interrupter } = options;
+        let metrics =
+            FileSink::open("metrics.jsonl", &run_dir.join("metrics.jsonl"), |path| Jsonl::open(path, resume_step))?;
+        let samples =
+            FileSink::open("samples.jsonl", &run_dir.join("samples.jsonl"), |path| Jsonl::open(path, resume_step))?;
+        let tensorboard = config.tensorboard.then(|| {
+            FileSink::open("tensorboard", &run_dir.join("tensorboard"), |path| TensorBoard::open(path, resume_step))
+        });
+        let mut sinks = Self {
+            console: Console::new(quiet, config.logging_steps, resume_step.unwrap_or(0), total_steps),
+            #[cfg(feature = "tui")]
+            dashboard: None,
+            metrics,
+            samples,
+            tensorboard: tensorboard.transpose()?,
+            summary_path: run_dir.join("summary.json"),
+            interrupter,
+            warnings: Vec::new(),
+        };
+        if tui {
+            sinks.open_dashboard(total_steps, run_dir);
+        }
+        Ok(sinks)
+    }
+
+    #[cfg(feature = "tui")]
+    fn open_dashboard(&mut self, total_steps: u64, run_dir: &Path) {
+        match Dashboard::open(self.interrupter.clone(), total_steps, &run_dir.display().to_string()) {
+            Ok(dashboard) => {
+                self.console.hold();
+                self.dashboard = Some(dashboard);
+            }
+            Err(reason) => self.warn(&format!("no dashboard: {reason}")),
+        }
+    }
+
+    #[cfg(not(feature = "tui"))]
+    fn open_dashboard(&mut self, _total_steps: u64, _run_dir: &Path) {
+        self.warn("no dashboard: this binary was built without it; build it with `--features tui`");
+    }
+
+    /// The recipe, for TensorBoard's text tab.
+    pub fn recipe(&mut self, toml: &str) {
+        self.tensorboard(|sink| sink.text(0, "recipe", &format!("```toml\n{toml}\n```")));
+    }
+
+    /// The first step begins: the time left is reckoned from here.
+    pub fn start(&mut self) {
+        self.console.start_clock();
+    }
+
+    /// Writes the figures of a step everywhere.
+    pub fn step(&mut self, step: &StepMetrics) {
+        self.json(step);
+        self.tensorboard(|sink| sink.scalars(step.step, &tagged_scalars(step)));
+        self.console.step(step);
+        #[cfg(feature = "tui")]
+        if let Some(dashboard) = &mut self.dashboard {
+            dashboard.step(step);
+        }
+    }
+
+    /// Shows that an evaluation has done a number of its micro-batches.
+    pub fn evaluating(&mut self, done: usize, total: usize) {
+        self.console.evaluating(done, total);
+        #[cfg(feature = "tui")]
+        if let Some(dashboard) = &mut self.dashboard {
+            dashboard.evaluating(done, total);
+        }
+    }
+
+    /// Writes the figures of an evaluation everywhere.
+    pub fn eval(&mut self, eval: &EvalMetrics) {
+        self.json(eval);
+        self.tensorboard(|sink| sink.scalars(eval.step, &tagged_scalars(eval)));
+        self.console.eval(eval);
+        #[cfg(feature = "tui")]
+        if let Some(dashboard) = &mut self.dashboard {
+            dashboard.eval(eval);
+        }
+    }
+
+    /// Writes a text that the model wrote. `index` is its prompt's number among the recipe's.
+    pub fn sample(&mut self, index: usize, sample: &Sample) {
+        let warning = self.samples.write(|sink| sink.write(sample));
+        self.warn_about(warning);
+        // Indented by four, Markdown shows it as it is.
+        let text = format!("{}\n{}", sample.prompt, sample.text).replace('\n', "\n    ");
+        self.tensorboard(|sink| sink.text(sample.step, &format!("samples/{index}"), &format!("    {text}")));
+        self.console.sample(sample);
+    }
+
+    /// A line for people that is no figure.
+    pub fn note(&mut self, text: &str) {
+        self.console.note(text);
+    }
+
+    /// A warning. It is shown even with `--quiet`, and stands in summary.json.
+    pub fn warn(&mut self, text: &str) {
+        self.console.warn(text);
+        self.warnings.push(text.to_owned());
+        #[cfg(feature = "tui")]
+        if let Some(dashboard) = &mut self.dashboard {
+            dashboard.warning();
+        }
+    }
+
+    /// Whether the dashboard's user, or whoever else holds the interrupter, wants training to stop.
+    #[must_use]
+    pub fn stop_requested(&self) -> bool {
+        #[cfg(feature = "tui")]
+        if self.dashboard.as_ref().is_some_and(Dashboard::was_killed) {
+            return true;
+        }
+        self.interrupter.should_stop()
+    }
+
+    /// Writes summary.json, with the warnings of this run added to those that it brings, gives the terminal back and
+    /// shows the final figures.
+    pub fn finish(&mut self, summary: &Summary) {
+        self.close();
+        let mut summary = summary.clone();
+        summary.warnings.append(&mut self.warnings);
+        self.console.finish(&summary);
+        if let Err(error) = write_whole(&self.summary_path, &summary) {
+            self.console.warn(&format!("{}: cannot be written ({error})", self.summary_path.display()));
+        }
+    }
+
+    fn json(&mut self, record: &impl Serialize) {
+        let warning = self.metrics.write(|sink| sink.write(record));
+        self.warn_about(warning);
+    }
+
+    fn tensorboard(&mut self, write: impl FnOnce(&mut TensorBoard) -> io::Result<()>) {
+        let warning = self.tensorboard.as_mut().and_then(|sink| sink.write(write));
+        self.warn_about(warning);
+    }
+
+    fn warn_about(&mut self, warning: Option<String>) {
+        if let Some(warning) = warning {
+            self.warn(&warning);
+        }
+    }
+
+    fn close(&mut self) {
+        // First the terminal, then what waited for it.
+        #[cfg(feature = "tui")]
+        drop(self.dashboard.take());
+        self.console.release();
+    }
+}
+
+impl Drop for Sinks {
+    fn drop(&mut self) {
+        self.close();
+        self.console.close();
+    }
+}
+
+/// Writes a JSON file whole or not at all.
+fn write_whole(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".summary").tempfile_in(folder)?;
+    serde_json::to_writer_pretty(&mut file, value)?;
+    io::Write::write_all(&mut file, b"\n")?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures::tests::full_step;
+    use super::*;
+
+    fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
+        let interrupter = Interrupter::new();
+        let options = SinkOptions { run_dir, resume_step, total_steps: 10, quiet: true, tui: false, interrupter };
+        Sinks::open(&LoggingConfig::default(), options).unwrap()
+    }
+
+    #[test]
+    fn a_run_leaves_every_file_of_the_contract() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut sinks = open(folder.path(), None);
+        sinks.recipe("seed = 1");
+        sinks.eval(&EvalMetrics { eval_loss: 2.0, ..EvalMetrics::default() });
+        sinks.sample(0, &Sample { step: 0, prompt: "Hi".into(), text: " there\nyou".into() });
+        sinks.step(&full_step(1));
+        sinks.warn("two rows were cut");
+        sinks.finish(&Summary { steps: 1, warnings: vec!["from before".into()], ..Summary::default() });
+        let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+        let lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!((&lines[0]["eval_loss"], &lines[1]["loss"]), (&2.0.into(), &2.5.into()));
+        let sample = std::fs::read_to_string(folder.path().join("samples.jsonl")).unwrap();
+        assert_eq!(sample, "{\"step\":0,\"prompt\":\"Hi\",\"text\":\" there\\nyou\"}\n");
+        let summary: Summary =
+            serde_json::from_slice(&std::fs::read(folder.path().join("summary.json")).unwrap()).unwrap();
+        assert_eq!(summary.warnings, ["from before", "two rows were cut"]);
+        assert_eq!(std::fs::read_dir(folder.path().join("tensorboard")).unwrap().count(), 1);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_warns_once_and_training_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/dev/full", folder.path().join("samples.jsonl")).unwrap();
+        let mut sinks = open(folder.path(), Some(0));
+        for step in 0..3 {
+            sinks.sample(0, &Sample { step, ..Sample::default() });
+        }
+        sinks.step(&full_step(1));
+        assert_eq!(sinks.warnings.len(), 1, "{:?}", sinks.warnings);
+        assert!(
+            sinks.warnings[0].starts_with("samples.jsonl cannot be written (No space left"),
+            "{:?}",
+            sinks.warnings
+        );
+        drop(sinks);
+        assert_eq!(std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap().lines().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_an_error_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = folder.path().join("nowhere");
+        let interrupter = Interrupter::new();
+        let options =
+            SinkOptions { run_dir: &run_dir, resume_step: None, total_steps: 1, quiet: true, tui: false, interrupter };
+        let error = Sinks::open(&LoggingConfig::default(), options).err().unwrap().to_string();
+        assert!(error.contains("nowhere/metrics.jsonl: cannot open: "), "{error}");
+    }
+
+    #[test]
+    fn whoever_holds_the_interrupter_can_stop_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let sinks = open(folder.path(), None);
+        assert!(!sinks.stop_requested());
+        sinks.interrupter.stop(None);
+        assert!(sinks.stop_requested());
+    }
+}

@@ -1,0 +1,154 @@
+//! The final figures: summary.json.
+
+use serde::{Deserialize, Serialize};
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// All steps were taken.
+    #[default]
+    Finished,
+    /// The evaluation loss stopped falling.
+    StoppedEarly,
+    /// SIGINT, SIGTERM or the dashboard; a checkpoint was saved.
+    Interrupted,
+}
+
+/// The final figures of a run, over all of its parts where it was resumed, except for those that say otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Summary {
+    /// How the run ended.
+    pub outcome: Outcome,
+    /// Optimizer updates.
+    pub steps: u64,
+    /// Steps whose update was left out, since the loss or the gradient was not finite.
+    pub skipped_steps: u64,
+    /// Passes over the training rows.
+    pub epochs: f64,
+    /// Training loss of the last step, in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub final_loss: Option<f64>,
+    /// Evaluation loss before the first step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initial_eval_loss: Option<f64>,
+    /// Evaluation loss after the last step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub final_eval_loss: Option<f64>,
+    /// Lowest evaluation loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_eval_loss: Option<f64>,
+    /// Step of the lowest evaluation loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_eval_step: Option<u64>,
+    /// Tokens trained on that are not padding.
+    pub tokens: u64,
+    /// Tokens trained on that carry loss.
+    pub target_tokens: u64,
+    /// Tokens over the time of the steps, since the last start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<f64>,
+    /// Mean model FLOPs utilization, since the last start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// The most memory of the process that was in RAM, since the last start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_host_memory_bytes: Option<u64>,
+    /// The most memory of the GPU that was in use, by whatever process, since the last start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_gpu_memory_bytes: Option<u64>,
+    /// The most memory that the backend's pools held at the end of a step, since the last start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_gpu_memory_reserved_bytes: Option<u64>,
+    /// Energy that the GPU used, since the last start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy_joules: Option<f64>,
+    /// Wall time since the last start, all of it.
+    pub wall_seconds: f64,
+    /// Where that time went.
+    pub time: TimeSpent,
+    /// The device, for people.
+    pub device: String,
+    /// Type of activations and matrix products.
+    pub precision: String,
+    /// Parameters that are trained.
+    pub trainable_parameters: u64,
+    /// Parameters of the base model and the adapters.
+    pub all_parameters: u64,
+    /// Whether the exported adapter was read back and gave the same logits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter_verified: Option<bool>,
+    /// Warnings of the run, in order.
+    pub warnings: Vec<String>,
+}
+
+/// Where wall time went, in seconds. The parts do not overlap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TimeSpent {
+    /// From the start of the process to the first step: reading data, loading weights, opening the device.
+    pub startup_seconds: f64,
+    /// Waiting for data.
+    pub data_wait_seconds: f64,
+    /// Forward and backward passes.
+    pub forward_backward_seconds: f64,
+    /// Clipping and updates.
+    pub optimizer_seconds: f64,
+    /// Evaluations, and the samples drawn at them.
+    pub evaluation_seconds: f64,
+    /// Writing checkpoints and the adapter.
+    pub checkpoint_seconds: f64,
+    /// The rest: logging, bookkeeping.
+    pub other_seconds: f64,
+}
+
+impl TimeSpent {
+    /// Sets `other_seconds` such that the parts sum to `wall_seconds`.
+    #[must_use]
+    pub fn within(mut self, wall_seconds: f64) -> Self {
+        self.other_seconds = 0.0;
+        self.other_seconds = (wall_seconds - self.total_seconds()).max(0.0);
+        self
+    }
+
+    /// Sum of the parts.
+    #[must_use]
+    pub fn total_seconds(&self) -> f64 {
+        self.parts().into_iter().map(|(_, seconds)| seconds).sum()
+    }
+
+    /// The parts with their names for people.
+    pub(super) fn parts(&self) -> [(&'static str, f64); 7] {
+        [
+            ("startup", self.startup_seconds),
+            ("data", self.data_wait_seconds),
+            ("forward+backward", self.forward_backward_seconds),
+            ("optimizer", self.optimizer_seconds),
+            ("evaluation", self.evaluation_seconds),
+            ("checkpoint", self.checkpoint_seconds),
+            ("other", self.other_seconds),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_the_time_sum_to_the_wall_time() {
+        let time = TimeSpent { startup_seconds: 1.5, forward_backward_seconds: 6.0, ..TimeSpent::default() };
+        let time = time.within(10.0);
+        assert_eq!((time.other_seconds, time.total_seconds()), (2.5, 10.0));
+        assert_eq!(time.within(10.0), time, "asked twice, the same");
+    }
+
+    #[test]
+    fn an_empty_summary_has_no_gpu_figures_and_reads_back() {
+        let summary = Summary { steps: 3, device: "cpu".into(), ..Summary::default() };
+        let json = serde_json::to_string(&summary).unwrap();
+        assert!(!json.contains("gpu") && !json.contains("energy"), "{json}");
+        assert_eq!(serde_json::from_str::<Summary>(&json).unwrap(), summary);
+    }
+}

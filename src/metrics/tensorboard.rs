@@ -1,0 +1,204 @@
+//! TensorBoard event files.
+//!
+//! Records are made with tensorboard-rs and its event types, but written here: its own `SummaryWriter` unwraps every
+//! I/O error on a thread of its own and panics at the next call, so that a full disk would end the run.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use protobuf::{Message, RepeatedField};
+use tensorboard_proto::event::{Event, SessionLog, SessionLog_SessionStatus};
+use tensorboard_proto::summary::{Summary, Summary_Value, SummaryMetadata, SummaryMetadata_PluginData};
+use tensorboard_proto::tensor::TensorProto;
+use tensorboard_proto::tensor_shape::{TensorShapeProto, TensorShapeProto_Dim};
+use tensorboard_proto::types::DataType;
+use tensorboard_rs::record_writer::RecordWriter;
+use tensorboard_rs::summary;
+
+use super::append::AppendLog;
+
+/// One event file of a run. A resumed run writes another one beside it.
+#[derive(Debug)]
+pub(super) struct TensorBoard {
+    log: AppendLog,
+}
+
+impl TensorBoard {
+    /// Makes an event file in a folder, which is made too. With `resume_step` TensorBoard is told to forget what
+    /// older files hold after that step.
+    ///
+    /// # Errors
+    ///
+    /// Where the folder or the file cannot be made or written.
+    pub(super) fn open(folder: &Path, resume_step: Option<u64>) -> io::Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let mut file = Self { log: create_event_file(folder)? };
+        let mut version = Event::new();
+        version.set_file_version("brain.Event:2".into());
+        file.write(version, 0)?;
+        if let Some(step) = resume_step {
+            let mut session = SessionLog::new();
+            session.set_status(SessionLog_SessionStatus::START);
+            let mut event = Event::new();
+            event.set_session_log(session);
+            file.write(event, step + 1)?;
+        }
+        Ok(file)
+    }
+
+    /// Writes the figures of a step, by tag.
+    ///
+    /// # Errors
+    ///
+    /// Where the record cannot be written whole; the file then ends with the one before it.
+    pub(super) fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
+        if scalars.is_empty() {
+            return Ok(());
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "TensorBoard stores f32")]
+        let values = scalars.iter().flat_map(|&(tag, value)| summary::scalar(tag, value as f32).take_value());
+        self.summary(step, values.collect())
+    }
+
+    /// Writes a text, shown as Markdown.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::scalars`].
+    pub(super) fn text(&mut self, step: u64, tag: &str, markdown: &str) -> io::Result<()> {
+        let mut plugin = SummaryMetadata_PluginData::new();
+        plugin.set_plugin_name("text".into());
+        let mut metadata = SummaryMetadata::new();
+        metadata.set_plugin_data(plugin);
+        let mut dim = TensorShapeProto_Dim::new();
+        dim.set_size(1);
+        let mut shape = TensorShapeProto::new();
+        shape.set_dim(RepeatedField::from_vec(vec![dim]));
+        let mut tensor = TensorProto::new();
+        tensor.set_dtype(DataType::DT_STRING);
+        tensor.set_tensor_shape(shape);
+        tensor.set_string_val(RepeatedField::from_vec(vec![markdown.as_bytes().to_vec()]));
+        let mut value = Summary_Value::new();
+        value.set_tag(tag.into());
+        value.set_metadata(metadata);
+        value.set_tensor(tensor);
+        self.summary(step, vec![value])
+    }
+
+    fn summary(&mut self, step: u64, values: Vec<Summary_Value>) -> io::Result<()> {
+        let mut summary = Summary::new();
+        summary.set_value(RepeatedField::from_vec(values));
+        let mut event = Event::new();
+        event.set_summary(summary);
+        self.write(event, step)
+    }
+
+    fn write(&mut self, mut event: Event, step: u64) -> io::Result<()> {
+        event.set_wall_time(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()));
+        event.set_step(i64::try_from(step).unwrap_or(i64::MAX));
+        let mut record = Vec::new();
+        // Length, checksum, event, checksum: in memory first, so that the file gets it in one piece.
+        RecordWriter::new(&mut record).write(&event.write_to_bytes()?)?;
+        self.log.append(&record)
+    }
+}
+
+/// `events.out.tfevents.<seconds>.<host>.<process>.<n>`: TensorBoard reads the files of a run in the order of their
+/// names, so a resumed run must come after the one it goes on from.
+fn create_event_file(folder: &Path) -> io::Result<AppendLog> {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let host = sysinfo::System::host_name().unwrap_or_else(|| "localhost".into()).replace(['/', '\\'], "-");
+    let process = std::process::id();
+    let name = |n: u32| -> PathBuf { folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{n}")) };
+    let mut n = 0;
+    loop {
+        match AppendLog::create_new(&name(n)) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n < 1000 => n += 1,
+            other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures::tagged_scalars;
+    use super::super::figures::tests::full_step;
+    use super::*;
+    use tensorboard_rs::masked_crc32c::masked_crc32c;
+
+    /// The events of a file, with every length and checksum looked at.
+    fn read(path: &Path) -> Vec<Event> {
+        let bytes = std::fs::read(path).unwrap();
+        let mut rest = bytes.as_slice();
+        let mut events = Vec::new();
+        while !rest.is_empty() {
+            let crc = |bytes: &[u8]| u32::from_le_bytes(bytes[..4].try_into().unwrap());
+            let length = usize::try_from(u64::from_le_bytes(rest[..8].try_into().unwrap())).unwrap();
+            assert_eq!(crc(&rest[8..]), masked_crc32c(&rest[..8]));
+            let data = &rest[12..12 + length];
+            assert_eq!(crc(&rest[12 + length..]), masked_crc32c(data));
+            events.push(Event::parse_from_bytes(data).unwrap());
+            rest = &rest[16 + length..];
+        }
+        events
+    }
+
+    fn only_file(folder: &Path) -> PathBuf {
+        let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(files.len(), 1);
+        files.remove(0)
+    }
+
+    #[test]
+    fn a_step_is_one_record_with_every_tag_and_value() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tensorboard = TensorBoard::open(folder.path(), None).unwrap();
+        let scalars = tagged_scalars(&full_step(3));
+        tensorboard.scalars(3, &scalars).unwrap();
+        let path = only_file(folder.path());
+        assert!(path.file_name().unwrap().to_str().unwrap().starts_with("events.out.tfevents."));
+        let events = read(&path);
+        assert_eq!(events.len(), 2);
+        assert_eq!(events[0].get_file_version(), "brain.Event:2");
+        assert_eq!(events[1].get_step(), 3);
+        let written: Vec<_> = events[1]
+            .get_summary()
+            .get_value()
+            .iter()
+            .map(|value| (value.get_tag(), value.get_simple_value()))
+            .collect();
+        assert_eq!(written.len(), 17);
+        for ((tag, value), (expected_tag, expected)) in written.into_iter().zip(scalars) {
+            assert_eq!(tag, expected_tag);
+            assert!((f64::from(value) - expected).abs() <= 1e-6 * expected.abs(), "{tag}: {value}");
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_tells_tensorboard_from_which_step_on_older_files_are_void() {
+        let folder = tempfile::tempdir().unwrap();
+        TensorBoard::open(folder.path(), Some(500)).unwrap();
+        let events = read(&only_file(folder.path()));
+        assert_eq!(events[1].get_session_log().get_status(), SessionLog_SessionStatus::START);
+        assert_eq!(events[1].get_step(), 501);
+    }
+
+    #[test]
+    fn two_files_of_one_second_do_not_collide() {
+        let folder = tempfile::tempdir().unwrap();
+        let _first = TensorBoard::open(folder.path(), None).unwrap();
+        let _second = TensorBoard::open(folder.path(), Some(1)).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_an_error_not_a_panic() {
+        let mut tensorboard = TensorBoard { log: AppendLog::open(Path::new("/dev/full")).unwrap() };
+        let error = tensorboard.scalars(1, &[("train/loss", 1.0)]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        // And again at every later step, each tried anew.
+        assert!(tensorboard.scalars(2, &[("train/loss", 1.0)]).is_err());
+    }
+}
