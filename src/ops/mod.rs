@@ -1,3 +1,20 @@
 //! The operations of a step, each with its forward and backward.
+//!
+//! Every operation is written twice: in plain tensor calls, which run on any backend, and, in [`cpu`], as kernels
+//! on slices of host memory. The public function picks: `f32` tensors of the CPU backend go to the kernels. The
+//! plain version is the kernels' oracle, and burn's autodiff is the oracle of the plain version's backward.
+//!
+//! Tokens are flat: a micro-batch is a matrix `[tokens, width]` whose rows are the tokens of all sequences, end to
+//! end. [`Layout`](layout::Layout) knows where a sequence begins.
 
+pub mod adamw;
+pub mod attention;
 pub mod cpu;
+pub mod cross_entropy;
+pub mod dropout;
+pub mod host;
+pub mod layout;
+pub mod linear;
+pub mod norm;
+pub mod rotary;
+pub mod swiglu;

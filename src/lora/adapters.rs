@@ -1,0 +1,142 @@
+//! The adapters of a model: what is trained.
+
+use burn::tensor::{DType, Device, Tensor};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::config::InitLoraWeights;
+use super::targets::{Projection, Selection};
+use crate::ops::host;
+
+/// The low-rank update of one linear layer: `scale B A`.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    /// `A`, `[r, in_features]`, in `f32`.
+    pub lora_a: Tensor<2>,
+    /// `B`, `[out_features, r]`, in `f32`.
+    pub lora_b: Tensor<2>,
+    /// Factor of the update.
+    pub scale: f64,
+}
+
+/// The adapters of one block, by projection in the order of [`Projection::ALL`].
+pub type BlockAdapters = [Option<Adapter>; 7];
+
+/// The adapters of a model.
+#[derive(Clone, Debug)]
+pub struct AdapterSet {
+    /// By layer.
+    pub blocks: Vec<BlockAdapters>,
+    /// Dropout on the input of every A while training, in `[0, 1)`.
+    pub dropout: f64,
+}
+
+impl AdapterSet {
+    /// Fresh adapters: A drawn from `seed`, B zero, so that the model's output is the base model's.
+    ///
+    /// `features` gives a projection's `(in_features, out_features)`. The numbers are drawn on the host, adapter by
+    /// adapter, so a seed means the same adapters on every device.
+    #[must_use]
+    pub fn new(
+        selection: &Selection,
+        features: impl Fn(Projection) -> (usize, usize),
+        init: InitLoraWeights,
+        dropout: f64,
+        seed: u64,
+        device: &Device,
+    ) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let blocks = selection.shapes.iter().map(|shapes| {
+            std::array::from_fn(|index| {
+                let shape = shapes[index]?;
+                let (in_features, out_features) = features(Projection::ALL[index]);
+                let a = draw(init, shape.r, in_features, &mut rng);
+                Some(Adapter {
+                    lora_a: host::tensor(a, [shape.r, in_features], device),
+                    lora_b: Tensor::zeros([out_features, shape.r], (device, DType::F32)),
+                    scale: shape.scale,
+                })
+            })
+        });
+        Self { blocks: blocks.collect(), dropout }
+    }
+
+    /// No adapters: the base model.
+    #[must_use]
+    pub fn none(num_layers: usize) -> Self {
+        Self { blocks: (0..num_layers).map(|_| BlockAdapters::default()).collect(), dropout: 0.0 }
+    }
+
+    /// Number of trained numbers.
+    #[must_use]
+    pub fn num_parameters(&self) -> usize {
+        self.iter().map(|(_, _, a)| a.lora_a.shape().num_elements() + a.lora_b.shape().num_elements()).sum()
+    }
+
+    /// Every adapter with its layer and projection, in the order of the forward pass.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, Projection, &Adapter)> {
+        self.blocks.iter().enumerate().flat_map(|(layer, block)| {
+            let adapters = Projection::ALL.into_iter().zip(block);
+            adapters.filter_map(move |(projection, adapter)| Some((layer, projection, adapter.as_ref()?)))
+        })
+    }
+
+    /// Every adapter, for changing it, in the order of [`iter`](Self::iter).
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Adapter> {
+        self.blocks.iter_mut().flatten().flatten()
+    }
+}
+
+/// `A` as PEFT draws it: uniform in ±1/sqrt(in) is `kaiming_uniform_` with `a = sqrt(5)`.
+#[expect(clippy::cast_precision_loss, reason = "widths are far below 2^24")]
+fn draw(init: InitLoraWeights, r: usize, in_features: usize, rng: &mut ChaCha8Rng) -> Vec<f32> {
+    let count = r * in_features;
+    match init {
+        InitLoraWeights::Kaiming => {
+            let bound = 1.0 / (in_features as f32).sqrt();
+            (0..count).map(|_| rng.random_range(-bound..bound)).collect()
+        }
+        InitLoraWeights::Gaussian => {
+            let std = 1.0 / r as f32;
+            (0..count).map(|_| std * normal(rng)).collect()
+        }
+    }
+}
+
+/// A standard normal number (Box and Muller, 1958).
+fn normal(rng: &mut ChaCha8Rng) -> f32 {
+    let radius = (-2.0 * (1.0 - rng.random::<f32>()).ln()).sqrt();
+    radius * (std::f32::consts::TAU * rng.random::<f32>()).cos()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lora::config::LoraConfig;
+
+    fn set(init: InitLoraWeights, seed: u64) -> AdapterSet {
+        let selection = LoraConfig::default().select(2).unwrap();
+        AdapterSet::new(&selection, |_| (400, 100), init, 0.0, seed, &Device::flex())
+    }
+
+    #[test]
+    fn a_is_uniform_within_one_over_root_in_and_b_is_zero() {
+        let set = set(InitLoraWeights::Kaiming, 7);
+        for (_, _, adapter) in set.iter() {
+            let a = adapter.lora_a.to_data().to_vec::<f32>().unwrap();
+            let largest = a.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+            assert!((0.049..=0.05).contains(&largest), "bound is 1/20, largest is {largest}");
+            let variance = a.iter().map(|v| v * v).sum::<f32>() / 3200.0;
+            assert!((variance / (0.05 * 0.05 / 3.0) - 1.0).abs() < 0.1, "variance {variance}");
+            assert!(adapter.lora_b.to_data().to_vec::<f32>().unwrap().iter().all(|&b| b == 0.0));
+        }
+        assert_eq!(set.num_parameters(), 14 * 8 * 500);
+    }
+
+    #[test]
+    fn a_seed_names_the_adapters() {
+        let first = |set: &AdapterSet| set.iter().next().map(|(_, _, a)| a.lora_a.to_data()).unwrap();
+        assert_eq!(first(&set(InitLoraWeights::Gaussian, 1)), first(&set(InitLoraWeights::Gaussian, 1)));
+        assert_ne!(first(&set(InitLoraWeights::Gaussian, 1)), first(&set(InitLoraWeights::Gaussian, 2)));
+    }
+}

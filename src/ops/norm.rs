@@ -1,0 +1,76 @@
+//! RMSNorm (Zhang and Sennrich, 2019), as Llama has it: statistic in `f32`, frozen weight.
+
+use burn::tensor::{DType, Tensor};
+
+use super::{cpu, host};
+
+/// `y = weight * x / sqrt(mean(x^2) + eps)`.
+///
+/// # Shapes
+/// `x`: `[tokens, width]`, `weight`: `[width]`. Returns `y` in the type of `x`, and in `f32` the factor
+/// `1 / sqrt(mean(x^2) + eps)` of each token, `[tokens]`, for the backward.
+#[must_use]
+pub fn rms_norm(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+    let (Some(host_x), Some(host_weight)) = (host::view(x), host::view(weight)) else {
+        return plain_rms_norm(x, weight, eps);
+    };
+    let [tokens, width] = x.dims();
+    let mut y = vec![0.0; tokens * width];
+    let mut rstd = vec![0.0; tokens];
+    #[expect(clippy::cast_possible_truncation, reason = "the statistic is in f32")]
+    cpu::rms_norm(host_x.as_slice(), host_weight.as_slice(), eps as f32, &mut y, &mut rstd);
+    (host::tensor(y, [tokens, width], &x.device()), host::tensor(rstd, [tokens], &x.device()))
+}
+
+/// Adds the gradient of [`rms_norm`] with respect to `x` to `residual`.
+///
+/// # Shapes
+/// `dy`, `x`, `residual`: `[tokens, width]`, `rstd`: `[tokens]` as returned by the forward.
+#[must_use]
+pub fn rms_norm_backward(
+    dy: &Tensor<2>,
+    x: &Tensor<2>,
+    weight: &Tensor<1>,
+    rstd: &Tensor<1>,
+    residual: Tensor<2>,
+) -> Tensor<2> {
+    let (Some(host_dy), Some(host_x), Some(host_weight), Some(host_rstd)) =
+        (host::view(dy), host::view(x), host::view(weight), host::view(rstd))
+    else {
+        return residual + plain_rms_norm_backward(dy, x, weight, rstd);
+    };
+    let Some(mut dx) = host::take(residual.clone()) else {
+        return residual + plain_rms_norm_backward(dy, x, weight, rstd);
+    };
+    drop(residual);
+    cpu::rms_norm_backward(
+        host_dy.as_slice(),
+        host_x.as_slice(),
+        host_weight.as_slice(),
+        host_rstd.as_slice(),
+        dx.storage_mut(),
+        true,
+    );
+    host::restore(dx)
+}
+
+/// [`rms_norm`] in plain tensor calls.
+#[must_use]
+pub fn plain_rms_norm(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+    let dtype = x.dtype();
+    let x = x.clone().cast(DType::F32);
+    let rstd = x.clone().square().mean_dim(1).add_scalar(eps).sqrt().recip(); // [tokens, 1]
+    let y = (x * rstd.clone()).cast(dtype) * weight.clone().cast(dtype).unsqueeze();
+    (y, rstd.squeeze_dim(1))
+}
+
+/// The gradient of [`rms_norm`] with respect to `x`, in plain tensor calls.
+#[must_use]
+pub fn plain_rms_norm_backward(dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<1>, rstd: &Tensor<1>) -> Tensor<2> {
+    let dtype = x.dtype();
+    let rstd = rstd.clone().unsqueeze_dim::<2>(1);
+    let normed = x.clone().cast(DType::F32) * rstd.clone();
+    let dy = dy.clone().cast(DType::F32) * weight.clone().cast(DType::F32).unsqueeze();
+    let mean = (dy.clone() * normed.clone()).mean_dim(1); // [tokens, 1]
+    ((dy - normed * mean) * rstd).cast(dtype)
+}

@@ -1,0 +1,50 @@
+//! Rotary position embedding (Su et al., 2021) in Hugging Face's half-split layout: dimension `i` turns with
+//! `i + head_dim / 2`.
+
+use burn::tensor::{DType, Tensor};
+
+use super::{cpu, host, layout::Layout};
+
+/// Turns every head of `x` by its token's angles; `inverse` turns back, which is the gradient.
+///
+/// # Shapes
+/// `x`: `[tokens, num_heads * head_dim]`.
+#[must_use]
+pub fn rotate(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) -> Tensor<2> {
+    if layout.host_angles().is_none() {
+        return plain_rotate(x, layout, num_heads, inverse);
+    }
+    let [_, width] = x.dims();
+    let (Some(angles), Some(mut flex)) = (layout.host_angles(), host::take(x.clone())) else {
+        return plain_rotate(x, layout, num_heads, inverse);
+    };
+    drop(x);
+    cpu::rope(
+        flex.storage_mut(),
+        angles.cos,
+        angles.sin,
+        layout.positions(),
+        num_heads,
+        width / num_heads,
+        inverse,
+    );
+    host::restore(flex)
+}
+
+/// [`rotate`] in plain tensor calls.
+#[must_use]
+pub fn plain_rotate(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) -> Tensor<2> {
+    let [tokens, width] = x.dims();
+    let half = width / num_heads / 2;
+    let dtype = x.dtype();
+    let (cos, sin) = layout.angles(); // [tokens, half]
+    let cos = cos.unsqueeze_dim::<3>(1);
+    let sin = sin.unsqueeze_dim::<3>(1);
+    let sin = if inverse { sin.neg() } else { sin };
+    let x = x.cast(DType::F32).reshape([tokens, num_heads, 2 * half]);
+    let first = x.clone().narrow(2, 0, half);
+    let second = x.narrow(2, half, half);
+    let turned_first = first.clone() * cos.clone() - second.clone() * sin.clone();
+    let turned_second = second * cos + first * sin;
+    Tensor::cat(vec![turned_first, turned_second], 2).reshape([tokens, width]).cast(dtype)
+}
