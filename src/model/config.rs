@@ -69,6 +69,17 @@ pub enum RopeScaling {
 }
 
 impl LlamaConfig {
+    /// Heads of the attention.
+    #[must_use]
+    pub fn heads(&self) -> crate::ops::attention::Heads {
+        crate::ops::attention::Heads {
+            num_heads: self.num_attention_heads,
+            num_kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            window: self.sliding_window,
+        }
+    }
+
     /// Number of parameters; a tied head is counted once.
     #[must_use]
     pub fn num_parameters(&self) -> usize {

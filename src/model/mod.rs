@@ -73,5 +73,8 @@ impl ModelOptions {
     }
 }
 
+pub mod block;
 pub mod config;
+pub mod llama;
+pub mod rope;
 pub mod weights;

@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn a_mask_keeps_its_share_and_mean_and_repeats_by_seed() {
         let device = Device::flex();
-        let values = |seed| mask([300, 100], 0.2, seed, &device, DType::F32).into_data().to_vec::<f32>().unwrap();
+        let values = |seed| mask([300, 100], 0.2, seed, &device, DType::F32).into_data().try_to_vec::<f32>().unwrap();
         let first = values(1);
         #[expect(clippy::naive_bytecount, reason = "not bytes")]
         let zeros = first.iter().filter(|&&v| v == 0.0).count();

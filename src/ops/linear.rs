@@ -75,6 +75,12 @@ pub fn linear_residual(
     }
 }
 
+/// `drop(x) A^T`, which the backward needs, `[tokens, r]` in the type of `x`.
+#[must_use]
+pub fn low_rank_input(x: &Tensor<2>, lora: &LowRank<'_>) -> Tensor<2> {
+    linear(&lora.dropped(x), lora.a, None).0
+}
+
 /// What [`linear_backward`] is to compute of the input's gradient.
 #[derive(Debug)]
 pub enum InputGrad {

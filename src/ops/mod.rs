@@ -15,6 +15,7 @@ pub mod dropout;
 pub mod host;
 pub mod layout;
 pub mod linear;
+mod linear_host;
 pub mod norm;
 pub mod rotary;
 pub mod swiglu;

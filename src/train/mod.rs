@@ -3,3 +3,8 @@
 pub mod config;
 pub mod schedule;
 pub mod stop;
+
+pub mod backprop;
+pub mod grads;
+pub mod optim;
+pub mod step;

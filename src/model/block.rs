@@ -1,0 +1,327 @@
+//! One transformer block, forward and backward by hand.
+//!
+//! The base is frozen, so the backward needs the gradients of the block's input and of its adapters only. What the
+//! forward keeps for it is in [`Activations`]; normed inputs and the feed-forward product are cheaper to make again.
+
+use burn::tensor::Tensor;
+
+use super::config::LlamaConfig;
+use crate::lora::BlockAdapters;
+use crate::lora::targets::Projection;
+use crate::ops::attention::{Attended, Heads, attention, attention_backward};
+use crate::ops::dropout::mix;
+use crate::ops::layout::Layout;
+use crate::ops::linear::{
+    Dropout, InputGrad, LowRank, LowRankGrad, linear, linear_backward, linear_residual, low_rank_input,
+};
+use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::rotary::rotate;
+use crate::ops::swiglu::{swiglu, swiglu_backward};
+
+/// Frozen weights of one block.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// Weight of the norm before attention, `[hidden_size]`.
+    pub input_layernorm: Tensor<1>,
+    /// Weight of the norm before the feed-forward layer, `[hidden_size]`.
+    pub post_attention_layernorm: Tensor<1>,
+    /// Linear layers in the order of [`Projection::ALL`], each `[out_features, in_features]`.
+    pub projections: [Tensor<2>; 7],
+}
+
+/// What a block needs to know besides its weights and its input.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockContext<'a> {
+    /// Where the sequences lie.
+    pub layout: &'a Layout,
+    /// Heads of the attention.
+    pub heads: Heads,
+    /// Added to the mean square in the norms.
+    pub eps: f64,
+    /// Adapters of this block.
+    pub adapters: &'a BlockAdapters,
+    /// Dropout on the inputs of the adapters, with a seed that names this block's masks; absent in evaluation.
+    pub dropout: Option<Dropout>,
+}
+
+impl<'a> BlockContext<'a> {
+    /// The context of one block of a model of this configuration.
+    #[must_use]
+    pub fn new(config: &LlamaConfig, layout: &'a Layout, adapters: &'a BlockAdapters, dropout: Option<Dropout>) -> Self {
+        Self { layout, heads: config.heads(), eps: config.rms_norm_eps, adapters, dropout }
+    }
+
+    fn low_rank(&self, projection: Projection) -> Option<LowRank<'a>> {
+        let adapter = self.adapters[projection as usize].as_ref()?;
+        let dropout = self.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ projection as u64), ..dropout });
+        Some(LowRank { a: &adapter.lora_a, b: &adapter.lora_b, scale: adapter.scale, dropout })
+    }
+}
+
+/// What the forward of a block keeps for its backward.
+#[derive(Clone, Debug)]
+pub struct Activations {
+    /// Input of the block, `[tokens, hidden_size]`.
+    x: Tensor<2>,
+    input_rstd: Tensor<1>,
+    /// After the rotary embedding, `[tokens, num_heads * head_dim]`.
+    q: Tensor<2>,
+    /// After the rotary embedding, `[tokens, num_key_value_heads * head_dim]`.
+    k: Tensor<2>,
+    v: Tensor<2>,
+    attended: Attended,
+    /// Input plus attention, `[tokens, hidden_size]`.
+    middle: Tensor<2>,
+    middle_rstd: Tensor<1>,
+    /// `[tokens, intermediate_size]`.
+    gate: Tensor<2>,
+    up: Tensor<2>,
+    /// `drop(x) A^T` by projection, `[tokens, r]`; that of the down projection is made in the backward.
+    xa: [Option<Tensor<2>>; 7],
+}
+
+/// Gradients of a block's adapters, by projection in the order of [`Projection::ALL`].
+pub type BlockGrads = [Option<LowRankGrad>; 7];
+
+impl Block {
+    fn weight(&self, projection: Projection) -> &Tensor<2> {
+        &self.projections[projection as usize]
+    }
+
+    /// Everything that the backward needs, up to the input of the down projection.
+    ///
+    /// # Shapes
+    /// `x`: `[tokens, hidden_size]`.
+    #[must_use]
+    pub fn activations(&self, x: Tensor<2>, context: &BlockContext<'_>) -> Activations {
+        use Projection::{Gate, Key, Output, Query, Up, Value};
+        let mut xa = [const { None }; 7];
+        let mut apply = |input: &Tensor<2>, projection: Projection| {
+            let (y, low) = linear(input, self.weight(projection), context.low_rank(projection).as_ref());
+            xa[projection as usize] = low;
+            y
+        };
+        let Heads { num_heads, num_kv_heads, .. } = context.heads;
+        let (normed, input_rstd) = rms_norm(&x, &self.input_layernorm, context.eps);
+        let q = rotate(apply(&normed, Query), context.layout, num_heads, false);
+        let k = rotate(apply(&normed, Key), context.layout, num_kv_heads, false);
+        let v = apply(&normed, Value);
+        let attended = attention(&q, &k, &v, context.layout, context.heads);
+        let (middle, low) =
+            linear_residual(&attended.o, self.weight(Output), context.low_rank(Output).as_ref(), x.clone());
+        let (normed, middle_rstd) = rms_norm(&middle, &self.post_attention_layernorm, context.eps);
+        let gate = apply(&normed, Gate);
+        let up = apply(&normed, Up);
+        xa[Output as usize] = low;
+        Activations { x, input_rstd, q, k, v, attended, middle, middle_rstd, gate, up, xa }
+    }
+
+    /// The block's output from its activations, `[tokens, hidden_size]`.
+    #[must_use]
+    pub fn output(&self, activations: &Activations, context: &BlockContext<'_>) -> Tensor<2> {
+        let h = swiglu(&activations.gate, &activations.up);
+        let down = Projection::Down;
+        let low_rank = context.low_rank(down);
+        linear_residual(&h, self.weight(down), low_rank.as_ref(), activations.middle.clone()).0
+    }
+
+    /// The gradients of the adapters and, if `input_grad`, of the block's input.
+    ///
+    /// # Shapes
+    /// `dy`: gradient of the block's output, `[tokens, hidden_size]`.
+    #[must_use]
+    pub fn backward(
+        &self,
+        dy: Tensor<2>,
+        activations: Activations,
+        context: &BlockContext<'_>,
+        input_grad: bool,
+    ) -> (Option<Tensor<2>>, BlockGrads) {
+        use Projection::{Down, Gate, Key, Output, Query, Up, Value};
+        let Activations { x, input_rstd, q, k, v, attended, middle, middle_rstd, gate, up, xa } = activations;
+        let mut grads: BlockGrads = [const { None }; 7];
+        let mut apply = |dy: &Tensor<2>, input: &Tensor<2>, projection: Projection, input_grad: InputGrad| {
+            let low_rank = context.low_rank(projection);
+            let low = low_rank.as_ref().map(|low_rank| {
+                let kept = xa[projection as usize].clone();
+                (low_rank, kept.unwrap_or_else(|| low_rank_input(input, low_rank)))
+            });
+            let low = low.as_ref().map(|(low_rank, xa)| (*low_rank, xa));
+            let (dx, grad) = linear_backward(dy, input, self.weight(projection), low, input_grad);
+            grads[projection as usize] = grad;
+            dx
+        };
+        let sum = |dx: Option<Tensor<2>>| dx.map_or(InputGrad::Fresh, InputGrad::AddTo);
+
+        // Feed-forward layer.
+        let h = swiglu(&gate, &up);
+        let dh = apply(&dy, &h, Down, InputGrad::Fresh);
+        drop(h);
+        let dh = dh.unwrap_or_else(|| gate.zeros_like());
+        let (dgate, dup) = swiglu_backward(&dh, &gate, &up);
+        drop((dh, gate, up));
+        let (normed, _) = rms_norm(&middle, &self.post_attention_layernorm, context.eps);
+        let dnormed = apply(&dgate, &normed, Gate, InputGrad::Fresh);
+        drop(dgate);
+        let dnormed = apply(&dup, &normed, Up, sum(dnormed)).unwrap_or_else(|| normed.zeros_like());
+        drop((dup, normed));
+        let dmiddle = rms_norm_backward(&dnormed, &middle, &self.post_attention_layernorm, &middle_rstd, dy);
+        drop((dnormed, middle));
+
+        // Attention.
+        let d_o = apply(&dmiddle, &attended.o, Output, InputGrad::Fresh).unwrap_or_else(|| q.zeros_like());
+        let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, context.layout, context.heads);
+        drop((d_o, attended, q, k, v));
+        let Heads { num_heads, num_kv_heads, .. } = context.heads;
+        let dq = rotate(dq, context.layout, num_heads, true);
+        let dk = rotate(dk, context.layout, num_kv_heads, true);
+        let (normed, _) = rms_norm(&x, &self.input_layernorm, context.eps);
+        let first = if input_grad { InputGrad::Fresh } else { InputGrad::Skip };
+        let add = |dx: Option<Tensor<2>>| if input_grad { sum(dx) } else { InputGrad::Skip };
+        let dnormed = apply(&dq, &normed, Query, first);
+        let dnormed = apply(&dk, &normed, Key, add(dnormed));
+        let dnormed = apply(&dv, &normed, Value, add(dnormed));
+        let dx = dnormed.map(|dnormed| rms_norm_backward(&dnormed, &x, &self.input_layernorm, &input_rstd, dmiddle));
+        (dx, grads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, Distribution};
+
+    use super::*;
+    use crate::lora::config::LoraConfig;
+    use crate::lora::{Adapter, AdapterSet};
+    use crate::model::config::LlamaConfig;
+
+    /// Grouped queries, heads narrower than the hidden size, an odd number of tokens.
+    fn config() -> LlamaConfig {
+        LlamaConfig::from_json(
+            r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 40,
+            "intermediate_size": 56, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "tie_word_embeddings": true, "hidden_act": "silu"}"#,
+        )
+        .unwrap()
+    }
+
+    fn random<const D: usize>(shape: [usize; D], scale: f64, device: &Device) -> Tensor<D> {
+        let flex = Device::flex();
+        let values: Vec<f32> = Tensor::<D>::random(shape, Distribution::Normal(0.0, scale), (&flex, DType::F32))
+            .into_data()
+            .try_to_vec()
+            .unwrap();
+        crate::ops::host::tensor(values, shape, device)
+    }
+
+    fn fixture(device: &Device) -> (Block, AdapterSet, Tensor<2>, Tensor<2>) {
+        Device::flex().seed(5);
+        let config = config();
+        let block = Block {
+            input_layernorm: random([40], 0.3, device) + 1.0,
+            post_attention_layernorm: random([40], 0.3, device) + 1.0,
+            projections: config.block_linears().map(|(_, shape)| random(shape, 0.2, device)),
+        };
+        let selection = LoraConfig { r: 3, lora_alpha: 5.0, ..LoraConfig::default() }.select(1).unwrap();
+        let linears = config.block_linears();
+        let features = |projection: Projection| (linears[projection as usize].1[1], linears[projection as usize].1[0]);
+        let init = crate::lora::config::InitLoraWeights::Kaiming;
+        let mut adapters = AdapterSet::new(&selection, features, init, 0.0, 3, device);
+        for adapter in adapters.iter_mut() {
+            adapter.lora_b = random(adapter.lora_b.dims(), 0.2, device);
+        }
+        (block, adapters, random([22, 40], 1.0, device), random([22, 40], 1.0, device))
+    }
+
+    /// Two rows of 11 tokens; the first holds two documents, the second one and two tokens of padding.
+    fn layout(device: &Device) -> Layout {
+        let documents = vec![(0, 4), (4, 7), (11, 9)];
+        let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
+        Layout::new(2, documents, positions, config().rotary_table(16), device, DType::F32)
+    }
+
+    fn values(tensor: &Tensor<2>) -> Vec<f32> {
+        tensor.clone().inner_if_tracked().into_data().try_to_vec().unwrap()
+    }
+
+    trait InnerIfTracked {
+        fn inner_if_tracked(self) -> Self;
+    }
+    impl InnerIfTracked for Tensor<2> {
+        fn inner_if_tracked(self) -> Self {
+            if self.is_autodiff() { self.inner() } else { self }
+        }
+    }
+
+    fn assert_close(found: &Tensor<2>, expected: &Tensor<2>, what: &str) {
+        let (found, expected) = (values(found), values(expected));
+        let norm = expected.iter().map(|v| v * v).sum::<f32>().sqrt();
+        let error = found.iter().zip(&expected).map(|(f, e)| (f - e) * (f - e)).sum::<f32>().sqrt();
+        assert!(error < 2e-5 * norm, "{what}: error {error} against norm {norm}");
+    }
+
+    /// Output, input gradient and adapter gradients by burn's autodiff through the plain forward.
+    fn by_autodiff(window: Option<usize>, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
+        let device = Device::flex().autodiff();
+        let (block, adapters, x, dy) = fixture(&device);
+        let x = x.require_grad();
+        let leaf = |adapter: &Adapter| Adapter {
+            lora_a: adapter.lora_a.clone().require_grad(),
+            lora_b: adapter.lora_b.clone().require_grad(),
+            scale: adapter.scale,
+        };
+        let tracked: BlockAdapters = std::array::from_fn(|i| adapters.blocks[0][i].as_ref().map(leaf));
+        let (layout, mut config) = (layout(&device), config());
+        config.sliding_window = window;
+        let context = BlockContext::new(&config, &layout, &tracked, dropout);
+        let y = block.output(&block.activations(x.clone(), &context), &context);
+        // Padding carries no gradient in training.
+        let grads = (y.clone() * masked(dy)).sum().backward();
+        let mut all = vec![masked(y), x.grad(&grads).unwrap()];
+        for adapter in tracked.iter().flatten() {
+            all.extend([adapter.lora_a.grad(&grads).unwrap(), adapter.lora_b.grad(&grads).unwrap()]);
+        }
+        all
+    }
+
+    /// Zeroes the two tokens of padding.
+    fn masked(x: Tensor<2>) -> Tensor<2> {
+        let zeros = x.clone().narrow(0, 0, 2).zeros_like();
+        x.slice_assign([20..22, 0..40], zeros)
+    }
+
+    fn by_hand(device: &Device, window: Option<usize>, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
+        let (block, adapters, x, dy) = fixture(device);
+        let (layout, mut config) = (layout(device), config());
+        config.sliding_window = window;
+        let context = BlockContext::new(&config, &layout, &adapters.blocks[0], dropout);
+        let activations = block.activations(x, &context);
+        let y = block.output(&activations, &context);
+        let (dx, grads) = block.backward(masked(dy), activations, &context, true);
+        let mut all = vec![masked(y), dx.unwrap()];
+        all.extend(grads.into_iter().flatten().flat_map(|grad| [grad.a, grad.b]));
+        all
+    }
+
+    fn compare(device: &Device, window: Option<usize>, dropout: Option<Dropout>) {
+        let (expected, found) = (by_autodiff(window, dropout), by_hand(device, window, dropout));
+        assert_eq!(found.len(), 16);
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert_close(found, expected, &format!("tensor {index}"));
+        }
+    }
+
+    #[test]
+    fn the_plain_backward_is_the_derivative_of_the_plain_forward() {
+        compare(&Device::flex().autodiff(), None, None);
+        compare(&Device::flex().autodiff(), Some(3), None);
+        compare(&Device::flex().autodiff(), None, Some(Dropout { probability: 0.3, seed: 9 }));
+    }
+
+    #[test]
+    fn the_kernels_backward_is_the_derivative_of_the_plain_forward() {
+        compare(&Device::flex(), None, None);
+        compare(&Device::flex(), Some(3), None);
+    }
+}

@@ -1,0 +1,114 @@
+//! A Llama model: embedding, blocks, norm and head. Blocks are run one by one by those who train or generate.
+
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use super::block::{Block, BlockContext};
+use super::config::LlamaConfig;
+use crate::data::batch::Batch;
+use crate::lora::AdapterSet;
+use crate::ops::host;
+use crate::ops::layout::{Layout, RotaryTable};
+use crate::ops::norm::rms_norm;
+
+/// Frozen weights of a model, on its device.
+#[derive(Clone, Debug)]
+pub struct Llama {
+    /// Shape and constants.
+    pub config: LlamaConfig,
+    /// Type of activations and matrix products; weights may be stored in another.
+    pub compute: DType,
+    /// `[vocab_size, hidden_size]`.
+    pub embed_tokens: Tensor<2>,
+    /// The blocks.
+    pub blocks: Vec<Block>,
+    /// Weight of the last norm, `[hidden_size]`.
+    pub norm: Tensor<1>,
+    /// `[vocab_size, hidden_size]`; absent where the embedding is used (tied).
+    pub lm_head: Option<Tensor<2>>,
+    /// Rotary angles of the positions seen so far; grows on demand.
+    rotary: Arc<Mutex<Arc<RotaryTable>>>,
+}
+
+impl Llama {
+    /// A model of these weights.
+    #[must_use]
+    pub fn new(
+        config: LlamaConfig,
+        compute: DType,
+        embed_tokens: Tensor<2>,
+        blocks: Vec<Block>,
+        norm: Tensor<1>,
+        lm_head: Option<Tensor<2>>,
+    ) -> Self {
+        let rotary = Arc::new(Mutex::new(config.rotary_table(0)));
+        Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary }
+    }
+
+    /// The device that the weights are on.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.norm.device()
+    }
+
+    /// The matrix of the head, `[vocab_size, hidden_size]`.
+    #[must_use]
+    pub fn head(&self) -> &Tensor<2> {
+        self.lm_head.as_ref().unwrap_or(&self.embed_tokens)
+    }
+
+    /// Whether the kernels of [`crate::ops::cpu`] run this model; padding is then left out of batches.
+    #[must_use]
+    pub fn has_kernels(&self) -> bool {
+        host::has_kernels(&self.device(), self.compute)
+    }
+
+    /// Rotary angles for at least `num_positions` positions.
+    #[must_use]
+    pub fn rotary_table(&self, num_positions: usize) -> Arc<RotaryTable> {
+        let mut table = self.rotary.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if table.num_positions() < num_positions {
+            *table = self.config.rotary_table(num_positions.next_power_of_two());
+        }
+        Arc::clone(&table)
+    }
+
+    /// Where the sequences of a micro-batch lie.
+    #[must_use]
+    pub fn layout(&self, batch: &Batch) -> Layout {
+        let positions = batch.positions();
+        let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
+        let documents = batch.documents.iter().map(|document| (document.start, document.len)).collect();
+        let table = self.rotary_table(longest);
+        Layout::new(batch.num_rows(), documents, positions, table, &self.device(), self.compute)
+    }
+
+    /// The embeddings of `input_ids`, `[tokens, hidden_size]`.
+    #[must_use]
+    pub fn embed(&self, input_ids: &[u32]) -> Tensor<2> {
+        let ids: Vec<i32> = input_ids.iter().map(|&id| id.cast_signed()).collect();
+        let shape = [ids.len()];
+        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, shape), (&self.device(), DType::I32));
+        self.embed_tokens.clone().select(0, ids).cast(self.compute)
+    }
+
+    /// The output of the last block, `[tokens, hidden_size]`, for evaluation: nothing is kept, dropout is off.
+    #[must_use]
+    pub fn hidden(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
+        let layout = self.layout(batch);
+        let mut x = self.embed(&batch.input_ids);
+        for (block, adapters) in self.blocks.iter().zip(&adapters.blocks) {
+            let context = BlockContext::new(&self.config, &layout, adapters, None);
+            x = block.output(&block.activations(x, &context), &context);
+        }
+        x
+    }
+
+    /// The logits of every token, `[tokens, vocab_size]`, in `f32`: for tests and short texts, not for training.
+    #[must_use]
+    pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
+        let (normed, _) = rms_norm(&self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
+        crate::ops::linear::linear(&normed, self.head(), None).0.cast(DType::F32)
+    }
+}

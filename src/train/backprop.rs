@@ -1,0 +1,128 @@
+//! Block-wise backpropagation: the graph of the whole model never exists.
+//!
+//! The forward walks the blocks and keeps, by choice, either what each block's backward needs or only the block's
+//! input. The loss and the gradient of the last hidden states are made in chunks of target tokens. The backward
+//! walks the blocks from the last, and hands the adapters' gradients over block by block.
+
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
+
+use super::grads::GradSums;
+use crate::data::batch::Batch;
+use crate::lora::AdapterSet;
+use crate::model::block::{Activations, BlockContext};
+use crate::model::llama::Llama;
+use crate::ops::cross_entropy::{LossAndGrad, linear_cross_entropy, linear_cross_entropy_loss};
+use crate::ops::dropout::mix;
+use crate::ops::linear::Dropout;
+use crate::ops::norm::{rms_norm, rms_norm_backward};
+
+/// How a micro-batch is run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Keep only the input of every block and make the rest again in the backward.
+    pub gradient_checkpointing: bool,
+    /// Names the dropout masks of this micro-batch.
+    pub dropout_seed: u64,
+    /// Factor of the gradients inside the backward, against underflow in `f16`; the sums get them without it.
+    pub grad_scale: f64,
+}
+
+/// What a block's backward starts from.
+enum Kept {
+    Input(Tensor<2>),
+    Activations(Box<Activations>),
+}
+
+/// Forward and backward of one micro-batch; adds the gradients of the summed losses to `sums`.
+///
+/// Returns the loss of every target token in nats, `[targets]`, `f32`, still on the device; none if the batch has
+/// no target tokens.
+#[must_use]
+pub fn forward_backward(
+    model: &Llama,
+    adapters: &AdapterSet,
+    batch: &Batch,
+    options: Options,
+    sums: &mut GradSums,
+) -> Option<Tensor<1>> {
+    if batch.targets.is_empty() {
+        return None;
+    }
+    let layout = model.layout(batch);
+    let context = |layer: usize| {
+        let dropout = (adapters.dropout > 0.0).then(|| Dropout {
+            probability: adapters.dropout,
+            seed: mix(options.dropout_seed ^ mix(layer as u64 + 1)),
+        });
+        BlockContext::new(&model.config, &layout, &adapters.blocks[layer], dropout)
+    };
+    // Below the first adapted block nothing is trained: no backward, nothing kept.
+    let first = adapters.blocks.iter().position(|block| block.iter().any(Option::is_some));
+    let first = first.unwrap_or(model.blocks.len());
+
+    let mut x = model.embed(&batch.input_ids);
+    let mut kept = Vec::with_capacity(model.blocks.len());
+    for (layer, block) in model.blocks.iter().enumerate() {
+        let context = context(layer);
+        let input = x.clone();
+        let activations = block.activations(x, &context);
+        x = block.output(&activations, &context);
+        if layer >= first {
+            kept.push(if options.gradient_checkpointing {
+                Kept::Input(input)
+            } else {
+                Kept::Activations(Box::new(activations))
+            });
+        }
+    }
+
+    let (losses, mut dx) = loss_and_grad(model, x, batch, options.grad_scale);
+    for (layer, kept) in (first..model.blocks.len()).zip(kept).rev() {
+        let (block, context) = (&model.blocks[layer], context(layer));
+        let activations = match kept {
+            Kept::Input(input) => block.activations(input, &context),
+            Kept::Activations(activations) => *activations,
+        };
+        let (input_grad, grads) = block.backward(dx, activations, &context, layer > first);
+        sums.add(layer, grads, 1.0 / options.grad_scale);
+        let Some(input_grad) = input_grad else { break };
+        dx = input_grad;
+    }
+    Some(losses)
+}
+
+/// The loss of every target token, `[targets]`, `f32`, in nats, without gradients and without dropout.
+#[must_use]
+pub fn losses(model: &Llama, adapters: &AdapterSet, batch: &Batch) -> Option<Tensor<1>> {
+    if batch.targets.is_empty() {
+        return None;
+    }
+    let hidden = model.hidden(batch, adapters).select(0, target_rows(model, batch));
+    let (normed, _) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
+    Some(linear_cross_entropy_loss(&normed, model.head(), &target_tokens(batch)))
+}
+
+/// Losses of the target tokens and the gradient of the last block's output.
+///
+/// Only rows that carry loss go through the norm and the head.
+fn loss_and_grad(model: &Llama, x: Tensor<2>, batch: &Batch, grad_scale: f64) -> (Tensor<1>, Tensor<2>) {
+    let rows = target_rows(model, batch);
+    let hidden = x.clone().select(0, rows.clone());
+    let no_grad = x.zeros_like();
+    drop(x);
+    let (normed, rstd) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
+    let LossAndGrad { losses, dhidden } =
+        linear_cross_entropy(&normed, model.head(), &target_tokens(batch), grad_scale);
+    let dhidden = rms_norm_backward(&dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
+    (losses, no_grad.select_assign(0, rows, dhidden, IndexingUpdateOp::Add))
+}
+
+fn target_rows(model: &Llama, batch: &Batch) -> Tensor<1, Int> {
+    let rows: Vec<i32> = batch.targets.iter().map(|target| i32::try_from(target.position).unwrap_or(i32::MAX)).collect();
+    let shape = [rows.len()];
+    Tensor::from_data(TensorData::new(rows, shape), (&model.device(), DType::I32))
+}
+
+fn target_tokens(batch: &Batch) -> Vec<u32> {
+    batch.targets.iter().map(|target| target.token).collect()
+}

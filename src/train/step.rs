@@ -1,0 +1,260 @@
+//! One training step: micro-batches to gradients to an update. No input or output.
+
+use burn::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::backprop::{self, Options};
+use super::config::{OptimizerConfig, TrainConfig};
+use super::grads::{GradSums, read};
+use super::optim::{AdamW, OptimizerStateError};
+use crate::checkpoint::HostTensor;
+use crate::data::batch::Batch;
+use crate::lora::AdapterSet;
+use crate::model::llama::Llama;
+use crate::ops::dropout::mix;
+
+/// Model, adapters and optimizer, and the step under way.
+#[derive(Debug)]
+pub struct TrainStep {
+    model: Llama,
+    adapters: AdapterSet,
+    optimizer: AdamW,
+    gradient_checkpointing: bool,
+    max_grad_norm: f64,
+    seed: u64,
+    loss_scale: Option<LossScale>,
+    /// Micro-batches of all steps so far: names the dropout masks.
+    num_micro_batches: u64,
+    sums: GradSums,
+    losses: Vec<Tensor<1>>,
+    target_tokens: u64,
+}
+
+/// What came of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepOutcome {
+    /// Mean loss of the step's target tokens, in nats.
+    pub loss: f64,
+    /// Global norm of the gradient of the mean loss, before clipping.
+    pub grad_norm: f64,
+    /// Tokens that carried loss.
+    pub target_tokens: u64,
+    /// Why there was no update, if there was none.
+    pub skipped: Option<SkipReason>,
+}
+
+/// Why a step made no update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipReason {
+    /// The loss was not a finite number.
+    NonFiniteLoss,
+    /// The gradient was not finite; in `f16` the loss scale was too high and has been halved.
+    NonFiniteGradient,
+    /// No token carried loss.
+    NoTargetTokens,
+}
+
+/// Sum of losses over target tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LossSum {
+    /// In nats.
+    pub sum: f64,
+    /// Number of tokens in the sum.
+    pub target_tokens: u64,
+}
+
+/// Dynamic loss scale of `f16` (Micikevicius et al., 2018), with the constants of `torch.amp.GradScaler`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScale {
+    scale: f64,
+    good_steps: u32,
+}
+
+impl LossScale {
+    const GROWTH_INTERVAL: u32 = 2000;
+
+    fn new() -> Self {
+        Self { scale: 65_536.0, good_steps: 0 }
+    }
+
+    fn after(self, finite: bool) -> Self {
+        match (finite, self.good_steps + 1) {
+            (false, _) => Self { scale: (self.scale * 0.5).max(1.0), good_steps: 0 },
+            (true, Self::GROWTH_INTERVAL) => Self { scale: self.scale * 2.0, good_steps: 0 },
+            (true, good_steps) => Self { good_steps, ..self },
+        }
+    }
+}
+
+/// What of a [`TrainStep`] a checkpoint keeps, besides the adapters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepState {
+    /// Moments of the optimizer.
+    pub moments: Vec<HostTensor>,
+    /// The rest.
+    pub counters: StepCounters,
+}
+
+/// Counters and scales that a checkpoint keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepCounters {
+    /// Updates done by the optimizer (skipped steps are not in it).
+    pub num_updates: u64,
+    /// Micro-batches of all steps so far.
+    pub num_micro_batches: u64,
+    /// Loss scale; absent unless the precision is `f16`.
+    pub loss_scale: Option<LossScale>,
+}
+
+impl TrainStep {
+    /// A step to be filled with micro-batches. `seed` names the dropout masks.
+    #[must_use]
+    pub fn new(
+        model: Llama,
+        adapters: AdapterSet,
+        train: &TrainConfig,
+        optimizer: &OptimizerConfig,
+        loraplus_lr_ratio: Option<f64>,
+        seed: u64,
+    ) -> Self {
+        Self {
+            optimizer: AdamW::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
+            gradient_checkpointing: train.gradient_checkpointing,
+            max_grad_norm: train.max_grad_norm,
+            seed,
+            loss_scale: (model.compute == DType::F16).then(LossScale::new),
+            num_micro_batches: 0,
+            sums: GradSums::default(),
+            losses: Vec::new(),
+            target_tokens: 0,
+            model,
+            adapters,
+        }
+    }
+
+    /// The frozen model.
+    #[must_use]
+    pub fn model(&self) -> &Llama {
+        &self.model
+    }
+
+    /// The adapters as they are now.
+    #[must_use]
+    pub fn adapters(&self) -> &AdapterSet {
+        &self.adapters
+    }
+
+    /// Forward and backward of one micro-batch, added to the step under way. Reads nothing from the device.
+    pub fn forward_backward(&mut self, batch: &Batch) {
+        let dense = self.model.has_kernels().then(|| batch.without_padding());
+        let batch = dense.as_ref().unwrap_or(batch);
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+        let num_targets = batch.num_target_tokens().max(1) as f64;
+        let options = Options {
+            gradient_checkpointing: self.gradient_checkpointing,
+            dropout_seed: mix(self.seed ^ mix(self.num_micro_batches)),
+            // In f16 the gradient of the micro-batch's mean is what fits the format.
+            grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale / num_targets),
+        };
+        let losses = backprop::forward_backward(&self.model, &self.adapters, batch, options, &mut self.sums);
+        self.losses.extend(losses);
+        self.target_tokens += batch.num_target_tokens() as u64;
+        self.num_micro_batches += 1;
+    }
+
+    /// Drops the micro-batches of the step under way, as if they had not been.
+    pub fn discard(&mut self, num_micro_batches: u64) {
+        self.num_micro_batches -= num_micro_batches;
+        self.clear();
+    }
+
+    fn clear(&mut self) {
+        self.sums = GradSums::default();
+        self.losses.clear();
+        self.target_tokens = 0;
+    }
+
+    /// Ends the step: averages over its target tokens, clips by the global norm, updates. Reads the device once.
+    pub fn update(&mut self, learning_rate: f64) -> StepOutcome {
+        let (sums, losses) = (std::mem::take(&mut self.sums), std::mem::take(&mut self.losses));
+        let target_tokens = std::mem::take(&mut self.target_tokens);
+        if target_tokens == 0 {
+            let skipped = Some(SkipReason::NoTargetTokens);
+            return StepOutcome { loss: 0.0, grad_norm: 0.0, target_tokens, skipped };
+        }
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+        let num_targets = target_tokens as f64;
+        let mut figures = losses;
+        let has_grads = !sums.is_empty();
+        if has_grads {
+            figures.push(sums.sum_of_squares(&self.adapters));
+        }
+        let mut figures = read(figures);
+        let squares = if has_grads { figures.pop().map_or(f64::NAN, f64::from) } else { 0.0 };
+        let loss = figures.iter().map(|&loss| f64::from(loss)).sum::<f64>() / num_targets;
+        let grad_norm = squares.sqrt() / num_targets;
+        let skipped = match (loss.is_finite(), grad_norm.is_finite()) {
+            (false, _) => Some(SkipReason::NonFiniteLoss),
+            (_, false) => Some(SkipReason::NonFiniteGradient),
+            _ => None,
+        };
+        if skipped.is_none() && has_grads {
+            // As torch.nn.utils.clip_grad_norm_ does.
+            let clip = match self.max_grad_norm {
+                max if max > 0.0 => (max / (grad_norm + 1e-6)).min(1.0),
+                _ => 1.0,
+            };
+            self.optimizer.update(&mut self.adapters, &sums, learning_rate, clip / num_targets);
+        }
+        self.loss_scale = self.loss_scale.map(|loss_scale| loss_scale.after(skipped.is_none()));
+        StepOutcome { loss, grad_norm, target_tokens, skipped }
+    }
+
+    /// The gradient sums of the step under way.
+    #[must_use]
+    pub fn grads(&self) -> &GradSums {
+        &self.sums
+    }
+
+    /// Loss of a micro-batch without dropout and without gradients.
+    #[must_use]
+    pub fn eval_loss(&self, batch: &Batch) -> LossSum {
+        eval_loss(&self.model, &self.adapters, batch)
+    }
+
+    /// What a checkpoint keeps, besides the adapters.
+    #[must_use]
+    pub fn state(&self) -> StepState {
+        StepState {
+            moments: self.optimizer.state(&self.adapters),
+            counters: StepCounters {
+                num_updates: self.optimizer.num_updates(),
+                num_micro_batches: self.num_micro_batches,
+                loss_scale: self.loss_scale,
+            },
+        }
+    }
+
+    /// Continues from a checkpoint's adapters and state.
+    ///
+    /// # Errors
+    /// Moments that do not belong to these adapters.
+    pub fn restore(&mut self, adapters: AdapterSet, state: &StepState) -> Result<(), OptimizerStateError> {
+        self.optimizer.restore(&adapters, &state.moments, state.counters.num_updates)?;
+        self.adapters = adapters;
+        self.num_micro_batches = state.counters.num_micro_batches;
+        self.loss_scale = state.counters.loss_scale;
+        self.clear();
+        Ok(())
+    }
+}
+
+/// Loss of a micro-batch under `adapters`, without dropout and without gradients.
+#[must_use]
+pub fn eval_loss(model: &Llama, adapters: &AdapterSet, batch: &Batch) -> LossSum {
+    let dense = model.has_kernels().then(|| batch.without_padding());
+    let batch = dense.as_ref().unwrap_or(batch);
+    let losses = read(backprop::losses(model, adapters, batch).into_iter().collect());
+    LossSum { sum: losses.iter().map(|&loss| f64::from(loss)).sum(), target_tokens: batch.num_target_tokens() as u64 }
+}
