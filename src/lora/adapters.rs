@@ -104,7 +104,7 @@ fn draw(init: InitLoraWeights, r: usize, in_features: usize, rng: &mut ChaCha8Rn
 }
 
 /// A standard normal number (Box and Muller, 1958).
-fn normal(rng: &mut ChaCha8Rng) -> f32 {
+pub(crate) fn normal(rng: &mut ChaCha8Rng) -> f32 {
     let radius = (-2.0 * (1.0 - rng.random::<f32>()).ln()).sqrt();
     radius * (std::f32::consts::TAU * rng.random::<f32>()).cos()
 }

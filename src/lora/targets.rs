@@ -25,8 +25,7 @@ pub enum Projection {
 
 impl Projection {
     /// All of them, in the order of the forward pass.
-    pub const ALL: [Self; 7] =
-        [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
+    pub const ALL: [Self; 7] = [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
 
     /// Name within a block, as in Hugging Face's files.
     #[must_use]
@@ -188,9 +187,10 @@ impl LoraConfig {
         // A list entry is a whole module name or the end of one, from a dot on; a regex must match the whole name.
         let (key, targets): (_, Vec<_>) = match &self.target_modules {
             TargetModules::AllLinear => return vec![("all-linear".into(), all())],
-            TargetModules::Names(names) => {
-                ("target_modules", names.iter().map(|n| (n.clone(), format!(r"^(?:.*\.)?{}$", regex::escape(n)))).collect())
-            }
+            TargetModules::Names(names) => (
+                "target_modules",
+                names.iter().map(|n| (n.clone(), format!(r"^(?:.*\.)?{}$", regex::escape(n)))).collect(),
+            ),
             TargetModules::Regex(regex) => ("target_modules", vec![(regex.clone(), format!("^(?:{regex})$"))]),
         };
         let mut compiled = Vec::new();

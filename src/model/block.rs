@@ -47,7 +47,12 @@ pub struct BlockContext<'a> {
 impl<'a> BlockContext<'a> {
     /// The context of one block of a model of this configuration.
     #[must_use]
-    pub fn new(config: &LlamaConfig, layout: &'a Layout, adapters: &'a BlockAdapters, dropout: Option<Dropout>) -> Self {
+    pub fn new(
+        config: &LlamaConfig,
+        layout: &'a Layout,
+        adapters: &'a BlockAdapters,
+        dropout: Option<Dropout>,
+    ) -> Self {
         Self { layout, heads: config.heads(), eps: config.rms_norm_eps, adapters, dropout }
     }
 
@@ -188,9 +193,12 @@ impl Block {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{DType, Device, Distribution};
+    use burn::tensor::{DType, Device};
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
 
     use super::*;
+    use crate::lora::adapters::normal;
     use crate::lora::config::LoraConfig;
     use crate::lora::{Adapter, AdapterSet};
     use crate::model::config::LlamaConfig;
@@ -206,22 +214,19 @@ mod tests {
         .unwrap()
     }
 
-    fn random<const D: usize>(shape: [usize; D], scale: f64, device: &Device) -> Tensor<D> {
-        let flex = Device::flex();
-        let values: Vec<f32> = Tensor::<D>::random(shape, Distribution::Normal(0.0, scale), (&flex, DType::F32))
-            .into_data()
-            .try_to_vec()
-            .unwrap();
+    /// Normal numbers that depend on nothing but the seed: burn's generator is shared by the tests of a process.
+    fn random<const D: usize>(shape: [usize; D], scale: f32, rng: &mut ChaCha8Rng, device: &Device) -> Tensor<D> {
+        let values = (0..shape.iter().product()).map(|_| scale * normal(rng)).collect();
         crate::ops::host::tensor(values, shape, device)
     }
 
     fn fixture(device: &Device) -> (Block, AdapterSet, Tensor<2>, Tensor<2>) {
-        Device::flex().seed(5);
+        let rng = &mut ChaCha8Rng::seed_from_u64(5);
         let config = config();
         let block = Block {
-            input_layernorm: random([40], 0.3, device) + 1.0,
-            post_attention_layernorm: random([40], 0.3, device) + 1.0,
-            projections: config.block_linears().map(|(_, shape)| random(shape, 0.2, device)),
+            input_layernorm: random([40], 0.3, rng, device) + 1.0,
+            post_attention_layernorm: random([40], 0.3, rng, device) + 1.0,
+            projections: config.block_linears().map(|(_, shape)| random(shape, 0.2, rng, device)),
         };
         let selection = LoraConfig { r: 3, lora_alpha: 5.0, ..LoraConfig::default() }.select(1).unwrap();
         let linears = config.block_linears();
@@ -229,9 +234,9 @@ mod tests {
         let init = crate::lora::config::InitLoraWeights::Kaiming;
         let mut adapters = AdapterSet::new(&selection, features, init, 0.0, 3, device);
         for adapter in adapters.iter_mut() {
-            adapter.lora_b = random(adapter.lora_b.dims(), 0.2, device);
+            adapter.lora_b = random(adapter.lora_b.dims(), 0.2, rng, device);
         }
-        (block, adapters, random([22, 40], 1.0, device), random([22, 40], 1.0, device))
+        (block, adapters, random([22, 40], 1.0, rng, device), random([22, 40], 1.0, rng, device))
     }
 
     /// Two rows of 11 tokens; the first holds two documents, the second one and two tokens of padding.

@@ -9,7 +9,11 @@ use crate::ops::layout::RotaryTable;
 impl LlamaConfig {
     /// Radians by which each pair of dimensions turns from one position to the next, `[head_dim / 2]`.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "computed as transformers does, in f32")]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "computed as transformers does, in f32"
+    )]
     pub fn inverse_frequencies(&self) -> Vec<f32> {
         let half = self.head_dim / 2;
         let frequencies = (0..half).map(|i| {
@@ -52,6 +56,10 @@ impl LlamaConfig {
             #[expect(clippy::cast_precision_loss, reason = "positions are below 2^24")]
             (0..num_positions).flat_map(|position| frequencies.iter().map(move |f| position as f32 * f))
         };
-        Arc::new(RotaryTable::new(angles().map(f32::cos).collect(), angles().map(f32::sin).collect(), self.head_dim / 2))
+        Arc::new(RotaryTable::new(
+            angles().map(f32::cos).collect(),
+            angles().map(f32::sin).collect(),
+            self.head_dim / 2,
+        ))
     }
 }

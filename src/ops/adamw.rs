@@ -4,30 +4,7 @@ use burn::tensor::Tensor;
 
 use super::{cpu, host};
 
-/// Constants of one update.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update {
-    /// Learning rate.
-    pub learning_rate: f64,
-    /// Decay of the moments.
-    pub betas: [f64; 2],
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Which update of this parameter this is, from 1.
-    pub step: u64,
-    /// Factor of the gradient, for clipping and averaging.
-    pub grad_scale: f64,
-}
-
-impl Update {
-    /// `1 - beta^step` for both moments.
-    fn bias_corrections(&self) -> [f64; 2] {
-        #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 steps")]
-        self.betas.map(|beta| 1.0 - beta.powf(self.step as f64))
-    }
-}
+pub use super::cpu::AdamW as Update;
 
 /// A parameter with its moments.
 #[derive(Clone, Debug)]
@@ -48,22 +25,7 @@ pub fn adamw(state: State, grad: &Tensor<2>, update: &Update) -> State {
     let (Some(mut p), Some(mut m), Some(mut v)) = (host::take(parameter), host::take(m), host::take(v)) else {
         unreachable!("moments lie where their parameter's gradient lies");
     };
-    #[expect(clippy::cast_possible_truncation, reason = "parameters and moments are in f32")]
-    cpu::adamw(
-        p.storage_mut(),
-        host_grad.as_slice(),
-        m.storage_mut(),
-        v.storage_mut(),
-        &cpu::AdamwFactors {
-            grad_scale: update.grad_scale as f32,
-            beta1: update.betas[0] as f32,
-            beta2: update.betas[1] as f32,
-            decay: (1.0 - update.learning_rate * update.weight_decay) as f32,
-            step_size: (update.learning_rate / update.bias_corrections()[0]) as f32,
-            root_correction: update.bias_corrections()[1].sqrt() as f32,
-            eps: update.eps as f32,
-        },
-    );
+    cpu::adamw(p.storage_mut(), host_grad.as_slice(), m.storage_mut(), v.storage_mut(), update);
     State { parameter: host::restore(p), m: host::restore(m), v: host::restore(v) }
 }
 
@@ -71,7 +33,8 @@ pub fn adamw(state: State, grad: &Tensor<2>, update: &Update) -> State {
 #[must_use]
 pub fn plain_adamw(state: State, grad: &Tensor<2>, update: &Update) -> State {
     let [beta1, beta2] = update.betas;
-    let [correction1, correction2] = update.bias_corrections();
+    #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 steps")]
+    let [correction1, correction2] = update.betas.map(|beta| 1.0 - beta.powf(update.step as f64));
     let grad = grad.clone() * update.grad_scale;
     let m = state.m * beta1 + grad.clone() * (1.0 - beta1);
     let v = state.v * beta2 + grad.square() * (1.0 - beta2);

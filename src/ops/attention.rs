@@ -138,9 +138,9 @@ fn chunks(layout: &Layout, heads: Heads) -> Vec<Chunk> {
 /// `[tokens, heads * head_dim]` to `[rows * kv_heads, group, row_length, head_dim]`.
 fn split_heads(x: Tensor<2>, layout: &Layout, heads: Heads) -> Tensor<4> {
     let group = x.dims()[1] / heads.head_dim / heads.num_kv_heads;
-    x.reshape([layout.rows(), layout.row_length(), heads.num_kv_heads * group, heads.head_dim]).swap_dims(1, 2).reshape(
-        [layout.rows() * heads.num_kv_heads, group, layout.row_length(), heads.head_dim],
-    )
+    x.reshape([layout.rows(), layout.row_length(), heads.num_kv_heads * group, heads.head_dim])
+        .swap_dims(1, 2)
+        .reshape([layout.rows() * heads.num_kv_heads, group, layout.row_length(), heads.head_dim])
 }
 
 /// The inverse of [`split_heads`].
@@ -262,7 +262,6 @@ pub fn plain_attention_backward(
         dv = add(dv, dv_chunk);
     }
     let dq = join_heads(Tensor::cat(dqs, 2), layout, heads);
-    let [dk, dv] =
-        [dk, dv].map(|x| join_heads(x.reshape([batch, 1, length, head_dim]).cast(dtype), layout, heads));
+    let [dk, dv] = [dk, dv].map(|x| join_heads(x.reshape([batch, 1, length, head_dim]).cast(dtype), layout, heads));
     [dq, dk, dv]
 }

@@ -1,9 +1,8 @@
 //! Dropout masks that can be made again: a mask is a pure function of its seed.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use rayon::prelude::*;
 
-use super::host;
+use super::{cpu, host};
 
 /// A mask of zeros (with probability `probability`) and `1 / (1 - probability)`.
 ///
@@ -21,17 +20,11 @@ pub fn mask(shape: [usize; 2], probability: f64, seed: u64, device: &Device, dty
             .div_scalar(keep)
             .cast(dtype);
     }
+    let ones = vec![1.0; shape[0] * shape[1]];
+    let mut values = vec![0.0; ones.len()];
     #[expect(clippy::cast_possible_truncation, reason = "the mask is in f32")]
-    let scale = (1.0 / keep) as f32;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a probability scaled to 32 bits")]
-    let threshold = (probability * 4_294_967_296.0) as u64;
-    let mut values = vec![0.0; shape[0] * shape[1]];
-    values.par_chunks_mut(4096).enumerate().for_each(|(chunk, values)| {
-        for (offset, value) in values.iter_mut().enumerate() {
-            let random = mix(seed ^ mix((chunk * 4096 + offset) as u64)) >> 32;
-            *value = if random < threshold { 0.0 } else { scale };
-        }
-    });
+    let settings = cpu::Dropout { probability: probability as f32, seed };
+    cpu::dropout(&ones, shape[1], settings, &mut values);
     host::tensor(values, shape, device).cast(dtype)
 }
 

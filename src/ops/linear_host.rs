@@ -1,6 +1,137 @@
-//! stub
-use super::linear::*;
-use burn::tensor::Tensor;
-#[allow(clippy::type_complexity)]
-pub fn linear(_x: &Tensor<2>, _w: &Tensor<2>, _l: Option<&LowRank<'_>>, r: Option<Tensor<2>>) -> Result<(Tensor<2>, Option<Tensor<2>>), Option<Tensor<2>>> { Err(r) }
-pub fn linear_backward(_dy: &Tensor<2>, _x: &Tensor<2>, _w: &Tensor<2>, _l: Option<(&LowRank<'_>, &Tensor<2>)>, input_grad: InputGrad) -> Result<(Option<Tensor<2>>, Option<LowRankGrad>), InputGrad> { Err(input_grad) }
+//! [`linear`](super::linear) by the kernels, where they run; where not, what was passed in comes back.
+
+use burn::tensor::{DType, Tensor};
+use burn_flex::FlexTensor;
+use half::{bf16, f16};
+
+use super::linear::{InputGrad, LowRank, LowRankGrad};
+use super::{cpu, host};
+
+/// Output and `drop(x) A^T`.
+type Output = (Tensor<2>, Option<Tensor<2>>);
+
+fn weight(flex: &FlexTensor) -> Option<cpu::Weight<'_>> {
+    match flex.dtype() {
+        DType::F32 => flex.as_slice::<f32>().map(cpu::Weight::F32),
+        DType::BF16 => flex.as_slice::<bf16>().map(cpu::Weight::Bf16),
+        DType::F16 => flex.as_slice::<f16>().map(cpu::Weight::F16),
+        _ => None,
+    }
+}
+
+/// Calls `run` with the update as the kernels take it.
+fn with_lora<R>(lora: &LowRank<'_>, run: impl FnOnce(&cpu::Lora<'_>) -> R) -> Option<R> {
+    let (a, b) = (host::view(lora.a)?, host::view(lora.b)?);
+    #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
+    let lora = cpu::Lora {
+        a: a.as_slice(),
+        b: b.as_slice(),
+        rank: lora.a.dims()[0],
+        scale: lora.scale as f32,
+        dropout: lora.dropout.map(|d| cpu::Dropout { probability: d.probability as f32, seed: d.seed }),
+    };
+    Some(run(&lora))
+}
+
+pub(super) fn linear(
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    lora: Option<&LowRank<'_>>,
+    residual: Option<Tensor<2>>,
+) -> Result<Output, Option<Tensor<2>>> {
+    let (Some(host_x), Some(flex_w)) = (host::view(x), host::primitive(w)) else { return Err(residual) };
+    let Some(w) = weight(&flex_w) else { return Err(residual) };
+    let ([tokens, in_features], [out_features, _]) = (x.dims(), dims(&flex_w));
+    let accumulate = residual.is_some();
+    let mut sum = match residual {
+        // The kernels add to what is there; a shared residual is copied once by `storage_mut`.
+        Some(residual) => match host::take(residual.clone()) {
+            Some(flex) => flex,
+            None => return Err(Some(residual)),
+        },
+        None => FlexTensor::empty([tokens, out_features].into(), DType::F32),
+    };
+    let y = sum.storage_mut::<f32>();
+    let x_values = host_x.as_slice();
+    let xa = match lora {
+        None => {
+            cpu::linear(x_values, w, in_features, out_features, y, accumulate);
+            None
+        }
+        Some(lora) => {
+            let r = lora.a.dims()[0];
+            let mut xa = vec![0.0; tokens * r];
+            with_lora(lora, |lora| {
+                cpu::lora_linear(x_values, w, lora, in_features, out_features, y, accumulate, &mut xa);
+            });
+            Some(host::tensor(xa, [tokens, r], &x.device()))
+        }
+    };
+    Ok((host::restore(sum), xa))
+}
+
+pub(super) fn linear_backward(
+    dy: &Tensor<2>,
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    lora: Option<(&LowRank<'_>, &Tensor<2>)>,
+    input_grad: InputGrad,
+) -> Result<(Option<Tensor<2>>, Option<LowRankGrad>), InputGrad> {
+    let (Some(host_dy), Some(host_x), Some(flex_w)) = (host::view(dy), host::view(x), host::primitive(w)) else {
+        return Err(input_grad);
+    };
+    let Some(w) = weight(&flex_w) else { return Err(input_grad) };
+    let ([tokens, in_features], [out_features, _]) = (x.dims(), dims(&flex_w));
+    let accumulate = matches!(input_grad, InputGrad::AddTo(_));
+    let mut dx = match input_grad {
+        InputGrad::Skip => None,
+        InputGrad::Fresh => Some(FlexTensor::empty([tokens, in_features].into(), DType::F32)),
+        InputGrad::AddTo(sum) => match host::take(sum.clone()) {
+            Some(flex) => {
+                drop(sum);
+                Some(flex)
+            }
+            None => return Err(InputGrad::AddTo(sum)),
+        },
+    };
+    let dy = host_dy.as_slice();
+    let grad = match lora {
+        None => {
+            if let Some(dx) = &mut dx {
+                cpu::linear_backward_input(dy, w, in_features, out_features, dx.storage_mut(), accumulate);
+            }
+            None
+        }
+        Some((lora, xa)) => {
+            let r = lora.a.dims()[0];
+            let (mut da, mut db) = (vec![0.0; r * in_features], vec![0.0; out_features * r]);
+            let host_xa = host::view(xa);
+            let xa = host_xa.as_ref().map_or(&[][..], host::HostView::as_slice);
+            with_lora(lora, |lora| {
+                cpu::lora_linear_backward(
+                    dy,
+                    host_x.as_slice(),
+                    xa,
+                    w,
+                    lora,
+                    in_features,
+                    out_features,
+                    dx.as_mut().map(FlexTensor::storage_mut),
+                    accumulate,
+                    &mut cpu::LoraGradients { a: &mut da, b: &mut db },
+                );
+            });
+            let device = x.device();
+            Some(LowRankGrad {
+                a: host::tensor(da, [r, in_features], &device),
+                b: host::tensor(db, [out_features, r], &device),
+            })
+        }
+    };
+    Ok((dx.map(host::restore), grad))
+}
+
+fn dims(weight: &FlexTensor) -> [usize; 2] {
+    let shape = weight.layout().shape();
+    [shape[0], shape[1]]
+}

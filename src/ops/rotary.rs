@@ -19,15 +19,7 @@ pub fn rotate(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) ->
         return plain_rotate(x, layout, num_heads, inverse);
     };
     drop(x);
-    cpu::rope(
-        flex.storage_mut(),
-        angles.cos,
-        angles.sin,
-        layout.positions(),
-        num_heads,
-        width / num_heads,
-        inverse,
-    );
+    cpu::rope(flex.storage_mut(), angles.cos, angles.sin, layout.positions(), num_heads, width / num_heads, inverse);
     host::restore(flex)
 }
 

@@ -118,7 +118,8 @@ fn loss_and_grad(model: &Llama, x: Tensor<2>, batch: &Batch, grad_scale: f64) ->
 }
 
 fn target_rows(model: &Llama, batch: &Batch) -> Tensor<1, Int> {
-    let rows: Vec<i32> = batch.targets.iter().map(|target| i32::try_from(target.position).unwrap_or(i32::MAX)).collect();
+    let rows: Vec<i32> =
+        batch.targets.iter().map(|target| i32::try_from(target.position).unwrap_or(i32::MAX)).collect();
     let shape = [rows.len()];
     Tensor::from_data(TensorData::new(rows, shape), (&model.device(), DType::I32))
 }

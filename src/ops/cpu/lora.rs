@@ -60,7 +60,8 @@ impl Lora<'_> {
     }
 }
 
-/// `y = x w^T + scale * xa b^T` with `xa = dropout(x) a^T`, which the backward pass wants again.
+/// `y = x w^T + scale * xa b^T`, or `y += ...` if `accumulate`, with `xa = dropout(x) a^T`, which the backward pass
+/// wants again.
 ///
 /// # Shapes
 /// `x`: `[tokens, in_features]`; `w`: `[out_features, in_features]`; `y`: `[tokens, out_features]`;
@@ -72,12 +73,13 @@ pub fn lora_linear(
     in_features: usize,
     out_features: usize,
     y: &mut [f32],
+    accumulate: bool,
     xa: &mut [f32],
 ) {
     let tokens = x.len() / in_features.max(1);
     let rank = lora.rank;
     lora.check(tokens, in_features, out_features, xa.len());
-    linear(x, w, in_features, out_features, y, false);
+    linear(x, w, in_features, out_features, y, accumulate);
     lora.with_input(x, in_features, |input| {
         y.par_chunks_mut(BLOCK_TOKENS * out_features)
             .zip(xa.par_chunks_mut(BLOCK_TOKENS * rank))
@@ -94,7 +96,7 @@ pub fn lora_linear(
     });
 }
 
-/// Gradients of [`lora_linear`]: `dx` set, or added to if `accumulate`; the adapter's always added.
+/// Gradients of [`lora_linear`]: `dx` set, or added to if `accumulate`, or left out; the adapter's always added.
 ///
 /// With `d_xa = scale * dy b`: `dx = dy w + dropout(d_xa a)`, `da = d_xa^T dropout(x)`, `db = scale * dy^T xa`.
 ///
@@ -109,7 +111,7 @@ pub fn lora_linear_backward(
     lora: &Lora<'_>,
     in_features: usize,
     out_features: usize,
-    dx: &mut [f32],
+    dx: Option<&mut [f32]>,
     accumulate: bool,
     gradients: &mut LoraGradients<'_>,
 ) {
@@ -117,29 +119,35 @@ pub fn lora_linear_backward(
     let rank = lora.rank;
     lora.check(tokens, in_features, out_features, xa.len());
     assert!(
-        gradients.a.len() == lora.a.len() && gradients.b.len() == lora.b.len() && dx.len() == x.len(),
+        gradients.a.len() == lora.a.len() && gradients.b.len() == lora.b.len(),
         "lora_linear_backward: gradients' lengths"
     );
-    linear_backward_input(dy, w, in_features, out_features, dx, accumulate);
     with_scratch(tokens * rank, |d_xa| {
-        d_xa.par_chunks_mut(BLOCK_TOKENS * rank)
-            .zip(dy.par_chunks(BLOCK_TOKENS * out_features))
-            .zip(dx.par_chunks_mut(BLOCK_TOKENS * in_features))
-            .enumerate()
-            .for_each(|(block, ((d_xa, dy), dx))| {
-                let tokens = d_xa.len() / rank;
+        d_xa.par_chunks_mut(BLOCK_TOKENS * rank).zip(dy.par_chunks(BLOCK_TOKENS * out_features)).for_each(
+            |(d_xa, dy)| {
                 let (dy, b) = (Matrix::rows(dy, out_features), Matrix::rows(lora.b, rank));
-                matmul([tokens, rank, out_features], d_xa, rank, dy, b, lora.scale, false, Parallelism::None);
-                let (d_xa, a) = (Matrix::rows(d_xa, rank), Matrix::rows(lora.a, in_features));
-                let shape = [tokens, in_features, rank];
-                match lora.dropout {
-                    None => matmul(shape, dx, in_features, d_xa, a, 1.0, true, Parallelism::None),
-                    Some(settings) => with_scratch(dx.len(), |d_input| {
-                        matmul(shape, d_input, in_features, d_xa, a, 1.0, false, Parallelism::None);
-                        settings.apply(d_input, in_features, block * BLOCK_TOKENS, true, dx);
-                    }),
-                }
-            });
+                let shape = [d_xa.len() / rank, rank, out_features];
+                matmul(shape, d_xa, rank, dy, b, lora.scale, false, Parallelism::None);
+            },
+        );
+        if let Some(dx) = dx {
+            assert_eq!(dx.len(), x.len(), "lora_linear_backward: the input's gradient");
+            linear_backward_input(dy, w, in_features, out_features, dx, accumulate);
+            dx.par_chunks_mut(BLOCK_TOKENS * in_features)
+                .zip(d_xa.par_chunks(BLOCK_TOKENS * rank))
+                .enumerate()
+                .for_each(|(block, (dx, d_xa))| {
+                    let shape = [d_xa.len() / rank, in_features, rank];
+                    let (d_xa, a) = (Matrix::rows(d_xa, rank), Matrix::rows(lora.a, in_features));
+                    match lora.dropout {
+                        None => matmul(shape, dx, in_features, d_xa, a, 1.0, true, Parallelism::None),
+                        Some(settings) => with_scratch(dx.len(), |d_input| {
+                            matmul(shape, d_input, in_features, d_xa, a, 1.0, false, Parallelism::None);
+                            settings.apply(d_input, in_features, block * BLOCK_TOKENS, true, dx);
+                        }),
+                    }
+                });
+        }
         let d_xa: &[f32] = d_xa;
         lora.with_input(x, in_features, |input| {
             reduce_tokens(d_xa, rank, input, in_features, tokens, gradients.a);
@@ -235,7 +243,7 @@ mod tests {
                 let low = matmul_f64([tokens, o, r], &narrow(&xa_exact), [r, 1], &b, [1, r]);
                 let y_exact = sum(&matmul_f64([tokens, o, i], &x, [i, 1], &w, [1, i]), f64::from(scale), &low);
                 let (mut y, mut xa) = (vec![9.0; tokens * o], vec![9.0; tokens * r]);
-                lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, &mut xa);
+                lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, false, &mut xa);
                 assert_close(&xa, &xa_exact, 1e-5);
                 assert_close(&y, &y_exact, 1e-5);
 
@@ -252,7 +260,7 @@ mod tests {
                 for (pass, accumulate) in [(1.0, false), (2.0, true)] {
                     let mut gradients = LoraGradients { a: &mut da, b: &mut db };
                     let w = Weight::F32(&w);
-                    lora_linear_backward(&dy, &x, &xa, w, &lora, i, o, &mut dx, accumulate, &mut gradients);
+                    lora_linear_backward(&dy, &x, &xa, w, &lora, i, o, Some(&mut dx), accumulate, &mut gradients);
                     let half = |x: &[f64]| -> Vec<f64> { x.iter().map(|x| 0.5 + pass * x).collect() };
                     assert_close(&dx, &dx_exact.iter().map(|x| pass * x).collect::<Vec<_>>(), 1e-5);
                     assert_close(&da, &half(&da_exact), 1e-5);
@@ -269,7 +277,7 @@ mod tests {
         let lora = Lora { a: &a, b: &vec![0.0; o * r], rank: r, scale: 2.0, dropout: None };
         let (mut base, mut y, mut xa) = (vec![0.0; tokens * o], vec![0.0; tokens * o], vec![0.0; tokens * r]);
         linear(&x, Weight::F32(&w), i, o, &mut base, false);
-        lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, &mut xa);
+        lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, false, &mut xa);
         assert_eq!(base, y);
     }
 
@@ -281,10 +289,10 @@ mod tests {
         let run = |threads| {
             on_threads(threads, || {
                 let (mut y, mut xa) = (vec![0.0; tokens * o], vec![0.0; tokens * r]);
-                lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, &mut xa);
+                lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, false, &mut xa);
                 let (mut dx, mut da, mut db) = (vec![0.0; x.len()], vec![0.0; a.len()], vec![0.0; b.len()]);
                 let mut gradients = LoraGradients { a: &mut da, b: &mut db };
-                lora_linear_backward(&dy, &x, &xa, Weight::F32(&w), &lora, i, o, &mut dx, false, &mut gradients);
+                lora_linear_backward(&dy, &x, &xa, Weight::F32(&w), &lora, i, o, Some(&mut dx), false, &mut gradients);
                 (y, xa, dx, da, db)
             })
         };
