@@ -47,6 +47,7 @@ Exit codes:
 A recipe with the name of a command is given with its folder: lora-train ./check";
 
 /// Parses the command line, does what it asks for and reports how that ended.
+#[must_use]
 pub fn main() -> ExitCode {
     // A usage error ends the process here, with 2; `--help` and `--version` with 0.
     let request = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
@@ -131,10 +132,8 @@ fn with_command_hint(mut failure: Failure, args: &TrainArgs) -> Failure {
 fn report(failure: &Failure) {
     let mut stderr = io::stderr().lock();
     let is_plain = !stderr.is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let (error, hint) = match is_plain {
-        true => ("error:", "hint:"),
-        false => ("\x1b[1;31merror:\x1b[0m", "\x1b[36mhint:\x1b[0m"),
-    };
+    let (error, hint) =
+        if is_plain { ("error:", "hint:") } else { ("\x1b[1;31merror:\x1b[0m", "\x1b[36mhint:\x1b[0m") };
     for message in failure.messages() {
         let message = message.replace("\n  hint:", &format!("\n  {hint}"));
         // Where stderr is closed there is nobody left to tell.

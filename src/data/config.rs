@@ -192,9 +192,10 @@ impl DataSource {
         };
         for (name, column) in self.columns.iter().filter(|(name, _)| !used.contains(&name.as_str())) {
             let message = format!("`{}` has `{name}`, {reads}", section.full_name("columns"));
-            let hint = match used.contains(&column.as_str()) {
-                true => format!("our name first: {column} = \"{name}\""),
-                false => format!("it reads {}", used.join(", ")),
+            let hint = if used.contains(&column.as_str()) {
+                format!("our name first: {column} = \"{name}\"")
+            } else {
+                format!("it reads {}", used.join(", "))
             };
             section.reject(&format!("columns.{name}"), Problem::new(message).hint(hint));
         }

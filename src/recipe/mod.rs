@@ -145,6 +145,10 @@ impl Recipe {
     }
 
     /// The recipe as TOML, with every default filled in: `resolved.toml`. Reading it gives an equal recipe.
+    ///
+    /// # Panics
+    ///
+    /// Never: there is nothing in a recipe that TOML does not hold.
     #[must_use]
     #[expect(clippy::expect_used, reason = "every field is text, a number, a list or a table: TOML holds them all")]
     pub fn to_toml(&self) -> String {

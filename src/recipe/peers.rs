@@ -1,5 +1,5 @@
 //! Other trainers' names for our keys: axolotl, TRL and transformers, PEFT, Unsloth, torchtune, mlx-lm,
-//! LLaMA-Factory, LitGPT.
+//! LLaMA-Factory.
 
 use crate::schema::Peer;
 

@@ -13,7 +13,7 @@ pub struct TrainArgs {
     #[command(flatten)]
     pub recipe: RecipeArgs,
 
-    /// Continue from a checkpoint of this recipe's output_dir: the latest, or the one in CHECKPOINT_DIR
+    /// Continue from a checkpoint of this recipe's output folder: the latest, or the one that is named
     #[arg(long, value_name = "CHECKPOINT_DIR", num_args = 0..=1, default_missing_value = "latest")]
     pub resume: Option<Resume>,
 

@@ -4,6 +4,7 @@
 //! key is described in one place. Mistakes are recorded, not returned: all of them are reported together, sorted
 //! by place, and a key that nobody asked for is an error with a suggestion.
 
+mod accept;
 mod overrides;
 mod problem;
 mod section;

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 
+use super::accept::{TEXT, accept_count, accept_number, accept_text, describe_count, describe_number};
 use super::problem::{Place, Problem};
 use super::suggest::closest;
 use super::tree::{Node, Table, Value};
@@ -395,66 +396,6 @@ impl<'a> Section<'a> {
                 is_section,
             });
         }
-    }
-}
-
-const TEXT: &str = "text that is not empty";
-
-fn accept_text(value: &Value) -> Result<String, Option<String>> {
-    match value {
-        Value::String(text) if !text.trim().is_empty() => Ok(text.clone()),
-        _ => Err(None),
-    }
-}
-
-fn accept_count<T>(value: &Value, range: &impl RangeBounds<T>) -> Result<T, Option<String>>
-where
-    T: Copy + PartialOrd + TryFrom<i128>,
-{
-    match value {
-        Value::Integer(integer) => T::try_from(*integer).ok().filter(|count| range.contains(count)).ok_or(None),
-        Value::Float(float) if float.fract() == 0.0 && float.abs() < 1e15 => {
-            Err(Some(format!("write it without a point: {float:.0}")))
-        }
-        Value::String(text) if text.trim().parse::<i128>().is_ok() => Err(Some(without_quotes(text))),
-        _ => Err(None),
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a whole number beyond 2^53 is out of every range here")]
-fn accept_number(value: &Value, range: &impl RangeBounds<f64>) -> Result<f64, Option<String>> {
-    match value {
-        Value::Float(float) if float.is_finite() && range.contains(float) => Ok(*float),
-        Value::Integer(integer) if range.contains(&(*integer as f64)) => Ok(*integer as f64),
-        Value::String(text) if text.trim().parse::<f64>().is_ok() => Err(Some(without_quotes(text))),
-        _ => Err(None),
-    }
-}
-
-fn without_quotes(text: &str) -> String {
-    format!("write it without quotes: {}", text.trim())
-}
-
-fn describe_count<T: Display>(range: &impl RangeBounds<T>) -> String {
-    match (range.start_bound(), range.end_bound()) {
-        (Bound::Included(low), Bound::Included(high)) => format!("a whole number from {low} to {high}"),
-        (Bound::Included(low), _) => format!("a whole number of at least {low}"),
-        _ => "a whole number of at least 0".to_owned(),
-    }
-}
-
-fn describe_number(range: &impl RangeBounds<f64>) -> String {
-    let opening = |bound| match bound {
-        Bound::Included(low) => Some(format!("[{low}")),
-        Bound::Excluded(low) => Some(format!("({low}")),
-        Bound::Unbounded => None,
-    };
-    match (opening(range.start_bound()), range.end_bound(), range.start_bound()) {
-        (Some(low), Bound::Included(high), _) => format!("a number in {low}, {high}]"),
-        (Some(low), Bound::Excluded(high), _) => format!("a number in {low}, {high})"),
-        (_, Bound::Unbounded, Bound::Included(low)) => format!("a number of at least {low}"),
-        (_, Bound::Unbounded, Bound::Excluded(low)) => format!("a number above {low}"),
-        _ => "a finite number".to_owned(),
     }
 }
 

@@ -36,10 +36,8 @@ pub(super) fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>)
 pub(super) fn unknown_key(unknown: &Unknown, record: &Record, peers: &[Peer]) -> Problem {
     let Unknown { section, key, is_section, .. } = unknown;
     let child = |section: &str, key: &str| if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
-    let what = match is_section {
-        true => format!("unknown section [{}]", child(section, key)),
-        false => format!("unknown key `{key}`"),
-    };
+    let what =
+        if *is_section { format!("unknown section [{}]", child(section, key)) } else { format!("unknown key `{key}`") };
     let in_header = |name: &str| match record.headers.get(name) {
         Some(header) => format!("in {header}"),
         None => "at the top, before the first section".to_owned(),

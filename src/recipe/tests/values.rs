@@ -1,0 +1,206 @@
+use super::*;
+
+#[test]
+fn values_of_the_wrong_type_or_out_of_range_say_what_is_allowed() {
+    let cases = [
+        ("[lora]\nr = 0", "r:6:5: `lora.r` = 0, expected a whole number of at least 1"),
+        ("[lora]\nr = -3", "r:6:5: `lora.r` = -3, expected a whole number of at least 1"),
+        (
+            "[lora]\nr = 99999999999999999999",
+            "r:6:5: `lora.r` = 99999999999999999999, expected a whole number of at least 1",
+        ),
+        (
+            "[lora]\nr = 8.0",
+            "r:6:5: `lora.r` = 8.0, expected a whole number of at least 1\n  hint: write it without a point: 8",
+        ),
+        (
+            "[lora]\nr = \"8\"",
+            "r:6:5: `lora.r` = \"8\", expected a whole number of at least 1\n  hint: write it without quotes: 8",
+        ),
+        ("[lora]\nr = [8]", "r:6:5: `lora.r` = [8], expected a whole number of at least 1"),
+        ("[lora]\nr = 2020-01-01", "r:6:5: `lora.r` = 2020-01-01, expected a whole number of at least 1"),
+        ("[lora]\nlora_alpha = nan", "r:6:14: `lora.lora_alpha` = nan, expected a number above 0"),
+        ("[lora]\nlora_alpha = inf", "r:6:14: `lora.lora_alpha` = inf, expected a number above 0"),
+        ("[lora]\nuse_rslora = 1", "r:6:14: `lora.use_rslora` = 1, expected true or false"),
+        (
+            "[lora]\nuse_rslora = \"true\"",
+            "r:6:14: `lora.use_rslora` = \"true\", expected true or false\n  hint: write true without quotes",
+        ),
+        (
+            "[lora]\nrank_pattern = { q_proj = 0 }",
+            "r:6:27: `lora.rank_pattern.q_proj` = 0, expected a whole number of at least 1",
+        ),
+        (
+            "[lora]\nalpha_pattern = 3",
+            "r:6:17: `lora.alpha_pattern` = 3, expected a table\n  hint: write alpha_pattern = { name = value }",
+        ),
+        (
+            "[lora]\nrank_pattern = { \"a(\" = 3 }",
+            "r:6:1: `lora.rank_pattern` has the name `a(`, which is no regular expression\n  hint: unclosed group",
+        ),
+        ("[optimizer]\nlearning_rate = 0", "r:6:17: `optimizer.learning_rate` = 0, expected a number in (0, 1]"),
+        (
+            "[optimizer]\nbetas = [0.9, 1.0]",
+            "r:6:9: `optimizer.betas` = [0.9, 1.0], expected a list of 2 numbers, each a number in [0, 1)",
+        ),
+        ("[optimizer]\nname = \"sgd\"", "r:6:8: `optimizer.name` = \"sgd\", expected \"adamw\""),
+        (
+            "[optimizer]\nname = \"adamw_torch\"",
+            "r:6:8: `optimizer.name` = \"adamw_torch\", expected \"adamw\"\n  hint: this trainer calls it `adamw`",
+        ),
+        (
+            "[scheduler]\nlr_scheduler = \"cosin\"",
+            "r:6:16: `scheduler.lr_scheduler` = \"cosin\", expected one of \"cosine\", \"linear\", \"constant\"\n  hint: did you mean `cosine`?",
+        ),
+        ("[train]\nprecision = 16", "r:6:13: `train.precision` = 16, expected one of \"f32\", \"bf16\", \"f16\""),
+        ("[train]\nmax_grad_norm = -1", "r:6:17: `train.max_grad_norm` = -1, expected a number of at least 0"),
+        ("[data]\nchat_template = \" \"", "r:6:17: `data.chat_template` = \" \", expected text that is not empty"),
+        (
+            "[data]\neval_split = 1.0",
+            "r:6:14: `data.eval_split` = 1.0, expected a share of the rows in (0, 1) or a number of rows of at least 1",
+        ),
+        ("weight = 0", "r:5:10: `data.train[0].weight` = 0, expected a number above 0"),
+        (
+            "[eval]\ngenerate = \"hi\"",
+            "r:6:12: `eval.generate` = \"hi\", expected a list of texts, none of them empty\n  hint: a list is written in brackets: [...]",
+        ),
+        (
+            "[device]\nname = \"gpu\"",
+            "r:6:8: `device.name` = \"gpu\", expected \"auto\", \"cpu\", \"cuda\", \"cuda:N\", \"vulkan\", \"metal\" or \"rocm\"\n  hint: this trainer calls it `cuda`",
+        ),
+        (
+            "[device]\nname = \"cud:0\"",
+            "r:6:8: `device.name` = \"cud:0\", expected \"auto\", \"cpu\", \"cuda\", \"cuda:N\", \"vulkan\", \"metal\" or \"rocm\"\n  hint: did you mean `cuda`?",
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(problems(text), [expected], "{text}");
+    }
+}
+
+#[test]
+fn targets_that_cannot_exist_are_refused() {
+    const EXPECTED: &str = "expected \"all-linear\", a list of names such as [\"q_proj\", \"v_proj\"], or a regular \
+                            expression for whole module names";
+    const NAMES: &str = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj";
+    let cases = [
+        ("[\"q_proj\", \"c_attn\"]", format!("\n  hint: there is no `c_attn`: there are {NAMES}")),
+        (
+            "[\"lm_head\"]",
+            "\n  hint: `lm_head` cannot be adapted: its loss is computed in chunks that need it frozen".into(),
+        ),
+        ("[\"all-linear\"]", "\n  hint: write \"all-linear\" without brackets".into()),
+        ("\"q_proj\"", "\n  hint: for the layers of this name write [\"q_proj\"]".into()),
+        ("\"c_attn\"", format!("\n  hint: there are {NAMES}")),
+        ("\"(q_proj\"", "\n  hint: unclosed group".into()),
+        ("[]", String::new()),
+        ("7", String::new()),
+    ];
+    for (value, hint) in cases {
+        let found = problems(&format!("[lora]\ntarget_modules = {value}"));
+        assert_eq!(found, [format!("r:6:18: `lora.target_modules` = {value}, {EXPECTED}{hint}")]);
+    }
+    let targets = |value: &str| {
+        let text = least(&format!("[lora]\ntarget_modules = {value}"));
+        parse(&text, &[]).unwrap().lora.target_modules
+    };
+    assert_eq!(targets("\"all-linear\""), TargetModules::AllLinear);
+    assert_eq!(targets("[\"self_attn.q_proj\"]"), TargetModules::Names(vec!["self_attn.q_proj".into()]));
+    assert_eq!(targets("\".*q_proj\""), TargetModules::Regex(".*q_proj".into()));
+}
+
+#[test]
+fn what_is_planned_is_refused_as_not_available_yet() {
+    let cases = [
+        (
+            "[lora]\nuse_dora = true",
+            "r:6:12: `lora.use_dora` = true is not available yet\n  hint: leave it out for plain LoRA",
+        ),
+        (
+            "[data]\npacking = true",
+            "r:6:11: `data.packing` = true is not available yet\n  hint: leave it out: every row is a sequence of its own",
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(problems(text), [expected], "{text}");
+    }
+    assert_eq!(
+        lines(set(&["model.quantization=nf4"])),
+        [
+            "--set model.quantization=nf4: `model.quantization` = \"nf4\" is not available yet\n  hint: what there is: `none`"
+        ]
+    );
+    let mut refused = problems("[lora]\ninit_lora_weights = \"pissa\"\nlayers_to_transform = [1, 1]");
+    assert!(
+        refused.remove(1).ends_with("expected a list of layer numbers from 0, each once\n  hint: 1 is there twice")
+    );
+    assert!(refused[0].ends_with("= \"pissa\", expected true (uniform, as PEFT does by default) or \"gaussian\""));
+}
+
+#[test]
+fn an_address_of_the_hub_is_not_a_repository_id() {
+    assert_eq!(
+        lines(set(&["model.path=https://huggingface.co/org/name"])),
+        ["--set model.path=https://huggingface.co/org/name: `model.path` = \"https://huggingface.co/org/name\" is an \
+          address, expected a folder or a repository id\n  hint: write \"org/name\""]
+    );
+}
+
+#[test]
+fn columns_must_be_those_of_the_format() {
+    assert_eq!(
+        problems("format = \"alpaca\"\ncolumns = { prompt = \"a\", output = \"b\" }"),
+        ["r:6:13: `data.train[0].columns` has `prompt`, which format `alpaca` does not read\n  hint: it reads \
+          instruction, output, input, system"]
+    );
+    assert_eq!(
+        problems("columns = { question = \"prompt\" }"),
+        ["r:5:13: `data.train[0].columns` has `question`, which no format reads\n  hint: our name first: prompt = \
+          \"question\""]
+    );
+}
+
+#[test]
+fn sections_that_contradict_each_other_are_refused() {
+    let cases = [
+        (
+            "[data]\neval_split = 0.1\n[[data.eval]]\npath = \"e\"",
+            "r:6:1: `data.eval_split` excludes [[data.eval]]: evaluation rows come from one of them\n  hint: keep one of \
+             the two",
+        ),
+        (
+            "[scheduler]\nwarmup_ratio = 0.1\nwarmup_steps = 5",
+            "r:7:1: `scheduler.warmup_steps` excludes `scheduler.warmup_ratio`: they say the same thing twice\n  hint: \
+             keep one of the two",
+        ),
+        (
+            "[scheduler]\nwarmup_steps = 5\n[train]\nmax_steps = 5",
+            "r:6:1: `scheduler.warmup_steps` = 5 leaves none of `train.max_steps` = 5\n  hint: make it smaller, or use \
+             `warmup_ratio`",
+        ),
+        (
+            "[scheduler]\nlr_scheduler = \"constant\"\nmin_lr_ratio = 0.1",
+            "r:7:1: `scheduler.min_lr_ratio` has no meaning for a constant learning rate\n  hint: take it out, or use \
+             `cosine` or `linear`",
+        ),
+        (
+            "[eval]\neval_steps = 5",
+            "r:6:1: `eval.eval_steps` needs evaluation data, and there is none\n  hint: add [[data.eval]], or \
+             `eval_split` in [data]",
+        ),
+        (
+            "[data]\neval_split = 3\n[eval]\nearly_stopping_patience = 5",
+            "r:8:1: `eval.early_stopping_patience` needs evaluations during training\n  hint: set `eval_steps` in [eval]",
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(problems(text), [expected], "{text}");
+    }
+    assert_eq!(
+        problems("[eval]\nearly_stopping_patience = 2")[0],
+        "r:6:1: `eval.early_stopping_patience` needs evaluation data, and there is none\n  hint: add [[data.eval]], or \
+         `eval_split` in [data]"
+    );
+    let samples_only = "[eval]\neval_steps = 5\ngenerate = [\"Hello\"]";
+    assert!(parse(&least(samples_only), &[]).is_ok(), "samples need no evaluation data");
+}
