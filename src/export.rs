@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 
 mod adapter_config;
 mod adapter_file;
+mod adapter_set;
 pub mod atomic;
 mod error;
 
 pub use adapter_file::{SavedAdapter, read_adapter, write_adapter};
+pub use adapter_set::{adapter_set, adapter_weights};
 pub use error::ExportError;
 
 /// The matrices of an adapter by module, for example `model.layers.0.self_attn.q_proj`.

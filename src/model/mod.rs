@@ -76,5 +76,6 @@ impl ModelOptions {
 pub mod block;
 pub mod config;
 pub mod llama;
+pub mod load;
 pub mod rope;
 pub mod weights;

@@ -28,6 +28,13 @@ impl RotaryTable {
     pub fn num_positions(&self) -> usize {
         self.cos.len() / self.half
     }
+
+    /// Cosine and sine of pair `pair` at `position`.
+    #[must_use]
+    pub fn at(&self, position: usize, pair: usize) -> (f32, f32) {
+        let index = position * self.half + pair;
+        (self.cos[index], self.sin[index])
+    }
 }
 
 /// The tables as slices, `[positions, head_dim / 2]`.

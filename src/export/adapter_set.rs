@@ -1,0 +1,125 @@
+//! Adapters on a device, from and to host memory.
+
+use std::path::Path;
+
+use burn::tensor::{Device, Tensor};
+
+use super::{AdapterWeights, ExportError, HostMatrix, LowRankPair};
+use crate::lora::targets::{Projection, Selection};
+use crate::lora::{Adapter, AdapterSet};
+use crate::model::config::LlamaConfig;
+use crate::ops::host;
+
+/// The matrices of an adapter, read from its device.
+#[must_use]
+pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
+    let pairs = adapters.iter().map(|(layer, projection, adapter)| {
+        let pair = LowRankPair { lora_a: host_matrix(&adapter.lora_a), lora_b: host_matrix(&adapter.lora_b) };
+        (projection.module_name(layer), pair)
+    });
+    pairs.collect()
+}
+
+/// Puts the matrices that were read from `folder` on a device: exactly those that `selection` asks for, with its scales.
+///
+/// # Errors
+/// Every matrix that is missing, has another shape, or that `selection` does not ask for.
+pub fn adapter_set(
+    folder: &Path,
+    mut weights: AdapterWeights,
+    selection: &Selection,
+    config: &LlamaConfig,
+    dropout: f64,
+    device: &Device,
+) -> Result<AdapterSet, ExportError> {
+    let mut problems = Vec::new();
+    let mut blocks = AdapterSet::none(selection.shapes.len()).blocks;
+    for (layer, (shapes, block)) in selection.shapes.iter().zip(&mut blocks).enumerate() {
+        for ((projection, shape), place) in Projection::ALL.into_iter().zip(shapes).zip(block) {
+            let Some(shape) = shape else { continue };
+            let module = projection.module_name(layer);
+            let Some(LowRankPair { lora_a, lora_b }) = weights.remove(&module) else {
+                problems.push(format!("missing: `{module}.lora_A` and `.lora_B`"));
+                continue;
+            };
+            let [out_features, in_features] = linear_shape(config, projection);
+            let expected = [("lora_A", &lora_a, [shape.r, in_features]), ("lora_B", &lora_b, [out_features, shape.r])];
+            let mut fits = true;
+            for (matrix, found, expected) in expected {
+                if found.shape() != expected {
+                    problems.push(format!("`{module}.{matrix}` is {:?}, expected {expected:?}", found.shape()));
+                    fits = false;
+                }
+            }
+            if fits {
+                let [lora_a, lora_b] = [lora_a, lora_b].map(|matrix| {
+                    let shape = matrix.shape();
+                    host::tensor(matrix.values, shape, device)
+                });
+                *place = Some(Adapter { lora_a, lora_b, scale: shape.scale });
+            }
+        }
+    }
+    problems.extend(weights.keys().map(|module| format!("unexpected: `{module}.lora_A` and `.lora_B`")));
+    if problems.is_empty() {
+        return Ok(AdapterSet { blocks, dropout });
+    }
+    Err(ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "the `[lora]` section", problems })
+}
+
+/// `[out_features, in_features]` of a linear layer.
+fn linear_shape(config: &LlamaConfig, projection: Projection) -> [usize; 2] {
+    let linears = config.block_linears();
+    linears.iter().find(|(name, _)| *name == projection.name()).map_or([0, 0], |(_, shape)| *shape)
+}
+
+fn host_matrix(tensor: &Tensor<2>) -> HostMatrix {
+    let [num_rows, num_columns] = tensor.dims();
+    // Adapters are f32 by construction, on every device.
+    let values = tensor.to_data().try_to_vec().unwrap_or_default();
+    HostMatrix { num_rows, num_columns, values }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lora::config::LoraConfig;
+    use crate::model::weights::fixture::tiny_config;
+
+    fn fresh(lora: &LoraConfig) -> AdapterSet {
+        let config = tiny_config();
+        let selection = lora.select(config.num_hidden_layers).unwrap();
+        let features = |projection| {
+            let [out_features, in_features] = linear_shape(&config, projection);
+            (in_features, out_features)
+        };
+        AdapterSet::new(&selection, features, lora.init_lora_weights, 0.1, 3, &Device::flex())
+    }
+
+    #[test]
+    fn adapters_come_back_from_host_memory_bit_for_bit() {
+        let config = tiny_config();
+        let lora = LoraConfig { use_rslora: true, ..LoraConfig::default() };
+        let selection = lora.select(config.num_hidden_layers).unwrap();
+        let weights = adapter_weights(&fresh(&lora));
+        let set = adapter_set(Path::new("x"), weights.clone(), &selection, &config, 0.1, &Device::flex()).unwrap();
+        assert_eq!(adapter_weights(&set), weights);
+        assert_eq!(weights.len(), 7 * config.num_hidden_layers);
+        assert!((set.dropout - 0.1).abs() < 1e-12);
+        for (_, _, adapter) in set.iter() {
+            assert!((adapter.scale - 16.0 / 8.0_f64.sqrt()).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn every_matrix_that_does_not_fit_is_named() {
+        let config = tiny_config();
+        let weights = adapter_weights(&fresh(&LoraConfig::default()));
+        let other = LoraConfig { r: 4, layers_to_transform: Some(vec![0]), ..LoraConfig::default() };
+        let selection = other.select(config.num_hidden_layers).unwrap();
+        let error = adapter_set(Path::new("x"), weights, &selection, &config, 0.0, &Device::flex()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("`model.layers.0.self_attn.q_proj.lora_A` is [8, 64], expected [4, 64]"), "{text}");
+        assert!(text.contains("unexpected: `model.layers.1.mlp.down_proj.lora_A`"), "{text}");
+    }
+}

@@ -1,0 +1,342 @@
+//! Logits, losses, gradients and a loss curve against transformers and PEFT, in `f32` on the CPU.
+//!
+//! The golden files come from `scripts/make_golden.py`, whose first lines say what is in them. stories15M and
+//! SmolLM2-135M are looked for in the folder that `LORA_TRAIN_MODELS` names (`scripts/get_models.py` makes them);
+//! their tests are ignored unless asked for, as `.ci/run` does.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, Tensor};
+use lora_train::data::batch::{Batch, Document, Target};
+use lora_train::device::Dtype;
+use lora_train::lora::AdapterSet;
+use lora_train::lora::config::{InitLoraWeights, LoraConfig, TargetModules};
+use lora_train::lora::targets::Projection;
+use lora_train::model::config::LlamaConfig;
+use lora_train::model::llama::Llama;
+use lora_train::model::load;
+use lora_train::model::weights::{WeightFiles, Weights};
+use lora_train::ops::host;
+use lora_train::train::config::{LrScheduler, OptimizerConfig, SchedulerConfig, TrainConfig};
+use lora_train::train::schedule::Schedule;
+use lora_train::train::step::TrainStep;
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+/// The numbers that `scripts/make_golden.py` calls `bits`.
+fn bits(name: &str) -> impl Iterator<Item = u64> + use<> {
+    let state = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    (1..).map(move |i: u64| {
+        let z = state.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    })
+}
+
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "24 bits, as the script does it")]
+fn formula(name: &str, shape: [usize; 2], bound: f64, device: &Device) -> Tensor<2> {
+    let unit = bits(name).map(|bits| (bits >> 40) as f64 / f64::from(1 << 24));
+    let values = unit.take(shape[0] * shape[1]).map(|unit| ((unit * 2.0 - 1.0) * bound) as f32).collect();
+    host::tensor(values, shape, device)
+}
+
+/// Eight projections of `values` on vectors of signs that depend on `name`.
+fn projections(name: &str, values: &[f32]) -> Vec<f64> {
+    let project = |j: usize| {
+        let name = format!("{name}#{j}");
+        let signs = bits(&name).map(|bits| if bits & 1 == 1 { 1.0 } else { -1.0 });
+        values.iter().zip(signs).map(|(&value, sign)| f64::from(value) * sign).sum()
+    };
+    (0..8).map(project).collect()
+}
+
+fn values(tensor: &Tensor<2>) -> Vec<f32> {
+    tensor.to_data().try_to_vec().unwrap()
+}
+
+fn numbers<T>(value: &Value, convert: impl Fn(&Value) -> T) -> Vec<T> {
+    value.as_array().unwrap().iter().map(convert).collect()
+}
+
+/// A golden folder with the model that it was made from.
+struct Golden {
+    json: Value,
+    tensors: Vec<u8>,
+    model_dir: PathBuf,
+}
+
+impl Golden {
+    fn open(name: &str, model_dir: PathBuf) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let json = serde_json::from_str(&std::fs::read_to_string(folder.join("golden.json")).unwrap()).unwrap();
+        Self { json, tensors: std::fs::read(folder.join("golden.safetensors")).unwrap(), model_dir }
+    }
+
+    /// A model in the folder of real models.
+    fn real(name: &str) -> Self {
+        let models = std::env::var("LORA_TRAIN_MODELS").expect("LORA_TRAIN_MODELS names the folder of real models");
+        Self::open(name, Path::new(&models).join(name))
+    }
+
+    fn model(&self, storage: Dtype) -> Llama {
+        let config = LlamaConfig::from_file(&self.model_dir.join("config.json")).unwrap();
+        let weights = Weights::Files(WeightFiles::open(&self.model_dir).unwrap());
+        load::load(&config, &weights, storage, Dtype::F32, &Device::flex()).unwrap()
+    }
+
+    fn f32s(&self, name: &str) -> Vec<f32> {
+        let tensors = SafeTensors::deserialize(&self.tensors).unwrap();
+        let bytes = tensors.tensor(name).unwrap().data();
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+
+    fn columns(&self, case: &str) -> Vec<usize> {
+        let tensors = SafeTensors::deserialize(&self.tensors).unwrap();
+        let bytes = tensors.tensor(&format!("{case}.columns")).unwrap().data();
+        let column = |b: &[u8]| usize::try_from(i32::from_le_bytes(b.try_into().unwrap())).unwrap();
+        bytes.chunks_exact(4).map(column).collect()
+    }
+
+    /// The adapters of a case or of the curve, by the script's formula.
+    fn adapters(&self, case: &Value, model: &Llama) -> AdapterSet {
+        let config = &model.config;
+        if case["lora"].is_null() {
+            return AdapterSet::none(config.num_hidden_layers);
+        }
+        let lora = lora_config(&case["lora"]);
+        let selection = lora.select(config.num_hidden_layers).unwrap();
+        let linears = config.block_linears();
+        let features = |p: Projection| (linears[p as usize].1[1], linears[p as usize].1[0]);
+        let mut set = AdapterSet::new(&selection, features, InitLoraWeights::Kaiming, 0.0, 0, &model.device());
+        let b_bound = case["b_bound"].as_f64().unwrap();
+        let names: Vec<_> = set.iter().map(|(layer, p, _)| p.module_name(layer)).collect();
+        for (name, adapter) in names.iter().zip(set.iter_mut()) {
+            let key = |letter: char| format!("base_model.model.{name}.lora_{letter}.weight");
+            let (a, b) = (adapter.lora_a.dims(), adapter.lora_b.dims());
+            #[expect(clippy::cast_precision_loss, reason = "a width")]
+            let a_bound = 1.0 / (a[1] as f64).sqrt();
+            adapter.lora_a = formula(&key('A'), a, a_bound, &model.device());
+            adapter.lora_b = formula(&key('B'), b, b_bound, &model.device());
+        }
+        set
+    }
+}
+
+fn lora_config(lora: &Value) -> LoraConfig {
+    let target_modules = match &lora["target_modules"] {
+        Value::String(name) if name == "all-linear" => TargetModules::AllLinear,
+        names => TargetModules::Names(numbers(names, |name| name.as_str().unwrap().to_owned())),
+    };
+    LoraConfig {
+        r: usize::try_from(lora["r"].as_u64().unwrap()).unwrap(),
+        lora_alpha: lora["lora_alpha"].as_f64().unwrap(),
+        target_modules,
+        use_rslora: lora["use_rslora"].as_bool().unwrap(),
+        ..LoraConfig::default()
+    }
+}
+
+/// Rows padded on the right to one length. A mask says of each token whether it is to be predicted.
+fn batch(rows: &[(Vec<u32>, Vec<u64>)]) -> Batch {
+    let row_length = rows.iter().map(|(ids, _)| ids.len()).max().unwrap();
+    let mut batch = Batch { row_length, ..Batch::default() };
+    for (ids, mask) in rows {
+        let start = batch.input_ids.len();
+        batch.documents.push(Document { start, len: ids.len() });
+        let predicted = (1..ids.len()).filter(|&i| mask[i] == 1);
+        batch.targets.extend(predicted.map(|i| Target { position: start + i - 1, token: ids[i] }));
+        batch.input_ids.extend(ids);
+        batch.input_ids.resize(start + row_length, 0);
+    }
+    batch
+}
+
+fn rows(value: &Value) -> Vec<(Vec<u32>, Vec<u64>)> {
+    let ids = numbers(&value["rows"], |row| numbers(row, |id| u32::try_from(id.as_u64().unwrap()).unwrap()));
+    let masks = numbers(&value["loss_masks"], |row| numbers(row, |bit| bit.as_u64().unwrap()));
+    ids.into_iter().zip(masks).collect()
+}
+
+fn assert_near(found: f64, expected: f64, tolerance: f64, what: &str) {
+    let error = (found - expected).abs() / expected.abs();
+    assert!(error <= tolerance, "{what}: {found}, expected {expected}: relative error {error:.2e} > {tolerance:.0e}");
+}
+
+/// Logits within 1e-4 of their norm, loss within 1e-5, every gradient within 1e-3 of its norm.
+fn compare_cases(golden: &Golden, storage: Dtype) {
+    let model = golden.model(storage);
+    let padded = batch(&rows(&golden.json["batch"]));
+    for (case, expected) in golden.json["cases"].as_object().unwrap() {
+        let adapters = golden.adapters(expected, &model);
+        compare_logits(golden, case, &model, &adapters, &padded);
+        for gradient_checkpointing in [true, false] {
+            let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
+            let mut step =
+                TrainStep::new(model.clone(), adapters.clone(), &train, &OptimizerConfig::default(), None, 0);
+            step.forward_backward(&padded);
+            let grads: Vec<_> = step.grads().iter().cloned().collect();
+            let names: Vec<_> = adapters.iter().map(|(layer, p, _)| p.module_name(layer)).collect();
+            #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
+            let num_targets = padded.num_target_tokens() as f64;
+            let outcome = step.update(0.0);
+            assert_near(outcome.loss, expected["loss"].as_f64().unwrap(), 1e-5, &format!("{case} loss"));
+            if expected["lora"].is_null() {
+                continue;
+            }
+            assert_near(outcome.grad_norm, expected["grad_norm"].as_f64().unwrap(), 1e-3, &format!("{case} norm"));
+            let golden_grads = expected["gradients"].as_object().unwrap();
+            assert_eq!(golden_grads.len(), 2 * names.len());
+            for (name, grad) in names.iter().zip(&grads) {
+                for (letter, grad) in [('A', &grad.a), ('B', &grad.b)] {
+                    let key = format!("base_model.model.{name}.lora_{letter}.weight");
+                    compare_projections(&key, &values(grad), num_targets, &golden_grads[&key], 1e-3);
+                }
+            }
+        }
+    }
+}
+
+/// The mean square of projections of a difference estimates its squared norm without bias.
+fn compare_projections(key: &str, found: &[f32], divisor: f64, expected: &Value, tolerance: f64) {
+    let expected_projections = numbers(&expected["projections"], |p| p.as_f64().unwrap());
+    let difference: f64 = projections(key, found)
+        .iter()
+        .zip(&expected_projections)
+        .map(|(found, expected)| (found / divisor - expected).powi(2))
+        .sum::<f64>()
+        / 8.0;
+    let norm = expected["norm"].as_f64().unwrap();
+    let error = difference.sqrt() / norm;
+    assert!(error < tolerance, "{key}: relative error {error:.2e} against {tolerance:.0e} of norm {norm}");
+}
+
+fn compare_logits(golden: &Golden, case: &str, model: &Llama, adapters: &AdapterSet, padded: &Batch) {
+    let dense = padded.without_padding();
+    let logits = model.logits(&dense, adapters);
+    let [tokens, _] = logits.dims();
+    let all = values(&logits);
+    let columns = golden.columns(case);
+    let expected = golden.f32s(&format!("{case}.logits"));
+    let norms = golden.f32s(&format!("{case}.logits_norm"));
+    assert_eq!(expected.len(), tokens * columns.len());
+    for (token, row) in all.chunks_exact(all.len() / tokens).enumerate() {
+        let norm = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+        assert_near(norm, f64::from(norms[token]), 1e-4, &format!("{case}: norm of the logits of token {token}"));
+        let scale = row.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+        for (&column, &expected) in columns.iter().zip(&expected[token * columns.len()..]) {
+            let error = (row[column] - expected).abs() / scale;
+            assert!(error < 1e-4, "{case}: logit {column} of token {token}: {} against {expected}", row[column]);
+        }
+    }
+}
+
+/// Twenty steps of two micro-batches each: every loss and norm within 1e-4, and where the adapters end.
+fn compare_curve(golden: &Golden) {
+    let curve = &golden.json["curve"];
+    let settings = &curve["settings"];
+    let number = |key: &str| settings[key].as_f64().unwrap();
+    let model = golden.model(Dtype::F32);
+    let adapters = golden.adapters(curve, &model);
+    let optimizer = OptimizerConfig {
+        learning_rate: number("learning_rate"),
+        weight_decay: number("weight_decay"),
+        eps: number("eps"),
+        ..OptimizerConfig::default()
+    };
+    let train = TrainConfig { max_grad_norm: number("max_grad_norm"), ..TrainConfig::default() };
+    assert_eq!(settings["lr_scheduler"], "cosine");
+    let scheduler = SchedulerConfig {
+        lr_scheduler: LrScheduler::Cosine,
+        warmup_steps: settings["warmup_steps"].as_u64(),
+        ..SchedulerConfig::default()
+    };
+    let schedule = Schedule::new(&scheduler, optimizer.learning_rate, settings["steps"].as_u64().unwrap());
+    let rows = rows(curve);
+    let mut step = TrainStep::new(model, adapters, &train, &optimizer, None, 0);
+    for (number, expected) in (1..).zip(curve["steps_done"].as_array().unwrap()) {
+        for micro_batch in expected["micro_batches"].as_array().unwrap() {
+            let picked = numbers(micro_batch, |row| rows[usize::try_from(row.as_u64().unwrap()).unwrap()].clone());
+            step.forward_backward(&batch(&picked));
+        }
+        let outcome = step.update(schedule.learning_rate(number));
+        assert_near(outcome.loss, expected["loss"].as_f64().unwrap(), 1e-4, &format!("loss of step {number}"));
+        assert_near(
+            outcome.grad_norm,
+            expected["grad_norm"].as_f64().unwrap(),
+            1e-3,
+            &format!("norm of step {number}"),
+        );
+    }
+    let final_b = curve["final_b"].as_object().unwrap();
+    for (layer, projection, adapter) in step.adapters().iter() {
+        let key = format!("base_model.model.{}.lora_B.weight", projection.module_name(layer));
+        // AdamW divides by the root of the second moment: where a gradient is near zero, rounding decides its sign.
+        compare_projections(&key, &values(&adapter.lora_b), 1.0, &final_b[&key], 5e-3);
+    }
+}
+
+#[test]
+#[ignore = "needs stories15M in the folder LORA_TRAIN_MODELS"]
+fn stories15m_gives_the_logits_losses_and_gradients_of_peft() {
+    compare_cases(&Golden::real("stories15M"), Dtype::F32);
+}
+
+#[test]
+#[ignore = "needs stories15M in the folder LORA_TRAIN_MODELS"]
+fn stories15m_learns_along_the_loss_curve_of_peft() {
+    compare_curve(&Golden::real("stories15M"));
+}
+
+#[test]
+#[ignore = "needs smollm2-135m in the folder LORA_TRAIN_MODELS"]
+fn smollm2_gives_the_logits_losses_and_gradients_of_peft_with_its_base_in_f32_or_bf16() {
+    // The file is in bf16, so storing it so loses nothing.
+    let golden = Golden::real("smollm2-135m");
+    compare_cases(&golden, Dtype::F32);
+    compare_cases(&golden, Dtype::Bf16);
+}
+
+#[test]
+fn rotary_tables_are_those_of_transformers_also_beyond_8192_and_with_scaling() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/rope");
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("golden.json")).unwrap()).unwrap();
+    let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let f32s = |name: &str| -> Vec<f32> {
+        let bytes = tensors.tensor(name).unwrap().data();
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    let positions = numbers(&json["positions"], |p| usize::try_from(p.as_u64().unwrap()).unwrap());
+    assert!(positions.iter().any(|&p| p > 8192));
+    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/tiny.json");
+    let shape: Value = serde_json::from_str(&std::fs::read_to_string(shape).unwrap()).unwrap();
+    for (name, case) in json["cases"].as_object().unwrap() {
+        let mut config = shape.clone();
+        for (key, value) in case.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        let config = LlamaConfig::from_json(&config.to_string()).unwrap();
+        for (found, expected) in config.inverse_frequencies().iter().zip(f32s(&format!("{name}.inv_freq"))) {
+            assert!(
+                (found - expected).abs() <= 2e-7 * expected.abs(),
+                "{name}: frequency {found}, expected {expected}"
+            );
+        }
+        let table = config.rotary_table(positions.iter().max().unwrap() + 1);
+        let (cos, sin) = (f32s(&format!("{name}.cos")), f32s(&format!("{name}.sin")));
+        let half = cos.len() / positions.len();
+        for (row, &position) in positions.iter().enumerate() {
+            for i in 0..half {
+                let (found_cos, found_sin) = table.at(position, i);
+                let (expected_cos, expected_sin) = (cos[row * half + i], sin[row * half + i]);
+                // An f32 angle near 100,000 radians is 0.004 wide: frequencies must agree to the last bit for more.
+                let tolerance = 1e-6 + 2.4e-7 * position as f32;
+                assert!((found_cos - expected_cos).abs() < tolerance, "{name}: cos at {position}, {i}");
+                assert!((found_sin - expected_sin).abs() < tolerance, "{name}: sin at {position}, {i}");
+            }
+        }
+    }
+}
