@@ -1,1 +1,293 @@
 //! Model files from the Hugging Face Hub.
+//!
+//! `model.path` is a local folder or a Hub repository id; [`resolve`] makes a local folder of either. Files are kept
+//! in the cache that all of Hugging Face's tools share, and the environment variables are theirs: `HF_HOME`,
+//! `HF_HUB_CACHE`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`.
+
+use std::path::PathBuf;
+
+mod cache;
+mod download;
+mod error;
+mod explain;
+#[cfg(test)]
+mod fixture;
+mod location;
+mod progress;
+mod settings;
+
+pub use error::HubError;
+pub use location::Location;
+pub use progress::Progress;
+pub use settings::{HubSettings, Token};
+
+/// Which files of a model are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Config, tokenizer and weights.
+    Model,
+    /// Config and tokenizer alone, for weights drawn at random.
+    WithoutWeights,
+}
+
+/// The local folder of a model: the folder itself, or the Hub's files in the local cache, downloaded where they are
+/// not there yet.
+///
+/// `revision` is a branch, tag or commit on the Hub, `main` where absent. Files that are complete are not downloaded
+/// again, so that a download which was cut short goes on with the file at which it stopped.
+///
+/// # Errors
+/// A path that does not exist; a repository that does not exist, is gated or cannot be reached; a model that is not in
+/// the cache while offline. Where the Hub cannot be reached and the model is in the cache, that is used, and said.
+pub fn resolve(
+    path_or_id: &str,
+    revision: Option<&str>,
+    wanted: Wanted,
+    settings: &HubSettings,
+    progress: Progress,
+) -> Result<PathBuf, HubError> {
+    match Location::parse(path_or_id)? {
+        Location::Folder(folder) => match revision {
+            None => Ok(folder),
+            Some(revision) => Err(HubError::RevisionOfFolder { folder, revision: revision.to_owned() }),
+        },
+        Location::Repository(id) => {
+            let revision = revision.unwrap_or("main");
+            if settings.offline {
+                cache::find(&id, revision, wanted, settings)
+            } else {
+                download::download(&id, revision, wanted, settings, progress)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fixture::{Behaviour, COMMIT, Hub};
+    use super::*;
+
+    /// A repository with what is needed and what is not.
+    fn files() -> std::collections::BTreeMap<String, Vec<u8>> {
+        let index =
+            r#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}"#;
+        [
+            ("config.json", "{}".as_bytes().to_vec()),
+            ("generation_config.json", b"{}".to_vec()),
+            ("tokenizer.json", b"{\"model\": 1}".to_vec()),
+            ("tokenizer_config.json", b"{}".to_vec()),
+            ("chat_template.jinja", b"{{ x }}".to_vec()),
+            ("model.safetensors.index.json", index.as_bytes().to_vec()),
+            ("model-00001-of-00002.safetensors", vec![7; 300_000]),
+            ("model-00002-of-00002.safetensors", vec![9; 1_000]),
+            ("pytorch_model.bin", vec![1; 10]),
+            ("consolidated.safetensors", vec![1; 10]),
+            ("model-q4.gguf", vec![1; 10]),
+            ("onnx/model.onnx", vec![1; 10]),
+            ("original/params.json", vec![1; 10]),
+            ("README.md", b"# hello".to_vec()),
+        ]
+        .map(|(name, content)| (name.to_owned(), content))
+        .into()
+    }
+
+    struct Case {
+        hub: Hub,
+        settings: HubSettings,
+        _cache: tempfile::TempDir,
+    }
+
+    fn case(behaviour: Behaviour) -> Case {
+        let hub = Hub::start(behaviour);
+        let cache = tempfile::tempdir().unwrap();
+        let settings = HubSettings {
+            endpoint: hub.endpoint.clone(),
+            cache: cache.path().to_owned(),
+            // Given, so that the client does not look for the token of whoever runs this.
+            token: Some(Token::new("hf_secret")),
+            offline: false,
+        };
+        Case { hub, settings, _cache: cache }
+    }
+
+    impl Case {
+        fn resolve(&self, revision: Option<&str>) -> Result<PathBuf, HubError> {
+            self.resolve_id("org/model", revision)
+        }
+
+        fn resolve_id(&self, id: &str, revision: Option<&str>) -> Result<PathBuf, HubError> {
+            let result = resolve(id, revision, Wanted::Model, &self.settings, Progress::Quiet);
+            if let Err(error) = &result {
+                assert!(!format!("{error} {error:?}").contains("hf_secret"), "{error:?}");
+            }
+            result
+        }
+
+        fn offline(&self) -> HubSettings {
+            HubSettings { offline: true, ..self.settings.clone() }
+        }
+    }
+
+    #[test]
+    fn only_what_is_needed_is_downloaded_and_a_second_run_fetches_nothing() {
+        let behaviour = Behaviour {
+            files: files(),
+            redirected: vec!["model-00001-of-00002.safetensors".into()],
+            ..Behaviour::default()
+        };
+        let case = case(behaviour);
+        let folder = case.resolve(None).unwrap();
+        assert_eq!(folder, case.settings.cache.join("models--org--model/snapshots").join(COMMIT));
+        let mut names: Vec<String> = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(
+            names,
+            [
+                "chat_template.jinja",
+                "config.json",
+                "generation_config.json",
+                "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors",
+                "model.safetensors.index.json",
+                "tokenizer.json",
+                "tokenizer_config.json"
+            ]
+        );
+        assert_eq!(std::fs::read(folder.join("model-00001-of-00002.safetensors")).unwrap(), vec![7; 300_000]);
+        let seen = case.hub.take_seen();
+        let (elsewhere, here): (Vec<_>, Vec<_>) = seen.iter().partition(|seen| seen.path.starts_with("/cdn/"));
+        assert!(here.iter().all(|seen| seen.token.as_deref() == Some("hf_secret")), "{here:?}");
+        assert!(!elsewhere.is_empty() && elsewhere.iter().all(|seen| seen.token.is_none()), "{elsewhere:?}");
+
+        assert_eq!(case.resolve(None).unwrap(), folder);
+        let seen = case.hub.take_seen();
+        assert!(seen.iter().all(|seen| seen.path.starts_with("/api/")), "{seen:?}");
+        // Python's library finds the same files: the branch is written down.
+        let main = std::fs::read_to_string(case.settings.cache.join("models--org--model/refs/main")).unwrap();
+        assert_eq!(main, COMMIT);
+    }
+
+    #[test]
+    fn the_cache_serves_without_a_network_and_offline_asks_nobody() {
+        let mut case = case(Behaviour { files: files(), ..Behaviour::default() });
+        let folder = case.resolve(Some("v1")).unwrap();
+        case.hub.take_seen();
+        let offline = case.offline();
+        let find = |revision| resolve("org/model", Some(revision), Wanted::Model, &offline, Progress::Quiet);
+        assert_eq!(find("v1").unwrap(), folder);
+        assert_eq!(find(COMMIT).unwrap(), folder);
+        let error = find("main").unwrap_err().to_string();
+        assert!(error.contains("HF_HUB_OFFLINE") && error.contains("org/model at `main`"), "{error}");
+        assert_eq!(case.hub.take_seen(), []);
+
+        // A port on which nobody listens.
+        case.settings.endpoint = "http://127.0.0.1:9".into();
+        assert_eq!(case.resolve(Some("v1")).unwrap(), folder);
+        let error = case.resolve(Some("main")).unwrap_err().to_string();
+        assert!(error.contains("cannot reach http://127.0.0.1:9") && error.contains("is not in the cache"), "{error}");
+    }
+
+    #[test]
+    fn a_half_downloaded_model_is_named_offline_and_completed_online() {
+        let case = case(Behaviour { files: files(), ..Behaviour::default() });
+        let folder = case.resolve(None).unwrap();
+        std::fs::remove_file(folder.join("model-00002-of-00002.safetensors")).unwrap();
+        // Cut short behind the client's back.
+        let shard = std::fs::canonicalize(folder.join("model-00001-of-00002.safetensors")).unwrap();
+        std::fs::write(&shard, [7; 100]).unwrap();
+        let error =
+            resolve("org/model", None, Wanted::Model, &case.offline(), Progress::Quiet).unwrap_err().to_string();
+        assert!(error.contains("half-downloaded") && error.contains("model-00002-of-00002.safetensors"), "{error}");
+
+        case.hub.take_seen();
+        case.resolve(None).unwrap();
+        assert_eq!(std::fs::read(folder.join("model-00001-of-00002.safetensors")).unwrap(), vec![7; 300_000]);
+        assert_eq!(std::fs::read(folder.join("model-00002-of-00002.safetensors")).unwrap(), vec![9; 1_000]);
+        let fetched: Vec<String> =
+            case.hub.take_seen().into_iter().filter(|seen| seen.method == "GET").map(|seen| seen.path).collect();
+        assert!(fetched.iter().all(|path| path.starts_with("/api/") || path.contains("/model-0000")), "{fetched:?}");
+    }
+
+    #[test]
+    fn a_connection_that_breaks_off_is_tried_again_and_a_wrong_body_never_stays() {
+        let broken = "model-00001-of-00002.safetensors";
+        let behaviour = Behaviour { files: files(), breaks_off: Some((broken.into(), 2)), ..Behaviour::default() };
+        let case = case(behaviour);
+        let folder = case.resolve(None).unwrap();
+        assert_eq!(std::fs::read(folder.join(broken)).unwrap().len(), 300_000);
+
+        let case = self::case(Behaviour {
+            files: files(),
+            breaks_off: Some((broken.into(), usize::MAX)),
+            ..Behaviour::default()
+        });
+        let error = case.resolve(None).unwrap_err();
+        assert!(matches!(error, HubError::Network { .. }), "{error}");
+        assert!(error.to_string().contains("the cache lacks"), "{error}");
+
+        case.hub.change(|behaviour| {
+            behaviour.breaks_off = None;
+            behaviour.wrong_body = Some(broken.into());
+        });
+        let error = case.resolve(None).unwrap_err();
+        let HubError::Incomplete { found: 36, expected: 300_000, .. } = error else { panic!("{error}") };
+        case.hub.change(|behaviour| behaviour.wrong_body = None);
+        let folder = case.resolve(None).unwrap();
+        assert_eq!(std::fs::read(folder.join(broken)).unwrap(), vec![7; 300_000]);
+    }
+
+    #[test]
+    fn a_gated_repository_names_its_page_and_what_the_token_lacks() {
+        let gated = |gate: &str| Behaviour { files: files(), gated_by: Some(gate.into()), ..Behaviour::default() };
+        case(gated("hf_secret")).resolve(None).unwrap();
+        let case = case(gated("hf_other"));
+        let error = case.resolve(None).unwrap_err();
+        assert!(matches!(error, HubError::Gated { has_token: true, .. }), "{error}");
+        let page = format!("accept its licence at {}/org/model", case.settings.endpoint);
+        assert!(error.to_string().contains(&page), "{error}");
+        let without = HubError::Gated { id: "o/m".into(), endpoint: "https://h".into(), has_token: false };
+        assert!(without.to_string().contains("set HF_TOKEN"));
+    }
+
+    #[test]
+    fn missing_repositories_revisions_and_models_are_told_apart() {
+        let case = case(Behaviour { files: files(), ..Behaviour::default() });
+        let error = case.resolve_id("org/nothing", None).unwrap_err();
+        assert!(matches!(error, HubError::NoRepository { .. }), "{error}");
+        assert!(error.to_string().contains("private"), "{error}");
+        let error = case.resolve(Some("no/such")).unwrap_err();
+        assert!(matches!(error, HubError::NoRevision { .. }), "{error}");
+
+        case.hub.change(|behaviour| behaviour.files.retain(|name, _| !name.starts_with("model")));
+        let error = case.resolve(None).unwrap_err().to_string();
+        assert!(error.contains("no model.safetensors") && error.contains("pickle"), "{error}");
+        let wanted = Wanted::WithoutWeights;
+        let folder = resolve("org/model", None, wanted, &case.settings, Progress::Quiet).unwrap();
+        assert!(folder.join("tokenizer.json").is_file());
+
+        case.hub.change(|behaviour| {
+            behaviour.files = [("adapter_config.json".to_owned(), b"{}".to_vec())].into();
+        });
+        let error = case.resolve(None).unwrap_err().to_string();
+        assert!(error.contains("no config.json") && error.contains("this is an adapter"), "{error}");
+    }
+
+    #[test]
+    fn answers_of_a_server_in_trouble_are_passed_on() {
+        let case = case(Behaviour { always: Some((418, "")), ..Behaviour::default() });
+        let error = case.resolve(None).unwrap_err();
+        assert!(matches!(error, HubError::Server { status: 418, .. }), "{error}");
+        assert!(error.to_string().contains("as told"), "{error}");
+    }
+
+    #[test]
+    fn a_revision_of_a_local_folder_is_refused() {
+        let case = case(Behaviour::default());
+        assert_eq!(case.resolve_id("src", None).unwrap(), PathBuf::from("src"));
+        let error = case.resolve_id("src", Some("main")).unwrap_err().to_string();
+        assert!(error.contains("leave `model.revision` out"), "{error}");
+    }
+}

@@ -1,0 +1,80 @@
+//! The cache that Hugging Face's tools share: `models--OWNER--NAME/{blobs,refs,snapshots}`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::{HubError, HubSettings, Wanted};
+
+/// Config of the model.
+pub(super) const CONFIG: &str = "config.json";
+/// Weights in one file.
+pub(super) const SINGLE: &str = "model.safetensors";
+/// Which tensor is in which shard.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// The cached folder of a repository at a revision, without any network.
+pub(super) fn find(id: &str, revision: &str, wanted: Wanted, settings: &HubSettings) -> Result<PathBuf, HubError> {
+    let folder = snapshot(id, revision, settings).filter(|folder| folder.is_dir()).ok_or_else(|| {
+        let (id, revision, cache) = (id.to_owned(), revision.to_owned(), settings.cache.clone());
+        HubError::NotCached { id, revision, cache }
+    })?;
+    let missing = missing_files(&folder, wanted);
+    if missing.is_empty() { Ok(folder) } else { Err(HubError::HalfCached { id: id.to_owned(), folder, missing }) }
+}
+
+/// Where a repository is cached.
+pub(super) fn repository_folder(id: &str, settings: &HubSettings) -> PathBuf {
+    settings.cache.join(format!("models--{}", id.replace('/', "--")))
+}
+
+/// The snapshot that a revision last was, whether or not it is complete.
+fn snapshot(id: &str, revision: &str, settings: &HubSettings) -> Option<PathBuf> {
+    let folder = repository_folder(id, settings);
+    let commit = if is_commit(revision) {
+        revision.to_owned()
+    } else {
+        std::fs::read_to_string(folder.join("refs").join(revision)).ok()?.trim().to_owned()
+    };
+    Some(folder.join("snapshots").join(commit))
+}
+
+/// Whether a revision is a full commit hash, which never changes.
+pub(super) fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+/// Files without which the folder is no model: the config, and every file of the weights.
+pub(super) fn missing_files(folder: &Path, wanted: Wanted) -> Vec<String> {
+    let absent = |name: &str| !folder.join(name).is_file();
+    let mut missing = Vec::new();
+    if absent(CONFIG) {
+        missing.push(CONFIG.to_owned());
+    }
+    if wanted == Wanted::Model && absent(SINGLE) {
+        match shards(&folder.join(INDEX)) {
+            None => missing.push(SINGLE.to_owned()),
+            Some(shards) => missing.extend(shards.into_iter().filter(|shard| absent(shard))),
+        }
+    }
+    missing
+}
+
+/// The files that an index names; `None` where there is no readable index.
+fn shards(index: &Path) -> Option<BTreeSet<String>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let index: Index = serde_json::from_str(&std::fs::read_to_string(index).ok()?).ok()?;
+    Some(index.weight_map.into_values().collect())
+}
+
+/// Removes a file of a snapshot and its content, so that it is downloaded again.
+pub(super) fn remove(file: &Path) -> std::io::Result<()> {
+    let content = std::fs::canonicalize(file);
+    std::fs::remove_file(file)?;
+    match content {
+        Ok(content) if content.exists() => std::fs::remove_file(content),
+        _ => Ok(()),
+    }
+}

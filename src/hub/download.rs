@@ -1,0 +1,220 @@
+//! From the Hub into the cache.
+
+use std::path::{Path, PathBuf};
+
+use hf_hub::repository::RepoTreeEntry;
+use hf_hub::{HFClient, HFError, HFRepositorySync, RepoTypeModel, split_id};
+
+use super::cache::{self, CONFIG, INDEX, SINGLE};
+use super::explain::explain;
+use super::progress::{Meter, Progress};
+use super::{HubError, HubSettings, Wanted};
+
+/// Small files that a model needs or that belong to it.
+const SIDE_FILES: [&str; 5] =
+    [CONFIG, "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json"];
+/// Attempts at a file whose connection breaks off.
+const ATTEMPTS: usize = 4;
+
+/// A file of the repository.
+#[derive(Clone, Debug)]
+struct RemoteFile {
+    name: String,
+    num_bytes: u64,
+}
+
+/// Downloads what is missing and gives the folder of the snapshot.
+pub(super) fn download(
+    id: &str,
+    revision: &str,
+    wanted: Wanted,
+    settings: &HubSettings,
+    progress: Progress,
+) -> Result<PathBuf, HubError> {
+    let request = Request { id, revision, settings };
+    match request.download(wanted, progress) {
+        // What is in the cache is good enough where the Hub is away.
+        Err(HubError::Network { endpoint, reason, .. }) => match cache::find(id, revision, wanted, settings) {
+            Ok(folder) => {
+                progress.note(&format!("cannot reach {endpoint} ({reason}); using {id} from the cache"));
+                Ok(folder)
+            }
+            Err(error) => {
+                let cached = match error {
+                    HubError::HalfCached { missing, .. } => format!("the cache lacks {}", missing.join(", ")),
+                    _ => format!("{id} is not in the cache"),
+                };
+                Err(HubError::Network { endpoint, reason, cached })
+            }
+        },
+        other => other,
+    }
+}
+
+/// A repository at a revision, and how to ask for it.
+struct Request<'a> {
+    id: &'a str,
+    revision: &'a str,
+    settings: &'a HubSettings,
+}
+
+impl Request<'_> {
+    fn download(&self, wanted: Wanted, progress: Progress) -> Result<PathBuf, HubError> {
+        let mut client = HFClient::builder().endpoint(&self.settings.endpoint).cache_dir(&self.settings.cache);
+        if let Some(token) = &self.settings.token {
+            client = client.token(token.secret());
+        }
+        let client = client.build_sync().map_err(|error| self.explain(error))?;
+        let (owner, name) = split_id(self.id);
+        let repository = client.model(owner, name);
+
+        let info = repository.info().revision(self.revision).send().map_err(|error| self.explain(error))?;
+        let commit = info.sha.ok_or_else(|| self.explain(HFError::malformed_response("the Hub named no commit")))?;
+        let entries = repository.list_tree().revision(commit.clone()).send().map_err(|error| self.explain(error))?;
+        let files = self.select(&entries, wanted)?;
+
+        let folder = cache::repository_folder(self.id, self.settings);
+        let snapshot = folder.join("snapshots").join(&commit);
+        // Before the files: what is cut short is then known as half-downloaded.
+        if !cache::is_commit(self.revision) {
+            self.write_ref(&folder, &commit).map_err(|source| self.cache_error(source))?;
+        }
+        let absent = self.absent(&files, &snapshot)?;
+        if !absent.is_empty() {
+            let total_bytes = absent.iter().map(|file| file.num_bytes).sum();
+            let meter = Meter::start(progress, self.id, absent.len(), total_bytes);
+            for file in absent {
+                meter.start_file(&file.name, file.num_bytes);
+                self.fetch(&repository, file, &commit, &snapshot, &meter)?;
+                meter.finish_file();
+            }
+            meter.finish();
+        }
+        Ok(snapshot)
+    }
+
+    /// The files to have, of those in the repository's top folder.
+    fn select(&self, entries: &[RepoTreeEntry], wanted: Wanted) -> Result<Vec<RemoteFile>, HubError> {
+        let files: Vec<RemoteFile> = entries
+            .iter()
+            .filter_map(|entry| match entry {
+                RepoTreeEntry::File { path, size, .. } if !path.contains('/') => {
+                    Some(RemoteFile { name: path.clone(), num_bytes: *size })
+                }
+                _ => None,
+            })
+            .collect();
+        let has = |test: &dyn Fn(&str) -> bool| files.iter().any(|file| test(&file.name));
+        if !has(&|name| name == CONFIG) {
+            let hint = if has(&|name| name == "adapter_config.json") {
+                "\n  hint: this is an adapter; `model.path` is the model that it was trained on"
+            } else if has(&|name| name.ends_with(".gguf")) {
+                "\n  hint: GGUF files cannot be trained on; use the repository with the original safetensors"
+            } else {
+                ""
+            };
+            return Err(HubError::NotAModel { id: self.id.to_owned(), missing: CONFIG, hint: hint.to_owned() });
+        }
+        let single = has(&|name| name == SINGLE);
+        let is_weight = |name: &str| {
+            if single { name == SINGLE } else { name == INDEX || is_shard(name) }
+        };
+        if wanted == Wanted::Model && !single && !has(&|name| name == INDEX) {
+            let hint = if has(&|name| name.ends_with(".bin") || name.ends_with(".pth")) {
+                "\n  hint: PyTorch pickle files are not read; look for a `refs/pr/N` revision with safetensors"
+            } else {
+                ""
+            };
+            let missing = "model.safetensors and no model.safetensors.index.json";
+            return Err(HubError::NotAModel { id: self.id.to_owned(), missing, hint: hint.to_owned() });
+        }
+        let is_needed = |name: &str| {
+            SIDE_FILES.contains(&name)
+                || (name.starts_with("tokenizer") && name.ends_with(".json"))
+                || (wanted == Wanted::Model && is_weight(name))
+        };
+        let mut needed: Vec<RemoteFile> = files.into_iter().filter(|file| is_needed(&file.name)).collect();
+        // Small files first: what is wrong with them shows before gigabytes are downloaded.
+        needed.sort_by(|a, b| (is_weight(&a.name), &a.name).cmp(&(is_weight(&b.name), &b.name)));
+        Ok(needed)
+    }
+
+    /// The files that are not complete in the snapshot; wrong ones are removed.
+    fn absent<'f>(&self, files: &'f [RemoteFile], snapshot: &Path) -> Result<Vec<&'f RemoteFile>, HubError> {
+        let mut absent = Vec::new();
+        for file in files {
+            let path = snapshot.join(&file.name);
+            match std::fs::metadata(&path) {
+                Ok(found) if found.len() == file.num_bytes => {}
+                Ok(_) => {
+                    cache::remove(&path).map_err(|source| self.cache_error(source))?;
+                    absent.push(file);
+                }
+                Err(_) => absent.push(file),
+            }
+        }
+        Ok(absent)
+    }
+
+    /// Downloads one file into the cache and holds its size against the Hub's list.
+    fn fetch(
+        &self,
+        repository: &HFRepositorySync<RepoTypeModel>,
+        file: &RemoteFile,
+        commit: &str,
+        snapshot: &Path,
+        meter: &Meter,
+    ) -> Result<(), HubError> {
+        let mut attempt = 1;
+        loop {
+            let result =
+                repository.download_file().filename(&file.name).revision(commit).progress(meter.clone()).send();
+            let path = snapshot.join(&file.name);
+            let found = std::fs::metadata(&path).map(|metadata| metadata.len()).ok();
+            let error = match (result, found) {
+                (Ok(_), Some(found)) if found == file.num_bytes => return Ok(()),
+                // The client keeps whatever the server sent; a body that is not the file must not stay in the cache.
+                (Ok(_), found) => {
+                    if found.is_some() {
+                        cache::remove(&path).map_err(|source| self.cache_error(source))?;
+                    }
+                    HubError::Incomplete {
+                        id: self.id.to_owned(),
+                        file: file.name.clone(),
+                        found: found.unwrap_or(0),
+                        expected: file.num_bytes,
+                    }
+                }
+                (Err(error), _) => self.explain(error),
+            };
+            let may_help = matches!(error, HubError::Network { .. } | HubError::Incomplete { .. });
+            if !may_help || attempt == ATTEMPTS {
+                return Err(error);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(250 << attempt));
+            attempt += 1;
+        }
+    }
+
+    fn write_ref(&self, folder: &Path, commit: &str) -> std::io::Result<()> {
+        let path = folder.join("refs").join(self.revision);
+        std::fs::create_dir_all(path.parent().unwrap_or(folder))?;
+        std::fs::write(path, commit)
+    }
+
+    fn cache_error(&self, source: std::io::Error) -> HubError {
+        HubError::Cache { cache: self.settings.cache.clone(), source }
+    }
+
+    fn explain(&self, error: HFError) -> HubError {
+        explain(error, self.id, self.revision, self.settings)
+    }
+}
+
+/// `model-00001-of-00004.safetensors`
+fn is_shard(name: &str) -> bool {
+    name.strip_prefix("model-")
+        .and_then(|rest| rest.strip_suffix(".safetensors"))
+        .and_then(|rest| rest.split_once("-of-"))
+        .is_some_and(|(a, b)| [a, b].iter().all(|part| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit())))
+}
