@@ -1,7 +1,19 @@
-//! `lora-train check`: every mistake that can be known before training.
+//! `lora-train check`: every mistake that can be known before training, all at once.
+//!
+//! Of weights only the headers are read. What was found goes to stdout, warnings and mistakes to stderr.
 
+mod data;
+mod findings;
+mod model;
+mod output;
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use crate::device;
 use crate::failure::Failure;
-use crate::recipe::{Purpose, RecipeArgs};
+use crate::recipe::{Purpose, Recipe, RecipeArgs};
+use findings::Findings;
 
 /// Arguments of `lora-train check`.
 #[derive(Clone, Debug, clap::Args)]
@@ -11,12 +23,73 @@ pub struct CheckArgs {
     pub recipe: RecipeArgs,
 }
 
-/// Checks a recipe.
+/// Checks a recipe and all that it names.
 ///
 /// # Errors
 ///
 /// All mistakes that were found.
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
-    args.recipe.load(Purpose::Training)?;
+    let recipe = args.recipe.load(Purpose::Training)?;
+    let findings = examine(&recipe);
+    print(&findings).map_err(Failure::running)?;
+    if findings.problems.0.is_empty() { Ok(()) } else { Err(Failure::Input(findings.problems)) }
+}
+
+/// Looks at everything that the recipe names. One mistake hides no other, unless what it spoils is needed to look.
+fn examine(recipe: &Recipe) -> Findings {
+    let mut findings = Findings::default();
+    output::examine(&recipe.output_dir, &mut findings);
+    let model = model::examine(&recipe.model, &mut findings);
+    if let Some(config) = &model.config {
+        model::examine_adapters(&recipe.lora, config, &mut findings);
+        let (longest, positions) = (recipe.data.max_length, config.max_position_embeddings);
+        if longest > positions {
+            findings.warn(format!(
+                "`data.max_length` = {longest} is longer than the {positions} positions that the model was made for\n  \
+                 hint: set it to {positions} or less"
+            ));
+        }
+    }
+    match model.tokenizer {
+        Some(tokenizer) => data::examine(recipe, &Arc::new(tokenizer), &mut findings),
+        None => data::examine_paths(&recipe.data, &mut findings),
+    }
+    examine_device(recipe, &mut findings);
+    findings
+}
+
+fn examine_device(recipe: &Recipe, findings: &mut Findings) {
+    let device = match device::open(&recipe.device.name) {
+        Ok(device) => device,
+        Err(error) => return findings.error(&error),
+    };
+    let precision = recipe.train.precision;
+    let storage = recipe.model.dtype.unwrap_or(precision);
+    findings.fact(
+        "device",
+        format!("{} ({}); computes in {precision}, base stored in {storage}", device.label, device.reason),
+    );
+    for dtype in [precision, storage] {
+        if let Err(error) = device.require_dtype(dtype) {
+            findings.error(&error);
+        }
+    }
+}
+
+fn print(findings: &Findings) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    for (subject, fact) in &findings.facts {
+        writeln!(stdout, "{subject}: {fact}")?;
+    }
+    if findings.problems.0.is_empty() {
+        writeln!(stdout, "no mistakes found")?;
+    }
+    let mut stderr = io::stderr().lock();
+    for warning in &findings.warnings {
+        writeln!(stderr, "warning: {warning}")?;
+    }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

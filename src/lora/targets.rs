@@ -159,7 +159,8 @@ impl LoraConfig {
                 *shape = Some(AdapterShape { r, scale: self.scale(r, alpha) });
             }
         }
-        for TargetHits { target, num_hits } in &hits {
+        let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
+        for TargetHits { target, num_hits } in hits.iter().filter(|_| all_layers_exist) {
             let last = target.rsplit('.').next();
             if *num_hits == 0 && matches!(last, Some("lm_head" | "embed_tokens")) {
                 errors.push(TargetError::Frozen { target: target.clone() });

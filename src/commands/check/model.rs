@@ -1,0 +1,137 @@
+//! The model's files, and what the adapters find in them.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::findings::{Findings, with_commas};
+use crate::data::tokenizer::Tokenizer;
+use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
+use crate::lora::config::LoraConfig;
+use crate::lora::targets::Projection;
+use crate::model::config::LlamaConfig;
+use crate::model::weights::WeightFiles;
+use crate::model::{Init, ModelOptions};
+use crate::schema::Problem;
+
+/// What of a model could be read.
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    pub(super) config: Option<LlamaConfig>,
+    pub(super) tokenizer: Option<Tokenizer>,
+}
+
+/// A model on this machine.
+struct Files {
+    folder: PathBuf,
+    config: PathBuf,
+    has_weights: bool,
+}
+
+/// Looks at config, tokenizer and the headers of the weights.
+pub(super) fn examine(options: &ModelOptions, findings: &mut Findings) -> Model {
+    let files = match find(options) {
+        Ok(files) => files,
+        Err(error) => {
+            findings.error(&error);
+            return Model::default();
+        }
+    };
+    let config = LlamaConfig::from_file(&files.config).map_err(|error| findings.error(&error)).ok();
+    let weights = match options.init {
+        Init::Random => "weights drawn at random".to_owned(),
+        Init::Pretrained if files.has_weights => examine_weights(&files.folder, config.as_ref(), findings),
+        Init::Pretrained => {
+            findings.warn(format!(
+                "the weights of {} are not in the cache: training begins with their download",
+                options.path
+            ));
+            "weights not downloaded yet".to_owned()
+        }
+    };
+    let tokenizer = Tokenizer::open(&files.folder).map_err(|error| findings.error(&error)).ok();
+    if let Some(config) = &config {
+        let LlamaConfig { model_type, num_hidden_layers, hidden_size, vocab_size, .. } = config;
+        let parameters = with_commas(config.num_parameters());
+        findings.fact(
+            "model",
+            format!(
+                "{} ({model_type}, {num_hidden_layers} layers of width {hidden_size}, {parameters} parameters, {weights})",
+                options.path
+            ),
+        );
+        let max_id = tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.max_id() as usize);
+        if max_id >= *vocab_size {
+            let folder = files.folder.display();
+            let message = format!(
+                "{folder}: the tokenizer has ids up to {max_id}, and the model has embeddings for {vocab_size}"
+            );
+            let hint = "tokenizer.json and config.json are of different models";
+            findings.problem(Problem::new(message).hint(hint));
+        }
+    }
+    Model { config, tokenizer }
+}
+
+/// Finds the files of a model. Of a repository that is not in the cache, only config and tokenizer are downloaded.
+fn find(options: &ModelOptions) -> Result<Files, HubError> {
+    let path = Path::new(&options.path);
+    if options.init == Init::Random && path.is_file() {
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        return Ok(Files { folder, config: path.to_owned(), has_weights: false });
+    }
+    let resolve = |wanted, settings: &HubSettings| {
+        hub::resolve(&options.path, options.revision.as_deref(), wanted, settings, Progress::detect(false))
+    };
+    let settings = HubSettings::from_env();
+    let offline = HubSettings { offline: true, ..settings.clone() };
+    let (folder, has_weights) = match (Location::parse(&options.path)?, resolve(Wanted::Model, &offline)) {
+        (_, Ok(folder)) => (folder, true),
+        (Location::Repository(_), Err(_)) if !settings.offline => (resolve(Wanted::WithoutWeights, &settings)?, false),
+        (_, Err(error)) => return Err(error),
+    };
+    Ok(Files { config: folder.join("config.json"), folder, has_weights })
+}
+
+/// Looks at the headers of the weights; returns the types in which they are stored.
+fn examine_weights(folder: &Path, config: Option<&LlamaConfig>, findings: &mut Findings) -> String {
+    let weights = match WeightFiles::open(folder) {
+        Ok(weights) => weights,
+        Err(error) => {
+            findings.error(&error);
+            return "weights not readable".to_owned();
+        }
+    };
+    if let Some(Err(error)) = config.map(|config| weights.check(config)) {
+        findings.error(&error);
+    }
+    let types: BTreeSet<String> =
+        weights.tensors().values().map(|tensor| format!("{:?}", tensor.dtype).to_lowercase()).collect();
+    format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "))
+}
+
+/// Looks for the layers that the adapters are for.
+pub(super) fn examine_adapters(lora: &LoraConfig, config: &LlamaConfig, findings: &mut Findings) {
+    let selection = match lora.select(config.num_hidden_layers) {
+        Ok(selection) => selection,
+        Err(errors) => return errors.iter().for_each(|error| findings.error(error)),
+    };
+    let linears = config.block_linears();
+    let mut num_trainable = 0;
+    for shapes in &selection.shapes {
+        for (projection, shape) in Projection::ALL.into_iter().zip(shapes) {
+            let linear = linears.iter().find(|(name, _)| *name == projection.name());
+            if let (Some(shape), Some((_, [out_features, in_features]))) = (shape, linear) {
+                num_trainable += shape.r * (out_features + in_features);
+            }
+        }
+    }
+    let all = config.num_parameters() + num_trainable;
+    #[expect(clippy::cast_precision_loss, reason = "shown with four digits")]
+    let percent = 100.0 * num_trainable as f64 / all as f64;
+    let hits: Vec<String> = selection.hits.iter().map(|hits| format!("{} x {}", hits.num_hits, hits.target)).collect();
+    findings.fact("adapted layers", hits.join(", "));
+    findings.fact(
+        "trainable params",
+        format!("{} || all params: {} || trainable%: {percent:.4}", with_commas(num_trainable), with_commas(all)),
+    );
+}

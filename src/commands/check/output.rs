@@ -1,0 +1,45 @@
+//! The folder that a run would write.
+
+use std::path::Path;
+
+use super::findings::Findings;
+use crate::run::dir::RunDirError;
+use crate::schema::Problem;
+
+/// Looks at `output_dir` without creating it.
+pub(super) fn examine(output_dir: &Path, findings: &mut Findings) {
+    let shown = output_dir.display();
+    if output_dir.join("summary.json").exists() {
+        return findings.error(&RunDirError::Finished { path: output_dir.to_owned() });
+    }
+    if has_checkpoints(output_dir) {
+        findings.fact("output", format!("{shown} (an unfinished run, which `--resume` continues)"));
+        return;
+    }
+    // The nearest folder that exists decides whether the rest can be created.
+    let mut existing = output_dir;
+    while !existing.exists() {
+        existing = match existing.parent() {
+            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+            Some(parent) => parent,
+            None => break,
+        };
+    }
+    let where_ = existing.display();
+    if !existing.is_dir() {
+        return findings
+            .problem(Problem::new(format!("`output_dir` = {shown}: {where_} is a file, expected a folder")));
+    }
+    // A file without a name: it is gone when its handle is.
+    match tempfile::tempfile_in(existing) {
+        Ok(_) => findings.fact("output", format!("{shown}{}", if existing == output_dir { "" } else { " (new)" })),
+        Err(error) => {
+            findings.problem(Problem::new(format!("`output_dir` = {shown}: cannot write in {where_}: {error}")));
+        }
+    }
+}
+
+fn has_checkpoints(output_dir: &Path) -> bool {
+    std::fs::read_dir(output_dir.join("checkpoints"))
+        .is_ok_and(|entries| entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("step-")))
+}

@@ -1,0 +1,164 @@
+use std::fs;
+use std::path::Path;
+
+use super::*;
+use crate::device::Dtype;
+use crate::model::weights::fixture::{tiny_config, write_model};
+use crate::schema::Override;
+
+/// A word is a token.
+const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+    "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+    "model": {"type": "WordLevel", "unk_token": "<unk>",
+              "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4, "c": 5}}}"#;
+const TOKENIZER_CONFIG: &str = r#"{"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}"#;
+
+/// A folder with a model, rows and a recipe that has no mistakes.
+fn world() -> tempfile::TempDir {
+    let world = tempfile::tempdir().unwrap();
+    let model = world.path().join("model");
+    fs::create_dir(&model).unwrap();
+    write_model(&model, &tiny_config(), 1, Dtype::Bf16);
+    fs::write(model.join("tokenizer.json"), TOKENIZER).unwrap();
+    fs::write(model.join("tokenizer_config.json"), TOKENIZER_CONFIG).unwrap();
+    let rows = "{\"prompt\": \"a b\", \"completion\": \" c c\"}\n".repeat(10);
+    fs::write(world.path().join("rows.jsonl"), rows).unwrap();
+    world
+}
+
+/// What is found in the recipe of [`world`] with some changes; the folder's name is taken out.
+fn findings(world: &Path, changes: &[&str]) -> (Vec<String>, Vec<String>, Vec<String>) {
+    let text = "[model]\npath = \"@/model\"\n[[data.train]]\npath = \"@/rows.jsonl\"\n[data]\nmax_length = 16\n[device]\nname = \"cpu\"\n";
+    let place = world.display().to_string();
+    let text = format!("output_dir = \"@/out\"\n{text}").replace('@', &place);
+    let overrides: Vec<Override> = changes.iter().map(|change| Override::set(change.replace('@', &place))).collect();
+    let recipe = Recipe::parse(Path::new("r.toml"), &text, &overrides, Purpose::Training).unwrap();
+    let findings = examine(&recipe);
+    let anywhere = |text: String| text.replace(&format!("{place}/"), "").replace(&place, ".");
+    (
+        findings.facts.iter().map(|(subject, fact)| anywhere(format!("{subject}: {fact}"))).collect(),
+        findings.warnings.into_iter().map(anywhere).collect(),
+        findings.problems.0.iter().map(|problem| anywhere(problem.to_string())).collect(),
+    )
+}
+
+#[test]
+fn a_recipe_without_mistakes_is_summed_up_and_nothing_is_written() {
+    let world = world();
+    let (facts, warnings, problems) = findings(world.path(), &["data.eval_split=2", "train.max_steps=3"]);
+    assert_eq!((warnings, problems), (vec![], vec![]));
+    let config = tiny_config();
+    let num_trainable: usize =
+        config.block_linears().iter().map(|(_, [o, i])| 8 * (o + i)).sum::<usize>() * config.num_hidden_layers;
+    assert_eq!(facts[0], "output: out (new)");
+    assert!(facts[1].starts_with("model: model (llama, ") && facts[1].ends_with("parameters, stored as bf16)"));
+    assert_eq!(facts[2], format!("adapted layers: {} x all-linear", 7 * config.num_hidden_layers));
+    let trainable = findings::with_commas(num_trainable);
+    assert!(facts[3].starts_with(&format!("trainable params: {trainable} || all params: ")), "{}", facts[3]);
+    assert_eq!(facts[4], "training data: rows.jsonl (10 rows, prompt_completion)");
+    assert_eq!(facts[5], "evaluation data: 2 rows held out, 8 rows left to train on");
+    assert!(facts[6].starts_with("first rows: 8 rows of "), "{}", facts[6]);
+    assert_eq!(facts[7], "steps: 3 of 4 rows; an epoch has 2");
+    assert!(facts[8].starts_with("device: cpu (") && facts[8].ends_with("computes in f32, base stored in f32"));
+    assert!(!world.path().join("out").exists(), "nothing is written");
+}
+
+#[test]
+fn mistakes_in_all_corners_are_found_at_once() {
+    let world = world();
+    fs::write(world.path().join("model/tokenizer.json"), "{").unwrap();
+    fs::create_dir(world.path().join("out")).unwrap();
+    fs::write(world.path().join("out/summary.json"), "{}").unwrap();
+    let (_, warnings, problems) = findings(
+        world.path(),
+        &[
+            "lora.layers_to_transform=[99]",
+            "data.train[1].path=@/absent-*.jsonl",
+            "data.max_length=100000",
+            "device.name=cuda:77",
+        ],
+    );
+    assert_eq!(problems.len(), 5, "{problems:#?}");
+    assert!(problems[0].starts_with("`output_dir` = out: holds a finished run"), "{}", problems[0]);
+    assert!(problems[1].contains("model/tokenizer.json"), "{}", problems[1]);
+    assert!(problems[2].starts_with("`lora.layers_to_transform` = 99"), "{}", problems[2]);
+    assert_eq!(problems[3], "`data.train[1].path` = \"absent-*.jsonl\": there is no such file");
+    assert!(problems[4].contains("cuda"), "{}", problems[4]);
+    assert!(warnings[0].starts_with("`data.max_length` = 100000 is longer than the "), "{warnings:?}");
+}
+
+#[test]
+fn every_file_with_a_mistake_is_named() {
+    let world = world();
+    fs::write(world.path().join("odd.jsonl"), "{\"foo\": 1}\n").unwrap();
+    fs::write(world.path().join("bad.jsonl"), "{\"text\": }\n").unwrap();
+    let (_, _, problems) = findings(
+        world.path(),
+        &["data.train[1].path=@/odd.jsonl", "data.train[2].path=@/bad.jsonl", "data.eval[0].path=@/none.txt"],
+    );
+    assert_eq!(problems.len(), 3, "{problems:#?}");
+    for (problem, file) in problems.iter().zip(["odd.jsonl", "bad.jsonl", "none.txt"]) {
+        assert!(problem.contains(file), "{problem}");
+    }
+}
+
+#[test]
+fn a_bad_row_among_the_first_is_named_with_its_line() {
+    let world = world();
+    let good = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
+    fs::write(world.path().join("rows.jsonl"), format!("{good}{{\"prompt\": \"a\", \"completion\": 3}}\n{good}"))
+        .unwrap();
+    let (_, _, problems) = findings(world.path(), &[]);
+    assert_eq!(problems.len(), 1, "{problems:#?}");
+    assert!(problems[0].starts_with("rows.jsonl:line 2: "), "{}", problems[0]);
+}
+
+#[test]
+fn weights_that_do_not_fit_the_config_are_listed_without_being_read() {
+    let world = world();
+    let file = world.path().join("model/config.json");
+    let config = fs::read_to_string(&file).unwrap();
+    let layers = tiny_config().num_hidden_layers;
+    let more =
+        config.replace(&format!("\"num_hidden_layers\": {layers}"), &format!("\"num_hidden_layers\": {}", layers + 1));
+    assert_ne!(config, more);
+    fs::write(&file, more).unwrap();
+    let (_, _, problems) = findings(world.path(), &[]);
+    assert_eq!(problems.len(), 1, "{problems:#?}");
+    assert!(problems[0].starts_with("model: the weights do not fit config.json:\n"), "{}", problems[0]);
+    assert_eq!(problems[0].matches("missing: ").count(), 9, "{}", problems[0]);
+}
+
+#[test]
+fn an_unfinished_run_and_intervals_that_never_come_are_said() {
+    let world = world();
+    fs::create_dir_all(world.path().join("out/checkpoints/step-000001")).unwrap();
+    let (facts, warnings, problems) = findings(world.path(), &["checkpoint.save_steps=50"]);
+    assert_eq!(facts[0], "output: out (an unfinished run, which `--resume` continues)");
+    assert_eq!(warnings, ["`checkpoint.save_steps` = 50 never comes: the run has 3 steps"]);
+    assert!(problems.is_empty(), "{problems:?}");
+    let (_, _, problems) = findings(world.path(), &["scheduler.warmup_steps=3"]);
+    assert_eq!(
+        problems,
+        ["`scheduler.warmup_steps` = 3 leaves none of the 3 steps of this run\n  hint: make it smaller, or use \
+          `warmup_ratio`"]
+    );
+}
+
+#[test]
+fn an_output_folder_below_a_file_is_refused() {
+    let world = world();
+    let (_, _, problems) = findings(world.path(), &["output_dir=@/rows.jsonl/out"]);
+    assert_eq!(problems, ["`output_dir` = rows.jsonl/out: rows.jsonl is a file, expected a folder"]);
+}
+
+#[test]
+fn rows_that_are_cut_before_their_answers_are_a_problem() {
+    let world = world();
+    let (_, warnings, problems) = findings(world.path(), &["data.max_length=2"]);
+    assert!(warnings[0].contains("of 8 nothing of the answer is left"), "{warnings:?}");
+    assert_eq!(
+        problems,
+        ["no token of the first 8 rows carries loss\n  hint: raise `data.max_length`: nothing of the answers is left"]
+    );
+}
