@@ -1,0 +1,380 @@
+//! The training step on a small random model: what must hold whatever the numbers of the reference are.
+
+use std::path::Path;
+
+use burn::tensor::{DType, Device, Tensor};
+use lora_train::data::batch::{Batch, Document, Target};
+use lora_train::device::Dtype;
+use lora_train::lora::AdapterSet;
+use lora_train::lora::config::{InitLoraWeights, LoraConfig};
+use lora_train::lora::targets::Projection;
+use lora_train::model::config::LlamaConfig;
+use lora_train::model::llama::Llama;
+use lora_train::model::load;
+use lora_train::model::weights::{RandomWeights, Weights};
+use lora_train::ops::host;
+use lora_train::train::config::{OptimizerConfig, TrainConfig};
+use lora_train::train::step::{SkipReason, TrainStep};
+
+fn config() -> LlamaConfig {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/tiny.json");
+    // Weights of deviation 0.02 would make every loss the same: this model has opinions.
+    LlamaConfig { initializer_range: 0.15, ..LlamaConfig::from_file(&path).unwrap() }
+}
+
+fn model(storage: Dtype, compute: Dtype) -> Llama {
+    let config = config();
+    let weights = Weights::Random(RandomWeights::new(&config, 1));
+    load::load(&config, &weights, storage, compute, &Device::flex()).unwrap()
+}
+
+/// Adapters whose B is not zero, so that A has gradients too.
+fn adapters(model: &Llama, dropout: f64) -> AdapterSet {
+    let mut set = fresh_adapters(model, dropout);
+    for (index, adapter) in set.iter_mut().enumerate() {
+        let shape = adapter.lora_b.dims();
+        let value = |i: usize| ((i * 37 + index * 11) % 101) as f32 / 1010.0 - 0.05;
+        adapter.lora_b = host::tensor((0..shape[0] * shape[1]).map(value).collect(), shape, &model.device());
+    }
+    set
+}
+
+fn fresh_adapters(model: &Llama, dropout: f64) -> AdapterSet {
+    let linears = model.config.block_linears();
+    let features = |p: Projection| (linears[p as usize].1[1], linears[p as usize].1[0]);
+    let selection = LoraConfig { r: 4, ..LoraConfig::default() }.select(model.config.num_hidden_layers).unwrap();
+    AdapterSet::new(&selection, features, InitLoraWeights::Kaiming, dropout, 2, &model.device())
+}
+
+fn step(model: &Llama, adapters: AdapterSet, train: &TrainConfig) -> TrainStep {
+    let optimizer = OptimizerConfig { learning_rate: 1e-2, ..OptimizerConfig::default() };
+    TrainStep::new(model.clone(), adapters, train, &optimizer, None, 0)
+}
+
+/// Rows of unequal lengths with unequal shares of target tokens.
+fn rows() -> Vec<Vec<u32>> {
+    let length = |row: usize| [9, 4, 17, 2, 12, 30, 5, 21][row];
+    (0..8).map(|row| (0..length(row)).map(|i| ((row * 131 + i * i * 7 + i * 3) % 250) as u32 + 3).collect()).collect()
+}
+
+/// One row of the batch for each of `rows`, padded on the right. Row `i` is masked up to its token `i % 4`.
+fn padded(rows: &[(usize, Vec<u32>)]) -> Batch {
+    let row_length = rows.iter().map(|(_, ids)| ids.len()).max().unwrap();
+    let mut batch = Batch { row_length, ..Batch::default() };
+    for (index, ids) in rows {
+        let start = batch.input_ids.len();
+        batch.documents.push(Document { start, len: ids.len() });
+        batch.targets.extend(targets(*index, start, ids));
+        batch.input_ids.extend(ids);
+        batch.input_ids.resize(start + row_length, 0);
+    }
+    batch
+}
+
+/// All rows end to end in one row.
+fn packed(rows: &[(usize, Vec<u32>)]) -> Batch {
+    let mut batch = Batch::default();
+    for (index, ids) in rows {
+        let start = batch.input_ids.len();
+        batch.documents.push(Document { start, len: ids.len() });
+        batch.targets.extend(targets(*index, start, ids));
+        batch.input_ids.extend(ids);
+    }
+    batch.row_length = batch.input_ids.len();
+    batch
+}
+
+fn targets(index: usize, start: usize, ids: &[u32]) -> Vec<Target> {
+    (1 + index % 4..ids.len()).map(|i| Target { position: start + i - 1, token: ids[i] }).collect()
+}
+
+fn indexed() -> Vec<(usize, Vec<u32>)> {
+    rows().into_iter().enumerate().collect()
+}
+
+fn values(tensor: &Tensor<2>) -> Vec<f32> {
+    tensor.to_data().try_to_vec().unwrap()
+}
+
+/// Gradients of the step under way, end to end.
+fn grads(step: &TrainStep) -> Vec<f32> {
+    step.grads().iter().flat_map(|grad| [values(&grad.a), values(&grad.b)]).flatten().collect()
+}
+
+fn weights_of(adapters: &AdapterSet) -> Vec<f32> {
+    adapters.iter().flat_map(|(_, _, a)| [values(&a.lora_a), values(&a.lora_b)]).flatten().collect()
+}
+
+fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = norm(&mut found.iter().zip(expected).map(|(f, e)| f64::from(f - e)));
+    difference / norm(&mut expected.iter().map(|&e| f64::from(e)))
+}
+
+#[test]
+fn eight_micro_batches_of_one_row_and_one_of_eight_give_equal_gradients_and_updates() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let mut one = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+    let mut eight = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+    one.forward_backward(&padded(&indexed()));
+    for row in indexed() {
+        eight.forward_backward(&padded(&[row]));
+    }
+    assert!(relative_error(&grads(&eight), &grads(&one)) < 1e-6);
+    let (of_one, of_eight) = (one.update(1e-2), eight.update(1e-2));
+    assert_eq!(of_one.target_tokens, of_eight.target_tokens);
+    assert!((of_one.loss - of_eight.loss).abs() < 1e-6 && (of_one.grad_norm - of_eight.grad_norm).abs() < 1e-6);
+    // A mean of the eight means would be another number: the rows are unequal.
+    let means: Vec<f64> = indexed()
+        .into_iter()
+        .map(|row| {
+            let sum = one.eval_loss(&padded(&[row]));
+            sum.sum / sum.target_tokens.max(1) as f64
+        })
+        .collect();
+    let whole = one.eval_loss(&padded(&indexed()));
+    assert!((means.iter().sum::<f64>() / 8.0 - whole.sum / whole.target_tokens as f64).abs() > 1e-2);
+}
+
+#[test]
+fn packed_rows_give_the_loss_and_gradients_of_padded_ones() {
+    let model = model(Dtype::F32, Dtype::F32);
+    for compute in [Dtype::F32, Dtype::Bf16] {
+        let model = if compute == Dtype::F32 { model.clone() } else { self::model(Dtype::Bf16, compute) };
+        let mut apart = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+        let mut together = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+        apart.forward_backward(&padded(&indexed()));
+        together.forward_backward(&packed(&indexed()));
+        let tolerance = if compute == Dtype::F32 { 1e-5 } else { 3e-2 };
+        let error = relative_error(&grads(&together), &grads(&apart));
+        assert!(error < tolerance, "{compute:?}: {error}");
+        let (apart, together) = (apart.update(0.0).loss, together.update(0.0).loss);
+        assert!((apart - together).abs() < tolerance * apart, "{compute:?}: {apart} against {together}");
+    }
+}
+
+#[test]
+fn fresh_adapters_leave_the_base_models_logits_bit_for_bit() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let batch = packed(&indexed());
+    let base = values(&model.logits(&batch, &AdapterSet::none(model.blocks.len())));
+    assert_eq!(values(&model.logits(&batch, &fresh_adapters(&model, 0.5))), base);
+    assert_ne!(values(&model.logits(&batch, &adapters(&model, 0.0))), base);
+}
+
+#[test]
+fn recomputing_blocks_changes_no_bit_of_the_gradients() {
+    let model = model(Dtype::F32, Dtype::F32);
+    // With dropout as well: the masks are made again, not kept.
+    for dropout in [0.0, 0.3] {
+        let gradients = [true, false].map(|gradient_checkpointing| {
+            let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
+            let mut step = step(&model, adapters(&model, dropout), &train);
+            step.forward_backward(&padded(&indexed()));
+            grads(&step)
+        });
+        assert_eq!(gradients[0], gradients[1]);
+    }
+}
+
+#[test]
+fn dropout_is_on_in_training_off_in_evaluation_and_on_the_input_of_a_only() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let batch = padded(&indexed());
+    let gradients = |dropout| {
+        let mut step = step(&model, adapters(&model, dropout), &TrainConfig::default());
+        step.forward_backward(&batch);
+        grads(&step)
+    };
+    assert!(relative_error(&gradients(0.5), &gradients(0.0)) > 0.1);
+    let eval = |dropout| step(&model, adapters(&model, dropout), &TrainConfig::default()).eval_loss(&batch);
+    assert_eq!(eval(0.5), eval(0.0));
+    // With B = 0 the update is zero whatever is dropped: the base path sees no dropout.
+    let loss = |dropout| {
+        let mut step = step(&model, fresh_adapters(&model, dropout), &TrainConfig::default());
+        step.forward_backward(&batch);
+        step.update(0.0).loss
+    };
+    assert_eq!(loss(0.5), loss(0.0));
+    // Two micro-batches of the same rows get two masks.
+    let mut twice = step(&model, adapters(&model, 0.5), &TrainConfig::default());
+    twice.forward_backward(&batch);
+    let first = grads(&twice);
+    twice.forward_backward(&batch);
+    let doubled: Vec<f32> = first.iter().map(|g| 2.0 * g).collect();
+    assert!(relative_error(&grads(&twice), &doubled) > 0.05);
+}
+
+#[test]
+fn clipping_scales_all_gradients_by_the_global_norm_after_accumulation() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let run = |max_grad_norm| {
+        let train = TrainConfig { max_grad_norm, ..TrainConfig::default() };
+        let mut step = step(&model, adapters(&model, 0.0), &train);
+        for row in indexed() {
+            step.forward_backward(&padded(&[row]));
+        }
+        let gradient = grads(&step);
+        let outcome = step.update(1.0);
+        (outcome, gradient, step.state().moments)
+    };
+    let (free, gradient, _) = run(0.0);
+    let num_targets = free.target_tokens as f64;
+    let norm = gradient.iter().map(|&g| (f64::from(g) / num_targets).powi(2)).sum::<f64>().sqrt();
+    assert!((free.grad_norm / norm - 1.0).abs() < 1e-5, "{} against {norm}", free.grad_norm);
+    let (clipped, _, moments) = run(0.25 * norm);
+    assert_eq!(clipped.grad_norm, free.grad_norm, "the norm is reported before clipping");
+    // The first moment after one update is a tenth of the gradient that was used: a quarter of the free one.
+    let first: Vec<f32> =
+        moments.iter().filter(|t| t.name.ends_with("exp_avg")).flat_map(|t| t.values.clone()).collect();
+    let expected: Vec<f32> = gradient.iter().map(|g| (f64::from(*g) / num_targets * 0.25 * 0.1) as f32).collect();
+    assert!(relative_error(&first, &expected) < 1e-4);
+}
+
+#[test]
+fn a_step_with_a_loss_that_is_not_finite_changes_nothing_and_is_reported() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let mut broken = model.clone();
+    broken.norm = broken.norm.clone() * f32::NAN;
+    let mut step = step(&broken, adapters(&model, 0.0), &TrainConfig::default());
+    let before = (weights_of(step.adapters()), step.state());
+    step.forward_backward(&padded(&indexed()));
+    let outcome = step.update(1e-2);
+    assert_eq!(outcome.skipped, Some(SkipReason::NonFiniteLoss));
+    assert_eq!(weights_of(step.adapters()), before.0);
+    assert_eq!(step.state().moments, before.1.moments);
+    assert_eq!(step.state().counters.num_updates, 0);
+}
+
+#[test]
+fn a_batch_without_target_tokens_is_skipped() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let mut step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+    let batch = Batch { targets: Vec::new(), ..padded(&indexed()) };
+    step.forward_backward(&batch);
+    assert_eq!(step.update(1e-2).skipped, Some(SkipReason::NoTargetTokens));
+    assert_eq!(step.eval_loss(&batch).target_tokens, 0);
+}
+
+#[test]
+fn only_adapters_are_trained_and_kept_and_all_of_it_in_f32() {
+    for (storage, compute) in [(Dtype::F32, Dtype::F32), (Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F16)] {
+        let model = model(storage, compute);
+        let mut step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+        let frozen = values(&model.blocks[0].projections[0].clone().cast(DType::F32));
+        step.forward_backward(&padded(&indexed()));
+        let outcome = step.update(1e-2);
+        assert_eq!(outcome.skipped, None, "{compute:?}");
+        assert_eq!(values(&step.model().blocks[0].projections[0].clone().cast(DType::F32)), frozen);
+        assert_eq!(step.model().blocks[0].projections[0].dtype(), DType::from(storage));
+        let num_adapters = step.adapters().iter().count();
+        assert_eq!(step.state().moments.len(), 4 * num_adapters);
+        for (_, _, adapter) in step.adapters().iter() {
+            assert_eq!((adapter.lora_a.dtype(), adapter.lora_b.dtype()), (DType::F32, DType::F32));
+        }
+    }
+}
+
+#[test]
+fn half_precisions_stay_close_to_f32_in_loss_and_gradient() {
+    let reference = model(Dtype::F32, Dtype::F32);
+    let mut step32 = step(&reference, adapters(&reference, 0.0), &TrainConfig::default());
+    step32.forward_backward(&padded(&indexed()));
+    let expected = grads(&step32);
+    let loss = step32.update(0.0).loss;
+    // Relative precision is 2^-9 and 2^-12; a few dozen roundings lie between the input and the gradients.
+    for (dtype, loss_tolerance, grad_tolerance) in [(Dtype::Bf16, 2e-2, 8e-2), (Dtype::F16, 2e-3, 1e-2)] {
+        let model = model(dtype, dtype);
+        let mut step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+        step.forward_backward(&padded(&indexed()));
+        let error = relative_error(&grads(&step), &expected);
+        assert!(error < grad_tolerance, "{dtype:?}: gradient off by {error}");
+        let found = step.update(0.0).loss;
+        assert!((found - loss).abs() < loss_tolerance * loss, "{dtype:?}: loss {found}, in f32 {loss}");
+    }
+}
+
+#[test]
+fn an_overflow_in_f16_skips_the_step_and_halves_the_loss_scale() {
+    let model = model(Dtype::F16, Dtype::F16);
+    let mut set = adapters(&model, 0.0);
+    for adapter in set.iter_mut() {
+        adapter.scale *= 3e3;
+    }
+    let mut step = step(&model, set, &TrainConfig::default());
+    let scale = |step: &TrainStep| serde_json::to_value(step.state().counters).unwrap()["loss_scale"]["scale"].as_f64();
+    let before = scale(&step).unwrap();
+    step.forward_backward(&padded(&indexed()));
+    assert!(step.update(1e-2).skipped.is_some());
+    assert_eq!(scale(&step), Some(before / 2.0));
+}
+
+#[test]
+fn eight_rows_can_be_memorised() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let mut step = step(&model, fresh_adapters(&model, 0.0), &TrainConfig::default());
+    let batch = padded(&indexed());
+    let losses: Vec<f64> = (0..150)
+        .map(|_| {
+            step.forward_backward(&batch);
+            step.update(1e-2).loss
+        })
+        .collect();
+    assert!(losses[0] > 4.0 && losses[149] < 0.1, "from {} to {}", losses[0], losses[149]);
+}
+
+#[test]
+fn evaluation_is_deterministic_and_weighted_by_tokens() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let step = step(&model, adapters(&model, 0.4), &TrainConfig::default());
+    let whole = step.eval_loss(&padded(&indexed()));
+    assert_eq!(step.eval_loss(&padded(&indexed())), whole);
+    let parts = indexed()
+        .chunks(3)
+        .map(|rows| step.eval_loss(&padded(rows)))
+        .fold((0.0, 0), |(sum, tokens), part| (sum + part.sum, tokens + part.target_tokens));
+    assert_eq!(parts.1, whole.target_tokens);
+    assert!((parts.0 - whole.sum).abs() < 1e-4 * whole.sum);
+}
+
+#[test]
+fn a_restored_state_continues_bit_for_bit_also_with_dropout() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let train = TrainConfig::default();
+    let run = |step: &mut TrainStep, from: usize, to: usize| {
+        for i in from..to {
+            step.forward_backward(&padded(&indexed()[i % 8..=i % 8]));
+            step.forward_backward(&padded(&indexed()[(i + 3) % 8..=(i + 3) % 8]));
+            step.update(1e-2);
+        }
+    };
+    let mut straight = step(&model, fresh_adapters(&model, 0.2), &train);
+    run(&mut straight, 0, 20);
+    let mut first = step(&model, fresh_adapters(&model, 0.2), &train);
+    run(&mut first, 0, 10);
+    let (adapters, state) = (first.adapters().clone(), first.state());
+    let mut second = step(&model, fresh_adapters(&model, 0.2), &train);
+    second.restore(adapters, &state).unwrap();
+    run(&mut second, 10, 20);
+    assert_eq!(weights_of(second.adapters()), weights_of(straight.adapters()));
+    assert_eq!(second.state(), straight.state());
+}
+
+#[test]
+fn layers_below_the_first_adapter_and_projections_without_one_get_no_gradient() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let linears = model.config.block_linears();
+    let features = |p: Projection| (linears[p as usize].1[1], linears[p as usize].1[0]);
+    let lora = LoraConfig {
+        target_modules: lora_train::lora::config::TargetModules::Names(vec!["v_proj".into(), "up_proj".into()]),
+        layers_to_transform: Some(vec![1]),
+        ..LoraConfig::default()
+    };
+    let selection = lora.select(model.config.num_hidden_layers).unwrap();
+    let set = AdapterSet::new(&selection, features, InitLoraWeights::Kaiming, 0.0, 2, &model.device());
+    let mut step = step(&model, set, &TrainConfig::default());
+    step.forward_backward(&padded(&indexed()));
+    assert_eq!(step.grads().iter().count(), 2);
+    assert_eq!(step.update(1e-2).skipped, None);
+}
