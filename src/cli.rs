@@ -62,12 +62,12 @@ pub fn main() -> ExitCode {
 
 /// The command line: sub-commands, and the arguments of training without one.
 fn definition() -> clap::Command {
-    let command = clap::Command::new("lora-train")
+    Command::augment_subcommands(TrainArgs::augment_args(clap::Command::new("lora-train")))
         .version(env!("CARGO_PKG_VERSION"))
         .about(env!("CARGO_PKG_DESCRIPTION"))
+        .long_about(None)
         .after_help(EXAMPLES)
-        .max_term_width(100);
-    Command::augment_subcommands(TrainArgs::augment_args(command))
+        .max_term_width(100)
         .override_usage("lora-train [OPTIONS] <RECIPE.toml>\n       lora-train <COMMAND>")
         .args_conflicts_with_subcommands(true)
         .subcommand_required(false)

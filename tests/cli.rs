@@ -1,0 +1,75 @@
+//! The command as a user meets it: exit codes, what goes to stdout and what to stderr.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Runs the binary in `folder`.
+fn lora_train(folder: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lora-train")).args(args).current_dir(folder).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn mistakes_in_a_recipe_end_with_2_and_go_to_stderr_without_colour() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("r.toml"), "[lora]\ntarget = \"all\"\nlora_dropout = 1.2\n").unwrap();
+    for command in [&["check", "r.toml"][..], &["r.toml"]] {
+        let output = lora_train(folder.path(), command);
+        assert_eq!(output.status.code(), Some(2), "{command:?}");
+        assert_eq!(text(&output.stdout), "", "{command:?}");
+        assert_eq!(
+            text(&output.stderr),
+            "error: r.toml: `model.path` is missing: a local Hugging Face folder or the id of a Hub repository\n\
+             error: r.toml: there is no training data\n  hint: add [[data.train]] with the `path` of a file\n\
+             error: r.toml:2:1: unknown key `target`\n  hint: did you mean `target_modules`?\n\
+             error: r.toml:3:16: `lora.lora_dropout` = 1.2, expected a number in [0, 1)\n",
+            "{command:?}"
+        );
+    }
+}
+
+#[test]
+fn all_that_is_missing_around_a_recipe_is_found_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = "[model]\npath = \"./model\"\n[[data.train]]\npath = \"rows.jsonl\"\n[device]\nname = \"cpu\"\n";
+    std::fs::write(folder.path().join("r.toml"), recipe).unwrap();
+    let output = lora_train(folder.path(), &["check", "r.toml", "--set", "output_dir=r.toml"]);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    for mistake in ["`output_dir` = r.toml", "./model: no such folder", "`data.train[0].path` = \"rows.jsonl\""] {
+        assert!(stderr.contains(&format!("error: {mistake}")), "{stderr}");
+    }
+    assert!(text(&output.stdout).contains("device: cpu ("));
+}
+
+#[test]
+fn a_recipe_that_is_not_there_may_be_a_command_with_a_slip() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = lora_train(folder.path(), &["chekc"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        text(&output.stderr),
+        "error: chekc: there is no such file\n  hint: did you mean the command `check`?\n"
+    );
+}
+
+#[test]
+fn usage_errors_end_with_2_and_help_and_version_with_0() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [&[][..], &["--frobnicate"], &["check"], &["r.toml", "extra"], &["r.toml", "--set"]] {
+        let output = lora_train(folder.path(), args);
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{args:?}");
+        assert!(text(&output.stderr).contains("--help"), "{args:?}");
+    }
+    let version = lora_train(folder.path(), &["--version"]);
+    assert_eq!(version.status.code(), Some(0));
+    assert_eq!(text(&version.stdout), format!("lora-train {}\n", env!("CARGO_PKG_VERSION")));
+    let help = text(&lora_train(folder.path(), &["--help"]).stdout);
+    assert!(help.starts_with(env!("CARGO_PKG_DESCRIPTION")), "{help}");
+    for command in ["check", "inspect", "generate", "merge", "bench"] {
+        assert!(help.contains(&format!("\n  {command} ")), "{help}");
+    }
+}
