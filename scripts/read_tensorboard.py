@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""What TensorBoard itself reads from a run's event files.
+
+usage: read_tensorboard.py RUN_DIR/tensorboard
+
+Prints one JSON object: {"version": TensorBoard's, "scalars": {tag: [[step, value], ...]}, "texts": {tag: [[step,
+text], ...]}}. A value that is not finite is null. Nothing is sampled or dropped, except what TensorBoard itself drops
+because a resumed run wrote those steps again.
+
+Needs the package tensorboard (scripts/setup_python.sh).
+"""
+
+import json
+import math
+import pathlib
+import sys
+
+import tensorboard.version
+from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.util import tensor_util
+
+KEEP_ALL = {event_accumulator.SCALARS: 0, event_accumulator.TENSORS: 0}
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    folder = pathlib.Path(sys.argv[1])
+    if not folder.is_dir():
+        sys.exit(f"error: {folder} is not a folder")
+    events = event_accumulator.EventAccumulator(str(folder), size_guidance=KEEP_ALL)
+    events.Reload()
+    tags = events.Tags()
+    scalars = {
+        tag: [[point.step, point.value if math.isfinite(point.value) else None] for point in events.Scalars(tag)]
+        for tag in tags[event_accumulator.SCALARS]
+    }
+    texts = {
+        tag: [[point.step, tensor_util.make_ndarray(point.tensor_proto)[0].decode()] for point in events.Tensors(tag)]
+        for tag in tags[event_accumulator.TENSORS]
+        if events.SummaryMetadata(tag).plugin_data.plugin_name == "text"
+    }
+    print(json.dumps({"version": tensorboard.version.VERSION, "scalars": scalars, "texts": texts}))
+
+
+if __name__ == "__main__":
+    main()

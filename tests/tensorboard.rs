@@ -1,0 +1,111 @@
+//! Our event files, read by the real TensorBoard.
+//!
+//! Ignored unless asked for, since it needs Python: `scripts/setup_python.sh`, then
+//! `LORA_TRAIN_PYTHON=.venv/bin/python cargo test --release --test tensorboard -- --ignored`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use burn_train::Interrupter;
+use lora_train::metrics::{EvalMetrics, LoggingConfig, SCALAR_TAGS, Sample, SinkOptions, Sinks, StepMetrics};
+use serde_json::{Value, json};
+
+fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
+    let interrupter = Interrupter::new();
+    let options = SinkOptions { run_dir, resume_step, total_steps: 20, quiet: true, tui: false, interrupter };
+    Sinks::open(&LoggingConfig::default(), options).unwrap()
+}
+
+fn step(step: u64, loss: f64) -> StepMetrics {
+    StepMetrics {
+        step,
+        loss,
+        learning_rate: 2e-4,
+        grad_norm: 0.75,
+        tokens_per_second: 1000.0,
+        step_seconds: 2.0,
+        data_wait_seconds: 0.125,
+        forward_backward_seconds: 1.5,
+        optimizer_seconds: 0.25,
+        mfu: Some(0.5),
+        host_memory_bytes: Some(3 << 30),
+        cpu_utilization_percent: Some(75.0),
+        gpu_utilization_percent: Some(97.0),
+        gpu_memory_used_bytes: Some(12 << 30),
+        gpu_memory_allocated_bytes: Some(10 << 30),
+        gpu_memory_reserved_bytes: Some(11 << 30),
+        gpu_power_watts: Some(510.0),
+        energy_joules: Some(1020.0),
+        ..StepMetrics::default()
+    }
+}
+
+fn read_with_tensorboard(run_dir: &Path) -> Value {
+    let python = std::env::var_os("LORA_TRAIN_PYTHON")
+        .expect("LORA_TRAIN_PYTHON names a Python with the package tensorboard (scripts/setup_python.sh makes one)");
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("scripts/read_tensorboard.py");
+    let output = Command::new(python).arg(script).arg(run_dir.join("tensorboard")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+#[ignore = "needs LORA_TRAIN_PYTHON, a Python with the package tensorboard (scripts/setup_python.sh)"]
+fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let run_dir = folder.path();
+    let mut sinks = open(run_dir, None);
+    sinks.recipe("seed = 1");
+    let eval = |step, eval_loss: f64| EvalMetrics {
+        step,
+        eval_loss,
+        eval_perplexity: eval_loss.exp(),
+        ..EvalMetrics::default()
+    };
+    sinks.eval(&eval(0, 4.0));
+    sinks.sample(0, &Sample { step: 0, prompt: "Once".into(), text: " upon\na time".into() });
+    for number in 1..=10 {
+        let loss = if number == 2 { f64::NAN } else { 4.0 - 0.125 * number as f64 };
+        sinks.step(&step(number, loss));
+    }
+    drop(sinks);
+    // Killed after step 10, resumed from a checkpoint of step 5: steps 6 to 10 are written again.
+    let mut sinks = open(run_dir, Some(5));
+    for number in 6..=12 {
+        sinks.step(&step(number, 1.0));
+    }
+    sinks.eval(&eval(12, 2.0));
+    drop(sinks);
+
+    let read = read_with_tensorboard(run_dir);
+    let mut tags: Vec<_> = read["scalars"].as_object().unwrap().keys().map(String::as_str).collect();
+    tags.sort_unstable();
+    let mut expected: Vec<_> = SCALAR_TAGS.iter().map(|(_, tag)| *tag).collect();
+    expected.sort_unstable();
+    assert_eq!(tags, expected);
+
+    let losses: Vec<Value> = (1..=12)
+        .map(|number| match number {
+            2 => json!([2, null]),
+            1..=5 => json!([number, 4.0 - 0.125 * f64::from(number)]),
+            _ => json!([number, 1.0]),
+        })
+        .collect();
+    assert_eq!(read["scalars"]["train/loss"], json!(losses));
+    assert_eq!(read["scalars"]["eval/loss"], json!([[0, 4.0], [12, 2.0]]));
+    let first_of = |tag: &str| read["scalars"][tag][0][1].as_f64().unwrap();
+    for (tag, value) in [
+        ("train/learning_rate", 2e-4),
+        ("throughput/tokens_per_second", 1000.0),
+        ("time/step", 2.0),
+        ("memory/host", f64::from(1 << 30) * 3.0),
+        ("gpu/utilization", 97.0),
+        ("gpu/power", 510.0),
+        ("eval/perplexity", 4_f64.exp()),
+    ] {
+        // TensorBoard stores 32-bit floats.
+        assert!((first_of(tag) - value).abs() <= 1e-6 * value, "{tag}: {}", first_of(tag));
+    }
+    assert_eq!(read["texts"]["recipe"], json!([[0, "```toml\nseed = 1\n```"]]));
+    assert_eq!(read["texts"]["samples/0"], json!([[0, "    Once\n     upon\n    a time"]]));
+}
