@@ -12,6 +12,7 @@ use super::{EvalMetrics, Outcome, Sample, StepMetrics, Summary};
 #[derive(Debug)]
 pub(super) struct Console {
     view: View,
+    quiet: bool,
     colors: bool,
     total_steps: u64,
     first_step: u64,
@@ -43,18 +44,21 @@ struct Averages {
 }
 
 impl Console {
-    /// A bar where stderr is a terminal, else lines; with `quiet` neither.
-    pub(super) fn new(quiet: bool, logging_steps: u64, first_step: u64, total_steps: u64) -> Self {
+    /// A bar where stderr is a terminal, else lines; with `quiet` neither. With `held`, lines wait until
+    /// [`Self::release`], since another program draws on the terminal.
+    pub(super) fn new(quiet: bool, held: bool, logging_steps: u64, first_step: u64, total_steps: u64) -> Self {
         let terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         // https://no-color.org: present and not empty.
         let colors = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let view = match (quiet, terminal) {
-            (true, _) => View::Quiet,
-            (false, true) => View::Bar(bar(first_step, total_steps, colors)),
-            (false, false) => View::Lines,
+        let view = match (held, quiet, terminal) {
+            (true, ..) => View::Held(Vec::new()),
+            (false, true, _) => View::Quiet,
+            (false, false, true) => View::Bar(bar(first_step, total_steps, colors)),
+            (false, false, false) => View::Lines,
         };
         Self {
             view,
+            quiet,
             colors,
             total_steps,
             first_step,
@@ -64,27 +68,18 @@ impl Console {
         }
     }
 
-    /// Keeps lines back while another program draws on the terminal.
-    #[cfg(feature = "tui")]
-    pub(super) fn hold(&mut self) {
-        if let View::Bar(bar) = &self.view {
-            bar.finish_and_clear();
-        }
-        self.view = View::Held(Vec::new());
-    }
-
     /// Prints what was held back.
     pub(super) fn release(&mut self) {
         if let View::Held(lines) = &mut self.view {
             let lines = std::mem::take(lines);
-            self.view = View::Lines;
+            self.view = if self.quiet { View::Quiet } else { View::Lines };
             lines.iter().for_each(|line| self.print(line));
         }
     }
 
     /// A line that is no progress: what was found, what was chosen.
     pub(super) fn note(&mut self, text: &str) {
-        if !matches!(self.view, View::Quiet) {
+        if !self.quiet {
             self.print(text);
         }
     }
@@ -332,14 +327,14 @@ mod tests {
 
     #[test]
     fn lines_are_due_every_logging_steps_and_at_the_end() {
-        let console = Console::new(true, 10, 0, 25);
+        let console = Console::new(true, false, 10, 0, 25);
         let due: Vec<_> = (1..=25).filter(|&step| console.is_due(step)).collect();
         assert_eq!(due, [10, 20, 25]);
     }
 
     #[test]
     fn the_time_left_comes_from_the_steps_of_this_start() {
-        let mut console = Console::new(true, 1, 100, 200);
+        let mut console = Console::new(true, false, 1, 100, 200);
         assert_eq!(console.remaining_seconds(100), None);
         console.started = Instant::now().checked_sub(Duration::from_secs(50)).unwrap();
         let left = console.remaining_seconds(150).unwrap();
@@ -372,8 +367,7 @@ mod tests {
 
     #[test]
     fn what_is_said_while_another_program_draws_is_kept() {
-        let mut console = Console::new(true, 1, 0, 10);
-        console.view = View::Held(Vec::new());
+        let mut console = Console::new(false, true, 1, 0, 10);
         console.warn("the disk is full");
         console.note("a note");
         let View::Held(lines) = &console.view else { panic!("held") };

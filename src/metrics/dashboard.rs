@@ -21,11 +21,21 @@ use super::{EvalMetrics, StepMetrics};
 
 /// The dashboard. Dropping it gives the terminal back.
 pub(super) struct Dashboard {
-    renderer: TuiMetricsRendererWrapper,
+    /// `None` only while it is dropped.
+    renderer: Option<TuiMetricsRendererWrapper>,
+    label: String,
     total_steps: usize,
+    num_warnings: usize,
     registered: HashSet<&'static str>,
-    is_evaluating: bool,
+    split: Option<Split>,
     was_killed: bool,
+}
+
+/// What the renderer's progress counts at the moment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Split {
+    Train,
+    Valid,
 }
 
 /// A figure as a tab of the dashboard.
@@ -45,49 +55,67 @@ impl Dashboard {
     pub(super) fn open(interrupter: Interrupter, total_steps: u64, label: &str) -> Result<Self, String> {
         needs_terminal(std::io::stdin().is_terminal(), std::io::stdout().is_terminal())?;
         let total_steps = usize::try_from(total_steps).unwrap_or(usize::MAX).max(1);
+        terminal::keep_panics_readable();
         let mut renderer = TuiMetricsRendererWrapper::new(interrupter, None);
-        signals::keep_ctrl_c();
+        terminal::keep_ctrl_c();
         renderer.start(1, 1, Some(total_steps), Some(label));
         renderer.start_split("train", total_steps);
-        Ok(Self { renderer, total_steps, registered: HashSet::new(), is_evaluating: false, was_killed: false })
+        Ok(Self {
+            renderer: Some(renderer),
+            label: label.into(),
+            total_steps,
+            num_warnings: 0,
+            registered: HashSet::new(),
+            split: Some(Split::Train),
+            was_killed: false,
+        })
     }
 
     pub(super) fn step(&mut self, step: &StepMetrics) {
         let done = usize::try_from(step.step).unwrap_or(usize::MAX);
         let figures = step_figures(step);
-        self.guarded(|this| {
-            if std::mem::take(&mut this.is_evaluating) {
-                this.renderer.end_split();
-                this.renderer.start_split("train", this.total_steps);
+        let total_steps = self.total_steps;
+        let is_train = self.split.replace(Split::Train) == Some(Split::Train);
+        self.register(&figures);
+        self.guarded(|renderer| {
+            if !is_train {
+                renderer.end_split();
+                renderer.start_split("train", total_steps);
             }
             for figure in figures {
-                this.register(&figure);
-                this.renderer.update_train(figure.state());
+                renderer.update_train(figure.state());
             }
-            this.renderer.update_split(done);
+            renderer.update_split(done);
         });
     }
 
     pub(super) fn evaluating(&mut self, done: usize, total: usize) {
-        self.guarded(|this| {
-            if !std::mem::replace(&mut this.is_evaluating, true) {
-                this.renderer.start_split("valid", total.max(1));
+        let is_valid = self.split.replace(Split::Valid) == Some(Split::Valid);
+        self.guarded(|renderer| {
+            if !is_valid {
+                renderer.start_split("valid", total.max(1));
             }
-            this.renderer.update_split(done);
+            renderer.update_split(done);
         });
     }
 
     pub(super) fn eval(&mut self, eval: &EvalMetrics) {
         let loss = loss_figure(eval.eval_loss);
-        self.guarded(|this| {
-            this.register(&loss);
-            this.renderer.update_valid(loss.state());
-        });
+        self.register(std::slice::from_ref(&loss));
+        self.guarded(|renderer| renderer.update_valid(loss.state()));
     }
 
-    /// Counts a warning; its text is printed when the dashboard closes.
+    /// Counts a warning in the title; its text is printed when the dashboard closes.
     pub(super) fn warning(&mut self) {
-        self.guarded(|this| this.renderer.log_event_training("Warnings".into()));
+        self.num_warnings += 1;
+        let label = match self.num_warnings {
+            1 => format!("{} (1 warning, shown at the end)", self.label),
+            n => format!("{} ({n} warnings, shown at the end)", self.label),
+        };
+        // The only call that sets the title. It forgets the split, which the next step or evaluation sets again.
+        let total_steps = self.total_steps;
+        self.split = None;
+        self.guarded(|renderer| renderer.start(1, 1, Some(total_steps), Some(&label)));
     }
 
     /// Whether the user chose to end the program at once. The dashboard panics for that, which is caught: the
@@ -96,17 +124,24 @@ impl Dashboard {
         self.was_killed
     }
 
-    fn register(&mut self, figure: &Figure) {
-        if self.registered.insert(figure.name) {
-            self.renderer.register_metric(figure.definition());
-        }
+    fn register(&mut self, figures: &[Figure]) {
+        let new: Vec<_> = figures.iter().filter(|figure| self.registered.insert(figure.name)).collect();
+        self.guarded(|renderer| new.iter().for_each(|figure| renderer.register_metric(figure.definition())));
     }
 
-    /// Runs a call of the renderer, which panics once its user has chosen "kill".
-    fn guarded(&mut self, call: impl FnOnce(&mut Self)) {
-        if !self.was_killed && catch_unwind(AssertUnwindSafe(|| call(self))).is_err() {
-            self.was_killed = true;
-        }
+    /// Runs calls of the renderer, which panics once its user has chosen "kill".
+    fn guarded(&mut self, calls: impl FnOnce(&mut TuiMetricsRendererWrapper)) {
+        let Some(renderer) = self.renderer.as_mut().filter(|_| !self.was_killed) else { return };
+        self.was_killed = catch_unwind(AssertUnwindSafe(|| calls(renderer))).is_err();
+    }
+}
+
+impl Drop for Dashboard {
+    fn drop(&mut self) {
+        let renderer = self.renderer.take();
+        // After "kill" even the renderer's own drop panics; its terminal has been given back by then.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(renderer)));
+        terminal::closed();
     }
 }
 
@@ -173,12 +208,54 @@ fn step_figures(step: &StepMetrics) -> Vec<Figure> {
     figures
 }
 
-#[cfg(unix)]
-mod signals {
+mod terminal {
+    use std::panic::{set_hook, take_hook};
+    use std::sync::Once;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    #[cfg(unix)]
     use std::time::{Duration, Instant};
+
+    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+    /// Silences the dashboard when a panic is about to be printed. burn-train's hook has given the terminal back by
+    /// then, but its thread would draw over the message.
+    pub(super) fn keep_panics_readable() {
+        static INSTALL: Once = Once::new();
+        // The renderer puts its hook around the one that it finds: this one, which hence runs after the terminal is back.
+        INSTALL.call_once(|| {
+            let print = take_hook();
+            set_hook(Box::new(move |panic| {
+                if IS_OPEN.swap(false, Ordering::Relaxed) {
+                    silence_stdout();
+                }
+                print(panic);
+            }));
+        });
+        IS_OPEN.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn closed() {
+        IS_OPEN.store(false, Ordering::Relaxed);
+    }
+
+    #[cfg(unix)]
+    fn silence_stdout() {
+        // SAFETY: plain system calls on file descriptors; where the first fails, the second is not made.
+        unsafe {
+            let null = libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY);
+            if null >= 0 {
+                libc::dup2(null, libc::STDOUT_FILENO);
+                libc::close(null);
+            }
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn silence_stdout() {}
 
     /// Lets Ctrl-C send SIGINT again, which raw mode turns off and the dashboard does not answer. It waits until the
     /// dashboard's thread has set raw mode; leaving raw mode restores what was there before.
+    #[cfg(unix)]
     pub(super) fn keep_ctrl_c() {
         let started = Instant::now();
         while started.elapsed() < Duration::from_secs(1) {
@@ -199,10 +276,8 @@ mod signals {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
-}
 
-#[cfg(not(unix))]
-mod signals {
+    #[cfg(not(unix))]
     pub(super) fn keep_ctrl_c() {}
 }
 

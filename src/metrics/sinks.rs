@@ -86,8 +86,12 @@ impl Sinks {
         let tensorboard = config.tensorboard.then(|| {
             FileSink::open("tensorboard", &run_dir.join("tensorboard"), |path| TensorBoard::open(path, resume_step))
         });
+        // Before the console, whose bar would leave its traces on the dashboard's terminal.
+        let dashboard = tui.then(|| open_dashboard(&interrupter, total_steps, run_dir));
+        let holds_terminal = matches!(dashboard, Some(Ok(_)));
+        let first_step = resume_step.unwrap_or(0);
         let mut sinks = Self {
-            console: Console::new(quiet, config.logging_steps, resume_step.unwrap_or(0), total_steps),
+            console: Console::new(quiet, holds_terminal, config.logging_steps, first_step, total_steps),
             #[cfg(feature = "tui")]
             dashboard: None,
             metrics,
@@ -97,26 +101,15 @@ impl Sinks {
             interrupter,
             warnings: Vec::new(),
         };
-        if tui {
-            sinks.open_dashboard(total_steps, run_dir);
+        match dashboard {
+            #[cfg(feature = "tui")]
+            Some(Ok(dashboard)) => sinks.dashboard = Some(dashboard),
+            #[cfg(not(feature = "tui"))]
+            Some(Ok(never)) => match never {},
+            Some(Err(reason)) => sinks.warn(&format!("no dashboard: {reason}")),
+            None => {}
         }
         Ok(sinks)
-    }
-
-    #[cfg(feature = "tui")]
-    fn open_dashboard(&mut self, total_steps: u64, run_dir: &Path) {
-        match Dashboard::open(self.interrupter.clone(), total_steps, &run_dir.display().to_string()) {
-            Ok(dashboard) => {
-                self.console.hold();
-                self.dashboard = Some(dashboard);
-            }
-            Err(reason) => self.warn(&format!("no dashboard: {reason}")),
-        }
-    }
-
-    #[cfg(not(feature = "tui"))]
-    fn open_dashboard(&mut self, _total_steps: u64, _run_dir: &Path) {
-        self.warn("no dashboard: this binary was built without it; build it with `--features tui`");
     }
 
     /// The recipe, for TensorBoard's text tab.
@@ -236,6 +229,16 @@ impl Drop for Sinks {
         self.close();
         self.console.close();
     }
+}
+
+#[cfg(feature = "tui")]
+fn open_dashboard(interrupter: &Interrupter, total_steps: u64, run_dir: &Path) -> Result<Dashboard, String> {
+    Dashboard::open(interrupter.clone(), total_steps, &run_dir.display().to_string())
+}
+
+#[cfg(not(feature = "tui"))]
+fn open_dashboard(_: &Interrupter, _: u64, _: &Path) -> Result<std::convert::Infallible, String> {
+    Err("this binary was built without it; build it with `--features tui`".into())
 }
 
 /// Writes a JSON file whole or not at all.
