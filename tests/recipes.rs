@@ -177,6 +177,9 @@ fn names_of_other_trainers_are_explained() {
         ("scheduler", "lr_scheduler_type", "lr_scheduler"),
         ("scheduler", "warmup", "warmup_steps"),
         ("checkpoint", "save_limit", "save_total_limit"),
+        ("checkpoint", "steps", "save_steps"),
+        ("eval", "steps", "eval_steps"),
+        ("train", "steps", "max_steps"),
         ("logging", "report_to", "tensorboard"),
     ];
     for (section, theirs, ours) in cases {

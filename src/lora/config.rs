@@ -146,6 +146,9 @@ impl TargetModules {
                 Ok(_) if is_plain_name(text) && is_linear_layer(text) => {
                     Err(Some(format!("for the layers of this name write [\"{text}\"]")))
                 }
+                Ok(_) if matches!(text.as_str(), "all_linear" | "all" | "linear" | "all-linears") => {
+                    Err(Some("did you mean \"all-linear\"?".to_owned()))
+                }
                 Ok(_) if is_plain_name(text) => Err(Some(format!("there are {}", LINEAR_LAYERS.join(", ")))),
                 Ok(_) => Ok(Self::Regex(text.clone())),
             },

@@ -176,6 +176,12 @@ pub const PEERS: &[Peer] = &[
     peer_with_note("data.eval", "columns", SOURCE_COLUMNS, COLUMNS_NOTE),
     peer("data.train", "weight", SOURCE_WEIGHT),
     peer("data.eval", "weight", SOURCE_WEIGHT),
+    // Short names that several sections could have: each section's own meaning.
+    peer("eval", "eval_steps", SHORT_INTERVAL),
+    peer("checkpoint", "save_steps", SHORT_INTERVAL),
+    peer("logging", "logging_steps", SHORT_INTERVAL),
+    peer("scheduler", "warmup_steps", &["steps"]),
+    peer("eval", "max_batches", &["batches", "max_steps"]),
     // [train]
     peer(
         "train",
@@ -263,11 +269,7 @@ pub const PEERS: &[Peer] = &[
     peer("scheduler", "min_lr_ratio", &["cosine_min_lr_ratio", "min_lr_rate", "lr_scheduler_kwargs"]),
     // [eval]
     peer("eval", "eval_steps", &["eval_interval", "evals_per_epoch", "steps_per_eval", "run_val_every_n_steps"]),
-    peer(
-        "eval",
-        "eval_steps",
-        &["evaluation_strategy", "eval_strategy", "interval", "val_check_interval", "eval_every"],
-    ),
+    peer("eval", "eval_steps", &["evaluation_strategy", "eval_strategy", "val_check_interval", "eval_every"]),
     peer("eval", "max_batches", &["val_batches", "eval_max_batches", "max_iters", "limit_val_batches", "eval_iters"]),
     peer(
         "eval",
@@ -279,7 +281,7 @@ pub const PEERS: &[Peer] = &[
     none(&["load_best_model_at_end", "metric_for_best_model", "greater_is_better"], "the last adapter is the result"),
     // [checkpoint]
     peer("checkpoint", "save_steps", &["save_every", "save_interval", "steps_per_save", "saves_per_epoch"]),
-    peer("checkpoint", "save_steps", &["save_strategy", "checkpoint_interval", "checkpointing_steps", "every"]),
+    peer("checkpoint", "save_steps", &["save_strategy", "checkpoint_interval", "checkpointing_steps"]),
     peer("checkpoint", "save_total_limit", &["save_limit", "keep_last", "keep_last_n", "max_checkpoints", "limit"]),
     none(
         &["resume_from_checkpoint", "auto_resume_from_checkpoints", "resume", "resume_adapter_file"],
@@ -314,6 +316,7 @@ pub const PEERS: &[Peer] = &[
     none(&["neftune_noise_alpha"], "noise on embeddings is not available"),
 ];
 
+const SHORT_INTERVAL: &[&str] = &["steps", "every", "interval", "every_n_steps"];
 const SOURCE_PATH: &[&str] = &[
     "file",
     "files",

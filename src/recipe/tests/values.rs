@@ -91,6 +91,7 @@ fn targets_that_cannot_exist_are_refused() {
         ),
         ("[\"all-linear\"]", "\n  hint: write \"all-linear\" without brackets".into()),
         ("\"q_proj\"", "\n  hint: for the layers of this name write [\"q_proj\"]".into()),
+        ("\"all_linear\"", "\n  hint: did you mean \"all-linear\"?".into()),
         ("\"c_attn\"", format!("\n  hint: there are {NAMES}")),
         ("\"(q_proj\"", "\n  hint: unclosed group".into()),
         ("[]", String::new()),
