@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::device;
+
 /// Program, machine and settings of a run. Secrets such as `HF_TOKEN` are never read here.
 #[derive(Clone, Debug, Serialize)]
 pub struct Environment {
@@ -29,10 +31,9 @@ pub struct Environment {
     /// Processor architecture.
     pub architecture: &'static str,
     /// Name of the processor.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<String>,
-    /// Cores that this process may use.
-    pub num_cpus: usize,
+    pub cpu: String,
+    /// Threads that this process may run at the same time.
+    pub num_cpu_threads: usize,
     /// Vector instructions of the processor that matter here.
     pub cpu_features: Vec<&'static str>,
     /// Memory of the machine.
@@ -47,8 +48,6 @@ impl Environment {
     pub fn of_this_process(device: &str) -> Self {
         let mut system = sysinfo::System::new();
         system.refresh_memory();
-        system.refresh_cpu_list(sysinfo::CpuRefreshKind::nothing());
-        let cpu = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).filter(|brand| !brand.is_empty());
         Self {
             lora_train_version: env!("CARGO_PKG_VERSION"),
             git_commit: option_env!("LORA_TRAIN_GIT_COMMIT"),
@@ -60,9 +59,9 @@ impl Environment {
             os: sysinfo::System::long_os_version().unwrap_or_else(|| std::env::consts::OS.to_owned()),
             kernel: sysinfo::System::kernel_version(),
             architecture: std::env::consts::ARCH,
-            cpu,
-            num_cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            cpu_features: cpu_features(),
+            cpu: device::cpu_model_name(),
+            num_cpu_threads: device::num_cpu_threads(),
+            cpu_features: device::cpu_features(),
             host_memory_bytes: system.total_memory(),
             variables: ["RAYON_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HF_HOME"]
                 .into_iter()
@@ -86,27 +85,6 @@ fn features() -> Vec<&'static str> {
     .collect()
 }
 
-/// Vector instructions of the processor that the kernels choose by.
-#[cfg(target_arch = "x86_64")]
-fn cpu_features() -> Vec<&'static str> {
-    [
-        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
-        ("fma", std::arch::is_x86_feature_detected!("fma")),
-        ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
-        ("avx512bf16", std::arch::is_x86_feature_detected!("avx512bf16")),
-        ("avx512vnni", std::arch::is_x86_feature_detected!("avx512vnni")),
-    ]
-    .into_iter()
-    .filter_map(|(name, on)| on.then_some(name))
-    .collect()
-}
-
-/// Vector instructions of the processor that the kernels choose by.
-#[cfg(not(target_arch = "x86_64"))]
-fn cpu_features() -> Vec<&'static str> {
-    Vec::new()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,7 +93,7 @@ mod tests {
     fn the_environment_names_the_machine_and_no_secret() {
         let environment = Environment::of_this_process("cpu");
         assert!(environment.host_memory_bytes > 1 << 20);
-        assert!(environment.num_cpus >= 1);
+        assert!(environment.num_cpu_threads >= 1);
         let json = serde_json::to_string(&environment).unwrap();
         assert!(json.contains("\"device\":\"cpu\""), "{json}");
         assert!(!json.contains("HF_TOKEN"), "{json}");

@@ -1,6 +1,7 @@
 //! Training: the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation.
 
 pub mod config;
+pub mod flops;
 pub mod schedule;
 pub mod stop;
 

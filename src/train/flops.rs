@@ -1,0 +1,113 @@
+//! Floating-point operations that a step of LoRA needs, however it is computed: the numerator of MFU.
+
+use crate::data::batch::Batch;
+use crate::model::config::LlamaConfig;
+
+/// Model FLOPs of forward and backward, by what they grow with.
+///
+/// A matrix product with a frozen weight of `n` numbers takes `2n` a token forward and `2n` for the gradient of its
+/// input; there is no weight gradient: `4n`. The adapters' own products take `6` a parameter. Attention takes, for
+/// every pair of a query and a key that it may see, two products forward and four backward: `12 * head_dim` a head.
+/// The head is counted for the tokens that carry loss, since no other token needs it. What is computed again by
+/// gradient checkpointing does not count (Chowdhery et al., 2022, appendix B).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepFlops {
+    per_token: f64,
+    per_target_token: f64,
+    per_attention_pair: f64,
+    sliding_window: usize,
+}
+
+impl StepFlops {
+    /// The counts for a model with `num_trainable` parameters in its adapters.
+    #[must_use]
+    pub fn new(config: &LlamaConfig, num_trainable: usize) -> Self {
+        let block: usize = config.block_linears().iter().map(|(_, [rows, columns])| rows * columns).sum();
+        let heads = config.num_hidden_layers * config.num_attention_heads * config.head_dim;
+        Self {
+            per_token: as_f64(4 * config.num_hidden_layers * block + 6 * num_trainable),
+            per_target_token: as_f64(4 * config.vocab_size * config.hidden_size),
+            per_attention_pair: as_f64(12 * heads),
+            sliding_window: config.sliding_window.unwrap_or(usize::MAX),
+        }
+    }
+
+    /// FLOPs of one micro-batch.
+    #[must_use]
+    pub fn of(&self, batch: &Batch) -> f64 {
+        let pairs: usize = batch.documents.iter().map(|document| self.attention_pairs(document.len)).sum();
+        self.per_token * as_f64(batch.num_tokens())
+            + self.per_target_token * as_f64(batch.num_target_tokens())
+            + self.per_attention_pair * as_f64(pairs)
+    }
+
+    /// Keys that the queries of a document of `len` tokens see together: token `i` sees itself and those before it,
+    /// within the window.
+    fn attention_pairs(&self, len: usize) -> usize {
+        let window = self.sliding_window.min(len);
+        window * (window + 1) / 2 + (len - window) * window
+    }
+}
+
+/// Counts of operations need no more than the 53 bits of an `f64`.
+#[allow(clippy::cast_precision_loss)]
+fn as_f64(count: usize) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::batch::{Document, Target};
+
+    fn config(sliding_window: Option<usize>) -> LlamaConfig {
+        LlamaConfig {
+            model_type: "llama".into(),
+            vocab_size: 10,
+            hidden_size: 4,
+            intermediate_size: 8,
+            num_hidden_layers: 2,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+            head_dim: 2,
+            max_position_embeddings: 64,
+            rms_norm_eps: 1e-5,
+            rope_theta: 1e4,
+            rope_scaling: None,
+            tie_word_embeddings: true,
+            sliding_window,
+            bos_token_id: None,
+            eos_token_ids: Vec::new(),
+            initializer_range: 0.02,
+        }
+    }
+
+    fn batch() -> Batch {
+        Batch {
+            row_length: 5,
+            input_ids: vec![1; 10],
+            documents: vec![Document { start: 0, len: 5 }, Document { start: 5, len: 3 }],
+            targets: vec![Target { position: 1, token: 2 }, Target { position: 6, token: 2 }],
+            sources: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn padding_needs_nothing_and_only_targets_need_the_head() {
+        // Block: q 4x4, k and v 2x4, o 4x4, gate, up and down 4x8: 16 + 8 + 8 + 16 + 96 = 144 numbers, two blocks.
+        let tokens = 8.0 * (4.0 * 288.0 + 6.0 * 7.0);
+        let head = 2.0 * 4.0 * 40.0;
+        // 15 + 6 pairs, 2 layers of 2 heads of 2.
+        let attention = 21.0 * 12.0 * 8.0;
+        let flops = StepFlops::new(&config(None), 7).of(&batch());
+        assert!((flops - (tokens + head + attention)).abs() < 1e-6, "{flops}");
+    }
+
+    #[test]
+    fn a_sliding_window_limits_the_pairs() {
+        let flops = StepFlops::new(&config(Some(2)), 0);
+        assert_eq!(flops.attention_pairs(5), 1 + 4 * 2);
+        assert_eq!(flops.attention_pairs(1), 1);
+        assert_eq!(StepFlops::new(&config(None), 0).attention_pairs(5), 15);
+    }
+}
