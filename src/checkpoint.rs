@@ -110,6 +110,12 @@ impl Checkpoints {
         Self { folder: output_dir.join("checkpoints"), save_total_limit: config.save_total_limit }
     }
 
+    /// The folder that holds them.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Steps and folders of all complete checkpoints, oldest first.
     ///
     /// # Errors

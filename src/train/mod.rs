@@ -1,11 +1,13 @@
 //! Training: the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation.
 
-pub mod config;
-pub mod flops;
-pub mod schedule;
-pub mod stop;
-
 pub mod backprop;
+pub mod config;
+pub mod eval;
+pub mod flops;
 pub mod grads;
 pub mod optim;
+pub mod schedule;
+pub mod state;
 pub mod step;
+pub mod stop;
+pub mod trainer;

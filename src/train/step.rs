@@ -78,6 +78,12 @@ impl LossScale {
         Self { scale: 65_536.0, good_steps: 0 }
     }
 
+    /// What the loss is multiplied with.
+    #[must_use]
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
     fn after(self, finite: bool) -> Self {
         match (finite, self.good_steps + 1) {
             (false, _) => Self { scale: (self.scale * 0.5).max(1.0), good_steps: 0 },
@@ -226,13 +232,16 @@ impl TrainStep {
     /// What a checkpoint keeps, besides the adapters.
     #[must_use]
     pub fn state(&self) -> StepState {
-        StepState {
-            moments: self.optimizer.state(&self.adapters),
-            counters: StepCounters {
-                num_updates: self.optimizer.num_updates(),
-                num_micro_batches: self.num_micro_batches,
-                loss_scale: self.loss_scale,
-            },
+        StepState { moments: self.optimizer.state(&self.adapters), counters: self.counters() }
+    }
+
+    /// The part of [`state`](Self::state) that is not on the device.
+    #[must_use]
+    pub fn counters(&self) -> StepCounters {
+        StepCounters {
+            num_updates: self.optimizer.num_updates(),
+            num_micro_batches: self.num_micro_batches,
+            loss_scale: self.loss_scale,
         }
     }
 

@@ -1,0 +1,151 @@
+//! What training knows besides the adapter and the optimizer's moments: `trainer_state.json` of a checkpoint.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::step::StepCounters;
+use crate::data::pipeline::{Cursor, RowCounts};
+
+/// `trainer_state.json`: where training stands after a whole number of steps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// Steps done.
+    pub step: u64,
+    /// The next micro-batch.
+    pub cursor: Cursor,
+    /// What the cursor counts in.
+    pub order: RowOrder,
+    /// The engine's counters: updates, dropout masks, loss scale.
+    pub counters: StepCounters,
+    /// Evaluations so far.
+    pub evaluations: Evaluations,
+    /// Sums over the run.
+    pub totals: Totals,
+}
+
+/// What fixes which rows are in which micro-batch: a cursor means nothing under another order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowOrder {
+    /// `seed`.
+    pub seed: u64,
+    /// `train.micro_batch_size`.
+    pub micro_batch_size: usize,
+    /// `data.shuffle`.
+    pub shuffle: bool,
+    /// Rows that an epoch visits.
+    pub rows_per_epoch: usize,
+}
+
+impl fmt::Display for RowOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, micro_batch_size, shuffle, rows_per_epoch } = self;
+        write!(f, "{rows_per_epoch} rows, {micro_batch_size} in a micro-batch, shuffle = {shuffle}, seed = {seed}")
+    }
+}
+
+impl RowOrder {
+    /// Passes over the rows before `cursor`.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "rows and epochs are counted far below 2^53")]
+    pub fn epochs_before(&self, cursor: Cursor) -> f64 {
+        let rows = (cursor.batch * self.micro_batch_size as u64).min(self.rows_per_epoch as u64);
+        cursor.epoch as f64 + rows as f64 / self.rows_per_epoch.max(1) as f64
+    }
+}
+
+/// Evaluations so far, and what early stopping counts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Evaluations {
+    /// Step after which the last evaluation ran.
+    pub last_step: Option<u64>,
+    /// Loss before the first step.
+    pub first_loss: Option<f64>,
+    /// Loss of the last evaluation.
+    pub last_loss: Option<f64>,
+    /// Lowest loss.
+    pub best_loss: Option<f64>,
+    /// Step after which the lowest loss was seen.
+    pub best_step: Option<u64>,
+    /// Evaluations since then.
+    pub since_best: usize,
+}
+
+impl Evaluations {
+    /// Takes in the loss of an evaluation after `step`; absent where there are no evaluation rows and text was sampled
+    /// only.
+    pub fn record(&mut self, step: u64, loss: Option<f64>) {
+        self.last_step = Some(step);
+        let Some(loss) = loss else { return };
+        self.first_loss.get_or_insert(loss);
+        self.last_loss = Some(loss);
+        // A loss that is not a number is never an improvement.
+        if self.best_loss.is_none_or(|best| loss < best) && loss.is_finite() {
+            self.best_loss = Some(loss);
+            self.best_step = Some(step);
+            self.since_best = 0;
+        } else {
+            self.since_best += 1;
+        }
+    }
+
+    /// Whether `patience` evaluations in a row were no improvement.
+    #[must_use]
+    pub fn patience_is_over(&self, patience: Option<usize>) -> bool {
+        patience.is_some_and(|patience| self.since_best >= patience)
+    }
+}
+
+/// Sums over the whole run, over all its starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Tokens that were not padding.
+    pub tokens: u64,
+    /// Tokens that carried loss.
+    pub target_tokens: u64,
+    /// Steps whose loss or gradient was not finite: no update was made.
+    pub skipped_steps: u64,
+    /// What the training rows turned out to be.
+    pub rows: RowCounts,
+    /// Wall time, from the start of the process.
+    pub wall_seconds: f64,
+    /// Energy of the GPU, where it is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy_joules: Option<f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_count_rows_and_the_last_batch_may_be_smaller() {
+        let order = RowOrder { seed: 0, micro_batch_size: 4, shuffle: true, rows_per_epoch: 10 };
+        for (epoch, batch, expected) in [(0, 0, 0.0), (0, 2, 0.8), (0, 3, 1.0), (2, 1, 2.4)] {
+            assert!((order.epochs_before(Cursor { epoch, batch }) - expected).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn patience_counts_evaluations_without_a_better_loss() {
+        let mut evaluations = Evaluations::default();
+        for (step, loss) in [(0, 3.0), (10, 2.5), (20, 2.5), (30, f64::NAN)] {
+            evaluations.record(step, Some(loss));
+        }
+        assert_eq!((evaluations.best_loss, evaluations.best_step), (Some(2.5), Some(10)));
+        assert_eq!(evaluations.since_best, 2);
+        assert!(evaluations.patience_is_over(Some(2)) && !evaluations.patience_is_over(Some(3)));
+        assert!(!evaluations.patience_is_over(None));
+        evaluations.record(40, Some(2.4));
+        assert_eq!((evaluations.since_best, evaluations.first_loss), (0, Some(3.0)));
+    }
+
+    #[test]
+    fn a_first_loss_that_is_not_a_number_is_not_the_best() {
+        let mut evaluations = Evaluations::default();
+        evaluations.record(0, Some(f64::NAN));
+        assert_eq!(evaluations.best_loss, None);
+        evaluations.record(1, Some(9.0));
+        assert_eq!(evaluations.best_step, Some(1));
+    }
+}

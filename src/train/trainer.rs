@@ -1,0 +1,490 @@
+//! The loop: steps are the only clock. Evaluation, samples, checkpoints and figures are called here by name.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::config::{EvalConfig, TrainConfig};
+use super::eval::evaluate;
+use super::flops::StepFlops;
+use super::schedule::Schedule;
+use super::state::{Evaluations, RowOrder, Totals, TrainerState};
+use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
+use super::stop::Stop;
+use crate::checkpoint::{self, CheckpointConfig, CheckpointError, Checkpoints};
+use crate::data::batch::RowSource;
+use crate::data::error::DataError;
+use crate::data::loader::Loader;
+use crate::data::pipeline::{Cursor, DataPipeline};
+use crate::device::OpenDevice;
+use crate::export::{adapter_weights, write_adapter};
+use crate::lora::AdapterSet;
+use crate::lora::config::LoraConfig;
+use crate::metrics::{EvalMetrics, Outcome, Sample, Sinks, StepMetrics, Summary, TimeSpent};
+use crate::telemetry::Telemetry;
+
+/// Rows that a warning names before it says how many more there are.
+const MAX_ROWS_NAMED: usize = 8;
+
+/// Why training failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainerError {
+    /// A row cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A checkpoint cannot be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A checkpoint does not fit this recipe.
+    #[error("checkpoint {}: {reason}", path.display())]
+    Mismatch {
+        /// Folder of the checkpoint.
+        path: PathBuf,
+        /// What does not fit, and what would.
+        reason: String,
+    },
+}
+
+/// What the loop works with.
+pub struct Around<'a> {
+    /// Rows.
+    pub data: &'a DataPipeline,
+    /// Where it is computed.
+    pub device: &'a OpenDevice,
+    /// Figures of the machine.
+    pub telemetry: &'a Telemetry,
+    /// Where checkpoints go.
+    pub checkpoints: &'a Checkpoints,
+    /// Where figures go.
+    pub sinks: &'a mut Sinks,
+    /// Whether to stop.
+    pub stop: &'a Stop,
+}
+
+/// How long the loop runs and what it does between steps.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Micro-batches and steps.
+    pub train: TrainConfig,
+    /// Evaluations.
+    pub eval: EvalConfig,
+    /// Checkpoints.
+    pub checkpoint: CheckpointConfig,
+    /// Learning rate by step; knows the number of steps.
+    pub schedule: Schedule,
+    /// What the data cursor counts in.
+    pub order: RowOrder,
+    /// Written into `adapter_config.json` of checkpoints.
+    pub lora: LoraConfig,
+    /// The same: the model that the adapter belongs to.
+    pub base_model_name_or_path: String,
+}
+
+/// The training loop and where it stands.
+pub struct Trainer<'a> {
+    step: TrainStep,
+    plan: Plan,
+    flops: StepFlops,
+    around: Around<'a>,
+    state: TrainerState,
+    /// The state is on disk as a checkpoint.
+    is_saved: bool,
+    /// Energy of the earlier starts of this run.
+    earlier_energy_joules: Option<f64>,
+    /// Wall time of the earlier starts of this run.
+    earlier_wall_seconds: f64,
+    process_start: Instant,
+    figures: SessionFigures,
+}
+
+/// Figures since the last start.
+#[derive(Clone, Copy, Debug, Default)]
+struct SessionFigures {
+    time: TimeSpent,
+    last_loss: Option<f64>,
+    tokens: u64,
+    step_seconds: f64,
+    flops: f64,
+    peak_gpu_memory_reserved_bytes: Option<u64>,
+}
+
+/// Micro-batches of one step.
+#[derive(Debug, Default)]
+struct Accumulated {
+    num_micro_batches: u64,
+    tokens: u64,
+    flops: f64,
+    data_wait_seconds: f64,
+    forward_backward_seconds: f64,
+    sources: Vec<RowSource>,
+}
+
+impl<'a> Trainer<'a> {
+    /// A loop before its first step. `process_start` is where the wall time starts.
+    #[must_use]
+    pub fn new(step: TrainStep, plan: Plan, around: Around<'a>, process_start: Instant) -> Self {
+        let state = TrainerState {
+            step: 0,
+            cursor: Cursor::default(),
+            order: plan.order,
+            counters: step.counters(),
+            evaluations: Evaluations::default(),
+            totals: Totals::default(),
+        };
+        Self {
+            flops: StepFlops::new(&step.model().config, step.adapters().num_parameters()),
+            step,
+            plan,
+            around,
+            state,
+            is_saved: false,
+            earlier_energy_joules: None,
+            earlier_wall_seconds: 0.0,
+            process_start,
+            figures: SessionFigures::default(),
+        }
+    }
+
+    /// Continues from a checkpoint whose state and adapters have been read already.
+    ///
+    /// # Errors
+    ///
+    /// A checkpoint that is damaged, or of other adapters, or in the middle of other data.
+    pub fn restore(
+        &mut self,
+        checkpoint: &Path,
+        state: TrainerState,
+        adapters: AdapterSet,
+    ) -> Result<(), TrainerError> {
+        let mismatch = |reason: String| TrainerError::Mismatch { path: checkpoint.to_owned(), reason };
+        if state.order != self.plan.order && state.cursor.batch != 0 {
+            return Err(mismatch(format!(
+                "it lies within an epoch of {}, and the recipe has {}\n  hint: keep `seed`, `train.micro_batch_size` \
+                 and the data as they were; between two epochs they can be changed",
+                state.order, self.plan.order
+            )));
+        }
+        let step = StepState { moments: checkpoint::load_moments(checkpoint)?, counters: state.counters };
+        self.step.restore(adapters, &step).map_err(|error| mismatch(error.to_string()))?;
+        self.earlier_energy_joules = state.totals.energy_joules;
+        self.earlier_wall_seconds = state.totals.wall_seconds;
+        self.state = TrainerState { order: self.plan.order, ..state };
+        self.is_saved = true;
+        Ok(())
+    }
+
+    /// Where training stands.
+    #[must_use]
+    pub fn state(&self) -> &TrainerState {
+        &self.state
+    }
+
+    /// The final figures, as far as the loop knows them.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        let TrainerState { step, cursor, order, evaluations, totals, .. } = &self.state;
+        let figures = &self.figures;
+        let has_steps = figures.step_seconds > 0.0;
+        let peak = self.around.device.gemm_peak_flops(self.plan.train.precision).filter(|_| has_steps);
+        Summary {
+            steps: *step,
+            skipped_steps: totals.skipped_steps,
+            epochs: order.epochs_before(*cursor),
+            final_loss: figures.last_loss,
+            initial_eval_loss: evaluations.first_loss,
+            final_eval_loss: evaluations.last_loss,
+            best_eval_loss: evaluations.best_loss,
+            best_eval_step: evaluations.best_step,
+            tokens: totals.tokens,
+            target_tokens: totals.target_tokens,
+            tokens_per_second: has_steps.then(|| per_second(figures.tokens, figures.step_seconds)),
+            mfu: peak.map(|peak| figures.flops / figures.step_seconds / peak),
+            peak_gpu_memory_reserved_bytes: figures.peak_gpu_memory_reserved_bytes,
+            energy_joules: self.energy_joules(self.around.telemetry.energy_joules()),
+            time: figures.time,
+            ..Summary::default()
+        }
+    }
+
+    /// Model, adapters and optimizer.
+    #[must_use]
+    pub fn step(&self) -> &TrainStep {
+        &self.step
+    }
+
+    /// Trains until all steps are done, the evaluation loss stops falling, or somebody wants to stop; then a
+    /// checkpoint has been saved.
+    ///
+    /// # Errors
+    ///
+    /// A row that cannot be read, a checkpoint that cannot be written.
+    pub fn run(&mut self) -> Result<Outcome, TrainerError> {
+        let mut loader = self.around.data.loader(self.state.cursor, self.plan.train.micro_batch_size)?;
+        self.figures.time.startup_seconds = self.process_start.elapsed().as_secs_f64();
+        // Only what happens in steps belongs to the first step's figures.
+        let _ = self.around.telemetry.window();
+        self.around.sinks.start();
+        loop {
+            // Evaluation comes before the checkpoint, so that the checkpoint knows its result.
+            if self.is_evaluation_due() && !self.evaluate()? {
+                return self.interrupt();
+            }
+            if self.state.evaluations.patience_is_over(self.plan.eval.early_stopping_patience) {
+                return Ok(Outcome::StoppedEarly);
+            }
+            if self.is_checkpoint_due() {
+                self.save()?;
+            }
+            if self.state.step >= self.plan.schedule.total_steps() {
+                return Ok(Outcome::Finished);
+            }
+            match self.take_step(&mut loader)? {
+                Some(metrics) => self.around.sinks.step(&metrics),
+                None => return self.interrupt(),
+            }
+        }
+    }
+
+    /// One step: micro-batches, an update, its figures. `None` where somebody wants to stop: then nothing happened.
+    fn take_step(&mut self, loader: &mut Loader) -> Result<Option<StepMetrics>, TrainerError> {
+        let step_start = Instant::now();
+        let mut accumulated = Accumulated::default();
+        let mut cursor = self.state.cursor;
+        let mut rows = self.state.totals.rows;
+        for _ in 0..self.plan.train.gradient_accumulation_steps {
+            if self.stop_requested() {
+                self.step.discard(accumulated.num_micro_batches);
+                return Ok(None);
+            }
+            let wait_start = Instant::now();
+            let loaded = loader.next_batch()?;
+            accumulated.data_wait_seconds += wait_start.elapsed().as_secs_f64();
+            cursor = loaded.cursor_after;
+            rows += loaded.report;
+            if !loaded.batch.targets.is_empty() {
+                let compute_start = Instant::now();
+                self.step.forward_backward(&loaded.batch);
+                accumulated.forward_backward_seconds += compute_start.elapsed().as_secs_f64();
+                accumulated.num_micro_batches += 1;
+                accumulated.tokens += loaded.batch.num_tokens() as u64;
+                accumulated.flops += self.flops.of(&loaded.batch);
+                accumulated.sources.extend(loaded.batch.sources);
+            }
+            // The last step of an epoch takes what is left of it.
+            if loaded.last_of_epoch {
+                break;
+            }
+        }
+        let wait_start = Instant::now();
+        self.synchronize();
+        accumulated.forward_backward_seconds += wait_start.elapsed().as_secs_f64();
+
+        let update_start = Instant::now();
+        let learning_rate = self.plan.schedule.learning_rate(self.state.step + 1);
+        let outcome = self.step.update(learning_rate);
+        self.synchronize();
+        let optimizer_seconds = update_start.elapsed().as_secs_f64();
+        let step_seconds = step_start.elapsed().as_secs_f64();
+
+        self.state.step += 1;
+        self.state.cursor = cursor;
+        self.is_saved = false;
+        let totals = &mut self.state.totals;
+        totals.rows = rows;
+        totals.tokens += accumulated.tokens;
+        totals.target_tokens += outcome.target_tokens;
+        if let Some(reason) = outcome.skipped {
+            totals.skipped_steps += 1;
+            let warning = self.skip_warning(reason, &accumulated.sources);
+            self.around.sinks.warn(&warning);
+        }
+        let figures = &mut self.figures;
+        figures.last_loss = Some(outcome.loss);
+        figures.tokens += accumulated.tokens;
+        figures.step_seconds += step_seconds;
+        figures.flops += accumulated.flops;
+        figures.time.data_wait_seconds += accumulated.data_wait_seconds;
+        figures.time.forward_backward_seconds += accumulated.forward_backward_seconds;
+        figures.time.optimizer_seconds += optimizer_seconds;
+        Ok(Some(self.metrics(learning_rate, &outcome, &accumulated, optimizer_seconds, step_seconds)))
+    }
+
+    /// The line of metrics.jsonl.
+    fn metrics(
+        &mut self,
+        learning_rate: f64,
+        outcome: &StepOutcome,
+        accumulated: &Accumulated,
+        optimizer_seconds: f64,
+        step_seconds: f64,
+    ) -> StepMetrics {
+        let machine = self.around.telemetry.window();
+        let pools = self.around.device.memory_in_use().filter(|_| self.around.device.is_gpu());
+        let reserved = pools.map(|pools| pools.reserved_bytes);
+        self.figures.peak_gpu_memory_reserved_bytes = self.figures.peak_gpu_memory_reserved_bytes.max(reserved);
+        // Measured once, after the first step: measuring takes a moment that is not the step's.
+        let peak = self.around.device.gemm_peak_flops(self.plan.train.precision);
+        StepMetrics {
+            step: self.state.step,
+            epoch: self.state.order.epochs_before(self.state.cursor),
+            loss: outcome.loss,
+            learning_rate,
+            grad_norm: outcome.grad_norm,
+            skipped: outcome.skipped.is_some(),
+            loss_scale: self.step.counters().loss_scale.map(|loss_scale| loss_scale.scale()),
+            tokens: accumulated.tokens,
+            target_tokens: outcome.target_tokens,
+            tokens_per_second: per_second(accumulated.tokens, step_seconds),
+            step_seconds,
+            data_wait_seconds: accumulated.data_wait_seconds,
+            forward_backward_seconds: accumulated.forward_backward_seconds,
+            optimizer_seconds,
+            mfu: peak.map(|peak| accumulated.flops / step_seconds / peak),
+            host_memory_bytes: machine.host_memory_bytes,
+            cpu_utilization_percent: machine.cpu_utilization_percent,
+            gpu_utilization_percent: machine.gpu_utilization_percent,
+            gpu_utilization_max_percent: machine.gpu_utilization_max_percent,
+            gpu_memory_used_bytes: machine.gpu_memory_used_bytes,
+            gpu_memory_allocated_bytes: pools.map(|pools| pools.allocated_bytes),
+            gpu_memory_reserved_bytes: reserved,
+            gpu_power_watts: machine.gpu_power_watts,
+            energy_joules: self.energy_joules(machine.energy_joules),
+            gpu_temperature_celsius: machine.gpu_temperature_celsius,
+        }
+    }
+
+    /// A signal, or the dashboard's user.
+    fn stop_requested(&self) -> bool {
+        self.around.stop.requested() || self.around.sinks.stop_requested()
+    }
+
+    /// Waits until a GPU has done what it was given, so that times belong to what they are named after.
+    fn synchronize(&self) {
+        if self.around.device.is_gpu() {
+            // An error of the device comes up again where its numbers are read.
+            let _ = self.around.device.device.sync();
+        }
+    }
+
+    /// Energy since the start of the run, from that since the start of the process.
+    fn energy_joules(&self, since_start: Option<f64>) -> Option<f64> {
+        match (self.earlier_energy_joules, since_start) {
+            (None, None) => None,
+            (earlier, since_start) => Some(earlier.unwrap_or(0.0) + since_start.unwrap_or(0.0)),
+        }
+    }
+
+    /// Before the first step, after the last one, and every `eval_steps`; not twice after one step.
+    fn is_evaluation_due(&self) -> bool {
+        let step = self.state.step;
+        let every = self.plan.eval.eval_steps.is_some_and(|every| step.is_multiple_of(every));
+        let is_edge = step == 0 || step >= self.plan.schedule.total_steps();
+        (every || is_edge) && self.state.evaluations.last_step != Some(step)
+    }
+
+    /// Every `save_steps`.
+    fn is_checkpoint_due(&self) -> bool {
+        let step = self.state.step;
+        let every = self.plan.checkpoint.save_steps.is_some_and(|every| step.is_multiple_of(every));
+        every && step > 0 && !self.is_saved
+    }
+
+    /// Measures the evaluation loss and samples text. `false` where somebody wants to stop: then nothing happened.
+    fn evaluate(&mut self) -> Result<bool, TrainerError> {
+        let eval_start = Instant::now();
+        let epoch = self.state.order.epochs_before(self.state.cursor);
+        let step = self.state.step;
+        let mut metrics = None;
+        if self.around.data.num_eval_rows() > 0 {
+            let (micro_batch_size, max_batches) = (self.plan.train.micro_batch_size, self.plan.eval.max_batches);
+            let batches = self.around.data.eval_batches(micro_batch_size, max_batches)?;
+            let num_batches = self.around.data.num_eval_rows().div_ceil(micro_batch_size);
+            let num_batches = num_batches.min(max_batches.unwrap_or(usize::MAX));
+            let progress = |done| self.around.sinks.evaluating(done, num_batches);
+            let Some(total) = evaluate(&self.step, batches, self.around.stop, progress)? else { return Ok(false) };
+            #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+            let eval_loss = total.sum / total.target_tokens as f64;
+            metrics = Some(EvalMetrics {
+                step,
+                epoch,
+                eval_loss,
+                eval_perplexity: eval_loss.exp(),
+                eval_target_tokens: total.target_tokens,
+                eval_seconds: eval_start.elapsed().as_secs_f64(),
+            });
+        }
+        let Some(samples) = self.sample()? else { return Ok(false) };
+
+        // Written only now that all is there: an interruption leaves no half of an evaluation behind.
+        if let Some(metrics) = &metrics {
+            self.around.sinks.eval(metrics);
+        }
+        for (index, sample) in samples.iter().enumerate() {
+            self.around.sinks.sample(index, sample);
+        }
+        self.state.evaluations.record(step, metrics.map(|metrics| metrics.eval_loss));
+        self.is_saved = false;
+        self.figures.time.evaluation_seconds += eval_start.elapsed().as_secs_f64();
+        let _ = self.around.telemetry.window();
+        Ok(true)
+    }
+
+    /// Continues the prompts of `eval.generate`, greedily. `None` where somebody wants to stop.
+    fn sample(&self) -> Result<Option<Vec<Sample>>, TrainerError> {
+        Ok(Some(Vec::new()))
+    }
+
+    /// Saves a checkpoint of the steps done.
+    fn save(&mut self) -> Result<(), TrainerError> {
+        let save_start = Instant::now();
+        let StepState { moments, counters } = self.step.state();
+        self.state.counters = counters;
+        self.state.totals.wall_seconds = self.earlier_wall_seconds + self.process_start.elapsed().as_secs_f64();
+        self.state.totals.energy_joules = self.energy_joules(self.around.telemetry.energy_joules());
+        let weights = adapter_weights(self.step.adapters());
+        let write =
+            |folder: &Path| write_adapter(folder, &weights, &self.plan.lora, &self.plan.base_model_name_or_path);
+        self.around.checkpoints.save(self.state.step, write, &moments, &self.state)?;
+        self.around.sinks.note(&format!("step {}: checkpoint saved", self.state.step));
+        self.is_saved = true;
+        self.figures.time.checkpoint_seconds += save_start.elapsed().as_secs_f64();
+        let _ = self.around.telemetry.window();
+        Ok(())
+    }
+
+    /// Saves what a resumed run needs, unless it is there.
+    fn interrupt(&mut self) -> Result<Outcome, TrainerError> {
+        if !self.is_saved {
+            self.save()?;
+        }
+        Ok(Outcome::Interrupted)
+    }
+
+    /// Why a step made no update, and which rows it had.
+    fn skip_warning(&self, reason: SkipReason, sources: &[RowSource]) -> String {
+        let why = match reason {
+            SkipReason::NonFiniteLoss => "its loss is not a finite number",
+            SkipReason::NonFiniteGradient => "its gradient is not finite",
+            SkipReason::NoTargetTokens => "none of its tokens carries loss",
+        };
+        let files = self.around.data.files();
+        let named = sources.iter().take(MAX_ROWS_NAMED).filter_map(|source| {
+            let path = files.get(source.file)?.path.display();
+            Some(format!("{path} row {}", source.row + 1))
+        });
+        let mut rows = named.collect::<Vec<_>>().join(", ");
+        if sources.len() > MAX_ROWS_NAMED {
+            rows.push_str(&format!(" and {} more", sources.len() - MAX_ROWS_NAMED));
+        }
+        let step = self.state.step;
+        if rows.is_empty() {
+            format!("step {step}: no update, {why}")
+        } else {
+            format!("step {step}: no update, {why}; its rows: {rows}")
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+fn per_second(count: u64, seconds: f64) -> f64 {
+    count as f64 / seconds
+}
