@@ -1,13 +1,41 @@
 //! A training run, as a straight line.
 
 pub mod args;
+pub mod clock;
 pub mod dir;
 pub mod environment;
+pub mod inputs;
+mod opening;
+mod resume;
+mod verify;
 
 pub use args::{Resume, TrainArgs};
 
+use std::time::Instant;
+
+use crate::checkpoint::Checkpoints;
+use crate::data::pipeline::{Cursor, DataPipeline};
+use crate::device::{self, OpenDevice};
+use crate::export::{adapter_set, adapter_weights, read_adapter, write_adapter};
 use crate::failure::Failure;
-use crate::recipe::Purpose;
+use crate::lora::AdapterSet;
+use crate::lora::targets::Selection;
+use crate::metrics::{Outcome, SinkOptions, Sinks, Summary};
+use crate::recipe::{Purpose, Recipe};
+use crate::telemetry::{NvmlSelector, Telemetry, peak_host_memory_bytes};
+use crate::train::schedule::{Schedule, total_steps};
+use crate::train::state::RowOrder;
+use crate::train::step::TrainStep;
+use crate::train::stop::Stop;
+use crate::train::trainer::{Around, Plan, Trainer, TrainerError};
+
+use clock::process_start;
+use dir::{RunDir, RunDirError, Start};
+use environment::Environment;
+use inputs::ModelSource;
+use opening::Opening;
+use resume::Resumed;
+use verify::adapter_reloads;
 
 /// Trains.
 ///
@@ -15,6 +43,197 @@ use crate::recipe::Purpose;
 ///
 /// Mistakes in the recipe or its inputs, failures on the way, an interruption.
 pub fn train(args: &TrainArgs) -> Result<(), Failure> {
-    args.recipe.load(Purpose::Training)?;
-    Err(Failure::running("training is not in this build"))
+    let process_start = process_start();
+    let recipe = args.recipe.load(Purpose::Training)?;
+    let resolved = recipe.to_toml();
+
+    // What fails cheaply comes first: no weight and no row is read before all this is known to be there.
+    let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
+    let resumed = args.resume.as_ref().map(|resume| Resumed::find(resume, &checkpoints, &resolved)).transpose()?;
+    let source = ModelSource::open(&recipe.model, recipe.seed, args.quiet)?;
+    let selection = source.select(&recipe.lora)?;
+    let device = device::open(&recipe.device.name).map_err(Failure::input)?;
+    let start = if resumed.is_some() { Start::Resume } else { Start::Fresh };
+    let dir = RunDir::create(&recipe.output_dir, start).map_err(run_dir_failure)?;
+
+    // The tokenizer takes as long to parse as a small model to load, so they are read at the same time.
+    let (data, model) = std::thread::scope(|scope| {
+        let data = scope.spawn(|| source.open_data(&recipe.data, recipe.seed));
+        let model = source.load(recipe.model.dtype, recipe.train.precision, &device);
+        (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
+    });
+    let (data, model) = (data?, model?);
+
+    let schedule = schedule(&recipe, &data);
+    if let Some(resumed) = &resumed {
+        resumed.refuse_if_done(&dir, schedule.total_steps())?;
+    }
+    let adapters = adapters(&recipe, &source, &selection, resumed.as_ref(), &device)?;
+    let num_trainable = adapters.num_parameters();
+
+    // From here on the folder is written to, and a signal waits for a checkpoint. Until here it ends the process.
+    let stop = Stop::on_signals().map_err(Failure::running)?;
+    let mut sinks = open_run(args, &recipe, &dir, &device, resumed.as_ref(), schedule.total_steps(), &stop)?;
+    let (config, selection) = (&source.config, &selection);
+    let opening = Opening { recipe: &recipe, config, selection, num_trainable, data: &data, device: &device, schedule };
+    opening.tell(&mut sinks);
+    let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(&device));
+    if let Some(notice) = telemetry.notice() {
+        sinks.note(notice);
+    }
+    if let Some(resumed) = &resumed {
+        resumed.tell(&checkpoints, &recipe.output_dir, &mut sinks)?;
+    }
+
+    let restored = resumed.is_some().then(|| adapters.clone());
+    let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
+    let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
+    let around = Around {
+        data: &data,
+        device: &device,
+        telemetry: &telemetry,
+        checkpoints: &checkpoints,
+        sinks: &mut sinks,
+        stop: &stop,
+    };
+    let mut trainer = Trainer::new(step, plan(&recipe, &data, schedule), around, process_start);
+    if let (Some(Resumed { checkpoint, state, .. }), Some(adapters)) = (resumed, restored) {
+        trainer.restore(&checkpoint, state, adapters).map_err(trainer_failure)?;
+    }
+    let outcome = trainer.run().map_err(trainer_failure)?;
+    if outcome == Outcome::Interrupted {
+        let step = trainer.state().step;
+        sinks.note(&format!("stopped after step {step}, with a checkpoint; `--resume` continues from there"));
+        return Err(Failure::Interrupted);
+    }
+
+    let export_start = Instant::now();
+    let adapter_verified = export(&recipe, &dir, &data, trainer.step())?;
+    let mut summary = Summary {
+        outcome,
+        device: device.label.clone(),
+        precision: recipe.train.precision.name().to_owned(),
+        trainable_parameters: num_trainable as u64,
+        all_parameters: opening.num_parameters() as u64,
+        adapter_verified: Some(adapter_verified),
+        peak_host_memory_bytes: peak_host_memory_bytes(),
+        peak_gpu_memory_bytes: telemetry.peak_gpu_memory_bytes(),
+        ..trainer.summary()
+    };
+    summary.time.checkpoint_seconds += export_start.elapsed().as_secs_f64();
+    summary.wall_seconds = process_start.elapsed().as_secs_f64();
+    summary.time = summary.time.within(summary.wall_seconds);
+    sinks.finish(&summary);
+    if !adapter_verified {
+        let folder = dir.adapter();
+        return Err(Failure::running(format!(
+            "{}: the adapter that was read back does not give the logits of the one that was trained",
+            folder.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Steps and their learning rates.
+fn schedule(recipe: &Recipe, data: &DataPipeline) -> Schedule {
+    let train = &recipe.train;
+    let batches = usize::try_from(data.batches_per_epoch(train.micro_batch_size)).unwrap_or(usize::MAX);
+    let total = total_steps(batches, train.gradient_accumulation_steps, train.num_epochs, train.max_steps);
+    Schedule::new(&recipe.scheduler, recipe.optimizer.learning_rate, total)
+}
+
+/// Fresh adapters, or those of a checkpoint.
+fn adapters(
+    recipe: &Recipe,
+    source: &ModelSource,
+    selection: &Selection,
+    resumed: Option<&Resumed>,
+    device: &OpenDevice,
+) -> Result<AdapterSet, Failure> {
+    let Some(Resumed { checkpoint, .. }) = resumed else {
+        return Ok(source.new_adapters(selection, &recipe.lora, recipe.seed, device));
+    };
+    let saved = read_adapter(checkpoint).map_err(Failure::input)?;
+    let dropout = recipe.lora.lora_dropout;
+    adapter_set(checkpoint, saved.weights, selection, &source.config, dropout, &device.device).map_err(Failure::input)
+}
+
+/// Writes what is known before the first step, and opens the sinks.
+fn open_run(
+    args: &TrainArgs,
+    recipe: &Recipe,
+    dir: &RunDir,
+    device: &OpenDevice,
+    resumed: Option<&Resumed>,
+    total_steps: u64,
+    stop: &Stop,
+) -> Result<Sinks, Failure> {
+    dir.reopen().map_err(Failure::running)?;
+    let resolved = recipe.to_toml();
+    let given = std::fs::read_to_string(&args.recipe.recipe).map_err(Failure::running)?;
+    let device_argument = args.recipe.device.iter().map(|name| format!("--device {name}"));
+    let changes: Vec<String> =
+        args.recipe.set.iter().map(|change| format!("--set {change}")).chain(device_argument).collect();
+    dir.write_recipe(&given, &changes, &resolved).map_err(Failure::running)?;
+    dir.write_environment(&Environment::of_this_process(&device.label)).map_err(Failure::running)?;
+    let options = SinkOptions {
+        run_dir: dir.path(),
+        resume_step: resumed.map(|resumed| resumed.state.step),
+        total_steps,
+        quiet: args.quiet,
+        tui: args.tui,
+        interrupter: stop.interrupter().clone(),
+    };
+    let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;
+    sinks.recipe(&resolved);
+    Ok(sinks)
+}
+
+/// What of the recipe the loop needs.
+fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule) -> Plan {
+    Plan {
+        train: recipe.train.clone(),
+        eval: recipe.eval.clone(),
+        checkpoint: recipe.checkpoint.clone(),
+        schedule,
+        order: RowOrder {
+            seed: recipe.seed,
+            micro_batch_size: recipe.train.micro_batch_size,
+            shuffle: recipe.data.shuffle,
+            rows_per_epoch: data.rows_per_epoch(),
+        },
+        lora: recipe.lora.clone(),
+        base_model_name_or_path: recipe.model.path.clone(),
+    }
+}
+
+/// Writes the adapter; whether it gives the same logits when it is read back.
+fn export(recipe: &Recipe, dir: &RunDir, data: &DataPipeline, step: &TrainStep) -> Result<bool, Failure> {
+    let folder = dir.adapter();
+    let weights = adapter_weights(step.adapters());
+    write_adapter(&folder, &weights, &recipe.lora, &recipe.model.path).map_err(Failure::running)?;
+    let mut loader = data.loader(Cursor::default(), 1).map_err(Failure::running)?;
+    let batch = loader.next_batch().map_err(Failure::running)?.batch;
+    adapter_reloads(&folder, step.model(), step.adapters(), &batch).map_err(Failure::running)
+}
+
+/// By what NVML finds the GPU that is trained on.
+fn nvml_selector(device: &OpenDevice) -> Option<NvmlSelector> {
+    device.cuda.as_ref().map(|gpu| NvmlSelector::Uuid(gpu.uuid.clone()))
+}
+
+/// A folder that must not be used is a mistake in the recipe; a disk that fails is not.
+fn run_dir_failure(error: RunDirError) -> Failure {
+    match error {
+        RunDirError::Io { .. } => Failure::running(error),
+        error => Failure::input(error),
+    }
+}
+
+/// A row or a checkpoint that does not fit is a mistake in the inputs.
+fn trainer_failure(error: TrainerError) -> Failure {
+    match error {
+        TrainerError::Checkpoint(_) => Failure::running(error),
+        error => Failure::input(error),
+    }
 }

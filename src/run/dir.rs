@@ -122,21 +122,15 @@ impl RunDir {
         }
     }
 
-    /// Text of `resolved.toml`, where an earlier start of this run left one.
-    #[must_use]
-    pub fn earlier_resolved_recipe(&self) -> Option<String> {
-        fs::read_to_string(self.path.join("resolved.toml")).ok()
-    }
-
-    /// Writes `recipe.toml`, as the user wrote it with the overrides in comments above, and `resolved.toml`.
+    /// Writes `recipe.toml`, as the user wrote it with the arguments that change it in comments above, and `resolved.toml`.
     ///
     /// # Errors
     ///
     /// Where the file system refuses.
-    pub fn write_recipe(&self, given: &str, overrides: &[String], resolved: &str) -> Result<(), RunDirError> {
+    pub fn write_recipe(&self, given: &str, changes: &[String], resolved: &str) -> Result<(), RunDirError> {
         let mut text = String::new();
-        for entry in overrides {
-            text.push_str("# --set ");
+        for entry in changes {
+            text.push_str("# ");
             text.push_str(&entry.replace('\n', " "));
             text.push('\n');
         }
@@ -151,23 +145,10 @@ impl RunDir {
     ///
     /// Where the file system refuses.
     pub fn write_environment(&self, environment: &impl Serialize) -> Result<(), RunDirError> {
-        self.write_json("environment.json", environment)
-    }
-
-    /// Writes `summary.json`, with which the run is finished.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn write_summary(&self, summary: &impl Serialize) -> Result<(), RunDirError> {
-        self.write_json(SUMMARY_FILE, summary)
-    }
-
-    fn write_json(&self, name: &str, value: &impl Serialize) -> Result<(), RunDirError> {
-        let path = self.path.join(name);
-        let mut json = serde_json::to_vec_pretty(value).map_err(|e| io_error(&path, "write", e.into()))?;
+        let path = self.path.join("environment.json");
+        let mut json = serde_json::to_vec_pretty(environment).map_err(|e| io_error(&path, "write", e.into()))?;
         json.push(b'\n');
-        self.write(name, &json)
+        self.write("environment.json", &json)
     }
 
     /// Writes a file under another name and renames it, so that a reader never sees half of it.
@@ -217,7 +198,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("runs/a");
         let run = RunDir::create(&path, Start::Fresh).unwrap();
-        run.write_summary(&"done").unwrap();
+        fs::write(path.join(SUMMARY_FILE), "{}").unwrap();
         drop(run);
         let error = RunDir::create(&path, Start::Fresh).unwrap_err();
         assert!(matches!(error, RunDirError::Finished { .. }), "{error}");
@@ -249,12 +230,13 @@ mod tests {
     }
 
     #[test]
-    fn the_recipe_is_kept_as_given_with_its_overrides() {
+    fn the_recipe_is_kept_as_given_with_its_changes() {
         let folder = tempfile::tempdir().unwrap();
         let run = RunDir::create(folder.path(), Start::Fresh).unwrap();
-        run.write_recipe("seed = 1\n", &["train.max_steps=5".into()], "seed = 1\nall = true\n").unwrap();
+        run.write_recipe("seed = 1\n", &["--set train.max_steps=5".into()], "seed = 1\nall = true\n").unwrap();
         let given = fs::read_to_string(folder.path().join("recipe.toml")).unwrap();
         assert_eq!(given, "# --set train.max_steps=5\nseed = 1\n");
-        assert_eq!(run.earlier_resolved_recipe().unwrap(), "seed = 1\nall = true\n");
+        let resolved = fs::read_to_string(folder.path().join("resolved.toml")).unwrap();
+        assert_eq!(resolved, "seed = 1\nall = true\n");
     }
 }

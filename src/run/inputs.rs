@@ -1,0 +1,116 @@
+//! What a run reads: model files, tokenizer, rows. Mistakes in them end the command with exit code 2.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::data::config::DataConfig;
+use crate::data::pipeline::DataPipeline;
+use crate::data::tokenizer::Tokenizer;
+use crate::device::{Dtype, OpenDevice};
+use crate::failure::Failure;
+use crate::hub::{self, HubSettings, Progress, Wanted};
+use crate::lora::AdapterSet;
+use crate::lora::config::LoraConfig;
+use crate::lora::targets::{Projection, Selection};
+use crate::model::config::LlamaConfig;
+use crate::model::llama::Llama;
+use crate::model::weights::{RandomWeights, WeightFiles, Weights};
+use crate::model::{Init, ModelOptions, load};
+use crate::schema::{Problem, Problems};
+
+/// A model on disk: its config has been read, its weights have been mapped but not read.
+#[derive(Debug)]
+pub struct ModelSource {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Its shape.
+    pub config: LlamaConfig,
+    /// Its weights.
+    pub weights: Weights,
+}
+
+impl ModelSource {
+    /// Finds a model: a folder, a repository of the Hub, or, for random weights, a config.json alone. A download shows
+    /// its progress unless it is to be `quiet`.
+    ///
+    /// # Errors
+    ///
+    /// A model that is not there or not supported, or weights that are not those of its config.
+    pub fn open(options: &ModelOptions, seed: u64, quiet: bool) -> Result<Self, Failure> {
+        let path = Path::new(&options.path);
+        let (folder, config) = if options.init == Init::Random && path.is_file() {
+            (path.parent().unwrap_or(Path::new("")).to_owned(), path.to_owned())
+        } else {
+            let wanted = match options.init {
+                Init::Pretrained => Wanted::Model,
+                Init::Random => Wanted::WithoutWeights,
+            };
+            let (revision, progress) = (options.revision.as_deref(), Progress::detect(quiet));
+            let folder = hub::resolve(&options.path, revision, wanted, &HubSettings::from_env(), progress)
+                .map_err(Failure::input)?;
+            let config = folder.join("config.json");
+            (folder, config)
+        };
+        let config = LlamaConfig::from_file(&config).map_err(Failure::input)?;
+        let weights = match options.init {
+            Init::Random => Weights::Random(RandomWeights::new(&config, seed)),
+            Init::Pretrained => Weights::Files(WeightFiles::open(&folder).map_err(Failure::input)?),
+        };
+        weights.check(&config).map_err(Failure::input)?;
+        Ok(Self { folder, config, weights })
+    }
+
+    /// Reads the weights onto a device: stored as `dtype`, absent: as `precision`, in which it computes.
+    ///
+    /// # Errors
+    ///
+    /// A type that the device does not have, weights that do not fit it.
+    pub fn load(&self, dtype: Option<Dtype>, precision: Dtype, device: &OpenDevice) -> Result<Llama, Failure> {
+        let storage = dtype.unwrap_or(precision);
+        for dtype in [storage, precision] {
+            device.require_dtype(dtype).map_err(Failure::input)?;
+        }
+        load::load(&self.config, &self.weights, storage, precision, &device.device).map_err(Failure::input)
+    }
+
+    /// Tokenizer and rows.
+    ///
+    /// # Errors
+    ///
+    /// Files that cannot be read or understood; a tokenizer that belongs to another model.
+    pub fn open_data(&self, data: &DataConfig, seed: u64) -> Result<DataPipeline, Failure> {
+        let tokenizer = Tokenizer::open(&self.folder).map_err(Failure::input)?;
+        let (max_id, vocab_size) = (tokenizer.max_id() as usize, self.config.vocab_size);
+        if max_id >= vocab_size {
+            let folder = self.folder.display();
+            return Err(Failure::input(format!(
+                "{folder}: the tokenizer has ids up to {max_id}, and the model has embeddings for {vocab_size}\n  hint: \
+                 tokenizer.json and config.json are of different models"
+            )));
+        }
+        DataPipeline::open(data, Arc::new(tokenizer), seed).map_err(Failure::input)
+    }
+
+    /// The linear layers that a `[lora]` section selects.
+    ///
+    /// # Errors
+    ///
+    /// Targets and layers that the model does not have.
+    pub fn select(&self, lora: &LoraConfig) -> Result<Selection, Failure> {
+        lora.select(self.config.num_hidden_layers).map_err(|errors| {
+            Failure::Input(Problems(errors.iter().map(|error| Problem::new(error.to_string())).collect()))
+        })
+    }
+
+    /// Fresh adapters, with which the model is still the base model.
+    #[must_use]
+    pub fn new_adapters(&self, selection: &Selection, lora: &LoraConfig, seed: u64, device: &OpenDevice) -> AdapterSet {
+        let linears = self.config.block_linears();
+        let features = |projection: Projection| {
+            let [out_features, in_features] =
+                linears.iter().find(|(name, _)| *name == projection.name()).map_or([0, 0], |(_, shape)| *shape);
+            (in_features, out_features)
+        };
+        AdapterSet::new(selection, features, lora.init_lora_weights, lora.lora_dropout, seed, &device.device)
+    }
+}
