@@ -99,6 +99,18 @@ impl Block {
     /// `x`: `[tokens, hidden_size]`.
     #[must_use]
     pub fn activations(&self, x: Tensor<2>, context: &BlockContext<'_>) -> Activations {
+        self.activations_with(x, context, |q, k, v| attention(q, k, v, context.layout, context.heads))
+    }
+
+    /// [`activations`](Self::activations) with an attention of the caller's: of queries, keys (both after the rotary
+    /// embedding) and values. So a cache can keep keys and values, and put earlier ones before them.
+    #[must_use]
+    pub fn activations_with(
+        &self,
+        x: Tensor<2>,
+        context: &BlockContext<'_>,
+        attend: impl FnOnce(&Tensor<2>, &Tensor<2>, &Tensor<2>) -> Attended,
+    ) -> Activations {
         use Projection::{Gate, Key, Output, Query, Up, Value};
         let mut xa = [const { None }; 7];
         let mut apply = |input: &Tensor<2>, projection: Projection| {
@@ -111,7 +123,7 @@ impl Block {
         let q = rotate(apply(&normed, Query), context.layout, num_heads, false);
         let k = rotate(apply(&normed, Key), context.layout, num_kv_heads, false);
         let v = apply(&normed, Value);
-        let attended = attention(&q, &k, &v, context.layout, context.heads);
+        let attended = attend(&q, &k, &v);
         let (middle, low) =
             linear_residual(&attended.o, self.weight(Output), context.low_rank(Output).as_ref(), x.clone());
         let (normed, middle_rstd) = rms_norm(&middle, &self.post_attention_layernorm, context.eps);

@@ -74,6 +74,7 @@ impl ModelOptions {
 }
 
 pub mod block;
+pub mod cache;
 pub mod config;
 pub mod llama;
 pub mod load;

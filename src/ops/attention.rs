@@ -32,7 +32,7 @@ impl Heads {
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "scores are in f32")]
-    fn host_shape(&self) -> cpu::AttentionShape {
+    pub(super) fn host_shape(&self) -> cpu::AttentionShape {
         cpu::AttentionShape {
             num_heads: self.num_heads,
             num_kv_heads: self.num_kv_heads,

@@ -9,6 +9,7 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod cached_attention;
 pub mod cpu;
 pub mod cross_entropy;
 pub mod dropout;

@@ -4,12 +4,14 @@
 //! log-sum-exp that the forward pass kept. Nothing has the size of the sequence squared.
 
 mod backward;
+mod cached;
 mod forward;
 #[cfg(test)]
 mod tests;
 mod tile;
 
 pub use backward::attention_backward;
+pub use cached::attention_of_last;
 pub use forward::attention;
 
 /// What attention needs to know about the heads.

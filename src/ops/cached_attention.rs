@@ -1,0 +1,131 @@
+//! Attention with the keys and values of earlier tokens kept from pass to pass: what makes generation linear in the
+//! length of the text.
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::attention::{Attended, Heads};
+use super::{cpu, host};
+
+/// Tokens by which the memory of a cache grows.
+const CHUNK_TOKENS: usize = 256;
+
+/// Keys and values of one layer for the tokens of one sequence, on the device where they are used.
+///
+/// Keys are kept after the rotary embedding. Appending a token copies that token alone, but for one token in
+/// `CHUNK_TOKENS`, at which the memory grows.
+#[derive(Debug)]
+pub struct KeyValueCache {
+    heads: Heads,
+    num_tokens: usize,
+    held: Held,
+}
+
+#[derive(Debug)]
+enum Held {
+    /// For the kernels: `[tokens, num_kv_heads * head_dim]`.
+    Host { keys: Vec<f32>, values: Vec<f32> },
+    /// For plain tensor calls: `[num_kv_heads, capacity, head_dim]` each.
+    Device([Tensor<3>; 2]),
+}
+
+impl KeyValueCache {
+    /// An empty cache for activations of type `dtype` on `device`.
+    #[must_use]
+    pub fn new(heads: Heads, device: &Device, dtype: DType) -> Self {
+        let held = if host::has_kernels(device, dtype) {
+            Held::Host { keys: Vec::new(), values: Vec::new() }
+        } else {
+            let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
+            Held::Device([empty(), empty()])
+        };
+        Self { heads, num_tokens: 0, held }
+    }
+
+    /// Tokens in the cache.
+    #[must_use]
+    pub fn num_tokens(&self) -> usize {
+        self.num_tokens
+    }
+
+    /// Adds the keys (after the rotary embedding) and values of the tokens that follow.
+    ///
+    /// # Shapes
+    /// `[tokens, num_kv_heads * head_dim]`.
+    pub fn append(&mut self, k: &Tensor<2>, v: &Tensor<2>) {
+        let [count, _] = k.dims();
+        match &mut self.held {
+            Held::Host { keys, values } => {
+                for (held, new) in [(keys, k), (values, v)] {
+                    let Some(new) = host::view(new) else { unreachable!("the cache is of a device with kernels") };
+                    held.extend_from_slice(new.as_slice());
+                }
+            }
+            Held::Device(held) => {
+                let Heads { num_kv_heads, head_dim, .. } = self.heads;
+                let end = self.num_tokens + count;
+                for (held, new) in held.iter_mut().zip([k, v]) {
+                    let new = new.clone().reshape([count, num_kv_heads, head_dim]).swap_dims(0, 1);
+                    // Taken out, so that nobody else holds it and it is written in place.
+                    let all = std::mem::replace(held, Tensor::empty([0, 0, 0], (&new.device(), new.dtype())));
+                    let range = [0..num_kv_heads, self.num_tokens..end, 0..head_dim];
+                    *held = with_room_for(all, end).slice_assign(range, new);
+                }
+            }
+        }
+        self.num_tokens += count;
+    }
+
+    /// Attention of the last token, whose query is `q`, on all tokens of the cache (of which it is one).
+    ///
+    /// # Shapes
+    /// `q`: `[1, num_heads * head_dim]`.
+    #[must_use]
+    pub fn attend(&self, q: &Tensor<2>) -> Attended {
+        let device = q.device();
+        match &self.held {
+            Held::Host { keys, values } => {
+                let Some(host_q) = host::view(q) else { unreachable!("the cache is of a device with kernels") };
+                let num_heads = self.heads.num_heads;
+                let (mut o, mut lse) = (vec![0.0; host_q.as_slice().len()], vec![0.0; num_heads]);
+                let shape = self.heads.host_shape();
+                cpu::attention_of_last(host_q.as_slice(), keys, values, &shape, &mut o, &mut lse);
+                Attended { o: host::tensor(o, q.dims(), &device), lse: host::tensor(lse, [num_heads], &device) }
+            }
+            Held::Device(held) => {
+                let first = self.heads.window.map_or(0, |window| self.num_tokens.saturating_sub(window));
+                let [k, v] = held.each_ref().map(|all| all.clone().narrow(1, first, self.num_tokens - first));
+                plain_attention_of_last(q, k, v, self.heads)
+            }
+        }
+    }
+}
+
+/// The same tensor, with room for at least `num_tokens` tokens.
+fn with_room_for(all: Tensor<3>, num_tokens: usize) -> Tensor<3> {
+    let [num_kv_heads, capacity, head_dim] = all.dims();
+    if num_tokens <= capacity {
+        return all;
+    }
+    let more = num_tokens.next_multiple_of(CHUNK_TOKENS) - capacity;
+    let room = Tensor::zeros([num_kv_heads, more, head_dim], (&all.device(), all.dtype()));
+    Tensor::cat(vec![all, room], 1)
+}
+
+/// In plain tensor calls; `k` and `v` are the tokens that the query sees, `[num_kv_heads, tokens, head_dim]`.
+fn plain_attention_of_last(q: &Tensor<2>, k: Tensor<3>, v: Tensor<3>, heads: Heads) -> Attended {
+    let Heads { num_heads, num_kv_heads, head_dim, .. } = heads;
+    let dtype = q.dtype();
+    let q = q.clone().reshape([num_kv_heads, num_heads / num_kv_heads, head_dim]);
+    let k = k.swap_dims(1, 2);
+    // As in `attention`: f16 products could overflow before they are scaled; bf16 would round the scale itself.
+    let scores = if dtype == DType::F16 {
+        (q * heads.scale()).matmul(k).cast(DType::F32)
+    } else {
+        q.matmul(k).cast(DType::F32) * heads.scale()
+    }; // [num_kv_heads, group, tokens]
+    let max = scores.clone().max_dim(2);
+    let weights = (scores - max.clone()).exp();
+    let sum = weights.clone().sum_dim(2);
+    let o = (weights / sum.clone()).cast(dtype).matmul(v);
+    Attended { o: o.reshape([1, num_heads * head_dim]), lse: (max + sum.log()).reshape([num_heads]) }
+}
