@@ -1,5 +1,7 @@
 //! A micro-batch in host memory.
 
+use super::encode::EncodedRow;
+
 /// One micro-batch: rows of tokens, padded on the right to one length.
 ///
 /// Every token belongs to at most one [`Document`]; what belongs to none is padding.
@@ -45,6 +47,29 @@ pub struct RowSource {
 }
 
 impl Batch {
+    /// Puts documents into rows, `rows[i]` end to end into row i, each row padded on the right with `pad_id` to the
+    /// longest. The first token of a document is not predicted, so no target crosses a boundary.
+    #[must_use]
+    pub fn of_rows(rows: &[Vec<(RowSource, EncodedRow)>], pad_id: u32) -> Self {
+        let length = |row: &Vec<(RowSource, EncodedRow)>| row.iter().map(|(_, document)| document.ids.len()).sum();
+        let row_length = rows.iter().map(length).max().unwrap_or(0);
+        let mut batch = Self { row_length, ..Self::default() };
+        for (index, row) in rows.iter().enumerate() {
+            for (source, document) in row {
+                let start = batch.input_ids.len();
+                batch.input_ids.extend(&document.ids);
+                batch.documents.push(Document { start, len: document.ids.len() });
+                batch.sources.push(*source);
+                // The one place where labels are shifted: the token at `at` is predicted from `at - 1`.
+                let tokens = document.ids.iter().zip(&document.carries_loss).enumerate().skip(1);
+                let targets = tokens.filter(|(_, (_, carries_loss))| **carries_loss);
+                batch.targets.extend(targets.map(|(at, (&token, _))| Target { position: start + at - 1, token }));
+            }
+            batch.input_ids.resize((index + 1) * row_length, pad_id);
+        }
+        batch
+    }
+
     /// Number of rows.
     #[must_use]
     pub fn num_rows(&self) -> usize {

@@ -117,21 +117,23 @@ impl Encoder<'_> {
     #[must_use]
     pub fn window(&self, ids: &[u32]) -> EncodedRow {
         let tokens: Vec<Token> = ids.iter().map(|&id| Token { id, start: 0, end: 1 }).collect();
-        self.masked(&tokens, &[0..1])
+        let everything = 0..1;
+        self.masked(&tokens, std::slice::from_ref(&everything))
     }
 
     /// Tokens of `text` with one BOS in front, if the tokenizer adds one, and one EOS behind.
     fn with_special_tokens(&self, text: &str) -> Result<Vec<Token>, TokenizerError> {
         let mut tokens = self.tokenizer.encode_tokens(text, true)?;
-        if let Some(bos) = self.tokenizer.bos() {
-            if tokens.len() >= 2 && tokens[..2].iter().all(|token| token.id == bos.id) {
-                tokens.remove(0);
-            }
+        if let Some(bos) = self.tokenizer.bos()
+            && tokens.len() >= 2
+            && tokens[..2].iter().all(|token| token.id == bos.id)
+        {
+            tokens.remove(0);
         }
-        if let Some(eos) = self.tokenizer.eos() {
-            if tokens.last().is_none_or(|token| token.id != eos.id) {
-                tokens.push(Token::behind(eos.id, text.len()));
-            }
+        if let Some(eos) = self.tokenizer.eos()
+            && tokens.last().is_none_or(|token| token.id != eos.id)
+        {
+            tokens.push(Token::behind(eos.id, text.len()));
         }
         Ok(tokens)
     }
@@ -162,4 +164,127 @@ fn loss_mask(tokens: &[Token], answers: &[Range<usize>], everything: bool) -> Ve
         answers.peek().is_some_and(|answer| answer.start < token.end && start < answer.end)
     };
     if everything { vec![true; tokens.len()] } else { tokens.iter().map(carries_loss).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::data::fixture::{AB, BOS, EOS, IM_END, IM_START, chat_tokenizer, tokenizer};
+
+    fn encoder(tokenizer: &Tokenizer) -> Encoder<'_> {
+        Encoder { tokenizer, template: None, max_length: 100, train_on_inputs: false }
+    }
+
+    fn completion(prompt: &str, completion: &str) -> Sample {
+        Sample::Completion { prompt: prompt.into(), completion: completion.into() }
+    }
+
+    /// The ids of a row, and of those that carry loss.
+    fn ids(row: &EncodedRow) -> (Vec<u32>, Vec<u32>) {
+        let with_loss = row.ids.iter().zip(&row.carries_loss).filter(|(_, loss)| **loss).map(|(id, _)| *id);
+        (row.ids.clone(), with_loss.collect())
+    }
+
+    fn bytes(text: &str) -> impl Iterator<Item = u32> {
+        text.bytes().map(u32::from)
+    }
+
+    #[test]
+    fn a_completion_carries_loss_with_one_eos_and_its_prompt_does_not() {
+        let tokenizer = tokenizer();
+        let row = encoder(&tokenizer).encode(&completion("xy: ", "z\n")).unwrap();
+        let all: Vec<u32> = [BOS].into_iter().chain(bytes("xy: z\n")).chain([EOS]).collect();
+        assert_eq!(ids(&row), (all, bytes("z\n").chain([EOS]).collect()));
+        assert_eq!((row.full_length, row.full_target_tokens), (8, 3));
+    }
+
+    #[test]
+    fn a_token_across_the_boundary_carries_loss() {
+        let tokenizer = tokenizer();
+        let row = encoder(&tokenizer).encode(&completion("xa", "by")).unwrap();
+        assert_eq!(ids(&row), (vec![BOS, 120, AB, 121, EOS], vec![AB, 121, EOS]));
+    }
+
+    #[test]
+    fn a_completion_of_spaces_alone_carries_loss() {
+        // The tokenizer leaves spaces out of the bytes of a token.
+        let tokenizer = tokenizer();
+        let row = encoder(&tokenizer).encode(&completion("x", "  ")).unwrap();
+        assert_eq!(ids(&row).1, [32, 32, EOS]);
+        let row = encoder(&tokenizer).encode(&completion("x ", " y")).unwrap();
+        assert_eq!(ids(&row).1, [32, 121, EOS]);
+    }
+
+    #[test]
+    fn every_byte_of_a_character_is_on_its_side_of_the_boundary() {
+        let tokenizer = tokenizer();
+        let row = encoder(&tokenizer).encode(&completion("é", "😀")).unwrap();
+        assert_eq!(ids(&row).1, bytes("😀").chain([EOS]).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn bos_and_eos_that_the_text_has_are_not_doubled() {
+        let tokenizer = tokenizer();
+        let row = |text: &str| encoder(&tokenizer).encode(&Sample::Text(text.into())).unwrap();
+        assert_eq!(ids(&row("x")), (vec![BOS, 120, EOS], vec![120, EOS]));
+        assert_eq!(row("<s>x</s>"), row("x"));
+        assert_eq!(ids(&row("")), (vec![BOS, EOS], vec![EOS]));
+    }
+
+    #[test]
+    fn a_rendered_conversation_gets_no_second_bos_and_its_turn_ends_carry_loss() {
+        let tokenizer = chat_tokenizer();
+        let source = "{{ '<s>' }}{% for m in messages %}{{ m.role[0] + m.content + '<|im_end|>' }}{% endfor %}\
+                      {% if add_generation_prompt %}a{% endif %}";
+        let template = ChatTemplate::new(source, "the test", &tokenizer).unwrap();
+        let encoder = Encoder { template: Some(&template), ..encoder(&tokenizer) };
+        let messages = [("user", "x"), ("assistant", "yz"), ("user", "w"), ("assistant", "v")];
+        let messages = messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
+        let sample = Sample::Chat { messages, tools: None };
+        let row = encoder.encode(&sample).unwrap();
+        let turn = |text: &str| bytes(text).chain([IM_END]).collect::<Vec<u32>>();
+        let all = [vec![BOS], turn("ux"), turn("ayz"), turn("uw"), turn("av")].concat();
+        assert_eq!(ids(&row), (all, [turn("yz"), turn("v")].concat()));
+
+        let everything = Encoder { train_on_inputs: true, ..encoder }.encode(&sample).unwrap();
+        assert_eq!(everything.ids, row.ids);
+        assert_eq!(everything.num_target_tokens(), row.ids.len() - 1, "all but the first");
+    }
+
+    #[test]
+    fn the_padding_token_at_the_end_of_a_turn_carries_loss() {
+        let tokenizer = chat_tokenizer();
+        assert_eq!(tokenizer.pad_id(), tokenizer.eos().unwrap().id);
+        let template = ChatTemplate::open("auto", &tokenizer).unwrap();
+        let encoder = Encoder { template: template.as_ref(), ..encoder(&tokenizer) };
+        let messages = vec![json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": "y"})];
+        let row = encoder.encode(&Sample::Chat { messages, tools: None }).unwrap();
+        assert_eq!(ids(&row).1, [121, IM_END, 10]);
+        assert_eq!(row.ids[0], IM_START);
+    }
+
+    #[test]
+    fn a_conversation_without_a_template_says_what_to_set() {
+        let tokenizer = tokenizer();
+        let sample = Sample::Chat { messages: vec![json!({"role": "user", "content": "x"})], tools: None };
+        let error = encoder(&tokenizer).encode(&sample).unwrap_err().to_string();
+        assert!(error.contains("`data.chat_template`"), "{error}");
+    }
+
+    #[test]
+    fn truncation_knows_what_it_cut() {
+        let tokenizer = tokenizer();
+        let row = |max_length: usize| {
+            let encoder = Encoder { max_length, ..encoder(&tokenizer) };
+            encoder.encode(&completion("xyz", "vw")).unwrap()
+        };
+        let facts =
+            |row: &EncodedRow| (row.ids.len(), row.num_target_tokens(), row.is_truncated(), row.is_answer_cut());
+        assert_eq!(facts(&row(7)), (7, 3, false, false));
+        assert_eq!(facts(&row(5)), (5, 1, true, false));
+        assert_eq!(facts(&row(4)), (4, 0, true, true));
+        assert_eq!(row(4).full_length, 7);
+    }
 }

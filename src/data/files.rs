@@ -119,7 +119,7 @@ impl RowFile {
     pub(super) fn row_error(&self, index: usize, reason: String) -> DataError {
         let place = if self.kind == FileKind::JsonLines {
             let before = &self.map[..to_usize(self.starts[index])];
-            format!("line {}", before.iter().filter(|byte| **byte == b'\n').count() + 1)
+            format!("line {}", before.split(|byte| *byte == b'\n').count())
         } else {
             format!("row {}", index + 1)
         };
@@ -234,3 +234,6 @@ fn field_to_json(field: &Field) -> Value {
         other => other.to_string().into(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::config::DataFormat;
+use crate::schema::Choice as _;
 
 /// Names of the roles in `sharegpt` rows, and what chat templates call them.
 const SHAREGPT_ROLES: [(&str, &str); 12] = [
@@ -47,14 +48,7 @@ impl DataFormat {
     /// As it is written in a recipe.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Messages => "messages",
-            Self::Sharegpt => "sharegpt",
-            Self::Alpaca => "alpaca",
-            Self::PromptCompletion => "prompt_completion",
-            Self::Text => "text",
-        }
+        Self::NAMES.iter().find(|(_, format)| *format == self).map_or("", |(name, _)| name)
     }
 
     /// Columns that a row must have, then those that it may have.
@@ -171,7 +165,7 @@ impl RowFormat {
                 for (index, message) in messages.iter().enumerate() {
                     check_message(message).map_err(|reason| format!("message {index}: {reason}"))?;
                 }
-                Ok(Sample::Chat { messages: messages.clone(), tools: self.tools(row)? })
+                Ok(Sample::Chat { messages: messages.iter().map(without_nulls).collect(), tools: self.tools(row)? })
             }
             DataFormat::Sharegpt => {
                 let mut messages = Vec::new();
@@ -297,6 +291,13 @@ fn check_message(message: &Value) -> Result<(), String> {
     }
 }
 
+/// A message without the keys that are null: Parquet writes those that a message does not have so, and templates ask
+/// whether a key is there.
+fn without_nulls(message: &Value) -> Value {
+    let keys = message.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    Value::Object(keys.map(|(key, value)| (key.clone(), value.clone())).collect())
+}
+
 fn sharegpt_message(turn: &Value) -> Result<Value, String> {
     let Some(object) = turn.as_object() else {
         return Err(format!("must be an object with `from` and `value`, not {}", kind_of(turn)));
@@ -306,13 +307,11 @@ fn sharegpt_message(turn: &Value) -> Result<Value, String> {
         let hint = if turn["role"].is_null() { "" } else { "\n  hint: `role` and `content` are format \"messages\"" };
         return Err(format!("needs text in `from` and `value`; it has {keys:?}{hint}"));
     };
-    match SHAREGPT_ROLES.iter().find(|(name, _)| *name == from) {
-        Some((_, role)) => Ok(json!({"role": role, "content": value})),
-        None => {
-            let known: Vec<&str> = SHAREGPT_ROLES.iter().map(|(name, _)| *name).collect();
-            Err(format!("`from` is {from:?}; known are {}", known.join(", ")))
-        }
-    }
+    let Some((_, role)) = SHAREGPT_ROLES.iter().find(|(name, _)| *name == from) else {
+        let known: Vec<&str> = SHAREGPT_ROLES.iter().map(|(name, _)| *name).collect();
+        return Err(format!("`from` is {from:?}; known are {}", known.join(", ")));
+    };
+    Ok(json!({"role": role, "content": value}))
 }
 
 /// What JSON calls the type of a value.
@@ -326,3 +325,6 @@ fn kind_of(value: &Value) -> &'static str {
         Value::Object(_) => "an object",
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,12 +38,43 @@ pub(super) fn compile(source: &str, now: OffsetDateTime) -> Result<Environment<'
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
     env.add_function("strftime_now", move |format: &str| strftime(format, now));
-    env.add_template_owned(TEMPLATE_NAME, without_generation_tags(source))?;
+    env.add_template_owned(TEMPLATE_NAME, without_generation_tags(&without_continuations(source)))?;
     Ok(env)
 }
 
 /// Name under which [`compile`] keeps its template.
 pub(super) const TEMPLATE_NAME: &str = "chat_template";
+
+/// `source` with plain line ends, and without those behind a backslash in a string of a tag: Jinja2 reads both so.
+fn without_continuations(source: &str) -> String {
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    let mut out = String::with_capacity(source.len());
+    // The end of the tag that is being read, and the quote of the string in it.
+    let (mut tag_end, mut quote) = (None, None);
+    let mut rest = source.as_str();
+    while let Some(character) = rest.chars().next() {
+        let mut taken = character.len_utf8();
+        match (tag_end, quote) {
+            (None, _) => {
+                let tags = [("{{", "}}"), ("{%", "%}"), ("{#", "#}")];
+                tag_end = tags.iter().find(|(start, _)| rest.starts_with(start)).map(|(_, end)| *end);
+                taken = if tag_end.is_some() { 2 } else { taken };
+            }
+            (Some(end), None) if rest.starts_with(end) => (tag_end, taken) = (None, 2),
+            (Some(end), None) if end != "#}" && matches!(character, '"' | '\'') => quote = Some(character),
+            (Some(_), Some(_)) if rest.starts_with("\\\n") => {
+                rest = &rest[2..];
+                continue;
+            }
+            (Some(_), Some(_)) if character == '\\' => taken += rest.chars().nth(1).map_or(0, char::len_utf8),
+            (Some(_), Some(open)) if character == open => quote = None,
+            (Some(_), _) => {}
+        }
+        out.push_str(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    out
+}
 
 /// `{% generation %}...{% endgeneration %}` as a condition that always holds: the same text, the same white space.
 fn without_generation_tags(source: &str) -> String {
@@ -147,6 +178,7 @@ fn python_method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Val
 
 /// `json.dumps(value, ensure_ascii=False, indent=..., separators=..., sort_keys=...)`, as transformers has it: no HTML
 /// escaping, `", "` and `": "` between items on one line.
+#[expect(clippy::needless_pass_by_value, reason = "minijinja passes keyword arguments so")]
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let sort_keys: Option<bool> = options.get("sort_keys")?;
@@ -212,7 +244,7 @@ fn strftime(format: &str, now: OffsetDateTime) -> Result<String, Error> {
         let mut number = |value: u32, width: usize| {
             if padded { write!(out, "{value:0width$}") } else { write!(out, "{value}") }
         };
-        let hour_of_12 = |hour: u8| if hour % 12 == 0 { 12 } else { hour % 12 };
+        let hour_of_12 = |hour: u8| (hour + 11) % 12 + 1;
         let (month, weekday) = (now.month().to_string(), now.weekday().to_string());
         let written = match directive {
             Some('Y') => number(u32::try_from(now.year()).unwrap_or(0), 4),
@@ -295,6 +327,13 @@ mod tests {
     fn generation_tags_leave_text_and_white_space_as_they_are() {
         let source = "a\n  {% generation %}\nb\n{%- endgeneration -%}\n c";
         assert_eq!(render(source), "a\nbc");
+    }
+
+    #[test]
+    fn line_ends_are_read_as_jinja2_does() {
+        assert_eq!(render("a\r\nb\rc"), "a\nb\nc");
+        assert_eq!(render("{{ \"one\\\ntwo \\\"}}\\\" \\\\ \\n|\" }}"), "onetwo \"}}\" \\ \n|");
+        assert_eq!(render("it's \\\n{# it's \\\n #}{{ 'x' }}\\\ny"), "it's \\\nx\\\ny");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use super::batch::Batch;
 use super::error::DataError;
-use super::pipeline::{Cursor, Place, RowCounts, Shared};
+use super::pipeline::{Cursor, Order, RowCounts, Shared};
 
 /// A micro-batch and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ enum Epochs {
 struct Plan {
     cursor: Cursor,
     /// Rows of the cursor's epoch.
-    order: Arc<Vec<Place>>,
+    order: Arc<Order>,
     micro_batch_size: usize,
     epochs: Epochs,
 }
@@ -101,7 +101,7 @@ struct Plan {
 /// One micro-batch to make.
 #[derive(Debug)]
 struct Job {
-    order: Arc<Vec<Place>>,
+    order: Arc<Order>,
     start: usize,
     end: usize,
     epoch: u64,
@@ -113,7 +113,7 @@ impl Plan {
     fn next_job(&mut self, shared: &Shared) -> Option<Job> {
         let start_of = |batch: u64| usize::try_from(batch).unwrap_or(usize::MAX).saturating_mul(self.micro_batch_size);
         let mut start = start_of(self.cursor.batch);
-        if start >= self.order.len() {
+        if start >= self.order.num_rows() {
             if self.epochs == Epochs::One {
                 return None;
             }
@@ -122,8 +122,8 @@ impl Plan {
             start = 0;
         }
         let epoch = self.cursor.epoch;
-        let end = (start + self.micro_batch_size).min(self.order.len());
-        self.cursor = if end == self.order.len() && self.epochs == Epochs::Endless {
+        let end = (start + self.micro_batch_size).min(self.order.num_rows());
+        self.cursor = if end == self.order.num_rows() && self.epochs == Epochs::Endless {
             Cursor { epoch: epoch + 1, batch: 0 }
         } else {
             Cursor { epoch, batch: self.cursor.batch + 1 }
@@ -138,8 +138,8 @@ impl Plan {
 
 impl Job {
     fn run(&self, shared: &Shared, is_stopped: &dyn Fn() -> bool) -> Result<LoadedBatch, DataError> {
-        let places = &self.order[self.start..self.end];
-        let made = catch_unwind(AssertUnwindSafe(|| shared.batch(places, is_stopped)));
+        let rows = self.start..self.end;
+        let made = catch_unwind(AssertUnwindSafe(|| shared.batch(&self.order, rows, is_stopped)));
         let (batch, report) = made.unwrap_or_else(|panic| {
             let message = panic.downcast_ref::<String>().map(String::as_str);
             let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked");
@@ -149,7 +149,7 @@ impl Job {
             batch,
             cursor_after: self.cursor_after,
             epoch: self.epoch,
-            last_of_epoch: self.end == self.order.len(),
+            last_of_epoch: self.end == self.order.num_rows(),
             report,
         })
     }
@@ -287,6 +287,61 @@ impl Drop for Prefetch {
         for worker in self.workers.drain(..) {
             // A worker catches its panics; one that still ended by panic has nothing left to say.
             let _ = worker.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::data::config::DataConfig;
+    use crate::data::fixture::{Files, config, numbered_rows, tokenizer};
+    use crate::data::pipeline::DataPipeline;
+
+    #[test]
+    fn a_panic_in_a_worker_is_an_error() {
+        let files = Files::new();
+        let shared =
+            DataPipeline::open(&config(vec![files.write("r.jsonl", &numbered_rows(2))]), Arc::new(tokenizer()), 1);
+        let shared = shared.unwrap().shared();
+        let order = Arc::new(shared.train_order(0));
+        let job = Job { order, start: 0, end: 3, epoch: 0, cursor_after: Cursor::default() };
+        let error = job.run(&shared, &|| false).unwrap_err().to_string();
+        assert_eq!(error, "a data worker failed: index out of bounds: the len is 2 but the index is 2");
+    }
+
+    #[test]
+    fn dropping_a_loader_stops_its_threads_at_once() {
+        let files = Files::new();
+        // A row takes a while, a micro-batch very long.
+        let row = format!("{{\"text\": \"{}\"}}\n", "words and ".repeat(2000));
+        let source = files.write("r.jsonl", &row.repeat(1000));
+        let config = DataConfig { num_workers: 2, max_length: 100_000, ..config(vec![source]) };
+        let pipeline = DataPipeline::open(&config, Arc::new(tokenizer()), 1).unwrap();
+        let loader = pipeline.loader(Cursor::default(), 1000).unwrap();
+        let started = Instant::now();
+        drop(loader);
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+        assert_eq!(Arc::strong_count(&pipeline.shared()), 2, "no thread holds the rows any more");
+    }
+
+    #[test]
+    fn no_more_is_made_than_fits_the_queue() {
+        let files = Files::new();
+        let source = files.write("r.jsonl", &numbered_rows(100));
+        let config = DataConfig { num_workers: 2, prefetch_batches: 3, ..config(vec![source]) };
+        let pipeline = DataPipeline::open(&config, Arc::new(tokenizer()), 1).unwrap();
+        let mut loader = pipeline.loader(Cursor::default(), 1).unwrap();
+        for taken in 0..5 {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while loader.prefetch.queue.lock().results.len() < 3 {
+                assert!(Instant::now() < deadline, "the queue does not fill");
+                std::thread::yield_now();
+            }
+            assert_eq!(loader.prefetch.queue.lock().next_job, taken + 3);
+            loader.next_batch().unwrap();
         }
     }
 }

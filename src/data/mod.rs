@@ -2,18 +2,23 @@
 //!
 //! From a file to a micro-batch: [`files`] finds the rows of a file, [`formats`] says what a row means, [`template`]
 //! writes a conversation as text, [`tokenizer`] cuts it into tokens, [`encode`] marks those that carry loss,
-//! [`pipeline`] puts rows in order and into a [`batch`], [`loader`] does all that ahead on its own threads.
+//! [`pipeline`] puts rows in order, several into one if they are packed, and into a [`batch`], [`loader`] does all that
+//! ahead on its own threads.
 
 pub mod batch;
 pub mod config;
 pub mod encode;
 pub mod error;
 pub mod files;
+#[cfg(test)]
+mod fixture;
 pub mod formats;
 mod jinja;
 pub mod loader;
 mod order;
+mod packing;
 pub mod pipeline;
+pub mod sources;
 pub mod template;
 pub mod tokenizer;
 mod windows;

@@ -1,5 +1,7 @@
 //! The order in which rows are visited: a pure function of the seed and the epoch.
 
+use std::ops::Range;
+
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
@@ -15,6 +17,53 @@ pub(super) enum Purpose {
     },
     /// The order of an epoch.
     Epoch,
+    /// The order of an epoch's packed rows.
+    Packs,
+}
+
+/// The rows of a source that epoch `epoch` visits, in the order of the files: each of `rows` as often as `weight` says.
+/// Of a weight that is not a whole number, the rest is a subset drawn for the epoch.
+pub(super) fn visits(rows: &Range<u32>, weight: f64, seed: u64, epoch: u64, source: usize) -> Vec<u32> {
+    let num_rows = rows.len();
+    let mut visits = Vec::with_capacity(num_visits(weight, num_rows));
+    let mut remaining = num_visits(weight, num_rows);
+    while remaining >= num_rows && remaining > 0 {
+        visits.extend(rows.clone());
+        remaining -= num_rows;
+    }
+    if remaining > 0 {
+        let mut subset = permutation(rows.end - rows.start, seed, epoch, Purpose::Subset { source });
+        subset.truncate(remaining);
+        subset.sort_unstable();
+        visits.extend(subset.into_iter().map(|row| rows.start + row));
+    }
+    visits
+}
+
+/// Rows that an epoch visits of a source with `num_rows` rows; at least one.
+pub(super) fn num_visits(weight: f64, num_rows: usize) -> usize {
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let visits = (weight * num_rows as f64).round() as usize;
+    if num_rows == 0 { 0 } else { visits.max(1) }
+}
+
+/// Rows that are held out of `0..num_rows`, ascending: `count` of them, drawn by the seed.
+pub(super) fn held_out(count: usize, num_rows: u32, seed: u64) -> Vec<u32> {
+    let mut held_out = permutation(num_rows, seed, 0, Purpose::EvalSplit);
+    held_out.truncate(count);
+    held_out.sort_unstable();
+    held_out
+}
+
+/// The number, among all rows, of the `index`-th row that is not in `held_out`, which is ascending.
+pub(super) fn skip_held_out(held_out: &[u32], index: u32) -> u32 {
+    // Before the i-th held-out row (from 0) stand `held_out[i] - i` rows that are not.
+    let (mut low, mut high) = (0, held_out.len());
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if u64::from(held_out[middle]) <= u64::from(index) + middle as u64 { low = middle + 1 } else { high = middle }
+    }
+    index + u32::try_from(low).unwrap_or(u32::MAX)
 }
 
 /// The numbers `0..len` in an order drawn from `(seed, epoch, purpose)`: Fisher-Yates with `ChaCha8`. The draw is
@@ -31,6 +80,7 @@ pub(super) fn shuffle<T>(items: &mut [T], seed: u64, epoch: u64, purpose: Purpos
         Purpose::EvalSplit => (1, 0),
         Purpose::Subset { source } => (2, source as u64),
         Purpose::Epoch => (3, 0),
+        Purpose::Packs => (4, 0),
     };
     let mut key = [0; 32];
     for (bytes, word) in key.chunks_exact_mut(8).zip([seed, epoch, kind, source]) {
@@ -73,6 +123,33 @@ mod tests {
 
     /// Written down once: runs must resume, and be repeated, under later versions too.
     const FIRST_EPOCH_OF_SEED_42: [u32; 8] = [4, 2, 7, 5, 3, 6, 1, 0];
+
+    #[test]
+    fn a_weight_visits_a_share_of_the_rows_drawn_anew_for_every_epoch() {
+        let rows = 10..30;
+        assert_eq!(visits(&rows, 1.0, 1, 0, 0), (10..30).collect::<Vec<_>>());
+        let half = visits(&rows, 0.5, 1, 0, 0);
+        assert_eq!(half.len(), 10);
+        assert!(half.is_sorted() && half.iter().all(|row| rows.contains(row)));
+        assert_ne!(half, visits(&rows, 0.5, 1, 1, 0));
+        let often = visits(&rows, 2.5, 1, 0, 0);
+        assert_eq!(often.len(), 50);
+        assert!(rows.clone().all(|row| (2..=3).contains(&often.iter().filter(|visit| **visit == row).count())));
+        assert_eq!(visits(&rows, 0.001, 1, 0, 0).len(), 1);
+        assert!(visits(&(5..5), 1.0, 1, 0, 0).is_empty());
+    }
+
+    #[test]
+    fn rows_and_held_out_rows_are_all_rows_once() {
+        for count in [0, 1, 7, 99] {
+            let held_out = held_out(count, 100, 3);
+            let kept = (0..100 - u32::try_from(count).unwrap()).map(|index| skip_held_out(&held_out, index));
+            let mut all: Vec<u32> = kept.clone().chain(held_out.iter().copied()).collect();
+            assert!(kept.is_sorted());
+            all.sort_unstable();
+            assert_eq!(all, (0..100).collect::<Vec<_>>());
+        }
+    }
 
     #[test]
     fn every_place_is_equally_likely() {

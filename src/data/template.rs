@@ -40,7 +40,7 @@ pub enum TemplateError {
     },
     /// What the template wrote for the first messages is not how it starts the whole conversation.
     #[error(
-        "the chat template of {origin} writes messages 0 to {last} differently once more messages follow \
+        "the chat template of {origin} writes the start up to message {last} differently once more messages follow \
          (…{alone:?} against …{within:?}), so the text of answer {last} cannot be told from the rest\n  hint: give a \
          template that only appends in `data.chat_template`, or set `data.train_on_inputs = true`, which needs no mask"
     )]
@@ -171,7 +171,7 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         let variables = context! {
             messages => messages.to_vec(),
-            tools => tools.map(minijinja::Value::from_serialize).unwrap_or_else(|| ().into()),
+            tools => tools.map_or_else(|| ().into(), minijinja::Value::from_serialize),
             documents => (),
             add_generation_prompt,
             ..minijinja::Value::from_serialize(&self.special_tokens)
@@ -208,4 +208,109 @@ fn full_message(error: &minijinja::Error) -> String {
         source = cause.source();
     }
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use regex::Regex;
+    use serde_json::json;
+
+    use super::*;
+    use crate::data::fixture::{CHATML, tokenizer};
+
+    fn template(source: &str) -> ChatTemplate {
+        ChatTemplate::new(source, "the test", &tokenizer()).unwrap()
+    }
+
+    fn conversation(turns: &[(&str, &str)]) -> Vec<Value> {
+        turns.iter().map(|(role, content)| json!({"role": role, "content": content})).collect()
+    }
+
+    fn answers(source: &str, turns: &[(&str, &str)]) -> Result<Vec<String>, TemplateError> {
+        let rendered = template(source).render_with_answers(&conversation(turns), None)?;
+        Ok(rendered.answers.iter().map(|range| rendered.text[range.clone()].to_owned()).collect())
+    }
+
+    /// What Llama 3's template does, written anew: BOS by the template, a date, stripped content, a system turn that
+    /// is always there, tools of an optional variable.
+    const LLAMA_LIKE: &str = "{{- bos_token }}\n\
+        {%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}\n\
+        {%- if messages[0]['role'] == 'system' %}\n\
+            {%- set system = messages[0]['content']|trim %}{%- set messages = messages[1:] %}\n\
+        {%- else %}{%- set system = '' %}{%- endif %}\n\
+        {{- '<system>Today: ' + date_string + '\\n' + system + '<end>' }}\n\
+        {%- if tools is not none %}{{- tools | tojson(indent=4) }}{%- endif %}\n\
+        {%- for message in messages %}\n\
+            {{- '<' + message['role'] + '>\\n\\n' + message['content'] | trim + '<end>' }}\n\
+        {%- endfor %}\n\
+        {%- if add_generation_prompt %}{{- '<assistant>\\n\\n' }}{%- endif %}\n";
+
+    #[test]
+    fn answers_are_the_assistants_text_with_the_end_of_the_turn() {
+        let turns = [("user", "hi"), ("assistant", "yes?"), ("user", "bye"), ("assistant", "see you")];
+        assert_eq!(answers(CHATML, &turns).unwrap(), ["yes?<|im_end|>\n", "see you<|im_end|>\n"]);
+        assert_eq!(answers(CHATML, &turns[..3]).unwrap(), ["yes?<|im_end|>\n"]);
+        assert!(answers(CHATML, &turns[..1]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn default_system_messages_dates_and_stripped_content_are_no_obstacle() {
+        let turns = [
+            ("system", " be kind\n"),
+            ("user", " hi "),
+            ("assistant", "\n yes? \n"),
+            ("user", "?"),
+            ("assistant", "!"),
+        ];
+        assert_eq!(answers(LLAMA_LIKE, &turns).unwrap(), ["yes?<end>", "!<end>"]);
+        assert_eq!(answers(LLAMA_LIKE, &turns[1..]).unwrap(), ["yes?<end>", "!<end>"]);
+        let text = template(LLAMA_LIKE).render(&conversation(&turns[..2]), None, true).unwrap();
+        let (start, rest) = text.split_once("Today: ").unwrap();
+        let (date, rest) = rest.split_once('\n').unwrap();
+        assert_eq!((start, rest), ("<s><system>", "be kind<end><user>\n\nhi<end><assistant>\n\n"));
+        assert!(Regex::new(r"^\d\d [A-Z][a-z]{2} 20\d\d$").unwrap().is_match(date), "{date}");
+    }
+
+    #[test]
+    fn tools_reach_the_template() {
+        let tools = json!([{"name": "f<é>"}]);
+        let text = template(LLAMA_LIKE).render(&conversation(&[("user", "hi")]), Some(&tools), false).unwrap();
+        assert!(text.contains("[\n    {\n        \"name\": \"f<é>\"\n    }\n]<user>"), "{text}");
+    }
+
+    #[test]
+    fn a_template_that_writes_the_start_differently_later_is_refused() {
+        let last_only = "{% for m in messages %}{{ m.role }}:{{ '<think>' if loop.last }}{{ m.content }};{% endfor %}";
+        let error =
+            answers(last_only, &[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]).unwrap_err();
+        let message = error.to_string();
+        assert!(matches!(error, TemplateError::NotAPrefix { last: 1, .. }), "{message}");
+        assert!(message.contains("…\"<think>a;\" against …\"a;assistant:b;user:c;assistant\""), "{message}");
+        assert!(message.contains("train_on_inputs = true"), "{message}");
+    }
+
+    #[test]
+    fn what_a_template_raises_is_what_the_user_reads() {
+        let source = "{% for m in messages %}\n{% if m.role == 'tool' %}\n{{ raise_exception('no tools') }}{% endif %}{% endfor %}";
+        let error = answers(source, &[("tool", "a")]).unwrap_err().to_string();
+        assert_eq!(error, "the chat template of the test failed: invalid operation: no tools (in chat_template:3)");
+        let error = ChatTemplate::new("{% if %}", "f.jinja", &tokenizer()).unwrap_err().to_string();
+        assert!(error.starts_with("chat template of f.jinja: syntax error") && error.contains(":1)"), "{error}");
+    }
+
+    #[test]
+    fn a_template_can_be_the_models_a_files_or_none() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let file = folder.path().join("t.jinja");
+        std::fs::write(&file, "{{ eos_token }}").unwrap();
+        let tokenizer = tokenizer();
+        let opened = ChatTemplate::open(file.to_str().unwrap(), &tokenizer).unwrap().unwrap();
+        assert_eq!(opened.render(&[], None, false).unwrap(), "</s>");
+        assert!(ChatTemplate::open("none", &tokenizer).unwrap().is_none());
+        assert!(ChatTemplate::open("auto", &tokenizer).unwrap().is_none());
+        let chat = crate::data::fixture::chat_tokenizer();
+        assert_eq!(ChatTemplate::open("auto", &chat).unwrap().unwrap().origin(), "the model");
+        let error = ChatTemplate::open("/no/such.jinja", &tokenizer).unwrap_err().to_string();
+        assert!(error.starts_with("`data.chat_template` = \"/no/such.jinja\": No such file"), "{error}");
+    }
 }

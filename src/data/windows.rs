@@ -105,3 +105,58 @@ fn for_each_token(
     }
     tokens.iter().filter(|token| token.end > written_to || token.end == 0).try_for_each(|token| sink(*token))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::fixture::{BOS, EOS, Files, tokenizer};
+
+    /// Ids of `text`, tokenised in pieces.
+    fn in_pieces(text: &str, chunk: usize, overlap: usize) -> Vec<u32> {
+        let mut ids = Vec::new();
+        let mut sink = |token: Token| {
+            ids.push(token.id);
+            Ok(())
+        };
+        for_each_token(text, &tokenizer(), (chunk, overlap), &mut sink).unwrap();
+        ids
+    }
+
+    #[test]
+    fn a_text_in_pieces_has_the_tokens_of_the_whole() {
+        // `aab` and `ab` shift against each other, characters have 1 to 4 bytes, spaces are left out of a token's bytes.
+        let text: String = (0..500).map(|i| ["ab", "a", "é", "  ", "😀b", "aab", "\n"][i * i % 7]).collect();
+        let whole = tokenizer().encode(&text, true).unwrap();
+        for (chunk, overlap) in [(64, 16), (64, 40), (101, 33), (4000, 100)] {
+            assert_eq!(in_pieces(&text, chunk, overlap), whole, "{chunk} bytes at a time");
+        }
+    }
+
+    #[test]
+    fn pieces_without_a_common_boundary_still_hold_the_whole_text() {
+        // One endless character run: with an overlap of 4 bytes the emoji leaves no boundary to join at.
+        let text = "😀".repeat(50);
+        let ids = in_pieces(&text, 16, 4);
+        assert_eq!(tokenizer().decode(&ids[1..], true).unwrap(), text);
+    }
+
+    #[test]
+    fn a_file_is_one_document_cut_into_windows() {
+        let files = Files::new();
+        files.write("t.txt", "\u{feff}abcdefg");
+        let tokens = TokenFile::open(&files.path("t.txt"), &tokenizer(), 3).unwrap();
+        assert_eq!(tokens.num_rows(), 3);
+        let windows: Vec<&[u32]> = (0..3).map(|row| tokens.read(row)).collect();
+        assert_eq!(windows, [&[BOS, 260, 99][..], &[100, 101, 102], &[103, EOS]]);
+    }
+
+    #[test]
+    fn files_without_text_or_in_another_encoding_are_refused() {
+        let files = Files::new();
+        std::fs::write(files.path("latin.txt"), b"caf\xe9").unwrap();
+        files.write("empty.txt", " \n");
+        let error = |name: &str| TokenFile::open(&files.path(name), &tokenizer(), 8).unwrap_err().to_string();
+        assert!(error("latin.txt").contains("not UTF-8") && error("latin.txt").contains("iconv"));
+        assert!(error("empty.txt").ends_with("the file has no text"));
+    }
+}

@@ -87,7 +87,7 @@ impl Opening<'_> {
     }
 
     fn files(&self) -> Vec<String> {
-        let line = |file: &crate::data::pipeline::FileInfo| {
+        let line = |file: &crate::data::sources::FileInfo| {
             let role = if file.is_eval { "evaluation" } else { "training" };
             let mut line = format!(
                 "{role} data: {} ({} rows, {})",

@@ -1,0 +1,309 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::data::batch::Target;
+use crate::data::config::DataFormat;
+use crate::data::fixture::{BOS, EOS, Files, IM_END, chat_tokenizer, config, numbered_rows, tokenizer};
+use crate::data::loader::LoadedBatch;
+
+fn open(config: &DataConfig) -> DataPipeline {
+    DataPipeline::open(config, Arc::new(tokenizer()), 7).unwrap()
+}
+
+fn error(config: &DataConfig) -> String {
+    DataPipeline::open(config, Arc::new(tokenizer()), 7).unwrap_err().to_string()
+}
+
+fn take(pipeline: &DataPipeline, from: Cursor, micro_batch_size: usize, count: usize) -> Vec<LoadedBatch> {
+    let mut loader = pipeline.loader(from, micro_batch_size).unwrap();
+    (0..count).map(|_| loader.next_batch().unwrap()).collect()
+}
+
+/// Numbers of the rows of `file` in batches.
+fn rows(batches: &[LoadedBatch]) -> Vec<usize> {
+    batches.iter().flat_map(|batch| batch.batch.sources.iter().map(|source| source.row)).collect()
+}
+
+#[test]
+fn rows_are_padded_to_the_longest_and_labels_are_shifted_once() {
+    let files = Files::new();
+    let source = files
+        .write("r.jsonl", "{\"prompt\": \"x\", \"completion\": \"yz\"}\n{\"prompt\": \"\", \"completion\": \"w\"}");
+    let loaded = &take(&open(&config(vec![source])), Cursor::default(), 2, 1)[0];
+    let [x, y, z, w] = [120, 121, 122, 119];
+    assert_eq!(loaded.batch.row_length, 5);
+    assert_eq!(loaded.batch.input_ids, [BOS, x, y, z, EOS, BOS, w, EOS, EOS, EOS]);
+    let targets: Vec<(usize, u32)> = loaded.batch.targets.iter().map(|t| (t.position, t.token)).collect();
+    // The real EOS of the second row carries loss; the padding behind it, which is EOS too, does not.
+    assert_eq!(targets, [(1, y), (2, z), (3, EOS), (5, w), (6, EOS)]);
+    assert_eq!(loaded.batch.documents.iter().map(|d| (d.start, d.len)).collect::<Vec<_>>(), [(0, 5), (5, 3)]);
+    let counts = RowCounts { rows: 2, tokens: 8, target_tokens: 5, ..RowCounts::default() };
+    assert_eq!(loaded.report, counts);
+    assert!(loaded.last_of_epoch);
+}
+
+#[test]
+fn a_turn_end_that_is_also_the_padding_carries_loss() {
+    let files = Files::new();
+    let row = |answer: &str| {
+        format!(
+            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"q\"}}, {{\"role\": \"assistant\", \"content\": \"{answer}\"}}]}}\n"
+        )
+    };
+    let source = files.write("r.jsonl", &(row("long answer") + &row("no")));
+    let pipeline = DataPipeline::open(&config(vec![source]), chat_tokenizer(), 7).unwrap();
+    let batch = &take(&pipeline, Cursor::default(), 2, 1)[0].batch;
+    let ends: Vec<&Target> = batch.targets.iter().filter(|target| target.token == IM_END).collect();
+    assert_eq!(ends.len(), 2);
+    let second = batch.documents[1];
+    assert!(second.len < batch.row_length && batch.input_ids[second.start + second.len] == IM_END, "padded with it");
+    assert!(ends[1].position < second.start + second.len);
+}
+
+#[test]
+fn an_epoch_visits_every_row_once_in_an_order_of_its_own() {
+    let files = Files::new();
+    let source = files.write("r.jsonl", &numbered_rows(10));
+    let pipeline = open(&DataConfig { shuffle: true, ..config(vec![source.clone()]) });
+    assert_eq!((pipeline.num_train_rows(), pipeline.batches_per_epoch(4)), (10, 3));
+    let batches = take(&pipeline, Cursor::default(), 4, 9);
+    let flags: Vec<_> = batches.iter().map(|batch| (batch.epoch, batch.last_of_epoch)).collect();
+    assert_eq!(flags[..4], [(0, false), (0, false), (0, true), (1, false)]);
+    assert_eq!(batches[2].batch.num_rows(), 2);
+    let orders: Vec<Vec<usize>> = batches.chunks(3).map(rows).collect();
+    for order in &orders {
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..10).collect::<Vec<_>>());
+    }
+    assert!(orders[0] != orders[1] && orders[1] != orders[2]);
+    assert_eq!(rows(&take(&pipeline, Cursor::default(), 10, 1)), orders[0], "for every micro-batch size");
+
+    let in_order = open(&config(vec![source]));
+    assert_eq!(rows(&take(&in_order, Cursor::default(), 4, 3)), (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_cursor_goes_on_exactly_where_it_was_taken() {
+    let files = Files::new();
+    let source = files.write("r.jsonl", &numbered_rows(11));
+    for packing in [false, true] {
+        let config = DataConfig { shuffle: true, packing, max_length: 20, ..config(vec![source.clone()]) };
+        let pipeline = open(&config);
+        let all = take(&pipeline, Cursor::default(), 2, 20);
+        for (index, batch) in all.iter().enumerate().take(15) {
+            let json = serde_json::to_string(&batch.cursor_after).unwrap();
+            let resumed = take(&open(&config), serde_json::from_str(&json).unwrap(), 2, 5);
+            assert_eq!(resumed, all[index + 1..index + 6], "packing {packing}, after batch {index}");
+        }
+    }
+}
+
+#[test]
+fn the_number_of_workers_does_not_change_the_batches() {
+    let files = Files::new();
+    let source = files.write("r.jsonl", &numbered_rows(50));
+    let batches = |num_workers: usize, prefetch_batches: usize| {
+        let config = DataConfig { shuffle: true, num_workers, prefetch_batches, ..config(vec![source.clone()]) };
+        take(&open(&config), Cursor { epoch: 2, batch: 3 }, 3, 40)
+    };
+    let alone = batches(0, 1);
+    for (num_workers, prefetch_batches) in [(1, 1), (1, 4), (3, 2), (8, 16)] {
+        assert_eq!(batches(num_workers, prefetch_batches), alone, "{num_workers} workers");
+    }
+}
+
+#[test]
+fn held_out_rows_are_evaluated_and_never_trained_on() {
+    let files = Files::new();
+    let source = files.write("r.jsonl", &numbered_rows(40));
+    let split = |split: EvalSplit, seed: u64| {
+        let config = DataConfig { eval_split: Some(split), ..config(vec![source.clone()]) };
+        DataPipeline::open(&config, Arc::new(tokenizer()), seed).unwrap()
+    };
+    let eval_rows = |pipeline: &DataPipeline| {
+        let batches: Vec<_> = pipeline.eval_batches(3, None).unwrap().collect::<Result<_, _>>().unwrap();
+        rows(&batches)
+    };
+    let pipeline = split(EvalSplit::Share(0.25), 7);
+    let held_out = eval_rows(&pipeline);
+    assert_eq!((pipeline.num_train_rows(), pipeline.num_eval_rows(), held_out.len()), (30, 10, 10));
+    let trained = rows(&take(&pipeline, Cursor::default(), 30, 1));
+    assert!(trained.iter().all(|row| !held_out.contains(row)) && trained.len() == 30 && trained.is_sorted());
+    assert_eq!(held_out, eval_rows(&split(EvalSplit::Rows(10), 7)), "by the seed alone");
+    assert_ne!(held_out, eval_rows(&split(EvalSplit::Rows(10), 8)));
+    assert_eq!(pipeline.eval_batches(3, Some(2)).unwrap().count(), 2);
+    let all = DataConfig { eval_split: Some(EvalSplit::Rows(40)), ..config(vec![source]) };
+    assert_eq!(error(&all), "`data.eval_split` holds out 40 of 40 training rows, which leaves none to train on");
+}
+
+#[test]
+fn evaluation_files_are_read_in_order_and_a_file_in_both_lists_is_warned_of() {
+    let files = Files::new();
+    let (train, eval) = (files.write("a.jsonl", &numbered_rows(5)), files.write("b.txt", "abcdefgh"));
+    let config = DataConfig { eval: vec![train.clone(), eval], max_length: 4, ..config(vec![train]) };
+    let pipeline = open(&config);
+    let batches: Vec<_> = pipeline.eval_batches(4, None).unwrap().collect::<Result<_, _>>().unwrap();
+    let sources: Vec<_> = batches.iter().flat_map(|batch| &batch.batch.sources).map(|s| (s.file, s.row)).collect();
+    // The third window of the text file is EOS alone, which nothing predicts.
+    assert_eq!(sources, [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (2, 0), (2, 1)]);
+    let names: Vec<_> =
+        pipeline.files().iter().map(|file| (file.path.extension().unwrap().to_owned(), file.is_eval)).collect();
+    assert_eq!(names, [("jsonl".into(), false), ("jsonl".into(), true), ("txt".into(), true)]);
+    assert!(pipeline.warnings()[0].contains("is in [[data.train]] and in [[data.eval]]"));
+}
+
+#[test]
+fn a_weight_says_how_often_rows_are_visited() {
+    let files = Files::new();
+    let (mut half, mut twice) = (files.write("a.jsonl", &numbered_rows(10)), files.write("b.jsonl", &numbered_rows(4)));
+    (half.weight, twice.weight) = (0.5, 2.0);
+    let pipeline = open(&DataConfig { shuffle: true, ..config(vec![half, twice]) });
+    assert_eq!((pipeline.num_train_rows(), pipeline.rows_per_epoch(), pipeline.batches_per_epoch(13)), (14, 13, 1));
+    let epochs = take(&pipeline, Cursor::default(), 13, 2);
+    let mut drawn = Vec::new();
+    for epoch in &epochs {
+        let mut visits = BTreeMap::new();
+        for source in &epoch.batch.sources {
+            *visits.entry((source.file, source.row)).or_insert(0) += 1;
+        }
+        assert!((0..4).all(|row| visits[&(1, row)] == 2));
+        let of_half: Vec<_> = visits.into_iter().filter(|((file, _), _)| *file == 0).collect();
+        assert!(of_half.len() == 5 && of_half.iter().all(|(_, count)| *count == 1));
+        drawn.push(of_half);
+    }
+    assert_ne!(drawn[0], drawn[1]);
+}
+
+#[test]
+fn rows_that_lose_their_answer_are_counted_and_left_out() {
+    let files = Files::new();
+    let long = "q".repeat(20);
+    let content = format!(
+        "{{\"prompt\": \"q\", \"completion\": \"a\"}}\n{{\"prompt\": \"{long}\", \"completion\": \"a\"}}\n\
+         {{\"prompt\": \"qqqq\", \"completion\": \"{long}\"}}\n"
+    );
+    let source = files.write("r.jsonl", &content);
+    let config = DataConfig { max_length: 10, ..config(vec![source]) };
+    let expected = RowCounts { rows: 3, truncated: 2, answer_cut: 1, without_targets: 1, tokens: 14, target_tokens: 7 };
+    let batches = take(&open(&config), Cursor::default(), 3, 1);
+    assert_eq!((batches[0].report, rows(&batches)), (expected, vec![0, 2]));
+    // A micro-batch of nothing but such rows is empty.
+    let batches = take(&open(&config), Cursor::default(), 1, 3);
+    assert_eq!((batches[1].batch.num_rows(), batches[1].report.without_targets), (0, 1));
+    let mut sum = RowCounts::default();
+    for batch in &batches {
+        sum += batch.report;
+    }
+    assert_eq!(sum, expected);
+    // Packed, they are counted as well.
+    let packed = open(&DataConfig { packing: true, ..config });
+    let mut sum = RowCounts::default();
+    for batch in take(&packed, Cursor::default(), 1, usize::try_from(packed.batches_per_epoch(1)).unwrap()) {
+        sum += batch.report;
+    }
+    assert_eq!(sum, expected);
+}
+
+#[test]
+fn packed_rows_hold_the_same_documents_and_targets() {
+    let files = Files::new();
+    let row = |i: usize| serde_json::json!({"prompt": "q".repeat(i % 17), "completion": i.to_string()}).to_string();
+    let content: String = (0..60).map(|i| row(i) + "\n").collect();
+    let source = files.write("r.jsonl", &content);
+    let plain = DataConfig { shuffle: true, max_length: 32, ..config(vec![source]) };
+    let packed = open(&DataConfig { packing: true, ..plain.clone() });
+    // Documents of an epoch as (source, ids, targets relative to their start).
+    let documents = |pipeline: &DataPipeline| {
+        let count = usize::try_from(pipeline.batches_per_epoch(2)).unwrap();
+        let batches = take(pipeline, Cursor::default(), 2, count);
+        assert!(batches[count - 1].last_of_epoch);
+        let mut documents = Vec::new();
+        for LoadedBatch { batch, .. } in &batches {
+            for (document, source) in batch.documents.iter().zip(&batch.sources) {
+                let range = document.start..document.start + document.len;
+                let targets = batch.targets.iter().filter(|target| range.contains(&target.position));
+                let targets: Vec<_> = targets.map(|target| (target.position - document.start, target.token)).collect();
+                assert!(targets.iter().all(|(position, _)| position + 1 < document.len), "no label across a boundary");
+                documents.push((source.row, batch.input_ids[range].to_vec(), targets));
+            }
+            assert_eq!(
+                batch.targets.len(),
+                batch
+                    .documents
+                    .iter()
+                    .map(|d| {
+                        batch.targets.iter().filter(|t| (d.start..d.start + d.len).contains(&t.position)).count()
+                    })
+                    .sum::<usize>()
+            );
+            assert!(batch.row_length <= 32);
+        }
+        documents.sort_unstable();
+        (count, documents)
+    };
+    let (plain_count, plain_documents) = documents(&open(&plain));
+    let (packed_count, packed_documents) = documents(&packed);
+    assert_eq!(packed_documents, plain_documents);
+    let tokens: usize = packed_documents.iter().map(|(_, ids, _)| ids.len()).sum();
+    assert_eq!((plain_count, packed_count), (30, tokens.div_ceil(32).div_ceil(2)), "as few rows as there can be");
+}
+
+#[test]
+fn a_bad_row_stops_the_loader_with_its_place() {
+    let files = Files::new();
+    let content = numbered_rows(6) + "{\"text\": 1}\n" + &numbered_rows(6);
+    let source = files.write("r.jsonl", &content);
+    for num_workers in [0, 1, 3] {
+        let pipeline = open(&DataConfig { num_workers, ..config(vec![source.clone()]) });
+        let mut loader = pipeline.loader(Cursor::default(), 2).unwrap();
+        for _ in 0..3 {
+            loader.next_batch().unwrap();
+        }
+        let error = loader.next_batch().unwrap_err().to_string();
+        assert!(error.ends_with("r.jsonl:line 7: `text` must be text, not a number"), "{error}");
+        assert!(matches!(loader.next_batch(), Err(DataError::Stopped)));
+    }
+    assert!(error(&DataConfig { packing: true, ..config(vec![source]) }).contains("line 7"));
+}
+
+#[test]
+fn globs_are_sorted_and_what_names_no_file_is_an_error() {
+    let files = Files::new();
+    for name in ["b.jsonl", "a.jsonl", "c[1].jsonl"] {
+        files.write(name, &numbered_rows(1));
+    }
+    let pipeline = open(&config(vec![files.source("*.jsonl"), files.source("c[1].jsonl")]));
+    let names: Vec<_> = pipeline.files().iter().map(|file| file.path.file_name().unwrap().to_str().unwrap()).collect();
+    assert_eq!(names, ["a.jsonl", "b.jsonl", "c[1].jsonl", "c[1].jsonl"]);
+    let info = &pipeline.files()[0];
+    assert_eq!((info.format, info.num_rows, info.kind.name()), (DataFormat::Text, 1, "JSON lines"));
+
+    let path_error = |pattern: &str| error(&config(vec![files.source(pattern)]));
+    assert!(path_error("none.jsonl").ends_with("no such file"));
+    assert!(path_error("*.parquet").ends_with("matches no file"));
+    assert!(path_error("").contains("is a folder\n  hint: name its files"));
+    files.write("a.csv", "x");
+    assert!(path_error("a.csv").ends_with("files end in .json, .jsonl, .parquet or .txt"));
+    let mut text = files.write("a.txt", "x");
+    text.format = DataFormat::Alpaca;
+    assert!(error(&config(vec![text])).ends_with("a .txt file has no columns: its `format` is \"text\""));
+    assert!(error(&config(vec![])).starts_with("no training data"));
+}
+
+#[test]
+fn conversations_need_a_template_and_alpaca_rows_do_not() {
+    let files = Files::new();
+    let chat = files.write("c.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}");
+    let message = error(&config(vec![chat.clone()]));
+    assert!(message.contains("format `messages` needs a chat template, and the model has none"), "{message}");
+    let none = DataConfig { chat_template: "none".into(), ..config(vec![chat]) };
+    let message = DataPipeline::open(&none, chat_tokenizer(), 7).unwrap_err().to_string();
+    assert!(message.contains("and `data.chat_template` = \"none\" turns it off\n  hint: set"), "{message}");
+
+    let alpaca = files.write("a.jsonl", "{\"instruction\": \"i\", \"output\": \"o\"}");
+    let (_, row) = open(&config(vec![alpaca])).train_row(0).unwrap();
+    let text = tokenizer().decode(&row.ids, false).unwrap();
+    assert!(text.starts_with("<s>Below is an instruction") && text.ends_with("\n\n### Response:o</s>"), "{text}");
+    assert_eq!(row.num_target_tokens(), 2);
+}
