@@ -111,7 +111,7 @@ pub enum DeviceKind {
     Vulkan,
     /// An Apple GPU, by Metal.
     Metal,
-    /// An AMD GPU, by ROCm.
+    /// An AMD GPU, by `ROCm`.
     Rocm,
 }
 

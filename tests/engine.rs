@@ -1,5 +1,7 @@
 //! The training step on a small random model: what must hold whatever the numbers of the reference are.
 
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
+
 use std::path::Path;
 
 use burn::tensor::{DType, Device, Tensor};

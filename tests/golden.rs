@@ -4,6 +4,8 @@
 //! SmolLM2-135M are looked for in the folder that `LORA_TRAIN_MODELS` names (`scripts/get_models.py` makes them);
 //! their tests are ignored unless asked for, as `.ci/run` does.
 
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
+
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor};
@@ -101,7 +103,7 @@ impl Golden {
     }
 
     /// The adapters of a case or of the curve, by the script's formula.
-    fn adapters(&self, case: &Value, model: &Llama) -> AdapterSet {
+    fn adapters(case: &Value, model: &Llama) -> AdapterSet {
         let config = &model.config;
         if case["lora"].is_null() {
             return AdapterSet::none(config.num_hidden_layers);
@@ -170,7 +172,7 @@ fn compare_cases(golden: &Golden, storage: Dtype) {
     let model = golden.model(storage);
     let padded = batch(&rows(&golden.json["batch"]));
     for (case, expected) in golden.json["cases"].as_object().unwrap() {
-        let adapters = golden.adapters(expected, &model);
+        let adapters = Golden::adapters(expected, &model);
         compare_logits(golden, case, &model, &adapters, &padded);
         for gradient_checkpointing in [true, false] {
             let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
@@ -239,7 +241,7 @@ fn compare_curve(golden: &Golden) {
     let settings = &curve["settings"];
     let number = |key: &str| settings[key].as_f64().unwrap();
     let model = golden.model(Dtype::F32);
-    let adapters = golden.adapters(curve, &model);
+    let adapters = Golden::adapters(curve, &model);
     let optimizer = OptimizerConfig {
         learning_rate: number("learning_rate"),
         weight_decay: number("weight_decay"),

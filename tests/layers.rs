@@ -5,8 +5,23 @@ use std::path::{Path, PathBuf};
 
 /// From the street to the ground floor, as in `src/lib.rs`.
 const LAYERS: [&str; 17] = [
-    "cli", "commands", "run", "recipe", "train", "generate", "checkpoint", "export", "model", "lora", "ops", "data",
-    "metrics", "telemetry", "device", "hub", "schema",
+    "cli",
+    "commands",
+    "run",
+    "recipe",
+    "train",
+    "generate",
+    "checkpoint",
+    "export",
+    "model",
+    "lora",
+    "ops",
+    "data",
+    "metrics",
+    "telemetry",
+    "device",
+    "hub",
+    "schema",
 ];
 
 fn sources(folder: &Path, files: &mut Vec<PathBuf>) {

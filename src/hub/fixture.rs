@@ -196,11 +196,12 @@ fn answer(path: &str, token: Option<&str>, host: &str, behaviour: &mut Behaviour
         ];
         return Reply::new(302, &headers, "");
     }
-    if let Some((broken, times)) = &mut behaviour.breaks_off {
-        if broken == name && *times > 0 {
-            *times -= 1;
-            return Reply::new(200, &headers, &content[..content.len() / 2]);
-        }
+    if let Some((broken, times)) = &mut behaviour.breaks_off
+        && broken == name
+        && *times > 0
+    {
+        *times -= 1;
+        return Reply::new(200, &headers, &content[..content.len() / 2]);
     }
     if behaviour.wrong_body.as_deref() == Some(name) {
         return Reply::new(200, &headers[..2], "<html>sign in to this network</html>");

@@ -57,15 +57,15 @@ fn chunks<'a>(targets: &'a [u32], head: &Tensor<2>) -> impl Iterator<Item = (usi
 /// Losses `[rows]`, and `grad_scale (softmax - onehot)` in the type of `logits`, `[rows, vocab_size]`.
 fn cross_entropy_with_grad(logits: Tensor<2>, targets: &[u32], grad_scale: f64) -> (Tensor<1>, Tensor<2>) {
     let device = logits.device();
-    if host::has_kernels(&device, logits.dtype()) {
-        if let Some(mut flex) = host::take(logits.clone()) {
-            drop(logits);
-            let mut losses = vec![0.0; targets.len()];
-            cpu::softmax_cross_entropy(flex.storage_mut(), targets, &mut losses);
-            let dlogits = host::restore::<2>(flex);
-            let dlogits = if (grad_scale - 1.0).abs() < f64::EPSILON { dlogits } else { dlogits * grad_scale };
-            return (host::tensor(losses, [targets.len()], &device), dlogits);
-        }
+    if host::has_kernels(&device, logits.dtype())
+        && let Some(mut flex) = host::take(logits.clone())
+    {
+        drop(logits);
+        let mut losses = vec![0.0; targets.len()];
+        cpu::softmax_cross_entropy(flex.storage_mut(), targets, &mut losses);
+        let dlogits = host::restore::<2>(flex);
+        let dlogits = if (grad_scale - 1.0).abs() < f64::EPSILON { dlogits } else { dlogits * grad_scale };
+        return (host::tensor(losses, [targets.len()], &device), dlogits);
     }
     plain_cross_entropy_with_grad(logits, targets, grad_scale)
 }

@@ -83,6 +83,7 @@ pub fn low_rank_input(x: &Tensor<2>, lora: &LowRank<'_>) -> Tensor<2> {
 
 /// What [`linear_backward`] is to compute of the input's gradient.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes, passed once a layer")]
 pub enum InputGrad {
     /// Nothing: the input needs no gradient.
     Skip,

@@ -10,6 +10,16 @@
 pub mod adamw;
 pub mod attention;
 pub mod cached_attention;
+#[allow(
+    clippy::approx_constant,
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    clippy::inline_always,
+    clippy::missing_panics_doc,
+    clippy::too_many_arguments,
+    reason = "kernels compute in f32 on purpose, inline into vectorised bodies, and check their slices' lengths"
+)]
 pub mod cpu;
 pub mod cross_entropy;
 pub mod dropout;

@@ -28,6 +28,7 @@ pub struct Options {
 }
 
 /// What a block's backward starts from.
+#[expect(clippy::large_enum_variant, reason = "one for each block")]
 enum Kept {
     Input(Tensor<2>),
     Activations(Box<Activations>),

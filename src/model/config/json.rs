@@ -191,11 +191,11 @@ fn refuse_unsupported(reader: &mut Reader) {
             reader.problem("partial_rotary_factor", &format!("= {other} is not supported, expected 1.0"), None);
         }
     }
-    if let Some(Value::Array(kinds)) = reader.object.get("layer_types") {
-        if let Some(kind) = kinds.iter().find(|kind| *kind != "full_attention") {
-            let message = format!("names {kind}; only \"full_attention\" in every layer is supported");
-            reader.problem("layer_types", &message, None);
-        }
+    if let Some(Value::Array(kinds)) = reader.object.get("layer_types")
+        && let Some(kind) = kinds.iter().find(|kind| *kind != "full_attention")
+    {
+        let message = format!("names {kind}; only \"full_attention\" in every layer is supported");
+        reader.problem("layer_types", &message, None);
     }
     if let Some(quantization) = reader.object.get("quantization_config").filter(|value| !value.is_null()) {
         let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("unnamed");

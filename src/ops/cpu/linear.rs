@@ -18,6 +18,7 @@ pub enum Weight<'a> {
 
 impl Weight<'_> {
     /// Number of elements.
+    #[must_use]
     pub fn len(&self) -> usize {
         match self {
             Self::F32(w) => w.len(),
@@ -27,6 +28,7 @@ impl Weight<'_> {
     }
 
     /// Whether it has no elements.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
