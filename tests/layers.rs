@@ -21,6 +21,7 @@ const LAYERS: [&str; 18] = [
     "telemetry",
     "device",
     "hub",
+    "failure",
     "schema",
 ];
 
