@@ -22,7 +22,7 @@ use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
 use crate::metrics::{Outcome, SinkOptions, Sinks, Summary};
 use crate::recipe::{Purpose, Recipe};
-use crate::telemetry::{NvmlSelector, Telemetry, peak_host_memory_bytes};
+use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::train::schedule::{Schedule, total_steps};
 use crate::train::state::RowOrder;
 use crate::train::step::TrainStep;
@@ -32,7 +32,7 @@ use crate::train::trainer::{Around, Plan, Trainer, TrainerError};
 use clock::process_start;
 use dir::{RunDir, RunDirError, Start};
 use environment::Environment;
-use inputs::ModelSource;
+use inputs::{ModelSource, nvml_selector};
 use opening::Opening;
 use resume::Resumed;
 use verify::adapter_reloads;
@@ -215,11 +215,6 @@ fn export(recipe: &Recipe, dir: &RunDir, data: &DataPipeline, step: &TrainStep) 
     let mut loader = data.loader(Cursor::default(), 1).map_err(Failure::running)?;
     let batch = loader.next_batch().map_err(Failure::running)?.batch;
     adapter_reloads(&folder, step.model(), step.adapters(), &batch).map_err(Failure::running)
-}
-
-/// By what NVML finds the GPU that is trained on.
-fn nvml_selector(device: &OpenDevice) -> Option<NvmlSelector> {
-    device.cuda.as_ref().map(|gpu| NvmlSelector::Uuid(gpu.uuid.clone()))
 }
 
 /// A folder that must not be used is a mistake in the recipe; a disk that fails is not.

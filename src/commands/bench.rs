@@ -1,7 +1,25 @@
 //! `lora-train bench`: how fast a recipe trains on this machine.
 
+use std::io::{self, Write};
+use std::time::Instant;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+
+use crate::data::batch::{Batch, Document, Target};
+use crate::device::{self, OpenDevice};
 use crate::failure::Failure;
-use crate::recipe::RecipeArgs;
+use crate::recipe::{Purpose, Recipe, RecipeArgs};
+use crate::run::clock::process_start;
+use crate::run::inputs::{ModelSource, nvml_selector};
+use crate::schema::Problem;
+use crate::telemetry::{Telemetry, peak_host_memory_bytes};
+use crate::train::flops::StepFlops;
+use crate::train::step::TrainStep;
+
+/// Steps where the recipe has no `train.max_steps`.
+const DEFAULT_NUM_STEPS: u64 = 12;
 
 /// Arguments of `lora-train bench`.
 #[derive(Clone, Debug, clap::Args)]
@@ -9,6 +27,42 @@ pub struct BenchArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
     pub recipe: RecipeArgs,
+
+    /// The first steps, which are not measured: they compile kernels and touch memory for the first time
+    #[arg(long, value_name = "STEPS", default_value_t = 2)]
+    pub warmup: u64,
+}
+
+/// The last line of stdout.
+#[derive(Clone, Debug, Serialize)]
+struct BenchReport {
+    /// Tokens of a step over its median time.
+    tokens_per_second: f64,
+    /// Median time of a step.
+    step_seconds: f64,
+    /// From the start of the process to the end of the first step.
+    first_step_seconds: f64,
+    /// `gflops / gemm_peak_gflops`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mfu: Option<f64>,
+    /// Model FLOPs of a step over its median time, in 10^9 a second.
+    gflops: f64,
+    /// The fastest matrix product measured on the device, in 10^9 a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gemm_peak_gflops: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_host_memory_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_gpu_memory_bytes: Option<u64>,
+    device: String,
+    precision: &'static str,
+    /// Steps that were measured.
+    measured_steps: usize,
+    tokens_per_step: u64,
+    trainable_parameters: usize,
+    all_parameters: usize,
+    /// Loss of the last step: about ln(`vocab_size`) for random weights; a number that is not finite would be a bug.
+    loss: f64,
 }
 
 /// Runs `max_steps` steps on synthetic full-length batches and prints the figures.
@@ -16,6 +70,153 @@ pub struct BenchArgs {
 /// # Errors
 ///
 /// A recipe, model or device that cannot be used.
-pub fn run(_args: &BenchArgs) -> Result<(), Failure> {
-    Err(Failure::running("`bench` is not in this build"))
+pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+    let process_start = process_start();
+    let recipe = args.recipe.load(Purpose::Benchmark)?;
+    let num_steps = recipe.train.max_steps.unwrap_or(DEFAULT_NUM_STEPS);
+    if args.warmup >= num_steps {
+        let message = format!("--warmup = {} leaves none of `train.max_steps` = {num_steps} to measure", args.warmup);
+        return Err(Problem::new(message).hint("raise `train.max_steps`").into());
+    }
+    let source = ModelSource::open(&recipe.model, recipe.seed, false)?;
+    let selection = source.select(&recipe.lora)?;
+    let device = device::open(&recipe.device.name).map_err(Failure::input)?;
+    let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(&device));
+    let model = source.load(recipe.model.dtype, recipe.train.precision, &device)?;
+    let adapters = source.new_adapters(&selection, &recipe.lora, recipe.seed, &device);
+    let num_trainable = adapters.num_parameters();
+    let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
+    let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
+
+    let mut batches = SyntheticBatches::new(&recipe, source.config.vocab_size);
+    let flops = StepFlops::new(&source.config, num_trainable);
+    let mut first_step_seconds = 0.0;
+    let mut step_seconds = Vec::new();
+    let (mut tokens_per_step, mut flops_per_step, mut loss) = (0, 0.0, f64::NAN);
+    for number in 1..=num_steps {
+        let batches: Vec<Batch> = batches.by_ref().take(recipe.train.gradient_accumulation_steps).collect();
+        let step_start = Instant::now();
+        for batch in &batches {
+            step.forward_backward(batch);
+        }
+        let outcome = step.update(recipe.optimizer.learning_rate);
+        synchronize(&device);
+        let seconds = step_start.elapsed().as_secs_f64();
+        if number == 1 {
+            first_step_seconds = process_start.elapsed().as_secs_f64();
+        }
+        if number > args.warmup {
+            step_seconds.push(seconds);
+        }
+        tokens_per_step = batches.iter().map(|batch| batch.num_tokens() as u64).sum();
+        flops_per_step = batches.iter().map(|batch| flops.of(batch)).sum();
+        loss = outcome.loss;
+        let kind = if number > args.warmup { "" } else { " (warm-up)" };
+        say(&format!("step {number}/{num_steps}: {seconds:.3} s, loss {loss:.4}{kind}"));
+    }
+
+    let measured_steps = step_seconds.len();
+    let step_seconds = median(&mut step_seconds);
+    // Taken before the products that are measured below.
+    let (peak_host_memory_bytes, peak_gpu_memory_bytes) = (peak_host_memory_bytes(), telemetry.peak_gpu_memory_bytes());
+    let peak = device.gemm_peak_flops(recipe.train.precision);
+    let flops_per_second = flops_per_step / step_seconds;
+    let report = BenchReport {
+        #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+        tokens_per_second: tokens_per_step as f64 / step_seconds,
+        step_seconds,
+        first_step_seconds,
+        mfu: peak.map(|peak| flops_per_second / peak),
+        gflops: flops_per_second / 1e9,
+        gemm_peak_gflops: peak.map(|peak| peak / 1e9),
+        peak_host_memory_bytes,
+        peak_gpu_memory_bytes,
+        device: device.label.clone(),
+        precision: recipe.train.precision.name(),
+        measured_steps,
+        tokens_per_step,
+        trainable_parameters: num_trainable,
+        all_parameters: source.config.num_parameters() + num_trainable,
+        loss,
+    };
+    let json = serde_json::to_string(&report).map_err(Failure::running)?;
+    writeln!(io::stdout(), "{json}").map_err(Failure::running)
+}
+
+/// Waits until a GPU has done what it was given.
+fn synchronize(device: &OpenDevice) {
+    if device.is_gpu() {
+        // An error of the device comes up again where its numbers are read.
+        let _ = device.device.sync();
+    }
+}
+
+/// Where stderr is closed there is nobody to tell.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// The middle value; the mean of both where their number is even. There is at least one.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) { f64::midpoint(values[middle - 1], values[middle]) } else { values[middle] }
+}
+
+/// Micro-batches of random tokens, every row as long as `data.max_length`, every token predicted.
+#[derive(Debug)]
+struct SyntheticBatches {
+    rng: ChaCha8Rng,
+    num_rows: usize,
+    row_length: usize,
+    vocab_size: u32,
+}
+
+impl SyntheticBatches {
+    fn new(recipe: &Recipe, vocab_size: usize) -> Self {
+        Self {
+            rng: ChaCha8Rng::seed_from_u64(recipe.seed),
+            num_rows: recipe.train.micro_batch_size,
+            row_length: recipe.data.max_length,
+            vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+impl Iterator for SyntheticBatches {
+    type Item = Batch;
+
+    fn next(&mut self) -> Option<Batch> {
+        let Self { num_rows, row_length, vocab_size, .. } = *self;
+        let input_ids: Vec<u32> = (0..num_rows * row_length).map(|_| self.rng.random_range(0..vocab_size)).collect();
+        let documents = (0..num_rows).map(|row| Document { start: row * row_length, len: row_length }).collect();
+        let target = |position: usize| Target { position, token: input_ids[position + 1] };
+        // The last token of a row has nothing to predict.
+        let is_last = |position: usize| (position + 1).is_multiple_of(row_length);
+        let targets = (0..input_ids.len()).filter(|position| !is_last(*position)).map(target).collect();
+        Some(Batch { row_length, input_ids, documents, targets, sources: Vec::new() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_is_the_mean_of_the_middle_two() {
+        assert!((median(&mut [3.0, 1.0, 2.0]) - 2.0).abs() < 1e-12);
+        assert!((median(&mut [4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn synthetic_batches_are_full_and_every_token_but_the_first_of_a_row_is_predicted() {
+        let rng = ChaCha8Rng::seed_from_u64(1);
+        let mut batches = SyntheticBatches { rng, num_rows: 2, row_length: 3, vocab_size: 50 };
+        let batch = batches.next().unwrap();
+        assert_eq!((batch.num_rows(), batch.num_tokens(), batch.num_target_tokens()), (2, 6, 4));
+        let positions: Vec<usize> = batch.targets.iter().map(|target| target.position).collect();
+        assert_eq!(positions, [0, 1, 3, 4]);
+        assert!(batch.targets.iter().all(|target| target.token == batch.input_ids[target.position + 1]));
+        assert_ne!(batch.input_ids, batches.next().unwrap().input_ids);
+    }
 }

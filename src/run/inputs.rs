@@ -17,6 +17,7 @@ use crate::model::llama::Llama;
 use crate::model::weights::{RandomWeights, WeightFiles, Weights};
 use crate::model::{Init, ModelOptions, load};
 use crate::schema::{Problem, Problems};
+use crate::telemetry::NvmlSelector;
 
 /// A model on disk: its config has been read, its weights have been mapped but not read.
 #[derive(Debug)]
@@ -113,4 +114,10 @@ impl ModelSource {
         };
         AdapterSet::new(selection, features, lora.init_lora_weights, lora.lora_dropout, seed, &device.device)
     }
+}
+
+/// By what NVML finds the GPU that is trained on.
+#[must_use]
+pub fn nvml_selector(device: &OpenDevice) -> Option<NvmlSelector> {
+    device.cuda.as_ref().map(|gpu| NvmlSelector::Uuid(gpu.uuid.clone()))
 }
