@@ -3,6 +3,8 @@
 //! burn-train thinks in epochs of items. A run is shown to it as one epoch whose items are the steps, and an
 //! evaluation as a pass over the validation split.
 
+mod terminal;
+
 use std::collections::HashSet;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +18,8 @@ use burn_train::metric::{
 use burn_train::renderer::tui::TuiMetricsRendererWrapper;
 use burn_train::renderer::{MetricState, MetricsRenderer, MetricsRendererTraining};
 
+use terminal::Terminal;
+
 use super::format::{bytes, thousands};
 use super::{EvalMetrics, StepMetrics};
 
@@ -23,6 +27,8 @@ use super::{EvalMetrics, StepMetrics};
 pub(super) struct Dashboard {
     /// `None` only while it is dropped.
     renderer: Option<TuiMetricsRendererWrapper>,
+    #[allow(dead_code, reason = "ends with the dashboard, after the renderer")]
+    terminal: Terminal,
     label: String,
     total_steps: usize,
     num_warnings: usize,
@@ -55,13 +61,14 @@ impl Dashboard {
     pub(super) fn open(interrupter: Interrupter, total_steps: u64, label: &str) -> Result<Self, String> {
         needs_terminal(std::io::stdin().is_terminal(), std::io::stdout().is_terminal())?;
         let total_steps = usize::try_from(total_steps).unwrap_or(usize::MAX).max(1);
-        terminal::keep_panics_readable();
+        let terminal = Terminal::prepare();
         let mut renderer = TuiMetricsRendererWrapper::new(interrupter, None);
-        terminal::keep_ctrl_c();
+        terminal.keep_ctrl_c();
         renderer.start(1, 1, Some(total_steps), Some(label));
         renderer.start_split("train", total_steps);
         Ok(Self {
             renderer: Some(renderer),
+            terminal,
             label: label.into(),
             total_steps,
             num_warnings: 0,
@@ -141,7 +148,6 @@ impl Drop for Dashboard {
         let renderer = self.renderer.take();
         // After "kill" even the renderer's own drop panics; its terminal has been given back by then.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(renderer)));
-        terminal::closed();
     }
 }
 
@@ -206,79 +212,6 @@ fn step_figures(step: &StepMetrics) -> Vec<Figure> {
     figures.extend(percent("CPU utilization", step.cpu_utilization_percent));
     figures.extend(memory("Host memory", step.host_memory_bytes));
     figures
-}
-
-mod terminal {
-    use std::panic::{set_hook, take_hook};
-    use std::sync::Once;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    #[cfg(unix)]
-    use std::time::{Duration, Instant};
-
-    static IS_OPEN: AtomicBool = AtomicBool::new(false);
-
-    /// Silences the dashboard when a panic is about to be printed. burn-train's hook has given the terminal back by
-    /// then, but its thread would draw over the message.
-    pub(super) fn keep_panics_readable() {
-        static INSTALL: Once = Once::new();
-        // The renderer puts its hook around the one that it finds: this one, which hence runs after the terminal is back.
-        INSTALL.call_once(|| {
-            let print = take_hook();
-            set_hook(Box::new(move |panic| {
-                if IS_OPEN.swap(false, Ordering::Relaxed) {
-                    silence_stdout();
-                }
-                print(panic);
-            }));
-        });
-        IS_OPEN.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn closed() {
-        IS_OPEN.store(false, Ordering::Relaxed);
-    }
-
-    #[cfg(unix)]
-    fn silence_stdout() {
-        // SAFETY: plain system calls on file descriptors; where the first fails, the second is not made.
-        unsafe {
-            let null = libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY);
-            if null >= 0 {
-                libc::dup2(null, libc::STDOUT_FILENO);
-                libc::close(null);
-            }
-        }
-    }
-
-    #[cfg(not(unix))]
-    fn silence_stdout() {}
-
-    /// Lets Ctrl-C send SIGINT again, which raw mode turns off and the dashboard does not answer. It waits until the
-    /// dashboard's thread has set raw mode; leaving raw mode restores what was there before.
-    #[cfg(unix)]
-    pub(super) fn keep_ctrl_c() {
-        let started = Instant::now();
-        while started.elapsed() < Duration::from_secs(1) {
-            let mut settings = std::mem::MaybeUninit::<libc::termios>::uninit();
-            // SAFETY: `settings` outlives the call, which fills it where it returns 0.
-            let mut settings = unsafe {
-                if libc::tcgetattr(libc::STDIN_FILENO, settings.as_mut_ptr()) != 0 {
-                    return;
-                }
-                settings.assume_init()
-            };
-            if settings.c_lflag & libc::ICANON == 0 {
-                settings.c_lflag |= libc::ISIG;
-                // SAFETY: `settings` is what the terminal gave, with one flag set.
-                unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const settings) };
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    #[cfg(not(unix))]
-    pub(super) fn keep_ctrl_c() {}
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ pub struct Summary {
     /// The most memory that the backend's pools held at the end of a step, since the last start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_gpu_memory_reserved_bytes: Option<u64>,
-    /// Energy that the GPU used, since the last start.
+    /// Energy that the GPU used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
     /// Wall time since the last start, all of it.
