@@ -330,7 +330,13 @@ impl OpenDevice {
     pub fn gemm_peak_flops(&self, dtype: Dtype) -> Option<f64> {
         let dtype = if self.is_gpu() { dtype } else { Dtype::F32 };
         *self.gemm_peak_flops[dtype as usize].get_or_init(|| {
-            if self.is_gpu() { peak::gpu_gemm_flops(&self.device, dtype) } else { peak::cpu_gemm_flops() }
+            if !self.is_gpu() {
+                return peak::cpu_gemm_flops();
+            }
+            let total = self.cuda.as_ref().map(|gpu| gpu.memory_bytes);
+            let used = self.memory_in_use().map(|used| used.reserved_bytes);
+            let has_room = total.zip(used).is_none_or(|(total, used)| used + (2 << 30) < total);
+            peak::gpu_gemm_flops(&self.device, dtype, has_room)
         })
     }
 }

@@ -3,6 +3,8 @@
 //! Ignored unless asked for, since it needs Python: `scripts/setup_python.sh`, then
 //! `LORA_TRAIN_PYTHON=.venv/bin/python cargo test --release --test tensorboard -- --ignored`.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -64,9 +66,9 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
     };
     sinks.eval(&eval(0, 4.0));
     sinks.sample(0, &Sample { step: 0, prompt: "Once".into(), text: " upon\na time".into() });
-    for number in 1..=10 {
-        let loss = if number == 2 { f64::NAN } else { 4.0 - 0.125 * number as f64 };
-        sinks.step(&step(number, loss));
+    for number in 1..=10_u32 {
+        let loss = if number == 2 { f64::NAN } else { 4.0 - 0.125 * f64::from(number) };
+        sinks.step(&step(number.into(), loss));
     }
     drop(sinks);
     // Killed after step 10, resumed from a checkpoint of step 5: steps 6 to 10 are written again.

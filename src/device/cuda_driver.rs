@@ -79,7 +79,7 @@ type CuResult = c_int;
 struct Driver {
     init: unsafe extern "C" fn(c_uint) -> CuResult,
     get_error_name: unsafe extern "C" fn(CuResult, *mut *const c_char) -> CuResult,
-    driver_get_version: unsafe extern "C" fn(*mut c_int) -> CuResult,
+    get_driver_version: unsafe extern "C" fn(*mut c_int) -> CuResult,
     device_get_count: unsafe extern "C" fn(*mut c_int) -> CuResult,
     device_get: unsafe extern "C" fn(*mut c_int, c_int) -> CuResult,
     device_get_name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> CuResult,
@@ -100,7 +100,7 @@ impl Driver {
             Ok(Self {
                 init: library.function(c"cuInit")?,
                 get_error_name: library.function(c"cuGetErrorName")?,
-                driver_get_version: library.function(c"cuDriverGetVersion")?,
+                get_driver_version: library.function(c"cuDriverGetVersion")?,
                 device_get_count: library.function(c"cuDeviceGetCount")?,
                 device_get: library.function(c"cuDeviceGet")?,
                 device_get_name: library.function(c"cuDeviceGetName")?,
@@ -160,7 +160,7 @@ impl Driver {
             self.check("cuDeviceGetName", (self.device_get_name)(name.as_mut_ptr(), 256, device))?;
             self.check("cuDeviceGetUuid", (self.device_get_uuid)(&raw mut uuid, device))?;
             self.check("cuDeviceTotalMem", (self.device_total_mem)(&raw mut memory_bytes, device))?;
-            self.check("cuDriverGetVersion", (self.driver_get_version)(&raw mut version))?;
+            self.check("cuDriverGetVersion", (self.get_driver_version)(&raw mut version))?;
         }
         name[255] = 0;
         // SAFETY: the array ends in 0, as set above.

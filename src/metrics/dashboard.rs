@@ -63,7 +63,7 @@ impl Dashboard {
         let total_steps = usize::try_from(total_steps).unwrap_or(usize::MAX).max(1);
         let terminal = Terminal::prepare();
         let mut renderer = TuiMetricsRendererWrapper::new(interrupter, None);
-        terminal.keep_ctrl_c();
+        terminal::keep_ctrl_c();
         renderer.start(1, 1, Some(total_steps), Some(label));
         renderer.start_split("train", total_steps);
         Ok(Self {

@@ -30,12 +30,12 @@ impl Terminal {
             signals: unix::give_back_on_signals(),
         }
     }
+}
 
-    /// Waits for the dashboard's thread to set raw mode, then lets Ctrl-C through.
-    pub(super) fn keep_ctrl_c(&self) {
-        #[cfg(unix)]
-        unix::keep_ctrl_c();
-    }
+/// Waits for the dashboard's thread to set raw mode, then lets Ctrl-C through.
+pub(super) fn keep_ctrl_c() {
+    #[cfg(unix)]
+    unix::keep_ctrl_c();
 }
 
 impl Drop for Terminal {
