@@ -1,19 +1,24 @@
 //! Adapters and merged models in the formats of PEFT and Hugging Face.
 //!
 //! An adapter is a folder with `adapter_model.safetensors` and `adapter_config.json`, as `save_pretrained` of PEFT
-//! writes it: [`write_adapter`] and [`read_adapter`].
+//! writes it: [`write_adapter`] and [`read_adapter`]. A merged model is a Hugging Face folder in which the adapter has
+//! been added to the weights: [`merge`].
 
 use std::collections::BTreeMap;
 
+mod adapter_check;
 mod adapter_config;
 mod adapter_file;
 mod adapter_set;
 pub mod atomic;
 mod error;
+mod merge;
 
+pub use adapter_check::check_adapter;
 pub use adapter_file::{SavedAdapter, read_adapter, write_adapter};
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use error::ExportError;
+pub use merge::{MergeSummary, merge};
 
 /// The matrices of an adapter by module, for example `model.layers.0.self_attn.q_proj`.
 pub type AdapterWeights = BTreeMap<String, LowRankPair>;

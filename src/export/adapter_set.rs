@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, Tensor};
 
+use super::adapter_check::matrix_problems;
 use super::{AdapterWeights, ExportError, HostMatrix, LowRankPair};
 use crate::lora::targets::{Projection, Selection};
 use crate::lora::{Adapter, AdapterSet};
@@ -32,45 +33,28 @@ pub fn adapter_set(
     dropout: f64,
     device: &Device,
 ) -> Result<AdapterSet, ExportError> {
-    let mut problems = Vec::new();
+    let problems = matrix_problems(&weights, selection, config);
+    if !problems.is_empty() {
+        return Err(ExportError::AdapterTensors {
+            path: folder.to_owned(),
+            expected_by: "the `[lora]` section",
+            problems,
+        });
+    }
     let mut blocks = AdapterSet::none(selection.shapes.len()).blocks;
     for (layer, (shapes, block)) in selection.shapes.iter().zip(&mut blocks).enumerate() {
         for ((projection, shape), place) in Projection::ALL.into_iter().zip(shapes).zip(block) {
-            let Some(shape) = shape else { continue };
-            let module = projection.module_name(layer);
-            let Some(LowRankPair { lora_a, lora_b }) = weights.remove(&module) else {
-                problems.push(format!("missing: `{module}.lora_A` and `.lora_B`"));
-                continue;
-            };
-            let [out_features, in_features] = linear_shape(config, projection);
-            let expected = [("lora_A", &lora_a, [shape.r, in_features]), ("lora_B", &lora_b, [out_features, shape.r])];
-            let mut fits = true;
-            for (matrix, found, expected) in expected {
-                if found.shape() != expected {
-                    problems.push(format!("`{module}.{matrix}` is {:?}, expected {expected:?}", found.shape()));
-                    fits = false;
-                }
-            }
-            if fits {
+            let pair = weights.remove(&projection.module_name(layer));
+            *place = shape.zip(pair).map(|(shape, LowRankPair { lora_a, lora_b })| {
                 let [lora_a, lora_b] = [lora_a, lora_b].map(|matrix| {
                     let shape = matrix.shape();
                     host::tensor(matrix.values, shape, device)
                 });
-                *place = Some(Adapter { lora_a, lora_b, scale: shape.scale });
-            }
+                Adapter { lora_a, lora_b, scale: shape.scale }
+            });
         }
     }
-    problems.extend(weights.keys().map(|module| format!("unexpected: `{module}.lora_A` and `.lora_B`")));
-    if problems.is_empty() {
-        return Ok(AdapterSet { blocks, dropout });
-    }
-    Err(ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "the `[lora]` section", problems })
-}
-
-/// `[out_features, in_features]` of a linear layer.
-fn linear_shape(config: &LlamaConfig, projection: Projection) -> [usize; 2] {
-    let linears = config.block_linears();
-    linears.iter().find(|(name, _)| *name == projection.name()).map_or([0, 0], |(_, shape)| *shape)
+    Ok(AdapterSet { blocks, dropout })
 }
 
 fn host_matrix(tensor: &Tensor<2>) -> HostMatrix {
@@ -85,6 +69,12 @@ mod tests {
     use super::*;
     use crate::lora::config::LoraConfig;
     use crate::model::weights::fixture::tiny_config;
+
+    /// `[out_features, in_features]` of a linear layer.
+    fn linear_shape(config: &LlamaConfig, projection: Projection) -> [usize; 2] {
+        let linears = config.block_linears();
+        linears.iter().find(|(name, _)| *name == projection.name()).map_or([0, 0], |(_, shape)| *shape)
+    }
 
     fn fresh(lora: &LoraConfig) -> AdapterSet {
         let config = tiny_config();

@@ -13,7 +13,10 @@ pub fn write_file(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> i
     let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name");
     let name = path.file_name().ok_or_else(no_name)?.to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-    let written = write(&temporary).and_then(|()| {
+    // Whatever `write` uses, the file gets the permissions that a new file has.
+    let written = File::create(&temporary).and_then(|file| file.metadata()).and_then(|fresh| {
+        write(&temporary)?;
+        std::fs::set_permissions(&temporary, fresh.permissions())?;
         File::open(&temporary)?.sync_all()?;
         std::fs::rename(&temporary, path)
     });

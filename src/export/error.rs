@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::device::Dtype;
+use crate::failure::Failure;
 use crate::model::config::ConfigError;
 use crate::model::weights::WeightsError;
 use crate::model::weights::error::Lines;
@@ -53,6 +55,14 @@ pub enum ExportError {
     /// The config of the model cannot be used.
     #[error(transparent)]
     Model(#[from] ConfigError),
+    /// A merged value is too large for the base's type.
+    #[error("a merged value of `{name}` is too large for {dtype}\n  hint: convert the base model to bf16 first")]
+    MergeOverflow {
+        /// The tensor.
+        name: String,
+        /// The base's type.
+        dtype: Dtype,
+    },
     /// Something is already there.
     #[error(
         "{} exists and is not empty\n  hint: give a folder that does not exist yet; nothing is overwritten", path.display()
@@ -68,5 +78,15 @@ impl ExportError {
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
+    }
+}
+
+impl From<ExportError> for Failure {
+    /// What the disk refuses failed on the way; everything else is a wrong input.
+    fn from(error: ExportError) -> Self {
+        match error {
+            ExportError::Io { .. } => Self::running(error),
+            _ => Self::input(error),
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::failure::Failure;
+
 /// Why there is no local folder for a model.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
@@ -166,6 +168,21 @@ pub enum HubError {
         /// What it said.
         reason: String,
     },
+}
+
+impl From<HubError> for Failure {
+    /// What the network, the Hub or the disk refuses failed on the way; everything else is a wrong input.
+    fn from(error: HubError) -> Self {
+        match error {
+            HubError::Network { .. }
+            | HubError::Server { .. }
+            | HubError::Incomplete { .. }
+            | HubError::Busy { .. }
+            | HubError::Cache { .. }
+            | HubError::Other { .. } => Self::running(error),
+            _ => Self::input(error),
+        }
+    }
 }
 
 fn no_folder_hint(path: &std::path::Path) -> &'static str {

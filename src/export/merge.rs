@@ -1,0 +1,327 @@
+//! An adapter added to its base model: a Hugging Face folder that needs no PEFT.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use safetensors::View;
+
+use super::{ExportError, LowRankPair, SavedAdapter, atomic, check_adapter, read_adapter};
+use crate::device::Dtype;
+use crate::model::config::LlamaConfig;
+use crate::model::weights::{StoredTensor, WeightFiles, convert};
+use crate::ops::cpu::{Weight, linear_backward_input};
+
+/// What belongs to a model besides its weights; copied where the base has it.
+const SIDE_FILES: [&str; 11] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+/// Which tensor is in which shard; the same in the merged model.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// What was merged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MergeSummary {
+    /// Linear layers that the adapter changed.
+    pub num_modules: usize,
+    /// Weight files.
+    pub num_files: usize,
+    /// Size of all tensors.
+    pub num_bytes: usize,
+    /// The model that the adapter says it was trained on.
+    pub trained_on: Option<String>,
+}
+
+/// Writes `W + scale B A` for every adapted layer, and everything else of the model as it is.
+///
+/// Sums are computed in `f32` from the base's own files and rounded once, to the base's type. Files are those of the
+/// base, one after the other and tensor by tensor, so that host memory stays below one file's size. The folder `out`
+/// appears when it is complete.
+///
+/// # Errors
+/// A model or adapter that cannot be used or do not fit each other; an `out` that is not empty; a sum that its type
+/// cannot hold.
+pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, ExportError> {
+    require_absent_or_empty(out)?;
+    let config = LlamaConfig::from_file(&model.join("config.json"))?;
+    let files = WeightFiles::open(model)?;
+    files.check(&config)?;
+    let saved = read_adapter(adapter)?;
+    check_adapter(adapter, &saved, &config)?;
+    let scales = scales(&saved, &config);
+
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(ExportError::io("create", parent))?;
+    let name = out.file_name().unwrap_or_default().to_string_lossy();
+    let unfinished = Unfinished(parent.join(format!(".{name}.{}.tmp", std::process::id())));
+    std::fs::create_dir(&unfinished.0).map_err(ExportError::io("create", &unfinished.0))?;
+
+    for (shard, name) in files.shard_names().enumerate() {
+        write_shard(&files, shard, &unfinished.0.join(name), &saved, &scales)?;
+    }
+    for name in SIDE_FILES.into_iter().chain([INDEX]).filter(|name| model.join(name).is_file()) {
+        copy(&model.join(name), &unfinished.0.join(name))?;
+    }
+    WeightFiles::open(&unfinished.0)?.check(&config)?;
+    // An empty folder gives way; one that is not was refused above, and still is here.
+    if out.is_dir() {
+        std::fs::remove_dir(out).map_err(ExportError::io("replace", out))?;
+    }
+    std::fs::rename(&unfinished.0, out).map_err(ExportError::io("write", out))?;
+    atomic::sync_folder(parent).map_err(ExportError::io("write", parent))?;
+    Ok(MergeSummary {
+        num_modules: saved.weights.len(),
+        num_files: files.shard_names().count(),
+        num_bytes: files.num_bytes(),
+        trained_on: saved.base_model_name_or_path,
+    })
+}
+
+/// A folder that is removed unless it got its final name.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // After the rename there is nothing under this name.
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+fn require_absent_or_empty(out: &Path) -> Result<(), ExportError> {
+    match std::fs::read_dir(out).map(Iterator::count) {
+        Ok(0) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        _ => Err(ExportError::OutputExists { path: out.to_owned() }),
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
+    // Content alone: files of a cache are often links to write-protected ones.
+    let content = std::fs::read(from).map_err(ExportError::io("read", from))?;
+    atomic::write_file(to, |path| std::fs::write(path, content)).map_err(ExportError::io("write", to))
+}
+
+/// Scale of every adapted module.
+fn scales(adapter: &SavedAdapter, config: &LlamaConfig) -> BTreeMap<String, f64> {
+    let mut scales = BTreeMap::new();
+    // That the selection exists was checked together with the adapter.
+    for (layer, shapes) in
+        adapter.config.select(config.num_hidden_layers).into_iter().flat_map(|s| s.shapes).enumerate()
+    {
+        for (shape, (linear, _)) in shapes.iter().zip(config.block_linears()) {
+            if let Some(shape) = shape {
+                scales.insert(format!("model.layers.{layer}.{linear}"), shape.scale);
+            }
+        }
+    }
+    scales
+}
+
+fn write_shard(
+    files: &WeightFiles,
+    shard: usize,
+    path: &Path,
+    adapter: &SavedAdapter,
+    scales: &BTreeMap<String, f64>,
+) -> Result<(), ExportError> {
+    let failure = Mutex::new(None);
+    let tensors = files.tensors().iter().filter(|(_, stored)| stored.shard == shard);
+    let views = tensors.clone().map(|(name, stored)| {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let update = adapter.weights.get(module).zip(scales.get(module).copied()).zip(stored.float_dtype());
+        let update = update.map(|((pair, scale), dtype)| Update { pair, scale, dtype });
+        (name.as_str(), MergedTensor { files, name, stored, update, failure: &failure })
+    });
+    let metadata = files.shard_metadata(shard).cloned();
+    let written = atomic::write_file(path, |path| {
+        safetensors::serialize_to_file(views, metadata, path).map_err(std::io::Error::other)
+    });
+    tensors.for_each(|(_, stored)| files.release(stored));
+    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    written.map_err(ExportError::io("write", path))
+}
+
+/// What is added to a weight.
+struct Update<'a> {
+    pair: &'a LowRankPair,
+    scale: f64,
+    dtype: Dtype,
+}
+
+/// A tensor of the merged model, which is computed when it is written.
+struct MergedTensor<'a> {
+    files: &'a WeightFiles,
+    name: &'a str,
+    stored: &'a StoredTensor,
+    update: Option<Update<'a>>,
+    failure: &'a Mutex<Option<ExportError>>,
+}
+
+impl View for MergedTensor<'_> {
+    fn dtype(&self) -> safetensors::Dtype {
+        self.stored.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.stored.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let bytes = self.files.bytes(self.stored);
+        let Some(Update { pair, scale, dtype }) = self.update else { return Cow::Borrowed(bytes) };
+        let mut weight = convert::to_f32(bytes, dtype);
+        self.files.release(self.stored);
+        add_update(&mut weight, pair, scale);
+        match convert::from_f32(&weight, dtype) {
+            Ok(bytes) => Cow::Owned(bytes),
+            Err(convert::Overflow) => {
+                let error = ExportError::MergeOverflow { name: self.name.to_owned(), dtype };
+                self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                // The file is given up as soon as this is over.
+                Cow::Owned(vec![0; self.data_len()])
+            }
+        }
+    }
+
+    fn data_len(&self) -> usize {
+        self.files.bytes(self.stored).len()
+    }
+}
+
+/// `weight += scale B A`, with the product rounded before it is scaled, as PEFT has it.
+fn add_update(weight: &mut [f32], pair: &LowRankPair, scale: f64) {
+    let [rank, in_features] = pair.lora_a.shape();
+    let mut update = vec![0.0; weight.len()];
+    linear_backward_input(&pair.lora_b.values, Weight::F32(&pair.lora_a.values), in_features, rank, &mut update, false);
+    #[expect(clippy::cast_possible_truncation, reason = "the sum is in f32")]
+    let scale = scale as f32;
+    for (weight, update) in weight.iter_mut().zip(update) {
+        *weight += scale * update;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::adapter_file::tests::adapter;
+    use super::super::write_adapter;
+    use super::*;
+    use crate::model::weights::fixture::{self, tiny_config};
+
+    /// A tiny model and an adapter for it, in a folder that goes away.
+    fn folders(num_shards: usize, dtype: Dtype, adapter: &SavedAdapter) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("base")).unwrap();
+        fixture::write_model(&root.path().join("base"), &tiny_config(), num_shards, dtype);
+        std::fs::write(root.path().join("base/tokenizer.json"), "{}").unwrap();
+        std::fs::write(root.path().join("base/pytorch_model.bin"), "not for the copy").unwrap();
+        write_adapter(&root.path().join("adapter"), &adapter.weights, &adapter.config, "org/base").unwrap();
+        root
+    }
+
+    fn merge_in(root: &Path) -> Result<MergeSummary, ExportError> {
+        merge(&root.join("base"), &root.join("adapter"), &root.join("out"))
+    }
+
+    /// `W + scale B A`, in f64.
+    fn expected(weight: &[f32], pair: &LowRankPair, scale: f64) -> Vec<f64> {
+        let [rank, in_features] = pair.lora_a.shape();
+        let number = |index: usize| -> f64 {
+            let (row, column) = (index / in_features, index % in_features);
+            (0..rank)
+                .map(|k| {
+                    let (b, a) = (pair.lora_b.values[row * rank + k], pair.lora_a.values[k * in_features + column]);
+                    f64::from(b) * f64::from(a)
+                })
+                .sum()
+        };
+        weight.iter().enumerate().map(|(index, weight)| f64::from(*weight) + scale * number(index)).collect()
+    }
+
+    #[test]
+    fn merged_weights_are_the_base_plus_the_scaled_product_in_the_bases_type_and_files() {
+        for (num_shards, dtype, epsilon) in
+            [(1, Dtype::F32, 1e-6), (3, Dtype::Bf16, 1.0 / 256.0), (2, Dtype::F16, 1.0 / 2048.0)]
+        {
+            let mut adapter = adapter();
+            adapter.config.use_rslora = true;
+            adapter.config.lora_alpha = 0.5;
+            let scale = 0.5 / 3.0_f64.sqrt();
+            let root = folders(num_shards, dtype, &adapter);
+            let summary = merge_in(root.path()).unwrap();
+            assert_eq!((summary.num_modules, summary.num_files), (4, num_shards));
+            assert_eq!(summary.trained_on.as_deref(), Some("org/base"));
+
+            let base = WeightFiles::open(&root.path().join("base")).unwrap();
+            let merged = WeightFiles::open(&root.path().join("out")).unwrap();
+            assert!(base.shard_names().eq(merged.shard_names()));
+            let mut num_merged = 0;
+            for (name, stored) in base.tensors() {
+                let found = &merged.tensors()[name];
+                assert_eq!((found.dtype, found.shard), (stored.dtype, stored.shard));
+                let before = base.load_f32(name, &stored.shape).unwrap();
+                let after = merged.load_f32(name, &stored.shape).unwrap();
+                match adapter.weights.get(name.trim_end_matches(".weight")) {
+                    None => assert_eq!(before, after, "{name}"),
+                    Some(pair) => {
+                        num_merged += 1;
+                        assert_ne!(before, after);
+                        for (after, expected) in after.iter().zip(expected(&before, pair, scale)) {
+                            // Half a unit in the last place of the type, and the rounding of the sum in f32.
+                            let allowed = expected.abs() * epsilon + 1e-6;
+                            assert!((f64::from(*after) - expected).abs() <= allowed, "{name}: {after} {expected}");
+                        }
+                    }
+                }
+            }
+            assert_eq!(num_merged, 4);
+            let out = root.path().join("out");
+            assert_eq!(std::fs::read_to_string(out.join("tokenizer.json")).unwrap(), "{}");
+            assert!(out.join("config.json").is_file() && !out.join("pytorch_model.bin").exists());
+            let metadata = merged.shard_metadata(0).unwrap();
+            assert_eq!(metadata["format"], "pt");
+        }
+    }
+
+    #[test]
+    fn an_output_that_is_not_empty_is_refused_and_an_empty_one_filled() {
+        let root = folders(1, Dtype::F32, &adapter());
+        let out = root.path().join("out");
+        std::fs::create_dir(&out).unwrap();
+        std::fs::write(out.join("mine"), "").unwrap();
+        assert!(matches!(merge_in(root.path()).unwrap_err(), ExportError::OutputExists { .. }));
+        std::fs::remove_file(out.join("mine")).unwrap();
+        merge_in(root.path()).unwrap();
+        assert!(matches!(merge_in(root.path()).unwrap_err(), ExportError::OutputExists { .. }));
+    }
+
+    #[test]
+    fn a_failed_merge_leaves_nothing_behind() {
+        let mut adapter = adapter();
+        adapter.config.lora_alpha = 1e6;
+        let root = folders(1, Dtype::F16, &adapter);
+        let error = merge_in(root.path()).unwrap_err();
+        assert!(matches!(error, ExportError::MergeOverflow { dtype: Dtype::F16, .. }), "{error}");
+        let mut names: Vec<_> =
+            std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["adapter", "base"]);
+
+        adapter.weights.remove("model.layers.0.mlp.down_proj");
+        write_adapter(&root.path().join("adapter"), &adapter.weights, &adapter.config, "x").unwrap();
+        let error = merge_in(root.path()).unwrap_err().to_string();
+        assert!(error.contains("missing: `model.layers.0.mlp.down_proj.lora_A`"), "{error}");
+    }
+}
