@@ -178,6 +178,18 @@ impl DataPipeline {
         &self.shared.infos
     }
 
+    /// The model's tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.shared.tokenizer
+    }
+
+    /// The chat template, if rows are written with one.
+    #[must_use]
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.shared.template.as_ref()
+    }
+
     /// What is odd about the files but no error.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {

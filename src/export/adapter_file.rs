@@ -14,7 +14,7 @@ use crate::model::weights::{convert, layout};
 /// The matrices.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 /// Rank, scale and places.
-const CONFIG: &str = "adapter_config.json";
+pub(super) const CONFIG: &str = "adapter_config.json";
 /// What PEFT puts before the name of a module.
 const PREFIX: &str = "base_model.model.";
 
@@ -160,6 +160,8 @@ fn no_adapter_hint(folder: &Path) -> String {
         "there is no such folder"
     } else if folder.join("adapter").join(CONFIG).is_file() {
         "this is the folder of a run; its adapter is in `adapter`"
+    } else if folder.join("checkpoints").is_dir() {
+        "this is the folder of a run that has not finished; its checkpoints are in `checkpoints`"
     } else if folder.join("adapter_model.bin").is_file() {
         "adapter_model.bin is a PyTorch pickle, which is not read; save it again with `safe_serialization=True`"
     } else if folder.join("config.json").is_file() {

@@ -17,6 +17,7 @@ use crate::data::loader::Loader;
 use crate::data::pipeline::{Cursor, DataPipeline};
 use crate::device::OpenDevice;
 use crate::export::{adapter_weights, write_adapter};
+use crate::generate::{GenerateError, Generator};
 use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
 use crate::metrics::{EvalMetrics, Outcome, Sample, Sinks, StepMetrics, Summary, TimeSpent};
@@ -31,6 +32,9 @@ pub enum TrainerError {
     /// A row cannot be read.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A prompt of `eval.generate` cannot be continued.
+    #[error("`eval.generate`: {0}")]
+    Generate(#[from] GenerateError),
     /// A checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -428,9 +432,15 @@ impl<'a> Trainer<'a> {
         Ok(true)
     }
 
-    /// Continues the prompts of `eval.generate`, greedily. `None` where somebody wants to stop.
+    /// Continues the prompts of `eval.generate`, greedily: written as the rows are, through the chat template where
+    /// they are conversations. `None` where somebody wants to stop.
     fn sample(&self) -> Result<Option<Vec<Sample>>, TrainerError> {
-        Ok(Some(Vec::new()))
+        let (data, prompts) = (self.around.data, &self.plan.eval.generate);
+        let (model, adapters) = (self.step.model(), self.step.adapters());
+        let generator = Generator { model, adapters, tokenizer: data.tokenizer() };
+        let texts = generator.samples(prompts, data.template(), || self.stop_requested())?;
+        let sample = |(prompt, text): (&String, String)| Sample { step: self.state.step, prompt: prompt.clone(), text };
+        Ok(texts.map(|texts| prompts.iter().zip(texts).map(sample).collect()))
     }
 
     /// Saves a checkpoint of the steps done.

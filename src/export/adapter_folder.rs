@@ -1,0 +1,77 @@
+//! An adapter folder as the user names it, put on a device for a model.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+
+use super::adapter_file::CONFIG;
+use super::{ExportError, SavedAdapter, adapter_set};
+use crate::lora::AdapterSet;
+use crate::lora::targets::Selection;
+use crate::model::config::LlamaConfig;
+
+/// The adapter in `folder`: `folder` itself, such as a checkpoint, or `folder/adapter`, where `folder` is the
+/// `output_dir` of a run. A folder without either comes back as it is, for [`read_adapter`](super::read_adapter) to
+/// explain.
+#[must_use]
+pub fn find_adapter(folder: &Path) -> PathBuf {
+    let inner = folder.join("adapter");
+    if !folder.join(CONFIG).is_file() && inner.join(CONFIG).is_file() { inner } else { folder.to_owned() }
+}
+
+impl SavedAdapter {
+    /// Puts the adapter, which was read from `folder`, on a device, for a model of this shape. Dropout is off.
+    ///
+    /// # Errors
+    /// Every matrix that does not fit the model.
+    pub fn into_set(self, folder: &Path, config: &LlamaConfig, device: &Device) -> Result<AdapterSet, ExportError> {
+        let misfit =
+            |problems| ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "this model", problems };
+        let selection: Selection = self
+            .config
+            .select(config.num_hidden_layers)
+            .map_err(|errors| misfit(errors.iter().map(ToString::to_string).collect()))?;
+        adapter_set(folder, self.weights, &selection, config, 0.0, device).map_err(|error| match error {
+            ExportError::AdapterTensors { problems, .. } => misfit(problems),
+            error => error,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::adapter_file::tests::adapter;
+    use super::super::{read_adapter, write_adapter};
+    use super::*;
+    use crate::model::weights::fixture::tiny_config;
+
+    #[test]
+    fn a_run_a_checkpoint_and_an_adapter_folder_are_all_understood() {
+        let folder = tempfile::tempdir().unwrap();
+        let (run, checkpoint) = (folder.path().join("run"), folder.path().join("run/checkpoints/step-000010"));
+        let adapter = adapter();
+        for folder in [&run.join("adapter"), &checkpoint] {
+            write_adapter(folder, &adapter.weights, &adapter.config, "org/base").unwrap();
+        }
+        assert_eq!(find_adapter(&run), run.join("adapter"));
+        assert_eq!(find_adapter(&run.join("adapter")), run.join("adapter"));
+        assert_eq!(find_adapter(&checkpoint), checkpoint);
+        std::fs::remove_dir_all(run.join("adapter")).unwrap();
+        let error = read_adapter(&find_adapter(&run)).unwrap_err().to_string();
+        assert!(error.contains("has not finished; its checkpoints are in `checkpoints`"), "{error}");
+    }
+
+    #[test]
+    fn an_adapter_of_another_model_is_refused_by_shape_and_by_layer() {
+        let device = Device::flex();
+        let fits = adapter().into_set(Path::new("a"), &tiny_config(), &device).unwrap();
+        assert_eq!(fits.iter().count(), 4);
+        let narrow = LlamaConfig { intermediate_size: 88, ..tiny_config() };
+        let error = adapter().into_set(Path::new("a"), &narrow, &device).unwrap_err().to_string();
+        assert!(error.contains("a: these tensors do not fit this model"), "{error}");
+        assert!(error.contains("`model.layers.0.mlp.down_proj.lora_A` is [3, 176], expected [3, 88]"), "{error}");
+        let shallow = LlamaConfig { num_hidden_layers: 1, ..tiny_config() };
+        let error = adapter().into_set(Path::new("a"), &shallow, &device).unwrap_err().to_string();
+        assert!(error.contains("unexpected: `model.layers.1.mlp.down_proj.lora_A`"), "{error}");
+    }
+}

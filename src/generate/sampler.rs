@@ -1,0 +1,190 @@
+//! The choice of the next token from its logits, as transformers makes it: temperature, then top-k, then top-p.
+
+use burn::tensor::Tensor;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::GenerateOptions;
+
+/// The logits of one token, in host memory.
+pub(super) fn read(logits: Tensor<1>) -> Vec<f32> {
+    // They are f32 by construction, on every device.
+    logits.into_data().try_to_vec().unwrap_or_default()
+}
+
+/// Chooses tokens.
+#[derive(Debug)]
+pub(super) struct Sampler {
+    temperature: f64,
+    top_p: f64,
+    top_k: Option<usize>,
+    rng: ChaCha8Rng,
+}
+
+/// A token that may be drawn, and its weight: its probability but for a common factor.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    id: u32,
+    weight: f64,
+}
+
+impl Sampler {
+    pub(super) fn new(options: &GenerateOptions) -> Self {
+        Self {
+            temperature: options.temperature,
+            top_p: options.top_p,
+            top_k: options.top_k,
+            rng: ChaCha8Rng::seed_from_u64(options.seed),
+        }
+    }
+
+    /// The next token; `None` where the logits are not finite numbers.
+    pub(super) fn next(&mut self, logits: &[f32]) -> Option<u32> {
+        let (best, max) = greedy(logits)?;
+        if self.temperature <= 0.0 {
+            return Some(best);
+        }
+        let candidates = self.candidates(logits, max);
+        let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
+        let mut left = self.rng.random::<f64>() * total;
+        let drawn = candidates.iter().find(|candidate| {
+            left -= candidate.weight;
+            left < 0.0
+        });
+        // Rounding may leave a rest behind the last one.
+        drawn.or(candidates.last()).map(|candidate| candidate.id)
+    }
+
+    /// The tokens to draw from. Without top-k and top-p, all of them, in their order.
+    fn candidates(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
+        let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / self.temperature).exp();
+        let mut candidates: Vec<Candidate> =
+            (0..).zip(logits).map(|(id, &logit)| Candidate { id, weight: weight(logit) }).collect();
+        if let Some(k) = self.top_k.filter(|&k| k < candidates.len()) {
+            let (_, last, _) = candidates.select_nth_unstable_by(k.max(1) - 1, by_weight);
+            let least = last.weight;
+            // Those that are as likely as the last one stay too.
+            candidates.retain(|candidate| candidate.weight >= least);
+        }
+        if self.top_p < 1.0 {
+            self.keep_top_p(&mut candidates);
+        }
+        candidates
+    }
+
+    /// Keeps the most likely candidates that together reach `top_p`; the one that reaches it is kept.
+    fn keep_top_p(&self, candidates: &mut Vec<Candidate>) {
+        let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
+        // All tokens below this share together stay below 1 - top_p: they go without being sorted.
+        #[expect(clippy::cast_precision_loss, reason = "vocabularies are far below 2^53")]
+        let negligible = total * (1.0 - self.top_p) / candidates.len() as f64;
+        candidates.retain(|candidate| candidate.weight >= negligible);
+        candidates.sort_unstable_by(by_weight);
+        let mut sum = 0.0;
+        let reached = candidates.iter().position(|candidate| {
+            sum += candidate.weight;
+            sum >= self.top_p * total
+        });
+        candidates.truncate(reached.map_or(candidates.len(), |last| last + 1));
+    }
+}
+
+/// The most likely first; the order of equals is that of their ids, on every machine.
+fn by_weight(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
+}
+
+/// The first of the largest logits, and its value; `None` where that is not a finite number.
+fn greedy(logits: &[f32]) -> Option<(u32, f32)> {
+    let mut best: Option<(u32, f32)> = None;
+    for (id, &logit) in (0..).zip(logits) {
+        if logit.is_nan() {
+            return None;
+        }
+        if best.is_none_or(|(_, max)| logit > max) {
+            best = Some((id, logit));
+        }
+    }
+    best.filter(|(_, max)| max.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Share of each token among 20,000 draws from probabilities of 0.5, 0.25, 0.15, 0.06, 0.04 in shuffled places.
+    fn shares(options: GenerateOptions) -> [f64; 5] {
+        let logits = [0.15_f32, 0.5, 0.04, 0.25, 0.06].map(f32::ln);
+        let mut sampler = Sampler::new(&options);
+        let mut counts = [0_u32; 5];
+        for _ in 0..20_000 {
+            counts[sampler.next(&logits).unwrap() as usize] += 1;
+        }
+        counts.map(|count| f64::from(count) / 20_000.0)
+    }
+
+    /// Within three standard deviations of 20,000 draws.
+    fn assert_shares(options: GenerateOptions, expected: [f64; 5]) {
+        let found = shares(options);
+        for (found, expected) in found.into_iter().zip(expected) {
+            let tolerance = 3.0 * (expected * (1.0 - expected) / 20_000.0).sqrt();
+            assert!((found - expected).abs() <= tolerance, "{found} for {expected} with {options:?}");
+        }
+    }
+
+    fn options(temperature: f64) -> GenerateOptions {
+        GenerateOptions { temperature, seed: 11, ..GenerateOptions::default() }
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_largest() {
+        let mut sampler = Sampler::new(&options(0.0));
+        assert_eq!(sampler.next(&[0.0, 3.0, 3.0, 1.0]), Some(1));
+        assert_eq!(sampler.next(&[f32::NEG_INFINITY, -2.0]), Some(1));
+    }
+
+    #[test]
+    fn logits_that_are_not_finite_give_no_token() {
+        let mut sampler = Sampler::new(&options(0.7));
+        for logits in [&[1.0, f32::NAN][..], &[f32::INFINITY, 1.0], &[f32::NEG_INFINITY; 3], &[]] {
+            assert_eq!(sampler.next(logits), None, "{logits:?}");
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_distribution_at_its_temperature() {
+        assert_shares(options(1.0), [0.15, 0.5, 0.04, 0.25, 0.06]);
+        // p^2, normalised.
+        let squares = [0.0225, 0.25, 0.0016, 0.0625, 0.0036];
+        assert_shares(options(0.5), squares.map(|square| square / 0.3402));
+    }
+
+    #[test]
+    fn top_p_keeps_the_token_that_reaches_it_and_no_more() {
+        let with = |top_p| GenerateOptions { top_p, ..options(1.0) };
+        assert_shares(with(0.4), [0.0, 1.0, 0.0, 0.0, 0.0]);
+        assert_shares(with(0.7), [0.0, 0.5 / 0.75, 0.0, 0.25 / 0.75, 0.0]);
+        assert_shares(with(0.8), [0.15 / 0.9, 0.5 / 0.9, 0.0, 0.25 / 0.9, 0.0]);
+    }
+
+    #[test]
+    fn top_k_comes_before_top_p_and_keeps_equals() {
+        let with = |top_k, top_p| GenerateOptions { top_k: Some(top_k), top_p, ..options(1.0) };
+        assert_shares(with(2, 1.0), [0.0, 0.5 / 0.75, 0.0, 0.25 / 0.75, 0.0]);
+        // Of the two that are left the first has two thirds: 0.6 is reached by it alone.
+        assert_shares(with(2, 0.6), [0.0, 1.0, 0.0, 0.0, 0.0]);
+        let mut sampler = Sampler::new(&with(1, 1.0));
+        let drawn: std::collections::BTreeSet<_> = (0..100).filter_map(|_| sampler.next(&[2.0, 2.0, 1.0])).collect();
+        assert_eq!(drawn.into_iter().collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn a_seed_names_the_draw() {
+        let draw = |seed| {
+            let mut sampler = Sampler::new(&GenerateOptions { seed, ..options(1.0) });
+            (0..20).map(|_| sampler.next(&[0.0; 100]).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+    }
+}

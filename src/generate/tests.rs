@@ -1,0 +1,161 @@
+use std::cell::RefCell;
+use std::path::Path;
+
+use burn::tensor::Device;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Tokenizer as Inner};
+
+use super::*;
+use crate::data::batch::{Batch, Document};
+use crate::device::Dtype;
+use crate::model::config::LlamaConfig;
+use crate::model::load;
+use crate::model::weights::fixture::tiny_config;
+use crate::model::weights::{RandomWeights, Weights};
+
+/// Special tokens that no text ends at, unless the config says so.
+const PLAIN: [&str; 3] = ["<a>", "<b>", "<c>"];
+/// Those of [`CHAT`].
+const TURNS: [&str; 3] = ["<s>", "</s>", "<|im_end|>"];
+
+/// Writes a tokenizer of the 256 bytes and three special tokens.
+fn write_tokenizer(folder: &Path, special: [&str; 3], config: &str) -> Tokenizer {
+    let mut bytes: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    bytes.sort_unstable();
+    let vocab: Vocab = (0..).zip(bytes).map(|(id, byte)| (byte.to_string(), id)).collect();
+    let mut inner = Inner::new(BPE::builder().vocab_and_merges(vocab, vec![]).build().unwrap());
+    inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, false)));
+    inner.with_decoder(Some(ByteLevel::default()));
+    inner.add_special_tokens(special.map(|text| AddedToken::from(text, true))).unwrap();
+    inner.save(folder.join("tokenizer.json"), false).unwrap();
+    std::fs::write(folder.join("tokenizer_config.json"), config).unwrap();
+    Tokenizer::open(folder).unwrap()
+}
+
+const CHAT: &str = r#"{"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true, "chat_template":
+"{{ bos_token }}{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}a:{% endif %}"}"#;
+
+fn model(num_positions: usize) -> Llama {
+    let config = LlamaConfig {
+        vocab_size: 259,
+        initializer_range: 0.3,
+        max_position_embeddings: num_positions,
+        ..tiny_config()
+    };
+    let weights = Weights::Random(RandomWeights::new(&config, 4));
+    load::load(&config, &weights, Dtype::F32, Dtype::F32, &Device::flex()).unwrap()
+}
+
+/// The greedy continuation by full passes, without a cache.
+fn greedy_without_cache(model: &Llama, prompt_ids: &[u32], num_new: usize) -> Vec<u32> {
+    let adapters = AdapterSet::none(model.blocks.len());
+    let mut ids = prompt_ids.to_vec();
+    for _ in 0..num_new {
+        let documents = vec![Document { start: 0, len: ids.len() }];
+        let batch = Batch { row_length: ids.len(), input_ids: ids.clone(), documents, ..Batch::default() };
+        let logits: Vec<f32> = model.logits(&batch, &adapters).into_data().try_to_vec().unwrap();
+        let last = &logits[logits.len() - model.config.vocab_size..];
+        let best = (0..).zip(last).max_by(|a: &(u32, &f32), b| a.1.total_cmp(b.1)).unwrap();
+        ids.push(best.0);
+    }
+    ids.split_off(prompt_ids.len())
+}
+
+fn go_on(_: &str) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+#[test]
+fn greedy_text_is_that_of_full_passes_and_streams_as_a_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
+    let (model, adapters) = (model(256), AdapterSet::none(2));
+    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let prompt_ids = encode_prompt(&tokenizer, None, None, "Once upon").unwrap();
+    assert_eq!(prompt_ids.len(), 9);
+    let streamed = RefCell::new(String::new());
+    let options = GenerateOptions { max_new_tokens: 30, ..GenerateOptions::default() };
+    let on_text = |text: &str| {
+        streamed.borrow_mut().push_str(text);
+        ControlFlow::Continue(())
+    };
+    let generated = generator.generate(&prompt_ids, &options, on_text).unwrap();
+    assert_eq!(generated.token_ids, greedy_without_cache(&model, &prompt_ids, 30));
+    assert_eq!(generated.ending, Ending::MaxNewTokens);
+    assert_eq!(generated.num_passes, 29);
+    assert_eq!(streamed.into_inner(), generated.text);
+}
+
+#[test]
+fn it_ends_at_the_tokenizers_eos_and_leaves_it_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
+    let (model, adapters) = (model(256), AdapterSet::none(2));
+    let ids = greedy_without_cache(&model, &[5, 6], 12);
+    let eos = tokenizer.token_text(ids[7]).unwrap();
+    let tokenizer = write_tokenizer(folder.path(), PLAIN, &serde_json::json!({ "eos_token": eos }).to_string());
+    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let generated = generator.generate(&[5, 6], &GenerateOptions::default(), go_on).unwrap();
+    let first = ids.iter().position(|id| *id == ids[7]).unwrap();
+    assert_eq!(generated.token_ids, ids[..first]);
+    assert_eq!(generated.ending, Ending::EndOfText);
+}
+
+#[test]
+fn positions_that_the_model_was_not_made_for_are_never_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
+    let (model, adapters) = (model(16), AdapterSet::none(2));
+    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let generate = |prompt_ids: &[u32]| generator.generate(prompt_ids, &GenerateOptions::default(), go_on);
+    // The last of 16 positions gives one more token, which takes no position.
+    let generated = generate(&[1; 10]).unwrap();
+    assert_eq!((generated.ending, generated.token_ids.len(), generated.num_passes), (Ending::MaxPositions, 7, 6));
+    let generated = generate(&[1; 16]).unwrap();
+    assert_eq!((generated.ending, generated.token_ids.len(), generated.num_passes), (Ending::MaxPositions, 1, 0));
+    assert!(generated.tokens_per_second().is_none());
+    let error = generate(&[1; 17]).unwrap_err().to_string();
+    assert!(error.contains("17 tokens long") && error.contains("16 positions"), "{error}");
+    assert!(matches!(generate(&[]), Err(GenerateError::EmptyPrompt)));
+    assert!(matches!(generate(&[1, 259]), Err(GenerateError::UnknownToken { id: 259, vocab_size: 259 })));
+}
+
+#[test]
+fn whoever_listens_can_break_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), TURNS, CHAT);
+    let (model, adapters) = (model(256), AdapterSet::none(2));
+    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let calls = RefCell::new(0);
+    let on_text = |_: &str| {
+        *calls.borrow_mut() += 1;
+        if *calls.borrow() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let generated = generator.generate(&[5, 6], &GenerateOptions::default(), on_text).unwrap();
+    assert_eq!((generated.ending, generated.token_ids.len()), (Ending::Stopped, 3));
+
+    let template = ChatTemplate::open("auto", &tokenizer).unwrap();
+    let prompts = ["a".to_owned(), "b".to_owned()];
+    assert_eq!(generator.samples(&prompts, template.as_ref(), || true).unwrap(), None);
+    let texts = generator.samples(&prompts, template.as_ref(), || false).unwrap().unwrap();
+    assert_eq!(texts.len(), 2);
+    assert_eq!(generator.samples(&prompts, template.as_ref(), || false).unwrap().unwrap(), texts);
+}
+
+#[test]
+fn a_prompt_is_a_users_turn_where_there_is_a_template_and_bos_is_there_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), TURNS, CHAT);
+    let template = ChatTemplate::open("auto", &tokenizer).unwrap();
+    let decoded = |template: Option<&ChatTemplate>, system| {
+        let ids = encode_prompt(&tokenizer, template, system, "Hi")?;
+        Ok::<_, GenerateError>(tokenizer.decode(&ids, false)?)
+    };
+    assert_eq!(decoded(template.as_ref(), None).unwrap(), "<s>u:Hi<|im_end|>a:");
+    assert_eq!(decoded(template.as_ref(), Some("Be brief")).unwrap(), "<s>s:Be brief<|im_end|>u:Hi<|im_end|>a:");
+    assert_eq!(decoded(None, None).unwrap(), "<s>Hi");
+    assert!(matches!(decoded(None, Some("Be brief")), Err(GenerateError::SystemWithoutTemplate)));
+    // The end of a turn ends the text, besides EOS.
+    assert_eq!(tokenizer.eos_ids(), [257, 258]);
+}
