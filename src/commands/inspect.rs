@@ -1,7 +1,21 @@
 //! `lora-train inspect`: what the model will really see.
 
+use std::io::{self, BufWriter, IsTerminal as _, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::data::pipeline::DataPipeline;
+use crate::data::tokenizer::Tokenizer;
 use crate::failure::Failure;
-use crate::recipe::RecipeArgs;
+use crate::hub::{self, HubSettings, Progress, Wanted};
+use crate::model::{Init, ModelOptions};
+use crate::recipe::{Purpose, Recipe, RecipeArgs};
+
+mod row;
+mod summary;
+
+use row::Marks;
+use summary::Summary;
 
 /// Arguments of `lora-train inspect`.
 #[derive(Clone, Debug, clap::Args)]
@@ -10,9 +24,20 @@ pub struct InspectArgs {
     #[command(flatten)]
     pub recipe: RecipeArgs,
 
-    /// Rows to show
+    /// Rows to show, spread evenly over the data
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub rows: usize,
+}
+
+/// Why showing stopped.
+#[derive(Debug, thiserror::Error)]
+enum InspectError {
+    #[error(transparent)]
+    Data(#[from] crate::data::error::DataError),
+    #[error(transparent)]
+    Tokenizer(#[from] crate::data::tokenizer::TokenizerError),
+    #[error("cannot write to stdout: {0}")]
+    Write(#[from] io::Error),
 }
 
 /// Shows the tokens of some rows, which of them carry loss, lengths and truncations.
@@ -20,6 +45,75 @@ pub struct InspectArgs {
 /// # Errors
 ///
 /// Mistakes in the recipe, the tokenizer or the data.
-pub fn run(_args: &InspectArgs) -> Result<(), Failure> {
-    Err(Failure::running("`inspect` is not in this build"))
+pub fn run(args: &InspectArgs) -> Result<(), Failure> {
+    let recipe = args.recipe.load(Purpose::Training)?;
+    let tokenizer = Arc::new(Tokenizer::open(&tokenizer_folder(&recipe.model)?).map_err(Failure::input)?);
+    let data = DataPipeline::open(&recipe.data, Arc::clone(&tokenizer), recipe.seed).map_err(Failure::input)?;
+    let stdout = io::stdout();
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let marks = if stdout.is_terminal() && !no_color { Marks::Color } else { Marks::Brackets };
+    match inspect(&recipe, &data, &tokenizer, args.rows, marks, &mut BufWriter::new(stdout.lock())) {
+        Ok(warnings) => warn(&warnings).map_err(Failure::running),
+        // Whoever reads, such as `head`, has seen enough.
+        Err(InspectError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(InspectError::Write(error)) => Err(Failure::running(error)),
+        Err(error) => Err(Failure::input(error)),
+    }
 }
+
+/// Writes everything to `out`; returns what is to be warned of.
+fn inspect(
+    recipe: &Recipe,
+    data: &DataPipeline,
+    tokenizer: &Tokenizer,
+    num_shown: usize,
+    marks: Marks,
+    out: &mut dyn Write,
+) -> Result<Vec<String>, InspectError> {
+    for file in data.files() {
+        let role = if file.is_eval { "evaluation" } else { "training" };
+        let (path, rows) = (file.path.display(), file.num_rows);
+        write!(out, "{role} data: {path} ({rows} rows, {}, format {})", file.kind.name(), file.format.name())?;
+        match file.unused_columns.as_slice() {
+            [] => writeln!(out)?,
+            columns => writeln!(out, "; columns not read: {}", columns.join(", "))?,
+        }
+    }
+    if recipe.data.eval_split.is_some() {
+        let (held_out, left) = (data.num_eval_rows(), data.num_train_rows());
+        writeln!(out, "evaluation data: {held_out} rows held out, {left} rows left to train on")?;
+    }
+    let num_rows = data.num_train_rows();
+    let num_shown = num_shown.min(num_rows);
+    for shown in 0..num_shown {
+        let (source, row) = data.train_row(shown * num_rows / num_shown)?;
+        writeln!(out)?;
+        row::write(out, &data.files()[source.file].path, source.row, &row, tokenizer, marks)?;
+    }
+    writeln!(out)?;
+    let summary = Summary::measure(data, &recipe.data, recipe.train.micro_batch_size)?;
+    summary.write(out)?;
+    out.flush()?;
+    let mut warnings = data.warnings();
+    warnings.extend(summary.warnings());
+    Ok(warnings)
+}
+
+/// Where the tokenizer is: beside the model's config. Weights are not needed.
+fn tokenizer_folder(model: &ModelOptions) -> Result<PathBuf, Failure> {
+    let path = Path::new(&model.path);
+    if model.init == Init::Random && path.is_file() {
+        return Ok(path.parent().unwrap_or(Path::new("")).to_owned());
+    }
+    let (revision, settings) = (model.revision.as_deref(), HubSettings::from_env());
+    hub::resolve(&model.path, revision, Wanted::WithoutWeights, &settings, Progress::detect(false))
+        .map_err(Failure::input)
+}
+
+fn warn(warnings: &[String]) -> io::Result<()> {
+    let mut stderr = io::stderr().lock();
+    warnings.iter().try_for_each(|warning| writeln!(stderr, "warning: {warning}"))
+}
+
+#[cfg(test)]
+mod tests;

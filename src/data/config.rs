@@ -16,7 +16,7 @@ pub struct DataConfig {
     pub eval: Vec<DataSource>,
     /// Longest sequence in tokens; longer rows are truncated, counted and reported.
     pub max_length: usize,
-    /// Several documents in one row (not available yet: `true` is refused).
+    /// Several documents in one row, each of which sees itself alone. Needs a pass over all rows at the start.
     pub packing: bool,
     /// Loss on every token, not on answers only.
     pub train_on_inputs: bool,
@@ -66,9 +66,6 @@ impl DataConfig {
             prefetch_batches: section.count("prefetch_batches", default.prefetch_batches, 1..=1024),
             chat_template: section.string("chat_template", &default.chat_template),
         };
-        if config.packing {
-            section.not_yet("packing", "leave it out: every row is a sequence of its own");
-        }
         if config.eval_split.is_some() && !config.eval.is_empty() {
             let message = "`data.eval_split` excludes [[data.eval]]: evaluation rows come from one of them";
             section.reject("eval_split", Problem::new(message).hint("keep one of the two"));

@@ -185,6 +185,8 @@ struct QueueState {
     next_result: u64,
     /// Number of jobs, once the plan has ended.
     num_jobs: Option<u64>,
+    /// A worker has ended by a panic outside a job.
+    has_failed: bool,
     results: BTreeMap<u64, Result<LoadedBatch, DataError>>,
 }
 
@@ -233,7 +235,14 @@ impl Queue {
 
 impl Prefetch {
     fn start(shared: Arc<Shared>, plan: Plan) -> Result<Self, DataError> {
-        let state = QueueState { plan, next_job: 0, next_result: 0, num_jobs: None, results: BTreeMap::new() };
+        let state = QueueState {
+            plan,
+            next_job: 0,
+            next_result: 0,
+            num_jobs: None,
+            has_failed: false,
+            results: BTreeMap::new(),
+        };
         let queue = Arc::new(Queue {
             state: Mutex::new(state),
             ready: Condvar::new(),
@@ -245,7 +254,12 @@ impl Prefetch {
         for index in 0..prefetch.shared.config.num_workers {
             let (queue, shared) = (Arc::clone(&prefetch.queue), Arc::clone(&prefetch.shared));
             let worker = std::thread::Builder::new().name(format!("data-{index}"));
-            let worker = worker.spawn(move || queue.work(&shared, capacity));
+            let worker = worker.spawn(move || {
+                if catch_unwind(AssertUnwindSafe(|| queue.work(&shared, capacity))).is_err() {
+                    queue.lock().has_failed = true;
+                    queue.ready.notify_all();
+                }
+            });
             prefetch.workers.push(worker.map_err(|error| DataError::Worker(error.to_string()))?);
         }
         Ok(prefetch)
@@ -270,6 +284,9 @@ impl Prefetch {
                 }
                 if state.num_jobs.is_some_and(|num_jobs| number >= num_jobs) {
                     return None;
+                }
+                if state.has_failed {
+                    break Err(DataError::Worker("a thread panicked".into()));
                 }
                 state = self.queue.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
             }

@@ -112,16 +112,10 @@ fn targets_that_cannot_exist_are_refused() {
 
 #[test]
 fn what_is_planned_is_refused_as_not_available_yet() {
-    let cases = [
-        (
-            "[lora]\nuse_dora = true",
-            "r:6:12: `lora.use_dora` = true is not available yet\n  hint: leave it out for plain LoRA",
-        ),
-        (
-            "[data]\npacking = true",
-            "r:6:11: `data.packing` = true is not available yet\n  hint: leave it out: every row is a sequence of its own",
-        ),
-    ];
+    let cases = [(
+        "[lora]\nuse_dora = true",
+        "r:6:12: `lora.use_dora` = true is not available yet\n  hint: leave it out for plain LoRA",
+    )];
     for (text, expected) in cases {
         assert_eq!(problems(text), [expected], "{text}");
     }

@@ -1,0 +1,120 @@
+//! One row: its text and its tokens, with what carries loss marked.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use crate::data::encode::EncodedRow;
+use crate::data::tokenizer::{Tokenizer, TokenizerError};
+
+/// Width that lists of tokens are broken at, in characters.
+const LINE_WIDTH: usize = 100;
+
+/// How what carries loss is told from what does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Marks {
+    /// Green against dim.
+    Color,
+    /// Between `⟦` and `⟧`.
+    Brackets,
+}
+
+impl Marks {
+    /// What goes around a stretch that carries loss, and around one that does not.
+    fn around(self, carries_loss: bool) -> [&'static str; 2] {
+        match (self, carries_loss) {
+            (Self::Color, true) => ["\x1b[1;32m", "\x1b[0m"],
+            (Self::Color, false) => ["\x1b[2m", "\x1b[0m"],
+            (Self::Brackets, true) => ["⟦", "⟧"],
+            (Self::Brackets, false) => ["", ""],
+        }
+    }
+
+    fn legend(self) -> &'static str {
+        match self {
+            Self::Color => "\x1b[1;32mgreen\x1b[0m carries loss",
+            Self::Brackets => "⟦ ⟧ carry loss",
+        }
+    }
+}
+
+/// Writes row `index` of the file `path`.
+pub(super) fn write(
+    out: &mut dyn Write,
+    path: &Path,
+    index: usize,
+    row: &EncodedRow,
+    tokenizer: &Tokenizer,
+    marks: Marks,
+) -> Result<(), super::InspectError> {
+    let (length, targets) = (row.ids.len(), row.num_target_tokens());
+    write!(out, "{} row {}: {length} tokens, {targets} carry loss", path.display(), index + 1)?;
+    if row.is_truncated() {
+        let cut = if row.is_answer_cut() { ", nothing of the answer is left" } else { "" };
+        write!(out, ", cut off from {}{cut}", row.full_length)?;
+    }
+    writeln!(out)?;
+    writeln!(out, "  text ({}):", marks.legend())?;
+    write_text(out, &marked_text(row, tokenizer, marks)?)?;
+    writeln!(out, "  tokens:")?;
+    write_tokens(out, row, tokenizer, marks)
+}
+
+/// The row's text, stretches of tokens that carry loss marked.
+fn marked_text(row: &EncodedRow, tokenizer: &Tokenizer, marks: Marks) -> Result<String, TokenizerError> {
+    let mut text = String::new();
+    let mut start = 0;
+    for stretch in row.carries_loss.chunk_by(|a, b| a == b) {
+        let end = start + stretch.len();
+        let [open, close] = marks.around(stretch[0]);
+        let stretch = piece(tokenizer, &row.ids, start, end)?;
+        // A color holds for one line, so that it survives pagers.
+        let lines: Vec<String> = stretch.split('\n').map(|line| format!("{open}{line}{close}")).collect();
+        text.push_str(&match marks {
+            Marks::Color => lines.join("\n"),
+            Marks::Brackets => format!("{open}{stretch}{close}"),
+        });
+        start = end;
+    }
+    Ok(text)
+}
+
+fn write_text(out: &mut dyn Write, text: &str) -> io::Result<()> {
+    text.split('\n').try_for_each(|line| writeln!(out, "    │ {line}"))
+}
+
+/// Ids with the text of each token, broken into lines.
+fn write_tokens(
+    out: &mut dyn Write,
+    row: &EncodedRow,
+    tokenizer: &Tokenizer,
+    marks: Marks,
+) -> Result<(), super::InspectError> {
+    let mut width = 0;
+    for (index, (id, carries_loss)) in row.ids.iter().zip(&row.carries_loss).enumerate() {
+        let token = format!("{id}:{:?}", piece(tokenizer, &row.ids, index, index + 1)?);
+        let [open, close] = marks.around(*carries_loss);
+        let shown = token.chars().count() + 3;
+        if width == 0 || width + shown > LINE_WIDTH {
+            write!(out, "{}    ", if width == 0 { "" } else { "\n" })?;
+            width = 4;
+        } else {
+            out.write_all(b" ")?;
+        }
+        write!(out, "{open}{token}{close}")?;
+        width += shown;
+    }
+    writeln!(out)?;
+    Ok(())
+}
+
+/// Text of the tokens `start..end`: what they add to the text of the token before, since a decoder may treat the first
+/// token of a text differently. A part of a character is shown as U+FFFD.
+fn piece(tokenizer: &Tokenizer, ids: &[u32], start: usize, end: usize) -> Result<String, TokenizerError> {
+    let before = start.saturating_sub(1);
+    let text = tokenizer.decode(&ids[before..end], false)?;
+    let prefix = tokenizer.decode(&ids[before..start], false)?;
+    match text.strip_prefix(&prefix) {
+        Some(piece) => Ok(piece.to_owned()),
+        None => tokenizer.decode(&ids[start..end], false),
+    }
+}

@@ -1,0 +1,154 @@
+//! Lengths, losses and padding over the rows.
+
+use std::io::{self, Write};
+
+use rayon::prelude::*;
+
+use crate::data::config::DataConfig;
+use crate::data::error::DataError;
+use crate::data::pipeline::{Cursor, DataPipeline, RowCounts};
+
+/// Rows that lengths are taken from, at most.
+const MAX_ROWS: usize = 10_000;
+/// Rows that padding is measured on, at most: they are put into micro-batches.
+const MAX_BATCHED_ROWS: u64 = 2_000;
+const NUM_BARS: usize = 10;
+const BAR_WIDTH: usize = 40;
+
+/// What the rows of a recipe look like.
+#[derive(Debug, Default)]
+pub(super) struct Summary {
+    /// Training rows in all; `counts.rows` of them were looked at.
+    num_rows: usize,
+    counts: RowCounts,
+    /// Tokens of the rows before truncation, ascending.
+    lengths: Vec<usize>,
+    max_length: usize,
+    packing: bool,
+    micro_batch_size: usize,
+    /// Places in the micro-batches that were made, and tokens in them.
+    batched_places: usize,
+    batched_tokens: usize,
+}
+
+impl Summary {
+    /// Tokenises the training rows, or the first of them if there are very many.
+    pub(super) fn measure(
+        data: &DataPipeline,
+        config: &DataConfig,
+        micro_batch_size: usize,
+    ) -> Result<Self, DataError> {
+        let num_rows = data.num_train_rows();
+        let mut summary = Self {
+            num_rows,
+            max_length: config.max_length,
+            packing: config.packing,
+            micro_batch_size,
+            ..Self::default()
+        };
+        let measure = |index: usize| {
+            let (_, row) = data.train_row(index)?;
+            let mut counts = RowCounts::default();
+            counts.add(&row);
+            Ok((row.full_length, counts))
+        };
+        let rows: Vec<(usize, RowCounts)> =
+            (0..num_rows.min(MAX_ROWS)).into_par_iter().map(measure).collect::<Result<_, DataError>>()?;
+        for (length, counts) in rows {
+            summary.lengths.push(length);
+            summary.counts += counts;
+        }
+        summary.lengths.sort_unstable();
+
+        let mut loader = data.loader(Cursor::default(), micro_batch_size)?;
+        let mut batched_rows = 0;
+        loop {
+            let loaded = loader.next_batch()?;
+            summary.batched_places += loaded.batch.input_ids.len();
+            summary.batched_tokens += loaded.batch.num_tokens();
+            batched_rows += loaded.report.rows;
+            if loaded.last_of_epoch || batched_rows >= MAX_BATCHED_ROWS {
+                return Ok(summary);
+            }
+        }
+    }
+
+    /// Length that `share` of the rows do not exceed.
+    fn percentile(&self, share: usize) -> usize {
+        let rank = (self.lengths.len() * share).div_ceil(100).max(1);
+        self.lengths.get(rank - 1).copied().unwrap_or(0)
+    }
+
+    pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let RowCounts { rows, truncated, answer_cut, without_targets, tokens, target_tokens } = self.counts;
+        let (longest, max_length) = (self.percentile(100), self.max_length);
+        writeln!(out, "{rows} of {} training rows:", self.num_rows)?;
+        writeln!(
+            out,
+            "  tokens a row   shortest {}, half up to {}, 90% up to {}, 99% up to {}, longest {longest}",
+            self.lengths.first().copied().unwrap_or(0),
+            self.percentile(50),
+            self.percentile(90),
+            self.percentile(99),
+        )?;
+        self.write_histogram(out)?;
+        let share = percent(target_tokens, tokens);
+        writeln!(out, "  carrying loss  {target_tokens} of {tokens} tokens ({share})")?;
+        writeln!(
+            out,
+            "  truncated      {truncated} rows at `data.max_length` = {max_length}; {answer_cut} of them lose the whole answer"
+        )?;
+        writeln!(out, "  left out       {without_targets} rows, since no token of theirs carries loss")?;
+        let padding = percent((self.batched_places - self.batched_tokens) as u64, self.batched_places as u64);
+        let packed = if self.packing { "packed" } else { "unpacked: `data.packing = true` fills rows up" };
+        writeln!(out, "  padding        {padding} of a micro-batch of {} rows ({packed})", self.micro_batch_size)
+    }
+
+    fn write_histogram(&self, out: &mut dyn Write) -> io::Result<()> {
+        let bar_tokens = self.percentile(100).max(1).div_ceil(NUM_BARS);
+        let count = |bar: usize| {
+            let below = |limit: usize| self.lengths.partition_point(|length| *length <= limit);
+            below((bar + 1) * bar_tokens) - if bar == 0 { 0 } else { below(bar * bar_tokens) }
+        };
+        let highest = (0..NUM_BARS).map(count).max().unwrap_or(0).max(1);
+        for bar in 0..NUM_BARS {
+            let (from, to, count) = (bar * bar_tokens + 1, (bar + 1) * bar_tokens, count(bar));
+            let bar = "█".repeat((count * BAR_WIDTH).div_ceil(highest));
+            writeln!(out, "  {from:>7}-{to:<6} {bar} {count}")?;
+        }
+        Ok(())
+    }
+
+    /// What the user may want to change.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let RowCounts { rows, truncated, answer_cut, without_targets, .. } = self.counts;
+        let mut warnings = Vec::new();
+        if truncated > 0 {
+            let keeps = self.percentile(99).next_multiple_of(64);
+            let hint = if keeps > self.max_length {
+                format!("`data.max_length = {keeps}` keeps 99% of the rows whole")
+            } else {
+                format!("`data.max_length = {}` keeps all rows whole", self.percentile(100))
+            };
+            warnings.push(format!(
+                "{truncated} of {rows} rows are longer than `data.max_length` = {} and lose their end; of {answer_cut} \
+                 nothing of the answer is left\n  hint: {hint}",
+                self.max_length
+            ));
+        }
+        let unanswered = without_targets - answer_cut;
+        if unanswered > 0 {
+            warnings.push(format!(
+                "{unanswered} of {rows} rows have no answer to learn from and are left out\n  hint: \
+                 `data.train_on_inputs = true` puts loss on every token"
+            ));
+        }
+        warnings
+    }
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    #[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
+    let share = if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 };
+    format!("{share:.1}%")
+}
