@@ -14,7 +14,7 @@ pub use args::{Resume, TrainArgs};
 use std::time::Instant;
 
 use crate::checkpoint::Checkpoints;
-use crate::data::pipeline::{Cursor, DataPipeline};
+use crate::data::pipeline::{Cursor, DataPipeline, RowCounts};
 use crate::device::{self, OpenDevice};
 use crate::export::{adapter_set, adapter_weights, read_adapter, write_adapter};
 use crate::failure::Failure;
@@ -123,6 +123,9 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     summary.time.checkpoint_seconds += export_start.elapsed().as_secs_f64();
     summary.wall_seconds = process_start.elapsed().as_secs_f64();
     summary.time = summary.time.within(summary.wall_seconds);
+    for warning in rows_left_out(&trainer.state().totals.rows, recipe.data.max_length) {
+        summary.warnings.push(warning);
+    }
     sinks.finish(&summary);
     if !adapter_verified {
         let folder = dir.adapter();
@@ -200,6 +203,7 @@ fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule) -> Plan {
             seed: recipe.seed,
             micro_batch_size: recipe.train.micro_batch_size,
             shuffle: recipe.data.shuffle,
+            packed_length: recipe.data.packing.then_some(recipe.data.max_length),
             rows_per_epoch: data.rows_per_epoch(),
         },
         lora: recipe.lora.clone(),
@@ -215,6 +219,22 @@ fn export(recipe: &Recipe, dir: &RunDir, data: &DataPipeline, step: &TrainStep) 
     let mut loader = data.loader(Cursor::default(), 1).map_err(Failure::running)?;
     let batch = loader.next_batch().map_err(Failure::running)?.batch;
     adapter_reloads(&folder, step.model(), step.adapters(), &batch).map_err(Failure::running)
+}
+
+/// What was cut off or left out of the rows.
+fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
+    let RowCounts { rows, truncated, answer_cut, without_targets, .. } = *counts;
+    let mut warnings = Vec::new();
+    if truncated > 0 {
+        warnings.push(format!(
+            "{truncated} of {rows} rows were longer than `data.max_length` = {max_length} and were cut; of {answer_cut} \
+             nothing of the answer was left, so they were left out"
+        ));
+    }
+    if without_targets > answer_cut {
+        warnings.push(format!("{} of {rows} rows have no token that carries loss", without_targets - answer_cut));
+    }
+    warnings
 }
 
 /// A folder that must not be used is a mistake in the recipe; a disk that fails is not.

@@ -13,13 +13,12 @@ use crate::failure::Failure;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::clock::process_start;
 use crate::run::inputs::{ModelSource, nvml_selector};
-use crate::schema::Problem;
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::train::flops::StepFlops;
 use crate::train::step::TrainStep;
 
 /// Steps where the recipe has no `train.max_steps`.
-const DEFAULT_NUM_STEPS: u64 = 12;
+const DEFAULT_NUM_STEPS: u64 = 10;
 
 /// Arguments of `lora-train bench`.
 #[derive(Clone, Debug, clap::Args)]
@@ -28,7 +27,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub recipe: RecipeArgs,
 
-    /// The first steps, which are not measured: they compile kernels and touch memory for the first time
+    /// Steps before those that are measured: they compile kernels and touch memory for the first time
     #[arg(long, value_name = "STEPS", default_value_t = 2)]
     pub warmup: u64,
 }
@@ -65,7 +64,7 @@ struct BenchReport {
     loss: f64,
 }
 
-/// Runs `max_steps` steps on synthetic full-length batches and prints the figures.
+/// Runs `max_steps` steps on synthetic full-length batches, after some that are not measured, and prints the figures.
 ///
 /// # Errors
 ///
@@ -73,11 +72,8 @@ struct BenchReport {
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let process_start = process_start();
     let recipe = args.recipe.load(Purpose::Benchmark)?;
-    let num_steps = recipe.train.max_steps.unwrap_or(DEFAULT_NUM_STEPS);
-    if args.warmup >= num_steps {
-        let message = format!("--warmup = {} leaves none of `train.max_steps` = {num_steps} to measure", args.warmup);
-        return Err(Problem::new(message).hint("raise `train.max_steps`").into());
-    }
+    // As many as `max_steps` are measured.
+    let num_steps = args.warmup + recipe.train.max_steps.unwrap_or(DEFAULT_NUM_STEPS);
     let source = ModelSource::open(&recipe.model, recipe.seed, false)?;
     let selection = source.select(&recipe.lora)?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;

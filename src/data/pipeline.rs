@@ -225,6 +225,13 @@ impl DataPipeline {
         self.shared.eval_rows().1.len()
     }
 
+    /// Micro-batches of an evaluation.
+    #[must_use]
+    pub fn num_eval_batches(&self, micro_batch_size: usize, max_batches: Option<usize>) -> usize {
+        let num_batches = self.shared.eval_order().num_rows().div_ceil(micro_batch_size.max(1));
+        num_batches.min(max_batches.unwrap_or(usize::MAX))
+    }
+
     /// Micro-batches of an epoch; the last one may have fewer rows. With `packing`, those of the first epoch: a later
     /// one, packed in its own order, may differ by a few.
     #[must_use]

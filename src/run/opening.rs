@@ -10,32 +10,32 @@ use crate::train::schedule::{Schedule, steps_per_epoch};
 
 /// Values that follow from recipe, model and data.
 #[derive(Debug)]
-pub struct Opening<'a> {
+pub(super) struct Opening<'a> {
     /// The recipe.
-    pub recipe: &'a Recipe,
+    pub(super) recipe: &'a Recipe,
     /// The model's shape.
-    pub config: &'a LlamaConfig,
+    pub(super) config: &'a LlamaConfig,
     /// The adapted layers.
-    pub selection: &'a Selection,
+    pub(super) selection: &'a Selection,
     /// Parameters that are trained.
-    pub num_trainable: usize,
+    pub(super) num_trainable: usize,
     /// The rows.
-    pub data: &'a DataPipeline,
+    pub(super) data: &'a DataPipeline,
     /// Where it is computed.
-    pub device: &'a OpenDevice,
+    pub(super) device: &'a OpenDevice,
     /// Steps and learning rates.
-    pub schedule: Schedule,
+    pub(super) schedule: Schedule,
 }
 
 impl Opening<'_> {
     /// Parameters of base and adapters.
     #[must_use]
-    pub fn num_parameters(&self) -> usize {
+    pub(super) fn num_parameters(&self) -> usize {
         self.config.num_parameters() + self.num_trainable
     }
 
     /// Says it, line by line; what is odd as a warning.
-    pub fn tell(&self, sinks: &mut Sinks) {
+    pub(super) fn tell(&self, sinks: &mut Sinks) {
         for line in [self.device(), self.model(), self.parameters(), self.targets()] {
             sinks.note(&line);
         }

@@ -13,13 +13,13 @@ use crate::train::state::TrainerState;
 
 /// A checkpoint to go on from.
 #[derive(Debug)]
-pub struct Resumed {
+pub(super) struct Resumed {
     /// Its folder.
-    pub checkpoint: PathBuf,
+    pub(super) checkpoint: PathBuf,
     /// Where training stood.
-    pub state: TrainerState,
+    pub(super) state: TrainerState,
     /// Recipe keys that have changed since, `train.max_steps: 2 -> 4`.
-    pub changes: Vec<String>,
+    pub(super) changes: Vec<String>,
 }
 
 impl Resumed {
@@ -28,7 +28,7 @@ impl Resumed {
     /// # Errors
     ///
     /// No checkpoint there, or one that cannot be read.
-    pub fn find(resume: &Resume, checkpoints: &Checkpoints, recipe: &str) -> Result<Self, Failure> {
+    pub(super) fn find(resume: &Resume, checkpoints: &Checkpoints, recipe: &str) -> Result<Self, Failure> {
         let checkpoint = match resume {
             Resume::Checkpoint(path) => path.clone(),
             Resume::Latest => checkpoints.latest().map_err(Failure::running)?.ok_or_else(|| {
@@ -53,7 +53,7 @@ impl Resumed {
     /// # Errors
     ///
     /// A run that has finished all its steps.
-    pub fn refuse_if_done(&self, dir: &RunDir, total_steps: u64) -> Result<(), Failure> {
+    pub(super) fn refuse_if_done(&self, dir: &RunDir, total_steps: u64) -> Result<(), Failure> {
         if self.state.step < total_steps || !dir.is_finished() {
             return Ok(());
         }
@@ -69,7 +69,7 @@ impl Resumed {
     /// # Errors
     ///
     /// Checkpoints that cannot be renamed.
-    pub fn tell(&self, checkpoints: &Checkpoints, output_dir: &Path, sinks: &mut Sinks) -> Result<(), Failure> {
+    pub(super) fn tell(&self, checkpoints: &Checkpoints, output_dir: &Path, sinks: &mut Sinks) -> Result<(), Failure> {
         sinks.note(&format!("resuming after step {} from {}", self.state.step, self.checkpoint.display()));
         for change in &self.changes {
             sinks.warn(&format!("the recipe has changed: {change}"));

@@ -20,7 +20,7 @@ const NUM_TOKENS: usize = 16;
 /// # Errors
 ///
 /// An adapter that cannot be read, or that is not of this model.
-pub fn adapter_reloads(
+pub(super) fn adapter_reloads(
     folder: &Path,
     model: &Llama,
     adapters: &AdapterSet,

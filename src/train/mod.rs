@@ -3,6 +3,7 @@
 pub mod backprop;
 pub mod config;
 pub mod eval;
+mod figures;
 pub mod flops;
 pub mod grads;
 pub mod optim;

@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::step::StepCounters;
+use super::figures::StepWork;
+use super::step::{StepCounters, StepOutcome};
 use crate::data::pipeline::{Cursor, RowCounts};
 
 /// `trainer_state.json`: where training stands after a whole number of steps.
@@ -14,6 +15,8 @@ pub struct TrainerState {
     pub step: u64,
     /// The next micro-batch.
     pub cursor: Cursor,
+    /// Rows of the cursor's epoch before it.
+    pub rows_of_epoch: u64,
     /// What the cursor counts in.
     pub order: RowOrder,
     /// The engine's counters: updates, dropout masks, loss scale.
@@ -22,6 +25,27 @@ pub struct TrainerState {
     pub evaluations: Evaluations,
     /// Sums over the run.
     pub totals: Totals,
+}
+
+impl TrainerState {
+    /// Passes over the training rows so far.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "rows and epochs are counted far below 2^53")]
+    pub fn epochs(&self) -> f64 {
+        self.cursor.epoch as f64 + self.rows_of_epoch as f64 / self.order.rows_per_epoch.max(1) as f64
+    }
+
+    /// Takes in a step.
+    pub(super) fn advance(&mut self, work: &StepWork, outcome: &StepOutcome) {
+        self.step += 1;
+        self.rows_of_epoch =
+            if work.cursor.epoch == self.cursor.epoch { self.rows_of_epoch + work.rows.rows } else { 0 };
+        self.cursor = work.cursor;
+        self.totals.rows += work.rows;
+        self.totals.tokens += work.tokens;
+        self.totals.target_tokens += outcome.target_tokens;
+        self.totals.skipped_steps += u64::from(outcome.skipped.is_some());
+    }
 }
 
 /// What fixes which rows are in which micro-batch: a cursor means nothing under another order.
@@ -33,24 +57,18 @@ pub struct RowOrder {
     pub micro_batch_size: usize,
     /// `data.shuffle`.
     pub shuffle: bool,
+    /// `data.max_length` where rows are packed into it; absent where they are not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packed_length: Option<usize>,
     /// Rows that an epoch visits.
     pub rows_per_epoch: usize,
 }
 
 impl fmt::Display for RowOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, micro_batch_size, shuffle, rows_per_epoch } = self;
-        write!(f, "{rows_per_epoch} rows, {micro_batch_size} in a micro-batch, shuffle = {shuffle}, seed = {seed}")
-    }
-}
-
-impl RowOrder {
-    /// Passes over the rows before `cursor`.
-    #[must_use]
-    #[allow(clippy::cast_precision_loss, reason = "rows and epochs are counted far below 2^53")]
-    pub fn epochs_before(&self, cursor: Cursor) -> f64 {
-        let rows = (cursor.batch * self.micro_batch_size as u64).min(self.rows_per_epoch as u64);
-        cursor.epoch as f64 + rows as f64 / self.rows_per_epoch.max(1) as f64
+        let Self { seed, micro_batch_size, shuffle, packed_length, rows_per_epoch } = self;
+        write!(f, "{rows_per_epoch} rows, {micro_batch_size} in a micro-batch, shuffle = {shuffle}, seed = {seed}")?;
+        packed_length.map_or(Ok(()), |length| write!(f, ", packed into {length} tokens"))
     }
 }
 
@@ -119,11 +137,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn epochs_count_rows_and_the_last_batch_may_be_smaller() {
-        let order = RowOrder { seed: 0, micro_batch_size: 4, shuffle: true, rows_per_epoch: 10 };
-        for (epoch, batch, expected) in [(0, 0, 0.0), (0, 2, 0.8), (0, 3, 1.0), (2, 1, 2.4)] {
-            assert!((order.epochs_before(Cursor { epoch, batch }) - expected).abs() < 1e-12);
+    fn epochs_count_rows_and_a_whole_epoch_is_a_whole_number() {
+        let order = RowOrder { seed: 0, micro_batch_size: 4, shuffle: true, packed_length: None, rows_per_epoch: 10 };
+        let mut state = TrainerState {
+            step: 0,
+            cursor: Cursor::default(),
+            rows_of_epoch: 0,
+            order,
+            counters: StepCounters { num_updates: 0, num_micro_batches: 0, loss_scale: None },
+            evaluations: Evaluations::default(),
+            totals: Totals::default(),
+        };
+        let outcome = StepOutcome { loss: 1.0, grad_norm: 1.0, target_tokens: 5, skipped: None };
+        for (epoch, batch, rows, epochs) in [(0, 2, 8, 0.8), (1, 0, 2, 1.0), (1, 1, 4, 1.4)] {
+            let mut work = StepWork::new(Cursor { epoch, batch });
+            work.rows.rows = rows;
+            state.advance(&work, &outcome);
+            assert!((state.epochs() - epochs).abs() < 1e-12, "{}", state.epochs());
         }
+        assert_eq!((state.step, state.totals.target_tokens, state.totals.rows.rows), (3, 15, 14));
     }
 
     #[test]

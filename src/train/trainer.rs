@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use super::config::{EvalConfig, TrainConfig};
 use super::eval::evaluate;
+use super::figures::{SessionFigures, StepWork, per_second};
 use super::flops::StepFlops;
 use super::schedule::Schedule;
 use super::state::{Evaluations, RowOrder, Totals, TrainerState};
-use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
+use super::step::{StepOutcome, StepState, TrainStep};
 use super::stop::Stop;
 use crate::checkpoint::{self, CheckpointConfig, CheckpointError, Checkpoints};
-use crate::data::batch::RowSource;
 use crate::data::error::DataError;
 use crate::data::loader::Loader;
 use crate::data::pipeline::{Cursor, DataPipeline};
@@ -20,11 +20,12 @@ use crate::export::{adapter_weights, write_adapter};
 use crate::generate::{GenerateError, Generator};
 use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
-use crate::metrics::{EvalMetrics, Outcome, Sample, Sinks, StepMetrics, Summary, TimeSpent};
+use crate::metrics::{EvalMetrics, Outcome, Sample, Sinks, StepMetrics, Summary};
 use crate::telemetry::Telemetry;
 
-/// Rows that a warning names before it says how many more there are.
-const MAX_ROWS_NAMED: usize = 8;
+/// Shown once; how many there are stands in the summary.
+const CUT_WARNING: &str = "a row is so much longer than `data.max_length` that nothing of its answer is left, so it is \
+                           left out\n  hint: raise `data.max_length`; the number of such rows is told at the end";
 
 /// Why training failed.
 #[derive(Debug, thiserror::Error)]
@@ -98,28 +99,7 @@ pub struct Trainer<'a> {
     earlier_wall_seconds: f64,
     process_start: Instant,
     figures: SessionFigures,
-}
-
-/// Figures since the last start.
-#[derive(Clone, Copy, Debug, Default)]
-struct SessionFigures {
-    time: TimeSpent,
-    last_loss: Option<f64>,
-    tokens: u64,
-    step_seconds: f64,
-    flops: f64,
-    peak_gpu_memory_reserved_bytes: Option<u64>,
-}
-
-/// Micro-batches of one step.
-#[derive(Debug, Default)]
-struct Accumulated {
-    num_micro_batches: u64,
-    tokens: u64,
-    flops: f64,
-    data_wait_seconds: f64,
-    forward_backward_seconds: f64,
-    sources: Vec<RowSource>,
+    has_warned_of_cuts: bool,
 }
 
 impl<'a> Trainer<'a> {
@@ -129,6 +109,7 @@ impl<'a> Trainer<'a> {
         let state = TrainerState {
             step: 0,
             cursor: Cursor::default(),
+            rows_of_epoch: 0,
             order: plan.order,
             counters: step.counters(),
             evaluations: Evaluations::default(),
@@ -145,6 +126,7 @@ impl<'a> Trainer<'a> {
             earlier_wall_seconds: 0.0,
             process_start,
             figures: SessionFigures::default(),
+            has_warned_of_cuts: false,
         }
     }
 
@@ -185,14 +167,14 @@ impl<'a> Trainer<'a> {
     /// The final figures, as far as the loop knows them.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let TrainerState { step, cursor, order, evaluations, totals, .. } = &self.state;
+        let TrainerState { step, evaluations, totals, .. } = &self.state;
         let figures = &self.figures;
         let has_steps = figures.step_seconds > 0.0;
         let peak = self.around.device.gemm_peak_flops(self.plan.train.precision).filter(|_| has_steps);
         Summary {
             steps: *step,
             skipped_steps: totals.skipped_steps,
-            epochs: order.epochs_before(*cursor),
+            epochs: self.state.epochs(),
             final_loss: figures.last_loss,
             initial_eval_loss: evaluations.first_loss,
             final_eval_loss: evaluations.last_loss,
@@ -241,86 +223,71 @@ impl<'a> Trainer<'a> {
             if self.state.step >= self.plan.schedule.total_steps() {
                 return Ok(Outcome::Finished);
             }
-            match self.take_step(&mut loader)? {
-                Some(metrics) => self.around.sinks.step(&metrics),
-                None => return self.interrupt(),
+            match self.take_step(&mut loader) {
+                Ok(Some(metrics)) => self.around.sinks.step(&metrics),
+                Ok(None) => return self.interrupt(),
+                Err(error) => {
+                    // Once the row is mended, training goes on from here.
+                    self.interrupt()?;
+                    return Err(error);
+                }
             }
         }
     }
 
-    /// One step: micro-batches, an update, its figures. `None` where somebody wants to stop: then nothing happened.
+    /// One step: micro-batches, an update, its figures. `None` where somebody wants to stop: then nothing happened, as
+    /// after an error.
     fn take_step(&mut self, loader: &mut Loader) -> Result<Option<StepMetrics>, TrainerError> {
         let step_start = Instant::now();
-        let mut accumulated = Accumulated::default();
-        let mut cursor = self.state.cursor;
-        let mut rows = self.state.totals.rows;
+        let mut work = StepWork::new(self.state.cursor);
         for _ in 0..self.plan.train.gradient_accumulation_steps {
             if self.stop_requested() {
-                self.step.discard(accumulated.num_micro_batches);
+                self.step.discard(work.num_micro_batches);
                 return Ok(None);
             }
             let wait_start = Instant::now();
-            let loaded = loader.next_batch()?;
-            accumulated.data_wait_seconds += wait_start.elapsed().as_secs_f64();
-            cursor = loaded.cursor_after;
-            rows += loaded.report;
+            let loaded = loader.next_batch().inspect_err(|_| self.step.discard(work.num_micro_batches))?;
+            work.data_wait_seconds += wait_start.elapsed().as_secs_f64();
             if !loaded.batch.targets.is_empty() {
                 let compute_start = Instant::now();
                 self.step.forward_backward(&loaded.batch);
-                accumulated.forward_backward_seconds += compute_start.elapsed().as_secs_f64();
-                accumulated.num_micro_batches += 1;
-                accumulated.tokens += loaded.batch.num_tokens() as u64;
-                accumulated.flops += self.flops.of(&loaded.batch);
-                accumulated.sources.extend(loaded.batch.sources);
+                work.forward_backward_seconds += compute_start.elapsed().as_secs_f64();
+                work.num_micro_batches += 1;
+                work.flops += self.flops.of(&loaded.batch);
             }
+            let is_last_of_epoch = loaded.last_of_epoch;
+            work.add(loaded);
             // The last step of an epoch takes what is left of it.
-            if loaded.last_of_epoch {
+            if is_last_of_epoch {
                 break;
             }
         }
         let wait_start = Instant::now();
         self.synchronize();
-        accumulated.forward_backward_seconds += wait_start.elapsed().as_secs_f64();
+        work.forward_backward_seconds += wait_start.elapsed().as_secs_f64();
 
         let update_start = Instant::now();
         let learning_rate = self.plan.schedule.learning_rate(self.state.step + 1);
         let outcome = self.step.update(learning_rate);
         self.synchronize();
-        let optimizer_seconds = update_start.elapsed().as_secs_f64();
-        let step_seconds = step_start.elapsed().as_secs_f64();
+        work.optimizer_seconds = update_start.elapsed().as_secs_f64();
+        work.step_seconds = step_start.elapsed().as_secs_f64();
 
-        self.state.step += 1;
-        self.state.cursor = cursor;
+        self.state.advance(&work, &outcome);
         self.is_saved = false;
-        let totals = &mut self.state.totals;
-        totals.rows = rows;
-        totals.tokens += accumulated.tokens;
-        totals.target_tokens += outcome.target_tokens;
+        self.figures.add(&work, &outcome);
         if let Some(reason) = outcome.skipped {
-            totals.skipped_steps += 1;
-            let warning = self.skip_warning(reason, &accumulated.sources);
+            let warning = work.skip_warning(self.state.step, reason, self.around.data.files());
             self.around.sinks.warn(&warning);
         }
-        let figures = &mut self.figures;
-        figures.last_loss = Some(outcome.loss);
-        figures.tokens += accumulated.tokens;
-        figures.step_seconds += step_seconds;
-        figures.flops += accumulated.flops;
-        figures.time.data_wait_seconds += accumulated.data_wait_seconds;
-        figures.time.forward_backward_seconds += accumulated.forward_backward_seconds;
-        figures.time.optimizer_seconds += optimizer_seconds;
-        Ok(Some(self.metrics(learning_rate, &outcome, &accumulated, optimizer_seconds, step_seconds)))
+        if work.rows.answer_cut > 0 && !std::mem::replace(&mut self.has_warned_of_cuts, true) {
+            self.around.sinks.warn(CUT_WARNING);
+        }
+        Ok(Some(self.metrics(learning_rate, &outcome, &work)))
     }
 
     /// The line of metrics.jsonl.
-    fn metrics(
-        &mut self,
-        learning_rate: f64,
-        outcome: &StepOutcome,
-        accumulated: &Accumulated,
-        optimizer_seconds: f64,
-        step_seconds: f64,
-    ) -> StepMetrics {
+    fn metrics(&mut self, learning_rate: f64, outcome: &StepOutcome, work: &StepWork) -> StepMetrics {
         let machine = self.around.telemetry.window();
         let pools = self.around.device.memory_in_use().filter(|_| self.around.device.is_gpu());
         let reserved = pools.map(|pools| pools.reserved_bytes);
@@ -329,20 +296,20 @@ impl<'a> Trainer<'a> {
         let peak = self.around.device.gemm_peak_flops(self.plan.train.precision);
         StepMetrics {
             step: self.state.step,
-            epoch: self.state.order.epochs_before(self.state.cursor),
+            epoch: self.state.epochs(),
             loss: outcome.loss,
             learning_rate,
             grad_norm: outcome.grad_norm,
             skipped: outcome.skipped.is_some(),
             loss_scale: self.step.counters().loss_scale.map(|loss_scale| loss_scale.scale()),
-            tokens: accumulated.tokens,
+            tokens: work.tokens,
             target_tokens: outcome.target_tokens,
-            tokens_per_second: per_second(accumulated.tokens, step_seconds),
-            step_seconds,
-            data_wait_seconds: accumulated.data_wait_seconds,
-            forward_backward_seconds: accumulated.forward_backward_seconds,
-            optimizer_seconds,
-            mfu: peak.map(|peak| accumulated.flops / step_seconds / peak),
+            tokens_per_second: per_second(work.tokens, work.step_seconds),
+            step_seconds: work.step_seconds,
+            data_wait_seconds: work.data_wait_seconds,
+            forward_backward_seconds: work.forward_backward_seconds,
+            optimizer_seconds: work.optimizer_seconds,
+            mfu: peak.map(|peak| work.flops / work.step_seconds / peak),
             host_memory_bytes: machine.host_memory_bytes,
             cpu_utilization_percent: machine.cpu_utilization_percent,
             gpu_utilization_percent: machine.gpu_utilization_percent,
@@ -395,14 +362,13 @@ impl<'a> Trainer<'a> {
     /// Measures the evaluation loss and samples text. `false` where somebody wants to stop: then nothing happened.
     fn evaluate(&mut self) -> Result<bool, TrainerError> {
         let eval_start = Instant::now();
-        let epoch = self.state.order.epochs_before(self.state.cursor);
+        let epoch = self.state.epochs();
         let step = self.state.step;
         let mut metrics = None;
         if self.around.data.num_eval_rows() > 0 {
             let (micro_batch_size, max_batches) = (self.plan.train.micro_batch_size, self.plan.eval.max_batches);
             let batches = self.around.data.eval_batches(micro_batch_size, max_batches)?;
-            let num_batches = self.around.data.num_eval_rows().div_ceil(micro_batch_size);
-            let num_batches = num_batches.min(max_batches.unwrap_or(usize::MAX));
+            let num_batches = self.around.data.num_eval_batches(micro_batch_size, max_batches);
             let progress = |done| self.around.sinks.evaluating(done, num_batches);
             let Some(total) = evaluate(&self.step, batches, self.around.stop, progress)? else { return Ok(false) };
             #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
@@ -468,33 +434,4 @@ impl<'a> Trainer<'a> {
         }
         Ok(Outcome::Interrupted)
     }
-
-    /// Why a step made no update, and which rows it had.
-    fn skip_warning(&self, reason: SkipReason, sources: &[RowSource]) -> String {
-        let why = match reason {
-            SkipReason::NonFiniteLoss => "its loss is not a finite number",
-            SkipReason::NonFiniteGradient => "its gradient is not finite",
-            SkipReason::NoTargetTokens => "none of its tokens carries loss",
-        };
-        let files = self.around.data.files();
-        let named = sources.iter().take(MAX_ROWS_NAMED).filter_map(|source| {
-            let path = files.get(source.file)?.path.display();
-            Some(format!("{path} row {}", source.row + 1))
-        });
-        let mut rows = named.collect::<Vec<_>>().join(", ");
-        if sources.len() > MAX_ROWS_NAMED {
-            rows.push_str(&format!(" and {} more", sources.len() - MAX_ROWS_NAMED));
-        }
-        let step = self.state.step;
-        if rows.is_empty() {
-            format!("step {step}: no update, {why}")
-        } else {
-            format!("step {step}: no update, {why}; its rows: {rows}")
-        }
-    }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-fn per_second(count: u64, seconds: f64) -> f64 {
-    count as f64 / seconds
 }

@@ -1,0 +1,136 @@
+//! What a step took, and sums of it.
+
+use super::step::{SkipReason, StepOutcome};
+use crate::data::batch::RowSource;
+use crate::data::loader::LoadedBatch;
+use crate::data::pipeline::{Cursor, RowCounts};
+use crate::data::sources::FileInfo;
+use crate::metrics::TimeSpent;
+
+/// Rows that a warning names before it says how many more there are.
+const MAX_ROWS_NAMED: usize = 8;
+
+/// The micro-batches of one step and what they took.
+#[derive(Debug)]
+pub(super) struct StepWork {
+    /// The micro-batch after the step.
+    pub(super) cursor: Cursor,
+    /// What the rows turned out to be.
+    pub(super) rows: RowCounts,
+    /// Where the rows were read.
+    pub(super) sources: Vec<RowSource>,
+    /// Micro-batches that had something to train on.
+    pub(super) num_micro_batches: u64,
+    /// Tokens that were not padding.
+    pub(super) tokens: u64,
+    /// Model FLOPs.
+    pub(super) flops: f64,
+    pub(super) data_wait_seconds: f64,
+    pub(super) forward_backward_seconds: f64,
+    pub(super) optimizer_seconds: f64,
+    pub(super) step_seconds: f64,
+}
+
+impl StepWork {
+    /// Nothing yet, at `cursor`.
+    pub(super) fn new(cursor: Cursor) -> Self {
+        Self {
+            cursor,
+            rows: RowCounts::default(),
+            sources: Vec::new(),
+            num_micro_batches: 0,
+            tokens: 0,
+            flops: 0.0,
+            data_wait_seconds: 0.0,
+            forward_backward_seconds: 0.0,
+            optimizer_seconds: 0.0,
+            step_seconds: 0.0,
+        }
+    }
+
+    /// Takes in a micro-batch that has been computed.
+    pub(super) fn add(&mut self, loaded: LoadedBatch) {
+        self.cursor = loaded.cursor_after;
+        self.rows += loaded.report;
+        self.tokens += loaded.batch.num_tokens() as u64;
+        self.sources.extend(loaded.batch.sources);
+    }
+
+    /// Why the step made no update, and which rows it had.
+    pub(super) fn skip_warning(&self, step: u64, reason: SkipReason, files: &[FileInfo]) -> String {
+        let why = match reason {
+            SkipReason::NonFiniteLoss => "its loss is not a finite number",
+            SkipReason::NonFiniteGradient => "its gradient is not finite",
+            SkipReason::NoTargetTokens => "none of its tokens carries loss",
+        };
+        let named = self.sources.iter().take(MAX_ROWS_NAMED).filter_map(|source| {
+            let path = files.get(source.file)?.path.display();
+            Some(format!("{path} row {}", source.row + 1))
+        });
+        let mut rows = named.collect::<Vec<_>>().join(", ");
+        match self.sources.len().checked_sub(MAX_ROWS_NAMED) {
+            Some(more) if more > 0 => rows.push_str(&format!(" and {more} more")),
+            _ if rows.is_empty() => return format!("step {step}: no update, {why}"),
+            _ => {}
+        }
+        format!("step {step}: no update, {why}; its rows: {rows}")
+    }
+}
+
+/// Sums since the last start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SessionFigures {
+    pub(super) time: TimeSpent,
+    /// Loss of the last step.
+    pub(super) last_loss: Option<f64>,
+    pub(super) tokens: u64,
+    pub(super) step_seconds: f64,
+    pub(super) flops: f64,
+    /// The most memory that the backend's pools held at the end of a step.
+    pub(super) peak_gpu_memory_reserved_bytes: Option<u64>,
+}
+
+impl SessionFigures {
+    /// Takes in a step.
+    pub(super) fn add(&mut self, work: &StepWork, outcome: &StepOutcome) {
+        self.last_loss = Some(outcome.loss);
+        self.tokens += work.tokens;
+        self.step_seconds += work.step_seconds;
+        self.flops += work.flops;
+        self.time.data_wait_seconds += work.data_wait_seconds;
+        self.time.forward_backward_seconds += work.forward_backward_seconds;
+        self.time.optimizer_seconds += work.optimizer_seconds;
+    }
+}
+
+/// A count over a time.
+#[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+pub(super) fn per_second(count: u64, seconds: f64) -> f64 {
+    count as f64 / seconds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::config::DataFormat;
+    use crate::data::files::FileKind;
+
+    #[test]
+    fn a_skipped_step_names_its_rows_counted_from_1() {
+        let file = FileInfo {
+            path: "rows.jsonl".into(),
+            kind: FileKind::JsonLines,
+            format: DataFormat::Text,
+            num_rows: 20,
+            unused_columns: Vec::new(),
+            is_eval: false,
+        };
+        let mut work = StepWork::new(Cursor::default());
+        let warn = |work: &StepWork| work.skip_warning(7, SkipReason::NonFiniteLoss, std::slice::from_ref(&file));
+        assert_eq!(warn(&work), "step 7: no update, its loss is not a finite number");
+        work.sources = vec![RowSource { file: 0, row: 0 }, RowSource { file: 0, row: 4 }];
+        assert!(warn(&work).ends_with("its rows: rows.jsonl row 1, rows.jsonl row 5"), "{}", warn(&work));
+        work.sources = (0..10).map(|row| RowSource { file: 0, row }).collect();
+        assert!(warn(&work).ends_with("rows.jsonl row 8 and 2 more"), "{}", warn(&work));
+    }
+}
