@@ -133,12 +133,20 @@ fn linear_layers(bench: &Bench, model: &Model) {
         let w_bf16: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
         let (mut y, mut dx) = (vec![0.0; TOKENS * o], vec![0.0; TOKENS * i]);
         let flops = 2.0 * (TOKENS * i * o) as f64;
-        for (dtype, w) in [("f32", Weight::F32(&w)), ("bf16", Weight::Bf16(&w_bf16))] {
+        let weights =
+            [("f32", Weight::F32(&w)), ("bf16", Weight::Bf16(&w_bf16)), ("rounded", Weight::Bf16Rounded(&w_bf16))];
+        for (dtype, w) in weights {
             bench.run(&name(&format!("linear {dtype}")), flops, "GFLOP/s", || linear(&x, w, i, o, &mut y, false));
             bench.run(&name(&format!("linear_backward_input {dtype}")), flops, "GFLOP/s", || {
                 linear_backward_input(&dy, w, i, o, &mut dx, false);
             });
         }
+        bench.run(&name("gemm crate, linear f32"), flops, "GFLOP/s", || {
+            gemm_crate([TOKENS, o, i], &x, &w, [1, i], &mut y)
+        });
+        bench.run(&name("gemm crate, linear_backward_input f32"), flops, "GFLOP/s", || {
+            gemm_crate([TOKENS, i, o], &dy, &w, [i, 1], &mut dx);
+        });
         if role == "head" {
             continue;
         }
@@ -147,13 +155,47 @@ fn linear_layers(bench: &Bench, model: &Model) {
         let mut xa = vec![0.0; TOKENS * rank];
         let (mut da, mut db) = (vec![0.0; a.len()], vec![0.0; b.len()]);
         let low_rank = 2.0 * (TOKENS * rank * (i + o)) as f64;
-        bench.run(&name("lora_linear f32"), flops + low_rank, "GFLOP/s", || {
-            lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, &mut xa);
-        });
-        bench.run(&name("lora_linear_backward f32"), flops + 2.0 * low_rank, "GFLOP/s", || {
-            let mut gradients = LoraGradients { a: &mut da, b: &mut db };
-            lora_linear_backward(&dy, &x, &xa, Weight::F32(&w), &lora, i, o, &mut dx, false, &mut gradients);
-        });
+        for (dtype, w) in weights {
+            bench.run(&name(&format!("lora_linear {dtype}")), flops + low_rank, "GFLOP/s", || {
+                lora_linear(&x, w, &lora, i, o, &mut y, false, &mut xa);
+            });
+            bench.run(&name(&format!("lora_linear_backward {dtype}")), flops + 2.0 * low_rank, "GFLOP/s", || {
+                let mut gradients = LoraGradients { a: &mut da, b: &mut db };
+                lora_linear_backward(&dy, &x, &xa, w, &lora, i, o, Some(&mut dx), false, &mut gradients);
+            });
+        }
+    }
+}
+
+/// The same product by the gemm crate, to compare with: `b_strides` are those of rows and columns.
+fn gemm_crate([m, n, k]: [usize; 3], a: &[f32], b: &[f32], b_strides: [usize; 2], c: &mut [f32]) {
+    assert!(a.len() == m * k && b.len() == k * n && c.len() == m * n);
+    let [n_stride, k_stride, row, column] = [n, k, b_strides[0], b_strides[1]].map(usize::cast_signed);
+    let (c, a, b) = (c.as_mut_ptr(), a.as_ptr(), b.as_ptr());
+    let parallelism = gemm::Parallelism::Rayon(0);
+    // SAFETY: by the assertion all elements that the strides reach lie inside the slices.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c,
+            1,
+            n_stride,
+            false,
+            a,
+            1,
+            k_stride,
+            b,
+            column,
+            row,
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            parallelism,
+        );
     }
 }
 

@@ -48,13 +48,27 @@ vectorised! { fn dropout_row<'a, S>(
 
 impl Dropout {
     /// Masks and scales rows `first_row..` of width `width`, on this thread; adds to `out` if `accumulate`.
-    pub(super) fn apply(self, x: &[f32], width: usize, first_row: usize, accumulate: bool, out: &mut [f32]) {
+    fn apply(self, x: &[f32], width: usize, first_row: usize, accumulate: bool, out: &mut [f32]) {
         let threshold = (f64::from(self.probability) * 2f64.powi(32)) as u32;
         let factor = 1.0 / (1.0 - self.probability);
         for (row, (x, out)) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)).enumerate() {
             let key = mix(mix(self.seed) ^ (first_row + row) as u64);
             dropout_row(x, [key as u32, (key >> 32) as u32], threshold, factor, accumulate, out);
         }
+    }
+
+    fn apply_parallel(self, x: &[f32], width: usize, accumulate: bool, out: &mut [f32]) {
+        assert!(x.len() == out.len() && width > 0 && x.len().is_multiple_of(width), "dropout: {} of {width}", x.len());
+        let rows = rows_per_chunk(width);
+        out.par_chunks_mut(rows * width)
+            .zip(x.par_chunks(rows * width))
+            .enumerate()
+            .for_each(|(chunk, (out, x))| self.apply(x, width, chunk * rows, accumulate, out));
+    }
+
+    /// `out += dropout(x)`.
+    pub(super) fn add_masked(self, x: &[f32], width: usize, out: &mut [f32]) {
+        self.apply_parallel(x, width, true, out);
     }
 }
 
@@ -63,12 +77,7 @@ impl Dropout {
 /// # Shapes
 /// `x`, `out`: `[rows, width]`.
 pub fn dropout(x: &[f32], width: usize, settings: Dropout, out: &mut [f32]) {
-    assert!(x.len() == out.len() && width > 0 && x.len().is_multiple_of(width), "dropout: {} of {width}", x.len());
-    let rows = rows_per_chunk(width);
-    out.par_chunks_mut(rows * width)
-        .zip(x.par_chunks(rows * width))
-        .enumerate()
-        .for_each(|(chunk, (out, x))| settings.apply(x, width, chunk * rows, false, out));
+    settings.apply_parallel(x, width, false, out);
 }
 
 #[cfg(test)]

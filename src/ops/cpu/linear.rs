@@ -1,13 +1,11 @@
 //! Products with frozen weights, in the three storage dtypes.
 
-use std::ops::Range;
-
-use gemm::Parallelism;
-use half::slice::HalfFloatSliceExt;
+use ::gemm::Parallelism;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::simd::{CHUNK, dot, rows_per_chunk, vectorised, with_scratch};
+use super::gemm::{Right, Term, gemm, round_in_place, widen};
+use super::simd::{dot, rows_per_chunk, vectorised, with_scratch};
 
 /// A frozen weight `[out_features, in_features]` as it is stored.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +14,9 @@ pub enum Weight<'a> {
     F32(&'a [f32]),
     /// bfloat16.
     Bf16(&'a [bf16]),
+    /// bfloat16, and activations are rounded to bfloat16 for the product, which modern CPUs do at twice the rate of
+    /// f32; sums are in f32.
+    Bf16Rounded(&'a [bf16]),
     /// IEEE half precision.
     F16(&'a [f16]),
 }
@@ -26,7 +27,7 @@ impl Weight<'_> {
     pub fn len(&self) -> usize {
         match self {
             Self::F32(w) => w.len(),
-            Self::Bf16(w) => w.len(),
+            Self::Bf16(w) | Self::Bf16Rounded(w) => w.len(),
             Self::F16(w) => w.len(),
         }
     }
@@ -89,7 +90,7 @@ pub(super) fn matmul(
     // SAFETY: the assertions above keep every element that the strides reach inside the three slices, and `c` is
     // borrowed mutably, so that it overlaps neither operand.
     unsafe {
-        gemm::gemm(
+        ::gemm::gemm(
             m,
             n,
             k,
@@ -113,52 +114,6 @@ pub(super) fn matmul(
     }
 }
 
-/// Rows of a half-precision weight that are converted to f32 at a time: a panel that fits the second-level caches.
-fn panel_rows(in_features: usize) -> usize {
-    (512 * 1024 / in_features.max(1)).next_multiple_of(48).max(48)
-}
-
-/// Calls `product` with f32 panels of `w`: `(first row, number of rows, panel)`.
-fn for_each_panel(w: Weight<'_>, in_features: usize, mut product: impl FnMut(usize, usize, &[f32])) {
-    let out_features = w.len() / in_features.max(1);
-    if let Weight::F32(w) = w {
-        return product(0, out_features, w);
-    }
-    let rows = panel_rows(in_features);
-    with_scratch(rows.min(out_features) * in_features, |panel| {
-        for first in (0..out_features).step_by(rows) {
-            let count = rows.min(out_features - first);
-            let range = first * in_features..(first + count) * in_features;
-            let panel = &mut panel[..count * in_features];
-            widen(w, range, panel);
-            product(first, count, panel);
-        }
-    });
-}
-
-/// Converts `w[range]` to f32.
-fn widen(w: Weight<'_>, range: Range<usize>, panel: &mut [f32]) {
-    panel.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, panel)| {
-        let start = range.start + chunk * CHUNK;
-        widen_chunk(w, start..start + panel.len(), panel);
-    });
-}
-
-/// [`widen`] on the calling thread.
-fn widen_chunk(w: Weight<'_>, range: Range<usize>, out: &mut [f32]) {
-    match w {
-        Weight::F32(w) => out.copy_from_slice(&w[range]),
-        Weight::Bf16(w) => widen_bf16(&w[range], out),
-        Weight::F16(w) => w[range].convert_to_f32_slice(out),
-    }
-}
-
-vectorised! { fn widen_bf16<'a, S>(_simd, w: &'a [bf16], out: &'a mut [f32]) {
-    for (out, w) in out.iter_mut().zip(w) {
-        *out = f32::from_bits(u32::from(w.to_bits()) << 16);
-    }
-} }
-
 vectorised! { fn dots<'a, S>(simd, x: &'a [f32], w: &'a [f32], y: &'a mut [f32], accumulate: bool) {
     for (y, w) in y.iter_mut().zip(w.chunks_exact(x.len())) {
         let product = dot(simd, x, w);
@@ -170,6 +125,13 @@ vectorised! { fn dots<'a, S>(simd, x: &'a [f32], w: &'a [f32], y: &'a mut [f32],
 /// by all cores, and half-precision rows are widened in the first-level cache.
 fn linear_of_one(x: &[f32], w: Weight<'_>, y: &mut [f32], accumulate: bool) {
     let in_features = x.len();
+    if let Weight::Bf16Rounded(w) = w {
+        return with_scratch(in_features, |rounded| {
+            rounded.copy_from_slice(x);
+            round_in_place(rounded);
+            linear_of_one(rounded, Weight::Bf16(w), y, accumulate);
+        });
+    }
     let rows = rows_per_chunk(in_features);
     y.par_chunks_mut(rows).enumerate().for_each(|(chunk, y)| {
         let start = chunk * rows * in_features;
@@ -179,7 +141,7 @@ fn linear_of_one(x: &[f32], w: Weight<'_>, y: &mut [f32], accumulate: bool) {
         with_scratch(in_features, |row| {
             for (index, y) in y.chunks_exact_mut(1).enumerate() {
                 let start = start + index * in_features;
-                widen_chunk(w, start..start + in_features, row);
+                widen(w, start, row);
                 dots(x, row, y, accumulate);
             }
         });
@@ -202,20 +164,8 @@ pub fn linear(x: &[f32], w: Weight<'_>, in_features: usize, out_features: usize,
     if tokens == 1 {
         return linear_of_one(x, w, y, accumulate);
     }
-    for_each_panel(w, in_features, |first, rows, panel| {
-        if tokens > 0 {
-            matmul(
-                [tokens, rows, in_features],
-                &mut y[first..],
-                out_features,
-                Matrix::rows(x, in_features),
-                Matrix::rows(panel, in_features).transposed(),
-                1.0,
-                accumulate,
-                Parallelism::Rayon(0),
-            );
-        }
-    });
+    let b = Right { weight: w, stride: in_features, transposed: true, factor: 1.0 };
+    gemm(tokens, out_features, y, Term { a: x, k: in_features, b }, None, accumulate);
 }
 
 /// Gradient of [`linear`] with respect to `x`: `dx = dy w`, or `dx += dy w` if `accumulate`.
@@ -238,20 +188,8 @@ pub fn linear_backward_input(
         w.len(),
         dx.len()
     );
-    for_each_panel(w, in_features, |first, rows, panel| {
-        if tokens > 0 {
-            matmul(
-                [tokens, in_features, rows],
-                dx,
-                in_features,
-                Matrix::rows(&dy[first..], out_features),
-                Matrix::rows(panel, in_features),
-                1.0,
-                accumulate || first > 0,
-                Parallelism::Rayon(0),
-            );
-        }
-    });
+    let b = Right { weight: w, stride: in_features, transposed: false, factor: 1.0 };
+    gemm(tokens, in_features, dx, Term { a: dy, k: out_features, b }, None, accumulate);
 }
 
 #[cfg(test)]

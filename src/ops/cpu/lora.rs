@@ -1,14 +1,13 @@
 //! The LoRA linear layer (Hu et al. 2021): a frozen weight and a trained low-rank term.
 
-use gemm::Parallelism;
+use ::gemm::Parallelism;
 use rayon::prelude::*;
 
 use super::dropout::Dropout;
-use super::linear::{Matrix, Weight, linear, linear_backward_input, matmul};
+use super::gemm::{Right, Term, gemm};
+use super::linear::{Matrix, Weight, linear, matmul};
 use super::simd::with_scratch;
 
-/// Rows of a token block that one task multiplies by a skinny matrix.
-const BLOCK_TOKENS: usize = 64;
 /// Columns of the features that one task reduces over all tokens.
 const BLOCK_FEATURES: usize = 96;
 
@@ -79,21 +78,25 @@ pub fn lora_linear(
     let tokens = x.len() / in_features.max(1);
     let rank = lora.rank;
     lora.check(tokens, in_features, out_features, xa.len());
-    linear(x, w, in_features, out_features, y, accumulate);
-    lora.with_input(x, in_features, |input| {
-        y.par_chunks_mut(BLOCK_TOKENS * out_features)
-            .zip(xa.par_chunks_mut(BLOCK_TOKENS * rank))
-            .zip(input.par_chunks(BLOCK_TOKENS * in_features))
-            .for_each(|((y, xa), input)| {
-                let tokens = xa.len() / rank;
-                let a = Matrix::rows(lora.a, in_features).transposed();
-                let input = Matrix::rows(input, in_features);
-                matmul([tokens, rank, in_features], xa, rank, input, a, 1.0, false, Parallelism::None);
-                let b = Matrix::rows(lora.b, rank).transposed();
-                let xa = Matrix::rows(xa, rank);
-                matmul([tokens, out_features, rank], y, out_features, xa, b, lora.scale, true, Parallelism::None);
-            });
-    });
+    assert!(
+        x.len() == tokens * in_features && y.len() == tokens * out_features && w.len() == in_features * out_features,
+        "lora_linear: x {}, w {}, y {} for {in_features} -> {out_features}",
+        x.len(),
+        w.len(),
+        y.len()
+    );
+    lora.with_input(x, in_features, |input| linear(input, Weight::F32(lora.a), in_features, rank, xa, false));
+    if tokens == 1 {
+        linear(x, w, in_features, out_features, y, accumulate);
+        return with_scratch(rank, |scaled| {
+            scaled.iter_mut().zip(&*xa).for_each(|(scaled, xa)| *scaled = lora.scale * xa);
+            linear(scaled, Weight::F32(lora.b), rank, out_features, y, true);
+        });
+    }
+    let base = Right { weight: w, stride: in_features, transposed: true, factor: 1.0 };
+    let low_rank = Right { weight: Weight::F32(lora.b), stride: rank, transposed: true, factor: lora.scale };
+    let low_rank = Term { a: xa, k: rank, b: low_rank };
+    gemm(tokens, out_features, y, Term { a: x, k: in_features, b: base }, Some(low_rank), accumulate);
 }
 
 /// Gradients of [`lora_linear`]: `dx` set, or added to if `accumulate`, or left out; the adapter's always added.
@@ -122,31 +125,32 @@ pub fn lora_linear_backward(
         gradients.a.len() == lora.a.len() && gradients.b.len() == lora.b.len(),
         "lora_linear_backward: gradients' lengths"
     );
+    assert!(
+        x.len() == tokens * in_features && dy.len() == tokens * out_features && w.len() == in_features * out_features,
+        "lora_linear_backward: x {}, w {}, dy {} for {in_features} -> {out_features}",
+        x.len(),
+        w.len(),
+        dy.len()
+    );
     with_scratch(tokens * rank, |d_xa| {
-        d_xa.par_chunks_mut(BLOCK_TOKENS * rank).zip(dy.par_chunks(BLOCK_TOKENS * out_features)).for_each(
-            |(d_xa, dy)| {
-                let (dy, b) = (Matrix::rows(dy, out_features), Matrix::rows(lora.b, rank));
-                let shape = [d_xa.len() / rank, rank, out_features];
-                matmul(shape, d_xa, rank, dy, b, lora.scale, false, Parallelism::None);
-            },
-        );
+        let b = Right { weight: Weight::F32(lora.b), stride: rank, transposed: false, factor: lora.scale };
+        gemm(tokens, rank, d_xa, Term { a: dy, k: out_features, b }, None, false);
         if let Some(dx) = dx {
             assert_eq!(dx.len(), x.len(), "lora_linear_backward: the input's gradient");
-            linear_backward_input(dy, w, in_features, out_features, dx, accumulate);
-            dx.par_chunks_mut(BLOCK_TOKENS * in_features)
-                .zip(d_xa.par_chunks(BLOCK_TOKENS * rank))
-                .enumerate()
-                .for_each(|(block, (dx, d_xa))| {
-                    let shape = [d_xa.len() / rank, in_features, rank];
-                    let (d_xa, a) = (Matrix::rows(d_xa, rank), Matrix::rows(lora.a, in_features));
-                    match lora.dropout {
-                        None => matmul(shape, dx, in_features, d_xa, a, 1.0, true, Parallelism::None),
-                        Some(settings) => with_scratch(dx.len(), |d_input| {
-                            matmul(shape, d_input, in_features, d_xa, a, 1.0, false, Parallelism::None);
-                            settings.apply(d_input, in_features, block * BLOCK_TOKENS, true, dx);
-                        }),
-                    }
-                });
+            let base = Right { weight: w, stride: in_features, transposed: false, factor: 1.0 };
+            let base = Term { a: dy, k: out_features, b: base };
+            let low_rank = Right { weight: Weight::F32(lora.a), stride: in_features, transposed: false, factor: 1.0 };
+            let low_rank = Term { a: d_xa, k: rank, b: low_rank };
+            match lora.dropout {
+                None => gemm(tokens, in_features, dx, base, Some(low_rank), accumulate),
+                Some(settings) => {
+                    gemm(tokens, in_features, dx, base, None, accumulate);
+                    with_scratch(dx.len(), |d_input| {
+                        gemm(tokens, in_features, d_input, low_rank, None, false);
+                        settings.add_masked(d_input, in_features, dx);
+                    });
+                }
+            }
         }
         let d_xa: &[f32] = d_xa;
         lora.with_input(x, in_features, |input| {

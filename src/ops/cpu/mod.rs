@@ -7,10 +7,13 @@ mod attention;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
+mod gemm;
 mod linear;
 mod lora;
 mod norm;
 mod optimizer;
+mod pack;
+mod product;
 mod rope;
 mod simd;
 

@@ -20,10 +20,10 @@ pub(super) fn rows_per_chunk(row_len: usize) -> usize {
 /// `vectorised! { fn name<'a, S>(simd, x: &'a [f32]) -> f32 { .. } }` gives `fn name(x: &[f32]) -> f32`. The body sees
 /// `S: pulp::Simd` and the token `simd: S`.
 macro_rules! vectorised {
-    ($(#[$meta:meta])* fn $name:ident<'a, $S:ident>($simd:ident $(, $arg:ident : $ty:ty)* $(,)?) $(-> $ret:ty)? $body:block) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<'a, $S:ident>($simd:ident $(, $arg:ident : $ty:ty)* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        fn $name<'a>($($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name<'a>($($arg: $ty),*) $(-> $ret)? {
             struct Call<'a> { $($arg: $ty,)* lifetime: ::std::marker::PhantomData<&'a ()> }
             impl<'a> ::pulp::WithSimd for Call<'a> {
                 type Output = $crate::ops::cpu::simd::vectorised!(@ret $($ret)?);

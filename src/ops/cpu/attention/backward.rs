@@ -6,9 +6,10 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::super::simd::{SharedMut, dot, exp2_bounded, rows_per_chunk, with_scratch};
-use super::tile::{Left, Product, STRIP, TILE, pack_columns, pack_rows};
-use super::{AttentionShape, clear_gaps};
+use super::{AttentionShape, STRIP, TILE, clear_gaps};
+use crate::ops::cpu::pack::{pack_columns, pack_rows};
+use crate::ops::cpu::product::{Left, Product};
+use crate::ops::cpu::simd::{SharedMut, dot, exp2_bounded, rows_per_chunk, with_scratch};
 
 /// A block of keys is at least this long, and at least a quarter of its document: the tasks of one head are at most
 /// four, and so are the partial gradients of its queries.
@@ -262,8 +263,9 @@ impl WithSimd for KeyBlock<'_> {
         for first_key in keys.clone().step_by(TILE) {
             let num_keys = TILE.min(keys.end - first_key);
             let (k, v) = (&self.k[first_key * kv_width..], &self.v[first_key * kv_width..]);
-            pack_columns(k, kv_width, num_keys, head_dim, shape.scale * LOG2_E, self.k_columns);
-            pack_columns(v, kv_width, num_keys, head_dim, 1.0, self.v_columns);
+            pack_columns(k, kv_width, num_keys, head_dim, self.k_columns, TILE);
+            self.k_columns[..head_dim * TILE].iter_mut().for_each(|x| *x *= shape.scale * LOG2_E);
+            pack_columns(v, kv_width, num_keys, head_dim, self.v_columns, TILE);
             pack_rows(k, kv_width, num_keys, head_dim, shape.scale, self.k_rows, dim);
             let end = shape.end_query(first_key + num_keys - 1, self.task.queries.end);
             self.dk_tile.fill(0.0);
@@ -299,9 +301,10 @@ impl KeyBlock<'_> {
                     shape: [rows, columns, head_dim],
                     c: &mut c[query * TILE..],
                     c_stride: TILE,
-                    a: Left { data: &a[at..], row_stride: dim, column_stride: 1 },
+                    a: Left::rows(&a[at..], dim),
                     b,
                     b_stride: TILE,
+                    then: None,
                     accumulate: false,
                 }
                 .run(simd);
@@ -313,9 +316,10 @@ impl KeyBlock<'_> {
                 shape: [rows, dim, seen(query + rows)],
                 c: &mut self.dq_rows[at..],
                 c_stride: dim,
-                a: Left { data: &self.ds[query * TILE..], row_stride: TILE, column_stride: 1 },
+                a: Left::rows(&self.ds[query * TILE..], TILE),
                 b: self.k_rows,
                 b_stride: dim,
+                then: None,
                 accumulate: true,
             }
             .run(simd);
@@ -330,9 +334,10 @@ impl KeyBlock<'_> {
                     shape: [STRIP.min(num_keys - key), dim, num_queries - first],
                     c: &mut c[key * dim..],
                     c_stride: dim,
-                    a: Left { data: &a[first * TILE + key..], row_stride: 1, column_stride: TILE },
+                    a: Left::columns(&a[first * TILE + key..], TILE),
                     b: &b[from.min(b.len())..],
                     b_stride: dim,
+                    then: None,
                     accumulate: true,
                 }
                 .run(simd);

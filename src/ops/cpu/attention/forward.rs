@@ -5,9 +5,10 @@ use std::f32::consts::{LN_2, LOG2_E};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::super::simd::{SharedMut, exp2_bounded, with_scratch};
-use super::tile::{Left, Product, STRIP, TILE, pack_columns, pack_rows};
-use super::{AttentionShape, clear_gaps};
+use super::{AttentionShape, STRIP, TILE, clear_gaps};
+use crate::ops::cpu::pack::{pack_columns, pack_rows};
+use crate::ops::cpu::product::{Left, Product};
+use crate::ops::cpu::simd::{SharedMut, exp2_bounded, with_scratch};
 
 /// Causal attention of every head within each document; tokens outside all documents get zeros.
 ///
@@ -111,7 +112,8 @@ impl WithSimd for QueryTile<'_> {
         let (head_dim, dim) = (shape.head_dim, shape.padded_dim());
         let factor = shape.scale * LOG2_E;
         let q = &self.q[self.first_query * shape.q_width()..];
-        pack_columns(q, shape.q_width(), self.num_queries, head_dim, factor, self.transposed_q);
+        pack_columns(q, shape.q_width(), self.num_queries, head_dim, self.transposed_q, TILE);
+        self.transposed_q[..head_dim * TILE].iter_mut().for_each(|x| *x *= factor);
         self.max.fill(f32::NEG_INFINITY);
         self.sum.fill(0.0);
         let end = self.first_query + self.num_queries;
@@ -143,9 +145,10 @@ impl QueryTile<'_> {
                 shape: [rows, columns - column, self.shape.head_dim],
                 c: &mut self.scores[key * TILE + column..],
                 c_stride: TILE,
-                a: Left { data: &self.keys[key * dim..], row_stride: dim, column_stride: 1 },
+                a: Left::rows(&self.keys[key * dim..], dim),
                 b: &self.transposed_q[column..],
                 b_stride: TILE,
+                then: None,
                 accumulate: false,
             }
             .run(simd);
@@ -224,9 +227,10 @@ impl QueryTile<'_> {
                 shape: [rows, dim, self.keys_seen(query + rows, first_key, num_keys)],
                 c: &mut self.output[query * dim..],
                 c_stride: dim,
-                a: Left { data: &self.scores[query..], row_stride: 1, column_stride: TILE },
+                a: Left::columns(&self.scores[query..], TILE),
                 b: self.values,
                 b_stride: dim,
+                then: None,
                 accumulate,
             }
             .run(simd);

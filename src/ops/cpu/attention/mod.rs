@@ -8,11 +8,16 @@ mod cached;
 mod forward;
 #[cfg(test)]
 mod tests;
-mod tile;
 
 pub use backward::attention_backward;
 pub use cached::attention_of_last;
 pub use forward::attention;
+
+/// Queries and keys in a tile: a multiple of 6 and 8 rows and of every vector length.
+const TILE: usize = 96;
+
+/// Rows of a tile on the diagonal whose masked part is cut off together.
+const STRIP: usize = 32;
 
 /// What attention needs to know about the heads.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,0 +1,315 @@
+//! Products of activations with frozen weights, and with a low-rank term in the same pass.
+//!
+//! Each task takes up to 128 columns of the result, packs the weight's columns for a stretch of the depth into panels
+//! that stay in the second-level cache, and lets the rows stream past. Nothing is packed twice but for the few tasks
+//! that share columns, and no thread waits for another.
+
+#[cfg(target_arch = "x86_64")]
+mod bf16;
+mod panel;
+
+use rayon::prelude::*;
+
+pub(super) use panel::widen;
+
+use super::linear::Weight;
+use super::pack::{PANEL, Word};
+use super::product::{Left, ProductInto};
+use super::simd::{CHUNK, SharedMut, vectorised, with_scratch};
+
+/// Rows that pass by one group of panels before the next stretch of the depth: they stay in the second-level cache.
+const BLOCK_ROWS: usize = 96;
+/// Panels that one task packs together.
+const GROUP_PANELS: usize = 2;
+/// Longest stretch of the depth, in words, that is packed at once.
+const BLOCK_DEPTH: usize = 640;
+/// A task has at least this many rows where there are enough; fewer would not pay for the packing.
+const MIN_TASK_ROWS: usize = 2 * BLOCK_ROWS;
+
+/// One product `a b` of a sum.
+#[derive(Clone, Copy)]
+pub(super) struct Term<'a> {
+    /// `[m, k]`, contiguous.
+    pub(super) a: &'a [f32],
+    pub(super) k: usize,
+    /// `[k, n]`.
+    pub(super) b: Right<'a>,
+}
+
+/// A right operand: element (p, j) is `factor * weight[j * stride + p]` if `transposed`, else `[p * stride + j]`.
+#[derive(Clone, Copy)]
+pub(super) struct Right<'a> {
+    pub(super) weight: Weight<'a>,
+    pub(super) stride: usize,
+    pub(super) transposed: bool,
+    pub(super) factor: f32,
+}
+
+/// How numbers lie in words and how words are multiplied.
+trait Arithmetic {
+    type Word: Word;
+
+    /// Words that hold `k` numbers of a row.
+    fn words(k: usize) -> usize;
+
+    /// Packs `depth` words from word `first` on, of `columns` columns from `column` on, into rows of [`PANEL`] words;
+    /// the rest of a panel up to the next multiple of 16 columns is zero.
+    fn pack(term: &Term<'_>, first: usize, depth: usize, column: usize, columns: usize, panel: &mut [Self::Word]);
+
+    /// Multiplies rows with a packed panel.
+    ///
+    /// # Safety
+    /// `rows` rows of `columns` floats, `c_stride` apart, must be writable at `c`, by nobody else meanwhile.
+    unsafe fn multiply(block: Block<'_, Self::Word>);
+}
+
+/// Rows of up to two left operands against one packed panel with the rows of both right operands.
+struct Block<'a, W> {
+    rows: usize,
+    /// A multiple of 16.
+    columns: usize,
+    c: *mut f32,
+    c_stride: usize,
+    /// Words from the block's first row and depth on, their row stride, and the depth.
+    a: [(&'a [W], usize, usize); 2],
+    panel: &'a [W],
+    accumulate: bool,
+}
+
+/// f32 throughout; with `ROUND`, right operands are rounded to bfloat16 first.
+struct Single<const ROUND: bool>;
+
+impl<const ROUND: bool> Arithmetic for Single<ROUND> {
+    type Word = f32;
+
+    fn words(k: usize) -> usize {
+        k
+    }
+
+    fn pack(term: &Term<'_>, first: usize, depth: usize, column: usize, columns: usize, panel: &mut [f32]) {
+        panel::pack_single(&term.b, first, depth, column, columns, panel);
+        if ROUND {
+            round_in_place(panel);
+        }
+    }
+
+    unsafe fn multiply(block: Block<'_, f32>) {
+        let [(a, a_stride, k), (then, then_stride, then_k)] = block.a;
+        let product = ProductInto {
+            shape: [block.rows, block.columns, k],
+            c: block.c,
+            c_stride: block.c_stride,
+            a: Left::rows(a, a_stride),
+            b: block.panel,
+            b_stride: PANEL,
+            then: (then_k > 0).then_some((Left::rows(then, then_stride), then_k)),
+            accumulate: block.accumulate,
+        };
+        // SAFETY: by the caller's promise.
+        pulp::Arch::new().dispatch(unsafe { product.promise() });
+    }
+}
+
+vectorised! {
+/// Rounds to the nearest bfloat16 and back.
+pub(super) fn round_in_place<'a, S>(_simd, x: &'a mut [f32]) {
+    for x in x {
+        *x = f32::from_bits(u32::from(round(*x)) << 16);
+    }
+} }
+
+/// The nearest bfloat16, ties to even; a NaN stays a NaN.
+#[inline(always)]
+fn round(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    (if x.is_nan() { bits | 0x0040_0000 } else { rounded } >> 16) as u16
+}
+
+vectorised! {
+/// Pairs of neighbours, rounded to bfloat16, the first in the low half; an odd last one is paired with zero.
+fn round_to_pairs<'a, S>(_simd, x: &'a [f32], words: &'a mut [u32]) {
+    let (pairs, odd) = pulp::as_arrays::<2, _>(x);
+    for (word, [low, high]) in words.iter_mut().zip(pairs) {
+        *word = u32::from(round(*low)) | u32::from(round(*high)) << 16;
+    }
+    if let ([x], Some(word)) = (odd, words.last_mut()) {
+        *word = u32::from(round(*x));
+    }
+} }
+
+/// Whether the machine multiplies bfloat16 natively.
+fn has_bf16_products() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("avx512bf16") && std::arch::is_x86_feature_detected!("avx512bw");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// `c = sum of the terms`, or `c += ...` if `accumulate`.
+///
+/// If the first term's weight is [`Weight::Bf16Rounded`], every operand is rounded to bfloat16; sums are in f32.
+///
+/// # Shapes
+/// `c`: `[m, n]`, contiguous.
+pub(super) fn gemm(m: usize, n: usize, c: &mut [f32], first: Term<'_>, second: Option<Term<'_>>, accumulate: bool) {
+    assert_eq!(c.len(), m * n, "gemm: result [{m}, {n}]");
+    if m == 0 || n == 0 {
+        return;
+    }
+    let second = second.unwrap_or(Term { a: &[], k: 0, ..first });
+    let terms = [first, second];
+    for term in &terms {
+        assert_eq!(term.a.len(), m * term.k, "gemm: left operand [{m}, {}]", term.k);
+        let (outer, inner) = if term.b.transposed { (n, term.k) } else { (term.k, n) };
+        assert!(
+            term.k == 0 || (outer - 1) * term.b.stride + inner <= term.b.weight.len(),
+            "gemm: right operand [{}, {n}]",
+            term.k
+        );
+    }
+    if !matches!(first.b.weight, Weight::Bf16Rounded(_)) {
+        return run::<Single<false>>(m, n, c, &terms, [first.a, second.a], accumulate);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if has_bf16_products() {
+        let words = terms.map(|term| bf16::Pairs::words(term.k));
+        return with_scratch(m * (words[0] + words[1]), |scratch| {
+            let (a, then) = bytemuck::cast_slice_mut::<f32, u32>(scratch).split_at_mut(m * words[0]);
+            rows_to_pairs(first.a, first.k, a);
+            rows_to_pairs(second.a, second.k, then);
+            run::<bf16::Pairs>(m, n, c, &terms, [a, then], accumulate);
+        });
+    }
+    with_scratch(first.a.len() + second.a.len(), |scratch| {
+        let (a, then) = scratch.split_at_mut(first.a.len());
+        a.copy_from_slice(first.a);
+        then.copy_from_slice(second.a);
+        a.par_chunks_mut(CHUNK).for_each(round_in_place);
+        then.par_chunks_mut(CHUNK).for_each(round_in_place);
+        run::<Single<true>>(m, n, c, &terms, [a, then], accumulate);
+    });
+}
+
+/// Rounds rows of `k` floats to pairs of bfloat16.
+#[cfg(target_arch = "x86_64")]
+fn rows_to_pairs(x: &[f32], k: usize, words: &mut [u32]) {
+    if k == 0 {
+        return;
+    }
+    let per_row = k.div_ceil(2);
+    let rows = super::simd::rows_per_chunk(k);
+    words.par_chunks_mut(rows * per_row).zip(x.par_chunks(rows * k)).for_each(|(words, x)| {
+        if k.is_multiple_of(2) {
+            return round_to_pairs(x, words);
+        }
+        for (words, x) in words.chunks_exact_mut(per_row).zip(x.chunks_exact(k)) {
+            round_to_pairs(x, words);
+        }
+    });
+}
+
+/// A stretch of the depth: words `first..first + depth` of the first term, then all of the second if `with_second`.
+struct Stretch {
+    first: usize,
+    depth: usize,
+    with_second: bool,
+}
+
+fn stretches(words: usize) -> Vec<Stretch> {
+    let count = words.div_ceil(BLOCK_DEPTH).max(1);
+    let depth = words.div_ceil(count);
+    (0..count)
+        .map(|i| Stretch {
+            first: i * depth,
+            depth: depth.min(words - (i * depth).min(words)),
+            with_second: i + 1 == count,
+        })
+        .collect()
+}
+
+fn run<A: Arithmetic>(m: usize, n: usize, c: &mut [f32], terms: &[Term<'_>; 2], a: [&[A::Word]; 2], accumulate: bool)
+where
+    A::Word: Send + Sync,
+{
+    let words = terms.map(|term| A::words(term.k));
+    let stretches = stretches(words[0]);
+    let columns_per_task = GROUP_PANELS * PANEL;
+    let groups = n.div_ceil(columns_per_task);
+    // Enough tasks to keep all threads busy to the end; the split changes no sum.
+    let parts = (8 * rayon::current_num_threads()).div_ceil(groups).min(m / MIN_TASK_ROWS).max(1);
+    let rows_per_task = m.div_ceil(parts).next_multiple_of(BLOCK_ROWS);
+    let c = SharedMut(c.as_mut_ptr());
+    let panel_len = (BLOCK_DEPTH + words[1]) * PANEL;
+    (0..groups * m.div_ceil(rows_per_task)).into_par_iter().with_max_len(1).for_each(|task| {
+        let (group, part) = (task % groups, task / groups);
+        let column = group * columns_per_task;
+        let columns = columns_per_task.min(n - column);
+        let rows = part * rows_per_task..m.min((part + 1) * rows_per_task);
+        with_scratch(GROUP_PANELS * panel_len + BLOCK_ROWS * PANEL, |scratch| {
+            let (panels, edge) = scratch.split_at_mut(GROUP_PANELS * panel_len);
+            let panels: &mut [A::Word] = bytemuck::cast_slice_mut(panels);
+            for stretch in &stretches {
+                let then_depth = if stretch.with_second { words[1] } else { 0 };
+                for (panel, first) in panels.chunks_exact_mut(panel_len).zip((0..columns).step_by(PANEL)) {
+                    let (column, columns) = (column + first, PANEL.min(columns - first));
+                    let (b, then) = panel.split_at_mut(stretch.depth * PANEL);
+                    A::pack(&terms[0], stretch.first, stretch.depth, column, columns, b);
+                    if then_depth > 0 {
+                        A::pack(&terms[1], 0, then_depth, column, columns, &mut then[..then_depth * PANEL]);
+                    }
+                }
+                let accumulate = accumulate || stretch.first > 0;
+                for row in rows.clone().step_by(BLOCK_ROWS) {
+                    let block_rows = BLOCK_ROWS.min(rows.end - row);
+                    let a = [
+                        (&a[0][row * words[0] + stretch.first..], words[0], stretch.depth),
+                        (&a[1][(row * words[1]).min(a[1].len())..], words[1], then_depth),
+                    ];
+                    for (panel, first) in panels.chunks_exact(panel_len).zip((0..columns).step_by(PANEL)) {
+                        let width = PANEL.min(columns - first);
+                        // SAFETY: inside c; this task alone has these rows and columns of it.
+                        let c = unsafe { c.get().add(row * n + column + first) };
+                        let block = Block {
+                            rows: block_rows,
+                            columns: width.next_multiple_of(16),
+                            c,
+                            c_stride: n,
+                            a,
+                            panel,
+                            accumulate,
+                        };
+                        if width.is_multiple_of(16) {
+                            // SAFETY: as above.
+                            unsafe { A::multiply(block) };
+                        } else {
+                            // SAFETY: as above, for `width` columns; `edge` holds a block of whole vectors.
+                            unsafe { multiply_edge::<A>(block, width, edge) };
+                        }
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// [`Arithmetic::multiply`] for a panel whose last vector is not whole: through a buffer.
+///
+/// # Safety
+/// As for [`Arithmetic::multiply`], with `width` columns instead of the block's.
+unsafe fn multiply_edge<A: Arithmetic>(block: Block<'_, A::Word>, width: usize, edge: &mut [f32]) {
+    let Block { rows, c, c_stride, accumulate, .. } = block;
+    assert!(rows * PANEL <= edge.len());
+    // SAFETY: `edge` has room for all rows, PANEL floats apart.
+    unsafe { A::multiply(Block { c: edge.as_mut_ptr(), c_stride: PANEL, accumulate: false, ..block }) };
+    for (i, from) in edge.chunks_exact(PANEL).take(rows).enumerate() {
+        // SAFETY: row i of the caller's part of the result.
+        let to = unsafe { std::slice::from_raw_parts_mut(c.add(i * c_stride), width) };
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = if accumulate { *to + from } else { *from };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! Products of small matrices that lie in the caches, by register tiles in f32.
+
+use pulp::{Simd, WithSimd};
+
+/// A left operand: element (i, p) lies at `i * row_stride + p * column_stride`.
+#[derive(Clone, Copy)]
+pub(super) struct Left<'a> {
+    pub(super) data: &'a [f32],
+    pub(super) row_stride: usize,
+    pub(super) column_stride: usize,
+}
+
+impl<'a> Left<'a> {
+    /// Row-major with rows of `width`.
+    #[inline(always)]
+    pub(super) fn rows(data: &'a [f32], width: usize) -> Self {
+        Self { data, row_stride: width, column_stride: 1 }
+    }
+
+    /// The transpose of a row-major matrix with rows of `width`.
+    #[inline(always)]
+    pub(super) fn columns(data: &'a [f32], width: usize) -> Self {
+        Self { data, row_stride: 1, column_stride: width }
+    }
+}
+
+/// `c = a b`, or `c += a b`.
+///
+/// # Shapes
+/// `[m, n] = [m, k] [k, n]`, with `c` and `b` in rows of `c_stride` and `b_stride`. `n` counts whole vectors.
+pub(super) struct Product<'a> {
+    pub(super) shape: [usize; 3],
+    pub(super) c: &'a mut [f32],
+    pub(super) c_stride: usize,
+    pub(super) a: Left<'a>,
+    pub(super) b: &'a [f32],
+    pub(super) b_stride: usize,
+    /// A second left operand of this depth, whose product with the rows of `b` below the first k is added.
+    pub(super) then: Option<(Left<'a>, usize)>,
+    pub(super) accumulate: bool,
+}
+
+impl Product<'_> {
+    /// Computes the product; `simd` is the caller's instruction set.
+    #[inline(always)]
+    pub(super) fn run<S: Simd>(self, simd: S) {
+        simd.vectorize(self);
+    }
+}
+
+/// A left operand as a register tile reads it, from the tile's first row on.
+#[derive(Clone, Copy)]
+struct Rows {
+    a: *const f32,
+    row: usize,
+    column: usize,
+    k: usize,
+}
+
+impl Rows {
+    #[inline(always)]
+    fn new(a: Left<'_>, k: usize) -> Self {
+        Self { a: a.data.as_ptr(), row: a.row_stride, column: a.column_stride, k }
+    }
+
+    /// # Safety
+    /// Row `i` must lie inside the operand.
+    #[inline(always)]
+    unsafe fn from_row(self, i: usize) -> Self {
+        // An operand without depth has no elements: its pointer stays where it is.
+        // SAFETY: by the caller's promise.
+        if self.k == 0 { self } else { unsafe { Self { a: self.a.add(i * self.row), ..self } } }
+    }
+}
+
+/// What a register tile needs to know, with the pointers at its corner.
+#[derive(Clone, Copy)]
+struct Corner {
+    c: *mut f32,
+    c_stride: usize,
+    rows: [Rows; 2],
+    b: *const f32,
+    b_stride: usize,
+    accumulate: bool,
+}
+
+/// A [`Product`] whose result is a bare pointer, for tasks that write parts of the same rows.
+pub(super) struct ProductInto<'a> {
+    pub(super) shape: [usize; 3],
+    pub(super) c: *mut f32,
+    pub(super) c_stride: usize,
+    pub(super) a: Left<'a>,
+    pub(super) b: &'a [f32],
+    pub(super) b_stride: usize,
+    pub(super) then: Option<(Left<'a>, usize)>,
+    pub(super) accumulate: bool,
+}
+
+/// [`ProductInto`] with the promise of [`ProductInto::promise`] given.
+pub(super) struct Promised<'a>(ProductInto<'a>);
+
+impl<'a> ProductInto<'a> {
+    /// # Safety
+    /// `m` rows of `n` floats, `c_stride` apart, must be writable at `c`, by nobody else meanwhile.
+    #[inline(always)]
+    pub(super) unsafe fn promise(self) -> Promised<'a> {
+        Promised(self)
+    }
+}
+
+/// One register tile: `ROWS` rows by `VECTORS` vectors of the result.
+///
+/// # Safety
+/// The strides must keep rows `0..ROWS`, columns `0..VECTORS * S::F32_LANES` and all depths inside the operands.
+#[inline(always)]
+unsafe fn register_tile<S: Simd, const ROWS: usize, const VECTORS: usize>(simd: S, t: Corner) {
+    let mut sums = [[simd.splat_f32s(0.0); VECTORS]; ROWS];
+    let mut first = 0;
+    for rows in t.rows {
+        for p in 0..rows.k {
+            // SAFETY: row first + p of b, columns inside by the caller's promise.
+            let b: [S::f32s; VECTORS] = unsafe {
+                let row = t.b.add((first + p) * t.b_stride).cast::<S::f32s>();
+                std::array::from_fn(|v| row.add(v).read_unaligned())
+            };
+            for (i, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: row i < ROWS, depth p < k of a.
+                let a = simd.splat_f32s(unsafe { *rows.a.add(i * rows.row + p * rows.column) });
+                for (sum, b) in sums.iter_mut().zip(b) {
+                    *sum = simd.mul_add_e_f32s(a, b, *sum);
+                }
+            }
+        }
+        first += rows.k;
+    }
+    for (i, sums) in sums.iter().enumerate() {
+        for (v, sum) in sums.iter().enumerate() {
+            // SAFETY: row i, vector v of c, inside by the caller's promise.
+            unsafe {
+                let c = t.c.add(i * t.c_stride).cast::<S::f32s>().add(v);
+                let value = if t.accumulate { simd.add_f32s(c.read_unaligned(), *sum) } else { *sum };
+                c.write_unaligned(value);
+            }
+        }
+    }
+}
+
+/// All rows of a panel of `VECTORS` vectors, `ROWS` at a time, then 4, 2, 1.
+///
+/// # Safety
+/// As for [`register_tile`], for rows `0..m`.
+#[inline(always)]
+unsafe fn panel<S: Simd, const ROWS: usize, const VECTORS: usize>(simd: S, m: usize, corner: Corner) {
+    let mut i = 0;
+    macro_rules! rows {
+        ($rows:expr) => {
+            while i + $rows <= m {
+                // SAFETY: rows i..i + rows lie below m; the offsets stay inside the operands by the caller's promise.
+                unsafe {
+                    let at = Corner {
+                        c: corner.c.add(i * corner.c_stride),
+                        rows: [corner.rows[0].from_row(i), corner.rows[1].from_row(i)],
+                        ..corner
+                    };
+                    register_tile::<S, { $rows }, VECTORS>(simd, at);
+                }
+                i += $rows;
+            }
+        };
+    }
+    rows!(ROWS);
+    rows!(4);
+    rows!(2);
+    rows!(1);
+}
+
+impl WithSimd for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let [m, n, _] = self.shape;
+        assert!(m == 0 || n == 0 || (m - 1) * self.c_stride + n <= self.c.len());
+        let Product { shape, c, c_stride, a, b, b_stride, then, accumulate } = self;
+        let into = ProductInto { shape, c: c.as_mut_ptr(), c_stride, a, b, b_stride, then, accumulate };
+        // SAFETY: the assertion; `c` is borrowed mutably.
+        unsafe { into.promise() }.with_simd(simd);
+    }
+}
+
+impl WithSimd for Promised<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self(product) = self;
+        let [m, n, k] = product.shape;
+        if m == 0 || n == 0 {
+            return;
+        }
+        assert!(n.is_multiple_of(S::F32_LANES));
+        let holds = |a: Left<'_>, k: usize| k == 0 || (m - 1) * a.row_stride + (k - 1) * a.column_stride < a.data.len();
+        let (then, then_k) = product.then.unwrap_or((Left::rows(&[], 0), 0));
+        assert!(holds(product.a, k) && holds(then, then_k));
+        assert!(k + then_k == 0 || (k + then_k - 1) * product.b_stride + n <= product.b.len());
+        let mut vectors = n / S::F32_LANES;
+        let mut corner = Corner {
+            c: product.c,
+            c_stride: product.c_stride,
+            rows: [Rows::new(product.a, k), Rows::new(then, then_k)],
+            b: product.b.as_ptr(),
+            b_stride: product.b_stride,
+            accumulate: product.accumulate,
+        };
+        while vectors > 0 {
+            // SAFETY: the assertions above hold every row, column and depth inside the slices, and the panels taken
+            // so far and this one make up at most n columns.
+            let taken = unsafe {
+                if S::REGISTER_COUNT >= 32 {
+                    match vectors {
+                        1 => {
+                            panel::<S, 8, 1>(simd, m, corner);
+                            1
+                        }
+                        2 => {
+                            panel::<S, 8, 2>(simd, m, corner);
+                            2
+                        }
+                        v if v % 4 == 0 => {
+                            panel::<S, 6, 4>(simd, m, corner);
+                            4
+                        }
+                        _ => {
+                            panel::<S, 8, 3>(simd, m, corner);
+                            3
+                        }
+                    }
+                } else if vectors == 1 {
+                    panel::<S, 6, 1>(simd, m, corner);
+                    1
+                } else {
+                    panel::<S, 6, 2>(simd, m, corner);
+                    2
+                }
+            };
+            vectors -= taken;
+            if vectors > 0 {
+                // SAFETY: columns remain, so that the pointer stays inside its slice.
+                corner.c = unsafe { corner.c.add(taken * S::F32_LANES) };
+                // Not `add`: without depth there is nothing behind the pointer, and nothing is read.
+                corner.b = corner.b.wrapping_add(taken * S::F32_LANES);
+            }
+        }
+    }
+}
