@@ -258,6 +258,44 @@ mod tests {
         assert!(error.contains("lacks cuInit"), "{error}");
     }
 
+    /// Compiles the stand-in. The build of this project needs a C compiler too, so `cc` is there where this runs.
+    fn stand_in(folder: &std::path::Path, define: &str) -> String {
+        let library = folder.join(format!("libcuda-{define}.so"));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/cuda_stand_in.c");
+        let mut cc = std::process::Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", &format!("-D{define}"), "-o"]);
+        assert!(cc.arg(&library).arg(source).status().expect("a C compiler named cc").success());
+        library.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_driver_says_what_each_gpu_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = stand_in(folder.path(), "TWO_GPUS");
+        let expected = CudaGpu {
+            ordinal: 1,
+            name: "NVIDIA Stand-in B".into(),
+            uuid: "f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff".into(),
+            memory_bytes: 24 << 30,
+            compute_capability: (8, 6),
+            driver_cuda_version: (12, 8),
+        };
+        assert_eq!(probe_library(&library, 1).unwrap(), expected);
+        assert_eq!(probe_library(&library, 0).unwrap().compute_capability, (9, 0));
+        let error = probe_library(&library, 2).unwrap_err().to_string();
+        assert!(error.starts_with("device `cuda:2`: CUDA sees 2 GPU(s)"), "{error}");
+        assert!(error.ends_with("hint: use `cuda:0` to `cuda:1`"), "{error}");
+    }
+
+    #[test]
+    fn a_driver_that_does_not_start_or_sees_no_gpu_is_an_error_with_its_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = probe_library(&stand_in(folder.path(), "INIT_FAILS"), 0).unwrap_err().to_string();
+        assert!(error.contains("cuInit gives CUDA_ERROR_UNKNOWN (999)"), "{error}");
+        let error = probe_library(&stand_in(folder.path(), "NO_GPUS"), 0).unwrap_err().to_string();
+        assert!(error.contains("CUDA sees 0 GPU(s)") && error.contains("--device cpu"), "{error}");
+    }
+
     #[test]
     fn uuids_are_written_as_nvml_writes_them() {
         let bytes = std::array::from_fn(|i| u8::try_from(i * 16 + i).unwrap());

@@ -1,0 +1,207 @@
+//! The dashboard in a real terminal: a pseudo-terminal that presses keys, and looks at what is left when it ends.
+//!
+//! Each test starts its own executable again as the program under test, with the pseudo-terminal as its terminal.
+
+#![cfg(all(unix, feature = "tui"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use burn_train::Interrupter;
+use lora_train::metrics::{EvalMetrics, LoggingConfig, SinkOptions, Sinks, StepMetrics, Summary};
+
+/// Set in the environment of the program under test: `run` or `panic`.
+const CHILD: &str = "LORA_TRAIN_DASHBOARD_CHILD";
+const NUM_STEPS: u64 = 3_000;
+const DEADLINE: Duration = Duration::from_mins(1);
+
+const ENTER_DASHBOARD: &str = "\x1b[?1049h";
+const LEAVE_DASHBOARD: &str = "\x1b[?1049l";
+
+/// A training loop that computes nothing.
+fn train(then_panic: bool) -> ! {
+    let folder = tempfile::tempdir().unwrap();
+    let signal = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&signal)).unwrap();
+    let options = SinkOptions {
+        run_dir: folder.path(),
+        resume_step: None,
+        total_steps: NUM_STEPS,
+        quiet: false,
+        tui: true,
+        interrupter: Interrupter::new(),
+    };
+    let mut sinks = Sinks::open(&LoggingConfig::default(), options).unwrap();
+    sinks.eval(&EvalMetrics { eval_loss: 2.0, ..EvalMetrics::default() });
+    let mut steps = 0;
+    while steps < NUM_STEPS && !sinks.stop_requested() && !signal.load(Ordering::Relaxed) {
+        steps += 1;
+        std::thread::sleep(Duration::from_millis(20));
+        sinks.step(&StepMetrics { step: steps, loss: 1.0, ..StepMetrics::default() });
+        match steps {
+            5 => sinks.warn("a warning in the middle"),
+            50 if then_panic => panic!("a bug in the middle"),
+            _ => {}
+        }
+    }
+    sinks.finish(&Summary { steps, ..Summary::default() });
+    drop(folder);
+    std::process::exit(if steps < NUM_STEPS { 130 } else { 0 });
+}
+
+struct PseudoTerminal {
+    keyboard: File,
+    /// Kept open, so that the settings can be looked at when the program has ended.
+    terminal: OwnedFd,
+    screen: Arc<Mutex<Vec<u8>>>,
+    program: Child,
+}
+
+impl PseudoTerminal {
+    fn start(test: &str, mode: &str) -> Self {
+        let (mut master, mut slave) = (-1, -1);
+        let size = libc::winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: the outputs outlive the call; name and settings may be null.
+        let result = unsafe {
+            libc::openpty(&raw mut master, &raw mut slave, std::ptr::null_mut(), std::ptr::null(), &raw const size)
+        };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: both were just opened and belong to nobody else.
+        let (master, terminal) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", test, "--nocapture"]).env(CHILD, mode).env("TERM", "xterm-256color");
+        program.env_remove("RUST_BACKTRACE");
+        program.stdin(terminal.try_clone().unwrap()).stdout(terminal.try_clone().unwrap());
+        program.stderr(terminal.try_clone().unwrap());
+        // SAFETY: two system calls that may be made between fork and exec. They make the pseudo-terminal the one whose
+        // Ctrl-C reaches the program.
+        unsafe {
+            program.pre_exec(|| {
+                if libc::setsid() >= 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) >= 0 {
+                    Ok(())
+                } else {
+                    Err(std::io::Error::last_os_error())
+                }
+            });
+        }
+        let program = program.spawn().unwrap();
+        let screen = Arc::new(Mutex::new(Vec::new()));
+        let (mut output, shown) = (master.try_clone().unwrap(), Arc::clone(&screen));
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = output.read(&mut buffer) {
+                shown.lock().unwrap().extend_from_slice(&buffer[..length]);
+            }
+        });
+        Self { keyboard: master, terminal, screen, program }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.screen.lock().unwrap()).into_owned()
+    }
+
+    fn wait_for(&self, text: &str) {
+        let started = Instant::now();
+        while !self.text().contains(text) {
+            assert!(started.elapsed() < DEADLINE, "`{text}` does not come:\n{}", self.text().escape_debug());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// What is on the normal screen after the program has ended, which must have left the terminal as it was.
+    fn end(mut self) -> (ExitStatus, String) {
+        let started = Instant::now();
+        let status = loop {
+            match self.program.try_wait().unwrap() {
+                Some(status) => break status,
+                None if started.elapsed() > DEADLINE => {
+                    self.program.kill().unwrap();
+                    panic!("the program does not end:\n{}", self.text().escape_debug());
+                }
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        // What was written last may still be on its way.
+        std::thread::sleep(Duration::from_millis(200));
+        // SAFETY: `settings` is valid as all zeros and outlives the call.
+        let settings = unsafe {
+            let mut settings: libc::termios = std::mem::zeroed();
+            assert_eq!(libc::tcgetattr(self.terminal.as_raw_fd(), &raw mut settings), 0);
+            settings
+        };
+        let cooked = libc::ICANON | libc::ECHO | libc::ISIG;
+        assert_eq!(settings.c_lflag & cooked, cooked, "the terminal is still in raw mode");
+        let text = self.text();
+        let (_, after) = text.rsplit_once(LEAVE_DASHBOARD).expect("the dashboard's screen was left");
+        assert!(text.contains(ENTER_DASHBOARD) && !after.contains(ENTER_DASHBOARD));
+        (status, after.to_owned())
+    }
+}
+
+/// Runs the training loop where this is the program under test.
+fn train_if_child() {
+    if let Ok(mode) = std::env::var(CHILD) {
+        train(mode == "panic");
+    }
+}
+
+#[test]
+fn quitting_in_the_dashboard_stops_training_and_shows_what_was_said_meanwhile() {
+    train_if_child();
+    let mut terminal =
+        PseudoTerminal::start("quitting_in_the_dashboard_stops_training_and_shows_what_was_said_meanwhile", "run");
+    terminal.wait_for("1 warning");
+    terminal.press("q");
+    terminal.wait_for("Cancel");
+    terminal.press("s");
+    let (status, after) = terminal.end();
+    assert_eq!(status.code(), Some(130), "{after}");
+    let said = ["eval at step 0: loss 2.0000", "a warning in the middle", "finished after "];
+    let places: Vec<_> = said.iter().map(|text| after.find(text).expect(text)).collect();
+    assert!(places.is_sorted(), "{after}");
+}
+
+#[test]
+fn killing_in_the_dashboard_ends_the_loop_as_stopping_does() {
+    train_if_child();
+    let mut terminal = PseudoTerminal::start("killing_in_the_dashboard_ends_the_loop_as_stopping_does", "run");
+    terminal.wait_for("1 warning");
+    terminal.press("q");
+    terminal.wait_for("Cancel");
+    terminal.press("k");
+    let (status, after) = terminal.end();
+    assert_eq!(status.code(), Some(130), "{after}");
+    assert!(after.contains("finished after "), "{after}");
+}
+
+#[test]
+fn ctrl_c_reaches_the_program_through_raw_mode() {
+    train_if_child();
+    let mut terminal = PseudoTerminal::start("ctrl_c_reaches_the_program_through_raw_mode", "run");
+    terminal.wait_for("1 warning");
+    terminal.press("\x03");
+    let (status, after) = terminal.end();
+    assert_eq!(status.code(), Some(130), "{after}");
+    assert!(after.contains("finished after "), "{after}");
+}
+
+#[test]
+fn a_panic_leaves_a_usable_terminal_and_a_readable_message() {
+    train_if_child();
+    let terminal = PseudoTerminal::start("a_panic_leaves_a_usable_terminal_and_a_readable_message", "panic");
+    terminal.wait_for("a bug in the middle");
+    let (status, after) = terminal.end();
+    assert_eq!(status.code(), Some(101), "{after}");
+    assert!(after.contains("a bug in the middle") && after.contains("a warning in the middle"), "{after}");
+}
