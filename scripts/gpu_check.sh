@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Checks a CUDA build on a machine with a GPU: what it computes, what it reports, how fast it is. The machine needs the
+# built binary, this checkout's scripts and configs, and a small model; no Rust and no network.
+#
+# usage: scripts/gpu_check.sh BINARY MODEL_DIR OUT_DIR [SECTION...]
+#
+#   BINARY     lora-train built with --features cuda (target/release/lora-train); .xz is unpacked
+#   MODEL_DIR  a small model as a Hugging Face folder, for example quickstart/model
+#   OUT_DIR    gets gpu_check.json, and the runs behind it
+#   SECTION    correctness memory bench-1b bench-8b (default: all, in this order)
+#
+#   correctness  losses and gradient norms of 8 steps in f32 and bf16, against the CPU's
+#   memory       200 steps: telemetry fields present and sane, memory flat
+#   bench-1b     Llama 3.2 1B shape, random weights, bf16, r=16, 4 x 2048
+#   bench-8b     Llama 3.1 8B shape, random weights, bf16, r=16, 1 x 4096, gradient checkpointing
+#
+# Exit code: 0 if every check held, 1 if one did not.
+set -euo pipefail
+
+[ $# -ge 3 ] || { sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2; }
+root="$(cd "$(dirname "$0")/.." && pwd)"
+binary=$1 model=$2 out=$3
+shift 3
+sections=${*:-correctness memory bench-1b bench-8b}
+mkdir -p "$out"
+case $binary in
+    *.xz) xz -dkc "$binary" >"$out/lora-train"; chmod +x "$out/lora-train"; binary="$out/lora-train" ;;
+esac
+binary="$(realpath "$binary")" model="$(realpath "$model")" out="$(realpath "$out")"
+cd "$root"
+
+recipe() { # NAME PRECISION DEVICE STEPS
+    cat >"$out/$1.toml" <<EOF
+output_dir = "$out/$1"
+[model]
+path = "$model"
+[lora]
+r = 8
+[data]
+max_length = 256
+shuffle = false
+[[data.train]]
+path = "quickstart/train.jsonl"
+[[data.eval]]
+path = "quickstart/eval.jsonl"
+[train]
+precision = "$2"
+micro_batch_size = 8
+max_steps = $4
+[optimizer]
+learning_rate = 1e-3
+[device]
+name = "$3"
+EOF
+    rm -rf "${out:?}/$1"
+    "$binary" "$out/$1.toml" --quiet
+}
+
+bench() { # NAME CONFIG MICRO_BATCH LENGTH STEPS
+    mkdir -p "$out/$1-model"
+    cp "configs/$2" "$out/$1-model/config.json"
+    cat >"$out/$1.toml" <<EOF
+output_dir = "$out/$1"
+[model]
+path = "$out/$1-model"
+init = "random"
+dtype = "bf16"
+[lora]
+r = 16
+[data]
+max_length = $4
+[train]
+precision = "bf16"
+micro_batch_size = $3
+max_steps = $5
+gradient_checkpointing = true
+[device]
+name = "cuda"
+EOF
+    "$binary" bench "$out/$1.toml" | tail -n 1 >"$out/$1.json"
+}
+
+for section in $sections; do
+    echo "== $section" >&2
+    case $section in
+        correctness)
+            for precision in f32 bf16; do
+                recipe "cuda-$precision" "$precision" cuda 8
+            done
+            recipe cpu-f32 f32 cpu 8
+            ;;
+        memory) recipe memory bf16 cuda 200 ;;
+        bench-1b) bench bench-1b llama-3.2-1b.json 4 2048 12 ;;
+        bench-8b) bench bench-8b llama-3.1-8b.json 1 4096 8 ;;
+        *) echo "error: unknown section $section" >&2; exit 2 ;;
+    esac
+done
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader >"$out/gpu.txt" 2>/dev/null || true
+exec python3 scripts/gpu_check.py "$out"
