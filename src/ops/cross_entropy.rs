@@ -22,7 +22,17 @@ pub struct LossAndGrad {
 /// `hidden`: `[targets, hidden_size]`, `head`: `[vocab_size, hidden_size]`, `targets`: as many ids as `hidden` has rows.
 #[must_use]
 pub fn linear_cross_entropy(hidden: &Tensor<2>, head: &Tensor<2>, targets: &[u32], grad_scale: f64) -> LossAndGrad {
-    let chunks = chunks(targets, head).map(|(start, targets)| {
+    in_chunks(hidden, head, targets, grad_scale, CHUNK_BYTES)
+}
+
+fn in_chunks(
+    hidden: &Tensor<2>,
+    head: &Tensor<2>,
+    targets: &[u32],
+    grad_scale: f64,
+    chunk_bytes: usize,
+) -> LossAndGrad {
+    let chunks = chunks(targets, head, chunk_bytes).map(|(start, targets)| {
         let hidden = hidden.clone().narrow(0, start, targets.len());
         let (logits, _) = linear::linear(&hidden, head, None);
         let (losses, dlogits) = cross_entropy_with_grad(logits, targets, grad_scale);
@@ -39,16 +49,16 @@ pub fn linear_cross_entropy(hidden: &Tensor<2>, head: &Tensor<2>, targets: &[u32
 /// As for [`linear_cross_entropy`].
 #[must_use]
 pub fn linear_cross_entropy_loss(hidden: &Tensor<2>, head: &Tensor<2>, targets: &[u32]) -> Tensor<1> {
-    let losses = chunks(targets, head).map(|(start, targets)| {
+    let losses = chunks(targets, head, CHUNK_BYTES).map(|(start, targets)| {
         let (logits, _) = linear::linear(&hidden.clone().narrow(0, start, targets.len()), head, None);
         cross_entropy(logits, targets)
     });
     Tensor::cat(losses.collect(), 0)
 }
 
-fn chunks<'a>(targets: &'a [u32], head: &Tensor<2>) -> impl Iterator<Item = (usize, &'a [u32])> {
+fn chunks<'a>(targets: &'a [u32], head: &Tensor<2>, chunk_bytes: usize) -> impl Iterator<Item = (usize, &'a [u32])> {
     let [vocab_size, _] = head.dims();
-    let most = (CHUNK_BYTES / size_of::<f32>() / vocab_size).clamp(16, 4096);
+    let most = (chunk_bytes / size_of::<f32>() / vocab_size).clamp(16, 4096);
     // Chunks of one size: a last one of a few rows would cost a pass over the whole head.
     let size = targets.len().div_ceil(targets.len().div_ceil(most).max(1)).max(1);
     targets.chunks(size).enumerate().map(move |(index, targets)| (index * size, targets))
@@ -101,4 +111,69 @@ pub fn plain_cross_entropy(logits: Tensor<2>, targets: &[u32]) -> Tensor<1> {
 fn target_column(targets: &[u32], like: &Tensor<2>) -> Tensor<2, Int> {
     let ids: Vec<i32> = targets.iter().map(|&id| id.cast_signed()).collect();
     Tensor::<1, Int>::from_data(ids.as_slice(), (&like.device(), DType::I32)).unsqueeze_dim(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    const TARGETS: usize = 53;
+    const VOCAB: usize = 37;
+    const WIDTH: usize = 12;
+
+    fn values(count: usize, factor: f32, device: &Device, rows: usize) -> Tensor<2> {
+        let values = (0..count).map(|i| ((i * 7919 % 1013) as f32 / 506.5 - 1.0) * factor).collect();
+        host::tensor(values, [rows, count / rows], device)
+    }
+
+    fn run(device: &Device, chunk_bytes: usize) -> (Vec<f32>, Vec<f32>) {
+        let hidden = values(TARGETS * WIDTH, 3.0, device, TARGETS);
+        let head = values(VOCAB * WIDTH, 1.0, device, VOCAB);
+        let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
+        let LossAndGrad { losses, dhidden } = in_chunks(&hidden, &head, &targets, 2.0, chunk_bytes);
+        (losses.into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
+    }
+
+    /// The whole logits under burn's autodiff.
+    fn by_autodiff() -> (Vec<f32>, Vec<f32>) {
+        let device = Device::flex().autodiff();
+        let hidden = values(TARGETS * WIDTH, 3.0, &device, TARGETS).require_grad();
+        let head = values(VOCAB * WIDTH, 1.0, &device, VOCAB);
+        let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
+        let losses = plain_cross_entropy(hidden.clone().matmul(head.transpose()), &targets);
+        let grads = (losses.clone().sum() * 2.0).backward();
+        let dhidden = hidden.grad(&grads).unwrap();
+        (losses.inner().into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
+    }
+
+    fn assert_close(found: &[f32], expected: &[f32]) {
+        assert_eq!(found.len(), expected.len());
+        let largest = expected.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < 2e-6 * largest, "{found} against {expected}");
+        }
+    }
+
+    #[test]
+    fn chunks_of_any_size_give_the_loss_and_gradient_of_the_whole_logits() {
+        let expected = by_autodiff();
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            // 16 rows is the smallest chunk: four of them, and all at once.
+            for chunk_bytes in [1, CHUNK_BYTES] {
+                let found = run(&device, chunk_bytes);
+                assert_close(&found.0, &expected.0);
+                assert_close(&found.1, &expected.1);
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_are_of_one_size_and_cover_every_target() {
+        let head = Tensor::<2>::zeros([VOCAB, WIDTH], (&Device::flex(), DType::F32));
+        let targets = [0; 53];
+        let sizes: Vec<_> = chunks(&targets, &head, 1).map(|(start, targets)| (start, targets.len())).collect();
+        assert_eq!(sizes, [(0, 14), (14, 14), (28, 14), (42, 11)]);
+    }
 }
