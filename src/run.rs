@@ -14,7 +14,7 @@ pub use args::{Resume, TrainArgs};
 use std::time::Instant;
 
 use crate::checkpoint::Checkpoints;
-use crate::data::pipeline::{Cursor, DataPipeline, RowCounts};
+use crate::data::pipeline::{DataPipeline, RowCounts};
 use crate::device::{self, OpenDevice};
 use crate::export::{adapter_set, adapter_weights, read_adapter, write_adapter};
 use crate::failure::Failure;
@@ -108,7 +108,7 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     }
 
     let export_start = Instant::now();
-    let adapter_verified = export(&recipe, &dir, &data, trainer.step())?;
+    let adapter_verified = export(&recipe, &dir, trainer.step())?;
     let mut summary = Summary {
         outcome,
         device: device.label.clone(),
@@ -212,13 +212,11 @@ fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule) -> Plan {
 }
 
 /// Writes the adapter; whether it gives the same logits when it is read back.
-fn export(recipe: &Recipe, dir: &RunDir, data: &DataPipeline, step: &TrainStep) -> Result<bool, Failure> {
+fn export(recipe: &Recipe, dir: &RunDir, step: &TrainStep) -> Result<bool, Failure> {
     let folder = dir.adapter();
     let weights = adapter_weights(step.adapters());
     write_adapter(&folder, &weights, &recipe.lora, &recipe.model.path).map_err(Failure::running)?;
-    let mut loader = data.loader(Cursor::default(), 1).map_err(Failure::running)?;
-    let batch = loader.next_batch().map_err(Failure::running)?.batch;
-    adapter_reloads(&folder, step.model(), step.adapters(), &batch).map_err(Failure::running)
+    adapter_reloads(&folder, step.model(), step.adapters()).map_err(Failure::running)
 }
 
 /// What was cut off or left out of the rows.

@@ -81,7 +81,7 @@ impl StepWork {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SessionFigures {
     pub(super) time: TimeSpent,
-    /// Loss of the last step.
+    /// Loss of the last step that had something to predict.
     pub(super) last_loss: Option<f64>,
     pub(super) tokens: u64,
     pub(super) step_seconds: f64,
@@ -93,7 +93,9 @@ pub(super) struct SessionFigures {
 impl SessionFigures {
     /// Takes in a step.
     pub(super) fn add(&mut self, work: &StepWork, outcome: &StepOutcome) {
-        self.last_loss = Some(outcome.loss);
+        if outcome.target_tokens > 0 {
+            self.last_loss = Some(outcome.loss);
+        }
         self.tokens += work.tokens;
         self.step_seconds += work.step_seconds;
         self.flops += work.flops;

@@ -268,7 +268,11 @@ impl<'a> Trainer<'a> {
 
         let update_start = Instant::now();
         let learning_rate = self.plan.schedule.learning_rate(self.state.step + 1);
-        let outcome = self.step.update(learning_rate);
+        let mut outcome = self.step.update(learning_rate);
+        if outcome.target_tokens == 0 {
+            // A mean over nothing: no point of a curve.
+            (outcome.loss, outcome.grad_norm) = (f64::NAN, f64::NAN);
+        }
         self.synchronize();
         work.optimizer_seconds = update_start.elapsed().as_secs_f64();
         work.step_seconds = step_start.elapsed().as_secs_f64();
