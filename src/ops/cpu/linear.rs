@@ -1,6 +1,5 @@
 //! Products with frozen weights, in the three storage dtypes.
 
-use ::gemm::Parallelism;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -36,81 +35,6 @@ impl Weight<'_> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-}
-
-/// A matrix inside a slice: element (i, j) lies at `i * row_stride + j * column_stride`.
-#[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
-    pub(super) data: &'a [f32],
-    pub(super) row_stride: usize,
-    pub(super) column_stride: usize,
-}
-
-impl<'a> Matrix<'a> {
-    /// Row-major with rows of `width`.
-    pub(super) fn rows(data: &'a [f32], width: usize) -> Self {
-        Self { data, row_stride: width, column_stride: 1 }
-    }
-
-    pub(super) fn transposed(self) -> Self {
-        Self { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
-    }
-
-    fn holds(&self, rows: usize, columns: usize) -> bool {
-        rows == 0 || columns == 0 || (rows - 1) * self.row_stride + (columns - 1) * self.column_stride < self.data.len()
-    }
-}
-
-/// Strides below this always fit an `isize`.
-fn stride(elements: usize) -> isize {
-    isize::try_from(elements).unwrap_or(isize::MAX)
-}
-
-/// `c = factor * a b`, or `c += factor * a b` if `accumulate`; `c` is row-major with rows of `c_stride`.
-///
-/// # Shapes
-/// `[m, n] = [m, k] [k, n]`
-#[allow(clippy::too_many_arguments)]
-pub(super) fn matmul(
-    [m, n, k]: [usize; 3],
-    c: &mut [f32],
-    c_stride: usize,
-    a: Matrix<'_>,
-    b: Matrix<'_>,
-    factor: f32,
-    accumulate: bool,
-    parallelism: Parallelism,
-) {
-    if m == 0 || n == 0 {
-        return;
-    }
-    assert!((m - 1) * c_stride + n <= c.len() && n <= c_stride, "matmul: result [{m}, {n}] beyond its slice");
-    assert!(a.holds(m, k) && b.holds(k, n), "matmul: operand of [{m}, {k}] [{k}, {n}] beyond its slice");
-    // SAFETY: the assertions above keep every element that the strides reach inside the three slices, and `c` is
-    // borrowed mutably, so that it overlaps neither operand.
-    unsafe {
-        ::gemm::gemm(
-            m,
-            n,
-            k,
-            c.as_mut_ptr(),
-            1,
-            stride(c_stride),
-            accumulate,
-            a.data.as_ptr(),
-            stride(a.column_stride),
-            stride(a.row_stride),
-            b.data.as_ptr(),
-            stride(b.column_stride),
-            stride(b.row_stride),
-            1.0,
-            factor,
-            false,
-            false,
-            false,
-            parallelism,
-        );
     }
 }
 

@@ -1,15 +1,20 @@
 //! The LoRA linear layer (Hu et al. 2021): a frozen weight and a trained low-rank term.
 
-use ::gemm::Parallelism;
+use pulp::Arch;
 use rayon::prelude::*;
 
 use super::dropout::Dropout;
 use super::gemm::{Right, Term, gemm};
-use super::linear::{Matrix, Weight, linear, matmul};
-use super::simd::with_scratch;
+use super::linear::{Weight, linear};
+use super::product::{Left, ProductInto};
+use super::simd::{SharedMut, with_scratch};
 
-/// Columns of the features that one task reduces over all tokens.
+/// Columns of the features that one task sums over all tokens.
 const BLOCK_FEATURES: usize = 96;
+/// Tokens whose part of a block of columns stays in the caches meanwhile.
+const BLOCK_TOKENS: usize = 128;
+/// Floats of the longest vector.
+const VECTOR: usize = 16;
 
 /// The trained low-rank term of a linear layer: `scale * dropout(x) a^T b^T`.
 #[derive(Clone, Copy, Debug)]
@@ -154,45 +159,66 @@ pub fn lora_linear_backward(
         }
         let d_xa: &[f32] = d_xa;
         lora.with_input(x, in_features, |input| {
-            reduce_tokens(d_xa, rank, input, in_features, tokens, gradients.a);
-        });
-        gradients.b.par_chunks_mut(BLOCK_FEATURES * rank).enumerate().for_each(|(block, db)| {
-            let dy = Matrix::rows(&dy[(block * BLOCK_FEATURES).min(dy.len())..], out_features).transposed();
-            let shape = [db.len() / rank, rank, tokens];
-            if tokens > 0 {
-                matmul(shape, db, rank, dy, Matrix::rows(xa, rank), lora.scale, true, Parallelism::None);
-            }
+            let a = OverTokens { left: d_xa, rank, right: input, width: in_features };
+            let b = OverTokens { left: xa, rank, right: dy, width: out_features };
+            with_scratch(rank * out_features, |b_transposed| {
+                b_transposed.fill(0.0);
+                add_over_tokens([(a, &mut *gradients.a), (b, &mut *b_transposed)]);
+                for (feature, row) in gradients.b.chunks_exact_mut(rank.max(1)).enumerate() {
+                    for (i, db) in row.iter_mut().enumerate() {
+                        *db += lora.scale * b_transposed[i * out_features + feature];
+                    }
+                }
+            });
         });
     });
 }
 
-/// `da += d_xa^T input`, in parallel over columns of `input`.
-fn reduce_tokens(d_xa: &[f32], rank: usize, input: &[f32], in_features: usize, tokens: usize, da: &mut [f32]) {
-    if tokens == 0 {
-        return;
-    }
-    let blocks = in_features.div_ceil(BLOCK_FEATURES);
-    let partial: Vec<Vec<f32>> = (0..blocks)
-        .into_par_iter()
-        .map(|block| {
-            let first = block * BLOCK_FEATURES;
-            let columns = BLOCK_FEATURES.min(in_features - first);
-            let mut sum = vec![0.0; rank * columns];
-            let d_xa = Matrix::rows(d_xa, rank).transposed();
-            let input = Matrix::rows(&input[first..], in_features);
-            matmul([rank, columns, tokens], &mut sum, columns, d_xa, input, 1.0, false, Parallelism::None);
-            sum
-        })
-        .collect();
-    for (block, sum) in partial.iter().enumerate() {
+/// A sum over all tokens, `left^T right`: `[rank, width]` from `[tokens, rank]` and `[tokens, width]`.
+#[derive(Clone, Copy)]
+struct OverTokens<'a> {
+    left: &'a [f32],
+    rank: usize,
+    right: &'a [f32],
+    width: usize,
+}
+
+/// Adds each sum to its slice; one task takes a block of columns of one of them, over all tokens.
+fn add_over_tokens(sums: [(OverTokens<'_>, &mut [f32]); 2]) {
+    let sums = sums.map(|(sum, out)| {
+        assert_eq!(out.len(), sum.rank * sum.width, "lora: gradient of rank {}", sum.rank);
+        (sum, SharedMut(out.as_mut_ptr()))
+    });
+    let blocks = sums.map(|(sum, _)| sum.width.div_ceil(BLOCK_FEATURES));
+    (0..blocks[0] + blocks[1]).into_par_iter().with_max_len(1).for_each(|block| {
+        let ((sum, out), block) = if block < blocks[0] { (sums[0], block) } else { (sums[1], block - blocks[0]) };
         let first = block * BLOCK_FEATURES;
-        let columns = BLOCK_FEATURES.min(in_features - first);
-        for (da, sum) in da.chunks_exact_mut(in_features).zip(sum.chunks_exact(columns)) {
-            for (da, sum) in da[first..first + columns].iter_mut().zip(sum) {
-                *da += sum;
+        let columns = BLOCK_FEATURES.min(sum.width - first);
+        let whole = columns / VECTOR * VECTOR;
+        let rows = sum.left.chunks(BLOCK_TOKENS * sum.rank).zip(sum.right.chunks(BLOCK_TOKENS * sum.width));
+        for (left, right) in rows {
+            let product = ProductInto {
+                shape: [sum.rank, whole, left.len() / sum.rank],
+                // SAFETY: the first column of the block lies inside the first row.
+                c: unsafe { out.get().add(first) },
+                c_stride: sum.width,
+                a: Left::columns(left, sum.rank),
+                b: &right[first..],
+                b_stride: sum.width,
+                then: None,
+                accumulate: true,
+            };
+            // SAFETY: `rank` rows of the block's columns, which this task alone writes.
+            Arch::new().dispatch(unsafe { product.promise() });
+        }
+        for column in first + whole..first + columns {
+            for i in 0..sum.rank {
+                let terms = sum.left[i..].iter().step_by(sum.rank).zip(sum.right[column..].iter().step_by(sum.width));
+                // SAFETY: as above, for a column that the vectors left over.
+                unsafe { *out.get().add(i * sum.width + column) += terms.map(|(x, y)| x * y).sum::<f32>() };
             }
         }
-    }
+    });
 }
 
 #[cfg(test)]

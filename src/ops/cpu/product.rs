@@ -219,11 +219,11 @@ impl WithSimd for Promised<'_> {
                 if S::REGISTER_COUNT >= 32 {
                     match vectors {
                         1 => {
-                            panel::<S, 8, 1>(simd, m, corner);
+                            panel::<S, 12, 1>(simd, m, corner);
                             1
                         }
                         2 => {
-                            panel::<S, 8, 2>(simd, m, corner);
+                            panel::<S, 12, 2>(simd, m, corner);
                             2
                         }
                         v if v % 4 == 0 => {

@@ -119,6 +119,18 @@ pub(super) fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
     simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(sums[0], sums[1]), simd.add_f32s(sums[2], sums[3])))
 }
 
+/// The vector at the start of `x`.
+#[inline(always)]
+pub(super) fn load<S: Simd>(x: &[f32]) -> S::f32s {
+    S::as_simd_f32s(&x[..S::F32_LANES]).0[0]
+}
+
+/// Writes a vector to the start of `x`.
+#[inline(always)]
+pub(super) fn store<S: Simd>(x: &mut [f32], value: S::f32s) {
+    S::as_mut_simd_f32s(&mut x[..S::F32_LANES]).0[0] = value;
+}
+
 /// A pointer that rayon tasks share to write disjoint parts of one slice.
 #[derive(Clone, Copy)]
 pub(super) struct SharedMut(pub(super) *mut f32);

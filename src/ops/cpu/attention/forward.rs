@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::{AttentionShape, STRIP, TILE, clear_gaps};
 use crate::ops::cpu::pack::{pack_columns, pack_rows};
 use crate::ops::cpu::product::{Left, Product};
-use crate::ops::cpu::simd::{SharedMut, exp2_bounded, with_scratch};
+use crate::ops::cpu::simd::{SharedMut, exp2_bounded, load, store, with_scratch};
 
 /// Causal attention of every head within each document; tokens outside all documents get zeros.
 ///
@@ -180,26 +180,25 @@ impl QueryTile<'_> {
             let at = |key: usize| key * TILE + column;
             let mut highest = [lowest; 4];
             for key in 0..keys {
-                let score = simd.partial_load_f32s(&self.scores[at(key)..at(key) + S::F32_LANES]);
+                let score = load::<S>(&self.scores[at(key)..]);
                 highest[key % 4] = simd.max_f32s(score, highest[key % 4]);
             }
             let highest = simd.max_f32s(simd.max_f32s(highest[0], highest[1]), simd.max_f32s(highest[2], highest[3]));
-            let range = column..column + S::F32_LANES;
-            let before = simd.partial_load_f32s(&self.max[range.clone()]);
+            let before = load::<S>(&self.max[column..]);
             let max = simd.max_f32s(before, highest);
             // A query that sees none of the keys so far: keep its exponents at -inf instead of NaN.
             let shift = simd.select_f32s(simd.equal_f32s(max, lowest), zero, max);
             let correction = exp2_bounded(simd, simd.sub_f32s(before, shift));
-            let mut sum = simd.mul_f32s(simd.partial_load_f32s(&self.sum[range.clone()]), correction);
+            let mut sum = simd.mul_f32s(load::<S>(&self.sum[column..]), correction);
             for key in 0..keys {
-                let score = &mut self.scores[at(key)..at(key) + S::F32_LANES];
-                let p = exp2_bounded(simd, simd.sub_f32s(simd.partial_load_f32s(score), shift));
+                let score = &mut self.scores[at(key)..];
+                let p = exp2_bounded(simd, simd.sub_f32s(load::<S>(score), shift));
                 sum = simd.add_f32s(sum, p);
-                simd.partial_store_f32s(score, p);
+                store::<S>(score, p);
             }
-            simd.partial_store_f32s(&mut self.max[range.clone()], max);
-            simd.partial_store_f32s(&mut self.sum[range.clone()], sum);
-            simd.partial_store_f32s(&mut self.correction[range], correction);
+            store::<S>(&mut self.max[column..], max);
+            store::<S>(&mut self.sum[column..], sum);
+            store::<S>(&mut self.correction[column..], correction);
         }
     }
 
