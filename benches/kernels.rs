@@ -5,6 +5,7 @@
 //! time tell what a kernel costs.
 
 #![allow(clippy::print_stdout, reason = "the console is the job")]
+#![allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "sizes and times of a few seconds")]
 
 use std::time::{Duration, Instant};
 
@@ -142,7 +143,7 @@ fn linear_layers(bench: &Bench, model: &Model) {
             });
         }
         bench.run(&name("gemm crate, linear f32"), flops, "GFLOP/s", || {
-            gemm_crate([TOKENS, o, i], &x, &w, [1, i], &mut y)
+            gemm_crate([TOKENS, o, i], &x, &w, [1, i], &mut y);
         });
         bench.run(&name("gemm crate, linear_backward_input f32"), flops, "GFLOP/s", || {
             gemm_crate([TOKENS, i, o], &dy, &w, [i, 1], &mut dx);

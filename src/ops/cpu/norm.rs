@@ -1,5 +1,6 @@
 //! RMSNorm (Zhang and Sennrich 2019), as Llama uses it.
 
+use pulp::Simd;
 use rayon::prelude::*;
 
 use super::simd::{dot, rows_per_chunk, vectorised};
@@ -16,26 +17,36 @@ vectorised! { fn rms_norm_rows<'a, S>(
     }
 } }
 
+/// Sum of products of three equally long slices.
+#[inline(always)]
+fn dot3<S: Simd>(simd: S, x: &[f32], y: &[f32], z: &[f32]) -> f32 {
+    let ((x, x_tail), (y, y_tail), (z, z_tail)) = (S::as_simd_f32s(x), S::as_simd_f32s(y), S::as_simd_f32s(z));
+    let (x_pairs, x_rest) = pulp::as_arrays::<2, _>(x);
+    let (y_pairs, y_rest) = pulp::as_arrays::<2, _>(y);
+    let (z_pairs, z_rest) = pulp::as_arrays::<2, _>(z);
+    let mut sums = [simd.splat_f32s(0.0); 2];
+    for ((x, y), z) in x_pairs.iter().zip(y_pairs).zip(z_pairs) {
+        for lane in 0..2 {
+            sums[lane] = simd.mul_add_e_f32s(simd.mul_f32s(x[lane], y[lane]), z[lane], sums[lane]);
+        }
+    }
+    for ((x, y), z) in x_rest.iter().zip(y_rest).zip(z_rest) {
+        sums[0] = simd.mul_add_e_f32s(simd.mul_f32s(*x, *y), *z, sums[0]);
+    }
+    if !x_tail.is_empty() {
+        let product = simd.mul_f32s(simd.partial_load_f32s(x_tail), simd.partial_load_f32s(y_tail));
+        sums[1] = simd.mul_add_e_f32s(product, simd.partial_load_f32s(z_tail), sums[1]);
+    }
+    simd.reduce_sum_f32s(simd.add_f32s(sums[0], sums[1]))
+}
+
 vectorised! { fn rms_norm_backward_rows<'a, S>(
     simd, dy: &'a [f32], x: &'a [f32], weight: &'a [f32], rstd: &'a [f32], dx: &'a mut [f32], accumulate: bool,
 ) {
     let width = weight.len();
     let rows = dx.chunks_exact_mut(width).zip(dy.chunks_exact(width)).zip(x.chunks_exact(width)).zip(rstd);
     for (((dx, dy), x), rstd) in rows {
-        let projection = {
-            let (dy, dy_tail) = S::as_simd_f32s(dy);
-            let (x, x_tail) = S::as_simd_f32s(x);
-            let (w, w_tail) = S::as_simd_f32s(weight);
-            let mut sums = [simd.splat_f32s(0.0); 4];
-            for (i, ((dy, x), w)) in dy.iter().zip(x).zip(w).enumerate() {
-                sums[i % 4] = simd.mul_add_e_f32s(simd.mul_f32s(*dy, *w), *x, sums[i % 4]);
-            }
-            if !dy_tail.is_empty() {
-                let product = simd.mul_f32s(simd.partial_load_f32s(dy_tail), simd.partial_load_f32s(w_tail));
-                sums[0] = simd.mul_add_e_f32s(product, simd.partial_load_f32s(x_tail), sums[0]);
-            }
-            simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(sums[0], sums[1]), simd.add_f32s(sums[2], sums[3])))
-        };
+        let projection = dot3(simd, dy, weight, x);
         let pull = projection * rstd * rstd / width as f32;
         if accumulate {
             for (((dx, dy), x), w) in dx.iter_mut().zip(dy).zip(x).zip(weight) {

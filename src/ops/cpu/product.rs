@@ -66,7 +66,7 @@ impl Rows {
     /// # Safety
     /// Row `i` must lie inside the operand.
     #[inline(always)]
-    unsafe fn from_row(self, i: usize) -> Self {
+    unsafe fn at_row(self, i: usize) -> Self {
         // An operand without depth has no elements: its pointer stays where it is.
         // SAFETY: by the caller's promise.
         if self.k == 0 { self } else { unsafe { Self { a: self.a.add(i * self.row), ..self } } }
@@ -154,12 +154,12 @@ unsafe fn panel<S: Simd, const ROWS: usize, const VECTORS: usize>(simd: S, m: us
     let mut i = 0;
     macro_rules! rows {
         ($rows:expr) => {
-            while i + $rows <= m {
+            while m - i >= $rows {
                 // SAFETY: rows i..i + rows lie below m; the offsets stay inside the operands by the caller's promise.
                 unsafe {
                     let at = Corner {
                         c: corner.c.add(i * corner.c_stride),
-                        rows: [corner.rows[0].from_row(i), corner.rows[1].from_row(i)],
+                        rows: [corner.rows[0].at_row(i), corner.rows[1].at_row(i)],
                         ..corner
                     };
                     register_tile::<S, { $rows }, VECTORS>(simd, at);
@@ -250,6 +250,47 @@ impl WithSimd for Promised<'_> {
                 // Not `add`: without depth there is nothing behind the pointer, and nothing is read.
                 corner.b = corner.b.wrapping_add(taken * S::F32_LANES);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reference::{assert_close, matmul_f64, random};
+    use super::*;
+
+    /// Products of several shapes, both ways of laying out the left operand, with a second left operand.
+    fn check<S: Simd>(simd: S) {
+        for [m, n, k, then_k] in [[1, 16, 1, 0], [5, 48, 7, 3], [17, 64, 20, 0], [96, 96, 64, 8], [13, 80, 0, 5]] {
+            let (a, a2, b) = (random(m * k, 1), random(m * then_k, 2), random((k + then_k) * n, 3));
+            let low = matmul_f64([m, n, then_k], &a2, [then_k, 1], &b[k * n..], [n, 1]);
+            for (left, strides) in [(Left::rows(&a, k), [k, 1]), (Left::columns(&a, m), [1, m])] {
+                let exact: Vec<f64> =
+                    matmul_f64([m, n, k], &a, strides, &b, [n, 1]).iter().zip(&low).map(|(x, y)| x + y).collect();
+                let mut c = vec![f32::NAN; m * n];
+                for (accumulate, times) in [(false, 1.0), (true, 2.0)] {
+                    let then = (then_k > 0).then_some((Left::rows(&a2, then_k), then_k));
+                    let shape = [m, n, k];
+                    Product { shape, c: &mut c, c_stride: n, a: left, b: &b, b_stride: n, then, accumulate }.run(simd);
+                    assert_close(&c, &exact.iter().map(|x| times * x).collect::<Vec<_>>(), 1e-5);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn products_match_f64_without_vectors() {
+        check(pulp::Scalar);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn products_match_f64_on_every_instruction_set_of_this_machine() {
+        if let Some(simd) = pulp::x86::V3::try_new() {
+            check(simd);
+        }
+        if let Some(simd) = pulp::x86::V4::try_new() {
+            check(simd);
         }
     }
 }

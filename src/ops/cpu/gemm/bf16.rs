@@ -22,7 +22,7 @@ impl Arithmetic for Pairs {
         panel::pack_pairs(&term.b, term.k, first, depth, column, columns, panel);
     }
 
-    unsafe fn multiply(block: Block<'_, u32>) {
+    unsafe fn multiply(block: &Block<'_, u32>) {
         let depth: usize = block.a.iter().map(|a| a.2).sum();
         assert!(block.columns.is_multiple_of(16) && block.columns <= PANEL && depth * PANEL <= block.panel.len());
         for (a, stride, depth) in block.a {
@@ -30,7 +30,7 @@ impl Arithmetic for Pairs {
         }
         // SAFETY: the assertions keep the reads inside the operands, the caller's promise the writes inside the
         // result; `gemm` chose this arithmetic because the machine has the instructions.
-        unsafe { multiply(&block) };
+        unsafe { multiply(block) };
     }
 }
 

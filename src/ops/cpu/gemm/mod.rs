@@ -60,7 +60,7 @@ trait Arithmetic {
     ///
     /// # Safety
     /// `rows` rows of `columns` floats, `c_stride` apart, must be writable at `c`, by nobody else meanwhile.
-    unsafe fn multiply(block: Block<'_, Self::Word>);
+    unsafe fn multiply(block: &Block<'_, Self::Word>);
 }
 
 /// Rows of up to two left operands against one packed panel with the rows of both right operands.
@@ -93,7 +93,7 @@ impl<const ROUND: bool> Arithmetic for Single<ROUND> {
         }
     }
 
-    unsafe fn multiply(block: Block<'_, f32>) {
+    unsafe fn multiply(block: &Block<'_, f32>) {
         let [(a, a_stride, k), (then, then_stride, then_k)] = block.a;
         let product = ProductInto {
             shape: [block.rows, block.columns, k],
@@ -281,10 +281,10 @@ where
                         };
                         if width.is_multiple_of(16) {
                             // SAFETY: as above.
-                            unsafe { A::multiply(block) };
+                            unsafe { A::multiply(&block) };
                         } else {
                             // SAFETY: as above, for `width` columns; `edge` holds a block of whole vectors.
-                            unsafe { multiply_edge::<A>(block, width, edge) };
+                            unsafe { multiply_edge::<A>(&block, width, edge) };
                         }
                     }
                 }
@@ -297,11 +297,13 @@ where
 ///
 /// # Safety
 /// As for [`Arithmetic::multiply`], with `width` columns instead of the block's.
-unsafe fn multiply_edge<A: Arithmetic>(block: Block<'_, A::Word>, width: usize, edge: &mut [f32]) {
-    let Block { rows, c, c_stride, accumulate, .. } = block;
+unsafe fn multiply_edge<A: Arithmetic>(block: &Block<'_, A::Word>, width: usize, edge: &mut [f32]) {
+    let Block { rows, columns, c, c_stride, a, panel, accumulate } = *block;
     assert!(rows * PANEL <= edge.len());
     // SAFETY: `edge` has room for all rows, PANEL floats apart.
-    unsafe { A::multiply(Block { c: edge.as_mut_ptr(), c_stride: PANEL, accumulate: false, ..block }) };
+    unsafe {
+        A::multiply(&Block { rows, columns, c: edge.as_mut_ptr(), c_stride: PANEL, a, panel, accumulate: false });
+    }
     for (i, from) in edge.chunks_exact(PANEL).take(rows).enumerate() {
         // SAFETY: row i of the caller's part of the result.
         let to = unsafe { std::slice::from_raw_parts_mut(c.add(i * c_stride), width) };

@@ -101,7 +101,7 @@ pub(super) fn pack_pairs(
                 let at = (column + j) * b.stride + number;
                 match b.weight {
                     Weight::Bf16(w) | Weight::Bf16Rounded(w) if b.factor == 1.0 => {
-                        copy_pairs(&w[at..at + numbers], words)
+                        copy_pairs(&w[at..at + numbers], words);
                     }
                     weight => {
                         widen(weight, at, row);

@@ -70,7 +70,7 @@ fn products_match_f64_in_both_orientations_with_and_without_a_second_term() {
 #[test]
 fn bfloat16_is_rounded_to_the_nearest_even() {
     let mut x: Vec<f32> = random(1000, 1);
-    x.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1.003_906_25, 1.011_718_75, f32::MIN_POSITIVE]);
+    x.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1.003_906_2, 1.011_718_8, f32::MIN_POSITIVE]);
     for x in x {
         assert_eq!(round(x), Bf16::from_f32(x).to_bits(), "{x}");
     }
