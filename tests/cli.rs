@@ -73,3 +73,50 @@ fn usage_errors_end_with_2_and_help_and_version_with_0() {
         assert!(help.contains(&format!("\n  {command} ")), "{help}");
     }
 }
+
+/// Writes tensors of one value each to a safetensors file.
+fn write_tensors(path: &Path, tensors: &[(String, Vec<usize>, f32)]) {
+    let bytes: Vec<Vec<u8>> =
+        tensors.iter().map(|(_, shape, value)| value.to_le_bytes().repeat(shape.iter().product())).collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
+        (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
+
+#[test]
+fn merge_writes_a_model_folder_once_and_refuses_to_overwrite_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::create_dir_all(path("base")).unwrap();
+    std::fs::create_dir_all(path("run/adapter")).unwrap();
+    let json = include_str!("../configs/tiny.json");
+    std::fs::write(path("base/config.json"), json).unwrap();
+    let config = lora_train::model::config::LlamaConfig::from_json(json).unwrap();
+    let base: Vec<_> = config.expected_tensors().into_iter().map(|(name, shape)| (name, shape, 1.0)).collect();
+    write_tensors(&path("base/model.safetensors"), &base);
+    let module = "model.layers.1.self_attn.v_proj";
+    let adapter = [("A", vec![2, 64], 0.5), ("B", vec![32, 2], 0.25)]
+        .map(|(letter, shape, value)| (format!("base_model.model.{module}.lora_{letter}.weight"), shape, value));
+    write_tensors(&path("run/adapter/adapter_model.safetensors"), &adapter);
+    let adapter_config = format!(r#"{{"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["{module}"]}}"#);
+    std::fs::write(path("run/adapter/adapter_config.json"), adapter_config).unwrap();
+
+    // The folder of a run stands for its adapter.
+    let args = ["merge", "--model", "./base", "--adapter", "run", "--out", "new/merged"];
+    let output = lora_train(folder.path(), &args);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), ""), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).starts_with("merged 1 layer of "), "{}", text(&output.stderr));
+    let merged = std::fs::read(path("new/merged/model.safetensors")).unwrap();
+    let merged = safetensors::SafeTensors::deserialize(&merged).unwrap();
+    for (name, tensor) in merged.iter() {
+        // 1 + 6/2 * (0.25 * 0.5 + 0.25 * 0.5)
+        let expected = if name == format!("{module}.weight") { 1.75_f32 } else { 1.0 };
+        assert!(tensor.data().chunks(4).all(|bytes| bytes == expected.to_le_bytes()), "{name}");
+    }
+    assert_eq!(std::fs::read_to_string(path("new/merged/config.json")).unwrap(), json);
+
+    let again = lora_train(folder.path(), &args);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(text(&again.stderr).contains("new/merged exists and is not empty"), "{}", text(&again.stderr));
+}

@@ -20,7 +20,7 @@ pub struct MergeArgs {
     #[arg(long, value_name = "REVISION")]
     pub revision: Option<String>,
 
-    /// The PEFT adapter
+    /// The adapter: the output folder of a run, a checkpoint, or a folder that PEFT wrote
     #[arg(long, value_name = "DIR")]
     pub adapter: PathBuf,
 
@@ -40,15 +40,17 @@ pub fn run(args: &MergeArgs) -> Result<(), Failure> {
     let settings = HubSettings::from_env();
     let progress = Progress::detect(false);
     let model = hub::resolve(&args.model, args.revision.as_deref(), Wanted::Model, &settings, progress)?;
-    let summary = export::merge(&model, &args.adapter, &args.out)?;
+    let adapter = export::find_adapter(&args.adapter);
+    let summary = export::merge(&model, &adapter, &args.out)?;
     let mut text = format!(
-        "merged {} layers of {} into {}: {:.2} GB in {} file{}, {:.1} s",
+        "merged {} layer{} of {} into {}: {:.2} GB in {} file{}, {:.1} s",
         summary.num_modules,
-        args.adapter.display(),
+        plural(summary.num_modules),
+        adapter.display(),
         args.out.display(),
         summary.num_bytes as f64 / 1e9,
         summary.num_files,
-        if summary.num_files == 1 { "" } else { "s" },
+        plural(summary.num_files),
         start.elapsed().as_secs_f64(),
     );
     if let Some(trained_on) = summary.trained_on.filter(|trained_on| *trained_on != args.model) {
@@ -57,4 +59,8 @@ pub fn run(args: &MergeArgs) -> Result<(), Failure> {
     // Where stderr is closed there is nobody left to tell.
     let _ = writeln!(std::io::stderr(), "{text}");
     Ok(())
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }

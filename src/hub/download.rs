@@ -13,6 +13,8 @@ use super::{HubError, HubSettings, Wanted};
 /// Small files that a model needs or that belong to it.
 const SIDE_FILES: [&str; 5] =
     [CONFIG, "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json"];
+/// Times that a request is repeated where nobody answers: about a second in all, since the cache may do as well.
+const REQUEST_RETRIES: usize = 3;
 /// Attempts at a file whose connection breaks off.
 const ATTEMPTS: usize = 4;
 
@@ -60,7 +62,10 @@ struct Request<'a> {
 
 impl Request<'_> {
     fn download(&self, wanted: Wanted, progress: Progress) -> Result<PathBuf, HubError> {
-        let mut client = HFClient::builder().endpoint(&self.settings.endpoint).cache_dir(&self.settings.cache);
+        let mut client = HFClient::builder()
+            .endpoint(&self.settings.endpoint)
+            .cache_dir(&self.settings.cache)
+            .retry_max_attempts(REQUEST_RETRIES);
         if let Some(token) = &self.settings.token {
             client = client.token(token.secret());
         }
