@@ -1,19 +1,25 @@
 //! Rows of .json, .jsonl and .parquet files, by number.
 //!
-//! A file is mapped into memory and only the start of every row is kept (8 bytes a row), so opening costs one pass
-//! over the bytes and host memory does not grow with the data. Parquet files, which cannot be read row by row, are
-//! decoded once into an unnamed temporary file of JSON lines.
+//! Opening a file reads it once and keeps only where every row starts (8 bytes a row); rows are then read one by one,
+//! so host memory does not grow with the data. Parquet files, which cannot be read so, are decoded once into an unnamed
+//! temporary file of JSON lines.
 
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
 use parquet::record::{Field, Row};
 use serde_json::Value;
 
 use super::error::DataError;
+
+mod scan;
+
+use scan::Scan;
+
+/// Bytes that are read at a time while rows are looked for.
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// How a file is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,9 +64,10 @@ impl FileKind {
 pub(super) struct RowFile {
     path: PathBuf,
     kind: FileKind,
-    map: Mmap,
-    /// Where every row starts in `map`.
-    starts: Vec<u64>,
+    /// The file, or what a Parquet file was decoded into.
+    file: File,
+    /// Where every row starts in `file`, and where the last one ends.
+    bounds: Vec<u64>,
 }
 
 impl RowFile {
@@ -70,25 +77,18 @@ impl RowFile {
         let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
         let file = File::open(path).map_err(|error| failed(error.to_string()))?;
         let file = if kind == FileKind::Parquet { parquet_as_lines(file).map_err(failed)? } else { file };
-        // SAFETY: the mapping is only read. A file that someone truncates meanwhile would end the process, as with
-        // every program that maps its input; parsing copes with any other change.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| failed(error.to_string()))?;
-        let body_start = if map.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
-        let first = map[body_start..].iter().find(|byte| !byte.is_ascii_whitespace());
-        let (kind, starts) = match (kind, first) {
-            (FileKind::Parquet, _) => (kind, line_starts(&map, 0)),
-            (_, Some(b'[')) => (FileKind::Json, element_starts(&map, body_start).map_err(failed)?),
-            (_, Some(b'{')) => (FileKind::JsonLines, line_starts(&map, body_start)),
-            (_, None) => (kind, Vec::new()),
-            (_, Some(_)) => {
-                let hint = "a .json file holds an array of objects, a .jsonl file one object a line";
-                return Err(failed(format!("neither starts with `[` nor with `{{`\n  hint: {hint}")));
-            }
+        let mut scan = Scan::default();
+        for_each_block(&file, u64::MAX, &mut |block| scan.feed(block)).map_err(|error| failed(error.to_string()))?;
+        let (is_array, bounds) = scan.finish().map_err(failed)?;
+        let kind = match kind {
+            FileKind::Json | FileKind::JsonLines if is_array => FileKind::Json,
+            FileKind::Json => FileKind::JsonLines,
+            kind => kind,
         };
-        if starts.is_empty() {
+        if bounds.len() < 2 {
             return Err(failed("the file has no rows".into()));
         }
-        Ok(Self { path: path.to_path_buf(), kind, map, starts })
+        Ok(Self { path: path.to_path_buf(), kind, file, bounds })
     }
 
     pub(super) fn kind(&self) -> FileKind {
@@ -96,14 +96,17 @@ impl RowFile {
     }
 
     pub(super) fn num_rows(&self) -> usize {
-        self.starts.len()
+        self.bounds.len() - 1
     }
 
     /// Row `index` as a JSON object.
     pub(super) fn read(&self, index: usize) -> Result<Value, DataError> {
-        let bytes = &self.map[to_usize(self.starts[index])..];
+        let (start, end) = (self.bounds[index], self.bounds[index + 1]);
+        let mut bytes = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX)];
+        read_exact_at(&self.file, &mut bytes, start).map_err(|error| self.row_error(index, error.to_string()))?;
         let parsed = if self.kind == FileKind::Json {
-            let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
+            // A comma may follow.
+            let mut values = serde_json::Deserializer::from_slice(&bytes).into_iter::<Value>();
             values.next().unwrap_or(Ok(Value::Null))
         } else {
             serde_json::from_slice(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default())
@@ -117,73 +120,49 @@ impl RowFile {
 
     /// An error about row `index`, which names the file and the row's place in it.
     pub(super) fn row_error(&self, index: usize, reason: String) -> DataError {
-        let place = if self.kind == FileKind::JsonLines {
-            let before = &self.map[..to_usize(self.starts[index])];
-            format!("line {}", before.split(|byte| *byte == b'\n').count())
-        } else {
-            format!("row {}", index + 1)
+        let line = (self.kind == FileKind::JsonLines).then(|| {
+            let mut line = 1;
+            let mut count = |block: &[u8]| line += block.iter().filter(|byte| **byte == b'\n').count();
+            for_each_block(&self.file, self.bounds[index], &mut count).map(|()| line)
+        });
+        let place = match line {
+            Some(Ok(line)) => format!("line {line}"),
+            _ => format!("row {}", index + 1),
         };
         DataError::Row { path: self.path.clone(), place, reason }
     }
 }
 
-/// Offsets into a mapping came from its length, which is a `usize`.
-fn to_usize(offset: u64) -> usize {
-    usize::try_from(offset).unwrap_or(usize::MAX)
+/// Hands the first `len` bytes of a file, or all if there are fewer, to `sink`, a block at a time.
+fn for_each_block(file: &File, len: u64, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    let mut block = vec![0; BLOCK_BYTES];
+    let mut at = 0;
+    let len = len.min(file.metadata()?.len());
+    while at < len {
+        let size = usize::try_from(len - at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
+        read_exact_at(file, &mut block[..size], at)?;
+        sink(&block[..size]);
+        at += size as u64;
+    }
+    Ok(())
 }
 
-/// Starts of the lines that are not blank.
-fn line_starts(bytes: &[u8], from: usize) -> Vec<u64> {
-    let mut starts = Vec::new();
-    let mut start = from;
-    for line in bytes[from..].split(|byte| *byte == b'\n') {
-        if !line.trim_ascii().is_empty() {
-            starts.push(start as u64);
-        }
-        start += line.len() + 1;
-    }
-    starts
+/// Reads `bytes.len()` bytes from `offset`, without moving a cursor: threads share the file.
+#[cfg(unix)]
+pub(super) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
 }
 
-/// Starts of the elements of the array in `bytes`. Only brackets and strings are looked at; that every element is
-/// valid is seen when it is read.
-fn element_starts(bytes: &[u8], from: usize) -> Result<Vec<u64>, String> {
-    let mut starts = Vec::new();
-    let (mut depth, mut in_string, mut escaped, mut expects_element) = (0_u32, false, false, false);
-    for (at, byte) in bytes.iter().enumerate().skip(from) {
-        if in_string {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' => escaped = true,
-                b'"' => in_string = false,
-                _ => {}
-            }
-            continue;
-        }
-        if expects_element && depth == 1 && !byte.is_ascii_whitespace() && !matches!(byte, b']' | b',') {
-            starts.push(at as u64);
-            expects_element = false;
-        }
-        match byte {
-            b'"' => in_string = true,
-            b'[' | b'{' => {
-                depth += 1;
-                expects_element |= depth == 1;
-            }
-            b']' | b'}' => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 {
-                    if bytes[at + 1..].iter().any(|byte| !byte.is_ascii_whitespace()) {
-                        return Err(format!("text follows the end of the array, at byte {}", at + 1));
-                    }
-                    return Ok(starts);
-                }
-            }
-            b',' => expects_element |= depth == 1,
-            _ => {}
+/// Reads `bytes.len()` bytes from `offset`. The cursor moves, but nobody uses it.
+#[cfg(windows)]
+pub(super) fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => (bytes, offset) = (&mut bytes[read..], offset + read as u64),
         }
     }
-    Err(format!("the array does not end: it has {} elements and then the file stops", starts.len()))
+    Ok(())
 }
 
 /// Decodes a Parquet file into an unnamed temporary file of JSON lines.

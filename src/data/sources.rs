@@ -99,7 +99,7 @@ impl FileSet {
         let DataFile { rows, format, first_row, .. } = &self.files[file];
         let row = (row - first_row) as usize;
         let tokens = match rows {
-            Rows::Windows(windows) => encoder.window(windows.read(row)),
+            Rows::Windows(windows) => encoder.window(&windows.read(row)?),
             Rows::Objects(objects) => {
                 let failed = |reason: String| objects.row_error(row, reason);
                 let sample = format.read(&objects.read(row)?, encoder.template.is_some()).map_err(failed)?;

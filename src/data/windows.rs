@@ -1,109 +1,196 @@
 //! A .txt file as one document, cut into windows of tokens.
 
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
-use std::path::Path;
+use std::io::{self, BufWriter, Write as _};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
+use rayon::prelude::*;
 
 use super::error::DataError;
+use super::files::read_exact_at;
 use super::tokenizer::{Token, Tokenizer};
 
-/// Bytes of text that are tokenised at a time.
-const CHUNK_BYTES: usize = 256 * 1024;
-/// Bytes of text that neighbouring chunks share, so that tokens at a seam are those of the whole text.
-const OVERLAP_BYTES: usize = 8 * 1024;
+/// How a text is tokenised in pieces.
+#[derive(Clone, Copy, Debug)]
+struct Pieces {
+    /// Bytes of text that are tokenised at a time.
+    bytes: usize,
+    /// Bytes of text that neighbouring pieces share, so that tokens at a seam are those of the whole text.
+    overlap: usize,
+    /// Pieces that are tokenised at the same time, as far as there are cores.
+    at_once: usize,
+}
+
+const PIECES: Pieces = Pieces { bytes: 256 * 1024, overlap: 8 * 1024, at_once: 16 };
 
 /// The tokens of a document, in an unnamed temporary file: host memory does not grow with it.
 #[derive(Debug)]
 pub(super) struct TokenFile {
-    map: Mmap,
+    path: PathBuf,
+    spool: File,
+    num_tokens: usize,
     window_tokens: usize,
 }
 
 impl TokenFile {
     /// Tokenises the text file `path`: BOS as the tokenizer adds it, the text, EOS.
     pub(super) fn open(path: &Path, tokenizer: &Tokenizer, window_tokens: usize) -> Result<Self, DataError> {
-        let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
-        let text = File::open(path).map_err(|error| failed(error.to_string()))?;
-        // SAFETY: the mapping is only read, and checked to be UTF-8 before it is used as text. As with every program
-        // that maps its input, whoever changes the file meanwhile changes what is read.
-        let text = unsafe { Mmap::map(&text) }.map_err(|error| failed(error.to_string()))?;
-        let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&text);
-        let text = std::str::from_utf8(text)
-            .map_err(|error| failed(format!("not UTF-8: {error}\n  hint: `iconv` converts other encodings")))?;
-        if text.trim().is_empty() {
-            return Err(failed("the file has no text".into()));
-        }
-
-        let write_failed = |error: std::io::Error| failed(format!("cannot write a temporary file: {error}"));
+        let write_failed = |error: io::Error| DataError::File {
+            path: path.to_path_buf(),
+            reason: format!("cannot write a temporary file: {error}"),
+        };
+        let text = TextFile::open(path)?;
         let mut spool = BufWriter::new(tempfile::tempfile().map_err(write_failed)?);
-        let mut last = None;
-        for_each_token(text, tokenizer, (CHUNK_BYTES, OVERLAP_BYTES), &mut |token| {
-            last = Some(token.id);
-            spool.write_all(&token.id.to_ne_bytes()).map_err(write_failed)
-        })?;
+        let (mut last, mut num_tokens) = (None, 0);
+        let mut push = |id: u32| {
+            (last, num_tokens) = (Some(id), num_tokens + 1);
+            spool.write_all(&id.to_ne_bytes()).map_err(write_failed)
+        };
+        for_each_token(&text, tokenizer, PIECES, &mut |token| push(token.id))?;
         if let Some(eos) = tokenizer.eos().filter(|eos| last != Some(eos.id)) {
             spool.write_all(&eos.id.to_ne_bytes()).map_err(write_failed)?;
+            num_tokens += 1;
         }
         let spool = spool.into_inner().map_err(|error| write_failed(error.into_error()))?;
-        // SAFETY: nobody else has this file: it has no name.
-        let map = unsafe { Mmap::map(&spool) }.map_err(write_failed)?;
-        Ok(Self { map, window_tokens })
+        Ok(Self { path: path.to_path_buf(), spool, num_tokens, window_tokens })
     }
 
     pub(super) fn num_rows(&self) -> usize {
-        self.ids().len().div_ceil(self.window_tokens)
+        self.num_tokens.div_ceil(self.window_tokens)
     }
 
     /// Tokens of window `index`.
-    pub(super) fn read(&self, index: usize) -> &[u32] {
-        self.ids().chunks(self.window_tokens).nth(index).unwrap_or_default()
-    }
-
-    fn ids(&self) -> &[u32] {
-        bytemuck::cast_slice(&self.map)
+    pub(super) fn read(&self, index: usize) -> Result<Vec<u32>, DataError> {
+        let start = index * self.window_tokens;
+        let mut ids = vec![0_u32; self.window_tokens.min(self.num_tokens - start)];
+        let offset = (start * size_of::<u32>()) as u64;
+        read_exact_at(&self.spool, bytemuck::cast_slice_mut(&mut ids), offset).map_err(|error| DataError::File {
+            path: self.path.clone(),
+            reason: format!("cannot read a temporary file: {error}"),
+        })?;
+        Ok(ids)
     }
 }
 
-/// Hands the tokens of `text` to `sink`, tokenising `chunk` bytes at a time, of which `overlap` are shared with the
-/// next chunk. Two chunks are joined at the last place in their overlap where both have a token boundary, away from
-/// the end of the first, whose tokens may be due to its being cut there.
+/// A UTF-8 file that is read in pieces.
+#[derive(Debug)]
+struct TextFile {
+    path: PathBuf,
+    file: File,
+    /// Bytes of text.
+    len: usize,
+    /// Where the text starts: behind a byte order mark.
+    start: usize,
+}
+
+impl TextFile {
+    fn open(path: &Path) -> Result<Self, DataError> {
+        let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
+        let file = File::open(path).map_err(|error| failed(error.to_string()))?;
+        let size = file.metadata().map_err(|error| failed(error.to_string()))?.len();
+        let mut text = Self { path: path.to_path_buf(), file, len: usize::try_from(size).unwrap_or(0), start: 0 };
+        let (_, first) = text.read(0..PIECES.bytes.min(text.len))?;
+        if first.starts_with('\u{feff}') {
+            (text.start, text.len) = ('\u{feff}'.len_utf8(), text.len - '\u{feff}'.len_utf8());
+        }
+        let is_short = text.len <= PIECES.bytes;
+        if is_short && first.trim_start_matches('\u{feff}').trim().is_empty() {
+            return Err(failed("the file has no text".into()));
+        }
+        Ok(text)
+    }
+
+    /// The text from the first character that starts at or behind `range.start` to the first one that starts at or
+    /// behind `range.end`, and where it starts.
+    fn read(&self, range: Range<usize>) -> Result<(usize, String), DataError> {
+        let failed = |reason: String| DataError::File { path: self.path.clone(), reason };
+        // The last character may have three bytes more.
+        let mut bytes = vec![0; (range.end + 3).min(self.len) - range.start];
+        let offset = (self.start + range.start) as u64;
+        read_exact_at(&self.file, &mut bytes, offset).map_err(|error| failed(error.to_string()))?;
+        let next_character = |from: usize| {
+            let continues = |byte: &&u8| **byte & 0b1100_0000 == 0b1000_0000;
+            from + bytes[from..].iter().take(3).take_while(continues).count()
+        };
+        let start = if range.start == 0 { 0 } else { next_character(0) };
+        let end = next_character(range.end - range.start).max(start);
+        match std::str::from_utf8(&bytes[start..end]) {
+            Ok(text) => Ok((range.start + start, text.to_owned())),
+            Err(error) => {
+                let at = self.start + range.start + start + error.valid_up_to();
+                Err(failed(format!("not UTF-8 at byte {at}\n  hint: `iconv` converts other encodings")))
+            }
+        }
+    }
+}
+
+/// Hands the tokens of `text` to `sink`, tokenising it in pieces. Two pieces are joined at the last place in their
+/// overlap where both have a token boundary, away from the end of the first, whose tokens may be due to its being cut
+/// there.
 fn for_each_token(
-    text: &str,
+    text: &TextFile,
     tokenizer: &Tokenizer,
-    (chunk, overlap): (usize, usize),
+    pieces: Pieces,
     sink: &mut dyn FnMut(Token) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
-    let encode = |from: usize| -> Result<(Vec<Token>, usize), DataError> {
-        let to = text.floor_char_boundary(from + chunk);
-        let mut tokens = tokenizer.encode_tokens(&text[from..to], from == 0)?;
+    let encode = |range: Range<usize>| -> Result<Piece, DataError> {
+        let (start, text) = text.read(range.clone())?;
+        let mut tokens = tokenizer.encode_tokens(&text, range.start == 0)?;
         for token in &mut tokens {
-            (token.start, token.end) = (token.start + from, token.end + from);
+            (token.start, token.end) = (token.start + start, token.end + start);
         }
-        Ok((tokens, to))
+        Ok(Piece { tokens, start, end: start + text.len() })
     };
-    let (mut tokens, mut to) = encode(0)?;
+    let stride = pieces.bytes - pieces.overlap;
+    let starts: Vec<usize> = (0..text.len.saturating_sub(pieces.overlap).max(1)).step_by(stride).collect();
     let mut written_to = 0;
-    while to < text.len() {
-        let from = text.floor_char_boundary(to - overlap);
-        let (next, next_to) = encode(from)?;
-        let trusted = to - overlap / 2;
-        let is_boundary = |end: usize| next.binary_search_by_key(&end, |token| token.end).is_ok();
-        let mut ends = tokens.iter().rev().map(|token| token.end).filter(|end| *end <= trusted && *end > from);
-        // Where the two never agree, the next chunk starts afresh behind the first.
-        let seam = ends.find(|end| is_boundary(*end));
-        let (seam, next, next_to) = match seam {
-            Some(seam) => (seam, next, next_to),
-            None => encode(to).map(|(next, next_to)| (to, next, next_to))?,
-        };
-        for token in tokens.iter().filter(|token| token.end <= seam && (token.end > written_to || token.end == 0)) {
-            sink(*token)?;
+    let mut emit = |piece: &Piece, to: usize| {
+        // BOS ends at 0.
+        let new = |token: &&Token| token.end <= to && (token.end > written_to || token.end == 0);
+        piece.tokens.iter().filter(new).try_for_each(|token| sink(*token))?;
+        written_to = to;
+        Ok::<(), DataError>(())
+    };
+    let mut previous: Option<Piece> = None;
+    for group in starts.chunks(pieces.at_once) {
+        let group: Vec<Result<Piece, DataError>> =
+            group.par_iter().map(|start| encode(*start..(start + pieces.bytes).min(text.len))).collect();
+        for piece in group {
+            let mut piece = piece?;
+            if let Some(previous) = previous {
+                match previous.seam(&piece, pieces.overlap) {
+                    Some(seam) => emit(&previous, seam)?,
+                    // Where the two never agree, the next one starts afresh behind the first.
+                    None => {
+                        emit(&previous, previous.end)?;
+                        piece = encode(previous.end..piece.end)?;
+                    }
+                }
+            }
+            previous = Some(piece);
         }
-        written_to = seam;
-        (tokens, to) = (next, next_to);
     }
-    tokens.iter().filter(|token| token.end > written_to || token.end == 0).try_for_each(|token| sink(*token))
+    // What was added behind the text ends one byte behind it.
+    previous.map_or(Ok(()), |last| emit(&last, last.end + 1))
+}
+
+/// The tokens of a piece of text; places count from the start of the whole text.
+#[derive(Debug)]
+struct Piece {
+    tokens: Vec<Token>,
+    start: usize,
+    end: usize,
+}
+
+impl Piece {
+    /// The last place where both this piece and the next have a token boundary.
+    fn seam(&self, next: &Self, overlap: usize) -> Option<usize> {
+        let trusted = self.end.saturating_sub(overlap / 2);
+        let ends = self.tokens.iter().rev().map(|token| token.end);
+        let mut ends = ends.skip_while(|end| *end > trusted).take_while(|end| *end > next.start);
+        ends.find(|end| next.tokens.binary_search_by_key(end, |token| token.end).is_ok())
+    }
 }
 
 #[cfg(test)]
@@ -111,14 +198,17 @@ mod tests {
     use super::*;
     use crate::data::fixture::{BOS, EOS, Files, tokenizer};
 
-    /// Ids of `text`, tokenised in pieces.
-    fn in_pieces(text: &str, chunk: usize, overlap: usize) -> Vec<u32> {
+    /// Ids of `text` as a file, tokenised in pieces.
+    fn in_pieces(text: &str, bytes: usize, overlap: usize) -> Vec<u32> {
+        let files = Files::new();
+        files.write("t.txt", text);
         let mut ids = Vec::new();
         let mut sink = |token: Token| {
             ids.push(token.id);
             Ok(())
         };
-        for_each_token(text, &tokenizer(), (chunk, overlap), &mut sink).unwrap();
+        let text = TextFile::open(&files.path("t.txt")).unwrap();
+        for_each_token(&text, &tokenizer(), Pieces { bytes, overlap, at_once: 3 }, &mut sink).unwrap();
         ids
     }
 
@@ -127,8 +217,9 @@ mod tests {
         // `aab` and `ab` shift against each other, characters have 1 to 4 bytes, spaces are left out of a token's bytes.
         let text: String = (0..500).map(|i| ["ab", "a", "é", "  ", "😀b", "aab", "\n"][i * i % 7]).collect();
         let whole = tokenizer().encode(&text, true).unwrap();
-        for (chunk, overlap) in [(64, 16), (64, 40), (101, 33), (4000, 100)] {
-            assert_eq!(in_pieces(&text, chunk, overlap), whole, "{chunk} bytes at a time");
+        for (bytes, overlap) in [(64, 16), (64, 40), (101, 33), (4000, 100)] {
+            assert_eq!(in_pieces(&text, bytes, overlap), whole, "{bytes} bytes at a time");
+            assert_eq!(in_pieces(&format!("\u{feff}{text}"), bytes, overlap), whole, "with a mark");
         }
     }
 
@@ -146,8 +237,8 @@ mod tests {
         files.write("t.txt", "\u{feff}abcdefg");
         let tokens = TokenFile::open(&files.path("t.txt"), &tokenizer(), 3).unwrap();
         assert_eq!(tokens.num_rows(), 3);
-        let windows: Vec<&[u32]> = (0..3).map(|row| tokens.read(row)).collect();
-        assert_eq!(windows, [&[BOS, 260, 99][..], &[100, 101, 102], &[103, EOS]]);
+        let windows: Vec<Vec<u32>> = (0..3).map(|row| tokens.read(row).unwrap()).collect();
+        assert_eq!(windows, [vec![BOS, 260, 99], vec![100, 101, 102], vec![103, EOS]]);
     }
 
     #[test]
@@ -156,7 +247,7 @@ mod tests {
         std::fs::write(files.path("latin.txt"), b"caf\xe9").unwrap();
         files.write("empty.txt", " \n");
         let error = |name: &str| TokenFile::open(&files.path(name), &tokenizer(), 8).unwrap_err().to_string();
-        assert!(error("latin.txt").contains("not UTF-8") && error("latin.txt").contains("iconv"));
+        assert!(error("latin.txt").contains("not UTF-8 at byte 3\n  hint: `iconv`"), "{}", error("latin.txt"));
         assert!(error("empty.txt").ends_with("the file has no text"));
     }
 }

@@ -49,11 +49,11 @@ fn a_bad_row_is_named_by_its_line_or_number() {
         ("r.json", "[{\"a\": 1}, {\"a\": 01}]", "/r.json:row 2: not valid JSON"),
         ("r.json", "{\n \"a\": 1\n}", "/r.json:line 1: not valid JSON: EOF while parsing"),
         ("r.json", "[{\"a\": 1}, {\"a\"", "/r.json: the array does not end: it has 2 elements and then the file stops"),
-        ("r.json", "[{\"a\": 1}] x", "/r.json: text follows the end of the array, at byte 10"),
+        ("r.json", "[{\"a\": 1}] x", "/r.json: text follows the end of the array, at byte 11"),
         ("r.json", "[]", "/r.json: the file has no rows"),
         ("r.jsonl", "\n \n", "/r.jsonl: the file has no rows"),
         ("r.jsonl", "", "/r.jsonl: the file has no rows"),
-        ("r.json", "a,b\n1,2\n", "/r.json: neither starts with `[` nor with `{`\n  hint: a .json file holds an array"),
+        ("r.json", "a,b\n1,2\n", "/r.json: starts neither with `[` nor with `{`\n  hint: a .json file holds an array"),
         ("r.parquet", "PAR0", "/r.parquet: "),
     ];
     for (name, content, message) in cases {

@@ -1,0 +1,178 @@
+//! Where the rows of a JSON file start, found while its bytes go by.
+
+/// Looks for rows in blocks of bytes. Whether the file is an array or has one object a line is told by its first byte
+/// that is not blank.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    /// Bytes seen.
+    at: u64,
+    starts: Vec<u64>,
+    layout: Layout,
+}
+
+#[derive(Debug, Default)]
+enum Layout {
+    /// Nothing but blanks so far.
+    #[default]
+    Unknown,
+    Lines {
+        /// Where the current line starts.
+        line: u64,
+        is_blank: bool,
+    },
+    /// Only brackets and strings are looked at: that every element is valid is seen when it is read.
+    Array(Nesting),
+    /// Bytes that neither is.
+    Neither,
+    /// Bytes behind the end of the array, at this place.
+    Trailing(u64),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Nesting {
+    depth: u32,
+    in_string: bool,
+    escaped: bool,
+    /// The next byte of the array itself that is not blank starts an element.
+    expects_element: bool,
+    /// Where the array ended.
+    end: Option<u64>,
+}
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+impl Scan {
+    /// Takes the next bytes of the file.
+    pub(super) fn feed(&mut self, block: &[u8]) {
+        let mut block = block;
+        if self.at == 0 && block.starts_with(BYTE_ORDER_MARK) {
+            self.at = BYTE_ORDER_MARK.len() as u64;
+            block = &block[BYTE_ORDER_MARK.len()..];
+        }
+        if matches!(self.layout, Layout::Unknown) {
+            let Some(blanks) = block.iter().position(|byte| !byte.is_ascii_whitespace()) else {
+                self.at += block.len() as u64;
+                return;
+            };
+            self.at += blanks as u64;
+            block = &block[blanks..];
+            self.layout = match block[0] {
+                b'[' => Layout::Array(Nesting::default()),
+                b'{' => Layout::Lines { line: self.at, is_blank: true },
+                _ => Layout::Neither,
+            };
+        }
+        match &mut self.layout {
+            Layout::Lines { line, is_blank } => {
+                for part in block.split_inclusive(|byte| *byte == b'\n') {
+                    if *is_blank && !part.trim_ascii().is_empty() {
+                        self.starts.push(*line);
+                        *is_blank = false;
+                    }
+                    self.at += part.len() as u64;
+                    if part.ends_with(b"\n") {
+                        (*line, *is_blank) = (self.at, true);
+                    }
+                }
+            }
+            Layout::Array(nesting) => {
+                for byte in block {
+                    if nesting.takes(*byte, self.at) {
+                        self.starts.push(self.at);
+                    }
+                    if nesting.end.is_some_and(|end| end < self.at) && !byte.is_ascii_whitespace() {
+                        self.layout = Layout::Trailing(self.at);
+                        return;
+                    }
+                    self.at += 1;
+                }
+            }
+            Layout::Unknown | Layout::Neither | Layout::Trailing(_) => {}
+        }
+    }
+
+    /// Whether the file is an array, and where its rows start; the last place is where the last row ends.
+    pub(super) fn finish(mut self) -> Result<(bool, Vec<u64>), String> {
+        let (is_array, end) = match self.layout {
+            Layout::Unknown | Layout::Lines { .. } => (false, self.at),
+            Layout::Array(Nesting { end: Some(end), .. }) => (true, end),
+            Layout::Array(Nesting { end: None, .. }) => {
+                return Err(format!(
+                    "the array does not end: it has {} elements and then the file stops",
+                    self.starts.len()
+                ));
+            }
+            Layout::Neither => {
+                return Err("starts neither with `[` nor with `{`\n  hint: a .json file holds an array of objects, a \
+                            .jsonl file one object a line"
+                    .into());
+            }
+            Layout::Trailing(at) => return Err(format!("text follows the end of the array, at byte {at}")),
+        };
+        self.starts.push(end);
+        Ok((is_array, self.starts))
+    }
+}
+
+impl Nesting {
+    /// Takes the byte at `at`; whether an element of the array starts with it.
+    fn takes(&mut self, byte: u8, at: u64) -> bool {
+        if self.in_string {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' => self.escaped = true,
+                b'"' => self.in_string = false,
+                _ => {}
+            }
+            return false;
+        }
+        if self.end.is_some() {
+            return false;
+        }
+        let is_blank = byte.is_ascii_whitespace() || matches!(byte, b']' | b',');
+        let starts = self.expects_element && self.depth == 1 && !is_blank;
+        self.expects_element &= !starts;
+        match byte {
+            b'"' => self.in_string = true,
+            b'[' | b'{' => {
+                self.depth += 1;
+                self.expects_element |= self.depth == 1;
+            }
+            b']' | b'}' => {
+                self.depth = self.depth.saturating_sub(1);
+                if self.depth == 0 {
+                    self.end = Some(at);
+                }
+            }
+            b',' => self.expects_element |= self.depth == 1,
+            _ => {}
+        }
+        starts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scanned(text: &str, block: usize) -> Result<(bool, Vec<u64>), String> {
+        let mut scan = Scan::default();
+        // The mark at the start is in the first block of a real file.
+        let first = block.max(3).min(text.len());
+        scan.feed(&text.as_bytes()[..first]);
+        text.as_bytes()[first..].chunks(block).for_each(|block| scan.feed(block));
+        scan.finish()
+    }
+
+    #[test]
+    fn blocks_may_end_anywhere() {
+        let lines = "\u{feff}  \n{\"a\": 1}\n\n \r\n{}\n";
+        let array = " [{\"a\": \"\\\"]\"} ,[], 3,{}\n] ";
+        for block in [1, 2, 3, 5, 1000] {
+            assert_eq!(scanned(lines, block).unwrap(), (false, vec![6, 19, 22]), "{block}");
+            assert_eq!(scanned(array, block).unwrap(), (true, vec![2, 16, 20, 22, 25]), "{block}");
+            assert_eq!(scanned("[] ]", block).unwrap_err(), "text follows the end of the array, at byte 3");
+            assert_eq!(scanned(" \n ", block).unwrap(), (false, vec![3]));
+        }
+    }
+}
