@@ -57,12 +57,10 @@ EOF
 }
 
 bench() { # NAME CONFIG MICRO_BATCH LENGTH STEPS
-    mkdir -p "$out/$1-model"
-    cp "configs/$2" "$out/$1-model/config.json"
     cat >"$out/$1.toml" <<EOF
 output_dir = "$out/$1"
 [model]
-path = "$out/$1-model"
+path = "configs/$2"
 init = "random"
 dtype = "bf16"
 [lora]

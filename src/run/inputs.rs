@@ -47,8 +47,7 @@ impl ModelSource {
                 Init::Random => Wanted::WithoutWeights,
             };
             let (revision, progress) = (options.revision.as_deref(), Progress::detect(quiet));
-            let folder = hub::resolve(&options.path, revision, wanted, &HubSettings::from_env(), progress)
-                .map_err(Failure::input)?;
+            let folder = hub::resolve(&options.path, revision, wanted, &HubSettings::from_env(), progress)?;
             let config = folder.join("config.json");
             (folder, config)
         };
