@@ -1,10 +1,9 @@
 //! Products with frozen weights, in the three storage dtypes.
 
 use half::{bf16, f16};
-use rayon::prelude::*;
 
-use super::gemm::{Right, Term, gemm, round_in_place, widen};
-use super::simd::{dot, rows_per_chunk, vectorised, with_scratch};
+use super::gemm::{Right, Term, gemm};
+use super::one_token::linear_of_one;
 
 /// A frozen weight `[out_features, in_features]` as it is stored.
 #[derive(Clone, Copy, Debug)]
@@ -36,40 +35,6 @@ impl Weight<'_> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-}
-
-vectorised! { fn dots<'a, S>(simd, x: &'a [f32], w: &'a [f32], y: &'a mut [f32], accumulate: bool) {
-    for (y, w) in y.iter_mut().zip(w.chunks_exact(x.len())) {
-        let product = dot(simd, x, w);
-        *y = if accumulate { *y + product } else { product };
-    }
-} }
-
-/// [`linear`] of one token. Every weight is used once, so memory sets the speed: weights are read as they are stored,
-/// by all cores, and half-precision rows are widened in the first-level cache.
-fn linear_of_one(x: &[f32], w: Weight<'_>, y: &mut [f32], accumulate: bool) {
-    let in_features = x.len();
-    if let Weight::Bf16Rounded(w) = w {
-        return with_scratch(in_features, |rounded| {
-            rounded.copy_from_slice(x);
-            round_in_place(rounded);
-            linear_of_one(rounded, Weight::Bf16(w), y, accumulate);
-        });
-    }
-    let rows = rows_per_chunk(in_features);
-    y.par_chunks_mut(rows).enumerate().for_each(|(chunk, y)| {
-        let start = chunk * rows * in_features;
-        if let Weight::F32(w) = w {
-            return dots(x, &w[start..start + y.len() * in_features], y, accumulate);
-        }
-        with_scratch(in_features, |row| {
-            for (index, y) in y.chunks_exact_mut(1).enumerate() {
-                let start = start + index * in_features;
-                widen(w, start, row);
-                dots(x, row, y, accumulate);
-            }
-        });
-    });
 }
 
 /// `y = x w^T`, or `y += x w^T` if `accumulate`.
@@ -121,8 +86,8 @@ mod tests {
     use super::super::reference::{assert_close, matmul_f64, on_threads, random};
     use super::*;
 
-    const SHAPES: [(usize, usize, usize); 6] =
-        [(1, 1, 1), (3, 5, 7), (1, 64, 33), (1, 700, 101), (65, 48, 100), (130, 600, 1000)];
+    const SHAPES: [(usize, usize, usize); 7] =
+        [(1, 1, 1), (3, 5, 7), (1, 2, 3), (1, 64, 33), (1, 700, 101), (65, 48, 100), (130, 600, 1000)];
 
     /// The same weight in the three dtypes, each with its exact values.
     fn stored(w: &[f32]) -> (Vec<bf16>, Vec<f16>) {

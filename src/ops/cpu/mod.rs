@@ -11,6 +11,7 @@ mod gemm;
 mod linear;
 mod lora;
 mod norm;
+mod one_token;
 mod optimizer;
 mod pack;
 mod product;

@@ -1,0 +1,143 @@
+//! `lora-train generate`, and greedy texts against transformers token by token.
+//!
+//! The expected ids are those of `model.generate(ids, do_sample=False)` of transformers 5.23 with torch 2.15, in `f32`
+//! on the CPU. stories15M and SmolLM2-135M are looked for in the folder that `LORA_TRAIN_MODELS` names
+//! (`scripts/get_models.py` makes them); their tests are ignored unless asked for, as `.ci/run` does.
+
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use burn::tensor::Device;
+use lora_train::data::template::ChatTemplate;
+use lora_train::data::tokenizer::Tokenizer;
+use lora_train::device::Dtype;
+use lora_train::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
+use lora_train::lora::AdapterSet;
+use lora_train::model::config::LlamaConfig;
+use lora_train::model::load;
+use lora_train::model::weights::{WeightFiles, Weights};
+
+fn real(name: &str) -> PathBuf {
+    Path::new(&std::env::var("LORA_TRAIN_MODELS").expect("LORA_TRAIN_MODELS names the folder of real models"))
+        .join(name)
+}
+
+/// Ids of the prompt, as a user's turn or as it is, and the greedy continuation.
+fn greedy(folder: &Path, storage: Dtype, prompt: &str, chat: bool, max_new_tokens: usize) -> (Vec<u32>, Generated) {
+    let device = Device::flex();
+    let config = LlamaConfig::from_file(&folder.join("config.json")).unwrap();
+    let weights = Weights::Files(WeightFiles::open(folder).unwrap());
+    let model = load::load(&config, &weights, storage, Dtype::F32, &device).unwrap();
+    let tokenizer = Tokenizer::open(folder).unwrap();
+    let template = ChatTemplate::open(if chat { "auto" } else { "none" }, &tokenizer).unwrap();
+    let prompt_ids = encode_prompt(&tokenizer, template.as_ref(), None, prompt).unwrap();
+    let adapters = AdapterSet::none(config.num_hidden_layers);
+    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let options = GenerateOptions { max_new_tokens, ..GenerateOptions::default() };
+    let generated = generator.generate(&prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap();
+    (prompt_ids, generated)
+}
+
+#[test]
+#[ignore = "needs stories15M in the folder LORA_TRAIN_MODELS"]
+fn stories15m_writes_the_story_of_transformers() {
+    let (prompt_ids, generated) = greedy(&real("stories15M"), Dtype::F32, "Once upon a time", false, 40);
+    assert_eq!(prompt_ids, [1, 9038, 2501, 263, 931]);
+    assert_eq!(
+        generated.token_ids,
+        [
+            29892, 727, 471, 263, 2217, 7826, 4257, 365, 2354, 29889, 2296, 18012, 304, 1708, 5377, 297, 278, 6575,
+            845, 457, 29889, 3118, 2462, 29892, 1183, 4446, 263, 4802, 29892, 2654, 8287, 297, 278, 14744, 29889, 739,
+            471, 278, 6575, 29991
+        ]
+    );
+    assert_eq!(
+        generated.text,
+        ", there was a little girl named Lily. She loved to play outside in the sunshine. One day, she saw a big, red \
+         ball in the sky. It was the sun!"
+    );
+}
+
+#[test]
+#[ignore = "needs smollm2-135m in the folder LORA_TRAIN_MODELS"]
+fn smollm2_answers_through_its_chat_template_as_in_transformers_and_ends_its_turn() {
+    // The file is in bf16, so storing it so loses nothing.
+    for storage in [Dtype::F32, Dtype::Bf16] {
+        let prompt = "What is the capital of France?";
+        let (prompt_ids, generated) = greedy(&real("smollm2-135m"), storage, prompt, true, 40);
+        assert_eq!(prompt_ids.len(), 37);
+        assert_eq!(prompt_ids[..10], [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365]);
+        assert_eq!(generated.token_ids, [504, 3575, 282, 4649, 314, 7042, 30]);
+        assert_eq!(generated.text, "The capital of France is Paris.");
+        assert_eq!(generated.ending, Ending::EndOfText);
+    }
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lora-train"));
+    command.arg("generate").args(args).stdin(Stdio::null());
+    command
+}
+
+fn stdout_of(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+/// Exit code and stderr of a call that writes no text.
+fn refused(args: &[&str]) -> String {
+    let output = command(args).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{args:?}");
+    assert_eq!(stdout_of(&output), "", "{args:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn what_cannot_be_used_is_refused_before_any_weight_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().to_str().unwrap();
+    std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+    let with = |more: &[&str]| {
+        let args: Vec<&str> = ["--model", model, "--prompt", "Hello"].iter().chain(more).copied().collect();
+        refused(&args)
+    };
+    let error = with(&["--adapter", "nowhere"]);
+    assert_eq!(error, "error: nowhere: no adapter_config.json\n  hint: there is no such folder\n");
+    assert!(with(&["--adapter", model]).contains("this is a model, not an adapter"));
+    let error = with(&["--temperature", "0", "--top-p", "0.9"]);
+    assert!(
+        error.contains("`--top-p` does nothing at temperature 0") && error.contains("--temperature 0.7"),
+        "{error}"
+    );
+    assert!(with(&["--seed", "3"]).contains("--temperature"));
+    assert!(with(&["--temperature", "-1"]).contains("expected a number from 0 on"));
+    assert!(with(&["--temperature", "1", "--top-p", "1.5"]).contains("expected a number above 0, at most 1"));
+    assert!(with(&["--max-new-tokens", "0"]).contains("expected a whole number from 1 on"));
+    assert!(with(&["--dtype", "int8"]).contains("expected f32, bf16 or f16"));
+    assert!(with(&["--raw", "--system", "Be brief"]).contains("cannot be used with"));
+    assert!(refused(&["--model", "no/such/model", "--prompt", "x"]).starts_with("error: "));
+}
+
+#[test]
+#[ignore = "needs stories15M in the folder LORA_TRAIN_MODELS"]
+fn the_text_goes_to_stdout_and_a_reader_may_leave_early() {
+    let model = real("stories15M");
+    let model = model.to_str().unwrap();
+    let args = ["--model", model, "--prompt", "Once upon a time", "--max-new-tokens", "12"];
+    let output = command(&args).output().unwrap();
+    assert_eq!(stdout_of(&output), ", there was a little girl named Lily. She loved\n");
+    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+    assert!(stderr.contains("text: 12 tokens, ") && stderr.contains("ended by --max-new-tokens"), "{stderr}");
+
+    let mut child = command(&["--model", model, "--prompt", "Once", "--quiet", "--device", "cpu"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut start = [0; 5];
+    child.stdout.take().unwrap().read_exact(&mut start).unwrap();
+    assert_eq!(&start, b" upon");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr), (Some(0), Vec::new()));
+}
