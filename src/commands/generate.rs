@@ -54,11 +54,11 @@ pub struct GenerateArgs {
 
     /// 0 always takes the most likely token, so that the same prompt gives the same text; 0.7 is a usual choice for
     /// varied text
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f64,
 
     /// Draw from the most likely tokens that together reach this probability; needs a temperature
-    #[arg(long, value_name = "P", value_parser = probability, requires = "temperature")]
+    #[arg(long, value_name = "P", value_parser = probability, requires = "temperature", allow_negative_numbers = true)]
     pub top_p: Option<f64>,
 
     /// Draw from this many of the most likely tokens; needs a temperature
