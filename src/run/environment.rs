@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::device;
+use crate::device::{self, DeviceKind};
 
 /// Program, machine and settings of a run. Secrets such as `HF_TOKEN` are never read here.
 #[derive(Clone, Debug, Serialize)]
@@ -71,18 +71,10 @@ impl Environment {
     }
 }
 
-/// Cargo features of the binary.
+/// Cargo features of the binary: its backends, and the dashboard.
 fn features() -> Vec<&'static str> {
-    [
-        ("cuda", cfg!(feature = "cuda")),
-        ("vulkan", cfg!(feature = "vulkan")),
-        ("metal", cfg!(feature = "metal")),
-        ("rocm", cfg!(feature = "rocm")),
-        ("tui", cfg!(feature = "tui")),
-    ]
-    .into_iter()
-    .filter_map(|(name, on)| on.then_some(name))
-    .collect()
+    let backends = DeviceKind::ALL.into_iter().filter(|kind| *kind != DeviceKind::Cpu && kind.is_compiled_in());
+    backends.map(DeviceKind::name).chain(cfg!(feature = "tui").then_some("tui")).collect()
 }
 
 #[cfg(test)]
