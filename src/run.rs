@@ -23,11 +23,12 @@ use crate::lora::targets::Selection;
 use crate::metrics::{Outcome, SinkOptions, Sinks, Summary};
 use crate::recipe::{Purpose, Recipe};
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
+use crate::train::plan::{Around, Plan};
 use crate::train::schedule::{Schedule, total_steps};
 use crate::train::state::RowOrder;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
-use crate::train::trainer::{Around, Plan, Trainer, TrainerError};
+use crate::train::trainer::{Trainer, TrainerError};
 
 use clock::process_start;
 use dir::{RunDir, RunDirError, Start};
@@ -53,8 +54,7 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     let source = ModelSource::open(&recipe.model, recipe.seed, args.quiet)?;
     let selection = source.select(&recipe.lora)?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
-    let start = if resumed.is_some() { Start::Resume } else { Start::Fresh };
-    let dir = RunDir::create(&recipe.output_dir, start).map_err(run_dir_failure)?;
+    let dir = RunDir::create(&recipe.output_dir, start_of(resumed.as_ref())).map_err(run_dir_failure)?;
 
     // The tokenizer takes as long to parse as a small model to load, so they are read at the same time.
     let (data, model) = std::thread::scope(|scope| {
@@ -108,7 +108,7 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     }
 
     let export_start = Instant::now();
-    let adapter_verified = export(&recipe, &dir, trainer.step())?;
+    let adapter_verified = export(&recipe, &dir, trainer.step(), &device)?;
     let mut summary = Summary {
         outcome,
         device: device.label.clone(),
@@ -135,6 +135,10 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
         )));
     }
     Ok(())
+}
+
+fn start_of(resumed: Option<&Resumed>) -> Start {
+    if resumed.is_some() { Start::Resume } else { Start::Fresh }
 }
 
 /// Steps and their learning rates.
@@ -171,7 +175,7 @@ fn open_run(
     total_steps: u64,
     stop: &Stop,
 ) -> Result<Sinks, Failure> {
-    dir.reopen().map_err(Failure::running)?;
+    dir.reopen(start_of(resumed)).map_err(Failure::running)?;
     let resolved = recipe.to_toml();
     let given = std::fs::read_to_string(&args.recipe.recipe).map_err(Failure::running)?;
     let device_argument = args.recipe.device.iter().map(|name| format!("--device {name}"));
@@ -212,11 +216,11 @@ fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule) -> Plan {
 }
 
 /// Writes the adapter; whether it gives the same logits when it is read back.
-fn export(recipe: &Recipe, dir: &RunDir, step: &TrainStep) -> Result<bool, Failure> {
+fn export(recipe: &Recipe, dir: &RunDir, step: &TrainStep, device: &OpenDevice) -> Result<bool, Failure> {
     let folder = dir.adapter();
     let weights = adapter_weights(step.adapters());
     write_adapter(&folder, &weights, &recipe.lora, &recipe.model.path).map_err(Failure::running)?;
-    adapter_reloads(&folder, step.model(), step.adapters()).map_err(Failure::running)
+    adapter_reloads(&folder, step.model(), step.adapters(), device.is_gpu()).map_err(Failure::running)
 }
 
 /// What was cut off or left out of the rows.

@@ -109,17 +109,31 @@ impl RunDir {
         self.path.join(SUMMARY_FILE).exists()
     }
 
-    /// Deletes what only a finished run has, since this one goes on.
+    /// Deletes what earlier starts left that this one must not keep: the mark of a finished run, and, for
+    /// [`Start::Fresh`], the TensorBoard events of a start that came to nothing, which would be drawn as a second curve.
     ///
     /// # Errors
     ///
     /// Where the file system refuses.
-    pub fn reopen(&self) -> Result<(), RunDirError> {
-        let summary = self.path.join(SUMMARY_FILE);
-        match fs::remove_file(&summary) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&summary, "delete", error)),
-            _ => Ok(()),
+    pub fn reopen(&self, start: Start) -> Result<(), RunDirError> {
+        let mut leftovers = vec![self.path.join(SUMMARY_FILE)];
+        if start == Start::Fresh {
+            let events = fs::read_dir(self.path.join("tensorboard")).into_iter().flatten().flatten();
+            leftovers.extend(
+                events
+                    .filter(|entry| entry.file_name().to_string_lossy().starts_with("events.out.tfevents."))
+                    .map(|entry| entry.path()),
+            );
         }
+        for leftover in leftovers {
+            match fs::remove_file(&leftover) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(io_error(&leftover, "delete", error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Writes `recipe.toml`, as the user wrote it with the arguments that change it in comments above, and `resolved.toml`.
@@ -204,8 +218,23 @@ mod tests {
         assert!(matches!(error, RunDirError::Finished { .. }), "{error}");
         let run = RunDir::create(&path, Start::Resume).unwrap();
         assert!(run.is_finished());
-        run.reopen().unwrap();
+        run.reopen(Start::Resume).unwrap();
         assert!(!run.is_finished());
+    }
+
+    #[test]
+    fn a_fresh_start_drops_the_events_of_one_that_came_to_nothing_and_a_resumed_one_keeps_them() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("tensorboard")).unwrap();
+        for name in ["events.out.tfevents.1.host.2.0", "notes.txt"] {
+            fs::write(folder.path().join("tensorboard").join(name), "x").unwrap();
+        }
+        let names = || fs::read_dir(folder.path().join("tensorboard")).unwrap().count();
+        let run = RunDir::create(folder.path(), Start::Fresh).unwrap();
+        run.reopen(Start::Resume).unwrap();
+        assert_eq!(names(), 2);
+        run.reopen(Start::Fresh).unwrap();
+        assert_eq!(names(), 1);
     }
 
     #[test]

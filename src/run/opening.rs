@@ -126,7 +126,11 @@ impl Opening<'_> {
         let (total, warmup) = (self.schedule.total_steps(), self.schedule.warmup_steps());
         #[allow(clippy::cast_precision_loss, reason = "shown with two decimals")]
         let epochs = total as f64 / per_epoch.max(1) as f64;
-        format!("{total} steps: {epochs:.2} epochs of {per_epoch} steps; warm-up in the first {warmup}")
+        let warmup = match warmup {
+            0 => "no warm-up".to_owned(),
+            warmup => format!("warm-up in the first {warmup}"),
+        };
+        format!("{total} steps: {epochs:.2} epochs of {per_epoch} steps; {warmup}")
     }
 }
 

@@ -81,6 +81,7 @@ impl StepWork {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SessionFigures {
     pub(super) time: TimeSpent,
+    pub(super) num_steps: u64,
     /// Loss of the last step that had something to predict.
     pub(super) last_loss: Option<f64>,
     pub(super) tokens: u64,
@@ -96,6 +97,7 @@ impl SessionFigures {
         if outcome.target_tokens > 0 {
             self.last_loss = Some(outcome.loss);
         }
+        self.num_steps += 1;
         self.tokens += work.tokens;
         self.step_seconds += work.step_seconds;
         self.flops += work.flops;

@@ -7,6 +7,7 @@ mod figures;
 pub mod flops;
 pub mod grads;
 pub mod optim;
+pub mod plan;
 pub mod schedule;
 pub mod state;
 pub mod step;

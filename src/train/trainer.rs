@@ -3,25 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::config::{EvalConfig, TrainConfig};
 use super::eval::evaluate;
 use super::figures::{SessionFigures, StepWork, per_second};
 use super::flops::StepFlops;
-use super::schedule::Schedule;
-use super::state::{Evaluations, RowOrder, Totals, TrainerState};
+use super::plan::{Around, Plan};
+use super::state::{Evaluations, Totals, TrainerState};
 use super::step::{StepOutcome, StepState, TrainStep};
-use super::stop::Stop;
-use crate::checkpoint::{self, CheckpointConfig, CheckpointError, Checkpoints};
+use crate::checkpoint::{self, CheckpointError};
 use crate::data::error::DataError;
 use crate::data::loader::Loader;
-use crate::data::pipeline::{Cursor, DataPipeline};
-use crate::device::OpenDevice;
+use crate::data::pipeline::Cursor;
 use crate::export::{adapter_weights, write_adapter};
 use crate::generate::{GenerateError, Generator};
 use crate::lora::AdapterSet;
-use crate::lora::config::LoraConfig;
-use crate::metrics::{EvalMetrics, Outcome, Sample, Sinks, StepMetrics, Summary};
-use crate::telemetry::Telemetry;
+use crate::metrics::{EvalMetrics, Outcome, Sample, StepMetrics, Summary};
 
 /// Shown once; how many there are stands in the summary.
 const CUT_WARNING: &str = "a row is so much longer than `data.max_length` that nothing of its answer is left, so it is \
@@ -49,41 +44,6 @@ pub enum TrainerError {
     },
 }
 
-/// What the loop works with.
-pub struct Around<'a> {
-    /// Rows.
-    pub data: &'a DataPipeline,
-    /// Where it is computed.
-    pub device: &'a OpenDevice,
-    /// Figures of the machine.
-    pub telemetry: &'a Telemetry,
-    /// Where checkpoints go.
-    pub checkpoints: &'a Checkpoints,
-    /// Where figures go.
-    pub sinks: &'a mut Sinks,
-    /// Whether to stop.
-    pub stop: &'a Stop,
-}
-
-/// How long the loop runs and what it does between steps.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// Micro-batches and steps.
-    pub train: TrainConfig,
-    /// Evaluations.
-    pub eval: EvalConfig,
-    /// Checkpoints.
-    pub checkpoint: CheckpointConfig,
-    /// Learning rate by step; knows the number of steps.
-    pub schedule: Schedule,
-    /// What the data cursor counts in.
-    pub order: RowOrder,
-    /// Written into `adapter_config.json` of checkpoints.
-    pub lora: LoraConfig,
-    /// The same: the model that the adapter belongs to.
-    pub base_model_name_or_path: String,
-}
-
 /// The training loop and where it stands.
 pub struct Trainer<'a> {
     step: TrainStep,
@@ -98,6 +58,8 @@ pub struct Trainer<'a> {
     /// Wall time of the earlier starts of this run.
     earlier_wall_seconds: f64,
     process_start: Instant,
+    /// When the last step ended, unless something else has come between: writing figures belongs to the next step.
+    last_step_end: Option<Instant>,
     figures: SessionFigures,
     has_warned_of_cuts: bool,
 }
@@ -125,6 +87,7 @@ impl<'a> Trainer<'a> {
             earlier_energy_joules: None,
             earlier_wall_seconds: 0.0,
             process_start,
+            last_step_end: None,
             figures: SessionFigures::default(),
             has_warned_of_cuts: false,
         }
@@ -204,6 +167,17 @@ impl<'a> Trainer<'a> {
     ///
     /// A row that cannot be read, a checkpoint that cannot be written.
     pub fn run(&mut self) -> Result<Outcome, TrainerError> {
+        let first_step = self.state.step;
+        let outcome = self.run_steps();
+        let is_row_or_prompt = matches!(outcome, Err(TrainerError::Data(_) | TrainerError::Generate(_)));
+        if is_row_or_prompt && self.state.step > first_step {
+            // Once that is mended, training goes on from here.
+            self.interrupt()?;
+        }
+        outcome
+    }
+
+    fn run_steps(&mut self) -> Result<Outcome, TrainerError> {
         let mut loader = self.around.data.loader(self.state.cursor, self.plan.train.micro_batch_size)?;
         self.figures.time.startup_seconds = self.process_start.elapsed().as_secs_f64();
         // Only what happens in steps belongs to the first step's figures.
@@ -223,14 +197,9 @@ impl<'a> Trainer<'a> {
             if self.state.step >= self.plan.schedule.total_steps() {
                 return Ok(Outcome::Finished);
             }
-            match self.take_step(&mut loader) {
-                Ok(Some(metrics)) => self.around.sinks.step(&metrics),
-                Ok(None) => return self.interrupt(),
-                Err(error) => {
-                    // Once the row is mended, training goes on from here.
-                    self.interrupt()?;
-                    return Err(error);
-                }
+            match self.take_step(&mut loader)? {
+                Some(metrics) => self.around.sinks.step(&metrics),
+                None => return self.interrupt(),
             }
         }
     }
@@ -238,7 +207,7 @@ impl<'a> Trainer<'a> {
     /// One step: micro-batches, an update, its figures. `None` where somebody wants to stop: then nothing happened, as
     /// after an error.
     fn take_step(&mut self, loader: &mut Loader) -> Result<Option<StepMetrics>, TrainerError> {
-        let step_start = Instant::now();
+        let step_start = self.last_step_end.take().unwrap_or_else(Instant::now);
         let mut work = StepWork::new(self.state.cursor);
         for _ in 0..self.plan.train.gradient_accumulation_steps {
             if self.stop_requested() {
@@ -275,7 +244,8 @@ impl<'a> Trainer<'a> {
         }
         self.synchronize();
         work.optimizer_seconds = update_start.elapsed().as_secs_f64();
-        work.step_seconds = step_start.elapsed().as_secs_f64();
+        let step_end = Instant::now();
+        work.step_seconds = (step_end - step_start).as_secs_f64();
 
         self.state.advance(&work, &outcome);
         self.is_saved = false;
@@ -287,7 +257,11 @@ impl<'a> Trainer<'a> {
         if work.rows.answer_cut > 0 && !std::mem::replace(&mut self.has_warned_of_cuts, true) {
             self.around.sinks.warn(CUT_WARNING);
         }
-        Ok(Some(self.metrics(learning_rate, &outcome, &work)))
+        let metrics = self.metrics(learning_rate, &outcome, &work);
+        // In the first step the device's peak was measured meanwhile.
+        let is_first = self.figures.num_steps == 1;
+        self.last_step_end = Some(if is_first { Instant::now() } else { step_end });
+        Ok(Some(metrics))
     }
 
     /// The line of metrics.jsonl.
@@ -399,6 +373,7 @@ impl<'a> Trainer<'a> {
         self.is_saved = false;
         self.figures.time.evaluation_seconds += eval_start.elapsed().as_secs_f64();
         let _ = self.around.telemetry.window();
+        self.last_step_end = None;
         Ok(true)
     }
 
@@ -428,6 +403,7 @@ impl<'a> Trainer<'a> {
         self.is_saved = true;
         self.figures.time.checkpoint_seconds += save_start.elapsed().as_secs_f64();
         let _ = self.around.telemetry.window();
+        self.last_step_end = None;
         Ok(())
     }
 
