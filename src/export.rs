@@ -2,7 +2,7 @@
 //!
 //! An adapter is a folder with `adapter_model.safetensors` and `adapter_config.json`, as `save_pretrained` of PEFT
 //! writes it: [`write_adapter`] and [`read_adapter`]. A merged model is a Hugging Face folder in which the adapter has
-//! been added to the weights: [`merge`].
+//! been added to the weights: [`merge()`].
 
 use std::collections::BTreeMap;
 

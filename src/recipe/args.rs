@@ -15,7 +15,7 @@ pub struct RecipeArgs {
     /// Change one key of the recipe; can be given several times
     ///
     /// The value is TOML; what is not TOML is taken as text. Nothing after `=` takes the key out, so that its
-    /// default applies. An element of a list is named by its number: data.train[0].path=rows.jsonl
+    /// default applies. An element of a list is named by its number: data.train.0.path=rows.jsonl
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
 
