@@ -1,6 +1,6 @@
 //! [`linear`](super::linear) by the kernels, where they run; where not, what was passed in comes back.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::FlexTensor;
 use half::{bf16, f16};
 
@@ -50,7 +50,7 @@ pub(super) fn linear(
             Some(flex) => flex,
             None => return Err(Some(residual)),
         },
-        None => FlexTensor::empty([tokens, out_features].into(), DType::F32),
+        None => zeros([tokens, out_features]),
     };
     let y = sum.storage_mut::<f32>();
     let x_values = host_x.as_slice();
@@ -87,7 +87,7 @@ pub(super) fn linear_backward(
     let accumulate = matches!(input_grad, InputGrad::AddTo(_));
     let mut dx = match input_grad {
         InputGrad::Skip => None,
-        InputGrad::Fresh => Some(FlexTensor::empty([tokens, in_features].into(), DType::F32)),
+        InputGrad::Fresh => Some(zeros([tokens, in_features])),
         InputGrad::AddTo(sum) => match host::take(sum.clone()) {
             Some(flex) => {
                 drop(sum);
@@ -136,4 +136,9 @@ pub(super) fn linear_backward(
 fn dims(weight: &FlexTensor) -> [usize; 2] {
     let shape = weight.layout().shape();
     [shape[0], shape[1]]
+}
+
+/// `FlexTensor::empty` fills a buffer of bytes and then copies it to one that is aligned for floats; this is neither.
+fn zeros(shape: [usize; 2]) -> FlexTensor {
+    FlexTensor::from_data(TensorData::new(vec![0f32; shape[0] * shape[1]], shape))
 }

@@ -236,8 +236,9 @@ where
     let stretches = stretches(words[0]);
     let columns_per_task = GROUP_PANELS * PANEL;
     let groups = n.div_ceil(columns_per_task);
-    // Enough tasks to keep all threads busy to the end; the split changes no sum.
-    let parts = (8 * rayon::current_num_threads()).div_ceil(groups).min(m / MIN_TASK_ROWS).max(1);
+    // Enough tasks to keep all threads busy to the end, as parts of the rows pack their columns again; the split
+    // changes no sum.
+    let parts = (4 * rayon::current_num_threads()).div_ceil(groups).min(m / MIN_TASK_ROWS).max(1);
     let rows_per_task = m.div_ceil(parts).next_multiple_of(BLOCK_ROWS);
     let c = SharedMut(c.as_mut_ptr());
     let panel_len = (BLOCK_DEPTH + words[1]) * PANEL;
