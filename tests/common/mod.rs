@@ -1,0 +1,163 @@
+//! A folder with a recipe and rows, and the binary run on it.
+#![allow(dead_code, reason = "every test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+#![allow(clippy::unnecessary_debug_formatting, reason = "a quoted path is TOML")]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The pretrained model of the repository.
+pub(crate) fn quickstart_model() -> PathBuf {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("quickstart/model");
+    assert!(model.join("config.json").is_file(), "{} is part of the repository", model.display());
+    model
+}
+
+/// A folder with rows to train on, removed at the end of the test.
+pub(crate) struct Bench {
+    pub(crate) folder: TempDir,
+}
+
+impl Bench {
+    /// 24 rows to train on, 6 to evaluate on.
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let rows = |range: std::ops::Range<usize>| {
+            range.fold(String::new(), |mut text, i| {
+                let animal = ["cat", "dog", "bird", "fox"][i % 4];
+                let place = ["garden", "forest", "house"][i % 3];
+                let story = format!("Once there was a little {animal} in the {place}. ").repeat(1 + i % 3);
+                writeln!(text, "{}", serde_json::json!({"prompt": format!("{i}: "), "completion": story})).unwrap();
+                text
+            })
+        };
+        fs::write(folder.path().join("train.jsonl"), rows(0..24)).unwrap();
+        fs::write(folder.path().join("eval.jsonl"), rows(24..30)).unwrap();
+        Self { folder }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a recipe whose output goes to `output`; `extra` is appended, and `--set` does the rest.
+    pub(crate) fn recipe(&self, output: &str, extra: &str) -> PathBuf {
+        let text = format!(
+            r#"
+output_dir = {output:?}
+seed = 7
+
+[model]
+path = {model:?}
+
+[lora]
+r = 4
+lora_dropout = 0.1
+
+[data]
+max_length = 64
+num_workers = 1
+[[data.train]]
+path = {train:?}
+[[data.eval]]
+path = {eval:?}
+
+[train]
+micro_batch_size = 2
+gradient_accumulation_steps = 2
+
+[optimizer]
+learning_rate = 1e-3
+
+[scheduler]
+lr_scheduler = "cosine"
+warmup_steps = 1
+
+[device]
+name = "cpu"
+{extra}
+"#,
+            output = self.path(output),
+            model = quickstart_model(),
+            train = self.path("train.jsonl"),
+            eval = self.path("eval.jsonl"),
+        );
+        let path = self.path(&format!("{output}.toml"));
+        fs::write(&path, text).unwrap();
+        path
+    }
+}
+
+/// The command with arguments, not started yet.
+pub(crate) fn lora_train(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lora-train"));
+    command.args(args).env("NO_COLOR", "1").env("RAYON_NUM_THREADS", "2").stdin(Stdio::null());
+    command
+}
+
+/// Runs the command to its end.
+pub(crate) fn run(args: &[&str]) -> Output {
+    lora_train(args).output().unwrap()
+}
+
+/// Trains and holds that it ended well.
+pub(crate) fn train(recipe: &Path, args: &[&str]) -> Output {
+    let mut all = vec![recipe.to_str().unwrap()];
+    all.extend(args);
+    let output = run(&all);
+    assert!(output.status.success(), "{}", stderr(&output));
+    output
+}
+
+/// What the command said.
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Lines of metrics.jsonl.
+pub(crate) fn metrics(run_dir: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The lines of metrics.jsonl that are steps.
+pub(crate) fn steps(run_dir: &Path) -> Vec<Value> {
+    metrics(run_dir).into_iter().filter(|line| line.get("loss").is_some()).collect()
+}
+
+/// Reads a JSON file of a run.
+pub(crate) fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Sends a signal to a running process.
+pub(crate) fn signal(child: &Child, signal: i32) {
+    // SAFETY: kill() takes two numbers and touches no memory; the process is our own child, not yet waited for.
+    let sent = unsafe { libc::kill(child.id().cast_signed(), signal) };
+    assert_eq!(sent, 0);
+}
+
+/// Waits until a condition holds, at most three minutes.
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_mins(3), "waited three minutes for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits for a process, at most three minutes.
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    wait_until("the process to end", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
+}
