@@ -4,6 +4,8 @@
 //! on the CPU. stories15M and SmolLM2-135M are looked for in the folder that `LORA_TRAIN_MODELS` names
 //! (`scripts/get_models.py` makes them); their tests are ignored unless asked for, as `.ci/run` does.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
+
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};

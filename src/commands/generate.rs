@@ -15,7 +15,7 @@ use crate::export::{SavedAdapter, find_adapter, read_adapter};
 use crate::failure::Failure;
 use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
 use crate::lora::AdapterSet;
-use crate::model::weights::Weights;
+use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{Init, ModelOptions, Quantization};
 use crate::run::inputs::ModelSource;
 use crate::schema::Problem;
@@ -203,7 +203,7 @@ fn model_options(args: &GenerateArgs) -> ModelOptions {
 /// device lacks it: then nothing is rounded.
 fn dtypes(asked_for: Option<Dtype>, source: &ModelSource, device: &OpenDevice) -> (Dtype, Dtype) {
     let stored = match &source.weights {
-        Weights::Files(files) => files.tensors().values().find_map(|tensor| tensor.float_dtype()),
+        Weights::Files(files) => files.tensors().values().find_map(StoredTensor::float_dtype),
         Weights::Random(_) => None,
     };
     let stored = stored.filter(|&dtype| device.supports(dtype));

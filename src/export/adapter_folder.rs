@@ -10,6 +10,9 @@ use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
 use crate::model::config::LlamaConfig;
 
+/// Matrices that are named where an adapter does not fit.
+const MAX_PROBLEMS: usize = 8;
+
 /// The adapter in `folder`: `folder` itself, such as a checkpoint, or `folder/adapter`, where `folder` is the
 /// `output_dir` of a run. A folder without either comes back as it is, for [`read_adapter`](super::read_adapter) to
 /// explain.
@@ -23,10 +26,15 @@ impl SavedAdapter {
     /// Puts the adapter, which was read from `folder`, on a device, for a model of this shape. Dropout is off.
     ///
     /// # Errors
-    /// Every matrix that does not fit the model.
+    /// Matrices that do not fit the model; the first ones are named, the others counted.
     pub fn into_set(self, folder: &Path, config: &LlamaConfig, device: &Device) -> Result<AdapterSet, ExportError> {
-        let misfit =
-            |problems| ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "this model", problems };
+        let misfit = |mut problems: Vec<String>| {
+            // An adapter of another model fits nowhere: some places say that as well as all.
+            let others = problems.len().saturating_sub(MAX_PROBLEMS);
+            problems.truncate(MAX_PROBLEMS);
+            problems.extend((others > 0).then(|| format!("and {others} more")));
+            ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "this model", problems }
+        };
         let selection: Selection = self
             .config
             .select(config.num_hidden_layers)

@@ -25,7 +25,7 @@ enum Held {
     /// For the kernels: `[tokens, num_kv_heads * head_dim]`.
     Host { keys: Vec<f32>, values: Vec<f32> },
     /// For plain tensor calls: `[num_kv_heads, capacity, head_dim]` each.
-    Device([Tensor<3>; 2]),
+    Device(Box<[Tensor<3>; 2]>),
 }
 
 impl KeyValueCache {
@@ -36,7 +36,7 @@ impl KeyValueCache {
             Held::Host { keys: Vec::new(), values: Vec::new() }
         } else {
             let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
-            Held::Device([empty(), empty()])
+            Held::Device(Box::new([empty(), empty()]))
         };
         Self { heads, num_tokens: 0, held }
     }
