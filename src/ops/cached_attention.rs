@@ -33,7 +33,7 @@ impl KeyValueCache {
     #[must_use]
     pub fn new(heads: Heads, device: &Device, dtype: DType) -> Self {
         let held = if host::has_kernels(device, dtype) {
-            Held::Host { keys: Vec::new(), values: Vec::new() }
+            Held::default()
         } else {
             let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
             Held::Device(Box::new([empty(), empty()]))
@@ -53,26 +53,28 @@ impl KeyValueCache {
     /// `[tokens, num_kv_heads * head_dim]`.
     pub fn append(&mut self, k: &Tensor<2>, v: &Tensor<2>) {
         let [count, _] = k.dims();
-        match &mut self.held {
-            Held::Host { keys, values } => {
-                for (held, new) in [(keys, k), (values, v)] {
+        let end = self.num_tokens + count;
+        // Taken out, so that nobody else holds the tensors and they are written in place.
+        self.held = match std::mem::take(&mut self.held) {
+            Held::Host { mut keys, mut values } => {
+                for (held, new) in [(&mut keys, k), (&mut values, v)] {
                     let Some(new) = host::view(new) else { unreachable!("the cache is of a device with kernels") };
                     held.extend_from_slice(new.as_slice());
                 }
+                Held::Host { keys, values }
             }
             Held::Device(held) => {
                 let Heads { num_kv_heads, head_dim, .. } = self.heads;
-                let end = self.num_tokens + count;
-                for (held, new) in held.iter_mut().zip([k, v]) {
+                let range = [0..num_kv_heads, self.num_tokens..end, 0..head_dim];
+                let [keys, values] = *held;
+                let appended = [(keys, k), (values, v)].map(|(held, new)| {
                     let new = new.clone().reshape([count, num_kv_heads, head_dim]).swap_dims(0, 1);
-                    // Taken out, so that nobody else holds it and it is written in place.
-                    let all = std::mem::replace(held, Tensor::empty([0, 0, 0], (&new.device(), new.dtype())));
-                    let range = [0..num_kv_heads, self.num_tokens..end, 0..head_dim];
-                    *held = with_room_for(all, end).slice_assign(range, new);
-                }
+                    with_room_for(held, end).slice_assign(range.clone(), new)
+                });
+                Held::Device(Box::new(appended))
             }
-        }
-        self.num_tokens += count;
+        };
+        self.num_tokens = end;
     }
 
     /// Attention of the last token, whose query is `q`, on all tokens of the cache (of which it is one).
@@ -97,6 +99,12 @@ impl KeyValueCache {
                 plain_attention_of_last(q, k, v, self.heads)
             }
         }
+    }
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self::Host { keys: Vec::new(), values: Vec::new() }
     }
 }
 
