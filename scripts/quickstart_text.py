@@ -5,7 +5,7 @@ no text of others is in it. The world holds people who go to places and meet ani
 in their hands and some feeling afterwards.
 
     World(seed).document()      one pretraining document: a story, a chat in ChatML, or a note in JSON
-    World(seed).extraction()    one fine-tuning row: a story and the JSON that holds who, which animal and where
+    World(seed).extraction()    one fine-tuning row: a story, and who, which animal and where as named fields
 """
 
 import json
@@ -15,50 +15,35 @@ from dataclasses import dataclass
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
 GIRLS = """Mia Anna Lena Rosa Nora Ida Clara Emma Julia Maya Zoe Lucy Ella Sara Ruth Alma Greta Hanna Iris Jana Kira Lola
-Mona Nina Olga Paula Rita Sofia Tina Vera Wanda Yara Amina Bella Cora Dana Elsa Fiona Gina Hilda Ines Joan Karla Lily
-Marta Nelly Oona Petra Romy Stella Thea Uma Viola Wilma Zara Agnes Berta Celia Dora Edith Frida Grace Helen Irma June
-Kate Laura Mary Nadia Olive Pia Rachel Sonja Tessa Ursula""".split()
+Mona Nina Olga Paula Rita Sofia Tina Vera Wanda Yara""".split()
 BOYS = """Tom Ben Max Paul Leo Felix Jonas Noah Emil Anton Oskar Hugo Theo Karl Otto Fritz Moritz Simon Lukas David Adam
-Bruno Carlo Dario Erik Finn Georg Hans Ivan Jakob Kurt Lars Milo Nils Omar Peter Quentin Robin Samir Tariq Umar Victor
-Walter Yusuf Zeno Albert Boris Cedric Daniel Edgar Frank Gustav Henry Igor Jack Kevin Louis Martin Nathan Oliver Pablo
-Rafael Stefan Tobias Ulrich Vincent William Xaver Yannick Arthur Basil Conrad Dennis""".split()
-SYLLABLES = "ba be bo da de do fa fi ga go ha ka ke ko la le li lo ma me mi mo na ne ni no pa pe ra re ri ro sa se so ta te ti to va ve wi ya zo".split()
-ANIMALS = """fox cat dog owl goat horse rabbit duck hen frog mouse bear wolf deer crow swan goose hedgehog squirrel snail turtle
-donkey pony lamb pig cow sheep badger beaver otter seal crab parrot pigeon sparrow robin stork heron eagle falcon lizard
-snake toad beetle spider bee butterfly moth mole rat ferret hamster camel zebra lion tiger monkey elephant giraffe
-penguin dolphin whale kitten puppy calf""".split()
+Bruno Carlo Dario Erik Finn Georg Hans Ivan Jakob Kurt Lars""".split()
+ANIMALS = """fox cat dog owl goat horse rabbit duck hen frog mouse bear wolf deer crow swan goose hedgehog squirrel snail
+turtle donkey pony lamb pig cow sheep badger beaver otter seal crab""".split()
 PLACES = {
-    "at": """harbour station market lake beach river school farm museum bakery castle bridge fair library mill airport
-well fountain crossroads lighthouse pond campsite church zoo hospital theatre bus-stop post-office ferry gate
-waterfall playground""",
-    "in": """forest garden park kitchen cellar barn attic valley village meadow field orchard cave desert tower tent cabin
-greenhouse classroom workshop courtyard stable swamp jungle tunnel hallway vineyard bedroom""",
-    "on": "hill roof island mountain balcony pier terrace ship train cliff",
+    "at": "harbour station market lake beach river school farm museum bakery castle bridge fair library mill airport".split(),
+    "in": "forest garden park kitchen cellar barn attic valley village meadow field orchard cave desert".split(),
+    "on": "hill roof island mountain".split(),
 }
-PLACE_OF = {name.replace("-", " "): preposition for preposition, names in PLACES.items() for name in names.split()}
-COLOURS = "red blue green yellow white black brown grey pink purple orange golden silver".split()
-SIZES = "small big young old tiny quiet hungry friendly shy clever fat thin sleepy strange funny wild tired brave".split()
-OBJECTS = """ball kite book lamp hat basket key bell drum rope scarf box umbrella cup bottle coin map letter flute blanket
-ring bucket camera bag candle spoon brush mirror shovel flag lantern whistle boat pencil button glove jar
-notebook plate shell stone""".split()
-FOODS = "bread cheese apples carrots soup cake nuts rice milk honey berries corn fish beans plums pears grass seeds".split()
-FEELINGS = "happy sad proud tired calm excited surprised scared lonely hungry curious angry brave worried glad sleepy".split()
-TIMES = ["in the morning", "at noon", "in the afternoon", "in the evening", "at night", "on Monday", "on Tuesday",
-         "on Wednesday", "on Thursday", "on Friday", "on Saturday", "on Sunday", "after lunch", "before school",
-         "after dinner", "one day", "last week", "yesterday", "early in the day"]
+PLACE_OF = {name: preposition for preposition, names in PLACES.items() for name in names}
+COLOURS = "red blue green yellow white black brown grey".split()
+SIZES = "small big young old tiny quiet hungry friendly shy clever funny tired".split()
+OBJECTS = "ball kite book lamp hat basket key bell drum rope scarf box umbrella cup bottle coin".split()
+FOODS = "bread cheese apples carrots soup cake nuts rice".split()
+FEELINGS = "happy sad proud tired calm excited surprised scared lonely curious angry worried".split()
+TIMES = ["in the morning", "at noon", "in the afternoon", "in the evening", "at night", "on Monday", "on Friday",
+         "on Sunday", "after lunch", "one day", "last week", "yesterday"]
 WEATHERS = {
-    "sunny": ["The sun was shining.", "It was a sunny day.", "The sun was warm and bright.", "The sky was blue and sunny."],
-    "rainy": ["It was raining.", "It was a rainy day.", "Rain fell on the ground.", "The rain did not stop."],
-    "windy": ["It was very windy.", "A strong wind was blowing.", "The wind was loud.", "It was a windy day."],
-    "snowy": ["It was snowing.", "Snow lay on the ground.", "It was a snowy day.", "White snow was everywhere."],
-    "foggy": ["It was foggy.", "A thick fog lay over everything.", "Nobody could see far in the fog."],
-    "cloudy": ["It was cloudy.", "Grey clouds were in the sky.", "The sky was full of clouds."],
-    "hot": ["It was very hot.", "It was a hot day.", "The air was hot and dry."],
-    "cold": ["It was cold.", "It was a cold day.", "The air was cold and clear."],
+    "sunny": ["The sun was shining.", "It was a sunny day."],
+    "rainy": ["It was raining.", "It was a rainy day."],
+    "windy": ["It was very windy.", "A strong wind was blowing."],
+    "snowy": ["It was snowing.", "Snow lay on the ground."],
+    "foggy": ["It was foggy.", "A thick fog lay over everything."],
+    "hot": ["It was very hot.", "It was a hot day."],
 }
 SPOTS = "tree wall bench fence bush door rock house sign cart table hedge".split()
 SOUNDS = {"dog": "woof", "cat": "meow", "cow": "moo", "sheep": "baa", "duck": "quack", "owl": "hoo", "frog": "croak",
-          "crow": "caw", "pig": "oink", "bee": "buzz", "mouse": "squeak", "snake": "hiss", "lion": "roar", "horse": "neigh"}
+          "crow": "caw", "pig": "oink", "mouse": "squeak", "horse": "neigh"}
 
 
 def with_article(phrase: str) -> str:
@@ -113,11 +98,9 @@ class World:
         return self.random.random() < probability
 
     def person(self) -> tuple[str, str, str]:
-        """A name with its pronouns; one name in six is made of syllables, so that names are read and not only known."""
+        """A name with its pronouns."""
         girl = self.chance(0.5)
         name = self.pick(GIRLS if girl else BOYS)
-        if self.chance(1 / 6):
-            name = "".join(self.pick(SYLLABLES) for _ in range(self.random.randint(2, 3))).capitalize()
         return (name, "she", "her") if girl else (name, "he", "his")
 
     def facts(self) -> Facts:
@@ -252,38 +235,22 @@ class World:
             (f"{f.who} wrote \"{f.animal}\". What did {f.who} write?", f"{f.who} wrote \"{f.animal}\"."),
         ])
 
-    def copying(self) -> tuple[str, str]:
-        """A wish to repeat something: the base model learns to read its prompt closely, which comes late without it."""
-        pools = [ANIMALS, list(PLACE_OF), OBJECTS, COLOURS, FOODS, GIRLS, BOYS, FEELINGS, SIZES]
-        words = [self.person()[0] if self.chance(0.2) else self.pick(self.pick(pools)) for _ in range(self.random.randint(1, 5))]
-        sentence = self.story(self.facts(), 2)[0]
-        return self.pick([
-            (f"Repeat: {sentence}", sentence), (f"{sentence}\nSay it again.", sentence),
-            (f"Repeat: {' '.join(words)}", " ".join(words)), (f"{', '.join(words)}\nSay it again.", ", ".join(words)),
-            (f"Write in quotes: {', '.join(words)}", ", ".join(f'"{w}"' for w in words)),
-            (f"{' '.join(words)}\nWrite these words in quotes.", " ".join(f'"{w}"' for w in words)),
-        ])
-
     def chat(self) -> list[dict[str, str]]:
-        """One conversation: a story alone, a story with questions, a wish for a story or to repeat something, small talk."""
+        """One conversation: a story alone, a story with questions, a wish for a story, or small talk."""
         f, turns = self.facts(), []
         kind = self.random.random()
-        if kind < 0.36:
+        if kind < 0.45:
             turns.append((self.story(f, self.random.randint(1, 4))[0], self.summary(f)))
-        elif kind < 0.68:
+        elif kind < 0.80:
             text, told = self.story(f, self.random.randint(1, 5))
             first = self.question(f, told, text)
             turns.append((f"{text}{self.pick([' ', chr(10)])}{first[0]}", first[1]))
             while self.chance(0.35) and len(turns) < 4:
                 turns.append(self.question(f, told, text))
-        elif kind < 0.76:
+        elif kind < 0.88:
             text, _ = self.story(f, 4)
             turns.append((self.pick([f"Tell me a story about {f.who} and {with_article(f.animal)} {f.there}.",
                                      f"Write a story: {f.who}, {with_article(f.animal)}, the {f.place}."]), text))
-        elif kind < 0.92:
-            turns.append(self.copying())
-            while self.chance(0.3) and len(turns) < 3:
-                turns.append(self.copying())
         else:
             turns.append(self.small_talk())
             while self.chance(0.3) and len(turns) < 3:
@@ -304,9 +271,9 @@ class World:
     def document(self) -> str:
         """One pretraining document, with its end sign."""
         kind = self.random.random()
-        if kind < 0.22:
+        if kind < 0.25:
             text = self.story(self.facts(), 6)[0]
-        elif kind < 0.27:
+        elif kind < 0.33:
             text = self.note()
         else:
             text = render(self.chat())
@@ -315,11 +282,27 @@ class World:
     # ---- fine-tuning
 
     def extraction(self) -> dict:
-        """A fine-tuning row: the same stories, answered by JSON."""
+        """A fine-tuning row: the same stories, answered by three named fields instead of a sentence."""
         f = self.facts()
-        answer = json.dumps({"who": f.who, "animal": f.animal, "place": f.place})
-        return {"messages": [{"role": "user", "content": self.story(f, self.random.randint(1, 4))[0]},
-                             {"role": "assistant", "content": answer}]}
+        story = self.story(f, self.random.randint(1, 4))[0]
+        fields = f"name: {f.who}\nanimal: {with_article(f.animal)}\nplace: {f.there}"
+        return {"messages": [{"role": "user", "content": story}, {"role": "assistant", "content": fields}]}
+
+    def focus(self) -> tuple[str, str]:
+        """A user's turn and its answer for the second stage of pretraining: short stories, mostly summed up."""
+        f, kind = self.facts(), self.random.random()
+        if kind < 0.6:
+            return self.story(f, self.random.randint(1, 3))[0], self.summary(f)
+        if kind < 0.9:
+            text, told = self.story(f, self.random.randint(1, 3))
+            question, answer = self.question(f, told, text)
+            return f"{text} {question}", answer
+        return self.small_talk()
+
+
+def words() -> list[str]:
+    """The words that stories copy: names, animals, places and the like."""
+    return [*GIRLS, *BOYS, *ANIMALS, *PLACE_OF, *COLOURS, *SIZES, *OBJECTS, *FOODS, *FEELINGS, *WEATHERS]
 
 
 def render(messages: list[dict[str, str]]) -> str:
