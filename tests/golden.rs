@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Device, Tensor};
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
+use lora_train::export::{adapter_set, adapter_weights, read_adapter, write_adapter};
 use lora_train::lora::AdapterSet;
 use lora_train::lora::config::{InitLoraWeights, LoraConfig, TargetModules};
 use lora_train::lora::targets::Projection;
@@ -278,6 +279,98 @@ fn compare_curve(golden: &Golden) {
         // AdamW divides by the root of the second moment: where a gradient is near zero, rounding decides its sign.
         compare_projections(&key, &values(&adapter.lora_b), 1.0, &final_b[&key], 5e-3);
     }
+}
+
+fn quickstart() -> Golden {
+    Golden::open("quickstart", Path::new(env!("CARGO_MANIFEST_DIR")).join("quickstart/model"))
+}
+
+#[test]
+fn the_quickstart_model_gives_the_logits_losses_and_gradients_of_peft() {
+    compare_cases(&quickstart(), Dtype::F32);
+}
+
+#[test]
+fn the_quickstart_model_learns_along_the_loss_curve_of_peft() {
+    compare_curve(&quickstart());
+}
+
+/// Logits stored by `scripts/check_peft.py`: token ids by row, some columns, and the logits there.
+struct StoredLogits {
+    rows: Vec<Vec<u32>>,
+    columns: Vec<usize>,
+    logits: Vec<f32>,
+}
+
+impl StoredLogits {
+    fn open(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let integers = |name: &str| -> Vec<u32> {
+            let tensor = tensors.tensor(name).unwrap();
+            let width = tensor.data().len() / tensor.shape().iter().product::<usize>();
+            tensor.data().chunks_exact(width).map(|b| u32::from_le_bytes(b[..4].try_into().unwrap())).collect()
+        };
+        let length = tensors.tensor("input_ids").unwrap().shape()[1];
+        let bytes = tensors.tensor("logits").unwrap().data();
+        Self {
+            rows: integers("input_ids").chunks_exact(length).map(<[u32]>::to_vec).collect(),
+            columns: integers("columns").into_iter().map(|column| column as usize).collect(),
+            logits: bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
+        }
+    }
+}
+
+#[test]
+fn an_adapter_that_peft_trained_gives_pefts_logits() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/quickstart/peft");
+    let model = quickstart().model(Dtype::F32);
+    let saved = read_adapter(&folder.join("adapter")).unwrap();
+    let selection = saved.config.select(model.config.num_hidden_layers).unwrap();
+    let adapters = adapter_set(&folder, saved.weights, &selection, &model.config, 0.0, &model.device()).unwrap();
+    let stored = StoredLogits::open(&folder.join("logits.safetensors"));
+    let all: Vec<_> = stored.rows.iter().map(|ids| (ids.clone(), vec![0; ids.len()])).collect();
+    let logits = values(&model.logits(&batch(&all), &adapters));
+    let largest = stored.logits.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+    let tokens = stored.rows.iter().map(Vec::len).sum::<usize>();
+    for (row, expected) in
+        logits.chunks_exact(logits.len() / tokens).zip(stored.logits.chunks_exact(stored.columns.len()))
+    {
+        for (&column, expected) in stored.columns.iter().zip(expected) {
+            assert!((row[column] - expected).abs() < 1e-4 * largest, "{} against {expected}", row[column]);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs LORA_TRAIN_PYTHON, a Python with peft (scripts/setup_python.sh)"]
+fn peft_loads_our_adapter_and_gives_our_logits() {
+    let python = std::env::var("LORA_TRAIN_PYTHON").expect("LORA_TRAIN_PYTHON names a Python with peft");
+    let golden = quickstart();
+    let model = golden.model(Dtype::F32);
+    let case = &golden.json["cases"]["rslora"];
+    let adapters = Golden::adapters(case, &model);
+    let folder = tempfile::tempdir().unwrap();
+    let base = golden.model_dir.to_str().unwrap();
+    let adapter = folder.path().join("adapter");
+    write_adapter(&adapter, &adapter_weights(&adapters), &lora_config(&case["lora"]), base).unwrap();
+    let ids: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 1344).collect();
+    let logits = values(&model.logits(&batch(&[(ids.clone(), vec![0; 40])]), &adapters));
+    let ids: Vec<u8> = ids.iter().flat_map(|id| id.cast_signed().to_le_bytes()).collect();
+    let width = logits.len() / 40;
+    let logits: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+    let view = |dtype, shape: Vec<usize>, bytes| safetensors::tensor::TensorView::new(dtype, shape, bytes).unwrap();
+    let tensors = [
+        ("input_ids", view(safetensors::Dtype::I32, vec![1, 40], &ids)),
+        ("logits", view(safetensors::Dtype::F32, vec![1, 40, width], &logits)),
+    ];
+    let stored = folder.path().join("logits.safetensors");
+    safetensors::serialize_to_file(tensors, None, &stored).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/check_peft.py");
+    let mut command = std::process::Command::new(python);
+    let output =
+        command.arg(script).arg("load").args([golden.model_dir.as_path(), &adapter, &stored]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
 }
 
 #[test]
