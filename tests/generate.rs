@@ -42,6 +42,60 @@ fn greedy(folder: &Path, storage: Dtype, prompt: &str, chat: bool, max_new_token
     (prompt_ids, generated)
 }
 
+fn quickstart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("quickstart/model")
+}
+
+/// First row of quickstart/eval.jsonl.
+const STORY: &str = "Max saw a snail on the hill. Olga gave him a brown basket. The snail followed Max home. It was a \
+                     hot day. He never forgot the snail.";
+
+#[test]
+fn the_quickstart_model_writes_what_it_writes_in_transformers() {
+    let (prompt_ids, generated) = greedy(&quickstart(), Dtype::F32, "Once upon a time", false, 40);
+    assert_eq!(prompt_ids, [530, 403, 786, 291, 265, 802]);
+    assert_eq!(generated.token_ids, [16, 367, 297, 265, 1050, 390, 16, 356, 417, 265, 878, 604, 444, 270, 1079, 16]);
+    assert_eq!(generated.text, ". It was a rainy day. He found a tiny owl behind the tree.");
+    assert_eq!(generated.ending, Ending::EndOfText);
+
+    let (_, generated) = greedy(&quickstart(), Dtype::F32, "The ", false, 40);
+    assert_eq!(
+        generated.token_ids,
+        [
+            1304, 14, 1100, 297, 312, 270, 870, 389, 467, 995, 16, 356, 375, 265, 978, 16, 1100, 316, 265, 878, 711,
+            16, 1100, 297, 488, 1306, 16, 367, 297, 265, 1005, 390, 16
+        ]
+    );
+
+    let (prompt_ids, generated) = greedy(&quickstart(), Dtype::F32, STORY, true, 40);
+    assert_eq!(prompt_ids[..6], [1, 299, 201, 940, 316, 265]);
+    assert_eq!(prompt_ids[prompt_ids.len() - 5..], [2, 201, 1, 298, 201]);
+    assert_eq!(generated.token_ids, [940, 323, 265, 702, 349, 270, 889, 16]);
+}
+
+#[test]
+fn the_command_answers_a_users_turn_or_continues_a_raw_prompt() {
+    let model = quickstart();
+    let model = model.to_str().unwrap();
+    let output = command(&["--model", model, "--prompt", STORY]).output().unwrap();
+    assert_eq!((output.status.code(), stdout_of(&output)), (Some(0), "Max met a snail on the hill.\n"));
+    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+    assert!(stderr.contains("held in bf16, computed in f32 on cpu") && stderr.contains("text: 8 tokens, "), "{stderr}");
+
+    let args = ["--model", model, "--prompt", "Once upon a time", "--raw", "--quiet", "--max-new-tokens", "6"];
+    let output = command(&args).output().unwrap();
+    assert_eq!((stdout_of(&output), output.stderr.len()), (". It was a rainy day\n", 0));
+
+    // Draws differ by seed and repeat by seed.
+    let draw = |seed: &str| {
+        let drawing = ["--temperature", "1.5", "--top-p", "0.95", "--seed", seed];
+        let output = command(&[&args[..7], &["40"], &drawing].concat()).output().unwrap();
+        stdout_of(&output).to_owned()
+    };
+    assert_eq!(draw("1"), draw("1"));
+    assert_ne!(draw("1"), draw("2"));
+}
+
 #[test]
 #[ignore = "needs stories15M in the folder LORA_TRAIN_MODELS"]
 fn stories15m_writes_the_story_of_transformers() {
@@ -123,15 +177,9 @@ fn what_cannot_be_used_is_refused_before_any_weight_is_read() {
 
 #[test]
 #[ignore = "needs stories15M in the folder LORA_TRAIN_MODELS"]
-fn the_text_goes_to_stdout_and_a_reader_may_leave_early() {
+fn a_reader_may_leave_early() {
     let model = real("stories15M");
     let model = model.to_str().unwrap();
-    let args = ["--model", model, "--prompt", "Once upon a time", "--max-new-tokens", "12"];
-    let output = command(&args).output().unwrap();
-    assert_eq!(stdout_of(&output), ", there was a little girl named Lily. She loved\n");
-    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
-    assert!(stderr.contains("text: 12 tokens, ") && stderr.contains("ended by --max-new-tokens"), "{stderr}");
-
     let mut child = command(&["--model", model, "--prompt", "Once", "--quiet", "--device", "cpu"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
