@@ -7,6 +7,8 @@ mod cpu;
 mod cuda_driver;
 mod dtype;
 mod error;
+#[cfg(feature = "gpu")]
+mod kernel_cache;
 mod peak;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -231,6 +233,8 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
         DeviceKind::Cuda => Some(cuda_driver::probe(ordinal)?),
         _ => None,
     };
+    #[cfg(feature = "gpu")]
+    kernel_cache::keep_between_runs();
     let (device, name) = catch_unwind(|| gpu_handle(kind, ordinal))
         .map_err(|panic| DeviceError::cannot_compute(kind, panic_text(panic.as_ref())))?
         .ok_or(DeviceError::NoGpu { kind })?;
