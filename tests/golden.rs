@@ -176,7 +176,7 @@ fn compare_cases(golden: &Golden, storage: Dtype) {
         let adapters = Golden::adapters(expected, &model);
         compare_logits(golden, case, &model, &adapters, &padded);
         for gradient_checkpointing in [true, false] {
-            let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
+            let train = TrainConfig { gradient_checkpointing: gradient_checkpointing.into(), ..TrainConfig::default() };
             let mut step =
                 TrainStep::new(model.clone(), adapters.clone(), &train, &OptimizerConfig::default(), None, 0);
             step.forward_backward(&padded);

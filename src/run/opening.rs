@@ -6,6 +6,7 @@ use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
 use crate::model::config::LlamaConfig;
 use crate::recipe::Recipe;
+use crate::train::config::GradientCheckpointing;
 use crate::train::schedule::{Schedule, steps_per_epoch};
 
 /// Values that follow from recipe, model and data.
@@ -47,6 +48,12 @@ impl Opening<'_> {
         }
         for warning in self.data.warnings() {
             sinks.warn(&warning);
+        }
+        if self.recipe.train.gradient_checkpointing == GradientCheckpointing::Offload && !self.device.is_gpu() {
+            sinks.warn(
+                "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU block inputs are in host \
+                 memory anyway, and are copied once more\n  hint: set it to true",
+            );
         }
         let (longest, positions) = (self.recipe.data.max_length, self.config.max_position_embeddings);
         if longest > positions {

@@ -7,6 +7,7 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::grads::GradSums;
+use super::offload::{HostParking, Leaving, Returning};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::block::{Activations, BlockContext};
@@ -16,11 +17,22 @@ use crate::ops::dropout::mix;
 use crate::ops::linear::Dropout;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 
+/// What of a block's forward is kept for its backward.
+#[derive(Clone, Copy, Debug)]
+pub enum Keep<'a> {
+    /// All that the backward needs.
+    Activations,
+    /// The block's input; the rest is made again in the backward.
+    Input,
+    /// The same, and the input waits in host memory.
+    InputOnHost(&'a HostParking),
+}
+
 /// How a micro-batch is run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
-    /// Keep only the input of every block and make the rest again in the backward.
-    pub gradient_checkpointing: bool,
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// What of a block's forward is kept for its backward.
+    pub keep: Keep<'a>,
     /// Names the dropout masks of this micro-batch.
     pub dropout_seed: u64,
     /// Factor of the gradients inside the backward, against underflow in `f16`; the sums get them without it.
@@ -28,10 +40,20 @@ pub struct Options {
 }
 
 /// What a block's backward starts from.
-#[expect(clippy::large_enum_variant, reason = "one for each block")]
 enum Kept {
     Input(Tensor<2>),
+    Leaving(Leaving),
+    Returning(Returning),
     Activations(Box<Activations>),
+}
+
+impl Kept {
+    fn called_back(self, keep: Keep<'_>) -> Self {
+        match (self, keep) {
+            (Self::Leaving(input), Keep::InputOnHost(parking)) => Self::Returning(parking.call_back(input)),
+            (kept, _) => kept,
+        }
+    }
 }
 
 /// Forward and backward of one micro-batch; adds the gradients of the summed losses to `sums`.
@@ -43,7 +65,7 @@ pub fn forward_backward(
     model: &Llama,
     adapters: &AdapterSet,
     batch: &Batch,
-    options: Options,
+    options: Options<'_>,
     sums: &mut GradSums,
 ) -> Option<Tensor<1>> {
     if batch.targets.is_empty() {
@@ -69,19 +91,27 @@ pub fn forward_backward(
         let activations = block.activations(x, &context);
         x = block.output(&activations, &context);
         if layer >= first {
-            kept.push(if options.gradient_checkpointing {
-                Kept::Input(input)
-            } else {
-                Kept::Activations(Box::new(activations))
+            kept.push(match options.keep {
+                Keep::Activations => Kept::Activations(Box::new(activations)),
+                // The last block's backward comes at once.
+                Keep::InputOnHost(parking) if layer + 1 < model.blocks.len() => Kept::Leaving(parking.park(input)),
+                Keep::Input | Keep::InputOnHost(_) => Kept::Input(input),
             });
         }
     }
 
     let (losses, mut dx) = loss_and_grad(model, x, batch, options.grad_scale);
-    for (layer, kept) in (first..model.blocks.len()).zip(kept).rev() {
+    for layer in (first..model.blocks.len()).rev() {
         let (block, context) = (&model.blocks[layer], context(layer));
-        let activations = match kept {
+        let Some(this) = kept.pop() else { break };
+        let this = this.called_back(options.keep);
+        // One block ahead, while this one computes.
+        let next = kept.pop().map(|next| next.called_back(options.keep));
+        kept.extend(next);
+        let activations = match this {
             Kept::Input(input) => block.activations(input, &context),
+            Kept::Leaving(_) => unreachable!("it was called back"),
+            Kept::Returning(input) => block.activations(input.tensor(), &context),
             Kept::Activations(activations) => *activations,
         };
         let (input_grad, grads) = block.backward(dx, activations, &context, layer > first);

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use serde::Serialize;
 
 use crate::device::Dtype;
-use crate::schema::{Choice, Problem, Section};
+use crate::schema::{Choice, Problem, Section, Value};
 
 /// Any number above 0.
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
@@ -25,8 +25,8 @@ pub struct TrainConfig {
     /// Steps after which training ends, whatever `num_epochs` says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<u64>,
-    /// Keep only the input of every block and compute the rest again on the way back.
-    pub gradient_checkpointing: bool,
+    /// What the backward finds of the forward, and what it computes again.
+    pub gradient_checkpointing: GradientCheckpointing,
     /// Gradients whose global norm is larger are scaled down to it; 0 turns clipping off.
     pub max_grad_norm: f64,
 }
@@ -39,7 +39,7 @@ impl Default for TrainConfig {
             gradient_accumulation_steps: 1,
             num_epochs: None,
             max_steps: None,
-            gradient_checkpointing: true,
+            gradient_checkpointing: GradientCheckpointing::On,
             max_grad_norm: 1.0,
         }
     }
@@ -59,12 +59,60 @@ impl TrainConfig {
             ),
             num_epochs: section.optional_number("num_epochs", POSITIVE),
             max_steps: section.optional_count("max_steps", 1..),
-            gradient_checkpointing: section.boolean("gradient_checkpointing", default.gradient_checkpointing),
+            gradient_checkpointing: GradientCheckpointing::read(section).unwrap_or(default.gradient_checkpointing),
             max_grad_norm: section.number("max_grad_norm", default.max_grad_norm, 0.0..),
         };
         match (config.num_epochs, config.max_steps) {
             (None, None) => Self { num_epochs: Some(1.0), ..config },
             _ => config,
+        }
+    }
+}
+
+/// What of a block's forward is kept for its backward. In a recipe: `false`, `true` or `"offload"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradientCheckpointing {
+    /// Everything that the backward needs.
+    Off,
+    /// The block's input; the rest is computed again on the way back.
+    On,
+    /// The block's input, in host memory until the backward comes near it: for long sequences on a GPU.
+    Offload,
+}
+
+impl GradientCheckpointing {
+    const KEY: &'static str = "gradient_checkpointing";
+
+    fn read(section: &mut Section) -> Option<Self> {
+        section.optional(Self::KEY, "true, false or \"offload\"", |value| match value {
+            Value::Boolean(on) => Ok(Self::from(*on)),
+            Value::String(text) => match text.to_lowercase().as_str() {
+                "offload" if text == "offload" => Ok(Self::Offload),
+                "true" | "false" => Err(Some(format!("write {} without quotes", text.to_lowercase()))),
+                "offload" | "cpu" | "cpu_offload" => {
+                    Err(Some("block inputs in host memory: this trainer calls it \"offload\"".into()))
+                }
+                "unsloth" => Err(Some("what Unsloth does is called \"offload\" here".into())),
+                _ => Err(None),
+            },
+            _ => Err(None),
+        })
+    }
+}
+
+impl From<bool> for GradientCheckpointing {
+    fn from(on: bool) -> Self {
+        if on { Self::On } else { Self::Off }
+    }
+}
+
+impl Serialize for GradientCheckpointing {
+    /// As it is written in a recipe.
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Off => serializer.serialize_bool(false),
+            Self::On => serializer.serialize_bool(true),
+            Self::Offload => serializer.serialize_str("offload"),
         }
     }
 }

@@ -1,11 +1,14 @@
 //! One training step: micro-batches to gradients to an update. No input or output.
 
+use std::cell::OnceCell;
+
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::backprop::{self, Options};
-use super::config::{OptimizerConfig, TrainConfig};
+use super::backprop::{self, Keep, Options};
+use super::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use super::grads::{GradSums, read};
+use super::offload::HostParking;
 use super::optim::{AdamW, OptimizerStateError};
 use crate::checkpoint::HostTensor;
 use crate::data::batch::Batch;
@@ -19,7 +22,9 @@ pub struct TrainStep {
     model: Llama,
     adapters: AdapterSet,
     optimizer: AdamW,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: GradientCheckpointing,
+    /// Started when the first block input leaves the device.
+    parking: OnceCell<HostParking>,
     max_grad_norm: f64,
     seed: u64,
     loss_scale: Option<LossScale>,
@@ -127,6 +132,7 @@ impl TrainStep {
         Self {
             optimizer: AdamW::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
             gradient_checkpointing: train.gradient_checkpointing,
+            parking: OnceCell::new(),
             max_grad_norm: train.max_grad_norm,
             seed,
             loss_scale: (model.compute == DType::F16).then(LossScale::new),
@@ -158,7 +164,13 @@ impl TrainStep {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         let num_targets = batch.num_target_tokens().max(1) as f64;
         let options = Options {
-            gradient_checkpointing: self.gradient_checkpointing,
+            keep: match self.gradient_checkpointing {
+                GradientCheckpointing::Off => Keep::Activations,
+                GradientCheckpointing::On => Keep::Input,
+                GradientCheckpointing::Offload => {
+                    Keep::InputOnHost(self.parking.get_or_init(|| HostParking::new(self.model.device())))
+                }
+            },
             dropout_seed: mix(self.seed ^ mix(self.num_micro_batches)),
             // In f16 the gradient of the micro-batch's mean is what fits the format.
             grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale / num_targets),

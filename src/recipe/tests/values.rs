@@ -53,6 +53,18 @@ fn values_of_the_wrong_type_or_out_of_range_say_what_is_allowed() {
             "r:6:16: `scheduler.lr_scheduler` = \"cosin\", expected one of \"cosine\", \"linear\", \"constant\"\n  hint: did you mean `cosine`?",
         ),
         ("[train]\nprecision = 16", "r:6:13: `train.precision` = 16, expected one of \"f32\", \"bf16\", \"f16\""),
+        (
+            "[train]\ngradient_checkpointing = \"unsloth\"",
+            "r:6:26: `train.gradient_checkpointing` = \"unsloth\", expected true, false or \"offload\"\n  hint: what Unsloth does is called \"offload\" here",
+        ),
+        (
+            "[train]\ngradient_checkpointing = 1",
+            "r:6:26: `train.gradient_checkpointing` = 1, expected true, false or \"offload\"",
+        ),
+        (
+            "[train]\ngradient_checkpointing = \"true\"",
+            "r:6:26: `train.gradient_checkpointing` = \"true\", expected true, false or \"offload\"\n  hint: write true without quotes",
+        ),
         ("[train]\nmax_grad_norm = -1", "r:6:17: `train.max_grad_norm` = -1, expected a number of at least 0"),
         ("[data]\nchat_template = \" \"", "r:6:17: `data.chat_template` = \" \", expected text that is not empty"),
         (

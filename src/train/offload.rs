@@ -1,0 +1,144 @@
+//! Block inputs in host memory between the forward and the backward of their block.
+//!
+//! A thread of its own copies them out of the device, on a stream of its own where the backend has streams, so that
+//! neither the loop nor the device's computing waits. The loop may run ahead of that thread by
+//! [`MAX_LEAVING`] tensors: without a bound it would have given the device the whole forward before the first input
+//! has left it, and nothing would be saved. The way back is prepared by the same thread one block ahead (into
+//! page-locked memory where the backend has it), and the copy to the device itself is queued by the loop, in the order
+//! of its computing.
+
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::thread::JoinHandle;
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+/// Tensors that may be waiting to leave the device when the next one is handed over.
+const MAX_LEAVING: usize = 1;
+
+/// The thread that copies. Dropping it ends the thread.
+#[derive(Debug)]
+pub struct HostParking {
+    device: Device,
+    /// Dropped to end the thread.
+    jobs: Option<SyncSender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+enum Job {
+    /// Copy from the device.
+    Leave(TensorData, Sender<TensorData>),
+    /// Move to where the device reads it fastest.
+    Return(Receiver<TensorData>, Sender<TensorData>),
+}
+
+/// A tensor on its way to host memory, or there.
+#[derive(Debug)]
+pub struct Leaving(Receiver<TensorData>);
+
+/// A tensor on its way back to the device.
+#[derive(Debug)]
+pub struct Returning {
+    device: Device,
+    data: Receiver<TensorData>,
+}
+
+impl HostParking {
+    /// Starts the thread for tensors of `device`.
+    #[must_use]
+    pub fn new(device: Device) -> Self {
+        let (jobs, queue) = mpsc::sync_channel(MAX_LEAVING);
+        let on_thread = device.clone();
+        let thread = std::thread::Builder::new().name("offload".into()).spawn(move || work(&queue, &on_thread));
+        Self { device, jobs: Some(jobs), thread: thread.ok() }
+    }
+
+    /// Lets a tensor leave the device; its memory there is free once it has been copied, if nobody else holds it.
+    /// Waits while earlier ones are still leaving.
+    #[must_use]
+    pub fn park(&self, tensor: Tensor<2>) -> Leaving {
+        let (done, data) = mpsc::channel();
+        // On a GPU this hands the computing over that leads to the tensor and copies nothing yet.
+        self.send(Job::Leave(tensor.into_data(), done));
+        Leaving(data)
+    }
+
+    /// Prepares the way back.
+    #[must_use]
+    pub fn call_back(&self, parked: Leaving) -> Returning {
+        let (done, data) = mpsc::channel();
+        self.send(Job::Return(parked.0, done));
+        Returning { device: self.device.clone(), data }
+    }
+
+    fn send(&self, job: Job) {
+        // Where the thread has ended, `Returning::tensor` says so.
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+    }
+}
+
+impl Drop for HostParking {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // It ended early only by a panic of the backend, which came up in `Returning::tensor`.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Returning {
+    /// The tensor, on the device again.
+    ///
+    /// # Panics
+    /// If the device's memory could not be read.
+    #[must_use]
+    pub fn tensor(self) -> Tensor<2> {
+        let Ok(data) = self.data.recv() else { panic!("the input of a block could not be read from the device") };
+        let dtype = data.dtype();
+        Tensor::from_data(data, (&self.device, dtype))
+    }
+}
+
+fn work(jobs: &Receiver<Job>, device: &Device) {
+    for job in jobs {
+        match job {
+            Job::Leave(data, done) => {
+                // CubeCL's bytes are read at the first access and hold the device's memory as long as they live: a
+                // copy of our own lets it go.
+                let copy = data.as_bytes().to_vec();
+                let copy = TensorData::from_bytes_vec(copy, data.shape().clone(), data.dtype());
+                drop(data);
+                let _ = done.send(copy);
+            }
+            Job::Return(parked, done) => {
+                let Ok(mut data) = parked.recv() else { continue };
+                device.staging(std::iter::once(&mut data));
+                let _ = done.send(data);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+
+    use super::*;
+    use crate::ops::host;
+
+    #[test]
+    fn what_leaves_comes_back_with_its_type_and_every_bit() {
+        let device = Device::flex();
+        let parking = HostParking::new(device.clone());
+        let tensor = |k: usize| host::tensor((0..12).map(|i| (i * k) as f32 / 7.0).collect(), [3, 4], &device);
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let parked: Vec<_> = (0..5).map(|k| parking.park(tensor(k).cast(dtype))).collect();
+            for (k, parked) in parked.into_iter().enumerate().rev() {
+                let back = parking.call_back(parked).tensor();
+                assert_eq!(back.dtype(), dtype);
+                back.into_data().assert_eq(&tensor(k).cast(dtype).into_data(), true);
+            }
+        }
+    }
+}
