@@ -59,9 +59,10 @@ pub struct StepMetrics {
     pub step_seconds: f64,
     /// Time the loop waited for data.
     pub data_wait_seconds: f64,
-    /// Time of the forward and backward passes.
+    /// Time of the forward and backward passes, until their loss and gradient norm had been read. On a GPU, which the
+    /// loop waits for at that point only, the update of the step before is in it too.
     pub forward_backward_seconds: f64,
-    /// Time of clipping and the update.
+    /// Time of clipping and the update. On a GPU: of handing it over, which does not wait for it.
     pub optimizer_seconds: f64,
     /// Model FLOPs per second over the fastest matrix product measured on the device, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -91,9 +91,9 @@ pub struct TimeSpent {
     pub startup_seconds: f64,
     /// Waiting for data.
     pub data_wait_seconds: f64,
-    /// Forward and backward passes.
+    /// Forward and backward passes; on a GPU with the updates.
     pub forward_backward_seconds: f64,
-    /// Clipping and updates.
+    /// Clipping and updates; on a GPU: handing them over.
     pub optimizer_seconds: f64,
     /// Evaluations, and the samples drawn at them.
     pub evaluation_seconds: f64,

@@ -195,18 +195,24 @@ impl TrainStep {
 
     /// Ends the step: averages over its target tokens, clips by the global norm, updates. Reads the device once.
     pub fn update(&mut self, learning_rate: f64) -> StepOutcome {
-        let (sums, losses) = (std::mem::take(&mut self.sums), std::mem::take(&mut self.losses));
-        let target_tokens = std::mem::take(&mut self.target_tokens);
+        let figures = self.read_figures();
+        self.apply(figures, learning_rate)
+    }
+
+    /// Loss and gradient norm of the step under way: the one point of a step that waits for the device, which then
+    /// has done all forwards and backwards.
+    #[must_use]
+    pub fn read_figures(&mut self) -> StepOutcome {
+        let (losses, target_tokens) = (std::mem::take(&mut self.losses), self.target_tokens);
         if target_tokens == 0 {
             let skipped = Some(SkipReason::NoTargetTokens);
             return StepOutcome { loss: 0.0, grad_norm: 0.0, target_tokens, skipped };
         }
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-        let num_targets = target_tokens as f64;
+        let num_targets = self.num_targets();
         let mut figures = losses;
-        let has_grads = !sums.is_empty();
+        let has_grads = !self.sums.is_empty();
         if has_grads {
-            figures.push(sums.sum_of_squares(&self.adapters));
+            figures.push(self.sums.sum_of_squares(&self.adapters));
         }
         let mut figures = read(figures);
         let squares = if has_grads { figures.pop().map_or(f64::NAN, f64::from) } else { 0.0 };
@@ -217,16 +223,32 @@ impl TrainStep {
             (_, false) => Some(SkipReason::NonFiniteGradient),
             _ => None,
         };
-        if skipped.is_none() && has_grads {
+        StepOutcome { loss, grad_norm, target_tokens, skipped }
+    }
+
+    /// Updates with the gradients that `figures` (of [`read_figures`](Self::read_figures)) describe, and ends the
+    /// step. Waits for nothing: a GPU may still be updating when it returns.
+    pub fn apply(&mut self, figures: StepOutcome, learning_rate: f64) -> StepOutcome {
+        let num_targets = self.num_targets();
+        let sums = std::mem::take(&mut self.sums);
+        self.clear();
+        if figures.skipped.is_none() && !sums.is_empty() {
             // As torch.nn.utils.clip_grad_norm_ does.
             let clip = match self.max_grad_norm {
-                max if max > 0.0 => (max / (grad_norm + 1e-6)).min(1.0),
+                max if max > 0.0 => (max / (figures.grad_norm + 1e-6)).min(1.0),
                 _ => 1.0,
             };
             self.optimizer.update(&mut self.adapters, &sums, learning_rate, clip / num_targets);
         }
-        self.loss_scale = self.loss_scale.map(|loss_scale| loss_scale.after(skipped.is_none()));
-        StepOutcome { loss, grad_norm, target_tokens, skipped }
+        if figures.target_tokens > 0 {
+            self.loss_scale = self.loss_scale.map(|loss_scale| loss_scale.after(figures.skipped.is_none()));
+        }
+        figures
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+    fn num_targets(&self) -> f64 {
+        self.target_tokens.max(1) as f64
     }
 
     /// The gradient sums of the step under way.

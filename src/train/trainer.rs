@@ -231,18 +231,18 @@ impl<'a> Trainer<'a> {
                 break;
             }
         }
+        // The one wait for a GPU in a step, and so the end of its forwards and backwards, and of the update before.
         let wait_start = Instant::now();
-        self.synchronize();
-        work.forward_backward_seconds += wait_start.elapsed().as_secs_f64();
-
+        let figures = self.step.read_figures();
         let update_start = Instant::now();
+        work.forward_backward_seconds += (update_start - wait_start).as_secs_f64();
+
         let learning_rate = self.plan.schedule.learning_rate(self.state.step + 1);
-        let mut outcome = self.step.update(learning_rate);
+        let mut outcome = self.step.apply(figures, learning_rate);
         if outcome.target_tokens == 0 {
             // A mean over nothing: no point of a curve.
             (outcome.loss, outcome.grad_norm) = (f64::NAN, f64::NAN);
         }
-        self.synchronize();
         work.optimizer_seconds = update_start.elapsed().as_secs_f64();
         let step_end = Instant::now();
         work.step_seconds = (step_end - step_start).as_secs_f64();
@@ -304,14 +304,6 @@ impl<'a> Trainer<'a> {
     /// A signal, or the dashboard's user.
     fn stop_requested(&self) -> bool {
         self.around.stop.requested() || self.around.sinks.stop_requested()
-    }
-
-    /// Waits until a GPU has done what it was given, so that times belong to what they are named after.
-    fn synchronize(&self) {
-        if self.around.device.is_gpu() {
-            // An error of the device comes up again where its numbers are read.
-            let _ = self.around.device.device.sync();
-        }
     }
 
     /// Energy since the start of the run, from that since the start of the process.
