@@ -31,11 +31,33 @@ def correctness(out: pathlib.Path, checks: list) -> None:
     reference = steps(out / "cpu-f32")
     # f32 sums in another order; bf16 rounds to 2^-9 and the curve drifts apart with the steps.
     for precision, loss_tolerance, norm_tolerance in (("f32", 1e-3, 1e-2), ("bf16", 3e-2, 1.5e-1)):
-        ours = steps(out / f"cuda-{precision}")
+        ours = steps(out / f"gpu-{precision}")
         for key, tolerance in (("loss", loss_tolerance), ("grad_norm", norm_tolerance)):
             difference = largest_difference(ours, reference, key)
             checks.append((f"{precision}: {key} of 8 steps against the CPU's f32", f"{difference:.2e}",
                            f"at most {tolerance:.0e}", difference <= tolerance))
+
+
+def products(out: pathlib.Path, checks: list) -> None:
+    for precision in ("f32", "bf16", "f16"):
+        path = out / f"products-{precision}.json"
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text())
+        total = found["sum_of_small"]
+        checks.append((f"{precision}: 65,536 times 2^-8, added by a matrix product", f"{total:g}", "256, as sums in f32 give", total == 256))
+        for product in found["products"]:
+            print(f"{precision}  {product['name']:<20} {product['m']} x {product['k']} x {product['n']}: {product['tflops']:.1f} TFLOP/s")
+
+
+def offload(out: pathlib.Path, checks: list) -> None:
+    if not (out / "offload" / "metrics.jsonl").exists():
+        return
+    ours, reference = steps(out / "offload"), steps(out / "kept")
+    for key in ("loss", "grad_norm"):
+        difference = largest_difference(ours, reference, key)
+        # The same kernels on the same numbers; only sums that a GPU adds in an order of its own may differ.
+        checks.append((f"offload: {key} of 8 steps against inputs kept on the device", f"{difference:.2e}", "at most 1e-5", difference <= 1e-5))
 
 
 def memory(out: pathlib.Path, checks: list) -> None:
@@ -65,6 +87,8 @@ def main() -> None:
     out = pathlib.Path(sys.argv[1])
     checks: list[tuple[str, str, str, bool]] = []
     correctness(out, checks)
+    products(out, checks)
+    offload(out, checks)
     memory(out, checks)
     benches = {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("bench-*.json"))}
     for name, figures in benches.items():

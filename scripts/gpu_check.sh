@@ -2,26 +2,31 @@
 # Checks a CUDA build on a machine with a GPU: what it computes, what it reports, how fast it is. The machine needs the
 # built binary, this checkout's scripts and configs, and a small model; no Rust and no network.
 #
-# usage: scripts/gpu_check.sh BINARY MODEL_DIR OUT_DIR [SECTION...]
+# usage: [GPU_CHECK_DEVICE=cuda] scripts/gpu_check.sh BINARY MODEL_DIR OUT_DIR [SECTION...]
 #
 #   BINARY     lora-train built with --features cuda (target/release/lora-train); .xz is unpacked
 #   MODEL_DIR  a small model as a Hugging Face folder, for example quickstart/model
 #   OUT_DIR    gets gpu_check.json, and the runs behind it
-#   SECTION    correctness memory bench-1b bench-8b (default: all, in this order)
+#   SECTION    correctness products offload memory bench-1b bench-8b (default: all, in this order)
 #
 #   correctness  losses and gradient norms of 8 steps in f32 and bf16, against the CPU's
+#   products     matrix products of each type keep their sums in f32; their rates at the 1B shapes
+#   offload      8 steps with block inputs in host memory: the same losses as without
 #   memory       200 steps: telemetry fields present and sane, memory flat
 #   bench-1b     Llama 3.2 1B shape, random weights, bf16, r=16, 4 x 2048
 #   bench-8b     Llama 3.1 8B shape, random weights, bf16, r=16, 1 x 4096, gradient checkpointing
 #
+# scripts/bench_gpu_vs_peft.py is the benchmark against PEFT. GPU_CHECK_DEVICE=cpu tries the first sections out without a GPU.
+#
 # Exit code: 0 if every check held, 1 if one did not.
 set -euo pipefail
 
-[ $# -ge 3 ] || { sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 2; }
 root="$(cd "$(dirname "$0")/.." && pwd)"
 binary=$1 model=$2 out=$3
 shift 3
-sections=${*:-correctness memory bench-1b bench-8b}
+sections=${*:-correctness products offload memory bench-1b bench-8b}
+device=${GPU_CHECK_DEVICE:-cuda}
 mkdir -p "$out"
 case $binary in
     *.xz) xz -dkc "$binary" >"$out/lora-train"; chmod +x "$out/lora-train"; binary="$out/lora-train" ;;
@@ -29,7 +34,7 @@ esac
 binary="$(realpath "$binary")" model="$(realpath "$model")" out="$(realpath "$out")"
 cd "$root"
 
-recipe() { # NAME PRECISION DEVICE STEPS
+recipe() { # NAME PRECISION DEVICE STEPS [CHECKPOINTING]
     cat >"$out/$1.toml" <<EOF
 output_dir = "$out/$1"
 [model]
@@ -47,6 +52,7 @@ path = "quickstart/eval.jsonl"
 precision = "$2"
 micro_batch_size = 8
 max_steps = $4
+gradient_checkpointing = ${5:-true}
 [optimizer]
 learning_rate = 1e-3
 [device]
@@ -73,7 +79,7 @@ micro_batch_size = $3
 max_steps = $5
 gradient_checkpointing = true
 [device]
-name = "cuda"
+name = "$device"
 EOF
     "$binary" bench "$out/$1.toml" | tail -n 1 >"$out/$1.json"
 }
@@ -83,11 +89,21 @@ for section in $sections; do
     case $section in
         correctness)
             for precision in f32 bf16; do
-                recipe "cuda-$precision" "$precision" cuda 8
+                recipe "gpu-$precision" "$precision" "$device" 8
             done
             recipe cpu-f32 f32 cpu 8
             ;;
-        memory) recipe memory bf16 cuda 200 ;;
+        products)
+            for precision in f32 bf16 f16; do
+                "$binary" products configs/llama-3.2-1b.json --device "$device" --precision $precision \
+                    --tokens "${GPU_CHECK_TOKENS:-8192}" >"$out/products-$precision.json"
+            done
+            ;;
+        offload)
+            recipe kept f32 "$device" 8
+            recipe offload f32 "$device" 8 '"offload"'
+            ;;
+        memory) recipe memory bf16 "$device" 200 ;;
         bench-1b) bench bench-1b llama-3.2-1b.json 4 2048 12 ;;
         bench-8b) bench bench-8b llama-3.1-8b.json 1 4096 8 ;;
         *) echo "error: unknown section $section" >&2; exit 2 ;;

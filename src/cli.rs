@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, check, generate, inspect, merge};
+use crate::commands::{bench, check, generate, inspect, merge, products};
 use crate::failure::Failure;
 use crate::run::{self, TrainArgs};
 
@@ -30,6 +30,9 @@ enum Command {
     Merge(merge::MergeArgs),
     /// Measure speed and memory of a recipe's steps on synthetic batches; prints one line of JSON
     Bench(bench::BenchArgs),
+    /// Measure the matrix products of a model's shapes; prints one line of JSON
+    #[command(hide = true)]
+    Products(products::ProductsArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -94,6 +97,7 @@ fn dispatch(request: &Request) -> Result<(), Failure> {
         Request::Command(Command::Generate(args)) => generate::run(args),
         Request::Command(Command::Merge(args)) => merge::run(args),
         Request::Command(Command::Bench(args)) => bench::run(args),
+        Request::Command(Command::Products(args)) => products::run(args),
     }
 }
 

@@ -23,6 +23,7 @@ pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
 pub use cuda_driver::CudaGpu;
 pub use dtype::Dtype;
 pub use error::DeviceError;
+pub use peak::Product;
 
 /// Section `[device]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -342,6 +343,20 @@ impl OpenDevice {
             let has_room = total.zip(used).is_none_or(|(total, used)| used + (2 << 30) < total);
             peak::gpu_gemm_flops(&self.device, dtype, has_room)
         })
+    }
+}
+
+impl OpenDevice {
+    /// Time of one matrix product in seconds; `None` where it failed.
+    #[must_use]
+    pub fn time_product(&self, dtype: Dtype, product: Product) -> Option<f64> {
+        catch_unwind(AssertUnwindSafe(|| peak::time_product(&self.device, dtype, product))).ok().flatten()
+    }
+
+    /// The sum of 65,536 products of 2^-8 by a matrix product: 256 if it is kept in `f32`. `None` where it failed.
+    #[must_use]
+    pub fn sum_of_small_products(&self, dtype: Dtype) -> Option<f64> {
+        catch_unwind(AssertUnwindSafe(|| peak::sum_of_small_products(&self.device, dtype))).ok().flatten()
     }
 }
 

@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 use gemm::Parallelism;
+use serde::Serialize;
 
 use super::Dtype;
 
@@ -91,28 +92,73 @@ pub(super) fn gpu_gemm_flops(device: &Device, dtype: Dtype, has_room: bool) -> O
 }
 
 fn time_matmul(device: &Device, dtype: Dtype, n: usize) -> Option<f64> {
-    let options = (device, DType::from(dtype));
-    let a = Tensor::<2>::full([n, n], 0.5, options);
-    let b = Tensor::<2>::full([n, n], 0.25, options);
+    let product = Product { m: n, k: n, n, transposed: false };
+    Some(product.flops() / time_product(device, dtype, product)?)
+}
+
+/// A product of two matrices, `[m, k]` and `[k, n]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Product {
+    /// Rows of the first.
+    pub m: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// Columns of the second.
+    pub n: usize,
+    /// The second lies in memory as `[n, k]`, as a weight does in the forward.
+    pub transposed: bool,
+}
+
+impl Product {
+    /// Floating-point operations.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "sides far below 2^53")]
+    pub fn flops(self) -> f64 {
+        2.0 * self.m as f64 * self.k as f64 * self.n as f64
+    }
+}
+
+/// Time of one product by burn's `matmul` of numbers like those of a model, in seconds: the best of several rounds, with
+/// the device synchronised at both ends of each.
+pub(super) fn time_product(device: &Device, dtype: Dtype, product: Product) -> Option<f64> {
+    let Product { m, k, n, transposed } = product;
+    let random = |shape: [usize; 2]| {
+        // Zeros and ones draw less power than real numbers do, and are multiplied faster.
+        Tensor::<2>::random(shape, Distribution::Normal(0.0, 0.02), (device, DType::from(dtype)))
+    };
+    let a = random([m, k]);
+    let b = random(if transposed { [n, k] } else { [k, n] });
+    let multiply = || a.clone().matmul(if transposed { b.clone().transpose() } else { b.clone() });
     // Compiles and tunes.
-    let product = a.clone().matmul(b.clone());
+    let result = multiply();
     device.flush().ok()?;
     device.sync().ok()?;
-    drop(product);
-    let mut best = 0.0_f64;
+    drop(result);
+    let mut best = f64::INFINITY;
     let started = Instant::now();
     while started.elapsed() < GPU_BUDGET / 2 {
         const ROUNDS: u32 = 8;
         let round = Instant::now();
         for _ in 0..ROUNDS {
-            drop(a.clone().matmul(b.clone()));
+            drop(multiply());
             // Where operations are fused lazily, a product that nobody reads might otherwise never run.
             device.flush().ok()?;
         }
         device.sync().ok()?;
-        best = best.max(f64::from(ROUNDS) * square_gemm_flops(n) / round.elapsed().as_secs_f64());
+        best = best.min(round.elapsed().as_secs_f64() / f64::from(ROUNDS));
     }
     Some(best)
+}
+
+/// The smallest of the sums that a product of `[64, 65536]` matrices of 2^-8 and ones makes: 256 where sums are kept in
+/// `f32`. In `bf16` a sum would stop growing at 1, in `f16` at 8.
+pub(super) fn sum_of_small_products(device: &Device, dtype: Dtype) -> Option<f64> {
+    const TERMS: usize = 65_536;
+    let options = (device, DType::from(dtype));
+    let small = Tensor::<2>::full([64, TERMS], 1.0 / 256.0, options);
+    let ones = Tensor::<2>::ones([TERMS, 64], options);
+    let sums = small.matmul(ones).cast(DType::F32).min().try_into_data().ok()?;
+    sums.iter::<f64>().next()
 }
 
 /// Floating-point operations of a product of two `[n, n]` matrices.
@@ -151,6 +197,13 @@ mod tests {
             // Two factors and a product.
             let bytes = gpu_sizes(dtype, true).iter().map(|n| 3 * n * n * dtype.num_bytes()).max().unwrap();
             assert!(bytes < 1 << 30, "{dtype}: {bytes}");
+        }
+    }
+
+    #[test]
+    fn the_products_of_the_cpu_are_summed_in_f32_in_every_dtype() {
+        for dtype in Dtype::ALL {
+            assert_eq!(sum_of_small_products(&Device::flex(), dtype), Some(256.0), "{dtype}");
         }
     }
 
