@@ -14,10 +14,12 @@ pub use args::{Resume, TrainArgs};
 use std::time::Instant;
 
 use crate::checkpoint::Checkpoints;
-use crate::data::pipeline::{DataPipeline, RowCounts};
+use crate::data::cache::CacheSettings;
+use crate::data::pipeline::{DataPipeline, OpenOptions, RowCounts};
 use crate::device::{self, OpenDevice};
 use crate::export::{adapter_set, adapter_weights, read_adapter, write_adapter};
 use crate::failure::Failure;
+use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
 use crate::metrics::{Outcome, SinkOptions, Sinks, Summary};
@@ -56,13 +58,22 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
     let dir = RunDir::create(&recipe.output_dir, start_of(resumed.as_ref())).map_err(run_dir_failure)?;
 
+    // From here on a signal is a wish: tokenising many rows leaves nothing half on disk, and a run a checkpoint.
+    let stop = Stop::on_signals().map_err(Failure::running)?;
+    let is_stopped = || stop.requested();
+    let progress = Progress::detect(args.quiet);
+    let options = OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped };
+
     // The tokenizer takes as long to parse as a small model to load, so they are read at the same time.
     let (data, model) = std::thread::scope(|scope| {
-        let data = scope.spawn(|| source.open_data(&recipe.data, recipe.seed));
+        let data = scope.spawn(|| source.open_data(&recipe.data, recipe.seed, &options));
         let model = source.load(recipe.model.dtype, recipe.train.precision, &device);
         (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
     });
     let (data, model) = (data?, model?);
+    if stop.requested() {
+        return Err(Failure::Interrupted);
+    }
 
     let schedule = schedule(&recipe, &data);
     if let Some(resumed) = &resumed {
@@ -71,8 +82,7 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     let adapters = adapters(&recipe, &source, &selection, resumed.as_ref(), &device)?;
     let num_trainable = adapters.num_parameters();
 
-    // From here on the folder is written to, and a signal waits for a checkpoint. Until here it ends the process.
-    let stop = Stop::on_signals().map_err(Failure::running)?;
+    // From here on the folder is written to.
     let mut sinks = open_run(args, &recipe, &dir, &device, resumed.as_ref(), schedule.total_steps(), &stop)?;
     let (config, selection) = (&source.config, &selection);
     let opening = Opening { recipe: &recipe, config, selection, num_trainable, data: &data, device: &device, schedule };
@@ -225,8 +235,11 @@ fn export(recipe: &Recipe, dir: &RunDir, step: &TrainStep, device: &OpenDevice) 
 
 /// What was cut off or left out of the rows.
 fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
-    let RowCounts { rows, truncated, answer_cut, without_targets, .. } = *counts;
+    let RowCounts { rows, truncated, answer_cut, without_targets, bad, .. } = *counts;
     let mut warnings = Vec::new();
+    if bad > 0 {
+        warnings.push(format!("{bad} of {rows} rows cannot be used and were skipped"));
+    }
     if truncated > 0 {
         warnings.push(format!(
             "{truncated} of {rows} rows were longer than `data.max_length` = {max_length} and were cut; of {answer_cut} \

@@ -4,7 +4,8 @@ use std::io::{self, BufWriter, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::data::pipeline::DataPipeline;
+use crate::data::cache::CacheSettings;
+use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::failure::Failure;
 use crate::hub::{self, HubSettings, Progress, Wanted};
@@ -48,7 +49,10 @@ enum InspectError {
 pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Training)?;
     let tokenizer = Arc::new(Tokenizer::open(&tokenizer_folder(&recipe.model)?).map_err(Failure::input)?);
-    let data = DataPipeline::open(&recipe.data, Arc::clone(&tokenizer), recipe.seed).map_err(Failure::input)?;
+    let options =
+        OpenOptions { cache: CacheSettings::from_env(), progress: Progress::detect(false), ..OpenOptions::default() };
+    let data =
+        DataPipeline::open(&recipe.data, Arc::clone(&tokenizer), recipe.seed, &options).map_err(Failure::input)?;
     let stdout = io::stdout();
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let marks = if stdout.is_terminal() && !no_color { Marks::Color } else { Marks::Brackets };
@@ -74,10 +78,13 @@ fn inspect(
         let role = if file.is_eval { "evaluation" } else { "training" };
         let (path, rows) = (file.path.display(), file.num_rows);
         write!(out, "{role} data: {path} ({rows} rows, {}, format {})", file.kind.name(), file.format.name())?;
-        match file.unused_columns.as_slice() {
-            [] => writeln!(out)?,
-            columns => writeln!(out, "; columns not read: {}", columns.join(", "))?,
+        if !file.unused_columns.is_empty() {
+            write!(out, "; columns not read: {}", file.unused_columns.join(", "))?;
         }
+        if let Some(kept) = file.kept_tokens {
+            write!(out, "; {kept}")?;
+        }
+        writeln!(out)?;
     }
     if recipe.data.eval_split.is_some() {
         let (held_out, left) = (data.num_eval_rows(), data.num_train_rows());

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::schema::{Choice, Problem, Section, Value};
 
@@ -16,7 +16,7 @@ pub struct DataConfig {
     pub eval: Vec<DataSource>,
     /// Longest sequence in tokens; longer rows are truncated, counted and reported.
     pub max_length: usize,
-    /// Several documents in one row, each of which sees itself alone. Needs a pass over all rows at the start.
+    /// Several documents in one row, each of which sees itself alone. All rows are tokenised before the first step.
     pub packing: bool,
     /// Loss on every token, not on answers only.
     pub train_on_inputs: bool,
@@ -31,6 +31,8 @@ pub struct DataConfig {
     pub prefetch_batches: usize,
     /// `auto`, `none` or a file with a Jinja template.
     pub chat_template: String,
+    /// What becomes of a row that cannot be used.
+    pub on_bad_row: OnBadRow,
 }
 
 impl Default for DataConfig {
@@ -46,6 +48,7 @@ impl Default for DataConfig {
             num_workers: 1,
             prefetch_batches: 4,
             chat_template: "auto".into(),
+            on_bad_row: OnBadRow::Error,
         }
     }
 }
@@ -65,6 +68,7 @@ impl DataConfig {
             num_workers: section.count("num_workers", default.num_workers, 1..=256),
             prefetch_batches: section.count("prefetch_batches", default.prefetch_batches, 1..=1024),
             chat_template: section.string("chat_template", &default.chat_template),
+            on_bad_row: section.choice("on_bad_row", default.on_bad_row),
         };
         if config.eval_split.is_some() && !config.eval.is_empty() {
             let message = "`data.eval_split` excludes [[data.eval]]: evaluation rows come from one of them";
@@ -72,6 +76,24 @@ impl DataConfig {
         }
         config
     }
+}
+
+/// What becomes of a row that cannot be used: no valid JSON, a column that is missing or of another type, a conversation
+/// that the chat template refuses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnBadRow {
+    /// The command ends and names it.
+    #[default]
+    Error,
+    /// It is left out, counted, and the first ones are named.
+    Skip,
+}
+
+impl Choice for OnBadRow {
+    const NAMES: &'static [(&'static str, Self)] = &[("error", Self::Error), ("skip", Self::Skip)];
+    const PEERS: &'static [(&'static str, &'static str)] =
+        &[("raise", "error"), ("fail", "error"), ("ignore", "skip"), ("drop", "skip")];
 }
 
 /// How many rows are held out for evaluation.
@@ -111,7 +133,7 @@ pub struct DataSource {
 }
 
 /// How a row is read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DataFormat {
     /// Decided by the columns of the first row.

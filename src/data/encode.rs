@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::config::DataConfig;
 use super::formats::Sample;
 use super::template::{ChatTemplate, Rendered, TemplateError};
 use super::tokenizer::{Token, Tokenizer, TokenizerError};
@@ -34,9 +35,16 @@ pub struct EncodedRow {
     pub full_length: usize,
     /// Tokens that would carry loss before truncation.
     pub full_target_tokens: usize,
+    /// The row cannot be used and is left out, as `on_bad_row = "skip"` asks for. It has no tokens.
+    pub is_bad: bool,
 }
 
 impl EncodedRow {
+    /// What stands for a row that cannot be used.
+    pub(super) fn bad() -> Self {
+        Self { is_bad: true, ..Self::default() }
+    }
+
     /// Number of tokens that carry loss.
     #[must_use]
     pub fn num_target_tokens(&self) -> usize {
@@ -73,7 +81,13 @@ pub struct Encoder<'a> {
     pub train_on_inputs: bool,
 }
 
-impl Encoder<'_> {
+impl<'a> Encoder<'a> {
+    /// With the settings of a recipe.
+    pub(super) fn new(tokenizer: &'a Tokenizer, template: Option<&'a ChatTemplate>, config: &DataConfig) -> Self {
+        let DataConfig { max_length, train_on_inputs, .. } = *config;
+        Self { tokenizer, template, max_length, train_on_inputs }
+    }
+
     /// Tokens of a sample.
     ///
     /// - A conversation is rendered by the chat template and tokenised with nothing added: the template writes BOS
@@ -150,6 +164,7 @@ impl Encoder<'_> {
             carries_loss,
             full_length: tokens.len(),
             full_target_tokens,
+            is_bad: false,
         }
     }
 }

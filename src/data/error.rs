@@ -38,6 +38,9 @@ pub enum DataError {
     /// A worker thread could not be started or has panicked.
     #[error("a data worker failed: {0}")]
     Worker(String),
+    /// Somebody wanted the command to end while rows were tokenised.
+    #[error("interrupted while rows were tokenised")]
+    Interrupted,
     /// The loader was asked for more after an error.
     #[error("the data loader has stopped after an earlier error")]
     Stopped,

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
 use parquet::record::{Field, Row};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::DataError;
@@ -22,7 +23,7 @@ use scan::Scan;
 const BLOCK_BYTES: usize = 1 << 20;
 
 /// How a file is laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileKind {
     /// One JSON array of objects.
     Json,
@@ -57,6 +58,15 @@ impl FileKind {
             Self::Txt => "text",
         }
     }
+}
+
+/// Why a row has no tokens.
+#[derive(Debug)]
+pub(super) enum RowProblem {
+    /// It cannot be used, and why. Its place is not known yet: to find its line takes long.
+    Bad(String),
+    /// Something else than the row has failed.
+    Failed(DataError),
 }
 
 /// The rows of one file.
@@ -99,11 +109,22 @@ impl RowFile {
         self.bounds.len() - 1
     }
 
+    /// The first row: it says what the others look like.
+    pub(super) fn first_row(&self) -> Result<Value, DataError> {
+        self.read(0).map_err(|problem| match problem {
+            RowProblem::Bad(reason) => self.row_error(0, reason),
+            RowProblem::Failed(error) => error,
+        })
+    }
+
     /// Row `index` as a JSON object.
-    pub(super) fn read(&self, index: usize) -> Result<Value, DataError> {
+    pub(super) fn read(&self, index: usize) -> Result<Value, RowProblem> {
         let (start, end) = (self.bounds[index], self.bounds[index + 1]);
         let mut bytes = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX)];
-        read_exact_at(&self.file, &mut bytes, start).map_err(|error| self.row_error(index, error.to_string()))?;
+        read_exact_at(&self.file, &mut bytes, start).map_err(|error| {
+            let reason = format!("cannot read row {}: {error}", index + 1);
+            RowProblem::Failed(DataError::File { path: self.path.clone(), reason })
+        })?;
         let parsed = if self.kind == FileKind::Json {
             // A comma may follow.
             let mut values = serde_json::Deserializer::from_slice(&bytes).into_iter::<Value>();
@@ -113,8 +134,8 @@ impl RowFile {
         };
         match parsed {
             Ok(row) if row.is_object() => Ok(row),
-            Ok(_) => Err(self.row_error(index, "a row must be a JSON object".into())),
-            Err(error) => Err(self.row_error(index, format!("not valid JSON: {error}"))),
+            Ok(_) => Err(RowProblem::Bad("a row must be a JSON object".into())),
+            Err(error) => Err(RowProblem::Bad(format!("not valid JSON: {error}"))),
         }
     }
 

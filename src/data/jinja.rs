@@ -42,6 +42,29 @@ pub(super) fn compile(source: &str, now: OffsetDateTime) -> Result<Environment<'
     Ok(env)
 }
 
+/// What a template can see of the date: the results of its calls of `strftime_now`. `None` where it uses the function
+/// otherwise than with a format written out, so that this cannot be told.
+pub(super) fn dates(source: &str, now: OffsetDateTime) -> Option<Vec<String>> {
+    let (questions, calls) = (DATE_QUESTION.as_ref()?, DATE_CALL.as_ref()?);
+    let formats: Vec<&str> = calls
+        .captures_iter(source)
+        .filter_map(|call| call.get(1).or(call.get(2)).map(|format| format.as_str()))
+        .collect();
+    let num_other = source.matches("strftime_now").count() - formats.len() - questions.find_iter(source).count();
+    if num_other > 0 {
+        return None;
+    }
+    formats.into_iter().map(|format| strftime(format, now).ok()).collect()
+}
+
+/// The question whether there is such a function.
+static DATE_QUESTION: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"strftime_now\s+is\s+(?:not\s+)?defined").ok());
+
+/// Calls of `strftime_now` with a format written out.
+static DATE_CALL: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r#"strftime_now\s*\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)"#).ok());
+
 /// Name under which [`compile`] keeps its template.
 pub(super) const TEMPLATE_NAME: &str = "chat_template";
 
@@ -312,6 +335,17 @@ mod tests {
     fn the_date_is_formatted_as_strftime_does() {
         assert_eq!(render("{{ strftime_now('%d %b %Y') }}"), "05 Jul 2024");
         assert_eq!(render("{{ strftime_now('%A %-d %B, %H:%M:%S %j%%') }}"), "Friday 5 July, 09:03:07 187%");
+    }
+
+    #[test]
+    fn what_a_template_sees_of_the_date_is_known_or_said_to_be_unknown() {
+        let seen = |source: &str| dates(source, now());
+        assert_eq!(seen("{{ messages }}").unwrap(), Vec::<String>::new());
+        let llama = "{% if strftime_now is defined %}{{ strftime_now(\"%d %b %Y\") }}{% endif %}{{strftime_now('%Y')}}";
+        assert_eq!(seen(llama).unwrap(), ["05 Jul 2024", "2024"]);
+        assert_eq!(seen("{% set f = '%H' %}{{ strftime_now(f) }}"), None);
+        assert_eq!(seen("{% set now = strftime_now %}{{ now('%H') }}"), None);
+        assert_eq!(seen("{{ strftime_now('%d') }}{{ strftime_now('%' ~ 'S') }}"), None);
     }
 
     #[test]

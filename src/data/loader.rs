@@ -315,13 +315,17 @@ mod tests {
     use super::*;
     use crate::data::config::DataConfig;
     use crate::data::fixture::{Files, config, numbered_rows, tokenizer};
-    use crate::data::pipeline::DataPipeline;
+    use crate::data::pipeline::{DataPipeline, OpenOptions};
 
     #[test]
     fn a_panic_in_a_worker_is_an_error() {
         let files = Files::new();
-        let shared =
-            DataPipeline::open(&config(vec![files.write("r.jsonl", &numbered_rows(2))]), Arc::new(tokenizer()), 1);
+        let shared = DataPipeline::open(
+            &config(vec![files.write("r.jsonl", &numbered_rows(2))]),
+            Arc::new(tokenizer()),
+            1,
+            &OpenOptions::default(),
+        );
         let shared = shared.unwrap().shared();
         let order = Arc::new(shared.train_order(0));
         let job = Job { order, start: 0, end: 3, epoch: 0, cursor_after: Cursor::default() };
@@ -336,7 +340,7 @@ mod tests {
         let row = format!("{{\"text\": \"{}\"}}\n", "words and ".repeat(2000));
         let source = files.write("r.jsonl", &row.repeat(1000));
         let config = DataConfig { num_workers: 2, max_length: 100_000, ..config(vec![source]) };
-        let pipeline = DataPipeline::open(&config, Arc::new(tokenizer()), 1).unwrap();
+        let pipeline = DataPipeline::open(&config, Arc::new(tokenizer()), 1, &OpenOptions::default()).unwrap();
         let loader = pipeline.loader(Cursor::default(), 1000).unwrap();
         let started = Instant::now();
         drop(loader);
@@ -349,7 +353,7 @@ mod tests {
         let files = Files::new();
         let source = files.write("r.jsonl", &numbered_rows(100));
         let config = DataConfig { num_workers: 2, prefetch_batches: 3, ..config(vec![source]) };
-        let pipeline = DataPipeline::open(&config, Arc::new(tokenizer()), 1).unwrap();
+        let pipeline = DataPipeline::open(&config, Arc::new(tokenizer()), 1, &OpenOptions::default()).unwrap();
         let mut loader = pipeline.loader(Cursor::default(), 1).unwrap();
         for taken in 0..5 {
             let deadline = Instant::now() + Duration::from_secs(20);

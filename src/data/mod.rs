@@ -2,11 +2,14 @@
 //!
 //! From a file to a micro-batch: [`files`] finds the rows of a file, [`formats`] says what a row means, [`template`]
 //! writes a conversation as text, [`tokenizer`] cuts it into tokens, [`encode`] marks those that carry loss,
-//! [`pipeline`] puts rows in order, several into one if they are packed, and into a [`batch`], [`loader`] does all that
-//! ahead on its own threads.
+//! [`cache`] keeps the tokens of large files on disk, [`pipeline`] puts rows in order, several into one if they are
+//! packed, and into a [`batch`], [`loader`] does all that ahead on its own threads.
 
+mod ahead;
 pub mod batch;
+pub mod cache;
 pub mod config;
+pub mod counts;
 pub mod encode;
 pub mod error;
 pub mod files;
@@ -18,6 +21,7 @@ pub mod loader;
 mod order;
 mod packing;
 pub mod pipeline;
+mod progress;
 pub mod sources;
 pub mod template;
 pub mod tokenizer;

@@ -1,23 +1,25 @@
 //! From the files of a recipe to rows of tokens.
 
 use std::collections::HashSet;
-use std::ops::{AddAssign, Range};
+use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
-use std::thread;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
 use super::batch::{Batch, RowSource};
-use super::config::{DataConfig, DataSource, EvalSplit};
+use super::config::{DataConfig, DataSource, EvalSplit, OnBadRow};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
 use super::loader::{EvalLoader, Loader};
 use super::order::{self, Purpose, num_visits, shuffle, skip_held_out};
 use super::packing::best_fit;
-use super::sources::{FileInfo, FileSet, open_template};
+use super::sources::{FileInfo, FileSet, needed_template};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
+
+pub use super::ahead::OpenOptions;
+pub use super::counts::RowCounts;
 
 /// The exact place of a micro-batch: a resumed run that starts here sees what the first one would have seen.
 ///
@@ -28,51 +30,6 @@ pub struct Cursor {
     pub epoch: u64,
     /// Micro-batch of that pass, from 0.
     pub batch: u64,
-}
-
-/// What rows turned out to be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RowCounts {
-    /// Rows that were read.
-    pub rows: u64,
-    /// Rows that were longer than `max_length`.
-    pub truncated: u64,
-    /// Truncated rows of whose answer nothing was left.
-    pub answer_cut: u64,
-    /// Rows that were left out, since no token of theirs carries loss (those of `answer_cut` among them).
-    pub without_targets: u64,
-    /// Tokens of the rows that were not left out.
-    pub tokens: u64,
-    /// Tokens that carry loss.
-    pub target_tokens: u64,
-}
-
-impl RowCounts {
-    /// Counts a row; whether it has tokens that carry loss, and so is not left out.
-    pub fn add(&mut self, row: &EncodedRow) -> bool {
-        let target_tokens = row.num_target_tokens();
-        self.rows += 1;
-        self.truncated += u64::from(row.is_truncated());
-        self.answer_cut += u64::from(row.is_answer_cut());
-        if target_tokens == 0 {
-            self.without_targets += 1;
-            return false;
-        }
-        self.tokens += row.ids.len() as u64;
-        self.target_tokens += target_tokens as u64;
-        true
-    }
-}
-
-impl AddAssign for RowCounts {
-    fn add_assign(&mut self, other: Self) {
-        self.rows += other.rows;
-        self.truncated += other.truncated;
-        self.answer_cut += other.answer_cut;
-        self.without_targets += other.without_targets;
-        self.tokens += other.tokens;
-        self.target_tokens += other.target_tokens;
-    }
 }
 
 /// The rows of a recipe's files, as tokens. Cheap to clone; can be shared between threads.
@@ -95,6 +52,9 @@ pub(super) struct Shared {
     held_out: Vec<u32>,
     /// Tokens of every training and every evaluation row, where rows are packed; 0 for a row that is left out.
     lengths: Option<[Vec<u32>; 2]>,
+    /// Rows of the first epoch once they are packed: to know, they must be.
+    num_packed: OnceLock<usize>,
+    warnings: Vec<String>,
 }
 
 /// One of the two sets of files.
@@ -143,15 +103,24 @@ impl Order {
 }
 
 impl DataPipeline {
-    /// Finds the rows of all files and decides how they are read. Nothing is tokenised yet but .txt files and, with
-    /// `packing`, every row, since its length decides where it goes; that runs on all cores.
+    /// Finds the rows of all files and decides how they are read.
+    ///
+    /// Files of [`LARGE_FILE_BYTES`](super::sources::LARGE_FILE_BYTES) and more, and with `packing` or
+    /// `on_bad_row = "skip"` all, are tokenised on all cores, and the tokens kept in the cache of `options`, where the
+    /// next start finds them. Other rows are tokenised as they are visited.
     ///
     /// `chat_template` and the paths of `config` are used as they are: relative ones start at the current directory.
     ///
     /// # Errors
     /// No files, a file that cannot be read, columns of no known format, conversations without a chat template, an
-    /// `eval_split` that leaves nothing to train on; with `packing`, any row that cannot be used.
-    pub fn open(config: &DataConfig, tokenizer: Arc<Tokenizer>, seed: u64) -> Result<Self, DataError> {
+    /// `eval_split` that leaves nothing to train on; any row that cannot be used of those that are tokenised; a wish to
+    /// stop meanwhile.
+    pub fn open(
+        config: &DataConfig,
+        tokenizer: Arc<Tokenizer>,
+        seed: u64,
+        options: &OpenOptions<'_>,
+    ) -> Result<Self, DataError> {
         if config.train.is_empty() {
             return Err(DataError::Config("no training data\n  hint: add `[[data.train]]` with a `path`".into()));
         }
@@ -159,16 +128,27 @@ impl DataPipeline {
             let message = "`data.eval_split` excludes [[data.eval]]: evaluation rows come from one of them";
             return Err(DataError::Config(message.into()));
         }
-        let train = FileSet::open(&config.train, false, config, &tokenizer)?;
-        let eval = FileSet::open(&config.eval, true, config, &tokenizer)?;
+        // Whether it is needed is known once the files are open; what is kept of them depends on it.
+        let template = ChatTemplate::open(&config.chat_template, &tokenizer);
+        let kept_with = template.as_ref().ok().and_then(Option::as_ref);
+        let mut train = FileSet::open(&config.train, false, config, &tokenizer, kept_with, options)?;
+        let mut eval = FileSet::open(&config.eval, true, config, &tokenizer, kept_with, options)?;
         let held_out = held_out_rows(config.eval_split, train.num_rows(), seed)?;
         let infos: Vec<FileInfo> = train.infos().chain(eval.infos()).cloned().collect();
-        let template = open_template(config, &tokenizer, &infos)?;
-        let config = config.clone();
-        let mut shared = Shared { config, seed, tokenizer, template, infos, train, eval, held_out, lengths: None };
-        if shared.config.packing {
-            shared.lengths = Some([shared.measure(Set::Train)?, shared.measure(Set::Eval)?]);
-        }
+        let template = needed_template(config, template, &infos)?;
+
+        let encoder = Encoder::new(&tokenizer, template.as_ref(), config);
+        let mut warnings = Vec::new();
+        let every_row = config.packing || config.on_bad_row == OnBadRow::Skip;
+        let lengths = [
+            train.tokenise(&encoder, every_row, options, &mut warnings)?,
+            eval.tokenise(&encoder, every_row, options, &mut warnings)?,
+        ];
+        let infos = train.infos().chain(eval.infos()).cloned().collect();
+        let lengths = config.packing.then_some(lengths);
+        let (config, num_packed) = (config.clone(), OnceLock::new());
+        let shared =
+            Shared { config, seed, tokenizer, template, infos, train, eval, held_out, lengths, num_packed, warnings };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -202,7 +182,16 @@ impl DataPipeline {
                 file.path.display()
             )
         };
-        both.map(text).collect()
+        let mut warnings = self.shared.warnings.clone();
+        warnings.extend(both.map(text));
+        for (file, bad) in self.shared.train.bad_rows().chain(self.shared.eval.bad_rows()) {
+            let (path, first) = (file.path.display(), bad.first.join("\n  "));
+            let more = if bad.count > bad.first.len() as u64 { "\n  ..." } else { "" };
+            let rows = file.num_rows;
+            warnings
+                .push(format!("{path}: {} of {rows} rows cannot be used and are skipped:\n  {first}{more}", bad.count));
+        }
+        warnings
     }
 
     /// Training rows; those that `eval_split` holds out are not counted.
@@ -236,8 +225,11 @@ impl DataPipeline {
     /// one, packed in its own order, may differ by a few.
     #[must_use]
     pub fn batches_per_epoch(&self, micro_batch_size: usize) -> u64 {
-        let num_rows =
-            if self.shared.lengths.is_some() { self.shared.train_order(0).num_rows() } else { self.rows_per_epoch() };
+        let num_rows = if self.shared.lengths.is_some() {
+            *self.shared.num_packed.get_or_init(|| self.shared.train_order(0).num_rows())
+        } else {
+            self.rows_per_epoch()
+        };
         num_rows.div_ceil(micro_batch_size.max(1)) as u64
     }
 
@@ -336,12 +328,7 @@ impl Shared {
 
     /// The tokens of a row and where it was read.
     fn encode(&self, set: Set, row: u32) -> Result<(RowSource, EncodedRow), DataError> {
-        let encoder = Encoder {
-            tokenizer: &self.tokenizer,
-            template: self.template.as_ref(),
-            max_length: self.config.max_length,
-            train_on_inputs: self.config.train_on_inputs,
-        };
+        let encoder = Encoder::new(&self.tokenizer, self.template.as_ref(), &self.config);
         match set {
             Set::Train => self.train.encode(row, &encoder),
             Set::Eval => {
@@ -376,30 +363,6 @@ impl Shared {
             }
         }
         Ok((Batch::of_rows(&encoded_rows, self.tokenizer.pad_id()), counts))
-    }
-
-    /// Tokens of every row of a set, on all cores; 0 for one that is left out.
-    fn measure(&self, set: Set) -> Result<Vec<u32>, DataError> {
-        let files = if set == Set::Train { &self.train } else { &self.eval };
-        let rows: Vec<u32> = (0..files.num_rows()).collect();
-        let num_threads = thread::available_parallelism().map_or(1, usize::from);
-        let measure = |row: &u32| {
-            let (_, encoded) = self.encode(set, *row)?;
-            let length = if RowCounts::default().add(&encoded) { encoded.ids.len() } else { 0 };
-            Ok(u32::try_from(length).unwrap_or(u32::MAX))
-        };
-        let mut lengths = Vec::with_capacity(rows.len());
-        thread::scope(|scope| {
-            let chunks = rows.chunks(rows.len().div_ceil(num_threads).max(1));
-            let threads: Vec<_> = chunks
-                .map(|chunk| scope.spawn(|| chunk.iter().map(measure).collect::<Result<Vec<u32>, DataError>>()))
-                .collect();
-            for thread in threads {
-                let measured = thread.join().map_err(|_| DataError::Worker("a thread panicked".into()))?;
-                lengths.extend(measured?);
-            }
-            Ok(lengths)
-        })
     }
 }
 

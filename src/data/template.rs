@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use minijinja::{Environment, context};
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use time::OffsetDateTime;
 
 use super::jinja;
@@ -73,6 +74,7 @@ pub struct ChatTemplate {
     origin: String,
     /// `bos_token` and the like.
     special_tokens: BTreeMap<&'static str, String>,
+    identity: Option<[u8; 32]>,
 }
 
 impl ChatTemplate {
@@ -111,7 +113,16 @@ impl ChatTemplate {
             .into_iter()
             .filter_map(|(key, token)| token.map(|token| (key, token.text.clone())))
             .collect();
-        Ok(Self { environment, origin: origin.to_owned(), special_tokens })
+        let identity = jinja::dates(source, now)
+            .map(|dates| Sha256::digest(format!("{:?}", (source, dates, &special_tokens))).into());
+        Ok(Self { environment, origin: origin.to_owned(), special_tokens, identity })
+    }
+
+    /// SHA-256 of all that decides what the template writes for given messages: its source, special tokens, and the
+    /// date as far as it uses it. `None` where it uses the time in a way that cannot be foreseen.
+    #[must_use]
+    pub fn identity(&self) -> Option<[u8; 32]> {
+        self.identity
     }
 
     /// Where the template came from: "the model" or a file.

@@ -4,12 +4,16 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+mod files;
+mod stream;
+
+use files::{read_chat_template, read_json, token_ids, token_text};
+pub use stream::DecodeStream;
 
 /// Tokens that chat models write at the end of a turn. Where a vocabulary has one, generation stops at it.
 const TURN_END_TOKENS: [&str; 5] = ["<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>"];
-
-/// Name of the template that is used where `tokenizer_config.json` lists several.
-const DEFAULT_TEMPLATE_NAME: &str = "default";
 
 /// Why a tokenizer could not be opened or used.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +97,9 @@ pub struct Tokenizer {
     /// Whether `encode(.., true)` starts with BOS: what `tokenizer_config.json` says, else what `tokenizer.json` does.
     add_bos: bool,
     eos_ids: Vec<u32>,
+    max_id: u32,
     chat_template: Option<String>,
+    digest: [u8; 32],
 }
 
 impl Tokenizer {
@@ -108,12 +114,11 @@ impl Tokenizer {
         if !path.is_file() {
             return Err(TokenizerError::Missing(model_dir.to_path_buf()));
         }
-        let mut inner = tokenizers::Tokenizer::from_file(&path)
-            .map_err(|error| TokenizerError::File { path: path.clone(), reason: error.to_string() })?;
+        let failed = |reason: String| TokenizerError::File { path: path.clone(), reason };
+        let content = std::fs::read(&path).map_err(|error| failed(error.to_string()))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(&content).map_err(|error| failed(error.to_string()))?;
         inner.with_padding(None);
-        inner
-            .with_truncation(None)
-            .map_err(|error| TokenizerError::File { path: path.clone(), reason: error.to_string() })?;
+        inner.with_truncation(None).map_err(|error| failed(error.to_string()))?;
 
         let config_path = model_dir.join("tokenizer_config.json");
         let config = read_json(&config_path)?.unwrap_or(Value::Null);
@@ -152,7 +157,12 @@ impl Tokenizer {
         });
         let add_bos = bos.is_some() && config["add_bos_token"].as_bool().unwrap_or(starts_with_bos);
 
+        let mut digest = Sha256::new_with_prefix(&content);
+        digest.update(format!("{:?}", (&bos, &eos, &pad, &unk, add_bos)));
+
         Ok(Self {
+            digest: digest.finalize().into(),
+            max_id: inner.get_vocab(true).into_values().max().unwrap_or(0),
             chat_template: read_chat_template(model_dir, &config, &config_path)?,
             eos_ids: eos_ids.into_iter().collect(),
             inner,
@@ -215,7 +225,7 @@ impl Tokenizer {
     /// Text of ids that arrive one at a time.
     #[must_use]
     pub fn decode_stream(&self, skip_special_tokens: bool) -> DecodeStream<'_> {
-        DecodeStream { tokenizer: self, skip_special_tokens, ids: Vec::new(), shown: 0 }
+        DecodeStream::new(self, skip_special_tokens)
     }
 
     /// The token's own spelling in the vocabulary, such as `Ġhello` or `▁hello`.
@@ -284,213 +294,16 @@ impl Tokenizer {
     /// this tokenizer.
     #[must_use]
     pub fn max_id(&self) -> u32 {
-        self.inner.get_vocab(true).into_values().max().unwrap_or(0)
-    }
-}
-
-/// Text of ids that arrive one at a time: gives out text only in whole characters.
-///
-/// A character may be spread over several tokens, and a decoder may treat the first token of a sequence differently
-/// (it drops a leading space). So the ids since the last whole character before this one are decoded together, and
-/// what was already given out is taken off.
-#[derive(Debug)]
-pub struct DecodeStream<'a> {
-    tokenizer: &'a Tokenizer,
-    skip_special_tokens: bool,
-    /// Ids whose text may still change, and those before them that the decoder needs to see.
-    ids: Vec<u32>,
-    /// How many of `ids` have been given out.
-    shown: usize,
-}
-
-impl DecodeStream<'_> {
-    /// Adds an id; the new text, empty while a character is incomplete.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::decode`].
-    pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
-        self.ids.push(id);
-        let text = self.new_text()?;
-        if text.is_empty() || text.ends_with('\u{fffd}') {
-            return Ok(String::new());
-        }
-        self.ids.drain(..self.shown);
-        self.shown = self.ids.len();
-        Ok(text)
+        self.max_id
     }
 
-    /// What is left at the end: an incomplete character, as U+FFFD.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::decode`].
-    pub fn finish(&mut self) -> Result<String, TokenizerError> {
-        let text = self.new_text()?;
-        self.ids.clear();
-        self.shown = 0;
-        Ok(text)
-    }
-
-    fn new_text(&self) -> Result<String, TokenizerError> {
-        let before = self.tokenizer.decode(&self.ids[..self.shown], self.skip_special_tokens)?;
-        let all = self.tokenizer.decode(&self.ids, self.skip_special_tokens)?;
-        Ok(all.strip_prefix(&before).unwrap_or(&all).to_owned())
-    }
-}
-
-/// Contents of a JSON file; `None` where there is no such file.
-fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
-    let Some(text) = read_text(path)? else { return Ok(None) };
-    serde_json::from_str(&text)
-        .map(Some)
-        .map_err(|error| TokenizerError::File { path: path.to_path_buf(), reason: error.to_string() })
-}
-
-/// Contents of a text file; `None` where there is no such file.
-fn read_text(path: &Path) -> Result<Option<String>, TokenizerError> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(TokenizerError::File { path: path.to_path_buf(), reason: error.to_string() }),
-    }
-}
-
-/// A special token is written as its text or as an object with `content`.
-fn token_text(value: &Value) -> Option<String> {
-    value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
-}
-
-/// Token ids are written as a number or a list of numbers.
-fn token_ids(value: &Value) -> impl Iterator<Item = u32> {
-    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-    list.iter().filter_map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
-}
-
-/// `chat_template.jinja` goes before `tokenizer_config.json`, as in transformers. The latter has a string or a list of
-/// `{name, template}`.
-fn read_chat_template(dir: &Path, config: &Value, config_path: &Path) -> Result<Option<String>, TokenizerError> {
-    if let Some(text) = read_text(&dir.join("chat_template.jinja"))? {
-        return Ok(Some(text));
-    }
-    match &config["chat_template"] {
-        Value::Null => Ok(None),
-        Value::String(template) => Ok(Some(template.clone())),
-        Value::Array(named) => {
-            let template = named.iter().find(|entry| entry["name"] == DEFAULT_TEMPLATE_NAME);
-            if let Some(template) = template.and_then(|entry| entry["template"].as_str()) {
-                return Ok(Some(template.to_owned()));
-            }
-            let found: Vec<&str> = named.iter().filter_map(|entry| entry["name"].as_str()).collect();
-            let reason = format!(
-                "`chat_template` lists {found:?}, and none is \"{DEFAULT_TEMPLATE_NAME}\"\n  hint: write the one to \
-                 use to a file and set `data.chat_template` to its path"
-            );
-            Err(TokenizerError::File { path: config_path.to_path_buf(), reason })
-        }
-        _ => Err(TokenizerError::File {
-            path: config_path.to_path_buf(),
-            reason: "`chat_template` must be a string or a list of {name, template}".into(),
-        }),
+    /// SHA-256 of all that decides the ids of a text and the special tokens of a template: `tokenizer.json`, and the
+    /// special tokens that the files beside it name.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        self.digest
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::data::fixture::{BOS, EOS, IM_END, model_folder, tokenizer};
-
-    fn open(config: &Value, files: &[(&str, Value)]) -> Result<Tokenizer, TokenizerError> {
-        let folder = model_folder(config);
-        for (name, content) in files {
-            let text = content.as_str().map_or_else(|| content.to_string(), str::to_owned);
-            std::fs::write(folder.path().join(name), text).unwrap();
-        }
-        Tokenizer::open(folder.path())
-    }
-
-    #[test]
-    fn special_tokens_are_read_in_every_spelling_and_from_every_file() {
-        let tokenizer = open(
-            &json!({"bos_token": {"content": "<s>", "lstrip": false}, "pad_token": null}),
-            &[
-                ("special_tokens_map.json", json!({"bos_token": "</s>", "unk_token": {"content": "!"}})),
-                ("generation_config.json", json!({"eos_token_id": [7, 8]})),
-                ("config.json", json!({"eos_token_id": 257, "bos_token_id": 257})),
-            ],
-        )
-        .unwrap();
-        assert_eq!(tokenizer.bos().unwrap().id, BOS);
-        assert_eq!(tokenizer.unk().unwrap().text, "!");
-        assert_eq!(tokenizer.eos().unwrap(), &SpecialToken { text: "</s>".into(), id: EOS });
-        assert!(tokenizer.pad().is_none());
-        assert_eq!(tokenizer.pad_id(), EOS);
-        assert_eq!(tokenizer.eos_ids(), [7, 8, EOS, IM_END]);
-    }
-
-    #[test]
-    fn a_special_token_that_does_not_exist_is_an_error() {
-        let error = open(&json!({"eos_token": "<eos>"}), &[]).unwrap_err().to_string();
-        assert!(
-            error.ends_with("`eos_token` is \"<eos>\", which the vocabulary of tokenizer.json does not have"),
-            "{error}"
-        );
-        let empty = tempfile::TempDir::new().unwrap();
-        assert!(matches!(Tokenizer::open(empty.path()), Err(TokenizerError::Missing(_))));
-    }
-
-    #[test]
-    fn bos_is_added_as_the_configuration_says_and_truncation_and_padding_are_not_used() {
-        let ids = |config: Value| open(&config, &[]).unwrap().encode("abcdefgh", true).unwrap();
-        assert_eq!(ids(json!({"bos_token": "<s>"})), [BOS, 260, 99, 100, 101, 102, 103, 104]);
-        assert_eq!(ids(json!({"bos_token": "<s>", "add_bos_token": false})).len(), 7);
-        let other = json!({"bos_token": "</s>", "add_bos_token": true});
-        assert_eq!(ids(other)[..2], [EOS, BOS], "what tokenizer.json puts in front is no BOS here, so it stays");
-        assert_eq!(tokenizer().encode("abcdefgh", false).unwrap().len(), 7);
-    }
-
-    #[test]
-    fn tokens_know_their_bytes() {
-        let tokens = tokenizer().encode_tokens("é</s>ab", true).unwrap();
-        let bytes: Vec<_> = tokens.iter().map(|token| (token.id, token.start, token.end)).collect();
-        // Both halves of é stand for the whole character.
-        assert_eq!(bytes, [(BOS, 0, 0), (0xc3, 0, 2), (0xa9, 0, 2), (EOS, 2, 6), (260, 6, 8)]);
-    }
-
-    #[test]
-    fn ids_beyond_a_models_vocabulary_can_be_seen() {
-        let tokenizer = tokenizer();
-        assert_eq!((tokenizer.max_id(), tokenizer.vocab_size()), (260, 261));
-    }
-
-    #[test]
-    fn a_stream_gives_whole_characters() {
-        let tokenizer = tokenizer();
-        let text = "aé 😀 ab";
-        let mut stream = tokenizer.decode_stream(true);
-        let mut parts = Vec::new();
-        for id in tokenizer.encode(text, true).unwrap() {
-            parts.push(stream.push(id).unwrap());
-        }
-        assert_eq!(parts.concat(), text);
-        assert_eq!(parts, ["", "a", "", "é", " ", "", "", "", "😀", " ", "ab"]);
-        stream.push(0xf0).unwrap();
-        assert_eq!(stream.finish().unwrap(), "\u{fffd}");
-        assert_eq!(stream.finish().unwrap(), "");
-    }
-
-    #[test]
-    fn the_template_file_goes_before_the_configuration() {
-        let named =
-            json!({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]});
-        assert_eq!(open(&named, &[]).unwrap().chat_template(), Some("D"));
-        let file = [("chat_template.jinja", json!("F"))];
-        assert_eq!(open(&named, &file).unwrap().chat_template(), Some("F"));
-        assert_eq!(open(&json!({}), &[]).unwrap().chat_template(), None);
-        let error = open(&json!({"chat_template": [{"name": "rag", "template": "R"}]}), &[]).unwrap_err().to_string();
-        assert!(
-            error.contains("lists [\"rag\"], and none is \"default\"") && error.contains("data.chat_template"),
-            "{error}"
-        );
-    }
-}
+mod tests;

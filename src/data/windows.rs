@@ -60,6 +60,11 @@ impl TokenFile {
         self.num_tokens.div_ceil(self.window_tokens)
     }
 
+    /// An error about window `index`.
+    pub(super) fn row_error(&self, index: usize, reason: String) -> DataError {
+        DataError::Row { path: self.path.clone(), place: format!("window {}", index + 1), reason }
+    }
+
     /// Tokens of window `index`.
     pub(super) fn read(&self, index: usize) -> Result<Vec<u32>, DataError> {
         let start = index * self.window_tokens;

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::data::config::DataConfig;
-use crate::data::pipeline::DataPipeline;
+use crate::data::error::DataError;
+use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{Dtype, OpenDevice};
 use crate::failure::Failure;
@@ -77,8 +78,9 @@ impl ModelSource {
     ///
     /// # Errors
     ///
-    /// Files that cannot be read or understood; a tokenizer that belongs to another model.
-    pub fn open_data(&self, data: &DataConfig, seed: u64) -> Result<DataPipeline, Failure> {
+    /// Files that cannot be read or understood; a tokenizer that belongs to another model; a wish to stop while rows
+    /// are tokenised.
+    pub fn open_data(&self, data: &DataConfig, seed: u64, options: &OpenOptions<'_>) -> Result<DataPipeline, Failure> {
         let tokenizer = Tokenizer::open(&self.folder).map_err(Failure::input)?;
         let (max_id, vocab_size) = (tokenizer.max_id() as usize, self.config.vocab_size);
         if max_id >= vocab_size {
@@ -88,7 +90,10 @@ impl ModelSource {
                  tokenizer.json and config.json are of different models"
             )));
         }
-        DataPipeline::open(data, Arc::new(tokenizer), seed).map_err(Failure::input)
+        DataPipeline::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
+            DataError::Interrupted => Failure::Interrupted,
+            error => Failure::input(error),
+        })
     }
 
     /// The linear layers that a `[lora]` section selects.

@@ -105,6 +105,9 @@ impl Opening<'_> {
             if !file.unused_columns.is_empty() {
                 line.push_str(&format!("; columns not read: {}", file.unused_columns.join(", ")));
             }
+            if let Some(kept) = file.kept_tokens {
+                line.push_str(&format!("; {kept}"));
+            }
             line
         };
         let mut lines: Vec<String> = self.data.files().iter().map(line).collect();

@@ -128,6 +128,7 @@ mod tests {
             num_rows: 20,
             unused_columns: Vec::new(),
             is_eval: false,
+            kept_tokens: None,
         };
         let mut work = StepWork::new(Cursor::default());
         let warn = |work: &StepWork| work.skip_warning(7, SkipReason::NonFiniteLoss, std::slice::from_ref(&file));

@@ -97,7 +97,12 @@ name = "cpu"
 /// The command with arguments, not started yet.
 pub(crate) fn lora_train(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lora-train"));
-    command.args(args).env("NO_COLOR", "1").env("RAYON_NUM_THREADS", "2").stdin(Stdio::null());
+    command
+        .args(args)
+        .env("NO_COLOR", "1")
+        .env("LORA_TRAIN_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"))
+        .env("RAYON_NUM_THREADS", "2")
+        .stdin(Stdio::null());
     command
 }
 

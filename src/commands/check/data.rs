@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use super::findings::{Findings, with_commas};
+use crate::data::cache::CacheSettings;
 use crate::data::config::{DataConfig, DataSource};
 use crate::data::encode::EncodedRow;
-use crate::data::pipeline::{DataPipeline, RowCounts};
+use crate::data::pipeline::{DataPipeline, OpenOptions, RowCounts};
 use crate::data::tokenizer::Tokenizer;
+use crate::hub::Progress;
 use crate::recipe::Recipe;
 use crate::schema::Problem;
 use crate::train::schedule::{steps_per_epoch, total_steps};
@@ -16,7 +18,9 @@ const NUM_ROWS: usize = 8;
 
 /// Opens every file, tokenises the first rows, and counts steps.
 pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, findings: &mut Findings) {
-    match DataPipeline::open(&recipe.data, Arc::clone(tokenizer), recipe.seed) {
+    let options =
+        OpenOptions { cache: CacheSettings::from_env(), progress: Progress::detect(false), ..OpenOptions::default() };
+    match DataPipeline::open(&recipe.data, Arc::clone(tokenizer), recipe.seed, &options) {
         Ok(data) => {
             examine_files(recipe, &data, findings);
             examine_rows(recipe, &data, findings);
@@ -28,7 +32,7 @@ pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, findings: &mu
             for source in recipe.data.train.iter().chain(&recipe.data.eval) {
                 let alone =
                     DataConfig { train: vec![source.clone()], eval: vec![], eval_split: None, ..recipe.data.clone() };
-                if let Err(error) = DataPipeline::open(&alone, Arc::clone(tokenizer), recipe.seed) {
+                if let Err(error) = DataPipeline::open(&alone, Arc::clone(tokenizer), recipe.seed, &options) {
                     findings.error(&error);
                 }
             }

@@ -80,7 +80,7 @@ impl Summary {
     }
 
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let RowCounts { rows, truncated, answer_cut, without_targets, tokens, target_tokens } = self.counts;
+        let RowCounts { rows, truncated, answer_cut, without_targets, bad, tokens, target_tokens } = self.counts;
         let (longest, max_length) = (self.percentile(100), self.max_length);
         writeln!(out, "{rows} of {} training rows:", self.num_rows)?;
         writeln!(
@@ -99,6 +99,9 @@ impl Summary {
             "  truncated      {truncated} rows at `data.max_length` = {max_length}; {answer_cut} of them lose the whole answer"
         )?;
         writeln!(out, "  left out       {without_targets} rows, since no token of theirs carries loss")?;
+        if bad > 0 {
+            writeln!(out, "  skipped        {bad} rows that cannot be used (`data.on_bad_row` = \"skip\")")?;
+        }
         let padding = percent((self.batched_places - self.batched_tokens) as u64, self.batched_places as u64);
         let packed = if self.packing { "packed" } else { "unpacked: `data.packing = true` fills rows up" };
         writeln!(out, "  padding        {padding} of a micro-batch of {} rows ({packed})", self.micro_batch_size)

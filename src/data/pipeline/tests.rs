@@ -7,11 +7,11 @@ use crate::data::fixture::{BOS, EOS, Files, IM_END, chat_tokenizer, config, numb
 use crate::data::loader::LoadedBatch;
 
 fn open(config: &DataConfig) -> DataPipeline {
-    DataPipeline::open(config, Arc::new(tokenizer()), 7).unwrap()
+    DataPipeline::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap()
 }
 
 fn error(config: &DataConfig) -> String {
-    DataPipeline::open(config, Arc::new(tokenizer()), 7).unwrap_err().to_string()
+    DataPipeline::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap_err().to_string()
 }
 
 fn take(pipeline: &DataPipeline, from: Cursor, micro_batch_size: usize, count: usize) -> Vec<LoadedBatch> {
@@ -51,7 +51,7 @@ fn a_turn_end_that_is_also_the_padding_carries_loss() {
         )
     };
     let source = files.write("r.jsonl", &(row("long answer") + &row("no")));
-    let pipeline = DataPipeline::open(&config(vec![source]), chat_tokenizer(), 7).unwrap();
+    let pipeline = DataPipeline::open(&config(vec![source]), chat_tokenizer(), 7, &OpenOptions::default()).unwrap();
     let batch = &take(&pipeline, Cursor::default(), 2, 1)[0].batch;
     let ends: Vec<&Target> = batch.targets.iter().filter(|target| target.token == IM_END).collect();
     assert_eq!(ends.len(), 2);
@@ -119,7 +119,7 @@ fn held_out_rows_are_evaluated_and_never_trained_on() {
     let source = files.write("r.jsonl", &numbered_rows(40));
     let split = |split: EvalSplit, seed: u64| {
         let config = DataConfig { eval_split: Some(split), ..config(vec![source.clone()]) };
-        DataPipeline::open(&config, Arc::new(tokenizer()), seed).unwrap()
+        DataPipeline::open(&config, Arc::new(tokenizer()), seed, &OpenOptions::default()).unwrap()
     };
     let eval_rows = |pipeline: &DataPipeline| {
         let batches: Vec<_> = pipeline.eval_batches(3, None).unwrap().collect::<Result<_, _>>().unwrap();
@@ -185,7 +185,15 @@ fn rows_that_lose_their_answer_are_counted_and_left_out() {
     );
     let source = files.write("r.jsonl", &content);
     let config = DataConfig { max_length: 10, ..config(vec![source]) };
-    let expected = RowCounts { rows: 3, truncated: 2, answer_cut: 1, without_targets: 1, tokens: 14, target_tokens: 7 };
+    let expected = RowCounts {
+        rows: 3,
+        truncated: 2,
+        answer_cut: 1,
+        without_targets: 1,
+        tokens: 14,
+        target_tokens: 7,
+        ..RowCounts::default()
+    };
     let batches = take(&open(&config), Cursor::default(), 3, 1);
     assert_eq!((batches[0].report, rows(&batches)), (expected, vec![0, 2]));
     // A micro-batch of nothing but such rows is empty.
@@ -298,7 +306,7 @@ fn conversations_need_a_template_and_alpaca_rows_do_not() {
     let message = error(&config(vec![chat.clone()]));
     assert!(message.contains("format `messages` needs a chat template, and the model has none"), "{message}");
     let none = DataConfig { chat_template: "none".into(), ..config(vec![chat]) };
-    let message = DataPipeline::open(&none, chat_tokenizer(), 7).unwrap_err().to_string();
+    let message = DataPipeline::open(&none, chat_tokenizer(), 7, &OpenOptions::default()).unwrap_err().to_string();
     assert!(message.contains("and `data.chat_template` = \"none\" turns it off\n  hint: set"), "{message}");
 
     let alpaca = files.write("a.jsonl", "{\"instruction\": \"i\", \"output\": \"o\"}");

@@ -1,0 +1,172 @@
+//! SHA-256 of data files, remembered as long as a file looks untouched.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read as _};
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::hex;
+
+/// Bytes that are read at a time.
+const BLOCK_BYTES: usize = 1 << 20;
+/// A file that changed more lately than this may change again without its times showing it.
+const SETTLING: Duration = Duration::from_secs(2);
+/// Longest note that is read; ours have some 300 bytes.
+const MAX_NOTE_BYTES: u64 = 4096;
+
+/// What of a file's metadata changes with its content. The time of the last change of its metadata (ctime) is among it,
+/// which no program can set back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::data) struct Signature {
+    bytes: u64,
+    modified_nanoseconds: u128,
+    changed_nanoseconds: i128,
+    device: u64,
+    inode: u64,
+}
+
+impl Signature {
+    pub(in crate::data) fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self::of_metadata(&std::fs::metadata(path)?))
+    }
+
+    fn of_metadata(metadata: &Metadata) -> Self {
+        let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let (changed_nanoseconds, device, inode) = identity(metadata);
+        Self {
+            bytes: metadata.len(),
+            modified_nanoseconds: modified.unwrap_or_default().as_nanos(),
+            changed_nanoseconds,
+            device,
+            inode,
+        }
+    }
+
+    /// Whether the file has been left alone for so long that another change would show.
+    fn is_settled(&self) -> bool {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let before = now.saturating_sub(SETTLING).as_nanos();
+        self.modified_nanoseconds < before && self.changed_nanoseconds < i128::try_from(before).unwrap_or(i128::MAX)
+    }
+}
+
+/// Time of the last change of the metadata, device and inode.
+#[cfg(unix)]
+fn identity(metadata: &Metadata) -> (i128, u64, u64) {
+    use std::os::unix::fs::MetadataExt as _;
+    let changed = i128::from(metadata.ctime()) * 1_000_000_000 + i128::from(metadata.ctime_nsec());
+    (changed, metadata.dev(), metadata.ino())
+}
+
+/// Size and time of the last change have to do.
+#[cfg(not(unix))]
+fn identity(_: &Metadata) -> (i128, u64, u64) {
+    (0, 0, 0)
+}
+
+/// What is noted about a file.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Note {
+    signature: Signature,
+    sha256: String,
+}
+
+/// SHA-256 of the file `path`, and the signature of the file that was read. Notes in `folder` save reading it again.
+pub(in crate::data) fn content_hash(path: &Path, folder: &Path) -> io::Result<(Signature, [u8; 32])> {
+    let note = std::fs::canonicalize(path)
+        .map(|path| folder.join(format!("{}.sha256", hex(&Sha256::digest(path.as_os_str().as_encoded_bytes())))))?;
+    let mut file = File::open(path)?;
+    let signature = Signature::of_metadata(&file.metadata()?);
+    if let Some(known) = read_note(&note)
+        && known.signature == signature
+        && let Some(hash) = unhex(&known.sha256)
+    {
+        return Ok((signature, hash));
+    }
+    let mut hash = Sha256::new();
+    let mut block = vec![0; BLOCK_BYTES];
+    loop {
+        match file.read(&mut block)? {
+            0 => break,
+            read => hash.update(&block[..read]),
+        }
+    }
+    let hash: [u8; 32] = hash.finalize().into();
+    if signature.is_settled() && Signature::of(path)? == signature {
+        // Only the next start would be quicker with it.
+        drop(write_note(&note, &Note { signature: signature.clone(), sha256: hex(&hash) }));
+    }
+    Ok((signature, hash))
+}
+
+fn read_note(path: &Path) -> Option<Note> {
+    let mut text = String::new();
+    File::open(path).ok()?.take(MAX_NOTE_BYTES).read_to_string(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+fn write_note(path: &Path, note: &Note) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let temporary = tempfile::Builder::new().suffix(super::UNFINISHED_SUFFIX).tempfile_in(folder)?;
+    serde_json::to_writer(temporary.as_file(), note)?;
+    temporary.persist(path)?;
+    Ok(())
+}
+
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if text.len() != 2 * bytes.len() || !text.is_ascii() {
+        return None;
+    }
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{FileTimes, OpenOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_note_is_used_only_for_a_file_that_looks_untouched() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, notes) = (folder.path().join("rows"), folder.path().join("notes"));
+        let hash = |content: &str| <[u8; 32]>::from(Sha256::digest(content));
+        let hash_of_file = || content_hash(&path, &notes).unwrap().1;
+        std::fs::write(&path, "old").unwrap();
+        assert_eq!(hash_of_file(), hash("old"));
+        assert!(!notes.exists(), "it changed a moment ago");
+
+        // A note that lies tells that it is used.
+        let note = notes.join(format!(
+            "{}.sha256",
+            hex(&Sha256::digest(std::fs::canonicalize(&path).unwrap().as_os_str().as_encoded_bytes()))
+        ));
+        let lie = Note { signature: Signature::of(&path).unwrap(), sha256: hex(&hash("lie")) };
+        write_note(&note, &lie).unwrap();
+        assert_eq!(read_note(&note), Some(lie));
+        assert_eq!(hash_of_file(), hash("lie"));
+
+        // The same size and time of modification, and other content.
+        let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        std::fs::write(&path, "new").unwrap();
+        let times = FileTimes::new().set_modified(modified);
+        OpenOptions::new().write(true).open(&path).unwrap().set_times(times).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), modified);
+        if cfg!(unix) {
+            assert_eq!(hash_of_file(), hash("new"));
+        }
+        for damaged in ["", "{", "{\"signature\": 1}"] {
+            std::fs::write(&note, damaged).unwrap();
+            assert_eq!(hash_of_file(), hash("new"), "{damaged:?}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! What rows turned out to be.
+
+use std::ops::AddAssign;
+
+use serde::{Deserialize, Serialize};
+
+use super::encode::EncodedRow;
+
+/// What rows turned out to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowCounts {
+    /// Rows that were read.
+    pub rows: u64,
+    /// Rows that were longer than `max_length`.
+    pub truncated: u64,
+    /// Truncated rows of whose answer nothing was left.
+    pub answer_cut: u64,
+    /// Rows that were left out, since no token of theirs carries loss (those of `answer_cut` among them).
+    pub without_targets: u64,
+    /// Rows that cannot be used and were left out, as `on_bad_row = "skip"` asks for.
+    #[serde(default)]
+    pub bad: u64,
+    /// Tokens of the rows that were not left out.
+    pub tokens: u64,
+    /// Tokens that carry loss.
+    pub target_tokens: u64,
+}
+
+impl RowCounts {
+    /// Counts a row; whether it has tokens that carry loss, and so is not left out.
+    pub fn add(&mut self, row: &EncodedRow) -> bool {
+        let target_tokens = row.num_target_tokens();
+        self.rows += 1;
+        if row.is_bad {
+            self.bad += 1;
+            return false;
+        }
+        self.truncated += u64::from(row.is_truncated());
+        self.answer_cut += u64::from(row.is_answer_cut());
+        if target_tokens == 0 {
+            self.without_targets += 1;
+            return false;
+        }
+        self.tokens += row.ids.len() as u64;
+        self.target_tokens += target_tokens as u64;
+        true
+    }
+}
+
+impl AddAssign for RowCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.rows += other.rows;
+        self.truncated += other.truncated;
+        self.answer_cut += other.answer_cut;
+        self.without_targets += other.without_targets;
+        self.bad += other.bad;
+        self.tokens += other.tokens;
+        self.target_tokens += other.target_tokens;
+    }
+}

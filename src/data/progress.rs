@@ -1,0 +1,75 @@
+//! How tokenising a large file shows itself on standard error.
+
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::hub::Progress;
+
+/// What is done sooner than this is not told.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Time between two lines.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Follows the rows of one file.
+#[derive(Debug)]
+pub(super) struct Meter {
+    kind: Progress,
+    file: String,
+    num_rows: usize,
+    bar: ProgressBar,
+    start: Instant,
+    last_line: Option<Instant>,
+}
+
+impl Meter {
+    pub(super) fn start(kind: Progress, file: String, num_rows: usize) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(num_rows as u64), ProgressDrawTarget::hidden());
+        if let Ok(style) = ProgressStyle::with_template("{wide_msg} [{bar:24}] {human_pos}/{human_len} rows {eta}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_message(format!("tokenising {file}"));
+        Self { kind, file, num_rows, bar, start: Instant::now(), last_line: None }
+    }
+
+    /// `done` rows are done.
+    pub(super) fn advance(&mut self, done: usize) {
+        let elapsed = self.start.elapsed();
+        if self.kind == Progress::Quiet || elapsed < SILENCE {
+            return;
+        }
+        let is_first = self.last_line.is_none();
+        if self.kind == Progress::Bar {
+            if is_first {
+                self.bar.set_draw_target(ProgressDrawTarget::stderr());
+                self.last_line = Some(Instant::now());
+            }
+            self.bar.set_position(done as u64);
+        } else if self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
+            #[allow(clippy::cast_precision_loss, reason = "shown in whole seconds")]
+            let left = elapsed.mul_f64((self.num_rows - done) as f64 / done.max(1) as f64);
+            let (rows, all) = (HumanCount(done as u64), HumanCount(self.num_rows as u64));
+            write_line(&format!("tokenising {}: {rows} of {all} rows, {} s left", self.file, left.as_secs() + 1));
+            self.last_line = Some(Instant::now());
+        }
+    }
+
+    /// All rows are done.
+    pub(super) fn finish(self) {
+        self.bar.finish_and_clear();
+        if self.last_line.is_some() {
+            let seconds = self.start.elapsed().as_secs_f64();
+            write_line(&format!(
+                "tokenised {}: {} rows in {seconds:.1} s",
+                self.file,
+                HumanCount(self.num_rows as u64)
+            ));
+        }
+    }
+}
+
+fn write_line(text: &str) {
+    // Nowhere to report that standard error is closed.
+    drop(writeln!(std::io::stderr(), "{text}"));
+}

@@ -1,0 +1,97 @@
+use serde_json::json;
+
+use super::*;
+use crate::data::fixture::{BOS, EOS, IM_END, model_folder, tokenizer};
+
+fn open(config: &Value, files: &[(&str, Value)]) -> Result<Tokenizer, TokenizerError> {
+    let folder = model_folder(config);
+    for (name, content) in files {
+        let text = content.as_str().map_or_else(|| content.to_string(), str::to_owned);
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    Tokenizer::open(folder.path())
+}
+
+#[test]
+fn special_tokens_are_read_in_every_spelling_and_from_every_file() {
+    let tokenizer = open(
+        &json!({"bos_token": {"content": "<s>", "lstrip": false}, "pad_token": null}),
+        &[
+            ("special_tokens_map.json", json!({"bos_token": "</s>", "unk_token": {"content": "!"}})),
+            ("generation_config.json", json!({"eos_token_id": [7, 8]})),
+            ("config.json", json!({"eos_token_id": 257, "bos_token_id": 257})),
+        ],
+    )
+    .unwrap();
+    assert_eq!(tokenizer.bos().unwrap().id, BOS);
+    assert_eq!(tokenizer.unk().unwrap().text, "!");
+    assert_eq!(tokenizer.eos().unwrap(), &SpecialToken { text: "</s>".into(), id: EOS });
+    assert!(tokenizer.pad().is_none());
+    assert_eq!(tokenizer.pad_id(), EOS);
+    assert_eq!(tokenizer.eos_ids(), [7, 8, EOS, IM_END]);
+}
+
+#[test]
+fn a_special_token_that_does_not_exist_is_an_error() {
+    let error = open(&json!({"eos_token": "<eos>"}), &[]).unwrap_err().to_string();
+    assert!(
+        error.ends_with("`eos_token` is \"<eos>\", which the vocabulary of tokenizer.json does not have"),
+        "{error}"
+    );
+    let empty = tempfile::TempDir::new().unwrap();
+    assert!(matches!(Tokenizer::open(empty.path()), Err(TokenizerError::Missing(_))));
+}
+
+#[test]
+fn bos_is_added_as_the_configuration_says_and_truncation_and_padding_are_not_used() {
+    let ids = |config: Value| open(&config, &[]).unwrap().encode("abcdefgh", true).unwrap();
+    assert_eq!(ids(json!({"bos_token": "<s>"})), [BOS, 260, 99, 100, 101, 102, 103, 104]);
+    assert_eq!(ids(json!({"bos_token": "<s>", "add_bos_token": false})).len(), 7);
+    let other = json!({"bos_token": "</s>", "add_bos_token": true});
+    assert_eq!(ids(other)[..2], [EOS, BOS], "what tokenizer.json puts in front is no BOS here, so it stays");
+    assert_eq!(tokenizer().encode("abcdefgh", false).unwrap().len(), 7);
+}
+
+#[test]
+fn tokens_know_their_bytes() {
+    let tokens = tokenizer().encode_tokens("é</s>ab", true).unwrap();
+    let bytes: Vec<_> = tokens.iter().map(|token| (token.id, token.start, token.end)).collect();
+    // Both halves of é stand for the whole character.
+    assert_eq!(bytes, [(BOS, 0, 0), (0xc3, 0, 2), (0xa9, 0, 2), (EOS, 2, 6), (260, 6, 8)]);
+}
+
+#[test]
+fn ids_beyond_a_models_vocabulary_can_be_seen() {
+    let tokenizer = tokenizer();
+    assert_eq!((tokenizer.max_id(), tokenizer.vocab_size()), (260, 261));
+}
+
+#[test]
+fn a_stream_gives_whole_characters() {
+    let tokenizer = tokenizer();
+    let text = "aé 😀 ab";
+    let mut stream = tokenizer.decode_stream(true);
+    let mut parts = Vec::new();
+    for id in tokenizer.encode(text, true).unwrap() {
+        parts.push(stream.push(id).unwrap());
+    }
+    assert_eq!(parts.concat(), text);
+    assert_eq!(parts, ["", "a", "", "é", " ", "", "", "", "😀", " ", "ab"]);
+    stream.push(0xf0).unwrap();
+    assert_eq!(stream.finish().unwrap(), "\u{fffd}");
+    assert_eq!(stream.finish().unwrap(), "");
+}
+
+#[test]
+fn the_template_file_goes_before_the_configuration() {
+    let named = json!({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]});
+    assert_eq!(open(&named, &[]).unwrap().chat_template(), Some("D"));
+    let file = [("chat_template.jinja", json!("F"))];
+    assert_eq!(open(&named, &file).unwrap().chat_template(), Some("F"));
+    assert_eq!(open(&json!({}), &[]).unwrap().chat_template(), None);
+    let error = open(&json!({"chat_template": [{"name": "rag", "template": "R"}]}), &[]).unwrap_err().to_string();
+    assert!(
+        error.contains("lists [\"rag\"], and none is \"default\"") && error.contains("data.chat_template"),
+        "{error}"
+    );
+}

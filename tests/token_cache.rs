@@ -1,0 +1,138 @@
+//! The token cache under the real command: signals, full disks, two at once.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use common::{Bench, lora_train, run, signal, stderr, wait_until};
+
+/// Names in the cache of `bench`.
+fn entries(bench: &Bench) -> Vec<String> {
+    let names = fs::read_dir(bench.path("cache/tokens"));
+    let mut names: Vec<_> = names
+        .map(|entries| entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect())
+        .unwrap_or_default();
+    names.sort();
+    names
+}
+
+/// `command`, with a cache of its own.
+fn in_cache(bench: &Bench, mut command: Command) -> Command {
+    command.env("LORA_TRAIN_CACHE", bench.path("cache"));
+    command
+}
+
+/// A recipe over a file large enough that its tokens are kept: some 18 MB.
+fn large_recipe(bench: &Bench) -> PathBuf {
+    let row = |index: usize| {
+        let story = format!("Once there was a fox who found {index} stones. ").repeat(12);
+        serde_json::json!({"prompt": "Tell me: ", "completion": story}).to_string() + "\n"
+    };
+    fs::write(bench.path("train.jsonl"), (0..30_000).map(row).collect::<String>()).unwrap();
+    bench.recipe("run", "")
+}
+
+fn inspect(bench: &Bench, recipe: &Path) -> Output {
+    let output = in_cache(bench, lora_train(&["inspect", recipe.to_str().unwrap()])).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    output
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interruption_while_rows_are_tokenised_ends_with_130_and_leaves_nothing_half() {
+    let bench = Bench::new();
+    let recipe = large_recipe(&bench);
+    let mut command = in_cache(&bench, lora_train(&[recipe.to_str().unwrap()]));
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("the tokens to be written", || entries(&bench).iter().any(|name| name.ends_with(".unfinished")));
+    signal(&child, libc::SIGINT);
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(130));
+    let left = entries(&bench);
+    assert!(left.iter().all(|name| name.ends_with(".sha256")), "{left:?}");
+    assert!(!bench.path("run").join("metrics.jsonl").exists(), "nothing has begun");
+
+    // Killed, it leaves a part, which the next start takes away.
+    let mut child = in_cache(&bench, lora_train(&[recipe.to_str().unwrap()])).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("the tokens to be written", || entries(&bench).iter().any(|name| name.ends_with(".unfinished")));
+    signal(&child, libc::SIGKILL);
+    child.wait().unwrap();
+    assert!(entries(&bench).iter().any(|name| name.ends_with(".unfinished")));
+    let first = inspect(&bench, &recipe);
+    assert!(stdout(&first).contains("tokens now kept on disk"), "{}", stdout(&first));
+    let left = entries(&bench);
+    assert!(left.iter().all(|name| !name.ends_with(".unfinished")), "{left:?}");
+    let second = inspect(&bench, &recipe);
+    assert_eq!(stdout(&second), stdout(&first).replace("tokens now kept on disk", "tokens read from disk"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_a_warning_and_training_goes_on() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let command = |limit: &str| {
+        // Writing more than 1 KiB to a file fails, once the signal that would tell of it is ignored.
+        let shell = format!("trap '' XFSZ; {limit} exec \"$0\" \"$@\"");
+        let mut command = in_cache(&bench, Command::new("bash"));
+        command.args(["-c", &shell, env!("CARGO_BIN_EXE_lora-train"), "inspect", recipe.to_str().unwrap()]);
+        command.args(["--set", "data.packing=true"]).output().unwrap()
+    };
+    let full = command("ulimit -f 1;");
+    assert!(full.status.success(), "{}", stderr(&full));
+    let warned = "its tokens cannot be kept in";
+    assert!(stderr(&full).contains(warned) && stderr(&full).contains("too large"), "{}", stderr(&full));
+    assert!(entries(&bench).is_empty(), "{:?}", entries(&bench));
+    let free = command("");
+    assert!(!stderr(&free).contains(warned), "{}", stderr(&free));
+    let without_notes = |output: &Output| stdout(output).replace("; tokens now kept on disk", "").replace(" KiB", "");
+    let rows = |output: &Output| without_notes(output).split_once("\n\n").unwrap().1.to_owned();
+    assert_eq!(rows(&full), rows(&free));
+}
+
+#[test]
+fn two_commands_that_start_at_once_both_see_the_same_rows() {
+    let bench = Bench::new();
+    let recipe = large_recipe(&bench);
+    let start = || {
+        let mut command = in_cache(&bench, lora_train(&["inspect", recipe.to_str().unwrap()]));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let children = [start(), start()];
+    let outputs = children.map(|child| child.wait_with_output().unwrap());
+    let texts = outputs.map(|output| {
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output).replace("now kept on", "read from")
+    });
+    assert_eq!(texts[0], texts[1]);
+    assert_eq!(entries(&bench).iter().filter(|name| name.ends_with(".tokens")).count(), 1);
+}
+
+#[test]
+fn skipped_rows_are_named_at_the_start_and_counted_in_the_summary() {
+    let bench = Bench::new();
+    let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
+    let mut lines: Vec<&str> = rows.lines().collect();
+    lines[4] = "{\"prompt\": 3, \"completion\": \"x\"}";
+    fs::write(bench.path("train.jsonl"), lines.join("\n")).unwrap();
+    let recipe = bench.recipe("run", "");
+    let train = |set: &str| run(&[recipe.to_str().unwrap(), "--set", set]);
+    let strict = train("data.on_bad_row=error");
+    assert_eq!(strict.status.code(), Some(2));
+    assert!(stderr(&strict).contains("train.jsonl:line 5: `prompt` must be text"), "{}", stderr(&strict));
+    fs::remove_dir_all(bench.path("run")).unwrap();
+    let lenient = train("data.on_bad_row=skip");
+    assert!(lenient.status.success(), "{}", stderr(&lenient));
+    let told = stderr(&lenient);
+    assert!(told.contains("1 of 24 rows cannot be used and are skipped:"), "{told}");
+    assert!(told.contains("train.jsonl:line 5: `prompt` must be text"), "{told}");
+    let summary = fs::read_to_string(bench.path("run/summary.json")).unwrap();
+    assert!(summary.contains("1 of 24 rows cannot be used and were skipped"), "{summary}");
+}
