@@ -134,8 +134,11 @@ fn linear_layers(bench: &Bench, model: &Model) {
         let w_bf16: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
         let (mut y, mut dx) = (vec![0.0; TOKENS * o], vec![0.0; TOKENS * i]);
         let flops = 2.0 * (TOKENS * i * o) as f64;
-        let weights =
-            [("f32", Weight::F32(&w)), ("bf16", Weight::Bf16(&w_bf16)), ("rounded", Weight::Bf16Rounded(&w_bf16))];
+        let weights = [
+            ("f32", Weight::f32(&w)),
+            ("bf16", Weight::bf16(&w_bf16)),
+            ("rounded", Weight::bf16(&w_bf16).rounding(true)),
+        ];
         for (dtype, w) in weights {
             bench.run(&name(&format!("linear {dtype}")), flops, "GFLOP/s", || linear(&x, w, i, o, &mut y, false));
             bench.run(&name(&format!("linear_backward_input {dtype}")), flops, "GFLOP/s", || {

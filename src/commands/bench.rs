@@ -10,6 +10,8 @@ use serde::Serialize;
 use crate::data::batch::{Batch, Document, Target};
 use crate::device::{self, OpenDevice};
 use crate::failure::Failure;
+use crate::ops::peak::gemm_peak_flops;
+use crate::ops::profile::{self, Row};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::clock::process_start;
 use crate::run::inputs::{ModelSource, nvml_selector};
@@ -30,6 +32,10 @@ pub struct BenchArgs {
     /// Steps before those that are measured: they compile kernels and touch memory for the first time
     #[arg(long, value_name = "STEPS", default_value_t = 2)]
     pub warmup: u64,
+
+    /// After the measured steps, runs two more and prints where their time went, operation by operation
+    #[arg(long)]
+    pub profile: bool,
 }
 
 /// The last line of stdout.
@@ -62,6 +68,9 @@ struct BenchReport {
     all_parameters: usize,
     /// Loss of the last step: about ln(`vocab_size`) for random weights; a number that is not finite would be a bug.
     loss: f64,
+    /// Operations of a step, the longest first; `seconds` are of one step.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    profile: Vec<Row>,
 }
 
 /// Runs `max_steps` steps on synthetic full-length batches, after some that are not measured, and prints the figures.
@@ -117,7 +126,11 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let step_seconds = median(&mut step_seconds);
     // Taken before the products that are measured below.
     let (peak_host_memory_bytes, peak_gpu_memory_bytes) = (peak_host_memory_bytes(), telemetry.peak_gpu_memory_bytes());
-    let peak = device.gemm_peak_flops(recipe.train.precision);
+    let peak = gemm_peak_flops(&device, recipe.train.precision);
+    let profile = if args.profile { profile_step(&mut step, &mut batches, &recipe, &device) } else { Vec::new() };
+    if args.profile {
+        say(&profile_table(&profile, step_seconds));
+    }
     let flops_per_second = flops_per_step / step_seconds;
     let report = BenchReport {
         #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
@@ -136,9 +149,59 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         trainable_parameters: num_trainable,
         all_parameters: source.config.num_parameters() + num_trainable,
         loss,
+        profile,
     };
     let json = serde_json::to_string(&report).map_err(Failure::running)?;
     writeln!(io::stdout(), "{json}").map_err(Failure::running)
+}
+
+/// Steps that are profiled.
+const NUM_PROFILED_STEPS: usize = 2;
+
+/// Operations of a step, from a few steps that wait for the device after each of them.
+fn profile_step(
+    step: &mut TrainStep,
+    batches: &mut SyntheticBatches,
+    recipe: &Recipe,
+    device: &OpenDevice,
+) -> Vec<Row> {
+    profile::start(&device.device);
+    for _ in 0..NUM_PROFILED_STEPS {
+        for batch in batches.by_ref().take(recipe.train.gradient_accumulation_steps) {
+            step.forward_backward(&batch);
+        }
+        step.update(recipe.optimizer.learning_rate);
+    }
+    let mut rows = profile::finish();
+    for row in &mut rows {
+        let steps = NUM_PROFILED_STEPS as u64;
+        row.calls /= steps;
+        #[allow(clippy::cast_precision_loss, reason = "a handful of steps")]
+        for amount in [&mut row.seconds, &mut row.flops, &mut row.bytes] {
+            *amount /= steps as f64;
+        }
+    }
+    rows
+}
+
+/// The rows as a Markdown table; what they leave of a step that was not profiled is the last row.
+fn profile_table(rows: &[Row], step_seconds: f64) -> String {
+    let mut table = String::from(
+        "| operation | shape | calls | ms | share | GFLOP/s | GB/s |\n|---|---|---:|---:|---:|---:|---:|\n",
+    );
+    let rate = |amount: f64, seconds: f64| {
+        if amount > 0.0 { format!("{:.0}", amount / seconds.max(1e-9) * 1e-9) } else { String::new() }
+    };
+    for row in rows {
+        let Row { operation, shape, calls, seconds, flops, bytes } = row;
+        let (milliseconds, share) = (seconds * 1e3, 100.0 * seconds / step_seconds);
+        let (flops, bytes) = (rate(*flops, *seconds), rate(*bytes, *seconds));
+        table +=
+            &format!("| {operation} | {shape} | {calls} | {milliseconds:.1} | {share:.1} % | {flops} | {bytes} |\n");
+    }
+    let all: f64 = rows.iter().map(|row| row.seconds).sum();
+    let (milliseconds, share) = (all * 1e3, 100.0 * all / step_seconds);
+    table + &format!("| all of these | | | {milliseconds:.1} | {share:.1} % of a step that is not profiled | | |")
 }
 
 /// Waits until a GPU has done what it was given.

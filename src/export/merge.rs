@@ -205,7 +205,7 @@ impl View for MergedTensor<'_> {
 fn add_update(weight: &mut [f32], pair: &LowRankPair, scale: f64) {
     let [rank, in_features] = pair.lora_a.shape();
     let mut update = vec![0.0; weight.len()];
-    linear_backward_input(&pair.lora_b.values, Weight::F32(&pair.lora_a.values), in_features, rank, &mut update, false);
+    linear_backward_input(&pair.lora_b.values, Weight::f32(&pair.lora_a.values), in_features, rank, &mut update, false);
     #[expect(clippy::cast_possible_truncation, reason = "the sum is in f32")]
     let scale = scale as f32;
     for (weight, update) in weight.iter_mut().zip(update) {

@@ -50,7 +50,7 @@ impl<'a> Decoder<'a> {
         let last = token_ids.chunks(pass_tokens).map(|token_ids| self.pass(token_ids)).last();
         let Some(last) = last else { panic!("at least one token is appended") };
         let (normed, _) = rms_norm(&last, &self.model.norm, self.model.config.rms_norm_eps);
-        linear(&normed, self.model.head(), None).0.cast(DType::F32).squeeze_dim(0)
+        linear(&normed, &self.model.lm_head, None).0.cast(DType::F32).squeeze_dim(0)
     }
 
     /// The output of the last block for the last of `token_ids`, `[1, hidden_size]`: of any number of tokens at the

@@ -10,14 +10,16 @@ use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::ops::host;
 use crate::ops::layout::{Layout, RotaryTable};
+use crate::ops::linear::{Weight, linear};
 use crate::ops::norm::rms_norm;
+use crate::ops::profile::{self, Cost};
 
 /// Frozen weights of a model, on its device.
 #[derive(Clone, Debug)]
 pub struct Llama {
     /// Shape and constants.
     pub config: LlamaConfig,
-    /// Type of activations and matrix products; weights may be stored in another.
+    /// Type of the activations; weights may be stored in another.
     pub compute: DType,
     /// `[vocab_size, hidden_size]`.
     pub embed_tokens: Tensor<2>,
@@ -25,8 +27,8 @@ pub struct Llama {
     pub blocks: Vec<Block>,
     /// Weight of the last norm, `[hidden_size]`.
     pub norm: Tensor<1>,
-    /// `[vocab_size, hidden_size]`; absent where the embedding is used (tied).
-    pub lm_head: Option<Tensor<2>>,
+    /// `[vocab_size, hidden_size]`; shares the memory of the embedding where they are tied.
+    pub lm_head: Weight,
     /// Rotary angles of the positions seen so far; grows on demand.
     rotary: Arc<Mutex<Arc<RotaryTable>>>,
 }
@@ -40,7 +42,7 @@ impl Llama {
         embed_tokens: Tensor<2>,
         blocks: Vec<Block>,
         norm: Tensor<1>,
-        lm_head: Option<Tensor<2>>,
+        lm_head: Weight,
     ) -> Self {
         let rotary = Arc::new(Mutex::new(config.rotary_table(0)));
         Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary }
@@ -50,12 +52,6 @@ impl Llama {
     #[must_use]
     pub fn device(&self) -> Device {
         self.norm.device()
-    }
-
-    /// The matrix of the head, `[vocab_size, hidden_size]`.
-    #[must_use]
-    pub fn head(&self) -> &Tensor<2> {
-        self.lm_head.as_ref().unwrap_or(&self.embed_tokens)
     }
 
     /// Whether the kernels of [`crate::ops::cpu`] run this model; padding is then left out of batches.
@@ -90,7 +86,9 @@ impl Llama {
         let ids: Vec<i32> = input_ids.iter().map(|&id| id.cast_signed()).collect();
         let shape = [ids.len()];
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, shape), (&self.device(), DType::I32));
-        self.embed_tokens.clone().select(0, ids).cast(self.compute)
+        let embed = || self.embed_tokens.clone().select(0, ids).cast(self.compute);
+        let bytes = profile::count(2 * input_ids.len() * self.config.hidden_size * self.compute.size());
+        profile::measure("embedding", || Cost { bytes, ..Cost::default() }, embed)
     }
 
     /// The output of the last block, `[tokens, hidden_size]`, for evaluation: nothing is kept, dropout is off.
@@ -109,6 +107,6 @@ impl Llama {
     #[must_use]
     pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let (normed, _) = rms_norm(&self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
-        crate::ops::linear::linear(&normed, self.head(), None).0.cast(DType::F32)
+        linear(&normed, &self.lm_head, None).0.cast(DType::F32)
     }
 }

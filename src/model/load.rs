@@ -10,9 +10,13 @@ use super::weights::{Weights, WeightsError};
 use crate::device::Dtype;
 use crate::lora::targets::Projection;
 use crate::ops::host;
+use crate::ops::linear::Weight;
 
-/// Loads a model: `storage` is the type of its linear layers and embeddings, `compute` that of the activations. The
+/// Loads a model: `storage` is the type of its linear layers and embeddings, `compute` that of the arithmetic. The
 /// weights of the norms are kept in `f32`: they are small, and every stored type fits into it.
+///
+/// In `bf16`, where the kernels of [`crate::ops::cpu`] run, only the operands of the products with frozen weights are
+/// rounded: activations and sums are in `f32`.
 ///
 /// # Errors
 /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
@@ -25,22 +29,28 @@ pub fn load(
 ) -> Result<Llama, WeightsError> {
     weights.check(config)?;
     let LlamaConfig { vocab_size, hidden_size, .. } = *config;
-    let block = |layer| load_block(config, weights, layer, storage, device);
+    let has_kernels = host::has_kernels(device, DType::F32);
+    let rounds = has_kernels && compute == Dtype::Bf16;
+    let block = |layer| load_block(config, weights, layer, storage, rounds, device);
     // On the host several tensors are converted at a time; a GPU takes them one by one.
-    let blocks: Result<Vec<Block>, WeightsError> = if host::has_kernels(device, DType::F32) {
+    let blocks: Result<Vec<Block>, WeightsError> = if has_kernels {
         (0..config.num_hidden_layers).into_par_iter().map(block).collect()
     } else {
         (0..config.num_hidden_layers).map(block).collect()
     };
-    let head = (!config.tie_word_embeddings)
-        .then(|| weights.load("lm_head.weight", [vocab_size, hidden_size], storage, device));
+    let embed_tokens = weights.load("model.embed_tokens.weight", [vocab_size, hidden_size], storage, device)?;
+    let lm_head = if config.tie_word_embeddings {
+        embed_tokens.clone()
+    } else {
+        weights.load("lm_head.weight", [vocab_size, hidden_size], storage, device)?
+    };
     Ok(Llama::new(
         config.clone(),
-        DType::from(compute),
-        weights.load("model.embed_tokens.weight", [vocab_size, hidden_size], storage, device)?,
+        if rounds { DType::F32 } else { DType::from(compute) },
+        embed_tokens,
         blocks?,
         weights.load("model.norm.weight", [hidden_size], Dtype::F32, device)?,
-        head.transpose()?,
+        Weight { values: lm_head, rounds },
     ))
 }
 
@@ -49,6 +59,7 @@ fn load_block(
     weights: &Weights,
     layer: usize,
     storage: Dtype,
+    rounds: bool,
     device: &Device,
 ) -> Result<Block, WeightsError> {
     let norm = |name: &str| {
@@ -59,7 +70,7 @@ fn load_block(
     for projection in Projection::ALL {
         let shape = linears.iter().find(|(name, _)| *name == projection.name()).map_or([0, 0], |(_, shape)| *shape);
         let name = format!("{}.weight", projection.module_name(layer));
-        projections.push(weights.load(&name, shape, storage, device)?);
+        projections.push(Weight { values: weights.load(&name, shape, storage, device)?, rounds });
     }
     let Ok(projections) = projections.try_into() else { unreachable!("one tensor for each projection") };
     Ok(Block {

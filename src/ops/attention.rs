@@ -5,6 +5,7 @@
 
 use burn::tensor::{Bool, DType, Int, Tensor};
 
+use super::profile::{self, Cost};
 use super::{cpu, host, layout::Layout};
 
 /// Bytes of `f32` scores that the plain version makes at a time.
@@ -58,6 +59,23 @@ pub struct Attended {
 /// `q`: `[tokens, num_heads * head_dim]`, `k`, `v`: `[tokens, num_kv_heads * head_dim]`.
 #[must_use]
 pub fn attention(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, heads: Heads) -> Attended {
+    profile::measure("attention", || cost([q, k, v], layout, heads, 2), || run(q, k, v, layout, heads))
+}
+
+/// `products` products for every pair of a query and a key that it may see, for each query head.
+fn cost(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, products: usize) -> Cost {
+    let window = |len: usize| heads.window.map_or(len, |window| window.min(len));
+    let pairs = |len: usize| window(len) * (window(len) + 1) / 2 + (len - window(len)) * window(len);
+    let all_pairs: usize = layout.documents().iter().map(|(_, len)| pairs(*len)).sum();
+    let output = profile::bytes(operands[0]);
+    Cost {
+        shape: format!("{} heads of {}", heads.num_heads, heads.head_dim),
+        flops: profile::count(2 * products * all_pairs * heads.num_heads * heads.head_dim),
+        bytes: operands.iter().map(|x| profile::bytes(x)).sum::<f64>() + output,
+    }
+}
+
+fn run(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, heads: Heads) -> Attended {
     let (Some(host_q), Some(host_k), Some(host_v)) = (host::view(q), host::view(k), host::view(v)) else {
         return plain_attention(q, k, v, layout, heads);
     };
@@ -83,6 +101,18 @@ pub fn attention(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, h
 /// `d_o`: `[tokens, num_heads * head_dim]`; the rest as in the forward.
 #[must_use]
 pub fn attention_backward(
+    d_o: &Tensor<2>,
+    operands: [&Tensor<2>; 3],
+    attended: &Attended,
+    layout: &Layout,
+    heads: Heads,
+) -> [Tensor<2>; 3] {
+    let once = || cost(operands, layout, heads, 4);
+    let cost = || Cost { bytes: 2.0 * once().bytes, ..once() };
+    profile::measure("attention_backward", cost, || run_backward(d_o, operands, attended, layout, heads))
+}
+
+fn run_backward(
     d_o: &Tensor<2>,
     [q, k, v]: [&Tensor<2>; 3],
     attended: &Attended,

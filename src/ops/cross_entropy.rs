@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor, activation};
 
-use super::{cpu, host, linear};
+use super::{cpu, host, linear, profile};
 
 /// Bytes of `f32` logits made at a time.
 const CHUNK_BYTES: usize = 96 << 20;
@@ -21,13 +21,18 @@ pub struct LossAndGrad {
 /// # Shapes
 /// `hidden`: `[targets, hidden_size]`, `head`: `[vocab_size, hidden_size]`, `targets`: as many ids as `hidden` has rows.
 #[must_use]
-pub fn linear_cross_entropy(hidden: &Tensor<2>, head: &Tensor<2>, targets: &[u32], grad_scale: f64) -> LossAndGrad {
+pub fn linear_cross_entropy(
+    hidden: &Tensor<2>,
+    head: &linear::Weight,
+    targets: &[u32],
+    grad_scale: f64,
+) -> LossAndGrad {
     in_chunks(hidden, head, targets, grad_scale, CHUNK_BYTES)
 }
 
 fn in_chunks(
     hidden: &Tensor<2>,
-    head: &Tensor<2>,
+    head: &linear::Weight,
     targets: &[u32],
     grad_scale: f64,
     chunk_bytes: usize,
@@ -35,7 +40,9 @@ fn in_chunks(
     let chunks = chunks(targets, head, chunk_bytes).map(|(start, targets)| {
         let hidden = hidden.clone().narrow(0, start, targets.len());
         let (logits, _) = linear::linear(&hidden, head, None);
-        let (losses, dlogits) = cross_entropy_with_grad(logits, targets, grad_scale);
+        let cost = profile::passes(&logits, 2);
+        let softmax = || cross_entropy_with_grad(logits, targets, grad_scale);
+        let (losses, dlogits) = profile::measure("cross_entropy", || cost, softmax);
         let (dhidden, _) = linear::linear_backward(&dlogits, &hidden, head, None, linear::InputGrad::Fresh);
         (losses, dhidden.unwrap_or_else(|| hidden.zeros_like()))
     });
@@ -48,7 +55,7 @@ fn in_chunks(
 /// # Shapes
 /// As for [`linear_cross_entropy`].
 #[must_use]
-pub fn linear_cross_entropy_loss(hidden: &Tensor<2>, head: &Tensor<2>, targets: &[u32]) -> Tensor<1> {
+pub fn linear_cross_entropy_loss(hidden: &Tensor<2>, head: &linear::Weight, targets: &[u32]) -> Tensor<1> {
     let losses = chunks(targets, head, CHUNK_BYTES).map(|(start, targets)| {
         let (logits, _) = linear::linear(&hidden.clone().narrow(0, start, targets.len()), head, None);
         cross_entropy(logits, targets)
@@ -56,7 +63,11 @@ pub fn linear_cross_entropy_loss(hidden: &Tensor<2>, head: &Tensor<2>, targets: 
     Tensor::cat(losses.collect(), 0)
 }
 
-fn chunks<'a>(targets: &'a [u32], head: &Tensor<2>, chunk_bytes: usize) -> impl Iterator<Item = (usize, &'a [u32])> {
+fn chunks<'a>(
+    targets: &'a [u32],
+    head: &linear::Weight,
+    chunk_bytes: usize,
+) -> impl Iterator<Item = (usize, &'a [u32])> {
     let [vocab_size, _] = head.dims();
     let most = (chunk_bytes / size_of::<f32>() / vocab_size).clamp(16, 4096);
     // Chunks of one size: a last one of a few rows would cost a pass over the whole head.
@@ -130,7 +141,7 @@ mod tests {
 
     fn run(device: &Device, chunk_bytes: usize) -> (Vec<f32>, Vec<f32>) {
         let hidden = values(TARGETS * WIDTH, 3.0, device, TARGETS);
-        let head = values(VOCAB * WIDTH, 1.0, device, VOCAB);
+        let head = linear::Weight::new(values(VOCAB * WIDTH, 1.0, device, VOCAB));
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
         let LossAndGrad { losses, dhidden } = in_chunks(&hidden, &head, &targets, 2.0, chunk_bytes);
         (losses.into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
@@ -171,7 +182,7 @@ mod tests {
 
     #[test]
     fn chunks_are_of_one_size_and_cover_every_target() {
-        let head = Tensor::<2>::zeros([VOCAB, WIDTH], (&Device::flex(), DType::F32));
+        let head = linear::Weight::new(Tensor::zeros([VOCAB, WIDTH], (&Device::flex(), DType::F32)));
         let targets = [0; 53];
         let sizes: Vec<_> = chunks(&targets, &head, 1).map(|(start, targets)| (start, targets.len())).collect();
         assert_eq!(sizes, [(0, 14), (14, 14), (28, 14), (42, 11)]);

@@ -3,7 +3,37 @@
 
 use burn::tensor::{DType, Tensor};
 
+use super::profile::{self, Cost};
 use super::{dropout, linear_host};
+
+/// A matrix `[out_features, in_features]` in any float type, and how it is multiplied with.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// The elements.
+    pub values: Tensor<2>,
+    /// Round both operands of a product to `bf16`, and sum in `f32`: the matrix products of `bf16` between activations
+    /// that stay in `f32`.
+    pub rounds: bool,
+}
+
+impl Weight {
+    /// A weight that is multiplied in the type of the activations.
+    #[must_use]
+    pub fn new(values: Tensor<2>) -> Self {
+        Self { values, rounds: false }
+    }
+
+    /// `[out_features, in_features]`.
+    #[must_use]
+    pub fn dims(&self) -> [usize; 2] {
+        self.values.dims()
+    }
+
+    /// An operand as the products see it.
+    fn operand(&self, x: Tensor<2>, dtype: DType) -> Tensor<2> {
+        if self.rounds { x.cast(DType::BF16).cast(dtype) } else { x.cast(dtype) }
+    }
+}
 
 /// The low-rank update of one linear layer, as the operation needs it.
 #[derive(Clone, Copy, Debug)]
@@ -51,34 +81,36 @@ impl LowRank<'_> {
 /// The layer's output and, with a low-rank update, `drop(x) A^T` for the backward.
 ///
 /// # Shapes
-/// `x`: `[tokens, in_features]`, `weight`: `[out_features, in_features]` in any float type. Returns
+/// `x`: `[tokens, in_features]`, `weight`: `[out_features, in_features]`. Returns
 /// `[tokens, out_features]` and `[tokens, r]`, in the type of `x`.
 #[must_use]
-pub fn linear(x: &Tensor<2>, weight: &Tensor<2>, lora: Option<&LowRank<'_>>) -> (Tensor<2>, Option<Tensor<2>>) {
-    linear_host::linear(x, weight, lora, None).unwrap_or_else(|_| plain_linear(x, weight, lora))
+pub fn linear(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>) -> (Tensor<2>, Option<Tensor<2>>) {
+    let work = || linear_host::linear(x, weight, lora, None).unwrap_or_else(|_| plain_linear(x, weight, lora));
+    profile::measure("linear", || cost(x, weight, lora, true), work)
 }
 
 /// [`linear`] added to `residual`, `[tokens, out_features]`.
 #[must_use]
 pub fn linear_residual(
     x: &Tensor<2>,
-    weight: &Tensor<2>,
+    weight: &Weight,
     lora: Option<&LowRank<'_>>,
     residual: Tensor<2>,
 ) -> (Tensor<2>, Option<Tensor<2>>) {
-    match linear_host::linear(x, weight, lora, Some(residual)) {
+    let work = || match linear_host::linear(x, weight, lora, Some(residual)) {
         Ok(done) => done,
         Err(residual) => {
             let (y, xa) = plain_linear(x, weight, lora);
             (residual.unwrap_or_else(|| y.zeros_like()) + y, xa)
         }
-    }
+    };
+    profile::measure("linear", || cost(x, weight, lora, true), work)
 }
 
 /// `drop(x) A^T`, which the backward needs, `[tokens, r]` in the type of `x`.
 #[must_use]
 pub fn low_rank_input(x: &Tensor<2>, lora: &LowRank<'_>) -> Tensor<2> {
-    linear(&lora.dropped(x), lora.a, None).0
+    linear(&lora.dropped(x), &Weight::new(lora.a.clone()), None).0
 }
 
 /// What [`linear_backward`] is to compute of the input's gradient.
@@ -101,24 +133,51 @@ pub enum InputGrad {
 pub fn linear_backward(
     dy: &Tensor<2>,
     x: &Tensor<2>,
-    weight: &Tensor<2>,
+    weight: &Weight,
     lora: Option<(&LowRank<'_>, &Tensor<2>)>,
     input_grad: InputGrad,
 ) -> (Option<Tensor<2>>, Option<LowRankGrad>) {
-    match linear_host::linear_backward(dy, x, weight, lora, input_grad) {
+    let has_input_grad = !matches!(input_grad, InputGrad::Skip);
+    let work = || match linear_host::linear_backward(dy, x, weight, lora, input_grad) {
         Ok(done) => done,
         Err(input_grad) => plain_linear_backward(dy, x, weight, lora, input_grad),
+    };
+    let low_rank = lora.map(|(lora, _)| lora);
+    profile::measure("linear_backward", || cost_of_backward(x, weight, low_rank, has_input_grad), work)
+}
+
+/// Base product and, with a low-rank update, `x A^T` and the product with B.
+fn cost(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>, with_base: bool) -> Cost {
+    let ([tokens, _], [out_features, in_features]) = (x.dims(), weight.dims());
+    let r = lora.map_or(0, |lora| lora.a.dims()[0]);
+    let base = if with_base { in_features * out_features } else { 0 };
+    let activations = profile::count(tokens * (in_features + out_features) * x.dtype().size());
+    Cost {
+        shape: format!("{in_features} -> {out_features}"),
+        flops: profile::count(2 * tokens * (base + r * (in_features + out_features))),
+        bytes: profile::bytes(&weight.values) + activations,
     }
+}
+
+/// The transposes of both and, with a low-rank update, the gradients of A and B; each operand is read for two of them.
+fn cost_of_backward(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>, has_input_grad: bool) -> Cost {
+    let once = cost(x, weight, lora, has_input_grad);
+    let Some(lora) = lora else { return once };
+    let r = lora.a.dims()[0];
+    let [out_features, in_features] = weight.dims();
+    let gradients = profile::count(2 * x.dims()[0] * r * (in_features + out_features));
+    Cost { flops: once.flops + gradients, bytes: once.bytes + profile::bytes(x), ..once }
 }
 
 /// [`linear`] in plain tensor calls.
 #[must_use]
-pub fn plain_linear(x: &Tensor<2>, weight: &Tensor<2>, lora: Option<&LowRank<'_>>) -> (Tensor<2>, Option<Tensor<2>>) {
+pub fn plain_linear(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>) -> (Tensor<2>, Option<Tensor<2>>) {
     let dtype = x.dtype();
-    let y = x.clone().matmul(weight.clone().cast(dtype).transpose());
+    let operand = |x: Tensor<2>| weight.operand(x, dtype);
+    let y = operand(x.clone()).matmul(operand(weight.values.clone()).transpose());
     let Some(lora) = lora else { return (y, None) };
     let xa = lora.dropped(x).matmul(lora.a.clone().cast(dtype).transpose()); // [tokens, r]
-    let update = xa.clone().matmul((lora.b.clone() * lora.scale).cast(dtype).transpose());
+    let update = operand(xa.clone()).matmul(operand(lora.b.clone() * lora.scale).transpose());
     (y + update, Some(xa))
 }
 
@@ -127,12 +186,13 @@ pub fn plain_linear(x: &Tensor<2>, weight: &Tensor<2>, lora: Option<&LowRank<'_>
 pub fn plain_linear_backward(
     dy: &Tensor<2>,
     x: &Tensor<2>,
-    weight: &Tensor<2>,
+    weight: &Weight,
     lora: Option<(&LowRank<'_>, &Tensor<2>)>,
     input_grad: InputGrad,
 ) -> (Option<Tensor<2>>, Option<LowRankGrad>) {
     let dtype = x.dtype();
-    let frozen = || dy.clone().matmul(weight.clone().cast(dtype));
+    let operand = |x: Tensor<2>| weight.operand(x, dtype);
+    let frozen = || operand(dy.clone()).matmul(operand(weight.values.clone()));
     let dx = match input_grad {
         InputGrad::Skip => None,
         InputGrad::Fresh => Some(frozen()),
@@ -145,10 +205,10 @@ pub fn plain_linear_backward(
         b: dy.clone().transpose().matmul(xa.clone()).cast(DType::F32) * lora.scale,
     };
     let dx = dx.map(|dx| {
-        let low_rank = dxa.matmul(lora.a.clone().cast(dtype));
         dx + match lora.dropout {
-            None => low_rank,
+            None => operand(dxa).matmul(operand(lora.a.clone())),
             Some(Dropout { probability, seed }) => {
+                let low_rank = dxa.matmul(lora.a.clone().cast(dtype));
                 let mask = dropout::mask(low_rank.dims(), probability, seed, &low_rank.device(), dtype);
                 low_rank * mask
             }

@@ -4,19 +4,20 @@ use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::FlexTensor;
 use half::{bf16, f16};
 
-use super::linear::{InputGrad, LowRank, LowRankGrad};
+use super::linear::{InputGrad, LowRank, LowRankGrad, Weight};
 use super::{cpu, host};
 
 /// Output and `drop(x) A^T`.
 type Output = (Tensor<2>, Option<Tensor<2>>);
 
-fn weight(flex: &FlexTensor) -> Option<cpu::Weight<'_>> {
-    match flex.dtype() {
-        DType::F32 => flex.as_slice::<f32>().map(cpu::Weight::F32),
-        DType::BF16 => flex.as_slice::<bf16>().map(cpu::Weight::Bf16),
-        DType::F16 => flex.as_slice::<f16>().map(cpu::Weight::F16),
+fn elements(flex: &FlexTensor, rounds: bool) -> Option<cpu::Weight<'_>> {
+    let weight = match flex.dtype() {
+        DType::F32 => flex.as_slice::<f32>().map(cpu::Weight::f32),
+        DType::BF16 => flex.as_slice::<bf16>().map(cpu::Weight::bf16),
+        DType::F16 => flex.as_slice::<f16>().map(cpu::Weight::f16),
         _ => None,
-    }
+    };
+    Some(weight?.rounding(rounds))
 }
 
 /// Calls `run` with the update as the kernels take it.
@@ -36,12 +37,12 @@ fn with_lora<R>(lora: &LowRank<'_>, run: impl FnOnce(&cpu::Lora<'_>) -> R) -> Op
 #[expect(clippy::result_large_err, reason = "what was passed in comes back")]
 pub(super) fn linear(
     x: &Tensor<2>,
-    w: &Tensor<2>,
+    weight: &Weight,
     lora: Option<&LowRank<'_>>,
     residual: Option<Tensor<2>>,
 ) -> Result<Output, Option<Tensor<2>>> {
-    let (Some(host_x), Some(flex_w)) = (host::view(x), host::primitive(w)) else { return Err(residual) };
-    let Some(w) = weight(&flex_w) else { return Err(residual) };
+    let (Some(host_x), Some(flex_w)) = (host::view(x), host::primitive(&weight.values)) else { return Err(residual) };
+    let Some(w) = elements(&flex_w, weight.rounds) else { return Err(residual) };
     let ([tokens, in_features], [out_features, _]) = (x.dims(), dims(&flex_w));
     let accumulate = residual.is_some();
     let mut sum = match residual {
@@ -75,14 +76,15 @@ pub(super) fn linear(
 pub(super) fn linear_backward(
     dy: &Tensor<2>,
     x: &Tensor<2>,
-    w: &Tensor<2>,
+    weight: &Weight,
     lora: Option<(&LowRank<'_>, &Tensor<2>)>,
     input_grad: InputGrad,
 ) -> Result<(Option<Tensor<2>>, Option<LowRankGrad>), InputGrad> {
-    let (Some(host_dy), Some(host_x), Some(flex_w)) = (host::view(dy), host::view(x), host::primitive(w)) else {
+    let (Some(host_dy), Some(host_x), Some(flex_w)) = (host::view(dy), host::view(x), host::primitive(&weight.values))
+    else {
         return Err(input_grad);
     };
-    let Some(w) = weight(&flex_w) else { return Err(input_grad) };
+    let Some(w) = elements(&flex_w, weight.rounds) else { return Err(input_grad) };
     let ([tokens, in_features], [out_features, _]) = (x.dims(), dims(&flex_w));
     let accumulate = matches!(input_grad, InputGrad::AddTo(_));
     let mut dx = match input_grad {

@@ -28,5 +28,7 @@ pub mod layout;
 pub mod linear;
 mod linear_host;
 pub mod norm;
+pub mod peak;
+pub mod profile;
 pub mod rotary;
 pub mod swiglu;

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{cpu, host};
+use super::{cpu, host, profile};
 
 /// `y = weight * x / sqrt(mean(x^2) + eps)`.
 ///
@@ -11,6 +11,10 @@ use super::{cpu, host};
 /// `1 / sqrt(mean(x^2) + eps)` of each token, `[tokens]`, for the backward.
 #[must_use]
 pub fn rms_norm(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+    profile::measure("rms_norm", || profile::passes(x, 2), || run(x, weight, eps))
+}
+
+fn run(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
     let (Some(host_x), Some(host_weight)) = (host::view(x), host::view(weight)) else {
         return plain_rms_norm(x, weight, eps);
     };
@@ -34,6 +38,10 @@ pub fn rms_norm_backward(
     rstd: &Tensor<1>,
     residual: Tensor<2>,
 ) -> Tensor<2> {
+    profile::measure("rms_norm_backward", || profile::passes(x, 4), || run_backward(dy, x, weight, rstd, residual))
+}
+
+fn run_backward(dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<1>, rstd: &Tensor<1>, residual: Tensor<2>) -> Tensor<2> {
     let (Some(host_dy), Some(host_x), Some(host_weight), Some(host_rstd)) =
         (host::view(dy), host::view(x), host::view(weight), host::view(rstd))
     else {

@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{cpu, host, layout::Layout};
+use super::{cpu, host, layout::Layout, profile};
 
 /// Turns every head of `x` by its token's angles; `inverse` turns back, which is the gradient.
 ///
@@ -11,6 +11,12 @@ use super::{cpu, host, layout::Layout};
 /// `x`: `[tokens, num_heads * head_dim]`.
 #[must_use]
 pub fn rotate(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) -> Tensor<2> {
+    // Not a clone of `x`: a second owner would make the kernel copy it.
+    let cost = profile::passes(&x, 2);
+    profile::measure("rotate", || cost, || run(x, layout, num_heads, inverse))
+}
+
+fn run(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) -> Tensor<2> {
     if layout.host_angles().is_none() {
         return plain_rotate(x, layout, num_heads, inverse);
     }

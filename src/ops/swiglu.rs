@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor, activation};
 
-use super::{cpu, host};
+use super::{cpu, host, profile};
 
 /// `silu(gate) * up`.
 ///
@@ -10,6 +10,10 @@ use super::{cpu, host};
 /// All `[tokens, intermediate_size]`.
 #[must_use]
 pub fn swiglu(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+    profile::measure("swiglu", || profile::passes(gate, 3), || run(gate, up))
+}
+
+fn run(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
     let (Some(host_gate), Some(host_up)) = (host::view(gate), host::view(up)) else {
         return plain_swiglu(gate, up);
     };
@@ -24,6 +28,10 @@ pub fn swiglu(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
 /// All `[tokens, intermediate_size]`.
 #[must_use]
 pub fn swiglu_backward(dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+    profile::measure("swiglu_backward", || profile::passes(gate, 5), || run_backward(dh, gate, up))
+}
+
+fn run_backward(dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
     let (Some(host_dh), Some(host_gate), Some(host_up)) = (host::view(dh), host::view(gate), host::view(up)) else {
         return plain_swiglu_backward(dh, gate, up);
     };

@@ -16,6 +16,7 @@ use crate::ops::cross_entropy::{LossAndGrad, linear_cross_entropy, linear_cross_
 use crate::ops::dropout::mix;
 use crate::ops::linear::Dropout;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::profile::{self, Cost};
 
 /// What of a block's forward is kept for its backward.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +116,7 @@ pub fn forward_backward(
             Kept::Activations(activations) => *activations,
         };
         let (input_grad, grads) = block.backward(dx, activations, &context, layer > first);
-        sums.add(layer, grads, 1.0 / options.grad_scale);
+        profile::measure("gradient_sums", Cost::default, || sums.add(layer, grads, 1.0 / options.grad_scale));
         let Some(input_grad) = input_grad else { break };
         dx = input_grad;
     }
@@ -130,7 +131,7 @@ pub fn losses(model: &Llama, adapters: &AdapterSet, batch: &Batch) -> Option<Ten
     }
     let hidden = model.hidden(batch, adapters).select(0, target_rows(model, batch));
     let (normed, _) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
-    Some(linear_cross_entropy_loss(&normed, model.head(), &target_tokens(batch)))
+    Some(linear_cross_entropy_loss(&normed, &model.lm_head, &target_tokens(batch)))
 }
 
 /// Losses of the target tokens and the gradient of the last block's output.
@@ -138,14 +139,16 @@ pub fn losses(model: &Llama, adapters: &AdapterSet, batch: &Batch) -> Option<Ten
 /// Only rows that carry loss go through the norm and the head.
 fn loss_and_grad(model: &Llama, x: Tensor<2>, batch: &Batch, grad_scale: f64) -> (Tensor<1>, Tensor<2>) {
     let rows = target_rows(model, batch);
-    let hidden = x.clone().select(0, rows.clone());
-    let no_grad = x.zeros_like();
+    let width = profile::passes(&x, 2);
+    let (hidden, no_grad) =
+        profile::measure("target_rows", || width.clone(), || (x.clone().select(0, rows.clone()), x.zeros_like()));
     drop(x);
     let (normed, rstd) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
     let LossAndGrad { losses, dhidden } =
-        linear_cross_entropy(&normed, model.head(), &target_tokens(batch), grad_scale);
+        linear_cross_entropy(&normed, &model.lm_head, &target_tokens(batch), grad_scale);
     let dhidden = rms_norm_backward(&dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
-    (losses, no_grad.select_assign(0, rows, dhidden, IndexingUpdateOp::Add))
+    let scatter = || no_grad.select_assign(0, rows, dhidden, IndexingUpdateOp::Add);
+    (losses, profile::measure("target_rows", || width, scatter))
 }
 
 fn target_rows(model: &Llama, batch: &Batch) -> Tensor<1, Int> {

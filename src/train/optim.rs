@@ -7,6 +7,7 @@ use super::grads::GradSums;
 use crate::checkpoint::HostTensor;
 use crate::lora::{Adapter, AdapterSet};
 use crate::ops::adamw::{State, Update, adamw};
+use crate::ops::profile::{self, Cost};
 
 /// First and second moment of one parameter.
 #[derive(Clone, Debug)]
@@ -89,8 +90,12 @@ impl AdamW {
                     let (Some([of_a, of_b]), Some(grad)) = (moments.next(), grads.next()) else {
                         unreachable!("every adapter has moments and a gradient");
                     };
-                    let a = adamw(State { parameter: lora_a, m: of_a.m, v: of_a.v }, &grad.a, &update_a);
-                    let b = adamw(State { parameter: lora_b, m: of_b.m, v: of_b.v }, &grad.b, &update_b);
+                    let bytes = 7.0 * (profile::bytes(&lora_a) + profile::bytes(&lora_b));
+                    let both = || {
+                        let a = adamw(State { parameter: lora_a, m: of_a.m, v: of_a.v }, &grad.a, &update_a);
+                        (a, adamw(State { parameter: lora_b, m: of_b.m, v: of_b.v }, &grad.b, &update_b))
+                    };
+                    let (a, b) = profile::measure("adamw", || Cost { bytes, ..Cost::default() }, both);
                     self.moments.push([Moments { m: a.m, v: a.v }, Moments { m: b.m, v: b.v }]);
                     Some(Adapter { lora_a: a.parameter, lora_b: b.parameter, scale })
                 })

@@ -15,6 +15,7 @@ use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::llama::Llama;
 use crate::ops::dropout::mix;
+use crate::ops::profile::{self, Cost};
 
 /// Model, adapters and optimizer, and the step under way.
 #[derive(Debug)]
@@ -212,7 +213,8 @@ impl TrainStep {
         let mut figures = losses;
         let has_grads = !self.sums.is_empty();
         if has_grads {
-            figures.push(self.sums.sum_of_squares(&self.adapters));
+            let squares = || self.sums.sum_of_squares(&self.adapters);
+            figures.push(profile::measure("grad_norm", Cost::default, squares));
         }
         let mut figures = read(figures);
         let squares = if has_grads { figures.pop().map_or(f64::NAN, f64::from) } else { 0.0 };

@@ -17,6 +17,7 @@ use crate::export::{adapter_weights, write_adapter};
 use crate::generate::{GenerateError, Generator};
 use crate::lora::AdapterSet;
 use crate::metrics::{EvalMetrics, Outcome, Sample, StepMetrics, Summary};
+use crate::ops::peak::gemm_peak_flops;
 
 /// Shown once; how many there are stands in the summary.
 const CUT_WARNING: &str = "a row is so much longer than `data.max_length` that nothing of its answer is left, so it is \
@@ -133,7 +134,7 @@ impl<'a> Trainer<'a> {
         let TrainerState { step, evaluations, totals, .. } = &self.state;
         let figures = &self.figures;
         let has_steps = figures.step_seconds > 0.0;
-        let peak = self.around.device.gemm_peak_flops(self.plan.train.precision).filter(|_| has_steps);
+        let peak = gemm_peak_flops(self.around.device, self.plan.train.precision).filter(|_| has_steps);
         Summary {
             steps: *step,
             skipped_steps: totals.skipped_steps,
@@ -271,7 +272,7 @@ impl<'a> Trainer<'a> {
         let reserved = pools.map(|pools| pools.reserved_bytes);
         self.figures.peak_gpu_memory_reserved_bytes = self.figures.peak_gpu_memory_reserved_bytes.max(reserved);
         // Measured once, after the first step: measuring takes a moment that is not the step's.
-        let peak = self.around.device.gemm_peak_flops(self.plan.train.precision);
+        let peak = gemm_peak_flops(self.around.device, self.plan.train.precision);
         StepMetrics {
             step: self.state.step,
             epoch: self.state.epochs(),

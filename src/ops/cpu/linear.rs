@@ -5,28 +5,56 @@ use half::{bf16, f16};
 use super::gemm::{Right, Term, gemm};
 use super::one_token::linear_of_one;
 
-/// A frozen weight `[out_features, in_features]` as it is stored.
+/// A frozen weight `[out_features, in_features]`: as it is stored, and how it is multiplied with.
 #[derive(Clone, Copy, Debug)]
-pub enum Weight<'a> {
-    /// 32-bit floats.
+pub struct Weight<'a> {
+    pub(super) values: Values<'a>,
+    pub(super) rounds: bool,
+}
+
+/// Elements in their storage type.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Values<'a> {
     F32(&'a [f32]),
-    /// bfloat16.
     Bf16(&'a [bf16]),
-    /// bfloat16, and activations are rounded to bfloat16 for the product, which modern CPUs do at twice the rate of
-    /// f32; sums are in f32.
-    Bf16Rounded(&'a [bf16]),
-    /// IEEE half precision.
     F16(&'a [f16]),
+}
+
+impl<'a> Weight<'a> {
+    /// Stored as 32-bit floats, multiplied in `f32`.
+    #[must_use]
+    pub fn f32(values: &'a [f32]) -> Self {
+        Self { values: Values::F32(values), rounds: false }
+    }
+
+    /// Stored as bfloat16, multiplied in `f32`.
+    #[must_use]
+    pub fn bf16(values: &'a [bf16]) -> Self {
+        Self { values: Values::Bf16(values), rounds: false }
+    }
+
+    /// Stored in IEEE half precision, multiplied in `f32`.
+    #[must_use]
+    pub fn f16(values: &'a [f16]) -> Self {
+        Self { values: Values::F16(values), rounds: false }
+    }
+
+    /// With `rounds`, both operands of a product are rounded to bfloat16 for it, which modern CPUs multiply at twice
+    /// the rate of `f32`; sums stay in `f32`.
+    #[must_use]
+    pub fn rounding(self, rounds: bool) -> Self {
+        Self { rounds, ..self }
+    }
 }
 
 impl Weight<'_> {
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
-        match self {
-            Self::F32(w) => w.len(),
-            Self::Bf16(w) | Self::Bf16Rounded(w) => w.len(),
-            Self::F16(w) => w.len(),
+        match self.values {
+            Values::F32(w) => w.len(),
+            Values::Bf16(w) => w.len(),
+            Values::F16(w) => w.len(),
         }
     }
 
@@ -103,7 +131,7 @@ mod tests {
             let widened_bf16: Vec<f32> = w_bf16.iter().map(|w| w.to_f32()).collect();
             let widened_f16: Vec<f32> = w_f16.iter().map(|w| w.to_f32()).collect();
             for (weight, values) in
-                [(Weight::F32(&w), &w), (Weight::Bf16(&w_bf16), &widened_bf16), (Weight::F16(&w_f16), &widened_f16)]
+                [(Weight::f32(&w), &w), (Weight::bf16(&w_bf16), &widened_bf16), (Weight::f16(&w_f16), &widened_f16)]
             {
                 let y_exact =
                     matmul_f64([tokens, out_features, in_features], &x, [in_features, 1], values, [1, in_features]);
@@ -130,9 +158,9 @@ mod tests {
         let run = |threads| {
             on_threads(threads, || {
                 let mut y = vec![0.0; tokens * out_features];
-                linear(&x, Weight::F32(&w), in_features, out_features, &mut y, false);
+                linear(&x, Weight::f32(&w), in_features, out_features, &mut y, false);
                 let mut dx = vec![0.0; tokens * in_features];
-                linear_backward_input(&y, Weight::F32(&w), in_features, out_features, &mut dx, false);
+                linear_backward_input(&y, Weight::f32(&w), in_features, out_features, &mut dx, false);
                 (y, dx)
             })
         };
@@ -142,7 +170,7 @@ mod tests {
 
     #[test]
     fn no_tokens_is_no_work() {
-        linear(&[], Weight::F32(&[1.0, 2.0]), 2, 1, &mut [], false);
-        linear_backward_input(&[], Weight::F32(&[1.0, 2.0]), 2, 1, &mut [], true);
+        linear(&[], Weight::f32(&[1.0, 2.0]), 2, 1, &mut [], false);
+        linear_backward_input(&[], Weight::f32(&[1.0, 2.0]), 2, 1, &mut [], true);
     }
 }

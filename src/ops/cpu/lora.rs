@@ -90,16 +90,16 @@ pub fn lora_linear(
         w.len(),
         y.len()
     );
-    lora.with_input(x, in_features, |input| linear(input, Weight::F32(lora.a), in_features, rank, xa, false));
+    lora.with_input(x, in_features, |input| linear(input, Weight::f32(lora.a), in_features, rank, xa, false));
     if tokens == 1 {
         linear(x, w, in_features, out_features, y, accumulate);
         return with_scratch(rank, |scaled| {
             scaled.iter_mut().zip(&*xa).for_each(|(scaled, xa)| *scaled = lora.scale * xa);
-            linear(scaled, Weight::F32(lora.b), rank, out_features, y, true);
+            linear(scaled, Weight::f32(lora.b).rounding(w.rounds), rank, out_features, y, true);
         });
     }
     let base = Right { weight: w, stride: in_features, transposed: true, factor: 1.0 };
-    let low_rank = Right { weight: Weight::F32(lora.b), stride: rank, transposed: true, factor: lora.scale };
+    let low_rank = Right { weight: Weight::f32(lora.b), stride: rank, transposed: true, factor: lora.scale };
     let low_rank = Term { a: xa, k: rank, b: low_rank };
     gemm(tokens, out_features, y, Term { a: x, k: in_features, b: base }, Some(low_rank), accumulate);
 }
@@ -138,13 +138,13 @@ pub fn lora_linear_backward(
         dy.len()
     );
     with_scratch(tokens * rank, |d_xa| {
-        let b = Right { weight: Weight::F32(lora.b), stride: rank, transposed: false, factor: lora.scale };
+        let b = Right { weight: Weight::f32(lora.b), stride: rank, transposed: false, factor: lora.scale };
         gemm(tokens, rank, d_xa, Term { a: dy, k: out_features, b }, None, false);
         if let Some(dx) = dx {
             assert_eq!(dx.len(), x.len(), "lora_linear_backward: the input's gradient");
             let base = Right { weight: w, stride: in_features, transposed: false, factor: 1.0 };
             let base = Term { a: dy, k: out_features, b: base };
-            let low_rank = Right { weight: Weight::F32(lora.a), stride: in_features, transposed: false, factor: 1.0 };
+            let low_rank = Right { weight: Weight::f32(lora.a), stride: in_features, transposed: false, factor: 1.0 };
             let low_rank = Term { a: d_xa, k: rank, b: low_rank };
             match lora.dropout {
                 None => gemm(tokens, in_features, dx, base, Some(low_rank), accumulate),
@@ -273,7 +273,7 @@ mod tests {
                 let low = matmul_f64([tokens, o, r], &narrow(&xa_exact), [r, 1], &b, [1, r]);
                 let y_exact = sum(&matmul_f64([tokens, o, i], &x, [i, 1], &w, [1, i]), f64::from(scale), &low);
                 let (mut y, mut xa) = (vec![9.0; tokens * o], vec![9.0; tokens * r]);
-                lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, false, &mut xa);
+                lora_linear(&x, Weight::f32(&w), &lora, i, o, &mut y, false, &mut xa);
                 assert_close(&xa, &xa_exact, 1e-5);
                 assert_close(&y, &y_exact, 1e-5);
 
@@ -289,7 +289,7 @@ mod tests {
                 let mut dx = vec![0.25; x.len()];
                 for (pass, accumulate) in [(1.0, false), (2.0, true)] {
                     let mut gradients = LoraGradients { a: &mut da, b: &mut db };
-                    let w = Weight::F32(&w);
+                    let w = Weight::f32(&w);
                     lora_linear_backward(&dy, &x, &xa, w, &lora, i, o, Some(&mut dx), accumulate, &mut gradients);
                     let half = |x: &[f64]| -> Vec<f64> { x.iter().map(|x| 0.5 + pass * x).collect() };
                     assert_close(&dx, &dx_exact.iter().map(|x| pass * x).collect::<Vec<_>>(), 1e-5);
@@ -306,8 +306,8 @@ mod tests {
         let Case { x, w, a, .. } = case(tokens, i, o, r);
         let lora = Lora { a: &a, b: &vec![0.0; o * r], rank: r, scale: 2.0, dropout: None };
         let (mut base, mut y, mut xa) = (vec![0.0; tokens * o], vec![0.0; tokens * o], vec![0.0; tokens * r]);
-        linear(&x, Weight::F32(&w), i, o, &mut base, false);
-        lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, false, &mut xa);
+        linear(&x, Weight::f32(&w), i, o, &mut base, false);
+        lora_linear(&x, Weight::f32(&w), &lora, i, o, &mut y, false, &mut xa);
         assert_eq!(base, y);
     }
 
@@ -319,10 +319,10 @@ mod tests {
         let run = |threads| {
             on_threads(threads, || {
                 let (mut y, mut xa) = (vec![0.0; tokens * o], vec![0.0; tokens * r]);
-                lora_linear(&x, Weight::F32(&w), &lora, i, o, &mut y, false, &mut xa);
+                lora_linear(&x, Weight::f32(&w), &lora, i, o, &mut y, false, &mut xa);
                 let (mut dx, mut da, mut db) = (vec![0.0; x.len()], vec![0.0; a.len()], vec![0.0; b.len()]);
                 let mut gradients = LoraGradients { a: &mut da, b: &mut db };
-                lora_linear_backward(&dy, &x, &xa, Weight::F32(&w), &lora, i, o, Some(&mut dx), false, &mut gradients);
+                lora_linear_backward(&dy, &x, &xa, Weight::f32(&w), &lora, i, o, Some(&mut dx), false, &mut gradients);
                 (y, xa, dx, da, db)
             })
         };

@@ -9,7 +9,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::gemm::{round_in_place, widen};
-use super::linear::Weight;
+use super::linear::{Values, Weight};
 use super::simd::{dot, rows_per_chunk, vectorised, with_scratch};
 
 vectorised! { fn dots<'a, S>(simd, x: &'a [f32], w: &'a [f32], y: &'a mut [f32], accumulate: bool) {
@@ -62,25 +62,36 @@ vectorised! {
 /// [`linear`](super::linear::linear) of one token.
 pub(super) fn linear_of_one(x: &[f32], w: Weight<'_>, y: &mut [f32], accumulate: bool) {
     let in_features = x.len();
-    match w {
-        Weight::F32(w) => for_each_chunk(y, in_features, |range, y| dots(x, &w[range], y, accumulate)),
-        Weight::Bf16Rounded(w) => with_scratch(in_features, |rounded| {
+    if w.rounds {
+        return with_scratch(in_features, |rounded| {
             rounded.copy_from_slice(x);
             round_in_place(rounded);
-            linear_of_one(rounded, Weight::Bf16(w), y, accumulate);
-        }),
-        Weight::Bf16(_) | Weight::F16(_) => match pairs(w, in_features) {
-            Some(pairs) => linear_of_one_bf16(x, pairs, y, accumulate),
-            None => for_each_chunk(y, in_features, |range, y| {
-                with_scratch(in_features, |row| {
-                    for (index, y) in y.chunks_exact_mut(1).enumerate() {
-                        widen(w, range.start + index * in_features, row);
-                        dots(x, row, y, accumulate);
-                    }
-                });
-            }),
-        },
+            match w.values {
+                Values::Bf16(_) => linear_of_one(rounded, w.rounding(false), y, accumulate),
+                _ => widened(rounded, w, y, accumulate),
+            }
+        });
     }
+    match (w.values, pairs(w, in_features)) {
+        (Values::F32(w), _) => for_each_chunk(y, in_features, |range, y| dots(x, &w[range], y, accumulate)),
+        (_, Some(pairs)) => linear_of_one_bf16(x, pairs, y, accumulate),
+        _ => widened(x, w, y, accumulate),
+    }
+}
+
+/// Row by row through `f32`, rounded on the way if the weight asks for it.
+fn widened(x: &[f32], w: Weight<'_>, y: &mut [f32], accumulate: bool) {
+    for_each_chunk(y, x.len(), |range, y| {
+        with_scratch(x.len(), |row| {
+            for (index, y) in y.chunks_exact_mut(1).enumerate() {
+                widen(w, range.start + index * x.len(), row);
+                if w.rounds {
+                    round_in_place(row);
+                }
+                dots(x, row, y, accumulate);
+            }
+        });
+    });
 }
 
 fn linear_of_one_bf16(x: &[f32], pairs: &[u32], y: &mut [f32], accumulate: bool) {
@@ -98,8 +109,8 @@ fn linear_of_one_bf16(x: &[f32], pairs: &[u32], y: &mut [f32], accumulate: bool)
 
 /// A bf16 weight as pairs of neighbours, where no pair spans two rows; the first of a pair is in the lower bits.
 fn pairs(w: Weight<'_>, in_features: usize) -> Option<&[u32]> {
-    match w {
-        Weight::Bf16(w) if in_features.is_multiple_of(2) && cfg!(target_endian = "little") => {
+    match w.values {
+        Values::Bf16(w) if in_features.is_multiple_of(2) && cfg!(target_endian = "little") => {
             bytemuck::try_cast_slice::<bf16, u32>(w).ok()
         }
         _ => None,

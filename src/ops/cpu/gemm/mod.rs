@@ -148,7 +148,7 @@ fn has_bf16_products() -> bool {
 
 /// `c = sum of the terms`, or `c += ...` if `accumulate`.
 ///
-/// If the first term's weight is [`Weight::Bf16Rounded`], every operand is rounded to bfloat16; sums are in f32.
+/// If the first term's weight [rounds](Weight::rounding), every operand is rounded to bfloat16; sums are in f32.
 ///
 /// # Shapes
 /// `c`: `[m, n]`, contiguous.
@@ -168,7 +168,7 @@ pub(super) fn gemm(m: usize, n: usize, c: &mut [f32], first: Term<'_>, second: O
             term.k
         );
     }
-    if !matches!(first.b.weight, Weight::Bf16Rounded(_)) {
+    if !first.b.weight.rounds {
         return run::<Single<false>>(m, n, c, &terms, [first.a, second.a], accumulate);
     }
     #[cfg(target_arch = "x86_64")]

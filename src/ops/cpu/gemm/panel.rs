@@ -3,7 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::super::linear::Weight;
+use super::super::linear::{Values, Weight};
 use super::super::pack::{PANEL, pack_columns};
 use super::super::simd::{vectorised, with_scratch};
 use super::{Right, round_to_pairs};
@@ -40,10 +40,10 @@ fn interleave<'a, S>(_simd, low: &'a [bf16], high: Option<&'a [bf16]>, words: &'
 /// Converts to f32.
 pub(in super::super) fn widen(weight: Weight<'_>, first: usize, to: &mut [f32]) {
     let range = first..first + to.len();
-    match weight {
-        Weight::F32(w) => to.copy_from_slice(&w[range]),
-        Weight::Bf16(w) | Weight::Bf16Rounded(w) => widen_bf16(&w[range], to),
-        Weight::F16(w) => <[f16]>::convert_to_f32_slice(&w[range], to),
+    match weight.values {
+        Values::F32(w) => to.copy_from_slice(&w[range]),
+        Values::Bf16(w) => widen_bf16(&w[range], to),
+        Values::F16(w) => <[f16]>::convert_to_f32_slice(&w[range], to),
     }
 }
 
@@ -59,19 +59,19 @@ fn clear_padding<W: super::Word>(panel: &mut [W], columns: usize) {
 
 /// Packs numbers `first..first + depth` of the depth as f32.
 pub(super) fn pack_single(b: &Right<'_>, first: usize, depth: usize, column: usize, columns: usize, panel: &mut [f32]) {
-    match (b.transposed, b.weight) {
-        (true, Weight::F32(w)) => {
+    match (b.transposed, b.weight.values) {
+        (true, Values::F32(w)) => {
             pack_columns(&w[column * b.stride + first..], b.stride, columns, depth, panel, PANEL);
         }
-        (true, weight) => with_scratch(columns * depth, |rows| {
+        (true, _) => with_scratch(columns * depth, |rows| {
             for (j, row) in rows.chunks_exact_mut(depth.max(1)).enumerate() {
-                widen(weight, (column + j) * b.stride + first, row);
+                widen(b.weight, (column + j) * b.stride + first, row);
             }
             pack_columns(rows, depth, columns, depth, panel, PANEL);
         }),
-        (false, weight) => {
+        (false, _) => {
             for (p, row) in panel.chunks_exact_mut(PANEL).enumerate().take(depth) {
-                widen(weight, (first + p) * b.stride + column, &mut row[..columns]);
+                widen(b.weight, (first + p) * b.stride + column, &mut row[..columns]);
             }
             clear_padding(panel, columns);
         }
@@ -99,12 +99,12 @@ pub(super) fn pack_pairs(
             let words: &mut [u32] = bytemuck::cast_slice_mut(words);
             for (j, words) in words.chunks_exact_mut(depth.max(1)).enumerate() {
                 let at = (column + j) * b.stride + number;
-                match b.weight {
-                    Weight::Bf16(w) | Weight::Bf16Rounded(w) if b.factor == 1.0 => {
+                match b.weight.values {
+                    Values::Bf16(w) if b.factor == 1.0 => {
                         copy_pairs(&w[at..at + numbers], words);
                     }
-                    weight => {
-                        widen(weight, at, row);
+                    _ => {
+                        widen(b.weight, at, row);
                         scale(row, b.factor);
                         round_to_pairs(row, words);
                     }
@@ -119,15 +119,15 @@ pub(super) fn pack_pairs(
         for (p, words) in panel.chunks_exact_mut(PANEL).enumerate().take(depth) {
             let at = |i: usize| (number + 2 * p + i) * b.stride + column;
             let paired = 2 * p + 1 < numbers;
-            match b.weight {
-                Weight::Bf16(w) | Weight::Bf16Rounded(w) if b.factor == 1.0 => {
+            match b.weight.values {
+                Values::Bf16(w) if b.factor == 1.0 => {
                     let high = paired.then(|| &w[at(1)..at(1) + columns]);
                     interleave(&w[at(0)..at(0) + columns], high, &mut words[..columns]);
                 }
-                weight => {
-                    widen(weight, at(0), low);
+                _ => {
+                    widen(b.weight, at(0), low);
                     if paired {
-                        widen(weight, at(1), high);
+                        widen(b.weight, at(1), high);
                     } else {
                         high.fill(0.0);
                     }

@@ -38,10 +38,11 @@ fn products_match_f64_in_both_orientations_with_and_without_a_second_term() {
                 let widened_f16: Vec<f32> = b_f16.iter().map(|x| x.to_f32()).collect();
                 let widened_bf16 = rounded(&b);
                 for (weight, values, round) in [
-                    (Weight::F32(&b), &b, false),
-                    (Weight::F16(&b_f16), &widened_f16, false),
-                    (Weight::Bf16(&b_bf16), &widened_bf16, false),
-                    (Weight::Bf16Rounded(&b_bf16), &widened_bf16, true),
+                    (Weight::f32(&b), &b, false),
+                    (Weight::f16(&b_f16), &widened_f16, false),
+                    (Weight::bf16(&b_bf16), &widened_bf16, false),
+                    (Weight::bf16(&b_bf16).rounding(true), &widened_bf16, true),
+                    (Weight::f32(&b).rounding(true), &widened_bf16, true),
                 ] {
                     let operand = |x: &[f32]| if round { rounded(x) } else { x.to_vec() };
                     let scaled: Vec<f32> = b2.iter().map(|x| x * 0.5).collect();
@@ -54,7 +55,7 @@ fn products_match_f64_in_both_orientations_with_and_without_a_second_term() {
                     let second = Term {
                         a: &a2,
                         k: rank,
-                        b: Right { weight: Weight::F32(&b2), stride: stride(rank), transposed, factor: 0.5 },
+                        b: Right { weight: Weight::f32(&b2), stride: stride(rank), transposed, factor: 0.5 },
                     };
                     let mut c = vec![f32::NAN; m * n];
                     gemm(m, n, &mut c, first, Some(second), false);
@@ -82,7 +83,7 @@ fn products_without_the_instruction_agree_with_it() {
     let [m, n, k] = [50, 100, 301];
     let (a, b) = (random(m * k, 1), random(k * n, 2));
     let b: Vec<Bf16> = b.iter().map(|x| Bf16::from_f32(*x)).collect();
-    let right = Right { weight: Weight::Bf16Rounded(&b), stride: k, transposed: true, factor: 1.0 };
+    let right = Right { weight: Weight::bf16(&b).rounding(true), stride: k, transposed: true, factor: 1.0 };
     let first = Term { a: &a, k, b: right };
     let (mut fast, mut slow) = (vec![0.0; m * n], vec![0.0; m * n]);
     gemm(m, n, &mut fast, first, None, false);
@@ -96,7 +97,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
     let [m, n, k] = [500, 300, 700];
     let (a, b) = (random(m * k, 1), random(k * n, 2));
     let b_bf16: Vec<Bf16> = b.iter().map(|x| Bf16::from_f32(*x)).collect();
-    for weight in [Weight::F32(&b), Weight::Bf16Rounded(&b_bf16)] {
+    for weight in [Weight::f32(&b), Weight::bf16(&b_bf16).rounding(true)] {
         let product = |threads| {
             on_threads(threads, || {
                 let mut c = vec![0.0; m * n];
