@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use half::bf16;
 use lora_train::ops::cpu::{
     AdamW, AttentionShape, Lora, LoraGradients, Weight, adamw, add, attention, attention_backward, linear,
-    linear_backward_input, lora_linear, lora_linear_backward, rms_norm, rms_norm_backward, rope, softmax_cross_entropy,
+    linear_backward_input, linear_cross_entropy, lora_linear, lora_linear_backward, rms_norm, rms_norm_backward, rope,
     sum_of_squares, swiglu, swiglu_backward,
 };
 
@@ -257,15 +257,17 @@ fn element_wise(bench: &Bench, model: &Model) {
         rope(&mut y, &cos, &sin, &positions, model.heads, model.head_dim, false);
     });
     {
-        let rows = 256;
-        let logits = filled(rows * model.vocab, 6);
-        let mut work = logits.clone();
+        let rows = 512;
+        let (hidden, head) = (filled(rows * model.hidden, 6), filled(model.vocab * model.hidden, 7));
+        let head_bf16: Vec<bf16> = head.iter().map(|w| bf16::from_f32(*w)).collect();
         let targets: Vec<u32> = (0..rows as u32).collect();
-        let mut losses = vec![0.0; rows];
-        // Its own output is as good an input; the values stay between -1 and 1.
-        bench.run(&name("softmax_cross_entropy"), bytes(2 * logits.len()), "GB/s", || {
-            softmax_cross_entropy(&mut work, &targets, &mut losses);
-        });
+        let (mut losses, mut dhidden) = (vec![0.0; rows], vec![0.0; hidden.len()]);
+        let flops = 4.0 * (rows * head.len()) as f64;
+        for (dtype, head) in [("f32", Weight::f32(&head)), ("rounded", Weight::bf16(&head_bf16).rounding(true))] {
+            bench.run(&name(&format!("linear_cross_entropy {dtype}")), flops, "GFLOP/s", || {
+                linear_cross_entropy(&hidden, head, model.hidden, &targets, &mut losses, Some((&mut dhidden, 1.0)));
+            });
+        }
     }
     let len = 4 << 20;
     let (grad, mut param, mut m, mut v) = (filled(len, 7), filled(len, 8), vec![0.0; len], vec![0.0; len]);

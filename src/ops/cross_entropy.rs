@@ -2,7 +2,9 @@
 
 use burn::tensor::{DType, Int, Tensor, activation};
 
-use super::{cpu, host, linear, profile};
+use super::linear::{InputGrad, Weight, linear, plain_linear, plain_linear_backward};
+use super::profile::{self, Cost};
+use super::{cpu, host, linear_host};
 
 /// Bytes of `f32` logits made at a time.
 const CHUNK_BYTES: usize = 96 << 20;
@@ -21,33 +23,54 @@ pub struct LossAndGrad {
 /// # Shapes
 /// `hidden`: `[targets, hidden_size]`, `head`: `[vocab_size, hidden_size]`, `targets`: as many ids as `hidden` has rows.
 #[must_use]
-pub fn linear_cross_entropy(
-    hidden: &Tensor<2>,
-    head: &linear::Weight,
-    targets: &[u32],
-    grad_scale: f64,
-) -> LossAndGrad {
+pub fn linear_cross_entropy(hidden: &Tensor<2>, head: &Weight, targets: &[u32], grad_scale: f64) -> LossAndGrad {
     in_chunks(hidden, head, targets, grad_scale, CHUNK_BYTES)
 }
 
-fn in_chunks(
+fn in_chunks(hidden: &Tensor<2>, head: &Weight, targets: &[u32], grad_scale: f64, chunk_bytes: usize) -> LossAndGrad {
+    let flops = profile::count(4 * targets.len() * head.dims()[0] * head.dims()[1]);
+    let bytes = 2.0 * profile::bytes(&head.values) + 2.0 * profile::bytes(hidden);
+    let work = || {
+        on_host(hidden, head, targets, Some(grad_scale), chunk_bytes).unwrap_or_else(|| {
+            let chunks = chunks(targets, head, chunk_bytes).map(|(start, targets)| {
+                plain_linear_cross_entropy(&hidden.clone().narrow(0, start, targets.len()), head, targets, grad_scale)
+            });
+            let (losses, dhidden): (Vec<_>, Vec<_>) = chunks.map(|chunk| (chunk.losses, chunk.dhidden)).unzip();
+            LossAndGrad { losses: Tensor::cat(losses, 0), dhidden: Tensor::cat(dhidden, 0) }
+        })
+    };
+    profile::measure("linear_cross_entropy", || Cost { shape: cost_shape(head), flops, bytes }, work)
+}
+
+fn cost_shape(head: &Weight) -> String {
+    let [vocab_size, width] = head.dims();
+    format!("{width} -> {vocab_size}")
+}
+
+/// By the kernels, where they run; without `grad_scale` the gradient is left empty.
+fn on_host(
     hidden: &Tensor<2>,
-    head: &linear::Weight,
+    head: &Weight,
     targets: &[u32],
-    grad_scale: f64,
+    grad_scale: Option<f64>,
     chunk_bytes: usize,
-) -> LossAndGrad {
-    let chunks = chunks(targets, head, chunk_bytes).map(|(start, targets)| {
-        let hidden = hidden.clone().narrow(0, start, targets.len());
-        let (logits, _) = linear::linear(&hidden, head, None);
-        let cost = profile::passes(&logits, 2);
-        let softmax = || cross_entropy_with_grad(logits, targets, grad_scale);
-        let (losses, dlogits) = profile::measure("cross_entropy", || cost, softmax);
-        let (dhidden, _) = linear::linear_backward(&dlogits, &hidden, head, None, linear::InputGrad::Fresh);
-        (losses, dhidden.unwrap_or_else(|| hidden.zeros_like()))
-    });
-    let (losses, dhidden): (Vec<_>, Vec<_>) = chunks.unzip();
-    LossAndGrad { losses: Tensor::cat(losses, 0), dhidden: Tensor::cat(dhidden, 0) }
+) -> Option<LossAndGrad> {
+    let (host_hidden, flex_head) = (host::view(hidden)?, host::primitive(&head.values)?);
+    let elements = linear_host::elements(&flex_head, head.rounds)?;
+    let (hidden_values, width) = (host_hidden.as_slice(), hidden.dims()[1]);
+    let mut losses = vec![0.0; targets.len()];
+    let mut dhidden = vec![0.0; if grad_scale.is_some() { hidden_values.len() } else { 0 }];
+    for (start, targets) in chunks(targets, head, chunk_bytes) {
+        let (rows, values) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
+        #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
+        let gradient = grad_scale.map(|grad_scale| (&mut dhidden[values.clone()], grad_scale as f32));
+        cpu::linear_cross_entropy(&hidden_values[values], elements, width, targets, &mut losses[rows], gradient);
+    }
+    let (device, shape) = (hidden.device(), [dhidden.len() / width, width]);
+    Some(LossAndGrad {
+        losses: host::tensor(losses, [targets.len()], &device),
+        dhidden: host::tensor(dhidden, shape, &device),
+    })
 }
 
 /// Cross-entropy of `softmax(hidden head^T)` at `targets`, without a gradient: `[targets]`, `f32`, in nats.
@@ -55,19 +78,18 @@ fn in_chunks(
 /// # Shapes
 /// As for [`linear_cross_entropy`].
 #[must_use]
-pub fn linear_cross_entropy_loss(hidden: &Tensor<2>, head: &linear::Weight, targets: &[u32]) -> Tensor<1> {
+pub fn linear_cross_entropy_loss(hidden: &Tensor<2>, head: &Weight, targets: &[u32]) -> Tensor<1> {
+    if let Some(found) = on_host(hidden, head, targets, None, CHUNK_BYTES) {
+        return found.losses;
+    }
     let losses = chunks(targets, head, CHUNK_BYTES).map(|(start, targets)| {
-        let (logits, _) = linear::linear(&hidden.clone().narrow(0, start, targets.len()), head, None);
-        cross_entropy(logits, targets)
+        let (logits, _) = linear(&hidden.clone().narrow(0, start, targets.len()), head, None);
+        plain_cross_entropy(logits, targets)
     });
     Tensor::cat(losses.collect(), 0)
 }
 
-fn chunks<'a>(
-    targets: &'a [u32],
-    head: &linear::Weight,
-    chunk_bytes: usize,
-) -> impl Iterator<Item = (usize, &'a [u32])> {
+fn chunks<'a>(targets: &'a [u32], head: &Weight, chunk_bytes: usize) -> impl Iterator<Item = (usize, &'a [u32])> {
     let [vocab_size, _] = head.dims();
     let most = (chunk_bytes / size_of::<f32>() / vocab_size).clamp(16, 4096);
     // Chunks of one size: a last one of a few rows would cost a pass over the whole head.
@@ -75,23 +97,16 @@ fn chunks<'a>(
     targets.chunks(size).enumerate().map(move |(index, targets)| (index * size, targets))
 }
 
-/// Losses `[rows]`, and `grad_scale (softmax - onehot)` in the type of `logits`, `[rows, vocab_size]`.
-fn cross_entropy_with_grad(logits: Tensor<2>, targets: &[u32], grad_scale: f64) -> (Tensor<1>, Tensor<2>) {
-    let device = logits.device();
-    if host::has_kernels(&device, logits.dtype())
-        && let Some(mut flex) = host::take(logits.clone())
-    {
-        drop(logits);
-        let mut losses = vec![0.0; targets.len()];
-        cpu::softmax_cross_entropy(flex.storage_mut(), targets, &mut losses);
-        let dlogits = host::restore::<2>(flex);
-        let dlogits = if (grad_scale - 1.0).abs() < f64::EPSILON { dlogits } else { dlogits * grad_scale };
-        return (host::tensor(losses, [targets.len()], &device), dlogits);
-    }
-    plain_cross_entropy_with_grad(logits, targets, grad_scale)
+/// [`linear_cross_entropy`] in plain tensor calls, of all targets at once.
+#[must_use]
+pub fn plain_linear_cross_entropy(hidden: &Tensor<2>, head: &Weight, targets: &[u32], grad_scale: f64) -> LossAndGrad {
+    let (logits, _) = plain_linear(hidden, head, None);
+    let (losses, dlogits) = plain_cross_entropy_with_grad(logits, targets, grad_scale);
+    let (dhidden, _) = plain_linear_backward(&dlogits, hidden, head, None, InputGrad::Fresh);
+    LossAndGrad { losses, dhidden: dhidden.unwrap_or_else(|| hidden.zeros_like()) }
 }
 
-/// [`cross_entropy_with_grad`] in plain tensor calls.
+/// Losses `[rows]`, and `grad_scale (softmax - onehot)` in the type of `logits`, `[rows, vocab_size]`.
 fn plain_cross_entropy_with_grad(logits: Tensor<2>, targets: &[u32], grad_scale: f64) -> (Tensor<1>, Tensor<2>) {
     let dtype = logits.dtype();
     let log_probabilities = activation::log_softmax(logits.cast(DType::F32), 1);
@@ -100,15 +115,6 @@ fn plain_cross_entropy_with_grad(logits: Tensor<2>, targets: &[u32], grad_scale:
     let ones = Tensor::<2>::ones(targets.dims(), (&log_probabilities.device(), DType::F32));
     let dlogits = log_probabilities.exp().scatter(1, targets, ones.neg(), burn::tensor::IndexingUpdateOp::Add);
     (losses, (dlogits * grad_scale).cast(dtype))
-}
-
-fn cross_entropy(logits: Tensor<2>, targets: &[u32]) -> Tensor<1> {
-    if let Some(view) = host::view(&logits) {
-        let mut losses = vec![0.0; targets.len()];
-        cpu::cross_entropy(view.as_slice(), targets, &mut losses);
-        return host::tensor(losses, [targets.len()], &logits.device());
-    }
-    plain_cross_entropy(logits, targets)
 }
 
 /// Losses `[rows]` of `logits` `[rows, vocab_size]`, in plain tensor calls.
@@ -141,7 +147,7 @@ mod tests {
 
     fn run(device: &Device, chunk_bytes: usize) -> (Vec<f32>, Vec<f32>) {
         let hidden = values(TARGETS * WIDTH, 3.0, device, TARGETS);
-        let head = linear::Weight::new(values(VOCAB * WIDTH, 1.0, device, VOCAB));
+        let head = Weight::new(values(VOCAB * WIDTH, 1.0, device, VOCAB));
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
         let LossAndGrad { losses, dhidden } = in_chunks(&hidden, &head, &targets, 2.0, chunk_bytes);
         (losses.into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
@@ -182,7 +188,7 @@ mod tests {
 
     #[test]
     fn chunks_are_of_one_size_and_cover_every_target() {
-        let head = linear::Weight::new(Tensor::zeros([VOCAB, WIDTH], (&Device::flex(), DType::F32)));
+        let head = Weight::new(Tensor::zeros([VOCAB, WIDTH], (&Device::flex(), DType::F32)));
         let targets = [0; 53];
         let sizes: Vec<_> = chunks(&targets, &head, 1).map(|(start, targets)| (start, targets.len())).collect();
         assert_eq!(sizes, [(0, 14), (14, 14), (28, 14), (42, 11)]);

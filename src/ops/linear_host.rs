@@ -10,7 +10,7 @@ use super::{cpu, host};
 /// Output and `drop(x) A^T`.
 type Output = (Tensor<2>, Option<Tensor<2>>);
 
-fn elements(flex: &FlexTensor, rounds: bool) -> Option<cpu::Weight<'_>> {
+pub(super) fn elements(flex: &FlexTensor, rounds: bool) -> Option<cpu::Weight<'_>> {
     let weight = match flex.dtype() {
         DType::F32 => flex.as_slice::<f32>().map(cpu::Weight::f32),
         DType::BF16 => flex.as_slice::<bf16>().map(cpu::Weight::bf16),

@@ -1,8 +1,12 @@
-//! Softmax cross-entropy over the vocabulary, with the gradient in place of the logits.
+//! The language-model head with its softmax cross-entropy, and the gradient in the memory of the logits.
 
 use rayon::prelude::*;
 
-use super::simd::{exp, vectorised};
+use super::gemm::{Right, Term, gemm_strided};
+#[cfg(target_arch = "x86_64")]
+use super::gemm::{gemm_of_pairs, has_bf16_products, round_to_pairs};
+use super::linear::Weight;
+use super::simd::{exp, vectorised, with_scratch};
 
 vectorised! { fn row_max<'a, S>(simd, x: &'a [f32]) -> f32 {
     let (quads, rest) = pulp::as_arrays::<{ 4 * LANES }, _>(x);
@@ -67,96 +71,217 @@ vectorised! { fn scale<'a, S>(_simd, x: &'a mut [f32], factor: f32) {
     }
 } }
 
-fn vocab_size(logits: usize, targets: &[u32], losses: usize) -> usize {
-    assert_eq!(targets.len(), losses, "cross-entropy: one loss per target");
-    let vocab_size = logits.checked_div(targets.len()).unwrap_or(0);
-    assert_eq!(vocab_size * targets.len(), logits, "cross-entropy: whole rows of logits");
+/// Floats between rows of logits, for rows that do not lie a multiple of 64 KiB apart, give or take a few: those of a
+/// block would share a few sets of the caches.
+fn row_stride(vocab_size: usize) -> usize {
+    const LINE_FLOATS: usize = 16;
+    const WAY_LINES: usize = 1024;
+    /// The longest stretch of a row that the products keep in the caches.
+    const MIN_DISTANCE: usize = 65;
+    let mut lines = vocab_size.div_ceil(LINE_FLOATS);
+    while lines.is_multiple_of(2) || !(MIN_DISTANCE..=WAY_LINES - MIN_DISTANCE).contains(&(lines % WAY_LINES)) {
+        lines += 1;
+    }
+    // Where all rows together fit, there is nothing to spread.
+    if vocab_size < WAY_LINES { vocab_size } else { lines * LINE_FLOATS }
+}
+
+/// Cross-entropy of `softmax(hidden head^T)` at `targets`, in nats, to `losses`; and, where wanted, `dhidden` becomes
+/// `grad_scale` times the gradient of the losses' sum with respect to `hidden`.
+///
+/// The logits of all rows are in memory at a time, in a buffer that the thread keeps: pass rows in chunks.
+///
+/// # Shapes
+/// `hidden`, `dhidden`: `[rows, width]`; `head`: `[vocab_size, width]`; `targets`, `losses`: `[rows]`.
+pub fn linear_cross_entropy(
+    hidden: &[f32],
+    head: Weight<'_>,
+    width: usize,
+    targets: &[u32],
+    losses: &mut [f32],
+    gradient: Option<(&mut [f32], f32)>,
+) {
+    let rows = targets.len();
+    assert!(width > 0 && head.len().is_multiple_of(width), "cross-entropy: head of {} for {width}", head.len());
+    let vocab_size = head.len() / width;
+    assert!(
+        hidden.len() == rows * width && losses.len() == rows,
+        "cross-entropy: hidden {}, losses {} for {rows} targets",
+        hidden.len(),
+        losses.len()
+    );
     assert!(targets.iter().all(|t| (*t as usize) < vocab_size), "cross-entropy: target beyond {vocab_size} logits");
-    vocab_size
-}
-
-/// `losses[t] = logsumexp(logits[t]) - logits[t][targets[t]]`.
-///
-/// # Shapes
-/// `logits`: `[tokens, vocab_size]`; `targets`, `losses`: `[tokens]`.
-pub fn cross_entropy(logits: &[f32], targets: &[u32], losses: &mut [f32]) {
-    let vocab_size = vocab_size(logits.len(), targets, losses.len());
-    if targets.is_empty() {
+    if rows == 0 {
         return;
     }
-    logits.par_chunks(vocab_size).zip(targets).zip(losses).for_each(|((logits, target), loss)| {
-        let max = row_max(logits);
-        *loss = sum_exp(logits, max).ln() + (max - logits[*target as usize]);
+    let stride = row_stride(vocab_size);
+    with_scratch(rows * (stride + 1), |scratch| {
+        let (logits, factors) = scratch.split_at_mut(rows * stride);
+        let forward = Right { weight: head, stride: width, transposed: true, factor: 1.0 };
+        let hidden = Term { a: hidden, k: width, b: forward };
+        gemm_strided(rows, vocab_size, logits, stride, hidden, width, None, false);
+        let by_row = logits.par_chunks_mut(stride).zip(targets).zip(losses);
+        let Some((dhidden, grad_scale)) = gradient else {
+            return by_row.for_each(|((logits, target), loss)| *loss = row_loss(&logits[..vocab_size], *target));
+        };
+        assert_eq!(dhidden.len(), rows * width, "cross-entropy: the gradient of {rows} rows");
+        by_row.zip(&mut *factors).for_each(|(((logits, target), loss), factor)| {
+            let sum;
+            (*loss, sum) = row_gradient(&mut logits[..vocab_size], *target);
+            *factor = grad_scale / sum;
+            if head.rounds {
+                to_pairs_in_place(&mut logits[..vocab_size]);
+            }
+        });
+        multiply_gradient(logits, stride, head, width, dhidden);
+        dhidden.par_chunks_mut(width).zip(factors).for_each(|(row, factor)| scale(row, *factor));
     });
 }
 
-/// [`cross_entropy`] that turns the logits into the losses' gradient with respect to them: `softmax - onehot(target)`.
-///
-/// # Shapes
-/// `logits`: `[tokens, vocab_size]`; `targets`, `losses`: `[tokens]`.
-pub fn softmax_cross_entropy(logits: &mut [f32], targets: &[u32], losses: &mut [f32]) {
-    let vocab_size = vocab_size(logits.len(), targets, losses.len());
-    if targets.is_empty() {
-        return;
+/// `logsumexp(logits) - logits[target]`.
+fn row_loss(logits: &[f32], target: u32) -> f32 {
+    let max = row_max(logits);
+    sum_exp(logits, max).ln() + (max - logits[target as usize])
+}
+
+/// [`row_loss`], and the sum of `e^(logit - max)`; the logits become the loss's gradient times that sum:
+/// `e^(logit - max) - sum onehot(target)`. The sum is divided out where there are fewer numbers, after the product.
+fn row_gradient(logits: &mut [f32], target: u32) -> (f32, f32) {
+    let max = row_max(logits);
+    let target_logit = logits[target as usize];
+    let sum = exp_in_place(logits, max);
+    logits[target as usize] -= sum;
+    (sum.ln() + (max - target_logit), sum)
+}
+
+/// Rounds a row to pairs of bfloat16 in its first half, where the machine multiplies those.
+fn to_pairs_in_place(row: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if has_bf16_products() {
+        let num_words = row.len().div_ceil(2);
+        with_scratch(num_words, |words| {
+            round_to_pairs(row, bytemuck::cast_slice_mut(words));
+            row[..num_words].copy_from_slice(words);
+        });
     }
-    logits.par_chunks_mut(vocab_size).zip(targets).zip(losses).for_each(|((logits, target), loss)| {
-        let max = row_max(logits);
-        let target_logit = logits[*target as usize];
-        let sum = exp_in_place(logits, max);
-        *loss = sum.ln() + (max - target_logit);
-        scale(logits, 1.0 / sum);
-        logits[*target as usize] -= 1.0;
-    });
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
+}
+
+/// `dhidden = gradient head`, from rows as [`row_gradient`] and [`to_pairs_in_place`] left them.
+fn multiply_gradient(gradient: &[f32], stride: usize, head: Weight<'_>, width: usize, dhidden: &mut [f32]) {
+    let (rows, vocab_size) = (dhidden.len() / width, head.len() / width);
+    let backward = Right { weight: head, stride: width, transposed: false, factor: 1.0 };
+    #[cfg(target_arch = "x86_64")]
+    if head.rounds && has_bf16_products() {
+        return gemm_of_pairs(rows, width, dhidden, bytemuck::cast_slice(gradient), stride, vocab_size, backward);
+    }
+    gemm_strided(rows, width, dhidden, width, Term { a: gradient, k: vocab_size, b: backward }, stride, None, false);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::reference::{assert_close, random};
+    use half::bf16;
+
+    use super::super::reference::{assert_close, matmul_f64, on_threads, random};
     use super::*;
+
+    /// Losses and `factor` times the gradient of `hidden`, in f64.
+    fn exact(hidden: &[f32], head: &[f32], width: usize, targets: &[u32], factor: f64) -> (Vec<f64>, Vec<f64>) {
+        let (rows, vocab_size) = (targets.len(), head.len() / width);
+        let logits = matmul_f64([rows, vocab_size, width], hidden, [width, 1], head, [1, width]);
+        let (mut losses, mut dhidden) = (Vec::new(), Vec::new());
+        for (row, target) in logits.chunks(vocab_size).zip(targets) {
+            let max = row.iter().copied().fold(f64::MIN, f64::max);
+            let sum: f64 = row.iter().map(|x| (x - max).exp()).sum();
+            losses.push(sum.ln() + max - row[*target as usize]);
+            let onehot = |i: usize| f64::from(u8::from(i == *target as usize));
+            let dlogits: Vec<f64> = row.iter().enumerate().map(|(i, x)| (x - max).exp() / sum - onehot(i)).collect();
+            for d in 0..width {
+                let column = head[d..].iter().step_by(width);
+                dhidden.push(factor * dlogits.iter().zip(column).map(|(d, w)| d * f64::from(*w)).sum::<f64>());
+            }
+        }
+        (losses, dhidden)
+    }
+
+    fn case(rows: usize, vocab_size: usize, width: usize) -> (Vec<f32>, Vec<f32>, Vec<u32>) {
+        let hidden = random(rows * width, 1).iter().map(|x| x * 6.0).collect();
+        let targets = (0..rows).map(|t| ((t * 7919 + 1) % vocab_size) as u32).collect();
+        (hidden, random(vocab_size * width, 2), targets)
+    }
+
+    const SHAPES: [[usize; 3]; 6] = [[1, 1, 1], [3, 2, 5], [5, 17, 8], [4, 1000, 33], [9, 16_384, 12], [3, 32_003, 7]];
 
     #[test]
     fn losses_and_gradients_match_f64() {
-        for (tokens, vocab_size) in [(1, 1), (3, 2), (5, 17), (4, 1000), (2, 49_152), (3, 32_003)] {
-            let logits: Vec<f32> = random(tokens * vocab_size, 1).iter().map(|x| x * 20.0).collect();
-            let targets: Vec<u32> = (0..tokens).map(|t| ((t * 7919 + 1) % vocab_size) as u32).collect();
-            let (mut loss_exact, mut grad_exact) = (Vec::new(), Vec::new());
-            for (row, target) in logits.chunks(vocab_size).zip(&targets) {
-                let row: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
-                let max = row.iter().copied().fold(f64::MIN, f64::max);
-                let sum: f64 = row.iter().map(|x| (x - max).exp()).sum();
-                loss_exact.push(sum.ln() + max - row[*target as usize]);
-                let onehot = |i: usize| f64::from(u8::from(i == *target as usize));
-                grad_exact.extend(row.iter().enumerate().map(|(i, x)| (x - max).exp() / sum - onehot(i)));
-            }
-            let mut losses = vec![0.0; tokens];
-            cross_entropy(&logits, &targets, &mut losses);
-            assert_close(&losses, &loss_exact, 1e-6);
-            let (mut grad, mut again) = (logits, vec![0.0; tokens]);
-            softmax_cross_entropy(&mut grad, &targets, &mut again);
-            assert_close(&again, &loss_exact, 1e-6);
-            assert_close(&grad, &grad_exact, 1e-6);
+        for [rows, vocab_size, width] in SHAPES {
+            let (hidden, head, targets) = case(rows, vocab_size, width);
+            let (loss_exact, grad_exact) = exact(&hidden, &head, width, &targets, 0.25);
+            let mut losses = vec![9.0; rows];
+            linear_cross_entropy(&hidden, Weight::f32(&head), width, &targets, &mut losses, None);
+            assert_close(&losses, &loss_exact, 1e-5);
+            let (mut again, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
+            let gradient = Some((&mut dhidden[..], 0.25));
+            linear_cross_entropy(&hidden, Weight::f32(&head), width, &targets, &mut again, gradient);
+            assert_eq!(losses, again);
+            assert_close(&dhidden, &grad_exact, 1e-5);
         }
     }
 
     #[test]
-    fn a_nan_logit_gives_a_nan_loss() {
-        let mut logits = vec![0.0; 100];
-        logits[63] = f32::NAN;
-        let mut loss = [0.0];
-        cross_entropy(&logits, &[3], &mut loss);
-        assert!(loss[0].is_nan());
-        softmax_cross_entropy(&mut logits, &[3], &mut loss);
-        assert!(loss[0].is_nan());
+    fn products_of_rounded_numbers_stay_within_their_rounding() {
+        for [rows, vocab_size, width] in SHAPES {
+            let (hidden, head, targets) = case(rows, vocab_size, width);
+            let round = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
+            let widen = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+            let head = round(&head);
+            let (loss_exact, grad_exact) = exact(&widen(&round(&hidden)), &widen(&head), width, &targets, 2.0);
+            let (mut losses, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
+            let gradient = Some((&mut dhidden[..], 2.0));
+            let weight = Weight::bf16(&head).rounding(true);
+            linear_cross_entropy(&hidden, weight, width, &targets, &mut losses, gradient);
+            // The operands of the first product are exact; the probabilities are rounded for the second.
+            assert_close(&losses, &loss_exact, 1e-5);
+            assert_close(&dhidden, &grad_exact, 4e-3);
+        }
     }
 
     #[test]
-    fn masked_logits_at_minus_infinity_get_no_probability() {
+    fn a_nan_logit_gives_a_nan_loss_and_one_at_minus_infinity_no_probability() {
+        let mut logits = vec![0.0; 100];
+        logits[63] = f32::NAN;
+        assert!(row_loss(&logits, 3).is_nan() && row_gradient(&mut logits, 3).0.is_nan());
         let mut logits = vec![f32::NEG_INFINITY; 40];
-        logits[7] = 2.0;
-        logits[20] = 2.0;
-        let mut loss = [0.0];
-        softmax_cross_entropy(&mut logits, &[7], &mut loss);
-        assert!((loss[0] - 2f32.ln()).abs() < 1e-6);
-        assert_eq!((logits[7], logits[20], logits[0]), (-0.5, 0.5, 0.0));
+        (logits[7], logits[20]) = (2.0, 2.0);
+        let (loss, sum) = row_gradient(&mut logits, 7);
+        assert!((loss - 2f32.ln()).abs() < 1e-6);
+        assert_eq!((sum, logits[7], logits[20], logits[0]), (2.0, -1.0, 1.0, 0.0));
+    }
+
+    #[test]
+    fn rows_of_large_vocabularies_do_not_lie_on_the_same_sets_of_the_caches() {
+        for vocab_size in [4096, 32_000, 32_768, 49_152, 65_536, 128_256, 151_936] {
+            let stride = row_stride(vocab_size);
+            assert!(stride >= vocab_size && stride < vocab_size + 4096, "{vocab_size}: {stride}");
+            let distance = stride / 16 % 1024;
+            assert!((65..=959).contains(&distance) && distance % 2 == 1, "{vocab_size}: {distance} lines");
+        }
+        assert_eq!(row_stride(17), 17);
+    }
+
+    #[test]
+    fn results_do_not_depend_on_the_number_of_threads() {
+        let (hidden, head, targets) = case(70, 3000, 48);
+        let run = |threads| {
+            on_threads(threads, || {
+                let (mut losses, mut dhidden) = (vec![0.0; 70], vec![0.0; 70 * 48]);
+                let gradient = Some((&mut dhidden[..], 1.0));
+                linear_cross_entropy(&hidden, Weight::f32(&head), 48, &targets, &mut losses, gradient);
+                (losses, dhidden)
+            })
+        };
+        let one = run(1);
+        assert!(one == run(2) && one == run(5));
     }
 }

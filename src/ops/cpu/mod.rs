@@ -22,7 +22,7 @@ mod simd;
 mod reference;
 
 pub use attention::{AttentionShape, attention, attention_backward, attention_of_last};
-pub use cross_entropy::{cross_entropy, softmax_cross_entropy};
+pub use cross_entropy::linear_cross_entropy;
 pub use dropout::{Dropout, dropout};
 pub use elementwise::{add, add_assign, swiglu, swiglu_backward, swiglu_backward_in_place};
 pub use linear::{Weight, linear, linear_backward_input};

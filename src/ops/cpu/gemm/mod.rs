@@ -128,7 +128,7 @@ fn round(x: f32) -> u16 {
 
 vectorised! {
 /// Pairs of neighbours, rounded to bfloat16, the first in the low half; an odd last one is paired with zero.
-fn round_to_pairs<'a, S>(_simd, x: &'a [f32], words: &'a mut [u32]) {
+pub(super) fn round_to_pairs<'a, S>(_simd, x: &'a [f32], words: &'a mut [u32]) {
     let (pairs, odd) = pulp::as_arrays::<2, _>(x);
     for (word, [low, high]) in words.iter_mut().zip(pairs) {
         *word = u32::from(round(*low)) | u32::from(round(*high)) << 16;
@@ -139,7 +139,7 @@ fn round_to_pairs<'a, S>(_simd, x: &'a [f32], words: &'a mut [u32]) {
 } }
 
 /// Whether the machine multiplies bfloat16 natively.
-fn has_bf16_products() -> bool {
+pub(super) fn has_bf16_products() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("avx512bf16") && std::arch::is_x86_feature_detected!("avx512bw");
     #[cfg(not(target_arch = "x86_64"))]
@@ -154,13 +154,30 @@ fn has_bf16_products() -> bool {
 /// `c`: `[m, n]`, contiguous.
 pub(super) fn gemm(m: usize, n: usize, c: &mut [f32], first: Term<'_>, second: Option<Term<'_>>, accumulate: bool) {
     assert_eq!(c.len(), m * n, "gemm: result [{m}, {n}]");
+    gemm_strided(m, n, c, n, first, first.k, second, accumulate);
+}
+
+/// [`gemm`] whose result and first left operand have rows that are `c_stride` and `a_stride` apart.
+pub(super) fn gemm_strided(
+    m: usize,
+    n: usize,
+    c: &mut [f32],
+    c_stride: usize,
+    first: Term<'_>,
+    a_stride: usize,
+    second: Option<Term<'_>>,
+    accumulate: bool,
+) {
     if m == 0 || n == 0 {
         return;
     }
+    assert!(c_stride >= n && (m - 1) * c_stride + n <= c.len(), "gemm: result [{m}, {n}]");
     let second = second.unwrap_or(Term { a: &[], k: 0, ..first });
     let terms = [first, second];
-    for term in &terms {
-        assert_eq!(term.a.len(), m * term.k, "gemm: left operand [{m}, {}]", term.k);
+    let a_strides = [a_stride, second.k];
+    for (term, stride) in terms.iter().zip(a_strides) {
+        let k = term.k;
+        assert!(k == 0 || stride >= k && (m - 1) * stride + k <= term.a.len(), "gemm: left operand [{m}, {k}]");
         let (outer, inner) = if term.b.transposed { (n, term.k) } else { (term.k, n) };
         assert!(
             term.k == 0 || (outer - 1) * term.b.stride + inner <= term.b.weight.len(),
@@ -169,16 +186,23 @@ pub(super) fn gemm(m: usize, n: usize, c: &mut [f32], first: Term<'_>, second: O
         );
     }
     if !first.b.weight.rounds {
-        return run::<Single<false>>(m, n, c, &terms, [first.a, second.a], accumulate);
+        return run::<Single<false>>(
+            m,
+            n,
+            (c, c_stride),
+            &terms,
+            [(first.a, a_stride), (second.a, second.k)],
+            accumulate,
+        );
     }
     #[cfg(target_arch = "x86_64")]
     if has_bf16_products() {
         let words = terms.map(|term| bf16::Pairs::words(term.k));
         return with_scratch(m * (words[0] + words[1]), |scratch| {
             let (a, then) = bytemuck::cast_slice_mut::<f32, u32>(scratch).split_at_mut(m * words[0]);
-            rows_to_pairs(first.a, first.k, a);
-            rows_to_pairs(second.a, second.k, then);
-            run::<bf16::Pairs>(m, n, c, &terms, [a, then], accumulate);
+            rows_to_pairs(first.a, first.k, a_stride, a);
+            rows_to_pairs(second.a, second.k, second.k, then);
+            run::<bf16::Pairs>(m, n, (c, c_stride), &terms, [(a, words[0]), (then, words[1])], accumulate);
         });
     }
     with_scratch(first.a.len() + second.a.len(), |scratch| {
@@ -187,24 +211,44 @@ pub(super) fn gemm(m: usize, n: usize, c: &mut [f32], first: Term<'_>, second: O
         then.copy_from_slice(second.a);
         a.par_chunks_mut(CHUNK).for_each(round_in_place);
         then.par_chunks_mut(CHUNK).for_each(round_in_place);
-        run::<Single<true>>(m, n, c, &terms, [a, then], accumulate);
+        run::<Single<true>>(m, n, (c, c_stride), &terms, [(a, a_stride), (then, second.k)], accumulate);
     });
+}
+
+/// Rows that were [rounded to pairs](round_to_pairs) by the caller, `stride` words apart, times `b`; only where the
+/// machine [multiplies pairs](has_bf16_products).
+///
+/// # Shapes
+/// `c`: `[m, n]`, contiguous; `words`: rows of `k.div_ceil(2)` words.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn gemm_of_pairs(m: usize, n: usize, c: &mut [f32], words: &[u32], stride: usize, k: usize, b: Right<'_>) {
+    assert!(has_bf16_products(), "gemm: no products of bf16 pairs here");
+    assert_eq!(c.len(), m * n, "gemm: result [{m}, {n}]");
+    if m == 0 || n == 0 {
+        return;
+    }
+    let (outer, inner) = if b.transposed { (n, k) } else { (k, n) };
+    let row = k.div_ceil(2);
+    assert!(k > 0 && stride >= row && (m - 1) * stride + row <= words.len(), "gemm: left operand [{m}, {k}]");
+    assert!((outer - 1) * b.stride + inner <= b.weight.len(), "gemm: right operand [{k}, {n}]");
+    let terms = [Term { a: &[], k, b }, Term { a: &[], k: 0, b }];
+    run::<bf16::Pairs>(m, n, (c, n), &terms, [(words, stride), (&[], 0)], false);
 }
 
 /// Rounds rows of `k` floats to pairs of bfloat16.
 #[cfg(target_arch = "x86_64")]
-fn rows_to_pairs(x: &[f32], k: usize, words: &mut [u32]) {
+fn rows_to_pairs(x: &[f32], k: usize, stride: usize, words: &mut [u32]) {
     if k == 0 {
         return;
     }
     let per_row = k.div_ceil(2);
     let rows = super::simd::rows_per_chunk(k);
-    words.par_chunks_mut(rows * per_row).zip(x.par_chunks(rows * k)).for_each(|(words, x)| {
-        if k.is_multiple_of(2) {
+    words.par_chunks_mut(rows * per_row).zip(x.par_chunks(rows * stride)).for_each(|(words, x)| {
+        if k.is_multiple_of(2) && k == stride {
             return round_to_pairs(x, words);
         }
-        for (words, x) in words.chunks_exact_mut(per_row).zip(x.chunks_exact(k)) {
-            round_to_pairs(x, words);
+        for (words, x) in words.chunks_exact_mut(per_row).zip(x.chunks(stride)) {
+            round_to_pairs(&x[..k], words);
         }
     });
 }
@@ -228,8 +272,15 @@ fn stretches(words: usize) -> Vec<Stretch> {
         .collect()
 }
 
-fn run<A: Arithmetic>(m: usize, n: usize, c: &mut [f32], terms: &[Term<'_>; 2], a: [&[A::Word]; 2], accumulate: bool)
-where
+/// `c` and the left operands come with the strides of their rows.
+fn run<A: Arithmetic>(
+    m: usize,
+    n: usize,
+    (c, c_stride): (&mut [f32], usize),
+    terms: &[Term<'_>; 2],
+    a: [(&[A::Word], usize); 2],
+    accumulate: bool,
+) where
     A::Word: Send + Sync,
 {
     let words = terms.map(|term| A::words(term.k));
@@ -264,18 +315,18 @@ where
                 for row in rows.clone().step_by(BLOCK_ROWS) {
                     let block_rows = BLOCK_ROWS.min(rows.end - row);
                     let a = [
-                        (&a[0][row * words[0] + stretch.first..], words[0], stretch.depth),
-                        (&a[1][(row * words[1]).min(a[1].len())..], words[1], then_depth),
+                        (&a[0].0[row * a[0].1 + stretch.first..], a[0].1, stretch.depth),
+                        (&a[1].0[(row * a[1].1).min(a[1].0.len())..], a[1].1, then_depth),
                     ];
                     for (panel, first) in panels.chunks_exact(panel_len).zip((0..columns).step_by(PANEL)) {
                         let width = PANEL.min(columns - first);
                         // SAFETY: inside c; this task alone has these rows and columns of it.
-                        let c = unsafe { c.get().add(row * n + column + first) };
+                        let c = unsafe { c.get().add(row * c_stride + column + first) };
                         let block = Block {
                             rows: block_rows,
                             columns: width.next_multiple_of(16),
                             c,
-                            c_stride: n,
+                            c_stride,
                             a,
                             panel,
                             accumulate,

@@ -88,7 +88,7 @@ fn products_without_the_instruction_agree_with_it() {
     let (mut fast, mut slow) = (vec![0.0; m * n], vec![0.0; m * n]);
     gemm(m, n, &mut fast, first, None, false);
     let none = Term { a: &[], k: 0, b: right };
-    run::<Single<true>>(m, n, &mut slow, &[first, none], [&rounded(&a), &[]], false);
+    run::<Single<true>>(m, n, (&mut slow, n), &[first, none], [(&rounded(&a), k), (&[], 0)], false);
     assert_close(&fast, &slow.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(), 1e-6);
 }
 
