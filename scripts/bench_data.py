@@ -7,7 +7,8 @@ usage: bench_data.py [--model models/smollm2-135m] [--rows 1000000] [--kinds com
 The rows are made by this script, the same on every machine: sentences of words from a fixed list, drawn by a fixed
 seed. For each kind of rows and each side, every measurement a process of its own:
 
-  cold          the first start: from the file to tokens on disk, nothing cached, from process start to end; rows/s of it
+  cold          the first start: from the file to tokens on disk, nothing cached, from process start to end; rows/s of it,
+                and the processor time of all processes, which a busy machine changes less
   cached        the second start, until the first micro-batch of shuffled rows is there
   memory        peak resident memory: of the process (VmHWM), or, where there are several, of their largest sum
 
@@ -25,6 +26,7 @@ import os
 import pathlib
 import platform
 import random
+import resource
 import shlex
 import shutil
 import subprocess
@@ -89,8 +91,8 @@ def children_of(pid):
 
 
 def measure(command, env):
-    """Seconds, peak memory and output of a process."""
-    start = time.monotonic()
+    """Seconds, processor seconds of the process and its children, peak memory, and output of a process."""
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     peak = {"sum": 0, "single": 0}
     def watch():
@@ -106,7 +108,9 @@ def measure(command, env):
     seconds = time.monotonic() - start
     if process.returncode != 0:
         sys.exit(f"{shlex.join(command)} ended with {process.returncode}:\n{stdout[-2000:]}\n{stderr[-4000:]}")
-    return seconds, max(peak["sum"], peak["single"]), stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, processor_seconds, max(peak["sum"], peak["single"]), stdout
 
 
 RECIPE = """\
@@ -135,11 +139,12 @@ def ours(args, work, rows_path):
     recipe.write_text(RECIPE.format(output=output, model=args.model.resolve(), rows=rows_path, batch=BATCH_ROWS))
     shutil.rmtree(cache, ignore_errors=True)
     env = os.environ | {"LORA_TRAIN_CACHE": str(cache)}
-    cold_seconds, cold_memory, _ = measure([args.binary, "inspect", str(recipe), "--rows", "1"], env)
+    cold_seconds, cold_processor, cold_memory, _ = measure([args.binary, "inspect", str(recipe), "--rows", "1"], env)
     shutil.rmtree(output, ignore_errors=True)
-    total, cached_memory, _ = measure([args.binary, str(recipe), "--quiet"], env)
+    total, _, cached_memory, _ = measure([args.binary, str(recipe), "--quiet"], env)
     startup = json.loads((output / "summary.json").read_text())["time"]["startup_seconds"]
-    return {"cold_seconds": cold_seconds, "cold_peak_memory_bytes": cold_memory, "cached_start_seconds": startup,
+    return {"cold_seconds": cold_seconds, "cold_processor_seconds": cold_processor,
+            "cold_peak_memory_bytes": cold_memory, "cached_start_seconds": startup,
             "one_step_run_seconds": total, "cached_peak_memory_bytes": cached_memory,
             "cache_bytes": sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())}
 
@@ -152,10 +157,11 @@ def hf(args, work, rows_path, kind):
                         "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, __file__, "--hf-process", str(rows_path), "--kinds", kind, "--model", str(args.model.resolve()),
                "--num-proc", str(args.num_proc)]
-    cold_seconds, cold_memory, stdout = measure(command, env)
-    cached_seconds, cached_memory, _ = measure(command, env)
+    cold_seconds, cold_processor, cold_memory, stdout = measure(command, env)
+    cached_seconds, _, cached_memory, _ = measure(command, env)
     inside = json.loads(stdout.splitlines()[-1])
-    return {"cold_seconds": cold_seconds, "cold_peak_memory_bytes": cold_memory, "cached_start_seconds": cached_seconds,
+    return {"cold_seconds": cold_seconds, "cold_processor_seconds": cold_processor,
+            "cold_peak_memory_bytes": cold_memory, "cached_start_seconds": cached_seconds,
             "cached_peak_memory_bytes": cached_memory, **inside,
             "cache_bytes": sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())}
 
@@ -190,7 +196,7 @@ def hf_process(args):
 def versions(binary):
     """What was measured."""
     found = {"lora-train": subprocess.run([binary, "--version"], capture_output=True, text=True).stdout.strip(),
-             "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+             "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=pathlib.Path(__file__).parent).stdout.strip(),
              "python": platform.python_version()}
     try:
         import datasets
@@ -211,14 +217,16 @@ def machine():
 
 def table(results):
     """The figures as lines of text."""
-    heads = ("rows", "side", "cold s", "rows/s", "memory MiB", "cached start s", "memory MiB", "speed")
+    heads = ("rows", "side", "cold s", "rows/s", "processor s", "memory MiB", "cached start s", "memory MiB", "speed", "by processor")
     lines = [heads]
     for kind, sides in results.items():
         for side, m in sides.items():
-            speed = f"{m['rows_per_second'] / sides['hf']['rows_per_second']:.2f}x" if "hf" in sides else ""
+            keys = ("rows_per_second", "rows_per_processor_second")
+            ratios = [f"{m[key] / sides['hf'][key]:.2f}x" if "hf" in sides else "" for key in keys]
             lines.append((kind, side, f"{m['cold_seconds']:.1f}", f"{m['rows_per_second']:,.0f}",
+                          f"{m['cold_processor_seconds']:.1f}",
                           f"{m['cold_peak_memory_bytes'] / 2**20:,.0f}", f"{m['cached_start_seconds']:.2f}",
-                          f"{m['cached_peak_memory_bytes'] / 2**20:,.0f}", speed))
+                          f"{m['cached_peak_memory_bytes'] / 2**20:,.0f}", *ratios))
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines)
 
@@ -250,7 +258,8 @@ def main():
             for side in args.sides:
                 figures = ours(args, work, rows_path) if side == "ours" else hf(args, work, rows_path, kind)
                 figures |= {"rows": args.rows, "file_bytes": rows_path.stat().st_size,
-                            "rows_per_second": args.rows / figures["cold_seconds"]}
+                            "rows_per_second": args.rows / figures["cold_seconds"],
+                            "rows_per_processor_second": args.rows / figures["cold_processor_seconds"]}
                 results[kind][side] = figures
                 print(f"{kind} {side}: {figures}", file=sys.stderr, flush=True)
     print(table(results))

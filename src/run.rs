@@ -11,6 +11,7 @@ mod verify;
 
 pub use args::{Resume, TrainArgs};
 
+use std::io::{self, Write as _};
 use std::time::Instant;
 
 use crate::checkpoint::Checkpoints;
@@ -70,10 +71,12 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
         let model = source.load(recipe.model.dtype, recipe.train.precision, &device);
         (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
     });
-    let (data, model) = (data?, model?);
     if stop.requested() {
+        // Nobody is told where standard error is closed.
+        drop(writeln!(io::stderr(), "stopped before the first step"));
         return Err(Failure::Interrupted);
     }
+    let (data, model) = (data?, model?);
 
     let schedule = schedule(&recipe, &data);
     if let Some(resumed) = &resumed {

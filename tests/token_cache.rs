@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -55,6 +56,9 @@ fn an_interruption_while_rows_are_tokenised_ends_with_130_and_leaves_nothing_hal
     signal(&child, libc::SIGINT);
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(130));
+    let mut told = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert!(told.ends_with("stopped before the first step\n"), "{told}");
     let left = entries(&bench);
     assert!(left.iter().all(|name| name.ends_with(".sha256")), "{left:?}");
     assert!(!bench.path("run").join("metrics.jsonl").exists(), "nothing has begun");
@@ -132,7 +136,7 @@ fn skipped_rows_are_named_at_the_start_and_counted_in_the_summary() {
     assert!(lenient.status.success(), "{}", stderr(&lenient));
     let told = stderr(&lenient);
     assert!(told.contains("1 of 24 rows cannot be used and are skipped:"), "{told}");
-    assert!(told.contains("train.jsonl:line 5: `prompt` must be text"), "{told}");
+    assert!(told.contains("  line 5: `prompt` must be text"), "{told}");
     let summary = fs::read_to_string(bench.path("run/summary.json")).unwrap();
     assert!(summary.contains("1 of 24 rows cannot be used and were skipped"), "{summary}");
 }

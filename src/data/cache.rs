@@ -23,15 +23,15 @@ mod store;
 mod writer;
 
 pub(super) use content::{Signature, content_hash};
-pub(super) use store::{Details, TokenStore, Unusable};
+pub(super) use store::{Details, TokenStore};
 pub(super) use writer::{Chunk, StoreWriter};
 
 /// Environment variable that names the cache folder.
 pub const CACHE_VARIABLE: &str = "LORA_TRAIN_CACHE";
 /// Bytes of token files that are kept; beyond, those go that were not used for longest.
 pub const MAX_CACHE_BYTES: u64 = 32 << 30;
-/// Goes up with every change of the layout of a token file, and of what encoding makes of a row.
-const FORMAT_VERSION: u32 = 1;
+/// Goes up with every change of a token file: of its layout, and of what encoding makes of a row.
+const FORMAT_VERSION: u32 = 2;
 /// How names of token files end.
 const STORE_SUFFIX: &str = ".tokens";
 /// How names of files that are being written end.

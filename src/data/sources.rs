@@ -1,37 +1,31 @@
 //! The files that a recipe names, and how their rows are read.
 
 use std::fmt;
-use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use indicatif::HumanBytes;
 
-use super::ahead::{OpenOptions, for_each_chunk};
+use super::ahead::OpenOptions;
 use super::batch::RowSource;
-use super::cache::{self, CacheKey, Chunk, Details, KeyParts, Signature, StoreWriter, TokenStore, Unusable};
+use super::cache;
 use super::config::{DataConfig, DataFormat, DataSource, OnBadRow};
-use super::counts::RowCounts;
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
 use super::files::{FileKind, RowProblem};
-use super::progress::Meter;
 use super::template::{ChatTemplate, TemplateError};
 use super::tokenizer::Tokenizer;
 
+mod file;
 mod rows;
 
-use rows::{Rows, StoredRows};
+pub(super) use file::BadRows;
+use file::{AheadError, DataFile};
 
 /// Files from this size on are tokenised as a whole before the first step, and their tokens kept: it takes seconds, every
 /// bad row is found at once, and the next start has them. Rows of smaller files are tokenised as they are visited, which
 /// is quicker than looking for what was kept.
 pub const LARGE_FILE_BYTES: u64 = 16 << 20;
-/// Bad rows of a file that are named.
-const MAX_NAMED_ROWS: usize = 5;
-/// Characters of what is told about a bad row.
-const MAX_REASON_CHARACTERS: usize = 500;
-
 /// A file of the recipe, and what was found in it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileInfo {
@@ -71,14 +65,6 @@ impl fmt::Display for KeptTokens {
     }
 }
 
-/// Rows of a file that cannot be used and are skipped.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct BadRows {
-    pub(super) count: u64,
-    /// The first ones, each with its place and what is wrong.
-    pub(super) first: Vec<String>,
-}
-
 /// The files of `[[data.train]]` or of `[[data.eval]]`, their rows numbered through.
 #[derive(Debug)]
 pub(super) struct FileSet {
@@ -86,25 +72,6 @@ pub(super) struct FileSet {
     /// Rows of each entry.
     sources: Vec<Range<u32>>,
     on_bad_row: OnBadRow,
-}
-
-#[derive(Debug)]
-struct DataFile {
-    info: FileInfo,
-    rows: Rows,
-    /// Number of its first row among those of the set.
-    first_row: u32,
-    bad_rows: BadRows,
-    /// What its tokens are to be kept under.
-    wanted: Option<Wanted>,
-}
-
-/// Tokens that are to be kept and are not there yet.
-#[derive(Debug)]
-struct Wanted {
-    key: CacheKey,
-    signature: Signature,
-    source: DataSource,
 }
 
 impl FileSet {
@@ -200,239 +167,6 @@ impl FileSet {
             encoded => encoded.map_err(|problem| rows.error(row, problem))?,
         };
         Ok((RowSource { file, row }, tokens))
-    }
-}
-
-/// Why the rows of a file were not all tokenised.
-enum AheadError {
-    Data(DataError),
-    /// They cannot be written.
-    Store(io::Error),
-}
-
-impl From<DataError> for AheadError {
-    fn from(error: DataError) -> Self {
-        Self::Data(error)
-    }
-}
-
-impl DataFile {
-    /// Opens a file of `source`: its tokens, if they are kept and there, else its rows.
-    fn open(
-        path: &Path,
-        source: &DataSource,
-        config: &DataConfig,
-        tokenizer: &Tokenizer,
-        template: Option<&ChatTemplate>,
-        options: &OpenOptions<'_>,
-    ) -> Result<Self, DataError> {
-        let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
-        let kind = FileKind::of(path).ok_or_else(|| failed("files end in .json, .jsonl, .parquet or .txt".into()))?;
-        let is_textual = matches!(source.format, DataFormat::Auto | DataFormat::Text) && source.columns.is_empty();
-        if kind == FileKind::Txt && !is_textual {
-            return Err(failed("a .txt file has no columns: its `format` is \"text\"".into()));
-        }
-        let folder = options.cache.folder.as_deref();
-        let wanted = folder.and_then(|folder| Wanted::of(path, kind, source, config, tokenizer, template, folder));
-        let kept = wanted.as_ref().zip(folder).and_then(|(wanted, folder)| wanted.open(folder, config, tokenizer));
-        if let (Some(tokens), Some(Wanted { signature, source, .. })) = (kept, &wanted) {
-            let Details { kind: found, format, unused_columns, counts, bad_rows } = tokens.details().clone();
-            // It is only for `tidy` to know.
-            drop(cache::touch(tokens.file()));
-            let info = FileInfo {
-                path: path.into(),
-                kind: found,
-                format,
-                num_rows: tokens.num_rows(),
-                unused_columns,
-                is_eval: false,
-                kept_tokens: Some(KeptTokens { bytes: tokens.bytes(), is_new: false }),
-            };
-            let bad_rows = BadRows { count: counts.bad, first: bad_rows };
-            let rows = StoredRows::in_cache(tokens, path.into(), kind, source.clone(), signature.clone());
-            return Ok(Self { info, rows, first_row: 0, bad_rows, wanted: None });
-        }
-        let (rows, facts) = Rows::open(path, kind, source, config.max_length, tokenizer)?;
-        let info = FileInfo {
-            path: path.into(),
-            kind: facts.kind,
-            format: facts.format,
-            num_rows: rows.len(),
-            unused_columns: facts.unused_columns,
-            is_eval: false,
-            kept_tokens: None,
-        };
-        Ok(Self { info, rows, first_row: 0, bad_rows: BadRows::default(), wanted })
-    }
-
-    /// Tokenises the rows into the cache, if they are wanted there, and reads them from there from now on.
-    fn keep_tokens(
-        &mut self,
-        encoder: &Encoder<'_>,
-        on_bad_row: OnBadRow,
-        options: &OpenOptions<'_>,
-    ) -> Result<(), AheadError> {
-        let (Some(Wanted { key, signature, source }), Some(folder)) = (self.wanted.take(), &options.cache.folder)
-        else {
-            return Ok(());
-        };
-        let mut writer = StoreWriter::create(folder, key).map_err(AheadError::Store)?;
-        let mut bad_rows = BadRows::default();
-        let encode = |rows: Range<usize>| {
-            let mut chunk = Chunk::default();
-            let bad = self.encode_chunk(rows, encoder, on_bad_row, &mut |row| chunk.push(row))?;
-            Ok((chunk, bad))
-        };
-        let mut sink = |_: Range<usize>, (chunk, bad): (Chunk, Vec<(usize, String)>)| {
-            self.name_bad_rows(bad, &mut bad_rows);
-            writer.push(&chunk).map_err(AheadError::Store)
-        };
-        let meter = self.meter(options);
-        for_each_chunk(self.rows.len(), encoder.max_length, options.is_stopped, meter, &encode, &mut sink)?;
-        if !Signature::of(&self.info.path).is_ok_and(|now| now == signature) {
-            let reason = "changes while it is read\n  hint: start again once it is complete".to_owned();
-            return Err(DataError::File { path: self.info.path.clone(), reason }.into());
-        }
-        bad_rows.count = writer.counts().bad;
-        let details = Details {
-            kind: self.info.kind,
-            format: self.info.format,
-            unused_columns: self.info.unused_columns.clone(),
-            counts: writer.counts(),
-            bad_rows: bad_rows.first.clone(),
-        };
-        let path = writer.finish(&details).map_err(AheadError::Store)?;
-        cache::tidy(folder, options.cache.max_bytes, &path);
-        let tokens = TokenStore::open(&path, key, encoder.max_length, encoder.tokenizer.max_id());
-        let tokens = tokens.map_err(|error| AheadError::Store(error.into()))?;
-        self.info.kept_tokens = Some(KeptTokens { bytes: tokens.bytes(), is_new: true });
-        self.bad_rows = bad_rows;
-        let kind = FileKind::of(&self.info.path).unwrap_or(self.info.kind);
-        self.rows = StoredRows::in_cache(tokens, self.info.path.clone(), kind, source, signature);
-        Ok(())
-    }
-
-    /// Puts the tokens of every row, 0 for one that is left out, behind `lengths`.
-    fn lengths(
-        &mut self,
-        encoder: &Encoder<'_>,
-        on_bad_row: OnBadRow,
-        options: &OpenOptions<'_>,
-        lengths: &mut Vec<u32>,
-    ) -> Result<(), DataError> {
-        if let Rows::Stored(stored) = &self.rows {
-            let failed = |error: io::Error| DataError::File {
-                path: stored.tokens().path().to_path_buf(),
-                reason: error.to_string(),
-            };
-            lengths.extend(stored.tokens().lengths().map_err(failed)?);
-            return Ok(());
-        }
-        let mut bad_rows = BadRows::default();
-        let encode = |rows: Range<usize>| {
-            let mut counts = RowCounts::default();
-            let mut lengths = Vec::with_capacity(rows.len());
-            let bad = self.encode_chunk(rows, encoder, on_bad_row, &mut |row| {
-                let length = if counts.add(row) { row.ids.len() } else { 0 };
-                lengths.push(u32::try_from(length).unwrap_or(u32::MAX));
-            })?;
-            Ok::<_, DataError>((lengths, counts.bad, bad))
-        };
-        let mut sink = |_: Range<usize>, (chunk, num_bad, bad): (Vec<u32>, u64, Vec<(usize, String)>)| {
-            bad_rows.count += num_bad;
-            self.name_bad_rows(bad, &mut bad_rows);
-            lengths.extend(chunk);
-            Ok(())
-        };
-        let meter = self.meter(options);
-        for_each_chunk(self.rows.len(), encoder.max_length, options.is_stopped, meter, &encode, &mut sink)?;
-        self.bad_rows = bad_rows;
-        Ok(())
-    }
-
-    /// Tokenises `rows` one after the other; the first bad ones with what is wrong.
-    fn encode_chunk(
-        &self,
-        rows: Range<usize>,
-        encoder: &Encoder<'_>,
-        on_bad_row: OnBadRow,
-        push: &mut dyn FnMut(&EncodedRow),
-    ) -> Result<Vec<(usize, String)>, DataError> {
-        let mut bad = Vec::new();
-        for index in rows {
-            match self.rows.encode(index, encoder) {
-                Ok(row) => push(&row),
-                Err(RowProblem::Bad(reason)) if on_bad_row == OnBadRow::Skip => {
-                    push(&EncodedRow::bad());
-                    if bad.len() < MAX_NAMED_ROWS {
-                        bad.push((index, reason));
-                    }
-                }
-                Err(problem) => return Err(self.rows.error(index, problem)),
-            }
-        }
-        Ok(bad)
-    }
-
-    /// Adds the places of `bad`: to find a line means reading the file up to it, so only the first ones are named.
-    fn name_bad_rows(&self, bad: Vec<(usize, String)>, bad_rows: &mut BadRows) {
-        for (index, reason) in bad.into_iter().take(MAX_NAMED_ROWS - bad_rows.first.len()) {
-            let error = self.rows.error(index, RowProblem::Bad(reason)).to_string();
-            bad_rows.first.push(error.chars().take(MAX_REASON_CHARACTERS).collect());
-        }
-    }
-
-    fn meter(&self, options: &OpenOptions<'_>) -> Meter {
-        Meter::start(options.progress, self.info.path.display().to_string(), self.rows.len())
-    }
-}
-
-impl Wanted {
-    /// Under what the tokens of a file are kept; `None` for one whose tokens are not.
-    fn of(
-        path: &Path,
-        kind: FileKind,
-        source: &DataSource,
-        config: &DataConfig,
-        tokenizer: &Tokenizer,
-        template: Option<&ChatTemplate>,
-        folder: &Path,
-    ) -> Option<Self> {
-        let every_row = config.packing || config.on_bad_row == OnBadRow::Skip;
-        let is_large = || std::fs::metadata(path).is_ok_and(|metadata| metadata.len() >= LARGE_FILE_BYTES);
-        if !(every_row || is_large()) || !TokenStore::can_hold(tokenizer.max_id()) {
-            return None;
-        }
-        let template = match template {
-            // A template that asks for the time of day writes something else each time.
-            Some(template) => Some(template.identity()?),
-            None => None,
-        };
-        // A file that cannot be read is told of where its rows are looked for.
-        let (signature, content) = cache::content_hash(path, folder).ok()?;
-        let key = CacheKey::new(&KeyParts {
-            content,
-            kind,
-            format: source.format,
-            columns: &source.columns,
-            tokenizer: tokenizer.digest(),
-            template,
-            max_length: config.max_length,
-            train_on_inputs: config.train_on_inputs,
-        });
-        Some(Self { key, signature, source: source.clone() })
-    }
-
-    /// The tokens, if they are there and whole.
-    fn open(&self, folder: &Path, config: &DataConfig, tokenizer: &Tokenizer) -> Option<TokenStore> {
-        let path = self.key.path(folder);
-        match TokenStore::open(&path, self.key, config.max_length, tokenizer.max_id()) {
-            // Bad rows were skipped when they were made: now the first of them is to be named.
-            Ok(tokens) if tokens.details().counts.bad > 0 && config.on_bad_row == OnBadRow::Error => None,
-            Ok(tokens) => Some(tokens),
-            // It is made anew and takes the place of what is there.
-            Err(Unusable::Absent | Unusable::Damaged | Unusable::Unreadable(_)) => None,
-        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::thread;
 use serde_json::json;
 use tempfile::TempDir;
 
+use super::store::Unusable;
 use super::*;
 use crate::data::batch::RowSource;
 use crate::data::config::{DataConfig, DataSource, OnBadRow};
@@ -429,7 +430,7 @@ fn what_is_kept_of_a_row_changes_only_with_the_version() {
         .collect();
     records.sort_unstable();
     let records: Vec<u8> = records.iter().flat_map(|crc| crc.to_le_bytes()).collect();
-    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (1, 1_925_296_449));
+    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (2, 1_925_296_449));
 }
 
 #[test]
@@ -448,8 +449,8 @@ fn bad_rows_are_skipped_counted_and_named_kept_or_not() {
         assert_eq!(bad, [3, 200, 201, 202, 203, 204, 499]);
         let warning = &fresh.warnings()[0];
         assert!(warning.contains("r.jsonl: 7 of 500 rows cannot be used and are skipped:"), "{warning}");
-        assert!(warning.contains("r.jsonl:line 4: `text` must be text, not a number"), "{warning}");
-        assert!(warning.contains("r.jsonl:line 204: ") && warning.ends_with("\n  ..."), "{warning}");
+        assert!(warning.contains("\n  line 4: `text` must be text, not a number\n"), "{warning}");
+        assert!(warning.contains("\n  line 204: ") && warning.ends_with("\n  ..."), "{warning}");
         for _ in 0..2 {
             let kept = cache.open(&skip, &tokenizer).unwrap();
             assert_eq!((rows(&kept), kept.warnings()), (expected.clone(), fresh.warnings()));

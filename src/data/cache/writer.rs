@@ -73,8 +73,8 @@ impl StoreWriter {
         self.counts
     }
 
-    /// Forces all to disk and gives it its name; the path.
-    pub(in crate::data) fn finish(mut self, details: &Details) -> io::Result<PathBuf> {
+    /// Forces all to disk and gives it its name.
+    pub(in crate::data) fn finish(mut self, details: &Details) -> io::Result<()> {
         let details = serde_json::to_vec(details)?;
         if details.len() as u64 > MAX_DETAILS_BYTES {
             return Err(io::Error::other("the names of its columns are too long"));
@@ -103,8 +103,7 @@ impl StoreWriter {
         file.write_all(&header.to_bytes())?;
         file.as_file().sync_all()?;
         file.persist(&self.path)?;
-        sync_folder(self.path.parent())?;
-        Ok(self.path)
+        sync_folder(self.path.parent())
     }
 }
 
