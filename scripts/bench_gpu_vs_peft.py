@@ -19,8 +19,9 @@ Targets: at least 1.2 times the tokens/s of the better peer at 0.7 times its mem
 5 s warm.
 
 Rows: 8b-1x4096, 1b-4x2048 (default); 8b-max-4096 doubles the micro-batch until it fails and reports the fastest for each
-side; tiny is for trying this script out. Sides: ours, ours-offload (gradient_checkpointing = "offload"), ours-nvrtc (the
-binary built with cuda-nvrtc), peft-sdpa, peft-flash, peft-liger; a peer whose package is not there is left out with a line.
+side; tiny is for trying this script out. Sides: ours, ours-tiled (attention by kernels of our own,
+LORA_TRAIN_ATTENTION=tiled), ours-offload (gradient_checkpointing = "offload"), ours-nvrtc (the binary built with cuda-nvrtc),
+peft-sdpa, peft-flash, peft-liger; a peer whose package is not there is left out with a line.
 --products compares single matrix products of a model's shapes with torch's (cuBLAS), and says whether ours add in f32.
 --budget leaves out what would end later than that, for machines that are lent by the minute: run the script several times
 with other --rows and --sides then, keeping --cache.
@@ -42,9 +43,11 @@ ROWS = {
     "tiny": {"config": "tiny", "rows": 2, "length": 64},
     "tiny-max": {"config": "tiny", "rows": 1, "length": 64, "until_it_fails": 4},
 }
-SIDES = ("ours", "ours-offload", "ours-nvrtc", "peft-sdpa", "peft-flash", "peft-liger")
+SIDES = ("ours", "ours-tiled", "ours-offload", "ours-nvrtc", "peft-sdpa", "peft-flash", "peft-liger")
 # The package that a side needs, and the attention of transformers that it runs.
 PEERS = {"peft-sdpa": ("peft", "sdpa"), "peft-flash": ("flash_attn", "flash_attention_2"), "peft-liger": ("liger_kernel", "sdpa")}
+# What a side of ours gets in its environment.
+SETTINGS = {"ours-tiled": {"LORA_TRAIN_ATTENTION": "tiled"}}
 # Dense bf16, in TFLOP/s, by the makers' data sheets.
 PEAKS = {"H200": 989.4, "H100 PCIe": 756.0, "H100": 989.4, "B200": 2250.0, "A100": 312.0, "L40S": 362.0, "4090": 165.2}
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
@@ -99,7 +102,7 @@ class Bench:
     def __init__(self, args, work: pathlib.Path):
         self.args, self.work = args, work
         self.binaries = {"ours": benchlib.unpacked(args.binary, work)}
-        self.binaries["ours-offload"] = self.binaries["ours"]
+        self.binaries["ours-tiled"] = self.binaries["ours-offload"] = self.binaries["ours"]
         if args.nvrtc_binary:
             (work / "nvrtc").mkdir()
             self.binaries["ours-nvrtc"] = benchlib.unpacked(args.nvrtc_binary, work / "nvrtc")
@@ -124,7 +127,7 @@ class Bench:
             command = benchlib.bench_command(self.binaries[side], recipe, self.args.set)
         cache = self.kernel_cache(side, row["config"])
         cold = side not in PEERS and not cache.exists()
-        figures = benchlib.measure(command, self.gpu, self.args.timeout, {"XDG_CACHE_HOME": str(cache)})
+        figures = benchlib.measure(command, self.gpu, self.args.timeout, {"XDG_CACHE_HOME": str(cache), **SETTINGS.get(side, {})})
         n = parameters(row["config"])
         figures.update(rows=rows, cold=cold, tflops_4n=4 * n * figures["tokens_per_second"] / 1e12)
         return figures
@@ -237,7 +240,7 @@ def main() -> None:
     parser.add_argument("--binary", type=pathlib.Path, default=benchlib.default_binary())
     parser.add_argument("--nvrtc-binary", type=pathlib.Path)
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=["8b-1x4096", "1b-4x2048"])
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "peft-sdpa", "peft-flash", "peft-liger"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "ours-tiled", "peft-sdpa", "peft-flash", "peft-liger"])
     parser.add_argument("--products", nargs="*", default=["llama-3.2-1b", "llama-3.1-8b"], metavar="CONFIG")
     parser.add_argument("--product-tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)

@@ -7,9 +7,10 @@
 #   BINARY     lora-train built with --features cuda (target/release/lora-train); .xz is unpacked
 #   MODEL_DIR  a small model as a Hugging Face folder, for example quickstart/model
 #   OUT_DIR    gets gpu_check.json, and the runs behind it
-#   SECTION    correctness products offload memory bench-1b bench-8b (default: all, in this order)
+#   SECTION    correctness attention products offload memory bench-1b bench-8b (default: all, in this order)
 #
 #   correctness  losses and gradient norms of 8 steps in f32 and bf16, against the CPU's
+#   attention    the same in bf16 with attention by our own kernels (LORA_TRAIN_ATTENTION=tiled)
 #   products     matrix products of each type keep their sums in f32; their rates at the 1B shapes
 #   offload      8 steps with block inputs in host memory: the same losses as without
 #   memory       200 steps: telemetry fields present and sane, memory flat
@@ -21,11 +22,11 @@
 # Exit code: 0 if every check held, 1 if one did not.
 set -euo pipefail
 
-[ $# -ge 3 ] || { sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2; }
 root="$(cd "$(dirname "$0")/.." && pwd)"
 binary=$1 model=$2 out=$3
 shift 3
-sections=${*:-correctness products offload memory bench-1b bench-8b}
+sections=${*:-correctness attention products offload memory bench-1b bench-8b}
 device=${GPU_CHECK_DEVICE:-cuda}
 mkdir -p "$out"
 case $binary in
@@ -92,6 +93,10 @@ for section in $sections; do
                 recipe "gpu-$precision" "$precision" "$device" 8
             done
             recipe cpu-f32 f32 cpu 8
+            ;;
+        attention)
+            [ -e "$out/cpu-f32/metrics.jsonl" ] || recipe cpu-f32 f32 cpu 8
+            LORA_TRAIN_ATTENTION=tiled recipe tiled-bf16 bf16 "$device" 8
             ;;
         products)
             for precision in f32 bf16 f16; do

@@ -7,7 +7,7 @@ mod cpu;
 mod cuda_driver;
 mod dtype;
 mod error;
-#[cfg(feature = "gpu")]
+#[cfg(feature = "kernel-cache")]
 mod kernel_cache;
 mod peak;
 
@@ -234,7 +234,7 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
         DeviceKind::Cuda => Some(cuda_driver::probe(ordinal)?),
         _ => None,
     };
-    #[cfg(feature = "gpu")]
+    #[cfg(feature = "kernel-cache")]
     kernel_cache::keep_between_runs();
     let (device, name) = catch_unwind(|| gpu_handle(kind, ordinal))
         .map_err(|panic| DeviceError::cannot_compute(kind, panic_text(panic.as_ref())))?

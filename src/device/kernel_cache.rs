@@ -1,8 +1,8 @@
 //! Compiled kernels, and which of several was the fastest, are kept on disk between runs: the first step then takes
 //! seconds instead of compiling and measuring again.
 
-use cubecl::config::cache::CacheConfig;
-use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+use cubecl_runtime::config::cache::CacheConfig;
+use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 
 /// Turns the caches on, in `cubecl` under the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`). A `cubecl.toml` and
 /// `CubeCL`'s environment variables are read as ever, and may name another folder.
