@@ -9,6 +9,7 @@ mod dtype;
 mod error;
 #[cfg(feature = "kernel-cache")]
 mod kernel_cache;
+mod libdevice;
 mod peak;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -203,7 +204,7 @@ fn open_auto() -> Result<OpenDevice, DeviceError> {
         match open_gpu(kind, 0, "auto: the first GPU that works") {
             Ok(device) => return Ok(device),
             // A GPU that is there but cannot be used is worth an error: days on the CPU are not what was meant.
-            Err(error @ DeviceError::CannotCompute { .. }) => return Err(error),
+            Err(error @ (DeviceError::CannotCompute { .. } | DeviceError::NoLibdevice { .. })) => return Err(error),
             Err(error) => refusals.push(error.short()),
         }
     }
@@ -234,6 +235,9 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
         DeviceKind::Cuda => Some(cuda_driver::probe(ordinal)?),
         _ => None,
     };
+    if kind == DeviceKind::Cuda {
+        libdevice::require()?;
+    }
     #[cfg(feature = "kernel-cache")]
     kernel_cache::keep_between_runs();
     let (device, name) = catch_unwind(|| gpu_handle(kind, ordinal))

@@ -27,6 +27,16 @@ pub enum DeviceError {
         /// What to look at.
         hint: &'static str,
     },
+    /// Kernels cannot be compiled for an NVIDIA GPU.
+    #[error(
+        "device `cuda`: nvvm/libdevice/libdevice.10.bc of the CUDA toolkit, which kernels are compiled with, is not in {places}\n  \
+         hint: install the CUDA toolkit, or the PyPI package nvidia-cuda-nvcc, and set CUDA_PATH to the folder that \
+         holds nvvm; or use `--device cpu`"
+    )]
+    NoLibdevice {
+        /// Where it was looked for.
+        places: String,
+    },
     /// CUDA has fewer GPUs than the name asks for.
     #[error("device `cuda:{ordinal}`: CUDA sees {num_gpus} GPU(s){visible}\n  hint: {hint}")]
     NoSuchCudaGpu {
