@@ -46,6 +46,28 @@ fn all_that_is_missing_around_a_recipe_is_found_at_once() {
 }
 
 #[test]
+fn mistakes_in_a_recipe_and_in_the_files_that_it_names_are_found_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = "[model]\npath = \"./model\"\n[lora]\nrank = 4\n[[data.train]]\npath = \"rows.jsonl\"\n\
+                  [[data.train]]\nweight = 2.0\n[train]\nmicro_batch_size = 0\n";
+    std::fs::write(folder.path().join("r.toml"), recipe).unwrap();
+    let output = lora_train(folder.path(), &["check", "r.toml"]);
+    let stderr = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""));
+    let mistakes = [
+        "unknown key `rank`",
+        "`data.train[1].path` is missing",
+        "`train.micro_batch_size` = 0",
+        "./model: no such folder",
+        "`data.train[0].path` = \"rows.jsonl\"",
+    ];
+    for mistake in mistakes {
+        assert!(stderr.contains(mistake), "`{mistake}` is missing in:\n{stderr}");
+    }
+    assert_eq!(stderr.matches("error: ").count(), mistakes.len(), "{stderr}");
+}
+
+#[test]
 fn a_recipe_that_is_not_there_may_be_a_command_with_a_slip() {
     let folder = tempfile::tempdir().unwrap();
     let output = lora_train(folder.path(), &["chekc"]);

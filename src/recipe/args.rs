@@ -34,6 +34,12 @@ impl RecipeArgs {
         Recipe::load(&self.recipe, &self.overrides(), purpose)
     }
 
+    /// What can be read of the recipe with its changes, and all mistakes in it; `None` where nothing can be read.
+    #[must_use]
+    pub fn examine(&self, purpose: Purpose) -> (Option<Recipe>, Problems) {
+        Recipe::examine(&self.recipe, &self.overrides(), purpose)
+    }
+
     /// The changes to the recipe, in their order; `--device` is the last.
     #[must_use]
     pub fn overrides(&self) -> Vec<Override> {

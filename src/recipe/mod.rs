@@ -71,14 +71,26 @@ impl Recipe {
         Self::parse(path, &text, overrides, purpose)
     }
 
+    /// What can be read of a recipe file, for a command that looks for as many mistakes as there are: a key that is wrong
+    /// or missing has its default. `None` where nothing can be read.
+    #[must_use]
+    pub fn examine(path: &Path, overrides: &[Override], purpose: Purpose) -> (Option<Self>, Problems) {
+        let text = match read_text(path) {
+            Ok(text) => text,
+            Err(problem) => return (None, problem.into()),
+        };
+        let output_dir = default_output_dir(path);
+        let read = |root: &mut Section| Self::read(root, &output_dir, purpose);
+        schema::examine(&path.display().to_string(), &text, overrides, PEERS, read)
+    }
+
     /// Reads a recipe from its text; `path` is its name in messages and gives `output_dir` its default.
     ///
     /// # Errors
     ///
     /// All mistakes in it, sorted by place.
     pub fn parse(path: &Path, text: &str, overrides: &[Override], purpose: Purpose) -> Result<Self, Problems> {
-        let stem = path.file_stem().map_or_else(|| "run".to_owned(), |stem| stem.to_string_lossy().into_owned());
-        let output_dir = format!("runs/{stem}");
+        let output_dir = default_output_dir(path);
         schema::read(&path.display().to_string(), text, overrides, PEERS, |root| Self::read(root, &output_dir, purpose))
     }
 
@@ -154,6 +166,12 @@ impl Recipe {
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a recipe is TOML")
     }
+}
+
+/// `runs/` and the recipe's name.
+fn default_output_dir(path: &Path) -> String {
+    let stem = path.file_stem().map_or_else(|| "run".to_owned(), |stem| stem.to_string_lossy().into_owned());
+    format!("runs/{stem}")
 }
 
 /// The text of a recipe file.

@@ -38,10 +38,25 @@ pub fn read<T>(
     peers: &[Peer],
     read: impl FnOnce(&mut Section<'_>) -> T,
 ) -> Result<T, Problems> {
+    match examine(file, text, overrides, peers, read) {
+        (Some(value), problems) if problems.0.is_empty() => Ok(value),
+        (_, problems) => Err(problems),
+    }
+}
+
+/// As [`read()`], but what could be read is there beside the problems: a key that is wrong or missing has its default.
+/// `None` where the text is not TOML.
+pub fn examine<T>(
+    file: &str,
+    text: &str,
+    overrides: &[Override],
+    peers: &[Peer],
+    read: impl FnOnce(&mut Section<'_>) -> T,
+) -> (Option<T>, Problems) {
     let mut record = Record::default();
     let (mut table, is_toml) = parse(text, &mut record);
     if !is_toml {
-        return Err(sorted(record, file, peers));
+        return (None, sorted(record, file, peers));
     }
     for (index, change) in overrides.iter().enumerate() {
         if let Err(problem) = change.apply(&mut table, index) {
@@ -51,7 +66,7 @@ pub fn read<T>(
     let mut root = Section::root(&table, &mut record);
     let value = read(&mut root);
     root.finish();
-    if record.problems.is_empty() && record.unknown.is_empty() { Ok(value) } else { Err(sorted(record, file, peers)) }
+    (Some(value), sorted(record, file, peers))
 }
 
 /// The table of a TOML text, and whether it can be trusted: a key given twice is a mistake, but the rest stands.
