@@ -6,8 +6,12 @@
 //! step-000500/
 //!   adapter_model.safetensors  adapter_config.json    the adapter in f32, exactly
 //!   optimizer.safetensors                             moments, by parameter name
-//!   trainer_state.json                                TrainerState of train/trainer.rs
+//!   trainer_state.json                                TrainerState of train/state.rs
+//!   resolved.toml                                     the recipe that it was trained with
+//!   SHA256SUMS                                        of all the others
 //! ```
+
+mod checksums;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -26,6 +30,13 @@ use crate::schema::Section;
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// File of everything else.
 const STATE_FILE: &str = "trainer_state.json";
+/// File of the recipe, every default filled in.
+const RECIPE_FILE: &str = "resolved.toml";
+
+/// End of the name of a checkpoint that is being written.
+const PARTIAL: &str = ".partial";
+/// End of the name of a checkpoint in whose place another one is being put.
+const REPLACED: &str = ".replaced";
 
 /// Section `[checkpoint]` of a recipe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -69,6 +80,14 @@ pub enum CheckpointError {
         /// Why it failed.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The files are not those that were written.
+    #[error("checkpoint {}: {problem}", path.display())]
+    Damaged {
+        /// The folder.
+        path: PathBuf,
+        /// Which file, and what is wrong with it.
+        problem: String,
+    },
     /// A file of the checkpoint is not what this program writes.
     #[error("checkpoint {}: {problem}\n  hint: choose another checkpoint with `--resume DIR`", path.display())]
     Malformed {
@@ -96,6 +115,15 @@ pub struct HostTensor {
     pub values: Vec<f32>,
 }
 
+/// What [`Checkpoints::newest_good`] found.
+#[derive(Debug, Default)]
+pub struct NewestGood {
+    /// The folder of the newest checkpoint that is as it was written; absent where there is none.
+    pub checkpoint: Option<PathBuf>,
+    /// Newer ones, which are damaged.
+    pub damaged: Vec<CheckpointError>,
+}
+
 /// The checkpoints of a run.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
@@ -108,6 +136,12 @@ impl Checkpoints {
     #[must_use]
     pub fn new(output_dir: &Path, config: &CheckpointConfig) -> Self {
         Self { folder: output_dir.join("checkpoints"), save_total_limit: config.save_total_limit }
+    }
+
+    /// The checkpoints in a folder, whichever run's it is.
+    #[must_use]
+    pub fn of_folder(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), save_total_limit: None }
     }
 
     /// The folder that holds them.
@@ -131,60 +165,94 @@ impl Checkpoints {
             let path = entry.map_err(|e| io_error(&self.folder, "read the folder", e))?.path();
             if let Some(step) = step_of(&path) {
                 checkpoints.push((step, path));
+            } else if let Some(step) = replaced_step_of(&path)
+                && !self.folder.join(folder_name(step)).exists()
+            {
+                // The process ended between the two renames of `save`.
+                checkpoints.push((step, path));
             }
         }
         checkpoints.sort();
         Ok(checkpoints)
     }
 
-    /// The checkpoint of the highest step.
+    /// The checkpoint of the highest step whose files are as they were written.
     ///
     /// # Errors
     ///
     /// Where the folder exists and cannot be read.
-    pub fn latest(&self) -> Result<Option<PathBuf>, CheckpointError> {
-        Ok(self.list()?.pop().map(|(_, path)| path))
+    pub fn newest_good(&self) -> Result<NewestGood, CheckpointError> {
+        let mut found = NewestGood::default();
+        for (_, path) in self.list()?.into_iter().rev() {
+            match verify(&path) {
+                Ok(()) => {
+                    found.checkpoint = Some(path);
+                    break;
+                }
+                Err(error) => found.damaged.push(error),
+            }
+        }
+        Ok(found)
     }
 
-    /// Writes the checkpoint of `step`, then deletes the oldest ones beyond `save_total_limit`.
+    /// Writes the checkpoint of `step`.
     ///
     /// Everything is written into a folder of another name, forced to the disk, and renamed: a checkpoint that can be
-    /// seen is whole. `write_adapter` fills the folder that it is given with PEFT's two files.
+    /// seen is whole. `write_adapter` fills the folder that it is given with PEFT's two files; `recipe` is the recipe
+    /// with every default filled in. Older checkpoints are left alone: [`rotate`](Self::rotate) deletes them.
     ///
     /// # Errors
     ///
-    /// Where the file system refuses; older checkpoints are then all still there.
+    /// Where the file system refuses; what was written is then deleted again, and older checkpoints are all still there.
     pub fn save<E: std::error::Error + Send + Sync + 'static>(
         &self,
         step: u64,
         write_adapter: impl FnOnce(&Path) -> Result<(), E>,
         moments: &[HostTensor],
         state: &impl Serialize,
+        recipe: &str,
     ) -> Result<PathBuf, CheckpointError> {
-        let target = self.folder.join(format!("step-{step:06}"));
-        let partial = self.folder.join(format!(".step-{step:06}.partial"));
-        remove_folder(&partial)?;
-        fs::create_dir_all(&partial).map_err(|e| io_error(&partial, "create the folder", e))?;
-
-        write_adapter(&partial)
-            .map_err(|source| CheckpointError::Adapter { path: target.clone(), source: Box::new(source) })?;
-        write_moments(&partial.join(OPTIMIZER_FILE), moments)?;
-        let state_file = partial.join(STATE_FILE);
-        let json = serde_json::to_vec_pretty(state).map_err(|e| malformed(&state_file, &e))?;
-        fs::write(&state_file, json).map_err(|e| io_error(&state_file, "write", e))?;
-        sync_folder(&partial)?;
+        let target = self.folder.join(folder_name(step));
+        self.remove_partial()?;
+        let partial = self.folder.join(format!(".{}{PARTIAL}", folder_name(step)));
+        let written = (|| {
+            fs::create_dir_all(&partial).map_err(|e| io_error(&partial, "create the folder", e))?;
+            write_adapter(&partial)
+                .map_err(|source| CheckpointError::Adapter { path: target.clone(), source: Box::new(source) })?;
+            write_moments(&partial.join(OPTIMIZER_FILE), moments)?;
+            let json = serde_json::to_vec_pretty(state).map_err(|e| malformed(&partial.join(STATE_FILE), &e))?;
+            write_file(&partial.join(STATE_FILE), &json)?;
+            write_file(&partial.join(RECIPE_FILE), recipe.as_bytes())?;
+            checksums::write(&partial).map_err(|e| io_error(&partial, "write the checksums", e))?;
+            sync_folder(&partial)
+        })();
+        if written.is_err() {
+            // A full disk needs the room. The first error is the one to report.
+            drop(remove_folder(&partial));
+            return written.map(|()| target);
+        }
 
         // A run that was resumed from an earlier step comes by here again.
-        let replaced = self.folder.join(format!(".step-{step:06}.replaced"));
+        let replaced = self.folder.join(format!(".{}{REPLACED}", folder_name(step)));
         if target.exists() {
             remove_folder(&replaced)?;
             fs::rename(&target, &replaced).map_err(|e| io_error(&target, "replace", e))?;
         }
         fs::rename(&partial, &target).map_err(|e| io_error(&target, "rename the finished checkpoint to", e))?;
         sync(&self.folder)?;
+        // The folder of checkpoints may itself be new.
+        self.folder.parent().map_or(Ok(()), sync)?;
         remove_folder(&replaced)?;
-        self.rotate(&target)?;
         Ok(target)
+    }
+
+    /// Deletes what saves that were cut short have left.
+    fn remove_partial(&self) -> Result<(), CheckpointError> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let is_partial = |name: &str| name.starts_with(".step-") && name.ends_with(PARTIAL);
+        entries
+            .filter(|entry| entry.file_name().to_str().is_some_and(is_partial))
+            .try_for_each(|entry| remove_folder(&entry.path()))
     }
 
     /// Renames the checkpoints after `step`, so that a run resumed from there neither continues nor counts them.
@@ -204,8 +272,12 @@ impl Checkpoints {
         Ok(renamed)
     }
 
-    /// Deletes the oldest checkpoints beyond the limit, never `newest`.
-    fn rotate(&self, newest: &Path) -> Result<(), CheckpointError> {
+    /// Deletes the oldest checkpoints beyond `save_total_limit`, never `newest`, which [`save`](Self::save) has written.
+    ///
+    /// # Errors
+    ///
+    /// Where the file system refuses.
+    pub fn rotate(&self, newest: &Path) -> Result<(), CheckpointError> {
         let Some(limit) = self.save_total_limit else { return Ok(()) };
         let older: Vec<_> = self.list()?.into_iter().filter(|(_, path)| path != newest).collect();
         let excess = older.len().saturating_sub(limit.max(1) - 1);
@@ -214,6 +286,24 @@ impl Checkpoints {
         }
         Ok(())
     }
+}
+
+/// Holds the files of a checkpoint against their checksums.
+///
+/// # Errors
+///
+/// Where the folder is no checkpoint, or one of its files is missing or not as it was written.
+pub fn verify(checkpoint: &Path) -> Result<(), CheckpointError> {
+    if !checkpoint.join(STATE_FILE).exists() && !checkpoint.join(checksums::SUMS_FILE).exists() {
+        return Err(CheckpointError::NotACheckpoint { path: checkpoint.to_owned() });
+    }
+    checksums::verify(checkpoint).map_err(|problem| CheckpointError::Damaged { path: checkpoint.to_owned(), problem })
+}
+
+/// The recipe that a checkpoint was trained with, every default filled in; absent where it cannot be read.
+#[must_use]
+pub fn load_recipe(checkpoint: &Path) -> Option<String> {
+    fs::read_to_string(checkpoint.join(RECIPE_FILE)).ok()
 }
 
 /// Reads `trainer_state.json` of a checkpoint.
@@ -268,9 +358,27 @@ fn write_moments(file: &Path, moments: &[HostTensor]) -> Result<(), CheckpointEr
     fs::write(file, serialized).map_err(|e| io_error(file, "write", e))
 }
 
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    fs::write(path, bytes).map_err(|e| io_error(path, "write", e))
+}
+
+/// `step-000500`.
+fn folder_name(step: u64) -> String {
+    format!("step-{step:06}")
+}
+
 /// The step of a folder named `step-000500`.
 fn step_of(path: &Path) -> Option<u64> {
-    let digits = path.file_name()?.to_str()?.strip_prefix("step-")?;
+    step_named(path, path.file_name()?.to_str()?)
+}
+
+/// The step of a folder named `.step-000500.replaced`.
+fn replaced_step_of(path: &Path) -> Option<u64> {
+    step_named(path, path.file_name()?.to_str()?.strip_prefix('.')?.strip_suffix(REPLACED)?)
+}
+
+fn step_named(path: &Path, name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-")?;
     (path.is_dir() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
@@ -304,110 +412,4 @@ fn malformed(path: &Path, problem: &impl ToString) -> CheckpointError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn moments() -> Vec<HostTensor> {
-        vec![
-            HostTensor {
-                name: "a.exp_avg".into(),
-                shape: vec![2, 3],
-                values: vec![0.1, -0.0, 1e-38, 3.0, f32::MAX, 0.3],
-            },
-            HostTensor { name: "b.exp_avg".into(), shape: vec![1], values: vec![1.0 / 3.0] },
-        ]
-    }
-
-    fn adapter(folder: &Path) -> io::Result<()> {
-        fs::write(folder.join("adapter_model.safetensors"), b"adapter")
-    }
-
-    fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-            .collect();
-        names.sort();
-        names
-    }
-
-    #[test]
-    fn what_was_saved_is_loaded_bit_for_bit() {
-        let run = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::new(run.path(), &CheckpointConfig::default());
-        assert_eq!(checkpoints.latest().unwrap(), None);
-        let path = checkpoints.save(500, adapter, &moments(), &vec![7, 8]).unwrap();
-        assert_eq!(path, run.path().join("checkpoints/step-000500"));
-        assert_eq!(names(&path), ["adapter_model.safetensors", "optimizer.safetensors", "trainer_state.json"]);
-        assert_eq!(checkpoints.latest().unwrap(), Some(path.clone()));
-        let bits = |tensors: &[HostTensor]| -> Vec<u32> {
-            tensors.iter().flat_map(|tensor| tensor.values.iter().map(|value| value.to_bits())).collect()
-        };
-        let loaded = load_moments(&path).unwrap();
-        assert_eq!(loaded, moments());
-        assert_eq!(bits(&loaded), bits(&moments()));
-        assert_eq!(load_state::<Vec<u32>>(&path).unwrap(), [7, 8]);
-    }
-
-    #[test]
-    fn rotation_keeps_the_newest() {
-        let run = tempfile::tempdir().unwrap();
-        let config = CheckpointConfig { save_steps: Some(10), save_total_limit: Some(2) };
-        let checkpoints = Checkpoints::new(run.path(), &config);
-        for step in [10, 20, 30, 40] {
-            checkpoints.save(step, adapter, &moments(), &step).unwrap();
-        }
-        assert_eq!(names(&run.path().join("checkpoints")), ["step-000030", "step-000040"]);
-    }
-
-    #[test]
-    fn a_failed_save_leaves_the_older_checkpoints_and_nothing_that_looks_like_a_new_one() {
-        let run = tempfile::tempdir().unwrap();
-        let config = CheckpointConfig { save_steps: Some(10), save_total_limit: Some(1) };
-        let checkpoints = Checkpoints::new(run.path(), &config);
-        let first = checkpoints.save(10, adapter, &moments(), &10).unwrap();
-        // Three values do not fill a shape of two: the second save fails after the adapter was written.
-        let broken = [HostTensor { name: "a".into(), shape: vec![2], values: vec![1.0, 2.0, 3.0] }];
-        let error = checkpoints.save(20, adapter, &broken, &20).unwrap_err();
-        assert!(error.to_string().contains("tensor `a`"), "{error}");
-        assert_eq!(checkpoints.list().unwrap(), [(10, first)]);
-        let second = checkpoints.save(20, adapter, &moments(), &20).unwrap();
-        assert_eq!(checkpoints.list().unwrap(), [(20, second)]);
-        assert_eq!(names(&run.path().join("checkpoints")), ["step-000020"]);
-    }
-
-    #[test]
-    fn saving_a_step_again_replaces_it() {
-        let run = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::new(run.path(), &CheckpointConfig::default());
-        checkpoints.save(10, adapter, &moments(), &1).unwrap();
-        let path = checkpoints.save(10, adapter, &moments(), &2).unwrap();
-        assert_eq!(load_state::<u32>(&path).unwrap(), 2);
-        assert_eq!(names(&run.path().join("checkpoints")), ["step-000010"]);
-    }
-
-    #[test]
-    fn later_checkpoints_are_set_aside() {
-        let run = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::new(run.path(), &CheckpointConfig::default());
-        for step in [10, 20, 30] {
-            checkpoints.save(step, adapter, &moments(), &step).unwrap();
-        }
-        assert_eq!(checkpoints.set_aside_after(10).unwrap().len(), 2);
-        assert_eq!(
-            names(&run.path().join("checkpoints")),
-            ["step-000010", "superseded-step-000020", "superseded-step-000030"]
-        );
-        assert_eq!(checkpoints.list().unwrap().len(), 1);
-    }
-
-    #[test]
-    fn a_folder_that_is_no_checkpoint_is_refused_by_name() {
-        let run = tempfile::tempdir().unwrap();
-        let error = load_state::<u32>(run.path()).unwrap_err().to_string();
-        assert!(error.contains("not a checkpoint") && error.contains("step-000500"), "{error}");
-        fs::write(run.path().join(STATE_FILE), "{\"step\": ").unwrap();
-        let error = load_state::<u32>(run.path()).unwrap_err().to_string();
-        assert!(error.contains("trainer_state.json"), "{error}");
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! A training run, as a straight line.
 
 pub mod args;
+mod changes;
 pub mod clock;
 pub mod dir;
 pub mod environment;
@@ -12,6 +13,7 @@ mod verify;
 pub use args::{Resume, TrainArgs};
 
 use std::io::{self, Write as _};
+use std::path::Path;
 use std::time::Instant;
 
 use crate::checkpoint::Checkpoints;
@@ -48,26 +50,37 @@ use verify::adapter_reloads;
 /// Mistakes in the recipe or its inputs, failures on the way, an interruption.
 pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     let process_start = process_start();
+    let stop = Stop::on_signals().map_err(Failure::running)?;
     let recipe = args.recipe.load(Purpose::Training)?;
     let resolved = recipe.to_toml();
 
     // What fails cheaply comes first: no weight and no row is read before all this is known to be there.
     let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
-    let resumed = args.resume.as_ref().map(|resume| Resumed::find(resume, &checkpoints, &resolved)).transpose()?;
+    let existing = RunDir::open(&recipe.output_dir).map_err(run_dir_failure)?;
+    let find = |resume| Resumed::find(resume, &checkpoints, &resolved);
+    let resumed = args.resume.as_ref().map(find).transpose()?.flatten();
+    existing
+        .as_ref()
+        .map_or(Ok(()), |dir| dir.refuse_other_runs(start_of(resumed.as_ref())))
+        .map_err(run_dir_failure)?;
     let source = ModelSource::open(&recipe.model, recipe.seed, args.quiet)?;
     let selection = source.select(&recipe.lora)?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
-    let dir = RunDir::create(&recipe.output_dir, start_of(resumed.as_ref())).map_err(run_dir_failure)?;
+    let dir = existing.map_or_else(|| RunDir::create(&recipe.output_dir), Ok).map_err(run_dir_failure)?;
 
-    // From here on a signal is a wish: tokenising many rows leaves nothing half on disk, and a run a checkpoint.
-    let stop = Stop::on_signals().map_err(Failure::running)?;
     let is_stopped = || stop.requested();
     let progress = Progress::detect(args.quiet);
     let options = OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped };
 
     // The tokenizer takes as long to parse as a small model to load, so they are read at the same time.
     let (data, model) = std::thread::scope(|scope| {
-        let data = scope.spawn(|| source.open_data(&recipe.data, recipe.seed, &options));
+        let data = scope.spawn(|| {
+            // Tokens that are kept are whole or not there, so a signal waits for the row; not for the model.
+            stop.defer();
+            let data = source.open_data(&recipe.data, recipe.seed, &options);
+            stop.at_once();
+            data
+        });
         let model = source.load(recipe.model.dtype, recipe.train.precision, &device);
         (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
     });
@@ -85,7 +98,8 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     let adapters = adapters(&recipe, &source, &selection, resumed.as_ref(), &device)?;
     let num_trainable = adapters.num_parameters();
 
-    // From here on the folder is written to.
+    // From here on the folder is written to, and a signal waits for a checkpoint.
+    stop.defer();
     let mut sinks = open_run(args, &recipe, &dir, &device, resumed.as_ref(), schedule.total_steps(), &stop)?;
     let (config, selection) = (&source.config, &selection);
     let opening = Opening { recipe: &recipe, config, selection, num_trainable, data: &data, device: &device, schedule };
@@ -94,9 +108,7 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(notice) = telemetry.notice() {
         sinks.note(notice);
     }
-    if let Some(resumed) = &resumed {
-        resumed.tell(&checkpoints, &recipe.output_dir, &mut sinks)?;
-    }
+    tell_resumption(args, resumed.as_ref(), &checkpoints, &recipe, &mut sinks)?;
 
     let restored = resumed.is_some().then(|| adapters.clone());
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
@@ -116,7 +128,7 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     let outcome = trainer.run().map_err(trainer_failure)?;
     if outcome == Outcome::Interrupted {
         let step = trainer.state().step;
-        sinks.note(&format!("stopped after step {step}, with a checkpoint; `--resume` continues from there"));
+        sinks.say(&format!("stopped after step {step}, with a checkpoint; to continue: {}", args.resume_command()));
         return Err(Failure::Interrupted);
     }
 
@@ -139,13 +151,32 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     for warning in rows_left_out(&trainer.state().totals.rows, recipe.data.max_length) {
         summary.warnings.push(warning);
     }
-    sinks.finish(&summary);
+    restore_files(&dir, &mut sinks);
+    sinks.finish(&summary).map_err(Failure::running)?;
     if !adapter_verified {
         let folder = dir.adapter();
         return Err(Failure::running(format!(
             "{}: the adapter that was read back does not give the logits of the one that was trained",
             folder.display()
         )));
+    }
+    Ok(())
+}
+
+/// Says where a resumed run goes on.
+fn tell_resumption(
+    args: &TrainArgs,
+    resumed: Option<&Resumed>,
+    checkpoints: &Checkpoints,
+    recipe: &Recipe,
+    sinks: &mut Sinks,
+) -> Result<(), Failure> {
+    if let Some(resumed) = resumed {
+        return resumed.tell(checkpoints, &recipe.output_dir, sinks);
+    }
+    if args.resume.is_some() {
+        let folder = checkpoints.folder().display();
+        sinks.note(&format!("--resume: there is no checkpoint in {folder} yet, so training starts at the beginning"));
     }
     Ok(())
 }
@@ -199,13 +230,14 @@ fn open_run(
     let options = SinkOptions {
         run_dir: dir.path(),
         resume_step: resumed.map(|resumed| resumed.state.step),
+        has_evaluated: resumed.is_some_and(|resumed| resumed.state.evaluations.last_step == Some(resumed.state.step)),
         total_steps,
         quiet: args.quiet,
         tui: args.tui,
         interrupter: stop.interrupter().clone(),
     };
     let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;
-    sinks.recipe(&resolved);
+    sinks.recipe(resumed.map_or(0, |resumed| resumed.state.step), &resolved);
     Ok(sinks)
 }
 
@@ -215,7 +247,9 @@ fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule) -> Plan {
         train: recipe.train.clone(),
         eval: recipe.eval.clone(),
         checkpoint: recipe.checkpoint.clone(),
+        watchdog: recipe.watchdog,
         schedule,
+        recipe: recipe.to_toml(),
         order: RowOrder {
             seed: recipe.seed,
             micro_batch_size: recipe.train.micro_batch_size,
@@ -231,9 +265,31 @@ fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule) -> Plan {
 /// Writes the adapter; whether it gives the same logits when it is read back.
 fn export(recipe: &Recipe, dir: &RunDir, step: &TrainStep, device: &OpenDevice) -> Result<bool, Failure> {
     let folder = dir.adapter();
+    dir.clear_leftovers();
     let weights = adapter_weights(step.adapters());
-    write_adapter(&folder, &weights, &recipe.lora, &recipe.model.path).map_err(Failure::running)?;
+    let write = |folder: &Path| write_adapter(folder, &weights, &recipe.lora, &recipe.model.path);
+    if let Err(error) = write(&folder) {
+        // Hours of work are in memory: whichever disk takes them is good enough.
+        let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
+        let place = elsewhere.display();
+        return Err(Failure::running(match write(&elsewhere) {
+            Ok(()) => format!("{error}\n  hint: the trained adapter was written to {place} instead"),
+            Err(second) => format!(
+                "{error}\n  hint: nor could it be written elsewhere ({second}); `--resume` goes on from the last \
+                 checkpoint"
+            ),
+        }));
+    }
     adapter_reloads(&folder, step.model(), step.adapters(), device.is_gpu()).map_err(Failure::running)
+}
+
+/// Writes again what was deleted of the folder while training; says so.
+fn restore_files(dir: &RunDir, sinks: &mut Sinks) {
+    match dir.restore() {
+        Ok(names) if names.is_empty() => {}
+        Ok(names) => sinks.warn(&format!("deleted while training, and written again: {}", names.join(", "))),
+        Err(error) => sinks.warn(&error.to_string()),
+    }
 }
 
 /// What was cut off or left out of the rows.
@@ -266,7 +322,9 @@ fn run_dir_failure(error: RunDirError) -> Failure {
 /// A row or a checkpoint that does not fit is a mistake in the inputs.
 fn trainer_failure(error: TrainerError) -> Failure {
     match error {
-        TrainerError::Checkpoint(_) => Failure::running(error),
+        TrainerError::Checkpoint(_) | TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => {
+            Failure::running(error)
+        }
         error => Failure::input(error),
     }
 }

@@ -33,6 +33,7 @@ fn train(then_panic: bool) -> ! {
     let options = SinkOptions {
         run_dir: folder.path(),
         resume_step: None,
+        has_evaluated: false,
         total_steps: NUM_STEPS,
         quiet: false,
         tui: true,
@@ -51,7 +52,7 @@ fn train(then_panic: bool) -> ! {
             _ => {}
         }
     }
-    sinks.finish(&Summary { steps, ..Summary::default() });
+    sinks.finish(&Summary { steps, ..Summary::default() }).unwrap();
     drop(folder);
     std::process::exit(if steps < NUM_STEPS { 130 } else { 0 });
 }

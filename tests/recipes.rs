@@ -11,6 +11,7 @@ use lora_train::metrics::LoggingConfig;
 use lora_train::model::{Init, ModelOptions, Quantization};
 use lora_train::recipe::{PEERS, Purpose, Recipe};
 use lora_train::train::config::{EvalConfig, OptimizerConfig, SchedulerConfig, TrainConfig};
+use lora_train::train::watchdog::WatchdogConfig;
 
 fn recipes() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes")
@@ -52,6 +53,7 @@ fn complete() -> Recipe {
         },
         checkpoint: CheckpointConfig { save_steps: Some(1), save_total_limit: Some(1) },
         logging: LoggingConfig::default(),
+        watchdog: WatchdogConfig::default(),
         device: DeviceConfig::default(),
     }
 }

@@ -14,7 +14,15 @@ use serde_json::{Value, json};
 
 fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
     let interrupter = Interrupter::new();
-    let options = SinkOptions { run_dir, resume_step, total_steps: 20, quiet: true, tui: false, interrupter };
+    let options = SinkOptions {
+        run_dir,
+        resume_step,
+        has_evaluated: true,
+        total_steps: 20,
+        quiet: true,
+        tui: false,
+        interrupter,
+    };
     Sinks::open(&LoggingConfig::default(), options).unwrap()
 }
 
@@ -57,7 +65,7 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
     let folder = tempfile::tempdir().unwrap();
     let run_dir = folder.path();
     let mut sinks = open(run_dir, None);
-    sinks.recipe("seed = 1");
+    sinks.recipe(0, "seed = 1");
     let eval = |step, eval_loss: f64| EvalMetrics {
         step,
         eval_loss,

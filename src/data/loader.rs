@@ -5,10 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::batch::Batch;
 use super::error::DataError;
 use super::pipeline::{Cursor, Order, RowCounts, Shared};
+
+/// How often the wish to stop is looked at while a micro-batch is waited for.
+const STOP_CHECK: Duration = Duration::from_millis(50);
 
 /// A micro-batch and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +51,18 @@ impl Loader {
     /// # Errors
     /// A row that cannot be read, with its place; a worker that panicked. The loader then has nothing more to give.
     pub fn next_batch(&mut self) -> Result<LoadedBatch, DataError> {
-        self.prefetch.next().unwrap_or(Err(DataError::Stopped))
+        self.prefetch.next(&|| false).unwrap_or(Err(DataError::Stopped))
+    }
+
+    /// The same, but does not wait once `is_stopped` holds: `None`, and the loader is not to be used any more.
+    ///
+    /// # Errors
+    /// As [`next_batch`](Self::next_batch).
+    pub fn next_batch_unless(&mut self, is_stopped: &dyn Fn() -> bool) -> Result<Option<LoadedBatch>, DataError> {
+        match self.prefetch.next(is_stopped) {
+            None | Some(Err(DataError::Stopped)) if is_stopped() => Ok(None),
+            next => next.unwrap_or(Err(DataError::Stopped)).map(Some),
+        }
     }
 }
 
@@ -73,11 +88,18 @@ impl EvalLoader {
     }
 }
 
+impl EvalLoader {
+    /// The micro-batches, which end early once `is_stopped` holds.
+    pub fn until(mut self, is_stopped: impl Fn() -> bool) -> impl Iterator<Item = Result<LoadedBatch, DataError>> {
+        std::iter::from_fn(move || self.prefetch.next(&is_stopped).filter(|_| !is_stopped()))
+    }
+}
+
 impl Iterator for EvalLoader {
     type Item = Result<LoadedBatch, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.prefetch.next()
+        self.prefetch.next(&|| false)
     }
 }
 
@@ -265,14 +287,15 @@ impl Prefetch {
         Ok(prefetch)
     }
 
-    /// The next result in order, `None` at the end of the plan or after an error.
-    fn next(&mut self) -> Option<Result<LoadedBatch, DataError>> {
+    /// The next result in order, `None` at the end of the plan, after an error, or where `is_stopped` holds before it
+    /// is there.
+    fn next(&mut self, is_stopped: &dyn Fn() -> bool) -> Option<Result<LoadedBatch, DataError>> {
         if self.queue.is_stopped() {
             return None;
         }
         let result = if self.workers.is_empty() {
             let job = self.queue.lock().plan.next_job(&self.shared)?;
-            job.run(&self.shared, &|| false)
+            job.run(&self.shared, is_stopped)
         } else {
             let mut state = self.queue.lock();
             loop {
@@ -288,7 +311,12 @@ impl Prefetch {
                 if state.has_failed {
                     break Err(DataError::Worker("a thread panicked".into()));
                 }
-                state = self.queue.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+                if is_stopped() {
+                    return None;
+                }
+                // A signal wakes nobody who waits here, so the wish to stop is looked at now and then.
+                let woken = self.queue.ready.wait_timeout(state, STOP_CHECK).unwrap_or_else(PoisonError::into_inner);
+                state = woken.0;
             }
         };
         if result.is_err() {
@@ -310,7 +338,7 @@ impl Drop for Prefetch {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
     use crate::data::config::DataConfig;
@@ -331,6 +359,23 @@ mod tests {
         let job = Job { order, start: 0, end: 3, epoch: 0, cursor_after: Cursor::default() };
         let error = job.run(&shared, &|| false).unwrap_err().to_string();
         assert_eq!(error, "a data worker failed: index out of bounds: the len is 2 but the index is 2");
+    }
+
+    #[test]
+    fn nobody_waits_for_a_micro_batch_who_wants_to_stop() {
+        let files = Files::new();
+        let row = format!("{{\"text\": \"{}\"}}\n", "words and ".repeat(2000));
+        let source = files.write("r.jsonl", &row.repeat(1000));
+        for num_workers in [0, 1] {
+            let config = DataConfig { num_workers, max_length: 100_000, ..config(vec![source.clone()]) };
+            let pipeline = DataPipeline::open(&config, Arc::new(tokenizer()), 1, &OpenOptions::default()).unwrap();
+            let mut loader = pipeline.loader(Cursor::default(), 1000).unwrap();
+            let started = Instant::now();
+            let is_stopped = || started.elapsed() > Duration::from_millis(100);
+            assert_eq!(loader.next_batch_unless(&is_stopped).unwrap(), None, "{num_workers} workers");
+            drop(loader);
+            assert!(started.elapsed() < Duration::from_secs(2), "{num_workers} workers: {:?}", started.elapsed());
+        }
     }
 
     #[test]

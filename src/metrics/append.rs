@@ -1,17 +1,29 @@
 //! A file to which whole records are appended, or nothing.
 
-use std::fs::{File, OpenOptions};
+use std::collections::VecDeque;
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// Memory for records that wait for a disk that is full.
+const MAX_WAITING_BYTES: usize = 16 << 20;
 
 /// A file that grows by whole records. Where a record does not fit on the disk, what was written of it is cut off
-/// again, so that readers find whole records only and writing can go on once there is room.
+/// again, so that readers find whole records only; the record waits and is written once there is room. Where the file
+/// is deleted meanwhile, it is made anew.
 #[derive(Debug)]
 pub(super) struct AppendLog {
+    path: PathBuf,
     file: File,
     /// Length up to which the file holds whole records.
     whole_bytes: u64,
     torn: bool,
+    /// What every file begins with.
+    header: Vec<u8>,
+    waiting: VecDeque<Vec<u8>>,
+    waiting_bytes: usize,
+    num_lost: u64,
+    has_restarted: bool,
 }
 
 impl AppendLog {
@@ -23,25 +35,90 @@ impl AppendLog {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         let whole_bytes = file.metadata()?.len();
-        Ok(Self { file, whole_bytes, torn: false })
+        Ok(Self::new(path, file, whole_bytes, Vec::new()))
     }
 
-    /// Makes a file that must not exist yet.
+    /// Makes a file that must not exist yet, and begins it with a header.
     ///
     /// # Errors
     ///
-    /// Where it exists or cannot be made.
-    pub(super) fn create_new(path: &Path) -> io::Result<Self> {
+    /// Where it exists or cannot be made or written.
+    pub(super) fn create_new(path: &Path, header: Vec<u8>) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create_new(true).open(path)?;
-        Ok(Self { file, whole_bytes: 0, torn: false })
+        let mut log = Self::new(path, file, 0, header);
+        log.write_whole(&log.header.clone())?;
+        Ok(log)
     }
 
-    /// Appends one record; it is with the operating system when this returns.
+    fn new(path: &Path, file: File, whole_bytes: u64, header: Vec<u8>) -> Self {
+        Self {
+            path: path.to_owned(),
+            file,
+            whole_bytes,
+            torn: false,
+            header,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            num_lost: 0,
+            has_restarted: false,
+        }
+    }
+
+    /// Appends one record after those that wait; all are with the operating system when this returns.
     ///
     /// # Errors
     ///
-    /// Where it cannot be written whole. The file then ends with the record before it.
+    /// Where they cannot be written whole. The file then ends with a whole record, and the others wait.
     pub(super) fn append(&mut self, record: &[u8]) -> io::Result<()> {
+        if self.waiting_bytes + record.len() > MAX_WAITING_BYTES {
+            self.num_lost += 1;
+        } else {
+            self.waiting_bytes += record.len();
+            self.waiting.push_back(record.to_owned());
+        }
+        self.flush()
+    }
+
+    /// Writes the records that wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`append`](Self::append).
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        if !self.waiting.is_empty() {
+            self.make_anew_if_gone()?;
+        }
+        while let Some(record) = self.waiting.pop_front() {
+            if let Err(error) = self.write_whole(&record) {
+                self.waiting.push_front(record);
+                return Err(error);
+            }
+            self.waiting_bytes -= record.len();
+        }
+        Ok(())
+    }
+
+    /// Forces what was written to the disk.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the file system reports.
+    pub(super) fn sync(&mut self) -> io::Result<()> {
+        self.flush()?;
+        self.file.sync_data()
+    }
+
+    /// Records that are in no file: those that wait, and those for which there was no room to wait.
+    pub(super) fn num_unwritten(&self) -> u64 {
+        self.num_lost + self.waiting.len() as u64
+    }
+
+    /// Whether the file had to be made anew since this was last asked: what it held is gone.
+    pub(super) fn take_restarted(&mut self) -> bool {
+        std::mem::take(&mut self.has_restarted)
+    }
+
+    fn write_whole(&mut self, record: &[u8]) -> io::Result<()> {
         if self.torn {
             self.file.set_len(self.whole_bytes)?;
             self.torn = false;
@@ -58,6 +135,38 @@ impl AppendLog {
             }
         }
     }
+
+    /// A deleted file can still be written to, but nobody would ever read it.
+    fn make_anew_if_gone(&mut self) -> io::Result<()> {
+        match fs::metadata(&self.path) {
+            Ok(there) if is_same_file(&there, &self.file.metadata()?) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if let Some(folder) = self.path.parent() {
+                    fs::create_dir_all(folder)?;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        self.file = OpenOptions::new().append(true).create(true).open(&self.path)?;
+        (self.whole_bytes, self.torn, self.has_restarted) = (self.file.metadata()?.len(), false, true);
+        if self.whole_bytes == 0 {
+            self.write_whole(&self.header.clone())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(unix)]
+fn is_same_file(a: &Metadata, b: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+/// Elsewhere a file that is open is not deleted.
+#[cfg(not(unix))]
+fn is_same_file(_: &Metadata, _: &Metadata) -> bool {
+    true
 }
 
 #[cfg(test)]
@@ -68,11 +177,11 @@ mod tests {
     fn records_go_to_the_end_of_what_is_there() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        std::fs::write(&path, "one\n").unwrap();
+        fs::write(&path, "one\n").unwrap();
         let mut log = AppendLog::open(&path).unwrap();
         log.append(b"two\n").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
-        assert!(AppendLog::create_new(&path).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntwo\n");
+        assert!(AppendLog::create_new(&path, Vec::new()).is_err());
     }
 
     #[test]
@@ -82,19 +191,53 @@ mod tests {
         let mut log = AppendLog::open(&path).unwrap();
         log.append(b"one\n").unwrap();
         // What a full disk leaves behind where the file could not be cut at once.
-        std::fs::write(&path, "one\ntw").unwrap();
+        fs::write(&path, "one\ntw").unwrap();
         log.torn = true;
         log.append(b"three\n").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\nthree\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\nthree\n");
+    }
+
+    #[test]
+    fn a_file_that_is_deleted_is_made_anew_with_its_folder_and_its_header() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run/log");
+        fs::create_dir(folder.path().join("run")).unwrap();
+        let mut log = AppendLog::create_new(&path, b"header\n".to_vec()).unwrap();
+        log.append(b"one\n").unwrap();
+        fs::remove_dir_all(folder.path().join("run")).unwrap();
+        assert!(!log.take_restarted());
+        log.append(b"two\n").unwrap();
+        assert!(log.take_restarted() && !log.take_restarted());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "header\ntwo\n");
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_is_an_error_every_time_and_never_a_panic() {
+    fn a_full_disk_is_an_error_every_time_and_what_waits_is_written_in_order_once_there_is_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
         let mut log = AppendLog::open(Path::new("/dev/full")).unwrap();
-        for _ in 0..3 {
-            assert_eq!(log.append(b"record\n").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        for record in [b"one\n", b"two\n"] {
+            assert_eq!(log.append(record).unwrap_err().kind(), io::ErrorKind::StorageFull);
+            // A device has no end to cut off.
             log.torn = false;
         }
+        assert_eq!(log.num_unwritten(), 2);
+        log.path = path.clone();
+        log.append(b"three\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\n");
+        assert_eq!((log.num_unwritten(), log.waiting_bytes), (0, 0));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_waits_does_not_fill_the_memory() {
+        let mut log = AppendLog::open(Path::new("/dev/full")).unwrap();
+        let record = vec![b'x'; MAX_WAITING_BYTES / 2];
+        for _ in 0..4 {
+            assert!(log.append(&record).is_err());
+            log.torn = false;
+        }
+        assert_eq!((log.waiting.len(), log.num_unwritten()), (2, 4));
     }
 }

@@ -84,6 +84,11 @@ impl Console {
         }
     }
 
+    /// A line that is shown even with `--quiet`.
+    pub(super) fn say(&mut self, text: &str) {
+        self.print(text);
+    }
+
     /// A warning; it is shown even with `--quiet`.
     pub(super) fn warn(&mut self, text: &str) {
         let label = if self.colors { "\x1b[33mwarning:\x1b[0m" } else { "warning:" };

@@ -45,6 +45,9 @@ pub struct StepMetrics {
     /// The update was left out, since the loss or the gradient was not finite.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// What the watchdog found wrong with the step: `skipped_step`, `loss_spike`, `zero_gradient`, `unmoved_adapters`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anomaly: Option<String>,
     /// Factor on the loss that keeps `f16` gradients above zero; only with `precision = "f16"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
@@ -155,6 +158,7 @@ pub(super) mod tests {
             learning_rate: 2e-4,
             grad_norm: 0.75,
             skipped: false,
+            anomaly: None,
             loss_scale: Some(65536.0),
             tokens: 2000,
             target_tokens: 1500,

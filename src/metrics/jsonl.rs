@@ -1,11 +1,12 @@
 //! Files of one JSON object a line: metrics.jsonl and samples.jsonl.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::append::AppendLog;
+use super::sinks::LogFile;
 
 /// A file of JSON lines. Every line is with the operating system when [`Jsonl::write`] returns, so a crash of the
 /// process loses none.
@@ -15,15 +16,15 @@ pub(super) struct Jsonl {
 }
 
 impl Jsonl {
-    /// Starts a file anew, or where a run is resumed goes on after the lines up to `resume_step`.
+    /// Starts a file anew, or where a run is resumed goes on after the lines that are kept.
     ///
     /// # Errors
     ///
     /// Where the file cannot be read or written.
-    pub(super) fn open(path: &Path, resume_step: Option<u64>) -> io::Result<Self> {
-        match resume_step {
+    pub(super) fn open(path: &Path, resume: Option<KeepUpTo>) -> io::Result<Self> {
+        match resume {
             // A pipe or a device has no lines to drop, and perhaps no end.
-            Some(step) if path.is_file() => keep_up_to(path, step)?,
+            Some(keep) if path.is_file() => keep.trim(path)?,
             Some(_) => {}
             None => match std::fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -37,7 +38,7 @@ impl Jsonl {
     ///
     /// # Errors
     ///
-    /// Where it cannot be written whole; the file then ends with the line before it.
+    /// Where it cannot be written whole; the file then ends with a whole line, and this one waits.
     pub(super) fn write(&mut self, record: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(record)?;
         line.push(b'\n');
@@ -45,36 +46,51 @@ impl Jsonl {
     }
 }
 
-/// Drops the lines after a step, which the resumed run writes again, and lines that a crash tore.
-fn keep_up_to(path: &Path, step: u64) -> io::Result<()> {
-    #[derive(Deserialize)]
-    struct Line {
-        step: u64,
+impl LogFile for Jsonl {
+    fn log(&mut self) -> &mut AppendLog {
+        &mut self.log
     }
+}
 
-    let text = std::fs::read(path)?;
-    let is_kept = |line: &&[u8]| {
-        line.ends_with(b"\n") && serde_json::from_slice::<Line>(line).is_ok_and(|line| line.step <= step)
-    };
-    let kept: Vec<&[u8]> = text.split_inclusive(|&byte| byte == b'\n').filter(is_kept).collect();
-    if kept.iter().map(|line| line.len()).sum::<usize>() == text.len() {
-        return Ok(());
+/// Which lines of an earlier start a resumed run keeps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeepUpTo {
+    /// Those up to this step.
+    pub(super) step: u64,
+    /// Those of the evaluation after this very step too.
+    pub(super) has_evaluated: bool,
+}
+
+impl KeepUpTo {
+    /// Drops the lines that the resumed run writes again, and lines that a crash tore.
+    fn trim(self, path: &Path) -> io::Result<()> {
+        #[derive(Deserialize)]
+        struct Line {
+            step: u64,
+            /// Only steps have one, not evaluations and samples.
+            learning_rate: Option<f64>,
+        }
+
+        let text = std::fs::read(path)?;
+        let is_due = |line: &Line| {
+            line.step < self.step || line.step == self.step && (self.has_evaluated || line.learning_rate.is_some())
+        };
+        let is_kept = |line: &&[u8]| {
+            line.ends_with(b"\n") && serde_json::from_slice::<Line>(line).is_ok_and(|line| is_due(&line))
+        };
+        let kept: Vec<&[u8]> = text.split_inclusive(|&byte| byte == b'\n').filter(is_kept).collect();
+        if kept.iter().map(|line| line.len()).sum::<usize>() == text.len() {
+            return Ok(());
+        }
+        super::replace_whole(path, &kept.concat())?;
+        Ok(())
     }
-    // Whole or not at all: a crash meanwhile must not lose the figures of days.
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    for line in kept {
-        file.write_all(line)?;
-    }
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::figures::tests::full_step;
-    use super::super::{EvalMetrics, StepMetrics};
+    use super::super::{EvalMetrics, Sample, StepMetrics};
     use super::*;
 
     fn steps(path: &Path) -> Vec<u64> {
@@ -82,6 +98,24 @@ mod tests {
         text.lines()
             .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64().unwrap())
             .collect()
+    }
+
+    fn up_to(step: u64) -> KeepUpTo {
+        KeepUpTo { step, has_evaluated: true }
+    }
+
+    #[test]
+    fn an_evaluation_that_the_checkpoint_does_not_know_is_dropped_with_its_samples_and_its_step_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut file = Jsonl::open(&path, None).unwrap();
+        for step in 1..=2 {
+            file.write(&full_step(step)).unwrap();
+            file.write(&EvalMetrics { step, ..EvalMetrics::default() }).unwrap();
+            file.write(&Sample { step, ..Sample::default() }).unwrap();
+        }
+        Jsonl::open(&path, Some(KeepUpTo { step: 2, has_evaluated: false })).unwrap();
+        assert_eq!(steps(&path), [1, 1, 1, 2]);
     }
 
     #[test]
@@ -100,7 +134,7 @@ mod tests {
         torn.extend_from_slice(br#"{"step":8,"epoch":0.2,"lo"#);
         std::fs::write(&path, torn).unwrap();
 
-        let mut file = Jsonl::open(&path, Some(5)).unwrap();
+        let mut file = Jsonl::open(&path, Some(up_to(5))).unwrap();
         assert_eq!(steps(&path), [0, 1, 2, 3, 4, 5]);
         file.write(&full_step(6)).unwrap();
         assert_eq!(steps(&path), [0, 1, 2, 3, 4, 5, 6]);
@@ -120,7 +154,10 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         for length in 0..=whole.len() {
             std::fs::write(&path, &whole[..length]).unwrap();
-            Jsonl::open(&path, Some(3)).unwrap().write(&StepMetrics { step: 4, ..StepMetrics::default() }).unwrap();
+            Jsonl::open(&path, Some(up_to(3)))
+                .unwrap()
+                .write(&StepMetrics { step: 4, ..StepMetrics::default() })
+                .unwrap();
             let lines = whole[..length].iter().filter(|&&byte| byte == b'\n').count() as u64;
             assert_eq!(steps(&path), (1..=lines).chain([4]).collect::<Vec<_>>(), "cut at byte {length}");
         }
@@ -134,7 +171,7 @@ mod tests {
         Jsonl::open(&path, None).unwrap().write(&full_step(1)).unwrap();
         assert_eq!(steps(&path), [1]);
         std::fs::remove_file(&path).unwrap();
-        Jsonl::open(&path, Some(4)).unwrap().write(&full_step(5)).unwrap();
+        Jsonl::open(&path, Some(up_to(4))).unwrap().write(&full_step(5)).unwrap();
         assert_eq!(steps(&path), [5]);
     }
 }

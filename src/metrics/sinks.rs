@@ -6,13 +6,17 @@ use std::path::{Path, PathBuf};
 use burn_train::Interrupter;
 use serde::Serialize;
 
+use super::append::AppendLog;
 use super::console::Console;
 #[cfg(feature = "tui")]
 use super::dashboard::Dashboard;
 use super::figures::tagged_scalars;
-use super::jsonl::Jsonl;
+use super::jsonl::{Jsonl, KeepUpTo};
 use super::tensorboard::TensorBoard;
 use super::{EvalMetrics, LoggingConfig, MetricsError, Sample, StepMetrics, Summary};
+
+/// Warnings that summary.json lists; of further ones it says how many there were.
+const MAX_SUMMARY_WARNINGS: usize = 100;
 
 /// What [`Sinks::open`] needs to know beside the recipe's `[logging]`.
 pub struct SinkOptions<'a> {
@@ -20,6 +24,8 @@ pub struct SinkOptions<'a> {
     pub run_dir: &'a Path,
     /// The step of the checkpoint that the run goes on from. What the files hold after it is dropped.
     pub resume_step: Option<u64>,
+    /// That checkpoint knows the result of the evaluation after its step; where not, it is made and written again.
+    pub has_evaluated: bool,
     /// Steps of the whole run.
     pub total_steps: u64,
     /// Show warnings only.
@@ -28,6 +34,12 @@ pub struct SinkOptions<'a> {
     pub tui: bool,
     /// Where the dashboard's user asks training to stop.
     pub interrupter: Interrupter,
+}
+
+/// A sink that is one growing file.
+pub(super) trait LogFile {
+    /// The file.
+    fn log(&mut self) -> &mut AppendLog;
 }
 
 /// Everything that figures are written to. No call fails: a sink that cannot write warns once, is tried again at
@@ -42,6 +54,7 @@ pub struct Sinks {
     summary_path: PathBuf,
     interrupter: Interrupter,
     warnings: Vec<String>,
+    num_warnings_left_out: u64,
 }
 
 /// A sink and whether its user has been told that it fails.
@@ -52,22 +65,40 @@ struct FileSink<S> {
     has_warned: bool,
 }
 
-impl<S> FileSink<S> {
+impl<S: LogFile> FileSink<S> {
     fn open(name: &'static str, path: &Path, open: impl FnOnce(&Path) -> io::Result<S>) -> Result<Self, MetricsError> {
         let sink = open(path).map_err(|source| MetricsError { path: path.into(), action: "open", source })?;
         Ok(Self { name, sink, has_warned: false })
     }
 
-    /// Writes, and gives a warning at the first failure.
+    /// Writes, and gives a warning at the first failure and when it is over.
     fn write(&mut self, write: impl FnOnce(&mut S) -> io::Result<()>) -> Option<String> {
-        let error = write(&mut self.sink).err()?;
-        if std::mem::replace(&mut self.has_warned, true) {
-            return None;
+        let written = write(&mut self.sink);
+        let name = self.name;
+        let restarted = self.sink.log().take_restarted();
+        match written {
+            Err(error) if !std::mem::replace(&mut self.has_warned, true) => Some(format!(
+                "{name} cannot be written ({error}); training goes on, and it is tried again at every step"
+            )),
+            Err(_) => None,
+            Ok(()) if restarted => {
+                self.has_warned = false;
+                Some(format!("{name} was deleted while training; a new one begins here"))
+            }
+            Ok(()) => std::mem::take(&mut self.has_warned).then(|| match self.sink.log().num_unwritten() {
+                0 => format!("{name} can be written again; nothing is missing in it"),
+                lost => format!("{name} can be written again; {lost} records are missing in it"),
+            }),
         }
-        Some(format!(
-            "{} cannot be written ({error}); training goes on, and it is tried again at every step",
-            self.name
-        ))
+    }
+
+    /// A warning about what could not be written until the end.
+    fn unwritten(&mut self) -> Option<String> {
+        let flushed = self.sink.log().flush().err().map(|error| format!(": {error}")).unwrap_or_default();
+        match self.sink.log().num_unwritten() {
+            0 => None,
+            lost => Some(format!("{} lacks {lost} records that could not be written{flushed}", self.name)),
+        }
     }
 }
 
@@ -78,11 +109,12 @@ impl Sinks {
     ///
     /// Where one of the files cannot be opened. That is not forgiven here, since nothing has been computed yet.
     pub fn open(config: &LoggingConfig, options: SinkOptions<'_>) -> Result<Self, MetricsError> {
-        let SinkOptions { run_dir, resume_step, total_steps, quiet, tui, interrupter } = options;
+        let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, quiet, tui, interrupter } = options;
+        let resume = resume_step.map(|step| KeepUpTo { step, has_evaluated });
         let metrics =
-            FileSink::open("metrics.jsonl", &run_dir.join("metrics.jsonl"), |path| Jsonl::open(path, resume_step))?;
+            FileSink::open("metrics.jsonl", &run_dir.join("metrics.jsonl"), |path| Jsonl::open(path, resume))?;
         let samples =
-            FileSink::open("samples.jsonl", &run_dir.join("samples.jsonl"), |path| Jsonl::open(path, resume_step))?;
+            FileSink::open("samples.jsonl", &run_dir.join("samples.jsonl"), |path| Jsonl::open(path, resume))?;
         let tensorboard = config.tensorboard.then(|| {
             FileSink::open("tensorboard", &run_dir.join("tensorboard"), |path| TensorBoard::open(path, resume_step))
         });
@@ -100,6 +132,7 @@ impl Sinks {
             summary_path: run_dir.join("summary.json"),
             interrupter,
             warnings: Vec::new(),
+            num_warnings_left_out: 0,
         };
         match dashboard {
             #[cfg(feature = "tui")]
@@ -112,9 +145,9 @@ impl Sinks {
         Ok(sinks)
     }
 
-    /// The recipe, for TensorBoard's text tab.
-    pub fn recipe(&mut self, toml: &str) {
-        self.tensorboard(|sink| sink.text(0, "recipe", &format!("```toml\n{toml}\n```")));
+    /// The recipe with which the steps after `step` are taken, for TensorBoard's text tab.
+    pub fn recipe(&mut self, step: u64, toml: &str) {
+        self.tensorboard(|sink| sink.text(step, "recipe", &format!("```toml\n{toml}\n```")));
     }
 
     /// The first step begins: the time left is reckoned from here.
@@ -168,10 +201,28 @@ impl Sinks {
         self.console.note(text);
     }
 
-    /// A warning. It is shown even with `--quiet`, and stands in summary.json.
+    /// A line for people that is shown even with `--quiet`.
+    pub fn say(&mut self, text: &str) {
+        self.console.say(text);
+    }
+
+    /// Forces the files to the disk. What fails has been or will be told where it is written.
+    pub fn sync(&mut self) {
+        let logs = [Some(self.metrics.sink.log()), Some(self.samples.sink.log())];
+        let tensorboard = self.tensorboard.as_mut().map(|sink| sink.sink.log());
+        for log in logs.into_iter().chain([tensorboard]).flatten() {
+            drop(log.sync());
+        }
+    }
+
+    /// A warning. It is shown even with `--quiet`, and the first of them stand in summary.json.
     pub fn warn(&mut self, text: &str) {
         self.console.warn(text);
-        self.warnings.push(text.to_owned());
+        if self.warnings.len() < MAX_SUMMARY_WARNINGS {
+            self.warnings.push(text.to_owned());
+        } else {
+            self.num_warnings_left_out += 1;
+        }
         #[cfg(feature = "tui")]
         if let Some(dashboard) = &mut self.dashboard {
             dashboard.warning();
@@ -190,13 +241,34 @@ impl Sinks {
 
     /// Writes summary.json, with the warnings of this run added to those that it brings, gives the terminal back and
     /// shows the final figures.
-    pub fn finish(&mut self, summary: &Summary) {
+    ///
+    /// # Errors
+    ///
+    /// Where summary.json cannot be written.
+    pub fn finish(&mut self, summary: &Summary) -> Result<(), MetricsError> {
         self.close();
+        self.tell_unwritten();
         let mut summary = summary.clone();
         summary.warnings.append(&mut self.warnings);
+        if self.num_warnings_left_out > 0 {
+            summary.warnings.push(format!("{} more warnings", self.num_warnings_left_out));
+        }
         self.console.finish(&summary);
-        if let Err(error) = write_whole(&self.summary_path, &summary) {
-            self.console.warn(&format!("{}: cannot be written ({error})", self.summary_path.display()));
+        let path = &self.summary_path;
+        // Its folder may have been deleted meanwhile.
+        let written = path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| {
+            let mut json = serde_json::to_vec_pretty(&summary)?;
+            json.push(b'\n');
+            super::replace_whole(path, &json)
+        });
+        written.map_err(|source| MetricsError { path: path.clone(), action: "write", source })
+    }
+
+    /// Warns of the records that are in no file.
+    fn tell_unwritten(&mut self) {
+        let tensorboard = self.tensorboard.as_mut().and_then(FileSink::unwritten);
+        for warning in [self.metrics.unwritten(), self.samples.unwritten(), tensorboard] {
+            self.warn_about(warning);
         }
     }
 
@@ -227,6 +299,7 @@ impl Sinks {
 impl Drop for Sinks {
     fn drop(&mut self) {
         self.close();
+        self.tell_unwritten();
         self.console.close();
     }
 }
@@ -241,17 +314,6 @@ fn open_dashboard(_: &Interrupter, _: u64, _: &Path) -> Result<std::convert::Inf
     Err("this binary was built without it; build it with `--features tui`".into())
 }
 
-/// Writes a JSON file whole or not at all.
-fn write_whole(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".summary").tempfile_in(folder)?;
-    serde_json::to_writer_pretty(&mut file, value)?;
-    io::Write::write_all(&mut file, b"\n")?;
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::figures::tests::full_step;
@@ -259,7 +321,15 @@ mod tests {
 
     fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
         let interrupter = Interrupter::new();
-        let options = SinkOptions { run_dir, resume_step, total_steps: 10, quiet: true, tui: false, interrupter };
+        let options = SinkOptions {
+            run_dir,
+            resume_step,
+            has_evaluated: true,
+            total_steps: 10,
+            quiet: true,
+            tui: false,
+            interrupter,
+        };
         Sinks::open(&LoggingConfig::default(), options).unwrap()
     }
 
@@ -267,12 +337,12 @@ mod tests {
     fn a_run_leaves_every_file_of_the_contract() {
         let folder = tempfile::tempdir().unwrap();
         let mut sinks = open(folder.path(), None);
-        sinks.recipe("seed = 1");
+        sinks.recipe(0, "seed = 1");
         sinks.eval(&EvalMetrics { eval_loss: 2.0, ..EvalMetrics::default() });
         sinks.sample(0, &Sample { step: 0, prompt: "Hi".into(), text: " there\nyou".into() });
         sinks.step(&full_step(1));
         sinks.warn("two rows were cut");
-        sinks.finish(&Summary { steps: 1, warnings: vec!["from before".into()], ..Summary::default() });
+        sinks.finish(&Summary { steps: 1, warnings: vec!["from before".into()], ..Summary::default() }).unwrap();
         let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
         let lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.len(), 2);
@@ -310,8 +380,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let run_dir = folder.path().join("nowhere");
         let interrupter = Interrupter::new();
-        let options =
-            SinkOptions { run_dir: &run_dir, resume_step: None, total_steps: 1, quiet: true, tui: false, interrupter };
+        let options = SinkOptions {
+            run_dir: &run_dir,
+            resume_step: None,
+            has_evaluated: false,
+            total_steps: 1,
+            quiet: true,
+            tui: false,
+            interrupter,
+        };
         let error = Sinks::open(&LoggingConfig::default(), options).err().unwrap().to_string();
         assert!(error.contains("nowhere/metrics.jsonl: cannot open: "), "{error}");
     }

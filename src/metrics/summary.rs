@@ -25,6 +25,8 @@ pub struct Summary {
     pub steps: u64,
     /// Steps whose update was left out, since the loss or the gradient was not finite.
     pub skipped_steps: u64,
+    /// Steps with which the watchdog found something wrong; `anomaly` in metrics.jsonl says what.
+    pub anomalous_steps: u64,
     /// Passes over the training rows.
     pub epochs: f64,
     /// Training loss of the last step, in nats.

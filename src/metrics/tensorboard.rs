@@ -17,6 +17,7 @@ use tensorboard_rs::record_writer::RecordWriter;
 use tensorboard_rs::summary;
 
 use super::append::AppendLog;
+use super::sinks::LogFile;
 
 /// One event file of a run. A resumed run writes another one beside it.
 #[derive(Debug)]
@@ -33,10 +34,9 @@ impl TensorBoard {
     /// Where the folder or the file cannot be made or written.
     pub(super) fn open(folder: &Path, resume_step: Option<u64>) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
-        let mut file = Self { log: create_event_file(folder)? };
         let mut version = Event::new();
         version.set_file_version("brain.Event:2".into());
-        file.write(version, 0)?;
+        let mut file = Self { log: create_event_file(folder, &record(version, 0)?)? };
         if let Some(step) = resume_step {
             let mut session = SessionLog::new();
             session.set_status(SessionLog_SessionStatus::START);
@@ -94,26 +94,48 @@ impl TensorBoard {
         self.write(event, step)
     }
 
-    fn write(&mut self, mut event: Event, step: u64) -> io::Result<()> {
-        event.set_wall_time(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()));
-        event.set_step(i64::try_from(step).unwrap_or(i64::MAX));
-        let mut record = Vec::new();
-        // Length, checksum, event, checksum: in memory first, so that the file gets it in one piece.
-        RecordWriter::new(&mut record).write(&event.write_to_bytes()?)?;
-        self.log.append(&record)
+    fn write(&mut self, event: Event, step: u64) -> io::Result<()> {
+        self.log.append(&record(event, step)?)
     }
+}
+
+impl LogFile for TensorBoard {
+    fn log(&mut self) -> &mut AppendLog {
+        &mut self.log
+    }
+}
+
+/// Length, checksum, event, checksum: in memory first, so that the file gets it in one piece.
+fn record(mut event: Event, step: u64) -> io::Result<Vec<u8>> {
+    event.set_wall_time(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()));
+    event.set_step(i64::try_from(step).unwrap_or(i64::MAX));
+    let mut record = Vec::new();
+    RecordWriter::new(&mut record).write(&event.write_to_bytes()?)?;
+    Ok(record)
+}
+
+/// The highest time in the names of the event files that are there.
+fn latest_seconds(folder: &Path) -> Option<u64> {
+    let names = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
+    let seconds = |name: std::ffi::OsString| {
+        name.to_str()?.strip_prefix("events.out.tfevents.")?.split('.').next()?.parse::<u64>().ok()
+    };
+    // A file of another program may say anything.
+    names.filter_map(seconds).filter(|seconds| *seconds < 9_999_999_999).max()
 }
 
 /// `events.out.tfevents.<seconds>.<host>.<process>.<n>`: TensorBoard reads the files of a run in the order of their
 /// names, so a resumed run must come after the one it goes on from.
-fn create_event_file(folder: &Path) -> io::Result<AppendLog> {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+fn create_event_file(folder: &Path, header: &[u8]) -> io::Result<AppendLog> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    // Two starts within a second, or a clock that was set back, must not change the order.
+    let seconds = latest_seconds(folder).map_or(now, |latest| now.max(latest + 1));
     let host = sysinfo::System::host_name().unwrap_or_else(|| "localhost".into()).replace(['/', '\\'], "-");
     let process = std::process::id();
     let name = |n: u32| -> PathBuf { folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{n}")) };
     let mut n = 0;
     loop {
-        match AppendLog::create_new(&name(n)) {
+        match AppendLog::create_new(&name(n), header.to_owned()) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n < 1000 => n += 1,
             other => return other,
         }
@@ -185,11 +207,15 @@ mod tests {
     }
 
     #[test]
-    fn two_files_of_one_second_do_not_collide() {
+    fn files_of_one_second_do_not_collide_and_are_read_in_the_order_of_their_starts() {
         let folder = tempfile::tempdir().unwrap();
-        let _first = TensorBoard::open(folder.path(), None).unwrap();
-        let _second = TensorBoard::open(folder.path(), Some(1)).unwrap();
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+        let mut names = std::collections::BTreeSet::new();
+        for start in 0..12 {
+            TensorBoard::open(folder.path(), Some(start)).unwrap();
+            let now: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+            let new = now.into_iter().max().unwrap();
+            assert!(names.insert(new), "the newest comes last by name");
+        }
     }
 
     #[cfg(target_os = "linux")]

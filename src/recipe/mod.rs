@@ -17,6 +17,7 @@ use crate::metrics::LoggingConfig;
 use crate::model::ModelOptions;
 use crate::schema::{self, Override, Problem, Problems, Section};
 use crate::train::config::{EvalConfig, LrScheduler, OptimizerConfig, SchedulerConfig, TrainConfig};
+use crate::train::watchdog::WatchdogConfig;
 
 pub use args::RecipeArgs;
 pub use peers::PEERS;
@@ -45,6 +46,8 @@ pub struct Recipe {
     pub eval: EvalConfig,
     /// What is saved between steps.
     pub checkpoint: CheckpointConfig,
+    /// What is watched.
+    pub watchdog: WatchdogConfig,
     /// What is written down.
     pub logging: LoggingConfig,
     /// Where it is computed.
@@ -107,6 +110,7 @@ impl Recipe {
             scheduler: root.section("scheduler", SchedulerConfig::read),
             eval: root.section("eval", EvalConfig::read),
             checkpoint: root.section("checkpoint", CheckpointConfig::read),
+            watchdog: root.section("watchdog", WatchdogConfig::read),
             logging: root.section("logging", LoggingConfig::read),
             device: root.section("device", DeviceConfig::read),
         };

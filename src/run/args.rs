@@ -26,6 +26,30 @@ pub struct TrainArgs {
     pub quiet: bool,
 }
 
+impl TrainArgs {
+    /// What to type to continue this run at its latest checkpoint.
+    #[must_use]
+    pub fn resume_command(&self) -> String {
+        let mut words = vec!["lora-train".to_owned(), self.recipe.recipe.display().to_string()];
+        words.extend(self.recipe.set.iter().flat_map(|change| ["--set".to_owned(), change.clone()]));
+        words.extend(self.recipe.device.iter().flat_map(|name| ["--device".to_owned(), name.clone()]));
+        words.extend(self.tui.then(|| "--tui".to_owned()));
+        words.extend(self.quiet.then(|| "--quiet".to_owned()));
+        words.push("--resume".to_owned());
+        words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
 /// Where training goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
@@ -43,5 +67,24 @@ impl FromStr for Resume {
             "latest" => Self::Latest,
             path => Self::Checkpoint(path.into()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_that_continues_a_run_can_be_pasted_into_a_shell() {
+        let recipe = RecipeArgs {
+            recipe: "my runs/a.toml".into(),
+            set: vec!["lora.r=4".into(), "eval.generate=[\"it's\"]".into()],
+            device: Some("cpu".into()),
+        };
+        let args = TrainArgs { recipe, resume: None, tui: false, quiet: true };
+        assert_eq!(
+            args.resume_command(),
+            r#"lora-train 'my runs/a.toml' --set lora.r=4 --set 'eval.generate=["it'\''s"]' --device cpu --quiet --resume"#
+        );
     }
 }

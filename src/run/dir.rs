@@ -1,5 +1,6 @@
 //! The folder of a run: who may write into it, and its plain files.
 
+use std::cell::RefCell;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -64,31 +65,55 @@ pub enum Start {
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
+    /// Its plain files as they were written.
+    files: RefCell<Vec<(&'static str, Vec<u8>)>>,
     /// The lock ends with the file handle, also when the process dies.
     _lock: File,
 }
 
 impl RunDir {
-    /// Creates or opens the folder and locks it.
+    /// Locks the folder if it is there, so that nothing in it changes while it is looked at.
     ///
     /// # Errors
     ///
-    /// For [`Start::Fresh`] where a finished run or checkpoints are there; where another process holds the folder;
-    /// where the file system refuses.
-    pub fn create(path: &Path, start: Start) -> Result<Self, RunDirError> {
-        fs::create_dir_all(path).map_err(|e| io_error(path, "create the folder", e))?;
-        let lock = lock(path)?;
-        if start == Start::Fresh {
-            if path.join(SUMMARY_FILE).exists() {
-                return Err(RunDirError::Finished { path: path.to_owned() });
-            }
-            let has_checkpoints = fs::read_dir(path.join("checkpoints"))
-                .is_ok_and(|entries| entries.flatten().any(|e| e.file_name().to_string_lossy().starts_with("step-")));
-            if has_checkpoints {
-                return Err(RunDirError::Unfinished { path: path.to_owned() });
-            }
+    /// Where another process holds the folder, or the file system refuses.
+    pub fn open(path: &Path) -> Result<Option<Self>, RunDirError> {
+        if !path.is_dir() {
+            return Ok(None);
         }
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        Self::locked(path).map(Some)
+    }
+
+    /// Creates the folder and locks it.
+    ///
+    /// # Errors
+    ///
+    /// Where another process holds the folder, or the file system refuses.
+    pub fn create(path: &Path) -> Result<Self, RunDirError> {
+        fs::create_dir_all(path).map_err(|e| io_error(path, "create the folder", e))?;
+        Self::locked(path)
+    }
+
+    fn locked(path: &Path) -> Result<Self, RunDirError> {
+        Ok(Self { path: path.to_owned(), files: RefCell::default(), _lock: lock(path)? })
+    }
+
+    /// Holds that a run may start here.
+    ///
+    /// # Errors
+    ///
+    /// For [`Start::Fresh`] where a finished run or checkpoints are there.
+    pub fn refuse_other_runs(&self, start: Start) -> Result<(), RunDirError> {
+        if start == Start::Resume {
+            return Ok(());
+        }
+        if self.is_finished() {
+            return Err(RunDirError::Finished { path: self.path.clone() });
+        }
+        let is_checkpoint = |name: &str| name.starts_with("step-") || name.ends_with(".replaced");
+        let has_checkpoints = fs::read_dir(self.path.join("checkpoints"))
+            .is_ok_and(|entries| entries.flatten().any(|e| is_checkpoint(&e.file_name().to_string_lossy())));
+        if has_checkpoints { Err(RunDirError::Unfinished { path: self.path.clone() }) } else { Ok(()) }
     }
 
     /// The folder.
@@ -101,6 +126,15 @@ impl RunDir {
     #[must_use]
     pub fn adapter(&self) -> PathBuf {
         self.path.join("adapter")
+    }
+
+    /// Deletes what a process that was killed while it wrote the adapter has left: names that begin with a dot.
+    pub fn clear_leftovers(&self) {
+        let entries = fs::read_dir(self.adapter()).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with('.')) {
+            // They take room, but harm nobody.
+            drop(fs::remove_file(entry.path()));
+        }
     }
 
     /// Whether a finished run is here.
@@ -165,11 +199,37 @@ impl RunDir {
         self.write("environment.json", &json)
     }
 
+    /// Writes the plain files again that have been deleted since; returns their names.
+    ///
+    /// # Errors
+    ///
+    /// Where the file system refuses.
+    pub fn restore(&self) -> Result<Vec<&'static str>, RunDirError> {
+        let mut restored = Vec::new();
+        for (name, bytes) in self.files.borrow().iter() {
+            if !self.path.join(name).exists() {
+                self.put(name, bytes)?;
+                restored.push(*name);
+            }
+        }
+        Ok(restored)
+    }
+
+    /// Writes a file, and remembers it.
+    fn write(&self, name: &'static str, bytes: &[u8]) -> Result<(), RunDirError> {
+        self.files.borrow_mut().push((name, bytes.to_owned()));
+        self.put(name, bytes)
+    }
+
     /// Writes a file under another name and renames it, so that a reader never sees half of it.
-    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
         let path = self.path.join(name);
         let partial = self.path.join(format!(".{name}.partial"));
-        fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, &path)).map_err(|e| io_error(&path, "write", e))
+        fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, &path)).map_err(|e| {
+            // A full disk needs the room; the first error is the one to report.
+            drop(fs::remove_file(&partial));
+            io_error(&path, "write", e)
+        })
     }
 }
 
@@ -190,6 +250,8 @@ fn lock(folder: &Path) -> Result<File, RunDirError> {
             let read = file.read_to_string(&mut pid).is_ok() && !pid.trim().is_empty();
             return Err(RunDirError::Locked { path: folder.to_owned(), pid: read.then(|| pid.trim().to_owned()) });
         }
+        // Some network file systems have no locks: better a run without one than none.
+        Err(TryLockError::Error(error)) if has_no_locks(&error) => {}
         Err(TryLockError::Error(error)) => return Err(io_error(&path, "lock", error)),
     }
     file.set_len(0)
@@ -197,6 +259,14 @@ fn lock(folder: &Path) -> Result<File, RunDirError> {
         .and_then(|_| writeln!(file, "{}", std::process::id()))
         .map_err(|e| io_error(&path, "write", e))?;
     Ok(file)
+}
+
+fn has_no_locks(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    if error.raw_os_error() == Some(libc::ENOLCK) {
+        return true;
+    }
+    error.kind() == io::ErrorKind::Unsupported
 }
 
 fn io_error(path: &Path, action: &'static str, source: io::Error) -> RunDirError {
@@ -211,12 +281,13 @@ mod tests {
     fn a_finished_run_is_not_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("runs/a");
-        let run = RunDir::create(&path, Start::Fresh).unwrap();
+        assert!(RunDir::open(&path).unwrap().is_none());
+        let run = RunDir::create(&path).unwrap();
+        run.refuse_other_runs(Start::Fresh).unwrap();
         fs::write(path.join(SUMMARY_FILE), "{}").unwrap();
-        drop(run);
-        let error = RunDir::create(&path, Start::Fresh).unwrap_err();
+        let error = run.refuse_other_runs(Start::Fresh).unwrap_err();
         assert!(matches!(error, RunDirError::Finished { .. }), "{error}");
-        let run = RunDir::create(&path, Start::Resume).unwrap();
+        run.refuse_other_runs(Start::Resume).unwrap();
         assert!(run.is_finished());
         run.reopen(Start::Resume).unwrap();
         assert!(!run.is_finished());
@@ -230,7 +301,7 @@ mod tests {
             fs::write(folder.path().join("tensorboard").join(name), "x").unwrap();
         }
         let names = || fs::read_dir(folder.path().join("tensorboard")).unwrap().count();
-        let run = RunDir::create(folder.path(), Start::Fresh).unwrap();
+        let run = RunDir::create(folder.path()).unwrap();
         run.reopen(Start::Resume).unwrap();
         assert_eq!(names(), 2);
         run.reopen(Start::Fresh).unwrap();
@@ -241,9 +312,10 @@ mod tests {
     fn an_unfinished_run_is_only_resumed() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("checkpoints/step-000010")).unwrap();
-        let error = RunDir::create(folder.path(), Start::Fresh).unwrap_err();
+        let run = RunDir::create(folder.path()).unwrap();
+        let error = run.refuse_other_runs(Start::Fresh).unwrap_err();
         assert!(error.to_string().contains("--resume"), "{error}");
-        RunDir::create(folder.path(), Start::Resume).unwrap();
+        run.refuse_other_runs(Start::Resume).unwrap();
     }
 
     #[test]
@@ -251,21 +323,25 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         // What a process that was killed leaves behind.
         fs::write(folder.path().join(LOCK_FILE), "999999999\n").unwrap();
-        let first = RunDir::create(folder.path(), Start::Fresh).unwrap();
-        let error = RunDir::create(folder.path(), Start::Fresh).unwrap_err();
+        let first = RunDir::create(folder.path()).unwrap();
+        let error = RunDir::create(folder.path()).unwrap_err();
         assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+        assert!(RunDir::open(folder.path()).is_err());
         drop(first);
-        RunDir::create(folder.path(), Start::Fresh).unwrap();
+        assert!(RunDir::open(folder.path()).unwrap().is_some());
     }
 
     #[test]
     fn the_recipe_is_kept_as_given_with_its_changes() {
         let folder = tempfile::tempdir().unwrap();
-        let run = RunDir::create(folder.path(), Start::Fresh).unwrap();
+        let run = RunDir::create(folder.path()).unwrap();
         run.write_recipe("seed = 1\n", &["--set train.max_steps=5".into()], "seed = 1\nall = true\n").unwrap();
         let given = fs::read_to_string(folder.path().join("recipe.toml")).unwrap();
         assert_eq!(given, "# --set train.max_steps=5\nseed = 1\n");
         let resolved = fs::read_to_string(folder.path().join("resolved.toml")).unwrap();
         assert_eq!(resolved, "seed = 1\nall = true\n");
+        fs::remove_file(folder.path().join("recipe.toml")).unwrap();
+        assert_eq!(run.restore().unwrap(), ["recipe.toml"]);
+        assert_eq!(fs::read_to_string(folder.path().join("recipe.toml")).unwrap(), given);
     }
 }

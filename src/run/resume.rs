@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use toml::{Table, Value};
-
 use super::args::Resume;
+use super::changes::{Change, Effect, changes};
 use super::dir::RunDir;
 use crate::checkpoint::{self, Checkpoints};
 use crate::failure::Failure;
 use crate::metrics::Sinks;
+use crate::schema::{Problem, Problems};
 use crate::train::state::TrainerState;
 
 /// A checkpoint to go on from.
@@ -18,34 +18,65 @@ pub(super) struct Resumed {
     pub(super) checkpoint: PathBuf,
     /// Where training stood.
     pub(super) state: TrainerState,
-    /// Recipe keys that have changed since, `train.max_steps: 2 -> 4`.
-    pub(super) changes: Vec<String>,
+    /// Recipe keys that have changed since.
+    changes: Vec<Change>,
+    /// What is wrong with newer checkpoints.
+    damaged: Vec<String>,
 }
 
 impl Resumed {
-    /// Finds and reads the checkpoint that `--resume` means.
+    /// Finds and reads the checkpoint that `--resume` means; `None` where the run has not saved any yet.
     ///
     /// # Errors
     ///
-    /// No checkpoint there, or one that cannot be read.
-    pub(super) fn find(resume: &Resume, checkpoints: &Checkpoints, recipe: &str) -> Result<Self, Failure> {
-        let checkpoint = match resume {
-            Resume::Checkpoint(path) => path.clone(),
-            Resume::Latest => checkpoints.latest().map_err(Failure::running)?.ok_or_else(|| {
-                let folder = checkpoints.folder().display();
-                Failure::input(format!(
-                    "--resume: there is no checkpoint in {folder}\n  hint: start without `--resume`, or name a checkpoint"
-                ))
-            })?,
+    /// Checkpoints of which none is good, one that is named and is not, or changes of the recipe with which it cannot
+    /// be continued.
+    pub(super) fn find(resume: &Resume, checkpoints: &Checkpoints, recipe: &str) -> Result<Option<Self>, Failure> {
+        let (checkpoint, damaged) = match resume {
+            Resume::Checkpoint(path) => {
+                let found = checkpoint::verify(path).map_err(|error| with_other_checkpoint(&error, path, checkpoints));
+                found.map(|()| (path.clone(), Vec::new()))?
+            }
+            Resume::Latest => {
+                let found = checkpoints.newest_good().map_err(Failure::running)?;
+                let damaged: Vec<String> = found.damaged.iter().map(ToString::to_string).collect();
+                match found.checkpoint {
+                    Some(path) => (path, damaged),
+                    None if damaged.is_empty() => return Ok(None),
+                    None => return Err(none_is_good(damaged, checkpoints)),
+                }
+            }
         };
-        let state = checkpoint::load_state(&checkpoint).map_err(Failure::input)?;
-        // A checkpoint lies in the run's folder, two levels below resolved.toml.
-        let earlier = checkpoint.canonicalize().ok().and_then(|path| {
-            let run = path.parent()?.parent()?;
-            std::fs::read_to_string(run.join("resolved.toml")).ok()
-        });
-        let changes = earlier.map(|earlier| changed_keys(&earlier, recipe)).unwrap_or_default();
-        Ok(Self { checkpoint, state, changes })
+        let state: TrainerState = checkpoint::load_state(&checkpoint).map_err(Failure::input)?;
+        let earlier = checkpoint::load_recipe(&checkpoint);
+        let changes = earlier.map(|earlier| changes(&earlier, recipe)).unwrap_or_default();
+        let resumed = Self { checkpoint, state, changes, damaged };
+        resumed.refuse_unsound_changes()?;
+        Ok(Some(resumed))
+    }
+
+    /// Holds that the recipe still is one that the checkpoint fits.
+    fn refuse_unsound_changes(&self) -> Result<(), Failure> {
+        let is_between_epochs = self.state.cursor.batch == 0;
+        let shown = self.checkpoint.display();
+        let problem = |change: &Change| {
+            let (why, hint) = match change.effect {
+                Effect::OtherAdapter => (
+                    "its adapter is of that shape and of that model",
+                    "undo the change, or start a new run with another `output_dir`",
+                ),
+                Effect::OtherRows if !is_between_epochs => (
+                    "it lies within an epoch, and its place in the rows would not be the same",
+                    "undo the change, or resume from a checkpoint between two epochs",
+                ),
+                _ => return None,
+            };
+            let Change { key, before, after, .. } = change;
+            let message = format!("--resume: `{key}` was {before} for checkpoint {shown}, and is {after} now: {why}");
+            Some(Problem::new(message).hint(hint))
+        };
+        let problems: Vec<Problem> = self.changes.iter().filter_map(problem).collect();
+        if problems.is_empty() { Ok(()) } else { Err(Failure::Input(Problems(problems))) }
     }
 
     /// Holds that something is left to do.
@@ -70,9 +101,16 @@ impl Resumed {
     ///
     /// Checkpoints that cannot be renamed.
     pub(super) fn tell(&self, checkpoints: &Checkpoints, output_dir: &Path, sinks: &mut Sinks) -> Result<(), Failure> {
+        for damaged in &self.damaged {
+            sinks.warn(&format!("{damaged}\n  hint: the one before it is taken; the steps since are made again"));
+        }
         sinks.note(&format!("resuming after step {} from {}", self.state.step, self.checkpoint.display()));
         for change in &self.changes {
-            sinks.warn(&format!("the recipe has changed: {change}"));
+            let text = format!("the recipe has changed: {change}");
+            match change.effect {
+                Effect::None => sinks.note(&text),
+                _ => sinks.warn(&format!("{text}; this holds for the steps from here on")),
+            }
         }
         if self.is_within(output_dir) {
             for path in checkpoints.set_aside_after(self.state.step).map_err(Failure::running)? {
@@ -92,57 +130,25 @@ impl Resumed {
     }
 }
 
-/// Keys whose value differs between two recipes, other than where the output goes.
-fn changed_keys(earlier: &str, now: &str) -> Vec<String> {
-    let (Ok(earlier), Ok(now)) = (earlier.parse::<Table>(), now.parse::<Table>()) else { return Vec::new() };
-    let (mut before, mut after) = (Vec::new(), Vec::new());
-    flatten("", &Value::Table(earlier), &mut before);
-    flatten("", &Value::Table(now), &mut after);
-    let value_of = |entries: &[(String, String)], key: &str| {
-        entries.iter().find(|(other, _)| other == key).map_or_else(|| "none".to_owned(), |(_, value)| value.clone())
-    };
-    let mut keys: Vec<&String> = before.iter().chain(&after).map(|(key, _)| key).collect();
-    keys.sort();
-    keys.dedup();
-    keys.into_iter()
-        .filter(|key| *key != "output_dir")
-        .map(|key| (key, value_of(&before, key), value_of(&after, key)))
-        .filter(|(_, before, after)| before != after)
-        .map(|(key, before, after)| format!("{key}: {before} -> {after}"))
-        .collect()
+/// No checkpoint can be used.
+fn none_is_good(damaged: Vec<String>, checkpoints: &Checkpoints) -> Failure {
+    let mut problems: Vec<Problem> = damaged.into_iter().map(Problem::new).collect();
+    let folder = checkpoints.folder().display();
+    problems.push(
+        Problem::new(format!("--resume: no checkpoint in {folder} is whole"))
+            .hint("start a new run with another `output_dir`, or name a checkpoint of another run"),
+    );
+    Failure::Input(Problems(problems))
 }
 
-/// Every key with its value, `data.train[0].path`.
-fn flatten(prefix: &str, value: &Value, entries: &mut Vec<(String, String)>) {
-    match value {
-        Value::Table(table) => {
-            for (key, value) in table {
-                let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-                flatten(&key, value, entries);
-            }
-        }
-        Value::Array(values) if values.iter().any(Value::is_table) => {
-            for (index, value) in values.iter().enumerate() {
-                flatten(&format!("{prefix}[{index}]"), value, entries);
-            }
-        }
-        value => entries.push((prefix.to_owned(), value.to_string())),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn changed_added_and_removed_keys_are_named_with_both_values() {
-        let earlier = "output_dir = \"a\"\nseed = 1\n[train]\nmax_steps = 2\n[[data.train]]\npath = \"a\"\n";
-        let now =
-            "output_dir = \"b\"\nseed = 1\n[train]\nmax_steps = 4\nnum_epochs = 1.0\n[[data.train]]\npath = \"b\"\n";
-        assert_eq!(
-            changed_keys(earlier, now),
-            ["data.train[0].path: \"a\" -> \"b\"", "train.max_steps: 2 -> 4", "train.num_epochs: none -> 1.0"]
-        );
-        assert!(changed_keys(now, now).is_empty());
+/// A checkpoint that was named and cannot be used, with the one that can.
+fn with_other_checkpoint(error: &checkpoint::CheckpointError, named: &Path, checkpoints: &Checkpoints) -> Failure {
+    let problem = Problem::new(error.to_string());
+    // Those beside it: it may be of another run.
+    let beside = named.parent().filter(|folder| *folder != checkpoints.folder()).map(Checkpoints::of_folder);
+    let other = beside.as_ref().unwrap_or(checkpoints).newest_good().ok().and_then(|found| found.checkpoint);
+    match other {
+        Some(path) => Failure::from(problem.hint(format!("{} is whole", path.display()))),
+        None => Failure::from(problem),
     }
 }

@@ -33,5 +33,6 @@ pub fn evaluate(
         total.sum += sum;
         total.target_tokens += target_tokens;
     }
-    Ok(Some(total))
+    // They may have ended early.
+    Ok((!stop.requested()).then_some(total))
 }

@@ -1,7 +1,11 @@
 //! What a step took, and sums of it.
 
-use super::step::{SkipReason, StepOutcome};
+use std::fs;
+use std::io::{BufRead, BufReader};
+
+use super::step::StepOutcome;
 use crate::data::batch::RowSource;
+use crate::data::files::FileKind;
 use crate::data::loader::LoadedBatch;
 use crate::data::pipeline::{Cursor, RowCounts};
 use crate::data::sources::FileInfo;
@@ -9,6 +13,9 @@ use crate::metrics::TimeSpent;
 
 /// Rows that a warning names before it says how many more there are.
 const MAX_ROWS_NAMED: usize = 8;
+
+/// Files up to this size are searched for the line of a row that a warning names.
+const MAX_SEARCHED_BYTES: u64 = 64 << 20;
 
 /// The micro-batches of one step and what they took.
 #[derive(Debug)]
@@ -56,25 +63,35 @@ impl StepWork {
         self.sources.extend(loaded.batch.sources);
     }
 
-    /// Why the step made no update, and which rows it had.
-    pub(super) fn skip_warning(&self, step: u64, reason: SkipReason, files: &[FileInfo]) -> String {
-        let why = match reason {
-            SkipReason::NonFiniteLoss => "its loss is not a finite number",
-            SkipReason::NonFiniteGradient => "its gradient is not finite",
-            SkipReason::NoTargetTokens => "none of its tokens carries loss",
-        };
+    /// What is odd about the step, and which rows it had.
+    pub(super) fn warning(&self, step: u64, what: &str, files: &[FileInfo]) -> String {
         let named = self.sources.iter().take(MAX_ROWS_NAMED).filter_map(|source| {
-            let path = files.get(source.file)?.path.display();
-            Some(format!("{path} row {}", source.row + 1))
+            let file = files.get(source.file)?;
+            let path = file.path.display();
+            Some(match line_of(file, source.row) {
+                Some(line) => format!("{path}:{line}"),
+                None => format!("{path} row {}", source.row + 1),
+            })
         });
         let mut rows = named.collect::<Vec<_>>().join(", ");
         match self.sources.len().checked_sub(MAX_ROWS_NAMED) {
             Some(more) if more > 0 => rows.push_str(&format!(" and {more} more")),
-            _ if rows.is_empty() => return format!("step {step}: no update, {why}"),
+            _ if rows.is_empty() => return format!("step {step}: {what}"),
             _ => {}
         }
-        format!("step {step}: no update, {why}; its rows: {rows}")
+        format!("step {step}: {what}; its rows: {rows}")
     }
+}
+
+/// Line of a row in a file of one row a line, from 1: blank lines are no rows. `None` for other files, and for those that
+/// would take long to read.
+fn line_of(file: &FileInfo, row: usize) -> Option<usize> {
+    if file.kind != FileKind::JsonLines || fs::metadata(&file.path).ok()?.len() > MAX_SEARCHED_BYTES {
+        return None;
+    }
+    let lines = BufReader::new(fs::File::open(&file.path).ok()?).split(b'\n').map_while(Result::ok);
+    let rows = lines.enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
+    rows.map(|(index, _)| index + 1).nth(row)
 }
 
 /// Sums since the last start.
@@ -120,10 +137,10 @@ mod tests {
     use crate::data::files::FileKind;
 
     #[test]
-    fn a_skipped_step_names_its_rows_counted_from_1() {
-        let file = FileInfo {
-            path: "rows.jsonl".into(),
-            kind: FileKind::JsonLines,
+    fn an_odd_step_names_its_rows_counted_from_1() {
+        let mut file = FileInfo {
+            path: "rows.json".into(),
+            kind: FileKind::Json,
             format: DataFormat::Text,
             num_rows: 20,
             unused_columns: Vec::new(),
@@ -131,11 +148,19 @@ mod tests {
             kept_tokens: None,
         };
         let mut work = StepWork::new(Cursor::default());
-        let warn = |work: &StepWork| work.skip_warning(7, SkipReason::NonFiniteLoss, std::slice::from_ref(&file));
-        assert_eq!(warn(&work), "step 7: no update, its loss is not a finite number");
+        let warn = |work: &StepWork, file: &FileInfo| work.warning(7, "no update", std::slice::from_ref(file));
+        assert_eq!(warn(&work, &file), "step 7: no update");
         work.sources = vec![RowSource { file: 0, row: 0 }, RowSource { file: 0, row: 4 }];
-        assert!(warn(&work).ends_with("its rows: rows.jsonl row 1, rows.jsonl row 5"), "{}", warn(&work));
+        assert!(warn(&work, &file).ends_with("its rows: rows.json row 1, rows.json row 5"), "{}", warn(&work, &file));
         work.sources = (0..10).map(|row| RowSource { file: 0, row }).collect();
-        assert!(warn(&work).ends_with("rows.jsonl row 8 and 2 more"), "{}", warn(&work));
+        assert!(warn(&work, &file).ends_with("rows.json row 8 and 2 more"), "{}", warn(&work, &file));
+
+        // Where a row is a line, blank ones are not counted.
+        let folder = tempfile::tempdir().unwrap();
+        (file.path, file.kind) = (folder.path().join("rows.jsonl"), FileKind::JsonLines);
+        fs::write(&file.path, "{}\n\n{}\n \n{}").unwrap();
+        work.sources = (0..3).map(|row| RowSource { file: 0, row }).collect();
+        let place = file.path.display();
+        assert!(warn(&work, &file).ends_with(&format!("{place}:1, {place}:3, {place}:5")), "{}", warn(&work, &file));
     }
 }

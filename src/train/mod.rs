@@ -14,3 +14,4 @@ pub mod state;
 pub mod step;
 pub mod stop;
 pub mod trainer;
+pub mod watchdog;

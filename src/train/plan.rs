@@ -4,6 +4,7 @@ use super::config::{EvalConfig, TrainConfig};
 use super::schedule::Schedule;
 use super::state::RowOrder;
 use super::stop::Stop;
+use super::watchdog::WatchdogConfig;
 use crate::checkpoint::{CheckpointConfig, Checkpoints};
 use crate::data::pipeline::DataPipeline;
 use crate::device::OpenDevice;
@@ -36,10 +37,14 @@ pub struct Plan {
     pub eval: EvalConfig,
     /// Checkpoints.
     pub checkpoint: CheckpointConfig,
+    /// What is watched.
+    pub watchdog: WatchdogConfig,
     /// Learning rate by step; knows the number of steps.
     pub schedule: Schedule,
     /// What the data cursor counts in.
     pub order: RowOrder,
+    /// The whole recipe as TOML, every default filled in: kept in checkpoints.
+    pub recipe: String,
     /// Written into `adapter_config.json` of checkpoints.
     pub lora: LoraConfig,
     /// The same: the model that the adapter belongs to.

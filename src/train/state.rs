@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::figures::StepWork;
 use super::step::{StepCounters, StepOutcome};
+use super::watchdog::Watchdog;
 use crate::data::pipeline::{Cursor, RowCounts};
 
 /// `trainer_state.json`: where training stands after a whole number of steps.
@@ -23,6 +24,8 @@ pub struct TrainerState {
     pub counters: StepCounters,
     /// Evaluations so far.
     pub evaluations: Evaluations,
+    /// What the watchdog has seen.
+    pub watchdog: Watchdog,
     /// Sums over the run.
     pub totals: Totals,
 }
@@ -123,6 +126,8 @@ pub struct Totals {
     pub target_tokens: u64,
     /// Steps whose loss or gradient was not finite: no update was made.
     pub skipped_steps: u64,
+    /// Steps with which the watchdog found something wrong.
+    pub anomalous_steps: u64,
     /// What the training rows turned out to be.
     pub rows: RowCounts,
     /// Wall time, from the start of the process.
@@ -146,6 +151,7 @@ mod tests {
             order,
             counters: StepCounters { num_updates: 0, num_micro_batches: 0, loss_scale: None },
             evaluations: Evaluations::default(),
+            watchdog: Watchdog::default(),
             totals: Totals::default(),
         };
         let outcome = StepOutcome { loss: 1.0, grad_norm: 1.0, target_tokens: 5, skipped: None };

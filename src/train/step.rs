@@ -10,6 +10,7 @@ use super::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use super::grads::{GradSums, read};
 use super::offload::HostParking;
 use super::optim::{AdamW, OptimizerStateError};
+use super::watchdog::digest;
 use crate::checkpoint::HostTensor;
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
@@ -59,6 +60,18 @@ pub enum SkipReason {
     NonFiniteGradient,
     /// No token carried loss.
     NoTargetTokens,
+}
+
+impl SkipReason {
+    /// For people.
+    #[must_use]
+    pub fn told(self) -> &'static str {
+        match self {
+            Self::NonFiniteLoss => "no update, its loss is not a finite number",
+            Self::NonFiniteGradient => "no update, its gradient is not finite",
+            Self::NoTargetTokens => "no update, none of its tokens carries loss",
+        }
+    }
 }
 
 /// Sum of losses over target tokens.
@@ -156,6 +169,14 @@ impl TrainStep {
     #[must_use]
     pub fn adapters(&self) -> &AdapterSet {
         &self.adapters
+    }
+
+    /// Digest of the B of the first and the last adapter: few numbers, which every update moves. Reads the device.
+    #[must_use]
+    pub fn adapters_digest(&self) -> u64 {
+        let mut all = self.adapters.iter().map(|(_, _, adapter)| &adapter.lora_b);
+        let (first, last) = (all.next(), all.last());
+        digest(first.into_iter().chain(last).flat_map(|b| b.to_data().try_to_vec().unwrap_or_default()))
     }
 
     /// Forward and backward of one micro-batch, added to the step under way. Reads nothing from the device.
@@ -289,7 +310,8 @@ impl TrainStep {
         self.optimizer.restore(&adapters, &state.moments, state.counters.num_updates)?;
         self.adapters = adapters;
         self.num_micro_batches = state.counters.num_micro_batches;
-        self.loss_scale = state.counters.loss_scale;
+        // A run that goes on in f16 after another precision looks for its scale anew.
+        self.loss_scale = self.loss_scale.map(|fresh| state.counters.loss_scale.unwrap_or(fresh));
         self.clear();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The wish to stop: SIGINT, SIGTERM, or the dashboard's quit key.
+//! The wish to stop: SIGINT, SIGTERM, the end of the terminal, or the dashboard's quit key.
 
 use std::io;
 use std::sync::Arc;
@@ -13,27 +13,48 @@ pub const EXIT_INTERRUPTED: u8 = 130;
 
 /// Whether somebody wants the run to stop. Clones share one wish.
 ///
-/// The loop looks at it between micro-batches; nothing else happens in the signal handler than setting a flag.
+/// The loop looks at it between micro-batches; nothing else happens in the signal handler than setting a flag, or
+/// ending the process.
 #[derive(Clone, Default)]
 pub struct Stop {
     signal: Arc<AtomicBool>,
+    /// A signal ends the process: there is nothing yet that would have to be saved.
+    at_once: Arc<AtomicBool>,
     interrupter: Interrupter,
 }
 
 impl Stop {
-    /// Listens to SIGINT and SIGTERM from now on. The first one is a wish; a second one ends the process at once.
+    /// Listens to signals from now on. Until [`defer`](Self::defer) the first one ends the
+    /// process with [`EXIT_INTERRUPTED`]: also as process 1 of a container, where the kernel's own way of ending a
+    /// process by a signal does nothing.
+    ///
+    /// A write beyond the limit of a file's size becomes an error like that of a full disk, instead of a deadly signal.
     ///
     /// # Errors
     ///
     /// Where the operating system refuses the handlers.
     pub fn on_signals() -> io::Result<Self> {
         let stop = Self::default();
-        for signal in [SIGINT, SIGTERM] {
-            // In this order: at the second signal the flag is set already, and the first handler ends the process.
+        stop.at_once.store(true, Ordering::Relaxed);
+        for signal in stop_signals() {
+            // In this order: at the second signal the flag is set already, and the second handler ends the process.
+            flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), stop.at_once.clone())?;
             flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), stop.signal.clone())?;
             flag::register(signal, stop.signal.clone())?;
         }
+        #[cfg(unix)]
+        flag::register(signal_hook::consts::SIGXFSZ, Arc::default())?;
         Ok(stop)
+    }
+
+    /// From now on the first signal is a wish, to be met once all on the disk is whole; a second one ends the process.
+    pub fn defer(&self) {
+        self.at_once.store(false, Ordering::Relaxed);
+    }
+
+    /// From now on a signal ends the process again.
+    pub fn at_once(&self) {
+        self.at_once.store(true, Ordering::Relaxed);
     }
 
     /// Whether to stop.
@@ -46,6 +67,26 @@ impl Stop {
     #[must_use]
     pub fn interrupter(&self) -> &Interrupter {
         &self.interrupter
+    }
+}
+
+/// SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends, unless `nohup` has turned that off.
+fn stop_signals() -> Vec<i32> {
+    #[cfg(unix)]
+    if !is_ignored(signal_hook::consts::SIGHUP) {
+        return vec![SIGINT, SIGTERM, signal_hook::consts::SIGHUP];
+    }
+    vec![SIGINT, SIGTERM]
+}
+
+#[cfg(unix)]
+fn is_ignored(signal: i32) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: with a null pointer for the new action nothing is changed; `action` outlives the call, which fills it
+    // where it returns 0.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
+            && action.assume_init().sa_sigaction == libc::SIG_IGN
     }
 }
 

@@ -1,22 +1,23 @@
 //! The loop: steps are the only clock. Evaluation, samples, checkpoints and figures are called here by name.
 
+mod between;
+
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::eval::evaluate;
 use super::figures::{SessionFigures, StepWork, per_second};
 use super::flops::StepFlops;
 use super::plan::{Around, Plan};
 use super::state::{Evaluations, Totals, TrainerState};
-use super::step::{StepOutcome, StepState, TrainStep};
+use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
+use super::watchdog::{self, Anomaly, Observation, Verdict, Watchdog};
 use crate::checkpoint::{self, CheckpointError};
 use crate::data::error::DataError;
 use crate::data::loader::Loader;
 use crate::data::pipeline::Cursor;
-use crate::export::{adapter_weights, write_adapter};
-use crate::generate::{GenerateError, Generator};
+use crate::generate::GenerateError;
 use crate::lora::AdapterSet;
-use crate::metrics::{EvalMetrics, Outcome, Sample, StepMetrics, Summary};
+use crate::metrics::{Outcome, StepMetrics, Summary};
 use crate::ops::peak::gemm_peak_flops;
 
 /// Shown once; how many there are stands in the summary.
@@ -32,9 +33,27 @@ pub enum TrainerError {
     /// A prompt of `eval.generate` cannot be continued.
     #[error("`eval.generate`: {0}")]
     Generate(#[from] GenerateError),
-    /// A checkpoint cannot be written or read.
+    /// A checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// Training was to stop, and its state could not be saved.
+    #[error("stopped after step {step}, which is not saved: {source}{}", earlier_hint(earlier.as_deref()))]
+    NotSaved {
+        /// Steps done.
+        step: u64,
+        /// Why not.
+        source: CheckpointError,
+        /// The newest checkpoint that is whole.
+        earlier: Option<PathBuf>,
+    },
+    /// The watchdog has lost its patience.
+    #[error("step {step}: {reason}")]
+    Watchdog {
+        /// Steps done.
+        step: u64,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// A checkpoint does not fit this recipe.
     #[error("checkpoint {}: {reason}", path.display())]
     Mismatch {
@@ -76,6 +95,7 @@ impl<'a> Trainer<'a> {
             order: plan.order,
             counters: step.counters(),
             evaluations: Evaluations::default(),
+            watchdog: Watchdog::default(),
             totals: Totals::default(),
         };
         Self {
@@ -138,6 +158,7 @@ impl<'a> Trainer<'a> {
         Summary {
             steps: *step,
             skipped_steps: totals.skipped_steps,
+            anomalous_steps: totals.anomalous_steps,
             epochs: self.state.epochs(),
             final_loss: figures.last_loss,
             initial_eval_loss: evaluations.first_loss,
@@ -166,14 +187,18 @@ impl<'a> Trainer<'a> {
     ///
     /// # Errors
     ///
-    /// A row that cannot be read, a checkpoint that cannot be written.
+    /// A row that cannot be read; figures with which it makes no sense to go on; a stop whose checkpoint cannot be
+    /// written. Wherever it can be, a checkpoint of the steps done is saved first.
     pub fn run(&mut self) -> Result<Outcome, TrainerError> {
         let first_step = self.state.step;
         let outcome = self.run_steps();
         let is_row_or_prompt = matches!(outcome, Err(TrainerError::Data(_) | TrainerError::Generate(_)));
-        if is_row_or_prompt && self.state.step > first_step {
+        if is_row_or_prompt && self.state.step > first_step && !self.is_saved {
             // Once that is mended, training goes on from here.
-            self.interrupt()?;
+            self.save_or_warn();
+        }
+        if matches!(outcome, Err(TrainerError::Watchdog { .. })) {
+            self.save_beside_the_others();
         }
         outcome
     }
@@ -193,21 +218,22 @@ impl<'a> Trainer<'a> {
                 return Ok(Outcome::StoppedEarly);
             }
             if self.is_checkpoint_due() {
-                self.save()?;
+                self.save_or_warn();
             }
             if self.state.step >= self.plan.schedule.total_steps() {
                 return Ok(Outcome::Finished);
             }
-            match self.take_step(&mut loader)? {
-                Some(metrics) => self.around.sinks.step(&metrics),
-                None => return self.interrupt(),
+            let Some((metrics, verdict)) = self.take_step(&mut loader)? else { return self.interrupt() };
+            self.around.sinks.step(&metrics);
+            if let Some(reason) = verdict.stop {
+                return Err(TrainerError::Watchdog { step: self.state.step, reason });
             }
         }
     }
 
     /// One step: micro-batches, an update, its figures. `None` where somebody wants to stop: then nothing happened, as
     /// after an error.
-    fn take_step(&mut self, loader: &mut Loader) -> Result<Option<StepMetrics>, TrainerError> {
+    fn take_step(&mut self, loader: &mut Loader) -> Result<Option<(StepMetrics, Verdict)>, TrainerError> {
         let step_start = self.last_step_end.take().unwrap_or_else(Instant::now);
         let mut work = StepWork::new(self.state.cursor);
         for _ in 0..self.plan.train.gradient_accumulation_steps {
@@ -216,7 +242,14 @@ impl<'a> Trainer<'a> {
                 return Ok(None);
             }
             let wait_start = Instant::now();
-            let loaded = loader.next_batch().inspect_err(|_| self.step.discard(work.num_micro_batches))?;
+            let stop_requested = || self.stop_requested();
+            let loaded = match loader.next_batch_unless(&stop_requested) {
+                Ok(Some(loaded)) => loaded,
+                other => {
+                    self.step.discard(work.num_micro_batches);
+                    return other.map(|_| None).map_err(TrainerError::from);
+                }
+            };
             work.data_wait_seconds += wait_start.elapsed().as_secs_f64();
             if !loaded.batch.targets.is_empty() {
                 let compute_start = Instant::now();
@@ -251,22 +284,48 @@ impl<'a> Trainer<'a> {
         self.state.advance(&work, &outcome);
         self.is_saved = false;
         self.figures.add(&work, &outcome);
-        if let Some(reason) = outcome.skipped {
-            let warning = work.skip_warning(self.state.step, reason, self.around.data.files());
-            self.around.sinks.warn(&warning);
-        }
+        let verdict = self.watch(learning_rate, &outcome, &work);
         if work.rows.answer_cut > 0 && !std::mem::replace(&mut self.has_warned_of_cuts, true) {
             self.around.sinks.warn(CUT_WARNING);
         }
-        let metrics = self.metrics(learning_rate, &outcome, &work);
+        let metrics = self.metrics(learning_rate, &outcome, &work, verdict.anomaly);
         // In the first step the device's peak was measured meanwhile.
         let is_first = self.figures.num_steps == 1;
         self.last_step_end = Some(if is_first { Instant::now() } else { step_end });
-        Ok(Some(metrics))
+        Ok(Some((metrics, verdict)))
+    }
+
+    /// What is wrong with a step; told to the user, with its rows.
+    fn watch(&mut self, learning_rate: f64, outcome: &StepOutcome, work: &StepWork) -> Verdict {
+        let step = self.state.step;
+        let has_loss_scale = self.step.counters().loss_scale.is_some_and(|loss_scale| loss_scale.scale() > 1.0);
+        let is_look_due = step.is_multiple_of(watchdog::LOOK_STEPS);
+        let observation = Observation {
+            loss: outcome.loss,
+            grad_norm: outcome.grad_norm,
+            skipped: outcome.skipped,
+            is_scale_search: has_loss_scale && outcome.skipped == Some(SkipReason::NonFiniteGradient),
+            learning_rate,
+            adapters_digest: is_look_due.then(|| self.step.adapters_digest()),
+        };
+        let verdict = self.state.watchdog.observe(&self.plan.watchdog, &observation);
+        self.state.totals.anomalous_steps += u64::from(verdict.anomaly.is_some());
+        let what = outcome.skipped.map(|reason| reason.told().to_owned()).or_else(|| verdict.warning.clone());
+        if let Some(what) = what {
+            let warning = work.warning(step, &what, self.around.data.files());
+            self.around.sinks.warn(&warning);
+        }
+        verdict
     }
 
     /// The line of metrics.jsonl.
-    fn metrics(&mut self, learning_rate: f64, outcome: &StepOutcome, work: &StepWork) -> StepMetrics {
+    fn metrics(
+        &mut self,
+        learning_rate: f64,
+        outcome: &StepOutcome,
+        work: &StepWork,
+        anomaly: Option<Anomaly>,
+    ) -> StepMetrics {
         let machine = self.around.telemetry.window();
         let pools = self.around.device.memory_in_use().filter(|_| self.around.device.is_gpu());
         let reserved = pools.map(|pools| pools.reserved_bytes);
@@ -280,6 +339,7 @@ impl<'a> Trainer<'a> {
             learning_rate,
             grad_norm: outcome.grad_norm,
             skipped: outcome.skipped.is_some(),
+            anomaly: anomaly.map(|anomaly| anomaly.name().to_owned()),
             loss_scale: self.step.counters().loss_scale.map(|loss_scale| loss_scale.scale()),
             tokens: work.tokens,
             target_tokens: outcome.target_tokens,
@@ -329,82 +389,12 @@ impl<'a> Trainer<'a> {
         let every = self.plan.checkpoint.save_steps.is_some_and(|every| step.is_multiple_of(every));
         every && step > 0 && !self.is_saved
     }
+}
 
-    /// Measures the evaluation loss and samples text. `false` where somebody wants to stop: then nothing happened.
-    fn evaluate(&mut self) -> Result<bool, TrainerError> {
-        let eval_start = Instant::now();
-        let epoch = self.state.epochs();
-        let step = self.state.step;
-        let mut metrics = None;
-        if self.around.data.num_eval_rows() > 0 {
-            let (micro_batch_size, max_batches) = (self.plan.train.micro_batch_size, self.plan.eval.max_batches);
-            let batches = self.around.data.eval_batches(micro_batch_size, max_batches)?;
-            let num_batches = self.around.data.num_eval_batches(micro_batch_size, max_batches);
-            let progress = |done| self.around.sinks.evaluating(done, num_batches);
-            let Some(total) = evaluate(&self.step, batches, self.around.stop, progress)? else { return Ok(false) };
-            #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-            let eval_loss = total.sum / total.target_tokens as f64;
-            metrics = Some(EvalMetrics {
-                step,
-                epoch,
-                eval_loss,
-                eval_perplexity: eval_loss.exp(),
-                eval_target_tokens: total.target_tokens,
-                eval_seconds: eval_start.elapsed().as_secs_f64(),
-            });
-        }
-        let Some(samples) = self.sample()? else { return Ok(false) };
-
-        // Written only now that all is there: an interruption leaves no half of an evaluation behind.
-        if let Some(metrics) = &metrics {
-            self.around.sinks.eval(metrics);
-        }
-        for (index, sample) in samples.iter().enumerate() {
-            self.around.sinks.sample(index, sample);
-        }
-        self.state.evaluations.record(step, metrics.map(|metrics| metrics.eval_loss));
-        self.is_saved = false;
-        self.figures.time.evaluation_seconds += eval_start.elapsed().as_secs_f64();
-        let _ = self.around.telemetry.window();
-        self.last_step_end = None;
-        Ok(true)
-    }
-
-    /// Continues the prompts of `eval.generate`, greedily: written as the rows are, through the chat template where
-    /// they are conversations. `None` where somebody wants to stop.
-    fn sample(&self) -> Result<Option<Vec<Sample>>, TrainerError> {
-        let (data, prompts) = (self.around.data, &self.plan.eval.generate);
-        let (model, adapters) = (self.step.model(), self.step.adapters());
-        let generator = Generator { model, adapters, tokenizer: data.tokenizer() };
-        let texts = generator.samples(prompts, data.template(), || self.stop_requested())?;
-        let sample = |(prompt, text): (&String, String)| Sample { step: self.state.step, prompt: prompt.clone(), text };
-        Ok(texts.map(|texts| prompts.iter().zip(texts).map(sample).collect()))
-    }
-
-    /// Saves a checkpoint of the steps done.
-    fn save(&mut self) -> Result<(), TrainerError> {
-        let save_start = Instant::now();
-        let StepState { moments, counters } = self.step.state();
-        self.state.counters = counters;
-        self.state.totals.wall_seconds = self.earlier_wall_seconds + self.process_start.elapsed().as_secs_f64();
-        self.state.totals.energy_joules = self.energy_joules(self.around.telemetry.energy_joules());
-        let weights = adapter_weights(self.step.adapters());
-        let write =
-            |folder: &Path| write_adapter(folder, &weights, &self.plan.lora, &self.plan.base_model_name_or_path);
-        self.around.checkpoints.save(self.state.step, write, &moments, &self.state)?;
-        self.around.sinks.note(&format!("step {}: checkpoint saved", self.state.step));
-        self.is_saved = true;
-        self.figures.time.checkpoint_seconds += save_start.elapsed().as_secs_f64();
-        let _ = self.around.telemetry.window();
-        self.last_step_end = None;
-        Ok(())
-    }
-
-    /// Saves what a resumed run needs, unless it is there.
-    fn interrupt(&mut self) -> Result<Outcome, TrainerError> {
-        if !self.is_saved {
-            self.save()?;
-        }
-        Ok(Outcome::Interrupted)
+/// What is left where a stop could not be saved.
+fn earlier_hint(earlier: Option<&Path>) -> String {
+    match earlier {
+        Some(path) => format!("\n  hint: `--resume` goes on from {}, once the disk takes files again", path.display()),
+        None => "\n  hint: no checkpoint was saved before it, so the run has to start again".to_owned(),
     }
 }

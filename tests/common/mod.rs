@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 #![allow(clippy::unnecessary_debug_formatting, reason = "a quoted path is TOML")]
 
+pub(crate) mod events;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,111 @@
+//! `SHA256SUMS`: what the files of a checkpoint hold. In the format of coreutils, so that `sha256sum -c` reads it too.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+/// The file of checksums.
+pub(super) const SUMS_FILE: &str = "SHA256SUMS";
+/// Bytes read at a time.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// Writes the checksums of all files of a folder into it.
+///
+/// # Errors
+///
+/// Where a file cannot be read, or the checksums cannot be written.
+pub(super) fn write(folder: &Path) -> io::Result<()> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    let mut sums = String::new();
+    for name in names {
+        // Two spaces: coreutils' separator.
+        sums.push_str(&format!("{}  {name}\n", sha256(&folder.join(&name))?));
+    }
+    fs::write(folder.join(SUMS_FILE), sums)
+}
+
+/// Holds the files of a folder against their checksums.
+///
+/// # Errors
+///
+/// What is wrong, for people: a file that is missing, cannot be read or has changed.
+pub(super) fn verify(folder: &Path) -> Result<(), String> {
+    let sums = match fs::read_to_string(folder.join(SUMS_FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(format!("{SUMS_FILE} is missing")),
+        sums => sums.map_err(|error| format!("{SUMS_FILE} cannot be read: {error}"))?,
+    };
+    for line in sums.lines() {
+        let Some((sum, name)) = line.split_once("  ").filter(|(sum, name)| sum.len() == 64 && !name.contains('/'))
+        else {
+            return Err(format!("{SUMS_FILE} is damaged"));
+        };
+        match sha256(&folder.join(name)) {
+            Ok(found) if found == sum => {}
+            Ok(_) => return Err(format!("{name} is damaged: its SHA-256 is not the one in {SUMS_FILE}")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(format!("{name} is missing")),
+            Err(error) => return Err(format!("{name} cannot be read: {error}")),
+        }
+    }
+    if sums.is_empty() { Err(format!("{SUMS_FILE} is empty")) } else { Ok(()) }
+}
+
+/// SHA-256 of a file, in hexadecimal digits.
+fn sha256(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let mut block = vec![0; BLOCK_BYTES];
+    let mut hash = Sha256::new();
+    loop {
+        match file.read(&mut block)? {
+            0 => break,
+            read => hash.update(&block[..read]),
+        }
+    }
+    let mut digits = String::with_capacity(64);
+    for byte in hash.finalize() {
+        // Writing to a string does not fail.
+        let _ = write!(digits, "{byte:02x}");
+    }
+    Ok(digits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_changed_byte_of_every_file_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("a"), "abc").unwrap();
+        fs::write(path("b"), "").unwrap();
+        write(folder.path()).unwrap();
+        // FIPS 180-4's example.
+        let sums = fs::read_to_string(path(SUMS_FILE)).unwrap();
+        assert!(sums.starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a\n"), "{sums}");
+        assert_eq!(verify(folder.path()), Ok(()));
+        for name in ["a", "b", SUMS_FILE] {
+            let whole = fs::read(path(name)).unwrap();
+            for index in 0..=whole.len() {
+                let mut bytes = whole.clone();
+                match bytes.get_mut(index) {
+                    Some(byte) => *byte ^= 1,
+                    None => bytes.push(b'x'),
+                }
+                fs::write(path(name), bytes).unwrap();
+                assert!(verify(folder.path()).is_err(), "byte {index} of {name}");
+            }
+            fs::remove_file(path(name)).unwrap();
+            assert_eq!(verify(folder.path()), Err(format!("{name} is missing")));
+            fs::write(path(name), whole).unwrap();
+        }
+        fs::write(path(SUMS_FILE), "").unwrap();
+        assert_eq!(verify(folder.path()), Err("SHA256SUMS is empty".into()));
+    }
+}

@@ -1,0 +1,149 @@
+//! What happens between steps: evaluations, samples, checkpoints.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::{Trainer, TrainerError};
+use crate::checkpoint::CheckpointError;
+use crate::export::{adapter_weights, write_adapter};
+use crate::generate::Generator;
+use crate::metrics::{EvalMetrics, Outcome, Sample};
+use crate::train::eval::evaluate;
+use crate::train::step::StepState;
+
+impl Trainer<'_> {
+    /// Measures the evaluation loss and samples text. `false` where somebody wants to stop: then nothing happened.
+    pub(super) fn evaluate(&mut self) -> Result<bool, TrainerError> {
+        let eval_start = Instant::now();
+        let epoch = self.state.epochs();
+        let step = self.state.step;
+        let mut metrics = None;
+        if self.around.data.num_eval_rows() > 0 {
+            let (micro_batch_size, max_batches) = (self.plan.train.micro_batch_size, self.plan.eval.max_batches);
+            let stop = self.around.stop;
+            let batches = self.around.data.eval_batches(micro_batch_size, max_batches)?.until(|| stop.requested());
+            let num_batches = self.around.data.num_eval_batches(micro_batch_size, max_batches);
+            let progress = |done| self.around.sinks.evaluating(done, num_batches);
+            let Some(total) = evaluate(&self.step, batches, self.around.stop, progress)? else { return Ok(false) };
+            #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+            let eval_loss = total.sum / total.target_tokens as f64;
+            metrics = Some(EvalMetrics {
+                step,
+                epoch,
+                eval_loss,
+                eval_perplexity: eval_loss.exp(),
+                eval_target_tokens: total.target_tokens,
+                eval_seconds: eval_start.elapsed().as_secs_f64(),
+            });
+        }
+        let Some(samples) = self.sample()? else { return Ok(false) };
+
+        if let Some(EvalMetrics { eval_loss, .. }) = &metrics {
+            if !eval_loss.is_finite() {
+                self.around.sinks.warn(&format!("step {step}: the evaluation loss is not a finite number"));
+            }
+            if step == 0 {
+                self.state.watchdog.start_at(*eval_loss);
+            }
+        }
+        // Written only now that all is there: an interruption leaves no half of an evaluation behind.
+        if let Some(metrics) = &metrics {
+            self.around.sinks.eval(metrics);
+        }
+        for (index, sample) in samples.iter().enumerate() {
+            self.around.sinks.sample(index, sample);
+        }
+        self.state.evaluations.record(step, metrics.map(|metrics| metrics.eval_loss));
+        self.is_saved = false;
+        self.figures.time.evaluation_seconds += eval_start.elapsed().as_secs_f64();
+        let _ = self.around.telemetry.window();
+        self.last_step_end = None;
+        Ok(true)
+    }
+
+    /// Continues the prompts of `eval.generate`, greedily: written as the rows are, through the chat template where
+    /// they are conversations. `None` where somebody wants to stop.
+    fn sample(&self) -> Result<Option<Vec<Sample>>, TrainerError> {
+        let (data, prompts) = (self.around.data, &self.plan.eval.generate);
+        let (model, adapters) = (self.step.model(), self.step.adapters());
+        let generator = Generator { model, adapters, tokenizer: data.tokenizer() };
+        let texts = generator.samples(prompts, data.template(), || self.stop_requested())?;
+        let sample = |(prompt, text): (&String, String)| Sample { step: self.state.step, prompt: prompt.clone(), text };
+        Ok(texts.map(|texts| prompts.iter().zip(texts).map(sample).collect()))
+    }
+
+    /// Saves a checkpoint of the steps done; returns its folder.
+    fn save(&mut self) -> Result<PathBuf, CheckpointError> {
+        let save_start = Instant::now();
+        let StepState { moments, counters } = self.step.state();
+        self.state.counters = counters;
+        self.state.totals.wall_seconds = self.earlier_wall_seconds + self.process_start.elapsed().as_secs_f64();
+        self.state.totals.energy_joules = self.energy_joules(self.around.telemetry.energy_joules());
+        // What is counted as done must be on the disk before the checkpoint says that it is done.
+        self.around.sinks.sync();
+        let weights = adapter_weights(self.step.adapters());
+        let write =
+            |folder: &Path| write_adapter(folder, &weights, &self.plan.lora, &self.plan.base_model_name_or_path);
+        let saved = self.around.checkpoints.save(self.state.step, write, &moments, &self.state, &self.plan.recipe);
+        if saved.is_ok() {
+            self.around.sinks.note(&format!("step {}: checkpoint saved", self.state.step));
+            self.is_saved = true;
+        }
+        self.figures.time.checkpoint_seconds += save_start.elapsed().as_secs_f64();
+        let _ = self.around.telemetry.window();
+        self.last_step_end = None;
+        saved
+    }
+
+    /// Saves a checkpoint, then deletes the oldest. Where the disk refuses, training goes on.
+    pub(super) fn save_or_warn(&mut self) {
+        let warning = match self.save() {
+            Ok(path) => self.around.checkpoints.rotate(&path).err().map(|error| error.to_string()),
+            Err(error) => Some(format!(
+                "step {}: no checkpoint was saved, older ones are still there, and training goes on: {error}{}",
+                self.state.step,
+                self.next_save()
+            )),
+        };
+        if let Some(warning) = warning {
+            self.around.sinks.warn(&warning);
+        }
+    }
+
+    /// Saves where it can be done without deleting an older checkpoint, which may be a better one.
+    pub(super) fn save_beside_the_others(&mut self) {
+        // Whoever goes on from here wants to see whether it has got better.
+        self.state.watchdog.forgive();
+        if let Err(error) = self.save() {
+            self.around.sinks.warn(&format!("step {}: no checkpoint was saved: {error}", self.state.step));
+        }
+    }
+
+    fn next_save(&self) -> String {
+        let next = self.plan.checkpoint.save_steps.map(|every| (self.state.step / every + 1) * every);
+        match next.filter(|next| *next <= self.plan.schedule.total_steps()) {
+            Some(next) => format!("\n  hint: it is tried again after step {next}"),
+            None => String::new(),
+        }
+    }
+
+    /// Saves what a resumed run needs, unless it is there.
+    pub(super) fn interrupt(&mut self) -> Result<Outcome, TrainerError> {
+        if self.is_saved {
+            return Ok(Outcome::Interrupted);
+        }
+        self.around.sinks.note("stopping; a checkpoint is being saved");
+        match self.save() {
+            Ok(path) => {
+                if let Err(error) = self.around.checkpoints.rotate(&path) {
+                    self.around.sinks.warn(&error.to_string());
+                }
+                Ok(Outcome::Interrupted)
+            }
+            Err(source) => {
+                let earlier = self.around.checkpoints.newest_good().ok().and_then(|found| found.checkpoint);
+                Err(TrainerError::NotSaved { step: self.state.step, source, earlier })
+            }
+        }
+    }
+}

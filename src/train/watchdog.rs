@@ -1,0 +1,277 @@
+//! The watchdog: notices that a run goes wrong, from its figures alone.
+//!
+//! It warns at once and asks to stop after a set patience, so that a run that is left alone overnight is not found in
+//! the morning with hours of nothing, and one odd batch does not end it.
+
+use serde::{Deserialize, Serialize};
+
+use super::step::SkipReason;
+use crate::schema::Section;
+
+/// Losses after which a spike can be told from noise.
+const WARM_UP_LOSSES: u64 = 20;
+/// Weight of a new loss in the running mean and variance: the last 50 losses count most.
+const LOSS_WEIGHT: f64 = 0.02;
+/// Losses that stay so many nats above where they started have diverged: the perplexity is 7 times as high. A model that a
+/// high learning rate has ruined settles not far above that, at the loss of the most frequent tokens.
+const DIVERGED_NATS: f64 = 2.0;
+/// Weight of a new loss in the mean of the last few, which is held against the start.
+const RECENT_WEIGHT: f64 = 0.2;
+/// Least standard deviation, relative to the mean: an almost constant loss has no spikes in its last digits.
+const LEAST_DEVIATION: f64 = 0.01;
+/// Steps between two looks at the adapters.
+pub const LOOK_STEPS: u64 = 10;
+
+/// Section `[watchdog]` of a recipe.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WatchdogConfig {
+    /// Steps in a row without an update after which training stops; 0: never.
+    pub max_skipped_steps: u64,
+    /// Standard deviations above the running mean at which a loss is a spike; 0: none is.
+    pub loss_spike_z: f64,
+    /// Steps in a row with a loss spike, with a gradient of zero, or with adapters that do not move, after which
+    /// training stops; 0: never.
+    pub patience: u64,
+}
+
+impl Default for WatchdogConfig {
+    fn default() -> Self {
+        // The search for f16's loss scale may skip 16 steps in a row.
+        Self { max_skipped_steps: 20, loss_spike_z: 6.0, patience: 50 }
+    }
+}
+
+impl WatchdogConfig {
+    /// Reads section `[watchdog]`.
+    pub fn read(section: &mut Section) -> Self {
+        let default = Self::default();
+        Self {
+            max_skipped_steps: section.count("max_skipped_steps", default.max_skipped_steps, 0..),
+            loss_spike_z: section.number("loss_spike_z", default.loss_spike_z, 0.0..),
+            patience: section.count("patience", default.patience, 0..),
+        }
+    }
+}
+
+/// What is wrong with a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anomaly {
+    /// There was no update.
+    SkippedStep,
+    /// The loss is far above what it was.
+    LossSpike,
+    /// Every gradient is exactly zero.
+    ZeroGradient,
+    /// Updates were made, and the adapters are what they were before.
+    UnmovedAdapters,
+}
+
+impl Anomaly {
+    /// Its name in metrics.jsonl.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SkippedStep => "skipped_step",
+            Self::LossSpike => "loss_spike",
+            Self::ZeroGradient => "zero_gradient",
+            Self::UnmovedAdapters => "unmoved_adapters",
+        }
+    }
+}
+
+/// The figures of a step that the watchdog looks at.
+#[derive(Clone, Copy, Debug)]
+pub struct Observation {
+    /// Mean loss of the target tokens, in nats.
+    pub loss: f64,
+    /// Global norm of the gradient.
+    pub grad_norm: f64,
+    /// Why there was no update, if there was none.
+    pub skipped: Option<SkipReason>,
+    /// The step was skipped because `f16`'s loss scale was too high, which is how the right one is found.
+    pub is_scale_search: bool,
+    /// Learning rate of the update.
+    pub learning_rate: f64,
+    /// Digest of some of the adapters' numbers after the step; every [`LOOK_STEPS`] is enough.
+    pub adapters_digest: Option<u64>,
+}
+
+/// What the watchdog says about a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Verdict {
+    /// What is wrong with it.
+    pub anomaly: Option<Anomaly>,
+    /// What to tell the user, at the first of several such steps; a skipped step has its own warning.
+    pub warning: Option<String>,
+    /// Why training should stop: patience is over.
+    pub stop: Option<String>,
+}
+
+/// What the watchdog remembers: part of a checkpoint, so that a resumed run is judged as an uninterrupted one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Watchdog {
+    /// Finite losses seen.
+    num_losses: u64,
+    /// The first of them, or that of the evaluation before it, if that is higher.
+    start_loss: f64,
+    /// Running mean of the losses.
+    mean: f64,
+    /// Mean of the last few losses.
+    recent: f64,
+    /// Running variance.
+    variance: f64,
+    /// Skipped steps in a row.
+    skipped_steps: u64,
+    /// Steps in a row with a loss spike.
+    spike_steps: u64,
+    /// Steps in a row with a gradient of zero.
+    zero_gradient_steps: u64,
+    /// Updates in a row that left the adapters as they were.
+    unmoved_updates: u64,
+    /// Updates since the last look at the adapters.
+    updates_since_look: u64,
+    /// What was seen then.
+    adapters_digest: Option<u64>,
+}
+
+impl Watchdog {
+    /// Takes in the loss of the evaluation before the first step.
+    pub fn start_at(&mut self, eval_loss: f64) {
+        if eval_loss.is_finite() && self.num_losses == 0 {
+            self.start_loss = eval_loss;
+        }
+    }
+
+    /// Forgets what was wrong so far, but not what is normal: after a stop, patience begins anew.
+    pub fn forgive(&mut self) {
+        (self.skipped_steps, self.spike_steps, self.zero_gradient_steps, self.unmoved_updates) = (0, 0, 0, 0);
+    }
+
+    /// Looks at a step.
+    pub fn observe(&mut self, config: &WatchdogConfig, step: &Observation) -> Verdict {
+        if step.skipped.is_some() {
+            return self.observe_skipped(config, step.is_scale_search);
+        }
+        self.skipped_steps = 0;
+        self.updates_since_look += u64::from(step.learning_rate > 0.0);
+        let verdicts =
+            [self.observe_loss(config, step.loss), self.observe_gradient(step.grad_norm), self.observe_adapters(step)];
+        let patience = |steps: u64| config.patience > 0 && steps >= config.patience;
+        let stop = if patience(self.spike_steps) {
+            Some(format!(
+                "the loss has been far too high for {} steps: {:.4}, after {:.4} at the start\n  hint: resume from a \
+                 checkpoint before that, with a lower `optimizer.learning_rate` or a longer warm-up; `watchdog.patience` \
+                 is how long this is watched",
+                self.spike_steps, step.loss, self.start_loss
+            ))
+        } else if patience(self.zero_gradient_steps) {
+            Some(format!(
+                "every gradient has been exactly zero for {} steps: nothing is learned\n  hint: look at `lora.lora_alpha`, \
+                 `train.precision` and the rows",
+                self.zero_gradient_steps
+            ))
+        } else if patience(self.unmoved_updates) {
+            Some(format!(
+                "the adapters are what they were {} updates ago: nothing is learned\n  hint: raise \
+                 `optimizer.learning_rate`",
+                self.unmoved_updates
+            ))
+        } else {
+            None
+        };
+        let (anomaly, warning) = verdicts.into_iter().flatten().next().unzip();
+        Verdict { anomaly, warning: warning.flatten(), stop }
+    }
+
+    fn observe_skipped(&mut self, config: &WatchdogConfig, is_scale_search: bool) -> Verdict {
+        self.skipped_steps += 1;
+        let is_over = config.max_skipped_steps > 0 && self.skipped_steps >= config.max_skipped_steps;
+        let stop = is_over.then(|| {
+            format!(
+                "{} steps in a row made no update\n  hint: look at the rows that the warnings name, at the model's \
+                 weights and at `optimizer.learning_rate`; `watchdog.max_skipped_steps` is how long this is watched",
+                self.skipped_steps
+            )
+        });
+        Verdict { anomaly: (!is_scale_search).then_some(Anomaly::SkippedStep), warning: None, stop }
+    }
+
+    /// The anomaly of a loss, and its warning where it is the first in a row.
+    fn observe_loss(&mut self, config: &WatchdogConfig, loss: f64) -> Option<(Anomaly, Option<String>)> {
+        if self.num_losses == 0 {
+            (self.start_loss, self.recent) = (self.start_loss.max(loss), loss);
+        }
+        self.recent += RECENT_WEIGHT * (loss - self.recent);
+        let deviation = self.variance.sqrt().max(LEAST_DEVIATION * self.mean.abs());
+        let z = (loss - self.mean) / deviation.max(f64::MIN_POSITIVE);
+        let is_known = self.num_losses >= WARM_UP_LOSSES;
+        let is_spike = is_known && z > config.loss_spike_z;
+        let has_diverged = self.recent > self.start_loss + DIVERGED_NATS;
+        let mean = self.mean;
+        // A spike counts as the highest loss that is none: one does not hide the next, and where the loss stays high for
+        // good reason, as with harder rows, that becomes the normal.
+        let counted = if is_spike { mean + config.loss_spike_z * deviation } else { loss };
+        self.count_loss(counted);
+        if config.loss_spike_z <= 0.0 || !(is_spike || has_diverged) {
+            self.spike_steps = 0;
+            return None;
+        }
+        self.spike_steps += 1;
+        let warning = (self.spike_steps == 1).then(|| {
+            if is_spike {
+                format!("the loss of {loss:.4} is {z:.1} standard deviations above its mean of {mean:.4}")
+            } else {
+                format!("the last losses, now {loss:.4}, are far above the {:.4} at the start", self.start_loss)
+            }
+        });
+        Some((Anomaly::LossSpike, warning))
+    }
+
+    /// Plain mean and variance over the first losses, then exponentially weighted ones (Finch, 2009, section 9).
+    fn count_loss(&mut self, loss: f64) {
+        self.num_losses += 1;
+        #[expect(clippy::cast_precision_loss, reason = "at most 50")]
+        let weight = LOSS_WEIGHT.max(1.0 / self.num_losses.min(50) as f64);
+        let increment = weight * (loss - self.mean);
+        self.variance = (1.0 - weight) * (self.variance + (loss - self.mean) * increment);
+        self.mean += increment;
+    }
+
+    fn observe_gradient(&mut self, grad_norm: f64) -> Option<(Anomaly, Option<String>)> {
+        if grad_norm != 0.0 {
+            self.zero_gradient_steps = 0;
+            return None;
+        }
+        self.zero_gradient_steps += 1;
+        let warning = (self.zero_gradient_steps == 1).then(|| "every gradient is exactly zero".to_owned());
+        Some((Anomaly::ZeroGradient, warning))
+    }
+
+    fn observe_adapters(&mut self, step: &Observation) -> Option<(Anomaly, Option<String>)> {
+        let digest = step.adapters_digest?;
+        let updates = std::mem::take(&mut self.updates_since_look);
+        if self.adapters_digest.replace(digest) != Some(digest) {
+            self.unmoved_updates = 0;
+            return None;
+        }
+        if updates == 0 {
+            return None;
+        }
+        let is_first = self.unmoved_updates == 0;
+        self.unmoved_updates += updates;
+        let warning = is_first.then(|| format!("{updates} updates have left the adapters exactly as they were"));
+        Some((Anomaly::UnmovedAdapters, warning))
+    }
+}
+
+/// Digest of numbers, bit by bit (FNV-1a, 64 bits): equal for equal ones, on every machine.
+#[must_use]
+pub fn digest(values: impl IntoIterator<Item = f32>) -> u64 {
+    values
+        .into_iter()
+        .flat_map(|value| value.to_bits().to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests;

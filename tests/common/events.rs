@@ -1,0 +1,39 @@
+//! What TensorBoard shows of a run, after it has forgotten what a resumed run wrote again.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use protobuf::Message;
+use tensorboard_proto::event::{Event, SessionLog_SessionStatus};
+
+/// The events of a file. A process that was killed may have left a torn one at its end.
+fn read(path: &Path) -> Vec<Event> {
+    let bytes = fs::read(path).unwrap();
+    let mut rest = bytes.as_slice();
+    let mut events = Vec::new();
+    // Length (8 bytes), checksum (4), event, checksum (4).
+    while let Some(length) = rest.get(..8) {
+        let length = usize::try_from(u64::from_le_bytes(length.try_into().unwrap())).unwrap();
+        let Some(data) = rest.get(12..12 + length).filter(|_| rest.len() >= 16 + length) else { break };
+        events.push(Event::parse_from_bytes(data).unwrap());
+        rest = &rest[16 + length..];
+    }
+    events
+}
+
+/// Steps and values of `train/loss` in the order in which TensorBoard draws them: files by name, and after a session's
+/// start what older files hold from its step on is forgotten.
+pub(crate) fn losses(run_dir: &Path) -> Vec<(i64, u32)> {
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(run_dir.join("tensorboard")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let mut losses = Vec::new();
+    for event in files.iter().flat_map(|file| read(file)) {
+        if event.has_session_log() && event.get_session_log().get_status() == SessionLog_SessionStatus::START {
+            losses.retain(|(step, _)| *step < event.get_step());
+        }
+        let values = event.get_summary().get_value().iter().filter(|value| value.get_tag() == "train/loss");
+        losses.extend(values.map(|value| (event.get_step(), value.get_simple_value().to_bits())));
+    }
+    losses
+}

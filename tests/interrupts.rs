@@ -1,0 +1,226 @@
+//! Signals to real processes: in every phase of a run, twice, as process 1, with nobody reading what it says.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
+#![allow(clippy::print_stderr, reason = "what was skipped, and what was done")]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Bench, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
+
+/// Longest time between a signal and the end of the process.
+const PROMPT: Duration = Duration::from_secs(5);
+
+/// Starts a run whose stderr goes to `log`.
+fn start(bench: &Bench, recipe: &Path, args: &[&str]) -> Child {
+    let log = fs::File::create(bench.path("log")).unwrap();
+    let mut all = vec![recipe.to_str().unwrap()];
+    all.extend(args);
+    lora_train(&all).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+}
+
+fn log(bench: &Bench) -> String {
+    fs::read_to_string(bench.path("log")).unwrap_or_default()
+}
+
+/// Interrupts a process and holds that it ends promptly, with 130.
+fn interrupt(bench: &Bench, child: &mut Child, which: i32) {
+    let sent = Instant::now();
+    signal(child, which);
+    assert_eq!(wait(child).code(), Some(130), "{}", log(bench));
+    assert!(sent.elapsed() < PROMPT, "took {:?}:\n{}", sent.elapsed(), log(bench));
+}
+
+/// Holds that an interrupted run can be continued to its end.
+fn finishes(bench: &Bench, recipe: &Path, args: &[&str]) {
+    let mut all = vec![recipe.to_str().unwrap(), "--resume"];
+    all.extend(args);
+    let output = run(&all);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(bench.path("run/summary.json").is_file());
+}
+
+#[test]
+fn an_interrupted_run_says_how_to_continue_it_even_when_it_is_quiet() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let mut child = start(&bench, &recipe, &["--set", "train.max_steps=5000", "--quiet"]);
+    wait_until("a step", || steps(&bench.path("run")).len() > 1);
+    interrupt(&bench, &mut child, libc::SIGTERM);
+    let command = format!("lora-train {} --set train.max_steps=5000 --quiet --resume", recipe.display());
+    assert!(log(&bench).contains(&command), "{}", log(&bench));
+    assert!(!bench.path("run/summary.json").exists(), "summary.json means finished");
+    finishes(&bench, &recipe, &["--set", "train.max_steps=12"]);
+}
+
+#[test]
+fn an_interrupt_during_an_evaluation_ends_it_and_leaves_no_half_of_it() {
+    let bench = Bench::new();
+    let rows = fs::read_to_string(bench.path("eval.jsonl")).unwrap();
+    fs::write(bench.path("eval.jsonl"), rows.repeat(3000)).unwrap();
+    let recipe = bench.recipe("run", "");
+    let set = ["--set", "train.max_steps=2"];
+    let mut child = start(&bench, &recipe, &set);
+    wait_until("the evaluation", || bench.path("run/metrics.jsonl").exists());
+    std::thread::sleep(Duration::from_millis(300));
+    interrupt(&bench, &mut child, libc::SIGINT);
+    assert!(metrics(&bench.path("run")).is_empty(), "{}", log(&bench));
+    let mut all = set.to_vec();
+    all.extend(["--set", "eval.max_batches=3"]);
+    finishes(&bench, &recipe, &all);
+    let evaluated: Vec<_> = metrics(&bench.path("run")).iter().filter_map(|line| line["eval_loss"].as_f64()).collect();
+    assert_eq!(evaluated.len(), 2, "before the first step and after the last, once each");
+}
+
+#[test]
+fn an_interrupt_while_text_is_sampled_ends_it() {
+    let bench = Bench::new();
+    let prompts = vec!["\"Once there was\""; 3000].join(",");
+    let recipe = bench.recipe("run", &format!("[eval]\ngenerate = [{prompts}]\n"));
+    let mut child = start(&bench, &recipe, &["--set", "train.max_steps=2"]);
+    wait_until("the samples", || bench.path("run/samples.jsonl").exists());
+    std::thread::sleep(Duration::from_millis(500));
+    interrupt(&bench, &mut child, libc::SIGINT);
+    assert_eq!(fs::read(bench.path("run/samples.jsonl")).unwrap(), b"");
+    finishes(&bench, &recipe, &["--set", "train.max_steps=2", "--set", "eval.generate=[]"]);
+}
+
+#[test]
+fn an_interrupt_while_rows_are_waited_for_ends_the_wait() {
+    let bench = Bench::new();
+    // Below the size from which on files are tokenised before the first step.
+    let row = serde_json::json!({"text": "a tale of a fox and a hen ".repeat(50_000)}).to_string();
+    fs::write(bench.path("train.jsonl"), format!("{row}\n").repeat(12)).unwrap();
+    let recipe = bench.recipe("run", "");
+    let set = ["--set", "train.max_steps=2", "--set", "train.micro_batch_size=12"];
+    let mut child = start(&bench, &recipe, &set);
+    wait_until("the evaluation before the first step", || !metrics(&bench.path("run")).is_empty());
+    std::thread::sleep(Duration::from_millis(300));
+    interrupt(&bench, &mut child, libc::SIGINT);
+    assert!(steps(&bench.path("run")).is_empty(), "the rows came too fast for this test");
+}
+
+#[test]
+fn a_second_signal_ends_the_process_at_once_and_the_run_can_be_continued() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    // A micro-batch takes seconds: the first signal alone could not have ended it by then.
+    let slow = ["--set", "train.max_steps=9", "--set", "checkpoint.save_steps=1", "--set", "train.micro_batch_size=24"];
+    let mut child = start(&bench, &recipe, &slow);
+    wait_until("a checkpoint", || bench.path("run/checkpoints/step-000001").is_dir());
+    for _ in 0..2 {
+        signal(&child, libc::SIGINT);
+    }
+    let sent = Instant::now();
+    assert_eq!(wait(&mut child).code(), Some(130));
+    assert!(sent.elapsed() < Duration::from_secs(1), "{:?}", sent.elapsed());
+    finishes(&bench, &recipe, &slow);
+    let seen: Vec<_> = steps(&bench.path("run")).iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(seen, (1..=9).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_signal_at_any_moment_of_the_start_ends_the_process_with_130() {
+    let bench = Bench::new();
+    for delay in [0, 5, 10, 20, 40, 80, 160] {
+        let name = format!("run{delay}");
+        let recipe = bench.recipe(&name, "");
+        let mut child = start(&bench, &recipe, &["--set", "train.max_steps=5000"]);
+        std::thread::sleep(Duration::from_millis(delay));
+        let sent = Instant::now();
+        signal(&child, libc::SIGINT);
+        let status = wait(&mut child);
+        // Before the program's first line, the signal itself ends the process.
+        let is_interrupted = status.code() == Some(130) || (delay < 20 && status.code().is_none());
+        assert!(is_interrupted, "after {delay} ms: {status}\n{}", log(&bench));
+        assert!(sent.elapsed() < PROMPT);
+    }
+}
+
+#[test]
+fn a_terminal_that_is_closed_stops_the_run_unless_nohup_has_turned_that_off() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let mut child = start(&bench, &recipe, &["--set", "train.max_steps=5000"]);
+    wait_until("a step", || steps(&bench.path("run")).len() > 1);
+    interrupt(&bench, &mut child, libc::SIGHUP);
+    assert_eq!(fs::read_dir(bench.path("run/checkpoints")).unwrap().count(), 1);
+
+    let recipe = bench.recipe("nohup", "");
+    let binary = env!("CARGO_BIN_EXE_lora-train");
+    let mut command = Command::new("nohup");
+    command.args([binary, recipe.to_str().unwrap(), "--set", "train.max_steps=60"]);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("a step", || steps(&bench.path("nohup")).len() > 1);
+    signal(&child, libc::SIGHUP);
+    assert!(wait(&mut child).success());
+}
+
+#[test]
+fn a_run_goes_on_when_nobody_reads_what_it_says() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let args = [recipe.to_str().unwrap(), "--set", "train.max_steps=10"];
+    let mut child = lora_train(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut first = String::new();
+    // Like `2>&1 | head -n 1`.
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.starts_with("device: "), "{first}");
+    assert!(wait(&mut child).success());
+    assert_eq!(steps(&bench.path("run")).len(), 10);
+}
+
+#[test]
+fn process_1_of_a_container_is_interrupted_as_any_other() {
+    let bench = Bench::new();
+    let probe = Command::new("unshare").args(["--pid", "--fork", "true"]).output();
+    if !probe.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: `unshare --pid --fork` is not there or not allowed");
+        return;
+    }
+    for (name, has_begun) in [("loading", false), ("training", true)] {
+        let recipe = bench.recipe(name, "");
+        let log = fs::File::create(bench.path("log")).unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", env!("CARGO_BIN_EXE_lora-train"), recipe.to_str().unwrap()]);
+        command.args(["--set", "train.max_steps=5000"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let mut outer = command.spawn().unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", outer.id());
+        let mut inner = None;
+        wait_until("the process in the container", || {
+            inner = fs::read_to_string(&children).ok().and_then(|pids| pids.trim().parse::<i32>().ok());
+            let is_ours =
+                |pid: i32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.ends_with("lora-train"));
+            inner.is_some_and(is_ours)
+        });
+        if has_begun {
+            wait_until("a step", || steps(&bench.path(name)).len() > 1);
+        } else {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // SAFETY: kill() takes two numbers and touches no memory; the process is a child of our own child.
+        assert_eq!(unsafe { libc::kill(inner.unwrap(), libc::SIGTERM) }, 0);
+        assert_eq!(wait(&mut outer).code(), Some(130), "{name}: {}", fs::read_to_string(bench.path("log")).unwrap());
+        assert!(!has_begun || bench.path(name).join("checkpoints").is_dir(), "{name}");
+    }
+}
+
+#[test]
+fn rows_and_bytes_do_not_depend_on_the_number_of_workers() {
+    let bench = Bench::new();
+    let adapter = |workers: usize| {
+        let name = format!("workers{workers}");
+        let workers = format!("data.num_workers={workers}");
+        train(&bench.recipe(&name, ""), &["--set", "train.max_steps=9", "--set", &workers]);
+        fs::read(bench.path(&name).join("adapter/adapter_model.safetensors")).unwrap()
+    };
+    let alone = adapter(1);
+    assert!(alone == adapter(2) && alone == adapter(5));
+}
