@@ -9,7 +9,8 @@ seed. For each kind of rows and each side, every measurement a process of its ow
 
   cold          the first start: from the file to tokens on disk, nothing cached, from process start to end; rows/s of it,
                 and the processor time of all processes, which a busy machine changes less
-  cached        the second start, until the first micro-batch of shuffled rows is there
+  cached        the second start: ours until model, data and data workers stand ready to step, with the rows of the first
+                epoch shuffled; theirs until the first rows of the shuffled set are there, without a model
   memory        peak resident memory: of the process (VmHWM), or, where there are several, of their largest sum
 
 Ours: `lora-train inspect` cold; cached, a training run of one step, from its summary.json (`startup_seconds`).

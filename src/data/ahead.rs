@@ -73,10 +73,14 @@ pub(super) fn for_each_chunk<C: Send, E: Send + From<DataError>>(
         at = next.end;
         let is_last = next.is_empty();
         let hand_on = || {
+            let mut done = 0;
             for chunk in made {
                 let (rows, chunk) = chunk?;
-                let done = rows.end;
+                done = rows.end;
                 sink(rows, chunk)?;
+            }
+            // Not at every chunk: the first of a round would look as if it alone had taken all the time.
+            if done > 0 {
                 meter.advance(done);
             }
             Ok::<(), E>(())
