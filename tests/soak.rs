@@ -23,7 +23,8 @@ use serde_json::{Map, Value};
 
 /// Settings that all runs share.
 const SETTINGS: [&str; 7] = [
-    "train.num_epochs=2.5",
+    // Two and a half epochs of the rows, and a multiple of `save_steps`: the last checkpoint is that of the last step.
+    "train.max_steps=18",
     "checkpoint.save_steps=3",
     "checkpoint.save_total_limit=2",
     "eval.eval_steps=4",
