@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, check, generate, inspect, merge, products};
+use crate::commands::{bench, check, generate, inspect, merge, plan, products};
 use crate::failure::Failure;
 use crate::run::{self, TrainArgs};
 
@@ -24,6 +24,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show what the model will really see: tokens, which of them carry loss, lengths, truncations
     Inspect(inspect::InspectArgs),
+    /// Tell the memory and time that a recipe will take, component by component, before any weight is loaded
+    Plan(plan::PlanArgs),
     /// Write text with a model, with or without an adapter
     Generate(generate::GenerateArgs),
     /// Fold an adapter into its base model, as a Hugging Face folder
@@ -94,6 +96,7 @@ fn dispatch(request: &Request) -> Result<(), Failure> {
         Request::Train(args) => run::train(args).map_err(|failure| with_command_hint(failure, args)),
         Request::Command(Command::Check(args)) => check::run(args),
         Request::Command(Command::Inspect(args)) => inspect::run(args),
+        Request::Command(Command::Plan(args)) => plan::run(args),
         Request::Command(Command::Generate(args)) => generate::run(args),
         Request::Command(Command::Merge(args)) => merge::run(args),
         Request::Command(Command::Bench(args)) => bench::run(args),

@@ -5,4 +5,5 @@ pub mod check;
 pub mod generate;
 pub mod inspect;
 pub mod merge;
+pub mod plan;
 pub mod products;

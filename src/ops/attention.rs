@@ -9,7 +9,7 @@ use super::profile::{self, Cost};
 use super::{cpu, host, layout::Layout};
 
 /// Bytes of `f32` scores that the plain version makes at a time.
-const CHUNK_BYTES: usize = 256 << 20;
+pub const CHUNK_BYTES: usize = 256 << 20;
 
 /// Heads of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,7 +7,7 @@ use super::profile::{self, Cost};
 use super::{cpu, host, linear_host};
 
 /// Bytes of `f32` logits made at a time.
-const CHUNK_BYTES: usize = 96 << 20;
+pub const CHUNK_BYTES: usize = 96 << 20;
 
 /// Losses of tokens, and the gradient of their weighted sum.
 #[derive(Debug)]

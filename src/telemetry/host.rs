@@ -21,6 +21,15 @@ pub fn peak_host_memory_bytes() -> Option<u64> {
     return peak_from_rusage();
 }
 
+/// Memory of this machine, or what this process's control group may use of it.
+#[must_use]
+pub fn total_host_memory_bytes() -> Option<u64> {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    let limit = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
+    Some(system.total_memory().min(limit)).filter(|bytes| *bytes > 0)
+}
+
 /// Second field of `/proc/self/statm`, in pages.
 #[cfg(target_os = "linux")]
 fn resident_from_statm(statm: &str, page_bytes: u64) -> Option<u64> {

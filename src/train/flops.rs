@@ -41,6 +41,14 @@ impl StepFlops {
             + self.per_attention_pair * as_f64(pairs)
     }
 
+    /// FLOPs of one row of `len` tokens, each of which but the last predicts the next.
+    #[must_use]
+    pub fn of_full_row(&self, len: usize) -> f64 {
+        self.per_token * as_f64(len)
+            + self.per_target_token * as_f64(len.saturating_sub(1))
+            + self.per_attention_pair * as_f64(self.attention_pairs(len))
+    }
+
     /// Keys that the queries of a document of `len` tokens see together: token `i` sees itself and those before it,
     /// within the window.
     fn attention_pairs(&self, len: usize) -> usize {

@@ -6,6 +6,7 @@ pub mod eval;
 mod figures;
 pub mod flops;
 pub mod grads;
+pub mod memory;
 pub mod offload;
 pub mod optim;
 pub mod plan;

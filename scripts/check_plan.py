@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Holds what `lora-train plan` says of memory against the measured peak, over recipes of several shapes on the CPU.
+
+usage: check_plan.py [--models models] [--binary target/release/lora-train] [--tolerance 0.1] [--out benches/results]
+
+Every recipe is planned, and then run for two steps by `bench` as a process of its own, whose peak of resident memory
+(VmHWM) is read from outside. Prints a table and writes JSON with hardware, versions and command line to --out. Exit
+code 1 if a plan is off by more than --tolerance.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import benchlib
+
+STORIES, SMOLLM2 = "stories15M", "smollm2-135m"
+RECIPES = [
+    # model, rows, length, r, checkpointing, dtype
+    (STORIES, 4, 256, 8, False, "f32"), (STORIES, 4, 256, 8, True, "f32"), (STORIES, 16, 256, 64, False, "f32"),
+    (STORIES, 8, 128, 8, False, "bf16"), (STORIES, 2, 32, 8, True, "f32"),
+    (SMOLLM2, 2, 512, 16, False, "f32"), (SMOLLM2, 2, 512, 16, False, "bf16"), (SMOLLM2, 1, 256, 128, True, "f32"),
+    (SMOLLM2, 1, 1024, 16, True, "bf16"), (SMOLLM2, 1, 1024, 16, False, "f32"), (SMOLLM2, 4, 512, 8, True, "f32"),
+    (SMOLLM2, 1, 2048, 16, True, "f32"), (SMOLLM2, 1, 64, 16, True, "f32"), (SMOLLM2, 1, 2048, 16, True, "bf16"),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", type=pathlib.Path, default=pathlib.Path("models"))
+    parser.add_argument("--binary", type=pathlib.Path, default=benchlib.default_binary())
+    parser.add_argument("--tolerance", type=float, default=0.1)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benches/results"))
+    args = parser.parse_args()
+    figures, lines = [], []
+    with tempfile.TemporaryDirectory() as work:
+        recipe = pathlib.Path(work) / "recipe.toml"
+        for model, rows, length, r, checkpointing, dtype in RECIPES:
+            task = {"model": (args.models / model).resolve(), "rows": rows, "length": length, "r": r, "checkpointing": checkpointing,
+                    "dtype": dtype, "steps": 2, "device": "cpu"}
+            recipe.write_text(benchlib.recipe(task, pathlib.Path(work) / "run"))
+            planned = json.loads(subprocess.run([str(args.binary), "plan", str(recipe), "--json"], check=True, capture_output=True).stdout)
+            measured = benchlib.measure(benchlib.bench_command(args.binary, recipe, [], 0))["peak_memory_bytes"]
+            error = planned["peak_bytes"] / measured - 1
+            name = f"{model} {rows}x{length} r={r} {dtype}{' checkpointed' if checkpointing else ''}"
+            figures.append({"recipe": name, "planned_bytes": planned["peak_bytes"], "measured_bytes": measured, "error": error})
+            lines.append((name, f"{planned['peak_bytes'] / 2**20:,.0f}", f"{measured / 2**20:,.0f}", f"{error:+.1%}"))
+            print(f"{name}  {error:+.1%}", file=sys.stderr, flush=True)
+    print(benchlib.table(("recipe", "planned MiB", "measured MiB", "error"), lines))
+    worst = max(abs(figure["error"]) for figure in figures)
+    result = {"machine": benchlib.machine(), "versions": benchlib.versions(args.binary, ()), "worst": worst, "figures": figures}
+    print(benchlib.write_result(args.out, "plan", result), file=sys.stderr)
+    if worst > args.tolerance:
+        sys.exit(f"a plan is off by {worst:.1%}, more than {args.tolerance:.0%}")
+
+
+if __name__ == "__main__":
+    main()

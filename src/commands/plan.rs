@@ -1,0 +1,374 @@
+//! `lora-train plan`: the memory that a recipe will take, component by component, and how long it will run, before
+//! any weight is loaded.
+//!
+//! The table goes to stdout, or one JSON object with `--json`. Memory follows from shapes alone ([`memory`]); time from
+//! the step's model FLOPs and a share of the device's rate of matrix products.
+//!
+//! [`memory`]: crate::train::memory
+
+mod gpus;
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::device::{self, DeviceKind, Dtype, OpenDevice};
+use crate::failure::Failure;
+use crate::model::{Init, ModelOptions};
+use crate::ops::peak::gemm_peak_flops;
+use crate::recipe::{Purpose, Recipe, RecipeArgs};
+use crate::run::inputs::ModelSource;
+use crate::schema::Problem;
+use crate::telemetry::total_host_memory_bytes;
+use crate::train::config::GradientCheckpointing;
+use crate::train::flops::StepFlops;
+use crate::train::memory::{MemoryPlan, Workload};
+use gpus::Gpu;
+
+/// Share of the measured rate of products that a step reaches on the CPU: between 0.52 and 0.73 on the models of
+/// `scripts/bench_vs_peft.py`.
+const CPU_EFFICIENCY: f64 = 0.6;
+/// Share of a GPU's data-sheet rate: what the best published trainers reach on one GPU. Not measured here yet.
+const GPU_EFFICIENCY: f64 = 0.4;
+/// Share of a device's memory that may be used: drivers, the desktop and fragmentation take the rest.
+const USABLE: f64 = 0.95;
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// Arguments of `lora-train plan`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PlanArgs {
+    /// The recipe and changes to it; `--device` can also name a GPU that is not there, such as H100-80GB
+    #[command(flatten)]
+    pub recipe: RecipeArgs,
+
+    /// Plan for this much memory instead of the device's, in GiB
+    #[arg(long, value_name = "GIB", value_parser = positive)]
+    pub memory: Option<f64>,
+
+    /// Also find the largest micro-batch that fits, and what makes it fit
+    #[arg(long)]
+    pub fit: bool,
+
+    /// Cost of an hour on this machine, in your currency
+    #[arg(long, value_name = "PRICE", value_parser = positive)]
+    pub price_per_hour: Option<f64>,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|number: &f64| number.is_finite() && *number > 0.0)
+        .ok_or("expected a number above 0".into())
+}
+
+/// What the plan is for.
+#[derive(Debug)]
+struct Target {
+    label: String,
+    memory_bytes: Option<f64>,
+    is_cpu: bool,
+    /// Rate that a step is reckoned to reach.
+    flops_per_second: Option<f64>,
+    /// Board power of a GPU.
+    watts: Option<f64>,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_bytes: Option<u64>,
+    #[serde(flatten)]
+    plan: MemoryPlan,
+    /// Absent where the device's memory is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fits: Option<bool>,
+    /// Model FLOPs of a token at full length.
+    flops_per_token: f64,
+    /// Tokens of a step at full length.
+    tokens_per_step: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steps: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy_kwh: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<f64>,
+    /// Changes that make it fit, or the largest micro-batch, each with its peak.
+    suggestions: Vec<Suggestion>,
+}
+
+/// A change to the recipe and what the peak would be with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Suggestion {
+    settings: String,
+    peak_bytes: usize,
+}
+
+/// Plans a recipe and prints the plan.
+///
+/// # Errors
+///
+/// Mistakes in the recipe or the model's config; a device that neither is there nor is known.
+pub fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let (target, recipe) = open(args)?;
+    let options = ModelOptions { init: Init::Random, ..recipe.model.clone() };
+    let source = ModelSource::open(&options, recipe.seed, true)?;
+    let selection = source.select(&recipe.lora)?;
+    let precision = recipe.train.precision;
+    let workload = Workload {
+        config: &source.config,
+        selection: &selection,
+        storage: recipe.model.dtype.unwrap_or(precision),
+        precision,
+        rows: recipe.train.micro_batch_size,
+        row_length: recipe.data.max_length,
+        gradient_checkpointing: recipe.train.gradient_checkpointing,
+        gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
+        on_cpu: target.is_cpu,
+    };
+    let report = report(args, &recipe, &workload, &target);
+    let text = if args.json {
+        serde_json::to_string(&report).map_err(Failure::running)?
+    } else {
+        table(&report, &target, args)
+    };
+    writeln!(io::stdout(), "{text}").map_err(Failure::running)
+}
+
+/// The device to plan for, and the recipe without a device that is not there.
+fn open(args: &PlanArgs) -> Result<(Target, Recipe), Failure> {
+    let memory_bytes = args.memory.map(|gib| gib * 1024.0 * MIB);
+    if let Some(gpu) = args.recipe.device.as_deref().and_then(gpus::find) {
+        let recipe = RecipeArgs { device: None, ..args.recipe.clone() }.load(Purpose::Benchmark)?;
+        return Ok((of_gpu(&gpu, memory_bytes), recipe));
+    }
+    if let Some(name) = &args.recipe.device
+        && name.parse::<device::DeviceName>().is_err()
+    {
+        let problem = Problem::new(format!("--device {name}: neither a device of this machine nor a known GPU"));
+        let hint =
+            format!("auto, cpu, cuda, cuda:N, or one of {}; with another, give its memory by --memory", gpus::names());
+        return Err(Failure::Input(crate::schema::Problems(vec![problem.hint(hint)])));
+    }
+    let recipe = args.recipe.load(Purpose::Benchmark)?;
+    let device = device::open(&recipe.device.name).map_err(Failure::input)?;
+    Ok((of_device(&device, recipe.train.precision, memory_bytes), recipe))
+}
+
+fn of_gpu(gpu: &Gpu, memory_bytes: Option<f64>) -> Target {
+    #[expect(clippy::cast_precision_loss, reason = "a few hundred thousand MiB")]
+    let own = gpu.memory_mib as f64 * MIB;
+    Target {
+        label: gpu.name.to_owned(),
+        memory_bytes: memory_bytes.or(Some(own)),
+        is_cpu: false,
+        flops_per_second: Some(gpu.teraflops * 1e12 * GPU_EFFICIENCY),
+        watts: Some(gpu.watts),
+    }
+}
+
+fn of_device(device: &OpenDevice, precision: Dtype, memory_bytes: Option<f64>) -> Target {
+    let is_cpu = device.kind == DeviceKind::Cpu;
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
+    let own = if is_cpu { total_host_memory_bytes() } else { device.cuda.as_ref().map(|gpu| gpu.memory_bytes) }
+        .map(|bytes| bytes as f64);
+    let efficiency = if is_cpu { CPU_EFFICIENCY } else { GPU_EFFICIENCY };
+    Target {
+        label: device.label.clone(),
+        memory_bytes: memory_bytes.or(own),
+        is_cpu,
+        flops_per_second: gemm_peak_flops(device, precision).map(|peak| peak * efficiency),
+        watts: None,
+    }
+}
+
+fn report(args: &PlanArgs, recipe: &Recipe, workload: &Workload<'_>, target: &Target) -> Report {
+    let plan = workload.plan();
+    let fits = |plan: &MemoryPlan| target.memory_bytes.map(|memory| as_f64(plan.peak_bytes) <= memory * USABLE);
+    let flops = StepFlops::new(workload.config, plan.num_trainable);
+    let flops_per_row = flops.of_full_row(workload.row_length);
+    let tokens_per_step = workload.rows * workload.row_length * workload.gradient_accumulation_steps;
+    // What is computed again does not count as model FLOPs, but takes its time: a third of the block's.
+    let recomputation = if workload.gradient_checkpointing == GradientCheckpointing::Off { 1.0 } else { 1.5 };
+    let rows_per_step = as_f64(workload.rows * workload.gradient_accumulation_steps);
+    let step_seconds = target.flops_per_second.map(|rate| flops_per_row * rows_per_step * recomputation / rate);
+    let steps = recipe.train.max_steps;
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53 steps")]
+    let seconds = step_seconds.zip(steps).map(|(step, steps)| step * steps as f64);
+    let hours = seconds.map(|seconds| seconds / 3600.0);
+    let suggestions = if args.fit || fits(&plan) == Some(false) { suggestions(workload, &fits) } else { Vec::new() };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a memory")]
+    let memory_bytes = target.memory_bytes.map(|bytes| bytes as u64);
+    Report {
+        device: target.label.clone(),
+        memory_bytes,
+        fits: fits(&plan),
+        plan,
+        flops_per_token: flops_per_row / as_f64(workload.row_length.max(1)),
+        tokens_per_step,
+        step_seconds,
+        steps,
+        seconds,
+        energy_kwh: hours.zip(target.watts).map(|(hours, watts)| hours * watts / 1000.0),
+        cost: hours.zip(args.price_per_hour).map(|(hours, price)| hours * price),
+        suggestions,
+    }
+}
+
+/// The largest micro-batch that fits as the recipe is, or with the changes that save most, the mildest first.
+fn suggestions(workload: &Workload<'_>, fits: &impl Fn(&MemoryPlan) -> Option<bool>) -> Vec<Suggestion> {
+    let checkpointing = [workload.gradient_checkpointing, GradientCheckpointing::On, GradientCheckpointing::Offload];
+    let mut found: Vec<Suggestion> = Vec::new();
+    for storage in [workload.storage, Dtype::Bf16] {
+        for (index, gradient_checkpointing) in checkpointing.into_iter().enumerate() {
+            let is_repeated = checkpointing[..index].contains(&gradient_checkpointing);
+            let is_useless = gradient_checkpointing == GradientCheckpointing::Offload && workload.on_cpu;
+            if is_repeated || is_useless {
+                continue;
+            }
+            let with_rows = |rows: usize| Workload { storage, rows, gradient_checkpointing, ..workload.clone() };
+            let Some(rows) = largest(|rows| fits(&with_rows(rows).plan()) == Some(true)) else { continue };
+            let mut settings = Vec::new();
+            if storage != workload.storage {
+                settings.push(format!("model.dtype={storage}"));
+            }
+            if gradient_checkpointing != workload.gradient_checkpointing {
+                let value = serde_json::to_string(&gradient_checkpointing).unwrap_or_default();
+                settings.push(format!("train.gradient_checkpointing={}", value.trim_matches('"')));
+            }
+            settings.push(format!("train.micro_batch_size={rows}"));
+            let suggestion = Suggestion { settings: settings.join(" "), peak_bytes: with_rows(rows).plan().peak_bytes };
+            if !found.contains(&suggestion) {
+                found.push(suggestion);
+            }
+        }
+        if workload.storage == Dtype::Bf16 || workload.storage == Dtype::F16 {
+            break;
+        }
+    }
+    found
+}
+
+/// The largest number up to 4096 that holds, where all below it hold too.
+fn largest(holds: impl Fn(usize) -> bool) -> Option<usize> {
+    let (mut low, mut high) = (0, 4097);
+    while high - low > 1 {
+        let middle = usize::midpoint(low, high);
+        if holds(middle) { low = middle } else { high = middle }
+    }
+    (low > 0).then_some(low)
+}
+
+fn table(report: &Report, target: &Target, args: &PlanArgs) -> String {
+    let mut lines = vec![format!("device: {}", report.device)];
+    for component in &report.plan.components {
+        lines.push(format!(
+            "  {:<24} {:>10}   {}",
+            component.name,
+            size(as_f64(component.bytes)),
+            component.depends_on
+        ));
+    }
+    let peak = as_f64(report.plan.peak_bytes);
+    lines.push(format!("  {:<24} {:>10}", "peak", size(peak)));
+    match (report.fits, target.memory_bytes) {
+        (Some(true), Some(memory)) => {
+            lines.push(format!("fits: {} of {} would be free", size(memory - peak), size(memory)));
+        }
+        (Some(false), Some(memory)) => {
+            let short = peak - memory * USABLE;
+            lines.push(format!(
+                "does not fit: short by {} of {}, of which {:.0} % can be used",
+                size(short),
+                size(memory),
+                USABLE * 100.0
+            ));
+        }
+        _ => lines.push("the device's memory is not known: give it by --memory".to_owned()),
+    }
+    for suggestion in &report.suggestions {
+        let what = if report.fits == Some(true) { "would still fit" } else { "fits with" };
+        lines.push(format!(
+            "  {what} --set {}   ({})",
+            suggestion.settings.replace(' ', " --set "),
+            size(as_f64(suggestion.peak_bytes))
+        ));
+    }
+    if report.fits == Some(false) && report.suggestions.is_empty() {
+        lines.push(
+            "  nothing in the recipe makes it fit: take a shorter data.max_length, a smaller model or a larger device"
+                .into(),
+        );
+    }
+    if let Some(step) = report.step_seconds {
+        let rate = as_f64(report.tokens_per_step) / step;
+        lines.push(format!(
+            "estimated: {rate:.0} tokens/s, {} a step of {} tokens at full length",
+            duration(step),
+            report.tokens_per_step
+        ));
+    }
+    if let (Some(seconds), Some(steps)) = (report.seconds, report.steps) {
+        lines.push(format!("estimated: {} for {steps} steps", duration(seconds)));
+    } else {
+        lines.push("give train.max_steps for the time of the whole run".to_owned());
+    }
+    if let Some(kwh) = report.energy_kwh {
+        lines.push(format!("estimated: {kwh:.2} kWh at the board's full power"));
+    }
+    if let (Some(cost), Some(price)) = (report.cost, args.price_per_hour) {
+        lines.push(format!("estimated: {cost:.2} at {price} an hour"));
+    }
+    if !target.is_cpu {
+        lines.push("note: sizes and times on GPUs are reckoned, not yet held against a measurement".to_owned());
+    }
+    lines.join("\n")
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes and tokens, far below 2^53")]
+fn as_f64(count: usize) -> f64 {
+    count as f64
+}
+
+fn size(bytes: f64) -> String {
+    if bytes < 1024.0 * MIB { format!("{:.0} MiB", bytes / MIB) } else { format!("{:.2} GiB", bytes / MIB / 1024.0) }
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_found_by_model_with_or_without_their_memory() {
+        assert_eq!(gpus::find("h100-80gb").unwrap().name, "H100-80GB");
+        assert_eq!(gpus::find("RTX 4090").unwrap().name, "RTX-4090-24GB");
+        assert_eq!(gpus::find("A100").unwrap().name, "A100-80GB");
+        assert_eq!(gpus::find("cuda"), None);
+    }
+
+    #[test]
+    fn the_largest_number_that_holds_is_found() {
+        assert_eq!(largest(|n| n <= 37), Some(37));
+        assert_eq!(largest(|n| n <= 1), Some(1));
+        assert_eq!(largest(|_| true), Some(4096));
+        assert_eq!(largest(|_| false), None);
+    }
+}

@@ -1,0 +1,72 @@
+//! `lora-train plan` as a user meets it. Its sizes against measured ones: `scripts/check_plan.py`.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn plan(args: &[&str]) -> Output {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Command::new(env!("CARGO_BIN_EXE_lora-train")).arg("plan").args(args).current_dir(root).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = plan(&[args, &["--json"]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+const LLAMA_8B: [&str; 3] = ["recipes/llama.toml", "--set", "model.path=configs/llama-3.1-8b.json"];
+
+#[test]
+fn a_recipe_is_planned_for_a_gpu_that_is_not_there() {
+    let on = |device: &str, more: &[&str]| json(&[&LLAMA_8B[..], &["--device", device], more].concat());
+    let h100 = on("H100-80GB", &["--set", "train.max_steps=100", "--price-per-hour", "3"]);
+    assert_eq!(h100["fits"], true);
+    let sum: u64 = h100["components"].as_array().unwrap().iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(h100["peak_bytes"], sum);
+    let (seconds, step) = (h100["seconds"].as_f64().unwrap(), h100["step_seconds"].as_f64().unwrap());
+    assert!((seconds - 100.0 * step).abs() < 1e-6 * seconds);
+    assert!((h100["cost"].as_f64().unwrap() - 3.0 * seconds / 3600.0).abs() < 1e-9);
+    assert!((h100["energy_kwh"].as_f64().unwrap() - 0.7 * seconds / 3600.0).abs() < 1e-9);
+
+    let l4 = on("l4", &["--set", "train.micro_batch_size=16"]);
+    assert_eq!(l4["fits"], false);
+    let memory = l4["memory_bytes"].as_u64().unwrap();
+    let suggestions = l4["suggestions"].as_array().unwrap();
+    assert!(!suggestions.is_empty());
+    for suggestion in suggestions {
+        // What is suggested fits when it is planned in turn.
+        let settings = suggestion["settings"].as_str().unwrap().split(' ').flat_map(|setting| ["--set", setting]);
+        let again = on("l4", &settings.collect::<Vec<_>>());
+        assert_eq!((&again["fits"], &again["peak_bytes"]), (&Value::Bool(true), &suggestion["peak_bytes"]));
+        assert!(again["peak_bytes"].as_u64().unwrap() < memory);
+    }
+}
+
+#[test]
+fn the_table_names_every_part_and_says_whether_it_fits() {
+    let output = plan(&["recipes/quickstart.toml", "--device", "cpu", "--memory", "8"]);
+    let stdout = text(&output.stdout);
+    assert!(output.status.success());
+    for part in ["base weights", "adapters", "gradients", "optimizer state", "kept for the backward", "peak", "fits: "]
+    {
+        assert!(stdout.contains(part), "{part}: {stdout}");
+    }
+    assert!(stdout.contains("tokens/s"), "{stdout}");
+}
+
+#[test]
+fn a_device_that_nobody_knows_is_refused_with_those_that_are() {
+    let output = plan(&["recipes/quickstart.toml", "--device", "H1000"]);
+    assert_eq!(output.status.code(), Some(2));
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.contains("--device H1000") && stderr.contains("H100-80GB") && stderr.contains("--memory"),
+        "{stderr}"
+    );
+}
