@@ -51,7 +51,7 @@ def run_side(side: str, row: dict, args, work: pathlib.Path) -> dict:
         return benchlib.measure([sys.executable, __file__, "--peft-side", json.dumps(task)])
     recipe = work / f"{side}.toml"
     recipe.write_text(benchlib.recipe(task, work / "run"))
-    return benchlib.measure(benchlib.bench_command(args.binary, recipe, args.set))
+    return benchlib.measure(benchlib.bench_command(args.binary, recipe, args.set, row.get("warmup", benchlib.NUM_WARMUP_STEPS)))
 
 
 def table(found: dict[str, dict[str, list[dict]]]) -> tuple[str, list[dict]]:

@@ -149,7 +149,8 @@ def peft_steps(base, task: dict, device: str = "cpu") -> None:
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, weight_decay=0.0)
     seconds, first, value = [], None, None
-    for _ in range(NUM_WARMUP_STEPS + task["steps"]):
+    warmup = task.get("warmup", NUM_WARMUP_STEPS)
+    for _ in range(warmup + task["steps"]):
         ids = torch.randint(0, base.config.vocab_size, (task["rows"], task["length"])).to(device)
         began = time.perf_counter()
         with torch.autocast(device, torch.bfloat16, enabled=task["dtype"] == "bf16"):
@@ -165,14 +166,14 @@ def peft_steps(base, task: dict, device: str = "cpu") -> None:
             if device == "cuda":
                 torch.cuda.synchronize()
             first = seconds_since_start()
-    step = statistics.median(seconds[NUM_WARMUP_STEPS:])
+    step = statistics.median(seconds[warmup:])
     print(json.dumps({"step_seconds": step, "tokens_per_second": task["rows"] * task["length"] / step,
                       "first_step_seconds": first, "loss": value}))
 
 
-def bench_command(binary: pathlib.Path, recipe_file: pathlib.Path, settings: list[str]) -> list[str]:
+def bench_command(binary: pathlib.Path, recipe_file: pathlib.Path, settings: list[str], warmup: int = NUM_WARMUP_STEPS) -> list[str]:
     """Our side's measurement."""
-    return [str(binary), "bench", str(recipe_file), *(word for setting in settings for word in ("--set", setting))]
+    return [str(binary), "bench", str(recipe_file), "--warmup", str(warmup), *(word for setting in settings for word in ("--set", setting))]
 
 
 def interleaved(num_rounds: int, rows: list[str], sides: list[str]) -> Iterator[tuple[int, str, str]]:
