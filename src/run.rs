@@ -153,7 +153,18 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     }
     restore_files(&dir, &mut sinks);
     sinks.finish(&summary).map_err(Failure::running)?;
-    if !adapter_verified {
+    judge(&summary, &dir)
+}
+
+/// Refuses a run that learned from nothing, and an adapter that is not the one that was trained.
+fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
+    if summary.target_tokens == 0 {
+        return Err(Failure::input(
+            "no token of any row that was read carries loss, so nothing was trained\n  hint: see what `lora-train \
+             inspect` shows; raise `data.max_length`, or set `data.train_on_inputs = true`",
+        ));
+    }
+    if summary.adapter_verified == Some(false) {
         let folder = dir.adapter();
         return Err(Failure::running(format!(
             "{}: the adapter that was read back does not give the logits of the one that was trained",

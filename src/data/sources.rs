@@ -203,7 +203,11 @@ pub(super) fn needed_template(
 ) -> Result<Option<ChatTemplate>, DataError> {
     let needs = |format| matches!(format, DataFormat::Messages | DataFormat::Sharegpt);
     if !files.iter().any(|file| needs(file.format) || file.format == DataFormat::Alpaca) {
-        return Ok(None);
+        // What a recipe names must be there, also where no row needs it; the model's own template is nobody's mistake.
+        return match opened {
+            Err(error) if config.chat_template != "auto" => Err(error.into()),
+            _ => Ok(None),
+        };
     }
     let template = opened?;
     match files.iter().find(|file| needs(file.format)) {

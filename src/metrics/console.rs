@@ -259,7 +259,7 @@ fn summary_text(summary: &Summary) -> String {
     first.extend(summary.tokens_per_second.map(|rate| format!("{} tokens/s", thousands(rate))));
     first.extend(summary.mfu.map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
     if summary.skipped_steps > 0 {
-        first.push(format!("{} steps skipped (loss or gradient not finite)", summary.skipped_steps));
+        first.push(format!("{} steps skipped", summary.skipped_steps));
     }
     let mut lines = vec![first.join(", ")];
     let mut losses = Vec::new();
@@ -364,7 +364,7 @@ mod tests {
             ..Summary::default()
         };
         let text = summary_text(&summary);
-        let expected = "finished after 20 steps in 10s, 1,234 tokens/s, 1 steps skipped (loss or gradient not finite)\n  \
+        let expected = "finished after 20 steps in 10s, 1,234 tokens/s, 1 steps skipped\n  \
                         loss 1.2500, eval loss 4.0000 -> 3.0000 (-25.0%), best 2.9000 at step 15\n  \
                         peak host memory 1.0 GiB\n  time: startup 10%, forward+backward 80%, other 10%";
         assert_eq!(text, expected);
