@@ -1,6 +1,6 @@
 //! Tokens of data files, kept on disk between runs.
 //!
-//! A file of tokens is named by a [`key`](CacheKey): the content of the data file and all that decides its tokens. It is
+//! A file of tokens is named by a key (`CacheKey`): the content of the data file and all that decides its tokens. It is
 //! complete or absent, since it is written under another name and renamed; what is in it is checked before it is
 //! believed, and a damaged one is made again. Rows are read with one `pread` each rather than through a mapping: mapped
 //! pages would count as the process's memory once they were touched, so that an epoch over a large file would look (and,

@@ -2,7 +2,7 @@
 //!
 //! A thread of its own copies them out of the device, on a stream of its own where the backend has streams, so that
 //! neither the loop nor the device's computing waits. The loop may run ahead of that thread by
-//! [`MAX_LEAVING`] tensors: without a bound it would have given the device the whole forward before the first input
+//! `MAX_LEAVING` tensors: without a bound it would have given the device the whole forward before the first input
 //! has left it, and nothing would be saved. The way back is prepared by the same thread one block ahead (into
 //! page-locked memory where the backend has it), and the copy to the device itself is queued by the loop, in the order
 //! of its computing.
