@@ -279,7 +279,7 @@ fn table(report: &Report, target: &Target, args: &PlanArgs) -> String {
         ));
     }
     let peak = as_f64(report.plan.peak_bytes);
-    lines.push(format!("  {:<24} {:>10}", "peak", size(peak)));
+    lines.push(format!("  {:<24} {:>10}   with every row at data.max_length", "peak", size(peak)));
     match (report.fits, target.memory_bytes) {
         (Some(true), Some(memory)) => {
             lines.push(format!("fits: {} of {} would be free", size(memory - peak), size(memory)));
