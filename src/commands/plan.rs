@@ -25,7 +25,7 @@ use crate::train::flops::StepFlops;
 use crate::train::memory::{MemoryPlan, Workload};
 use gpus::Gpu;
 
-/// Share of the measured rate of products that a step reaches on the CPU: between 0.52 and 0.73 on the models of
+/// Share of the measured rate of products that a step reaches on the CPU: between 0.57 and 0.74 on the models of
 /// `scripts/bench_vs_peft.py`.
 const CPU_EFFICIENCY: f64 = 0.6;
 /// Share of a GPU's data-sheet rate: what the best published trainers reach on one GPU. Not measured here yet.
@@ -197,7 +197,7 @@ fn report(args: &PlanArgs, recipe: &Recipe, workload: &Workload<'_>, target: &Ta
     let flops = StepFlops::new(workload.config, plan.num_trainable);
     let flops_per_row = flops.of_full_row(workload.row_length);
     let tokens_per_step = workload.rows * workload.row_length * workload.gradient_accumulation_steps;
-    // What is computed again does not count as model FLOPs, but takes its time: a third of the block's.
+    // The forward that is computed again does not count as model FLOPs, but takes half as long as what does.
     let recomputation = if workload.gradient_checkpointing == GradientCheckpointing::Off { 1.0 } else { 1.5 };
     let rows_per_step = as_f64(workload.rows * workload.gradient_accumulation_steps);
     let step_seconds = target.flops_per_second.map(|rate| flops_per_row * rows_per_step * recomputation / rate);
