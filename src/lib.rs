@@ -14,6 +14,7 @@
 //! - [`lora`] low-rank adapters
 //! - [`ops`] the operations of a step, each with its forward and backward
 //! - [`data`] rows to token batches, in host memory
+//! - [`diagnosis`] what the figures of a run say about it
 //! - [`metrics`] the figures of a step and where they are written
 //! - [`telemetry`] what the machine does meanwhile
 //! - [`device`] the one file that names a backend
@@ -26,6 +27,7 @@ pub mod cli;
 pub mod commands;
 pub mod data;
 pub mod device;
+pub mod diagnosis;
 pub mod export;
 pub mod failure;
 pub mod generate;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the street to the ground floor, as in `src/lib.rs`.
-const LAYERS: [&str; 18] = [
+const LAYERS: [&str; 19] = [
     "cli",
     "commands",
     "run",
@@ -17,6 +17,7 @@ const LAYERS: [&str; 18] = [
     "lora",
     "ops",
     "data",
+    "diagnosis",
     "metrics",
     "telemetry",
     "device",

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::batch::Batch;
 use super::error::DataError;
 use super::pipeline::{Cursor, Order, RowCounts, Shared};
+use super::work::Work;
 
 /// How often the wish to stop is looked at while a micro-batch is waited for.
 const STOP_CHECK: Duration = Duration::from_millis(50);
@@ -52,6 +53,12 @@ impl Loader {
     /// A row that cannot be read, with its place; a worker that panicked. The loader then has nothing more to give.
     pub fn next_batch(&mut self) -> Result<LoadedBatch, DataError> {
         self.prefetch.next(&|| false).unwrap_or(Err(DataError::Stopped))
+    }
+
+    /// What the workers have done since this was last asked.
+    #[must_use]
+    pub fn take_work(&mut self) -> Work {
+        std::mem::take(&mut self.prefetch.queue.lock().work)
     }
 
     /// The same, but does not wait once `is_stopped` holds: `None`, and the loader is not to be used any more.
@@ -209,6 +216,8 @@ struct QueueState {
     num_jobs: Option<u64>,
     /// A worker has ended by a panic outside a job.
     has_failed: bool,
+    /// What finished jobs took.
+    work: Work,
     results: BTreeMap<u64, Result<LoadedBatch, DataError>>,
 }
 
@@ -240,8 +249,11 @@ impl Queue {
             };
             state.next_job += 1;
             drop(state);
-            let result = job.run(shared, &|| self.is_stopped());
-            self.lock().results.insert(number, result);
+            let (result, work) = Work::of(|| job.run(shared, &|| self.is_stopped()));
+            let mut state = self.lock();
+            state.results.insert(number, result);
+            state.work += work;
+            drop(state);
             self.ready.notify_all();
         }
     }
@@ -263,6 +275,7 @@ impl Prefetch {
             next_result: 0,
             num_jobs: None,
             has_failed: false,
+            work: Work::default(),
             results: BTreeMap::new(),
         };
         let queue = Arc::new(Queue {
@@ -295,7 +308,9 @@ impl Prefetch {
         }
         let result = if self.workers.is_empty() {
             let job = self.queue.lock().plan.next_job(&self.shared)?;
-            job.run(&self.shared, is_stopped)
+            let (result, work) = Work::of(|| job.run(&self.shared, is_stopped));
+            self.queue.lock().work += work;
+            result
         } else {
             let mut state = self.queue.lock();
             loop {

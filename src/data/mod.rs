@@ -26,3 +26,4 @@ pub mod sources;
 pub mod template;
 pub mod tokenizer;
 mod windows;
+pub mod work;

@@ -10,17 +10,43 @@ pub const SCALAR_TAGS: &[(&str, &str)] = &[
     ("tokens_per_second", "throughput/tokens_per_second"),
     ("mfu", "throughput/mfu"),
     ("step_seconds", "time/step"),
+    ("wall_seconds", "time/wall"),
     ("data_wait_seconds", "time/data_wait"),
+    ("host_to_device_seconds", "time/host_to_device"),
+    ("forward_seconds", "time/forward"),
+    ("backward_seconds", "time/backward"),
     ("forward_backward_seconds", "time/forward_backward"),
     ("optimizer_seconds", "time/optimizer"),
+    ("logging_seconds", "time/logging"),
+    ("evaluation_seconds", "time/evaluation"),
+    ("checkpoint_seconds", "time/checkpoint"),
+    ("other_seconds", "time/other"),
+    ("rows", "data/rows"),
+    ("truncated_rows", "data/truncated_rows"),
+    ("padding_tokens", "data/padding_tokens"),
+    ("worker_busy_seconds", "data/worker_busy"),
+    ("worker_cpu_seconds", "data/worker_cpu"),
+    ("worker_queued_seconds", "data/worker_queued"),
     ("host_memory_bytes", "memory/host"),
+    ("host_available_bytes", "memory/host_available"),
+    ("host_swapped_bytes", "memory/host_swapped"),
     ("cpu_utilization_percent", "cpu/utilization"),
+    ("disk_read_bytes", "disk/read"),
+    ("major_page_faults", "disk/major_page_faults"),
     ("gpu_utilization_percent", "gpu/utilization"),
     ("gpu_memory_used_bytes", "gpu/memory_used"),
     ("gpu_memory_allocated_bytes", "gpu/memory_allocated"),
     ("gpu_memory_reserved_bytes", "gpu/memory_reserved"),
     ("gpu_power_watts", "gpu/power"),
     ("energy_joules", "gpu/energy"),
+    ("gpu_temperature_celsius", "gpu/temperature"),
+    ("gpu_sm_activity_percent", "gpu/sm_activity"),
+    ("gpu_memory_activity_percent", "gpu/memory_activity"),
+    ("gpu_sm_clock_mhz", "gpu/sm_clock"),
+    ("gpu_memory_clock_mhz", "gpu/memory_clock"),
+    ("gpu_pcie_received_bytes_per_second", "gpu/pcie_received"),
+    ("gpu_pcie_sent_bytes_per_second", "gpu/pcie_sent"),
+    ("gpu_other_processes_memory_bytes", "gpu/other_processes_memory"),
     ("eval_loss", "eval/loss"),
     ("eval_perplexity", "eval/perplexity"),
 ];
@@ -60,22 +86,78 @@ pub struct StepMetrics {
     /// Wall time of the step, from the end of the previous one; evaluations, samples and checkpoints between the two
     /// are left out. The device is synchronised at both ends.
     pub step_seconds: f64,
+    /// Wall time from the end of the previous step's figures to the end of this one's; for the first step, from the end
+    /// of start-up. Data wait, host-to-device, forward and backward, optimizer, logging, evaluation, checkpoint and other
+    /// add up to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wall_seconds: Option<f64>,
     /// Time the loop waited for data.
     pub data_wait_seconds: f64,
+    /// Time in which micro-batches were laid out and handed to the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_to_device_seconds: Option<f64>,
+    /// Time of the forward passes, with loss and its gradient; absent where the device is not waited for in between.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forward_seconds: Option<f64>,
+    /// Time of the backward passes, with the gradient norm; absent where `forward_seconds` is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backward_seconds: Option<f64>,
     /// Time of the forward and backward passes, until their loss and gradient norm had been read. On a GPU, which the
     /// loop waits for at that point only, the update of the step before is in it too.
     pub forward_backward_seconds: f64,
     /// Time of clipping and the update. On a GPU: of handing it over, which does not wait for it.
     pub optimizer_seconds: f64,
+    /// Time in which figures were written, those of the step before among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logging_seconds: Option<f64>,
+    /// Time of an evaluation before this step, and of the samples drawn at it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evaluation_seconds: Option<f64>,
+    /// Time in which a checkpoint was written before this step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_seconds: Option<f64>,
+    /// What the loop did besides; in the first step, measuring the device's peak among it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub other_seconds: Option<f64>,
+    /// Rows that were read for the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
+    /// Those of them that were longer than `data.max_length` and were cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub truncated_rows: Option<u64>,
+    /// Tokens of padding in the step's micro-batches, which a device with kernels that leave padding out does not compute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub padding_tokens: Option<u64>,
+    /// Time in which data workers made the micro-batches that were finished during the step, all workers together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker_busy_seconds: Option<f64>,
+    /// Processor time in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker_cpu_seconds: Option<f64>,
+    /// Time in it in which a worker could have run and no processor was free. The rest was waiting, for the disk mostly.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker_queued_seconds: Option<f64>,
     /// Model FLOPs per second over the fastest matrix product measured on the device, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
     /// Memory of the process that is in RAM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_memory_bytes: Option<u64>,
+    /// Memory that the machine, or the process's control group, has left, lowest sample of the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_available_bytes: Option<u64>,
+    /// Memory of the process that has been swapped out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_swapped_bytes: Option<u64>,
     /// Share of all processor threads that the process used during the step, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_utilization_percent: Option<f64>,
+    /// Bytes that the process read from disks during the step: not what was found in the page cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_read_bytes: Option<u64>,
+    /// Page faults of the process during the step that waited for a disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub major_page_faults: Option<u64>,
     /// Share of time in which the GPU ran a kernel, mean over the step, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_utilization_percent: Option<f64>,
@@ -100,6 +182,32 @@ pub struct StepMetrics {
     /// Temperature of the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_temperature_celsius: Option<f64>,
+    /// Share of the GPU's multiprocessors that had work, mean over the step, in percent; absent where the driver does not
+    /// count it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_sm_activity_percent: Option<f64>,
+    /// Share of time in which the GPU's memory was read or written, mean over the step, in percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_memory_activity_percent: Option<f64>,
+    /// Clock of the GPU's multiprocessors, mean over the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_sm_clock_mhz: Option<f64>,
+    /// Clock of the GPU's memory, mean over the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_memory_clock_mhz: Option<f64>,
+    /// What kept the GPU's clocks down during the step, by name; absent where nothing did, or where the driver does not
+    /// say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_throttle_reasons: Option<Vec<String>>,
+    /// What the GPU received over PCI Express, mean over the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_pcie_received_bytes_per_second: Option<f64>,
+    /// What the GPU sent over PCI Express, mean over the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_pcie_sent_bytes_per_second: Option<f64>,
+    /// Memory of the GPU that other processes hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_other_processes_memory_bytes: Option<u64>,
 }
 
 /// The figures of one evaluation: a line of metrics.jsonl of its own.
@@ -146,123 +254,4 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    /// A step with every figure, all different.
-    pub(in super::super) fn full_step(step: u64) -> StepMetrics {
-        StepMetrics {
-            step,
-            epoch: 0.25,
-            loss: 2.5,
-            learning_rate: 2e-4,
-            grad_norm: 0.75,
-            skipped: false,
-            anomaly: None,
-            loss_scale: Some(65536.0),
-            tokens: 2000,
-            target_tokens: 1500,
-            tokens_per_second: 1000.0,
-            step_seconds: 2.0,
-            data_wait_seconds: 0.125,
-            forward_backward_seconds: 1.5,
-            optimizer_seconds: 0.25,
-            mfu: Some(0.5),
-            host_memory_bytes: Some(3 << 30),
-            cpu_utilization_percent: Some(75.0),
-            gpu_utilization_percent: Some(97.0),
-            gpu_utilization_max_percent: Some(100.0),
-            gpu_memory_used_bytes: Some(12 << 30),
-            gpu_memory_allocated_bytes: Some(10 << 30),
-            gpu_memory_reserved_bytes: Some(11 << 30),
-            gpu_power_watts: Some(510.0),
-            energy_joules: Some(1020.0),
-            gpu_temperature_celsius: Some(61.0),
-        }
-    }
-
-    #[test]
-    fn a_line_has_the_names_of_the_contract_and_leaves_out_what_is_absent() {
-        let json = serde_json::to_value(full_step(7)).unwrap();
-        let names: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
-        let contract = [
-            "step",
-            "epoch",
-            "loss",
-            "learning_rate",
-            "grad_norm",
-            "loss_scale",
-            "tokens",
-            "target_tokens",
-            "tokens_per_second",
-            "step_seconds",
-            "data_wait_seconds",
-            "forward_backward_seconds",
-            "optimizer_seconds",
-            "mfu",
-            "host_memory_bytes",
-            "cpu_utilization_percent",
-            "gpu_utilization_percent",
-            "gpu_utilization_max_percent",
-            "gpu_memory_used_bytes",
-            "gpu_memory_allocated_bytes",
-            "gpu_memory_reserved_bytes",
-            "gpu_power_watts",
-            "energy_joules",
-            "gpu_temperature_celsius",
-        ];
-        assert_eq!(names, contract);
-        let on_a_cpu = serde_json::to_value(StepMetrics { step: 1, ..StepMetrics::default() }).unwrap();
-        let gpu_fields = on_a_cpu.as_object().unwrap().keys().filter(|name| name.contains("gpu")).count();
-        assert_eq!(gpu_fields, 0);
-        assert!(on_a_cpu.get("energy_joules").is_none() && on_a_cpu.get("skipped").is_none());
-    }
-
-    #[test]
-    fn the_tags_are_those_of_the_contract() {
-        let mut tags: Vec<_> = tagged_scalars(&full_step(1)).into_iter().map(|(tag, _)| tag).collect();
-        tags.extend(tagged_scalars(&EvalMetrics::default()).into_iter().map(|(tag, _)| tag));
-        tags.sort_unstable();
-        let contract = [
-            "cpu/utilization",
-            "eval/loss",
-            "eval/perplexity",
-            "gpu/energy",
-            "gpu/memory_allocated",
-            "gpu/memory_reserved",
-            "gpu/memory_used",
-            "gpu/power",
-            "gpu/utilization",
-            "memory/host",
-            "throughput/mfu",
-            "throughput/tokens_per_second",
-            "time/data_wait",
-            "time/forward_backward",
-            "time/optimizer",
-            "time/step",
-            "train/grad_norm",
-            "train/learning_rate",
-            "train/loss",
-        ];
-        assert_eq!(tags, contract);
-        assert_eq!(tags.len(), SCALAR_TAGS.len(), "a tag names a field that no record has");
-    }
-
-    #[test]
-    fn a_loss_that_is_not_finite_is_null_and_comes_back_as_nan() {
-        let step =
-            StepMetrics { step: 3, loss: f64::NAN, grad_norm: f64::INFINITY, skipped: true, ..Default::default() };
-        let line = serde_json::to_string(&step).unwrap();
-        assert!(line.contains(r#""loss":null,"learning_rate":0.0,"grad_norm":null,"skipped":true"#), "{line}");
-        let back: StepMetrics = serde_json::from_str(&line).unwrap();
-        assert!(back.loss.is_nan() && back.grad_norm.is_nan() && back.skipped);
-        let loss = tagged_scalars(&step).into_iter().find(|(tag, _)| *tag == "train/loss").unwrap().1;
-        assert!(loss.is_nan());
-    }
-
-    #[test]
-    fn a_step_survives_the_way_to_json_and_back() {
-        let step = full_step(41);
-        assert_eq!(serde_json::from_str::<StepMetrics>(&serde_json::to_string(&step).unwrap()).unwrap(), step);
-    }
-}
+pub(super) mod tests;

@@ -2,6 +2,7 @@
 //!
 //! - [`figures`](StepMetrics): one field for each figure, under the name that metrics.jsonl gives it
 //! - [`summary`](Summary): the final figures, summary.json
+//! - [`finding`](Finding): what they say about the run
 //! - `console`, `jsonl`, `tensorboard`, `dashboard`: the sinks
 //! - [`Sinks`]: all of them, called by name from the loop
 //!
@@ -13,6 +14,7 @@ mod console;
 #[cfg(feature = "tui")]
 mod dashboard;
 mod figures;
+mod finding;
 mod format;
 mod jsonl;
 mod sinks;
@@ -27,8 +29,9 @@ use serde::Serialize;
 use crate::schema::Section;
 
 pub use figures::{EvalMetrics, SCALAR_TAGS, Sample, StepMetrics};
+pub use finding::{Change, Finding, Severity};
 pub use sinks::{SinkOptions, Sinks};
-pub use summary::{Outcome, Summary, TimeSpent};
+pub use summary::{Outcome, PerMillionTokens, Summary, TimeSpent};
 
 /// Section `[logging]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

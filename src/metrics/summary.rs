@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::finding::Finding;
+
 /// How a run ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -63,9 +65,34 @@ pub struct Summary {
     /// The most memory that the backend's pools held at the end of a step, since the last start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_gpu_memory_reserved_bytes: Option<u64>,
-    /// Energy that the GPU used.
+    /// Mean GPU utilization over the time of the steps, since the last start, in percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean_gpu_utilization_percent: Option<f64>,
+    /// Mean share of all processor threads that the process used over the time of the steps, since the last start, in
+    /// percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean_cpu_utilization_percent: Option<f64>,
+    /// Share of the micro-batches' tokens that was padding, since the last start, from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub padding_share: Option<f64>,
+    /// Energy that the GPU used; without a GPU that counts it, the processor packages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
+    /// The same in kWh.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy_kwh: Option<f64>,
+    /// What the run cost by the recipe's `[cost]`: the hours of the machine and the energy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
+    /// In which currency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub currency: Option<String>,
+    /// Time, energy and cost of a million tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_million_tokens: Option<PerMillionTokens>,
+    /// Processor time that sampling the machine took, on its own thread, since the last start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub telemetry_seconds: Option<f64>,
     /// Wall time since the last start, all of it.
     pub wall_seconds: f64,
     /// Where that time went.
@@ -81,8 +108,25 @@ pub struct Summary {
     /// Whether the exported adapter was read back and gave the same logits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter_verified: Option<bool>,
+    /// What held the run back since the last start, the worst first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub diagnosis: Vec<Finding>,
     /// Warnings of the run, in order.
     pub warnings: Vec<String>,
+}
+
+/// What a million tokens took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PerMillionTokens {
+    /// Wall time, start-up and evaluations included.
+    pub seconds: f64,
+    /// Energy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy_kwh: Option<f64>,
+    /// Cost, in the summary's currency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
 }
 
 /// Where wall time went, in seconds. The parts do not overlap.
@@ -93,6 +137,8 @@ pub struct TimeSpent {
     pub startup_seconds: f64,
     /// Waiting for data.
     pub data_wait_seconds: f64,
+    /// Laying micro-batches out and handing them to the device.
+    pub host_to_device_seconds: f64,
     /// Forward and backward passes; on a GPU with the updates.
     pub forward_backward_seconds: f64,
     /// Clipping and updates; on a GPU: handing them over.
@@ -101,16 +147,17 @@ pub struct TimeSpent {
     pub evaluation_seconds: f64,
     /// Writing checkpoints and the adapter.
     pub checkpoint_seconds: f64,
-    /// The rest: logging, bookkeeping.
+    /// Writing figures.
+    pub logging_seconds: f64,
+    /// The rest: bookkeeping, measuring the device's peak, ending.
     pub other_seconds: f64,
 }
 
 impl TimeSpent {
-    /// Sets `other_seconds` such that the parts sum to `wall_seconds`.
+    /// Adds to `other_seconds` what the parts lack of `wall_seconds`.
     #[must_use]
     pub fn within(mut self, wall_seconds: f64) -> Self {
-        self.other_seconds = 0.0;
-        self.other_seconds = (wall_seconds - self.total_seconds()).max(0.0);
+        self.other_seconds += (wall_seconds - self.total_seconds()).max(0.0);
         self
     }
 
@@ -121,14 +168,17 @@ impl TimeSpent {
     }
 
     /// The parts with their names for people.
-    pub(super) fn parts(&self) -> [(&'static str, f64); 7] {
+    #[must_use]
+    pub fn parts(&self) -> [(&'static str, f64); 9] {
         [
             ("startup", self.startup_seconds),
             ("data", self.data_wait_seconds),
+            ("host to device", self.host_to_device_seconds),
             ("forward+backward", self.forward_backward_seconds),
             ("optimizer", self.optimizer_seconds),
             ("evaluation", self.evaluation_seconds),
             ("checkpoint", self.checkpoint_seconds),
+            ("logging", self.logging_seconds),
             ("other", self.other_seconds),
         ]
     }
@@ -141,7 +191,7 @@ mod tests {
     #[test]
     fn the_parts_of_the_time_sum_to_the_wall_time() {
         let time = TimeSpent { startup_seconds: 1.5, forward_backward_seconds: 6.0, ..TimeSpent::default() };
-        let time = time.within(10.0);
+        let time = TimeSpent { other_seconds: 0.5, ..time }.within(10.0);
         assert_eq!((time.other_seconds, time.total_seconds()), (2.5, 10.0));
         assert_eq!(time.within(10.0), time, "asked twice, the same");
     }

@@ -190,7 +190,7 @@ mod tests {
             .iter()
             .map(|value| (value.get_tag(), value.get_simple_value()))
             .collect();
-        assert_eq!(written.len(), 17);
+        assert_eq!(written.len(), scalars.len());
         for ((tag, value), (expected_tag, expected)) in written.into_iter().zip(scalars) {
             assert_eq!(tag, expected_tag);
             assert!((f64::from(value) - expected).abs() <= 1e-6 * expected.abs(), "{tag}: {value}");

@@ -80,14 +80,26 @@ impl Llama {
         Layout::new(batch.num_rows(), documents, positions, table, &self.device(), self.compute)
     }
 
+    /// Token ids on the device, `[tokens]`.
+    #[must_use]
+    pub fn token_ids(&self, input_ids: &[u32]) -> Tensor<1, Int> {
+        let ids: Vec<i32> = input_ids.iter().map(|&id| id.cast_signed()).collect();
+        let shape = [ids.len()];
+        Tensor::from_data(TensorData::new(ids, shape), (&self.device(), DType::I32))
+    }
+
     /// The embeddings of `input_ids`, `[tokens, hidden_size]`.
     #[must_use]
     pub fn embed(&self, input_ids: &[u32]) -> Tensor<2> {
-        let ids: Vec<i32> = input_ids.iter().map(|&id| id.cast_signed()).collect();
-        let shape = [ids.len()];
-        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, shape), (&self.device(), DType::I32));
+        self.embed_ids(self.token_ids(input_ids))
+    }
+
+    /// The embeddings of token ids that are on the device, `[tokens, hidden_size]`.
+    #[must_use]
+    pub fn embed_ids(&self, ids: Tensor<1, Int>) -> Tensor<2> {
+        let num_tokens = ids.dims()[0];
         let embed = || self.embed_tokens.clone().select(0, ids).cast(self.compute);
-        let bytes = profile::count(2 * input_ids.len() * self.config.hidden_size * self.compute.size());
+        let bytes = profile::count(2 * num_tokens * self.config.hidden_size * self.compute.size());
         profile::measure("embedding", || Cost { bytes, ..Cost::default() }, embed)
     }
 

@@ -100,6 +100,49 @@ pub(super) fn processor_time() -> Option<Duration> {
     None
 }
 
+/// Time of one thread since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadTime {
+    /// On a processor.
+    pub cpu: Option<Duration>,
+    /// Ready to run, with no processor free.
+    pub queued: Option<Duration>,
+}
+
+/// Time of the calling thread; absent where the system does not count it.
+#[must_use]
+pub fn thread_time() -> ThreadTime {
+    ThreadTime { cpu: thread_processor_time(), queued: thread_queued_time() }
+}
+
+#[cfg(unix)]
+fn thread_processor_time() -> Option<Duration> {
+    let mut time = std::mem::MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: `time` outlives the call, which fills it where it returns 0.
+    let time = unsafe {
+        match libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, time.as_mut_ptr()) {
+            0 => time.assume_init(),
+            _ => return None,
+        }
+    };
+    Some(Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?))
+}
+
+#[cfg(not(unix))]
+fn thread_processor_time() -> Option<Duration> {
+    None
+}
+
+fn thread_queued_time() -> Option<Duration> {
+    // What it says of processor time is older than the last tick of the system's clock, so only this is read of it.
+    queued_from_schedstat(&std::fs::read_to_string("/proc/thread-self/schedstat").ok()?)
+}
+
+/// `/proc/thread-self/schedstat`: nanoseconds on a processor and in the run queue, and a count of time slices.
+fn queued_from_schedstat(schedstat: &str) -> Option<Duration> {
+    Some(Duration::from_nanos(schedstat.split_ascii_whitespace().nth(1)?.parse().ok()?))
+}
+
 /// Threads that this process may run at the same time.
 pub(super) fn num_threads() -> f64 {
     static NUM_THREADS: OnceLock<f64> = OnceLock::new();
@@ -121,6 +164,8 @@ mod tests {
         let status = "Name:\tx\nVmPeak:\t  999 kB\nVmHWM:\t   2048 kB\nVmRSS:\t 1024 kB\n";
         assert_eq!(peak_from_status(status), Some(2048 * 1024));
         assert_eq!(peak_from_status("Name:\tx\n"), None);
+        assert_eq!(queued_from_schedstat("1200 34 5\n"), Some(Duration::from_nanos(34)));
+        assert_eq!(queued_from_schedstat(""), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub use host::{host_memory_bytes, peak_host_memory_bytes, total_host_memory_bytes};
+pub use host::{ThreadTime, host_memory_bytes, peak_host_memory_bytes, thread_time, total_host_memory_bytes};
 use nvml::GpuReading;
 use window::Window;
 

@@ -4,6 +4,8 @@
 //! input. The loss and the gradient of the last hidden states are made in chunks of target tokens. The backward
 //! walks the blocks from the last, and hands the adapters' gradients over block by block.
 
+use std::time::Instant;
+
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::grads::GradSums;
@@ -40,6 +42,18 @@ pub struct Options<'a> {
     pub grad_scale: f64,
 }
 
+/// What came of a micro-batch, and when its parts ended for the host: on a device that is not waited for, when they had
+/// been handed over.
+#[derive(Clone, Debug)]
+pub struct Pass {
+    /// The loss of every target token in nats, `[targets]`, `f32`, still on the device.
+    pub losses: Tensor<1>,
+    /// When the micro-batch was laid out on the device.
+    pub inputs_end: Instant,
+    /// When the forward was done, and with it the loss and the gradient of the last block's output.
+    pub forward_end: Instant,
+}
+
 /// What a block's backward starts from.
 enum Kept {
     Input(Tensor<2>),
@@ -59,8 +73,7 @@ impl Kept {
 
 /// Forward and backward of one micro-batch; adds the gradients of the summed losses to `sums`.
 ///
-/// Returns the loss of every target token in nats, `[targets]`, `f32`, still on the device; none if the batch has
-/// no target tokens.
+/// Returns nothing if the batch has no target tokens.
 #[must_use]
 pub fn forward_backward(
     model: &Llama,
@@ -68,11 +81,14 @@ pub fn forward_backward(
     batch: &Batch,
     options: Options<'_>,
     sums: &mut GradSums,
-) -> Option<Tensor<1>> {
+) -> Option<Pass> {
     if batch.targets.is_empty() {
         return None;
     }
     let layout = model.layout(batch);
+    let input_ids = model.token_ids(&batch.input_ids);
+    let target_rows = target_rows(model, batch);
+    let inputs_end = Instant::now();
     let context = |layer: usize| {
         let dropout = (adapters.dropout > 0.0).then(|| Dropout {
             probability: adapters.dropout,
@@ -84,7 +100,7 @@ pub fn forward_backward(
     let first = adapters.blocks.iter().position(|block| block.iter().any(Option::is_some));
     let first = first.unwrap_or(model.blocks.len());
 
-    let mut x = model.embed(&batch.input_ids);
+    let mut x = model.embed_ids(input_ids);
     let mut kept = Vec::with_capacity(model.blocks.len());
     for (layer, block) in model.blocks.iter().enumerate() {
         let context = context(layer);
@@ -101,7 +117,8 @@ pub fn forward_backward(
         }
     }
 
-    let (losses, mut dx) = loss_and_grad(model, x, batch, options.grad_scale);
+    let (losses, mut dx) = loss_and_grad(model, x, batch, target_rows, options.grad_scale);
+    let forward_end = Instant::now();
     for layer in (first..model.blocks.len()).rev() {
         let (block, context) = (&model.blocks[layer], context(layer));
         let Some(this) = kept.pop() else { break };
@@ -120,7 +137,7 @@ pub fn forward_backward(
         let Some(input_grad) = input_grad else { break };
         dx = input_grad;
     }
-    Some(losses)
+    Some(Pass { losses, inputs_end, forward_end })
 }
 
 /// The loss of every target token, `[targets]`, `f32`, in nats, without gradients and without dropout.
@@ -137,8 +154,13 @@ pub fn losses(model: &Llama, adapters: &AdapterSet, batch: &Batch) -> Option<Ten
 /// Losses of the target tokens and the gradient of the last block's output.
 ///
 /// Only rows that carry loss go through the norm and the head.
-fn loss_and_grad(model: &Llama, x: Tensor<2>, batch: &Batch, grad_scale: f64) -> (Tensor<1>, Tensor<2>) {
-    let rows = target_rows(model, batch);
+fn loss_and_grad(
+    model: &Llama,
+    x: Tensor<2>,
+    batch: &Batch,
+    rows: Tensor<1, Int>,
+    grad_scale: f64,
+) -> (Tensor<1>, Tensor<2>) {
     let width = profile::passes(&x, 2);
     let (hidden, no_grad) =
         profile::measure("target_rows", || width.clone(), || (x.clone().select(0, rows.clone()), x.zeros_like()));

@@ -9,7 +9,7 @@ use crate::data::files::FileKind;
 use crate::data::loader::LoadedBatch;
 use crate::data::pipeline::{Cursor, RowCounts};
 use crate::data::sources::FileInfo;
-use crate::metrics::TimeSpent;
+use crate::telemetry::MachineSample;
 
 /// Rows that a warning names before it says how many more there are.
 const MAX_ROWS_NAMED: usize = 8;
@@ -30,12 +30,10 @@ pub(super) struct StepWork {
     pub(super) num_micro_batches: u64,
     /// Tokens that were not padding.
     pub(super) tokens: u64,
+    /// Tokens that were.
+    pub(super) padding_tokens: u64,
     /// Model FLOPs.
     pub(super) flops: f64,
-    pub(super) data_wait_seconds: f64,
-    pub(super) forward_backward_seconds: f64,
-    pub(super) optimizer_seconds: f64,
-    pub(super) step_seconds: f64,
 }
 
 impl StepWork {
@@ -47,11 +45,8 @@ impl StepWork {
             sources: Vec::new(),
             num_micro_batches: 0,
             tokens: 0,
+            padding_tokens: 0,
             flops: 0.0,
-            data_wait_seconds: 0.0,
-            forward_backward_seconds: 0.0,
-            optimizer_seconds: 0.0,
-            step_seconds: 0.0,
         }
     }
 
@@ -59,7 +54,9 @@ impl StepWork {
     pub(super) fn add(&mut self, loaded: LoadedBatch) {
         self.cursor = loaded.cursor_after;
         self.rows += loaded.report;
-        self.tokens += loaded.batch.num_tokens() as u64;
+        let num_tokens = loaded.batch.num_tokens();
+        self.tokens += num_tokens as u64;
+        self.padding_tokens += (loaded.batch.input_ids.len() - num_tokens) as u64;
         self.sources.extend(loaded.batch.sources);
     }
 
@@ -97,31 +94,60 @@ fn line_of(file: &FileInfo, row: usize) -> Option<usize> {
 /// Sums since the last start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SessionFigures {
-    pub(super) time: TimeSpent,
+    pub(super) startup_seconds: f64,
     pub(super) num_steps: u64,
     /// Loss of the last step that had something to predict.
     pub(super) last_loss: Option<f64>,
     pub(super) tokens: u64,
+    pub(super) padding_tokens: u64,
     pub(super) step_seconds: f64,
     pub(super) flops: f64,
     /// The most memory that the backend's pools held at the end of a step.
     pub(super) peak_gpu_memory_reserved_bytes: Option<u64>,
+    pub(super) gpu_utilization_percent: MeanOverTime,
+    pub(super) cpu_utilization_percent: MeanOverTime,
 }
 
 impl SessionFigures {
     /// Takes in a step.
-    pub(super) fn add(&mut self, work: &StepWork, outcome: &StepOutcome) {
+    pub(super) fn add(&mut self, work: &StepWork, outcome: &StepOutcome, step_seconds: f64, machine: &MachineSample) {
         if outcome.target_tokens > 0 {
             self.last_loss = Some(outcome.loss);
         }
         self.num_steps += 1;
         self.tokens += work.tokens;
-        self.step_seconds += work.step_seconds;
+        self.padding_tokens += work.padding_tokens;
+        self.step_seconds += step_seconds;
         self.flops += work.flops;
-        self.time.data_wait_seconds += work.data_wait_seconds;
-        self.time.forward_backward_seconds += work.forward_backward_seconds;
-        self.time.optimizer_seconds += work.optimizer_seconds;
+        self.gpu_utilization_percent.add(machine.gpu_utilization_percent, step_seconds);
+        self.cpu_utilization_percent.add(machine.cpu_utilization_percent, step_seconds);
     }
+}
+
+/// Mean of a figure over the time of the steps that have it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MeanOverTime {
+    sum: f64,
+    seconds: f64,
+}
+
+impl MeanOverTime {
+    fn add(&mut self, value: Option<f64>, seconds: f64) {
+        if let Some(value) = value {
+            self.sum += value * seconds;
+            self.seconds += seconds;
+        }
+    }
+
+    pub(super) fn get(&self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.sum / self.seconds)
+    }
+}
+
+/// A part of a whole, from 0 to 1; `None` where there is none.
+#[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+pub(super) fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
 }
 
 /// A count over a time.

@@ -6,6 +6,7 @@ pub mod eval;
 mod figures;
 pub mod flops;
 pub mod grads;
+mod laps;
 pub mod memory;
 pub mod offload;
 pub mod optim;

@@ -1,6 +1,7 @@
 //! One training step: micro-batches to gradients to an update. No input or output.
 
 use std::cell::OnceCell;
+use std::time::Instant;
 
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -72,6 +73,15 @@ impl SkipReason {
             Self::NoTargetTokens => "no update, none of its tokens carries loss",
         }
     }
+}
+
+/// When the parts of a micro-batch ended for the host; its backward ended when [`TrainStep::forward_backward`] returned.
+#[derive(Clone, Copy, Debug)]
+pub struct PassEnds {
+    /// It was laid out on the device.
+    pub inputs: Instant,
+    /// Its forward was done, with the loss.
+    pub forward: Instant,
 }
 
 /// Sum of losses over target tokens.
@@ -179,8 +189,9 @@ impl TrainStep {
         digest(first.into_iter().chain(last).flat_map(|b| b.to_data().try_to_vec().unwrap_or_default()))
     }
 
-    /// Forward and backward of one micro-batch, added to the step under way. Reads nothing from the device.
-    pub fn forward_backward(&mut self, batch: &Batch) {
+    /// Forward and backward of one micro-batch, added to the step under way. Reads nothing from the device. `None` where
+    /// it has no target tokens.
+    pub fn forward_backward(&mut self, batch: &Batch) -> Option<PassEnds> {
         let dense = self.model.has_kernels().then(|| batch.without_padding());
         let batch = dense.as_ref().unwrap_or(batch);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
@@ -197,10 +208,12 @@ impl TrainStep {
             // In f16 the gradient of the micro-batch's mean is what fits the format.
             grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale / num_targets),
         };
-        let losses = backprop::forward_backward(&self.model, &self.adapters, batch, options, &mut self.sums);
-        self.losses.extend(losses);
+        let pass = backprop::forward_backward(&self.model, &self.adapters, batch, options, &mut self.sums);
         self.target_tokens += batch.num_target_tokens() as u64;
         self.num_micro_batches += 1;
+        let pass = pass?;
+        self.losses.push(pass.losses);
+        Some(PassEnds { inputs: pass.inputs_end, forward: pass.forward_end })
     }
 
     /// Drops the micro-batches of the step under way, as if they had not been.

@@ -1,12 +1,14 @@
 //! The loop: steps are the only clock. Evaluation, samples, checkpoints and figures are called here by name.
 
 mod between;
+mod line;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::figures::{SessionFigures, StepWork, per_second};
+use super::figures::{SessionFigures, StepWork, per_second, share};
 use super::flops::StepFlops;
+use super::laps::{Laps, Part};
 use super::plan::{Around, Plan};
 use super::state::{Evaluations, Totals, TrainerState};
 use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
@@ -78,8 +80,8 @@ pub struct Trainer<'a> {
     /// Wall time of the earlier starts of this run.
     earlier_wall_seconds: f64,
     process_start: Instant,
-    /// When the last step ended, unless something else has come between: writing figures belongs to the next step.
-    last_step_end: Option<Instant>,
+    /// Where the time goes; writing a step's figures belongs to the next step.
+    laps: Laps,
     figures: SessionFigures,
     has_warned_of_cuts: bool,
 }
@@ -108,7 +110,7 @@ impl<'a> Trainer<'a> {
             earlier_energy_joules: None,
             earlier_wall_seconds: 0.0,
             process_start,
-            last_step_end: None,
+            laps: Laps::start(process_start),
             figures: SessionFigures::default(),
             has_warned_of_cuts: false,
         }
@@ -170,8 +172,11 @@ impl<'a> Trainer<'a> {
             tokens_per_second: has_steps.then(|| per_second(figures.tokens, figures.step_seconds)),
             mfu: peak.map(|peak| figures.flops / figures.step_seconds / peak),
             peak_gpu_memory_reserved_bytes: figures.peak_gpu_memory_reserved_bytes,
+            mean_gpu_utilization_percent: figures.gpu_utilization_percent.get(),
+            mean_cpu_utilization_percent: figures.cpu_utilization_percent.get(),
+            padding_share: share(figures.padding_tokens, figures.tokens + figures.padding_tokens),
             energy_joules: self.energy_joules(self.around.telemetry.energy_joules()),
-            time: figures.time,
+            time: self.laps.time_spent(figures.startup_seconds),
             ..Summary::default()
         }
     }
@@ -205,7 +210,9 @@ impl<'a> Trainer<'a> {
 
     fn run_steps(&mut self) -> Result<Outcome, TrainerError> {
         let mut loader = self.around.data.loader(self.state.cursor, self.plan.train.micro_batch_size)?;
-        self.figures.time.startup_seconds = self.process_start.elapsed().as_secs_f64();
+        let now = Instant::now();
+        self.figures.startup_seconds = now.duration_since(self.process_start).as_secs_f64();
+        self.laps = Laps::start(now);
         // Only what happens in steps belongs to the first step's figures.
         let _ = self.around.telemetry.window();
         self.around.sinks.start();
@@ -225,6 +232,7 @@ impl<'a> Trainer<'a> {
             }
             let Some((metrics, verdict)) = self.take_step(&mut loader)? else { return self.interrupt() };
             self.around.sinks.step(&metrics);
+            self.laps.lap(Part::Logging);
             if let Some(reason) = verdict.stop {
                 return Err(TrainerError::Watchdog { step: self.state.step, reason });
             }
@@ -234,14 +242,13 @@ impl<'a> Trainer<'a> {
     /// One step: micro-batches, an update, its figures. `None` where somebody wants to stop: then nothing happened, as
     /// after an error.
     fn take_step(&mut self, loader: &mut Loader) -> Result<Option<(StepMetrics, Verdict)>, TrainerError> {
-        let step_start = self.last_step_end.take().unwrap_or_else(Instant::now);
         let mut work = StepWork::new(self.state.cursor);
         for _ in 0..self.plan.train.gradient_accumulation_steps {
             if self.stop_requested() {
                 self.step.discard(work.num_micro_batches);
                 return Ok(None);
             }
-            let wait_start = Instant::now();
+            self.laps.lap(Part::Other);
             let stop_requested = || self.stop_requested();
             let loaded = match loader.next_batch_unless(&stop_requested) {
                 Ok(Some(loaded)) => loaded,
@@ -250,11 +257,13 @@ impl<'a> Trainer<'a> {
                     return other.map(|_| None).map_err(TrainerError::from);
                 }
             };
-            work.data_wait_seconds += wait_start.elapsed().as_secs_f64();
+            self.laps.lap(Part::DataWait);
             if !loaded.batch.targets.is_empty() {
-                let compute_start = Instant::now();
-                self.step.forward_backward(&loaded.batch);
-                work.forward_backward_seconds += compute_start.elapsed().as_secs_f64();
+                if let Some(ends) = self.step.forward_backward(&loaded.batch) {
+                    self.laps.lap_at(Part::HostToDevice, ends.inputs);
+                    self.laps.lap_at(Part::Forward, ends.forward);
+                }
+                self.laps.lap(Part::Backward);
                 work.num_micro_batches += 1;
                 work.flops += self.flops.of(&loaded.batch);
             }
@@ -266,10 +275,9 @@ impl<'a> Trainer<'a> {
             }
         }
         // The one wait for a GPU in a step, and so the end of its forwards and backwards, and of the update before.
-        let wait_start = Instant::now();
+        self.laps.lap(Part::Other);
         let figures = self.step.read_figures();
-        let update_start = Instant::now();
-        work.forward_backward_seconds += (update_start - wait_start).as_secs_f64();
+        self.laps.lap(Part::Backward);
 
         let learning_rate = self.plan.schedule.learning_rate(self.state.step + 1);
         let mut outcome = self.step.apply(figures, learning_rate);
@@ -277,21 +285,24 @@ impl<'a> Trainer<'a> {
             // A mean over nothing: no point of a curve.
             (outcome.loss, outcome.grad_norm) = (f64::NAN, f64::NAN);
         }
-        work.optimizer_seconds = update_start.elapsed().as_secs_f64();
-        let step_end = Instant::now();
-        work.step_seconds = (step_end - step_start).as_secs_f64();
+        self.laps.lap(Part::Optimizer);
 
         self.state.advance(&work, &outcome);
         self.is_saved = false;
-        self.figures.add(&work, &outcome);
         let verdict = self.watch(learning_rate, &outcome, &work);
         if work.rows.answer_cut > 0 && !std::mem::replace(&mut self.has_warned_of_cuts, true) {
             self.around.sinks.warn(CUT_WARNING);
         }
-        let metrics = self.metrics(learning_rate, &outcome, &work, verdict.anomaly);
-        // In the first step the device's peak was measured meanwhile.
-        let is_first = self.figures.num_steps == 1;
-        self.last_step_end = Some(if is_first { Instant::now() } else { step_end });
+        let loading = loader.take_work();
+        let machine = self.around.telemetry.window();
+        self.laps.lap(Part::Other);
+        // Measured once, after the first step: measuring takes a moment that is not the step's.
+        let peak = gemm_peak_flops(self.around.device, self.plan.train.precision);
+        self.laps.lap(Part::Measuring);
+        let time = self.laps.end_step();
+        self.figures.add(&work, &outcome, time.step_seconds(), &machine);
+        let mut metrics = self.metrics(learning_rate, &outcome, &work, verdict.anomaly);
+        self.describe(&mut metrics, &work, &time, &loading, machine, peak);
         Ok(Some((metrics, verdict)))
     }
 
@@ -318,20 +329,14 @@ impl<'a> Trainer<'a> {
         verdict
     }
 
-    /// The line of metrics.jsonl.
+    /// What the line of metrics.jsonl says about the step itself.
     fn metrics(
-        &mut self,
+        &self,
         learning_rate: f64,
         outcome: &StepOutcome,
         work: &StepWork,
         anomaly: Option<Anomaly>,
     ) -> StepMetrics {
-        let machine = self.around.telemetry.window();
-        let pools = self.around.device.memory_in_use().filter(|_| self.around.device.is_gpu());
-        let reserved = pools.map(|pools| pools.reserved_bytes);
-        self.figures.peak_gpu_memory_reserved_bytes = self.figures.peak_gpu_memory_reserved_bytes.max(reserved);
-        // Measured once, after the first step: measuring takes a moment that is not the step's.
-        let peak = gemm_peak_flops(self.around.device, self.plan.train.precision);
         StepMetrics {
             step: self.state.step,
             epoch: self.state.epochs(),
@@ -343,22 +348,10 @@ impl<'a> Trainer<'a> {
             loss_scale: self.step.counters().loss_scale.map(|loss_scale| loss_scale.scale()),
             tokens: work.tokens,
             target_tokens: outcome.target_tokens,
-            tokens_per_second: per_second(work.tokens, work.step_seconds),
-            step_seconds: work.step_seconds,
-            data_wait_seconds: work.data_wait_seconds,
-            forward_backward_seconds: work.forward_backward_seconds,
-            optimizer_seconds: work.optimizer_seconds,
-            mfu: peak.map(|peak| work.flops / work.step_seconds / peak),
-            host_memory_bytes: machine.host_memory_bytes,
-            cpu_utilization_percent: machine.cpu_utilization_percent,
-            gpu_utilization_percent: machine.gpu_utilization_percent,
-            gpu_utilization_max_percent: machine.gpu_utilization_max_percent,
-            gpu_memory_used_bytes: machine.gpu_memory_used_bytes,
-            gpu_memory_allocated_bytes: pools.map(|pools| pools.allocated_bytes),
-            gpu_memory_reserved_bytes: reserved,
-            gpu_power_watts: machine.gpu_power_watts,
-            energy_joules: self.energy_joules(machine.energy_joules),
-            gpu_temperature_celsius: machine.gpu_temperature_celsius,
+            rows: Some(work.rows.rows),
+            truncated_rows: Some(work.rows.truncated),
+            padding_tokens: Some(work.padding_tokens),
+            ..StepMetrics::default()
         }
     }
 

@@ -9,11 +9,13 @@ use crate::export::{adapter_weights, write_adapter};
 use crate::generate::Generator;
 use crate::metrics::{EvalMetrics, Outcome, Sample};
 use crate::train::eval::evaluate;
+use crate::train::laps::Part;
 use crate::train::step::StepState;
 
 impl Trainer<'_> {
     /// Measures the evaluation loss and samples text. `false` where somebody wants to stop: then nothing happened.
     pub(super) fn evaluate(&mut self) -> Result<bool, TrainerError> {
+        self.laps.lap(Part::Other);
         let eval_start = Instant::now();
         let epoch = self.state.epochs();
         let step = self.state.step;
@@ -46,6 +48,7 @@ impl Trainer<'_> {
                 self.state.watchdog.start_at(*eval_loss);
             }
         }
+        self.laps.lap(Part::Evaluation);
         // Written only now that all is there: an interruption leaves no half of an evaluation behind.
         if let Some(metrics) = &metrics {
             self.around.sinks.eval(metrics);
@@ -55,9 +58,8 @@ impl Trainer<'_> {
         }
         self.state.evaluations.record(step, metrics.map(|metrics| metrics.eval_loss));
         self.is_saved = false;
-        self.figures.time.evaluation_seconds += eval_start.elapsed().as_secs_f64();
         let _ = self.around.telemetry.window();
-        self.last_step_end = None;
+        self.laps.lap(Part::Logging);
         Ok(true)
     }
 
@@ -74,7 +76,7 @@ impl Trainer<'_> {
 
     /// Saves a checkpoint of the steps done; returns its folder.
     fn save(&mut self) -> Result<PathBuf, CheckpointError> {
-        let save_start = Instant::now();
+        self.laps.lap(Part::Other);
         let StepState { moments, counters } = self.step.state();
         self.state.counters = counters;
         self.state.totals.wall_seconds = self.earlier_wall_seconds + self.process_start.elapsed().as_secs_f64();
@@ -89,9 +91,8 @@ impl Trainer<'_> {
             self.around.sinks.note(&format!("step {}: checkpoint saved", self.state.step));
             self.is_saved = true;
         }
-        self.figures.time.checkpoint_seconds += save_start.elapsed().as_secs_f64();
         let _ = self.around.telemetry.window();
-        self.last_step_end = None;
+        self.laps.lap(Part::Checkpoint);
         saved
     }
 
@@ -108,6 +109,7 @@ impl Trainer<'_> {
         if let Some(warning) = warning {
             self.around.sinks.warn(&warning);
         }
+        self.laps.lap(Part::Checkpoint);
     }
 
     /// Saves where it can be done without deleting an older checkpoint, which may be a better one.

@@ -1,0 +1,155 @@
+//! Where the loop's time goes, lap by lap: every moment belongs to one part.
+
+use std::time::{Duration, Instant};
+
+use crate::metrics::TimeSpent;
+
+/// What a lap was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Waiting for a micro-batch.
+    DataWait,
+    /// Laying a micro-batch out and handing it to the device.
+    HostToDevice,
+    /// Forward, with the loss. On a device that is not waited for, handing it over.
+    Forward,
+    /// Backward, with the gradient norm.
+    Backward,
+    /// Clipping and the update.
+    Optimizer,
+    /// Writing figures.
+    Logging,
+    /// Evaluations and samples.
+    Evaluation,
+    /// Checkpoints.
+    Checkpoint,
+    /// Measuring the device's peak, once: the one thing in a step that is not of the step.
+    Measuring,
+    /// What the loop does besides.
+    Other,
+}
+
+const NUM_PARTS: usize = Part::Other as usize + 1;
+
+/// Time by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Parts([Duration; NUM_PARTS]);
+
+impl Parts {
+    /// Seconds of a part.
+    pub(super) fn seconds(&self, part: Part) -> f64 {
+        self.0[part as usize].as_secs_f64()
+    }
+
+    /// What is neither forward nor backward nor any other part with a name in a step's figures.
+    pub(super) fn other_seconds(&self) -> f64 {
+        self.seconds(Part::Other) + self.seconds(Part::Measuring)
+    }
+
+    /// Forward and backward together.
+    pub(super) fn forward_backward_seconds(&self) -> f64 {
+        self.seconds(Part::Forward) + self.seconds(Part::Backward)
+    }
+
+    fn add(&mut self, part: Part, time: Duration) {
+        self.0[part as usize] += time;
+    }
+}
+
+/// A step's time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepTime {
+    /// From the end of the step before to the end of this one, by the clock.
+    pub(super) wall_seconds: f64,
+    /// The same by part.
+    pub(super) parts: Parts,
+}
+
+impl StepTime {
+    /// The step without evaluations, checkpoints and the measuring of the device.
+    pub(super) fn step_seconds(&self) -> f64 {
+        let between = [Part::Evaluation, Part::Checkpoint, Part::Measuring];
+        self.wall_seconds - between.into_iter().map(|part| self.parts.seconds(part)).sum::<f64>()
+    }
+}
+
+/// A watch that is read wherever one part of the loop ends and the next begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Laps {
+    last: Instant,
+    step_start: Instant,
+    step: Parts,
+    total: Parts,
+}
+
+impl Laps {
+    /// A watch that starts at `now`.
+    pub(super) fn start(now: Instant) -> Self {
+        Self { last: now, step_start: now, step: Parts::default(), total: Parts::default() }
+    }
+
+    /// Ends a lap now: the time since the last one was for `part`.
+    pub(super) fn lap(&mut self, part: Part) {
+        self.lap_at(part, Instant::now());
+    }
+
+    /// The same at a moment that has just passed.
+    pub(super) fn lap_at(&mut self, part: Part, end: Instant) {
+        let time = end.saturating_duration_since(self.last);
+        self.step.add(part, time);
+        self.total.add(part, time);
+        self.last = self.last.max(end);
+    }
+
+    /// Ends a step with the last lap.
+    pub(super) fn end_step(&mut self) -> StepTime {
+        let wall_seconds = self.last.duration_since(self.step_start).as_secs_f64();
+        self.step_start = self.last;
+        StepTime { wall_seconds, parts: std::mem::take(&mut self.step) }
+    }
+
+    /// All laps so far, those after the last step among them, after `startup_seconds` before the first.
+    pub(super) fn time_spent(&self, startup_seconds: f64) -> TimeSpent {
+        TimeSpent {
+            startup_seconds,
+            data_wait_seconds: self.total.seconds(Part::DataWait),
+            host_to_device_seconds: self.total.seconds(Part::HostToDevice),
+            forward_backward_seconds: self.total.forward_backward_seconds(),
+            optimizer_seconds: self.total.seconds(Part::Optimizer),
+            evaluation_seconds: self.total.seconds(Part::Evaluation),
+            checkpoint_seconds: self.total.seconds(Part::Checkpoint),
+            logging_seconds: self.total.seconds(Part::Logging),
+            other_seconds: self.total.other_seconds(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_moment_belongs_to_one_part_and_the_parts_are_the_wall_time() {
+        let start = Instant::now();
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        let mut laps = Laps::start(start);
+        laps.lap_at(Part::Evaluation, at(100));
+        laps.lap_at(Part::DataWait, at(130));
+        laps.lap_at(Part::Forward, at(200));
+        laps.lap_at(Part::DataWait, at(210));
+        laps.lap_at(Part::Backward, at(400));
+        laps.lap_at(Part::Measuring, at(450));
+        // A moment that lies before the last one adds nothing, and takes nothing away.
+        laps.lap_at(Part::Other, at(440));
+        let first = laps.end_step();
+        assert!((first.wall_seconds - 0.45).abs() < 1e-12 && (first.step_seconds() - 0.30).abs() < 1e-12);
+        assert!((first.parts.seconds(Part::DataWait) - 0.04).abs() < 1e-12);
+        assert!((first.parts.forward_backward_seconds() - 0.26).abs() < 1e-12);
+        laps.lap_at(Part::Logging, at(460));
+        let second = laps.end_step();
+        assert!((second.wall_seconds - 0.01).abs() < 1e-12);
+        assert_eq!(second.parts.seconds(Part::DataWait), 0.0);
+        laps.lap_at(Part::Checkpoint, at(500));
+        assert!((laps.time_spent(2.0).total_seconds() - 2.5).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,65 @@
+//! The line of metrics.jsonl: what a step took, by what was measured around it.
+
+use super::{StepWork, Trainer};
+use crate::data::work::Work;
+use crate::metrics::StepMetrics;
+use crate::telemetry::MachineSample;
+use crate::train::figures::per_second;
+use crate::train::laps::{Part, StepTime};
+
+impl Trainer<'_> {
+    /// Adds time, speed, data workers and the machine to a step's line. `peak` is the device's peak in FLOP/s.
+    pub(super) fn describe(
+        &mut self,
+        line: &mut StepMetrics,
+        work: &StepWork,
+        time: &StepTime,
+        loading: &Work,
+        machine: MachineSample,
+        peak: Option<f64>,
+    ) {
+        describe_time(line, time, self.around.device.is_gpu());
+        line.tokens_per_second = per_second(work.tokens, line.step_seconds);
+        line.mfu = peak.map(|peak| work.flops / line.step_seconds / peak);
+        if loading.num_batches > 0 {
+            line.worker_busy_seconds = Some(loading.busy.as_secs_f64());
+            line.worker_cpu_seconds = loading.cpu.map(|cpu| cpu.as_secs_f64());
+            line.worker_queued_seconds = loading.queued.map(|queued| queued.as_secs_f64());
+        }
+        self.describe_machine(line, machine);
+    }
+
+    fn describe_machine(&mut self, line: &mut StepMetrics, machine: MachineSample) {
+        let pools = self.around.device.memory_in_use().filter(|_| self.around.device.is_gpu());
+        let reserved = pools.map(|pools| pools.reserved_bytes);
+        self.figures.peak_gpu_memory_reserved_bytes = self.figures.peak_gpu_memory_reserved_bytes.max(reserved);
+        line.gpu_memory_allocated_bytes = pools.map(|pools| pools.allocated_bytes);
+        line.gpu_memory_reserved_bytes = reserved;
+        line.host_memory_bytes = machine.host_memory_bytes;
+        line.cpu_utilization_percent = machine.cpu_utilization_percent;
+        line.gpu_utilization_percent = machine.gpu_utilization_percent;
+        line.gpu_utilization_max_percent = machine.gpu_utilization_max_percent;
+        line.gpu_memory_used_bytes = machine.gpu_memory_used_bytes;
+        line.gpu_power_watts = machine.gpu_power_watts;
+        line.energy_joules = self.energy_joules(machine.energy_joules);
+        line.gpu_temperature_celsius = machine.gpu_temperature_celsius;
+    }
+}
+
+/// On a device that is not waited for between forward and backward, only the two together have a time.
+fn describe_time(line: &mut StepMetrics, time: &StepTime, is_asynchronous: bool) {
+    let StepTime { wall_seconds, parts } = time;
+    let alone = |part| (!is_asynchronous).then(|| parts.seconds(part));
+    line.step_seconds = time.step_seconds();
+    line.wall_seconds = Some(*wall_seconds);
+    line.data_wait_seconds = parts.seconds(Part::DataWait);
+    line.host_to_device_seconds = Some(parts.seconds(Part::HostToDevice));
+    line.forward_seconds = alone(Part::Forward);
+    line.backward_seconds = alone(Part::Backward);
+    line.forward_backward_seconds = parts.forward_backward_seconds();
+    line.optimizer_seconds = parts.seconds(Part::Optimizer);
+    line.logging_seconds = Some(parts.seconds(Part::Logging));
+    line.evaluation_seconds = Some(parts.seconds(Part::Evaluation));
+    line.checkpoint_seconds = Some(parts.seconds(Part::Checkpoint));
+    line.other_seconds = Some(parts.other_seconds());
+}
