@@ -105,6 +105,9 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     let opening = Opening { recipe: &recipe, config, selection, num_trainable, data: &data, device: &device, schedule };
     opening.tell(&mut sinks);
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(&device));
+    if let Some(gpu) = telemetry.gpu() {
+        sinks.note(&format!("GPU figures are those of {gpu}"));
+    }
     if let Some(notice) = telemetry.notice() {
         sinks.note(notice);
     }
@@ -143,6 +146,7 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
         adapter_verified: Some(adapter_verified),
         peak_host_memory_bytes: peak_host_memory_bytes(),
         peak_gpu_memory_bytes: telemetry.peak_gpu_memory_bytes(),
+        telemetry_seconds: telemetry.seconds(),
         ..trainer.summary()
     };
     summary.time.checkpoint_seconds += export_start.elapsed().as_secs_f64();

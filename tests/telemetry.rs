@@ -7,7 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+mod common;
+
+use common::{Bench, json as read_json, lora_train, stderr, steps};
 use lora_train::telemetry::{NvmlSelector, Telemetry};
+use serde_json::{Value, json};
 
 /// Compiles the stand-in. The build of this project needs a C compiler too, so `cc` is there where this runs.
 fn stand_in(folder: &Path, define: Option<&str>) -> OsString {
@@ -20,6 +24,8 @@ fn stand_in(folder: &Path, define: Option<&str>) -> OsString {
     assert!(status.success(), "cc: {status}");
     library.into_os_string()
 }
+
+const MIB: f64 = 1_048_576.0;
 
 fn sleep_ms(milliseconds: u64) {
     std::thread::sleep(Duration::from_millis(milliseconds));
@@ -44,6 +50,14 @@ fn every_gpu_figure_comes_from_nvml_with_its_unit() {
     assert!(sample.host_memory_bytes.unwrap() > 1 << 20);
     // The counter stood at 7,000 J when it was first read and runs at 500 W.
     let energy = sample.energy_joules.unwrap();
+    assert_eq!(telemetry.gpu(), Some("Stand-in H1, GPU-00112233-4455-6677-8899-aabbccddeeff"));
+    assert_eq!((sample.gpu_sm_activity_percent, sample.gpu_memory_activity_percent), (Some(88.0), Some(44.0)));
+    assert_eq!((sample.gpu_sm_clock_mhz, sample.gpu_memory_clock_mhz), (Some(1755.0), Some(2619.0)));
+    assert_eq!(sample.gpu_throttle_reasons, Some(vec!["power cap", "thermal slowdown"]));
+    let pcie = (sample.gpu_pcie_received_bytes_per_second, sample.gpu_pcie_sent_bytes_per_second);
+    assert_eq!(pcie, (Some(300.0 * MIB), Some(200.0 * MIB)));
+    assert_eq!(sample.gpu_other_processes_memory_bytes, Some(1 << 30));
+    assert!(sample.host_available_bytes.unwrap() > 1 << 20);
     assert!(energy > 10.0 && energy < 500.0 * started.elapsed().as_secs_f64(), "{energy} J");
     // Energy is since the start, not since the last window.
     sleep_ms(100);
@@ -82,6 +96,103 @@ fn a_mig_slice_has_its_memory_and_a_line_about_the_rest() {
     let sample = telemetry.window();
     assert_eq!(sample.gpu_memory_used_bytes, Some(5 << 30));
     assert_eq!((sample.gpu_utilization_percent, sample.gpu_power_watts, sample.energy_joules), (None, None, None));
+}
+
+#[test]
+fn without_performance_counters_the_older_figures_stand_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = stand_in(folder.path(), Some("NO_GPM"));
+    let telemetry = Telemetry::start_with_library(10, Some(NvmlSelector::Index(0)), Some(library));
+    sleep_ms(100);
+    let sample = telemetry.window();
+    assert_eq!((sample.gpu_sm_activity_percent, sample.gpu_memory_activity_percent), (None, Some(11.0)));
+    let pcie = (sample.gpu_pcie_received_bytes_per_second, sample.gpu_pcie_sent_bytes_per_second);
+    assert_eq!(pcie, (Some(3000.0 * 1024.0), Some(2000.0 * 1024.0)));
+}
+
+#[test]
+fn what_an_older_driver_lacks_is_absent_and_the_rest_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = stand_in(folder.path(), Some("OLD_DRIVER"));
+    let telemetry = Telemetry::start_with_library(10, Some(NvmlSelector::Index(0)), Some(library));
+    assert_eq!(telemetry.notice(), None);
+    sleep_ms(100);
+    let sample = telemetry.window();
+    assert_eq!((sample.gpu_memory_used_bytes, sample.gpu_power_watts), (Some(10 << 30), Some(300.0)));
+    assert_eq!(sample.gpu_memory_activity_percent, Some(11.0));
+    assert_eq!(
+        (sample.gpu_sm_clock_mhz, sample.gpu_memory_clock_mhz, sample.gpu_sm_activity_percent),
+        (None, None, None)
+    );
+    assert_eq!((sample.gpu_throttle_reasons, sample.gpu_other_processes_memory_bytes), (None, None));
+    assert_eq!((sample.gpu_pcie_received_bytes_per_second, sample.gpu_pcie_sent_bytes_per_second), (None, None));
+}
+
+/// Trains two steps on the processor beside a stand-in; its lines, summary and what it said.
+fn trained_beside(library: &Path, visible: Option<&str>) -> (Vec<Value>, Value, String) {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let settings = ["train.max_steps=3", "train.gradient_accumulation_steps=12", "logging.gpu_sample_ms=10"];
+    let mut args = vec![recipe.to_str().unwrap()];
+    args.extend(settings.iter().flat_map(|set| ["--set", set]));
+    let mut command = lora_train(&args);
+    command.env("LORA_TRAIN_NVML", library).env_remove("CUDA_VISIBLE_DEVICES");
+    visible.map(|visible| command.env("CUDA_VISIBLE_DEVICES", visible));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let dir = bench.path("run");
+    (steps(&dir), read_json(&dir.join("summary.json")), stderr(&output))
+}
+
+#[test]
+fn every_figure_of_nvml_arrives_in_the_lines_and_the_summary_of_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = PathBuf::from(stand_in(folder.path(), None));
+    let (lines, summary, said) = trained_beside(&library, None);
+    assert!(said.contains("GPU figures are those of Stand-in H1, GPU-00112233-"), "{said}");
+    let line = lines.last().unwrap();
+    let gib = |count: u64| count << 30;
+    for (name, value) in [
+        ("gpu_memory_used_bytes", gib(10).into()),
+        ("gpu_power_watts", 300.0.into()),
+        ("gpu_temperature_celsius", 61.0.into()),
+        ("gpu_sm_activity_percent", 88.0.into()),
+        ("gpu_memory_activity_percent", 44.0.into()),
+        ("gpu_sm_clock_mhz", 1755.0.into()),
+        ("gpu_memory_clock_mhz", 2619.0.into()),
+        ("gpu_throttle_reasons", json!(["power cap", "thermal slowdown"])),
+        ("gpu_pcie_received_bytes_per_second", (300.0 * MIB).into()),
+        ("gpu_pcie_sent_bytes_per_second", (200.0 * MIB).into()),
+        ("gpu_other_processes_memory_bytes", gib(1).into()),
+    ] as [(&str, Value); 11]
+    {
+        assert_eq!(line[name], value, "{name} in {line}");
+    }
+    for name in ["gpu_utilization_percent", "gpu_utilization_max_percent", "energy_joules", "host_available_bytes"] {
+        assert!(line[name].as_f64().unwrap() > 0.0, "{name} in {line}");
+    }
+    if cfg!(target_os = "linux") {
+        for name in ["disk_read_bytes", "major_page_faults", "host_swapped_bytes", "worker_cpu_seconds"] {
+            assert!(line[name].is_number(), "{name} in {line}");
+        }
+    }
+    let number = |name: &str| summary[name].as_f64().unwrap_or_else(|| panic!("{name} in {summary}"));
+    assert!((60.0..=100.0).contains(&number("mean_gpu_utilization_percent")), "{summary}");
+    assert!(number("mean_cpu_utilization_percent") > 0.0 && number("energy_joules") > 0.0, "{summary}");
+    assert!(number("telemetry_seconds") > 0.0, "{summary}");
+    assert_eq!(summary["peak_gpu_memory_bytes"], gib(10));
+}
+
+#[test]
+fn gpus_and_slices_are_told_apart_by_what_cuda_is_allowed_to_see() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = PathBuf::from(stand_in(folder.path(), None));
+    for (visible, gib) in
+        [("1,0", 20_u64), ("GPU-ffee", 20), ("GPU-00112233-4455", 10), ("MIG-01234567-89ab-cdef-0123-456789abcdef", 5)]
+    {
+        let (lines, _, said) = trained_beside(&library, Some(visible));
+        assert_eq!(lines.last().unwrap()["gpu_memory_used_bytes"], gib << 30, "{visible}: {said}");
+    }
 }
 
 #[test]

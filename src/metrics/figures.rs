@@ -176,7 +176,7 @@ pub struct StepMetrics {
     /// Power that the GPU draws, mean over the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_power_watts: Option<f64>,
-    /// Energy that the GPU has used since the start.
+    /// Energy since the start: of the GPU, or where there is none of the processor's packages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
     /// Temperature of the GPU.
@@ -186,7 +186,8 @@ pub struct StepMetrics {
     /// count it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_sm_activity_percent: Option<f64>,
-    /// Share of time in which the GPU's memory was read or written, mean over the step, in percent.
+    /// Share of the bandwidth of the GPU's memory that was used, where the driver counts it; elsewhere share of time in
+    /// which it was read or written. Mean over the step, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_memory_activity_percent: Option<f64>,
     /// Clock of the GPU's multiprocessors, mean over the step.

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::schema::Section;
+use crate::schema::{Problem, Section};
 
 pub use figures::{EvalMetrics, SCALAR_TAGS, Sample, StepMetrics};
 pub use finding::{Change, Finding, Severity};
@@ -40,7 +40,7 @@ pub struct LoggingConfig {
     pub logging_steps: u64,
     /// Write TensorBoard event files.
     pub tensorboard: bool,
-    /// Milliseconds between two samples of the GPU and the host.
+    /// Milliseconds between two samples of the GPU and the host; 0: they are not sampled.
     pub gpu_sample_ms: u64,
 }
 
@@ -54,11 +54,16 @@ impl LoggingConfig {
     /// Reads section `[logging]`.
     pub fn read(section: &mut Section) -> Self {
         let default = Self::default();
-        Self {
+        let config = Self {
             logging_steps: section.count("logging_steps", default.logging_steps, 1..),
             tensorboard: section.boolean("tensorboard", default.tensorboard),
-            gpu_sample_ms: section.count("gpu_sample_ms", default.gpu_sample_ms, 10..=60_000),
+            gpu_sample_ms: section.count("gpu_sample_ms", default.gpu_sample_ms, 0..=60_000),
+        };
+        if (1..10).contains(&config.gpu_sample_ms) {
+            let message = format!("`logging.gpu_sample_ms` = {}, expected 0 or 10 to 60000", config.gpu_sample_ms);
+            section.reject("gpu_sample_ms", Problem::new(message).hint("0 turns sampling off"));
         }
+        config
     }
 }
 

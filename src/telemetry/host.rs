@@ -1,7 +1,72 @@
-//! Memory and processor time of this process.
+//! Memory, processor time and disk reads of this process.
 
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use super::memory::{MemoryGroup, available_bytes, swapped_bytes};
+
+/// Time between two readings of what changes slowly.
+const SLOW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the host says at one moment. What it does not count is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostReading {
+    pub(super) resident_bytes: Option<u64>,
+    pub(super) available_bytes: Option<u64>,
+    pub(super) swapped_bytes: Option<u64>,
+    /// Since the process started.
+    pub(super) disk_read_bytes: Option<u64>,
+    /// Since the process started.
+    pub(super) major_page_faults: Option<u64>,
+}
+
+/// Reads the host.
+#[derive(Debug)]
+pub(super) struct Host {
+    group: Option<MemoryGroup>,
+    /// When memory left and swapped were read, and what they were.
+    slow: Option<(Instant, [Option<u64>; 2])>,
+}
+
+impl Host {
+    pub(super) fn new() -> Self {
+        Self { group: MemoryGroup::of_this_process(), slow: None }
+    }
+
+    pub(super) fn read(&mut self) -> HostReading {
+        let [available_bytes, swapped_bytes] = match self.slow {
+            Some((at, known)) if at.elapsed() < SLOW_INTERVAL => known,
+            _ => self.slow.insert((Instant::now(), [available_bytes(self.group.as_ref()), swapped_bytes()])).1,
+        };
+        HostReading {
+            resident_bytes: host_memory_bytes(),
+            available_bytes,
+            swapped_bytes,
+            disk_read_bytes: disk_read_bytes(),
+            major_page_faults: major_page_faults(),
+        }
+    }
+}
+
+/// What this process had read from disks, in blocks that were not in the page cache.
+fn disk_read_bytes() -> Option<u64> {
+    read_bytes_from_io(&std::fs::read_to_string("/proc/self/io").ok()?)
+}
+
+/// `read_bytes` of `/proc/self/io`.
+fn read_bytes_from_io(io: &str) -> Option<u64> {
+    io.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
+}
+
+#[cfg(unix)]
+fn major_page_faults() -> Option<u64> {
+    u64::try_from(rusage()?.ru_majflt).ok()
+}
+
+#[cfg(not(unix))]
+fn major_page_faults() -> Option<u64> {
+    None
+}
 
 /// Memory of this process that is in RAM now.
 #[must_use]
@@ -164,6 +229,7 @@ mod tests {
         let status = "Name:\tx\nVmPeak:\t  999 kB\nVmHWM:\t   2048 kB\nVmRSS:\t 1024 kB\n";
         assert_eq!(peak_from_status(status), Some(2048 * 1024));
         assert_eq!(peak_from_status("Name:\tx\n"), None);
+        assert_eq!(read_bytes_from_io("rchar: 6976\nsyscr: 10\nread_bytes: 4096\nwrite_bytes: 0\n"), Some(4096));
         assert_eq!(queued_from_schedstat("1200 34 5\n"), Some(Duration::from_nanos(34)));
         assert_eq!(queued_from_schedstat(""), None);
     }

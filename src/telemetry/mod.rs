@@ -4,7 +4,10 @@
 //! trainers down. A sampler thread asks at a fixed interval, and [`Telemetry::window`] only takes what has been
 //! gathered since the last call.
 
+mod energy;
+mod gpm;
 mod host;
+mod memory;
 mod nvml;
 mod window;
 
@@ -14,6 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use energy::{EnergyMeter, PackageEnergy};
+use host::Host;
 pub use host::{ThreadTime, host_memory_bytes, peak_host_memory_bytes, thread_time, total_host_memory_bytes};
 use nvml::GpuReading;
 use window::Window;
@@ -25,6 +30,10 @@ pub const NVML_LIBRARY_VARIABLE: &str = "LORA_TRAIN_NVML";
 /// How long the start of NVML is waited for. Without the persistence daemon the first call wakes the driver.
 const NVML_START_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// Why a run on the CPU has no energy, after why it has no GPU figures.
+const NO_ENERGY: &str =
+    "; no energy either: the processor's counters (/sys/class/powercap) are not there or may not be read";
+
 /// By what NVML finds a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NvmlSelector {
@@ -34,25 +43,64 @@ pub enum NvmlSelector {
     Uuid(String),
 }
 
+impl NvmlSelector {
+    /// The first GPU that `CUDA_VISIBLE_DEVICES` names: a number, or the beginning of a UUID. CUDA counts as NVML does where
+    /// `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`, or all GPUs are alike. `None` where it names none.
+    #[must_use]
+    pub fn from_visible_devices(value: &str) -> Option<Self> {
+        let first = value.split(',').next()?.trim();
+        match first.parse() {
+            Ok(index) => Some(Self::Index(index)),
+            Err(_) if first.starts_with("GPU-") || first.starts_with("MIG-") => Some(Self::Uuid(first.to_owned())),
+            Err(_) => None,
+        }
+    }
+}
+
 /// Figures of the machine over a stretch of time. What cannot be measured is absent.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct MachineSample {
     /// Memory of this process that is in RAM, latest sample.
     pub host_memory_bytes: Option<u64>,
+    /// Memory that the machine, or this process's control group, has left, lowest sample.
+    pub host_available_bytes: Option<u64>,
+    /// Memory of this process that has been swapped out, latest sample.
+    pub host_swapped_bytes: Option<u64>,
     /// Share of all processor threads that this process used, in percent.
     pub cpu_utilization_percent: Option<f64>,
+    /// Bytes that this process read from disks.
+    pub disk_read_bytes: Option<u64>,
+    /// Page faults of this process that waited for a disk.
+    pub major_page_faults: Option<u64>,
     /// Share of time in which the GPU ran a kernel, mean, in percent.
     pub gpu_utilization_percent: Option<f64>,
     /// The same, highest sample.
     pub gpu_utilization_max_percent: Option<f64>,
+    /// Share of the GPU's multiprocessors that had work, mean, in percent.
+    pub gpu_sm_activity_percent: Option<f64>,
+    /// Share of the bandwidth of the GPU's memory that was used, where the driver counts it; elsewhere share of time in
+    /// which it was read or written. Mean, in percent.
+    pub gpu_memory_activity_percent: Option<f64>,
     /// Memory of the GPU that is in use, by whatever process, highest sample.
     pub gpu_memory_used_bytes: Option<u64>,
     /// Power that the GPU draws, mean.
     pub gpu_power_watts: Option<f64>,
-    /// Energy that the GPU has used since [`Telemetry::start`].
+    /// Energy since [`Telemetry::start`]: of the GPU, or where there is none of the processor's packages.
     pub energy_joules: Option<f64>,
     /// Temperature of the GPU, highest sample.
     pub gpu_temperature_celsius: Option<f64>,
+    /// Clock of the GPU's multiprocessors, mean.
+    pub gpu_sm_clock_mhz: Option<f64>,
+    /// Clock of the GPU's memory, mean.
+    pub gpu_memory_clock_mhz: Option<f64>,
+    /// What kept the GPU's clocks down in any sample, by name; absent where nothing did.
+    pub gpu_throttle_reasons: Option<Vec<&'static str>>,
+    /// What the GPU received over PCI Express, mean.
+    pub gpu_pcie_received_bytes_per_second: Option<f64>,
+    /// What the GPU sent over PCI Express, mean.
+    pub gpu_pcie_sent_bytes_per_second: Option<f64>,
+    /// Memory of the GPU that other processes hold, highest sample.
+    pub gpu_other_processes_memory_bytes: Option<u64>,
 }
 
 /// The sampler thread and what it has gathered. Dropping it ends the thread.
@@ -60,6 +108,7 @@ pub struct MachineSample {
 pub struct Telemetry {
     gathered: Arc<Mutex<Gathered>>,
     notice: Option<String>,
+    gpu: Option<String>,
     processor_time: Mutex<ProcessorTime>,
     /// Dropped to end the thread.
     stop: Option<Sender<()>>,
@@ -70,9 +119,10 @@ pub struct Telemetry {
 #[derive(Debug, Default)]
 struct Gathered {
     window: Window,
-    host_memory_bytes: Option<u64>,
     energy_joules: Option<f64>,
     peak_gpu_memory_bytes: Option<u64>,
+    /// Processor time of the sampler thread.
+    sampler_time: Option<Duration>,
 }
 
 /// Processor time at the start of the current window.
@@ -83,54 +133,81 @@ struct ProcessorTime {
     percent: Option<f64>,
 }
 
+impl ProcessorTime {
+    fn now() -> Self {
+        Self { at: Instant::now(), used: host::processor_time(), percent: None }
+    }
+}
+
 impl Telemetry {
-    /// Starts to sample every `sample_ms` milliseconds (at least 10), the host always and a GPU where one is given.
+    /// Starts to sample every `sample_ms` milliseconds (at least 10), the host always and a GPU where one is given; 0:
+    /// never.
     ///
     /// It does not fail: where NVML is not there, the GPU's figures are absent and [`Self::notice`] says why.
     #[must_use]
     pub fn start(sample_ms: u64, gpu: Option<NvmlSelector>) -> Self {
-        Self::start_with_library(sample_ms, gpu, std::env::var_os(NVML_LIBRARY_VARIABLE))
+        let library = std::env::var_os(NVML_LIBRARY_VARIABLE);
+        let visible = || NvmlSelector::from_visible_devices(&std::env::var("CUDA_VISIBLE_DEVICES").ok()?);
+        let gpu = gpu.or_else(|| library.as_ref().and_then(|_| visible()));
+        Self::start_with_library(sample_ms, gpu, library)
     }
 
     /// The same with an NVML library of one's own.
     #[must_use]
     pub fn start_with_library(sample_ms: u64, gpu: Option<NvmlSelector>, library: Option<OsString>) -> Self {
+        if sample_ms == 0 {
+            return Self::off();
+        }
         let gpu = gpu.or_else(|| library.as_ref().map(|_| NvmlSelector::Index(0)));
-        let gathered = Arc::new(Mutex::new(Gathered::default()));
+        let mut host = Host::new();
+        let window = Window::new(host.read());
+        let gathered = Arc::new(Mutex::new(Gathered { window, ..Gathered::default() }));
         let interval = Duration::from_millis(sample_ms.max(10));
         let (stop, stopped) = mpsc::channel();
         let (nvml_started, nvml_start) = mpsc::channel();
-        let shared = Arc::clone(&gathered);
         let without_gpu = gpu.is_none();
+        // The energy of a GPU is not to be mistaken for that of a processor.
+        let packages = if without_gpu { PackageEnergy::open() } else { None };
+        let has_packages = packages.is_some();
+        let sampler = Sampler { gathered: Arc::clone(&gathered), interval, stopped, host, packages };
         let sampler = std::thread::Builder::new().name("telemetry".into()).spawn(move || {
-            let Some(selector) = gpu else {
-                return sample(&shared, interval, &stopped, GpuReading::default);
-            };
+            let Some(selector) = gpu else { return sampler.run(GpuReading::default) };
+            let mut sampler = Some(sampler);
             let outcome = nvml::with_gpu(library.as_deref().map(OsStr::new), &selector, |gpu| {
                 // The receiver may have stopped waiting; sampling goes on all the same.
-                let _ = nvml_started.send(Ok(gpu.notice()));
-                sample(&shared, interval, &stopped, || gpu.read());
+                let _ = nvml_started.send(Ok((gpu.label().to_owned(), gpu.notice())));
+                if let Some(sampler) = sampler.take() {
+                    sampler.run(|| gpu.read());
+                }
             });
-            if let Err(reason) = outcome {
+            if let (Err(reason), Some(sampler)) = (outcome, sampler) {
                 let _ = nvml_started.send(Err(reason));
-                sample(&shared, interval, &stopped, GpuReading::default);
+                sampler.run(GpuReading::default);
             }
         });
-        let notice = if without_gpu {
-            Some("no GPU figures: this run does not use an NVIDIA GPU".to_owned())
+        let (gpu, notice) = if without_gpu {
+            let no_energy = if has_packages { "" } else { NO_ENERGY };
+            (None, Some(format!("no GPU figures: this run does not use an NVIDIA GPU{no_energy}")))
         } else {
             match nvml_start.recv_timeout(NVML_START_TIMEOUT) {
-                Ok(Ok(notice)) => notice,
-                Ok(Err(reason)) => Some(format!("no GPU figures: {reason}")),
-                Err(_) => Some("no GPU figures yet: NVML has not started within 15 seconds".to_owned()),
+                Ok(Ok((gpu, notice))) => (Some(gpu), notice),
+                Ok(Err(reason)) => (None, Some(format!("no GPU figures: {reason}"))),
+                Err(_) => (None, Some("no GPU figures yet: NVML has not started within 15 seconds".to_owned())),
             }
         };
         let notice = match &sampler {
             Ok(_) => notice,
             Err(error) => Some(format!("no figures of the machine: the sampler thread does not start ({error})")),
         };
-        let processor_time = ProcessorTime { at: Instant::now(), used: host::processor_time(), percent: None };
-        Self { gathered, notice, processor_time: Mutex::new(processor_time), stop: Some(stop), sampler: sampler.ok() }
+        let processor_time = Mutex::new(ProcessorTime::now());
+        Self { gathered, notice, gpu, processor_time, stop: Some(stop), sampler: sampler.ok() }
+    }
+
+    /// Samples nothing.
+    fn off() -> Self {
+        let notice = Some("no figures of the machine: `logging.gpu_sample_ms` is 0".to_owned());
+        let (gathered, processor_time) = (Arc::default(), Mutex::new(ProcessorTime::now()));
+        Self { gathered, notice, gpu: None, processor_time, stop: None, sampler: None }
     }
 
     /// One line that says which figures are absent and why; `None` where all are there.
@@ -139,21 +216,31 @@ impl Telemetry {
         self.notice.as_deref()
     }
 
+    /// Name and UUID of the GPU that is sampled.
+    #[must_use]
+    pub fn gpu(&self) -> Option<&str> {
+        self.gpu.as_deref()
+    }
+
+    /// Processor time that the sampler thread has taken.
+    #[must_use]
+    pub fn seconds(&self) -> Option<f64> {
+        lock(&self.gathered).sampler_time.map(|time| time.as_secs_f64())
+    }
+
     /// Figures over the time since the previous call, or since the start. Where no sample fell into that time, the
     /// latest one stands in.
     #[must_use]
     pub fn window(&self) -> MachineSample {
+        if self.sampler.is_none() {
+            return MachineSample::default();
+        }
         let cpu_utilization_percent = self.processor_time_percent();
         let mut gathered = lock(&self.gathered);
-        MachineSample {
-            host_memory_bytes: gathered.host_memory_bytes,
-            cpu_utilization_percent,
-            energy_joules: gathered.energy_joules,
-            ..gathered.window.take()
-        }
+        MachineSample { cpu_utilization_percent, energy_joules: gathered.energy_joules, ..gathered.window.take() }
     }
 
-    /// Energy that the GPU has used since the start.
+    /// Energy since the start: of the GPU, or where there is none of the processor's packages.
     #[must_use]
     pub fn energy_joules(&self) -> Option<f64> {
         lock(&self.gathered).energy_joules
@@ -194,32 +281,40 @@ impl Drop for Telemetry {
     }
 }
 
-/// Samples until the other end of `stopped` is dropped.
-fn sample(
-    gathered: &Mutex<Gathered>,
+/// What the sampler thread works with.
+struct Sampler {
+    gathered: Arc<Mutex<Gathered>>,
     interval: Duration,
-    stopped: &mpsc::Receiver<()>,
-    mut read_gpu: impl FnMut() -> GpuReading,
-) {
-    let mut energy = nvml::EnergyMeter::default();
-    let mut next = Instant::now();
-    loop {
-        // Asked before the lock is taken: the training loop never waits for the driver.
-        let gpu = read_gpu();
-        let host_memory_bytes = host::host_memory_bytes();
-        let energy_joules = energy.add(&gpu, Instant::now());
-        {
-            let mut gathered = lock(gathered);
-            gathered.window.add(&gpu);
-            gathered.host_memory_bytes = host_memory_bytes.or(gathered.host_memory_bytes);
-            gathered.energy_joules = energy_joules.or(gathered.energy_joules);
-            gathered.peak_gpu_memory_bytes = gathered.peak_gpu_memory_bytes.max(gpu.memory_used_bytes);
-        }
-        // A fixed beat, without catching up after a pause.
-        next = (next + interval).max(Instant::now());
-        match stopped.recv_timeout(next.duration_since(Instant::now())) {
-            Err(RecvTimeoutError::Timeout) => {}
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+    stopped: mpsc::Receiver<()>,
+    host: Host,
+    packages: Option<PackageEnergy>,
+}
+
+impl Sampler {
+    /// Samples until the other end of `stopped` is dropped.
+    fn run(mut self, mut read_gpu: impl FnMut() -> GpuReading) {
+        let mut energy = EnergyMeter::default();
+        let mut next = Instant::now();
+        loop {
+            // Asked before the lock is taken: the training loop never waits for the driver.
+            let gpu = read_gpu();
+            let host = self.host.read();
+            let packages = self.packages.as_mut().map(PackageEnergy::read);
+            let energy_joules = energy.add(&gpu, Instant::now()).or(packages);
+            let sampler_time = host::thread_time().cpu;
+            {
+                let mut gathered = lock(&self.gathered);
+                gathered.window.add(&gpu, host);
+                gathered.energy_joules = energy_joules.or(gathered.energy_joules);
+                gathered.peak_gpu_memory_bytes = gathered.peak_gpu_memory_bytes.max(gpu.memory_used_bytes);
+                gathered.sampler_time = sampler_time;
+            }
+            // A fixed beat, without catching up after a pause.
+            next = (next + self.interval).max(Instant::now());
+            match self.stopped.recv_timeout(next.duration_since(Instant::now())) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
         }
     }
 }
@@ -247,12 +342,53 @@ mod tests {
         assert!(cpu > 0.0 && cpu <= 100.0, "{sample:?}");
         let only_host = MachineSample {
             host_memory_bytes: sample.host_memory_bytes,
+            host_available_bytes: sample.host_available_bytes,
+            host_swapped_bytes: sample.host_swapped_bytes,
             cpu_utilization_percent: sample.cpu_utilization_percent,
+            disk_read_bytes: sample.disk_read_bytes,
+            major_page_faults: sample.major_page_faults,
+            energy_joules: sample.energy_joules,
             ..MachineSample::default()
         };
         assert_eq!(sample, only_host);
         assert_eq!(telemetry.notice().unwrap().lines().count(), 1);
-        assert_eq!((telemetry.energy_joules(), telemetry.peak_gpu_memory_bytes()), (None, None));
+        assert_eq!((telemetry.gpu(), telemetry.peak_gpu_memory_bytes()), (None, None));
+        // Its own work is measured, and is little.
+        let seconds = telemetry.seconds().unwrap();
+        assert!(seconds > 0.0 && seconds < 0.1, "{seconds} s of 0.12 s");
+    }
+
+    #[test]
+    fn an_interval_of_zero_turns_it_off() {
+        let telemetry = Telemetry::start_with_library(0, Some(NvmlSelector::Index(0)), None);
+        assert!(telemetry.sampler.is_none() && telemetry.notice().unwrap().contains("`logging.gpu_sample_ms` is 0"));
+        assert_eq!(telemetry.window(), MachineSample::default());
+        assert_eq!((telemetry.seconds(), telemetry.energy_joules()), (None, None));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_read_from_a_disk_is_counted() {
+        let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        std::io::Write::write_all(&mut file, &vec![7; 8 << 20]).unwrap();
+        file.as_file().sync_all().unwrap();
+        // SAFETY: the descriptor is open; the call drops its clean pages from the cache.
+        unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        let telemetry = Telemetry::start_with_library(10, None, None);
+        std::fs::read(file.path()).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let read = telemetry.window().disk_read_bytes;
+        // A file system in memory has no disk, and some systems do not count.
+        assert!(read.is_none_or(|read| read == 0 || read >= 8 << 20), "{read:?}");
+    }
+
+    #[test]
+    fn the_first_visible_device_is_the_one_that_is_meant() {
+        let selector = NvmlSelector::from_visible_devices;
+        assert_eq!(selector("1"), Some(NvmlSelector::Index(1)));
+        assert_eq!(selector("GPU-0011,0"), Some(NvmlSelector::Uuid("GPU-0011".into())));
+        assert_eq!(selector(" MIG-0123-45 "), Some(NvmlSelector::Uuid("MIG-0123-45".into())));
+        assert_eq!((selector(""), selector("-1"), selector("NoDevFiles")), (None, None, None));
     }
 
     #[test]

@@ -2,21 +2,36 @@
 
 use std::cell::Cell;
 use std::ffi::OsStr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::{Clock, PcieUtilCounter, TemperatureSensor};
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
 use super::NvmlSelector;
+use super::gpm::{Gpm, GpmFigures};
+
+/// Time between two readings of what takes the driver long, or changes seldom.
+const SLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What NVML says at one moment. What the GPU does not support is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct GpuReading {
     pub(super) utilization_percent: Option<f64>,
+    pub(super) sm_activity_percent: Option<f64>,
+    pub(super) memory_activity_percent: Option<f64>,
     pub(super) memory_used_bytes: Option<u64>,
     pub(super) power_watts: Option<f64>,
     pub(super) temperature_celsius: Option<f64>,
+    pub(super) sm_clock_mhz: Option<f64>,
+    pub(super) memory_clock_mhz: Option<f64>,
+    pub(super) throttle_reasons: Option<ThrottleReasons>,
+    pub(super) pcie_received_bytes_per_second: Option<f64>,
+    pub(super) pcie_sent_bytes_per_second: Option<f64>,
+    pub(super) other_processes_memory_bytes: Option<u64>,
     /// The GPU's own counter, which started with its driver.
     pub(super) energy_millijoules: Option<u64>,
 }
@@ -24,12 +39,29 @@ pub(super) struct GpuReading {
 /// An open GPU, and which of its figures are worth asking for.
 pub(super) struct Gpu<'nvml> {
     device: Device<'nvml>,
+    /// Name and UUID.
+    label: String,
     is_mig: bool,
+    gpm: Option<Gpm<'nvml>>,
     utilization: Supported,
     memory: Supported,
     power: Supported,
     temperature: Supported,
+    sm_clock: Supported,
+    memory_clock: Supported,
+    throttle: Supported,
+    pcie: Supported,
+    processes: Supported,
     energy: Supported,
+    slow: Cell<Option<(Instant, Slow)>>,
+}
+
+/// What is read once a second only.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slow {
+    pcie_received_bytes_per_second: Option<f64>,
+    pcie_sent_bytes_per_second: Option<f64>,
+    other_processes_memory_bytes: Option<u64>,
 }
 
 /// Whether a figure is there. One that the GPU does not support is not asked for again.
@@ -54,25 +86,94 @@ impl Supported {
 
 impl Gpu<'_> {
     pub(super) fn read(&self) -> GpuReading {
+        let device = &self.device;
+        let rates = self.utilization.read(|| device.utilization_rates());
+        let clock = |supported: &Supported, clock| supported.read(|| device.clock_info(clock)).map(f64::from);
+        let gpm = self.gpm.as_ref().map_or_else(GpmFigures::default, |gpm| gpm.read(device));
+        let slow = self.read_slow();
         GpuReading {
-            utilization_percent: self
-                .utilization
-                .read(|| self.device.utilization_rates())
-                .map(|rates| f64::from(rates.gpu)),
-            memory_used_bytes: self.memory.read(|| self.device.memory_info()).map(|memory| memory.used),
-            power_watts: self.power.read(|| self.device.power_usage()).map(|milliwatts| f64::from(milliwatts) / 1e3),
-            temperature_celsius: self
-                .temperature
-                .read(|| self.device.temperature(TemperatureSensor::Gpu))
-                .map(f64::from),
-            energy_millijoules: self.energy.read(|| self.device.total_energy_consumption()),
+            utilization_percent: rates.as_ref().map(|rates| f64::from(rates.gpu)),
+            sm_activity_percent: gpm.sm_activity_percent,
+            memory_activity_percent: match &self.gpm {
+                Some(_) => gpm.memory_bandwidth_percent,
+                None => rates.map(|rates| f64::from(rates.memory)),
+            },
+            memory_used_bytes: self.memory.read(|| device.memory_info()).map(|memory| memory.used),
+            power_watts: self.power.read(|| device.power_usage()).map(|milliwatts| f64::from(milliwatts) / 1e3),
+            temperature_celsius: self.temperature.read(|| device.temperature(TemperatureSensor::Gpu)).map(f64::from),
+            sm_clock_mhz: clock(&self.sm_clock, Clock::SM),
+            memory_clock_mhz: clock(&self.memory_clock, Clock::Memory),
+            throttle_reasons: self.throttle.read(|| device.current_throttle_reasons()),
+            pcie_received_bytes_per_second: gpm.pcie_received_bytes_per_second.or(slow.pcie_received_bytes_per_second),
+            pcie_sent_bytes_per_second: gpm.pcie_sent_bytes_per_second.or(slow.pcie_sent_bytes_per_second),
+            other_processes_memory_bytes: slow.other_processes_memory_bytes,
+            energy_millijoules: self.energy.read(|| device.total_energy_consumption()),
         }
+    }
+
+    /// The same as the last time, within a second of it.
+    fn read_slow(&self) -> Slow {
+        if let Some((at, slow)) = self.slow.get()
+            && at.elapsed() < SLOW_INTERVAL
+        {
+            return slow;
+        }
+        let device = &self.device;
+        // The driver counts for 20 ms before it answers. Performance counters have the figure without that.
+        let pcie = |counter| {
+            let kib = || self.pcie.read(|| device.pcie_throughput(counter));
+            if self.gpm.is_some() { None } else { kib().map(|kib| f64::from(kib) * 1024.0) }
+        };
+        let processes = self.processes.read(|| device.running_compute_processes());
+        let slow = Slow {
+            pcie_received_bytes_per_second: pcie(PcieUtilCounter::Receive),
+            pcie_sent_bytes_per_second: pcie(PcieUtilCounter::Send),
+            other_processes_memory_bytes: processes.and_then(|processes| of_others(&processes, std::process::id())),
+        };
+        self.slow.set(Some((Instant::now(), slow)));
+        slow
+    }
+
+    /// Name and UUID, for the user.
+    pub(super) fn label(&self) -> &str {
+        &self.label
     }
 
     /// What will be absent, for the user.
     pub(super) fn notice(&self) -> Option<String> {
         self.is_mig.then(|| "the device is a MIG slice: NVML gives its memory, the other GPU figures are absent".into())
     }
+}
+
+/// Memory of the processes other than `own`. In a container NVML gives the numbers that processes have outside of it, so
+/// that one's own is not among them: then all but the largest belong to others for certain.
+fn of_others(processes: &[ProcessInfo], own: u32) -> Option<u64> {
+    let used = |process: &ProcessInfo| match process.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some(bytes),
+        UsedGpuMemory::Unavailable => None,
+    };
+    let all = processes.iter().map(|process| Some((process.pid, used(process)?))).collect::<Option<Vec<_>>>()?;
+    let total: u64 = all.iter().map(|(_, bytes)| bytes).sum();
+    let ours = match all.iter().find(|(pid, _)| *pid == own) {
+        Some((_, bytes)) => Some(*bytes),
+        None => all.iter().map(|(_, bytes)| *bytes).max(),
+    };
+    Some(total - ours.unwrap_or(0))
+}
+
+/// Names of what keeps clocks down, for people. An idle GPU's low clocks are not held against it.
+pub(super) fn throttle_names(reasons: ThrottleReasons) -> Vec<&'static str> {
+    const NAMES: [(ThrottleReasons, &str); 8] = [
+        (ThrottleReasons::SW_POWER_CAP, "power cap"),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "thermal slowdown"),
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "hardware thermal slowdown"),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power brake"),
+        (ThrottleReasons::HW_SLOWDOWN, "hardware slowdown"),
+        (ThrottleReasons::SYNC_BOOST, "sync boost"),
+        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, "application clocks"),
+        (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display clocks"),
+    ];
+    NAMES.iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, name)| *name).collect()
 }
 
 /// Opens NVML and a GPU for as long as `use_gpu` runs.
@@ -94,16 +195,25 @@ pub(super) fn with_gpu(
         find(&nvml, selector).map_err(|error| one_line(&format!("NVML does not find {selector} ({error})")))?;
     let is_mig = device.mig_is_mig_device_handle().unwrap_or(false);
     let yes = || Supported(Cell::new(true));
-    // What NVML says of a slice's power, temperature and energy is the whole card's.
+    // What NVML says of a slice's power, clocks, temperature and energy is the whole card's.
     let whole = || Supported(Cell::new(!is_mig));
+    let label = [device.name().ok(), device.uuid().ok()].into_iter().flatten().collect::<Vec<_>>().join(", ");
     let gpu = Gpu {
+        gpm: if is_mig { None } else { Gpm::open(&nvml, &device) },
         device,
+        label,
         is_mig,
         utilization: whole(),
         memory: yes(),
         power: whole(),
         temperature: whole(),
+        sm_clock: whole(),
+        memory_clock: whole(),
+        throttle: whole(),
+        pcie: whole(),
+        processes: yes(),
         energy: whole(),
+        slow: Cell::new(None),
     };
     use_gpu(&gpu);
     Ok(())
@@ -113,7 +223,7 @@ fn find<'nvml>(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Device<'nvm
     let found = match selector {
         NvmlSelector::Index(index) => nvml.device_by_index(*index),
         NvmlSelector::Uuid(uuid) if uuid.starts_with("GPU-") || uuid.starts_with("MIG-") => {
-            nvml.device_by_uuid(uuid.as_str())
+            nvml.device_by_uuid(uuid.as_str()).or_else(|error| by_prefix(nvml, uuid).ok_or(error))
         }
         // CUDA gives the bytes only, which say not whether they name a card or a slice of one.
         NvmlSelector::Uuid(uuid) => {
@@ -129,6 +239,13 @@ fn find<'nvml>(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Device<'nvm
     }
 }
 
+/// The one GPU whose UUID begins so: `CUDA_VISIBLE_DEVICES` takes abbreviations.
+fn by_prefix<'nvml>(nvml: &'nvml Nvml, prefix: &str) -> Option<Device<'nvml>> {
+    let devices = (0..nvml.device_count().ok()?).filter_map(|index| nvml.device_by_index(index).ok());
+    let mut matching = devices.filter(|device| device.uuid().is_ok_and(|uuid| uuid.starts_with(prefix)));
+    matching.next().filter(|_| matching.next().is_none())
+}
+
 impl std::fmt::Display for NvmlSelector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -142,65 +259,32 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Energy since the first sample: from the GPU's counter, or the integral of its power where it has none.
-#[derive(Debug, Default)]
-pub(super) struct EnergyMeter {
-    counter_at_start: Option<u64>,
-    integral_joules: f64,
-    last_power: Option<(Instant, f64)>,
-}
-
-impl EnergyMeter {
-    #[allow(clippy::cast_precision_loss, reason = "millijoules of a run stay far below 2^52")]
-    pub(super) fn add(&mut self, reading: &GpuReading, now: Instant) -> Option<f64> {
-        if let Some(watts) = reading.power_watts {
-            if let Some((before, watts_before)) = self.last_power {
-                // Trapezoid rule between two samples.
-                self.integral_joules += f64::midpoint(watts, watts_before) * now.duration_since(before).as_secs_f64();
-            }
-            self.last_power = Some((now, watts));
-        }
-        if let Some(counter) = reading.energy_millijoules {
-            let start = *self.counter_at_start.get_or_insert(counter);
-            return Some(counter.saturating_sub(start) as f64 / 1e3);
-        }
-        // A counter that was there once and fails now must not be replaced by a figure of another kind.
-        if self.counter_at_start.is_some() {
-            return None;
-        }
-        self.last_power.map(|_| self.integral_joules)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
-    fn energy_is_the_difference_of_the_counter() {
-        let mut meter = EnergyMeter::default();
-        let now = Instant::now();
-        let reading = |millijoules| GpuReading {
-            energy_millijoules: Some(millijoules),
-            power_watts: Some(1e6),
-            ..GpuReading::default()
+    fn memory_of_other_processes_is_told_from_ones_own() {
+        let process = |pid, bytes| ProcessInfo {
+            pid,
+            used_gpu_memory: UsedGpuMemory::Used(bytes),
+            gpu_instance_id: None,
+            compute_instance_id: None,
         };
-        assert_eq!(meter.add(&reading(7_000_000), now), Some(0.0));
-        assert_eq!(meter.add(&reading(7_012_500), now + Duration::from_secs(1)), Some(12.5));
-        assert_eq!(meter.add(&GpuReading::default(), now + Duration::from_secs(2)), None);
+        let all = [process(10, 5), process(11, 7), process(12, 2)];
+        assert_eq!(of_others(&all, 11), Some(7));
+        assert_eq!(of_others(&all, 10), Some(9));
+        // In a container none of them has our number, and one of them is us.
+        assert_eq!(of_others(&all, 99), Some(7));
+        assert_eq!((of_others(&all[..1], 99), of_others(&[], 99)), (Some(0), Some(0)));
+        let unknown = ProcessInfo { used_gpu_memory: UsedGpuMemory::Unavailable, ..process(13, 0) };
+        assert_eq!(of_others(&[process(10, 5), unknown], 10), None);
     }
 
     #[test]
-    fn without_a_counter_energy_is_the_integral_of_power() {
-        let mut meter = EnergyMeter::default();
-        let start = Instant::now();
-        let reading = |watts| GpuReading { power_watts: Some(watts), ..GpuReading::default() };
-        assert_eq!(meter.add(&reading(100.0), start), Some(0.0));
-        // 2 s from 100 W to 300 W, then 1 s at 300 W.
-        meter.add(&reading(300.0), start + Duration::from_secs(2));
-        let joules = meter.add(&reading(300.0), start + Duration::from_secs(3)).unwrap();
-        assert!((joules - 700.0).abs() < 1e-9, "{joules}");
-        assert_eq!(EnergyMeter::default().add(&GpuReading::default(), start), None);
+    fn an_idle_gpu_is_not_throttled() {
+        assert!(throttle_names(ThrottleReasons::GPU_IDLE | ThrottleReasons::NONE).is_empty());
+        let hot = ThrottleReasons::SW_POWER_CAP | ThrottleReasons::HW_THERMAL_SLOWDOWN;
+        assert_eq!(throttle_names(hot), ["power cap", "hardware thermal slowdown"]);
     }
 }

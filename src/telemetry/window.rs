@@ -1,16 +1,31 @@
-//! Samples of a GPU since the last look.
+//! Samples since the last look.
+
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
 
 use super::MachineSample;
-use super::nvml::GpuReading;
+use super::host::HostReading;
+use super::nvml::{GpuReading, throttle_names};
 
 /// Sums and extremes of the samples since the last [`Window::take`], and the latest sample.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     utilization_percent: Mean,
-    memory_used_bytes: Option<u64>,
+    sm_activity_percent: Mean,
+    memory_activity_percent: Mean,
     power_watts: Mean,
+    sm_clock_mhz: Mean,
+    memory_clock_mhz: Mean,
+    pcie_received: Mean,
+    pcie_sent: Mean,
+    memory_used_bytes: Option<u64>,
+    other_processes_memory_bytes: Option<u64>,
     temperature_celsius: Option<f64>,
+    throttle_reasons: Option<ThrottleReasons>,
+    available_bytes: Option<u64>,
     latest: GpuReading,
+    latest_host: HostReading,
+    /// The host's counters where the window began.
+    host_before: HostReading,
 }
 
 #[derive(Debug, Default)]
@@ -34,26 +49,60 @@ impl Mean {
 }
 
 impl Window {
-    pub(super) fn add(&mut self, reading: &GpuReading) {
+    /// A window that begins where the host's counters stand so.
+    pub(super) fn new(host: HostReading) -> Self {
+        Self { latest_host: host, host_before: host, ..Self::default() }
+    }
+
+    pub(super) fn add(&mut self, reading: &GpuReading, host: HostReading) {
         self.utilization_percent.add(reading.utilization_percent);
-        self.memory_used_bytes = self.memory_used_bytes.max(reading.memory_used_bytes);
+        self.sm_activity_percent.add(reading.sm_activity_percent);
+        self.memory_activity_percent.add(reading.memory_activity_percent);
         self.power_watts.add(reading.power_watts);
+        self.sm_clock_mhz.add(reading.sm_clock_mhz);
+        self.memory_clock_mhz.add(reading.memory_clock_mhz);
+        self.pcie_received.add(reading.pcie_received_bytes_per_second);
+        self.pcie_sent.add(reading.pcie_sent_bytes_per_second);
+        self.memory_used_bytes = self.memory_used_bytes.max(reading.memory_used_bytes);
+        self.other_processes_memory_bytes = self.other_processes_memory_bytes.max(reading.other_processes_memory_bytes);
         if let Some(new) = reading.temperature_celsius {
             self.temperature_celsius = Some(self.temperature_celsius.map_or(new, |max| max.max(new)));
         }
-        self.latest = *reading;
+        if let Some(new) = reading.throttle_reasons {
+            self.throttle_reasons = Some(self.throttle_reasons.map_or(new, |seen| seen | new));
+        }
+        self.available_bytes = [self.available_bytes, host.available_bytes].into_iter().flatten().min();
+        (self.latest, self.latest_host) = (*reading, host);
     }
 
-    /// The GPU's figures of the window, which then starts anew. Without a sample the latest one stands in.
+    /// The figures of the window, which then starts anew. Without a sample the latest one stands in.
     pub(super) fn take(&mut self) -> MachineSample {
-        let latest = self.latest;
-        let window = std::mem::replace(self, Self { latest, ..Self::default() });
+        let (latest, host) = (self.latest, self.latest_host);
+        let window = std::mem::replace(self, Self { latest, ..Self::new(host) });
+        let since = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
+        let before = window.host_before;
+        let reasons = window.throttle_reasons.or(latest.throttle_reasons).map(throttle_names);
         MachineSample {
+            host_memory_bytes: host.resident_bytes,
+            host_available_bytes: window.available_bytes.or(host.available_bytes),
+            host_swapped_bytes: host.swapped_bytes,
+            disk_read_bytes: since(host.disk_read_bytes, before.disk_read_bytes),
+            major_page_faults: since(host.major_page_faults, before.major_page_faults),
             gpu_utilization_percent: window.utilization_percent.mean().or(latest.utilization_percent),
             gpu_utilization_max_percent: window.utilization_percent.max.or(latest.utilization_percent),
+            gpu_sm_activity_percent: window.sm_activity_percent.mean().or(latest.sm_activity_percent),
+            gpu_memory_activity_percent: window.memory_activity_percent.mean().or(latest.memory_activity_percent),
             gpu_memory_used_bytes: window.memory_used_bytes.or(latest.memory_used_bytes),
             gpu_power_watts: window.power_watts.mean().or(latest.power_watts),
             gpu_temperature_celsius: window.temperature_celsius.or(latest.temperature_celsius),
+            gpu_sm_clock_mhz: window.sm_clock_mhz.mean().or(latest.sm_clock_mhz),
+            gpu_memory_clock_mhz: window.memory_clock_mhz.mean().or(latest.memory_clock_mhz),
+            gpu_throttle_reasons: reasons.filter(|reasons| !reasons.is_empty()),
+            gpu_pcie_received_bytes_per_second: window.pcie_received.mean().or(latest.pcie_received_bytes_per_second),
+            gpu_pcie_sent_bytes_per_second: window.pcie_sent.mean().or(latest.pcie_sent_bytes_per_second),
+            gpu_other_processes_memory_bytes: window
+                .other_processes_memory_bytes
+                .or(latest.other_processes_memory_bytes),
             ..MachineSample::default()
         }
     }
@@ -69,20 +118,26 @@ mod tests {
         for (utilization, memory, power, temperature) in
             [(80.0, 5, 300.0, 61.0), (100.0, 9, 500.0, 63.0), (60.0, 7, 100.0, 62.0)]
         {
-            window.add(&GpuReading {
+            let reading = GpuReading {
                 utilization_percent: Some(utilization),
+                sm_activity_percent: Some(utilization / 2.0),
                 memory_used_bytes: Some(memory),
                 power_watts: Some(power),
                 temperature_celsius: Some(temperature),
-                energy_millijoules: None,
-            });
+                sm_clock_mhz: Some(10.0 * utilization),
+                throttle_reasons: Some(ThrottleReasons::empty()),
+                ..GpuReading::default()
+            };
+            window.add(&reading, HostReading::default());
         }
         let sample = window.take();
         assert_eq!(sample.gpu_utilization_percent, Some(80.0));
         assert_eq!(sample.gpu_utilization_max_percent, Some(100.0));
+        assert_eq!((sample.gpu_sm_activity_percent, sample.gpu_sm_clock_mhz), (Some(40.0), Some(800.0)));
         assert_eq!(sample.gpu_memory_used_bytes, Some(9));
         assert_eq!(sample.gpu_power_watts, Some(300.0));
         assert_eq!(sample.gpu_temperature_celsius, Some(63.0));
+        assert_eq!(sample.gpu_throttle_reasons, None, "nothing kept it back");
         let empty = window.take();
         assert_eq!(empty.gpu_utilization_percent, Some(60.0));
         assert_eq!(empty.gpu_memory_used_bytes, Some(7));
@@ -90,9 +145,30 @@ mod tests {
     }
 
     #[test]
+    fn whatever_throttled_in_a_window_is_named_and_counters_are_those_of_the_window() {
+        let host = |read, faults, available| HostReading {
+            disk_read_bytes: Some(read),
+            major_page_faults: Some(faults),
+            available_bytes: Some(available),
+            ..HostReading::default()
+        };
+        let mut window = Window::new(host(1000, 5, 90));
+        let reading = |reasons| GpuReading { throttle_reasons: Some(reasons), ..GpuReading::default() };
+        window.add(&reading(ThrottleReasons::GPU_IDLE), host(1500, 5, 80));
+        window.add(&reading(ThrottleReasons::SW_POWER_CAP), host(1700, 9, 40));
+        window.add(&reading(ThrottleReasons::NONE), host(1800, 9, 60));
+        let sample = window.take();
+        assert_eq!(sample.gpu_throttle_reasons, Some(vec!["power cap"]));
+        assert_eq!((sample.disk_read_bytes, sample.major_page_faults), (Some(800), Some(4)));
+        assert_eq!(sample.host_available_bytes, Some(40), "the lowest");
+        let empty = window.take();
+        assert_eq!((empty.disk_read_bytes, empty.host_available_bytes), (Some(0), Some(60)));
+    }
+
+    #[test]
     fn what_was_never_read_stays_absent() {
         let mut window = Window::default();
-        window.add(&GpuReading { power_watts: Some(70.0), ..GpuReading::default() });
+        window.add(&GpuReading { power_watts: Some(70.0), ..GpuReading::default() }, HostReading::default());
         let sample = window.take();
         assert_eq!(sample.gpu_power_watts, Some(70.0));
         assert_eq!((sample.gpu_utilization_percent, sample.gpu_memory_used_bytes), (None, None));

@@ -36,6 +36,10 @@ impl Trainer<'_> {
         line.gpu_memory_allocated_bytes = pools.map(|pools| pools.allocated_bytes);
         line.gpu_memory_reserved_bytes = reserved;
         line.host_memory_bytes = machine.host_memory_bytes;
+        line.host_available_bytes = machine.host_available_bytes;
+        line.host_swapped_bytes = machine.host_swapped_bytes;
+        line.disk_read_bytes = machine.disk_read_bytes;
+        line.major_page_faults = machine.major_page_faults;
         line.cpu_utilization_percent = machine.cpu_utilization_percent;
         line.gpu_utilization_percent = machine.gpu_utilization_percent;
         line.gpu_utilization_max_percent = machine.gpu_utilization_max_percent;
@@ -43,6 +47,15 @@ impl Trainer<'_> {
         line.gpu_power_watts = machine.gpu_power_watts;
         line.energy_joules = self.energy_joules(machine.energy_joules);
         line.gpu_temperature_celsius = machine.gpu_temperature_celsius;
+        line.gpu_sm_activity_percent = machine.gpu_sm_activity_percent;
+        line.gpu_memory_activity_percent = machine.gpu_memory_activity_percent;
+        line.gpu_sm_clock_mhz = machine.gpu_sm_clock_mhz;
+        line.gpu_memory_clock_mhz = machine.gpu_memory_clock_mhz;
+        line.gpu_throttle_reasons =
+            machine.gpu_throttle_reasons.map(|reasons| reasons.into_iter().map(str::to_owned).collect());
+        line.gpu_pcie_received_bytes_per_second = machine.gpu_pcie_received_bytes_per_second;
+        line.gpu_pcie_sent_bytes_per_second = machine.gpu_pcie_sent_bytes_per_second;
+        line.gpu_other_processes_memory_bytes = machine.gpu_other_processes_memory_bytes;
     }
 }
 

@@ -1,0 +1,162 @@
+//! Energy: of a GPU, or of the processor's packages.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::nvml::GpuReading;
+
+/// Where Linux shows the counters of running average power limits: Intel's and, since 5.8, AMD's.
+const POWERCAP: &str = "/sys/class/powercap";
+
+/// Energy since the first sample: from the GPU's counter, or the integral of its power where it has none.
+#[derive(Debug, Default)]
+pub(super) struct EnergyMeter {
+    counter_at_start: Option<u64>,
+    integral_joules: f64,
+    last_power: Option<(Instant, f64)>,
+}
+
+impl EnergyMeter {
+    #[allow(clippy::cast_precision_loss, reason = "millijoules of a run stay far below 2^52")]
+    pub(super) fn add(&mut self, reading: &GpuReading, now: Instant) -> Option<f64> {
+        if let Some(watts) = reading.power_watts {
+            if let Some((before, watts_before)) = self.last_power {
+                // Trapezoid rule between two samples.
+                self.integral_joules += f64::midpoint(watts, watts_before) * now.duration_since(before).as_secs_f64();
+            }
+            self.last_power = Some((now, watts));
+        }
+        if let Some(counter) = reading.energy_millijoules {
+            let start = *self.counter_at_start.get_or_insert(counter);
+            return Some(counter.saturating_sub(start) as f64 / 1e3);
+        }
+        // A counter that was there once and fails now must not be replaced by a figure of another kind.
+        if self.counter_at_start.is_some() {
+            return None;
+        }
+        self.last_power.map(|_| self.integral_joules)
+    }
+}
+
+/// Energy counters of the processor's packages and their memory.
+#[derive(Debug)]
+pub(super) struct PackageEnergy {
+    counters: Vec<Counter>,
+    joules: f64,
+}
+
+#[derive(Debug)]
+struct Counter {
+    path: PathBuf,
+    /// Where it starts again at 0.
+    range_microjoules: u64,
+    last_microjoules: u64,
+}
+
+impl PackageEnergy {
+    /// The counters of this machine; `None` where there are none that may be read, as for all but root on many systems.
+    pub(super) fn open() -> Option<Self> {
+        Self::open_in(Path::new(POWERCAP))
+    }
+
+    fn open_in(folder: &Path) -> Option<Self> {
+        let zones = std::fs::read_dir(folder).ok()?.flatten().map(|zone| zone.path());
+        let counters: Vec<Counter> =
+            zones.filter(|zone| is_package_or_memory(zone)).filter_map(|zone| Counter::open(&zone)).collect();
+        (!counters.is_empty()).then_some(Self { counters, joules: 0.0 })
+    }
+
+    /// Joules since it was opened.
+    pub(super) fn read(&mut self) -> f64 {
+        self.joules += self.counters.iter_mut().map(Counter::advance).sum::<f64>();
+        self.joules
+    }
+}
+
+impl Counter {
+    fn open(zone: &Path) -> Option<Self> {
+        let range_microjoules = number(&zone.join("max_energy_range_uj"))?;
+        let path = zone.join("energy_uj");
+        Some(Self { last_microjoules: number(&path)?, path, range_microjoules })
+    }
+
+    /// Joules since the last time.
+    #[allow(clippy::cast_precision_loss, reason = "microjoules between two samples stay far below 2^52")]
+    fn advance(&mut self) -> f64 {
+        let Some(now) = number(&self.path) else { return 0.0 };
+        let before = std::mem::replace(&mut self.last_microjoules, now);
+        let passed = now.checked_sub(before).unwrap_or_else(|| self.range_microjoules.saturating_sub(before) + now);
+        passed as f64 / 1e6
+    }
+}
+
+/// `package-0` and `dram`, but not `core` and `uncore`, which are in a package, nor `psys`, which holds all of it. A zone
+/// of `intel-rapl-mmio` is another view of a package.
+fn is_package_or_memory(zone: &Path) -> bool {
+    let file = zone.file_name().unwrap_or_default().to_string_lossy();
+    let name = std::fs::read_to_string(zone.join("name")).unwrap_or_default();
+    file.starts_with("intel-rapl:") && (name.starts_with("package-") || name.trim() == "dram")
+}
+
+fn number(path: &Path) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn energy_is_the_difference_of_the_counter() {
+        let mut meter = EnergyMeter::default();
+        let now = Instant::now();
+        let reading = |millijoules| GpuReading {
+            energy_millijoules: Some(millijoules),
+            power_watts: Some(1e6),
+            ..GpuReading::default()
+        };
+        assert_eq!(meter.add(&reading(7_000_000), now), Some(0.0));
+        assert_eq!(meter.add(&reading(7_012_500), now + Duration::from_secs(1)), Some(12.5));
+        assert_eq!(meter.add(&GpuReading::default(), now + Duration::from_secs(2)), None);
+    }
+
+    #[test]
+    fn without_a_counter_energy_is_the_integral_of_power() {
+        let mut meter = EnergyMeter::default();
+        let start = Instant::now();
+        let reading = |watts| GpuReading { power_watts: Some(watts), ..GpuReading::default() };
+        assert_eq!(meter.add(&reading(100.0), start), Some(0.0));
+        // 2 s from 100 W to 300 W, then 1 s at 300 W.
+        meter.add(&reading(300.0), start + Duration::from_secs(2));
+        let joules = meter.add(&reading(300.0), start + Duration::from_secs(3)).unwrap();
+        assert!((joules - 700.0).abs() < 1e-9, "{joules}");
+        assert_eq!(EnergyMeter::default().add(&GpuReading::default(), start), None);
+    }
+
+    #[test]
+    fn packages_and_memory_are_added_and_a_counter_that_starts_again_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let zone = |file: &str, name: &str, microjoules: u64| {
+            let zone = folder.path().join(file);
+            std::fs::create_dir_all(&zone).unwrap();
+            std::fs::write(zone.join("name"), format!("{name}\n")).unwrap();
+            std::fs::write(zone.join("max_energy_range_uj"), "10000000\n").unwrap();
+            std::fs::write(zone.join("energy_uj"), format!("{microjoules}\n")).unwrap();
+        };
+        assert!(PackageEnergy::open_in(folder.path()).is_none());
+        zone("intel-rapl", "", 0);
+        zone("intel-rapl:0", "package-0", 9_000_000);
+        zone("intel-rapl:0:0", "core", 1);
+        zone("intel-rapl:0:1", "dram", 2_000_000);
+        zone("intel-rapl-mmio:0", "package-0", 9_000_000);
+        let mut energy = PackageEnergy::open_in(folder.path()).unwrap();
+        assert_eq!(energy.read(), 0.0);
+        zone("intel-rapl:0", "package-0", 9_500_000);
+        zone("intel-rapl:0:0", "core", 900_000);
+        assert!((energy.read() - 0.5).abs() < 1e-12);
+        zone("intel-rapl:0", "package-0", 250_000);
+        zone("intel-rapl:0:1", "dram", 2_250_000);
+        assert!((energy.read() - 1.5).abs() < 1e-12);
+    }
+}
