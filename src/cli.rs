@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, check, generate, inspect, merge, plan, products};
+use crate::commands::{bench, check, compare, generate, inspect, merge, plan, products, report};
 use crate::failure::Failure;
 use crate::run::{self, TrainArgs};
 
@@ -32,6 +32,10 @@ enum Command {
     Merge(merge::MergeArgs),
     /// Measure speed and memory of a recipe's steps on synthetic batches; prints one line of JSON
     Bench(bench::BenchArgs),
+    /// Make report.html of a run anew from its files, also of an interrupted one
+    Report(report::ReportArgs),
+    /// Put runs side by side: recipes, losses, speed, memory, a verdict, and an exit code for checks
+    Compare(compare::CompareArgs),
     /// Measure the matrix products of a model's shapes; prints one line of JSON
     #[command(hide = true)]
     Products(products::ProductsArgs),
@@ -59,7 +63,7 @@ pub fn main() -> ExitCode {
     match dispatch(&request) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            report(&failure);
+            tell(&failure);
             ExitCode::from(failure.exit_code())
         }
     }
@@ -100,6 +104,8 @@ fn dispatch(request: &Request) -> Result<(), Failure> {
         Request::Command(Command::Generate(args)) => generate::run(args),
         Request::Command(Command::Merge(args)) => merge::run(args),
         Request::Command(Command::Bench(args)) => bench::run(args),
+        Request::Command(Command::Report(args)) => report::run(args),
+        Request::Command(Command::Compare(args)) => compare::run(args),
         Request::Command(Command::Products(args)) => products::run(args),
     }
 }
@@ -136,7 +142,7 @@ fn with_command_hint(mut failure: Failure, args: &TrainArgs) -> Failure {
 }
 
 /// Writes what went wrong to stderr; in colour on a terminal, unless `NO_COLOR` is set.
-fn report(failure: &Failure) {
+fn tell(failure: &Failure) {
     let mut stderr = io::stderr().lock();
     let is_plain = !stderr.is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let (error, hint) =

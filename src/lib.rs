@@ -4,9 +4,10 @@
 //! (`tests/layers.rs` holds this):
 //!
 //! - [`cli`] what was typed
-//! - [`commands`] one file per sub-command: `check`, `inspect`, `generate`, `merge`, `bench`
+//! - [`commands`] one file per sub-command: `check`, `inspect`, `plan`, `generate`, `merge`, `bench`, `report`, `compare`
 //! - [`run`] training, as a straight line
 //! - [`recipe`] the TOML file: its sections composed, all problems reported at once
+//! - [`report`] what a run has written, to look at
 //! - [`train`] the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation
 //! - [`generate`] text from a model, token by token
 //! - [`checkpoint`], [`export`] what is written to disk: training state, PEFT adapters, merged models
@@ -37,6 +38,7 @@ pub mod metrics;
 pub mod model;
 pub mod ops;
 pub mod recipe;
+pub mod report;
 pub mod run;
 pub mod schema;
 pub mod telemetry;

@@ -27,6 +27,7 @@ use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
 use crate::metrics::{Outcome, SinkOptions, Sinks, Summary};
 use crate::recipe::{Purpose, Recipe};
+use crate::report;
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::train::plan::{Around, Plan};
 use crate::train::schedule::{Schedule, total_steps};
@@ -38,7 +39,7 @@ use crate::train::trainer::{Trainer, TrainerError};
 use clock::process_start;
 use dir::{RunDir, RunDirError, Start};
 use environment::Environment;
-use inputs::{ModelSource, nvml_selector};
+use inputs::{ModelSource, nvml_selector, workload};
 use opening::Opening;
 use resume::Resumed;
 use verify::adapter_reloads;
@@ -102,6 +103,8 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     stop.defer();
     let mut sinks = open_run(args, &recipe, &dir, &device, resumed.as_ref(), schedule.total_steps(), &stop)?;
     let (config, selection) = (&source.config, &selection);
+    let memory = workload(&recipe, config, selection, !device.is_gpu()).plan();
+    dir.write_memory_plan(&memory).map_err(Failure::running)?;
     let opening = Opening { recipe: &recipe, config, selection, num_trainable, data: &data, device: &device, schedule };
     opening.tell(&mut sinks);
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(&device));
@@ -157,7 +160,16 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     }
     restore_files(&dir, &mut sinks);
     sinks.finish(&summary).map_err(Failure::running)?;
+    write_report(&dir, &mut sinks);
     judge(&summary, &dir)
+}
+
+/// Makes report.html. The run is done and its figures are there: where it fails, it can be made anew from them.
+fn write_report(dir: &RunDir, sinks: &mut Sinks) {
+    match report::write(dir.path(), None) {
+        Ok(path) => sinks.note(&format!("report: {}", path.display())),
+        Err(error) => sinks.warn(&format!("no report: {error}")),
+    }
 }
 
 /// Refuses a run that learned from nothing, and an adapter that is not the one that was trained.

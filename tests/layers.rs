@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the street to the ground floor, as in `src/lib.rs`.
-const LAYERS: [&str; 19] = [
+const LAYERS: [&str; 20] = [
     "cli",
     "commands",
     "run",
     "recipe",
+    "report",
     "train",
     "generate",
     "checkpoint",

@@ -2,8 +2,10 @@
 
 pub mod bench;
 pub mod check;
+pub mod compare;
 pub mod generate;
 pub mod inspect;
 pub mod merge;
 pub mod plan;
 pub mod products;
+pub mod report;

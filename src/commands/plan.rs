@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::model::{Init, ModelOptions};
 use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::inputs::ModelSource;
+use crate::run::inputs::{self, ModelSource};
 use crate::schema::Problem;
 use crate::telemetry::total_host_memory_bytes;
 use crate::train::config::GradientCheckpointing;
@@ -123,18 +123,7 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let options = ModelOptions { init: Init::Random, ..recipe.model.clone() };
     let source = ModelSource::open(&options, recipe.seed, true)?;
     let selection = source.select(&recipe.lora)?;
-    let precision = recipe.train.precision;
-    let workload = Workload {
-        config: &source.config,
-        selection: &selection,
-        storage: recipe.model.dtype.unwrap_or(precision),
-        precision,
-        rows: recipe.train.micro_batch_size,
-        row_length: recipe.data.max_length,
-        gradient_checkpointing: recipe.train.gradient_checkpointing,
-        gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
-        on_cpu: target.is_cpu,
-    };
+    let workload = inputs::workload(&recipe, &source.config, &selection, target.is_cpu);
     let report = report(args, &recipe, &workload, &target);
     let text = if args.json {
         serde_json::to_string(&report).map_err(Failure::running)?

@@ -1,7 +1,8 @@
 //! Numbers for people.
 
-/// `1,234,567`.
-pub(super) fn thousands(number: f64) -> String {
+/// A whole number with its thousands grouped: `1,234,567`.
+#[must_use]
+pub fn thousands(number: f64) -> String {
     if !number.is_finite() {
         return number.to_string();
     }
@@ -19,15 +20,17 @@ pub(super) fn thousands(number: f64) -> String {
     text
 }
 
-/// `812 MiB`, `12.3 GiB`.
+/// A size: `812 MiB`, `12.3 GiB`.
 #[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
-pub(super) fn bytes(bytes: u64) -> String {
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
 }
 
-/// `0.8s`, `42s`, `3m07s`, `2h05m`, `1d03h`.
-pub(super) fn duration(seconds: f64) -> String {
+/// A time: `0.8s`, `42s`, `3m07s`, `2h05m`, `1d03h`.
+#[must_use]
+pub fn duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "?".into();
     }

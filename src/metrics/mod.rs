@@ -15,7 +15,7 @@ mod console;
 mod dashboard;
 mod figures;
 mod finding;
-mod format;
+pub mod format;
 mod jsonl;
 mod sinks;
 mod summary;

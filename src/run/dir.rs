@@ -193,10 +193,23 @@ impl RunDir {
     ///
     /// Where the file system refuses.
     pub fn write_environment(&self, environment: &impl Serialize) -> Result<(), RunDirError> {
-        let path = self.path.join("environment.json");
-        let mut json = serde_json::to_vec_pretty(environment).map_err(|e| io_error(&path, "write", e.into()))?;
+        self.write_json("environment.json", environment)
+    }
+
+    /// Writes `memory_plan.json`: the memory that the steps are planned to take, as `lora-train plan` reckons it.
+    ///
+    /// # Errors
+    ///
+    /// Where the file system refuses.
+    pub fn write_memory_plan(&self, plan: &impl Serialize) -> Result<(), RunDirError> {
+        self.write_json("memory_plan.json", plan)
+    }
+
+    fn write_json(&self, name: &'static str, value: &impl Serialize) -> Result<(), RunDirError> {
+        let mut json =
+            serde_json::to_vec_pretty(value).map_err(|e| io_error(&self.path.join(name), "write", e.into()))?;
         json.push(b'\n');
-        self.write("environment.json", &json)
+        self.write(name, &json)
     }
 
     /// Writes the plain files again that have been deleted since; returns their names.

@@ -17,8 +17,10 @@ use crate::model::config::LlamaConfig;
 use crate::model::llama::Llama;
 use crate::model::weights::{RandomWeights, WeightFiles, Weights};
 use crate::model::{Init, ModelOptions, load};
+use crate::recipe::Recipe;
 use crate::schema::{Problem, Problems};
 use crate::telemetry::NvmlSelector;
+use crate::train::memory::Workload;
 
 /// A model on disk: its config has been read, its weights have been mapped but not read.
 #[derive(Debug)]
@@ -117,6 +119,23 @@ impl ModelSource {
             (in_features, out_features)
         };
         AdapterSet::new(selection, features, lora.init_lora_weights, lora.lora_dropout, seed, &device.device)
+    }
+}
+
+/// What decides the memory of a recipe's steps.
+#[must_use]
+pub fn workload<'a>(recipe: &Recipe, config: &'a LlamaConfig, selection: &'a Selection, on_cpu: bool) -> Workload<'a> {
+    let precision = recipe.train.precision;
+    Workload {
+        config,
+        selection,
+        storage: recipe.model.dtype.unwrap_or(precision),
+        precision,
+        rows: recipe.train.micro_batch_size,
+        row_length: recipe.data.max_length,
+        gradient_checkpointing: recipe.train.gradient_checkpointing,
+        gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
+        on_cpu,
     }
 }
 

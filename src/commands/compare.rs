@@ -1,0 +1,58 @@
+//! `lora-train compare`: runs side by side, a verdict, and an exit code for checks.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use crate::failure::Failure;
+use crate::report::compare::{Comparison, Limit};
+
+use super::report::failure;
+
+/// Arguments of `lora-train compare`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CompareArgs {
+    /// Output folders of runs; the first is the one that the others are compared with
+    #[arg(value_name = "RUN", required = true, num_args = 2..)]
+    pub runs: Vec<PathBuf>,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+
+    /// Also write the comparison as a page, with the curves of the runs over each other
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+
+    /// Exit with 1 where a run is worse than the first by more than this: of `tokens_per_second`, `peak_memory` and
+    /// `eval_loss`, or of the one that is named, such as `eval_loss=0.5`. Can be given several times
+    #[arg(long, value_name = "[FIGURE=]PERCENT")]
+    pub max_regression: Vec<Limit>,
+}
+
+/// Compares runs.
+///
+/// # Errors
+///
+/// A folder that holds no run; a regression beyond the limit.
+pub fn run(args: &CompareArgs) -> Result<(), Failure> {
+    let comparison = Comparison::of(&args.runs).map_err(failure)?;
+    let regressions = comparison.regressions(&args.max_regression).map_err(Failure::input)?;
+    let text = if args.json {
+        let mut json = serde_json::to_value(&comparison).map_err(Failure::running)?;
+        json["regressions"] = serde_json::to_value(&regressions).map_err(Failure::running)?;
+        json.to_string()
+    } else {
+        comparison.text()
+    };
+    writeln!(std::io::stdout(), "{text}").map_err(Failure::running)?;
+    if let Some(path) = &args.html {
+        comparison.write_html(path).map_err(failure)?;
+        // Where stderr is closed there is nobody left to tell.
+        let _ = writeln!(std::io::stderr(), "page: {}", path.display());
+    }
+    if regressions.is_empty() {
+        return Ok(());
+    }
+    let texts: Vec<&str> = regressions.iter().map(|regression| regression.text.as_str()).collect();
+    Err(Failure::running(format!("regression\n  {}", texts.join("\n  "))))
+}

@@ -1,0 +1,34 @@
+//! `lora-train report`: report.html of a run, made anew from its files.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use crate::failure::Failure;
+use crate::report::{self, ReportError};
+
+/// Arguments of `lora-train report`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ReportArgs {
+    /// The output folder of a run, finished or not
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+
+    /// Where to write it; without, report.html in the run's folder
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// Writes the report and prints where it is.
+///
+/// # Errors
+///
+/// A folder that holds no run, a file that cannot be written.
+pub fn run(args: &ReportArgs) -> Result<(), Failure> {
+    let path = report::write(&args.run, args.out.as_deref()).map_err(failure)?;
+    writeln!(std::io::stdout(), "{}", path.display()).map_err(Failure::running)
+}
+
+/// What is wrong with the arguments ends with 2, what goes wrong with 1.
+pub(super) fn failure(error: ReportError) -> Failure {
+    if error.is_input() { Failure::input(error) } else { Failure::running(error) }
+}

@@ -1,0 +1,240 @@
+//! Axes: round marks, and numbers with their units.
+
+use crate::metrics::format::thousands;
+
+/// What a number of a chart counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// Nothing: a loss, a norm.
+    Plain,
+    /// Something very small: a learning rate.
+    Scientific,
+    /// Whole things: steps, tokens.
+    Count,
+    /// Tokens a second.
+    TokensPerSecond,
+    /// Time.
+    Seconds,
+    /// Memory.
+    Bytes,
+    /// Bytes a second.
+    BytesPerSecond,
+    /// Of a hundred.
+    Percent,
+    /// Power.
+    Watts,
+    /// Temperature.
+    Celsius,
+    /// Clocks.
+    Megahertz,
+}
+
+/// By what a number is divided to be shown, and what stands after it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Scale {
+    pub(super) divisor: f64,
+    pub(super) suffix: &'static str,
+}
+
+impl Unit {
+    /// The scale in which numbers up to `largest` are read best.
+    pub(super) fn scale(self, largest: f64) -> Scale {
+        const KIB: f64 = 1024.0;
+        let (divisor, suffix) = match self {
+            Self::Plain | Self::Scientific | Self::Count => (1.0, ""),
+            Self::TokensPerSecond => (1.0, " tokens/s"),
+            Self::Seconds if largest < 1e-3 => (1e-6, " µs"),
+            Self::Seconds if largest < 1.0 => (1e-3, " ms"),
+            Self::Seconds if largest < 600.0 => (1.0, " s"),
+            Self::Seconds if largest < 36_000.0 => (60.0, " min"),
+            Self::Seconds => (3600.0, " h"),
+            Self::Bytes if largest < KIB * KIB => (KIB, " KiB"),
+            Self::Bytes if largest < KIB * KIB * KIB => (KIB * KIB, " MiB"),
+            Self::Bytes => (KIB * KIB * KIB, " GiB"),
+            Self::BytesPerSecond if largest < KIB * KIB => (KIB, " KiB/s"),
+            Self::BytesPerSecond if largest < KIB * KIB * KIB => (KIB * KIB, " MiB/s"),
+            Self::BytesPerSecond => (KIB * KIB * KIB, " GiB/s"),
+            Self::Percent => (1.0, " %"),
+            Self::Watts => (1.0, " W"),
+            Self::Celsius => (1.0, " °C"),
+            Self::Megahertz => (1.0, " MHz"),
+        };
+        Scale { divisor, suffix }
+    }
+
+    /// A number with its unit, with three significant digits, or four where it has no unit.
+    pub(super) fn text(self, value: f64) -> String {
+        if !value.is_finite() {
+            return "–".to_owned();
+        }
+        let Scale { divisor, suffix } = self.scale(value.abs());
+        let scaled = value / divisor;
+        match self {
+            Self::Scientific => scientific(value),
+            Self::Count => thousands(value),
+            Self::Percent => format!("{value:.1}{suffix}"),
+            Self::Plain => format!("{}{suffix}", significant(scaled, 4)),
+            _ => format!("{}{suffix}", significant(scaled, 3)),
+        }
+    }
+}
+
+/// So many significant digits, whole thousands grouped: of four, `12,345`, `1.353`, `0.01234`.
+fn significant(value: f64, digits: i32) -> String {
+    let magnitude = if value == 0.0 { 0.0 } else { value.abs().log10().floor() };
+    if magnitude >= 3.0 {
+        return thousands(value);
+    }
+    let after_first = f64::from(digits - 1);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 12")]
+    let decimals = (after_first - magnitude).clamp(0.0, 12.0) as usize;
+    let text = format!("{value:.decimals$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// `8e-3`, `1.5e-4`, `0`.
+fn scientific(value: f64) -> String {
+    if value == 0.0 { "0".to_owned() } else { trim_mantissa(&format!("{value:.3e}")) }
+}
+
+fn trim_mantissa(text: &str) -> String {
+    match text.split_once('e') {
+        Some((mantissa, exponent)) if mantissa.contains('.') => {
+            format!("{}e{exponent}", mantissa.trim_end_matches('0').trim_end_matches('.'))
+        }
+        _ => text.to_owned(),
+    }
+}
+
+/// A range of numbers with round marks.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Axis {
+    pub(super) low: f64,
+    pub(super) high: f64,
+    /// In the numbers' own unit.
+    pub(super) ticks: Vec<f64>,
+    pub(super) scale: Scale,
+    unit: Unit,
+    step: f64,
+}
+
+impl Axis {
+    /// The axis of numbers between two of them, widened to round marks, about `num_ticks` of them.
+    pub(super) fn rounded(low: f64, high: f64, unit: Unit, num_ticks: f64) -> Self {
+        let mut axis = Self::exact(low, high, unit, num_ticks);
+        let step = axis.step;
+        axis.low = (low / step + 1e-9).floor() * step;
+        axis.high = ((high / step - 1e-9).ceil() * step).max(axis.low + step);
+        axis.mark();
+        axis
+    }
+
+    /// The axis from one number to another, with round marks in it.
+    pub(super) fn exact(low: f64, high: f64, unit: Unit, num_ticks: f64) -> Self {
+        let scale = unit.scale(high.abs().max(low.abs()));
+        let high = if high > low { high } else { low + if low == 0.0 { 1.0 } else { low.abs() * 0.1 } };
+        let mut step = round_step((high - low) / scale.divisor / num_ticks);
+        if unit == Unit::Count {
+            step = step.max(1.0).round();
+        }
+        let mut axis = Self { low, high, ticks: Vec::new(), scale, unit, step: step * scale.divisor };
+        axis.mark();
+        axis
+    }
+
+    fn mark(&mut self) {
+        let (first, last) = ((self.low / self.step - 1e-9).ceil(), (self.high / self.step + 1e-9).floor());
+        #[expect(clippy::cast_possible_truncation, reason = "a few marks")]
+        let marks = first as i64..=last as i64;
+        #[expect(clippy::cast_precision_loss, reason = "a few marks")]
+        let ticks = marks.map(|mark| mark as f64 * self.step);
+        self.ticks = ticks.collect();
+    }
+
+    /// Where a number lies: 0 at the low end, 1 at the high end.
+    pub(super) fn position(&self, value: f64) -> f64 {
+        (value - self.low) / (self.high - self.low)
+    }
+
+    /// A mark's text, without the unit.
+    pub(super) fn label(&self, tick: f64) -> String {
+        let (value, step) = (tick / self.scale.divisor, self.step / self.scale.divisor);
+        if self.unit == Unit::Scientific {
+            return scientific(value);
+        }
+        if step >= 1.0 && step.fract() < 1e-9 {
+            return thousands(value);
+        }
+        // As many decimals as tell two marks apart.
+        let is_apart = |decimals: &usize| {
+            let power = 10_f64.powi(i32::try_from(*decimals).unwrap_or(0));
+            (step * power - (step * power).round()).abs() < 1e-6
+        };
+        let decimals = (0..12).find(is_apart).unwrap_or(12);
+        format!("{value:.decimals$}")
+    }
+}
+
+/// The least of 1, 2, 2.5, 5 times a power of ten that is at least `rough`.
+fn round_step(rough: f64) -> f64 {
+    let power = 10_f64.powf(rough.max(f64::MIN_POSITIVE).log10().floor());
+    let factor = [1.0, 2.0, 2.5, 5.0].into_iter().find(|factor| factor * power >= rough * (1.0 - 1e-9));
+    factor.unwrap_or(10.0) * power
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(axis: &Axis) -> Vec<String> {
+        axis.ticks.iter().map(|tick| axis.label(*tick)).collect()
+    }
+
+    #[test]
+    fn marks_are_round_and_surround_the_numbers() {
+        let loss = Axis::rounded(0.317, 9.9877, Unit::Plain, 4.0);
+        assert_eq!((loss.low, loss.high), (0.0, 10.0));
+        assert_eq!(labels(&loss), ["0.0", "2.5", "5.0", "7.5", "10.0"]);
+        let memory = Axis::rounded(0.0, 1411.0 * 1_048_576.0, Unit::Bytes, 4.0);
+        assert_eq!(memory.scale.suffix, " GiB");
+        assert_eq!(labels(&memory), ["0.0", "0.5", "1.0", "1.5"]);
+        let rate = Axis::rounded(0.0, 8e-3, Unit::Scientific, 4.0);
+        assert_eq!(labels(&rate), ["0", "2e-3", "4e-3", "6e-3", "8e-3"]);
+        let steps = Axis::exact(1.0, 200.0, Unit::Count, 5.0);
+        assert_eq!((steps.low, steps.high), (1.0, 200.0));
+        assert_eq!(labels(&steps), ["50", "100", "150", "200"]);
+        assert_eq!(labels(&Axis::exact(1.0, 2.0, Unit::Count, 5.0)), ["1", "2"]);
+    }
+
+    #[test]
+    fn one_number_alone_has_an_axis_too() {
+        for value in [0.0, 1.0, -3.5, 1e-9, 1e12] {
+            let axis = Axis::rounded(value, value, Unit::Plain, 4.0);
+            assert!(axis.low <= value && value <= axis.high && axis.low < axis.high, "{axis:?}");
+            assert!((1..20).contains(&axis.ticks.len()), "{axis:?}");
+        }
+    }
+
+    #[test]
+    fn positions_run_from_0_to_1() {
+        let axis = Axis::rounded(0.0, 100.0, Unit::Percent, 4.0);
+        assert_eq!([0.0, 25.0, 100.0].map(|value| axis.position(value)), [0.0, 0.25, 1.0]);
+    }
+
+    #[test]
+    fn numbers_carry_their_unit_in_the_scale_that_reads_best() {
+        let texts = [
+            Unit::Seconds.text(0.0213),
+            Unit::Seconds.text(75.27),
+            Unit::Seconds.text(7200.0),
+            Unit::Bytes.text(45.0 * 1_048_576.0),
+            Unit::TokensPerSecond.text(17_748.3),
+            Unit::Plain.text(1.35312),
+            Unit::Scientific.text(1.5e-4),
+            Unit::Percent.text(96.0),
+            Unit::Plain.text(f64::NAN),
+        ];
+        let expected = ["21.3 ms", "75.3 s", "120 min", "45 MiB", "17,748 tokens/s", "1.353", "1.5e-4", "96.0 %", "–"];
+        assert_eq!(texts, expected);
+    }
+}

@@ -1,0 +1,111 @@
+//! What a comparison says, in words.
+
+use super::super::axis::Unit;
+use super::{Difference, Run, RunFigure, Verdict, peak_key};
+
+/// Keys that decide over which tokens the evaluation loss is taken.
+const EVALUATION_KEYS: [&str; 8] = [
+    "data.eval",
+    "data.max_length",
+    "data.chat_template",
+    "data.train_on_inputs",
+    "data.train[0].path",
+    "eval.max_batches",
+    "model.path",
+    "seed",
+];
+
+/// Less memory than this is not worth a word, in percent.
+const SMALL_PERCENT: f64 = 1.0;
+
+/// A run against the baseline; `index` is its place among the runs.
+pub(super) fn verdict(baseline: &Run, run: &Run, differences: &[Difference], index: usize) -> Verdict {
+    let differs = |key: &str| {
+        let prefixed = |difference: &&Difference| {
+            difference.key == key
+                || difference.key.starts_with(&format!("{key}["))
+                || difference.key.starts_with(&format!("{key}_"))
+        };
+        differences.iter().filter(prefixed).any(|difference| difference.values[0] != difference.values[index])
+    };
+    let parts: Vec<String> =
+        [speed(baseline, run), memory(baseline, run), loss(baseline, run)].into_iter().flatten().collect();
+    let text = if parts.is_empty() { "no figure can be compared".to_owned() } else { parts.join("; ") };
+    let mut notes = Vec::new();
+    let has_losses = run.value("final_eval_loss").is_some() && baseline.value("final_eval_loss").is_some();
+    let has_split =
+        differences.iter().any(|difference| difference.key == "data.eval_split") || differs("data.eval_split");
+    let moved: Vec<&str> =
+        EVALUATION_KEYS.into_iter().filter(|key| *key != "seed" || has_split).filter(|key| differs(key)).collect();
+    if has_losses && !moved.is_empty() {
+        notes.push(format!(
+            "the evaluation losses may be over different tokens, since {} differ{}",
+            moved.join(", "),
+            if moved.len() == 1 { "s" } else { "" }
+        ));
+    }
+    if run.device != baseline.device {
+        notes.push(format!("the devices differ: {} and {}", baseline.device, run.device));
+    }
+    let own: Vec<&str> = differences
+        .iter()
+        .filter(|difference| difference.values[0] != difference.values[index])
+        .map(|difference| difference.key.as_str())
+        .collect();
+    match own.as_slice() {
+        [] => notes.push("the recipes are the same, so what differs is the machine, the program or chance".to_owned()),
+        ["seed"] => notes.push("the recipes differ in `seed` alone, so the losses differ by chance".to_owned()),
+        _ => {}
+    }
+    Verdict { run: run.name.clone(), baseline: baseline.name.clone(), text, notes }
+}
+
+fn speed(baseline: &Run, run: &Run) -> Option<String> {
+    let figure = run.figure("tokens_per_second")?;
+    let change = figure.change_percent?;
+    let rates = format!("{} -> {} tokens/s", rate(baseline)?, rate(run)?);
+    let words = if change >= 0.0 { "faster" } else { "slower" };
+    Some(match (figure.is_noise, figure.interval_percent) {
+        (Some(true), Some(range)) => {
+            format!(
+                "as fast, within the noise of the steps ({rates}; {change:+.1} %, chance leaves {})",
+                between(range)
+            )
+        }
+        (Some(false), Some(range)) => {
+            format!("{:.1} % {words} ({rates}; chance leaves {})", change.abs(), between(range))
+        }
+        _ => format!("{:.1} % {words} ({rates}), from too few steps to tell it from chance", change.abs()),
+    })
+}
+
+fn rate(run: &Run) -> Option<String> {
+    Some(crate::metrics::format::thousands(run.value("tokens_per_second")?))
+}
+
+fn between((low, high): (f64, f64)) -> String {
+    format!("{low:+.1} to {high:+.1} %")
+}
+
+fn memory(baseline: &Run, run: &Run) -> Option<String> {
+    let key = peak_key(baseline, run)?;
+    let RunFigure { value, change_percent, .. } = run.figure(key)?;
+    let change = (*change_percent)?;
+    let sizes = format!("{} -> {}", Unit::Bytes.text(baseline.value(key)?), Unit::Bytes.text((*value)?));
+    Some(if change.abs() < SMALL_PERCENT {
+        format!("the same memory ({sizes})")
+    } else {
+        format!("{:.1} % {} memory ({sizes})", change.abs(), if change < 0.0 { "less" } else { "more" })
+    })
+}
+
+fn loss(baseline: &Run, run: &Run) -> Option<String> {
+    let [from, to] = [baseline.value("final_eval_loss")?, run.value("final_eval_loss")?];
+    let losses = format!("{from:.4} -> {to:.4}");
+    Some(if (to - from).abs() < 5e-5 {
+        format!("the same evaluation loss ({losses})")
+    } else {
+        let words = if to < from { "lower" } else { "higher" };
+        format!("an evaluation loss {:.4} {words} ({losses})", (to - from).abs())
+    })
+}

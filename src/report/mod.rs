@@ -1,0 +1,108 @@
+//! What a run has written, to look at: one page for a run, and several runs side by side.
+//!
+//! - [`record`](Record): the files of a run's folder, read
+//! - [`columns`](Columns): its figures by name
+//! - [`page`](write): report.html
+//! - [`compare`]: runs side by side
+//! - `chart`, `axis`, `downsample`: figures as SVG
+//! - `statistics`: medians, and what is within the noise
+//!
+//! Everything here is made from files, so that it can be made anew, also of a run that was interrupted.
+
+mod axis;
+mod chart;
+mod columns;
+pub mod compare;
+mod downsample;
+mod figures;
+mod html;
+mod page;
+mod record;
+mod stack;
+mod statistics;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use columns::Columns;
+pub use record::{PlannedComponent, PlannedMemory, Record};
+
+/// The file's name in the run's folder.
+pub const REPORT_FILE: &str = "report.html";
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// Nothing is there.
+    #[error("{path}: there is no such folder\n  hint: give the `output_dir` of a run", path = path.display())]
+    NoFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Something else is there.
+    #[error("{path}: not a run, there is no metrics.jsonl in it\n  hint: give the `output_dir` of a run", path = path.display())]
+    NotARun {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A run that has not come to its first step.
+    #[error("{path}: metrics.jsonl holds no step{}", torn(*num_torn_lines), path = path.display())]
+    NoFigures {
+        /// The folder.
+        path: PathBuf,
+        /// Lines of it that cannot be read.
+        num_torn_lines: usize,
+    },
+    /// The file system refused.
+    #[error("{path}: cannot {action}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The template does not fit its figures: a mistake of this program.
+    #[error("cannot lay out the page: {0}")]
+    Layout(#[from] minijinja::Error),
+}
+
+impl ReportError {
+    /// Whether what was asked for is wrong, rather than something on the way.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        matches!(self, Self::NoFolder { .. } | Self::NotARun { .. } | Self::NoFigures { .. })
+    }
+}
+
+fn torn(num_lines: usize) -> String {
+    match num_lines {
+        0 => String::new(),
+        1 => ", and one line that cannot be read".to_owned(),
+        n => format!(", and {n} lines that cannot be read"),
+    }
+}
+
+/// Makes report.html of a run's files, in its folder or elsewhere; returns where it is.
+///
+/// # Errors
+///
+/// A folder that holds no run, or a file that cannot be read or written.
+pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
+    let page = page::render(&Record::read(folder)?)?;
+    let path = out.map_or_else(|| folder.join(REPORT_FILE), Path::to_owned);
+    put(&path, &page)?;
+    Ok(path)
+}
+
+/// Writes a file whole or not at all.
+fn put(path: &Path, text: &str) -> Result<(), ReportError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let partial = path.with_file_name(format!(".{name}.partial"));
+    std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path)).map_err(|source| {
+        // The first error is the one to report.
+        drop(std::fs::remove_file(&partial));
+        ReportError::Io { path: path.to_owned(), action: "write", source }
+    })
+}

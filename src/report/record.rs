@@ -1,0 +1,205 @@
+//! What a run has left in its folder.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::ReportError;
+use super::columns::Columns;
+use crate::metrics::{Sample, Summary};
+
+/// The files of a run, read. Only metrics.jsonl must be there: an interrupted run has no summary.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Records of steps.
+    pub steps: Columns,
+    /// Steps with which something was wrong, and what.
+    pub anomalies: Vec<(u64, String)>,
+    /// Records of evaluations.
+    pub evaluations: Columns,
+    /// Lines of metrics.jsonl that cannot be read: a killed process may leave one.
+    pub num_torn_lines: usize,
+    /// samples.jsonl.
+    pub samples: Vec<Sample>,
+    /// summary.json.
+    pub summary: Option<Summary>,
+    /// The same as it stands there.
+    pub summary_fields: Map<String, Value>,
+    /// recipe.toml.
+    pub given_recipe: Option<String>,
+    /// resolved.toml.
+    pub resolved_recipe: Option<String>,
+    /// The same, parsed.
+    pub settings: toml::Table,
+    /// environment.json.
+    pub environment: Map<String, Value>,
+    /// `memory_plan.json`.
+    pub memory_plan: Option<PlannedMemory>,
+}
+
+/// What the run was planned to need: `memory_plan.json`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PlannedMemory {
+    /// The parts.
+    pub components: Vec<PlannedComponent>,
+    /// Their sum, with every row at `data.max_length`.
+    pub peak_bytes: u64,
+}
+
+/// A part of the planned memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PlannedComponent {
+    /// What it is.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl Record {
+    /// Reads a run's folder.
+    ///
+    /// # Errors
+    ///
+    /// A folder that is not there or holds no run; files that cannot be read. A file that holds something else than it
+    /// should, other than metrics.jsonl, counts as absent.
+    pub fn read(folder: &Path) -> Result<Self, ReportError> {
+        if !folder.is_dir() {
+            return Err(ReportError::NoFolder { path: folder.to_owned() });
+        }
+        let mut record = Self { folder: folder.to_owned(), ..Self::default() };
+        let is_run = record.read_metrics()?;
+        record.samples = lines(&folder.join("samples.jsonl"))?;
+        record.summary = json(&folder.join("summary.json"))?;
+        record.summary_fields = json(&folder.join("summary.json"))?.unwrap_or_default();
+        record.environment = json(&folder.join("environment.json"))?.unwrap_or_default();
+        record.memory_plan = json(&folder.join("memory_plan.json"))?;
+        record.given_recipe = text(&folder.join("recipe.toml"))?;
+        record.resolved_recipe = text(&folder.join("resolved.toml"))?;
+        record.settings = record.resolved_recipe.as_ref().and_then(|text| text.parse().ok()).unwrap_or_default();
+        if !is_run {
+            return Err(ReportError::NotARun { path: folder.to_owned() });
+        }
+        if record.steps.is_empty() && record.evaluations.is_empty() {
+            return Err(ReportError::NoFigures { path: folder.to_owned(), num_torn_lines: record.num_torn_lines });
+        }
+        Ok(record)
+    }
+
+    /// The last part of the folder's name, for headings.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let name = self
+            .folder
+            .file_name()
+            .or_else(|| self.folder.components().next_back().map(std::path::Component::as_os_str));
+        name.map_or_else(|| self.folder.display().to_string(), |name| name.to_string_lossy().into_owned())
+    }
+
+    /// A value of the resolved recipe, by its dotted key.
+    #[must_use]
+    pub fn setting(&self, key: &str) -> Option<&toml::Value> {
+        let mut parts = key.split('.');
+        let first = self.settings.get(parts.next()?)?;
+        parts.try_fold(first, |value, part| value.get(part))
+    }
+
+    /// A number of summary.json.
+    #[must_use]
+    pub fn figure(&self, name: &str) -> Option<f64> {
+        self.summary_fields.get(name)?.as_f64()
+    }
+
+    /// A text of environment.json.
+    #[must_use]
+    pub fn environment_text(&self, key: &str) -> Option<&str> {
+        self.environment.get(key)?.as_str()
+    }
+
+    /// Reads metrics.jsonl; `false` where there is none.
+    fn read_metrics(&mut self) -> Result<bool, ReportError> {
+        let path = self.folder.join("metrics.jsonl");
+        let file = match fs::File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            file => file.map_err(|source| ReportError::Io { path: path.clone(), action: "read", source })?,
+        };
+        for line in BufReader::new(file).split(b'\n') {
+            let line = line.map_err(|source| ReportError::Io { path: path.clone(), action: "read", source })?;
+            match serde_json::from_slice::<Map<String, Value>>(&line) {
+                Ok(fields) if fields.contains_key("eval_loss") => self.evaluations.push(&fields),
+                Ok(fields) if fields.contains_key("learning_rate") => {
+                    if let (Some(step), Some(what)) =
+                        (fields.get("step").and_then(Value::as_u64), fields.get("anomaly").and_then(Value::as_str))
+                    {
+                        self.anomalies.push((step, what.to_owned()));
+                    }
+                    self.steps.push(&fields);
+                }
+                _ if line.trim_ascii().is_empty() => {}
+                _ => self.num_torn_lines += 1,
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// A file's text; `None` where there is none. What is not UTF-8 in it is replaced.
+fn text(path: &Path) -> Result<Option<String>, ReportError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ReportError::Io { path: path.to_owned(), action: "read", source }),
+    }
+}
+
+fn json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ReportError> {
+    Ok(text(path)?.and_then(|text| serde_json::from_str(&text).ok()))
+}
+
+/// The lines of a file that can be read.
+fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportError> {
+    let text = text(path)?.unwrap_or_default();
+    Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_killed_run_is_read_up_to_its_torn_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let metrics = concat!(
+            "{\"step\":0,\"epoch\":0,\"eval_loss\":4.5}\n",
+            "{\"step\":1,\"loss\":4.0,\"learning_rate\":1e-3}\n",
+            "{\"step\":2,\"loss\":null,\"learning_rate\":2e-3,\"anomaly\":\"skipped_step\"}\n",
+            "{\"step\":3,\"lo"
+        );
+        fs::write(folder.path().join("metrics.jsonl"), metrics).unwrap();
+        fs::write(folder.path().join("resolved.toml"), "seed = 3\n[data]\nmax_length = 64\n").unwrap();
+        fs::write(folder.path().join("summary.json"), "{ half").unwrap();
+        let record = Record::read(folder.path()).unwrap();
+        assert_eq!((record.steps.len(), record.evaluations.len(), record.num_torn_lines), (2, 1, 1));
+        assert_eq!(record.anomalies, [(2, "skipped_step".to_owned())]);
+        assert_eq!(record.setting("data.max_length").and_then(toml::Value::as_integer), Some(64));
+        assert_eq!(record.setting("seed").and_then(toml::Value::as_integer), Some(3));
+        assert!(record.setting("data.nothing").is_none() && record.summary.is_none());
+    }
+
+    #[test]
+    fn what_is_no_run_says_what_it_lacks() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = |path: &Path| Record::read(path).unwrap_err().to_string();
+        assert!(error(&folder.path().join("x")).contains("x: there is no such folder"));
+        assert!(error(folder.path()).contains("no metrics.jsonl"), "{}", error(folder.path()));
+        fs::write(folder.path().join("metrics.jsonl"), "").unwrap();
+        assert!(error(folder.path()).contains("no step"), "{}", error(folder.path()));
+    }
+}
