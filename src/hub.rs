@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 
 mod cache;
+mod content;
 mod download;
 mod error;
 mod explain;
@@ -53,6 +54,9 @@ pub fn resolve(
         },
         Location::Repository(id) => {
             let revision = revision.unwrap_or("main");
+            if !is_revision(revision) {
+                return Err(HubError::NoRevision { id, revision: revision.to_owned() });
+            }
             if settings.offline {
                 cache::find(&id, revision, wanted, settings)
             } else {
@@ -60,6 +64,12 @@ pub fn resolve(
             }
         }
     }
+}
+
+/// Whether a branch, tag or commit can have this name. It becomes a path of the cache, which must not leave it.
+fn is_revision(name: &str) -> bool {
+    let is_part = |part: &str| !part.is_empty() && part != "." && !part.contains("..");
+    name.split('/').all(is_part) && !name.contains(|c: char| c == '\\' || c == ':' || c.is_control())
 }
 
 #[cfg(test)]
@@ -281,6 +291,70 @@ mod tests {
         let error = case.resolve(None).unwrap_err();
         assert!(matches!(error, HubError::Server { status: 418, .. }), "{error}");
         assert!(error.to_string().contains("as told"), "{error}");
+    }
+
+    #[test]
+    fn a_commit_that_is_a_path_leads_nowhere() {
+        for sha in ["../../../../outside", "/tmp/outside", "..", "", "0123456789abcdef0123456789abcdef0123456/"] {
+            let case = case(Behaviour { files: files(), sha: Some(sha), ..Behaviour::default() });
+            let error = case.resolve(None).unwrap_err();
+            assert!(error.to_string().contains("named no commit"), "{sha}: {error}");
+            assert_eq!(std::fs::read_dir(&case.settings.cache).unwrap().count(), 0, "{sha}");
+        }
+    }
+
+    #[test]
+    fn a_revision_that_is_a_path_is_never_asked_for() {
+        let case = case(Behaviour { files: files(), ..Behaviour::default() });
+        for revision in ["../main", "a/../../b", "/main", "main/", "a\\b", "C:x", "", "."] {
+            let error = case.resolve(Some(revision)).unwrap_err();
+            assert!(matches!(error, HubError::NoRevision { .. }), "{revision}: {error}");
+        }
+        assert_eq!(case.hub.take_seen(), []);
+        // A note in the cache that names another folder is no note.
+        let refs = case.settings.cache.join("models--org--model/refs");
+        std::fs::create_dir_all(&refs).unwrap();
+        std::fs::write(refs.join("main"), "../../../..").unwrap();
+        let error = resolve("org/model", None, Wanted::Model, &case.offline(), Progress::Quiet).unwrap_err();
+        assert!(matches!(error, HubError::NotCached { .. }), "{error}");
+    }
+
+    #[test]
+    fn another_content_of_the_same_length_never_stays() {
+        for name in ["tokenizer.json", "model-00001-of-00002.safetensors"] {
+            let case = case(Behaviour { files: files(), swapped_body: Some(name.into()), ..Behaviour::default() });
+            let error = case.resolve(None).unwrap_err();
+            assert!(matches!(&error, HubError::WrongContent { file, .. } if file == name), "{error}");
+            case.hub.change(|behaviour| behaviour.swapped_body = None);
+            let folder = case.resolve(None).unwrap();
+            assert_eq!(std::fs::read(folder.join(name)).unwrap(), files()[name]);
+        }
+    }
+
+    #[test]
+    fn lists_and_redirects_without_end_are_refused() {
+        let case = case(Behaviour { files: files(), endless_list: true, ..Behaviour::default() });
+        let error = case.resolve(None).unwrap_err().to_string();
+        assert!(error.contains("5000 files at the top and more"), "{error}");
+        let name = "model-00002-of-00002.safetensors";
+        case.hub.change(|behaviour| {
+            behaviour.endless_list = false;
+            behaviour.endless_redirect = Some(name.into());
+        });
+        let error = case.resolve(None).unwrap_err();
+        assert!(matches!(error, HubError::Network { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_another_revision_has_brought_is_not_downloaded_again() {
+        let case = case(Behaviour { files: files(), ..Behaviour::default() });
+        let folder = case.resolve(None).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        case.hub.take_seen();
+        assert_eq!(case.resolve(None).unwrap(), folder);
+        let seen = case.hub.take_seen();
+        assert!(seen.iter().all(|seen| seen.path.starts_with("/api/")), "{seen:?}");
+        assert_eq!(std::fs::read(folder.join("model-00001-of-00002.safetensors")).unwrap(), vec![7; 300_000]);
     }
 
     #[test]

@@ -53,7 +53,18 @@ pub(super) fn verify(folder: &Path) -> Result<(), String> {
             Err(error) => return Err(format!("{name} cannot be read: {error}")),
         }
     }
-    if sums.is_empty() { Err(format!("{SUMS_FILE} is empty")) } else { Ok(()) }
+    if sums.is_empty() {
+        return Err(format!("{SUMS_FILE} is empty"));
+    }
+    // A list that was cut between two lines would vouch for the rest of the files alone.
+    let is_listed =
+        |name: &str| sums.lines().any(|line| line.split_once("  ").is_some_and(|(_, listed)| listed == name));
+    let entries = fs::read_dir(folder).map_err(|error| format!("cannot be read: {error}"))?;
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    match names.filter(|name| name != SUMS_FILE).find(|name| !is_listed(name)) {
+        Some(name) => Err(format!("{SUMS_FILE} is damaged: it does not list {name}")),
+        None => Ok(()),
+    }
 }
 
 /// SHA-256 of a file, in hexadecimal digits.
@@ -105,6 +116,10 @@ mod tests {
             assert_eq!(verify(folder.path()), Err(format!("{name} is missing")));
             fs::write(path(name), whole).unwrap();
         }
+        // A list that ends early is whole lines, each of them right.
+        let first = sums.lines().next().unwrap();
+        fs::write(path(SUMS_FILE), format!("{first}\n")).unwrap();
+        assert_eq!(verify(folder.path()), Err("SHA256SUMS is damaged: it does not list b".into()));
         fs::write(path(SUMS_FILE), "").unwrap();
         assert_eq!(verify(folder.path()), Err("SHA256SUMS is empty".into()));
     }

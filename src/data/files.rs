@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::DataError;
+use super::guard::guarded;
 
 mod scan;
 
@@ -86,7 +87,12 @@ impl RowFile {
     pub(super) fn open(path: &Path, kind: FileKind) -> Result<Self, DataError> {
         let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
         let file = File::open(path).map_err(|error| failed(error.to_string()))?;
-        let file = if kind == FileKind::Parquet { parquet_as_lines(file).map_err(failed)? } else { file };
+        let file = if kind == FileKind::Parquet {
+            let lines = guarded(|| parquet_as_lines(file));
+            lines.map_err(|panic| failed(format!("a damaged Parquet file: {panic}")))?.map_err(failed)?
+        } else {
+            file
+        };
         let mut scan = Scan::default();
         for_each_block(&file, u64::MAX, &mut |block| scan.feed(block)).map_err(|error| failed(error.to_string()))?;
         let (is_array, bounds) = scan.finish().map_err(failed)?;

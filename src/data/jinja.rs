@@ -10,8 +10,13 @@ use regex::Regex;
 use serde::Serialize;
 use time::OffsetDateTime;
 
+mod bounds;
+mod output;
+
+pub(super) use output::BoundedText;
+
 /// Steps that a template may take for one rendering: a long conversation needs some ten thousand.
-const FUEL_PER_RENDERING: u64 = 20_000_000;
+const FUEL_PER_RENDERING: u64 = 5_000_000;
 
 /// `{% generation %}` and its end, with their white-space marks.
 static GENERATION_TAG: LazyLock<Option<Regex>> =
@@ -33,6 +38,7 @@ pub(super) fn compile(source: &str, now: OffsetDateTime) -> Result<Environment<'
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.set_formatter(write_as_python);
     env.set_unknown_method_callback(python_method);
+    bounds::add(&mut env);
     env.add_filter("tojson", tojson);
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
@@ -195,6 +201,10 @@ fn python_method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Val
             parts.reverse();
             list(&parts)
         }
+        (Some(text), "format", _) => {
+            bounds::check_braces(text)?;
+            minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+        }
         _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
     }
 }
@@ -203,6 +213,7 @@ fn python_method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Val
 /// escaping, `", "` and `": "` between items on one line.
 #[expect(clippy::needless_pass_by_value, reason = "minijinja passes keyword arguments so")]
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    bounds::check(&options.peek("indent").unwrap_or_default())?;
     let indent: Option<usize> = options.get("indent")?;
     let sort_keys: Option<bool> = options.get("sort_keys")?;
     let separators: Option<Vec<String>> = options.get("separators")?;

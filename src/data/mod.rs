@@ -16,6 +16,7 @@ pub mod files;
 #[cfg(test)]
 mod fixture;
 pub mod formats;
+mod guard;
 mod jinja;
 pub mod loader;
 mod order;

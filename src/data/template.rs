@@ -187,10 +187,13 @@ impl ChatTemplate {
             add_generation_prompt,
             ..minijinja::Value::from_serialize(&self.special_tokens)
         };
+        let mut out = jinja::BoundedText::default();
         self.environment
             .get_template(jinja::TEMPLATE_NAME)
-            .and_then(|template| template.render(variables))
-            .map_err(|error| TemplateError::Render { origin: self.origin.clone(), reason: full_message(&error) })
+            .and_then(|template| template.render_captured_to(variables, &mut out).map(drop))
+            .map_err(|error| full_message(&error))
+            .and_then(|()| out.into_text())
+            .map_err(|reason| TemplateError::Render { origin: self.origin.clone(), reason })
     }
 
     /// Length of `prefix` if `text` starts with it.

@@ -3,8 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
+
+use super::guard::guarded;
 
 mod files;
 mod stream;
@@ -116,7 +119,11 @@ impl Tokenizer {
         }
         let failed = |reason: String| TokenizerError::File { path: path.clone(), reason };
         let content = std::fs::read(&path).map_err(|error| failed(error.to_string()))?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&content).map_err(|error| failed(error.to_string()))?;
+        // The library unwraps what is no JSON in some places, and panics at other oddities.
+        serde_json::from_slice::<IgnoredAny>(&content).map_err(|error| failed(error.to_string()))?;
+        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(&content))
+            .map_err(|panic| failed(format!("not a tokenizer: {panic}")))?
+            .map_err(|error| failed(error.to_string()))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| failed(error.to_string()))?;
 
@@ -153,7 +160,8 @@ impl Tokenizer {
         eos_ids.extend(added.iter().filter(|(_, t)| TURN_END_TOKENS.contains(&t.content.as_str())).map(|(id, _)| *id));
 
         let starts_with_bos = bos.as_ref().is_some_and(|bos| {
-            inner.encode("a", true).is_ok_and(|encoding| encoding.get_ids().first() == Some(&bos.id))
+            guarded(|| inner.encode("a", true))
+                .is_ok_and(|encoded| encoded.is_ok_and(|encoding| encoding.get_ids().first() == Some(&bos.id)))
         });
         let add_bos = bos.is_some() && config["add_bos_token"].as_bool().unwrap_or(starts_with_bos);
 
@@ -188,10 +196,10 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_tokens(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TokenizerError> {
-        let encoding = self.inner.encode(text, add_special_tokens).map_err(|error| TokenizerError::Encode {
-            text: text.chars().take(60).collect(),
-            reason: error.to_string(),
-        })?;
+        let refused = |reason: String| TokenizerError::Encode { text: text.chars().take(60).collect(), reason };
+        let encoding = guarded(|| self.inner.encode(text, add_special_tokens))
+            .map_err(refused)?
+            .map_err(|error| refused(error.to_string()))?;
         let added = encoding.get_special_tokens_mask();
         let mut tokens: Vec<Token> = Vec::with_capacity(added.len() + 1);
         let mut in_text = false;
@@ -219,7 +227,9 @@ impl Tokenizer {
     /// # Errors
     /// When the decoder of `tokenizer.json` fails.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TokenizerError> {
-        self.inner.decode(ids, skip_special_tokens).map_err(|error| TokenizerError::Decode(error.to_string()))
+        guarded(|| self.inner.decode(ids, skip_special_tokens))
+            .map_err(TokenizerError::Decode)?
+            .map_err(|error| TokenizerError::Decode(error.to_string()))
     }
 
     /// Text of ids that arrive one at a time.

@@ -35,7 +35,8 @@ fn snapshot(id: &str, revision: &str, settings: &HubSettings) -> Option<PathBuf>
     } else {
         std::fs::read_to_string(folder.join("refs").join(revision)).ok()?.trim().to_owned()
     };
-    Some(folder.join("snapshots").join(commit))
+    // The file may have come from anywhere; a commit leads to no other folder.
+    is_commit(&commit).then(|| folder.join("snapshots").join(commit))
 }
 
 /// Whether a revision is a full commit hash, which never changes.
@@ -67,6 +68,29 @@ fn shards(index: &Path) -> Option<BTreeSet<String>> {
     }
     let index: Index = serde_json::from_str(&std::fs::read_to_string(index).ok()?).ok()?;
     Some(index.weight_map.into_values().collect())
+}
+
+/// Moves a finished file to the blobs of a repository, under a name that is a hash.
+pub(super) fn keep(folder: &Path, file: &Path, blob: &str) -> std::io::Result<()> {
+    let blobs = folder.join("blobs");
+    std::fs::create_dir_all(&blobs)?;
+    std::fs::rename(file, blobs.join(blob))
+}
+
+/// Makes a blob the file `name` of a snapshot.
+pub(super) fn link(folder: &Path, commit: &str, name: &str, blob: &str) -> std::io::Result<()> {
+    let snapshot = folder.join("snapshots").join(commit);
+    std::fs::create_dir_all(&snapshot)?;
+    let path = snapshot.join(name);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    #[cfg(unix)]
+    return std::os::unix::fs::symlink(Path::new("../../blobs").join(blob), path);
+    // Elsewhere a link needs rights that not everybody has.
+    #[cfg(not(unix))]
+    std::fs::copy(folder.join("blobs").join(blob), path).map(drop)
 }
 
 /// Removes a file of a snapshot and its content, so that it is downloaded again.

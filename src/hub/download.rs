@@ -6,6 +6,7 @@ use hf_hub::repository::RepoTreeEntry;
 use hf_hub::{HFClient, HFError, HFRepositorySync, RepoTypeModel, split_id};
 
 use super::cache::{self, CONFIG, INDEX, SINGLE};
+use super::content::Content;
 use super::explain::explain;
 use super::progress::{Meter, Progress};
 use super::{HubError, HubSettings, Wanted};
@@ -18,11 +19,15 @@ const REQUEST_RETRIES: usize = 3;
 /// Attempts at a file whose connection breaks off.
 const ATTEMPTS: usize = 4;
 
+/// Most files that a repository may have at its top; a list without end is refused there.
+const MAX_FILES: usize = 5_000;
+
 /// A file of the repository.
 #[derive(Clone, Debug)]
 struct RemoteFile {
     name: String,
     num_bytes: u64,
+    content: Content,
 }
 
 /// Downloads what is missing and gives the folder of the snapshot.
@@ -74,8 +79,15 @@ impl Request<'_> {
         let repository = client.model(owner, name);
 
         let info = repository.info().revision(self.revision).send().map_err(|error| self.explain(error))?;
-        let commit = info.sha.ok_or_else(|| self.explain(HFError::malformed_response("the Hub named no commit")))?;
-        let entries = repository.list_tree().revision(commit.clone()).send().map_err(|error| self.explain(error))?;
+        // It becomes the name of a folder.
+        let commit = info.sha.filter(|commit| cache::is_commit(commit));
+        let commit = commit.ok_or_else(|| self.explain(HFError::malformed_response("the Hub named no commit")))?;
+        let entries = repository.list_tree().revision(commit.clone()).limit(MAX_FILES).send();
+        let entries = entries.map_err(|error| self.explain(error))?;
+        if entries.len() == MAX_FILES {
+            let reason = format!("its list has {MAX_FILES} files at the top and more");
+            return Err(HubError::Other { id: self.id.to_owned(), reason });
+        }
         let files = self.select(&entries, wanted)?;
 
         let folder = cache::repository_folder(self.id, self.settings);
@@ -90,7 +102,7 @@ impl Request<'_> {
             let meter = Meter::start(progress, self.id, absent.len(), total_bytes);
             for file in absent {
                 meter.start_file(&file.name, file.num_bytes);
-                self.fetch(&repository, file, &commit, &snapshot, &meter)?;
+                self.fetch(&repository, file, &commit, &folder, &meter)?;
                 meter.finish_file();
             }
             meter.finish();
@@ -103,8 +115,10 @@ impl Request<'_> {
         let files: Vec<RemoteFile> = entries
             .iter()
             .filter_map(|entry| match entry {
-                RepoTreeEntry::File { path, size, .. } if !path.contains('/') => {
-                    Some(RemoteFile { name: path.clone(), num_bytes: *size })
+                // The name becomes one here: it must not lead to another folder.
+                RepoTreeEntry::File { oid, path, size, lfs, .. } if !path.contains(['/', '\\']) => {
+                    let content = Content { oid: oid.clone(), is_lfs: lfs.is_some() };
+                    Some(RemoteFile { name: path.clone(), num_bytes: *size, content })
                 }
                 _ => None,
             })
@@ -161,38 +175,49 @@ impl Request<'_> {
         Ok(absent)
     }
 
-    /// Downloads one file into the cache and holds its size against the Hub's list.
+    /// Downloads one file into the cache and holds its size and its hash against the Hub's list.
+    ///
+    /// The client's own cache is not used: it takes names of files and folders from the server's headers.
     fn fetch(
         &self,
         repository: &HFRepositorySync<RepoTypeModel>,
         file: &RemoteFile,
         commit: &str,
-        snapshot: &Path,
+        folder: &Path,
         meter: &Meter,
     ) -> Result<(), HubError> {
+        let failed = |source| self.cache_error(source);
+        // Another revision may have brought it already.
+        if let Some(blob) = file.content.find(folder, file.num_bytes) {
+            return cache::link(folder, commit, &file.name, &blob).map_err(failed);
+        }
+        std::fs::create_dir_all(folder).map_err(failed)?;
         let mut attempt = 1;
         loop {
-            let result =
-                repository.download_file().filename(&file.name).revision(commit).progress(meter.clone()).send();
-            let path = snapshot.join(&file.name);
+            // In the same file system, so that it can be renamed; gone with the attempt.
+            let unfinished = tempfile::Builder::new().prefix(".unfinished-").tempdir_in(folder).map_err(failed)?;
+            let download =
+                repository.download_file().filename(&file.name).revision(commit).local_dir(unfinished.path());
+            let result = download.progress(meter.clone()).send();
+            let path = unfinished.path().join(&file.name);
             let found = std::fs::metadata(&path).map(|metadata| metadata.len()).ok();
+            let (id, name) = (self.id.to_owned(), file.name.clone());
             let error = match (result, found) {
-                (Ok(_), Some(found)) if found == file.num_bytes => return Ok(()),
-                // The client keeps whatever the server sent; a body that is not the file must not stay in the cache.
+                (Ok(_), Some(found)) if found == file.num_bytes => match file.content.name_of(&path).map_err(failed)? {
+                    Some(blob) => {
+                        cache::keep(folder, &path, &blob).map_err(failed)?;
+                        return cache::link(folder, commit, &file.name, &blob).map_err(failed);
+                    }
+                    None => HubError::WrongContent { id, file: name },
+                },
                 (Ok(_), found) => {
-                    if found.is_some() {
-                        cache::remove(&path).map_err(|source| self.cache_error(source))?;
-                    }
-                    HubError::Incomplete {
-                        id: self.id.to_owned(),
-                        file: file.name.clone(),
-                        found: found.unwrap_or(0),
-                        expected: file.num_bytes,
-                    }
+                    let (found, expected) = (found.unwrap_or(0), file.num_bytes);
+                    HubError::Incomplete { id, file: name, found, expected }
                 }
                 (Err(error), _) => self.explain(error),
             };
-            let may_help = matches!(error, HubError::Network { .. } | HubError::Incomplete { .. });
+            let may_help =
+                matches!(error, HubError::Network { .. } | HubError::Incomplete { .. } | HubError::WrongContent { .. });
             if !may_help || attempt == ATTEMPTS {
                 return Err(error);
             }

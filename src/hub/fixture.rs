@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
+use super::content::{lfs_oid, oid};
+
 /// The commit that every revision of the served repository is.
 pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -21,6 +23,14 @@ pub(super) struct Behaviour {
     pub(super) breaks_off: Option<(String, usize)>,
     /// File whose body is another text, of another length.
     pub(super) wrong_body: Option<String>,
+    /// File whose body has another content of the same length.
+    pub(super) swapped_body: Option<String>,
+    /// What it names as the commit of every revision, if not [`COMMIT`].
+    pub(super) sha: Option<&'static str>,
+    /// The list of files names itself as its next page.
+    pub(super) endless_list: bool,
+    /// File that redirects to itself.
+    pub(super) endless_redirect: Option<String>,
     /// Answer to every request.
     pub(super) always: Option<(u16, &'static str)>,
 }
@@ -152,7 +162,8 @@ fn answer(path: &str, token: Option<&str>, host: &str, behaviour: &mut Behaviour
     if let Some(rest) = path.strip_prefix("/api/models/org/model/") {
         return match rest.split_once('/') {
             Some(("revision", "main" | COMMIT | "v1")) => {
-                Reply::json(&serde_json::json!({"id": "org/model", "sha": COMMIT}))
+                let sha = behaviour.sha.unwrap_or(COMMIT);
+                Reply::json(&serde_json::json!({"id": "org/model", "sha": sha}))
             }
             Some(("revision", _)) => {
                 Reply::new(404, &[("X-Error-Code", "RevisionNotFound")], r#"{"error": "Invalid rev id"}"#)
@@ -162,10 +173,22 @@ fn answer(path: &str, token: Option<&str>, host: &str, behaviour: &mut Behaviour
                     .files
                     .iter()
                     .map(|(name, content)| {
-                        serde_json::json!({"type": "file", "oid": etag(name, content), "size": content.len(), "path": name})
+                        let mut entry = serde_json::json!({"type": "file", "size": content.len(), "path": name});
+                        if name.ends_with(".safetensors") {
+                            entry["oid"] = lfs_oid(content).into();
+                            entry["lfs"] = serde_json::json!({"size": content.len(), "pointerSize": 134});
+                        } else {
+                            entry["oid"] = oid(content).into();
+                        }
+                        entry
                     })
                     .collect();
-                Reply::json(&serde_json::json!(entries))
+                let mut reply = Reply::json(&serde_json::json!(entries));
+                if behaviour.endless_list {
+                    let next = format!("<http://{host}{path}>; rel=\"next\"");
+                    reply.headers.push(("Link".into(), next));
+                }
+                reply
             }
             _ => Reply::new(404, &[], ""),
         };
@@ -195,6 +218,12 @@ fn answer(path: &str, token: Option<&str>, host: &str, behaviour: &mut Behaviour
             ("Location", location.as_str()),
         ];
         return Reply::new(302, &headers, "");
+    }
+    if behaviour.endless_redirect.as_deref() == Some(name) {
+        return Reply::new(302, &[("Location", &format!("http://{host}{path}"))], "");
+    }
+    if behaviour.swapped_body.as_deref() == Some(name) {
+        return Reply::new(200, &headers, vec![b'x'; content.len()]);
     }
     if let Some((broken, times)) = &mut behaviour.breaks_off
         && broken == name

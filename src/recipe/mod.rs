@@ -4,7 +4,7 @@ mod args;
 mod peers;
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -172,6 +172,9 @@ impl Recipe {
     }
 }
 
+/// Longest recipe: a weights or data file in its place is refused before it is read.
+const MAX_RECIPE_BYTES: u64 = 1 << 20;
+
 /// `runs/` and the recipe's name.
 fn default_output_dir(path: &Path) -> String {
     let stem = path.file_stem().map_or_else(|| "run".to_owned(), |stem| stem.to_string_lossy().into_owned());
@@ -181,11 +184,16 @@ fn default_output_dir(path: &Path) -> String {
 /// The text of a recipe file.
 fn read_text(path: &Path) -> Result<String, Problem> {
     let problem = |message: String| Problem::new(message).at(path.display());
-    let bytes = fs::read(path).map_err(|error| match error.kind() {
+    let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => problem("there is no such file".to_owned()),
         io::ErrorKind::IsADirectory => problem("this is a folder, expected a recipe file".to_owned()),
         _ => problem(format!("cannot read the recipe: {error}")),
-    })?;
+    };
+    let mut bytes = Vec::new();
+    fs::File::open(path).and_then(|file| file.take(MAX_RECIPE_BYTES + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    if bytes.len() as u64 > MAX_RECIPE_BYTES {
+        return Err(problem(format!("longer than {MAX_RECIPE_BYTES} bytes, expected a recipe file")));
+    }
     String::from_utf8(bytes).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
         problem(format!("not UTF-8 text at byte {offset}, expected a TOML file")).hint("save it as UTF-8")

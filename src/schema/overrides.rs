@@ -77,6 +77,9 @@ impl Step {
     }
 }
 
+/// Most steps to a key: no recipe is nested nearly as deep, and each takes a frame of the stack.
+const MAX_STEPS: usize = 32;
+
 /// The steps of `data.train[0].path`; names with dots in quotes: `lora.rank_pattern."layers.0"`.
 fn steps(path: &str) -> Result<Vec<Step>, Problem> {
     let invalid = || Problem::new(format!("`{path}` is not the name of a key")).hint("write section.key=value");
@@ -100,6 +103,9 @@ fn steps(path: &str) -> Result<Vec<Step>, Problem> {
             let (index, after) = inside.split_once(']').ok_or_else(invalid)?;
             steps.push(Step::Index(index.parse().map_err(|_| invalid())?));
             rest = after;
+        }
+        if steps.len() > MAX_STEPS {
+            return Err(Problem::new(format!("the name of a key has more than {MAX_STEPS} parts")));
         }
         if rest.is_empty() {
             return Ok(steps);

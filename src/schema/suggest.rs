@@ -16,8 +16,15 @@ pub struct Peer {
     pub note: Option<&'static str>,
 }
 
+/// Longest word that may be a slip of the keyboard: none of ours is nearly as long.
+const MAX_MISTYPED_BYTES: usize = 64;
+
 /// The candidate most like `word`, if any is like it at all.
 pub(super) fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
+    // To compare takes the time and the memory of both lengths.
+    if word.len() > MAX_MISTYPED_BYTES {
+        return None;
+    }
     let word = word.to_lowercase().replace('-', "_");
     let likeness = |candidate: &str| {
         let is_part = word.len() >= 3 && (candidate.starts_with(&word) || candidate.ends_with(&word));

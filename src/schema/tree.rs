@@ -1,6 +1,7 @@
 //! TOML values that know where they were written.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -158,20 +159,28 @@ impl Origin<'_> {
 pub(super) struct Lines<'t> {
     text: &'t str,
     starts: Vec<usize>,
+    /// The offset that was asked for last, and its column: a long line is not counted again for each of its values.
+    last: Cell<(usize, usize)>,
 }
 
 impl<'t> Lines<'t> {
     pub(super) fn new(text: &'t str) -> Self {
         let after_newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(index, _)| index + 1);
-        Self { text, starts: std::iter::once(0).chain(after_newlines).collect() }
+        Self { text, starts: std::iter::once(0).chain(after_newlines).collect(), last: Cell::new((0, 1)) }
     }
 
     /// Line and column of a byte offset.
     pub(super) fn place(&self, offset: usize) -> Place {
         let offset = offset.min(self.text.len());
         let line = self.starts.partition_point(|start| *start <= offset);
-        let before = self.text.as_bytes().get(self.starts[line - 1]..offset).unwrap_or_default();
-        Place::Position { line, column: String::from_utf8_lossy(before).chars().count() + 1 }
+        let (last, column) = self.last.get();
+        let start = self.starts[line - 1];
+        let (from, column) = if (start..=offset).contains(&last) { (last, column) } else { (start, 1) };
+        let before = self.text.as_bytes().get(from..offset).unwrap_or_default();
+        // Every byte but those that continue a character.
+        let column = column + before.iter().filter(|byte| **byte & 0b1100_0000 != 0b1000_0000).count();
+        self.last.set((offset, column));
+        Place::Position { line, column }
     }
 }
 

@@ -198,17 +198,26 @@ impl TokenStore {
             crc.update(block);
             ends.extend(block.chunks_exact(8).filter_map(|chunk| chunk.first_chunk().copied()).map(u64::from_le_bytes));
         })?;
-        for_each_block(&file, tables_at + ends_bytes, header.num_rows * 4, &mut |block| crc.update(block))?;
+        let mut lengths = Vec::with_capacity(ends.len());
+        for_each_block(&file, tables_at + ends_bytes, header.num_rows * 4, &mut |block| {
+            crc.update(block);
+            lengths.extend(words(block));
+        })?;
         let mut details = Vec::new();
         for_each_block(&file, bytes - header.details_bytes, header.details_bytes, &mut |block| {
             crc.update(block);
             details.extend_from_slice(block);
         })?;
-        let longest = RECORD_HEAD_BYTES as u64 + 4 * max_length as u64;
+        let longest = (max_length as u64).saturating_mul(4).saturating_add(RECORD_HEAD_BYTES as u64);
         let mut start = 0;
-        let are_records = ends.iter().all(|end| {
+        // Rows are packed by their lengths before their records are read.
+        let are_records = ends.iter().zip(&lengths).all(|(end, length)| {
             let record = end.checked_sub(std::mem::replace(&mut start, *end));
-            record.is_some_and(|bytes| (RECORD_HEAD_BYTES as u64..=longest).contains(&bytes) && bytes % 4 == 0)
+            record.is_some_and(|bytes| {
+                (RECORD_HEAD_BYTES as u64..=longest).contains(&bytes)
+                    && bytes % 4 == 0
+                    && (*length == 0 || u64::from(*length) * 4 == bytes - RECORD_HEAD_BYTES as u64)
+            })
         });
         if crc.finalize() != header.tables_crc || !are_records || start != header.records_bytes {
             return Err(Unusable::Damaged);
@@ -257,11 +266,15 @@ impl TokenStore {
         let num_rows = self.ends.len() as u64;
         let mut lengths = Vec::with_capacity(self.ends.len());
         for_each_block(&self.file, HEADER_BYTES as u64 + records_bytes + num_rows * 8, num_rows * 4, &mut |block| {
-            lengths
-                .extend(block.chunks_exact(4).filter_map(|chunk| chunk.first_chunk().copied()).map(u32::from_le_bytes));
+            lengths.extend(words(block));
         })?;
         Ok(lengths)
     }
+}
+
+/// The numbers in a block.
+fn words(block: &[u8]) -> impl Iterator<Item = u32> {
+    block.chunks_exact(4).filter_map(|chunk| chunk.first_chunk().copied()).map(u32::from_le_bytes)
 }
 
 /// Hands `len` bytes from `at` on to `sink`, a block at a time.
@@ -275,4 +288,43 @@ fn for_each_block(file: &File, at: u64, len: u64, sink: &mut dyn FnMut(&[u8])) -
         done += size as u64;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Chunk, StoreWriter};
+    use super::*;
+    use crate::data::counts::RowCounts;
+
+    /// Rows are packed by the lengths in the table: one that lies would overfill a row.
+    #[test]
+    fn lengths_that_are_not_those_of_the_rows_are_damage() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = CacheKey([7; 32]);
+        let mut writer = StoreWriter::create(folder.path(), key).unwrap();
+        let mut chunk = Chunk::default();
+        let row = EncodedRow { ids: vec![1, 2, 3], carries_loss: vec![false, true, true], ..EncodedRow::default() };
+        chunk.push(&EncodedRow { full_length: 3, full_target_tokens: 2, ..row });
+        writer.push(&chunk).unwrap();
+        let (kind, format) = (FileKind::JsonLines, DataFormat::Text);
+        let counts = RowCounts::default();
+        writer.finish(&Details { kind, format, unused_columns: Vec::new(), counts, bad_rows: Vec::new() }).unwrap();
+        let path = key.path(folder.path());
+        let whole = std::fs::read(&path).unwrap();
+        let tables = HEADER_BYTES + RECORD_HEAD_BYTES + 12;
+        for (length, is_good) in [(3_u32, true), (0, true), (2, false), (4, false), (u32::MAX, false)] {
+            let mut bytes = whole.clone();
+            bytes[tables + 8..tables + 12].copy_from_slice(&length.to_le_bytes());
+            let crc = crc32fast::hash(&bytes[tables..]);
+            bytes[72..76].copy_from_slice(&crc.to_le_bytes());
+            let crc = crc32fast::hash(&bytes[12..HEADER_BYTES]);
+            bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+            std::fs::write(&path, bytes).unwrap();
+            let opened = TokenStore::open(&path, key, 64, 10);
+            assert_eq!(opened.is_ok(), is_good, "{length}");
+        }
+        // A row of any length may be asked for.
+        std::fs::write(&path, &whole).unwrap();
+        assert!(TokenStore::open(&path, key, usize::MAX, 10).is_ok());
+    }
 }

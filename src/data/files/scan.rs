@@ -135,7 +135,8 @@ impl Nesting {
         match byte {
             b'"' => self.in_string = true,
             b'[' | b'{' => {
-                self.depth += 1;
+                // Deeper than any row that can be read.
+                self.depth = self.depth.saturating_add(1);
                 self.expects_element |= self.depth == 1;
             }
             b']' | b'}' => {

@@ -95,3 +95,13 @@ fn the_template_file_goes_before_the_configuration() {
         "{error}"
     );
 }
+
+/// The library reads these parts twice, and unwraps the second time.
+#[test]
+fn a_tokenizer_that_is_no_json_deep_inside_is_refused() {
+    for decoder in ["{1: 2}", "{\"type\": \"Strip\", 7}", "{\"type\": \"ByteFallback\""] {
+        let text = format!("{{\"version\": \"1.0\", \"decoder\": {decoder}, \"model\": {{\"type\": \"BPE\"}}}}");
+        let error = open(&json!({}), &[("tokenizer.json", json!(text))]).unwrap_err();
+        assert!(matches!(error, TokenizerError::File { .. }), "{decoder}: {error}");
+    }
+}

@@ -207,7 +207,14 @@ fn refuse_unsupported(reader: &mut Reader) {
     }
 }
 
+/// Widest projection of all heads: with the other limits, numbers of parameters and bytes stay far below 2^64.
+const MAX_HEADS_WIDTH: usize = 1 << 22;
+
 fn check_heads(reader: &mut Reader, hidden: usize, heads: usize, key_value_heads: usize, head_dim: usize) {
+    if heads * head_dim > MAX_HEADS_WIDTH {
+        let message = format!("= {heads} heads of `head_dim` = {head_dim}, expected at most {MAX_HEADS_WIDTH} in all");
+        reader.problem("num_attention_heads", &message, None);
+    }
     if !hidden.is_multiple_of(heads) {
         let message = format!("= {hidden} is not a multiple of `num_attention_heads` = {heads}");
         reader.problem("hidden_size", &message, None);
@@ -424,5 +431,13 @@ mod tests {
         assert!(
             LlamaConfig::from_json(&text).unwrap_err().to_string().contains("`hidden_size` = 66 is not a multiple")
         );
+    }
+
+    #[test]
+    fn sizes_whose_product_is_no_number_are_refused() {
+        let huge = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 65536, "intermediate_size": 96,
+            "num_hidden_layers": 4096, "num_attention_heads": 65536, "head_dim": 65536}"#;
+        let error = LlamaConfig::from_json(huge).unwrap_err().to_string();
+        assert!(error.contains("65536 heads of `head_dim` = 65536, expected at most 4194304 in all"), "{error}");
     }
 }

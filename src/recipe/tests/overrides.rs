@@ -54,6 +54,8 @@ fn changes_that_cannot_be_made_say_why() {
     for (assignment, expected) in cases {
         assert_eq!(lines(set(&[assignment])), [format!("--set {assignment}: {expected}")]);
     }
+    let deep = format!("lora{}=1", ".a".repeat(60_000));
+    assert!(lines(set(&[&deep]))[0].ends_with("the name of a key has more than 32 parts"));
 }
 
 #[test]

@@ -211,3 +211,29 @@ fn sections_that_contradict_each_other_are_refused() {
     let samples_only = "[eval]\neval_steps = 5\ngenerate = [\"Hello\"]";
     assert!(parse(&least(samples_only), &[]).is_ok(), "samples need no evaluation data");
 }
+
+#[test]
+fn long_lines_and_long_names_take_no_longer_than_they_are_long() {
+    // A quarter of a million values took 30 seconds, a name of two megabytes seven and 400 MB.
+    let start = std::time::Instant::now();
+    let values = vec!["1"; 250_000].join(", ");
+    assert_eq!(problems(&format!("[lora]\nr = [{values}]")).len(), 1);
+    assert_eq!(problems(&format!("{} = 1", "a".repeat(2_000_000))).len(), 1);
+    assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
+    let columns =
+        problems("[lora]\nlayers_to_transform = { \"\u{e9}\" = 1, q = 2 }\nalpha_pattern = { \"\u{e9}\" = 0, q = 0 }");
+    for place in ["r:7:25: ", "r:7:32: "] {
+        assert!(columns.iter().any(|problem| problem.starts_with(place)), "{columns:?}");
+    }
+}
+
+#[test]
+fn a_recipe_of_a_megabyte_is_another_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    std::fs::write(&path, vec![b'#'; 1 << 20]).unwrap();
+    let error = |path| Recipe::load(path, &[], Purpose::Training).unwrap_err().to_string();
+    assert!(error(&path).contains("`model.path` is missing"), "{}", error(&path));
+    std::fs::write(&path, vec![b'#'; (1 << 20) + 1]).unwrap();
+    assert!(error(&path).contains("longer than 1048576 bytes, expected a recipe file"), "{}", error(&path));
+}

@@ -1,0 +1,165 @@
+//! Hostile and careless input: what comes from outside is refused or read, never more than that.
+//!
+//! Valid files, changed in many ways, and files made by a grammar go through the functions that the commands call. The
+//! fuzzers in `fuzz/` run the same targets for hours; what they found is kept in `fuzz/corpus` and replayed here. A run
+//! draws other inputs each time; `PROPTEST_CASES` sets how many.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "small numbers"
+)]
+
+mod folder;
+mod grammar;
+mod hub;
+mod limits;
+mod mutations;
+mod seeds;
+mod targets;
+mod token_store;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use targets::{TARGETS, Target};
+
+#[global_allocator]
+static ALLOCATOR: limits::Limited = limits::Limited;
+
+/// Longest time that an input of some kilobytes may take, on a machine that does other things too.
+const MAX_TIME: Duration = Duration::from_secs(20);
+
+fn target(name: &str) -> Target {
+    *TARGETS.iter().find(|(target, _)| *target == name).unwrap()
+}
+
+fn run((name, read): Target, input: &[u8]) {
+    let start = Instant::now();
+    read(input);
+    assert!(start.elapsed() < MAX_TIME, "{name} took {:?} for {} bytes", start.elapsed(), input.len());
+}
+
+/// Holds that `name` survives what `strategy` makes.
+fn holds(name: &str, cases: u32, strategy: impl Strategy<Value = Vec<u8>>) {
+    let target = target(name);
+    let config = Config { failure_persistence: None, max_shrink_time: 20_000, ..Config::default() };
+    let cases = std::env::var("PROPTEST_CASES").map_or(cases, |cases| cases.parse().unwrap());
+    let result = TestRunner::new(Config { cases, ..config }).run(&strategy, |input| {
+        run(target, &input);
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("{name}: {error}"));
+}
+
+/// A valid file with up to four changes.
+fn mutated(name: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
+    let seeds = seeds::seeds(name);
+    (proptest::sample::select(seeds), proptest::collection::vec(mutations::mutation(), 0..5)).prop_map(
+        |(mut bytes, changes)| {
+            changes.iter().for_each(|change| change.apply(&mut bytes));
+            bytes
+        },
+    )
+}
+
+#[test]
+fn valid_files_pass_every_target() {
+    for target in TARGETS {
+        for seed in seeds::seeds(target.0) {
+            run(target, &seed);
+        }
+    }
+}
+
+#[test]
+fn what_the_fuzzers_kept_is_read_or_refused() {
+    let corpus = targets::repository().join("fuzz/corpus");
+    let mut inputs = 0;
+    for target in TARGETS {
+        for entry in std::fs::read_dir(corpus.join(target.0)).into_iter().flatten() {
+            run(target, &std::fs::read(entry.unwrap().path()).unwrap());
+            inputs += 1;
+        }
+    }
+    assert!(inputs >= TARGETS.len() || !Path::new(&corpus).is_dir(), "{inputs} inputs");
+}
+
+#[test]
+fn changed_recipes_are_read_or_refused() {
+    holds("recipe", 2000, mutated("recipe"));
+}
+
+#[test]
+fn recipes_made_by_a_grammar_are_read_or_refused() {
+    holds("recipe", 2000, grammar::toml());
+}
+
+#[test]
+fn changed_rows_are_read_or_refused() {
+    holds("rows", 1500, mutated("rows"));
+}
+
+#[test]
+fn rows_made_by_a_grammar_are_read_or_refused() {
+    holds("rows", 1500, grammar::rows());
+}
+
+#[test]
+fn changed_parquet_files_are_read_or_refused() {
+    holds("parquet", 1000, mutated("parquet"));
+}
+
+#[test]
+fn changed_model_configs_are_read_or_refused() {
+    holds("config", 3000, mutated("config"));
+}
+
+#[test]
+fn changed_tokenizers_are_read_or_refused() {
+    holds("tokenizer", 1000, mutated("tokenizer"));
+}
+
+#[test]
+fn changed_templates_end() {
+    holds("template", 1000, mutated("template"));
+}
+
+#[test]
+fn templates_made_by_a_grammar_end() {
+    holds("template", 1000, grammar::template());
+}
+
+#[test]
+fn changed_weights_are_read_or_refused() {
+    holds("weights", 2000, mutated("weights"));
+}
+
+#[test]
+fn changed_adapters_are_read_or_refused() {
+    holds("adapter", 2000, mutated("adapter"));
+}
+
+#[test]
+fn changed_checkpoints_are_read_or_refused() {
+    holds("checkpoint", 1500, mutated("checkpoint"));
+}
+
+#[test]
+fn changed_logs_are_gone_on_with() {
+    holds("logs", 1500, mutated("logs"));
+}
+
+#[test]
+fn changed_token_files_are_read_or_made_anew() {
+    holds("tokens", 500, mutated("tokens"));
+}
+
+#[test]
+fn changed_answers_of_the_hub_are_used_or_refused() {
+    holds("hub", 60, mutated("hub"));
+}

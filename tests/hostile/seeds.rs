@@ -1,0 +1,210 @@
+//! Valid inputs of each target, made by the writers of the formats.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Arc;
+
+use lora_train::device::Dtype;
+use lora_train::export::{HostMatrix, LowRankPair, write_adapter};
+use lora_train::lora::config::{LoraConfig, TargetModules};
+use lora_train::model::weights::convert;
+use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use safetensors::tensor::TensorView;
+
+use crate::folder::Folder;
+use crate::targets::repository;
+
+/// Valid inputs of a target.
+pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
+    let read = |path: &str| fs::read(repository().join(path)).unwrap();
+    match target {
+        "recipe" => {
+            let changed = |text: &[u8]| {
+                [text, b"\n---\nlora.r=4\ndata.train[0].path=x.jsonl\nlora.rank_pattern.\"a.b\"=3\n"].concat()
+            };
+            let small = b"[model]\npath = \"m\"\n[lora]\nrank_pattern = { \"layers.0\" = 3 }\ntarget_modules = [\"q_proj\"]\n[[data.train]]\npath = \"x\"\ncolumns = { prompt = \"q\", completion = \"a\" }\n";
+            vec![
+                read("recipes/reference.toml"),
+                read("recipes/quickstart.toml"),
+                changed(&read("recipes/llama.toml")),
+                changed(small),
+            ]
+        }
+        "rows" => ROWS.iter().map(|(choice, text)| [&[*choice][..], text.as_bytes()].concat()).collect(),
+        "parquet" => vec![parquet_file(false), parquet_file(true)],
+        "config" => {
+            vec![read("configs/tiny.json"), read("configs/llama-3.2-1b.json"), read("configs/mistral-7b-v0.1.json")]
+        }
+        "tokenizer" => tokenizers(),
+        "template" => TEMPLATES.iter().map(|text| text.as_bytes().to_vec()).collect(),
+        "weights" => {
+            let (one, two) = (tensors(&[("a", [2, 3]), ("b", [1, 1])]), tensors(&[("c", [4, 2])]));
+            let index = br#"{"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}"#;
+            // No byte of these headers and numbers is zero where the parts are separated.
+            let text = b"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]}}\0abcdefgh".to_vec();
+            let sharded = [b"\0", &index[..], b"\0{\"a\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[4,6]}}\0abcdef"].concat();
+            vec![one, two, text, sharded]
+        }
+        "adapter" => vec![adapter(TargetModules::AllLinear), adapter(TargetModules::Names(vec!["q_proj".into()]))],
+        "checkpoint" => vec![checkpoint()],
+        "logs" => {
+            let line = |step: u32| {
+                format!(
+                    "{{\"step\":{step},\"loss\":2.5,\"learning_rate\":1e-3}}\n{{\"step\":{step},\"eval_loss\":1.5}}\n"
+                )
+            };
+            let metrics: String = (1..6).map(line).collect();
+            vec![format!("\u{3}{metrics}\01700000000.host.1.0\n1700000001.host.1.0").into_bytes()]
+        }
+        "tokens" => vec![
+            b"\x03".to_vec(),
+            b"\x03\x00\x00\x05\x84\x00\x01\x05\xff".to_vec(),
+            b"\x03\x00\x90\x00\x01\x01\x20\x00\x80".to_vec(),
+        ],
+        "hub" => {
+            let tree = r#"[{"type":"file","oid":"1","size":2,"path":"config.json"},{"type":"file","oid":"2","size":2,"path":"model.safetensors"}]"#;
+            let commit = "0123456789abcdef0123456789abcdef01234567";
+            vec![
+                format!("\u{20}{commit}\0{commit}\0etag\0{tree}\0{{}}").into_bytes(),
+                format!("\u{20}../../../../up\0../../../x\0../../../../y\0{tree}\0{{}}").into_bytes(),
+                format!("\u{21}{commit}\0{commit}\0../../../../y\0{tree}\0{{}}").into_bytes(),
+            ]
+        }
+        _ => panic!("no such target: {target}"),
+    }
+}
+
+const ROWS: [(u8, &str); 8] = [
+    (
+        0,
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi, Clara\"}, {\"role\": \"assistant\", \"content\": \"a frog\"}]}\n{\"messages\": [{\"role\": \"assistant\", \"content\": \"\\u00e9\"}], \"tools\": \"[]\"}\n",
+    ),
+    (
+        0,
+        "{\"conversations\": [{\"from\": \"human\", \"value\": \"Hi\"}, {\"from\": \"gpt\", \"value\": \"yo\"}], \"system\": \"s\"}\n",
+    ),
+    (
+        1,
+        "[{\"instruction\": \"say\", \"input\": null, \"output\": \"it\"},\n {\"instruction\": \"go\", \"input\": \"there\", \"output\": \"\"}]\n",
+    ),
+    (0, "\u{feff}{\"prompt\": \"2+2=\", \"completion\": \" 4\"}\n\n{\"prompt\": \"\", \"completion\": 4}\n"),
+    (0x83, "{\"text\": \"At the beach\", \"id\": 1}\n{\"text\": \"\"}\n"),
+    (2, "\u{feff}At the beach, Clara met a big frog.\n\u{1f600}"),
+    (0x14, "{\"text\": \"a\"}\n"),
+    (9, "[{\"conversations\": [{\"role\": \"user\", \"content\": []}]}]"),
+];
+
+const TEMPLATES: [&str; 5] = [
+    "{% for m in messages %}<|im_start|>{{ m['role'] + '\\n' + m.content | trim }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "{{ bos_token }}{% set ns = namespace(found=false) %}{% for m in messages if m.role != 'system' %}{% if loop.first and tools is not none %}{{ tools | tojson(indent=2) }}{% endif %}{% generation %}{{ m.content.strip().split('x')[-1] }}{% endgeneration %}{{ eos_token }}{% endfor %}",
+    "{% macro turn(m) %}[{{ m.role.upper() }}]{{ m.content | replace('a', 'bb') | indent(2) }}{% endmacro %}{% for m in messages %}{{ turn(m) }}{% endfor %}{{ strftime_now('%d %b %Y') }}",
+    "{% for i in range(9) %}{% for j in range(9) %}{{ i * j }}{% endfor %}{% endfor %}\0[{\"role\": \"user\", \"content\": \"a\", \"x\": [1, {\"y\": null}]}]\0[{\"name\": \"f\"}]",
+    "{% if messages[0].role == 'tool' %}{{ raise_exception('no') }}{% endif %}{{ '%s-%d' | format('a', 3) }}{{ 'ab' * 3 }}{{ messages | map(attribute='role') | list }}",
+];
+
+/// Small tokenizers of every kind of model, and what stands beside them.
+fn tokenizers() -> Vec<Vec<u8>> {
+    let models = [
+        r#"{"type":"BPE","dropout":null,"unk_token":"u","continuing_subword_prefix":null,"end_of_word_suffix":null,"fuse_unk":false,"byte_fallback":false,"vocab":{"u":0,"a":1,"b":2,"ab":3},"merges":[["a","b"]]}"#,
+        r###"{"type":"WordPiece","unk_token":"u","continuing_subword_prefix":"##","max_input_chars_per_word":100,"vocab":{"u":0,"a":1,"##b":2}}"###,
+        r#"{"type":"WordLevel","vocab":{"u":0,"a":1},"unk_token":"u"}"#,
+        r#"{"type":"Unigram","unk_id":0,"vocab":[["u",0.0],["a",-1.0],["b",-2.5]],"byte_fallback":false}"#,
+    ];
+    let pre = [
+        r#"{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}"#,
+        r#"{"type":"Split","pattern":{"Regex":"\\p{L}+|\\s"},"behavior":"Isolated","invert":false}"#,
+        r#"{"type":"Sequence","pretokenizers":[{"type":"Whitespace"},{"type":"Digits","individual_digits":true}]}"#,
+        r#"{"type":"Metaspace","replacement":"▁","prepend_scheme":"first","split":true}"#,
+    ];
+    let normal = [
+        "null",
+        r#"{"type":"Replace","pattern":{"Regex":"a+"},"content":"b"}"#,
+        r#"{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Lowercase"}]}"#,
+        r#"{"type":"Prepend","prepend":"▁"}"#,
+    ];
+    let post = r#"{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"pair":[],"special_tokens":{"<s>":{"id":"<s>","ids":[4],"tokens":["<s>"]}}}"#;
+    let decoder = r#"{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]}"#;
+    let one = |index: usize| {
+        let (model, pre, normal) = (models[index], pre[index], normal[index]);
+        format!(
+            "{{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{{\"id\":4,\"content\":\"<s>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}}],\
+             \"normalizer\":{normal},\"pre_tokenizer\":{pre},\"post_processor\":{post},\"decoder\":{decoder},\"model\":{model}}}\0{{\"bos_token\":\"<s>\",\"eos_token\":{{\"content\":\"a\"}},\"add_bos_token\":true,\"chat_template\":\"{{{{ x }}}}\"}}\0{{\"eos_token_id\":[1,2]}}"
+        )
+        .into_bytes()
+    };
+    (0..4).map(one).collect()
+}
+
+fn tensors(named: &[(&str, [usize; 2])]) -> Vec<u8> {
+    let numbers = |shape: &[usize; 2]| convert::from_f32(&vec![1.25; shape[0] * shape[1]], Dtype::F32).unwrap();
+    let bytes: Vec<Vec<u8>> = named.iter().map(|(_, shape)| numbers(shape)).collect();
+    let view = |((name, shape), bytes): (&(&str, [usize; 2]), _)| {
+        (name.to_string(), TensorView::new(safetensors::Dtype::F32, shape.to_vec(), bytes).unwrap())
+    };
+    safetensors::serialize(named.iter().zip(bytes.iter().map(Vec::as_slice)).map(view), None).unwrap()
+}
+
+fn adapter(target_modules: TargetModules) -> Vec<u8> {
+    let folder = Folder::new();
+    let matrix = |num_rows: usize, num_columns: usize| HostMatrix {
+        num_rows,
+        num_columns,
+        values: vec![0.5; num_rows * num_columns],
+    };
+    let pair = LowRankPair { lora_a: matrix(2, 4), lora_b: matrix(4, 2) };
+    let weights: BTreeMap<String, LowRankPair> = [
+        ("model.layers.0.self_attn.q_proj".to_owned(), pair.clone()),
+        ("model.layers.1.self_attn.q_proj".to_owned(), pair),
+    ]
+    .into();
+    let config = LoraConfig { r: 2, target_modules, layers_to_transform: Some(vec![0, 1]), ..LoraConfig::default() };
+    write_adapter(folder.path(), &weights, &config, "org/base").unwrap();
+    let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    [read("adapter_config.json"), vec![0], read("adapter_model.safetensors")].concat()
+}
+
+fn checkpoint() -> Vec<u8> {
+    let state = r#"{"step":500,"cursor":{"epoch":1,"batch":7},"rows_of_epoch":56,"order":{"seed":0,"micro_batch_size":8,"shuffle":true,"rows_per_epoch":600},
+"counters":{"num_updates":500,"num_micro_batches":500,"loss_scale":null},"evaluations":{"last_step":500,"first_loss":3.5,"last_loss":1.5,"best_loss":1.25,"best_step":400,"since_best":1},
+"watchdog":WATCHDOG,"totals":{"tokens":1000,"target_tokens":500,"skipped_steps":0,"anomalous_steps":0,"rows":ROWS,"wall_seconds":12.5}}"#;
+    let json = |value: serde_json::Value| value.to_string();
+    let watchdog = json(serde_json::to_value(lora_train::train::watchdog::Watchdog::default()).unwrap());
+    let rows = json(serde_json::to_value(lora_train::data::pipeline::RowCounts::default()).unwrap());
+    let state = state.replace("WATCHDOG", &watchdog).replace("ROWS", &rows);
+    let recipe = "[model]\npath = \"m\"\n";
+    let sum = |text: &[u8]| {
+        use sha2::Digest as _;
+        sha2::Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
+    let sums = format!("{}  resolved.toml\n{}  trainer_state.json\n", sum(recipe.as_bytes()), sum(state.as_bytes()));
+    let moments = b"{\"a.m\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}\0abcdefgh";
+    [state.as_bytes(), b"\0", sums.as_bytes(), b"\0", recipe.as_bytes(), b"\0", moments].concat()
+}
+
+/// Rows of text, of numbers and of lists.
+fn parquet_file(compressed: bool) -> Vec<u8> {
+    let schema = "message rows { required binary text (UTF8); optional int64 id; optional group tags (LIST) { repeated group list { optional binary element (UTF8); } } }";
+    let schema = Arc::new(parquet::schema::parser::parse_message_type(schema).unwrap());
+    let compression =
+        if compressed { parquet::basic::Compression::SNAPPY } else { parquet::basic::Compression::UNCOMPRESSED };
+    let properties =
+        WriterProperties::builder().set_compression(compression).set_dictionary_enabled(compressed).build();
+    let mut bytes = Vec::new();
+    let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::new(properties)).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let text = |words: &[&str]| words.iter().map(|word| ByteArray::from(*word)).collect::<Vec<_>>();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<ByteArrayType>().write_batch(&text(&["a frog", "the beach", "a frog"]), None, None).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<Int64Type>().write_batch(&[1, 2], Some(&[1, 0, 1]), None).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<ByteArrayType>().write_batch(&text(&["x", "y"]), Some(&[3, 3, 0, 1]), Some(&[0, 1, 0, 0])).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.close().unwrap();
+    bytes
+}

@@ -1,0 +1,342 @@
+//! What reads bytes that somebody else wrote: each target hands its input to the function that a command calls.
+//!
+//! Shared by the property tests here and the fuzzers in `fuzz/`. A target passes where nothing panics and what was read
+//! holds together; time and memory are watched from outside.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use lora_train::checkpoint::{self, CheckpointConfig, Checkpoints};
+use lora_train::data::cache::CacheSettings;
+use lora_train::data::config::{DataConfig, DataFormat, DataSource, OnBadRow};
+use lora_train::data::pipeline::{DataPipeline, OpenOptions};
+use lora_train::data::template::ChatTemplate;
+use lora_train::data::tokenizer::Tokenizer;
+use lora_train::export::{check_adapter, read_adapter, write_adapter};
+use lora_train::metrics::{LoggingConfig, SinkOptions, Sinks, StepMetrics};
+use lora_train::model::config::LlamaConfig;
+use lora_train::model::weights::WeightFiles;
+use lora_train::recipe::{Purpose, Recipe};
+use lora_train::schema::Override;
+use lora_train::train::state::TrainerState;
+use serde_json::Value;
+
+use crate::folder::Folder;
+
+/// A target: its name, and what it does with an input.
+pub(crate) type Target = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub(crate) const TARGETS: [Target; 12] = [
+    ("recipe", recipe),
+    ("rows", rows),
+    ("parquet", parquet),
+    ("config", config),
+    ("tokenizer", tokenizer),
+    ("template", template),
+    ("weights", weights),
+    ("adapter", adapter),
+    ("checkpoint", checkpoint_folder),
+    ("logs", logs),
+    ("tokens", crate::token_store::tokens),
+    ("hub", crate::hub::hub),
+];
+
+/// Rows of a file that are read.
+const MAX_ROWS: usize = 200;
+
+pub(crate) fn repository() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // The fuzzers are built in a folder of the repository.
+    if here.join("quickstart").is_dir() { here.to_owned() } else { here.join("..") }
+}
+
+/// The quickstart model's tokenizer.
+pub(crate) fn quickstart_tokenizer() -> &'static Arc<Tokenizer> {
+    static TOKENIZER: OnceLock<Arc<Tokenizer>> = OnceLock::new();
+    TOKENIZER.get_or_init(|| Arc::new(Tokenizer::open(&repository().join("quickstart/model")).unwrap()))
+}
+
+pub(crate) fn tiny_config() -> &'static LlamaConfig {
+    static CONFIG: OnceLock<LlamaConfig> = OnceLock::new();
+    CONFIG.get_or_init(|| LlamaConfig::from_file(&repository().join("configs/tiny.json")).unwrap())
+}
+
+/// The parts of an input with several files: they are separated by a zero byte, which no text has.
+pub(crate) fn parts<const N: usize>(data: &[u8]) -> [&[u8]; N] {
+    let mut parts = data.splitn(N, |byte| *byte == 0);
+    std::array::from_fn(|_| parts.next().unwrap_or_default())
+}
+
+/// A safetensors file: bytes as they are, or, where they begin like JSON, a header, a zero byte and data, before which
+/// the length of the header is put.
+pub(crate) fn safetensors(data: &[u8]) -> Vec<u8> {
+    if !data.starts_with(b"{") {
+        return data.to_owned();
+    }
+    let [header, content] = parts(data);
+    [&(header.len() as u64).to_le_bytes()[..], header, content].concat()
+}
+
+/// A recipe; after a line of three dashes one `--set` a line.
+pub(crate) fn recipe(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let (text, changes) = text.split_once("\n---\n").unwrap_or((text, ""));
+    let changes: Vec<Override> = changes.lines().map(Override::set).collect();
+    let path = Path::new("recipes/r.toml");
+    let parsed = Recipe::parse(path, text, &changes, Purpose::Benchmark);
+    match parsed {
+        Ok(recipe) => {
+            let again = Recipe::parse(path, &recipe.to_toml(), &[], Purpose::Benchmark).unwrap();
+            assert_eq!(again, recipe, "resolved.toml is not the recipe that was read");
+        }
+        Err(problems) => assert!(!problems.to_string().is_empty()),
+    }
+}
+
+/// A data file of JSON or text. The first byte chooses the file's name and the format.
+pub(crate) fn rows(data: &[u8]) {
+    let Some((choice, content)) = data.split_first() else { return };
+    let name = ["rows.jsonl", "rows.json", "rows.txt", "rows.jsonl"][usize::from(choice & 3)];
+    let formats = [
+        DataFormat::Auto,
+        DataFormat::Messages,
+        DataFormat::Sharegpt,
+        DataFormat::Alpaca,
+        DataFormat::PromptCompletion,
+        DataFormat::Text,
+    ];
+    let format = formats[usize::from(choice >> 2) % formats.len()];
+    let on_bad_row = if choice & 0x80 == 0 { OnBadRow::Skip } else { OnBadRow::Error };
+    read_rows(name, content, format, on_bad_row);
+}
+
+/// A Parquet file.
+pub(crate) fn parquet(data: &[u8]) {
+    read_rows("rows.parquet", data, DataFormat::Auto, OnBadRow::Skip);
+}
+
+fn read_rows(name: &str, content: &[u8], format: DataFormat, on_bad_row: OnBadRow) {
+    let folder = Folder::new();
+    let config = data_config(&folder.write(name, content), format, on_bad_row);
+    let Ok(pipeline) = DataPipeline::open(&config, quickstart_tokenizer().clone(), 0, &OpenOptions::default()) else {
+        return;
+    };
+    check_rows(&pipeline, &config);
+    folder.assert_nothing_outside();
+}
+
+pub(crate) fn data_config(path: &Path, format: DataFormat, on_bad_row: OnBadRow) -> DataConfig {
+    let path = path.to_str().unwrap().to_owned();
+    let source = DataSource { path, format, columns: BTreeMap::new(), weight: 1.0 };
+    DataConfig { train: vec![source], max_length: 64, on_bad_row, ..DataConfig::default() }
+}
+
+/// Reads the rows and holds that they are what a model can be trained on.
+pub(crate) fn check_rows(pipeline: &DataPipeline, config: &DataConfig) {
+    let num_rows = pipeline.num_train_rows();
+    assert!(!pipeline.warnings().iter().any(String::is_empty));
+    for row in 0..num_rows.min(MAX_ROWS) {
+        let Ok((_, row)) = pipeline.train_row(row) else { continue };
+        assert_eq!(row.ids.len(), row.carries_loss.len());
+        assert!(row.ids.len() <= config.max_length && row.ids.len() <= row.full_length);
+        assert!(row.ids.iter().all(|id| *id <= pipeline.tokenizer().max_id()));
+        assert!(row.num_target_tokens() <= row.full_target_tokens);
+    }
+    if config.packing {
+        assert!(pipeline.batches_per_epoch(1) <= num_rows as u64);
+    }
+}
+
+/// A `config.json`.
+pub(crate) fn config(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(config) = LlamaConfig::from_json(text) else { return };
+    let tensors = config.expected_tensors();
+    assert!(tensors.len() > config.num_hidden_layers);
+    // Bytes of weights, and of two moments and a gradient beside them, are counted in 64 bits.
+    let parameters: u128 =
+        tensors.iter().map(|(_, shape)| shape.iter().map(|size| *size as u128).product::<u128>()).sum();
+    assert!(parameters * 16 < u128::from(u64::MAX), "{parameters} parameters");
+    assert_eq!(config.num_parameters() as u128, parameters);
+    assert!(config.inverse_frequencies().iter().all(|frequency| frequency.is_finite()));
+}
+
+/// The folder of a tokenizer: `tokenizer.json`, `tokenizer_config.json`, `config.json`.
+pub(crate) fn tokenizer(data: &[u8]) {
+    let [tokenizer, settings, config] = parts(data);
+    let folder = Folder::new();
+    folder.write("tokenizer.json", tokenizer);
+    for (name, content) in [("tokenizer_config.json", settings), ("config.json", config)] {
+        if !content.is_empty() {
+            folder.write(name, content);
+        }
+    }
+    let Ok(tokenizer) = Tokenizer::open(folder.path()) else { return };
+    for text in ["", "a", "At the beach, Clara\n met  a big frog. \u{e9}\u{1f600}\u{301}<|im_end|>\0\u{feff}"] {
+        for special in [true, false] {
+            let Ok(tokens) = tokenizer.encode_tokens(text, special) else { continue };
+            assert!(tokens.iter().all(|token| token.start <= token.end && token.end <= text.len() + 1));
+            let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+            drop(tokenizer.decode(&ids, special));
+            let mut stream = tokenizer.decode_stream(true);
+            for id in ids {
+                drop(stream.push(id));
+            }
+            drop(stream.finish());
+        }
+    }
+    drop(tokenizer.decode(&[0, 1, u32::MAX], false));
+    if let Some(source) = tokenizer.chat_template() {
+        drop(ChatTemplate::new(source, "the model", &tokenizer));
+    }
+}
+
+/// A chat template, the messages, the tools.
+pub(crate) fn template(data: &[u8]) {
+    let [source, messages, tools] = parts(data);
+    let Ok(source) = std::str::from_utf8(source) else { return };
+    let Ok(template) = ChatTemplate::new(source, "the test", quickstart_tokenizer()) else { return };
+    if may_grow(source) {
+        return;
+    }
+    let messages = match serde_json::from_slice::<Vec<Value>>(messages) {
+        Ok(messages) => messages.into_iter().take(8).collect(),
+        Err(_) => vec![
+            serde_json::json!({"role": "user", "content": "x <'\u{e9}\n"}),
+            serde_json::json!({"role": "assistant", "content": "y"}),
+        ],
+    };
+    let tools: Option<Value> = serde_json::from_slice(tools).ok();
+    drop(template.render(&messages, tools.as_ref(), true));
+    let Ok(rendered) = template.render_with_answers(&messages, tools.as_ref()) else { return };
+    let mut end = 0;
+    for answer in &rendered.answers {
+        assert!(end <= answer.start && answer.start < answer.end, "{:?}", rendered.answers);
+        assert!(rendered.text.get(answer.clone()).is_some(), "{:?}", rendered.answers);
+        end = answer.end;
+    }
+}
+
+/// Whether a template can double a text again and again. The engine counts steps but not memory, so that such a template
+/// can fill it; it is compiled here but not rendered.
+fn may_grow(source: &str) -> bool {
+    let count = |word: &str| source.matches(word).count();
+    let num_copies = count("set") + count("macro") + count("with") + count("block");
+    let num_loops = count("for") + count("range") + count("macro") + count("map");
+    num_copies > 3 || (num_copies > 0 && num_loops > 0) || count("*") > 2 || num_loops > 4
+}
+
+/// A model folder: `model.safetensors`, or an index and two shards.
+pub(crate) fn weights(data: &[u8]) {
+    let folder = Folder::new();
+    if let Some(sharded) = data.strip_prefix(b"\0") {
+        let [index, first, second] = parts(sharded);
+        folder.write("model.safetensors.index.json", index);
+        folder.write("model-1.safetensors", &safetensors(first));
+        folder.write("model-2.safetensors", &safetensors(second));
+    } else {
+        folder.write("model.safetensors", &safetensors(data));
+    }
+    let Ok(files) = WeightFiles::open(folder.path()) else { return };
+    drop(files.check(tiny_config()));
+    assert!(files.num_bytes() <= data.len());
+    for (name, stored) in files.tensors() {
+        let bytes = files.bytes(stored).len();
+        if stored.float_dtype().is_some() {
+            let numbers = files.load_f32(name, &stored.shape).unwrap();
+            assert_eq!(numbers.len(), stored.shape.iter().product::<usize>());
+            assert!(numbers.len() <= bytes);
+        }
+    }
+}
+
+/// An adapter: `adapter_config.json` and `adapter_model.safetensors`.
+pub(crate) fn adapter(data: &[u8]) {
+    let [config, tensors] = parts(data);
+    let folder = Folder::new();
+    folder.write("in/adapter_config.json", config);
+    folder.write("in/adapter_model.safetensors", &safetensors(tensors));
+    let Ok(adapter) = read_adapter(&folder.path().join("in")) else { return };
+    drop(check_adapter(folder.path(), &adapter, tiny_config()));
+    let out = folder.path().join("out");
+    write_adapter(&out, &adapter.weights, &adapter.config, "base").unwrap();
+    let again = read_adapter(&out).unwrap();
+    // Not all numbers equal themselves.
+    let bits = |adapter: &lora_train::export::SavedAdapter| -> Vec<(String, Vec<u32>)> {
+        let values = |pair: &lora_train::export::LowRankPair| {
+            pair.lora_a.values.iter().chain(&pair.lora_b.values).map(|value| value.to_bits()).collect()
+        };
+        adapter.weights.iter().map(|(module, pair)| (module.clone(), values(pair))).collect()
+    };
+    assert_eq!(bits(&again), bits(&adapter));
+    assert_eq!((again.config.r, again.config.lora_alpha), (adapter.config.r, adapter.config.lora_alpha));
+    folder.assert_nothing_outside();
+}
+
+/// A checkpoint: its state, its checksums, the optimizer's moments, its recipe.
+pub(crate) fn checkpoint_folder(data: &[u8]) {
+    let [state, sums, recipe, moments] = parts(data);
+    let folder = Folder::new();
+    let name = |file: &str| format!("checkpoints/step-000001/{file}");
+    folder.write(&name("trainer_state.json"), state);
+    folder.write(&name("SHA256SUMS"), sums);
+    folder.write(&name("optimizer.safetensors"), &safetensors(moments));
+    folder.write(&name("resolved.toml"), recipe);
+    let checkpoint = folder.path().join(name(""));
+    drop(checkpoint::verify(&checkpoint));
+    let found = Checkpoints::new(folder.path(), &CheckpointConfig::default()).newest_good().unwrap();
+    assert_eq!(found.checkpoint.is_some(), found.damaged.is_empty());
+    if let Ok(state) = checkpoint::load_state::<TrainerState>(&checkpoint) {
+        assert!(state.epochs() >= 0.0);
+        let text = serde_json::to_string(&state).unwrap();
+        assert_eq!(serde_json::to_string(&serde_json::from_str::<TrainerState>(&text).unwrap()).unwrap(), text);
+    }
+    for tensor in checkpoint::load_moments(&checkpoint).unwrap_or_default() {
+        assert_eq!(tensor.values.len(), tensor.shape.iter().product::<usize>());
+    }
+    if let Some(text) = checkpoint::load_recipe(&checkpoint) {
+        drop(Recipe::parse(&checkpoint, &text, &[], Purpose::Training));
+    }
+    folder.assert_nothing_outside();
+}
+
+/// What an earlier start left of metrics.jsonl, and the names of its event files, a line each. The first byte is the
+/// step at which the run is resumed.
+pub(crate) fn logs(data: &[u8]) {
+    let Some((step, data)) = data.split_first() else { return };
+    let [metrics, names] = parts(data);
+    let (folder, step) = (Folder::new(), u64::from(*step & 0x7f));
+    let path = folder.write("metrics.jsonl", metrics);
+    for name in String::from_utf8_lossy(names).lines().take(8) {
+        let name: String = name.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '.').take(60).collect();
+        folder.write(&format!("tensorboard/events.out.tfevents.{name}"), b"");
+    }
+    let options = SinkOptions {
+        run_dir: folder.path(),
+        resume_step: Some(step),
+        has_evaluated: false,
+        total_steps: 300,
+        quiet: true,
+        tui: false,
+        interrupter: burn_train::Interrupter::new(),
+    };
+    let mut sinks = Sinks::open(&LoggingConfig::default(), options).unwrap();
+    sinks.step(&StepMetrics { step: step + 1, ..StepMetrics::default() });
+    drop(sinks);
+    let text = std::fs::read(&path).unwrap();
+    assert!(text.ends_with(b"\n"));
+    let mut steps = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(|line| {
+        let line: Value = serde_json::from_slice(line).unwrap();
+        line["step"].as_u64().unwrap()
+    });
+    assert!(steps.all(|found| found <= step + 1));
+    folder.assert_nothing_outside();
+}
+
+/// Options with a cache of tokens in `folder`.
+pub(crate) fn with_cache(folder: &Path) -> OpenOptions<'static> {
+    let cache = CacheSettings { folder: Some(folder.to_owned()), max_bytes: 1 << 30 };
+    OpenOptions { cache, ..OpenOptions::default() }
+}
