@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, check, compare, generate, inspect, merge, plan, products, report};
+use crate::commands::{bench, check, compare, doctor, generate, inspect, merge, plan, products, report};
 use crate::failure::Failure;
 use crate::run::{self, TrainArgs};
 
@@ -36,6 +36,8 @@ enum Command {
     Report(report::ReportArgs),
     /// Put runs side by side: recipes, losses, speed, memory, a verdict, and an exit code for checks
     Compare(compare::CompareArgs),
+    /// Tell what this machine offers for training, what is wrong with it, and how to mend that
+    Doctor(doctor::DoctorArgs),
     /// Measure the matrix products of a model's shapes; prints one line of JSON
     #[command(hide = true)]
     Products(products::ProductsArgs),
@@ -47,6 +49,7 @@ Examples:
   lora-train recipes/llama.toml --set lora.r=32 --set output_dir=runs/r32
   lora-train recipes/llama.toml --resume                   continue an interrupted run
   lora-train check recipes/llama.toml                      find mistakes before any weight is read
+  lora-train doctor                                        what this machine offers, and what it lacks
   lora-train generate --model M --adapter runs/llama/adapter --prompt \"Hello\"
 
 Exit codes:
@@ -106,6 +109,7 @@ fn dispatch(request: &Request) -> Result<(), Failure> {
         Request::Command(Command::Bench(args)) => bench::run(args),
         Request::Command(Command::Report(args)) => report::run(args),
         Request::Command(Command::Compare(args)) => compare::run(args),
+        Request::Command(Command::Doctor(args)) => doctor::run(args),
         Request::Command(Command::Products(args)) => products::run(args),
     }
 }

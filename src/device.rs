@@ -4,6 +4,7 @@
 //! and an arm in this file.
 
 mod cpu;
+#[expect(unsafe_code, reason = "the driver is a C library that is loaded at run time")]
 mod cuda_driver;
 mod dtype;
 mod error;
@@ -355,6 +356,12 @@ impl OpenDevice {
     #[must_use]
     pub fn time_product(&self, dtype: Dtype, product: Product) -> Option<f64> {
         catch_unwind(AssertUnwindSafe(|| peak::time_product(&self.device, dtype, product))).ok().flatten()
+    }
+
+    /// Bytes that are read and written a second while a large tensor is copied with one addition; `None` where it failed.
+    #[must_use]
+    pub fn copy_bytes_per_second(&self) -> Option<f64> {
+        catch_unwind(AssertUnwindSafe(|| peak::copy_bytes_per_second(&self.device))).ok().flatten()
     }
 
     /// The sum of 65,536 products of 2^-8 by a matrix product: 256 if it is kept in `f32`. `None` where it failed.

@@ -13,11 +13,13 @@ mod error;
 mod explain;
 #[cfg(test)]
 mod fixture;
+mod greeting;
 mod location;
 mod progress;
 mod settings;
 
 pub use error::HubError;
+pub use greeting::{Greeting, greet};
 pub use location::Location;
 pub use progress::Progress;
 pub use settings::{HubSettings, Token};

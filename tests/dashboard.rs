@@ -3,6 +3,7 @@
 //! Each test starts its own executable again as the program under test, with the pseudo-terminal as its terminal.
 
 #![cfg(all(unix, feature = "tui"))]
+#![allow(unsafe_code, reason = "pseudo-terminals are made with system calls")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::fs::File;

@@ -2,6 +2,7 @@
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
+#![allow(unsafe_code, reason = "signals are system calls")]
 #![allow(clippy::print_stderr, reason = "what was skipped, and what was done")]
 
 mod common;

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod check;
 pub mod compare;
+pub mod doctor;
 pub mod generate;
 pub mod inspect;
 pub mod merge;

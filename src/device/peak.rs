@@ -46,6 +46,7 @@ pub(super) fn cpu_gemm_flops() -> Option<f64> {
 }
 
 /// `c = a * b`, all `[n, n]` and row-major.
+#[expect(unsafe_code, reason = "the product of the crate gemm takes pointers")]
 fn square_gemm(n: usize, c: &mut [f32], a: &[f32], b: &[f32]) {
     assert!(a.len() == n * n && b.len() == n * n && c.len() == n * n);
     let row = n.cast_signed();
@@ -148,6 +149,30 @@ pub(super) fn time_product(device: &Device, dtype: Dtype, product: Product) -> O
         best = best.min(round.elapsed().as_secs_f64() / f64::from(ROUNDS));
     }
     Some(best)
+}
+
+/// Bytes that are read and written a second by adding a number to all numbers of a large tensor, the best of several rounds.
+#[expect(clippy::cast_precision_loss, reason = "2^29 is exact")]
+pub(super) fn copy_bytes_per_second(device: &Device) -> Option<f64> {
+    /// Numbers in the tensor: more than any cache holds, 256 MiB.
+    const COPIED: usize = 64 << 20;
+    let from = Tensor::<1>::ones([COPIED], (device, DType::F32));
+    let copy = || -> Option<()> {
+        drop(from.clone() + 1.0);
+        device.flush().ok()?;
+        device.sync().ok()
+    };
+    // Compiles.
+    copy()?;
+    let started = Instant::now();
+    let mut best = f64::INFINITY;
+    while started.elapsed() < GPU_BUDGET {
+        let round = Instant::now();
+        copy()?;
+        best = best.min(round.elapsed().as_secs_f64());
+    }
+    device.memory_cleanup();
+    Some((2 * COPIED * size_of::<f32>()) as f64 / best)
 }
 
 /// The smallest of the sums that a product of `[64, 65536]` matrices of 2^-8 and ones makes: 256 where sums are kept in

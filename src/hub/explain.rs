@@ -58,7 +58,7 @@ fn code_and_message(error: &HFError) -> (String, String) {
 }
 
 /// The innermost cause, which names the reason without the address.
-fn root_cause(error: &dyn std::error::Error) -> String {
+pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
         error = source;

@@ -155,6 +155,14 @@ fn answer(path: &str, token: Option<&str>, host: &str, behaviour: &mut Behaviour
         return Reply::new(status, &[("X-Error-Code", code)], r#"{"error": "as told"}"#);
     }
     let path = path.split('?').next().unwrap_or_default();
+    if path == "/api/whoami-v2" {
+        return match (&behaviour.gated_by, token) {
+            (Some(good), Some(token)) if good == token => {
+                Reply::json(&serde_json::json!({"type": "user", "name": "somebody"}))
+            }
+            _ => Reply::new(401, &[], r#"{"error": "Invalid username or password."}"#),
+        };
+    }
     if let Some(name) = path.strip_prefix("/cdn/") {
         let content = behaviour.files[name].clone();
         return Reply::new(200, &[("ETag", "\"of-the-cdn\"")], content);

@@ -12,6 +12,7 @@ pub mod adamw;
 pub mod attention;
 pub mod cached_attention;
 #[allow(
+    unsafe_code,
     clippy::approx_constant,
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -19,7 +20,7 @@ pub mod cached_attention;
     clippy::inline_always,
     clippy::missing_panics_doc,
     clippy::too_many_arguments,
-    reason = "kernels compute in f32 on purpose, inline into vectorised bodies, and check their slices' lengths"
+    reason = "kernels share buffers between threads, compute in f32 on purpose, inline into vectorised bodies, and check their slices' lengths"
 )]
 pub mod cpu;
 pub mod cross_entropy;
@@ -35,9 +36,10 @@ pub mod rotary;
 pub mod swiglu;
 #[cfg(feature = "gpu")]
 #[allow(
+    unsafe_code,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     clippy::too_many_arguments,
-    reason = "kernels index with what the host has checked, and take their tensors one by one"
+    reason = "kernels are launched unchecked, index with what the host has checked, and take their tensors one by one"
 )]
 pub mod tiled;

@@ -95,6 +95,60 @@ pub fn total_host_memory_bytes() -> Option<u64> {
     Some(system.total_memory().min(limit)).filter(|bytes| *bytes > 0)
 }
 
+/// Memory that this process can still take: what is free on this machine or in its control group, files in the page cache
+/// counted as free, and no more than its limit of address space (`ulimit -v`) leaves.
+#[must_use]
+pub fn available_host_memory_bytes() -> Option<u64> {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
+    let free = system.available_memory().min(group).min(free_address_space_bytes());
+    Some(free).filter(|bytes| *bytes > 0)
+}
+
+/// What `ulimit -v` leaves; everything where there is no limit.
+#[cfg(target_os = "linux")]
+fn free_address_space_bytes() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: `limit` outlives the call, which fills it or leaves it.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    if asked != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+        return u64::MAX;
+    }
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split_ascii_whitespace().next().and_then(|pages| pages.parse::<u64>().ok());
+    limit.rlim_cur.saturating_sub(pages.zip(page_bytes()).map_or(0, |(pages, bytes)| pages * bytes))
+}
+
+/// What this user may still write to the disk of a folder.
+#[cfg(unix)]
+#[must_use]
+pub fn free_disk_bytes(folder: &std::path::Path) -> Option<u64> {
+    let path = std::ffi::CString::new(folder.as_os_str().as_encoded_bytes()).ok()?;
+    let mut disk = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the path ends in 0, and `disk` outlives the call, which fills it where it returns 0.
+    let disk = unsafe {
+        if libc::statvfs(path.as_ptr(), disk.as_mut_ptr()) != 0 {
+            return None;
+        }
+        disk.assume_init()
+    };
+    #[allow(clippy::unnecessary_cast, reason = "the types differ between systems")]
+    Some(disk.f_bavail as u64 * disk.f_frsize as u64)
+}
+
+/// What this user may still write to the disk of a folder.
+#[cfg(not(unix))]
+#[must_use]
+pub fn free_disk_bytes(_folder: &std::path::Path) -> Option<u64> {
+    None
+}
+
+#[cfg(not(target_os = "linux"))]
+fn free_address_space_bytes() -> u64 {
+    u64::MAX
+}
+
 /// Second field of `/proc/self/statm`, in pages.
 #[cfg(target_os = "linux")]
 fn resident_from_statm(statm: &str, page_bytes: u64) -> Option<u64> {

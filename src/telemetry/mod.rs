@@ -6,6 +6,8 @@
 
 mod energy;
 mod gpm;
+pub mod gpus;
+#[expect(unsafe_code, reason = "the operating system is asked by system calls")]
 mod host;
 mod memory;
 mod nvml;
@@ -19,7 +21,10 @@ use std::time::{Duration, Instant};
 
 use energy::{EnergyMeter, PackageEnergy};
 use host::Host;
-pub use host::{ThreadTime, host_memory_bytes, peak_host_memory_bytes, thread_time, total_host_memory_bytes};
+pub use host::{
+    ThreadTime, available_host_memory_bytes, free_disk_bytes, host_memory_bytes, peak_host_memory_bytes, thread_time,
+    total_host_memory_bytes,
+};
 use nvml::GpuReading;
 use window::Window;
 
@@ -368,6 +373,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
+    #[expect(unsafe_code, reason = "the page cache is emptied by a system call")]
     fn what_is_read_from_a_disk_is_counted() {
         let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         std::io::Write::write_all(&mut file, &vec![7; 8 << 20]).unwrap();

@@ -57,6 +57,15 @@ impl Stop {
         self.at_once.store(true, Ordering::Relaxed);
     }
 
+    /// What to say, besides, when the process is about to abort: which is how it ends where the system refuses it memory.
+    /// It then ends with exit code 1 instead of a signal. Only the first call counts.
+    pub fn on_abort(&self, advice: &str) {
+        #[cfg(unix)]
+        abort::say(advice);
+        #[cfg(not(unix))]
+        let _ = advice;
+    }
+
     /// Whether to stop.
     #[must_use]
     pub fn requested(&self) -> bool {
@@ -80,6 +89,34 @@ fn stop_signals() -> Vec<i32> {
 }
 
 #[cfg(unix)]
+#[expect(unsafe_code, reason = "signal handlers are made with system calls")]
+mod abort {
+    use std::sync::OnceLock;
+
+    use signal_hook::consts::SIGABRT;
+
+    static ADVICE: OnceLock<String> = OnceLock::new();
+
+    pub(super) fn say(advice: &str) {
+        if ADVICE.set(format!("error: if this was for want of memory: {advice}\n")).is_ok() {
+            // SAFETY: the action reads what is set once, and makes only system calls that may be made in a handler.
+            // Where it is refused, the process ends by the signal, as it would have.
+            let _ = unsafe { signal_hook::low_level::register(SIGABRT, || end()) };
+        }
+    }
+
+    /// Runs in the signal handler.
+    fn end() -> ! {
+        if let Some(advice) = ADVICE.get() {
+            // SAFETY: a system call on memory that stays; nobody is told where standard error is closed.
+            unsafe { libc::write(libc::STDERR_FILENO, advice.as_ptr().cast(), advice.len()) };
+        }
+        signal_hook::low_level::exit(1)
+    }
+}
+
+#[cfg(unix)]
+#[expect(unsafe_code, reason = "signal handlers are asked for with system calls")]
 fn is_ignored(signal: i32) -> bool {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: with a null pointer for the new action nothing is changed; `action` outlives the call, which fills it

@@ -66,6 +66,7 @@ fn silence_panics() {
 }
 
 #[cfg(unix)]
+#[expect(unsafe_code, reason = "the terminal is given back in a signal handler, by system calls")]
 mod unix {
     use std::mem::MaybeUninit;
     use std::sync::OnceLock;

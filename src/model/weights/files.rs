@@ -110,6 +110,7 @@ impl WeightFiles {
         Ok(files)
     }
 
+    #[expect(unsafe_code, reason = "a file can only be mapped so")]
     fn add_shard(&mut self, path: PathBuf, weight_map: Option<&BTreeMap<String, String>>) -> Result<(), WeightsError> {
         let io_error = |source| WeightsError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io_error)?;
@@ -233,6 +234,7 @@ impl WeightFiles {
     }
 
     /// Gives the pages of a tensor back to the system; they can be read again, from the file.
+    #[expect(unsafe_code, reason = "pages of a mapping can only be released so")]
     pub fn release(&self, stored: &StoredTensor) {
         let map = &self.shards[stored.shard].map;
         // SAFETY: the mapping is of a file and read-only, so dropped pages come back with the same content.

@@ -1,0 +1,224 @@
+//! `lora-train doctor`: what this machine offers for training, what is wrong with it, and how to mend that.
+//!
+//! The report goes to stdout, as text or as one JSON object. Nothing is changed, and the access token is never shown.
+
+mod devices;
+mod machine;
+mod places;
+
+use std::io::{self, Write};
+
+use serde_json::{Map, Value, json};
+
+use crate::device::DeviceKind;
+use crate::failure::Failure;
+use crate::hub::{Greeting, HubSettings, greet};
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// Arguments of `lora-train doctor`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// One thing that was looked at.
+#[derive(Debug)]
+struct Section {
+    name: String,
+    facts: Vec<Fact>,
+    problems: Vec<Trouble>,
+}
+
+/// A figure, for programs and for people.
+#[derive(Debug)]
+struct Fact {
+    name: &'static str,
+    value: Value,
+    text: String,
+}
+
+/// What is wrong, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Trouble {
+    problem: String,
+    remedy: String,
+}
+
+impl Section {
+    fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), facts: Vec::new(), problems: Vec::new() }
+    }
+
+    /// Adds a fact that reads the same for all.
+    fn fact(&mut self, name: &'static str, text: impl Into<String>) {
+        let text = text.into();
+        self.facts.push(Fact { name, value: Value::from(text.clone()), text });
+    }
+
+    /// Adds a figure whose unit is in its name, with a text for people.
+    fn figure(&mut self, name: &'static str, value: impl Into<Value>, text: impl Into<String>) {
+        self.facts.push(Fact { name, value: value.into(), text: text.into() });
+    }
+
+    fn bytes(&mut self, name: &'static str, bytes: Option<u64>) {
+        if let Some(bytes) = bytes {
+            self.figure(name, bytes, size(bytes));
+        }
+    }
+
+    fn problem(&mut self, problem: impl Into<String>, remedy: impl Into<String>) {
+        self.problems.push(Trouble { problem: problem.into(), remedy: remedy.into() });
+    }
+
+    /// Adds what another module refused: its first line, and its hint as the remedy.
+    fn refusal(&mut self, error: &impl ToString) {
+        let text = error.to_string();
+        let (problem, remedy) = text.split_once("\n  hint: ").unwrap_or((&text, "see the message"));
+        self.problem(problem, remedy);
+    }
+}
+
+/// Looks at everything and prints it.
+///
+/// # Errors
+///
+/// A standard output that cannot be written.
+pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    let mut sections = vec![program(), machine::look()];
+    sections.extend(devices::look());
+    sections.push(places::look());
+    sections.push(hub(&HubSettings::from_env()));
+    let text = if args.json { to_json(&sections).to_string() } else { to_text(&sections) };
+    writeln!(io::stdout(), "{text}").map_err(Failure::running)
+}
+
+fn program() -> Section {
+    let mut section = Section::new("program");
+    section.fact("version", env!("CARGO_PKG_VERSION"));
+    if let Some(commit) = option_env!("LORA_TRAIN_GIT_COMMIT") {
+        section.fact("git_commit", commit);
+    }
+    let kinds: Vec<_> =
+        DeviceKind::ALL.into_iter().filter(|kind| kind.is_compiled_in()).map(DeviceKind::name).collect();
+    section.figure("backends", kinds.clone(), kinds.join(", "));
+    section
+}
+
+/// Reaching the Hub, and the token.
+fn hub(settings: &HubSettings) -> Section {
+    let mut section = Section::new("hub");
+    section.fact("endpoint", settings.endpoint.clone());
+    section.fact("token", if settings.token.is_some() { "set (not shown)" } else { "none" });
+    let milliseconds = |time: std::time::Duration| format!("yes, in {} ms", time.as_millis());
+    let local = "local folders and the cache work without it; else see the network, HTTPS_PROXY and HF_ENDPOINT";
+    match greet(settings) {
+        Greeting::Offline => section.fact("reachable", "not asked, HF_HUB_OFFLINE is set"),
+        Greeting::Anonymous { time } => section.figure("reachable", true, milliseconds(time)),
+        Greeting::Known { time, account } => {
+            section.figure("reachable", true, milliseconds(time));
+            section.fact("account", account);
+        }
+        Greeting::Refused => {
+            section.figure("reachable", true, "yes");
+            let remedy = format!("make a new one at {}/settings/tokens, or unset HF_TOKEN", settings.endpoint);
+            section.problem("the Hub does not accept the access token", remedy);
+        }
+        Greeting::Trouble { reason } => {
+            section.figure("reachable", false, "no");
+            section.problem(format!("{} answers with an error: {reason}", settings.endpoint), local);
+        }
+        Greeting::Unreachable { reason } => {
+            section.figure("reachable", false, "no");
+            section.problem(format!("cannot reach {}: {reason}", settings.endpoint), local);
+        }
+    }
+    section
+}
+
+fn to_json(sections: &[Section]) -> Value {
+    let object = |section: &Section| {
+        Value::from(section.facts.iter().map(|fact| (fact.name.to_owned(), fact.value.clone())).collect::<Map<_, _>>())
+    };
+    let mut all: Map<String, Value> = sections.iter().map(|section| (section.name.clone(), object(section))).collect();
+    let problems = sections.iter().flat_map(|section| &section.problems);
+    let problems: Vec<_> =
+        problems.map(|trouble| json!({ "problem": trouble.problem, "remedy": trouble.remedy })).collect();
+    all.insert("problems".into(), problems.into());
+    all.into()
+}
+
+fn to_text(sections: &[Section]) -> String {
+    let mut lines = Vec::new();
+    for section in sections {
+        lines.push(section.name.clone());
+        for Fact { name, text, .. } in &section.facts {
+            lines.push(format!("  {:<26} {text}", name.replace('_', " ")));
+        }
+        lines.push(String::new());
+    }
+    let problems: Vec<_> = sections.iter().flat_map(|section| &section.problems).collect();
+    if problems.is_empty() {
+        lines.push("no problems found".into());
+    }
+    for (index, Trouble { problem, remedy }) in problems.iter().enumerate() {
+        lines.push(format!("problem {}: {problem}\n  remedy: {remedy}", index + 1));
+    }
+    lines.join("\n")
+}
+
+/// `812 MiB`, `12.3 GiB`.
+#[expect(clippy::cast_precision_loss, reason = "shown with one decimal")]
+fn size(bytes: u64) -> String {
+    let mib = bytes as f64 / MIB;
+    if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
+}
+
+/// A rate in FLOP/s, for people.
+fn flops(rate: f64) -> String {
+    if rate < 1e12 { format!("{:.0} GFLOP/s", rate / 1e9) } else { format!("{:.1} TFLOP/s", rate / 1e12) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Vec<Section> {
+        let mut section = Section::new("machine");
+        section.bytes("memory_bytes", Some(3 << 30));
+        section.bytes("swap_bytes", None);
+        section.refusal(&"device `cuda`: no driver\n  hint: install it");
+        vec![section]
+    }
+
+    #[test]
+    fn the_text_names_every_fact_and_every_problem_with_its_remedy() {
+        let text = to_text(&example());
+        assert!(text.contains("  memory bytes               3.0 GiB\n"), "{text}");
+        assert!(text.ends_with("problem 1: device `cuda`: no driver\n  remedy: install it"), "{text}");
+        assert!(to_text(&[]).ends_with("no problems found"));
+    }
+
+    #[test]
+    fn the_json_has_plain_numbers() {
+        let json = to_json(&example());
+        assert_eq!(json["machine"], json!({ "memory_bytes": 3_u64 << 30 }));
+        assert_eq!(json["problems"], json!([{ "problem": "device `cuda`: no driver", "remedy": "install it" }]));
+    }
+
+    #[test]
+    fn the_token_is_told_as_set_and_never_shown() {
+        let variables = |name: &str| match name {
+            "HF_TOKEN" => Some("hf_secret".to_owned()),
+            "HF_ENDPOINT" => Some("http://127.0.0.1:9".to_owned()),
+            _ => None,
+        };
+        let sections = [hub(&HubSettings::from_variables(variables))];
+        let text = to_text(&sections);
+        assert!(text.contains("token                      set (not shown)"), "{text}");
+        assert!(text.contains("problem 1: cannot reach http://127.0.0.1:9"), "{text}");
+        assert!(!text.contains("hf_secret") && !to_json(&sections).to_string().contains("hf_secret"));
+    }
+}

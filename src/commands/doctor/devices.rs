@@ -1,0 +1,147 @@
+//! What can compute, and in which types.
+
+use super::{Section, flops};
+use crate::device::{self, DeviceKind, Dtype, OpenDevice};
+use crate::ops::peak::gemm_peak_flops;
+use crate::telemetry::NVML_LIBRARY_VARIABLE;
+use crate::telemetry::gpus::{self, Gpus};
+
+/// The driver's view, then every backend that is compiled in, tried out.
+pub(super) fn look() -> Vec<Section> {
+    let library = std::env::var_os(NVML_LIBRARY_VARIABLE);
+    let listed = gpus::list(library.as_deref());
+    let mut sections = vec![driver(&listed)];
+    for kind in DeviceKind::ALL.into_iter().filter(|kind| kind.is_compiled_in()) {
+        sections.push(backend(kind));
+    }
+    sections
+}
+
+/// What NVML lists.
+fn driver(listed: &Result<Gpus, String>) -> Section {
+    let mut section = Section::new("nvidia driver");
+    let gpus = match listed {
+        Ok(gpus) => gpus,
+        Err(reason) => {
+            section.figure("present", false, format!("no ({reason})"));
+            return section;
+        }
+    };
+    section.figure("present", true, "yes");
+    if let Some(version) = &gpus.driver_version {
+        section.fact("version", version.clone());
+    }
+    if let Some((major, minor)) = gpus.cuda_version {
+        section.fact("cuda", format!("{major}.{minor}"));
+    }
+    for gpu in &gpus.gpus {
+        let mut parts = vec![gpu.name.clone()];
+        parts.extend(
+            gpu.memory_bytes
+                .zip(gpu.free_memory_bytes)
+                .map(|(all, free)| format!("{}, {} free", super::size(all), super::size(free))),
+        );
+        parts.extend(gpu.num_processes.map(|count| format!("{count} processes compute on it")));
+        parts.extend(gpu.power_limit_watts.map(|watts| format!("{watts:.0} W at most")));
+        parts.extend(gpu.temperature_celsius.map(|degrees| format!("{degrees} °C")));
+        parts.extend(gpu.uuid.clone());
+        section.fact("gpu", parts.join(", "));
+        if let Some((all, free)) = gpu.memory_bytes.zip(gpu.free_memory_bytes)
+            && free < all / 2
+        {
+            section.problem(
+                format!("{} of the {} of {} are in use", super::size(all - free), super::size(all), gpu.name),
+                "`nvidia-smi` lists the processes that hold it; or take another GPU by `--device cuda:N`",
+            );
+        }
+    }
+    if let Ok(visible) = std::env::var("CUDA_VISIBLE_DEVICES") {
+        section.fact("CUDA_VISIBLE_DEVICES", visible);
+    }
+    if gpus.gpus.is_empty() {
+        section.problem("the driver lists no GPU", "start the container with GPU access (`--gpus all`)");
+    } else if !DeviceKind::Cuda.is_compiled_in() {
+        section.problem(
+            "there is an NVIDIA GPU, and this binary cannot use it",
+            "build with `cargo build --release --features cuda` (`scripts/setup_cuda_build.sh` prepares the machine)",
+        );
+    }
+    section
+}
+
+/// A backend, opened and measured.
+fn backend(kind: DeviceKind) -> Section {
+    let mut section = Section::new(format!("device {}", kind.name()));
+    let device = match device::open(kind.name()) {
+        Ok(device) => device,
+        Err(error) => {
+            section.figure("usable", false, "no");
+            section.refusal(&error);
+            return section;
+        }
+    };
+    section.figure("usable", true, "yes");
+    section.fact("name", device.label.clone());
+    let dtypes: Vec<_> = Dtype::ALL.into_iter().filter(|dtype| device.supports(*dtype)).collect();
+    section.figure(
+        "dtypes",
+        dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>(),
+        dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", "),
+    );
+    if device.is_gpu() {
+        rates(&device, &dtypes, &mut section);
+    }
+    section
+}
+
+/// Rates of a GPU; those of the processor stand with the machine.
+fn rates(device: &OpenDevice, dtypes: &[Dtype], section: &mut Section) {
+    for dtype in dtypes {
+        let name = match dtype {
+            Dtype::F32 => "f32_gemm_flops",
+            Dtype::Bf16 => "bf16_gemm_flops",
+            Dtype::F16 => "f16_gemm_flops",
+        };
+        if let Some(rate) = gemm_peak_flops(device, *dtype) {
+            section.figure(name, rate.round(), format!("{} (measured)", flops(rate)));
+        }
+    }
+    if let Some(rate) = device.copy_bytes_per_second() {
+        let text = format!("{:.0} GB/s (measured, reading and writing)", rate / 1e9);
+        section.figure("memory_bandwidth_bytes_per_second", rate.round(), text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::gpus::GpuInfo;
+
+    #[test]
+    fn a_gpu_that_this_binary_cannot_use_or_that_is_full_is_a_problem() {
+        let gpu = GpuInfo {
+            name: "NVIDIA H200".into(),
+            memory_bytes: Some(140 << 30),
+            free_memory_bytes: Some(20 << 30),
+            ..GpuInfo::default()
+        };
+        let section = driver(&Ok(Gpus { gpus: vec![gpu], ..Gpus::default() }));
+        let told: Vec<_> = section.problems.iter().map(|trouble| trouble.problem.as_str()).collect();
+        assert_eq!(told[0], "120.0 GiB of the 140.0 GiB of NVIDIA H200 are in use");
+        assert_eq!(told.len() == 2, !DeviceKind::Cuda.is_compiled_in(), "{told:?}");
+    }
+
+    #[test]
+    fn no_driver_is_a_fact_and_no_gpu_in_a_driver_a_problem() {
+        assert!(driver(&Err("not found".into())).problems.is_empty());
+        assert_eq!(driver(&Ok(Gpus::default())).problems[0].problem, "the driver lists no GPU");
+    }
+
+    #[test]
+    fn the_cpu_computes_in_every_type() {
+        let section = backend(DeviceKind::Cpu);
+        assert!(section.problems.is_empty());
+        let dtypes = section.facts.iter().find(|fact| fact.name == "dtypes").unwrap();
+        assert_eq!(dtypes.text, "f32, bf16, f16");
+    }
+}

@@ -1,0 +1,104 @@
+//! Whether the Hub answers, and what it thinks of the access token.
+
+use std::time::{Duration, Instant};
+
+use hf_hub::{HFClient, HFError};
+
+use super::HubSettings;
+use super::explain::root_cause;
+
+/// What came of asking the Hub who is asking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Greeting {
+    /// `HF_HUB_OFFLINE` is set: nobody was asked.
+    Offline,
+    /// It answers, and no token was sent.
+    Anonymous {
+        /// Time of the answer.
+        time: Duration,
+    },
+    /// It answers and knows the token.
+    Known {
+        /// Time of the answer.
+        time: Duration,
+        /// Name of the account.
+        account: String,
+    },
+    /// It answers and does not know the token.
+    Refused,
+    /// It answers with an error of its own.
+    Trouble {
+        /// What it said, without the token.
+        reason: String,
+    },
+    /// Nobody answers.
+    Unreachable {
+        /// The innermost cause.
+        reason: String,
+    },
+}
+
+/// Asks the Hub who is asking, once.
+#[must_use]
+pub fn greet(settings: &HubSettings) -> Greeting {
+    if settings.offline {
+        return Greeting::Offline;
+    }
+    let mut client = HFClient::builder().endpoint(&settings.endpoint).retry_max_attempts(1);
+    if let Some(token) = &settings.token {
+        client = client.token(token.secret());
+    }
+    let client = match client.build_sync() {
+        Ok(client) => client,
+        Err(error) => return Greeting::Trouble { reason: settings.redact(&error.to_string()) },
+    };
+    let started = Instant::now();
+    let answer = client.whoami().send();
+    let time = started.elapsed();
+    match answer {
+        Ok(user) => Greeting::Known { time, account: settings.redact(&user.username) },
+        Err(HFError::AuthRequired { .. } | HFError::Forbidden { .. }) if settings.token.is_none() => {
+            Greeting::Anonymous { time }
+        }
+        Err(HFError::AuthRequired { .. } | HFError::Forbidden { .. }) => Greeting::Refused,
+        Err(HFError::Request { source, .. }) => Greeting::Unreachable { reason: settings.redact(&root_cause(&source)) },
+        Err(error) => Greeting::Trouble { reason: settings.redact(&error.to_string()) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::Token;
+    use crate::hub::fixture::{Behaviour, Hub};
+
+    fn settings(endpoint: &str, token: Option<&str>) -> HubSettings {
+        HubSettings {
+            endpoint: endpoint.to_owned(),
+            cache: std::env::temp_dir(),
+            token: token.map(Token::new),
+            offline: false,
+        }
+    }
+
+    #[test]
+    fn accounts_wrong_tokens_and_no_token_are_told_apart() {
+        let hub = Hub::start(Behaviour { gated_by: Some("good".into()), ..Behaviour::default() });
+        let greet = |token| greet(&settings(&hub.endpoint, token));
+        assert!(matches!(greet(Some("good")), Greeting::Known { account, .. } if account == "somebody"));
+        assert_eq!(greet(Some("bad")), Greeting::Refused);
+        assert!(matches!(greet(None), Greeting::Anonymous { .. }));
+    }
+
+    #[test]
+    fn silence_and_trouble_are_told_apart_and_offline_asks_nobody() {
+        let hub = Hub::start(Behaviour { always: Some((500, "")), ..Behaviour::default() });
+        assert!(matches!(greet(&settings(&hub.endpoint, None)), Greeting::Trouble { .. }));
+        // A port that nobody listens on.
+        assert!(matches!(greet(&settings("http://127.0.0.1:9", None)), Greeting::Unreachable { .. }));
+        hub.take_seen();
+        let offline = HubSettings { offline: true, ..settings(&hub.endpoint, None) };
+        assert_eq!(greet(&offline), Greeting::Offline);
+        assert!(hub.take_seen().is_empty());
+    }
+}
