@@ -8,5 +8,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LORA_TRAIN_SOAK_KILLS="${1:-100}" LORA_TRAIN_SOAK_SEED="${2:-1}"
-cargo test --release --locked --test disks --test interrupts --test numbers --test soak -- --nocapture --test-threads 1
+cargo test --release --locked --test disks --test interrupts --test long --test mistakes --test numbers --test room \
+    --test secrets --test soak -- --nocapture --test-threads 1
 cargo test --release --locked --lib -- checkpoint metrics run:: train::watchdog data::loader

@@ -8,10 +8,12 @@ pub mod environment;
 pub mod inputs;
 mod opening;
 mod resume;
+pub mod room;
 mod verify;
 
 pub use args::{Resume, TrainArgs};
 
+use std::cell::OnceCell;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Instant;
@@ -26,6 +28,7 @@ use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
 use crate::metrics::{Outcome, SinkOptions, Sinks, Summary};
+use crate::model::llama::Llama;
 use crate::recipe::{Purpose, Recipe};
 use crate::report;
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
@@ -39,9 +42,10 @@ use crate::train::trainer::{Trainer, TrainerError};
 use clock::process_start;
 use dir::{RunDir, RunDirError, Start};
 use environment::Environment;
-use inputs::{ModelSource, nvml_selector, workload};
+use inputs::{ModelSource, nvml_selector};
 use opening::Opening;
 use resume::Resumed;
+use room::{Room, told_when_it_runs_out};
 use verify::adapter_reloads;
 
 /// Trains.
@@ -50,6 +54,12 @@ use verify::adapter_reloads;
 ///
 /// Mistakes in the recipe or its inputs, failures on the way, an interruption.
 pub fn train(args: &TrainArgs) -> Result<(), Failure> {
+    let advice = OnceCell::new();
+    told_when_it_runs_out(&advice, || train_within(args, &advice))
+}
+
+/// The same; `advice` becomes what to say if memory runs out.
+fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failure> {
     let process_start = process_start();
     let stop = Stop::on_signals().map_err(Failure::running)?;
     let recipe = args.recipe.load(Purpose::Training)?;
@@ -67,30 +77,12 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     let source = ModelSource::open(&recipe.model, recipe.seed, args.quiet)?;
     let selection = source.select(&recipe.lora)?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
+    let room = Room::look(&recipe, &source.config, &selection, &device);
+    stop.on_abort(&room.advice);
+    let _ = advice.set(room.advice);
     let dir = existing.map_or_else(|| RunDir::create(&recipe.output_dir), Ok).map_err(run_dir_failure)?;
 
-    let is_stopped = || stop.requested();
-    let progress = Progress::detect(args.quiet);
-    let options = OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped };
-
-    // The tokenizer takes as long to parse as a small model to load, so they are read at the same time.
-    let (data, model) = std::thread::scope(|scope| {
-        let data = scope.spawn(|| {
-            // Tokens that are kept are whole or not there, so a signal waits for the row; not for the model.
-            stop.defer();
-            let data = source.open_data(&recipe.data, recipe.seed, &options);
-            stop.at_once();
-            data
-        });
-        let model = source.load(recipe.model.dtype, recipe.train.precision, &device);
-        (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
-    });
-    if stop.requested() {
-        // Nobody is told where standard error is closed.
-        drop(writeln!(io::stderr(), "stopped before the first step"));
-        return Err(Failure::Interrupted);
-    }
-    let (data, model) = (data?, model?);
+    let (data, model) = read_inputs(args, &recipe, &source, &device, &stop)?;
 
     let schedule = schedule(&recipe, &data);
     if let Some(resumed) = &resumed {
@@ -103,10 +95,12 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     stop.defer();
     let mut sinks = open_run(args, &recipe, &dir, &device, resumed.as_ref(), schedule.total_steps(), &stop)?;
     let (config, selection) = (&source.config, &selection);
-    let memory = workload(&recipe, config, selection, !device.is_gpu()).plan();
-    dir.write_memory_plan(&memory).map_err(Failure::running)?;
+    dir.write_memory_plan(&room.plan).map_err(Failure::running)?;
     let opening = Opening { recipe: &recipe, config, selection, num_trainable, data: &data, device: &device, schedule };
     opening.tell(&mut sinks);
+    if let Some(warning) = &room.warning {
+        sinks.warn(warning);
+    }
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(&device));
     if let Some(gpu) = telemetry.gpu() {
         sinks.note(&format!("GPU figures are those of {gpu}"));
@@ -162,6 +156,36 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     sinks.finish(&summary).map_err(Failure::running)?;
     write_report(&dir, &mut sinks);
     judge(&summary, &dir)
+}
+
+/// Rows and weights. The tokenizer takes as long to parse as a small model to load, so they are read at the same time.
+fn read_inputs(
+    args: &TrainArgs,
+    recipe: &Recipe,
+    source: &ModelSource,
+    device: &OpenDevice,
+    stop: &Stop,
+) -> Result<(DataPipeline, Llama), Failure> {
+    let is_stopped = || stop.requested();
+    let progress = Progress::detect(args.quiet);
+    let options = OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped };
+    let (data, model) = std::thread::scope(|scope| {
+        let data = scope.spawn(|| {
+            // Tokens that are kept are whole or not there, so a signal waits for the row; not for the model.
+            stop.defer();
+            let data = source.open_data(&recipe.data, recipe.seed, &options);
+            stop.at_once();
+            data
+        });
+        let model = source.load(recipe.model.dtype, recipe.train.precision, device);
+        (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
+    });
+    if stop.requested() {
+        // Nobody is told where standard error is closed.
+        drop(writeln!(io::stderr(), "stopped before the first step"));
+        return Err(Failure::Interrupted);
+    }
+    Ok((data?, model?))
 }
 
 /// Makes report.html. The run is done and its figures are there: where it fails, it can be made anew from them.

@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use crate::device;
 use crate::failure::Failure;
+use crate::model::config::LlamaConfig;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
+use crate::run::room::Room;
 use findings::Findings;
 
 /// Arguments of `lora-train check`.
@@ -71,11 +73,11 @@ fn examine(recipe: &Recipe) -> Findings {
         }
         _ => data::examine_paths(&recipe.data, &mut findings),
     }
-    examine_device(recipe, &mut findings);
+    examine_device(recipe, model.config.as_ref(), &mut findings);
     findings
 }
 
-fn examine_device(recipe: &Recipe, findings: &mut Findings) {
+fn examine_device(recipe: &Recipe, config: Option<&LlamaConfig>, findings: &mut Findings) {
     let device = match device::open(&recipe.device.name) {
         Ok(device) => device,
         Err(error) => return findings.error(&error),
@@ -90,6 +92,13 @@ fn examine_device(recipe: &Recipe, findings: &mut Findings) {
         if let Err(error) = device.require_dtype(dtype) {
             findings.error(&error);
         }
+    }
+    // What is wrong with the layers that are adapted has been told already.
+    if let Some((config, selection)) =
+        config.and_then(|config| Some((config, recipe.lora.select(config.num_hidden_layers).ok()?)))
+        && let Some(warning) = Room::look(recipe, config, &selection, &device).warning
+    {
+        findings.warn(warning);
     }
 }
 

@@ -21,6 +21,7 @@ use crate::run::inputs::{self, ModelSource};
 use crate::schema::Problem;
 use crate::telemetry::total_host_memory_bytes;
 use crate::train::config::GradientCheckpointing;
+use crate::train::fit::{self, Suggestion, USABLE, size};
 use crate::train::flops::StepFlops;
 use crate::train::memory::{MemoryPlan, Workload};
 use gpus::Gpu;
@@ -30,8 +31,6 @@ use gpus::Gpu;
 const CPU_EFFICIENCY: f64 = 0.6;
 /// Share of a GPU's data-sheet rate: what the best published trainers reach on one GPU. Not measured here yet.
 const GPU_EFFICIENCY: f64 = 0.4;
-/// Share of a device's memory that may be used: drivers, the desktop and fragmentation take the rest.
-const USABLE: f64 = 0.95;
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// Arguments of `lora-train plan`.
@@ -106,13 +105,6 @@ struct Report {
     suggestions: Vec<Suggestion>,
 }
 
-/// A change to the recipe and what the peak would be with it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Suggestion {
-    settings: String,
-    peak_bytes: usize,
-}
-
 /// Plans a recipe and prints the plan.
 ///
 /// # Errors
@@ -182,7 +174,7 @@ fn of_device(device: &OpenDevice, precision: Dtype, memory_bytes: Option<f64>) -
 
 fn report(args: &PlanArgs, recipe: &Recipe, workload: &Workload<'_>, target: &Target) -> Report {
     let plan = workload.plan();
-    let fits = |plan: &MemoryPlan| target.memory_bytes.map(|memory| as_f64(plan.peak_bytes) <= memory * USABLE);
+    let does_fit = target.memory_bytes.map(|memory| fit::fits(&plan, memory));
     let flops = StepFlops::new(workload.config, plan.num_trainable);
     let flops_per_row = flops.of_full_row(workload.row_length);
     let tokens_per_step = workload.rows * workload.row_length * workload.gradient_accumulation_steps;
@@ -194,13 +186,16 @@ fn report(args: &PlanArgs, recipe: &Recipe, workload: &Workload<'_>, target: &Ta
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53 steps")]
     let seconds = step_seconds.zip(steps).map(|(step, steps)| step * steps as f64);
     let hours = seconds.map(|seconds| seconds / 3600.0);
-    let suggestions = if args.fit || fits(&plan) == Some(false) { suggestions(workload, &fits) } else { Vec::new() };
+    let suggestions = match target.memory_bytes {
+        Some(memory) if args.fit || does_fit == Some(false) => fit::largest_that_fit(workload, memory),
+        _ => Vec::new(),
+    };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a memory")]
     let memory_bytes = target.memory_bytes.map(|bytes| bytes as u64);
     Report {
         device: target.label.clone(),
         memory_bytes,
-        fits: fits(&plan),
+        fits: does_fit,
         plan,
         flops_per_token: flops_per_row / as_f64(workload.row_length.max(1)),
         tokens_per_step,
@@ -211,50 +206,6 @@ fn report(args: &PlanArgs, recipe: &Recipe, workload: &Workload<'_>, target: &Ta
         cost: hours.zip(args.price_per_hour).map(|(hours, price)| hours * price),
         suggestions,
     }
-}
-
-/// The largest micro-batch that fits as the recipe is, or with the changes that save most, the mildest first.
-fn suggestions(workload: &Workload<'_>, fits: &impl Fn(&MemoryPlan) -> Option<bool>) -> Vec<Suggestion> {
-    let checkpointing = [workload.gradient_checkpointing, GradientCheckpointing::On, GradientCheckpointing::Offload];
-    let mut found: Vec<Suggestion> = Vec::new();
-    for storage in [workload.storage, Dtype::Bf16] {
-        for (index, gradient_checkpointing) in checkpointing.into_iter().enumerate() {
-            let is_repeated = checkpointing[..index].contains(&gradient_checkpointing);
-            let is_useless = gradient_checkpointing == GradientCheckpointing::Offload && workload.on_cpu;
-            if is_repeated || is_useless {
-                continue;
-            }
-            let with_rows = |rows: usize| Workload { storage, rows, gradient_checkpointing, ..workload.clone() };
-            let Some(rows) = largest(|rows| fits(&with_rows(rows).plan()) == Some(true)) else { continue };
-            let mut settings = Vec::new();
-            if storage != workload.storage {
-                settings.push(format!("model.dtype={storage}"));
-            }
-            if gradient_checkpointing != workload.gradient_checkpointing {
-                let value = serde_json::to_string(&gradient_checkpointing).unwrap_or_default();
-                settings.push(format!("train.gradient_checkpointing={}", value.trim_matches('"')));
-            }
-            settings.push(format!("train.micro_batch_size={rows}"));
-            let suggestion = Suggestion { settings: settings.join(" "), peak_bytes: with_rows(rows).plan().peak_bytes };
-            if !found.contains(&suggestion) {
-                found.push(suggestion);
-            }
-        }
-        if workload.storage == Dtype::Bf16 || workload.storage == Dtype::F16 {
-            break;
-        }
-    }
-    found
-}
-
-/// The largest number up to 4096 that holds, where all below it hold too.
-fn largest(holds: impl Fn(usize) -> bool) -> Option<usize> {
-    let (mut low, mut high) = (0, 4097);
-    while high - low > 1 {
-        let middle = usize::midpoint(low, high);
-        if holds(middle) { low = middle } else { high = middle }
-    }
-    (low > 0).then_some(low)
 }
 
 fn table(report: &Report, target: &Target, args: &PlanArgs) -> String {
@@ -286,11 +237,7 @@ fn table(report: &Report, target: &Target, args: &PlanArgs) -> String {
     }
     for suggestion in &report.suggestions {
         let what = if report.fits == Some(true) { "would still fit" } else { "fits with" };
-        lines.push(format!(
-            "  {what} --set {}   ({})",
-            suggestion.settings.replace(' ', " --set "),
-            size(as_f64(suggestion.peak_bytes))
-        ));
+        lines.push(format!("  {what} {}   ({})", suggestion.arguments(), size(as_f64(suggestion.peak_bytes))));
     }
     if report.fits == Some(false) && report.suggestions.is_empty() {
         lines.push(
@@ -328,10 +275,6 @@ fn as_f64(count: usize) -> f64 {
     count as f64
 }
 
-fn size(bytes: f64) -> String {
-    if bytes < 1024.0 * MIB { format!("{:.0} MiB", bytes / MIB) } else { format!("{:.2} GiB", bytes / MIB / 1024.0) }
-}
-
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{:.0} ms", s * 1e3),
@@ -351,13 +294,5 @@ mod tests {
         assert_eq!(gpus::find("RTX 4090").unwrap().name, "RTX-4090-24GB");
         assert_eq!(gpus::find("A100").unwrap().name, "A100-80GB");
         assert_eq!(gpus::find("cuda"), None);
-    }
-
-    #[test]
-    fn the_largest_number_that_holds_is_found() {
-        assert_eq!(largest(|n| n <= 37), Some(37));
-        assert_eq!(largest(|n| n <= 1), Some(1));
-        assert_eq!(largest(|_| true), Some(4096));
-        assert_eq!(largest(|_| false), None);
     }
 }

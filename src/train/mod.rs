@@ -4,6 +4,7 @@ pub mod backprop;
 pub mod config;
 pub mod eval;
 mod figures;
+pub mod fit;
 pub mod flops;
 pub mod grads;
 mod laps;

@@ -1,0 +1,251 @@
+//! What makes a recipe's step fit into a memory, with the sizes.
+
+use serde::Serialize;
+
+use super::config::GradientCheckpointing;
+use super::memory::{MemoryPlan, Workload};
+use crate::device::Dtype;
+
+/// Share of a device's memory that may be used: drivers, the desktop and fragmentation take the rest.
+pub const USABLE: f64 = 0.95;
+
+/// Parts of a step's memory that a message names.
+const MAX_PARTS_NAMED: usize = 3;
+
+/// Changes that a message names.
+const MAX_CHANGES_NAMED: usize = 3;
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// A change to the recipe and what the peak would be with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Suggestion {
+    /// `section.key=value`, one after the other.
+    pub settings: String,
+    /// The most memory that a step would need at a time.
+    pub peak_bytes: usize,
+}
+
+impl Suggestion {
+    /// The change as arguments of the command line.
+    #[must_use]
+    pub fn arguments(&self) -> String {
+        format!("--set {}", self.settings.replace(' ', " --set "))
+    }
+}
+
+/// Whether a plan fits into `memory_bytes`, of which [`USABLE`] can be used.
+#[must_use]
+pub fn fits(plan: &MemoryPlan, memory_bytes: f64) -> bool {
+    as_f64(plan.peak_bytes) <= memory_bytes * USABLE
+}
+
+/// The largest micro-batch that fits as the recipe is, or with the changes that save most, the mildest first.
+#[must_use]
+pub fn largest_that_fit(workload: &Workload<'_>, memory_bytes: f64) -> Vec<Suggestion> {
+    suggestions(workload, memory_bytes, |rows| vec![format!("train.micro_batch_size={rows}")])
+}
+
+/// Changes after which the step fits and still trains on as many rows, the mildest first.
+#[must_use]
+pub fn that_fit(workload: &Workload<'_>, memory_bytes: f64) -> Vec<Suggestion> {
+    let rows_of_step = workload.rows * workload.gradient_accumulation_steps;
+    suggestions(workload, memory_bytes, |rows| match rows {
+        rows if rows >= workload.rows => Vec::new(),
+        rows => vec![
+            format!("train.micro_batch_size={rows}"),
+            format!("train.gradient_accumulation_steps={}", rows_of_step.div_ceil(rows)),
+        ],
+    })
+}
+
+/// Combinations of storage and checkpointing, each with the settings that `of_rows` makes of the most rows that fit.
+fn suggestions(workload: &Workload<'_>, memory_bytes: f64, of_rows: impl Fn(usize) -> Vec<String>) -> Vec<Suggestion> {
+    let checkpointing = [workload.gradient_checkpointing, GradientCheckpointing::On, GradientCheckpointing::Offload];
+    let storages = if workload.storage == Dtype::F32 { &[Dtype::F32, Dtype::Bf16][..] } else { &[workload.storage] };
+    let (mut found, mut seen) = (Vec::new(), Vec::new());
+    for &storage in storages {
+        for (index, gradient_checkpointing) in checkpointing.into_iter().enumerate() {
+            let is_repeated = checkpointing[..index].contains(&gradient_checkpointing);
+            let is_useless = gradient_checkpointing == GradientCheckpointing::Offload && workload.on_cpu;
+            if is_repeated || is_useless {
+                continue;
+            }
+            let with_rows = |rows: usize| Workload { storage, rows, gradient_checkpointing, ..workload.clone() }.plan();
+            let Some(most) = largest(|rows| fits(&with_rows(rows), memory_bytes)) else { continue };
+            let mut settings = Vec::new();
+            if storage != workload.storage {
+                settings.push(format!("model.dtype={storage}"));
+            }
+            if gradient_checkpointing != workload.gradient_checkpointing {
+                let value = serde_json::to_string(&gradient_checkpointing).unwrap_or_default();
+                settings.push(format!("train.gradient_checkpointing={}", value.trim_matches('"')));
+            }
+            let of_rows = of_rows(most);
+            let rows = if of_rows.is_empty() { workload.rows } else { most };
+            settings.extend(of_rows);
+            let suggestion = Suggestion { settings: settings.join(" "), peak_bytes: with_rows(rows).peak_bytes };
+            // Smaller weights that make no room for more rows are no gain.
+            if !suggestion.settings.is_empty() && !seen.contains(&(gradient_checkpointing, rows)) {
+                seen.push((gradient_checkpointing, rows));
+                found.push(suggestion);
+            }
+        }
+    }
+    found
+}
+
+/// What a step needs and what there is, where that is too little; for people. `place` names the memory.
+#[must_use]
+pub fn shortage(workload: &Workload<'_>, memory_bytes: u64, place: &str) -> Option<String> {
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
+    let memory = memory_bytes as f64;
+    let plan = workload.plan();
+    (!fits(&plan, memory)).then(|| {
+        format!(
+            "a step whose rows are all as long as `data.max_length` is reckoned to need {} ({}), and {place} has {}\n  hint: {}",
+            size(as_f64(plan.peak_bytes)),
+            largest_parts(&plan),
+            size(memory),
+            hint(&that_fit(workload, memory))
+        )
+    })
+}
+
+/// What to say when memory has run out although the step was reckoned to fit: what takes most, and what takes less.
+#[must_use]
+pub fn advice(workload: &Workload<'_>, memory_bytes: Option<u64>, place: &str) -> String {
+    let plan = workload.plan();
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
+    let there_is = memory_bytes.map_or(f64::INFINITY, |bytes| bytes as f64);
+    // A quarter less than what was too much.
+    let enough = 0.75 * there_is.min(as_f64(plan.peak_bytes) / USABLE);
+    format!(
+        "{place} has no memory left; a step whose rows are all as long as `data.max_length` is reckoned to need {} ({})\n  \
+         hint: {}",
+        size(as_f64(plan.peak_bytes)),
+        largest_parts(&plan),
+        hint(&that_fit(workload, enough))
+    )
+}
+
+fn largest_parts(plan: &MemoryPlan) -> String {
+    let mut parts: Vec<_> = plan.components.iter().collect();
+    parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+    let named = parts.iter().take(MAX_PARTS_NAMED).map(|part| format!("{} {}", part.name, size(as_f64(part.bytes))));
+    named.collect::<Vec<_>>().join(", ")
+}
+
+fn hint(suggestions: &[Suggestion]) -> String {
+    if suggestions.is_empty() {
+        return "nothing in the recipe makes it fit: take a shorter `data.max_length`, a smaller model or a larger device"
+            .into();
+    }
+    let named = suggestions.iter().take(MAX_CHANGES_NAMED);
+    let named = named.map(|change| format!("`{}` ({})", change.arguments(), size(as_f64(change.peak_bytes))));
+    format!("less is needed with {}", named.collect::<Vec<_>>().join(", or with "))
+}
+
+/// The largest number up to 4096 that holds, where all below it hold too.
+fn largest(holds: impl Fn(usize) -> bool) -> Option<usize> {
+    let (mut low, mut high) = (0, 4097);
+    while high - low > 1 {
+        let middle = usize::midpoint(low, high);
+        if holds(middle) { low = middle } else { high = middle }
+    }
+    (low > 0).then_some(low)
+}
+
+/// `812 MiB`, `12.34 GiB`.
+#[must_use]
+pub fn size(bytes: f64) -> String {
+    if bytes < 1024.0 * MIB { format!("{:.0} MiB", bytes / MIB) } else { format!("{:.2} GiB", bytes / MIB / 1024.0) }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes of a memory, far below 2^53")]
+fn as_f64(count: usize) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lora::config::LoraConfig;
+    use crate::lora::targets::Selection;
+    use crate::model::config::LlamaConfig;
+
+    const GIB: u64 = 1 << 30;
+
+    fn model() -> (LlamaConfig, Selection) {
+        let config = LlamaConfig::from_json(include_str!("../../configs/smollm2-135m.json")).unwrap();
+        let selection = LoraConfig::default().select(config.num_hidden_layers).unwrap();
+        (config, selection)
+    }
+
+    fn workload<'a>(config: &'a LlamaConfig, selection: &'a Selection) -> Workload<'a> {
+        Workload {
+            config,
+            selection,
+            storage: Dtype::F32,
+            precision: Dtype::F32,
+            rows: 8,
+            row_length: 2048,
+            gradient_checkpointing: GradientCheckpointing::Off,
+            gradient_accumulation_steps: 2,
+            on_cpu: true,
+        }
+    }
+
+    #[test]
+    fn the_largest_number_that_holds_is_found() {
+        assert_eq!(largest(|n| n <= 37), Some(37));
+        assert_eq!(largest(|n| n <= 1), Some(1));
+        assert_eq!(largest(|_| true), Some(4096));
+        assert_eq!(largest(|_| false), None);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told_with_changes_that_do_and_keep_the_rows_of_a_step() {
+        let (config, selection) = model();
+        let workload = workload(&config, &selection);
+        assert_eq!(shortage(&workload, 64 * GIB, "this machine"), None);
+        let text = shortage(&workload, 6 * GIB, "this machine").unwrap();
+        assert!(text.contains("is reckoned to need 11.8"), "{text}");
+        assert!(text.contains("and this machine has 6.00 GiB"), "{text}");
+        #[expect(clippy::cast_precision_loss, reason = "6 GiB")]
+        let memory = (6 * GIB) as f64;
+        let found = that_fit(&workload, memory);
+        assert!(found.len() >= 2, "{found:?}");
+        for Suggestion { settings, peak_bytes } in &found {
+            assert!(as_f64(*peak_bytes) <= memory * USABLE, "{settings}");
+            let number = |key: &str| {
+                let value = settings.split(' ').find_map(|setting| setting.strip_prefix(&format!("train.{key}=")));
+                value.map(|value| value.parse::<usize>().unwrap())
+            };
+            let rows = number("micro_batch_size").unwrap_or(8);
+            assert!(rows <= 8 && rows * number("gradient_accumulation_steps").unwrap_or(2) >= 16, "{settings}");
+        }
+        assert!(text.contains(&format!("`{}`", found[0].arguments())), "{text}");
+        let first = found[1].settings.split(' ').next().unwrap();
+        assert_eq!(first, "train.gradient_checkpointing=true");
+    }
+
+    #[test]
+    fn what_ran_out_although_it_fitted_is_told_with_less() {
+        let (config, selection) = model();
+        let workload = workload(&config, &selection);
+        let text = advice(&workload, Some(64 * GIB), "cuda:0 (a GPU)");
+        assert!(text.starts_with("cuda:0 (a GPU) has no memory left; a step whose rows"), "{text}");
+        assert!(text.contains("hint: less is needed with `--set train."), "{text}");
+        for change in that_fit(&workload, 0.75 * as_f64(workload.plan().peak_bytes)) {
+            assert!(change.peak_bytes < workload.plan().peak_bytes * 3 / 4);
+        }
+    }
+
+    #[test]
+    fn where_nothing_helps_that_is_said() {
+        let (config, selection) = model();
+        let text = shortage(&workload(&config, &selection), 100 << 20, "this machine").unwrap();
+        assert!(text.ends_with("a shorter `data.max_length`, a smaller model or a larger device"), "{text}");
+    }
+}

@@ -1,0 +1,101 @@
+//! The access token goes to the Hub and nowhere else.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Output;
+use std::sync::{Arc, Mutex};
+
+use common::{Bench, lora_train};
+
+const TOKEN: &str = "hf_OnlyTheHubMaySeeThisToken";
+
+/// A server that answers every request with `status` and repeats in its answer all that it was told.
+fn echoing_server(status: &'static str) -> (String, Arc<Mutex<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let heard = Arc::new(Mutex::new(String::new()));
+    let shared = heard.clone();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = String::new();
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            while reader.read_line(&mut request).is_ok_and(|length| length > 2) {}
+            shared.lock().unwrap().push_str(&request);
+            let body = serde_json::json!({ "error": request }).to_string();
+            let length = body.len();
+            // A client that goes away in the middle is its own business.
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status}\r\nX-Error-Message: {TOKEN}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            );
+        }
+    });
+    (endpoint, heard)
+}
+
+fn holds_no_token(folder: &Path) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            holds_no_token(&path);
+        } else {
+            let bytes = fs::read(&path).unwrap();
+            let is_there = bytes.windows(TOKEN.len()).any(|window| window == TOKEN.as_bytes());
+            assert!(!is_there, "{} holds the token", path.display());
+        }
+    }
+}
+
+fn says_no_token(output: &Output) {
+    for stream in [&output.stdout, &output.stderr] {
+        let text = String::from_utf8_lossy(stream);
+        assert!(!text.contains(TOKEN), "{text}");
+    }
+}
+
+#[test]
+fn a_run_writes_the_token_neither_to_its_files_nor_to_the_terminal() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "[eval]\ngenerate = [\"a\"]\n[checkpoint]\nsave_steps = 1\n");
+    let output = lora_train(&[recipe.to_str().unwrap(), "--set", "train.max_steps=2"])
+        .env("HF_TOKEN", TOKEN)
+        .env("HUGGING_FACE_HUB_TOKEN", TOKEN)
+        .env("RUST_LOG", "trace")
+        .env("LORA_TRAIN_CACHE", bench.path("cache"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", common::stderr(&output));
+    says_no_token(&output);
+    assert!(bench.path("run/environment.json").is_file() && bench.path("run/resolved.toml").is_file());
+    holds_no_token(bench.folder.path());
+}
+
+#[test]
+fn a_hub_that_repeats_the_token_in_its_errors_is_not_quoted() {
+    for status in ["500 X", "401 X", "403 X", "404 X", "429 X", "200 OK", "302 X"] {
+        let bench = Bench::new();
+        let recipe = bench.recipe("run", "");
+        let (endpoint, heard) = echoing_server(status);
+        for command in [&["check"][..], &["plan"], &[]] {
+            let output = lora_train(command)
+                .arg(&recipe)
+                .args(["--set", "model.path=org/model"])
+                .env("HF_TOKEN", TOKEN)
+                .env("HF_ENDPOINT", &endpoint)
+                .env("HF_HOME", bench.path("hub"))
+                .env("RUST_LOG", "trace")
+                .output()
+                .unwrap();
+            assert!(matches!(output.status.code(), Some(1 | 2)), "{status}: {}", common::stderr(&output));
+            says_no_token(&output);
+        }
+        assert!(heard.lock().unwrap().contains(TOKEN), "{status}: the Hub itself was told the token");
+        holds_no_token(bench.folder.path());
+    }
+}
