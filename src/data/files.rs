@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
+use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
 use parquet::record::{Field, Row};
 use serde::{Deserialize, Serialize};
@@ -194,7 +195,9 @@ pub(super) fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) 
 
 /// Decodes a Parquet file into an unnamed temporary file of JSON lines.
 fn parquet_as_lines(file: File) -> Result<File, String> {
+    let num_bytes = file.metadata().map_err(|error| error.to_string())?.len();
     let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
+    check_columns(reader.metadata(), num_bytes)?;
     let spool = tempfile::tempfile().map_err(|error| format!("cannot create a temporary file: {error}"))?;
     let mut lines = BufWriter::new(spool);
     for (index, row) in reader.get_row_iter(None).map_err(|error| error.to_string())?.enumerate() {
@@ -203,6 +206,22 @@ fn parquet_as_lines(file: File) -> Result<File, String> {
         lines.write_all(b"\n").map_err(|error| format!("cannot write a temporary file: {error}"))?;
     }
     lines.into_inner().map_err(|error| format!("cannot write a temporary file: {error}"))
+}
+
+/// Holds that every column lies within the file: its pages are read into memory by the lengths that the file gives.
+/// Without columns, a file of some bytes could have any number of rows.
+fn check_columns(metadata: &ParquetMetaData, num_bytes: u64) -> Result<(), String> {
+    if metadata.file_metadata().schema_descr().num_columns() == 0 {
+        return Err("the file has no columns".into());
+    }
+    let ranges = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns).map(ColumnChunkMetaData::byte_range);
+    let is_within = |(start, len): (u64, u64)| start.checked_add(len).is_some_and(|end| end <= num_bytes);
+    let mut ranges = ranges.map(is_within);
+    if ranges.all(|is_within| is_within) {
+        Ok(())
+    } else {
+        Err("damaged: a column lies beyond the end of the file".into())
+    }
 }
 
 fn row_to_json(row: &Row) -> Value {

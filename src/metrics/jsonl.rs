@@ -3,7 +3,8 @@
 use std::io;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::append::AppendLog;
 use super::sinks::LogFile;
@@ -64,19 +65,16 @@ pub(super) struct KeepUpTo {
 impl KeepUpTo {
     /// Drops the lines that the resumed run writes again, and lines that a crash tore.
     fn trim(self, path: &Path) -> io::Result<()> {
-        #[derive(Deserialize)]
-        struct Line {
-            step: u64,
-            /// Only steps have one, not evaluations and samples.
-            learning_rate: Option<f64>,
-        }
-
         let text = std::fs::read(path)?;
-        let is_due = |line: &Line| {
-            line.step < self.step || line.step == self.step && (self.has_evaluated || line.learning_rate.is_some())
+        let is_due = |line: &Value| {
+            // Only steps have a learning rate, not evaluations and samples.
+            let is_step = line["learning_rate"].is_number();
+            let step = line["step"].as_u64();
+            step.is_some_and(|step| step < self.step || step == self.step && (self.has_evaluated || is_step))
         };
+        // All of a line is read: whoever reads the file later does so too.
         let is_kept = |line: &&[u8]| {
-            line.ends_with(b"\n") && serde_json::from_slice::<Line>(line).is_ok_and(|line| is_due(&line))
+            line.ends_with(b"\n") && serde_json::from_slice::<Value>(line).is_ok_and(|line| is_due(&line))
         };
         let kept: Vec<&[u8]> = text.split_inclusive(|&byte| byte == b'\n').filter(is_kept).collect();
         if kept.iter().map(|line| line.len()).sum::<usize>() == text.len() {
@@ -161,6 +159,20 @@ mod tests {
             let lines = whole[..length].iter().filter(|&&byte| byte == b'\n').count() as u64;
             assert_eq!(steps(&path), (1..=lines).chain([4]).collect::<Vec<_>>(), "cut at byte {length}");
         }
+    }
+
+    /// A reader of the whole line would stop there.
+    #[test]
+    fn a_line_with_a_number_that_cannot_be_read_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        std::fs::write(
+            &path,
+            "{\"step\":1}\n{\"step\":2,\"loss\":1e999}\n{\"step\":3,\"x\":\"\\ud800\"}\n{\"step\":4}\n",
+        )
+        .unwrap();
+        Jsonl::open(&path, Some(up_to(9))).unwrap();
+        assert_eq!(steps(&path), [1, 4]);
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! An allocator that ends the process where a file makes it ask for far more memory than the file is long.
+//! An allocator that ends the process where a file makes it ask for far more memory than the file is long, and a clock.
 
 #![allow(unsafe_code, reason = "an allocator that counts is made so")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Largest piece of memory at a time, and most in all, while inputs of some kilobytes are read.
 pub(crate) const MAX_PIECE_BYTES: usize = 192 << 20;
@@ -55,4 +56,12 @@ unsafe impl GlobalAlloc for Limited {
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(pointer, layout) }
     }
+}
+
+/// Time that this thread has had a processor.
+pub(crate) fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a place of that type.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

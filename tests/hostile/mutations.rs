@@ -50,6 +50,7 @@ pub(crate) fn mutation() -> impl Strategy<Value = Mutation> {
         Just(b"/x".to_vec()),
         Just(b"\xff\xfe".to_vec()),
         Just(b"\n".to_vec()),
+        Just(b"<hostile>".to_vec()),
         Just(b"\0".to_vec()),
         Just(b"{{ 'a' * 100000000 }}".to_vec()),
         Just(b"{% for a in range(99999) %}".to_vec()),

@@ -58,6 +58,16 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
             let metrics: String = (1..6).map(line).collect();
             vec![format!("\u{3}{metrics}\01700000000.host.1.0\n1700000001.host.1.0").into_bytes()]
         }
+        "report" => {
+            let line = |step: u32| {
+                format!(
+                    "{{\"step\":{step},\"epoch\":0.1,\"loss\":2.5,\"learning_rate\":1e-3,\"tokens\":64,\"wall_seconds\":0.5,\"gpu_throttle_reasons\":[\"x\"]}}\n"
+                )
+            };
+            let metrics: String = (1..30).map(line).collect();
+            let rest = "{\"steps\":29,\"final_loss\":2.5,\"warnings\":[\"<hostile>\"]}\0seed = 1\n[data]\nmax_length = 64\n\0{\"device\":\"<hostile a=1>\"}\0{\"step\":1,\"prompt\":\"<hostile>\",\"text\":\"</script><hostile>\"}\n\0{\"components\":[{\"name\":\"weights\",\"bytes\":100}],\"peak_bytes\":100}";
+            vec![format!("{{\"step\":0,\"epoch\":0,\"eval_loss\":4.5,\"anomaly\":\"<hostile>\"}}\n{metrics}{{\"step\":9,\"lo\0{rest}").into_bytes()]
+        }
         "tokens" => vec![
             b"\x03".to_vec(),
             b"\x03\x00\x00\x05\x84\x00\x01\x05\xff".to_vec(),

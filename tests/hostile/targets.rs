@@ -18,6 +18,7 @@ use lora_train::metrics::{LoggingConfig, SinkOptions, Sinks, StepMetrics};
 use lora_train::model::config::LlamaConfig;
 use lora_train::model::weights::WeightFiles;
 use lora_train::recipe::{Purpose, Recipe};
+use lora_train::report::{self, compare::Comparison};
 use lora_train::schema::Override;
 use lora_train::train::state::TrainerState;
 use serde_json::Value;
@@ -28,7 +29,7 @@ use crate::folder::Folder;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 12] = [
+pub(crate) const TARGETS: [Target; 13] = [
     ("recipe", recipe),
     ("rows", rows),
     ("parquet", parquet),
@@ -39,6 +40,7 @@ pub(crate) const TARGETS: [Target; 12] = [
     ("adapter", adapter),
     ("checkpoint", checkpoint_folder),
     ("logs", logs),
+    ("report", report),
     ("tokens", crate::token_store::tokens),
     ("hub", crate::hub::hub),
 ];
@@ -332,6 +334,29 @@ pub(crate) fn logs(data: &[u8]) {
         line["step"].as_u64().unwrap()
     });
     assert!(steps.all(|found| found <= step + 1));
+    folder.assert_nothing_outside();
+}
+
+/// The folder of a run, for a report and a comparison: metrics.jsonl, summary.json, resolved.toml, environment.json,
+/// samples.jsonl, `memory_plan.json`.
+pub(crate) fn report(data: &[u8]) {
+    let names =
+        ["metrics.jsonl", "summary.json", "resolved.toml", "environment.json", "samples.jsonl", "memory_plan.json"];
+    let folder = Folder::new();
+    for (name, content) in names.iter().zip(parts::<6>(data)) {
+        folder.write(name, content);
+    }
+    if let Ok(path) = report::write(folder.path(), None) {
+        let page = std::fs::read_to_string(path).unwrap();
+        // Whatever the files hold is text in the page.
+        assert!(!page.contains("<hostile"), "a tag of the input is one of the page");
+        // A figure that is no number would be a hole in a drawing.
+        assert!(!page.contains("d=\"MNaN") && page.len() < 4 << 20, "{} bytes", page.len());
+    }
+    if let Ok(comparison) = Comparison::of(&[folder.path().to_owned(), folder.path().to_owned()]) {
+        assert!(!comparison.text().is_empty());
+        comparison.write_html(&folder.path().join("compare.html")).unwrap();
+    }
     folder.assert_nothing_outside();
 }
 
