@@ -5,6 +5,7 @@ mod changes;
 pub mod clock;
 pub mod dir;
 pub mod environment;
+mod facts;
 pub mod inputs;
 mod opening;
 mod resume;
@@ -22,6 +23,7 @@ use crate::checkpoint::Checkpoints;
 use crate::data::cache::CacheSettings;
 use crate::data::pipeline::{DataPipeline, OpenOptions, RowCounts};
 use crate::device::{self, OpenDevice};
+use crate::diagnosis::Facts;
 use crate::export::{adapter_set, adapter_weights, read_adapter, write_adapter};
 use crate::failure::Failure;
 use crate::hub::Progress;
@@ -42,6 +44,7 @@ use crate::train::trainer::{Trainer, TrainerError};
 use clock::process_start;
 use dir::{RunDir, RunDirError, Start};
 use environment::Environment;
+use facts::facts;
 use inputs::{ModelSource, nvml_selector};
 use opening::Opening;
 use resume::Resumed;
@@ -101,15 +104,10 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
     if let Some(warning) = &room.warning {
         sinks.warn(warning);
     }
-    let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(&device));
-    if let Some(gpu) = telemetry.gpu() {
-        sinks.note(&format!("GPU figures are those of {gpu}"));
-    }
-    if let Some(notice) = telemetry.notice() {
-        sinks.note(notice);
-    }
+    let telemetry = start_telemetry(&recipe, &device, &mut sinks);
     tell_resumption(args, resumed.as_ref(), &checkpoints, &recipe, &mut sinks)?;
 
+    let facts = facts(&recipe, &source.config, selection, &data, &device, model.has_kernels());
     let restored = resumed.is_some().then(|| adapters.clone());
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
     let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
@@ -121,7 +119,7 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
         sinks: &mut sinks,
         stop: &stop,
     };
-    let mut trainer = Trainer::new(step, plan(&recipe, &data, schedule), around, process_start);
+    let mut trainer = Trainer::new(step, plan(&recipe, &data, schedule, facts), around, process_start);
     if let (Some(Resumed { checkpoint, state, .. }), Some(adapters)) = (resumed, restored) {
         trainer.restore(&checkpoint, state, adapters).map_err(trainer_failure)?;
     }
@@ -149,6 +147,8 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
     summary.time.checkpoint_seconds += export_start.elapsed().as_secs_f64();
     summary.wall_seconds = process_start.elapsed().as_secs_f64();
     summary.time = summary.time.within(summary.wall_seconds);
+    let all_seconds = trainer.earlier_wall_seconds() + summary.wall_seconds;
+    let mut summary = summary.with_cost(&recipe.cost, all_seconds);
     for warning in rows_left_out(&trainer.state().totals.rows, recipe.data.max_length) {
         summary.warnings.push(warning);
     }
@@ -212,6 +212,18 @@ fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
         )));
     }
     Ok(())
+}
+
+/// Starts to sample the machine; says what is sampled, and what is not.
+fn start_telemetry(recipe: &Recipe, device: &OpenDevice, sinks: &mut Sinks) -> Telemetry {
+    let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
+    if let Some(gpu) = telemetry.gpu() {
+        sinks.note(&format!("GPU figures are those of {gpu}"));
+    }
+    if let Some(notice) = telemetry.notice() {
+        sinks.note(notice);
+    }
+    telemetry
 }
 
 /// Says where a resumed run goes on.
@@ -293,13 +305,14 @@ fn open_run(
 }
 
 /// What of the recipe the loop needs.
-fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule) -> Plan {
+fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule, facts: Facts) -> Plan {
     Plan {
         train: recipe.train.clone(),
         eval: recipe.eval.clone(),
         checkpoint: recipe.checkpoint.clone(),
         watchdog: recipe.watchdog,
         schedule,
+        facts,
         recipe: recipe.to_toml(),
         order: RowOrder {
             seed: recipe.seed,

@@ -7,7 +7,7 @@ use lora_train::checkpoint::CheckpointConfig;
 use lora_train::data::config::{DataConfig, DataFormat, DataSource, EvalSplit};
 use lora_train::device::{DeviceConfig, Dtype};
 use lora_train::lora::config::LoraConfig;
-use lora_train::metrics::LoggingConfig;
+use lora_train::metrics::{CostConfig, LoggingConfig};
 use lora_train::model::{Init, ModelOptions, Quantization};
 use lora_train::recipe::{PEERS, Purpose, Recipe};
 use lora_train::train::config::{EvalConfig, OptimizerConfig, SchedulerConfig, TrainConfig};
@@ -53,6 +53,7 @@ fn complete() -> Recipe {
         },
         checkpoint: CheckpointConfig { save_steps: Some(1), save_total_limit: Some(1) },
         logging: LoggingConfig::default(),
+        cost: CostConfig { price_per_hour: Some(1.0), price_per_kwh: Some(1.0), ..CostConfig::default() },
         watchdog: WatchdogConfig::default(),
         device: DeviceConfig::default(),
     }

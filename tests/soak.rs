@@ -33,18 +33,11 @@ const SETTINGS: [&str; 7] = [
     "logging.gpu_sample_ms=50",
 ];
 
-/// Figures of a line of metrics.jsonl that say how the machine did, not what was computed.
-const OF_THE_MACHINE: [&str; 9] = [
-    "tokens_per_second",
-    "step_seconds",
-    "data_wait_seconds",
-    "forward_backward_seconds",
-    "optimizer_seconds",
-    "mfu",
-    "host_memory_bytes",
-    "cpu_utilization_percent",
-    "eval_seconds",
-];
+/// Whether a figure of metrics.jsonl says how the machine did, not what was computed.
+fn is_of_the_machine(name: &str) -> bool {
+    let units = ["_seconds", "_percent", "_bytes", "_per_second", "_joules", "_watts", "_celsius", "_mhz"];
+    units.iter().any(|unit| name.ends_with(unit)) || ["mfu", "major_page_faults", "findings"].contains(&name)
+}
 
 /// Lines of metrics.jsonl without the figures of the machine, as text.
 fn computed(run_dir: &Path) -> Vec<String> {
@@ -52,7 +45,7 @@ fn computed(run_dir: &Path) -> Vec<String> {
     text.lines()
         .map(|line| {
             let line: Map<String, Value> = serde_json::from_str(line).unwrap();
-            let kept = line.into_iter().filter(|(name, _)| !OF_THE_MACHINE.contains(&name.as_str()));
+            let kept = line.into_iter().filter(|(name, _)| !is_of_the_machine(name));
             Value::Object(kept.collect()).to_string()
         })
         .collect()

@@ -24,6 +24,9 @@ pub struct RowCounts {
     pub tokens: u64,
     /// Tokens that carry loss.
     pub target_tokens: u64,
+    /// Length of the longest row before truncation.
+    #[serde(default)]
+    pub longest_tokens: u64,
 }
 
 impl RowCounts {
@@ -36,6 +39,7 @@ impl RowCounts {
             return false;
         }
         self.truncated += u64::from(row.is_truncated());
+        self.longest_tokens = self.longest_tokens.max(row.full_length as u64);
         self.answer_cut += u64::from(row.is_answer_cut());
         if target_tokens == 0 {
             self.without_targets += 1;
@@ -56,5 +60,6 @@ impl AddAssign for RowCounts {
         self.bad += other.bad;
         self.tokens += other.tokens;
         self.target_tokens += other.target_tokens;
+        self.longest_tokens = self.longest_tokens.max(other.longest_tokens);
     }
 }

@@ -1,3 +1,222 @@
 //! What the figures of a run say about it: where its time went, and which recipe keys are worth changing.
+//!
+//! A [`Run`] is what was known beforehand and sums over its step lines. Each file of `rules` holds rules of one kind, each
+//! of them one pure function from a run to a [`Finding`] or nothing; a gain that a finding promises is reckoned from the
+//! run's own figures. [`diagnose`] asks them all at the end, [`Watch`] those that can hold for a while asks during the run.
+
+mod figures;
+mod rules;
+mod statistics;
+mod text;
+mod watch;
 
 pub use crate::metrics::{Change, Finding, Severity};
+pub use figures::{Facts, Figures, Run};
+pub use statistics::{Buckets, Distribution, Line, Mean};
+pub use watch::Watch;
+
+use rules::{clocks, compute, data, input, memory, stalls};
+use text::percent;
+
+/// A rule: what it finds in a run, if it holds.
+pub type Rule = fn(&Run) -> Option<Finding>;
+
+/// Rules that are asked at the end.
+const RULES: &[Rule] = &[
+    input::input_bound,
+    input::page_cache,
+    compute::host_to_device,
+    compute::launch_overhead,
+    compute::small_batches,
+    compute::low_mfu,
+    compute::recomputation_not_needed,
+    data::padding,
+    data::truncation,
+    data::rows_without_loss,
+    stalls::evaluation,
+    stalls::checkpoint,
+    stalls::logging,
+    stalls::first_step,
+    stalls::uneven_steps,
+    memory::pressure,
+    memory::creep,
+    memory::fragmentation,
+    memory::swapping,
+    memory::other_process,
+    clocks::throttled,
+];
+
+/// Everything that holds of a run, the worst first; that it is healthy where nothing does that matters.
+#[must_use]
+pub fn diagnose(run: &Run) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = RULES.iter().filter_map(|rule| rule(run)).collect();
+    // The sort is stable: of what weighs the same, the order of the rules stands.
+    findings.sort_by(|a, b| {
+        let share = |finding: &Finding| finding.share_of_time.unwrap_or(0.0);
+        a.severity.cmp(&b.severity).then(share(b).total_cmp(&share(a)))
+    });
+    if findings.first().is_none_or(|worst| worst.severity >= Severity::Note) {
+        findings.insert(0, healthy(run));
+    }
+    findings
+}
+
+/// Nothing is to be found fault with.
+fn healthy(run: &Run) -> Finding {
+    let figures = &run.figures;
+    let compute = figures.share_of_steps(figures.compute_seconds());
+    let mut evidence = vec![format!(
+        "step time: forward, backward and update {}, waiting for data {}; evaluations {} and checkpoints {} of all time",
+        percent(compute),
+        percent(figures.share_of_steps(figures.data_wait_seconds)),
+        percent(figures.share_of_wall(figures.evaluation_seconds)),
+        percent(figures.share_of_wall(figures.checkpoint_seconds)),
+    )];
+    evidence.extend(figures.mfu.get().map(|mfu| format!("MFU {}", percent(mfu))));
+    evidence.extend(figures.gpu_percent.get().map(|gpu| format!("GPU utilization {gpu:.0}%")));
+    Finding {
+        rule: "healthy".into(),
+        severity: Severity::Healthy,
+        verdict: match figures.num_steps {
+            0 => "HEALTHY: nothing stands out; there were too few steps to say more".into(),
+            _ => format!("HEALTHY: {} of step time goes into forward, backward and update", percent(compute)),
+        },
+        evidence,
+        ..Finding::default()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::metrics::StepMetrics;
+
+    /// A step of a run on the CPU with which nothing is wrong.
+    pub(crate) fn line(step: u64) -> StepMetrics {
+        StepMetrics {
+            step,
+            // 10 epochs in 100 steps.
+            epoch: figures::as_f64(step) / 10.0,
+            tokens: 4000 + step % 3,
+            target_tokens: 2000,
+            padding_tokens: Some(100),
+            rows: Some(8),
+            truncated_rows: Some(0),
+            step_seconds: 1.0,
+            wall_seconds: Some(1.0),
+            data_wait_seconds: 0.01,
+            host_to_device_seconds: Some(0.005),
+            forward_seconds: Some(0.3),
+            backward_seconds: Some(0.6),
+            forward_backward_seconds: 0.9,
+            optimizer_seconds: 0.05,
+            logging_seconds: Some(0.005),
+            evaluation_seconds: Some(0.0),
+            checkpoint_seconds: Some(0.0),
+            other_seconds: Some(0.03),
+            worker_busy_seconds: Some(0.3),
+            worker_cpu_seconds: Some(0.28),
+            worker_queued_seconds: Some(0.01),
+            mfu: Some(0.6),
+            host_memory_bytes: Some(2 << 30),
+            host_available_bytes: Some(8 << 30),
+            host_swapped_bytes: Some(0),
+            cpu_utilization_percent: Some(60.0),
+            disk_read_bytes: Some(0),
+            major_page_faults: Some(0),
+            ..StepMetrics::default()
+        }
+    }
+
+    /// The same on a GPU.
+    pub(crate) fn gpu_line(step: u64) -> StepMetrics {
+        StepMetrics {
+            forward_seconds: None,
+            backward_seconds: None,
+            gpu_utilization_percent: Some(96.0),
+            gpu_utilization_max_percent: Some(100.0),
+            gpu_sm_activity_percent: Some(90.0),
+            gpu_memory_activity_percent: Some(40.0),
+            gpu_memory_used_bytes: Some(60 << 30),
+            gpu_memory_allocated_bytes: Some(20 << 30),
+            gpu_memory_reserved_bytes: Some(55 << 30),
+            gpu_sm_clock_mhz: Some(1750.0),
+            gpu_power_watts: Some(600.0),
+            gpu_temperature_celsius: Some(60.0),
+            gpu_other_processes_memory_bytes: Some(0),
+            ..line(step)
+        }
+    }
+
+    pub(crate) fn facts() -> Facts {
+        Facts {
+            num_cpu_threads: 8,
+            num_workers: 1,
+            prefetch_batches: 4,
+            max_length: 1024,
+            data_bytes: Some(100 << 20),
+            micro_batch_size: 4,
+            gradient_accumulation_steps: 2,
+            gradient_checkpointing: "false".into(),
+            precision: "f32".into(),
+            eval_steps: Some(50),
+            eval_batches: Some(40),
+            save_steps: Some(50),
+            tensorboard: true,
+            device_memory_bytes: Some(16 << 30),
+            host_memory_bytes: Some(16 << 30),
+            activation_bytes: Some(1 << 30),
+            block_parameters: 1_000_000,
+            head_parameters: 100_000,
+            ..Facts::default()
+        }
+    }
+
+    /// A hundred steps after the first, each changed by `change`.
+    pub(crate) fn run(change: impl Fn(&mut StepMetrics)) -> Run {
+        run_of(facts(), line, change)
+    }
+
+    /// The same on a GPU.
+    pub(crate) fn gpu_run(change: impl Fn(&mut StepMetrics)) -> Run {
+        let facts = Facts { is_gpu: true, device_memory_bytes: Some(80 << 30), precision: "bf16".into(), ..facts() };
+        run_of(facts, gpu_line, change)
+    }
+
+    fn run_of(facts: Facts, line: fn(u64) -> StepMetrics, change: impl Fn(&mut StepMetrics)) -> Run {
+        let mut figures = Figures::default();
+        for step in 1..=101 {
+            let mut line = line(step);
+            change(&mut line);
+            if step == 1 { figures.add_first(&line) } else { figures.add(&line) }
+        }
+        Run { facts, figures }
+    }
+
+    #[test]
+    fn a_healthy_run_is_called_so_and_nothing_else() {
+        for run in [run(|_| {}), gpu_run(|_| {}), run(|line| line.mfu = None), Run::default()] {
+            let findings = diagnose(&run);
+            let rules: Vec<&str> = findings.iter().map(|finding| finding.rule.as_str()).collect();
+            assert_eq!(rules, ["healthy"], "{findings:#?}");
+        }
+        assert!(diagnose(&run(|_| {}))[0].verdict.starts_with("HEALTHY: 95% of step time"));
+    }
+
+    #[test]
+    fn the_worst_comes_first_and_a_note_does_not_make_a_run_ill() {
+        let ill = run(|line| {
+            line.data_wait_seconds = 0.3;
+            line.padding_tokens = Some(8000);
+        });
+        let findings = diagnose(&ill);
+        assert!(
+            findings[0].rule.starts_with("padding") && findings[1].rule.starts_with("input_bound"),
+            "{findings:#?}"
+        );
+        let mut noted = run(|line| line.padding_tokens = Some(8000));
+        noted.facts.leaves_padding_out = true;
+        let rules: Vec<String> = diagnose(&noted).into_iter().map(|finding| finding.rule).collect();
+        assert_eq!(rules, ["healthy", "padding"]);
+    }
+}

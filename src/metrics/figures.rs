@@ -74,6 +74,10 @@ pub struct StepMetrics {
     /// What the watchdog found wrong with the step: `skipped_step`, `loss_spike`, `zero_gradient`, `unmoved_adapters`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anomaly: Option<String>,
+    /// Rules of the diagnosis that have held for some time by this step and are told from here on; `slow_step` where it took
+    /// far longer than those before it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<String>,
     /// Factor on the loss that keeps `f16` gradients above zero; only with `precision = "f16"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,

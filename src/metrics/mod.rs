@@ -2,6 +2,7 @@
 //!
 //! - [`figures`](StepMetrics): one field for each figure, under the name that metrics.jsonl gives it
 //! - [`summary`](Summary): the final figures, summary.json
+//! - [`cost`](CostConfig): what the run costs
 //! - [`finding`](Finding): what they say about the run
 //! - `console`, `jsonl`, `tensorboard`, `dashboard`: the sinks
 //! - [`Sinks`]: all of them, called by name from the loop
@@ -11,6 +12,7 @@
 
 mod append;
 mod console;
+mod cost;
 #[cfg(feature = "tui")]
 mod dashboard;
 mod figures;
@@ -28,6 +30,7 @@ use serde::Serialize;
 
 use crate::schema::{Problem, Section};
 
+pub use cost::CostConfig;
 pub use figures::{EvalMetrics, SCALAR_TAGS, Sample, StepMetrics};
 pub use finding::{Change, Finding, Severity};
 pub use sinks::{SinkOptions, Sinks};

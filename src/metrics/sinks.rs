@@ -13,7 +13,7 @@ use super::dashboard::Dashboard;
 use super::figures::tagged_scalars;
 use super::jsonl::{Jsonl, KeepUpTo};
 use super::tensorboard::TensorBoard;
-use super::{EvalMetrics, LoggingConfig, MetricsError, Sample, StepMetrics, Summary};
+use super::{EvalMetrics, Finding, LoggingConfig, MetricsError, Sample, StepMetrics, Summary};
 
 /// Warnings that summary.json lists; of further ones it says how many there were.
 const MAX_SUMMARY_WARNINGS: usize = 100;
@@ -159,11 +159,21 @@ impl Sinks {
     pub fn step(&mut self, step: &StepMetrics) {
         self.json(step);
         self.tensorboard(|sink| sink.scalars(step.step, &tagged_scalars(step)));
+        if step.anomaly.is_some() || !step.findings.is_empty() {
+            let names = step.anomaly.iter().chain(&step.findings).cloned().collect::<Vec<_>>().join(", ");
+            self.tensorboard(|sink| sink.text(step.step, "anomalies", &names));
+        }
         self.console.step(step);
         #[cfg(feature = "tui")]
         if let Some(dashboard) = &mut self.dashboard {
             dashboard.step(step);
         }
+    }
+
+    /// Shows what has lasted for some time by a step.
+    pub fn finding(&mut self, step: u64, finding: &Finding) {
+        self.tensorboard(|sink| sink.text(step, &format!("diagnosis/{}", finding.rule), &finding.markdown()));
+        self.console.note(&format!("step {step}: {}", finding.lines().join("\n")));
     }
 
     /// Shows that an evaluation has done a number of its micro-batches.
@@ -247,6 +257,8 @@ impl Sinks {
     /// Where summary.json cannot be written.
     pub fn finish(&mut self, summary: &Summary) -> Result<(), MetricsError> {
         self.close();
+        let findings = summary.diagnosis.iter().map(Finding::markdown).collect::<Vec<_>>().join("\n\n");
+        self.tensorboard(|sink| sink.text(summary.steps, "diagnosis", &findings));
         self.tell_unwritten();
         let mut summary = summary.clone();
         summary.warnings.append(&mut self.warnings);

@@ -13,7 +13,7 @@ use crate::checkpoint::CheckpointConfig;
 use crate::data::config::DataConfig;
 use crate::device::DeviceConfig;
 use crate::lora::config::LoraConfig;
-use crate::metrics::LoggingConfig;
+use crate::metrics::{CostConfig, LoggingConfig};
 use crate::model::ModelOptions;
 use crate::schema::{self, Override, Problem, Problems, Section};
 use crate::train::config::{EvalConfig, LrScheduler, OptimizerConfig, SchedulerConfig, TrainConfig};
@@ -50,6 +50,8 @@ pub struct Recipe {
     pub watchdog: WatchdogConfig,
     /// What is written down.
     pub logging: LoggingConfig,
+    /// What it costs.
+    pub cost: CostConfig,
     /// Where it is computed.
     pub device: DeviceConfig,
 }
@@ -112,6 +114,7 @@ impl Recipe {
             checkpoint: root.section("checkpoint", CheckpointConfig::read),
             watchdog: root.section("watchdog", WatchdogConfig::read),
             logging: root.section("logging", LoggingConfig::read),
+            cost: root.section("cost", CostConfig::read),
             device: root.section("device", DeviceConfig::read),
         };
         recipe.hold_together(root, purpose);

@@ -38,6 +38,7 @@ const EFFECTS: [(Effect, &[&str]); 3] = [
         Effect::None,
         &[
             "checkpoint.",
+            "cost.",
             "data.eval[",
             "data.num_workers",
             "data.prefetch_batches",

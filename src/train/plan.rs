@@ -8,6 +8,7 @@ use super::watchdog::WatchdogConfig;
 use crate::checkpoint::{CheckpointConfig, Checkpoints};
 use crate::data::pipeline::DataPipeline;
 use crate::device::OpenDevice;
+use crate::diagnosis::Facts;
 use crate::lora::config::LoraConfig;
 use crate::metrics::Sinks;
 use crate::telemetry::Telemetry;
@@ -43,6 +44,8 @@ pub struct Plan {
     pub schedule: Schedule,
     /// What the data cursor counts in.
     pub order: RowOrder,
+    /// What the diagnosis knows beforehand.
+    pub facts: Facts,
     /// The whole recipe as TOML, every default filled in: kept in checkpoints.
     pub recipe: String,
     /// Written into `adapter_config.json` of checkpoints.

@@ -2,6 +2,7 @@
 
 mod between;
 mod line;
+mod told;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -16,11 +17,12 @@ use super::watchdog::{self, Anomaly, Observation, Verdict, Watchdog};
 use crate::checkpoint::{self, CheckpointError};
 use crate::data::error::DataError;
 use crate::data::loader::Loader;
-use crate::data::pipeline::Cursor;
+use crate::data::pipeline::{Cursor, RowCounts};
 use crate::generate::GenerateError;
 use crate::lora::AdapterSet;
 use crate::metrics::{Outcome, StepMetrics, Summary};
 use crate::ops::peak::gemm_peak_flops;
+use told::Gathered;
 
 /// Shown once; how many there are stands in the summary.
 const CUT_WARNING: &str = "a row is so much longer than `data.max_length` that nothing of its answer is left, so it is \
@@ -83,6 +85,7 @@ pub struct Trainer<'a> {
     /// Where the time goes; writing a step's figures belongs to the next step.
     laps: Laps,
     figures: SessionFigures,
+    gathered: Gathered,
     has_warned_of_cuts: bool,
 }
 
@@ -101,6 +104,7 @@ impl<'a> Trainer<'a> {
             totals: Totals::default(),
         };
         Self {
+            gathered: Gathered::new(plan.facts.clone()),
             flops: StepFlops::new(&step.model().config, step.adapters().num_parameters()),
             step,
             plan,
@@ -150,6 +154,12 @@ impl<'a> Trainer<'a> {
         &self.state
     }
 
+    /// Wall time of the earlier starts of this run.
+    #[must_use]
+    pub fn earlier_wall_seconds(&self) -> f64 {
+        self.earlier_wall_seconds
+    }
+
     /// The final figures, as far as the loop knows them.
     #[must_use]
     pub fn summary(&self) -> Summary {
@@ -176,6 +186,7 @@ impl<'a> Trainer<'a> {
             mean_cpu_utilization_percent: figures.cpu_utilization_percent.get(),
             padding_share: share(figures.padding_tokens, figures.tokens + figures.padding_tokens),
             energy_joules: self.energy_joules(self.around.telemetry.energy_joules()),
+            diagnosis: self.diagnosis(),
             time: self.laps.time_spent(figures.startup_seconds),
             ..Summary::default()
         }
@@ -230,8 +241,12 @@ impl<'a> Trainer<'a> {
             if self.state.step >= self.plan.schedule.total_steps() {
                 return Ok(Outcome::Finished);
             }
-            let Some((metrics, verdict)) = self.take_step(&mut loader)? else { return self.interrupt() };
+            let Some((mut metrics, rows, verdict)) = self.take_step(&mut loader)? else { return self.interrupt() };
+            let findings = self.gather(&mut metrics, rows);
             self.around.sinks.step(&metrics);
+            for finding in &findings {
+                self.around.sinks.finding(metrics.step, finding);
+            }
             self.laps.lap(Part::Logging);
             if let Some(reason) = verdict.stop {
                 return Err(TrainerError::Watchdog { step: self.state.step, reason });
@@ -241,7 +256,7 @@ impl<'a> Trainer<'a> {
 
     /// One step: micro-batches, an update, its figures. `None` where somebody wants to stop: then nothing happened, as
     /// after an error.
-    fn take_step(&mut self, loader: &mut Loader) -> Result<Option<(StepMetrics, Verdict)>, TrainerError> {
+    fn take_step(&mut self, loader: &mut Loader) -> Result<Option<(StepMetrics, RowCounts, Verdict)>, TrainerError> {
         let mut work = StepWork::new(self.state.cursor);
         for _ in 0..self.plan.train.gradient_accumulation_steps {
             if self.stop_requested() {
@@ -303,7 +318,7 @@ impl<'a> Trainer<'a> {
         self.figures.add(&work, &outcome, time.step_seconds(), &machine);
         let mut metrics = self.metrics(learning_rate, &outcome, &work, verdict.anomaly);
         self.describe(&mut metrics, &work, &time, &loading, machine, peak);
-        Ok(Some((metrics, verdict)))
+        Ok(Some((metrics, work.rows, verdict)))
     }
 
     /// What is wrong with a step; told to the user, with its rows.

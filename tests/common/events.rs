@@ -37,3 +37,16 @@ pub(crate) fn losses(run_dir: &Path) -> Vec<(i64, u32)> {
     }
     losses
 }
+
+/// Steps and tags of all texts, in the order of the files.
+pub(crate) fn texts(run_dir: &Path) -> Vec<(i64, String)> {
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(run_dir.join("tensorboard")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let mut texts = Vec::new();
+    for event in files.iter().flat_map(|file| read(file)) {
+        let values = event.get_summary().get_value().iter().filter(|value| value.has_tensor());
+        texts.extend(values.map(|value| (event.get_step(), value.get_tag().to_owned())));
+    }
+    texts
+}

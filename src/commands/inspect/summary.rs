@@ -80,7 +80,7 @@ impl Summary {
     }
 
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let RowCounts { rows, truncated, answer_cut, without_targets, bad, tokens, target_tokens } = self.counts;
+        let RowCounts { rows, truncated, answer_cut, without_targets, bad, tokens, target_tokens, .. } = self.counts;
         let (longest, max_length) = (self.percentile(100), self.max_length);
         writeln!(out, "{rows} of {} training rows:", self.num_rows)?;
         writeln!(

@@ -37,7 +37,7 @@ fn rows_are_padded_to_the_longest_and_labels_are_shifted_once() {
     // The real EOS of the second row carries loss; the padding behind it, which is EOS too, does not.
     assert_eq!(targets, [(1, y), (2, z), (3, EOS), (5, w), (6, EOS)]);
     assert_eq!(loaded.batch.documents.iter().map(|d| (d.start, d.len)).collect::<Vec<_>>(), [(0, 5), (5, 3)]);
-    let counts = RowCounts { rows: 2, tokens: 8, target_tokens: 5, ..RowCounts::default() };
+    let counts = RowCounts { rows: 2, tokens: 8, target_tokens: 5, longest_tokens: 5, ..RowCounts::default() };
     assert_eq!(loaded.report, counts);
     assert!(loaded.last_of_epoch);
 }
@@ -192,6 +192,7 @@ fn rows_that_lose_their_answer_are_counted_and_left_out() {
         without_targets: 1,
         tokens: 14,
         target_tokens: 7,
+        longest_tokens: 26,
         ..RowCounts::default()
     };
     let batches = take(&open(&config), Cursor::default(), 3, 1);

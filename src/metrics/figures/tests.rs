@@ -10,6 +10,7 @@ pub(in super::super) fn full_step(step: u64) -> StepMetrics {
         grad_norm: 0.75,
         skipped: false,
         anomaly: None,
+        findings: Vec::new(),
         loss_scale: Some(65536.0),
         tokens: 2000,
         target_tokens: 1500,

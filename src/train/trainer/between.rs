@@ -48,6 +48,7 @@ impl Trainer<'_> {
                 self.state.watchdog.start_at(*eval_loss);
             }
         }
+        self.gathered.num_evaluations += 1;
         self.laps.lap(Part::Evaluation);
         // Written only now that all is there: an interruption leaves no half of an evaluation behind.
         if let Some(metrics) = &metrics {
@@ -90,6 +91,7 @@ impl Trainer<'_> {
         if saved.is_ok() {
             self.around.sinks.note(&format!("step {}: checkpoint saved", self.state.step));
             self.is_saved = true;
+            self.gathered.num_checkpoints += 1;
         }
         let _ = self.around.telemetry.window();
         self.laps.lap(Part::Checkpoint);

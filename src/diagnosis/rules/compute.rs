@@ -1,0 +1,273 @@
+//! The device is not used as it could be.
+
+use crate::diagnosis::figures::as_f64;
+use crate::diagnosis::text::{at_most, bytes, change, faster, finding, percent, seconds};
+use crate::diagnosis::{Change, Finding, Run, Severity};
+
+/// Share of the steps' time from which on handing over micro-batches is told of.
+const MIN_COPY_SHARE: f64 = 0.05;
+/// A GPU that runs kernels for less of the time, in percent, waits for the host.
+const BUSY_GPU_PERCENT: f64 = 85.0;
+/// Share of compute that does not grow with the tokens, from which on a step is too small.
+const MIN_FIXED_SHARE: f64 = 0.2;
+/// Below it, a device that is busy all the time computes slowly.
+const LOW_MFU: f64 = 0.3;
+/// A GPU's memory that is at work for more of the time, in percent, is what holds it up.
+const BUSY_MEMORY_PERCENT: f64 = 60.0;
+/// A gain below it is not worth a change.
+const MIN_GAIN: f64 = 0.05;
+
+/// Twice the rows in a micro-batch, and half the micro-batches in a step where there are several, so that the update stays
+/// that of as many rows.
+fn larger_micro_batches(run: &Run, expected: &str) -> Vec<Change> {
+    let (rows, passes) = (run.facts.micro_batch_size, run.facts.gradient_accumulation_steps);
+    let mut changes = vec![change("train.micro_batch_size", rows, 2 * rows, expected.to_owned())];
+    if passes > 1 {
+        let same = "the same rows in an update".to_owned();
+        changes.push(change("train.gradient_accumulation_steps", passes, passes.div_ceil(2), same));
+    }
+    changes
+}
+
+/// Laying micro-batches out and copying them takes a part of the steps that shows.
+pub(in crate::diagnosis) fn host_to_device(run: &Run) -> Option<Finding> {
+    let figures = &run.figures;
+    let share = figures.share_of_steps(figures.host_to_device_seconds);
+    if share < MIN_COPY_SHARE {
+        return None;
+    }
+    let step = figures.mean_step_seconds();
+    let copy = figures.host_to_device_seconds / as_f64(figures.num_steps);
+    let verdict = format!("HOST TO DEVICE: handing micro-batches to the device takes {} of step time", percent(share));
+    let passes = run.facts.gradient_accumulation_steps;
+    let mut evidence = vec![format!("{} a step, in {passes} micro-batches", seconds(copy))];
+    evidence
+        .extend(run.facts.is_gpu.then(|| "the GPU has nothing to do meanwhile, unless work is still queued".into()));
+    // Half as many, each as long to hand over as now.
+    let changes = if passes > 1 { larger_micro_batches(run, &faster(step, step - copy / 2.0)) } else { Vec::new() };
+    Some(Finding { evidence, changes, ..finding("host_to_device", Severity::Advice, Some(share), verdict) })
+}
+
+/// The GPU waits for the next kernel, though its data is there.
+pub(in crate::diagnosis) fn launch_overhead(run: &Run) -> Option<Finding> {
+    let figures = &run.figures;
+    let busy = figures.gpu_percent.get()?;
+    let waits = figures.share_of_steps(figures.data_wait_seconds);
+    if !run.facts.is_gpu || busy >= BUSY_GPU_PERCENT || waits > (1.0 - busy / 100.0) / 2.0 {
+        return None;
+    }
+    let idle = 1.0 - busy / 100.0 - waits;
+    let step = figures.mean_step_seconds();
+    let verdict =
+        format!("LAUNCH-BOUND: the GPU ran no kernel for {} of step time, while its data was there", percent(idle));
+    let mut evidence = vec![format!(
+        "GPU utilization {busy:.0}% on average, {:.0}% at most; data wait {}",
+        figures.gpu_percent.max().unwrap_or(busy),
+        percent(waits)
+    )];
+    evidence.extend(
+        figures.cpu_percent.get().map(|cpu| format!("the host hands over kernels one by one; CPU at {cpu:.0}%")),
+    );
+    // As many kernels for twice the rows: the pauses between them are half of what they were, row for row.
+    let changes = larger_micro_batches(run, &faster(step, step * (1.0 - idle / 2.0)));
+    let severity = if idle > 0.3 { Severity::Problem } else { Severity::Advice };
+    Some(Finding { evidence, changes, ..finding("launch_overhead", severity, Some(idle), verdict) })
+}
+
+/// A step's time hardly depends on how many tokens it has, or a GPU's multiprocessors are half empty.
+pub(in crate::diagnosis) fn small_batches(run: &Run) -> Option<Finding> {
+    let figures = &run.figures;
+    let step = figures.mean_step_seconds();
+    let compute = figures.compute_seconds() / as_f64(figures.num_steps.max(1));
+    let is_busy = figures.gpu_percent.get().is_some_and(|percent| percent >= BUSY_GPU_PERCENT);
+    let half_empty = figures.sm_activity_percent.get().filter(|activity| is_busy && *activity < 50.0);
+    let fixed = figures.fixed_share().filter(|share| *share >= MIN_FIXED_SHARE);
+    let tokens =
+        as_f64(figures.tokens) / as_f64((figures.num_steps + 1) * run.facts.gradient_accumulation_steps.max(1));
+    let mut evidence = vec![format!("{tokens:.0} tokens in a micro-batch")];
+    let (share, expected) = match (fixed, half_empty) {
+        (Some(fixed), _) => {
+            evidence.push(format!(
+                "{} of {} are the same however many tokens a step has",
+                seconds(fixed * compute),
+                seconds(compute)
+            ));
+            let expected = if run.facts.gradient_accumulation_steps > 1 {
+                faster(step, step - fixed * compute / 2.0)
+            } else {
+                // Twice the rows in one step: what is fixed is paid once for both.
+                format!(
+                    "about {:.2}x the tokens a second, with twice the rows in an update",
+                    2.0 * step / (2.0 * step - fixed * compute)
+                )
+            };
+            (fixed * compute / step.max(1e-9), expected)
+        }
+        (None, Some(activity)) => {
+            evidence.push(format!("kernels run all the time, on {activity:.0}% of the multiprocessors"));
+            let idle = 1.0 - activity / 100.0;
+            (idle, at_most(idle))
+        }
+        (None, None) => return None,
+    };
+    let verdict = format!("SMALL BATCHES: {} of step time does not grow with the tokens", percent(share));
+    let changes = larger_micro_batches(run, &expected);
+    Some(Finding { evidence, changes, ..finding("small_batches", Severity::Advice, Some(share), verdict) })
+}
+
+/// The device computes all the time, and slowly: for its memory, or for its arithmetic.
+pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let mfu = figures.mfu.get().filter(|mfu| *mfu < LOW_MFU)?;
+    let compute = figures.share_of_steps(figures.compute_seconds());
+    let is_busy = figures.gpu_percent.get().is_none_or(|percent| percent >= BUSY_GPU_PERCENT);
+    if compute < 0.8 || !is_busy {
+        return None;
+    }
+    let memory = figures.memory_activity_percent.get();
+    let by_memory = memory.is_some_and(|percent| percent >= BUSY_MEMORY_PERCENT);
+    let (rule, what) =
+        if by_memory { ("low_mfu_bandwidth", "memory bandwidth") } else { ("low_mfu_arithmetic", "arithmetic") };
+    let mut evidence = vec![format!(
+        "forward, backward and update take {} of step time, at an MFU of {}",
+        percent(compute),
+        percent(mfu)
+    )];
+    evidence.extend(memory.map(|memory| format!("the GPU's memory is at work {memory:.0}%")));
+    evidence.extend(figures.sm_activity_percent.get().map(|activity| format!("its multiprocessors {activity:.0}%")));
+    let padding = if facts.leaves_padding_out { 0.0 } else { figures.padding_share() };
+    evidence.extend(
+        (padding > 0.05)
+            .then(|| format!("{} of the tokens computed are padding, which MFU does not count", percent(padding))),
+    );
+    let mut changes = Vec::new();
+    if facts.is_gpu && facts.precision == "f32" {
+        let expected = match memory.filter(|_| by_memory) {
+            Some(memory) => {
+                format!("half the bytes: memory at work {:.0}% instead of {memory:.0}%, {}", memory / 2.0, at_most(0.5))
+            }
+            None => {
+                format!("products on tensor cores instead of the {} of the f32 peak that is reached now", percent(mfu))
+            }
+        };
+        changes.push(change("train.precision", "\"f32\"", "\"bf16\"", expected));
+    } else if facts.is_gpu {
+        changes = larger_micro_batches(run, &at_most(1.0 - mfu));
+    }
+    let severity = if changes.is_empty() { Severity::Note } else { Severity::Advice };
+    let verdict = format!("LOW MFU: {} of the device's peak, held up by {what}", percent(mfu));
+    Some(Finding { evidence, changes, ..finding(rule, severity, None, verdict) })
+}
+
+/// Blocks are computed again in the backward, though memory for what they would keep is free.
+pub(in crate::diagnosis) fn recomputation_not_needed(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    if facts.gradient_checkpointing == "false" || figures.num_steps == 0 {
+        return None;
+    }
+    let kept = facts.activation_bytes?;
+    let free = if facts.is_gpu {
+        facts.device_memory_bytes?.checked_sub(figures.gpu_memory_used_bytes?)?
+    } else {
+        figures.host_available_bytes?
+    };
+    // Longer rows than those seen may come.
+    if as_f64(free) < 1.5 * as_f64(kept) {
+        return None;
+    }
+    let share = figures.share_of_steps(figures.recomputation_seconds(facts));
+    if share < MIN_GAIN {
+        return None;
+    }
+    let verdict = format!(
+        "RECOMPUTATION NOT NEEDED: up to {} of step time computes again what memory has room for",
+        percent(share)
+    );
+    let evidence = vec![format!(
+        "{} of memory were free at the least, and {} more are needed without it",
+        bytes(free),
+        bytes(kept)
+    )];
+    let changes = vec![change("train.gradient_checkpointing", &facts.gradient_checkpointing, "false", at_most(share))];
+    Some(Finding { evidence, changes, ..finding("recomputation_not_needed", Severity::Advice, Some(share), verdict) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnosis::tests::{gpu_run, run};
+
+    #[test]
+    fn handing_over_is_told_of_and_halved_by_half_as_many_micro_batches() {
+        let slow = run(|line| line.host_to_device_seconds = Some(0.1));
+        let found = host_to_device(&slow).unwrap();
+        assert_eq!(found.changes[0].expected, "about 1.05x (a step 1.000 s -> 0.950 s)");
+        assert_eq!([&found.changes[0].to, &found.changes[1].to], ["8", "1"]);
+        assert!(host_to_device(&run(|_| {})).is_none());
+    }
+
+    #[test]
+    fn a_gpu_that_rests_with_its_data_there_waits_for_the_host() {
+        let idle = gpu_run(|line| line.gpu_utilization_percent = Some(59.0));
+        let found = launch_overhead(&idle).unwrap();
+        assert_eq!((found.rule.as_str(), found.severity), ("launch_overhead", Severity::Problem));
+        assert_eq!(found.changes[0].expected, "about 1.25x (a step 1.000 s -> 0.800 s)");
+        let starved = gpu_run(|line| (line.gpu_utilization_percent, line.data_wait_seconds) = (Some(60.0), 0.38));
+        assert!(launch_overhead(&starved).is_none(), "it waits for data");
+        assert!(launch_overhead(&gpu_run(|_| {})).is_none() && launch_overhead(&run(|_| {})).is_none());
+    }
+
+    #[test]
+    fn what_a_step_takes_whatever_its_tokens_is_found_by_their_number() {
+        // 0.5 s and 0.1 ms a token.
+        let small = run(|line| {
+            line.tokens = 2000 + 100 * (line.step % 21);
+            line.forward_backward_seconds = 0.45 + 1e-4 * (line.tokens as f64);
+            line.step_seconds = line.forward_backward_seconds + 0.15;
+        });
+        let found = small_batches(&small).unwrap();
+        let mean = 0.6 + 1e-4 * 3000.0;
+        assert!((found.share_of_time.unwrap() - 0.5 / mean).abs() < 0.01, "{found:#?}");
+        assert!(found.changes[0].expected.starts_with("about 1.39x"), "{found:#?}");
+        let mut whole = small;
+        whole.facts.gradient_accumulation_steps = 1;
+        let found = small_batches(&whole).unwrap();
+        assert!(found.changes[0].expected.contains("x the tokens a second") && found.changes.len() == 1, "{found:#?}");
+        let empty = gpu_run(|line| line.gpu_sm_activity_percent = Some(40.0));
+        assert_eq!(small_batches(&empty).unwrap().changes[0].expected, "at most 2.50x");
+        assert!(small_batches(&run(|_| {})).is_none() && small_batches(&gpu_run(|_| {})).is_none());
+    }
+
+    #[test]
+    fn a_low_mfu_is_that_of_memory_or_that_of_arithmetic() {
+        let low =
+            |memory| gpu_run(move |line| (line.mfu, line.gpu_memory_activity_percent) = (Some(0.1), Some(memory)));
+        assert_eq!(low_mfu(&low(80.0)).unwrap().rule, "low_mfu_bandwidth");
+        let mut f32 = low(20.0);
+        assert_eq!(low_mfu(&f32).unwrap().changes[0].key, "train.micro_batch_size");
+        f32.facts.precision = "f32".into();
+        let found = low_mfu(&f32).unwrap();
+        assert_eq!((found.rule.as_str(), found.changes[0].key.as_str()), ("low_mfu_arithmetic", "train.precision"));
+        assert_eq!(low_mfu(&run(|line| line.mfu = Some(0.1))).unwrap().severity, Severity::Note);
+        assert!(low_mfu(&gpu_run(|_| {})).is_none());
+        let waiting = run(|line| (line.mfu, line.forward_backward_seconds) = (Some(0.1), 0.3));
+        assert!(low_mfu(&waiting).is_none(), "another rule says why");
+    }
+
+    #[test]
+    fn recomputation_is_not_needed_where_memory_is_free() {
+        let mut wasteful = run(|_| {});
+        wasteful.facts.gradient_checkpointing = "true".into();
+        let found = recomputation_not_needed(&wasteful).unwrap();
+        assert_eq!([&found.changes[0].from, &found.changes[0].to], ["true", "false"]);
+        // 0.3 s of forward, 8 of its 8.4 GFLOPs in the blocks: 4,000 tokens through 1 M parameters, 2,000 through 0.1 M.
+        let share = 0.3 * 8000.0 / 8800.0;
+        assert!((found.share_of_time.unwrap() - share).abs() < 1e-4 && found.changes[0].expected == "at most 1.38x");
+        wasteful.facts.activation_bytes = Some(7 << 30);
+        assert!(recomputation_not_needed(&wasteful).is_none(), "there is no room");
+        let mut gpu = gpu_run(|_| {});
+        assert!(recomputation_not_needed(&gpu).is_none(), "it is off");
+        gpu.facts.gradient_checkpointing = "\"offload\"".into();
+        assert!(recomputation_not_needed(&gpu).unwrap().evidence[0].starts_with("20.0 GiB of memory were free"));
+    }
+}

@@ -1,0 +1,133 @@
+//! Tokens that are computed or read for nothing.
+
+use crate::diagnosis::figures::as_f64;
+use crate::diagnosis::text::{change, faster, finding, percent, thousands};
+use crate::diagnosis::{Finding, Run, Severity};
+
+/// Share of the tokens from which on padding is told of.
+const MIN_PADDING: f64 = 0.2;
+/// Share of the rows from which on what is wrong with them is told of.
+const MIN_ROWS: f64 = 0.01;
+
+/// Short rows are filled up to the longest of their micro-batch.
+pub(in crate::diagnosis) fn padding(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let share = figures.padding_share();
+    if share < MIN_PADDING {
+        return None;
+    }
+    let counts = format!(
+        "{} of {} tokens in micro-batches of {} rows",
+        thousands(as_f64(figures.padding_tokens)),
+        thousands(as_f64(figures.tokens + figures.padding_tokens)),
+        facts.micro_batch_size
+    );
+    if facts.leaves_padding_out {
+        let verdict =
+            format!("PADDING: {} of the tokens, which this device leaves out: it costs no time here", percent(share));
+        return Some(Finding { evidence: vec![counts], ..finding("padding", Severity::Note, None, verdict) });
+    }
+    let compute = figures.forward_backward_seconds * share;
+    let step = figures.mean_step_seconds();
+    let after = step - compute / as_f64(figures.num_steps.max(1));
+    let of_time = figures.share_of_steps(compute);
+    let verdict = format!("PADDING: {} of the tokens computed are padding", percent(share));
+    let mut changes = Vec::new();
+    if !facts.packing {
+        changes.push(change("data.packing", false, true, format!("{} for the same tokens", faster(step, after))));
+    }
+    let severity = if of_time >= 0.25 { Severity::Problem } else { Severity::Advice };
+    Some(Finding { evidence: vec![counts], changes, ..finding("padding", severity, Some(of_time), verdict) })
+}
+
+/// Rows are longer than what is trained on.
+pub(in crate::diagnosis) fn truncation(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let share = as_f64(figures.truncated_rows) / as_f64(figures.rows.max(1));
+    if share < MIN_ROWS {
+        return None;
+    }
+    let (cut, rows, lost) = (figures.truncated_rows, figures.rows, figures.answer_cut_rows);
+    let verdict =
+        format!("TRUNCATION: {} of the rows are longer than `data.max_length` and lose their end", percent(share));
+    let mut evidence = vec![format!("{cut} of {rows} rows were cut; of {lost} nothing of the answer was left")];
+    let longest = figures.longest_row_tokens.filter(|longest| *longest > facts.max_length);
+    evidence.extend(longest.map(|longest| format!("the longest had {} tokens", thousands(as_f64(longest)))));
+    let to = longest.unwrap_or(2 * facts.max_length).next_multiple_of(64);
+    let expected = match longest {
+        Some(_) => format!(
+            "all {rows} rows whole; the longest micro-batches take {:.1}x the memory",
+            as_f64(to) / as_f64(facts.max_length.max(1))
+        ),
+        None => format!("fewer than {cut} of {rows} rows cut"),
+    };
+    let changes = vec![change("data.max_length", facts.max_length, to, expected)];
+    let severity = if as_f64(lost) > 0.05 * as_f64(rows) { Severity::Problem } else { Severity::Advice };
+    Some(Finding { evidence, changes, ..finding("truncation", severity, None, verdict) })
+}
+
+/// Rows teach nothing, though they were not cut.
+pub(in crate::diagnosis) fn rows_without_loss(run: &Run) -> Option<Finding> {
+    let figures = &run.figures;
+    let rows = figures.rows_without_targets.saturating_sub(figures.answer_cut_rows);
+    let share = as_f64(rows) / as_f64(figures.rows.max(1));
+    if share < MIN_ROWS {
+        return None;
+    }
+    let verdict = format!("ROWS WITHOUT LOSS: {} of the rows have no token that is learned", percent(share));
+    let evidence =
+        vec![format!("{rows} of {} rows were read and left out; `lora-train inspect` shows them", figures.rows)];
+    let expected = format!("loss on the {rows} rows too, and on every prompt");
+    let changes = vec![change("data.train_on_inputs", false, true, expected)];
+    Some(Finding { evidence, changes, ..finding("rows_without_loss", Severity::Advice, None, verdict) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnosis::tests::{gpu_run, run};
+
+    #[test]
+    fn padding_that_is_computed_costs_its_share_of_forward_and_backward() {
+        let padded = gpu_run(|line| (line.tokens, line.padding_tokens) = (1000, Some(3000)));
+        let found = padding(&padded).unwrap();
+        assert_eq!(
+            (found.severity, found.verdict.as_str()),
+            (Severity::Problem, "PADDING: 75% of the tokens computed are padding")
+        );
+        // 0.9 s of a step of 1 s are forward and backward.
+        assert_eq!(found.changes[0].expected, "about 3.08x (a step 1.000 s -> 0.325 s) for the same tokens");
+        let mut packed = padded;
+        packed.facts.packing = true;
+        assert!(padding(&packed).unwrap().changes.is_empty());
+        assert!(padding(&gpu_run(|_| {})).is_none());
+    }
+
+    #[test]
+    fn padding_that_is_left_out_is_a_note() {
+        let mut padded = run(|line| (line.tokens, line.padding_tokens) = (1000, Some(3000)));
+        padded.facts.leaves_padding_out = true;
+        assert_eq!(padding(&padded).unwrap().severity, Severity::Note);
+    }
+
+    #[test]
+    fn cut_rows_are_told_of_with_the_length_that_would_hold_them() {
+        let mut cut = run(|line| line.truncated_rows = Some(1));
+        let found = truncation(&cut).unwrap();
+        assert_eq!((found.severity, found.changes[0].to.as_str()), (Severity::Advice, "2048"));
+        (cut.figures.longest_row_tokens, cut.figures.answer_cut_rows) = (Some(1500), 100);
+        let found = truncation(&cut).unwrap();
+        assert_eq!((found.severity, found.changes[0].to.as_str()), (Severity::Problem, "1536"));
+        assert!(found.changes[0].expected.ends_with("take 1.5x the memory"), "{found:#?}");
+        assert!(truncation(&run(|_| {})).is_none());
+    }
+
+    #[test]
+    fn rows_that_teach_nothing_are_told_of_unless_they_were_cut() {
+        let mut idle = run(|_| {});
+        (idle.figures.rows_without_targets, idle.figures.answer_cut_rows) = (80, 10);
+        assert!(rows_without_loss(&idle).unwrap().evidence[0].starts_with("70 of 808 rows"));
+        idle.figures.answer_cut_rows = 80;
+        assert!(rows_without_loss(&idle).is_none());
+    }
+}

@@ -1,0 +1,230 @@
+//! Waiting for data: why, and what would help.
+
+use crate::diagnosis::figures::{Facts, Figures, as_f64};
+use crate::diagnosis::text::{at_most, bytes, change, faster, finding, percent, seconds};
+use crate::diagnosis::{Change, Finding, Run, Severity};
+
+/// Share of the steps' time from which on waiting for data is told of.
+const MIN_SHARE: f64 = 0.10;
+/// Workers that were at work for less of the time had a full queue now and then, so that they are not too slow.
+const BUSY: f64 = 0.75;
+/// Share of the workers' time from which on one cause of it is the cause.
+const CAUSE: f64 = 0.4;
+/// Reads of less a step tell nothing.
+const MIN_READ_BYTES: f64 = 1_048_576.0;
+
+/// What the workers' time went into, as shares of it.
+struct Workers {
+    /// Share of their time, by the clock, in which they were at work.
+    busy: f64,
+    cpu: f64,
+    queued: f64,
+    /// Neither: waiting for a disk.
+    waiting: f64,
+    /// Work for a step, all workers together.
+    seconds_a_step: f64,
+}
+
+impl Workers {
+    fn of(facts: &Facts, figures: &Figures) -> Option<Self> {
+        let (busy, cpu) = (figures.worker_busy_seconds?, figures.worker_cpu_seconds?);
+        let queued = figures.worker_queued_seconds.unwrap_or(0.0);
+        let all = figures.step_seconds * as_f64(facts.num_workers.max(1));
+        (busy > 0.0 && all > 0.0).then(|| Self {
+            busy: (busy / all).min(1.0),
+            cpu: cpu / busy,
+            queued: queued / busy,
+            waiting: ((busy - cpu - queued) / busy).max(0.0),
+            seconds_a_step: busy / as_f64(figures.num_steps.max(1)),
+        })
+    }
+}
+
+/// The loop waits for data: since workers compute, since they wait for a disk, or since the queue is too short.
+pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let share = figures.share_of_steps(figures.data_wait_seconds);
+    if share < MIN_SHARE || figures.num_steps == 0 {
+        return None;
+    }
+    let workers = Workers::of(facts, figures);
+    let (rule, why, changes) = match &workers {
+        Some(workers) if workers.busy < BUSY => {
+            ("input_bound_queue", "the queue is too short", longer_queue(run, share))
+        }
+        Some(workers) if workers.waiting > CAUSE => {
+            ("input_bound_disk", "data workers wait for a disk", more_workers(run, workers, true))
+        }
+        Some(workers) => ("input_bound_cpu", "data workers compute all the time", more_workers(run, workers, false)),
+        None => ("input_bound", "what data workers do is not known", more_workers_blindly(facts, share)),
+    };
+    let who = if facts.is_gpu { "the GPU" } else { "training" };
+    let severity = if share >= 0.25 { Severity::Problem } else { Severity::Advice };
+    let verdict = format!("INPUT-BOUND: {who} waited for data {} of step time; {why}", percent(share));
+    let mut evidence = vec![format!(
+        "a step waits {} of {}",
+        seconds(figures.data_wait_seconds / as_f64(figures.num_steps)),
+        seconds(figures.mean_step_seconds())
+    )];
+    if let Some(workers) = &workers {
+        evidence.push(format!(
+            "{} data workers: at work {} of the time, of which computing {}, without a free processor {}, waiting for a \
+             disk {}; a step's rows take them {}",
+            facts.num_workers,
+            percent(workers.busy),
+            percent(workers.cpu.min(1.0)),
+            percent(workers.queued.min(1.0)),
+            percent(workers.waiting),
+            seconds(workers.seconds_a_step)
+        ));
+    }
+    let read = as_f64(figures.disk_reads.total()) / figures.step_seconds;
+    let cpu = figures.cpu_percent.get().map_or_else(String::new, |cpu| format!("CPU at {cpu:.0}%, "));
+    let disk = if read < 1e4 { "disk idle".to_owned() } else { format!("disk read at {:.1} MB/s", read / 1e6) };
+    evidence.push(format!("{cpu}{disk}"));
+    Some(Finding { evidence, changes, ..finding(rule, severity, Some(share), verdict) })
+}
+
+fn longer_queue(run: &Run, share: f64) -> Vec<Change> {
+    let now = run.facts.prefetch_batches;
+    // As far ahead as evens out the slowest step, by how much longer than the middle one it took.
+    let time = &run.figures.step_time;
+    let spread = time.quantile(0.95).zip(time.median()).map_or(1.0, |(slow, middle)| slow / middle.max(1e-9));
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small factor")]
+    let factor = (spread.ceil() as u64).clamp(2, 8);
+    vec![change("data.prefetch_batches", now, now * factor, at_most(share))]
+}
+
+/// More workers, where there are processors for them; tokens made once, where there are none.
+fn more_workers(run: &Run, workers: &Workers, waits: bool) -> Vec<Change> {
+    let Run { facts, figures } = run;
+    let step = figures.mean_step_seconds();
+    let without_wait = step - figures.data_wait_seconds / as_f64(figures.num_steps);
+    let free = figures.cpu_percent.get().map_or(0.0, |percent| as_f64(facts.num_cpu_threads) * (1.0 - percent / 100.0));
+    let needed = (workers.seconds_a_step / without_wait.max(1e-9)).ceil();
+    // Whoever waits for a disk needs no processor.
+    let possible = if waits { needed } else { as_f64(facts.num_workers) + (free + 0.25).floor() };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of threads")]
+    let to = needed.min(possible).clamp(1.0, 256.0) as u64;
+    let mut changes = Vec::new();
+    if to > facts.num_workers {
+        let after = (workers.seconds_a_step / as_f64(to)).max(without_wait);
+        changes.push(change("data.num_workers", facts.num_workers, to, faster(step, after)));
+    }
+    if !facts.packing && !waits && workers.cpu + workers.queued > 0.5 {
+        let expected =
+            format!("{}; rows are tokenised once, before the first step, and kept", faster(step, without_wait));
+        changes.push(change("data.packing", false, true, expected));
+    }
+    changes
+}
+
+fn more_workers_blindly(facts: &Facts, share: f64) -> Vec<Change> {
+    let to = (facts.num_workers * 2).min(facts.num_cpu_threads.max(1));
+    let is_more = to > facts.num_workers;
+    is_more.then(|| change("data.num_workers", facts.num_workers, to, at_most(share / 2.0))).into_iter().collect()
+}
+
+/// Rows come from the disk instead of the page cache: at first only, or again in every pass.
+pub(in crate::diagnosis) fn page_cache(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let read = figures.disk_reads.total();
+    let late = figures.disk_reads.second_half();
+    if figures.num_steps < 4 || as_f64(read) < MIN_READ_BYTES * as_f64(figures.num_steps) {
+        return None;
+    }
+    let share = figures.share_of_steps(figures.data_wait_seconds);
+    let faults = figures.major_page_faults.unwrap_or(0);
+    let evidence = vec![
+        format!(
+            "{} read from disks in {} steps, {} of it in their second half",
+            bytes(read),
+            figures.num_steps,
+            bytes(late)
+        ),
+        format!("{faults} page faults waited for a disk; data wait is {} of step time", percent(share)),
+    ];
+    // Read more often than once, in more than one pass.
+    let is_again = facts.data_bytes.is_some_and(|all| as_f64(read) > 1.5 * as_f64(all)) && figures.epochs > 1.0;
+    if is_again && late > read / 4 {
+        let passes = as_f64(read) / as_f64(facts.data_bytes.unwrap_or(read).max(1));
+        let verdict = format!(
+            "THRASHING PAGE CACHE: the files were read {passes:.1} times over, since memory does not hold them"
+        );
+        let severity = if share >= 0.05 { Severity::Problem } else { Severity::Advice };
+        return Some(Finding { evidence, ..finding("page_cache_thrashing", severity, Some(share), verdict) });
+    }
+    if late < read / 10 {
+        let verdict = "COLD PAGE CACHE: the files were read from disk at first; from memory since".to_owned();
+        return Some(Finding { evidence, ..finding("page_cache_cold", Severity::Note, None, verdict) });
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnosis::tests::{gpu_run, run};
+
+    #[test]
+    fn workers_that_compute_all_the_time_are_the_cause_and_free_processors_the_remedy() {
+        let busy = gpu_run(|line| {
+            // A worker makes a step's rows in 1.5 s, while the GPU needs 0.5 s.
+            (line.step_seconds, line.data_wait_seconds) = (1.5, 1.0);
+            (line.worker_busy_seconds, line.worker_cpu_seconds) = (Some(1.5), Some(1.47));
+            line.cpu_utilization_percent = Some(20.0);
+        });
+        let found = input_bound(&busy).unwrap();
+        assert_eq!((found.rule.as_str(), found.severity), ("input_bound_cpu", Severity::Problem));
+        assert!(found.verdict.starts_with("INPUT-BOUND: the GPU waited for data 67% of step time"), "{found:#?}");
+        let Change { key, from, to, expected } = &found.changes[0];
+        assert_eq!([key.as_str(), from, to], ["data.num_workers", "1", "3"]);
+        assert_eq!(expected, "about 3.00x (a step 1.500 s -> 0.500 s)");
+        assert!(found.evidence.last().unwrap().contains("CPU at 20%, disk idle"), "{found:#?}");
+        // Without a free processor more workers would only take from each other.
+        let mut full = busy;
+        (full.facts.num_cpu_threads, full.facts.is_gpu) = (1, false);
+        full.figures.cpu_percent = crate::diagnosis::Mean::default();
+        let found = input_bound(&full).unwrap();
+        assert_eq!(found.changes[0].key, "data.packing");
+        assert!(input_bound(&run(|line| line.data_wait_seconds = 0.05)).is_none());
+    }
+
+    #[test]
+    fn workers_that_wait_for_a_disk_are_told_from_those_that_compute() {
+        let slow = run(|line| {
+            (line.data_wait_seconds, line.disk_read_bytes) = (0.4, Some(20_000_000));
+            (line.worker_busy_seconds, line.worker_cpu_seconds) = (Some(0.98), Some(0.1));
+            line.worker_queued_seconds = Some(0.05);
+        });
+        let found = input_bound(&slow).unwrap();
+        assert_eq!(found.rule, "input_bound_disk");
+        assert!(found.evidence.last().unwrap().contains("disk read at 20.0 MB/s"), "{found:#?}");
+        assert_eq!(found.changes[0].to, "2");
+    }
+
+    #[test]
+    fn workers_that_rest_while_the_loop_waits_have_too_short_a_queue() {
+        let short = run(|line| line.data_wait_seconds = 0.2);
+        let found = input_bound(&short).unwrap();
+        assert_eq!((found.rule.as_str(), found.severity), ("input_bound_queue", Severity::Advice));
+        assert_eq!([found.changes[0].key.as_str(), &found.changes[0].to], ["data.prefetch_batches", "8"]);
+        assert_eq!(found.changes[0].expected, "at most 1.25x");
+        let unknown = run(|line| (line.data_wait_seconds, line.worker_busy_seconds) = (0.2, None));
+        assert_eq!(input_bound(&unknown).unwrap().rule, "input_bound");
+    }
+
+    #[test]
+    fn a_cold_page_cache_is_noted_and_a_thrashing_one_is_a_problem() {
+        let cold = run(|line| line.disk_read_bytes = Some(if line.step < 20 { 10 << 20 } else { 0 }));
+        assert_eq!(page_cache(&cold).unwrap().rule, "page_cache_cold");
+        let thrashing = run(|line| {
+            (line.disk_read_bytes, line.data_wait_seconds) = (Some(10 << 20), 0.2);
+            line.major_page_faults = Some(300);
+        });
+        let found = page_cache(&thrashing).unwrap();
+        assert_eq!((found.rule.as_str(), found.severity), ("page_cache_thrashing", Severity::Problem));
+        assert!(found.verdict.contains("10.0 times over"), "{found:#?}");
+        assert!(page_cache(&run(|line| line.disk_read_bytes = Some(1000))).is_none());
+    }
+}

@@ -1,0 +1,8 @@
+//! The rules, by what they are about.
+
+pub(super) mod clocks;
+pub(super) mod compute;
+pub(super) mod data;
+pub(super) mod input;
+pub(super) mod memory;
+pub(super) mod stalls;

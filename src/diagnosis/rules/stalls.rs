@@ -1,0 +1,212 @@
+//! What comes between steps, and steps that take longer than others.
+
+use crate::diagnosis::figures::as_f64;
+use crate::diagnosis::text::{at_most, change, finding, percent, seconds};
+use crate::diagnosis::{Change, Finding, Run, Severity};
+
+/// Shares of all time from which on what comes between steps is told of.
+const MIN_EVALUATION: f64 = 0.15;
+const MIN_CHECKPOINT: f64 = 0.05;
+const MIN_LOGGING: f64 = 0.03;
+/// What it should come down to.
+const GOAL: f64 = 0.05;
+const CHECKPOINT_GOAL: f64 = 0.02;
+/// A slow step in twenty takes so many times the one in the middle.
+const UNEVEN: f64 = 1.5;
+
+/// `about 1.25x (after start-up 100 s -> 80 s)`.
+fn whole(before: f64, after: f64) -> String {
+    format!("about {:.2}x (after start-up {} -> {})", before / after, seconds(before), seconds(after))
+}
+
+/// By how much what takes `part` of `all` has to become rarer to take `goal` of what is left.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a factor, held below 1000")]
+fn factor(part: f64, all: f64, goal: f64) -> u64 {
+    let rest = (all - part).max(1e-9);
+    (part * (1.0 - goal) / (goal * rest)).ceil().clamp(2.0, 1000.0) as u64
+}
+
+/// Evaluations take a large part of the time.
+pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let (all, part) = (figures.wall_seconds, figures.evaluation_seconds);
+    let share = figures.share_of_wall(part);
+    if share < MIN_EVALUATION || figures.num_evaluations == 0 {
+        return None;
+    }
+    let count = figures.num_evaluations;
+    let each = part / as_f64(count);
+    let times = factor(part, all, GOAL);
+    let mut changes: Vec<Change> = Vec::new();
+    // Those before the first step and after the last one are made in any case.
+    let between = as_f64(count.saturating_sub(2));
+    if let Some(eval_steps) = facts.eval_steps.filter(|_| between > 0.0) {
+        let after = all - each * between * (1.0 - 1.0 / as_f64(times));
+        changes.push(change("eval.eval_steps", eval_steps, eval_steps * times, whole(all, after)));
+    }
+    if let Some(batches) = facts.eval_batches.filter(|batches| *batches > 1) {
+        let to = (batches / times).max(1);
+        let after = all - part * (1.0 - as_f64(to) / as_f64(batches));
+        changes.push(change("eval.max_batches", batches, to, whole(all, after)));
+    }
+    let verdict = format!("EVALUATION: {} of the time after start-up", percent(share));
+    let evidence = vec![format!("{count} evaluations of {} each, in {}", seconds(each), seconds(all))];
+    let severity = if share >= 0.3 { Severity::Problem } else { Severity::Advice };
+    Some(Finding { evidence, changes, ..finding("evaluation", severity, Some(share), verdict) })
+}
+
+/// Checkpoints take a part of the time that shows.
+pub(in crate::diagnosis) fn checkpoint(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let (all, part) = (figures.wall_seconds, figures.checkpoint_seconds);
+    let share = figures.share_of_wall(part);
+    if share < MIN_CHECKPOINT || figures.num_checkpoints == 0 {
+        return None;
+    }
+    let count = figures.num_checkpoints;
+    let times = factor(part, all, CHECKPOINT_GOAL);
+    let change_of = |save_steps: u64| {
+        let after = all - part * (1.0 - 1.0 / as_f64(times));
+        change("checkpoint.save_steps", save_steps, save_steps * times, whole(all, after))
+    };
+    let changes = facts.save_steps.map(change_of).into_iter().collect();
+    let verdict = format!("CHECKPOINTS: {} of the time after start-up", percent(share));
+    let evidence = vec![format!("{count} checkpoints of {} each, in {}", seconds(part / as_f64(count)), seconds(all))];
+    let severity = if share >= 0.2 { Severity::Problem } else { Severity::Advice };
+    Some(Finding { evidence, changes, ..finding("checkpoint", severity, Some(share), verdict) })
+}
+
+/// Writing figures takes a part of the time that shows.
+pub(in crate::diagnosis) fn logging(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let share = figures.share_of_wall(figures.logging_seconds);
+    if share < MIN_LOGGING || figures.num_steps == 0 {
+        return None;
+    }
+    let verdict = format!("LOGGING: writing figures takes {} of the time after start-up", percent(share));
+    let each = figures.logging_seconds / as_f64(figures.num_steps + 1);
+    let evidence = vec![format!("{} a step of {}", seconds(each), seconds(figures.mean_step_seconds()))];
+    let off = || change("logging.tensorboard", true, false, at_most(share));
+    let changes = facts.tensorboard.then(off).into_iter().collect();
+    let severity = if share >= 0.1 { Severity::Advice } else { Severity::Note };
+    Some(Finding { evidence, changes, ..finding("logging", severity, Some(share), verdict) })
+}
+
+/// The first step compiles kernels, or reads weights for the first time.
+pub(in crate::diagnosis) fn first_step(run: &Run) -> Option<Finding> {
+    let figures = &run.figures;
+    let (first, middle) = (figures.first_step_seconds?, figures.step_time.median()?);
+    let extra = first - middle;
+    let share = figures.share_of_wall(extra);
+    if first < 3.0 * middle || share < 0.1 {
+        return None;
+    }
+    let what =
+        if run.facts.is_gpu { "compiling and tuning kernels" } else { "reading weights and rows for the first time" };
+    let verdict = format!("FIRST STEP: {} of the time after start-up, {what}", percent(share));
+    let mut evidence = vec![format!("the first step took {}, the others {}", seconds(first), seconds(middle))];
+    evidence.extend(run.facts.is_gpu.then(|| "later runs on this machine find the kernels in the cache".to_owned()));
+    Some(Finding { evidence, ..finding("first_step", Severity::Note, Some(share), verdict) })
+}
+
+/// Some steps take much longer than others: since they have more tokens, or since something else is at work.
+pub(in crate::diagnosis) fn uneven_steps(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let (middle, slow) = (figures.step_time.median()?, figures.step_time.quantile(0.95)?);
+    if figures.num_steps < 20 || slow < UNEVEN * middle {
+        return None;
+    }
+    let mean = figures.mean_step_seconds();
+    let lost = ((mean - middle) / mean).max(0.0);
+    let mut evidence =
+        vec![format!("one step in twenty takes {} and more; the one in the middle {}", seconds(slow), seconds(middle))];
+    let correlation = figures.compute_by_tokens.correlation().unwrap_or(0.0);
+    if correlation > 0.8 {
+        let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, as rows differ in length", slow / middle);
+        evidence.push(format!("time goes with the number of tokens (correlation {correlation:.2})"));
+        let even = || change("data.packing", false, true, "steps of about the same length".into());
+        let changes = (!facts.packing).then(even).into_iter().collect();
+        return Some(Finding { evidence, changes, ..finding("uneven_steps", Severity::Note, None, verdict) });
+    }
+    let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, which their tokens do not explain", slow / middle);
+    evidence.push(format!("without the slow ones a step would take {} instead of {}", seconds(middle), seconds(mean)));
+    evidence.extend(
+        figures
+            .cpu_percent
+            .get()
+            .map(|cpu| format!("this process used {cpu:.0}% of the processors; others may use the rest")),
+    );
+    let severity = if lost >= 0.25 { Severity::Advice } else { Severity::Note };
+    Some(Finding { evidence, ..finding("uneven_steps", severity, Some(lost), verdict) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnosis::tests::{gpu_run, run};
+
+    #[test]
+    fn evaluations_are_made_rarer_until_they_take_a_twentieth() {
+        let busy = run(|line| {
+            if line.step % 10 == 1 {
+                (line.evaluation_seconds, line.wall_seconds) = (Some(10.0), Some(11.0));
+            }
+        });
+        // 11 evaluations of 10 s in 211 s; those before and after stay.
+        let found = evaluation(&busy).unwrap();
+        assert_eq!(found.severity, Severity::Problem);
+        assert_eq!([found.changes[0].key.as_str(), &found.changes[0].to], ["eval.eval_steps", "1050"]);
+        let after = 211.0 - 90.0 * (1.0 - 1.0 / 21.0);
+        assert_eq!(found.changes[0].expected, whole(211.0, after));
+        assert_eq!([found.changes[1].key.as_str(), &found.changes[1].to], ["eval.max_batches", "1"]);
+        assert!(evaluation(&run(|_| {})).is_none());
+    }
+
+    #[test]
+    fn checkpoints_are_made_rarer_until_they_hardly_show() {
+        let busy = run(|line| (line.checkpoint_seconds, line.wall_seconds) = (Some(0.3), Some(1.3)));
+        let found = checkpoint(&busy).unwrap();
+        assert_eq!((found.severity, found.changes[0].to.as_str()), (Severity::Problem, "750"));
+        assert!(found.evidence[0].starts_with("101 checkpoints of 0.300 s each"), "{found:#?}");
+        assert!(checkpoint(&run(|_| {})).is_none());
+    }
+
+    #[test]
+    fn writing_figures_may_take_too_long() {
+        let slow = run(|line| line.logging_seconds = Some(0.12));
+        let found = logging(&slow).unwrap();
+        assert_eq!((found.severity, found.changes[0].expected.as_str()), (Severity::Advice, "at most 1.14x"));
+        assert!(logging(&run(|_| {})).is_none());
+    }
+
+    #[test]
+    fn a_long_first_step_is_noted_where_it_is_a_part_of_the_run() {
+        let compiled = gpu_run(|line| {
+            if line.step == 1 {
+                (line.step_seconds, line.wall_seconds) = (60.0, Some(60.0));
+            }
+        });
+        let found = first_step(&compiled).unwrap();
+        assert!(found.verdict.starts_with("FIRST STEP: 37% of the time"), "{found:#?}");
+        assert!(first_step(&run(|_| {})).is_none());
+    }
+
+    #[test]
+    fn uneven_steps_are_explained_by_their_tokens_or_not() {
+        let long = run(|line| {
+            if line.step % 10 == 0 {
+                (line.tokens, line.forward_backward_seconds, line.step_seconds) = (12_000, 2.9, 3.0);
+            }
+        });
+        assert_eq!(uneven_steps(&long).unwrap().severity, Severity::Note);
+        let disturbed = run(|line| {
+            if line.step % 10 == 0 {
+                (line.other_seconds, line.step_seconds) = (Some(7.0), 8.0);
+            }
+        });
+        let found = uneven_steps(&disturbed).unwrap();
+        assert_eq!(found.severity, Severity::Advice);
+        assert!(found.verdict.ends_with("which their tokens do not explain"), "{found:#?}");
+        assert!(uneven_steps(&run(|_| {})).is_none());
+    }
+}

@@ -1,0 +1,99 @@
+//! What a run costs: section `[cost]` of a recipe.
+
+use serde::Serialize;
+
+use super::{PerMillionTokens, Summary};
+use crate::schema::{Problem, Section};
+
+const JOULES_PER_KWH: f64 = 3.6e6;
+const SECONDS_PER_HOUR: f64 = 3600.0;
+const MILLION: f64 = 1e6;
+
+/// Section `[cost]`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CostConfig {
+    /// Price of an hour of the machine, in `currency`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub price_per_hour: Option<f64>,
+    /// Price of a kWh, in `currency`, where energy is paid for besides the hours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub price_per_kwh: Option<f64>,
+    /// Name of the currency.
+    pub currency: String,
+}
+
+impl Default for CostConfig {
+    fn default() -> Self {
+        Self { price_per_hour: None, price_per_kwh: None, currency: "USD".into() }
+    }
+}
+
+impl CostConfig {
+    /// Reads section `[cost]`.
+    pub fn read(section: &mut Section) -> Self {
+        let config = Self {
+            price_per_hour: section.optional_number("price_per_hour", 0.0..),
+            price_per_kwh: section.optional_number("price_per_kwh", 0.0..),
+            currency: section.string("currency", &Self::default().currency),
+        };
+        if config.currency.trim().is_empty() && !section.is_wrong("currency") {
+            let message = "`cost.currency` is empty, expected the name of a currency".to_owned();
+            section.reject("currency", Problem::new(message).hint("for example \"EUR\""));
+        }
+        config
+    }
+
+    /// Price of so many seconds and, where it is known, so much energy; `None` where the recipe names no price that
+    /// could be reckoned with.
+    #[must_use]
+    pub fn price(&self, seconds: f64, energy_kwh: Option<f64>) -> Option<f64> {
+        let hours = self.price_per_hour.map(|price| price * seconds / SECONDS_PER_HOUR);
+        let energy = self.price_per_kwh.zip(energy_kwh).map(|(price, energy)| price * energy);
+        match (hours, energy) {
+            (None, None) => None,
+            (hours, energy) => Some(hours.unwrap_or(0.0) + energy.unwrap_or(0.0)),
+        }
+    }
+}
+
+impl Summary {
+    /// Adds energy in kWh, cost, and both for a million tokens. `all_seconds` is the wall time of all starts of the run.
+    #[must_use]
+    pub fn with_cost(mut self, config: &CostConfig, all_seconds: f64) -> Self {
+        self.energy_kwh = self.energy_joules.map(|joules| joules / JOULES_PER_KWH);
+        self.cost = config.price(all_seconds, self.energy_kwh);
+        self.currency = self.cost.map(|_| config.currency.clone());
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+        let millions = self.tokens as f64 / MILLION;
+        self.per_million_tokens = (self.tokens > 0).then(|| PerMillionTokens {
+            seconds: all_seconds / millions,
+            energy_kwh: self.energy_kwh.map(|energy| energy / millions),
+            cost: self.cost.map(|cost| cost / millions),
+        });
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hours_and_energy_are_paid_for_and_a_million_tokens_have_their_share() {
+        let config = CostConfig { price_per_hour: Some(2.5), price_per_kwh: Some(0.3), currency: "EUR".into() };
+        let summary = Summary { tokens: 4_000_000, energy_joules: Some(7.2e6), ..Summary::default() };
+        let with = summary.clone().with_cost(&config, 7200.0);
+        assert_eq!((with.energy_kwh, with.currency.as_deref()), (Some(2.0), Some("EUR")));
+        assert!((with.cost.unwrap() - (5.0 + 0.6)).abs() < 1e-12);
+        let million = with.per_million_tokens.unwrap();
+        assert_eq!((million.seconds, million.energy_kwh), (1800.0, Some(0.5)));
+        assert!((million.cost.unwrap() - 1.4).abs() < 1e-12);
+        // What is not known costs nothing, and where nothing is known there is no cost.
+        let without_energy = Summary { energy_joules: None, ..summary.clone() };
+        assert_eq!(without_energy.clone().with_cost(&config, 3600.0).cost, Some(2.5));
+        let only_energy = CostConfig { price_per_hour: None, ..config };
+        assert_eq!(without_energy.with_cost(&only_energy, 3600.0).cost, None);
+        let free = summary.with_cost(&CostConfig::default(), 3600.0);
+        assert_eq!((free.cost, free.currency, free.energy_kwh), (None, None, Some(2.0)));
+    }
+}

@@ -1,0 +1,63 @@
+//! What the diagnosis knows of a run beforehand.
+
+use super::inputs::workload;
+use crate::data::pipeline::DataPipeline;
+use crate::device::{OpenDevice, num_cpu_threads};
+use crate::diagnosis::Facts;
+use crate::lora::targets::Selection;
+use crate::model::config::LlamaConfig;
+use crate::recipe::Recipe;
+use crate::telemetry::total_host_memory_bytes;
+use crate::train::config::GradientCheckpointing;
+use crate::train::memory::Workload;
+
+/// The recipe and the machine, as far as a rule speaks of them.
+pub(super) fn facts(
+    recipe: &Recipe,
+    config: &LlamaConfig,
+    selection: &Selection,
+    data: &DataPipeline,
+    device: &OpenDevice,
+    leaves_padding_out: bool,
+) -> Facts {
+    let (train, rows) = (&recipe.train, recipe.train.micro_batch_size);
+    let host_memory_bytes = total_host_memory_bytes();
+    let workload = workload(recipe, config, selection, !device.is_gpu());
+    let peak = |gradient_checkpointing| Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes;
+    let sizes = data.files().iter().map(|file| std::fs::metadata(&file.path).map(|metadata| metadata.len()).ok());
+    let eval_batches = data.num_eval_batches(rows, recipe.eval.max_batches) as u64;
+    let block: usize = config.block_linears().iter().map(|(_, [rows, columns])| rows * columns).sum();
+    Facts {
+        is_gpu: device.is_gpu(),
+        leaves_padding_out,
+        num_cpu_threads: num_cpu_threads() as u64,
+        num_workers: recipe.data.num_workers as u64,
+        prefetch_batches: recipe.data.prefetch_batches as u64,
+        packing: recipe.data.packing,
+        max_length: recipe.data.max_length as u64,
+        data_bytes: sizes.sum(),
+        micro_batch_size: rows as u64,
+        gradient_accumulation_steps: train.gradient_accumulation_steps as u64,
+        gradient_checkpointing: match train.gradient_checkpointing {
+            GradientCheckpointing::Off => "false".into(),
+            GradientCheckpointing::On => "true".into(),
+            GradientCheckpointing::Offload => "\"offload\"".into(),
+        },
+        precision: train.precision.name().into(),
+        eval_steps: recipe.eval.eval_steps,
+        eval_batches: (eval_batches > 0).then_some(eval_batches),
+        save_steps: recipe.checkpoint.save_steps,
+        tensorboard: recipe.logging.tensorboard,
+        device_memory_bytes: if device.is_gpu() {
+            device.cuda.as_ref().map(|gpu| gpu.memory_bytes)
+        } else {
+            host_memory_bytes
+        },
+        host_memory_bytes,
+        activation_bytes: peak(GradientCheckpointing::Off)
+            .checked_sub(peak(GradientCheckpointing::On))
+            .map(|bytes| bytes as u64),
+        block_parameters: (config.num_hidden_layers * block) as u64,
+        head_parameters: (config.vocab_size * config.hidden_size) as u64,
+    }
+}

@@ -1,0 +1,61 @@
+//! What the diagnosis says during a run and at its end.
+
+use super::Trainer;
+use crate::data::pipeline::RowCounts;
+use crate::diagnosis::{Facts, Figures, Finding, Run, Watch, diagnose};
+use crate::metrics::StepMetrics;
+
+/// The figures that the diagnosis gathers since the last start.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    run: Run,
+    watch: Watch,
+    has_first: bool,
+    rows: RowCounts,
+    pub(super) num_evaluations: u64,
+    pub(super) num_checkpoints: u64,
+}
+
+impl Gathered {
+    pub(super) fn new(facts: Facts) -> Self {
+        Self {
+            watch: Watch::new(facts.clone()),
+            run: Run { facts, figures: Figures::default() },
+            has_first: false,
+            rows: RowCounts::default(),
+            num_evaluations: 0,
+            num_checkpoints: 0,
+        }
+    }
+}
+
+impl Trainer<'_> {
+    /// Takes a step in. What has lasted is told, and marked in the step's line.
+    pub(super) fn gather(&mut self, line: &mut StepMetrics, rows: RowCounts) -> Vec<Finding> {
+        let gathered = &mut self.gathered;
+        gathered.rows += rows;
+        if !std::mem::replace(&mut gathered.has_first, true) {
+            gathered.run.figures.add_first(line);
+            return Vec::new();
+        }
+        if gathered.watch.is_slow(line) {
+            line.findings.push("slow_step".into());
+        }
+        gathered.run.figures.add(line);
+        let findings = gathered.watch.observe(line);
+        line.findings.extend(findings.iter().map(|finding| finding.rule.clone()));
+        findings
+    }
+
+    /// What held the steps of this start back, the worst first.
+    pub(super) fn diagnosis(&self) -> Vec<Finding> {
+        let Gathered { run, rows, num_evaluations, num_checkpoints, .. } = &self.gathered;
+        let mut run = run.clone();
+        let time = self.laps.time_spent(self.figures.startup_seconds);
+        run.figures.end(&time, *num_evaluations, *num_checkpoints);
+        run.figures.answer_cut_rows = rows.answer_cut;
+        run.figures.rows_without_targets = rows.without_targets;
+        run.figures.longest_row_tokens = (rows.longest_tokens > 0).then_some(rows.longest_tokens);
+        diagnose(&run)
+    }
+}

@@ -1,0 +1,162 @@
+//! Runs made to suffer from one thing each, and one from none: the diagnosis says which.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{Bench, json, stderr, steps, train};
+use serde_json::Value;
+
+/// Trains with settings; the findings, and what was said.
+fn diagnosed(bench: &Bench, settings: &[&str]) -> (Vec<Value>, String) {
+    let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\ncurrency = \"EUR\"\n");
+    let output = train(&recipe, &settings.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>());
+    let summary = json(&bench.path("run/summary.json"));
+    (summary["diagnosis"].as_array().unwrap().clone(), stderr(&output))
+}
+
+fn found<'a>(findings: &'a [Value], rule: &str) -> &'a Value {
+    findings.iter().find(|finding| finding["rule"] == rule).unwrap_or_else(|| panic!("no {rule} in {findings:#?}"))
+}
+
+fn share(finding: &Value) -> f64 {
+    finding["share_of_time"].as_f64().unwrap()
+}
+
+/// Rows of a prompt and an answer.
+fn write_rows(path: &Path, rows: impl Iterator<Item = String>) {
+    let rows: String =
+        rows.map(|text| format!("{}\n", serde_json::json!({"prompt": "Tell: ", "completion": text}))).collect();
+    fs::write(path, rows).unwrap();
+}
+
+const SENTENCE: &str = "Once there was a little cat in the garden. ";
+
+#[test]
+fn rows_that_take_longer_to_tokenise_than_to_train_on_make_a_run_input_bound() {
+    let bench = Bench::new();
+    // Tens of thousands of tokens each, of which 64 are trained on; one worker makes them.
+    write_rows(&bench.path("train.jsonl"), (0..24).map(|_| SENTENCE.repeat(3000)));
+    let (findings, said) = diagnosed(&bench, &["train.max_steps=56", "eval.max_batches=1"]);
+    let finding = found(&findings, "input_bound_cpu");
+    assert_eq!(finding["severity"], "problem");
+    assert!(share(finding) > 0.4, "{finding:#}");
+    let verdict = finding["verdict"].as_str().unwrap();
+    assert!(verdict.starts_with("INPUT-BOUND: training waited for data "), "{verdict}");
+    let keys: Vec<&str> =
+        finding["changes"].as_array().unwrap().iter().map(|change| change["key"].as_str().unwrap()).collect();
+    assert!(!keys.is_empty() && keys.iter().all(|key| ["data.num_workers", "data.packing"].contains(key)), "{keys:?}");
+    // What a change should bring is less than what the run waited, and more than nothing.
+    let expected = finding["changes"][0]["expected"].as_str().unwrap();
+    let factor: f64 = expected.strip_prefix("about ").unwrap().split('x').next().unwrap().parse().unwrap();
+    assert!(factor > 1.05 && factor <= 1.02 / (1.0 - share(finding)), "{expected} of {}", share(finding));
+    // It was told in the middle of the run, once, and marked there.
+    let lines = steps(&bench.path("run"));
+    let marked: Vec<&Value> = lines.iter().filter(|line| line["findings"].is_array()).collect();
+    let told = |line: &Value| line["findings"].as_array().unwrap().contains(&"input_bound_cpu".into());
+    assert_eq!(
+        marked.iter().filter(|line| told(line)).map(|line| line["step"].as_u64()).collect::<Vec<_>>(),
+        [Some(51)]
+    );
+    assert!(said.contains("step 51: INPUT-BOUND:") && said.contains("\n  INPUT-BOUND:"), "{said}");
+    assert!(said.contains("try `data."), "{said}");
+    let texts = common::events::texts(&bench.path("run"));
+    for (step, tag) in [(51, "diagnosis/input_bound_cpu"), (51, "anomalies"), (56, "diagnosis")] {
+        assert!(texts.contains(&(step, tag.to_owned())), "{tag} at step {step} in {texts:?}");
+    }
+    // The rows were cut too, which the length of the longest would mend.
+    let longest: u64 = found(&findings, "truncation")["changes"][0]["to"].as_str().unwrap().parse().unwrap();
+    assert!(longest > 20_000, "{findings:#?}");
+}
+
+#[test]
+fn short_rows_beside_long_ones_are_mostly_padding() {
+    let bench = Bench::new();
+    write_rows(&bench.path("train.jsonl"), (0..24).map(|row| SENTENCE.repeat(if row % 4 == 0 { 10 } else { 1 })));
+    let settings = ["train.max_steps=6", "train.micro_batch_size=4", "data.shuffle=false", "data.max_length=256"];
+    let (findings, said) = diagnosed(&bench, &settings);
+    let lines = steps(&bench.path("run"));
+    let sum = |name: &str| lines.iter().map(|line| line[name].as_u64().unwrap()).sum::<u64>() as f64;
+    let padding = sum("padding_tokens") / (sum("padding_tokens") + sum("tokens"));
+    assert!(padding > 0.5, "{padding}");
+    let finding = found(&findings, "padding");
+    let verdict = format!("PADDING: {:.0}% of the tokens", 100.0 * padding);
+    assert!(finding["verdict"].as_str().unwrap().starts_with(&verdict), "{finding:#}");
+    // The processor's kernels leave padding out, which is said instead of promising a gain.
+    assert_eq!((&finding["severity"], &finding["changes"]), (&"note".into(), &Value::Null));
+    assert!(said.contains(&verdict), "{said}");
+    let summary = json(&bench.path("run/summary.json"));
+    assert!((summary["padding_share"].as_f64().unwrap() - padding).abs() < 1e-9);
+}
+
+#[test]
+fn packed_rows_have_next_to_no_padding() {
+    let bench = Bench::new();
+    write_rows(&bench.path("train.jsonl"), (0..96).map(|row| SENTENCE.repeat(if row % 4 == 0 { 10 } else { 1 })));
+    let (findings, _) = diagnosed(&bench, &["train.max_steps=2", "data.packing=true", "data.max_length=256"]);
+    assert!(findings.iter().all(|finding| finding["rule"] != "padding"), "{findings:#?}");
+}
+
+#[test]
+fn a_checkpoint_after_every_step_is_told_of() {
+    let bench = Bench::new();
+    let settings =
+        ["train.max_steps=12", "checkpoint.save_steps=1", "checkpoint.save_total_limit=2", "eval.max_batches=1"];
+    let (findings, said) = diagnosed(&bench, &settings);
+    let finding = found(&findings, "checkpoint");
+    assert!(share(finding) > 0.05 && finding["severity"] != "note", "{finding:#}");
+    assert!(finding["evidence"][0].as_str().unwrap().starts_with("12 checkpoints of "), "{finding:#}");
+    let change = &finding["changes"][0];
+    assert_eq!((&change["key"], &change["from"]), (&"checkpoint.save_steps".into(), &"1".into()));
+    assert!(change["to"].as_str().unwrap().parse::<u64>().unwrap() > 1, "{change}");
+    assert!(said.contains("CHECKPOINTS: "), "{said}");
+}
+
+#[test]
+fn an_evaluation_after_every_step_is_told_of() {
+    let bench = Bench::new();
+    fs::copy(bench.path("train.jsonl"), bench.path("eval.jsonl")).unwrap();
+    let (findings, said) = diagnosed(&bench, &["train.max_steps=12", "eval.eval_steps=1"]);
+    let finding = found(&findings, "evaluation");
+    assert!(share(finding) > 0.3 && finding["severity"] == "problem", "{finding:#}");
+    assert!(finding["evidence"][0].as_str().unwrap().starts_with("13 evaluations of "), "{finding:#}");
+    let keys: Vec<&Value> = finding["changes"].as_array().unwrap().iter().map(|change| &change["key"]).collect();
+    assert_eq!(keys, ["eval.eval_steps", "eval.max_batches"]);
+    assert!(said.contains("EVALUATION: "), "{said}");
+}
+
+#[test]
+fn a_run_that_computes_most_of_the_time_is_healthy_and_says_what_it_took() {
+    let bench = Bench::new();
+    // All rows alike: what differs between the steps is the machine.
+    write_rows(&bench.path("train.jsonl"), (0..24).map(|_| SENTENCE.repeat(18)));
+    let settings = [
+        "train.max_steps=25",
+        "train.micro_batch_size=4",
+        "train.gradient_checkpointing=false",
+        "data.max_length=256",
+        "eval.max_batches=1",
+    ];
+    let (findings, said) = diagnosed(&bench, &settings);
+    assert_eq!(findings[0]["rule"], "healthy", "{findings:#?}");
+    assert!(findings.iter().skip(1).all(|finding| finding["severity"] == "note"), "{findings:#?}");
+    assert!(said.contains("HEALTHY: "), "{said}");
+
+    let summary = json(&bench.path("run/summary.json"));
+    let number = |name: &str| summary[name].as_f64().unwrap_or_else(|| panic!("{name} in {summary:#}"));
+    let wall = number("wall_seconds");
+    assert!((number("cost") - 3.6 * wall / 3600.0).abs() < 1e-9 && summary["currency"] == "EUR", "{summary:#}");
+    let million = &summary["per_million_tokens"];
+    let millions = number("tokens") / 1e6;
+    assert!((million["seconds"].as_f64().unwrap() - wall / millions).abs() < 1e-6 * wall / millions);
+    assert!((million["cost"].as_f64().unwrap() * millions - number("cost")).abs() < 1e-9);
+    assert!((10.0..=100.0).contains(&number("mean_cpu_utilization_percent")), "{summary:#}");
+    // Where the processor counts its energy it is there; elsewhere the run says that it is not.
+    assert_eq!(summary["energy_kwh"].is_null(), said.contains("no energy either"), "{said}");
+    for text in [" tokens, ", "a million take ", "CPU ", "time: startup "] {
+        assert!(said.contains(text), "`{text}` in {said}");
+    }
+}
