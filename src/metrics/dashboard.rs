@@ -1,55 +1,33 @@
-//! burn-train's terminal dashboard, driven by our own step loop.
-//!
-//! burn-train thinks in epochs of items. A run is shown to it as one epoch whose items are the steps, and an
-//! evaluation as a pass over the validation split.
+//! The live dashboard behind `--tui`, drawn by a thread of its own, so that the loop only hands figures over.
 
+mod screen;
+mod state;
 mod terminal;
 
-use std::collections::HashSet;
 use std::io::IsTerminal;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use burn_train::Interrupter;
-use burn_train::logger::TrainingProgressLogger;
-use burn_train::metric::{
-    MetricAttributes, MetricDefinition, MetricEntry, MetricId, NumericAttributes, NumericEntry, SerializedEntry,
-};
-use burn_train::renderer::tui::TuiMetricsRendererWrapper;
-use burn_train::renderer::{MetricState, MetricsRenderer, MetricsRendererTraining};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind};
 
+use state::{Question, State};
 use terminal::Terminal;
 
-use super::format::{bytes, thousands};
 use super::{EvalMetrics, StepMetrics};
+
+/// Between two looks at the keyboard.
+const POLL: Duration = Duration::from_millis(50);
+/// Between two drawings, at least: over ssh every one costs.
+const MIN_REDRAW: Duration = Duration::from_millis(200);
+/// Between two drawings, at most: the clock goes on.
+const MAX_REDRAW: Duration = Duration::from_secs(1);
 
 /// The dashboard. Dropping it gives the terminal back.
 pub(super) struct Dashboard {
-    /// `None` only while it is dropped.
-    renderer: Option<TuiMetricsRendererWrapper>,
-    #[allow(dead_code, reason = "ends with the dashboard, after the renderer")]
-    terminal: Terminal,
-    label: String,
-    total_steps: usize,
-    num_warnings: usize,
-    registered: HashSet<&'static str>,
-    split: Option<Split>,
-    was_killed: bool,
-}
-
-/// What the renderer's progress counts at the moment.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Split {
-    Train,
-    Valid,
-}
-
-/// A figure as a tab of the dashboard.
-struct Figure {
-    name: &'static str,
-    value: f64,
-    text: String,
-    higher_is_better: bool,
+    state: Arc<Mutex<State>>,
+    drawing: Option<JoinHandle<()>>,
 }
 
 impl Dashboard {
@@ -57,126 +35,71 @@ impl Dashboard {
     ///
     /// # Errors
     ///
-    /// Says why where stdout is no terminal.
-    pub(super) fn open(interrupter: Interrupter, total_steps: u64, label: &str) -> Result<Self, String> {
+    /// Says why where stdin or stdout is no terminal, or it cannot be taken.
+    pub(super) fn open(
+        interrupter: Interrupter,
+        first_step: u64,
+        total_steps: u64,
+        label: &str,
+    ) -> Result<Self, String> {
         needs_terminal(std::io::stdin().is_terminal(), std::io::stdout().is_terminal())?;
-        let total_steps = usize::try_from(total_steps).unwrap_or(usize::MAX).max(1);
-        let terminal = Terminal::prepare();
-        let mut renderer = TuiMetricsRendererWrapper::new(interrupter, None);
-        terminal::keep_ctrl_c();
-        renderer.start(1, 1, Some(total_steps), Some(label));
-        renderer.start_split("train", total_steps);
-        Ok(Self {
-            renderer: Some(renderer),
-            terminal,
-            label: label.into(),
-            total_steps,
-            num_warnings: 0,
-            registered: HashSet::new(),
-            split: Some(Split::Train),
-            was_killed: false,
-        })
+        let terminal = Terminal::take().map_err(|error| error.to_string())?;
+        let state = Arc::new(Mutex::new(State::new(label, first_step, total_steps)));
+        let shared = Arc::clone(&state);
+        let drawing = std::thread::Builder::new()
+            .name("dashboard".into())
+            .spawn(move || draw_until_closed(terminal, &shared, &interrupter))
+            .map_err(|error| error.to_string())?;
+        Ok(Self { state, drawing: Some(drawing) })
     }
 
-    pub(super) fn step(&mut self, step: &StepMetrics) {
-        let done = usize::try_from(step.step).unwrap_or(usize::MAX);
-        let figures = step_figures(step);
-        let total_steps = self.total_steps;
-        let is_train = self.split.replace(Split::Train) == Some(Split::Train);
-        self.register(&figures);
-        self.guarded(|renderer| {
-            if !is_train {
-                renderer.end_split();
-                renderer.start_split("train", total_steps);
-            }
-            for figure in figures {
-                renderer.update_train(figure.state());
-            }
-            renderer.update_split(done);
-        });
+    /// The first step begins: the time left is reckoned from here.
+    pub(super) fn start(&self) {
+        self.change(|state| state.started = Some(Instant::now()));
     }
 
-    pub(super) fn evaluating(&mut self, done: usize, total: usize) {
-        let is_valid = self.split.replace(Split::Valid) == Some(Split::Valid);
-        self.guarded(|renderer| {
-            if !is_valid {
-                renderer.start_split("valid", total.max(1));
-            }
-            renderer.update_split(done);
-        });
+    pub(super) fn step(&self, step: &StepMetrics) {
+        self.change(|state| state.step(step));
     }
 
-    pub(super) fn eval(&mut self, eval: &EvalMetrics) {
-        let loss = loss_figure(eval.eval_loss);
-        self.register(std::slice::from_ref(&loss));
-        self.guarded(|renderer| renderer.update_valid(loss.state()));
+    pub(super) fn evaluating(&self, done: usize, total: usize) {
+        self.change(|state| state.evaluating = Some((done, total)));
     }
 
-    /// Counts a warning in the title; its text is printed when the dashboard closes.
-    pub(super) fn warning(&mut self) {
-        self.num_warnings += 1;
-        let label = match self.num_warnings {
-            1 => format!("{} (1 warning, shown at the end)", self.label),
-            n => format!("{} ({n} warnings, shown at the end)", self.label),
-        };
-        // The only call that sets the title. It forgets the split, which the next step or evaluation sets again.
-        let total_steps = self.total_steps;
-        self.split = None;
-        self.guarded(|renderer| renderer.start(1, 1, Some(total_steps), Some(&label)));
+    pub(super) fn eval(&self, eval: &EvalMetrics) {
+        self.change(|state| state.eval(eval));
     }
 
-    /// Whether the user chose to end the program at once. The dashboard panics for that, which is caught: the
-    /// training loop still ends by itself, and saves.
-    pub(super) fn was_killed(&self) -> bool {
-        self.was_killed
+    /// Counts a warning and shows its first line; all of them are printed when the dashboard closes.
+    pub(super) fn warning(&self, text: &str) {
+        self.change(|state| state.warning(text));
     }
 
-    fn register(&mut self, figures: &[Figure]) {
-        let new: Vec<_> = figures.iter().filter(|figure| self.registered.insert(figure.name)).collect();
-        self.guarded(|renderer| new.iter().for_each(|figure| renderer.register_metric(figure.definition())));
+    /// Shows what was found to hold the run back.
+    pub(super) fn finding(&self, verdict: &str) {
+        self.change(|state| state.finding = Some(verdict.to_owned()));
     }
 
-    /// Runs calls of the renderer, which panics once its user has chosen "kill".
-    fn guarded(&mut self, calls: impl FnOnce(&mut TuiMetricsRendererWrapper)) {
-        let Some(renderer) = self.renderer.as_mut().filter(|_| !self.was_killed) else { return };
-        self.was_killed = catch_unwind(AssertUnwindSafe(|| calls(renderer))).is_err();
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = lock(&self.state);
+        change(&mut state);
+        state.is_changed = true;
     }
 }
 
 impl Drop for Dashboard {
     fn drop(&mut self) {
-        let renderer = self.renderer.take();
-        // After "kill" even the renderer's own drop panics; its terminal has been given back by then.
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(renderer)));
+        lock(&self.state).is_closed = true;
+        if let Some(drawing) = self.drawing.take() {
+            // Where it panicked, the hook has given the terminal back.
+            drop(drawing.join());
+        }
     }
 }
 
-impl Figure {
-    fn new(name: &'static str, value: f64, text: String, higher_is_better: bool) -> Self {
-        Self { name, value, text, higher_is_better }
-    }
-
-    fn id(&self) -> MetricId {
-        MetricId::new(Arc::new(self.name.to_owned()))
-    }
-
-    fn definition(&self) -> MetricDefinition {
-        MetricDefinition {
-            metric_id: self.id(),
-            name: Arc::new(self.name.to_owned()),
-            description: None,
-            attributes: MetricAttributes::Numeric(NumericAttributes {
-                unit: None,
-                higher_is_better: self.higher_is_better,
-            }),
-        }
-    }
-
-    fn state(&self) -> MetricState {
-        let entry = MetricEntry::new(self.id(), SerializedEntry::new(self.text.clone(), self.value.to_string()));
-        // What is not finite has no place in a plot.
-        MetricState::Numeric(entry, self.value.is_finite().then_some(NumericEntry::Value(self.value)))
-    }
+/// A panic elsewhere leaves figures that can be shown.
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn needs_terminal(stdin: bool, stdout: bool) -> Result<(), String> {
@@ -187,36 +110,56 @@ fn needs_terminal(stdin: bool, stdout: bool) -> Result<(), String> {
     }
 }
 
-fn loss_figure(loss: f64) -> Figure {
-    Figure::new("Loss", loss, format!("{loss:.4}"), false)
+fn draw_until_closed(mut terminal: Terminal, shared: &Mutex<State>, interrupter: &Interrupter) {
+    let mut drawn: Option<Instant> = None;
+    loop {
+        let is_pressed = answer_keys(shared, interrupter);
+        let mut state = lock(shared);
+        if state.is_closed || !terminal::is_open() {
+            break;
+        }
+        let since = drawn.map_or(MAX_REDRAW, |drawn| drawn.elapsed());
+        if is_pressed || since >= MAX_REDRAW || state.is_changed && since >= MIN_REDRAW {
+            state.is_changed = false;
+            let picture = state.clone();
+            drop(state);
+            // A terminal that is gone takes no drawing; training goes on.
+            drop(terminal.draw(|frame| screen::draw(frame, &picture)));
+            drawn = Some(Instant::now());
+        }
+    }
+    terminal.give_back();
 }
 
-/// The figures that have a tab. Absent ones have none.
-fn step_figures(step: &StepMetrics) -> Vec<Figure> {
-    #[allow(clippy::cast_precision_loss, reason = "plotted")]
-    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-    let memory = |name, size: Option<u64>| size.map(|size| Figure::new(name, gib(size), bytes(size), false));
-    let percent = |name, value: Option<f64>| value.map(|value| Figure::new(name, value, format!("{value:.1} %"), true));
-    let rate = step.tokens_per_second;
-    let mut figures = vec![
-        loss_figure(step.loss),
-        Figure::new("Tokens per second", rate, thousands(rate), true),
-        Figure::new("Gradient norm", step.grad_norm, format!("{:.4}", step.grad_norm), false),
-        Figure::new("Learning rate", step.learning_rate, format!("{:.3e}", step.learning_rate), true),
-        Figure::new("Step seconds", step.step_seconds, format!("{:.3} s", step.step_seconds), false),
-    ];
-    figures.extend(percent("MFU", step.mfu.map(|mfu| 100.0 * mfu)));
-    figures.extend(percent("GPU utilization", step.gpu_utilization_percent));
-    figures.extend(memory("GPU memory", step.gpu_memory_used_bytes));
-    figures.extend(step.gpu_power_watts.map(|watts| Figure::new("GPU power", watts, format!("{watts:.0} W"), true)));
-    figures.extend(percent("CPU utilization", step.cpu_utilization_percent));
-    figures.extend(memory("Host memory", step.host_memory_bytes));
-    figures
+/// Waits a moment for keys; whether there was one, or the window changed.
+fn answer_keys(shared: &Mutex<State>, interrupter: &Interrupter) -> bool {
+    // Where the keyboard is gone, the wait remains.
+    let Ok(is_ready) = event::poll(POLL) else {
+        std::thread::sleep(POLL);
+        return false;
+    };
+    if !is_ready {
+        return false;
+    }
+    let Ok(Event::Key(key)) = event::read() else { return true };
+    if key.kind == KeyEventKind::Release {
+        return false;
+    }
+    let mut state = lock(shared);
+    match (state.question, key.code) {
+        (Question::None, KeyCode::Char('q')) => state.question = Question::Stop,
+        (Question::Stop, KeyCode::Char('s')) => {
+            interrupter.stop(Some("stopped in the dashboard"));
+            state.question = Question::Stopping;
+        }
+        (Question::Stop, KeyCode::Char('c') | KeyCode::Esc) => state.question = Question::None,
+        _ => {}
+    }
+    true
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::tests::full_step;
     use super::*;
 
     #[test]
@@ -224,22 +167,5 @@ mod tests {
         assert_eq!(needs_terminal(true, true), Ok(()));
         assert_eq!(needs_terminal(true, false).unwrap_err(), "stdout is not a terminal");
         assert_eq!(needs_terminal(false, false).unwrap_err(), "stdin is not a terminal");
-    }
-
-    #[test]
-    fn every_figure_that_is_there_has_a_tab_and_no_other() {
-        let names = |step: &StepMetrics| step_figures(step).iter().map(|figure| figure.name).collect::<Vec<_>>();
-        assert_eq!(names(&full_step(1)).len(), 11);
-        let on_a_cpu = names(&StepMetrics { host_memory_bytes: Some(1), ..StepMetrics::default() });
-        assert_eq!(on_a_cpu.len(), 6);
-        assert!(!on_a_cpu.iter().any(|name| name.contains("GPU")));
-    }
-
-    #[test]
-    fn a_loss_that_is_not_finite_is_shown_but_not_plotted() {
-        let MetricState::Numeric(entry, None) = loss_figure(f64::NAN).state() else { panic!("no point") };
-        assert_eq!(entry.serialized_entry.formatted, "NaN");
-        let MetricState::Numeric(_, Some(NumericEntry::Value(value))) = loss_figure(1.5).state() else { panic!() };
-        assert!((value - 1.5).abs() < 1e-12);
     }
 }

@@ -119,9 +119,9 @@ impl Sinks {
             FileSink::open("tensorboard", &run_dir.join("tensorboard"), |path| TensorBoard::open(path, resume_step))
         });
         // Before the console, whose bar would leave its traces on the dashboard's terminal.
-        let dashboard = tui.then(|| open_dashboard(&interrupter, total_steps, run_dir));
-        let holds_terminal = matches!(dashboard, Some(Ok(_)));
         let first_step = resume_step.unwrap_or(0);
+        let dashboard = tui.then(|| open_dashboard(&interrupter, first_step, total_steps, run_dir));
+        let holds_terminal = matches!(dashboard, Some(Ok(_)));
         let mut sinks = Self {
             console: Console::new(quiet, holds_terminal, config.logging_steps, first_step, total_steps),
             #[cfg(feature = "tui")]
@@ -153,6 +153,10 @@ impl Sinks {
     /// The first step begins: the time left is reckoned from here.
     pub fn start(&mut self) {
         self.console.start_clock();
+        #[cfg(feature = "tui")]
+        if let Some(dashboard) = &self.dashboard {
+            dashboard.start();
+        }
     }
 
     /// Writes the figures of a step everywhere.
@@ -165,7 +169,7 @@ impl Sinks {
         }
         self.console.step(step);
         #[cfg(feature = "tui")]
-        if let Some(dashboard) = &mut self.dashboard {
+        if let Some(dashboard) = &self.dashboard {
             dashboard.step(step);
         }
     }
@@ -174,13 +178,17 @@ impl Sinks {
     pub fn finding(&mut self, step: u64, finding: &Finding) {
         self.tensorboard(|sink| sink.text(step, &format!("diagnosis/{}", finding.rule), &finding.markdown()));
         self.console.note(&format!("step {step}: {}", finding.lines().join("\n")));
+        #[cfg(feature = "tui")]
+        if let Some(dashboard) = &self.dashboard {
+            dashboard.finding(&finding.verdict);
+        }
     }
 
     /// Shows that an evaluation has done a number of its micro-batches.
     pub fn evaluating(&mut self, done: usize, total: usize) {
         self.console.evaluating(done, total);
         #[cfg(feature = "tui")]
-        if let Some(dashboard) = &mut self.dashboard {
+        if let Some(dashboard) = &self.dashboard {
             dashboard.evaluating(done, total);
         }
     }
@@ -191,7 +199,7 @@ impl Sinks {
         self.tensorboard(|sink| sink.scalars(eval.step, &tagged_scalars(eval)));
         self.console.eval(eval);
         #[cfg(feature = "tui")]
-        if let Some(dashboard) = &mut self.dashboard {
+        if let Some(dashboard) = &self.dashboard {
             dashboard.eval(eval);
         }
     }
@@ -234,18 +242,14 @@ impl Sinks {
             self.num_warnings_left_out += 1;
         }
         #[cfg(feature = "tui")]
-        if let Some(dashboard) = &mut self.dashboard {
-            dashboard.warning();
+        if let Some(dashboard) = &self.dashboard {
+            dashboard.warning(text);
         }
     }
 
     /// Whether the dashboard's user, or whoever else holds the interrupter, wants training to stop.
     #[must_use]
     pub fn stop_requested(&self) -> bool {
-        #[cfg(feature = "tui")]
-        if self.dashboard.as_ref().is_some_and(Dashboard::was_killed) {
-            return true;
-        }
         self.interrupter.should_stop()
     }
 
@@ -317,12 +321,17 @@ impl Drop for Sinks {
 }
 
 #[cfg(feature = "tui")]
-fn open_dashboard(interrupter: &Interrupter, total_steps: u64, run_dir: &Path) -> Result<Dashboard, String> {
-    Dashboard::open(interrupter.clone(), total_steps, &run_dir.display().to_string())
+fn open_dashboard(
+    interrupter: &Interrupter,
+    first_step: u64,
+    total_steps: u64,
+    run_dir: &Path,
+) -> Result<Dashboard, String> {
+    Dashboard::open(interrupter.clone(), first_step, total_steps, &run_dir.display().to_string())
 }
 
 #[cfg(not(feature = "tui"))]
-fn open_dashboard(_: &Interrupter, _: u64, _: &Path) -> Result<std::convert::Infallible, String> {
+fn open_dashboard(_: &Interrupter, _: u64, _: u64, _: &Path) -> Result<std::convert::Infallible, String> {
     Err("this binary was built without it; build it with `--features tui`".into())
 }
 

@@ -1,46 +1,78 @@
 //! The terminal under the dashboard: what must work even when the dashboard does not get to end by itself.
 //!
-//! - Ctrl-C sends SIGINT again, which raw mode turns off and burn-train's dashboard does not answer.
+//! - Ctrl-C sends SIGINT, which raw mode turns off.
 //! - SIGINT and SIGTERM give the terminal back at once: training still finishes its micro-batch and saves, and a
 //!   second signal, which ends the process, must not leave raw mode behind.
-//! - The message of a panic is not drawn over.
+//! - A panic anywhere gives it back before its message is printed, which is not drawn over.
 
+use std::io::{self, Stdout, Write};
 use std::panic::{set_hook, take_hook};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ratatui::Frame;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
+
 /// The dashboard draws on stdout.
 static IS_OPEN: AtomicBool = AtomicBool::new(false);
 
-/// The terminal while the dashboard has it. Dropping it does not give it back, which the dashboard does by itself.
+/// The terminal while the dashboard has it.
 pub(super) struct Terminal {
+    drawn_on: ratatui::Terminal<CrosstermBackend<Stdout>>,
     #[cfg(unix)]
     signals: Vec<signal_hook::SigId>,
 }
 
-impl Terminal {
-    /// Prepares the terminal; before the dashboard starts.
-    pub(super) fn prepare() -> Self {
-        silence_panics();
-        #[cfg(unix)]
-        unix::remember_settings();
-        IS_OPEN.store(true, Ordering::Relaxed);
-        Self {
-            #[cfg(unix)]
-            signals: unix::give_back_on_signals(),
-        }
-    }
+/// Whether the dashboard still has the terminal: a signal or a panic takes it away.
+pub(super) fn is_open() -> bool {
+    IS_OPEN.load(Ordering::Relaxed)
 }
 
-/// Waits for the dashboard's thread to set raw mode, then lets Ctrl-C through.
-pub(super) fn keep_ctrl_c() {
-    #[cfg(unix)]
-    unix::keep_ctrl_c();
+impl Terminal {
+    /// Takes the terminal over: its other screen, without echo.
+    ///
+    /// # Errors
+    ///
+    /// Where it does not do what it is asked for.
+    pub(super) fn take() -> io::Result<Self> {
+        give_back_on_panic();
+        #[cfg(unix)]
+        unix::remember_settings();
+        enable_raw_mode()?;
+        #[cfg(unix)]
+        unix::keep_ctrl_c();
+        // From here on it is to be given back, whatever happens.
+        IS_OPEN.store(true, Ordering::Relaxed);
+        let drawn_on = execute!(io::stdout(), EnterAlternateScreen)
+            .and_then(|()| ratatui::Terminal::new(CrosstermBackend::new(io::stdout())))
+            .inspect_err(|_| leave())?;
+        Ok(Self {
+            drawn_on,
+            #[cfg(unix)]
+            signals: unix::give_back_on_signals(),
+        })
+    }
+
+    /// Draws one picture.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be written.
+    pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
+        self.drawn_on.draw(draw).map(|_| ())
+    }
+
+    /// Gives the terminal back, unless a signal or a panic has.
+    pub(super) fn give_back(self) {
+        drop(self);
+    }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        IS_OPEN.store(false, Ordering::Relaxed);
+        leave();
         #[cfg(unix)]
         for id in self.signals.drain(..) {
             signal_hook::low_level::unregister(id);
@@ -48,18 +80,27 @@ impl Drop for Terminal {
     }
 }
 
-/// Silences the dashboard when a panic is about to be printed. burn-train's hook has given the terminal back by then,
-/// but its thread would draw over the message.
-fn silence_panics() {
+/// The normal screen, a cursor, echo; once.
+fn leave() {
+    if IS_OPEN.swap(false, Ordering::Relaxed) {
+        // A terminal that is gone needs nothing.
+        drop(execute!(io::stdout(), LeaveAlternateScreen, ratatui::crossterm::cursor::Show));
+        drop(io::stdout().flush());
+        drop(disable_raw_mode());
+    }
+}
+
+/// Gives the terminal back before a panic is printed.
+fn give_back_on_panic() {
     static INSTALL: Once = Once::new();
-    // The dashboard puts its hook around the one that it finds: this one, which hence runs after it.
     INSTALL.call_once(|| {
         let print = take_hook();
         set_hook(Box::new(move |panic| {
-            if IS_OPEN.swap(false, Ordering::Relaxed) {
-                #[cfg(unix)]
-                unix::silence_stdout();
-            }
+            // A drawing that is under way must not be written over the message.
+            #[cfg(unix)]
+            unix::give_back();
+            #[cfg(not(unix))]
+            leave();
             print(panic);
         }));
     });
@@ -71,7 +112,6 @@ mod unix {
     use std::mem::MaybeUninit;
     use std::sync::OnceLock;
     use std::sync::atomic::Ordering;
-    use std::time::{Duration, Instant};
 
     use signal_hook::SigId;
     use signal_hook::consts::{SIGINT, SIGTERM};
@@ -79,8 +119,8 @@ mod unix {
     /// Settings of the terminal before the dashboard.
     static BEFORE: OnceLock<libc::termios> = OnceLock::new();
 
-    /// No mouse reports (all four kinds that crossterm asks for), the normal screen, a cursor.
-    const LEAVE: &[u8] = b"\x1b[?1006l\x1b[?1015l\x1b[?1003l\x1b[?1002l\x1b[?1000l\x1b[?1049l\x1b[?25h";
+    /// The normal screen, a cursor.
+    const LEAVE: &[u8] = b"\x1b[?1049l\x1b[?25h";
 
     pub(super) fn remember_settings() {
         if let Some(settings) = settings() {
@@ -96,8 +136,8 @@ mod unix {
         [SIGINT, SIGTERM].into_iter().filter_map(|signal| register(signal).ok()).collect()
     }
 
-    /// Runs in a signal handler.
-    fn give_back() {
+    /// Runs in a signal handler, or before a panic is printed.
+    pub(super) fn give_back() {
         if !super::IS_OPEN.swap(false, Ordering::Relaxed) {
             return;
         }
@@ -111,8 +151,9 @@ mod unix {
         silence_stdout();
     }
 
-    /// Sends what is written to stdout from now on nowhere. May be called in a signal handler.
-    pub(super) fn silence_stdout() {
+    /// Sends what is written to stdout from now on nowhere: a drawing that is under way must not reach the normal
+    /// screen. Training prints nothing there. May be called in a signal handler.
+    fn silence_stdout() {
         // SAFETY: plain system calls on file descriptors; where the first fails, the others are not made.
         unsafe {
             let null = libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY);
@@ -123,18 +164,12 @@ mod unix {
         }
     }
 
+    /// Lets Ctrl-C through raw mode.
     pub(super) fn keep_ctrl_c() {
-        let started = Instant::now();
-        while started.elapsed() < Duration::from_secs(1) {
-            let Some(mut settings) = settings() else { return };
-            if settings.c_lflag & libc::ICANON == 0 {
-                settings.c_lflag |= libc::ISIG;
-                // SAFETY: `settings` is what the terminal gave, with one flag set.
-                unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const settings) };
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let Some(mut settings) = settings() else { return };
+        settings.c_lflag |= libc::ISIG;
+        // SAFETY: `settings` is what the terminal gave, with one flag set.
+        unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const settings) };
     }
 
     fn settings() -> Option<libc::termios> {

@@ -1,0 +1,208 @@
+//! What the dashboard knows of the run.
+
+use std::time::Instant;
+
+use super::super::{EvalMetrics, StepMetrics};
+
+/// Points of the loss that are kept; of a longer run they are thinned.
+const MAX_POINTS: usize = 1024;
+/// Recent values that the small curves show.
+const RECENT: usize = 256;
+/// Steps over which the shares of the time are taken.
+const SHARE_STEPS: usize = 50;
+
+/// What the user is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    None,
+    Stop,
+    Stopping,
+}
+
+/// Everything that is drawn.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) label: String,
+    pub(super) first_step: u64,
+    pub(super) total_steps: u64,
+    pub(super) started: Option<Instant>,
+    pub(super) last: Option<StepMetrics>,
+    pub(super) last_eval: Option<EvalMetrics>,
+    pub(super) losses: Curve,
+    pub(super) eval_losses: Vec<(f64, f64)>,
+    pub(super) rates: Vec<f64>,
+    pub(super) utilizations: Vec<f64>,
+    pub(super) memories: Vec<f64>,
+    /// Parts of the time of the last steps.
+    pub(super) times: Vec<[f64; NUM_PARTS]>,
+    pub(super) evaluating: Option<(usize, usize)>,
+    pub(super) num_warnings: usize,
+    pub(super) last_warning: Option<String>,
+    pub(super) finding: Option<String>,
+    pub(super) question: Question,
+    pub(super) is_changed: bool,
+    pub(super) is_closed: bool,
+}
+
+pub(super) const NUM_PARTS: usize = 6;
+/// What a step's time is shown by.
+pub(super) const PARTS: [&str; NUM_PARTS] =
+    ["data", "forward+backward", "optimizer", "evaluation", "checkpoint", "other"];
+
+/// Points over the steps, thinned evenly where there are many: neighbours become their mean.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Curve {
+    pub(super) points: Vec<(f64, f64)>,
+    /// Values that a point stands for.
+    per_point: usize,
+    waiting: Vec<(f64, f64)>,
+}
+
+impl Curve {
+    pub(super) fn push(&mut self, x: f64, y: f64) {
+        self.per_point = self.per_point.max(1);
+        self.waiting.push((x, y));
+        if self.waiting.len() < self.per_point {
+            return;
+        }
+        self.points.push(mean(&std::mem::take(&mut self.waiting)));
+        if self.points.len() > MAX_POINTS {
+            self.points = self.points.chunks(2).map(mean).collect();
+            self.per_point *= 2;
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a few points")]
+fn mean(points: &[(f64, f64)]) -> (f64, f64) {
+    let (x, y) = points.iter().fold((0.0, 0.0), |(x, y), point| (x + point.0, y + point.1));
+    (x / points.len() as f64, y / points.len() as f64)
+}
+
+impl State {
+    pub(super) fn new(label: &str, first_step: u64, total_steps: u64) -> Self {
+        Self {
+            label: label.to_owned(),
+            first_step,
+            total_steps,
+            started: None,
+            last: None,
+            last_eval: None,
+            losses: Curve::default(),
+            eval_losses: Vec::new(),
+            rates: Vec::new(),
+            utilizations: Vec::new(),
+            memories: Vec::new(),
+            times: Vec::new(),
+            evaluating: None,
+            num_warnings: 0,
+            last_warning: None,
+            finding: None,
+            question: Question::None,
+            is_changed: true,
+            is_closed: false,
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "drawn")]
+    pub(super) fn step(&mut self, step: &StepMetrics) {
+        self.evaluating = None;
+        if step.loss.is_finite() {
+            self.losses.push(step.step as f64, step.loss);
+        }
+        push(&mut self.rates, Some(step.tokens_per_second));
+        push(&mut self.utilizations, step.gpu_utilization_percent.or(step.cpu_utilization_percent));
+        push(&mut self.memories, step.gpu_memory_used_bytes.or(step.host_memory_bytes).map(|bytes| bytes as f64));
+        let evaluation = step.evaluation_seconds.unwrap_or_default();
+        let checkpoint = step.checkpoint_seconds.unwrap_or_default();
+        let told =
+            [step.data_wait_seconds, step.forward_backward_seconds, step.optimizer_seconds, evaluation, checkpoint];
+        let whole = step.wall_seconds.unwrap_or(step.step_seconds);
+        let other = (whole - told.iter().sum::<f64>()).max(0.0);
+        let [data, passes, optimizer, evaluation, checkpoint] = told;
+        self.times.push([data, passes, optimizer, evaluation, checkpoint, other]);
+        if self.times.len() > SHARE_STEPS {
+            self.times.remove(0);
+        }
+        self.last = Some(step.clone());
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "drawn")]
+    pub(super) fn eval(&mut self, eval: &EvalMetrics) {
+        self.evaluating = None;
+        if eval.eval_loss.is_finite() {
+            self.eval_losses.push((eval.step as f64, eval.eval_loss));
+        }
+        self.last_eval = Some(eval.clone());
+    }
+
+    pub(super) fn warning(&mut self, text: &str) {
+        self.num_warnings += 1;
+        self.last_warning = text.lines().next().map(ToOwned::to_owned);
+    }
+
+    /// Steps done.
+    pub(super) fn done(&self) -> u64 {
+        self.last.as_ref().map_or(self.first_step, |step| step.step)
+    }
+
+    /// Seconds until the last step, at the pace since the first one of this start.
+    #[expect(clippy::cast_precision_loss, reason = "shown with two units")]
+    pub(super) fn remaining_seconds(&self) -> Option<f64> {
+        let steps = self.done().checked_sub(self.first_step).filter(|steps| *steps > 0)?;
+        let left = self.total_steps.saturating_sub(self.done());
+        Some(self.started?.elapsed().as_secs_f64() / steps as f64 * left as f64)
+    }
+
+    /// Shares of the time of the last steps, in percent.
+    pub(super) fn shares(&self) -> Option<[f64; NUM_PARTS]> {
+        let mut sums = [0.0; NUM_PARTS];
+        for times in &self.times {
+            for (sum, time) in sums.iter_mut().zip(times) {
+                *sum += time;
+            }
+        }
+        let whole: f64 = sums.iter().sum();
+        (whole > 0.0).then(|| sums.map(|sum| 100.0 * sum / whole))
+    }
+}
+
+fn push(values: &mut Vec<f64>, value: Option<f64>) {
+    values.extend(value.filter(|value| value.is_finite()));
+    if values.len() > RECENT {
+        values.remove(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_curve_is_thinned_and_keeps_its_mean() {
+        let mut curve = Curve::default();
+        for step in 0..100_000_u32 {
+            curve.push(f64::from(step), f64::from(step % 10));
+        }
+        assert!((500..=MAX_POINTS).contains(&curve.points.len()), "{}", curve.points.len());
+        assert!(curve.points.is_sorted_by(|a, b| a.0 < b.0));
+        let mean = curve.points.iter().map(|point| point.1).sum::<f64>() / curve.points.len() as f64;
+        assert!((mean - 4.5).abs() < 0.05, "{mean}");
+    }
+
+    #[test]
+    fn the_shares_of_the_time_add_up() {
+        let mut state = State::new("run", 0, 10);
+        state.step(&StepMetrics {
+            step: 1,
+            step_seconds: 2.0,
+            data_wait_seconds: 0.5,
+            forward_backward_seconds: 1.0,
+            optimizer_seconds: 0.25,
+            wall_seconds: Some(4.0),
+            evaluation_seconds: Some(2.0),
+            ..StepMetrics::default()
+        });
+        assert_eq!(state.shares().unwrap(), [12.5, 25.0, 6.25, 50.0, 0.0, 6.25]);
+    }
+}
