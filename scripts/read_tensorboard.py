@@ -4,7 +4,8 @@
 usage: read_tensorboard.py RUN_DIR/tensorboard
 
 Prints one JSON object: {"version": TensorBoard's, "scalars": {tag: [[step, value], ...]}, "texts": {tag: [[step,
-text], ...]}}. A value that is not finite is null. Nothing is sampled or dropped, except what TensorBoard itself drops
+text], ...]}, "descriptions": {tag: text}, "layout": {category: {chart: [tag, ...]}}}. A value that is not finite is
+null. Nothing is sampled or dropped, except what TensorBoard itself drops
 because a resumed run wrote those steps again.
 
 Needs the package tensorboard (scripts/setup_python.sh).
@@ -17,6 +18,8 @@ import sys
 
 import tensorboard.version
 from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar import metadata as custom_scalars
 from tensorboard.util import tensor_util
 
 KEEP_ALL = {event_accumulator.SCALARS: 0, event_accumulator.TENSORS: 0}
@@ -40,7 +43,16 @@ def main() -> None:
         for tag in tags[event_accumulator.TENSORS]
         if events.SummaryMetadata(tag).plugin_data.plugin_name == "text"
     }
-    print(json.dumps({"version": tensorboard.version.VERSION, "scalars": scalars, "texts": texts}))
+    descriptions = {tag: events.SummaryMetadata(tag).summary_description for tag in scalars}
+    layout = layout_pb2.Layout()
+    if custom_scalars.CONFIG_SUMMARY_TAG in tags[event_accumulator.TENSORS]:
+        layout.ParseFromString(events.Tensors(custom_scalars.CONFIG_SUMMARY_TAG)[0].tensor_proto.string_val[0])
+    charts = {
+        category.title: {chart.title: list(chart.multiline.tag) for chart in category.chart}
+        for category in layout.category
+    }
+    read = {"scalars": scalars, "texts": texts, "descriptions": descriptions, "layout": charts}
+    print(json.dumps({"version": tensorboard.version.VERSION, **read}))
 
 
 if __name__ == "__main__":

@@ -110,6 +110,11 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
         // TensorBoard stores 32-bit floats.
         assert!((first_of(tag) - value).abs() <= 1e-6 * value, "{tag}: {}", first_of(tag));
     }
+    let description = |tag: &str| read["descriptions"][tag].as_str().unwrap().to_owned();
+    assert!(tags.iter().all(|tag| !description(tag).is_empty()), "{}", read["descriptions"]);
+    assert!(description("gpu/power").starts_with("Watts") && description("train/loss").contains("nats"));
+    assert_eq!(read["layout"]["Learning"]["loss (nats)"], json!(["^train/loss$", "^eval/loss$"]));
+    assert_eq!(read["layout"]["Memory"].as_object().unwrap().len(), 2);
     assert_eq!(read["texts"]["recipe"], json!([[0, "```toml\nseed = 1\n```"]]));
     assert_eq!(read["texts"]["samples/0"], json!([[0, "    Once\n     upon\n    a time"]]));
 }

@@ -21,6 +21,7 @@ pub mod format;
 mod jsonl;
 mod sinks;
 mod summary;
+mod tags;
 mod tensorboard;
 
 use std::io::{self, Write};

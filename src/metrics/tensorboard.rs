@@ -3,6 +3,7 @@
 //! Records are made with tensorboard-rs and its event types, but written here: its own `SummaryWriter` unwraps every
 //! I/O error on a thread of its own and panics at the next call, so that a full disk would end the run.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,15 +19,23 @@ use tensorboard_rs::summary;
 
 use super::append::AppendLog;
 use super::sinks::LogFile;
+use super::tags;
 
 /// One event file of a run. A resumed run writes another one beside it.
 #[derive(Debug)]
 pub(super) struct TensorBoard {
     log: AppendLog,
+    /// Tags whose description the file has.
+    described: HashSet<String>,
 }
 
+/// `DataClass::DATA_CLASS_SCALAR`, and the number of its field in `SummaryMetadata`: newer than tensorboard-proto.
+/// Without it TensorBoard's fast loader forgets descriptions.
+const DATA_CLASS_FIELD: u32 = 4;
+const DATA_CLASS_SCALAR: u64 = 1;
+
 impl TensorBoard {
-    /// Makes an event file in a folder, which is made too. With `resume_step` TensorBoard is told to forget what
+    /// Makes an event file in a folder, which is made too, with the layout of the custom scalars tab. With `resume_step` TensorBoard is told to forget what
     /// older files hold after that step.
     ///
     /// # Errors
@@ -36,7 +45,9 @@ impl TensorBoard {
         std::fs::create_dir_all(folder)?;
         let mut version = Event::new();
         version.set_file_version("brain.Event:2".into());
-        let mut file = Self { log: create_event_file(folder, &record(version, 0)?)? };
+        let mut header = record(version, 0)?;
+        header.extend(record(layout_event(), 0)?);
+        let mut file = Self { log: create_event_file(folder, &header)?, described: HashSet::new() };
         if let Some(step) = resume_step {
             let mut session = SessionLog::new();
             session.set_status(SessionLog_SessionStatus::START);
@@ -47,7 +58,7 @@ impl TensorBoard {
         Ok(file)
     }
 
-    /// Writes the figures of a step, by tag.
+    /// Writes the figures of a step, by tag; with the first of each tag what it is.
     ///
     /// # Errors
     ///
@@ -58,7 +69,17 @@ impl TensorBoard {
         }
         #[allow(clippy::cast_possible_truncation, reason = "TensorBoard stores f32")]
         let values = scalars.iter().flat_map(|&(tag, value)| summary::scalar(tag, value as f32).take_value());
-        self.summary(step, values.collect())
+        let mut values: Vec<Summary_Value> = values.collect();
+        let is_new = |value: &Summary_Value| !self.described.contains(value.get_tag());
+        let new: Vec<String> =
+            values.iter().filter(|value| is_new(value)).map(|value| value.get_tag().to_owned()).collect();
+        for value in values.iter_mut().filter(|value| new.iter().any(|tag| tag == value.get_tag())) {
+            let metadata = scalar_metadata(value.get_tag());
+            value.set_metadata(metadata);
+        }
+        self.summary(step, values)?;
+        self.described.extend(new);
+        Ok(())
     }
 
     /// Writes a text, shown as Markdown.
@@ -67,23 +88,7 @@ impl TensorBoard {
     ///
     /// As [`Self::scalars`].
     pub(super) fn text(&mut self, step: u64, tag: &str, markdown: &str) -> io::Result<()> {
-        let mut plugin = SummaryMetadata_PluginData::new();
-        plugin.set_plugin_name("text".into());
-        let mut metadata = SummaryMetadata::new();
-        metadata.set_plugin_data(plugin);
-        let mut dim = TensorShapeProto_Dim::new();
-        dim.set_size(1);
-        let mut shape = TensorShapeProto::new();
-        shape.set_dim(RepeatedField::from_vec(vec![dim]));
-        let mut tensor = TensorProto::new();
-        tensor.set_dtype(DataType::DT_STRING);
-        tensor.set_tensor_shape(shape);
-        tensor.set_string_val(RepeatedField::from_vec(vec![markdown.as_bytes().to_vec()]));
-        let mut value = Summary_Value::new();
-        value.set_tag(tag.into());
-        value.set_metadata(metadata);
-        value.set_tensor(tensor);
-        self.summary(step, vec![value])
+        self.summary(step, vec![string_value(tag, "text", markdown.as_bytes(), &[1])])
     }
 
     fn summary(&mut self, step: u64, values: Vec<Summary_Value>) -> io::Result<()> {
@@ -103,6 +108,52 @@ impl LogFile for TensorBoard {
     fn log(&mut self) -> &mut AppendLog {
         &mut self.log
     }
+}
+
+fn metadata(plugin_name: &str) -> SummaryMetadata {
+    let mut plugin = SummaryMetadata_PluginData::new();
+    plugin.set_plugin_name(plugin_name.into());
+    let mut metadata = SummaryMetadata::new();
+    metadata.set_plugin_data(plugin);
+    metadata
+}
+
+fn scalar_metadata(tag: &str) -> SummaryMetadata {
+    let mut metadata = metadata("scalars");
+    metadata.set_display_name(tag.into());
+    metadata.set_summary_description(tags::description(tag).unwrap_or_default().into());
+    metadata.mut_unknown_fields().add_varint(DATA_CLASS_FIELD, DATA_CLASS_SCALAR);
+    metadata
+}
+
+/// Bytes for one of TensorBoard's plugins.
+fn string_value(tag: &str, plugin_name: &str, bytes: &[u8], shape: &[i64]) -> Summary_Value {
+    let dims = shape.iter().map(|&size| {
+        let mut dim = TensorShapeProto_Dim::new();
+        dim.set_size(size);
+        dim
+    });
+    let mut tensor_shape = TensorShapeProto::new();
+    tensor_shape.set_dim(dims.collect::<Vec<_>>().into());
+    let mut tensor = TensorProto::new();
+    tensor.set_dtype(DataType::DT_STRING);
+    tensor.set_tensor_shape(tensor_shape);
+    tensor.set_string_val(RepeatedField::from_vec(vec![bytes.to_vec()]));
+    let mut value = Summary_Value::new();
+    value.set_tag(tag.into());
+    value.set_metadata(metadata(plugin_name));
+    value.set_tensor(tensor);
+    value
+}
+
+/// The layout of the custom scalars tab: figures that belong together in one chart.
+fn layout_event() -> Event {
+    let mut summary = Summary::new();
+    let layout = tags::layout();
+    summary.set_value(vec![string_value("custom_scalars__config__", "custom_scalars", &layout, &[])].into());
+    let mut event = Event::new();
+    event.set_summary(summary);
+    event
 }
 
 /// Length, checksum, event, checksum: in memory first, so that the file gets it in one piece.
@@ -181,10 +232,11 @@ mod tests {
         let path = only_file(folder.path());
         assert!(path.file_name().unwrap().to_str().unwrap().starts_with("events.out.tfevents."));
         let events = read(&path);
-        assert_eq!(events.len(), 2);
+        assert_eq!(events.len(), 3);
         assert_eq!(events[0].get_file_version(), "brain.Event:2");
-        assert_eq!(events[1].get_step(), 3);
-        let written: Vec<_> = events[1]
+        assert_eq!(events[1].get_summary().get_value()[0].get_tag(), "custom_scalars__config__");
+        assert_eq!(events[2].get_step(), 3);
+        let written: Vec<_> = events[2]
             .get_summary()
             .get_value()
             .iter()
@@ -202,8 +254,27 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         TensorBoard::open(folder.path(), Some(500)).unwrap();
         let events = read(&only_file(folder.path()));
-        assert_eq!(events[1].get_session_log().get_status(), SessionLog_SessionStatus::START);
-        assert_eq!(events[1].get_step(), 501);
+        assert_eq!(events[2].get_session_log().get_status(), SessionLog_SessionStatus::START);
+        assert_eq!(events[2].get_step(), 501);
+    }
+
+    #[test]
+    fn the_first_value_of_a_tag_says_what_it_is_and_the_later_ones_do_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tensorboard = TensorBoard::open(folder.path(), None).unwrap();
+        for step in 1..=2 {
+            tensorboard.scalars(step, &[("time/step", 0.5)]).unwrap();
+        }
+        tensorboard.scalars(3, &[("time/step", 0.5), ("eval/loss", 2.0)]).unwrap();
+        let events = read(&only_file(folder.path()));
+        let described = |event: &Event| -> Vec<bool> {
+            let values = event.get_summary().get_value().iter();
+            values.map(|value| !value.get_metadata().get_summary_description().is_empty()).collect()
+        };
+        let all: Vec<_> = events[2..].iter().map(described).collect();
+        assert_eq!(all, [vec![true], vec![false], vec![false, true]]);
+        let metadata = events[2].get_summary().get_value()[0].get_metadata();
+        assert!(metadata.get_summary_description().contains("Seconds"));
     }
 
     #[test]
@@ -221,7 +292,8 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_full_disk_is_an_error_not_a_panic() {
-        let mut tensorboard = TensorBoard { log: AppendLog::open(Path::new("/dev/full")).unwrap() };
+        let mut tensorboard =
+            TensorBoard { log: AppendLog::open(Path::new("/dev/full")).unwrap(), described: HashSet::new() };
         let error = tensorboard.scalars(1, &[("train/loss", 1.0)]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         // And again at every later step, each tried anew.
