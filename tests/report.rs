@@ -118,7 +118,7 @@ fn long_run(folder: &Path, num_steps: u64) {
              \"host_memory_bytes\":2000000000,\"cpu_utilization_percent\":{percent},\"gpu_utilization_percent\":{percent},\
              \"gpu_memory_used_bytes\":30000000000,\"gpu_memory_reserved_bytes\":28000000000,\
              \"gpu_memory_allocated_bytes\":25000000000,\"gpu_power_watts\":{watts},\"gpu_sm_clock_mhz\":1700,\
-             \"gpu_temperature_celsius\":61}}",
+             \"gpu_temperature_celsius\":61,\"gpu_throttle_reasons\":[\"power_cap\"]}}",
             loss = 2.0 + wave + spike,
             rate = 1800.0 + 100.0 * wave,
             percent = 90.0 + 9.0 * wave,
@@ -146,6 +146,7 @@ fn a_hundred_thousand_steps_make_a_small_page_that_keeps_the_spike() {
     for title in ["GPU memory", "GPU power", "GPU temperature", "GPU clocks", "Utilization"] {
         assert!(page.contains(&format!("<h3>{title}")), "{title}");
     }
+    assert!(page.contains("Kept down by: power cap in 100000 of 100000 steps."));
     // Every part of the time is there, in its share.
     assert!(page.contains("waiting for data 16.7 %") && page.contains("backward 33.3 %"));
 }

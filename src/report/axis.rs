@@ -114,6 +114,8 @@ pub(super) struct Axis {
     /// In the numbers' own unit.
     pub(super) ticks: Vec<f64>,
     pub(super) scale: Scale,
+    /// Equal distances are equal quotients.
+    pub(super) is_log: bool,
     unit: Unit,
     step: f64,
 }
@@ -137,9 +139,21 @@ impl Axis {
         if unit == Unit::Count {
             step = step.max(1.0).round();
         }
-        let mut axis = Self { low, high, ticks: Vec::new(), scale, unit, step: step * scale.divisor };
+        let mut axis = Self { low, high, ticks: Vec::new(), scale, is_log: false, unit, step: step * scale.divisor };
         axis.mark();
         axis
+    }
+
+    /// The axis of positive numbers between two of them on which equal distances are equal quotients, with marks at 1, 2
+    /// and 5 times powers of ten.
+    pub(super) fn logarithmic(low: f64, high: f64, unit: Unit) -> Self {
+        let (low, high) = (low / 1.1, high * 1.1);
+        #[expect(clippy::cast_possible_truncation, reason = "exponents")]
+        let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
+        let factors: &[f64] = if last - first > 3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let marks = (first..=last).flat_map(|power| factors.iter().map(move |factor| factor * 10_f64.powi(power)));
+        let ticks = marks.filter(|tick| (low..=high).contains(tick)).collect();
+        Self { low, high, ticks, scale: unit.scale(high), is_log: true, unit, step: 1.0 }
     }
 
     fn mark(&mut self) {
@@ -153,6 +167,9 @@ impl Axis {
 
     /// Where a number lies: 0 at the low end, 1 at the high end.
     pub(super) fn position(&self, value: f64) -> f64 {
+        if self.is_log {
+            return (value / self.low).ln() / (self.high / self.low).ln();
+        }
         (value - self.low) / (self.high - self.low)
     }
 
@@ -161,6 +178,9 @@ impl Axis {
         let (value, step) = (tick / self.scale.divisor, self.step / self.scale.divisor);
         if self.unit == Unit::Scientific {
             return scientific(value);
+        }
+        if self.is_log {
+            return significant(value, 1);
         }
         if step >= 1.0 && step.fract() < 1e-9 {
             return thousands(value);
@@ -204,6 +224,14 @@ mod tests {
         assert_eq!((steps.low, steps.high), (1.0, 200.0));
         assert_eq!(labels(&steps), ["50", "100", "150", "200"]);
         assert_eq!(labels(&Axis::exact(1.0, 2.0, Unit::Count, 5.0)), ["1", "2"]);
+    }
+
+    #[test]
+    fn equal_quotients_are_equally_far_apart_on_a_logarithmic_axis() {
+        let axis = Axis::logarithmic(0.3, 10.0, Unit::Plain);
+        assert_eq!(labels(&axis), ["0.5", "1", "2", "5", "10"]);
+        let [half, one, two] = [0.5, 1.0, 2.0].map(|value| axis.position(value));
+        assert!((one - half - (two - one)).abs() < 1e-12 && half > 0.0 && axis.position(10.0) < 1.0);
     }
 
     #[test]

@@ -16,6 +16,10 @@ pub(super) const MAX_POINTS: usize = 600;
 pub(super) const WIDTH: f64 = 1000.0;
 pub(super) const HEIGHT: f64 = 400.0;
 
+/// A line whose highest number is so many times its lowest shows nothing of what comes late, unless on a logarithmic
+/// axis.
+const LOG_ABOVE: f64 = 8.0;
+
 /// How a line is drawn. Colours alone do not tell lines apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
@@ -67,6 +71,8 @@ pub(super) struct Chart<'a> {
     pub(super) from_zero: bool,
     /// The axis ends here at least.
     pub(super) at_least: Option<f64>,
+    /// Where the highest is many times the lowest, equal distances are equal quotients.
+    pub(super) may_be_log: bool,
     /// Steps to mark.
     pub(super) marks: &'a [(u64, String)],
 }
@@ -96,8 +102,10 @@ impl Chart<'_> {
         let x = range(lines.iter().flat_map(|line| line.x))?;
         let y = range(lines.iter().flat_map(|line| line.y.iter()))?;
         let x = Axis::exact(x.0, x.1, Unit::Count, 5.0);
+        let is_log = self.may_be_log && y.0 > 0.0 && y.1 / y.0 > LOG_ABOVE;
         let low = if self.from_zero { y.0.min(0.0) } else { y.0 };
-        let y = Axis::rounded(low, self.at_least.map_or(y.1, |least| y.1.max(least)), self.unit, 5.0);
+        let linear = Axis::rounded(low, self.at_least.map_or(y.1, |least| y.1.max(least)), self.unit, 5.0);
+        let y = if is_log { Axis::logarithmic(y.0, y.1, self.unit) } else { linear };
         let kept: Vec<Vec<usize>> = lines.iter().map(|line| lowest_and_highest(&line.y, MAX_POINTS)).collect();
 
         let mut shapes = grid(&y);
@@ -133,7 +141,7 @@ impl Chart<'_> {
         Some(figure(&Parts {
             title: self.title,
             legend: &legend,
-            suffix: y.scale.suffix,
+            suffix: if is_log { "logarithmic" } else { y.scale.suffix },
             alternative: &alternative,
             shapes: &shapes,
             over: "",
@@ -324,8 +332,18 @@ mod tests {
             lines: vec![Line { name: "<b>".into(), x, y: y.into(), color: 1, look: Look::Solid }],
             from_zero: true,
             at_least: None,
+            may_be_log: false,
             marks: &[],
         }
+    }
+
+    #[test]
+    fn a_loss_that_falls_a_long_way_is_drawn_logarithmically() {
+        let chart = |y: &'static [f64]| Chart { may_be_log: true, ..chart(&[1.0, 2.0, 3.0], y) };
+        let html = chart(&[10.0, 1.0, 0.1]).render().unwrap();
+        assert!(html.contains("<small>logarithmic</small>") && html.contains("L500.0 200.0"), "{html}");
+        assert!(!chart(&[4.0, 2.0, 1.0]).render().unwrap().contains("logarithmic"));
+        assert!(!chart(&[4.0, 2.0, 0.0]).render().unwrap().contains("logarithmic"));
     }
 
     #[test]

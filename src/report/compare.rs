@@ -177,9 +177,6 @@ fn names(records: &[Record]) -> Vec<String> {
 
 impl Run {
     fn of(record: &Record, name: String) -> Self {
-        let summary = record.summary.as_ref();
-        let device = summary.map(|summary| summary.device.clone()).filter(|device| !device.is_empty());
-        let device = device.or_else(|| record.environment_text("device").map(ToOwned::to_owned));
         let figures = FIGURES.iter().map(|figure| {
             let measured = measured(record, figure.key);
             let value = measured.map(|measured| measured.median).or_else(|| value(record, figure.key));
@@ -195,7 +192,7 @@ impl Run {
         Self {
             name,
             path: record.folder.clone(),
-            device: device.unwrap_or_default(),
+            device: record.device().unwrap_or_default().to_owned(),
             num_warmup_steps: num_warmup_steps(record.steps.len()),
             figures: figures.collect(),
         }
@@ -261,7 +258,7 @@ fn value(record: &Record, key: &str) -> Option<f64> {
 /// Share of the wall time; without a summary, of the time of the steps.
 fn time_percent(record: &Record, part: &str) -> Option<f64> {
     let name = format!("{part}_seconds");
-    if let Some(time) = record.summary_fields.get("time") {
+    if let Some(time) = record.summary.get("time") {
         return Some(100.0 * time.get(&name)?.as_f64()? / record.figure("wall_seconds")?);
     }
     let whole = record.steps.sum("wall_seconds").or_else(|| record.steps.sum("step_seconds"))?;

@@ -38,10 +38,10 @@ const GPU_MEMORY: [Wanted; 4] = [
 ];
 const HOST_MEMORY: [Wanted; 2] =
     [("host_memory_bytes", "process", 1, Look::Solid), ("host_swapped_bytes", "swapped out", 4, Look::Dashed)];
-const POWER: [Wanted; 1] = [("gpu_power_watts", "GPU power", 4, Look::Solid)];
 const TEMPERATURE: [Wanted; 1] = [("gpu_temperature_celsius", "GPU temperature", 4, Look::Solid)];
 const CLOCKS: [Wanted; 2] =
     [("gpu_sm_clock_mhz", "multiprocessors", 1, Look::Solid), ("gpu_memory_clock_mhz", "memory", 3, Look::Dashed)];
+const DISK: [Wanted; 1] = [("disk_read_bytes", "Read from disks in a step", 3, Look::Solid)];
 const PCIE: [Wanted; 2] = [
     ("gpu_pcie_received_bytes_per_second", "to the GPU", 1, Look::Solid),
     ("gpu_pcie_sent_bytes_per_second", "from the GPU", 3, Look::Dashed),
@@ -73,7 +73,10 @@ fn lines<'a>(record: &'a Record, steps: &'a [f64], wanted: &[Wanted]) -> Vec<Lin
         };
         Some(Line { name: name.to_owned(), x: steps, y, color, look })
     };
-    wanted.iter().filter_map(line).collect()
+    // Beside others, what was nothing all the time, such as memory swapped out, says nothing.
+    let says_something =
+        |line: &Line<'_>| wanted.len() == 1 || line.y.iter().any(|value| value.is_finite() && *value != 0.0);
+    wanted.iter().filter_map(line).filter(says_something).collect()
 }
 
 /// A figure of each step, pale, under the mean of some steps.
@@ -97,14 +100,33 @@ pub(super) fn calmed(values: &[f64]) -> Cow<'_, [f64]> {
 
 /// The mean of the last `width` finite values at each place.
 fn moving_mean(values: &[f64], width: usize) -> Vec<f64> {
+    // Sums and counts of all values before a place.
+    let mut before = vec![(0.0, 0.0)];
+    before.extend(values.iter().scan((0.0, 0.0), |(sum, count), value| {
+        if value.is_finite() {
+            (*sum, *count) = (*sum + value, *count + 1.0);
+        }
+        Some((*sum, *count))
+    }));
     let mean = |at: usize| {
-        let window = &values[(at + 1).saturating_sub(width)..=at];
-        let finite = window.iter().copied().filter(|value| value.is_finite());
-        let (sum, count) = finite.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+        let (first, last) = (before[(at + 1).saturating_sub(width)], before[at + 1]);
         // Of none: 0 / 0, which is no number.
-        sum / count
+        (last.0 - first.0) / (last.1 - first.1)
     };
     (0..values.len()).map(mean).collect()
+}
+
+/// Lines that can be told apart in a long run: means of some steps. With what to say of them.
+fn calm_lines<'a>(record: &'a Record, steps: &'a [f64], wanted: &[Wanted]) -> (Vec<Line<'a>>, String) {
+    let mut lines = lines(record, steps, wanted);
+    let width = steps.len() / MEAN_SHARE;
+    if width < 3 {
+        return (lines, String::new());
+    }
+    for line in &mut lines {
+        line.y = moving_mean(&line.y, width).into();
+    }
+    (lines, format!("Means of {width} steps."))
 }
 
 fn loss(record: &Record, steps: &[f64]) -> Option<String> {
@@ -116,17 +138,31 @@ fn loss(record: &Record, steps: &[f64]) -> Option<String> {
         [] => String::new(),
         [(step, what)] => format!("The upright line marks step {step}: {}.", what.replace('_', " ")),
         [(first, what), .., (last, _)] => format!(
-            "The upright lines mark {} steps with which something was wrong, from {first} ({}) to {last}.",
+            "The upright lines mark {} steps with which something was wrong, the first at {first} ({}), the last at {last}.",
             record.anomalies.len(),
             what.replace('_', " ")
         ),
     };
     let title = "Loss";
-    Chart { title, note, unit: Unit::Plain, lines, from_zero: true, at_least: None, marks: &record.anomalies }.render()
+    Chart {
+        title,
+        note,
+        unit: Unit::Plain,
+        lines,
+        from_zero: true,
+        at_least: None,
+        may_be_log: true,
+        marks: &record.anomalies,
+    }
+    .render()
 }
 
 fn single(title: &'static str, unit: Unit, lines: Vec<Line<'_>>) -> Option<String> {
-    Chart { title, note: String::new(), unit, lines, from_zero: true, at_least: None, marks: &[] }.render()
+    noted(title, unit, (lines, String::new()))
+}
+
+fn noted(title: &'static str, unit: Unit, (lines, note): (Vec<Line<'_>>, String)) -> Option<String> {
+    Chart { title, note, unit, lines, from_zero: true, at_least: None, may_be_log: false, marks: &[] }.render()
 }
 
 fn learning_rate(record: &Record, steps: &[f64]) -> Option<String> {
@@ -140,7 +176,7 @@ fn gradient_norm(record: &Record, steps: &[f64]) -> Option<String> {
 
 fn throughput(record: &Record, steps: &[f64]) -> Vec<String> {
     let rate = with_mean(record, steps, "tokens_per_second", "tokens/s", 1);
-    let tokens = lines(
+    let tokens = calm_lines(
         record,
         steps,
         &[
@@ -149,28 +185,55 @@ fn throughput(record: &Record, steps: &[f64]) -> Vec<String> {
             ("padding_tokens", "padding", 3, Look::Dotted),
         ],
     );
-    let charts = [single("Throughput", Unit::TokensPerSecond, rate), single("Tokens of a step", Unit::Count, tokens)];
+    let charts = [single("Throughput", Unit::TokensPerSecond, rate), noted("Tokens of a step", Unit::Count, tokens)];
     charts.into_iter().flatten().collect()
 }
 
 fn utilization(record: &Record, steps: &[f64]) -> Vec<String> {
+    let (lines, note) = calm_lines(record, steps, &UTILIZATION);
     let chart = Chart {
         title: "Utilization",
-        note: String::new(),
+        note,
         unit: Unit::Percent,
-        lines: lines(record, steps, &UTILIZATION),
+        lines,
         from_zero: true,
         at_least: Some(100.0),
+        may_be_log: false,
         marks: &[],
     };
     let charts = [
         chart.render(),
-        single("GPU power", Unit::Watts, lines(record, steps, &POWER)),
-        single("GPU temperature", Unit::Celsius, lines(record, steps, &TEMPERATURE)),
-        single("GPU clocks", Unit::Megahertz, lines(record, steps, &CLOCKS)),
-        single("PCIe traffic", Unit::BytesPerSecond, lines(record, steps, &PCIE)),
+        single("GPU power", Unit::Watts, with_mean(record, steps, "gpu_power_watts", "power", 4)),
+        noted("GPU temperature", Unit::Celsius, calm_lines(record, steps, &TEMPERATURE)),
+        clocks(record, steps),
+        noted("PCIe traffic", Unit::BytesPerSecond, calm_lines(record, steps, &PCIE)),
+        // A run whose rows are in memory reads nothing.
+        record
+            .steps
+            .max("disk_read_bytes")
+            .filter(|most| *most > 0.0)
+            .and_then(|_| noted("Read from disks in a step", Unit::Bytes, calm_lines(record, steps, &DISK))),
     ];
     charts.into_iter().flatten().collect()
+}
+
+/// With what kept them down.
+fn clocks(record: &Record, steps: &[f64]) -> Option<String> {
+    let reasons = record.throttles.iter().map(|(reason, num_steps)| {
+        format!("{} in {} of {} steps", reason.replace('_', " "), num_steps, record.steps.len())
+    });
+    let reasons = reasons.collect::<Vec<_>>().join(", ");
+    Chart {
+        title: "GPU clocks",
+        note: if reasons.is_empty() { String::new() } else { format!("Kept down by: {reasons}.") },
+        unit: Unit::Megahertz,
+        lines: lines(record, steps, &CLOCKS),
+        from_zero: true,
+        at_least: None,
+        may_be_log: false,
+        marks: &[],
+    }
+    .render()
 }
 
 fn memory(record: &Record, steps: &[f64]) -> Vec<String> {

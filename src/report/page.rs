@@ -101,7 +101,7 @@ pub(super) fn render(record: &Record) -> Result<String, ReportError> {
         status: status(record),
         about: about(record),
         tiles: tiles(record),
-        findings: record.summary_fields.get("diagnosis").and_then(Value::as_array).cloned().unwrap_or_default(),
+        findings: record.summary.get("diagnosis").and_then(Value::as_array).cloned().unwrap_or_default(),
         charts: Charts::of(record),
         time_bar: (!time.is_empty()).then(|| stack::bars(&[("In total", time.clone())], Unit::Seconds)),
         time_list: stack::piece_list(&time, Unit::Seconds),
@@ -113,7 +113,7 @@ pub(super) fn render(record: &Record) -> Result<String, ReportError> {
         num_samples_left_out,
         given_recipe: record.given_recipe.as_deref().map(|text| shortened(text, MAX_RECIPE)),
         resolved_recipe: record.resolved_recipe.as_deref().map(|text| shortened(text, MAX_RECIPE)),
-        warnings: record.summary.as_ref().map_or_else(Vec::new, |summary| summary.warnings.clone()),
+        warnings: warnings(record),
         environment: environment(record),
         version: env!("CARGO_PKG_VERSION"),
     };
@@ -121,7 +121,7 @@ pub(super) fn render(record: &Record) -> Result<String, ReportError> {
 }
 
 fn status(record: &Record) -> String {
-    match record.summary.as_ref().map(|summary| summary.outcome) {
+    match record.outcome() {
         Some(Outcome::Finished) => "finished".to_owned(),
         Some(Outcome::StoppedEarly) => "stopped early".to_owned(),
         Some(Outcome::Interrupted) => "interrupted".to_owned(),
@@ -132,9 +132,7 @@ fn status(record: &Record) -> String {
 /// Model, device and time, in a line.
 fn about(record: &Record) -> Vec<String> {
     let model = record.setting("model.path").and_then(toml::Value::as_str).map(ToOwned::to_owned);
-    let summary = record.summary.as_ref();
-    let device = summary.map(|summary| summary.device.clone()).filter(|device| !device.is_empty());
-    let device = device.or_else(|| record.environment_text("device").map(ToOwned::to_owned));
+    let device = record.device().map(ToOwned::to_owned);
     let precision = record.setting("train.precision").and_then(toml::Value::as_str).map(ToOwned::to_owned);
     let started = record.environment_text("started_at");
     let started = started.map(|time| time.split('.').next().unwrap_or(time).trim_end_matches('Z').replace('T', " "));
@@ -146,20 +144,17 @@ fn tiles(record: &Record) -> Vec<Tile> {
     let tile = |label, value: Option<String>, note: Option<String>| {
         value.map(|value| Tile { label, value, note: note.unwrap_or_default() })
     };
-    let summary = record.summary.as_ref();
     let losses = record.evaluations.get("eval_loss").unwrap_or_default();
     let first_loss = losses.first().copied().filter(|loss| loss.is_finite());
     let last_loss = record.evaluations.last("eval_loss");
     let from_loss = first_loss.filter(|_| losses.len() > 1).map(|loss| format!("from {}", Unit::Plain.text(loss)));
     let steps = record.steps.last("step").unwrap_or(0.0);
     let epochs = record.steps.last("epoch").map(|epochs| format!("{} epochs", Unit::Plain.text(epochs)));
-    let tokens = summary.map(|summary| summary.tokens).filter(|tokens| *tokens > 0);
-    #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
-    let tokens = tokens.map(|tokens| tokens as f64).or_else(|| record.steps.sum("tokens"));
+    let tokens = record.figure("tokens").filter(|tokens| *tokens > 0.0).or_else(|| record.steps.sum("tokens"));
     let targets = record.steps.sum("target_tokens").zip(record.steps.sum("tokens"));
     let targets = targets.map(|(targets, tokens)| format!("{:.0} % carry loss", 100.0 * targets / tokens));
     let peak = Peak::of(record);
-    let wall = summary.map(|summary| summary.wall_seconds).or_else(|| record.steps.sum("wall_seconds"));
+    let wall = record.figure("wall_seconds").or_else(|| record.steps.sum("wall_seconds"));
     let step_seconds = steady(record, "step_seconds");
     let p95 = quantile(step_seconds, 0.95).map(|p95| format!("95 % below {}", Unit::Seconds.text(p95)));
     let mfu = record.figure("mfu").or_else(|| quantile(steady(record, "mfu"), 0.5));
@@ -167,8 +162,8 @@ fn tiles(record: &Record) -> Vec<Tile> {
     let gpu = gpu.or_else(|| quantile(steady(record, "gpu_utilization_percent"), 0.5));
     let energy =
         record.figure("energy_kwh").or_else(|| record.steps.last("energy_joules").map(|joules| joules / 3.6e6));
-    let currency = record.summary_fields.get("currency").and_then(Value::as_str).unwrap_or_default();
-    let per_million = |name: &str| record.summary_fields.get("per_million_tokens")?.get(name)?.as_f64();
+    let currency = record.summary.get("currency").and_then(Value::as_str).unwrap_or_default();
+    let per_million = |name: &str| record.summary.get("per_million_tokens")?.get(name)?.as_f64();
     let cost = |cost: f64| format!("{} {currency}", Unit::Plain.text(cost)).trim_end().to_owned();
     let tiles = [
         tile("Evaluation loss", last_loss.map(|loss| Unit::Plain.text(loss)), from_loss),
@@ -187,7 +182,7 @@ fn tiles(record: &Record) -> Vec<Tile> {
             peak.as_ref().map(|peak| Unit::Bytes.text(peak.bytes)),
             peak.as_ref().map(|peak| peak.of.to_owned()),
         ),
-        tile("Tokens", tokens.map(thousands), targets),
+        tile("Tokens", tokens.map(large_count), targets),
         tile(
             "Wall time",
             wall.map(duration),
@@ -205,6 +200,20 @@ fn tiles(record: &Record) -> Vec<Tile> {
         ),
     ];
     tiles.into_iter().flatten().collect()
+}
+
+/// `73,670`, `12.3 million`, `1.50 billion`.
+fn large_count(count: f64) -> String {
+    match count {
+        count if count >= 1e9 => format!("{:.2} billion", count / 1e9),
+        count if count >= 1e7 => format!("{:.1} million", count / 1e6),
+        count => thousands(count),
+    }
+}
+
+fn warnings(record: &Record) -> Vec<String> {
+    let warnings = record.summary.get("warnings").and_then(Value::as_array);
+    warnings.into_iter().flatten().map(plain).collect()
 }
 
 /// A figure of the steps after warm-up.
@@ -240,7 +249,7 @@ impl Peak {
 
 /// Where the whole run's time went; without a summary, that of its steps.
 pub(super) fn time_pieces(record: &Record) -> Vec<Piece> {
-    let Some(time) = record.summary_fields.get("time").and_then(Value::as_object) else {
+    let Some(time) = record.summary.get("time").and_then(Value::as_object) else {
         let parts = stack::parts(&record.steps).into_iter();
         let piece = |part: stack::Part| Piece {
             name: part.name.to_owned(),

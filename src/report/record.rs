@@ -1,5 +1,6 @@
 //! What a run has left in its folder.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::ReportError;
 use super::columns::Columns;
-use crate::metrics::{Sample, Summary};
+use crate::metrics::{Outcome, Sample};
 
 /// The files of a run, read. Only metrics.jsonl must be there: an interrupted run has no summary.
 #[derive(Clone, Debug, Default)]
@@ -21,16 +22,16 @@ pub struct Record {
     pub steps: Columns,
     /// Steps with which something was wrong, and what.
     pub anomalies: Vec<(u64, String)>,
+    /// What kept the GPU's clocks down, and in how many steps.
+    pub throttles: BTreeMap<String, u64>,
     /// Records of evaluations.
     pub evaluations: Columns,
     /// Lines of metrics.jsonl that cannot be read: a killed process may leave one.
     pub num_torn_lines: usize,
     /// samples.jsonl.
     pub samples: Vec<Sample>,
-    /// summary.json.
-    pub summary: Option<Summary>,
-    /// The same as it stands there.
-    pub summary_fields: Map<String, Value>,
+    /// summary.json; empty where there is none. As it stands there: a summary of another version is read too.
+    pub summary: Map<String, Value>,
     /// recipe.toml.
     pub given_recipe: Option<String>,
     /// resolved.toml.
@@ -77,8 +78,7 @@ impl Record {
         let mut record = Self { folder: folder.to_owned(), ..Self::default() };
         let is_run = record.read_metrics()?;
         record.samples = lines(&folder.join("samples.jsonl"))?;
-        record.summary = json(&folder.join("summary.json"))?;
-        record.summary_fields = json(&folder.join("summary.json"))?.unwrap_or_default();
+        record.summary = json(&folder.join("summary.json"))?.unwrap_or_default();
         record.environment = json(&folder.join("environment.json"))?.unwrap_or_default();
         record.memory_plan = json(&folder.join("memory_plan.json"))?;
         record.given_recipe = text(&folder.join("recipe.toml"))?;
@@ -114,7 +114,20 @@ impl Record {
     /// A number of summary.json.
     #[must_use]
     pub fn figure(&self, name: &str) -> Option<f64> {
-        self.summary_fields.get(name)?.as_f64()
+        self.summary.get(name)?.as_f64()
+    }
+
+    /// How the run ended; `None` where it has not.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Outcome> {
+        serde_json::from_value(self.summary.get("outcome")?.clone()).ok()
+    }
+
+    /// The device, for people.
+    #[must_use]
+    pub fn device(&self) -> Option<&str> {
+        let device = self.summary.get("device").and_then(Value::as_str).filter(|device| !device.is_empty());
+        device.or_else(|| self.environment_text("device"))
     }
 
     /// A text of environment.json.
@@ -139,6 +152,10 @@ impl Record {
                         (fields.get("step").and_then(Value::as_u64), fields.get("anomaly").and_then(Value::as_str))
                     {
                         self.anomalies.push((step, what.to_owned()));
+                    }
+                    let reasons = fields.get("gpu_throttle_reasons").and_then(Value::as_array);
+                    for reason in reasons.into_iter().flatten().filter_map(Value::as_str) {
+                        *self.throttles.entry(reason.to_owned()).or_default() += 1;
                     }
                     self.steps.push(&fields);
                 }
@@ -190,7 +207,7 @@ mod tests {
         assert_eq!(record.anomalies, [(2, "skipped_step".to_owned())]);
         assert_eq!(record.setting("data.max_length").and_then(toml::Value::as_integer), Some(64));
         assert_eq!(record.setting("seed").and_then(toml::Value::as_integer), Some(3));
-        assert!(record.setting("data.nothing").is_none() && record.summary.is_none());
+        assert!(record.setting("data.nothing").is_none() && record.outcome().is_none());
     }
 
     #[test]

@@ -131,7 +131,8 @@ fn chart(
     let lines: Vec<Line<'_>> = lines.collect();
     let note = if calm { "Means over a fortieth of the steps.".to_owned() } else { String::new() };
     let at_least = (unit == Unit::Percent).then_some(100.0);
-    Chart { title, note, unit, lines, from_zero: true, at_least, marks: &[] }.render()
+    Chart { title, note, unit, lines, from_zero: true, at_least, may_be_log: figure.ends_with("loss"), marks: &[] }
+        .render()
 }
 
 /// Colours of the runs, those that differ most first.

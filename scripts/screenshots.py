@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""The README's pictures, from a fresh quickstart run.
+
+usage: screenshots.py [--binary target/release/lora-train] [--chromium PROGRAM] [--out docs]
+
+Trains recipes/quickstart.toml with --tui on a pseudo-terminal of 80 x 24, keeps its screen at three fifths of the steps
+as dashboard.svg, and takes report-light.png and report-dark.png of the report that the run ends with.
+
+Needs Chromium, and the Python packages pyte and pillow.
+"""
+
+import argparse
+import fcntl
+import io
+import os
+import pathlib
+import pty
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from html import escape
+
+try:
+    import pyte
+    from PIL import Image
+except ImportError as missing:
+    sys.exit(f"error: {missing}\n  hint: pip install pyte pillow")
+
+from chromium import Chromium
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COLUMNS, LINES = 80, 24
+# A cell of the terminal in the picture.
+WIDTH, HEIGHT = 9, 18
+COLORS = {
+    "default": "#d8dee6", "black": "#14171b", "red": "#ff8f85", "green": "#59d3a2", "brown": "#f0c05a",
+    "blue": "#3d83c4", "magenta": "#d9a0f0", "cyan": "#6db6f5", "white": "#ffffff",
+}
+# The same where a program asks for them by number.
+COLORS |= {"0000ee": COLORS["blue"], "00cdcd": COLORS["cyan"], "cdcd00": COLORS["brown"], "00cd00": COLORS["green"],
+           "cd00cd": COLORS["magenta"], "cd0000": COLORS["red"]}
+BACKGROUND = "#14171b"
+# Eighths of a cell that are filled from below, and from the left.
+LOWER = "▁▂▃▄▅▆▇█"
+LEFT = "▏▎▍▌▋▊▉█"
+# Which of up, down, left and right a line goes from the middle of the cell.
+BOX = {"─": "lr", "│": "ud", "┌": "dr", "┐": "dl", "└": "ur", "┘": "ul", "├": "udr", "┤": "udl", "┬": "dlr", "┴": "ulr",
+       "┼": "udlr"}
+# Bits of a braille character by place: column, row.
+BRAILLE = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]
+
+
+def train(binary: pathlib.Path, folder: pathlib.Path) -> str:
+    """Trains with the dashboard; its screen at three fifths of the steps, as SVG."""
+    for name in ("quickstart", "recipes"):
+        (folder / name).symlink_to(ROOT / name)
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    environment.pop("NO_COLOR", None)
+    command = [binary.resolve(), "recipes/quickstart.toml", "--tui"]
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=slave, stdout=slave, stderr=slave,
+                               start_new_session=True)
+    os.close(slave)
+    screen = pyte.Screen(COLUMNS, LINES)
+    stream = pyte.ByteStream(screen)
+    kept = None
+    while True:
+        try:
+            shown = os.read(master, 1 << 16)
+        except OSError:  # the terminal's last user has gone
+            break
+        if not shown:
+            break
+        stream.feed(shown)
+        done = re.search(r"step (\d+)/(\d+)", "\n".join(screen.display))
+        if kept is None and done and 5 * int(done[1]) >= 3 * int(done[2]):
+            # Until the whole picture has come.
+            time.sleep(0.05)
+            kept = draw(screen)
+    if process.wait() != 0 or kept is None:
+        sys.exit(f"error: the run ended with {process.returncode}\n" + "\n".join(screen.display))
+    return kept
+
+
+def draw(screen: pyte.Screen) -> str:
+    """The screen as SVG, in which the shapes of a terminal's font are drawn: a viewer's font may lack them."""
+    texts, shapes = [], []
+    for y in range(LINES):
+        for x in range(COLUMNS):
+            cell = screen.buffer[y][x]
+            color, ground = (COLORS.get(name, f"#{name}") for name in (cell.fg, cell.bg))
+            if cell.bg == "default":
+                ground = BACKGROUND
+            if cell.reverse:
+                color, ground = ground, color
+            left, top = x * WIDTH, y * HEIGHT
+            if ground != BACKGROUND:
+                shapes.append(f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="{ground}"/>')
+            shape = glyph(cell.data, left, top, color)
+            if shape is not None:
+                shapes.append(shape)
+            elif cell.data.strip():
+                weight = ' font-weight="bold"' if cell.bold else ""
+                texts.append(f'<text x="{left}" y="{top + 14}" fill="{color}"{weight}>{escape(cell.data)}</text>')
+    width, height = COLUMNS * WIDTH, LINES * HEIGHT
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 {width + 24} {height + 24}" width="{width + 24}" '
+        f'font-family="ui-monospace, DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="15" role="img" '
+        f'aria-label="The dashboard of a training run in a terminal">'
+        f'<rect x="-12" y="-12" width="{width + 24}" height="{height + 24}" rx="8" fill="{BACKGROUND}"/>'
+        + "".join(shapes) + "".join(texts) + "</svg>\n"
+    )
+
+
+def glyph(character: str, left: int, top: int, color: str) -> str | None:
+    """A block, a box line or braille as shapes; None where it is a letter."""
+    code = ord(character[0]) if character else 32
+    if character and character in LOWER:
+        height = HEIGHT * (LOWER.index(character) + 1) / 8
+        return f'<rect x="{left}" y="{top + HEIGHT - height:g}" width="{WIDTH}" height="{height:g}" fill="{color}"/>'
+    if character and character in LEFT:
+        width = WIDTH * (LEFT.index(character) + 1) / 8
+        return f'<rect x="{left}" y="{top}" width="{width:g}" height="{HEIGHT}" fill="{color}"/>'
+    if character in BOX:
+        x, y = left + WIDTH / 2, top + HEIGHT / 2
+        ends = {"u": f"V{top}", "d": f"V{top + HEIGHT}", "l": f"H{left}", "r": f"H{left + WIDTH}"}
+        path = "".join(f"M{x:g} {y:g}{ends[way]}" for way in BOX[character])
+        return f'<path d="{path}" stroke="#6b7580" fill="none"/>'
+    if 0x2800 < code < 0x2900:
+        dots = (place for bit, place in enumerate(BRAILLE) if (code - 0x2800) >> bit & 1)
+        path = "".join(f"M{left + 2.4 + 4.2 * x:g} {top + 2.5 + 4.4 * y:g}h.01" for x, y in dots)
+        return f'<path d="{path}" stroke="{color}" stroke-width="2.4" stroke-linecap="round"/>'
+    return None
+
+
+def shrink(path: pathlib.Path) -> None:
+    """Fewer colours: a page of lines and text needs no more."""
+    image = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
+    image.quantize(colors=96, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/lora-train")
+    parser.add_argument("--chromium", help="the browser, where it is not on the path")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
+    arguments = parser.parse_args()
+    if not arguments.binary.is_file():
+        sys.exit(f"error: {arguments.binary} is not there\n  hint: cargo build --release")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (arguments.out / "dashboard.svg").write_text(train(arguments.binary, folder))
+        with Chromium(arguments.chromium) as browser:
+            for scheme in ("light", "dark"):
+                browser.open(folder / "runs/quickstart/report.html", width=1100, dark=scheme == "dark")
+                problems = browser.problems()
+                if problems:
+                    sys.exit(f"error: the page has problems: {problems}")
+                picture = arguments.out / f"report-{scheme}.png"
+                browser.screenshot(picture, height=1750)
+                shrink(picture)
+    for picture in sorted(arguments.out.iterdir()):
+        print(f"{picture}: {picture.stat().st_size / 1024:.0f} KB")
+
+
+if __name__ == "__main__":
+    main()
