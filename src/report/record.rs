@@ -146,6 +146,8 @@ impl Record {
         for line in BufReader::new(file).split(b'\n') {
             let line = line.map_err(|source| ReportError::Io { path: path.clone(), action: "read", source })?;
             match serde_json::from_slice::<Map<String, Value>>(&line) {
+                // A line that does not say its step has no place in a chart.
+                Ok(fields) if !fields.get("step").is_some_and(Value::is_u64) => self.num_torn_lines += 1,
                 Ok(fields) if fields.contains_key("eval_loss") => self.evaluations.push(&fields),
                 Ok(fields) if fields.contains_key("learning_rate") => {
                     if let (Some(step), Some(what)) =
@@ -208,6 +210,18 @@ mod tests {
         assert_eq!(record.setting("data.max_length").and_then(toml::Value::as_integer), Some(64));
         assert_eq!(record.setting("seed").and_then(toml::Value::as_integer), Some(3));
         assert!(record.setting("data.nothing").is_none() && record.outcome().is_none());
+    }
+
+    #[test]
+    fn a_line_without_its_step_counts_as_torn() {
+        let folder = tempfile::tempdir().unwrap();
+        let metrics = concat!(
+            "{\"step\":0,\"eval_loss\":4.5}\n{\"eval_loss\":4.5}\n{\"step\":-1,\"eval_loss\":4.5}\n",
+            "{\"stttep\":1,\"loss\":4.0,\"learning_rate\":1e-3}\n{\"step\":\"2\",\"loss\":1,\"learning_rate\":2e-3}\n",
+        );
+        fs::write(folder.path().join("metrics.jsonl"), metrics).unwrap();
+        let record = Record::read(folder.path()).unwrap();
+        assert_eq!((record.steps.len(), record.evaluations.len(), record.num_torn_lines), (0, 1, 4));
     }
 
     #[test]

@@ -221,13 +221,13 @@ pub(crate) fn template(data: &[u8]) {
     }
 }
 
-/// Whether a template can double a text again and again. The engine counts steps but not memory, so that such a template
-/// can fill it; it is compiled here but not rendered.
+/// Whether a template can double a text again and again, or repeat a list any number of times. The engine counts steps but
+/// not memory, so that such a template can fill it; it is compiled here but not rendered.
 fn may_grow(source: &str) -> bool {
     let count = |word: &str| source.matches(word).count();
     let num_copies = count("set") + count("macro") + count("with") + count("block");
     let num_loops = count("for") + count("range") + count("macro") + count("map");
-    num_copies > 3 || (num_copies > 0 && num_loops > 0) || count("*") > 2 || num_loops > 4
+    num_copies > 3 || (num_copies > 0 && num_loops > 0) || count("*") > 0 || num_loops > 4
 }
 
 /// A model folder: `model.safetensors`, or an index and two shards.
