@@ -101,7 +101,7 @@ impl Chart<'_> {
             self.lines.iter().filter(|line| line.y.iter().any(|value| value.is_finite())).collect();
         let x = range(lines.iter().flat_map(|line| line.x))?;
         let y = range(lines.iter().flat_map(|line| line.y.iter()))?;
-        let x = Axis::exact(x.0, x.1, Unit::Count, 5.0);
+        let x = Axis::exact(x.0, x.1, Unit::Count, 4.0);
         let is_log = self.may_be_log && y.0 > 0.0 && y.1 / y.0 > LOG_ABOVE;
         let low = if self.from_zero { y.0.min(0.0) } else { y.0 };
         let linear = Axis::rounded(low, self.at_least.map_or(y.1, |least| y.1.max(least)), self.unit, 5.0);

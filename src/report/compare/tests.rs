@@ -111,3 +111,15 @@ fn evaluation_losses_over_different_rows_are_called_so() {
     let note = &comparison.verdicts[0].notes[0];
     assert!(note.contains("over different tokens") && note.contains("data.eval"), "{note}");
 }
+
+#[test]
+fn losses_after_different_numbers_of_steps_are_called_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = run(folder.path(), "base", 1.0, 2.0, "");
+    let short = run(folder.path(), "short", 1.0, 2.5, "");
+    let metrics = fs::read_to_string(short.join("metrics.jsonl")).unwrap();
+    let kept: Vec<&str> = metrics.lines().take(61).collect();
+    fs::write(short.join("metrics.jsonl"), kept.join("\n")).unwrap();
+    let comparison = Comparison::of(&[base, short]).unwrap();
+    assert!(comparison.verdicts[0].notes[0].contains("took 100 and 60 steps"), "{:?}", comparison.verdicts[0].notes);
+}

@@ -2,6 +2,7 @@
 
 use super::super::axis::Unit;
 use super::{Difference, Run, RunFigure, Verdict, peak_key};
+use crate::metrics::format::thousands;
 
 /// Keys that decide over which tokens the evaluation loss is taken.
 const EVALUATION_KEYS: [&str; 8] = [
@@ -44,6 +45,12 @@ pub(super) fn verdict(baseline: &Run, run: &Run, differences: &[Difference], ind
             if moved.len() == 1 { "s" } else { "" }
         ));
     }
+    if let (Some(from), Some(to)) = (baseline.value("steps"), run.value("steps"))
+        && from != to
+    {
+        let [from, to] = [from, to].map(thousands);
+        notes.push(format!("the runs took {from} and {to} steps, so their last losses are of different moments"));
+    }
     if run.device != baseline.device {
         notes.push(format!("the devices differ: {} and {}", baseline.device, run.device));
     }
@@ -80,7 +87,7 @@ fn speed(baseline: &Run, run: &Run) -> Option<String> {
 }
 
 fn rate(run: &Run) -> Option<String> {
-    Some(crate::metrics::format::thousands(run.value("tokens_per_second")?))
+    Some(thousands(run.value("tokens_per_second")?))
 }
 
 fn between((low, high): (f64, f64)) -> String {
