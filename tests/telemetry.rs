@@ -181,6 +181,17 @@ fn every_figure_of_nvml_arrives_in_the_lines_and_the_summary_of_a_run() {
     assert!(number("mean_cpu_utilization_percent") > 0.0 && number("energy_joules") > 0.0, "{summary}");
     assert!(number("telemetry_seconds") > 0.0, "{summary}");
     assert_eq!(summary["peak_gpu_memory_bytes"], gib(10));
+    // Its clocks are held down by heat, and another process holds a GiB of it.
+    let findings = summary["diagnosis"].as_array().unwrap();
+    for (rule, verdict) in [
+        ("throttled_thermal", "THERMAL THROTTLING: "),
+        ("shared_gpu", "SHARED GPU: other processes hold 1.0 GiB of its memory"),
+    ] {
+        let finding = findings.iter().find(|finding| finding["rule"] == rule);
+        let finding = finding.unwrap_or_else(|| panic!("no {rule} in {findings:#?}"));
+        assert!(finding["verdict"].as_str().unwrap().starts_with(verdict), "{finding:#}");
+        assert!(said.contains(verdict), "{said}");
+    }
 }
 
 #[test]

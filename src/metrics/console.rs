@@ -1,15 +1,16 @@
 //! Progress for people, on stderr: a bar on a terminal, plain lines elsewhere.
 
+mod ending;
+
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::format::{bytes, duration, thousands};
-use super::{EvalMetrics, Outcome, Sample, Severity, StepMetrics, Summary};
+use ending::summary_text;
 
-/// Findings that are shown at the end; summary.json has all.
-const MAX_FINDINGS: usize = 4;
+use super::format::{bytes, duration, thousands};
+use super::{EvalMetrics, Sample, StepMetrics, Summary};
 
 /// Where lines for people go.
 #[derive(Debug)]
@@ -252,72 +253,6 @@ fn gpu_text(step: &StepMetrics) -> Option<String> {
     (!text.is_empty()).then(|| format!("gpu {text}"))
 }
 
-fn summary_text(summary: &Summary) -> String {
-    let outcome = match summary.outcome {
-        Outcome::Finished => "finished",
-        Outcome::StoppedEarly => "stopped early",
-        Outcome::Interrupted => "interrupted",
-    };
-    let mut first = vec![format!("{outcome} after {} steps in {}", summary.steps, duration(summary.wall_seconds))];
-    first.extend(summary.tokens_per_second.map(|rate| format!("{} tokens/s", thousands(rate))));
-    first.extend(summary.mfu.map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
-    if summary.skipped_steps > 0 {
-        first.push(format!("{} steps skipped", summary.skipped_steps));
-    }
-    let mut lines = vec![first.join(", ")];
-    let mut losses = Vec::new();
-    losses.extend(summary.final_loss.map(|loss| format!("loss {loss:.4}")));
-    if let (Some(initial), Some(last)) = (summary.initial_eval_loss, summary.final_eval_loss) {
-        losses.push(format!("eval loss {initial:.4} -> {last:.4} ({:+.1}%)", 100.0 * (last / initial - 1.0)));
-    }
-    if let (Some(best), Some(step)) = (summary.best_eval_loss, summary.best_eval_step) {
-        losses.push(format!("best {best:.4} at step {step}"));
-    }
-    if !losses.is_empty() {
-        lines.push(format!("  {}", losses.join(", ")));
-    }
-    let mut machine = Vec::new();
-    machine.extend(summary.peak_host_memory_bytes.map(|peak| format!("peak host memory {}", bytes(peak))));
-    machine.extend(summary.peak_gpu_memory_bytes.map(|peak| format!("peak GPU memory {}", bytes(peak))));
-    machine.extend(summary.mean_cpu_utilization_percent.map(|percent| format!("CPU {percent:.0}%")));
-    machine.extend(summary.mean_gpu_utilization_percent.map(|percent| format!("GPU {percent:.0}%")));
-    if !machine.is_empty() {
-        lines.push(format!("  {}", machine.join(", ")));
-    }
-    lines.extend(price_line(summary));
-    if summary.wall_seconds > 0.0 {
-        let share = |seconds: f64| 100.0 * seconds / summary.wall_seconds;
-        let parts = summary.time.parts().into_iter().filter(|&(_, seconds)| share(seconds) >= 0.5);
-        let parts: Vec<_> = parts.map(|(name, seconds)| format!("{name} {:.0}%", share(seconds))).collect();
-        lines.push(format!("  time: {}", parts.join(", ")));
-    }
-    for finding in summary.diagnosis.iter().take(MAX_FINDINGS) {
-        let notes = finding.severity == Severity::Note;
-        let shown = finding.lines().into_iter().take(if notes { 1 } else { usize::MAX });
-        lines.extend(shown.map(|line| format!("  {line}")));
-    }
-    lines.join("\n")
-}
-
-/// Tokens, energy and cost, and what a million tokens took.
-fn price_line(summary: &Summary) -> Option<String> {
-    let price = |energy: Option<f64>, cost: Option<f64>| {
-        let cost = cost.zip(summary.currency.as_deref());
-        let energy = energy.map(|kwh| if kwh < 1.0 { format!("{:.2} Wh", 1e3 * kwh) } else { format!("{kwh:.2} kWh") });
-        [energy, cost.map(|(cost, currency)| format!("{} {currency}", money(cost)))].into_iter().flatten()
-    };
-    let million = summary.per_million_tokens.as_ref()?;
-    let all = std::iter::once(format!("{} tokens", thousands(as_f64(summary.tokens))));
-    let all: Vec<String> = all.chain(price(summary.energy_kwh, summary.cost)).collect();
-    let each = std::iter::once(duration(million.seconds)).chain(price(million.energy_kwh, million.cost));
-    Some(format!("  {}; a million take {}", all.join(", "), each.collect::<Vec<_>>().join(", ")))
-}
-
-/// `12.34`, and three digits of less.
-fn money(amount: f64) -> String {
-    if amount >= 0.1 || amount <= 0.0 { format!("{amount:.2}") } else { format!("{amount:.2e}") }
-}
-
 #[allow(clippy::cast_precision_loss, reason = "counts of a run stay far below 2^52")]
 fn as_f64(count: u64) -> f64 {
     count as f64
@@ -326,7 +261,6 @@ fn as_f64(count: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::figures::tests::full_step;
-    use super::super::{Change, CostConfig, Finding, TimeSpent};
     use super::*;
 
     #[test]
@@ -373,50 +307,6 @@ mod tests {
         console.started = Instant::now().checked_sub(Duration::from_secs(50)).unwrap();
         let left = console.remaining_seconds(150).unwrap();
         assert!((left - 50.0).abs() < 1.0, "{left}");
-    }
-
-    #[test]
-    fn the_summary_says_how_it_went_in_a_few_lines() {
-        let time = TimeSpent { startup_seconds: 1.0, forward_backward_seconds: 8.0, ..TimeSpent::default() };
-        let change =
-            Change { key: "data.num_workers".into(), from: "1".into(), to: "4".into(), expected: "about 1.50x".into() };
-        let summary = Summary {
-            steps: 20,
-            skipped_steps: 1,
-            final_loss: Some(1.25),
-            initial_eval_loss: Some(4.0),
-            final_eval_loss: Some(3.0),
-            best_eval_loss: Some(2.9),
-            best_eval_step: Some(15),
-            tokens_per_second: Some(1234.0),
-            peak_host_memory_bytes: Some(1 << 30),
-            wall_seconds: 10.0,
-            time: time.within(10.0),
-            tokens: 20_000,
-            mean_cpu_utilization_percent: Some(91.0),
-            energy_joules: Some(1800.0),
-            diagnosis: vec![
-                Finding {
-                    verdict: "INPUT-BOUND: waited".into(),
-                    evidence: vec!["CPU at 96%".into()],
-                    changes: vec![change],
-                    severity: Severity::Problem,
-                    ..Finding::default()
-                },
-                Finding { verdict: "PADDING: some".into(), evidence: vec!["not shown".into()], ..Finding::default() },
-            ],
-            ..Summary::default()
-        };
-        let prices = CostConfig { price_per_hour: Some(3.6), ..CostConfig::default() };
-        let summary = summary.with_cost(&prices, 10.0);
-        let text = summary_text(&summary);
-        let expected = "finished after 20 steps in 10s, 1,234 tokens/s, 1 steps skipped\n  \
-                        loss 1.2500, eval loss 4.0000 -> 3.0000 (-25.0%), best 2.9000 at step 15\n  \
-                        peak host memory 1.0 GiB, CPU 91%\n  \
-                        20,000 tokens, 0.50 Wh, 1.00e-2 USD; a million take 8m20s, 25.00 Wh, 0.50 USD\n  \
-                        time: startup 10%, forward+backward 80%, other 10%\n  \
-                        INPUT-BOUND: waited\n    CPU at 96%\n    try `data.num_workers` 1 -> 4: about 1.50x\n  PADDING: some";
-        assert_eq!(text, expected);
     }
 
     #[test]

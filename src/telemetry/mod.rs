@@ -11,21 +11,23 @@ pub mod gpus;
 mod host;
 mod memory;
 mod nvml;
+mod sampler;
 mod window;
 
 use std::ffi::{OsStr, OsString};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use energy::{EnergyMeter, PackageEnergy};
+use energy::PackageEnergy;
 use host::Host;
 pub use host::{
     ThreadTime, available_host_memory_bytes, free_disk_bytes, host_memory_bytes, peak_host_memory_bytes, thread_time,
     total_host_memory_bytes,
 };
 use nvml::GpuReading;
+use sampler::{Gathered, Sampler};
 use window::Window;
 
 /// Names an NVML library to load instead of the system's. Where it is set, the first GPU of that library is
@@ -120,16 +122,6 @@ pub struct Telemetry {
     sampler: Option<JoinHandle<()>>,
 }
 
-/// What the sampler thread hands over.
-#[derive(Debug, Default)]
-struct Gathered {
-    window: Window,
-    energy_joules: Option<f64>,
-    peak_gpu_memory_bytes: Option<u64>,
-    /// Processor time of the sampler thread.
-    sampler_time: Option<Duration>,
-}
-
 /// Processor time at the start of the current window.
 #[derive(Debug)]
 struct ProcessorTime {
@@ -195,7 +187,7 @@ impl Telemetry {
             (None, Some(format!("no GPU figures: this run does not use an NVIDIA GPU{no_energy}")))
         } else {
             match nvml_start.recv_timeout(NVML_START_TIMEOUT) {
-                Ok(Ok((gpu, notice))) => (Some(gpu), notice),
+                Ok(Ok((gpu, notice))) => (Some(gpu).filter(|gpu| !gpu.is_empty()), notice),
                 Ok(Err(reason)) => (None, Some(format!("no GPU figures: {reason}"))),
                 Err(_) => (None, Some("no GPU figures yet: NVML has not started within 15 seconds".to_owned())),
             }
@@ -282,44 +274,6 @@ impl Drop for Telemetry {
         if let Some(sampler) = self.sampler.take() {
             // A panic of the sampler has been printed; it must not end training.
             let _ = sampler.join();
-        }
-    }
-}
-
-/// What the sampler thread works with.
-struct Sampler {
-    gathered: Arc<Mutex<Gathered>>,
-    interval: Duration,
-    stopped: mpsc::Receiver<()>,
-    host: Host,
-    packages: Option<PackageEnergy>,
-}
-
-impl Sampler {
-    /// Samples until the other end of `stopped` is dropped.
-    fn run(mut self, mut read_gpu: impl FnMut() -> GpuReading) {
-        let mut energy = EnergyMeter::default();
-        let mut next = Instant::now();
-        loop {
-            // Asked before the lock is taken: the training loop never waits for the driver.
-            let gpu = read_gpu();
-            let host = self.host.read();
-            let packages = self.packages.as_mut().map(PackageEnergy::read);
-            let energy_joules = energy.add(&gpu, Instant::now()).or(packages);
-            let sampler_time = host::thread_time().cpu;
-            {
-                let mut gathered = lock(&self.gathered);
-                gathered.window.add(&gpu, host);
-                gathered.energy_joules = energy_joules.or(gathered.energy_joules);
-                gathered.peak_gpu_memory_bytes = gathered.peak_gpu_memory_bytes.max(gpu.memory_used_bytes);
-                gathered.sampler_time = sampler_time;
-            }
-            // A fixed beat, without catching up after a pause.
-            next = (next + self.interval).max(Instant::now());
-            match self.stopped.recv_timeout(next.duration_since(Instant::now())) {
-                Err(RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
-            }
         }
     }
 }

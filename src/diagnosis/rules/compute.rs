@@ -126,8 +126,11 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
     }
     let memory = figures.memory_activity_percent.get();
     let by_memory = memory.is_some_and(|percent| percent >= BUSY_MEMORY_PERCENT);
-    let (rule, what) =
-        if by_memory { ("low_mfu_bandwidth", "memory bandwidth") } else { ("low_mfu_arithmetic", "arithmetic") };
+    let (rule, what) = match memory {
+        Some(_) if by_memory => ("low_mfu_bandwidth", ", held up by memory bandwidth"),
+        Some(_) => ("low_mfu_arithmetic", ", held up by arithmetic"),
+        None => ("low_mfu", ", computing all the time"),
+    };
     let mut evidence = vec![format!(
         "forward, backward and update take {} of step time, at an MFU of {}",
         percent(compute),
@@ -155,7 +158,7 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
         changes = larger_micro_batches(run, &at_most(1.0 - mfu));
     }
     let severity = if changes.is_empty() { Severity::Note } else { Severity::Advice };
-    let verdict = format!("LOW MFU: {} of the device's peak, held up by {what}", percent(mfu));
+    let verdict = format!("LOW MFU: {} of the device's peak{what}", percent(mfu));
     Some(Finding { evidence, changes, ..finding(rule, severity, None, verdict) })
 }
 
@@ -248,7 +251,8 @@ mod tests {
         f32.facts.precision = "f32".into();
         let found = low_mfu(&f32).unwrap();
         assert_eq!((found.rule.as_str(), found.changes[0].key.as_str()), ("low_mfu_arithmetic", "train.precision"));
-        assert_eq!(low_mfu(&run(|line| line.mfu = Some(0.1))).unwrap().severity, Severity::Note);
+        let cpu = low_mfu(&run(|line| line.mfu = Some(0.1))).unwrap();
+        assert_eq!((cpu.rule.as_str(), cpu.severity), ("low_mfu", Severity::Note), "nothing says what holds it up");
         assert!(low_mfu(&gpu_run(|_| {})).is_none());
         let waiting = run(|line| (line.mfu, line.forward_backward_seconds) = (Some(0.1), 0.3));
         assert!(low_mfu(&waiting).is_none(), "another rule says why");

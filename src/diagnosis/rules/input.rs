@@ -43,7 +43,7 @@ impl Workers {
 /// The loop waits for data: since workers compute, since they wait for a disk, or since the queue is too short.
 pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    let share = figures.share_of_steps(figures.data_wait_seconds);
+    let share = lost_share(run);
     if share < MIN_SHARE || figures.num_steps == 0 {
         return None;
     }
@@ -53,9 +53,11 @@ pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
             ("input_bound_queue", "the queue is too short", longer_queue(run, share))
         }
         Some(workers) if workers.waiting > CAUSE => {
-            ("input_bound_disk", "data workers wait for a disk", more_workers(run, workers, true))
+            ("input_bound_disk", "data workers wait for a disk", more_workers(run, workers, share, true))
         }
-        Some(workers) => ("input_bound_cpu", "data workers compute all the time", more_workers(run, workers, false)),
+        Some(workers) => {
+            ("input_bound_cpu", "data workers compute all the time", more_workers(run, workers, share, false))
+        }
         None => ("input_bound", "what data workers do is not known", more_workers_blindly(facts, share)),
     };
     let who = if facts.is_gpu { "the GPU" } else { "training" };
@@ -85,6 +87,16 @@ pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding(rule, severity, Some(share), verdict) })
 }
 
+/// Share of the steps' time that waiting for data has cost. A GPU may still be computing while the loop waits: it has lost
+/// no more than the time in which it ran no kernel.
+fn lost_share(run: &Run) -> f64 {
+    let waited = run.figures.share_of_steps(run.figures.data_wait_seconds);
+    match run.figures.gpu_percent.get().filter(|_| run.facts.is_gpu) {
+        Some(percent) => waited.min(1.0 - percent / 100.0),
+        None => waited,
+    }
+}
+
 fn longer_queue(run: &Run, share: f64) -> Vec<Change> {
     let now = run.facts.prefetch_batches;
     // As far ahead as evens out the slowest step, by how much longer than the middle one it took.
@@ -96,10 +108,10 @@ fn longer_queue(run: &Run, share: f64) -> Vec<Change> {
 }
 
 /// More workers, where there are processors for them; tokens made once, where there are none.
-fn more_workers(run: &Run, workers: &Workers, waits: bool) -> Vec<Change> {
+fn more_workers(run: &Run, workers: &Workers, share: f64, waits: bool) -> Vec<Change> {
     let Run { facts, figures } = run;
     let step = figures.mean_step_seconds();
-    let without_wait = step - figures.data_wait_seconds / as_f64(figures.num_steps);
+    let without_wait = step * (1.0 - share);
     let free = figures.cpu_percent.get().map_or(0.0, |percent| as_f64(facts.num_cpu_threads) * (1.0 - percent / 100.0));
     let needed = (workers.seconds_a_step / without_wait.max(1e-9)).ceil();
     // Whoever waits for a disk needs no processor.
@@ -172,14 +184,14 @@ mod tests {
             // A worker makes a step's rows in 1.5 s, while the GPU needs 0.5 s.
             (line.step_seconds, line.data_wait_seconds) = (1.5, 1.0);
             (line.worker_busy_seconds, line.worker_cpu_seconds) = (Some(1.5), Some(1.47));
-            line.cpu_utilization_percent = Some(20.0);
+            (line.cpu_utilization_percent, line.gpu_utilization_percent) = (Some(20.0), Some(34.0));
         });
         let found = input_bound(&busy).unwrap();
         assert_eq!((found.rule.as_str(), found.severity), ("input_bound_cpu", Severity::Problem));
-        assert!(found.verdict.starts_with("INPUT-BOUND: the GPU waited for data 67% of step time"), "{found:#?}");
+        assert!(found.verdict.starts_with("INPUT-BOUND: the GPU waited for data 66% of step time"), "{found:#?}");
         let Change { key, from, to, expected } = &found.changes[0];
         assert_eq!([key.as_str(), from, to], ["data.num_workers", "1", "3"]);
-        assert_eq!(expected, "about 3.00x (a step 1.500 s -> 0.500 s)");
+        assert_eq!(expected, "about 2.94x (a step 1.500 s -> 0.510 s)");
         assert!(found.evidence.last().unwrap().contains("CPU at 20%, disk idle"), "{found:#?}");
         // Without a free processor more workers would only take from each other.
         let mut full = busy;
@@ -188,6 +200,8 @@ mod tests {
         let found = input_bound(&full).unwrap();
         assert_eq!(found.changes[0].key, "data.packing");
         assert!(input_bound(&run(|line| line.data_wait_seconds = 0.05)).is_none());
+        let overlapped = gpu_run(|line| line.data_wait_seconds = 0.4);
+        assert!(input_bound(&overlapped).is_none(), "the GPU computes meanwhile");
     }
 
     #[test]

@@ -1,0 +1,59 @@
+//! The thread that samples.
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::energy::{EnergyMeter, PackageEnergy};
+use super::host::{Host, thread_time};
+use super::lock;
+use super::nvml::GpuReading;
+use super::window::Window;
+
+/// What the sampler thread hands over.
+#[derive(Debug, Default)]
+pub(super) struct Gathered {
+    pub(super) window: Window,
+    pub(super) energy_joules: Option<f64>,
+    pub(super) peak_gpu_memory_bytes: Option<u64>,
+    /// Processor time of the sampler thread.
+    pub(super) sampler_time: Option<Duration>,
+}
+
+/// What the sampler thread works with.
+pub(super) struct Sampler {
+    pub(super) gathered: Arc<Mutex<Gathered>>,
+    pub(super) interval: Duration,
+    pub(super) stopped: mpsc::Receiver<()>,
+    pub(super) host: Host,
+    pub(super) packages: Option<PackageEnergy>,
+}
+
+impl Sampler {
+    /// Samples until the other end of `stopped` is dropped.
+    pub(super) fn run(mut self, mut read_gpu: impl FnMut() -> GpuReading) {
+        let mut energy = EnergyMeter::default();
+        let mut next = Instant::now();
+        loop {
+            // Asked before the lock is taken: the training loop never waits for the driver.
+            let gpu = read_gpu();
+            let host = self.host.read();
+            let packages = self.packages.as_mut().map(PackageEnergy::read);
+            let energy_joules = energy.add(&gpu, Instant::now()).or(packages);
+            let sampler_time = thread_time().cpu;
+            {
+                let mut gathered = lock(&self.gathered);
+                gathered.window.add(&gpu, host);
+                gathered.energy_joules = energy_joules.or(gathered.energy_joules);
+                gathered.peak_gpu_memory_bytes = gathered.peak_gpu_memory_bytes.max(gpu.memory_used_bytes);
+                gathered.sampler_time = sampler_time;
+            }
+            // A fixed beat, without catching up after a pause.
+            next = (next + self.interval).max(Instant::now());
+            match self.stopped.recv_timeout(next.duration_since(Instant::now())) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+}
