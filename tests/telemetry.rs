@@ -101,13 +101,19 @@ fn a_mig_slice_has_its_memory_and_a_line_about_the_rest() {
 #[test]
 fn without_performance_counters_the_older_figures_stand_in() {
     let folder = tempfile::tempdir().unwrap();
-    let library = stand_in(folder.path(), Some("NO_GPM"));
-    let telemetry = Telemetry::start_with_library(10, Some(NvmlSelector::Index(0)), Some(library));
-    sleep_ms(100);
-    let sample = telemetry.window();
-    assert_eq!((sample.gpu_sm_activity_percent, sample.gpu_memory_activity_percent), (None, Some(11.0)));
-    let pcie = (sample.gpu_pcie_received_bytes_per_second, sample.gpu_pcie_sent_bytes_per_second);
-    assert_eq!(pcie, (Some(3000.0 * 1024.0), Some(2000.0 * 1024.0)));
+    for machine in ["NO_GPM", "GPM_REFUSED"] {
+        let library = stand_in(folder.path(), Some(machine));
+        let telemetry = Telemetry::start_with_library(10, Some(NvmlSelector::Index(0)), Some(library));
+        sleep_ms(100);
+        let sample = telemetry.window();
+        assert_eq!(
+            (sample.gpu_sm_activity_percent, sample.gpu_memory_activity_percent),
+            (None, Some(11.0)),
+            "{machine}"
+        );
+        let pcie = (sample.gpu_pcie_received_bytes_per_second, sample.gpu_pcie_sent_bytes_per_second);
+        assert_eq!(pcie, (Some(3000.0 * 1024.0), Some(2000.0 * 1024.0)), "{machine}");
+    }
 }
 
 #[test]

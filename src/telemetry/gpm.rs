@@ -1,8 +1,9 @@
 //! What a GPU's own performance counters say: Hopper and newer.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use nvml_wrapper::enums::gpm::GpmMetricId;
+use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::gpm::gpm_metrics_get;
 use nvml_wrapper::{Device, GpmSample, Nvml};
 
@@ -21,18 +22,36 @@ pub(super) struct GpmFigures {
 pub(super) struct Gpm<'nvml> {
     nvml: &'nvml Nvml,
     last: RefCell<Option<GpmSample<'nvml>>>,
+    /// It has not been refused: some machines keep the counters to root.
+    is_allowed: Cell<bool>,
 }
 
 impl<'nvml> Gpm<'nvml> {
     /// `None` where the GPU or its driver has no such counters.
     pub(super) fn open(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Option<Self> {
-        device.gpm_support().is_ok_and(|is_supported| is_supported).then(|| Self { nvml, last: RefCell::new(None) })
+        let is_supported = device.gpm_support().is_ok_and(|is_supported| is_supported);
+        is_supported.then(|| Self { nvml, last: RefCell::new(None), is_allowed: Cell::new(true) })
+    }
+
+    /// Whether the counters may be read.
+    pub(super) fn is_allowed(&self) -> bool {
+        self.is_allowed.get()
     }
 
     /// Figures since the last reading; none at the first.
     pub(super) fn read(&self, device: &Device<'nvml>) -> GpmFigures {
         const BYTES_PER_MIB: f64 = 1_048_576.0;
-        let Ok(now) = device.gpm_sample() else { return GpmFigures::default() };
+        if !self.is_allowed() {
+            return GpmFigures::default();
+        }
+        let now = match device.gpm_sample() {
+            Ok(now) => now,
+            Err(error) => {
+                use NvmlError::{FailedToLoadSymbol, NoPermission, NotSupported};
+                self.is_allowed.set(!matches!(error, NotSupported | NoPermission | FailedToLoadSymbol(_)));
+                return GpmFigures::default();
+            }
+        };
         let mut last = self.last.borrow_mut();
         let figures = last.as_ref().map(|before| {
             let ids =

@@ -94,9 +94,10 @@ impl Gpu<'_> {
         GpuReading {
             utilization_percent: rates.as_ref().map(|rates| f64::from(rates.gpu)),
             sm_activity_percent: gpm.sm_activity_percent,
-            memory_activity_percent: match &self.gpm {
-                Some(_) => gpm.memory_bandwidth_percent,
-                None => rates.map(|rates| f64::from(rates.memory)),
+            memory_activity_percent: if self.has_gpm() {
+                gpm.memory_bandwidth_percent
+            } else {
+                rates.map(|rates| f64::from(rates.memory))
             },
             memory_used_bytes: self.memory.read(|| device.memory_info()).map(|memory| memory.used),
             power_watts: self.power.read(|| device.power_usage()).map(|milliwatts| f64::from(milliwatts) / 1e3),
@@ -111,6 +112,10 @@ impl Gpu<'_> {
         }
     }
 
+    fn has_gpm(&self) -> bool {
+        self.gpm.as_ref().is_some_and(Gpm::is_allowed)
+    }
+
     /// The same as the last time, within a second of it.
     fn read_slow(&self) -> Slow {
         if let Some((at, slow)) = self.slow.get()
@@ -122,7 +127,7 @@ impl Gpu<'_> {
         // The driver counts for 20 ms before it answers. Performance counters have the figure without that.
         let pcie = |counter| {
             let kib = || self.pcie.read(|| device.pcie_throughput(counter));
-            if self.gpm.is_some() { None } else { kib().map(|kib| f64::from(kib) * 1024.0) }
+            if self.has_gpm() { None } else { kib().map(|kib| f64::from(kib) * 1024.0) }
         };
         let processes = self.processes.read(|| device.running_compute_processes());
         let slow = Slow {

@@ -53,7 +53,7 @@ pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
             ("input_bound_queue", "the queue is too short", longer_queue(run, share))
         }
         Some(workers) if workers.waiting > CAUSE => {
-            ("input_bound_disk", "data workers wait for a disk", more_workers(run, workers, share, true))
+            ("input_bound_disk", what_is_waited_for(figures), more_workers(run, workers, share, true))
         }
         Some(workers) => {
             ("input_bound_cpu", "data workers compute all the time", more_workers(run, workers, share, false))
@@ -94,6 +94,15 @@ fn lost_share(run: &Run) -> f64 {
     match run.figures.gpu_percent.get().filter(|_| run.facts.is_gpu) {
         Some(percent) => waited.min(1.0 - percent / 100.0),
         None => waited,
+    }
+}
+
+/// Not everything that makes a worker wait is a disk of this machine.
+fn what_is_waited_for(figures: &Figures) -> &'static str {
+    if figures.disk_reads.total() > 0 || figures.major_page_faults.is_some_and(|faults| faults > 0) {
+        "data workers wait for a disk"
+    } else {
+        "data workers wait, and not for a disk of this machine: for files on a network, or for its hypervisor"
     }
 }
 
@@ -215,6 +224,10 @@ mod tests {
         assert_eq!(found.rule, "input_bound_disk");
         assert!(found.evidence.last().unwrap().contains("disk read at 20.0 MB/s"), "{found:#?}");
         assert_eq!(found.changes[0].to, "2");
+        assert!(found.verdict.ends_with("data workers wait for a disk"), "{found:#?}");
+        let mut remote = slow;
+        remote.figures.disk_reads = crate::diagnosis::Buckets::default();
+        assert!(input_bound(&remote).unwrap().verdict.contains("files on a network"), "{found:#?}");
     }
 
     #[test]
