@@ -141,7 +141,7 @@ def glyph(character: str, left: int, top: int, color: str) -> str | None:
 def shrink(path: pathlib.Path) -> None:
     """Fewer colours: a page of lines and text needs no more."""
     image = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
-    image.quantize(colors=96, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(colors=160, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:
@@ -163,7 +163,7 @@ def main() -> None:
                 if problems:
                     sys.exit(f"error: the page has problems: {problems}")
                 picture = arguments.out / f"report-{scheme}.png"
-                browser.screenshot(picture, height=1750)
+                browser.screenshot(picture, height=1940)
                 shrink(picture)
     for picture in sorted(arguments.out.iterdir()):
         print(f"{picture}: {picture.stat().st_size / 1024:.0f} KB")

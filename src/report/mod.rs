@@ -2,7 +2,7 @@
 //!
 //! - [`record`](Record): the files of a run's folder, read
 //! - [`columns`](Columns): its figures by name
-//! - [`page`](write): report.html
+//! - [`page`](write()): report.html
 //! - [`compare`]: runs side by side
 //! - `chart`, `axis`, `downsample`: figures as SVG
 //! - `statistics`: medians, and what is within the noise
