@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, check, compare, doctor, generate, inspect, merge, plan, products, report};
+use crate::commands::{bench, check, compare, doctor, generate, inspect, merge, plan, products, report, tune};
 use crate::failure::Failure;
 use crate::run::{self, TrainArgs};
 
@@ -36,6 +36,8 @@ enum Command {
     Report(report::ReportArgs),
     /// Put runs side by side: recipes, losses, speed, memory, a verdict, and an exit code for checks
     Compare(compare::CompareArgs),
+    /// Try the changes that are likely to make a recipe faster, in short measured runs; write the fastest recipe
+    Tune(tune::TuneArgs),
     /// Tell what this machine offers for training, what is wrong with it, and how to mend that
     Doctor(doctor::DoctorArgs),
     /// Measure the matrix products of a model's shapes; prints one line of JSON
@@ -109,6 +111,7 @@ fn dispatch(request: &Request) -> Result<(), Failure> {
         Request::Command(Command::Bench(args)) => bench::run(args),
         Request::Command(Command::Report(args)) => report::run(args),
         Request::Command(Command::Compare(args)) => compare::run(args),
+        Request::Command(Command::Tune(args)) => tune::run(args),
         Request::Command(Command::Doctor(args)) => doctor::run(args),
         Request::Command(Command::Products(args)) => products::run(args),
     }

@@ -10,3 +10,4 @@ pub mod merge;
 pub mod plan;
 pub mod products;
 pub mod report;
+pub mod tune;
