@@ -70,3 +70,20 @@ fn a_device_that_nobody_knows_is_refused_with_those_that_are() {
         "{stderr}"
     );
 }
+
+#[test]
+fn steps_are_counted_from_the_rows_and_timed_where_asked() {
+    let quickstart = |more: &[&str]| json(&[&["recipes/quickstart.toml", "--device", "cpu"], more].concat());
+    // 600 rows in micro-batches of 8 are 75 steps an epoch.
+    let two_epochs = ["--set", "train.max_steps=", "--set", "train.num_epochs=2"];
+    let planned = quickstart(&two_epochs);
+    assert_eq!((planned["steps"].as_u64(), planned["is_calibrated"].as_bool()), (Some(150), Some(false)));
+    let measured = quickstart(&[&two_epochs[..], &["--calibrate"]].concat());
+    assert_eq!(measured["is_calibrated"], true);
+    let (seconds, step) = (measured["seconds"].as_f64().unwrap(), measured["step_seconds"].as_f64().unwrap());
+    assert!((seconds - 150.0 * step).abs() < 1e-6 * seconds && step > 1e-4, "{measured}");
+
+    let elsewhere = plan(&["recipes/quickstart.toml", "--device", "l4", "--calibrate"]);
+    assert_eq!(elsewhere.status.code(), Some(2));
+    assert!(text(&elsewhere.stderr).contains("the device is not there"), "{}", text(&elsewhere.stderr));
+}

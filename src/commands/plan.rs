@@ -7,6 +7,7 @@
 //! [`memory`]: crate::train::memory
 
 mod gpus;
+mod measured;
 
 use std::io::{self, Write};
 
@@ -48,6 +49,10 @@ pub struct PlanArgs {
     #[arg(long)]
     pub fit: bool,
 
+    /// Take a few steps on synthetic rows of full length for the time of a step, instead of reckoning it
+    #[arg(long)]
+    pub calibrate: bool,
+
     /// Cost of an hour on this machine, in your currency
     #[arg(long, value_name = "PRICE", value_parser = positive)]
     pub price_per_hour: Option<f64>,
@@ -70,6 +75,8 @@ struct Target {
     label: String,
     memory_bytes: Option<f64>,
     is_cpu: bool,
+    /// It is of this machine.
+    is_here: bool,
     /// Rate that a step is reckoned to reach.
     flops_per_second: Option<f64>,
     /// Board power of a GPU.
@@ -93,6 +100,8 @@ struct Report {
     tokens_per_step: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     step_seconds: Option<f64>,
+    /// Steps were taken for it, instead of reckoning.
+    is_calibrated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,7 +125,16 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let source = ModelSource::open(&options, recipe.seed, true)?;
     let selection = source.select(&recipe.lora)?;
     let workload = inputs::workload(&recipe, &source.config, &selection, target.is_cpu);
-    let report = report(args, &recipe, &workload, &target);
+    let calibrated = match (args.calibrate, target.is_here) {
+        (false, _) => None,
+        (true, true) => Some(measured::step_seconds(&args.recipe, recipe.scheduler.warmup_steps.is_some())?),
+        (true, false) => {
+            let problem = Problem::new("--calibrate takes steps, and the device is not there");
+            return Err(problem.hint("leave out --calibrate, or --device").into());
+        }
+    };
+    let steps = measured::num_steps(&recipe, &source);
+    let report = report(args, steps, calibrated, &workload, &target);
     let text = if args.json {
         serde_json::to_string(&report).map_err(Failure::running)?
     } else {
@@ -152,6 +170,7 @@ fn of_gpu(gpu: &Gpu, memory_bytes: Option<f64>) -> Target {
         label: gpu.name.to_owned(),
         memory_bytes: memory_bytes.or(Some(own)),
         is_cpu: false,
+        is_here: false,
         flops_per_second: Some(gpu.teraflops * 1e12 * GPU_EFFICIENCY),
         watts: Some(gpu.watts),
     }
@@ -167,12 +186,19 @@ fn of_device(device: &OpenDevice, precision: Dtype, memory_bytes: Option<f64>) -
         label: device.label.clone(),
         memory_bytes: memory_bytes.or(own),
         is_cpu,
+        is_here: true,
         flops_per_second: gemm_peak_flops(device, precision).map(|peak| peak * efficiency),
         watts: None,
     }
 }
 
-fn report(args: &PlanArgs, recipe: &Recipe, workload: &Workload<'_>, target: &Target) -> Report {
+fn report(
+    args: &PlanArgs,
+    steps: Option<u64>,
+    calibrated: Option<f64>,
+    workload: &Workload<'_>,
+    target: &Target,
+) -> Report {
     let plan = workload.plan();
     let does_fit = target.memory_bytes.map(|memory| fit::fits(&plan, memory));
     let flops = StepFlops::new(workload.config, plan.num_trainable);
@@ -181,8 +207,8 @@ fn report(args: &PlanArgs, recipe: &Recipe, workload: &Workload<'_>, target: &Ta
     // The forward that is computed again does not count as model FLOPs, but takes half as long as what does.
     let recomputation = if workload.gradient_checkpointing == GradientCheckpointing::Off { 1.0 } else { 1.5 };
     let rows_per_step = as_f64(workload.rows * workload.gradient_accumulation_steps);
-    let step_seconds = target.flops_per_second.map(|rate| flops_per_row * rows_per_step * recomputation / rate);
-    let steps = recipe.train.max_steps;
+    let reckoned = target.flops_per_second.map(|rate| flops_per_row * rows_per_step * recomputation / rate);
+    let step_seconds = calibrated.or(reckoned);
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53 steps")]
     let seconds = step_seconds.zip(steps).map(|(step, steps)| step * steps as f64);
     let hours = seconds.map(|seconds| seconds / 3600.0);
@@ -200,6 +226,7 @@ fn report(args: &PlanArgs, recipe: &Recipe, workload: &Workload<'_>, target: &Ta
         flops_per_token: flops_per_row / as_f64(workload.row_length.max(1)),
         tokens_per_step,
         step_seconds,
+        is_calibrated: calibrated.is_some(),
         steps,
         seconds,
         energy_kwh: hours.zip(target.watts).map(|(hours, watts)| hours * watts / 1000.0),
@@ -248,15 +275,16 @@ fn table(report: &Report, target: &Target, args: &PlanArgs) -> String {
     if let Some(step) = report.step_seconds {
         let rate = as_f64(report.tokens_per_step) / step;
         lines.push(format!(
-            "estimated: {rate:.0} tokens/s, {} a step of {} tokens at full length",
+            "{}: {rate:.0} tokens/s, {} a step of {} tokens at full length",
+            if report.is_calibrated { "measured" } else { "estimated" },
             duration(step),
             report.tokens_per_step
         ));
     }
     if let (Some(seconds), Some(steps)) = (report.seconds, report.steps) {
-        lines.push(format!("estimated: {} for {steps} steps", duration(seconds)));
+        lines.push(format!("estimated: at most {} for {steps} steps, without evaluations", duration(seconds)));
     } else {
-        lines.push("give train.max_steps for the time of the whole run".to_owned());
+        lines.push("the rows are not counted here: give train.max_steps for the time of the whole run".to_owned());
     }
     if let Some(kwh) = report.energy_kwh {
         lines.push(format!("estimated: {kwh:.2} kWh at the board's full power"));
