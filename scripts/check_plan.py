@@ -4,8 +4,9 @@
 usage: check_plan.py [--models models] [--binary target/release/lora-train] [--tolerance 0.1] [--out benches/results]
 
 Every recipe is planned, and then run for two steps by `bench` as a process of its own, whose peak of resident memory
-(VmHWM) is read from outside. Prints a table and writes JSON with hardware, versions and command line to --out. Exit
-code 1 if a plan is off by more than --tolerance.
+(VmHWM) is read from outside; the time of a step that the plan reckons stands beside the measured one. Prints a table and
+writes JSON with hardware, versions and command line to --out. Exit code 1 if the memory of a plan is off by more than
+--tolerance.
 """
 
 import argparse
@@ -43,13 +44,16 @@ def main() -> None:
                     "dtype": dtype, "steps": 2, "device": "cpu"}
             recipe.write_text(benchlib.recipe(task, pathlib.Path(work) / "run"))
             planned = json.loads(subprocess.run([str(args.binary), "plan", str(recipe), "--json"], check=True, capture_output=True).stdout)
-            measured = benchlib.measure(benchlib.bench_command(args.binary, recipe, [], 0))["peak_memory_bytes"]
+            bench = benchlib.measure(benchlib.bench_command(args.binary, recipe, [], 0))
+            measured, step_seconds = bench["peak_memory_bytes"], bench["step_seconds"]
             error = planned["peak_bytes"] / measured - 1
             name = f"{model} {rows}x{length} r={r} {dtype}{' checkpointed' if checkpointing else ''}"
-            figures.append({"recipe": name, "planned_bytes": planned["peak_bytes"], "measured_bytes": measured, "error": error})
-            lines.append((name, f"{planned['peak_bytes'] / 2**20:,.0f}", f"{measured / 2**20:,.0f}", f"{error:+.1%}"))
+            figures.append({"recipe": name, "planned_bytes": planned["peak_bytes"], "measured_bytes": measured, "error": error,
+                            "planned_step_seconds": planned["step_seconds"], "measured_step_seconds": step_seconds})
+            lines.append((name, f"{planned['peak_bytes'] / 2**20:,.0f}", f"{measured / 2**20:,.0f}", f"{error:+.1%}",
+                          f"{planned['step_seconds']:.3f}", f"{step_seconds:.3f}", f"{planned['step_seconds'] / step_seconds:.2f}"))
             print(f"{name}  {error:+.1%}", file=sys.stderr, flush=True)
-    print(benchlib.table(("recipe", "planned MiB", "measured MiB", "error"), lines))
+    print(benchlib.table(("recipe", "planned MiB", "measured MiB", "error", "planned s", "step s", "ratio"), lines))
     worst = max(abs(figure["error"]) for figure in figures)
     result = {"machine": benchlib.machine(), "versions": benchlib.versions(args.binary, ()), "worst": worst, "figures": figures}
     print(benchlib.write_result(args.out, "plan", result), file=sys.stderr)

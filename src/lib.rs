@@ -4,7 +4,8 @@
 //! (`tests/layers.rs` holds this):
 //!
 //! - [`cli`] what was typed
-//! - [`commands`] one file per sub-command: `check`, `inspect`, `plan`, `generate`, `merge`, `bench`, `report`, `compare`
+//! - [`commands`] one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`,
+//!   `generate`, `merge`, `bench`, `report`, `compare`
 //! - [`run`] training, as a straight line
 //! - [`recipe`] the TOML file: its sections composed, all problems reported at once
 //! - [`report`] what a run has written, to look at

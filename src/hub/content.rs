@@ -22,6 +22,8 @@ pub(super) struct Content {
     pub(super) oid: String,
     /// Whether the file is in Git LFS.
     pub(super) is_lfs: bool,
+    /// Length of its LFS pointer, where the Hub says it.
+    pub(super) pointer_bytes: Option<u64>,
 }
 
 impl Content {
@@ -34,7 +36,7 @@ impl Content {
         let names = blobs.filter(is_whole).filter_map(|entry| entry.file_name().into_string().ok());
         names.into_iter().find(|name| {
             let oid = if self.is_lfs { pointer_oid(name, num_bytes) } else { name.clone() };
-            self.is_known() && oid == self.oid
+            self.is_known(num_bytes) && oid == self.oid
         })
     }
 
@@ -66,19 +68,26 @@ impl Content {
             let oid = hex(&oid.finalize());
             (oid.clone(), oid)
         };
-        Ok((!self.is_known() || found == self.oid).then_some(name))
+        Ok((!self.is_known(num_bytes) || found == self.oid).then_some(name))
     }
 
-    /// Other servers that speak the Hub's protocol may have ids of another kind, of which nothing follows.
-    fn is_known(&self) -> bool {
-        self.oid.len() == 40 && self.oid.chars().all(|c| c.is_ascii_hexdigit() && !c.is_ascii_uppercase())
+    /// Whether the id says what the file holds. Other servers that speak the Hub's protocol may have ids of another kind; and
+    /// of an LFS pointer of another length than git-lfs writes, nothing follows.
+    fn is_known(&self, num_bytes: u64) -> bool {
+        let is_usual = |length: u64| length == pointer("", num_bytes).len() as u64 + 64;
+        (!self.is_lfs || self.pointer_bytes.is_none_or(is_usual))
+            && self.oid.len() == 40 && self.oid.chars().all(|c| c.is_ascii_hexdigit() && !c.is_ascii_uppercase())
     }
 }
 
 /// Git's object id of the LFS pointer to a file (git-lfs, docs/spec.md).
 fn pointer_oid(sha256: &str, num_bytes: u64) -> String {
-    let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {num_bytes}\n");
+    let pointer = pointer(sha256, num_bytes);
     hex(&Sha1::new_with_prefix(format!("blob {}\0", pointer.len())).chain_update(pointer).finalize())
+}
+
+fn pointer(sha256: &str, num_bytes: u64) -> String {
+    format!("version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {num_bytes}\n")
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -115,7 +124,7 @@ mod tests {
         let path = folder.path().join("f");
         std::fs::write(&path, "hello\n").unwrap();
         for (oid, is_lfs) in [(oid(b"hello\n"), false), (lfs_oid(b"hello\n"), true)] {
-            let content = Content { oid, is_lfs };
+            let content = Content { oid, is_lfs, pointer_bytes: Some(126) };
             let name = content.name_of(&path).unwrap().unwrap();
             super::super::cache::keep(folder.path(), &path, &name).unwrap();
             assert_eq!(content.find(folder.path(), 6), Some(name.clone()));
@@ -124,5 +133,17 @@ mod tests {
             assert_eq!(content.name_of(&path).unwrap(), None);
             std::fs::write(&path, "hello\n").unwrap();
         }
+    }
+
+    #[test]
+    fn of_a_pointer_that_git_lfs_did_not_write_nothing_follows() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "hello\n").unwrap();
+        // A weight of ten digits has a pointer of 135 bytes.
+        assert_eq!(pointer(&"0".repeat(64), 4_976_698_672).len(), 135);
+        let content = Content { oid: oid(b"another pointer"), is_lfs: true, pointer_bytes: Some(127) };
+        assert_eq!(content.name_of(file.path()).unwrap(), Some(hex(&Sha256::digest(b"hello\n"))));
+        let content = Content { pointer_bytes: Some(126), ..content };
+        assert_eq!(content.name_of(file.path()).unwrap(), None);
     }
 }

@@ -117,7 +117,8 @@ impl Request<'_> {
             .filter_map(|entry| match entry {
                 // The name becomes one here: it must not lead to another folder.
                 RepoTreeEntry::File { oid, path, size, lfs, .. } if !path.contains(['/', '\\']) => {
-                    let content = Content { oid: oid.clone(), is_lfs: lfs.is_some() };
+                    let pointer_bytes = lfs.as_ref().and_then(|lfs| lfs.pointer_size);
+                    let content = Content { oid: oid.clone(), is_lfs: lfs.is_some(), pointer_bytes };
                     Some(RemoteFile { name: path.clone(), num_bytes: *size, content })
                 }
                 _ => None,

@@ -184,7 +184,7 @@ fn answer(path: &str, token: Option<&str>, host: &str, behaviour: &mut Behaviour
                         let mut entry = serde_json::json!({"type": "file", "size": content.len(), "path": name});
                         if name.ends_with(".safetensors") {
                             entry["oid"] = lfs_oid(content).into();
-                            entry["lfs"] = serde_json::json!({"size": content.len(), "pointerSize": 134});
+                            entry["lfs"] = serde_json::json!({"size": content.len(), "pointerSize": 125 + content.len().to_string().len()});
                         } else {
                             entry["oid"] = oid(content).into();
                         }
