@@ -52,6 +52,20 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
 }
 
 #[test]
+fn a_recipe_without_evaluation_and_with_a_long_warm_up_is_tuned() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let text = fs::read_to_string(&recipe).unwrap();
+    let (start, rest) = text.split_once("[[data.eval]]").unwrap();
+    let text = format!("{start}{}", rest.split_once("[train]").map(|(_, rest)| format!("[train]{rest}")).unwrap());
+    fs::write(&recipe, text.replace("warmup_steps = 1", "warmup_steps = 5")).unwrap();
+    let output = run(&["tune", recipe.to_str().unwrap(), "--keep-numbers", "--steps", "1"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(table.contains("as the recipe is") && !table.contains("other numbers"), "{table}");
+}
+
+#[test]
 fn a_recipe_that_does_not_run_is_told_as_training_would_tell_it() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");

@@ -282,8 +282,9 @@ fn table(report: &Report, target: &Target, args: &PlanArgs) -> String {
         ));
     }
     if let (Some(seconds), Some(steps)) = (report.seconds, report.steps) {
-        lines.push(format!("estimated: at most {} for {steps} steps, without evaluations", duration(seconds)));
-    } else {
+        let about = if report.is_calibrated { "at most" } else { "about" };
+        lines.push(format!("estimated: {about} {} for {steps} steps, without evaluations", duration(seconds)));
+    } else if report.steps.is_none() {
         lines.push("the rows are not counted here: give train.max_steps for the time of the whole run".to_owned());
     }
     if let Some(kwh) = report.energy_kwh {

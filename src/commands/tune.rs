@@ -109,13 +109,13 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         is_gpu: device.is_gpu(),
         has_bf16: device.supports(Dtype::Bf16),
     };
-    let mut runner = Runner::new(&args.recipe, args.steps, recipe.scheduler.warmup_steps.is_some())?;
-    let mut measure = |settings: &Settings, longest: Option<f64>| {
+    let mut runner = Runner::new(&args.recipe, &recipe, args.steps)?;
+    let mut measure = |settings: &Settings| {
         let changes = settings.changes_from(&base);
         let what = if changes.is_empty() { "as the recipe is".to_owned() } else { changes.join(" ") };
         // Nobody is told where standard error is closed.
         drop(writeln!(io::stderr(), "trying: {what}"));
-        runner.measure(&changes, longest)
+        runner.measure(&changes)
     };
     let trials = search::run(&base, &axes, &limits, &does_fit, &mut measure);
     let trials = trials.map_err(|error| match runner.exit_code {
@@ -128,14 +128,13 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let mut report = Report { device: &device.label, trials: &trials, fastest, speedup: None, written: None };
     if best > 0 {
         // Once more, one after the other: what was a lucky moment does not show twice.
-        let again = (runner.measure(&[], None), runner.measure(&report.fastest, None));
-        if let (Ok(before), Ok(after)) = again {
-            let speedup = after.target_tokens_per_second / before.target_tokens_per_second;
-            report.speedup = Some(speedup);
-            if speedup > 1.0 {
-                write_recipe(&out, args, &report)?;
-                report.written = Some(out);
-            }
+        let rate = |figures: Figures| figures.target_tokens_per_second;
+        let before = runner.measure(&[]).map(rate).map_err(Failure::running)?;
+        let after = runner.measure(&report.fastest).map(rate).map_err(Failure::running)?;
+        report.speedup = Some(after / before);
+        if after > search::GAIN * before {
+            write_recipe(&out, args, &report)?;
+            report.written = Some(out);
         }
     }
     let text = if args.json { serde_json::to_string(&report).map_err(Failure::running)? } else { table(&report) };
@@ -170,7 +169,9 @@ fn refuse_foreign(out: &Path) -> Result<(), Failure> {
 /// Writes the recipe with the settings of the fastest trial, under the table of all.
 fn write_recipe(out: &Path, args: &TuneArgs, report: &Report<'_>) -> Result<(), Failure> {
     let set = args.recipe.set.iter().chain(&report.fastest).cloned().collect();
-    let recipe = RecipeArgs { set, ..args.recipe.clone() }.load(Purpose::Training)?;
+    let mut recipe = RecipeArgs { set, ..args.recipe.clone() }.load(Purpose::Training)?;
+    // A folder of its own, beside that of the recipe, which may have been trained already.
+    recipe.output_dir.as_mut_os_string().push("-tuned");
     let comment: String = table(report).lines().map(|line| format!("# {line}").trim_end().to_owned() + "\n").collect();
     let text = format!(
         "{WRITTEN_BY} from {}, on {}.\n#\n{comment}\n{}",
@@ -206,7 +207,7 @@ fn table(report: &Report<'_>) -> String {
             lines.push(format!("recipe: {}", path.display()));
         }
         // While the recipe is being written, its file is not named in its own comment.
-        (Some(speedup), None) if speedup > 1.0 => {
+        (Some(speedup), None) if speedup > search::GAIN => {
             lines.push(format!("fastest: {speedup:.2}x with {}", report.fastest.join(" ")));
         }
         (Some(speedup), None) => lines.push(format!(

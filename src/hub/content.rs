@@ -76,7 +76,8 @@ impl Content {
     fn is_known(&self, num_bytes: u64) -> bool {
         let is_usual = |length: u64| length == pointer("", num_bytes).len() as u64 + 64;
         (!self.is_lfs || self.pointer_bytes.is_none_or(is_usual))
-            && self.oid.len() == 40 && self.oid.chars().all(|c| c.is_ascii_hexdigit() && !c.is_ascii_uppercase())
+            && self.oid.len() == 40
+            && self.oid.chars().all(|c| c.is_ascii_hexdigit() && !c.is_ascii_uppercase())
     }
 }
 

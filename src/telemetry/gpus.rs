@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 
 use nvml_wrapper::Nvml;
+use serde::Serialize;
 
 /// The driver and its GPUs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,7 +17,7 @@ pub struct Gpus {
 }
 
 /// A GPU. What its driver does not say is absent.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GpuInfo {
     /// What it is called.
     pub name: String,

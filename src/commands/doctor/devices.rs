@@ -4,7 +4,7 @@ use super::{Section, flops};
 use crate::device::{self, DeviceKind, Dtype, OpenDevice};
 use crate::ops::peak::gemm_peak_flops;
 use crate::telemetry::NVML_LIBRARY_VARIABLE;
-use crate::telemetry::gpus::{self, Gpus};
+use crate::telemetry::gpus::{self, GpuInfo, Gpus};
 
 /// The driver's view, then every backend that is compiled in, tried out.
 pub(super) fn look() -> Vec<Section> {
@@ -34,18 +34,10 @@ fn driver(listed: &Result<Gpus, String>) -> Section {
     if let Some((major, minor)) = gpus.cuda_version {
         section.fact("cuda", format!("{major}.{minor}"));
     }
+    let values = gpus.gpus.iter().map(|gpu| serde_json::to_value(gpu).unwrap_or_default());
+    let texts: Vec<String> = gpus.gpus.iter().map(text).collect();
+    section.figure("gpus", values.collect::<Vec<_>>(), texts.join("\n                       "));
     for gpu in &gpus.gpus {
-        let mut parts = vec![gpu.name.clone()];
-        parts.extend(
-            gpu.memory_bytes
-                .zip(gpu.free_memory_bytes)
-                .map(|(all, free)| format!("{}, {} free", super::size(all), super::size(free))),
-        );
-        parts.extend(gpu.num_processes.map(|count| format!("{count} processes compute on it")));
-        parts.extend(gpu.power_limit_watts.map(|watts| format!("{watts:.0} W at most")));
-        parts.extend(gpu.temperature_celsius.map(|degrees| format!("{degrees} °C")));
-        parts.extend(gpu.uuid.clone());
-        section.fact("gpu", parts.join(", "));
         if let Some((all, free)) = gpu.memory_bytes.zip(gpu.free_memory_bytes)
             && free < all / 2
         {
@@ -67,6 +59,18 @@ fn driver(listed: &Result<Gpus, String>) -> Section {
         );
     }
     section
+}
+
+/// A GPU, for people.
+fn text(gpu: &GpuInfo) -> String {
+    let mut parts = vec![gpu.name.clone()];
+    let memory = gpu.memory_bytes.zip(gpu.free_memory_bytes);
+    parts.extend(memory.map(|(all, free)| format!("{}, {} free", super::size(all), super::size(free))));
+    parts.extend(gpu.num_processes.map(|count| format!("{count} processes compute on it")));
+    parts.extend(gpu.power_limit_watts.map(|watts| format!("{watts:.0} W at most")));
+    parts.extend(gpu.temperature_celsius.map(|degrees| format!("{degrees} °C")));
+    parts.extend(gpu.uuid.clone());
+    parts.join(", ")
 }
 
 /// A backend, opened and measured.
@@ -115,7 +119,6 @@ fn rates(device: &OpenDevice, dtypes: &[Dtype], section: &mut Section) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::gpus::GpuInfo;
 
     #[test]
     fn a_gpu_that_this_binary_cannot_use_or_that_is_full_is_a_problem() {
@@ -125,10 +128,12 @@ mod tests {
             free_memory_bytes: Some(20 << 30),
             ..GpuInfo::default()
         };
-        let section = driver(&Ok(Gpus { gpus: vec![gpu], ..Gpus::default() }));
+        let section = driver(&Ok(Gpus { gpus: vec![gpu.clone(), gpu], ..Gpus::default() }));
+        let listed = &section.facts.iter().find(|fact| fact.name == "gpus").unwrap().value;
+        assert_eq!(listed[1]["free_memory_bytes"], 20_u64 << 30);
         let told: Vec<_> = section.problems.iter().map(|trouble| trouble.problem.as_str()).collect();
         assert_eq!(told[0], "120.0 GiB of the 140.0 GiB of NVIDIA H200 are in use");
-        assert_eq!(told.len() == 2, !DeviceKind::Cuda.is_compiled_in(), "{told:?}");
+        assert_eq!(told.len() == 3, !DeviceKind::Cuda.is_compiled_in(), "{told:?}");
     }
 
     #[test]

@@ -8,9 +8,7 @@ use crate::device::Dtype;
 use crate::train::config::GradientCheckpointing;
 
 /// A change is kept if it is faster by more than this: less is noise.
-const GAIN: f64 = 1.03;
-/// A trial whose steps take so many times as long as the best is cut off.
-const HOPELESS: f64 = 3.0;
+pub(super) const GAIN: f64 = 1.03;
 /// Data wait below this share of a step is not worth another worker.
 const DATA_WAIT: f64 = 0.02;
 /// The most rows of a micro-batch that are tried.
@@ -179,10 +177,10 @@ pub(super) fn fastest(trials: &[Trial]) -> usize {
     if trials.get(best).is_some_and(|trial| rate(trial) > first * GAIN) { best } else { 0 }
 }
 
-/// Runs settings, each of whose steps may take so many seconds.
-pub(super) type Measure<'a> = dyn FnMut(&Settings, Option<f64>) -> Result<Figures, String> + 'a;
+/// Runs settings.
+pub(super) type Measure<'a> = dyn FnMut(&Settings) -> Result<Figures, String> + 'a;
 
-/// Tries the axes one after the other. `measure` takes settings and the longest that a step may take.
+/// Tries the axes one after the other.
 ///
 /// # Errors
 ///
@@ -194,7 +192,7 @@ pub(super) fn run(
     does_fit: &dyn Fn(&Settings) -> Result<(), usize>,
     measure: &mut Measure<'_>,
 ) -> Result<Vec<Trial>, String> {
-    let first = measure(base, None)?;
+    let first = measure(base)?;
     let trial = |settings: &Settings, figures: Result<Figures, String>| {
         let (figures, left_out) = match figures {
             Ok(figures) => (Some(figures), None),
@@ -220,7 +218,7 @@ pub(super) fn run(
                 #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
                 let outcome = match does_fit(&candidate) {
                     Err(peak) => Err(format!("does not fit ({})", crate::train::fit::size(peak as f64))),
-                    Ok(()) => measure(&candidate, Some(HOPELESS * figures.step_seconds)),
+                    Ok(()) => measure(&candidate),
                 };
                 trials.push(trial(&candidate, outcome.clone()));
                 if let Ok(measured) = outcome
@@ -267,7 +265,7 @@ mod tests {
     fn search(keep_numbers: bool, rate: impl Fn(&Settings) -> f64, wait: f64, max_rows: usize) -> Vec<Trial> {
         let does_fit = |settings: &Settings| if settings.micro_batch_size <= max_rows { Ok(()) } else { Err(1 << 30) };
         let axes = Axis::all(keep_numbers);
-        run(&BASE, &axes, &LIMITS, &does_fit, &mut |settings, _| Ok(figures(rate(settings), wait))).unwrap()
+        run(&BASE, &axes, &LIMITS, &does_fit, &mut |settings| Ok(figures(rate(settings), wait))).unwrap()
     }
 
     fn settings_of_fastest(trials: &[Trial]) -> Vec<String> {
@@ -325,14 +323,14 @@ mod tests {
 
     #[test]
     fn a_trial_that_fails_is_told_and_the_search_goes_on() {
-        let mut measure = |settings: &Settings, _: Option<f64>| match settings.gradient_checkpointing {
+        let mut measure = |settings: &Settings| match settings.gradient_checkpointing {
             GradientCheckpointing::Off => Err("out of memory".to_owned()),
             _ => Ok(figures(if settings.packing { 200.0 } else { 100.0 }, 0.0)),
         };
         let trials = run(&BASE, &Axis::all(false), &LIMITS, &|_| Ok(()), &mut measure).unwrap();
         assert_eq!(trials[1].left_out.as_deref(), Some("out of memory"));
         assert_eq!(settings_of_fastest(&trials), ["data.packing=true"]);
-        let mut fails = |_: &Settings, _: Option<f64>| Err("no rows".to_owned());
+        let mut fails = |_: &Settings| Err("no rows".to_owned());
         assert_eq!(run(&BASE, &Axis::all(false), &LIMITS, &|_| Ok(()), &mut fails), Err("no rows".to_owned()));
     }
 }

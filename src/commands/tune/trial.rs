@@ -11,12 +11,16 @@ use tempfile::TempDir;
 
 use crate::failure::Failure;
 use crate::metrics::{StepMetrics, Summary};
-use crate::recipe::RecipeArgs;
+use crate::recipe::{Recipe, RecipeArgs};
 
 /// Steps before those that are measured: they compile kernels and touch memory for the first time.
 const WARMUP: u64 = 1;
-/// Time that a trial always gets: loading takes as long however fast the steps are.
+/// Time that a trial always gets, for what it has to tokenise or compile anew.
 const GRACE: Duration = Duration::from_mins(1);
+/// A trial that takes so many times as long as the first one, which is the recipe as it is, is ended.
+const HOPELESS: u32 = 4;
+/// The same where a step may hold many times as many tokens.
+const HOPELESS_PACKED: u32 = 40;
 
 /// What a short run showed, over its measured steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -43,28 +47,47 @@ pub(super) struct Runner {
     steps: u64,
     folder: TempDir,
     num_trials: u32,
-    /// Changes without which so few steps would be refused.
+    /// Changes without which so few steps would be refused, or take long.
     shortened: Vec<String>,
+    /// Time that the first trial took, loading included.
+    first: Option<Duration>,
     /// Exit code of the last trial.
     pub(super) exit_code: Option<i32>,
 }
 
 impl Runner {
-    /// `has_warmup_steps`: the recipe gives `scheduler.warmup_steps`, which may be more than a trial takes.
-    pub(super) fn new(recipe: &RecipeArgs, steps: u64, has_warmup_steps: bool) -> Result<Self, Failure> {
+    /// Trials of `recipe`, which `args` have been read as, of so many measured steps.
+    pub(super) fn new(args: &RecipeArgs, recipe: &Recipe, steps: u64) -> Result<Self, Failure> {
         let folder = tempfile::tempdir().map_err(Failure::running)?;
-        let shortened = has_warmup_steps.then(|| "scheduler.warmup_steps=0".to_owned()).into_iter().collect();
+        let mut shortened = Vec::new();
+        if recipe.scheduler.warmup_steps.is_some() {
+            shortened.push("scheduler.warmup_steps=0".to_owned());
+        }
+        // Without rows to evaluate on these keys are refused.
+        if recipe.data.eval_split.is_some() || !recipe.data.eval.is_empty() {
+            shortened.push("eval.max_batches=1".to_owned());
+            shortened.push("eval.eval_steps=1000000".to_owned());
+        }
         let program = std::env::current_exe().map_err(Failure::running)?;
-        Ok(Self { program, recipe: recipe.clone(), steps, folder, num_trials: 0, shortened, exit_code: None })
+        Ok(Self {
+            program,
+            recipe: args.clone(),
+            steps,
+            folder,
+            num_trials: 0,
+            shortened,
+            first: None,
+            exit_code: None,
+        })
     }
 
-    /// Trains for a few steps with `changes`, and reads what that run wrote. It is ended where its steps take longer than
-    /// `longest` seconds each.
+    /// Trains for a few steps with `changes`, and reads what that run wrote. It is ended where it takes many times as long
+    /// as the first one.
     ///
     /// # Errors
     ///
     /// The last lines of what the run said.
-    pub(super) fn measure(&mut self, changes: &[String], longest: Option<f64>) -> Result<Figures, String> {
+    pub(super) fn measure(&mut self, changes: &[String]) -> Result<Figures, String> {
         self.num_trials += 1;
         let output = self.folder.path().join(format!("trial-{}", self.num_trials));
         let mut command = Command::new(&self.program);
@@ -80,9 +103,7 @@ impl Runner {
         let fixed = [
             format!("output_dir={}", serde_json::Value::from(output.to_string_lossy())),
             format!("train.max_steps={steps}"),
-            "eval.max_batches=1".to_owned(),
             "eval.generate=[]".to_owned(),
-            "eval.eval_steps=1000000".to_owned(),
             "checkpoint.save_steps=1000000".to_owned(),
             "logging.tensorboard=false".to_owned(),
         ];
@@ -90,11 +111,14 @@ impl Runner {
             command.args(["--set", change]);
         }
         let child = command.stderr(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
-        #[expect(clippy::cast_precision_loss, reason = "a thousand steps at most")]
-        let limit = longest.map(|seconds| GRACE + Duration::from_secs_f64((seconds * steps as f64).min(1e6)));
+        let packs = changes.iter().any(|change| change == "data.packing=true");
+        let times = if packs { HOPELESS_PACKED } else { HOPELESS };
+        let limit = self.first.map(|first| GRACE + times * first);
+        let started = Instant::now();
         let (exit_code, outcome) = wait(child, limit);
         self.exit_code = exit_code;
         outcome?;
+        self.first.get_or_insert_with(|| started.elapsed());
         let figures = read(&output);
         // The next trial's disk and page cache are its own.
         drop(fs::remove_dir_all(&output));
