@@ -135,3 +135,22 @@ fn what_cannot_be_compared_is_refused_with_2() {
         assert!(said.contains(expected), "`{expected}` is not in: {said}");
     }
 }
+
+#[test]
+fn a_reader_that_has_seen_enough_changes_no_exit_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = made(folder.path(), "base", 1.0, 0.02, 1 << 30);
+    let slow = made(folder.path(), "slow", 1.2, 0.02, 1 << 30);
+    let code = |args: &[&std::ffi::OsStr]| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lora-train"));
+        let output = command.args(args).stdout(writer).output().unwrap();
+        (output.status.code(), stderr(&output))
+    };
+    let compare = ["compare".as_ref(), base.as_os_str(), slow.as_os_str()];
+    assert_eq!(code(&compare), (Some(0), String::new()));
+    let (regressed, said) = code(&[&compare[..], &["--max-regression=5".as_ref()]].concat());
+    assert!(regressed == Some(1) && said.contains("regression"), "{said}");
+    assert_eq!(code(&["report".as_ref(), base.as_os_str()]), (Some(0), String::new()));
+}

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::failure::Failure;
 use crate::report::compare::{Comparison, Limit};
 
-use super::report::failure;
+use super::report::{failure, print};
 
 /// Arguments of `lora-train compare`.
 #[derive(Clone, Debug, clap::Args)]
@@ -36,23 +36,27 @@ pub struct CompareArgs {
 /// A folder that holds no run; a regression beyond the limit.
 pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     let comparison = Comparison::of(&args.runs).map_err(failure)?;
-    let regressions = comparison.regressions(&args.max_regression).map_err(Failure::input)?;
+    let checked = comparison.check(&args.max_regression).map_err(Failure::input)?;
     let text = if args.json {
         let mut json = serde_json::to_value(&comparison).map_err(Failure::running)?;
-        json["regressions"] = serde_json::to_value(&regressions).map_err(Failure::running)?;
+        json["regressions"] = serde_json::to_value(&checked.regressions).map_err(Failure::running)?;
+        json["not_checked"] = serde_json::to_value(&checked.not_checked).map_err(Failure::running)?;
         json.to_string()
     } else {
         comparison.text()
     };
-    writeln!(std::io::stdout(), "{text}").map_err(Failure::running)?;
+    print(&text)?;
+    for text in &checked.not_checked {
+        // Where stderr is closed there is nobody left to tell.
+        let _ = writeln!(std::io::stderr(), "not checked: {text}");
+    }
     if let Some(path) = &args.html {
         comparison.write_html(path).map_err(failure)?;
-        // Where stderr is closed there is nobody left to tell.
         let _ = writeln!(std::io::stderr(), "page: {}", path.display());
     }
-    if regressions.is_empty() {
+    if checked.regressions.is_empty() {
         return Ok(());
     }
-    let texts: Vec<&str> = regressions.iter().map(|regression| regression.text.as_str()).collect();
+    let texts: Vec<&str> = checked.regressions.iter().map(|regression| regression.text.as_str()).collect();
     Err(Failure::running(format!("regression\n  {}", texts.join("\n  "))))
 }

@@ -25,7 +25,15 @@ pub struct ReportArgs {
 /// A folder that holds no run, a file that cannot be written.
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let path = report::write(&args.run, args.out.as_deref()).map_err(failure)?;
-    writeln!(std::io::stdout(), "{}", path.display()).map_err(Failure::running)
+    print(&path.display().to_string())
+}
+
+/// Writes a line to stdout. That whoever reads, such as `head`, has seen enough is no failure.
+pub(super) fn print(text: &str) -> Result<(), Failure> {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::running(error)),
+        _ => Ok(()),
+    }
 }
 
 /// What is wrong with the arguments ends with 2, what goes wrong with 1.

@@ -58,6 +58,13 @@ impl Columns {
         self.get(name)?.iter().rev().copied().find(|value| value.is_finite())
     }
 
+    /// A figure in the last record: NaN where that lacks it or has it as `null`, as of a loss that is no number any more;
+    /// `None` where no record has it at all.
+    #[must_use]
+    pub fn latest(&self, name: &str) -> Option<f64> {
+        self.columns.get(name)?.last().copied()
+    }
+
     /// The highest value of a figure.
     #[must_use]
     pub fn max(&self, name: &str) -> Option<f64> {
@@ -87,6 +94,8 @@ mod tests {
         let mfu = columns.get("mfu").unwrap();
         assert!(mfu[0].is_nan() && mfu[1] == 0.5 && mfu[2].is_nan(), "{mfu:?}");
         assert!(columns.get("a").is_none() && columns.get("t").is_none() && columns.get("nothing").is_none());
+        assert_eq!((columns.latest("loss"), columns.latest("nothing")), (Some(1.0), None));
+        assert!(columns.latest("mfu").unwrap().is_nan() && columns.latest("a").unwrap().is_nan());
         assert_eq!((columns.last("loss"), columns.max("loss"), columns.sum("loss")), (Some(1.0), Some(2.5), Some(3.5)));
     }
 }

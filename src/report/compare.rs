@@ -19,7 +19,7 @@ use super::record::Record;
 use super::statistics::{Change, Measured, num_warmup_steps, quantile};
 use super::{ReportError, put};
 
-pub use limits::{Limit, LimitedFigure, Regression};
+pub use limits::{Checked, Limit, LimitedFigure, Regression};
 
 /// Which way a figure should go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -145,8 +145,14 @@ impl Comparison {
             .iter()
             .skip(1)
             .enumerate()
-            .map(|(index, run)| verdict::verdict(&runs[0], run, &recipe_differences, index + 1));
+            .map(|(index, run)| verdict::verdict(&runs[0], run, &records, &recipe_differences, index + 1));
         Ok(Self { verdicts: verdicts.collect(), runs, recipe_differences, records })
+    }
+
+    /// Names of the runs whose recipe cannot be read.
+    fn without_recipe(&self) -> Vec<&str> {
+        let pairs = self.runs.iter().zip(&self.records);
+        pairs.filter(|(_, record)| record.settings.is_empty()).map(|(run, _)| run.name.as_str()).collect()
     }
 
     /// The comparison as a table for people.
@@ -235,7 +241,8 @@ fn measured(record: &Record, key: &str) -> Option<Measured> {
 fn value(record: &Record, key: &str) -> Option<f64> {
     let median = |name| quantile(steady(record, name), 0.5);
     match key {
-        "final_eval_loss" => record.evaluations.last("eval_loss"),
+        // That of the last record, be it no number: the last finite one would make a run that diverged look sound.
+        "final_eval_loss" => record.evaluations.latest("eval_loss"),
         "best_eval_loss" => {
             let losses = record.evaluations.get("eval_loss")?.iter().copied();
             losses.filter(|loss| loss.is_finite()).reduce(f64::min)
@@ -265,10 +272,10 @@ fn time_percent(record: &Record, part: &str) -> Option<f64> {
     Some(100.0 * record.steps.sum(&name)? / whole)
 }
 
-/// Mean of the last tenth of the finite values, of at least one.
+/// Mean of the finite values of the last tenth, of at least one.
 fn last_tenth(values: &[f64]) -> Option<f64> {
-    let finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
-    let last = &finite[finite.len() - finite.len().div_ceil(10)..];
+    let last = &values[values.len() - values.len().div_ceil(10)..];
+    let last: Vec<f64> = last.iter().copied().filter(|value| value.is_finite()).collect();
     #[expect(clippy::cast_precision_loss, reason = "a number of steps")]
     let count = last.len() as f64;
     (!last.is_empty()).then(|| last.iter().sum::<f64>() / count)

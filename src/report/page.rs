@@ -146,7 +146,9 @@ fn tiles(record: &Record) -> Vec<Tile> {
     };
     let losses = record.evaluations.get("eval_loss").unwrap_or_default();
     let first_loss = losses.first().copied().filter(|loss| loss.is_finite());
-    let last_loss = record.evaluations.last("eval_loss");
+    // Of the last record, be it no number: the last finite one would make a run that diverged look sound.
+    let last_loss = record.evaluations.latest("eval_loss");
+    let loss_text = |loss: f64| if loss.is_finite() { Unit::Plain.text(loss) } else { "not a number".to_owned() };
     let from_loss = first_loss.filter(|_| losses.len() > 1).map(|loss| format!("from {}", Unit::Plain.text(loss)));
     let steps = record.steps.last("step").unwrap_or(0.0);
     let epochs = record.steps.last("epoch").map(|epochs| format!("{} epochs", Unit::Plain.text(epochs)));
@@ -166,12 +168,8 @@ fn tiles(record: &Record) -> Vec<Tile> {
     let per_million = |name: &str| record.summary.get("per_million_tokens")?.get(name)?.as_f64();
     let cost = |cost: f64| format!("{} {currency}", Unit::Plain.text(cost)).trim_end().to_owned();
     let tiles = [
-        tile("Evaluation loss", last_loss.map(|loss| Unit::Plain.text(loss)), from_loss),
-        tile(
-            "Training loss",
-            record.steps.last("loss").map(|loss| Unit::Plain.text(loss)),
-            Some("of the last step".to_owned()),
-        ),
+        tile("Evaluation loss", last_loss.map(loss_text), from_loss),
+        tile("Training loss", record.steps.latest("loss").map(loss_text), Some("of the last step".to_owned())),
         tile("Steps", Some(thousands(steps)), epochs),
         tile("Throughput", rate(record).map(thousands), Some("tokens/s".to_owned())),
         tile("Step, median", quantile(step_seconds, 0.5).map(|median| Unit::Seconds.text(median)), p95),
@@ -385,4 +383,22 @@ fn environment(record: &Record) -> Vec<Row> {
 
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_that_is_no_number_at_the_end_is_shown_as_that_and_not_as_the_one_before() {
+        let mut record = Record::default();
+        for (step, loss) in [(1, Some(2.5)), (2, None)] {
+            let fields = |name: &str| [("step", step.into()), (name, loss.into())].map(|(n, v)| (n.to_owned(), v));
+            record.steps.push(&fields("loss").into_iter().collect());
+            record.evaluations.push(&fields("eval_loss").into_iter().collect());
+        }
+        let tiles = tiles(&record);
+        let value = |label: &str| tiles.iter().find(|tile| tile.label == label).unwrap().value.as_str();
+        assert_eq!((value("Evaluation loss"), value("Training loss")), ("not a number", "not a number"));
+    }
 }

@@ -96,11 +96,10 @@ impl Record {
     /// The last part of the folder's name, for headings.
     #[must_use]
     pub fn name(&self) -> String {
-        let name = self
-            .folder
-            .file_name()
-            .or_else(|| self.folder.components().next_back().map(std::path::Component::as_os_str));
-        name.map_or_else(|| self.folder.display().to_string(), |name| name.to_string_lossy().into_owned())
+        let last = |folder: &Path| folder.file_name().map(|name| name.to_string_lossy().into_owned());
+        // `.` and `..` name no folder; what they stand for does.
+        let resolved = || last(&fs::canonicalize(&self.folder).ok()?);
+        last(&self.folder).or_else(resolved).unwrap_or_else(|| self.folder.display().to_string())
     }
 
     /// A value of the resolved recipe, by its dotted key.
@@ -222,6 +221,20 @@ mod tests {
         fs::write(folder.path().join("metrics.jsonl"), metrics).unwrap();
         let record = Record::read(folder.path()).unwrap();
         assert_eq!((record.steps.len(), record.evaluations.len(), record.num_torn_lines), (0, 1, 4));
+    }
+
+    #[test]
+    fn a_folder_given_by_dots_has_the_name_of_what_it_stands_for() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("run-3/adapter")).unwrap();
+        let name = |path: &str| Record { folder: folder.path().join(path), ..Record::default() }.name();
+        assert_eq!(
+            (name("run-3"), name("run-3/."), name("run-3/adapter/..")),
+            ("run-3".into(), "run-3".into(), "run-3".into())
+        );
+        let here = fs::canonicalize(".").unwrap();
+        let dot = Record { folder: ".".into(), ..Record::default() };
+        assert_eq!(dot.name(), here.file_name().unwrap().to_str().unwrap());
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(super) struct Measured {
     pub(super) median: f64,
     /// Standard error of the median; `None` where there are too few steps to tell.
     pub(super) error: Option<f64>,
+    /// Stretches that the error is taken from.
+    num_stretches: usize,
 }
 
 /// Stretches of steps whose medians are compared, and the least number of steps in each.
@@ -43,7 +45,7 @@ impl Measured {
         let median = quantile(&finite, 0.5)?;
         let num_stretches = NUM_STRETCHES.min(finite.len() / MIN_STRETCH);
         if num_stretches < 4 {
-            return Some(Self { median, error: None });
+            return Some(Self { median, error: None, num_stretches });
         }
         let stretches = super::downsample::stretches(finite.len(), num_stretches);
         let medians: Vec<f64> = stretches.filter_map(|(start, end)| quantile(&finite[start..end], 0.5)).collect();
@@ -51,12 +53,27 @@ impl Measured {
         let count = medians.len() as f64;
         let mean = medians.iter().sum::<f64>() / count;
         let variance = medians.iter().map(|median| (median - mean).powi(2)).sum::<f64>() / (count - 1.0);
-        Some(Self { median, error: Some((variance / count).sqrt()) })
+        Some(Self { median, error: Some((variance / count).sqrt()), num_stretches: medians.len() })
     }
 }
 
-/// Standard errors on either side that hold 95 % of what chance does, with about twenty degrees of freedom.
-const NUM_ERRORS: f64 = 2.1;
+/// Standard errors on either side that hold 95 % of what chance does: Student's t for 1, 2, ... degrees of freedom.
+const NUM_ERRORS: [f64; 22] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074,
+];
+
+/// Standard errors on either side of a difference, of two errors from so many stretches each: with Welch's degrees of
+/// freedom, rounded down.
+fn num_errors([one, other]: [(f64, usize); 2]) -> f64 {
+    let square = |(error, _): (f64, usize)| error * error;
+    #[expect(clippy::cast_precision_loss, reason = "at most twelve")]
+    let part = |of: (f64, usize)| square(of).powi(2) / of.1.saturating_sub(1).max(1) as f64;
+    let freedom = (square(one) + square(other)).powi(2) / (part(one) + part(other));
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped; NaN, of no error, becomes 0")]
+    let place = (freedom.clamp(1.0, 22.0) + 1e-9) as usize;
+    NUM_ERRORS[place.max(1) - 1]
+}
 
 /// How a median differs from that of a baseline.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,7 +94,9 @@ impl Change {
             // Of a quotient: relative errors add up as squares. As a factor, so that twice as slow and half as fast say
             // the same.
             let own = if other.median > 0.0 { of_other / other.median } else { 0.0 };
-            let factor = (NUM_ERRORS * ((of_baseline / baseline.median).powi(2) + own.powi(2)).sqrt()).exp();
+            let of_baseline = of_baseline / baseline.median;
+            let num_errors = num_errors([(of_baseline, baseline.num_stretches), (own, other.num_stretches)]);
+            let factor = (num_errors * (of_baseline.powi(2) + own.powi(2)).sqrt()).exp();
             let ratio = other.median / baseline.median;
             (ratio / factor - 1.0, ratio * factor - 1.0)
         });
@@ -129,6 +148,26 @@ mod tests {
         let called_real = (0..200).filter(|seed| change(*seed).is_noise() == Some(false)).count();
         // 5 % of 200, and room for what neighbouring stretches share.
         assert!(called_real <= 24, "{called_real} of 200");
+    }
+
+    #[test]
+    fn few_stretches_leave_more_to_chance() {
+        // Student's t at 97.5 %: 6 degrees of freedom of two times 4 stretches, 22 of two times 12, and 3 where one of
+        // the errors is nothing.
+        assert_eq!(num_errors([(0.01, 4), (0.01, 4)]), 2.447);
+        assert_eq!(num_errors([(0.01, 12), (0.01, 12)]), 2.074);
+        assert_eq!(num_errors([(0.0, 12), (0.01, 4)]), 3.182);
+        let change = |seed: u64| {
+            let mut random = ChaCha8Rng::seed_from_u64(seed);
+            let mut run = || {
+                let steps: Vec<f64> = (0..12).map(|_| 1.0 + random.random_range(-0.03..0.03)).collect();
+                Measured::of(&steps).unwrap()
+            };
+            Change::between(run(), run()).unwrap()
+        };
+        let called_real = (0..4000).filter(|seed| change(*seed).is_noise() == Some(false)).count();
+        // 5 % of 4000, and a little; with the quantile of many stretches it would be 8 %.
+        assert!(called_real <= 240, "{called_real} of 4000");
     }
 
     #[test]

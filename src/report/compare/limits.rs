@@ -33,7 +33,7 @@ impl LimitedFigure {
     }
 }
 
-/// How much worse a figure may become, in percent: `5` of each figure that both runs have, or `eval_loss=1` of one.
+/// How much worse a figure may become, in percent: `5` of each figure that the baseline has, or `eval_loss=1` of one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limit {
     /// Which figure; absent: all.
@@ -66,22 +66,45 @@ pub struct Regression {
     pub run: String,
     /// The figure.
     pub figure: LimitedFigure,
-    /// How much worse, in percent.
-    pub percent: f64,
+    /// How much worse, in percent; absent where the run lacks the figure, or the baseline's is 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub percent: Option<f64>,
     /// How much was allowed.
     pub allowed_percent: f64,
     /// In words.
     pub text: String,
 }
 
+/// What a check against limits found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Checked {
+    /// What became worse than it may.
+    pub regressions: Vec<Regression>,
+    /// What could not be checked since the baseline lacks it, in words.
+    pub not_checked: Vec<String>,
+}
+
+/// How a figure of a run stands to that of the baseline.
+enum Standing {
+    /// Worse by so many percent; 0 or below where it is not, or where chance may be behind it.
+    Worse(f64),
+    /// Worse than a baseline of 0, of which there are no percentages.
+    WorseThanZero,
+    /// The run lacks it, or it is no number: a loss that diverged.
+    Lost,
+    /// The baseline lacks it.
+    NoBaseline,
+}
+
 impl Comparison {
-    /// The figures that became worse than the limits allow. A difference of speed that chance may be behind is none.
+    /// The figures that became worse than the limits allow, among them those that a run lacks and the baseline has. A
+    /// difference of speed that chance may be behind is none.
     ///
     /// # Errors
     ///
-    /// A limit on a figure that the runs do not both have.
-    pub fn regressions(&self, limits: &[Limit]) -> Result<Vec<Regression>, String> {
-        let mut regressions = Vec::new();
+    /// A limit on one figure, which the baseline does not have.
+    pub fn check(&self, limits: &[Limit]) -> Result<Checked, String> {
+        let mut checked = Checked::default();
         for limit in limits {
             for figure in LimitedFigure::ALL.into_iter().filter(|figure| limit.figure.is_none_or(|one| one == *figure))
             {
@@ -91,59 +114,81 @@ impl Comparison {
                     continue;
                 }
                 for run in &self.runs[1..] {
-                    match self.worse_percent(run, figure) {
-                        Some(worse) if worse > limit.percent => {
-                            regressions.push(self.regression(run, figure, worse, limit.percent));
-                        }
-                        None if limit.figure.is_some() => {
+                    let percent = match self.standing(run, figure) {
+                        Standing::Worse(percent) if percent <= limit.percent => continue,
+                        Standing::Worse(percent) => Some(percent),
+                        Standing::WorseThanZero | Standing::Lost => None,
+                        Standing::NoBaseline => {
                             let (name, baseline) = (figure.name(), &self.runs[0].name);
-                            return Err(format!("`{name}` is not in the figures of both {baseline} and {}", run.name));
+                            let text = format!("`{name}` of {}: {baseline} has none to compare it with", run.name);
+                            if limit.figure.is_some() {
+                                return Err(text);
+                            }
+                            checked.not_checked.push(text);
+                            continue;
                         }
-                        _ => {}
-                    }
+                    };
+                    checked.regressions.push(self.regression(run, figure, percent, limit.percent));
                 }
             }
         }
-        Ok(regressions)
+        Ok(checked)
     }
 
+    /// The figure by which two runs are compared; `None` where the baseline has none.
     fn key(&self, run: &Run, figure: LimitedFigure) -> Option<&'static str> {
-        match figure {
-            LimitedFigure::TokensPerSecond => Some("tokens_per_second"),
-            LimitedFigure::PeakMemory => peak_key(&self.runs[0], run),
-            LimitedFigure::EvalLoss => Some("final_eval_loss"),
+        let baseline = &self.runs[0];
+        let key = match figure {
+            LimitedFigure::TokensPerSecond => "tokens_per_second",
+            LimitedFigure::EvalLoss => "final_eval_loss",
+            LimitedFigure::PeakMemory => peak_key(baseline, run).or_else(|| {
+                // The run lacks what the baseline has.
+                let keys = ["peak_gpu_memory_bytes", "peak_host_memory_bytes"];
+                let has = |run: &Run, key: &str| run.value(key).is_some();
+                keys.into_iter().find(|key| has(baseline, key) || has(run, key))
+            })?,
+        };
+        baseline.value(key).is_some().then_some(key)
+    }
+
+    fn standing(&self, run: &Run, figure: LimitedFigure) -> Standing {
+        let Some((key, base)) = self.key(run, figure).and_then(|key| Some((key, self.runs[0].value(key)?))) else {
+            return Standing::NoBaseline;
+        };
+        let Some((compared, value)) = run.figure(key).and_then(|compared| Some((compared, compared.value?))) else {
+            return Standing::Lost;
+        };
+        let is_higher_better = figure == LimitedFigure::TokensPerSecond;
+        match compared.change_percent {
+            Some(_) if compared.is_noise == Some(true) => Standing::Worse(0.0),
+            Some(change) => Standing::Worse(if is_higher_better { -change } else { change }),
+            None if value == base || is_higher_better == (value > base) => Standing::Worse(0.0),
+            None => Standing::WorseThanZero,
         }
     }
 
-    /// By how much a figure is worse, 0 where chance may be behind it; `None` where it cannot be compared.
-    fn worse_percent(&self, run: &Run, figure: LimitedFigure) -> Option<f64> {
-        let compared = run.figure(self.key(run, figure)?)?;
-        let change = compared.change_percent?;
-        if compared.is_noise == Some(true) {
-            return Some(0.0);
-        }
-        Some(if figure == LimitedFigure::TokensPerSecond { -change } else { change })
-    }
-
-    fn regression(&self, run: &Run, figure: LimitedFigure, percent: f64, allowed_percent: f64) -> Regression {
+    fn regression(&self, run: &Run, figure: LimitedFigure, percent: Option<f64>, allowed_percent: f64) -> Regression {
         let unit = match figure {
             LimitedFigure::TokensPerSecond => Unit::TokensPerSecond,
             LimitedFigure::PeakMemory => Unit::Bytes,
             LimitedFigure::EvalLoss => Unit::Plain,
         };
         let key = self.key(run, figure);
-        let value = |run: &Run| {
-            let value = key.and_then(|key| run.value(key));
-            value.map_or_else(String::new, |value| unit.text(value))
+        let value = |run: &Run| Some(unit.text(run.value(key?)?));
+        let (name, baseline) = (figure.name(), &self.runs[0]);
+        let before = value(baseline).unwrap_or_default();
+        let text = match (percent, value(run)) {
+            (_, None) => {
+                format!("{}: {name} is missing or no number, in {} it is {before}", run.name, baseline.name)
+            }
+            (None, Some(after)) => {
+                format!("{}: {name} is worse than in {} ({before} -> {after})", run.name, baseline.name)
+            }
+            (Some(percent), Some(after)) => format!(
+                "{}: {name} is {percent:.1} % worse than in {} ({before} -> {after}), more than {allowed_percent} %",
+                run.name, baseline.name
+            ),
         };
-        let text = format!(
-            "{}: {} is {percent:.1} % worse than in {} ({} -> {}), more than {allowed_percent} %",
-            run.name,
-            figure.name(),
-            self.runs[0].name,
-            value(&self.runs[0]),
-            value(run)
-        );
         Regression { run: run.name.clone(), figure, percent, allowed_percent, text }
     }
 }

@@ -15,6 +15,7 @@ struct Page<'a> {
     names: Vec<&'a str>,
     verdicts: &'a [Verdict],
     differences: &'a [Difference],
+    without_recipe: Vec<&'a str>,
     rows: Vec<Row>,
     sections: Vec<Section>,
     version: &'static str,
@@ -50,6 +51,7 @@ pub(super) fn render(comparison: &Comparison) -> Result<String, ReportError> {
     let page = Page {
         verdicts: &comparison.verdicts,
         differences: &comparison.recipe_differences,
+        without_recipe: comparison.without_recipe(),
         rows: FIGURES.iter().filter_map(|figure| row(comparison, figure)).collect(),
         sections: sections(comparison, &names),
         version: env!("CARGO_PKG_VERSION"),

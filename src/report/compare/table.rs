@@ -18,8 +18,12 @@ pub(super) fn text(comparison: &Comparison) -> String {
     }
     lines.extend(aligned(&rows));
     lines.push(String::new());
+    let without_recipe = comparison.without_recipe();
+    if !without_recipe.is_empty() {
+        lines.push(format!("no recipe to compare: no resolved.toml can be read of {}", without_recipe.join(", ")));
+    }
     if comparison.recipe_differences.is_empty() {
-        lines.push("the recipes are the same".to_owned());
+        lines.extend(without_recipe.is_empty().then(|| "the recipes are the same".to_owned()));
     } else {
         let mut header = vec!["recipe".to_owned()];
         header.extend(comparison.runs.iter().map(|run| run.name.clone()));

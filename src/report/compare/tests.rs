@@ -62,10 +62,10 @@ fn a_limit_names_what_became_worse_and_lets_chance_pass() {
     let comparison = Comparison::of(&[base.clone(), slow]).unwrap();
     let found = |limits: &[&str]| {
         let limits: Vec<Limit> = limits.iter().map(|text| limit(text)).collect();
-        let regressions = comparison.regressions(&limits).unwrap();
+        let regressions = comparison.check(&limits).unwrap().regressions;
         regressions
             .into_iter()
-            .map(|regression| (regression.figure.name(), regression.percent.round()))
+            .map(|regression| (regression.figure.name(), regression.percent.unwrap().round()))
             .collect::<Vec<_>>()
     };
     assert_eq!(found(&["4"]), [("tokens_per_second", 20.0), ("eval_loss", 5.0)]);
@@ -74,7 +74,7 @@ fn a_limit_names_what_became_worse_and_lets_chance_pass() {
     assert_eq!(found(&["eval_loss=1"]), [("eval_loss", 5.0)]);
     assert_eq!(found(&["4", "tokens_per_second=50"]), [("eval_loss", 5.0)]);
     let chance = Comparison::of(&[base, run(folder.path(), "same", 1.001, 2.0, "")]).unwrap();
-    assert_eq!(chance.regressions(&[limit("0")]).unwrap(), []);
+    assert_eq!(chance.check(&[limit("0")]).unwrap().regressions, []);
 }
 
 #[test]
@@ -98,8 +98,12 @@ fn a_limit_on_a_figure_that_is_not_there_is_a_mistake() {
         fs::write(path.join("metrics.jsonl"), without).unwrap();
     }
     let comparison = Comparison::of(&[base, other]).unwrap();
-    assert!(comparison.regressions(&[limit("eval_loss=1")]).unwrap_err().contains("eval_loss"));
-    assert_eq!(comparison.regressions(&[limit("1")]).unwrap(), []);
+    assert!(comparison.check(&[limit("eval_loss=1")]).unwrap_err().contains("eval_loss"));
+    let checked = comparison.check(&[limit("1")]).unwrap();
+    assert_eq!(
+        (checked.regressions, checked.not_checked),
+        (vec![], vec!["`eval_loss` of other: base has none to compare it with".to_owned()])
+    );
 }
 
 #[test]
@@ -122,4 +126,93 @@ fn losses_after_different_numbers_of_steps_are_called_so() {
     fs::write(short.join("metrics.jsonl"), kept.join("\n")).unwrap();
     let comparison = Comparison::of(&[base, short]).unwrap();
     assert!(comparison.verdicts[0].notes[0].contains("took 100 and 60 steps"), "{:?}", comparison.verdicts[0].notes);
+}
+
+/// Puts another last evaluation in place of that of a run; without text, none.
+fn end_with(run: &Path, last: &str) {
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let steps: Vec<&str> =
+        metrics.lines().take(101).filter(|line| !last.is_empty() || !line.contains("eval")).collect();
+    fs::write(run.join("metrics.jsonl"), format!("{}\n{last}\n", steps.join("\n"))).unwrap();
+}
+
+#[test]
+fn a_run_whose_last_evaluation_is_lost_fails_the_check_and_is_said_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = run(folder.path(), "base", 1.0, 2.0, "");
+    let diverged = run(folder.path(), "diverged", 1.0, 2.0, "");
+    end_with(&diverged, "{\"step\":100,\"eval_loss\":null}");
+    let without = run(folder.path(), "without", 1.0, 2.0, "");
+    end_with(&without, "");
+    let comparison = Comparison::of(&[base.clone(), diverged.clone(), without]).unwrap();
+    for text in ["5", "eval_loss=5"] {
+        let regressions = comparison.check(&[limit(text)]).unwrap().regressions;
+        let found: Vec<_> = regressions.iter().map(|one| (one.run.as_str(), one.figure, one.percent)).collect();
+        assert_eq!(found, ["diverged", "without"].map(|run| (run, LimitedFigure::EvalLoss, None)), "{text}");
+        assert_eq!(regressions[0].text, "diverged: eval_loss is missing or no number, in base it is 2");
+    }
+    for verdict in &comparison.verdicts {
+        assert!(verdict.text.contains("no evaluation loss at the end"), "{}", verdict.text);
+    }
+    assert_eq!(comparison.runs[1].value("best_eval_loss"), Some(4.0));
+    // The other way round there is nothing to compare with.
+    let comparison = Comparison::of(&[diverged, base]).unwrap();
+    assert_eq!(comparison.check(&[limit("5")]).unwrap().not_checked.len(), 1);
+}
+
+#[test]
+fn a_baseline_of_nothing_is_compared_without_percentages() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths =
+        [("base", 0.0), ("same", 0.0), ("worse", 0.5)].map(|(name, loss)| run(folder.path(), name, 1.0, loss, ""));
+    let regressions = Comparison::of(&paths).unwrap().check(&[limit("eval_loss=5")]).unwrap().regressions;
+    assert_eq!(regressions.len(), 1, "{regressions:?}");
+    assert_eq!(regressions[0].text, "worse: eval_loss is worse than in base (0 -> 0.5)");
+}
+
+/// Whether a comparison of runs with these recipes warns of evaluations over different rows, and of which keys.
+fn warns(base: &str, other: &str) -> Option<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = [("base", base), ("other", other)].map(|(name, recipe)| run(folder.path(), name, 1.0, 2.0, recipe));
+    let comparison = Comparison::of(&paths).unwrap();
+    comparison.verdicts[0].notes.iter().find(|note| note.contains("over different tokens")).cloned()
+}
+
+#[test]
+fn training_rows_and_seed_decide_the_evaluation_only_where_its_rows_are_held_out_of_them() {
+    let common = "seed = SEED\n[[data.train]]\npath = \"a\"\n[[data.train]]\npath = \"FILE\"\n";
+    let recipe =
+        |seed: &str, file: &str, rest: &str| format!("{}{rest}", common.replace("SEED", seed).replace("FILE", file));
+    let eval = "[[data.eval]]\npath = \"e\"\n";
+    assert_eq!(warns(&recipe("1", "b", eval), &recipe("2", "c", eval)), None);
+    let split = |rest: &str, seed: &str, file: &str| {
+        format!("seed = {seed}\n[data]\neval_split = {rest}\n{}", recipe("1", file, "").replace("seed = 1\n", ""))
+    };
+    let note = |base: &str, other: &str| warns(base, other).unwrap();
+    assert!(note(&split("0.1", "1", "b"), &split("0.1", "2", "b")).contains("since seed differs"));
+    assert!(note(&split("0.1", "1", "b"), &split("0.1", "1", "c")).contains("since data.train differs"));
+    assert!(note(&split("0.1", "1", "b"), &split("0.2", "1", "b")).contains("since data.eval_split differs"));
+}
+
+#[test]
+fn recipes_that_cannot_be_read_are_not_called_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths =
+        [("base", "seed = 1\n"), ("other", "seed = ")].map(|(name, recipe)| run(folder.path(), name, 1.0, 2.0, recipe));
+    for runs in [vec![paths[0].clone(), paths[1].clone()], vec![paths[1].clone(), paths[1].clone()]] {
+        let comparison = Comparison::of(&runs).unwrap();
+        let text = comparison.text();
+        assert!(
+            !text.contains("the recipes are the same") && text.contains("no resolved.toml can be read of "),
+            "{text}"
+        );
+        assert_eq!(
+            comparison.verdicts[0].notes,
+            ["the recipes cannot be compared: a resolved.toml is missing or cannot be read"]
+        );
+        let page = folder.path().join("compare.html");
+        comparison.write_html(&page).unwrap();
+        let page = fs::read_to_string(page).unwrap();
+        assert!(!page.contains("The recipes are the same") && page.contains("no resolved.toml can be read of"));
+    }
 }

@@ -1,32 +1,32 @@
 //! What a comparison says, in words.
 
 use super::super::axis::Unit;
+use super::super::record::Record;
 use super::{Difference, Run, RunFigure, Verdict, peak_key};
 use crate::metrics::format::thousands;
 
 /// Keys that decide over which tokens the evaluation loss is taken.
-const EVALUATION_KEYS: [&str; 8] = [
-    "data.eval",
-    "data.max_length",
-    "data.chat_template",
-    "data.train_on_inputs",
-    "data.train[0].path",
-    "eval.max_batches",
-    "model.path",
-    "seed",
-];
+const EVALUATION_KEYS: [&str; 6] =
+    ["data.eval", "data.max_length", "data.chat_template", "data.train_on_inputs", "eval.max_batches", "model.path"];
+/// The same, where the rows are held out of the training files.
+const SPLIT_KEYS: [&str; 3] = ["data.eval_split", "data.train", "seed"];
 
 /// Less memory than this is not worth a word, in percent.
 const SMALL_PERCENT: f64 = 1.0;
 
 /// A run against the baseline; `index` is its place among the runs.
-pub(super) fn verdict(baseline: &Run, run: &Run, differences: &[Difference], index: usize) -> Verdict {
+pub(super) fn verdict(
+    baseline: &Run,
+    run: &Run,
+    records: &[Record],
+    differences: &[Difference],
+    index: usize,
+) -> Verdict {
+    let both = [&records[0], &records[index]];
+    let has_recipes = both.iter().all(|record| !record.settings.is_empty());
     let differs = |key: &str| {
-        let prefixed = |difference: &&Difference| {
-            difference.key == key
-                || difference.key.starts_with(&format!("{key}["))
-                || difference.key.starts_with(&format!("{key}_"))
-        };
+        let prefixed =
+            |difference: &&Difference| difference.key == key || difference.key.starts_with(&format!("{key}["));
         differences.iter().filter(prefixed).any(|difference| difference.values[0] != difference.values[index])
     };
     let parts: Vec<String> =
@@ -34,11 +34,10 @@ pub(super) fn verdict(baseline: &Run, run: &Run, differences: &[Difference], ind
     let text = if parts.is_empty() { "no figure can be compared".to_owned() } else { parts.join("; ") };
     let mut notes = Vec::new();
     let has_losses = run.value("final_eval_loss").is_some() && baseline.value("final_eval_loss").is_some();
-    let has_split =
-        differences.iter().any(|difference| difference.key == "data.eval_split") || differs("data.eval_split");
-    let moved: Vec<&str> =
-        EVALUATION_KEYS.into_iter().filter(|key| *key != "seed" || has_split).filter(|key| differs(key)).collect();
-    if has_losses && !moved.is_empty() {
+    let has_split = both.iter().any(|record| record.setting("data.eval_split").is_some());
+    let split_keys = SPLIT_KEYS.into_iter().filter(|_| has_split);
+    let moved: Vec<&str> = EVALUATION_KEYS.into_iter().chain(split_keys).filter(|key| differs(key)).collect();
+    if has_losses && has_recipes && !moved.is_empty() {
         notes.push(format!(
             "the evaluation losses may be over different tokens, since {} differ{}",
             moved.join(", "),
@@ -60,6 +59,9 @@ pub(super) fn verdict(baseline: &Run, run: &Run, differences: &[Difference], ind
         .map(|difference| difference.key.as_str())
         .collect();
     match own.as_slice() {
+        _ if !has_recipes => {
+            notes.push("the recipes cannot be compared: a resolved.toml is missing or cannot be read".to_owned());
+        }
         [] => notes.push("the recipes are the same, so what differs is the machine, the program or chance".to_owned()),
         ["seed"] => notes.push("the recipes differ in `seed` alone, so the losses differ by chance".to_owned()),
         _ => {}
@@ -107,7 +109,10 @@ fn memory(baseline: &Run, run: &Run) -> Option<String> {
 }
 
 fn loss(baseline: &Run, run: &Run) -> Option<String> {
-    let [from, to] = [baseline.value("final_eval_loss")?, run.value("final_eval_loss")?];
+    let from = baseline.value("final_eval_loss")?;
+    let Some(to) = run.value("final_eval_loss") else {
+        return Some(format!("no evaluation loss at the end, or one that is no number (before: {from:.4})"));
+    };
     let losses = format!("{from:.4} -> {to:.4}");
     Some(if (to - from).abs() < 5e-5 {
         format!("the same evaluation loss ({losses})")
