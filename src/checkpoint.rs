@@ -33,6 +33,11 @@ const STATE_FILE: &str = "trainer_state.json";
 /// File of the recipe, every default filled in.
 const RECIPE_FILE: &str = "resolved.toml";
 
+/// The files of a checkpoint that have a checksum.
+fn is_own_file(name: &str) -> bool {
+    ["adapter_model.safetensors", "adapter_config.json", OPTIMIZER_FILE, STATE_FILE, RECIPE_FILE].contains(&name)
+}
+
 /// End of the name of a checkpoint that is being written.
 const PARTIAL: &str = ".partial";
 /// End of the name of a checkpoint in whose place another one is being put.
@@ -223,7 +228,7 @@ impl Checkpoints {
             let json = serde_json::to_vec_pretty(state).map_err(|e| malformed(&partial.join(STATE_FILE), &e))?;
             write_file(&partial.join(STATE_FILE), &json)?;
             write_file(&partial.join(RECIPE_FILE), recipe.as_bytes())?;
-            checksums::write(&partial).map_err(|e| io_error(&partial, "write the checksums", e))?;
+            checksums::write(&partial, is_own_file).map_err(|e| io_error(&partial, "write the checksums", e))?;
             sync_folder(&partial)
         })();
         if written.is_err() {
@@ -297,7 +302,8 @@ pub fn verify(checkpoint: &Path) -> Result<(), CheckpointError> {
     if !checkpoint.join(STATE_FILE).exists() && !checkpoint.join(checksums::SUMS_FILE).exists() {
         return Err(CheckpointError::NotACheckpoint { path: checkpoint.to_owned() });
     }
-    checksums::verify(checkpoint).map_err(|problem| CheckpointError::Damaged { path: checkpoint.to_owned(), problem })
+    checksums::verify(checkpoint, is_own_file)
+        .map_err(|problem| CheckpointError::Damaged { path: checkpoint.to_owned(), problem })
 }
 
 /// The recipe that a checkpoint was trained with, every default filled in; absent where it cannot be read.

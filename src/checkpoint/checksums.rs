@@ -12,16 +12,17 @@ pub(super) const SUMS_FILE: &str = "SHA256SUMS";
 /// Bytes read at a time.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Writes the checksums of all files of a folder into it.
+/// Writes the checksums of the files of a folder that `is_own` into it.
 ///
 /// # Errors
 ///
 /// Where a file cannot be read, or the checksums cannot be written.
-pub(super) fn write(folder: &Path) -> io::Result<()> {
+pub(super) fn write(folder: &Path, is_own: impl Fn(&str) -> bool) -> io::Result<()> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
     }
+    names.retain(|name| is_own(name));
     names.sort();
     let mut sums = String::new();
     for name in names {
@@ -31,12 +32,13 @@ pub(super) fn write(folder: &Path) -> io::Result<()> {
     fs::write(folder.join(SUMS_FILE), sums)
 }
 
-/// Holds the files of a folder against their checksums.
+/// Holds the files of a folder against their checksums. What else lies there, of a file manager or by the user's hand,
+/// has none and does no harm.
 ///
 /// # Errors
 ///
 /// What is wrong, for people: a file that is missing, cannot be read or has changed.
-pub(super) fn verify(folder: &Path) -> Result<(), String> {
+pub(super) fn verify(folder: &Path, is_own: impl Fn(&str) -> bool) -> Result<(), String> {
     let sums = match fs::read_to_string(folder.join(SUMS_FILE)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(format!("{SUMS_FILE} is missing")),
         sums => sums.map_err(|error| format!("{SUMS_FILE} cannot be read: {error}"))?,
@@ -61,7 +63,7 @@ pub(super) fn verify(folder: &Path) -> Result<(), String> {
         |name: &str| sums.lines().any(|line| line.split_once("  ").is_some_and(|(_, listed)| listed == name));
     let entries = fs::read_dir(folder).map_err(|error| format!("cannot be read: {error}"))?;
     let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    match names.filter(|name| name != SUMS_FILE).find(|name| !is_listed(name)) {
+    match names.filter(|name| is_own(name)).find(|name| !is_listed(name)) {
         Some(name) => Err(format!("{SUMS_FILE} is damaged: it does not list {name}")),
         None => Ok(()),
     }
@@ -93,14 +95,18 @@ mod tests {
     #[test]
     fn every_changed_byte_of_every_file_is_noticed() {
         let folder = tempfile::tempdir().unwrap();
+        let is_own = |name: &str| ["a", "b"].contains(&name);
         let path = |name: &str| folder.path().join(name);
         fs::write(path("a"), "abc").unwrap();
         fs::write(path("b"), "").unwrap();
-        write(folder.path()).unwrap();
+        write(folder.path(), is_own).unwrap();
         // FIPS 180-4's example.
         let sums = fs::read_to_string(path(SUMS_FILE)).unwrap();
         assert!(sums.starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a\n"), "{sums}");
-        assert_eq!(verify(folder.path()), Ok(()));
+        assert_eq!(verify(folder.path(), is_own), Ok(()));
+        fs::write(path(".DS_Store"), "x").unwrap();
+        fs::create_dir(path("notes")).unwrap();
+        assert_eq!(verify(folder.path(), is_own), Ok(()), "what is not the trainer's does no harm");
         for name in ["a", "b", SUMS_FILE] {
             let whole = fs::read(path(name)).unwrap();
             for index in 0..=whole.len() {
@@ -110,17 +116,17 @@ mod tests {
                     None => bytes.push(b'x'),
                 }
                 fs::write(path(name), bytes).unwrap();
-                assert!(verify(folder.path()).is_err(), "byte {index} of {name}");
+                assert!(verify(folder.path(), is_own).is_err(), "byte {index} of {name}");
             }
             fs::remove_file(path(name)).unwrap();
-            assert_eq!(verify(folder.path()), Err(format!("{name} is missing")));
+            assert_eq!(verify(folder.path(), is_own), Err(format!("{name} is missing")));
             fs::write(path(name), whole).unwrap();
         }
         // A list that ends early is whole lines, each of them right.
         let first = sums.lines().next().unwrap();
         fs::write(path(SUMS_FILE), format!("{first}\n")).unwrap();
-        assert_eq!(verify(folder.path()), Err("SHA256SUMS is damaged: it does not list b".into()));
+        assert_eq!(verify(folder.path(), is_own), Err("SHA256SUMS is damaged: it does not list b".into()));
         fs::write(path(SUMS_FILE), "").unwrap();
-        assert_eq!(verify(folder.path()), Err("SHA256SUMS is empty".into()));
+        assert_eq!(verify(folder.path(), is_own), Err("SHA256SUMS is empty".into()));
     }
 }
