@@ -360,6 +360,23 @@ mod tests {
     }
 
     #[test]
+    fn what_a_killed_download_left_is_removed_but_not_that_of_a_living_one() {
+        let case = case(Behaviour { files: files(), ..Behaviour::default() });
+        let left = case.settings.cache.join("models--org--model/.unfinished-1");
+        std::fs::create_dir_all(&left).unwrap();
+        std::fs::write(left.join("model.safetensors"), [7; 100]).unwrap();
+        std::thread::scope(|scope| {
+            let living = cache::Lock::take("org/model", &case.settings, || panic!("nobody else downloads")).unwrap();
+            let other = scope.spawn(|| case.resolve(None).unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            assert!(left.is_dir() && !other.is_finished(), "another process is downloading");
+            drop(living);
+            let folder = other.join().unwrap();
+            assert!(folder.join("config.json").is_file() && !left.exists());
+        });
+    }
+
+    #[test]
     fn a_revision_of_a_local_folder_is_refused() {
         let case = case(Behaviour::default());
         assert_eq!(case.resolve_id("src", None).unwrap(), PathBuf::from("src"));

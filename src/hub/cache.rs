@@ -1,6 +1,7 @@
 //! The cache that Hugging Face's tools share: `models--OWNER--NAME/{blobs,refs,snapshots}`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::{HubError, HubSettings, Wanted};
@@ -77,20 +78,60 @@ pub(super) fn keep(folder: &Path, file: &Path, blob: &str) -> std::io::Result<()
     std::fs::rename(file, blobs.join(blob))
 }
 
-/// Makes a blob the file `name` of a snapshot.
+/// Begin of the names of folders in which something is made, in the folder of a repository.
+pub(super) const UNFINISHED: &str = ".unfinished-";
+
+/// Holds off other downloads of a repository until it is dropped.
+pub(super) struct Lock {
+    repository: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    /// Waits until no other process downloads a repository; `wait` is called where it must. `None` where the file system
+    /// knows no locks, or does not let a file be made: then the download is tried without.
+    pub(super) fn take(id: &str, settings: &HubSettings, wait: impl FnOnce()) -> Option<Self> {
+        let repository = repository_folder(id, settings);
+        // Where Hugging Face's tools have theirs, which are for single files.
+        let folder = settings.cache.join(".locks").join(repository.file_name()?);
+        std::fs::create_dir_all(&folder).ok()?;
+        let file = File::create(folder.join("lora-train.lock")).ok()?;
+        if let Err(std::fs::TryLockError::WouldBlock) = file.try_lock() {
+            wait();
+        }
+        file.lock().ok()?;
+        Some(Self { repository, _file: file })
+    }
+
+    /// Removes what downloads that were killed have left in the folder of the repository.
+    pub(super) fn sweep(&self) {
+        for entry in std::fs::read_dir(&self.repository).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                // It only takes room: what cannot be removed is left.
+                drop(std::fs::remove_dir_all(entry.path()));
+            }
+        }
+    }
+}
+
+/// A folder for something unfinished, removed when it is dropped.
+pub(super) fn unfinished(folder: &Path) -> std::io::Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(folder)
+}
+
+/// Makes a blob the file `name` of a snapshot, in place of what is there.
 pub(super) fn link(folder: &Path, commit: &str, name: &str, blob: &str) -> std::io::Result<()> {
     let snapshot = folder.join("snapshots").join(commit);
     std::fs::create_dir_all(&snapshot)?;
-    let path = snapshot.join(name);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    // Made elsewhere and renamed: another process may do the same now.
+    let unfinished = unfinished(folder)?;
+    let made = unfinished.path().join(name);
     #[cfg(unix)]
-    return std::os::unix::fs::symlink(Path::new("../../blobs").join(blob), path);
+    std::os::unix::fs::symlink(Path::new("../../blobs").join(blob), &made)?;
     // Elsewhere a link needs rights that not everybody has.
     #[cfg(not(unix))]
-    std::fs::copy(folder.join("blobs").join(blob), path).map(drop)
+    std::fs::copy(folder.join("blobs").join(blob), &made)?;
+    std::fs::rename(made, snapshot.join(name))
 }
 
 /// Removes a file of a snapshot and its content, so that it is downloaded again.
@@ -100,5 +141,26 @@ pub(super) fn remove(file: &Path) -> std::io::Result<()> {
     match content {
         Ok(content) if content.exists() => std::fs::remove_file(content),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(unix)]
+    fn two_that_link_the_same_file_at_once_both_succeed() {
+        let folder = tempfile::tempdir().unwrap();
+        let link_often = || (0..300).try_for_each(|_| link(folder.path(), "commit", "config.json", "blob"));
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3).map(|_| scope.spawn(link_often)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+        let target = std::fs::read_link(folder.path().join("snapshots/commit/config.json")).unwrap();
+        assert_eq!(target, Path::new("../../blobs/blob"));
+        let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["snapshots"], "nothing unfinished is left");
     }
 }

@@ -96,6 +96,15 @@ impl Request<'_> {
         if !cache::is_commit(self.revision) {
             self.write_ref(&folder, &commit).map_err(|source| self.cache_error(source))?;
         }
+        if self.absent(&files, &snapshot)?.is_empty() {
+            return Ok(snapshot);
+        }
+        let wait = || progress.note(&format!("waiting for another process that downloads {}", self.id));
+        let lock = cache::Lock::take(self.id, self.settings, wait);
+        if let Some(lock) = &lock {
+            lock.sweep();
+        }
+        // Another process may have brought them meanwhile.
         let absent = self.absent(&files, &snapshot)?;
         if !absent.is_empty() {
             let total_bytes = absent.iter().map(|file| file.num_bytes).sum();
@@ -196,7 +205,7 @@ impl Request<'_> {
         let mut attempt = 1;
         loop {
             // In the same file system, so that it can be renamed; gone with the attempt.
-            let unfinished = tempfile::Builder::new().prefix(".unfinished-").tempdir_in(folder).map_err(failed)?;
+            let unfinished = cache::unfinished(folder).map_err(failed)?;
             let download =
                 repository.download_file().filename(&file.name).revision(commit).local_dir(unfinished.path());
             let result = download.progress(meter.clone()).send();
