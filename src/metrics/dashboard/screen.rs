@@ -76,7 +76,7 @@ fn draw_loss(frame: &mut Frame<'_>, area: Rect, state: &State) {
     if area.width < 12 || area.height < 4 {
         return;
     }
-    let points = || state.losses.points.iter().chain(&state.eval_losses);
+    let points = || state.losses.points.iter().chain(&state.eval_losses.points);
     let range = |values: &mut dyn Iterator<Item = f64>| {
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
     };
@@ -100,7 +100,7 @@ fn draw_loss(frame: &mut Frame<'_>, area: Rect, state: &State) {
         .marker(Marker::Dot)
         .graph_type(GraphType::Scatter)
         .style(Style::new().fg(EVAL))
-        .data(&state.eval_losses);
+        .data(&state.eval_losses.points);
     let chart = Chart::new(vec![train, eval])
         .block(block)
         .legend_position(None)
@@ -112,7 +112,7 @@ fn draw_loss(frame: &mut Frame<'_>, area: Rect, state: &State) {
 fn loss_title(state: &State) -> Line<'static> {
     let mut spans = vec![Span::raw(" loss ")];
     spans.push(Span::styled("─ train ", TRAIN));
-    if !state.eval_losses.is_empty() {
+    if !state.eval_losses.points.is_empty() {
         spans.push(Span::styled("• eval ", EVAL));
     }
     Line::from(spans)

@@ -29,7 +29,7 @@ pub(super) struct State {
     pub(super) last: Option<StepMetrics>,
     pub(super) last_eval: Option<EvalMetrics>,
     pub(super) losses: Curve,
-    pub(super) eval_losses: Vec<(f64, f64)>,
+    pub(super) eval_losses: Curve,
     pub(super) rates: Vec<f64>,
     pub(super) utilizations: Vec<f64>,
     pub(super) memories: Vec<f64>,
@@ -89,7 +89,7 @@ impl State {
             last: None,
             last_eval: None,
             losses: Curve::default(),
-            eval_losses: Vec::new(),
+            eval_losses: Curve::default(),
             rates: Vec::new(),
             utilizations: Vec::new(),
             memories: Vec::new(),
@@ -131,7 +131,7 @@ impl State {
     pub(super) fn eval(&mut self, eval: &EvalMetrics) {
         self.evaluating = None;
         if eval.eval_loss.is_finite() {
-            self.eval_losses.push((eval.step as f64, eval.eval_loss));
+            self.eval_losses.push(eval.step as f64, eval.eval_loss);
         }
         self.last_eval = Some(eval.clone());
     }
@@ -188,6 +188,15 @@ mod tests {
         assert!(curve.points.is_sorted_by(|a, b| a.0 < b.0));
         let mean = curve.points.iter().map(|point| point.1).sum::<f64>() / curve.points.len() as f64;
         assert!((mean - 4.5).abs() < 0.05, "{mean}");
+    }
+
+    #[test]
+    fn evaluations_after_every_step_are_thinned_too() {
+        let mut state = State::new("run", 0, 10);
+        for step in 0..10_000 {
+            state.eval(&EvalMetrics { step, eval_loss: 2.0, ..EvalMetrics::default() });
+        }
+        assert!((500..=MAX_POINTS).contains(&state.eval_losses.points.len()), "{}", state.eval_losses.points.len());
     }
 
     #[test]
