@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::memory::{MemoryGroup, available_bytes, swapped_bytes};
+use super::memory::{MemoryGroups, available_bytes, swapped_bytes};
 
 /// Time between two readings of what changes slowly.
 const SLOW_INTERVAL: Duration = Duration::from_secs(1);
@@ -23,20 +23,20 @@ pub(super) struct HostReading {
 /// Reads the host.
 #[derive(Debug)]
 pub(super) struct Host {
-    group: Option<MemoryGroup>,
+    groups: MemoryGroups,
     /// When memory left and swapped were read, and what they were.
     slow: Option<(Instant, [Option<u64>; 2])>,
 }
 
 impl Host {
     pub(super) fn new() -> Self {
-        Self { group: MemoryGroup::of_this_process(), slow: None }
+        Self { groups: MemoryGroups::of_this_process(), slow: None }
     }
 
     pub(super) fn read(&mut self) -> HostReading {
         let [available_bytes, swapped_bytes] = match self.slow {
             Some((at, known)) if at.elapsed() < SLOW_INTERVAL => known,
-            _ => self.slow.insert((Instant::now(), [available_bytes(self.group.as_ref()), swapped_bytes()])).1,
+            _ => self.slow.insert((Instant::now(), [available_bytes(&self.groups), swapped_bytes()])).1,
         };
         HostReading {
             resident_bytes: host_memory_bytes(),
@@ -91,7 +91,7 @@ pub fn peak_host_memory_bytes() -> Option<u64> {
 pub fn total_host_memory_bytes() -> Option<u64> {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
-    let limit = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
+    let limit = MemoryGroups::of_this_process().limit_bytes().unwrap_or(u64::MAX);
     Some(system.total_memory().min(limit)).filter(|bytes| *bytes > 0)
 }
 
@@ -99,11 +99,7 @@ pub fn total_host_memory_bytes() -> Option<u64> {
 /// counted as free, and no more than its limit of address space (`ulimit -v`) leaves.
 #[must_use]
 pub fn available_host_memory_bytes() -> Option<u64> {
-    let mut system = sysinfo::System::new();
-    system.refresh_memory();
-    let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
-    let free = system.available_memory().min(group).min(free_address_space_bytes());
-    Some(free).filter(|bytes| *bytes > 0)
+    Some(available_bytes(&MemoryGroups::of_this_process())?.min(free_address_space_bytes())).filter(|bytes| *bytes > 0)
 }
 
 /// What `ulimit -v` leaves; everything where there is no limit.
