@@ -43,24 +43,32 @@ pub fn fits(plan: &MemoryPlan, memory_bytes: f64) -> bool {
 /// The largest micro-batch that fits as the recipe is, or with the changes that save most, the mildest first.
 #[must_use]
 pub fn largest_that_fit(workload: &Workload<'_>, memory_bytes: f64) -> Vec<Suggestion> {
-    suggestions(workload, memory_bytes, |rows| vec![format!("train.micro_batch_size={rows}")])
+    suggestions(workload, memory_bytes, |rows| (rows, vec![format!("train.micro_batch_size={rows}")]))
 }
 
 /// Changes after which the step fits and still trains on as many rows, the mildest first.
 #[must_use]
 pub fn that_fit(workload: &Workload<'_>, memory_bytes: f64) -> Vec<Suggestion> {
     let rows_of_step = workload.rows * workload.gradient_accumulation_steps;
-    suggestions(workload, memory_bytes, |rows| match rows {
-        rows if rows >= workload.rows => Vec::new(),
-        rows => vec![
-            format!("train.micro_batch_size={rows}"),
-            format!("train.gradient_accumulation_steps={}", rows_of_step.div_ceil(rows)),
-        ],
+    suggestions(workload, memory_bytes, |most| {
+        if most >= workload.rows {
+            return (workload.rows, Vec::new());
+        }
+        // The most of which a whole number makes the step.
+        let rows = (1..=most).rev().find(|rows| rows_of_step.is_multiple_of(*rows)).unwrap_or(1);
+        let passes = rows_of_step / rows;
+        let settings = [("micro_batch_size", rows), ("gradient_accumulation_steps", passes)];
+        (rows, settings.map(|(key, value)| format!("train.{key}={value}")).to_vec())
     })
 }
 
-/// Combinations of storage and checkpointing, each with the settings that `of_rows` makes of the most rows that fit.
-fn suggestions(workload: &Workload<'_>, memory_bytes: f64, of_rows: impl Fn(usize) -> Vec<String>) -> Vec<Suggestion> {
+/// Combinations of storage and checkpointing, each with the rows and settings that `of_rows` makes of the most rows that
+/// fit.
+fn suggestions(
+    workload: &Workload<'_>,
+    memory_bytes: f64,
+    of_rows: impl Fn(usize) -> (usize, Vec<String>),
+) -> Vec<Suggestion> {
     let checkpointing = [workload.gradient_checkpointing, GradientCheckpointing::On, GradientCheckpointing::Offload];
     let storages = if workload.storage == Dtype::F32 { &[Dtype::F32, Dtype::Bf16][..] } else { &[workload.storage] };
     let (mut found, mut seen) = (Vec::new(), Vec::new());
@@ -81,8 +89,7 @@ fn suggestions(workload: &Workload<'_>, memory_bytes: f64, of_rows: impl Fn(usiz
                 let value = serde_json::to_string(&gradient_checkpointing).unwrap_or_default();
                 settings.push(format!("train.gradient_checkpointing={}", value.trim_matches('"')));
             }
-            let of_rows = of_rows(most);
-            let rows = if of_rows.is_empty() { workload.rows } else { most };
+            let (rows, of_rows) = of_rows(most);
             settings.extend(of_rows);
             let suggestion = Suggestion { settings: settings.join(" "), peak_bytes: with_rows(rows).peak_bytes };
             // Smaller weights that make no room for more rows are no gain.
@@ -223,7 +230,17 @@ mod tests {
                 value.map(|value| value.parse::<usize>().unwrap())
             };
             let rows = number("micro_batch_size").unwrap_or(8);
-            assert!(rows <= 8 && rows * number("gradient_accumulation_steps").unwrap_or(2) >= 16, "{settings}");
+            assert!(rows <= 8 && rows * number("gradient_accumulation_steps").unwrap_or(2) == 16, "{settings}");
+        }
+        // Whatever fits: 5 rows of 2 x 7 would make an update of 15.
+        for tenths in 10..60 {
+            let odd = Workload { rows: 7, ..workload.clone() };
+            for Suggestion { settings, .. } in that_fit(&odd, f64::from(tenths) * 1e9 / 5.0) {
+                let number =
+                    |key: &str| settings.split(' ').find_map(|setting| setting.strip_prefix(key)?.parse().ok());
+                let rows: usize = number("train.micro_batch_size=").unwrap_or(7);
+                assert_eq!(rows * number("train.gradient_accumulation_steps=").unwrap_or(2), 14, "{settings}");
+            }
         }
         assert!(text.contains(&format!("`{}`", found[0].arguments())), "{text}");
         let first = found[1].settings.split(' ').next().unwrap();
