@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use super::statistics::{Buckets, Distribution, Line, Mean};
 use crate::metrics::{StepMetrics, TimeSpent};
 
+/// Steps from which on a share of their time means something.
+const MIN_STEPS: u64 = 5;
+
 /// What a rule looks at.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
@@ -32,6 +35,8 @@ pub struct Facts {
     pub packing: bool,
     /// `data.max_length`.
     pub max_length: u64,
+    /// Positions of the model: no row can be longer.
+    pub max_positions: Option<u64>,
     /// Size of the files of rows, and of the tokens that were kept of them.
     pub data_bytes: Option<u64>,
     /// `train.micro_batch_size`.
@@ -46,6 +51,8 @@ pub struct Facts {
     pub eval_steps: Option<u64>,
     /// Micro-batches of an evaluation.
     pub eval_batches: Option<u64>,
+    /// Text is drawn at every evaluation (`eval.generate`).
+    pub draws_samples: bool,
     /// `checkpoint.save_steps`.
     pub save_steps: Option<u64>,
     /// `logging.tensorboard`.
@@ -56,6 +63,8 @@ pub struct Facts {
     pub host_memory_bytes: Option<u64>,
     /// What the peak would grow by without checkpointing, or shrink by with it.
     pub activation_bytes: Option<u64>,
+    /// What the peak would grow by with twice the rows in a micro-batch, or rows of twice the length.
+    pub doubling_bytes: Option<u64>,
     /// Parameters of the blocks.
     pub block_parameters: u64,
     /// Parameters of the head.
@@ -94,12 +103,16 @@ pub struct Figures {
     pub optimizer_seconds: f64,
     /// Steps before which an evaluation ran.
     pub num_evaluations: u64,
+    /// Those of them before the first step of a run and after its last one, which are made in any case.
+    pub num_edge_evaluations: u64,
     /// Steps before which a checkpoint was written.
     pub num_checkpoints: u64,
     /// Time of a step.
     pub step_time: Distribution,
     /// Time of forwards, backwards and updates, by the step's tokens.
     pub compute_by_tokens: Line,
+    /// The same by its tokens and padding.
+    pub compute_by_padded_tokens: Line,
     /// Tokens that were not padding.
     pub tokens: u64,
     /// Tokens that carried loss.
@@ -110,8 +123,8 @@ pub struct Figures {
     pub rows: u64,
     /// Rows that were cut.
     pub truncated_rows: u64,
-    /// Rows of whose answer nothing was left.
-    pub answer_cut_rows: u64,
+    /// Rows of whose answer nothing was left; not known in the middle of a run.
+    pub answer_cut_rows: Option<u64>,
     /// Rows without a token that carries loss, for whatever reason.
     pub rows_without_targets: u64,
     /// Length of the longest row before it was cut.
@@ -194,7 +207,9 @@ impl Figures {
         add(&mut self.forward_seconds, line.forward_seconds);
         self.forward_backward_seconds += line.forward_backward_seconds;
         self.optimizer_seconds += line.optimizer_seconds;
-        self.compute_by_tokens.add(as_f64(line.tokens), line.forward_backward_seconds + line.optimizer_seconds);
+        let (compute, padding) = (line.forward_backward_seconds + line.optimizer_seconds, line.padding_tokens);
+        self.compute_by_tokens.add(as_f64(line.tokens), compute);
+        self.compute_by_padded_tokens.add(as_f64(line.tokens + padding.unwrap_or(0)), compute);
         add(&mut self.worker_busy_seconds, line.worker_busy_seconds);
         add(&mut self.worker_cpu_seconds, line.worker_cpu_seconds);
         add(&mut self.worker_queued_seconds, line.worker_queued_seconds);
@@ -221,7 +236,9 @@ impl Figures {
         self.evaluation_seconds += line.evaluation_seconds.unwrap_or(0.0);
         self.checkpoint_seconds += line.checkpoint_seconds.unwrap_or(0.0);
         self.logging_seconds += line.logging_seconds.unwrap_or(0.0);
-        self.num_evaluations += u64::from(line.evaluation_seconds.is_some_and(|seconds| seconds > 1e-3));
+        let has_evaluation = line.evaluation_seconds.is_some_and(|seconds| seconds > 1e-3);
+        self.num_evaluations += u64::from(has_evaluation);
+        self.num_edge_evaluations += u64::from(has_evaluation && line.step == 1);
         self.num_checkpoints += u64::from(line.checkpoint_seconds.is_some_and(|seconds| seconds > 1e-4));
         self.tokens += line.tokens;
         self.target_tokens += line.target_tokens;
@@ -253,13 +270,21 @@ impl Figures {
         }
     }
 
-    /// Takes the time of the whole start, in which the last evaluation and checkpoint are too.
-    pub fn end(&mut self, time: &TimeSpent, num_evaluations: u64, num_checkpoints: u64) {
+    /// Takes the time of the whole start, in which the last evaluation and checkpoint are too. Evaluations are counted with
+    /// those of them before the first step of the run and after its last one.
+    pub fn end(&mut self, time: &TimeSpent, [num_evaluations, num_edge_evaluations]: [u64; 2], num_checkpoints: u64) {
         self.wall_seconds = time.total_seconds() - time.startup_seconds;
         self.evaluation_seconds = time.evaluation_seconds;
         self.checkpoint_seconds = time.checkpoint_seconds;
         self.logging_seconds = time.logging_seconds;
         (self.num_evaluations, self.num_checkpoints) = (num_evaluations, num_checkpoints);
+        self.num_edge_evaluations = num_edge_evaluations;
+    }
+
+    /// There are enough steps for shares of their time to mean something.
+    #[must_use]
+    pub fn are_enough(&self) -> bool {
+        self.num_steps >= MIN_STEPS
     }
 
     /// Mean time of a step.
@@ -306,13 +331,31 @@ impl Figures {
         }
     }
 
+    /// Time of forwards, backwards and updates, by the tokens that were computed.
+    #[must_use]
+    pub fn compute_by_computed_tokens(&self, facts: &Facts) -> &Line {
+        if facts.leaves_padding_out { &self.compute_by_tokens } else { &self.compute_by_padded_tokens }
+    }
+
     /// Share of a step's compute that does not grow with its tokens, by the steps' own lengths; `None` where they do not
     /// tell.
     #[must_use]
-    pub fn fixed_share(&self) -> Option<f64> {
-        let line = &self.compute_by_tokens;
+    pub fn fixed_share(&self, facts: &Facts) -> Option<f64> {
+        let line = self.compute_by_computed_tokens(facts);
         let is_sound = line.count() >= 8.0 && line.correlation()? > 0.7 && line.mean_y() > 0.0;
         Some(line.intercept()? / line.mean_y()).filter(|share| is_sound && *share > 0.0 && *share < 1.0)
+    }
+}
+
+impl Run {
+    /// Memory of the device that trains which was free at the least, where it is known.
+    #[must_use]
+    pub fn free_bytes(&self) -> Option<u64> {
+        if self.facts.is_gpu {
+            self.facts.device_memory_bytes?.checked_sub(self.figures.gpu_memory_used_bytes?)
+        } else {
+            self.figures.host_available_bytes
+        }
     }
 }
 

@@ -65,13 +65,19 @@ pub fn diagnose(run: &Run) -> Vec<Finding> {
 fn healthy(run: &Run) -> Finding {
     let figures = &run.figures;
     let compute = figures.share_of_steps(figures.compute_seconds());
-    let mut evidence = vec![format!(
-        "step time: forward, backward and update {}, waiting for data {}; evaluations {} and checkpoints {} of all time",
-        percent(compute),
-        percent(figures.share_of_steps(figures.data_wait_seconds)),
+    let between = format!(
+        "evaluations {} and checkpoints {} of all time",
         percent(figures.share_of_wall(figures.evaluation_seconds)),
         percent(figures.share_of_wall(figures.checkpoint_seconds)),
-    )];
+    );
+    let mut evidence = vec![match figures.num_steps {
+        0 => between,
+        _ => format!(
+            "step time: forward, backward and update {}, waiting for data {}; {between}",
+            percent(compute),
+            percent(figures.share_of_steps(figures.data_wait_seconds)),
+        ),
+    }];
     evidence.extend(figures.mfu.get().map(|mfu| format!("MFU {}", percent(mfu))));
     evidence.extend(figures.gpu_percent.get().map(|gpu| format!("GPU utilization {gpu:.0}%")));
     Finding {
@@ -166,6 +172,7 @@ pub(crate) mod tests {
             device_memory_bytes: Some(16 << 30),
             host_memory_bytes: Some(16 << 30),
             activation_bytes: Some(1 << 30),
+            doubling_bytes: Some(2 << 30),
             block_parameters: 1_000_000,
             head_parameters: 100_000,
             ..Facts::default()
@@ -201,6 +208,27 @@ pub(crate) mod tests {
             assert_eq!(rules, ["healthy"], "{findings:#?}");
         }
         assert!(diagnose(&run(|_| {}))[0].verdict.starts_with("HEALTHY: 95% of step time"));
+    }
+
+    #[test]
+    fn a_run_of_one_step_has_no_figure_that_is_not_a_number() {
+        let mut figures = Figures::default();
+        let first = StepMetrics { padding_tokens: Some(9000), data_wait_seconds: 0.9, mfu: Some(0.01), ..gpu_line(1) };
+        figures.add_first(&first);
+        let facts = Facts { is_gpu: true, gradient_checkpointing: "true".into(), ..facts() };
+        for num_more in 0..4 {
+            let found = diagnose(&Run { facts: facts.clone(), figures: figures.clone() });
+            let text = format!("{found:?}");
+            assert!(!text.contains("NaN") && !text.contains("inf"), "{num_more} steps: {found:#?}");
+            let padding = found.iter().find(|finding| finding.rule == "padding").unwrap();
+            assert_eq!(
+                (padding.share_of_time, padding.changes[0].expected.as_str()),
+                (None, "the same without padding")
+            );
+            assert!(found.iter().all(|finding| finding.share_of_time.is_none()), "too few steps: {found:#?}");
+            assert!(num_more > 0 || !text.contains("step time"), "{found:#?}");
+            figures.add(&StepMetrics { step: num_more + 2, ..first.clone() });
+        }
     }
 
     #[test]

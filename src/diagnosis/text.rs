@@ -20,8 +20,11 @@ pub(super) fn seconds(seconds: f64) -> String {
     }
 }
 
-/// What a step should take after a change: `about 1.50x (a step 0.120 s -> 0.080 s)`.
+/// What a step should take after a change: `about 1.50x (a step 0.120 s -> 0.080 s)`; no figures where no step was timed.
 pub(super) fn faster(before: f64, after: f64) -> String {
+    if !(before > 0.0 && after > 0.0) {
+        return "a shorter step".to_owned();
+    }
     format!("about {:.2}x (a step {} -> {})", before / after, seconds(before), seconds(after))
 }
 
@@ -48,6 +51,7 @@ mod tests {
         assert_eq!([percent(0.384), percent(0.0123), percent(1.0)], ["38%", "1.2%", "100%"]);
         assert_eq!([seconds(0.00123), seconds(0.12), seconds(45.2)], ["1.23 ms", "0.120 s", "45 s"]);
         assert_eq!(faster(0.12, 0.08), "about 1.50x (a step 0.120 s -> 0.080 s)");
+        assert_eq!(faster(0.0, 0.0), "a shorter step", "not NaN");
         assert_eq!(at_most(0.5), "at most 2.00x");
     }
 }

@@ -24,6 +24,13 @@ pub(super) fn facts(
     let host_memory_bytes = total_host_memory_bytes();
     let workload = workload(recipe, config, selection, !device.is_gpu());
     let peak = |gradient_checkpointing| Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes;
+    let own_peak = workload.plan().peak_bytes;
+    let doubled_peak = Workload { rows: 2 * workload.rows, ..workload.clone() }.plan().peak_bytes;
+    // With it off, what it would save is asked; else what this way of it saves.
+    let least = match train.gradient_checkpointing {
+        GradientCheckpointing::Off => peak(GradientCheckpointing::On),
+        GradientCheckpointing::On | GradientCheckpointing::Offload => own_peak,
+    };
     let sizes = data.files().iter().map(|file| std::fs::metadata(&file.path).map(|metadata| metadata.len()).ok());
     let eval_batches = data.num_eval_batches(rows, recipe.eval.max_batches) as u64;
     let block: usize = config.block_linears().iter().map(|(_, [rows, columns])| rows * columns).sum();
@@ -35,6 +42,7 @@ pub(super) fn facts(
         prefetch_batches: recipe.data.prefetch_batches as u64,
         packing: recipe.data.packing,
         max_length: recipe.data.max_length as u64,
+        max_positions: Some(config.max_position_embeddings as u64),
         data_bytes: sizes.sum(),
         micro_batch_size: rows as u64,
         gradient_accumulation_steps: train.gradient_accumulation_steps as u64,
@@ -46,6 +54,7 @@ pub(super) fn facts(
         precision: train.precision.name().into(),
         eval_steps: recipe.eval.eval_steps,
         eval_batches: (eval_batches > 0).then_some(eval_batches),
+        draws_samples: !recipe.eval.generate.is_empty(),
         save_steps: recipe.checkpoint.save_steps,
         tensorboard: recipe.logging.tensorboard,
         device_memory_bytes: if device.is_gpu() {
@@ -54,9 +63,8 @@ pub(super) fn facts(
             host_memory_bytes
         },
         host_memory_bytes,
-        activation_bytes: peak(GradientCheckpointing::Off)
-            .checked_sub(peak(GradientCheckpointing::On))
-            .map(|bytes| bytes as u64),
+        activation_bytes: peak(GradientCheckpointing::Off).checked_sub(least).map(|bytes| bytes as u64),
+        doubling_bytes: doubled_peak.checked_sub(own_peak).map(|bytes| bytes as u64),
         block_parameters: (config.num_hidden_layers * block) as u64,
         head_parameters: (config.vocab_size * config.hidden_size) as u64,
     }

@@ -313,6 +313,10 @@ impl<'a> Trainer<'a> {
         self.laps.lap(Part::Other);
         // Measured once, after the first step: measuring takes a moment that is not the step's.
         let peak = gemm_peak_flops(self.around.device, self.plan.train.precision);
+        if self.figures.num_steps == 0 {
+            // Nor are the samples of the machine that were taken meanwhile the next step's.
+            let _ = self.around.telemetry.window();
+        }
         self.laps.lap(Part::Measuring);
         let time = self.laps.end_step();
         self.figures.add(&work, &outcome, time.step_seconds(), &machine);
@@ -387,8 +391,12 @@ impl<'a> Trainer<'a> {
     fn is_evaluation_due(&self) -> bool {
         let step = self.state.step;
         let every = self.plan.eval.eval_steps.is_some_and(|every| step.is_multiple_of(every));
-        let is_edge = step == 0 || step >= self.plan.schedule.total_steps();
-        (every || is_edge) && self.state.evaluations.last_step != Some(step)
+        (every || self.is_at_an_edge()) && self.state.evaluations.last_step != Some(step)
+    }
+
+    /// Before the first step of the run, or after its last one.
+    fn is_at_an_edge(&self) -> bool {
+        self.state.step == 0 || self.state.step >= self.plan.schedule.total_steps()
     }
 
     /// Every `save_steps`.

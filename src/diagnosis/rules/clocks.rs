@@ -1,5 +1,7 @@
 //! Clocks that are kept down.
 
+use std::cmp::Reverse;
+
 use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{finding, percent};
 use crate::diagnosis::{Finding, Run, Severity};
@@ -7,23 +9,31 @@ use crate::diagnosis::{Finding, Run, Severity};
 /// Share of the steps from which on it is told of.
 const MIN_STEPS: f64 = 0.1;
 
+/// Rules and their names for people, the gravest first.
+const CLASSES: [(&str, &str); 3] = [
+    ("throttled_thermal", "THERMAL THROTTLING"),
+    ("throttled_power", "POWER THROTTLING"),
+    ("throttled_clocks", "CLOCK THROTTLING"),
+];
+
+/// Place of a reason's class in [`CLASSES`].
+fn class_of(reason: &str) -> usize {
+    match reason {
+        reason if reason.contains("thermal") => 0,
+        reason if reason.contains("power") => 1,
+        _ => 2,
+    }
+}
+
 /// Heat, power or a setting keeps the GPU's clocks down.
 pub(in crate::diagnosis) fn throttled(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
-    let (reason, steps) = figures.throttled_steps.iter().max_by_key(|(_, steps)| **steps)?;
-    let share = as_f64(*steps) / as_f64(figures.num_steps.max(1));
-    if share < MIN_STEPS {
-        return None;
-    }
-    let is_of =
-        |words: &[&str]| figures.throttled_steps.keys().any(|name| words.iter().any(|word| name.contains(word)));
-    let (rule, what) = if is_of(&["thermal"]) {
-        ("throttled_thermal", "THERMAL THROTTLING")
-    } else if is_of(&["power"]) {
-        ("throttled_power", "POWER THROTTLING")
-    } else {
-        ("throttled_clocks", "CLOCK THROTTLING")
-    };
+    let share_of = |steps: u64| as_f64(steps) / as_f64(figures.num_steps.max(1));
+    let lasting = figures.throttled_steps.iter().filter(|(_, steps)| share_of(**steps) >= MIN_STEPS);
+    // The gravest of what lasted: a moment of heat is not what a run at its power limit is held back by.
+    let (reason, steps) = lasting.max_by_key(|(reason, steps)| (Reverse(class_of(reason)), **steps))?;
+    let share = share_of(*steps);
+    let (rule, what) = CLASSES[class_of(reason)];
     // How far the clock is down, by the highest that was seen in this run.
     let clocks = figures.sm_clock_mhz.get().zip(figures.sm_clock_mhz.max());
     let down = clocks.map_or(0.0, |(mean, most)| 1.0 - mean / most.max(1.0));
@@ -70,5 +80,18 @@ mod tests {
         assert!(throttled(&gpu_run(|_| {})).is_none());
         let rarely = gpu_run(|line| line.gpu_throttle_reasons = (line.step == 50).then(|| vec!["power cap".into()]));
         assert!(throttled(&rarely).is_none());
+        // What was seen once names neither the finding nor its share.
+        let mostly_power = |hot_steps: u64| {
+            gpu_run(move |line| {
+                let mut reasons = vec!["power cap".to_owned()];
+                reasons.extend((line.step <= hot_steps + 1).then(|| "thermal slowdown".to_owned()));
+                line.gpu_throttle_reasons = Some(reasons);
+            })
+        };
+        let once = throttled(&mostly_power(1)).unwrap();
+        assert_eq!((once.rule.as_str(), once.severity), ("throttled_power", Severity::Note));
+        assert_eq!(once.verdict, "POWER THROTTLING: power cap in 100% of the steps");
+        let hot = throttled(&mostly_power(30)).unwrap();
+        assert_eq!(hot.verdict, "THERMAL THROTTLING: thermal slowdown in 30% of the steps");
     }
 }

@@ -17,26 +17,61 @@ const BUSY_MEMORY_PERCENT: f64 = 60.0;
 /// A gain below it is not worth a change.
 const MIN_GAIN: f64 = 0.05;
 
-/// Twice the rows in a micro-batch, and half the micro-batches in a step where there are several, so that the update stays
-/// that of as many rows.
+/// Memory that has to be free for what needs a byte more: longer rows than those seen may come.
+const MARGIN: f64 = 1.5;
+
+/// Twice the rows in a micro-batch, and half the micro-batches in a step where there are several, where memory is known to
+/// hold them.
 fn larger_micro_batches(run: &Run, expected: &str) -> Vec<Change> {
     let (rows, passes) = (run.facts.micro_batch_size, run.facts.gradient_accumulation_steps);
+    let fits = run.facts.doubling_bytes.zip(run.free_bytes());
+    if !fits.is_some_and(|(more, free)| as_f64(free) >= MARGIN * as_f64(more)) {
+        return Vec::new();
+    }
     let mut changes = vec![change("train.micro_batch_size", rows, 2 * rows, expected.to_owned())];
     if passes > 1 {
-        let same = "the same rows in an update".to_owned();
-        changes.push(change("train.gradient_accumulation_steps", passes, passes.div_ceil(2), same));
+        changes.push(change("train.gradient_accumulation_steps", passes, passes.div_ceil(2), update(run)));
     }
     changes
+}
+
+/// How many rows an update has with twice the rows in a micro-batch.
+fn update(run: &Run) -> String {
+    let (rows, passes) = (run.facts.micro_batch_size, run.facts.gradient_accumulation_steps);
+    match passes % 2 {
+        0 => "the same rows in an update".to_owned(),
+        _ => format!("{} rows in an update instead of {}", 2 * rows * passes.div_ceil(2), rows * passes),
+    }
+}
+
+/// What twice the rows in a micro-batch bring where `seconds` of a step are the same for however many rows: for each row
+/// half of them.
+fn with_twice_the_rows(run: &Run, seconds: f64) -> String {
+    let step = run.figures.mean_step_seconds();
+    let after = step - seconds / 2.0;
+    if run.facts.gradient_accumulation_steps.is_multiple_of(2) {
+        return faster(step, after);
+    }
+    format!("about {:.2}x the tokens a second, with {}", step / after, update(run))
+}
+
+/// What more rows need, where that is why they are not proposed.
+fn no_room(run: &Run, changes: &[Change]) -> Option<String> {
+    let (more, free) = run.facts.doubling_bytes.zip(run.free_bytes()).filter(|_| changes.is_empty())?;
+    Some(format!(
+        "twice the rows in a micro-batch need up to {} more memory, of which {} were free at the least",
+        bytes(more),
+        bytes(free)
+    ))
 }
 
 /// Laying micro-batches out and copying them takes a part of the steps that shows.
 pub(in crate::diagnosis) fn host_to_device(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
     let share = figures.share_of_steps(figures.host_to_device_seconds);
-    if share < MIN_COPY_SHARE {
+    if share < MIN_COPY_SHARE || !figures.are_enough() {
         return None;
     }
-    let step = figures.mean_step_seconds();
     let copy = figures.host_to_device_seconds / as_f64(figures.num_steps);
     let verdict = format!("HOST TO DEVICE: handing micro-batches to the device takes {} of step time", percent(share));
     let passes = run.facts.gradient_accumulation_steps;
@@ -44,7 +79,7 @@ pub(in crate::diagnosis) fn host_to_device(run: &Run) -> Option<Finding> {
     evidence
         .extend(run.facts.is_gpu.then(|| "the GPU has nothing to do meanwhile, unless work is still queued".into()));
     // Half as many, each as long to hand over as now.
-    let changes = if passes > 1 { larger_micro_batches(run, &faster(step, step - copy / 2.0)) } else { Vec::new() };
+    let changes = if passes > 1 { larger_micro_batches(run, &with_twice_the_rows(run, copy)) } else { Vec::new() };
     Some(Finding { evidence, changes, ..finding("host_to_device", Severity::Advice, Some(share), verdict) })
 }
 
@@ -53,11 +88,10 @@ pub(in crate::diagnosis) fn launch_overhead(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
     let busy = figures.gpu_percent.get()?;
     let waits = figures.share_of_steps(figures.data_wait_seconds);
-    if !run.facts.is_gpu || busy >= BUSY_GPU_PERCENT || waits > (1.0 - busy / 100.0) / 2.0 {
+    if !run.facts.is_gpu || !figures.are_enough() || busy >= BUSY_GPU_PERCENT || waits > (1.0 - busy / 100.0) / 2.0 {
         return None;
     }
     let idle = 1.0 - busy / 100.0 - waits;
-    let step = figures.mean_step_seconds();
     let verdict =
         format!("LAUNCH-BOUND: the GPU ran no kernel for {} of step time, while its data was there", percent(idle));
     let mut evidence = vec![format!(
@@ -69,7 +103,8 @@ pub(in crate::diagnosis) fn launch_overhead(run: &Run) -> Option<Finding> {
         figures.cpu_percent.get().map(|cpu| format!("the host hands over kernels one by one; CPU at {cpu:.0}%")),
     );
     // As many kernels for twice the rows: the pauses between them are half of what they were, row for row.
-    let changes = larger_micro_batches(run, &faster(step, step * (1.0 - idle / 2.0)));
+    let changes = larger_micro_batches(run, &with_twice_the_rows(run, idle * figures.mean_step_seconds()));
+    evidence.extend(no_room(run, &changes));
     let severity = if idle > 0.3 { Severity::Problem } else { Severity::Advice };
     Some(Finding { evidence, changes, ..finding("launch_overhead", severity, Some(idle), verdict) })
 }
@@ -77,42 +112,40 @@ pub(in crate::diagnosis) fn launch_overhead(run: &Run) -> Option<Finding> {
 /// A step's time hardly depends on how many tokens it has, or a GPU's multiprocessors are half empty.
 pub(in crate::diagnosis) fn small_batches(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
+    if !figures.are_enough() {
+        return None;
+    }
     let step = figures.mean_step_seconds();
-    let compute = figures.compute_seconds() / as_f64(figures.num_steps.max(1));
+    let compute = figures.compute_seconds() / as_f64(figures.num_steps);
     let is_busy = figures.gpu_percent.get().is_some_and(|percent| percent >= BUSY_GPU_PERCENT);
     let half_empty = figures.sm_activity_percent.get().filter(|activity| is_busy && *activity < 50.0);
-    let fixed = figures.fixed_share().filter(|share| *share >= MIN_FIXED_SHARE);
+    let fixed = figures.fixed_share(&run.facts).filter(|share| *share >= MIN_FIXED_SHARE);
     let tokens =
         as_f64(figures.tokens) / as_f64((figures.num_steps + 1) * run.facts.gradient_accumulation_steps.max(1));
     let mut evidence = vec![format!("{tokens:.0} tokens in a micro-batch")];
-    let (share, expected) = match (fixed, half_empty) {
+    let (share, verdict, expected) = match (fixed, half_empty) {
         (Some(fixed), _) => {
+            let fixed = fixed * compute;
             evidence.push(format!(
                 "{} of {} are the same however many tokens a step has",
-                seconds(fixed * compute),
+                seconds(fixed),
                 seconds(compute)
             ));
-            let expected = if run.facts.gradient_accumulation_steps > 1 {
-                faster(step, step - fixed * compute / 2.0)
-            } else {
-                // Twice the rows in one step: what is fixed is paid once for both.
-                format!(
-                    "about {:.2}x the tokens a second, with twice the rows in an update",
-                    2.0 * step / (2.0 * step - fixed * compute)
-                )
-            };
-            (fixed * compute / step.max(1e-9), expected)
+            let share = fixed / step.max(1e-9);
+            let verdict = format!("{} of step time does not grow with the tokens", percent(share));
+            (Some(share), verdict, with_twice_the_rows(run, fixed))
         }
         (None, Some(activity)) => {
-            evidence.push(format!("kernels run all the time, on {activity:.0}% of the multiprocessors"));
-            let idle = 1.0 - activity / 100.0;
-            (idle, at_most(idle))
+            let verdict = format!("kernels run all the time, on {activity:.0}% of the multiprocessors");
+            // Twice the rows can fill no more than twice as many.
+            (None, verdict, at_most((1.0 - activity / 100.0).min(0.5)))
         }
         (None, None) => return None,
     };
-    let verdict = format!("SMALL BATCHES: {} of step time does not grow with the tokens", percent(share));
     let changes = larger_micro_batches(run, &expected);
-    Some(Finding { evidence, changes, ..finding("small_batches", Severity::Advice, Some(share), verdict) })
+    evidence.extend(no_room(run, &changes));
+    let verdict = format!("SMALL BATCHES: {verdict}");
+    Some(Finding { evidence, changes, ..finding("small_batches", Severity::Advice, share, verdict) })
 }
 
 /// The device computes all the time, and slowly: for its memory, or for its arithmetic.
@@ -121,10 +154,13 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
     let mfu = figures.mfu.get().filter(|mfu| *mfu < LOW_MFU)?;
     let compute = figures.share_of_steps(figures.compute_seconds());
     let is_busy = figures.gpu_percent.get().is_none_or(|percent| percent >= BUSY_GPU_PERCENT);
-    if compute < 0.8 || !is_busy {
+    if compute < 0.8 || !is_busy || !figures.are_enough() {
         return None;
     }
-    let memory = figures.memory_activity_percent.get();
+    let activity = figures.sm_activity_percent.get();
+    let accessed = figures.memory_activity_percent.get();
+    // Only the counters that know the multiprocessors know the bandwidth; elsewhere it is the time with any access.
+    let memory = accessed.filter(|_| activity.is_some());
     let by_memory = memory.is_some_and(|percent| percent >= BUSY_MEMORY_PERCENT);
     let (rule, what) = match memory {
         Some(_) if by_memory => ("low_mfu_bandwidth", ", held up by memory bandwidth"),
@@ -136,8 +172,13 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
         percent(compute),
         percent(mfu)
     )];
-    evidence.extend(memory.map(|memory| format!("the GPU's memory is at work {memory:.0}%")));
-    evidence.extend(figures.sm_activity_percent.get().map(|activity| format!("its multiprocessors {activity:.0}%")));
+    evidence.extend(accessed.map(|accessed| match memory {
+        Some(memory) => format!("{memory:.0}% of the bandwidth of the GPU's memory is used"),
+        None => format!(
+            "the GPU's memory is read or written {accessed:.0}% of the time, which says nothing of its bandwidth"
+        ),
+    }));
+    evidence.extend(activity.map(|activity| format!("{activity:.0}% of its multiprocessors are at work")));
     let padding = if facts.leaves_padding_out { 0.0 } else { figures.padding_share() };
     evidence.extend(
         (padding > 0.05)
@@ -147,7 +188,11 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
     if facts.is_gpu && facts.precision == "f32" {
         let expected = match memory.filter(|_| by_memory) {
             Some(memory) => {
-                format!("half the bytes: memory at work {:.0}% instead of {memory:.0}%, {}", memory / 2.0, at_most(0.5))
+                format!(
+                    "half the bytes: {:.0}% of the bandwidth instead of {memory:.0}%, {}",
+                    memory / 2.0,
+                    at_most(0.5)
+                )
             }
             None => {
                 format!("products on tensor cores instead of the {} of the f32 peak that is reached now", percent(mfu))
@@ -155,7 +200,8 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
         };
         changes.push(change("train.precision", "\"f32\"", "\"bf16\"", expected));
     } else if facts.is_gpu {
-        changes = larger_micro_batches(run, &at_most(1.0 - mfu));
+        changes = larger_micro_batches(run, &at_most((1.0 - mfu).min(0.5)));
+        evidence.extend(no_room(run, &changes));
     }
     let severity = if changes.is_empty() { Severity::Note } else { Severity::Advice };
     let verdict = format!("LOW MFU: {} of the device's peak{what}", percent(mfu));
@@ -165,17 +211,12 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
 /// Blocks are computed again in the backward, though memory for what they would keep is free.
 pub(in crate::diagnosis) fn recomputation_not_needed(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    if facts.gradient_checkpointing == "false" || figures.num_steps == 0 {
+    if facts.gradient_checkpointing == "false" || !figures.are_enough() {
         return None;
     }
     let kept = facts.activation_bytes?;
-    let free = if facts.is_gpu {
-        facts.device_memory_bytes?.checked_sub(figures.gpu_memory_used_bytes?)?
-    } else {
-        figures.host_available_bytes?
-    };
-    // Longer rows than those seen may come.
-    if as_f64(free) < 1.5 * as_f64(kept) {
+    let free = run.free_bytes()?;
+    if as_f64(free) < MARGIN * as_f64(kept) {
         return None;
     }
     let share = figures.share_of_steps(figures.recomputation_seconds(facts));
@@ -215,6 +256,23 @@ mod tests {
         let found = launch_overhead(&idle).unwrap();
         assert_eq!((found.rule.as_str(), found.severity), ("launch_overhead", Severity::Problem));
         assert_eq!(found.changes[0].expected, "about 1.25x (a step 1.000 s -> 0.800 s)");
+        let mut whole = idle.clone();
+        whole.facts.gradient_accumulation_steps = 1;
+        let found = launch_overhead(&whole).unwrap();
+        // A step of twice the rows: 0.6 s of kernels for each of them, and the pauses once.
+        assert_eq!(
+            found.changes[0].expected, "about 1.25x the tokens a second, with 8 rows in an update instead of 4",
+            "the step itself does not get shorter"
+        );
+        whole.facts.gradient_accumulation_steps = 3;
+        let found = launch_overhead(&whole).unwrap();
+        assert_eq!([&found.changes[1].to, &found.changes[1].expected], ["2", "16 rows in an update instead of 12"]);
+        whole.facts.doubling_bytes = Some(15 << 30);
+        let found = launch_overhead(&whole).unwrap();
+        assert!(found.changes.is_empty(), "20 GiB are free: {found:#?}");
+        assert!(found.evidence.last().unwrap().contains("up to 15.0 GiB more memory, of which 20.0 GiB"), "{found:#?}");
+        whole.figures.gpu_memory_used_bytes = None;
+        assert!(launch_overhead(&whole).unwrap().changes.is_empty(), "nobody knows whether they fit");
         let starved = gpu_run(|line| (line.gpu_utilization_percent, line.data_wait_seconds) = (Some(60.0), 0.38));
         assert!(launch_overhead(&starved).is_none(), "it waits for data");
         assert!(launch_overhead(&gpu_run(|_| {})).is_none() && launch_overhead(&run(|_| {})).is_none());
@@ -224,7 +282,7 @@ mod tests {
     fn what_a_step_takes_whatever_its_tokens_is_found_by_their_number() {
         // 0.5 s and 0.1 ms a token.
         let small = run(|line| {
-            line.tokens = 2000 + 100 * (line.step % 21);
+            (line.tokens, line.padding_tokens) = (2000 + 100 * (line.step % 21), Some(0));
             line.forward_backward_seconds = 0.45 + 1e-4 * (line.tokens as f64);
             line.step_seconds = line.forward_backward_seconds + 0.15;
         });
@@ -237,7 +295,19 @@ mod tests {
         let found = small_batches(&whole).unwrap();
         assert!(found.changes[0].expected.contains("x the tokens a second") && found.changes.len() == 1, "{found:#?}");
         let empty = gpu_run(|line| line.gpu_sm_activity_percent = Some(40.0));
-        assert_eq!(small_batches(&empty).unwrap().changes[0].expected, "at most 2.50x");
+        let found = small_batches(&empty).unwrap();
+        assert_eq!((found.changes[0].expected.as_str(), found.share_of_time), ("at most 2.00x", None));
+        assert_eq!(found.verdict, "SMALL BATCHES: kernels run all the time, on 40% of the multiprocessors");
+        // Padding that is computed takes time as other tokens do: nothing is fixed here, unless it is left out.
+        let padded = gpu_run(|line| {
+            (line.tokens, line.padding_tokens) = (1000 + 100 * (line.step % 21), Some(3000));
+            line.forward_backward_seconds = 1e-4 * ((line.tokens + 3000) as f64);
+            (line.optimizer_seconds, line.step_seconds) = (0.0, line.forward_backward_seconds + 0.01);
+        });
+        assert!(small_batches(&padded).is_none(), "{:#?}", small_batches(&padded));
+        let mut left_out = padded;
+        left_out.facts.leaves_padding_out = true;
+        assert!((left_out.figures.fixed_share(&left_out.facts).unwrap() - 0.6).abs() < 0.01);
         assert!(small_batches(&run(|_| {})).is_none() && small_batches(&gpu_run(|_| {})).is_none());
     }
 
@@ -247,7 +317,14 @@ mod tests {
             |memory| gpu_run(move |line| (line.mfu, line.gpu_memory_activity_percent) = (Some(0.1), Some(memory)));
         assert_eq!(low_mfu(&low(80.0)).unwrap().rule, "low_mfu_bandwidth");
         let mut f32 = low(20.0);
-        assert_eq!(low_mfu(&f32).unwrap().changes[0].key, "train.micro_batch_size");
+        let change = &low_mfu(&f32).unwrap().changes[0];
+        assert_eq!((change.key.as_str(), change.expected.as_str()), ("train.micro_batch_size", "at most 2.00x"));
+        let without_counters = gpu_run(|line| {
+            (line.mfu, line.gpu_memory_activity_percent) = (Some(0.1), Some(80.0));
+            line.gpu_sm_activity_percent = None;
+        });
+        let found = low_mfu(&without_counters).unwrap();
+        assert_eq!((found.rule.as_str(), found.verdict.contains("bandwidth")), ("low_mfu", false), "{found:#?}");
         f32.facts.precision = "f32".into();
         let found = low_mfu(&f32).unwrap();
         assert_eq!((found.rule.as_str(), found.changes[0].key.as_str()), ("low_mfu_arithmetic", "train.precision"));

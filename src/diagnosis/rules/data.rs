@@ -1,7 +1,7 @@
 //! Tokens that are computed or read for nothing.
 
 use crate::diagnosis::figures::as_f64;
-use crate::diagnosis::text::{change, faster, finding, percent, thousands};
+use crate::diagnosis::text::{bytes, change, faster, finding, percent, thousands};
 use crate::diagnosis::{Finding, Run, Severity};
 
 /// Share of the tokens from which on padding is told of.
@@ -28,16 +28,17 @@ pub(in crate::diagnosis) fn padding(run: &Run) -> Option<Finding> {
         return Some(Finding { evidence: vec![counts], ..finding("padding", Severity::Note, None, verdict) });
     }
     let compute = figures.forward_backward_seconds * share;
-    let step = figures.mean_step_seconds();
-    let after = step - compute / as_f64(figures.num_steps.max(1));
-    let of_time = figures.share_of_steps(compute);
+    let of_time = figures.are_enough().then(|| figures.share_of_steps(compute));
+    let expected = || {
+        let step = figures.mean_step_seconds();
+        let after = step - compute / as_f64(figures.num_steps);
+        let gain = of_time.map(|_| format!("{} for the same tokens", faster(step, after)));
+        gain.unwrap_or_else(|| "the same without padding".to_owned())
+    };
     let verdict = format!("PADDING: {} of the tokens computed are padding", percent(share));
-    let mut changes = Vec::new();
-    if !facts.packing {
-        changes.push(change("data.packing", false, true, format!("{} for the same tokens", faster(step, after))));
-    }
-    let severity = if of_time >= 0.25 { Severity::Problem } else { Severity::Advice };
-    Some(Finding { evidence: vec![counts], changes, ..finding("padding", severity, Some(of_time), verdict) })
+    let changes = (!facts.packing).then(|| change("data.packing", false, true, expected())).into_iter().collect();
+    let severity = if of_time.is_some_and(|share| share >= 0.25) { Severity::Problem } else { Severity::Advice };
+    Some(Finding { evidence: vec![counts], changes, ..finding("padding", severity, of_time, verdict) })
 }
 
 /// Rows are longer than what is trained on.
@@ -50,26 +51,45 @@ pub(in crate::diagnosis) fn truncation(run: &Run) -> Option<Finding> {
     let (cut, rows, lost) = (figures.truncated_rows, figures.rows, figures.answer_cut_rows);
     let verdict =
         format!("TRUNCATION: {} of the rows are longer than `data.max_length` and lose their end", percent(share));
-    let mut evidence = vec![format!("{cut} of {rows} rows were cut; of {lost} nothing of the answer was left")];
+    let of_answers = lost.map_or_else(String::new, |lost| format!("; of {lost} nothing of the answer was left"));
+    let mut evidence = vec![format!("{cut} of {rows} rows were cut{of_answers}")];
     let longest = figures.longest_row_tokens.filter(|longest| *longest > facts.max_length);
     evidence.extend(longest.map(|longest| format!("the longest had {} tokens", thousands(as_f64(longest)))));
-    let to = longest.unwrap_or(2 * facts.max_length).next_multiple_of(64);
-    let expected = match longest {
-        Some(_) => format!(
-            "all {rows} rows whole; the longest micro-batches take {:.1}x the memory",
-            as_f64(to) / as_f64(facts.max_length.max(1))
-        ),
-        None => format!("fewer than {cut} of {rows} rows cut"),
-    };
-    let changes = vec![change("data.max_length", facts.max_length, to, expected)];
-    let severity = if as_f64(lost) > 0.05 * as_f64(rows) { Severity::Problem } else { Severity::Advice };
+    let positions = facts.max_positions.unwrap_or(u64::MAX);
+    let to = longest.unwrap_or(2 * facts.max_length).next_multiple_of(64).min(positions);
+    let mut changes = Vec::new();
+    if to > facts.max_length {
+        let what = match longest {
+            Some(longest) if longest <= to => format!("all {rows} rows whole"),
+            Some(_) => format!("fewer than {cut} of {rows} rows cut: the model has {positions} positions"),
+            None => format!("fewer than {cut} of {rows} rows cut"),
+        };
+        let expected = format!("{what}; {}", memory_for(run, as_f64(to) / as_f64(facts.max_length.max(1))));
+        changes.push(change("data.max_length", facts.max_length, to, expected));
+    } else {
+        evidence.push(format!("the model has {positions} positions: longer rows would have to be split beforehand"));
+    }
+    let severity = if as_f64(lost.unwrap_or(0)) > 0.05 * as_f64(rows) { Severity::Problem } else { Severity::Advice };
     Some(Finding { evidence, changes, ..finding("truncation", severity, None, verdict) })
+}
+
+/// What micro-batches take whose rows are so many times as long.
+fn memory_for(run: &Run, times: f64) -> String {
+    let takes = format!("the longest micro-batches take {times:.1}x the memory");
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown as bytes")]
+    let more = |doubling: u64| ((times - 1.0) * as_f64(doubling)) as u64;
+    match run.facts.doubling_bytes.zip(run.free_bytes()) {
+        Some((doubling, free)) => {
+            format!("{takes}, about {} more, of which {} were free at the least", bytes(more(doubling)), bytes(free))
+        }
+        None => takes,
+    }
 }
 
 /// Rows teach nothing, though they were not cut.
 pub(in crate::diagnosis) fn rows_without_loss(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
-    let rows = figures.rows_without_targets.saturating_sub(figures.answer_cut_rows);
+    let rows = figures.rows_without_targets.saturating_sub(figures.answer_cut_rows.unwrap_or(0));
     let share = as_f64(rows) / as_f64(figures.rows.max(1));
     if share < MIN_ROWS {
         return None;
@@ -115,19 +135,33 @@ mod tests {
         let mut cut = run(|line| line.truncated_rows = Some(1));
         let found = truncation(&cut).unwrap();
         assert_eq!((found.severity, found.changes[0].to.as_str()), (Severity::Advice, "2048"));
-        (cut.figures.longest_row_tokens, cut.figures.answer_cut_rows) = (Some(1500), 100);
+        assert_eq!(found.evidence, ["101 of 808 rows were cut"], "nothing is known of their answers yet");
+        (cut.figures.longest_row_tokens, cut.figures.answer_cut_rows) = (Some(1500), Some(100));
         let found = truncation(&cut).unwrap();
         assert_eq!((found.severity, found.changes[0].to.as_str()), (Severity::Problem, "1536"));
-        assert!(found.changes[0].expected.ends_with("take 1.5x the memory"), "{found:#?}");
+        assert!(found.evidence[0].ends_with("of 100 nothing of the answer was left"), "{found:#?}");
+        let memory = "take 1.5x the memory, about 1.0 GiB more, of which 8.0 GiB were free at the least";
+        assert!(found.changes[0].expected.ends_with(memory), "{found:#?}");
+        // No further than the model goes.
+        cut.facts.max_positions = Some(1200);
+        let found = truncation(&cut).unwrap();
+        assert_eq!(found.changes[0].to, "1200");
+        assert!(
+            found.changes[0].expected.starts_with("fewer than 101 of 808 rows cut: the model has 1200"),
+            "{found:#?}"
+        );
+        cut.facts.max_positions = Some(1024);
+        let found = truncation(&cut).unwrap();
+        assert!(found.changes.is_empty() && found.evidence[2].starts_with("the model has 1024"), "{found:#?}");
         assert!(truncation(&run(|_| {})).is_none());
     }
 
     #[test]
     fn rows_that_teach_nothing_are_told_of_unless_they_were_cut() {
         let mut idle = run(|_| {});
-        (idle.figures.rows_without_targets, idle.figures.answer_cut_rows) = (80, 10);
+        (idle.figures.rows_without_targets, idle.figures.answer_cut_rows) = (80, Some(10));
         assert!(rows_without_loss(&idle).unwrap().evidence[0].starts_with("70 of 808 rows"));
-        idle.figures.answer_cut_rows = 80;
+        idle.figures.answer_cut_rows = Some(80);
         assert!(rows_without_loss(&idle).is_none());
     }
 }

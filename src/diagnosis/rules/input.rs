@@ -44,7 +44,7 @@ impl Workers {
 pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let share = lost_share(run);
-    if share < MIN_SHARE || figures.num_steps == 0 {
+    if share < MIN_SHARE || !figures.are_enough() {
         return None;
     }
     let workers = Workers::of(facts, figures);
@@ -55,6 +55,11 @@ pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
         Some(workers) if workers.waiting > CAUSE => {
             ("input_bound_disk", what_is_waited_for(figures), more_workers(run, workers, share, true))
         }
+        Some(workers) if workers.queued > CAUSE => (
+            "input_bound_processors",
+            "data workers wait for a free processor",
+            more_workers(run, workers, share, false),
+        ),
         Some(workers) => {
             ("input_bound_cpu", "data workers compute all the time", more_workers(run, workers, share, false))
         }
@@ -121,7 +126,10 @@ fn more_workers(run: &Run, workers: &Workers, share: f64, waits: bool) -> Vec<Ch
     let Run { facts, figures } = run;
     let step = figures.mean_step_seconds();
     let without_wait = step * (1.0 - share);
-    let free = figures.cpu_percent.get().map_or(0.0, |percent| as_f64(facts.num_cpu_threads) * (1.0 - percent / 100.0));
+    let unused =
+        figures.cpu_percent.get().map_or(0.0, |percent| as_f64(facts.num_cpu_threads) * (1.0 - percent / 100.0));
+    // What this process does not use may be used by others: then its workers stand in line.
+    let free = if workers.queued > CAUSE { 0.0 } else { unused };
     let needed = (workers.seconds_a_step / without_wait.max(1e-9)).ceil();
     // Whoever waits for a disk needs no processor.
     let possible = if waits { needed } else { as_f64(facts.num_workers) + (free + 0.25).floor() };
@@ -228,6 +236,20 @@ mod tests {
         let mut remote = slow;
         remote.figures.disk_reads = crate::diagnosis::Buckets::default();
         assert!(input_bound(&remote).unwrap().verdict.contains("files on a network"), "{found:#?}");
+    }
+
+    #[test]
+    fn workers_that_stand_in_line_for_a_processor_are_not_said_to_compute() {
+        let crowded = run(|line| {
+            line.data_wait_seconds = 0.5;
+            (line.worker_busy_seconds, line.worker_cpu_seconds) = (Some(0.98), Some(0.3));
+            (line.worker_queued_seconds, line.cpu_utilization_percent) = (Some(0.65), Some(20.0));
+        });
+        let found = input_bound(&crowded).unwrap();
+        assert_eq!(found.rule, "input_bound_processors");
+        assert!(found.verdict.ends_with("data workers wait for a free processor"), "{found:#?}");
+        let keys: Vec<&str> = found.changes.iter().map(|change| change.key.as_str()).collect();
+        assert_eq!(keys, ["data.packing"], "more workers would stand in the same line");
     }
 
     #[test]

@@ -31,10 +31,12 @@ fn less_memory(run: &Run) -> Vec<Change> {
     }
     if facts.micro_batch_size > 1 {
         let (rows, passes) = (facts.micro_batch_size, facts.gradient_accumulation_steps);
-        let half = rows.div_ceil(2);
-        changes.push(change("train.micro_batch_size", rows, half, "half of what a micro-batch needs".into()));
+        // The largest part of them of which a whole number makes an update of the same rows.
+        let times = (2..=rows).find(|times| rows % times == 0).unwrap_or(rows);
+        let fewer = format!("1/{times} of what a micro-batch needs");
+        changes.push(change("train.micro_batch_size", rows, rows / times, fewer));
         let same = "the same rows in an update".to_owned();
-        changes.push(change("train.gradient_accumulation_steps", passes, passes * rows.div_ceil(half), same));
+        changes.push(change("train.gradient_accumulation_steps", passes, passes * times, same));
     }
     changes
 }
@@ -153,6 +155,12 @@ mod tests {
         assert_eq!(found.rule, "memory_pressure_gpu");
         assert_eq!(found.changes[0].expected, "1.0 GiB less, for about 29% more time");
         assert_eq!([&found.changes[1].to, &found.changes[2].to], ["2", "4"]);
+        for (rows, fewer, passes) in [(9, "3", "6"), (7, "1", "14"), (6, "3", "4")] {
+            let mut odd = full.clone();
+            odd.facts.micro_batch_size = rows;
+            let changes = pressure(&odd).unwrap().changes;
+            assert_eq!([&changes[1].to, &changes[2].to], [fewer, passes], "2 x {rows} rows in an update");
+        }
         let host = run(|line| line.host_available_bytes = Some(300 << 20));
         assert_eq!(pressure(&host).unwrap().rule, "memory_pressure_host");
         assert!(pressure(&run(|_| {})).is_none() && pressure(&gpu_run(|_| {})).is_none());

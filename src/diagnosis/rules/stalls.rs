@@ -38,8 +38,7 @@ pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
     let each = part / as_f64(count);
     let times = factor(part, all, GOAL);
     let mut changes: Vec<Change> = Vec::new();
-    // Those before the first step and after the last one are made in any case.
-    let between = as_f64(count.saturating_sub(2));
+    let between = as_f64(count.saturating_sub(figures.num_edge_evaluations));
     if let Some(eval_steps) = facts.eval_steps.filter(|_| between > 0.0) {
         let after = all - each * between * (1.0 - 1.0 / as_f64(times));
         changes.push(change("eval.eval_steps", eval_steps, eval_steps * times, whole(all, after)));
@@ -47,7 +46,13 @@ pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
     if let Some(batches) = facts.eval_batches.filter(|batches| *batches > 1) {
         let to = (batches / times).max(1);
         let after = all - part * (1.0 - as_f64(to) / as_f64(batches));
-        changes.push(change("eval.max_batches", batches, to, whole(all, after)));
+        // What part of an evaluation its samples take is not known.
+        let expected = if facts.draws_samples {
+            "shorter evaluations; the samples of `eval.generate` take as long as before".to_owned()
+        } else {
+            whole(all, after)
+        };
+        changes.push(change("eval.max_batches", batches, to, expected));
     }
     let verdict = format!("EVALUATION: {} of the time after start-up", percent(share));
     let evidence = vec![format!("{count} evaluations of {} each, in {}", seconds(each), seconds(all))];
@@ -120,7 +125,7 @@ pub(in crate::diagnosis) fn uneven_steps(run: &Run) -> Option<Finding> {
     let lost = ((mean - middle) / mean).max(0.0);
     let mut evidence =
         vec![format!("one step in twenty takes {} and more; the one in the middle {}", seconds(slow), seconds(middle))];
-    let correlation = figures.compute_by_tokens.correlation().unwrap_or(0.0);
+    let correlation = figures.compute_by_computed_tokens(facts).correlation().unwrap_or(0.0);
     if correlation > 0.8 {
         let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, as rows differ in length", slow / middle);
         evidence.push(format!("time goes with the number of tokens (correlation {correlation:.2})"));
@@ -152,13 +157,21 @@ mod tests {
                 (line.evaluation_seconds, line.wall_seconds) = (Some(10.0), Some(11.0));
             }
         });
-        // 11 evaluations of 10 s in 211 s; those before and after stay.
+        // 11 evaluations of 10 s in 211 s; the one before the first step stays.
         let found = evaluation(&busy).unwrap();
         assert_eq!(found.severity, Severity::Problem);
         assert_eq!([found.changes[0].key.as_str(), &found.changes[0].to], ["eval.eval_steps", "1050"]);
-        let after = 211.0 - 90.0 * (1.0 - 1.0 / 21.0);
+        let after = 211.0 - 100.0 * (1.0 - 1.0 / 21.0);
         assert_eq!(found.changes[0].expected, whole(211.0, after));
         assert_eq!([found.changes[1].key.as_str(), &found.changes[1].to], ["eval.max_batches", "1"]);
+        let mut sampled = busy;
+        sampled.facts.draws_samples = true;
+        assert!(evaluation(&sampled).unwrap().changes[1].expected.starts_with("shorter evaluations"));
+        // Two in the middle of a run are worth making rarer; one before and one after it are made in any case.
+        sampled.figures.num_evaluations = 2;
+        assert_eq!(evaluation(&sampled).unwrap().changes[0].key, "eval.eval_steps");
+        sampled.figures.num_edge_evaluations = 2;
+        assert_eq!(evaluation(&sampled).unwrap().changes[0].key, "eval.max_batches");
         assert!(evaluation(&run(|_| {})).is_none());
     }
 

@@ -49,6 +49,7 @@ impl Trainer<'_> {
             }
         }
         self.gathered.num_evaluations += 1;
+        self.gathered.num_edge_evaluations += u64::from(self.is_at_an_edge());
         self.laps.lap(Part::Evaluation);
         // Written only now that all is there: an interruption leaves no half of an evaluation behind.
         if let Some(metrics) = &metrics {

@@ -13,6 +13,8 @@ pub(super) struct Gathered {
     has_first: bool,
     rows: RowCounts,
     pub(super) num_evaluations: u64,
+    /// Those of them before the first step and after the last one.
+    pub(super) num_edge_evaluations: u64,
     pub(super) num_checkpoints: u64,
 }
 
@@ -24,6 +26,7 @@ impl Gathered {
             has_first: false,
             rows: RowCounts::default(),
             num_evaluations: 0,
+            num_edge_evaluations: 0,
             num_checkpoints: 0,
         }
     }
@@ -49,11 +52,11 @@ impl Trainer<'_> {
 
     /// What held the steps of this start back, the worst first.
     pub(super) fn diagnosis(&self) -> Vec<Finding> {
-        let Gathered { run, rows, num_evaluations, num_checkpoints, .. } = &self.gathered;
+        let Gathered { run, rows, num_evaluations, num_edge_evaluations, num_checkpoints, .. } = &self.gathered;
         let mut run = run.clone();
         let time = self.laps.time_spent(self.figures.startup_seconds);
-        run.figures.end(&time, *num_evaluations, *num_checkpoints);
-        run.figures.answer_cut_rows = rows.answer_cut;
+        run.figures.end(&time, [*num_evaluations, *num_edge_evaluations], *num_checkpoints);
+        run.figures.answer_cut_rows = Some(rows.answer_cut);
         run.figures.rows_without_targets = rows.without_targets;
         run.figures.longest_row_tokens = (rows.longest_tokens > 0).then_some(rows.longest_tokens);
         diagnose(&run)
