@@ -39,6 +39,7 @@ pub const SCALAR_TAGS: &[(&str, &str)] = &[
     ("gpu_memory_reserved_bytes", "gpu/memory_reserved"),
     ("gpu_power_watts", "gpu/power"),
     ("energy_joules", "gpu/energy"),
+    ("cpu_energy_joules", "cpu/energy"),
     ("gpu_temperature_celsius", "gpu/temperature"),
     ("gpu_sm_activity_percent", "gpu/sm_activity"),
     ("gpu_memory_activity_percent", "gpu/memory_activity"),
@@ -180,9 +181,12 @@ pub struct StepMetrics {
     /// Power that the GPU draws, mean over the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_power_watts: Option<f64>,
-    /// Energy since the start: of the GPU, or where there is none of the processor's packages.
+    /// Energy that the GPU has used since the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
+    /// Energy that the processor's packages have used since the start, by whatever process; only where no GPU is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_energy_joules: Option<f64>,
     /// Temperature of the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_temperature_celsius: Option<f64>,

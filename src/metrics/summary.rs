@@ -75,7 +75,8 @@ pub struct Summary {
     /// Share of the micro-batches' tokens that was padding, since the last start, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub padding_share: Option<f64>,
-    /// Energy that the GPU used; without a GPU that counts it, the processor packages.
+    /// Energy that the GPU used; of a run that uses no GPU, the processor's packages, by whatever process. Where some
+    /// starts of a run used a GPU and some did not, the sum of both.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
     /// The same in kWh.

@@ -42,6 +42,7 @@ const DESCRIPTIONS: &[(&str, &str)] = &[
     ("gpu/memory_reserved", "Bytes that the backend's pools hold."),
     ("gpu/power", "Watts that the GPU draws, mean over the step."),
     ("gpu/energy", "Joules that the GPU has used since the start."),
+    ("cpu/energy", "Joules that the processor's packages have used since the start, by whatever process."),
     ("gpu/temperature", "Temperature of the GPU in degrees Celsius."),
     ("gpu/sm_activity", "Percent of the GPU's multiprocessors that had work, mean over the step."),
     ("gpu/memory_activity", "Percent of the time in which the GPU's memory was read or written, mean over the step."),

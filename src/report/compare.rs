@@ -256,7 +256,10 @@ fn value(record: &Record, key: &str) -> Option<f64> {
         "peak_gpu_memory_bytes" => record.figure(key).or_else(|| record.steps.max("gpu_memory_used_bytes")),
         "peak_host_memory_bytes" => record.figure(key).or_else(|| record.steps.max("host_memory_bytes")),
         "wall_seconds" => record.figure(key).or_else(|| record.steps.sum("wall_seconds")),
-        "energy_kwh" => record.figure(key).or_else(|| record.steps.last("energy_joules").map(|joules| joules / 3.6e6)),
+        "energy_kwh" => record.figure(key).or_else(|| {
+            let joules = ["energy_joules", "cpu_energy_joules"].into_iter().find_map(|name| record.steps.last(name));
+            joules.map(|joules| joules / 3.6e6)
+        }),
         "cost" => record.figure(key),
         _ => time_percent(record, key.strip_suffix("_percent")?),
     }

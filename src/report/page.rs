@@ -162,8 +162,8 @@ fn tiles(record: &Record) -> Vec<Tile> {
     let mfu = record.figure("mfu").or_else(|| quantile(steady(record, "mfu"), 0.5));
     let gpu = record.figure("mean_gpu_utilization_percent");
     let gpu = gpu.or_else(|| quantile(steady(record, "gpu_utilization_percent"), 0.5));
-    let energy =
-        record.figure("energy_kwh").or_else(|| record.steps.last("energy_joules").map(|joules| joules / 3.6e6));
+    let joules = || ["energy_joules", "cpu_energy_joules"].into_iter().find_map(|name| record.steps.last(name));
+    let energy = record.figure("energy_kwh").or_else(|| joules().map(|joules| joules / 3.6e6));
     let currency = record.summary.get("currency").and_then(Value::as_str).unwrap_or_default();
     let per_million = |name: &str| record.summary.get("per_million_tokens")?.get(name)?.as_f64();
     let cost = |cost: f64| format!("{} {currency}", Unit::Plain.text(cost)).trim_end().to_owned();

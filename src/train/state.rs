@@ -132,7 +132,7 @@ pub struct Totals {
     pub rows: RowCounts,
     /// Wall time, from the start of the process.
     pub wall_seconds: f64,
-    /// Energy of the GPU, where it is measured.
+    /// Energy of the GPU, or of the processor's packages in starts that use none, where it is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
 }

@@ -199,7 +199,7 @@ fn time_text(state: &State) -> String {
     format!("time: {}", parts.collect::<Vec<_>>().join(", "))
 }
 
-/// What holds the run back, or the last warning.
+/// What holds the run back, or the last warning: whichever came last.
 fn draw_finding(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let (text, color) = match (&state.finding, &state.last_warning) {
         (Some(finding), _) => (finding.clone(), Color::Magenta),
@@ -269,8 +269,8 @@ mod tests {
     #[test]
     fn on_80_columns_and_24_lines_everything_that_matters_is_there() {
         let mut state = run();
-        state.finding = Some("INPUT-BOUND: the GPU waited for data 38% of the time".into());
         state.warning("two rows were cut\n  hint: none");
+        state.finding = Some("INPUT-BOUND: the GPU waited for data 38% of the time".into());
         let lines = shown(&state, 80, 24);
         let text = lines.join("\n");
         for expected in [
@@ -292,6 +292,11 @@ mod tests {
         ] {
             assert!(text.contains(expected), "`{expected}` is not in:\n{text}");
         }
+        // A warning that comes after it is shown in its place.
+        let mut warned = state.clone();
+        warned.warning("the disk is full\n  hint: none");
+        let later = shown(&warned, 80, 24).join("\n");
+        assert!(later.contains("warning: the disk is full") && !later.contains("INPUT-BOUND"), "{later}");
         // The curve itself: dots of braille.
         assert!(text.chars().any(|c| ('\u{2801}'..='\u{28ff}').contains(&c)), "{text}");
     }

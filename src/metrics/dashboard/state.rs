@@ -38,6 +38,7 @@ pub(super) struct State {
     pub(super) evaluating: Option<(usize, usize)>,
     pub(super) num_warnings: usize,
     pub(super) last_warning: Option<String>,
+    /// What the diagnosis has found since the last warning.
     pub(super) finding: Option<String>,
     pub(super) question: Question,
     pub(super) is_changed: bool,
@@ -139,6 +140,7 @@ impl State {
     pub(super) fn warning(&mut self, text: &str) {
         self.num_warnings += 1;
         self.last_warning = text.lines().next().map(ToOwned::to_owned);
+        self.finding = None;
     }
 
     /// Steps done.

@@ -47,6 +47,7 @@ pub(in super::super) fn full_step(step: u64) -> StepMetrics {
         gpu_memory_reserved_bytes: Some(11 << 30),
         gpu_power_watts: Some(510.0),
         energy_joules: Some(1020.0),
+        cpu_energy_joules: Some(310.0),
         gpu_temperature_celsius: Some(61.0),
         gpu_sm_activity_percent: Some(88.0),
         gpu_memory_activity_percent: Some(44.0),
@@ -105,6 +106,7 @@ fn a_line_has_the_names_of_the_contract_and_leaves_out_what_is_absent() {
         "gpu_memory_reserved_bytes",
         "gpu_power_watts",
         "energy_joules",
+        "cpu_energy_joules",
         "gpu_temperature_celsius",
         "gpu_sm_activity_percent",
         "gpu_memory_activity_percent",
@@ -128,6 +130,7 @@ fn the_tags_are_those_of_the_contract() {
     tags.extend(tagged_scalars(&EvalMetrics::default()).into_iter().map(|(tag, _)| tag));
     tags.sort_unstable();
     let contract = [
+        "cpu/energy",
         "cpu/utilization",
         "data/padding_tokens",
         "data/rows",

@@ -45,7 +45,11 @@ impl Trainer<'_> {
         line.gpu_utilization_max_percent = machine.gpu_utilization_max_percent;
         line.gpu_memory_used_bytes = machine.gpu_memory_used_bytes;
         line.gpu_power_watts = machine.gpu_power_watts;
-        line.energy_joules = self.energy_joules(machine.energy_joules);
+        if self.around.telemetry.counts_packages() {
+            line.cpu_energy_joules = self.energy_joules(machine.cpu_energy_joules);
+        } else {
+            line.energy_joules = self.energy_joules(machine.energy_joules);
+        }
         line.gpu_temperature_celsius = machine.gpu_temperature_celsius;
         line.gpu_sm_activity_percent = machine.gpu_sm_activity_percent;
         line.gpu_memory_activity_percent = machine.gpu_memory_activity_percent;
