@@ -22,6 +22,7 @@
 //! - [`device`] the one file that names a backend
 //! - [`hub`] model files from the Hugging Face Hub
 //! - [`failure`] how a command ends when it does not end well
+//! - [`panics`] panics that are caught
 //! - [`schema`] strict reading of a TOML table
 
 pub mod checkpoint;
@@ -38,6 +39,7 @@ pub mod lora;
 pub mod metrics;
 pub mod model;
 pub mod ops;
+pub mod panics;
 pub mod recipe;
 pub mod report;
 pub mod run;

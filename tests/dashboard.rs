@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 
 use burn_train::Interrupter;
 use lora_train::metrics::{EvalMetrics, LoggingConfig, SinkOptions, Sinks, StepMetrics, Summary};
+use lora_train::panics::guarded;
+use lora_train::train::stop::Stop;
 
-/// Set in the environment of the program under test: `run` or `panic`.
+/// Set in the environment of the program under test: `run`, `panic`, `caught` or `abort`.
 const CHILD: &str = "LORA_TRAIN_DASHBOARD_CHILD";
 const NUM_STEPS: u64 = 3_000;
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -27,7 +29,7 @@ const ENTER_DASHBOARD: &str = "\x1b[?1049h";
 const LEAVE_DASHBOARD: &str = "\x1b[?1049l";
 
 /// A training loop that computes nothing.
-fn train(then_panic: bool) -> ! {
+fn train(mode: &str) -> ! {
     let folder = tempfile::tempdir().unwrap();
     let signal = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&signal)).unwrap();
@@ -40,6 +42,11 @@ fn train(then_panic: bool) -> ! {
         tui: true,
         interrupter: Interrupter::new(),
     };
+    // As a run does.
+    Stop::default().on_abort("take less");
+    if mode == "caught" {
+        assert!(guarded(|| panic!("caught before")).is_err());
+    }
     let mut sinks = Sinks::open(&LoggingConfig::default(), options).unwrap();
     sinks.eval(&EvalMetrics { eval_loss: 2.0, ..EvalMetrics::default() });
     sinks.start();
@@ -50,7 +57,9 @@ fn train(then_panic: bool) -> ! {
         sinks.step(&StepMetrics { step: steps, loss: 1.0, ..StepMetrics::default() });
         match steps {
             5 => sinks.warn("a warning in the middle"),
-            50 if then_panic => panic!("a bug in the middle"),
+            10 if mode == "caught" => assert!(guarded(|| panic!("caught in the middle")).is_err()),
+            50 if mode == "panic" => panic!("a bug in the middle"),
+            50 if mode == "abort" => std::process::abort(),
             _ => {}
         }
     }
@@ -164,7 +173,7 @@ impl PseudoTerminal {
 /// Runs the training loop where this is the program under test.
 fn train_if_child() {
     if let Ok(mode) = std::env::var(CHILD) {
-        train(mode == "panic");
+        train(&mode);
     }
 }
 
@@ -220,4 +229,42 @@ fn a_panic_leaves_a_usable_terminal_and_a_readable_message() {
     let (status, after) = terminal.end();
     assert_eq!(status.code(), Some(101), "{after}");
     assert!(after.contains("a bug in the middle") && after.contains("a warning in the middle"), "{after}");
+}
+
+#[test]
+fn a_panic_that_is_caught_is_not_seen() {
+    train_if_child();
+    let mut terminal = PseudoTerminal::start("a_panic_that_is_caught_is_not_seen", "caught");
+    terminal.wait_for("warning,");
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!terminal.text().contains(LEAVE_DASHBOARD) && !terminal.text().contains("caught"), "{}", terminal.text());
+    terminal.press("\x03");
+    let (status, after) = terminal.end();
+    assert_eq!(status.code(), Some(130), "{after}");
+    assert!(after.contains("finished after ") && !after.contains("caught"), "{after}");
+}
+
+#[test]
+fn keys_that_would_stop_or_kill_the_process_do_nothing() {
+    train_if_child();
+    let mut terminal = PseudoTerminal::start("keys_that_would_stop_or_kill_the_process_do_nothing", "run");
+    terminal.wait_for("warning,");
+    terminal.press("\x1a\x1c");
+    let shown = terminal.text().len();
+    terminal.wait_for_more(shown, "\x1b[");
+    terminal.press("q");
+    terminal.wait_for("Cancel");
+    terminal.press("\x03");
+    let (status, after) = terminal.end();
+    assert_eq!(status.code(), Some(130), "{after}");
+    assert!(after.contains("finished after "), "{after}");
+}
+
+#[test]
+fn an_abort_leaves_a_usable_terminal_and_readable_advice() {
+    train_if_child();
+    let terminal = PseudoTerminal::start("an_abort_leaves_a_usable_terminal_and_readable_advice", "abort");
+    let (status, after) = terminal.end();
+    assert_eq!(status.code(), Some(1), "{after}");
+    assert!(after.contains("if this was for want of memory: take less"), "{after}");
 }

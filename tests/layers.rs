@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the street to the ground floor, as in `src/lib.rs`.
-const LAYERS: [&str; 20] = [
+const LAYERS: [&str; 21] = [
     "cli",
     "commands",
     "run",
@@ -24,6 +24,7 @@ const LAYERS: [&str; 20] = [
     "device",
     "hub",
     "failure",
+    "panics",
     "schema",
 ];
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::DataError;
-use super::guard::guarded;
+use crate::panics::guarded;
 
 mod scan;
 

@@ -16,7 +16,6 @@ pub mod files;
 #[cfg(test)]
 mod fixture;
 pub mod formats;
-mod guard;
 mod jinja;
 pub mod loader;
 mod order;

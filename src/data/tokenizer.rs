@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::guard::guarded;
+use crate::panics::guarded;
 
 mod files;
 mod stream;

@@ -14,6 +14,8 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind};
 
 use state::{Question, State};
 use terminal::Terminal;
+#[cfg(unix)]
+pub(super) use terminal::give_back_in_handler;
 
 use super::{EvalMetrics, StepMetrics};
 

@@ -37,6 +37,14 @@ pub use finding::{Change, Finding, Severity};
 pub use sinks::{SinkOptions, Sinks};
 pub use summary::{Outcome, PerMillionTokens, Summary, TimeSpent};
 
+/// Gives the terminal back where the dashboard has it. Makes only calls that may be made in a signal handler: for one in
+/// which the process ends.
+#[cfg(unix)]
+pub fn give_terminal_back() {
+    #[cfg(feature = "tui")]
+    dashboard::give_back_in_handler();
+}
+
 /// Section `[logging]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LoggingConfig {

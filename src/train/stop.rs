@@ -107,6 +107,8 @@ mod abort {
 
     /// Runs in the signal handler.
     fn end() -> ! {
+        // What is said on the dashboard's screen is gone with it.
+        crate::metrics::give_terminal_back();
         if let Some(advice) = ADVICE.get() {
             // SAFETY: a system call on memory that stays; nobody is told where standard error is closed.
             unsafe { libc::write(libc::STDERR_FILENO, advice.as_ptr().cast(), advice.len()) };

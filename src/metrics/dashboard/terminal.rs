@@ -3,7 +3,9 @@
 //! - Ctrl-C sends SIGINT, which raw mode turns off.
 //! - SIGINT and SIGTERM give the terminal back at once: training still finishes its micro-batch and saves, and a
 //!   second signal, which ends the process, must not leave raw mode behind.
-//! - A panic anywhere gives it back before its message is printed, which is not drawn over.
+//! - Ctrl-Z and Ctrl-\, which would leave the shell with raw mode, are keys like others.
+//! - A panic anywhere gives it back before its message is printed, which is not drawn over; one that is caught is none.
+//! - So does an abort, which is how a process ends to which the system refuses memory.
 
 use std::io::{self, Stdout, Write};
 use std::panic::{set_hook, take_hook};
@@ -90,12 +92,21 @@ fn leave() {
     }
 }
 
+/// Gives the terminal back in a signal handler.
+#[cfg(unix)]
+pub(in crate::metrics) fn give_back_in_handler() {
+    unix::give_back();
+}
+
 /// Gives the terminal back before a panic is printed.
 fn give_back_on_panic() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
         let print = take_hook();
         set_hook(Box::new(move |panic| {
+            if crate::panics::is_guarded() {
+                return;
+            }
             // A drawing that is under way must not be written over the message.
             #[cfg(unix)]
             unix::give_back();
@@ -114,7 +125,7 @@ mod unix {
     use std::sync::atomic::Ordering;
 
     use signal_hook::SigId;
-    use signal_hook::consts::{SIGINT, SIGTERM};
+    use signal_hook::consts::{SIGABRT, SIGINT, SIGTERM};
 
     /// Settings of the terminal before the dashboard.
     static BEFORE: OnceLock<libc::termios> = OnceLock::new();
@@ -133,7 +144,7 @@ mod unix {
         // dup2, close) and reads atomics.
         let register = |signal| unsafe { signal_hook::low_level::register(signal, give_back) };
         // Where a handler is refused, the dashboard works all the same.
-        [SIGINT, SIGTERM].into_iter().filter_map(|signal| register(signal).ok()).collect()
+        [SIGINT, SIGTERM, SIGABRT].into_iter().filter_map(|signal| register(signal).ok()).collect()
     }
 
     /// Runs in a signal handler, or before a panic is printed.
@@ -164,11 +175,17 @@ mod unix {
         }
     }
 
-    /// Lets Ctrl-C through raw mode.
+    /// Lets Ctrl-C through raw mode, and no other key that sends a signal.
     pub(super) fn keep_ctrl_c() {
         let Some(mut settings) = settings() else { return };
         settings.c_lflag |= libc::ISIG;
-        // SAFETY: `settings` is what the terminal gave, with one flag set.
+        settings.c_cc[libc::VSUSP] = libc::_POSIX_VDISABLE;
+        settings.c_cc[libc::VQUIT] = libc::_POSIX_VDISABLE;
+        #[cfg(target_vendor = "apple")]
+        {
+            settings.c_cc[libc::VDSUSP] = libc::_POSIX_VDISABLE;
+        }
+        // SAFETY: `settings` is what the terminal gave, with one flag set and some keys turned off.
         unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const settings) };
     }
 
