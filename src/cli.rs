@@ -32,7 +32,7 @@ enum Command {
     Merge(merge::MergeArgs),
     /// Measure speed and memory of a recipe's steps on synthetic batches; prints one line of JSON
     Bench(bench::BenchArgs),
-    /// Make report.html of a run anew from its files, also of an interrupted one
+    /// Make report.html of a run anew from its files, also of one that was killed
     Report(report::ReportArgs),
     /// Put runs side by side: recipes, losses, speed, memory, a verdict, and an exit code for checks
     Compare(compare::CompareArgs),

@@ -4,6 +4,7 @@ pub mod args;
 mod changes;
 pub mod clock;
 pub mod dir;
+mod ending;
 pub mod environment;
 mod facts;
 pub mod inputs;
@@ -16,40 +17,37 @@ pub use args::{Resume, TrainArgs};
 
 use std::cell::OnceCell;
 use std::io::{self, Write as _};
-use std::path::Path;
-use std::time::Instant;
 
 use crate::checkpoint::Checkpoints;
 use crate::data::cache::CacheSettings;
-use crate::data::pipeline::{DataPipeline, OpenOptions, RowCounts};
+use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::device::{self, OpenDevice};
 use crate::diagnosis::Facts;
-use crate::export::{adapter_set, adapter_weights, read_adapter, write_adapter};
+use crate::export::{adapter_set, read_adapter};
 use crate::failure::Failure;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
-use crate::metrics::{Outcome, SinkOptions, Sinks, Summary};
+use crate::metrics::{SinkOptions, Sinks};
 use crate::model::llama::Llama;
 use crate::recipe::{Purpose, Recipe};
-use crate::report;
-use crate::telemetry::{Telemetry, peak_host_memory_bytes};
+use crate::telemetry::Telemetry;
 use crate::train::plan::{Around, Plan};
 use crate::train::schedule::{Schedule, total_steps};
 use crate::train::state::RowOrder;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
-use crate::train::trainer::{Trainer, TrainerError};
+use crate::train::trainer::Trainer;
 
 use clock::process_start;
 use dir::{RunDir, RunDirError, Start};
+use ending::{Ending, trainer_failure};
 use environment::Environment;
 use facts::facts;
 use inputs::{ModelSource, nvml_selector};
 use opening::Opening;
 use resume::Resumed;
 use room::{Room, told_when_it_runs_out};
-use verify::adapter_reloads;
 
 /// Trains.
 ///
@@ -123,39 +121,20 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
     if let (Some(Resumed { checkpoint, state, .. }), Some(adapters)) = (resumed, restored) {
         trainer.restore(&checkpoint, state, adapters).map_err(trainer_failure)?;
     }
-    let outcome = trainer.run().map_err(trainer_failure)?;
-    if outcome == Outcome::Interrupted {
-        let step = trainer.state().step;
-        sinks.say(&format!("stopped after step {step}, with a checkpoint; to continue: {}", args.resume_command()));
-        return Err(Failure::Interrupted);
-    }
-
-    let export_start = Instant::now();
-    let adapter_verified = export(&recipe, &dir, trainer.step(), &device)?;
-    let mut summary = Summary {
-        outcome,
-        device: device.label.clone(),
-        precision: recipe.train.precision.name().to_owned(),
-        trainable_parameters: num_trainable as u64,
-        all_parameters: opening.num_parameters() as u64,
-        adapter_verified: Some(adapter_verified),
-        peak_host_memory_bytes: peak_host_memory_bytes(),
-        peak_gpu_memory_bytes: telemetry.peak_gpu_memory_bytes(),
-        telemetry_seconds: telemetry.seconds(),
-        ..trainer.summary()
+    let ending = Ending {
+        args,
+        recipe: &recipe,
+        dir: &dir,
+        device: &device,
+        telemetry: &telemetry,
+        stop: &stop,
+        advice: advice.get().map(String::as_str),
+        num_trainable,
+        num_parameters: opening.num_parameters(),
+        total_steps: schedule.total_steps(),
+        process_start,
     };
-    summary.time.checkpoint_seconds += export_start.elapsed().as_secs_f64();
-    summary.wall_seconds = process_start.elapsed().as_secs_f64();
-    summary.time = summary.time.within(summary.wall_seconds);
-    let all_seconds = trainer.earlier_wall_seconds() + summary.wall_seconds;
-    let mut summary = summary.with_cost(&recipe.cost, all_seconds);
-    for warning in rows_left_out(&trainer.state().totals.rows, recipe.data.max_length) {
-        summary.warnings.push(warning);
-    }
-    restore_files(&dir, &mut sinks);
-    sinks.finish(&summary).map_err(Failure::running)?;
-    write_report(&dir, &mut sinks);
-    judge(&summary, &dir)
+    ending.train(&mut trainer)
 }
 
 /// Rows and weights. The tokenizer takes as long to parse as a small model to load, so they are read at the same time.
@@ -186,32 +165,6 @@ fn read_inputs(
         return Err(Failure::Interrupted);
     }
     Ok((data?, model?))
-}
-
-/// Makes report.html. The run is done and its figures are there: where it fails, it can be made anew from them.
-fn write_report(dir: &RunDir, sinks: &mut Sinks) {
-    match report::write(dir.path(), None) {
-        Ok(path) => sinks.note(&format!("report: {}", path.display())),
-        Err(error) => sinks.warn(&format!("no report: {error}")),
-    }
-}
-
-/// Refuses a run that learned from nothing, and an adapter that is not the one that was trained.
-fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
-    if summary.target_tokens == 0 {
-        return Err(Failure::input(
-            "no token of any row that was read carries loss, so nothing was trained\n  hint: see what `lora-train \
-             inspect` shows; raise `data.max_length`, or set `data.train_on_inputs = true`",
-        ));
-    }
-    if summary.adapter_verified == Some(false) {
-        let folder = dir.adapter();
-        return Err(Failure::running(format!(
-            "{}: the adapter that was read back does not give the logits of the one that was trained",
-            folder.display()
-        )));
-    }
-    Ok(())
 }
 
 /// Starts to sample the machine; says what is sampled, and what is not.
@@ -326,69 +279,10 @@ fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule, facts: Facts) 
     }
 }
 
-/// Writes the adapter; whether it gives the same logits when it is read back.
-fn export(recipe: &Recipe, dir: &RunDir, step: &TrainStep, device: &OpenDevice) -> Result<bool, Failure> {
-    let folder = dir.adapter();
-    dir.clear_leftovers();
-    let weights = adapter_weights(step.adapters());
-    let write = |folder: &Path| write_adapter(folder, &weights, &recipe.lora, &recipe.model.path);
-    if let Err(error) = write(&folder) {
-        // Hours of work are in memory: whichever disk takes them is good enough.
-        let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
-        let place = elsewhere.display();
-        return Err(Failure::running(match write(&elsewhere) {
-            Ok(()) => format!("{error}\n  hint: the trained adapter was written to {place} instead"),
-            Err(second) => format!(
-                "{error}\n  hint: nor could it be written elsewhere ({second}); `--resume` goes on from the last \
-                 checkpoint"
-            ),
-        }));
-    }
-    adapter_reloads(&folder, step.model(), step.adapters(), device.is_gpu()).map_err(Failure::running)
-}
-
-/// Writes again what was deleted of the folder while training; says so.
-fn restore_files(dir: &RunDir, sinks: &mut Sinks) {
-    match dir.restore() {
-        Ok(names) if names.is_empty() => {}
-        Ok(names) => sinks.warn(&format!("deleted while training, and written again: {}", names.join(", "))),
-        Err(error) => sinks.warn(&error.to_string()),
-    }
-}
-
-/// What was cut off or left out of the rows.
-fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
-    let RowCounts { rows, truncated, answer_cut, without_targets, bad, .. } = *counts;
-    let mut warnings = Vec::new();
-    if bad > 0 {
-        warnings.push(format!("{bad} of {rows} rows cannot be used and were skipped"));
-    }
-    if truncated > 0 {
-        warnings.push(format!(
-            "{truncated} of {rows} rows were longer than `data.max_length` = {max_length} and were cut; of {answer_cut} \
-             nothing of the answer was left, so they were left out"
-        ));
-    }
-    if without_targets > answer_cut {
-        warnings.push(format!("{} of {rows} rows have no token that carries loss", without_targets - answer_cut));
-    }
-    warnings
-}
-
 /// A folder that must not be used is a mistake in the recipe; a disk that fails is not.
 fn run_dir_failure(error: RunDirError) -> Failure {
     match error {
         RunDirError::Io { .. } => Failure::running(error),
-        error => Failure::input(error),
-    }
-}
-
-/// A row or a checkpoint that does not fit is a mistake in the inputs.
-fn trainer_failure(error: TrainerError) -> Failure {
-    match error {
-        TrainerError::Checkpoint(_) | TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => {
-            Failure::running(error)
-        }
         error => Failure::input(error),
     }
 }

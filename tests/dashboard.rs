@@ -6,7 +6,9 @@
 #![allow(unsafe_code, reason = "pseudo-terminals are made with system calls")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-use std::fs::File;
+mod common;
+
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -78,6 +80,12 @@ struct PseudoTerminal {
 
 impl PseudoTerminal {
     fn start(test: &str, mode: &str) -> Self {
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", test, "--nocapture"]).env(CHILD, mode);
+        Self::of(program)
+    }
+
+    fn of(mut program: Command) -> Self {
         let (mut master, mut slave) = (-1, -1);
         let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the outputs outlive the call; name and settings may be null.
@@ -87,9 +95,7 @@ impl PseudoTerminal {
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
         // SAFETY: both were just opened and belong to nobody else.
         let (master, terminal) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
-        let mut program = Command::new(std::env::current_exe().unwrap());
-        program.args(["--exact", test, "--nocapture"]).env(CHILD, mode).env("TERM", "xterm-256color");
-        program.env_remove("RUST_BACKTRACE");
+        program.env("TERM", "xterm-256color").env_remove("RUST_BACKTRACE");
         program.stdin(terminal.try_clone().unwrap()).stdout(terminal.try_clone().unwrap());
         program.stderr(terminal.try_clone().unwrap());
         // SAFETY: two system calls that may be made between fork and exec. They make the pseudo-terminal the one whose
@@ -191,6 +197,29 @@ fn quitting_in_the_dashboard_stops_training_and_shows_what_was_said_meanwhile() 
     let said = ["eval at step 0: loss 2.0000", "a warning in the middle", "finished after "];
     let places: Vec<_> = said.iter().map(|text| after.find(text).expect(text)).collect();
     assert!(places.is_sorted(), "{after}");
+}
+
+#[test]
+fn a_run_that_is_quit_in_the_dashboard_says_on_the_normal_screen_what_held_it_back() {
+    let bench = common::Bench::new();
+    let recipe = bench.recipe("run", "");
+    let args = [recipe.to_str().unwrap(), "--set", "train.max_steps=5000", "--tui"];
+    let mut terminal = PseudoTerminal::of(common::lora_train(&args));
+    let is_training = || common::metrics(&bench.path("run")).len() > 5;
+    common::wait_until("some steps", || bench.path("run/metrics.jsonl").exists() && is_training());
+    terminal.press("q");
+    terminal.wait_for("Cancel");
+    terminal.press("s");
+    let (status, after) = terminal.end();
+    assert_eq!(status.code(), Some(130), "{after}");
+    let summary = common::json(&bench.path("run/unfinished.json"));
+    let interrupted = format!("interrupted at step {} of 5000", summary["steps"]);
+    let verdict = summary["diagnosis"][0]["verdict"].as_str().unwrap();
+    let said = ["checkpoint saved", &interrupted, verdict, "report: ", "to continue: lora-train "];
+    let places: Vec<_> = said.iter().map(|text| after.find(text).expect(text)).collect();
+    assert!(places.is_sorted(), "{after}");
+    let page = fs::read_to_string(bench.path("run/report.html")).unwrap();
+    assert!(page.contains("<p>interrupted at step ") && page.contains(verdict), "{page}");
 }
 
 #[test]

@@ -288,6 +288,7 @@ fn a_disk_that_stays_full_ends_a_run_with_1_and_the_adapter_elsewhere() {
             left.contains("step-000010") && !left.contains("partial") && !left.contains("summary"),
             "{name}: {left}"
         );
+        assert!(said.contains("failed at step 200 of 200") && said.contains("warning: no report: "), "{name}: {said}");
         let place =
             said.split("the trained adapter was written to ").nth(1).expect("a place").split(' ').next().unwrap();
         assert!(Path::new(place).starts_with(bench.path("elsewhere")), "{name}: {said}");
@@ -325,6 +326,10 @@ fn a_limit_of_file_sizes_is_met_as_a_full_disk_is() {
     assert_eq!(fs::read_dir(dir.join("checkpoints")).unwrap().count(), 0, "nothing half");
     assert!(!dir.join("summary.json").exists(), "summary.json means finished");
     assert!(metrics(&dir).len() > 8);
+    // The page is smaller than the limit.
+    let page = fs::read_to_string(dir.join("report.html")).unwrap();
+    assert!(page.contains("failed at step 8 of 8") && page.contains("File too large"), "{page}");
+    assert!(said.contains("failed at step 8 of 8, after "), "{said}");
 }
 
 #[test]
@@ -347,6 +352,8 @@ fn an_interrupt_whose_checkpoint_cannot_be_written_ends_with_1_and_says_where_to
     assert_eq!(wait(&mut child).code(), Some(1));
     let said = fs::read_to_string(bench.path("log")).unwrap();
     assert!(said.contains("error: stopped after step") && said.contains("which is not saved"), "{said}");
+    let page = fs::read_to_string(dir.join("report.html")).unwrap();
+    assert!(page.contains("<p>failed at step ") && page.contains("which is not saved"), "{page}");
     fs::remove_file(dir.join("checkpoints")).unwrap();
     fs::rename(&aside, dir.join("checkpoints")).unwrap();
     train(&recipe, &["--set", "train.max_steps=8", "--resume"]);

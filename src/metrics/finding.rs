@@ -77,6 +77,12 @@ impl Finding {
         lines
     }
 
+    /// What it is and what to change.
+    #[must_use]
+    pub fn without_evidence(&self) -> Self {
+        Self { evidence: Vec::new(), ..self.clone() }
+    }
+
     /// The finding as Markdown, for TensorBoard.
     #[must_use]
     pub fn markdown(&self) -> String {

@@ -1,7 +1,7 @@
 //! The figures of a run, and where they are written.
 //!
 //! - [`figures`](StepMetrics): one field for each figure, under the name that metrics.jsonl gives it
-//! - [`summary`](Summary): the final figures, summary.json
+//! - [`summary`](Summary): the final figures, summary.json or unfinished.json
 //! - [`cost`](CostConfig): what the run costs
 //! - [`finding`](Finding): what they say about the run
 //! - `console`, `jsonl`, `tensorboard`, `dashboard`: the sinks
@@ -35,7 +35,7 @@ pub use cost::CostConfig;
 pub use figures::{EvalMetrics, SCALAR_TAGS, Sample, StepMetrics};
 pub use finding::{Change, Finding, Severity};
 pub use sinks::{SinkOptions, Sinks};
-pub use summary::{Outcome, PerMillionTokens, Summary, TimeSpent};
+pub use summary::{Outcome, PerMillionTokens, SUMMARY_FILE, Summary, TimeSpent, UNFINISHED_FILE};
 
 /// Gives the terminal back where the dashboard has it. Makes only calls that may be made in a signal handler: for one in
 /// which the process ends.

@@ -13,7 +13,9 @@ use super::dashboard::Dashboard;
 use super::figures::tagged_scalars;
 use super::jsonl::{Jsonl, KeepUpTo};
 use super::tensorboard::TensorBoard;
-use super::{EvalMetrics, Finding, LoggingConfig, MetricsError, Sample, StepMetrics, Summary};
+use super::{
+    EvalMetrics, Finding, LoggingConfig, MetricsError, SUMMARY_FILE, Sample, StepMetrics, Summary, UNFINISHED_FILE,
+};
 
 /// Warnings that summary.json lists; of further ones it says how many there were.
 const MAX_SUMMARY_WARNINGS: usize = 100;
@@ -51,10 +53,12 @@ pub struct Sinks {
     metrics: FileSink<Jsonl>,
     samples: FileSink<Jsonl>,
     tensorboard: Option<FileSink<TensorBoard>>,
-    summary_path: PathBuf,
+    run_dir: PathBuf,
     interrupter: Interrupter,
     warnings: Vec<String>,
     num_warnings_left_out: u64,
+    /// What is in no file has been told.
+    has_ended: bool,
 }
 
 /// A sink and whether its user has been told that it fails.
@@ -129,10 +133,11 @@ impl Sinks {
             metrics,
             samples,
             tensorboard: tensorboard.transpose()?,
-            summary_path: run_dir.join("summary.json"),
+            run_dir: run_dir.to_owned(),
             interrupter,
             warnings: Vec::new(),
             num_warnings_left_out: 0,
+            has_ended: false,
         };
         match dashboard {
             #[cfg(feature = "tui")]
@@ -253,12 +258,12 @@ impl Sinks {
         self.interrupter.should_stop()
     }
 
-    /// Writes summary.json, with the warnings of this run added to those that it brings, gives the terminal back and
-    /// shows the final figures.
+    /// Writes the final figures, with the warnings of this run added to those that they bring, to summary.json, or to
+    /// unfinished.json where the run did not come to its end; gives the terminal back and shows them.
     ///
     /// # Errors
     ///
-    /// Where summary.json cannot be written.
+    /// Where the file cannot be written.
     pub fn finish(&mut self, summary: &Summary) -> Result<(), MetricsError> {
         self.close();
         let findings = summary.diagnosis.iter().map(Finding::markdown).collect::<Vec<_>>().join("\n\n");
@@ -270,18 +275,21 @@ impl Sinks {
             summary.warnings.push(format!("{} more warnings", self.num_warnings_left_out));
         }
         self.console.finish(&summary);
-        let path = &self.summary_path;
+        let path = self.run_dir.join(if summary.outcome.is_finished() { SUMMARY_FILE } else { UNFINISHED_FILE });
         // Its folder may have been deleted meanwhile.
-        let written = path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| {
+        let written = std::fs::create_dir_all(&self.run_dir).and_then(|()| {
             let mut json = serde_json::to_vec_pretty(&summary)?;
             json.push(b'\n');
-            super::replace_whole(path, &json)
+            super::replace_whole(&path, &json)
         });
-        written.map_err(|source| MetricsError { path: path.clone(), action: "write", source })
+        written.map_err(|source| MetricsError { path, action: "write", source })
     }
 
-    /// Warns of the records that are in no file.
+    /// Warns of the records that are in no file, once.
     fn tell_unwritten(&mut self) {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return;
+        }
         let tensorboard = self.tensorboard.as_mut().and_then(FileSink::unwritten);
         for warning in [self.metrics.unwritten(), self.samples.unwritten(), tensorboard] {
             self.warn_about(warning);

@@ -1,8 +1,13 @@
-//! The final figures: summary.json.
+//! The final figures: summary.json, and unfinished.json of a run that did not come to its end.
 
 use serde::{Deserialize, Serialize};
 
 use super::finding::Finding;
+
+/// The final figures of a run that came to its end; that the file exists means just that.
+pub const SUMMARY_FILE: &str = "summary.json";
+/// The same of one that was interrupted, stopped or failed, until it is resumed.
+pub const UNFINISHED_FILE: &str = "unfinished.json";
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,6 +20,30 @@ pub enum Outcome {
     StoppedEarly,
     /// SIGINT, SIGTERM or the dashboard; a checkpoint was saved.
     Interrupted,
+    /// The watchdog lost its patience; a checkpoint was saved.
+    StoppedByWatchdog,
+    /// An error ended it.
+    Failed,
+}
+
+impl Outcome {
+    /// For people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::StoppedEarly => "stopped early",
+            Self::Interrupted => "interrupted",
+            Self::StoppedByWatchdog => "stopped by the watchdog",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// Whether the run came to its end, with an adapter.
+    #[must_use]
+    pub fn is_finished(self) -> bool {
+        matches!(self, Self::Finished | Self::StoppedEarly)
+    }
 }
 
 /// The final figures of a run, over all of its parts where it was resumed, except for those that say otherwise.
@@ -23,8 +52,14 @@ pub enum Outcome {
 pub struct Summary {
     /// How the run ended.
     pub outcome: Outcome,
+    /// Why, and what to do, where it did not come to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Optimizer updates.
     pub steps: u64,
+    /// Updates that it was to make, where it did not come to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_steps: Option<u64>,
     /// Steps whose update was left out, since the loss or the gradient was not finite.
     pub skipped_steps: u64,
     /// Steps with which the watchdog found something wrong; `anomaly` in metrics.jsonl says what.
@@ -203,5 +238,6 @@ mod tests {
         let json = serde_json::to_string(&summary).unwrap();
         assert!(!json.contains("gpu") && !json.contains("energy"), "{json}");
         assert_eq!(serde_json::from_str::<Summary>(&json).unwrap(), summary);
+        assert!(!json.contains("reason") && !json.contains("total_steps"), "{json}");
     }
 }

@@ -23,9 +23,13 @@ mod statistics;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 pub use columns::Columns;
 pub use record::{PlannedComponent, PlannedMemory, Record};
+
+use crate::panics::guarded;
 
 /// The file's name in the run's folder.
 pub const REPORT_FILE: &str = "report.html";
@@ -66,6 +70,17 @@ pub enum ReportError {
     /// The template does not fit its figures: a mistake of this program.
     #[error("cannot lay out the page: {0}")]
     Layout(#[from] minijinja::Error),
+    /// Another mistake of this program.
+    #[error("cannot make the page: {0}")]
+    Panic(String),
+    /// There was no time left to wait for it.
+    #[error("the page is not made within {} s\n  hint: `lora-train report {}` makes it", limit.as_secs(), path.display())]
+    NotInTime {
+        /// The folder.
+        path: PathBuf,
+        /// How long it was waited for.
+        limit: Duration,
+    },
 }
 
 impl ReportError {
@@ -96,6 +111,30 @@ pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> 
     Ok(path)
 }
 
+/// As [`write`], into the run's folder, for the end of a run that must not take long and must not fail by this: what takes
+/// longer than `limit` is given up, and a panic is an error.
+///
+/// # Errors
+///
+/// As [`write`]; where the limit is exceeded.
+pub fn write_within(folder: &Path, limit: Duration) -> Result<PathBuf, ReportError> {
+    let (sender, receiver) = mpsc::channel();
+    let run = folder.to_owned();
+    let make = move || {
+        let page = guarded(|| Record::read(&run).and_then(|record| page::render(&record)));
+        // After the limit nobody listens.
+        drop(sender.send(page));
+    };
+    let path = folder.join(REPORT_FILE);
+    let thread = std::thread::Builder::new().name("report".into()).spawn(make);
+    thread.map_err(|source| ReportError::Io { path: path.clone(), action: "begin", source })?;
+    let Ok(page) = receiver.recv_timeout(limit) else {
+        return Err(ReportError::NotInTime { path: folder.to_owned(), limit });
+    };
+    put(&path, &page.map_err(ReportError::Panic)??)?;
+    Ok(path)
+}
+
 /// Writes a file whole or not at all.
 fn put(path: &Path, text: &str) -> Result<(), ReportError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -105,4 +144,21 @@ fn put(path: &Path, text: &str) -> Result<(), ReportError> {
         drop(std::fs::remove_file(&partial));
         ReportError::Io { path: path.to_owned(), action: "write", source }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_takes_too_long_is_given_up_and_nothing_is_left_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("metrics.jsonl"), "{\"step\":1,\"loss\":4.0,\"learning_rate\":1e-3}\n")
+            .unwrap();
+        let error = write_within(folder.path(), Duration::ZERO).unwrap_err().to_string();
+        assert!(error.contains("not made within 0 s") && error.contains("hint: `lora-train report /"), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        let path = write_within(folder.path(), Duration::from_mins(1)).unwrap();
+        assert!(std::fs::read_to_string(path).unwrap().contains("not finished"));
+    }
 }

@@ -10,7 +10,6 @@ use super::html;
 use super::record::Record;
 use super::stack::{self, Piece};
 use super::statistics::{num_warmup_steps, quantile};
-use crate::metrics::Outcome;
 use crate::metrics::format::{duration, thousands};
 
 /// Prompts whose texts are shown, and texts of each.
@@ -39,6 +38,8 @@ const TIME_PARTS: [(&str, &str, &str); 9] = [
 struct Page {
     name: String,
     status: String,
+    /// Why it did not come to its end, and what to do.
+    reason: Vec<String>,
     about: Vec<String>,
     tiles: Vec<Tile>,
     findings: Vec<Value>,
@@ -99,6 +100,7 @@ pub(super) fn render(record: &Record) -> Result<String, ReportError> {
     let page = Page {
         name: record.name(),
         status: status(record),
+        reason: reason(record),
         about: about(record),
         tiles: tiles(record),
         findings: record.summary.get("diagnosis").and_then(Value::as_array).cloned().unwrap_or_default(),
@@ -122,11 +124,20 @@ pub(super) fn render(record: &Record) -> Result<String, ReportError> {
 
 fn status(record: &Record) -> String {
     match record.outcome() {
-        Some(Outcome::Finished) => "finished".to_owned(),
-        Some(Outcome::StoppedEarly) => "stopped early".to_owned(),
-        Some(Outcome::Interrupted) => "interrupted".to_owned(),
-        None => "not finished: interrupted, or still training".to_owned(),
+        Some(outcome) if outcome.is_finished() => outcome.name().to_owned(),
+        Some(outcome) => {
+            let steps = record.figure("steps").or_else(|| record.steps.last("step")).unwrap_or(0.0);
+            let of = record.figure("total_steps").map(|total| format!(" of {}", thousands(total))).unwrap_or_default();
+            format!("{} at step {}{of}", outcome.name(), thousands(steps))
+        }
+        None => "not finished: killed, or still training".to_owned(),
     }
+}
+
+/// Why the run did not come to its end, line by line.
+fn reason(record: &Record) -> Vec<String> {
+    let reason = record.summary.get("reason").and_then(Value::as_str).unwrap_or_default();
+    shortened(reason, MAX_TEXT).lines().map(ToOwned::to_owned).collect()
 }
 
 /// Model, device and time, in a line.

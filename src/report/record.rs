@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 
 use super::ReportError;
 use super::columns::Columns;
-use crate::metrics::{Outcome, Sample};
+use crate::metrics::{Outcome, SUMMARY_FILE, Sample, UNFINISHED_FILE};
 
-/// The files of a run, read. Only metrics.jsonl must be there: an interrupted run has no summary.
+/// The files of a run, read. Only metrics.jsonl must be there: a killed run has no summary.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
     /// The folder.
@@ -30,7 +30,8 @@ pub struct Record {
     pub num_torn_lines: usize,
     /// samples.jsonl.
     pub samples: Vec<Sample>,
-    /// summary.json; empty where there is none. As it stands there: a summary of another version is read too.
+    /// summary.json, or unfinished.json; empty where there is neither. As it stands there: that of another version is read
+    /// too.
     pub summary: Map<String, Value>,
     /// recipe.toml.
     pub given_recipe: Option<String>,
@@ -78,7 +79,10 @@ impl Record {
         let mut record = Self { folder: folder.to_owned(), ..Self::default() };
         let is_run = record.read_metrics()?;
         record.samples = lines(&folder.join("samples.jsonl"))?;
-        record.summary = json(&folder.join("summary.json"))?.unwrap_or_default();
+        record.summary = match json(&folder.join(SUMMARY_FILE))? {
+            Some(summary) => summary,
+            None => json(&folder.join(UNFINISHED_FILE))?.unwrap_or_default(),
+        };
         record.environment = json(&folder.join("environment.json"))?.unwrap_or_default();
         record.memory_plan = json(&folder.join("memory_plan.json"))?;
         record.given_recipe = text(&folder.join("recipe.toml"))?;

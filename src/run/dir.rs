@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use thiserror::Error;
 
-/// File that exists when a run is finished.
-const SUMMARY_FILE: &str = "summary.json";
+use crate::metrics::{SUMMARY_FILE, UNFINISHED_FILE};
+use crate::report::REPORT_FILE;
+
 /// File that is locked while a process writes into the folder.
 const LOCK_FILE: &str = ".lock";
 
@@ -143,15 +144,18 @@ impl RunDir {
         self.path.join(SUMMARY_FILE).exists()
     }
 
-    /// Deletes what earlier starts left that this one must not keep: the mark of a finished run, and, for
-    /// [`Start::Fresh`], the TensorBoard events of a start that came to nothing, which would be drawn as a second curve.
+    /// Deletes what earlier starts left that this one must not keep: how they ended, and, for [`Start::Fresh`], what a start
+    /// that came to nothing left to look at: its page, and its TensorBoard events, which would be drawn as a second curve.
     ///
     /// # Errors
     ///
     /// Where the file system refuses.
     pub fn reopen(&self, start: Start) -> Result<(), RunDirError> {
-        let mut leftovers = vec![self.path.join(SUMMARY_FILE)];
+        let partial = format!(".{UNFINISHED_FILE}.partial");
+        let mut leftovers: Vec<_> =
+            [SUMMARY_FILE, UNFINISHED_FILE, &partial].iter().map(|name| self.path.join(name)).collect();
         if start == Start::Fresh {
+            leftovers.push(self.path.join(REPORT_FILE));
             let events = fs::read_dir(self.path.join("tensorboard")).into_iter().flatten().flatten();
             leftovers.extend(
                 events

@@ -60,11 +60,21 @@ pub(super) fn told_when_it_runs_out<T>(
     })
 }
 
+/// Why training ended by a panic: the advice where memory has run out, else what the panic says.
+pub(super) fn panic_reason(panic: &(dyn Any + Send), advice: Option<&str>) -> String {
+    let said = || Some(text_of(panic)).filter(|text| !text.is_empty()).unwrap_or("a panic");
+    advice.filter(|_| is_out_of_memory(panic)).unwrap_or_else(said).to_owned()
+}
+
 /// Whether a panic says that memory has run out, in the words of CubeCL, CUDA or wgpu.
 fn is_out_of_memory(panic: &(dyn Any + Send)) -> bool {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    let text = text.unwrap_or_default().to_lowercase();
+    let text = text_of(panic).to_lowercase();
     ["out of memory", "out-of-memory", "outofmemory", "out_of_memory"].iter().any(|words| text.contains(words))
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -91,5 +101,8 @@ mod tests {
     fn another_panic_stays_one() {
         let panic = catch_unwind(|| outcome("index out of bounds")).unwrap_err();
         assert_eq!(panic.downcast_ref::<String>().unwrap(), "index out of bounds");
+        assert_eq!(panic_reason(&*panic, Some("take less")), "index out of bounds");
+        assert_eq!(panic_reason(&"CUDA out of memory", Some("take less")), "take less");
+        assert_eq!(panic_reason(&5, None), "a panic");
     }
 }

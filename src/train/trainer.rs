@@ -20,7 +20,7 @@ use crate::data::loader::Loader;
 use crate::data::pipeline::{Cursor, RowCounts};
 use crate::generate::GenerateError;
 use crate::lora::AdapterSet;
-use crate::metrics::{Outcome, StepMetrics, Summary};
+use crate::metrics::{Outcome, Sinks, StepMetrics, Summary};
 use crate::ops::peak::gemm_peak_flops;
 use told::Gathered;
 
@@ -190,6 +190,11 @@ impl<'a> Trainer<'a> {
             time: self.laps.time_spent(figures.startup_seconds),
             ..Summary::default()
         }
+    }
+
+    /// Where figures and lines go.
+    pub fn sinks(&mut self) -> &mut Sinks {
+        self.around.sinks
     }
 
     /// Model, adapters and optimizer.

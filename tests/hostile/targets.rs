@@ -361,11 +361,11 @@ pub(crate) fn logs(data: &[u8]) {
     folder.assert_nothing_outside();
 }
 
-/// The folder of a run, for a report and a comparison: metrics.jsonl, summary.json, resolved.toml, environment.json,
-/// samples.jsonl, `memory_plan.json`.
+/// The folder of a run, for a report and a comparison: metrics.jsonl, summary.json or unfinished.json, resolved.toml,
+/// environment.json, samples.jsonl, `memory_plan.json`.
 pub(crate) fn report(data: &[u8]) {
-    let names =
-        ["metrics.jsonl", "summary.json", "resolved.toml", "environment.json", "samples.jsonl", "memory_plan.json"];
+    let summary = if data.len().is_multiple_of(2) { "summary.json" } else { "unfinished.json" };
+    let names = ["metrics.jsonl", summary, "resolved.toml", "environment.json", "samples.jsonl", "memory_plan.json"];
     let folder = Folder::new();
     for (name, content) in names.iter().zip(parts::<6>(data)) {
         folder.write(name, content);

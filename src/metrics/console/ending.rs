@@ -2,19 +2,20 @@
 
 use super::as_f64;
 use crate::metrics::format::{bytes, duration, thousands};
-use crate::metrics::{Outcome, Severity, Summary};
+use crate::metrics::{Severity, Summary};
 
 /// Findings that are shown; summary.json has all.
 const MAX_FINDINGS: usize = 4;
 
 /// How it went, in a few lines.
 pub(super) fn summary_text(summary: &Summary) -> String {
-    let outcome = match summary.outcome {
-        Outcome::Finished => "finished",
-        Outcome::StoppedEarly => "stopped early",
-        Outcome::Interrupted => "interrupted",
-    };
-    let mut first = vec![format!("{outcome} after {} steps in {}", summary.steps, duration(summary.wall_seconds))];
+    let (outcome, seconds) = (summary.outcome.name(), duration(summary.wall_seconds));
+    let mut first = vec![if summary.outcome.is_finished() {
+        format!("{outcome} after {} steps in {seconds}", summary.steps)
+    } else {
+        let of = summary.total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
+        format!("{outcome} at step {}{of}, after {seconds}", summary.steps)
+    }];
     first.extend(summary.tokens_per_second.map(|rate| format!("{} tokens/s", thousands(rate))));
     first.extend(summary.mfu.map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
     if summary.skipped_steps > 0 {
@@ -23,7 +24,11 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     let mut lines = vec![first.join(", ")];
     let mut losses = Vec::new();
     losses.extend(summary.final_loss.map(|loss| format!("loss {loss:.4}")));
-    if let (Some(initial), Some(last)) = (summary.initial_eval_loss, summary.final_eval_loss) {
+    // A run that was cut short may have evaluated once.
+    let has_evaluated_again = summary.outcome.is_finished() || summary.initial_eval_loss != summary.final_eval_loss;
+    if let (Some(initial), Some(last)) = (summary.initial_eval_loss, summary.final_eval_loss)
+        && has_evaluated_again
+    {
         losses.push(format!("eval loss {initial:.4} -> {last:.4} ({:+.1}%)", 100.0 * (last / initial - 1.0)));
     }
     if let (Some(best), Some(step)) = (summary.best_eval_loss, summary.best_eval_step) {
@@ -48,9 +53,13 @@ pub(super) fn summary_text(summary: &Summary) -> String {
         lines.push(format!("  time: {}", parts.join(", ")));
     }
     for finding in summary.diagnosis.iter().take(MAX_FINDINGS) {
-        let notes = finding.severity == Severity::Note;
-        let shown = finding.lines().into_iter().take(if notes { 1 } else { usize::MAX });
-        lines.extend(shown.map(|line| format!("  {line}")));
+        let shown = match finding.severity {
+            Severity::Note => finding.lines().into_iter().take(1).collect(),
+            // Whoever stopped the run, or must mend it, wants to know what to change; the page has the figures.
+            _ if !summary.outcome.is_finished() => finding.without_evidence().lines(),
+            _ => finding.lines(),
+        };
+        lines.extend(shown.into_iter().map(|line| format!("  {line}")));
     }
     lines.join("\n")
 }
@@ -77,7 +86,7 @@ fn money(amount: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{Change, CostConfig, Finding, TimeSpent};
+    use crate::metrics::{Change, CostConfig, Finding, Outcome, TimeSpent};
 
     #[test]
     fn the_summary_says_how_it_went_in_a_few_lines() {
@@ -121,5 +130,11 @@ mod tests {
                         time: startup 10%, forward+backward 80%, other 10%\n  \
                         INPUT-BOUND: waited\n    CPU at 96%\n    try `data.num_workers` 1 -> 4: about 1.50x\n  PADDING: some";
         assert_eq!(text, expected);
+
+        let interrupted = Summary { outcome: Outcome::Interrupted, total_steps: Some(80), ..summary };
+        let text = summary_text(&interrupted);
+        assert!(text.starts_with("interrupted at step 20 of 80, after 10s, 1,234 tokens/s"), "{text}");
+        let expected = "  INPUT-BOUND: waited\n    try `data.num_workers` 1 -> 4: about 1.50x\n  PADDING: some";
+        assert!(text.ends_with(expected), "{text}");
     }
 }

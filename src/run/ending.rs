@@ -1,0 +1,257 @@
+//! How a run ends: with its adapter and the final figures, or before its end; in both cases with the diagnosis and
+//! report.html.
+//!
+//! What must not be lost comes first: a checkpoint is saved by the time that anything here is written.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::args::TrainArgs;
+use super::dir::RunDir;
+use super::room::panic_reason;
+use super::verify::adapter_reloads;
+use crate::data::pipeline::RowCounts;
+use crate::device::OpenDevice;
+use crate::export::{adapter_weights, write_adapter};
+use crate::failure::Failure;
+use crate::metrics::{Outcome, Sinks, Summary};
+use crate::panics::guarded;
+use crate::recipe::Recipe;
+use crate::report;
+use crate::telemetry::{Telemetry, peak_host_memory_bytes};
+use crate::train::step::TrainStep;
+use crate::train::stop::Stop;
+use crate::train::trainer::{Trainer, TrainerError};
+
+/// How long the end of a run waits for its page, which takes 1.5 s for 100,000 steps on a busy machine.
+const REPORT_LIMIT: Duration = Duration::from_mins(10);
+/// The same where somebody has asked it to stop: whoever did may kill it soon.
+const INTERRUPT_REPORT_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the end of a run needs to know beside its trainer.
+pub(super) struct Ending<'a> {
+    /// What was typed.
+    pub(super) args: &'a TrainArgs,
+    /// The recipe.
+    pub(super) recipe: &'a Recipe,
+    /// The run's folder.
+    pub(super) dir: &'a RunDir,
+    /// Where it was computed.
+    pub(super) device: &'a OpenDevice,
+    /// What the machine did.
+    pub(super) telemetry: &'a Telemetry,
+    /// Whether somebody has asked it to stop.
+    pub(super) stop: &'a Stop,
+    /// What to say where memory has run out.
+    pub(super) advice: Option<&'a str>,
+    /// Parameters that are trained.
+    pub(super) num_trainable: usize,
+    /// Parameters of base and adapters.
+    pub(super) num_parameters: usize,
+    /// Steps of the whole run.
+    pub(super) total_steps: u64,
+    /// Where the wall time starts.
+    pub(super) process_start: Instant,
+}
+
+/// What a run that came to its end has to show.
+struct Done {
+    outcome: Outcome,
+    adapter_verified: bool,
+    export_seconds: f64,
+}
+
+/// Why a run did not come to its end.
+enum Cut {
+    Interrupted,
+    Failed { outcome: Outcome, failure: Failure },
+    Panicked(Box<dyn Any + Send>),
+}
+
+impl Ending<'_> {
+    /// Trains, and ends the run whichever way it goes.
+    ///
+    /// # Errors
+    ///
+    /// An interruption; what training fails by, or what the end of a run that came to it does.
+    pub(super) fn train(&self, trainer: &mut Trainer<'_>) -> Result<(), Failure> {
+        let first_step = trainer.state().step;
+        let ran = catch_unwind(AssertUnwindSafe(|| self.train_and_export(trainer)));
+        let cut = match ran {
+            Ok(Ok(done)) => return self.finish(trainer, &done),
+            Ok(Err(cut)) => cut,
+            Err(panic) => Cut::Panicked(panic),
+        };
+        // Of a start that has taken no step there is nothing to say.
+        if trainer.state().step > first_step
+            && let Err(bug) = guarded(|| self.end_before_its_end(trainer, &cut))
+        {
+            trainer.sinks().warn(&format!("no report: {bug}"));
+        }
+        match cut {
+            Cut::Interrupted => {
+                let text = self.how_to_continue(trainer.state().step);
+                trainer.sinks().say(&text);
+                Err(Failure::Interrupted)
+            }
+            Cut::Failed { failure, .. } => Err(failure),
+            Cut::Panicked(panic) => resume_unwind(panic),
+        }
+    }
+
+    fn train_and_export(&self, trainer: &mut Trainer<'_>) -> Result<Done, Cut> {
+        let outcome = trainer.run().map_err(|error| {
+            let by_watchdog = matches!(error, TrainerError::Watchdog { .. });
+            let outcome = if by_watchdog { Outcome::StoppedByWatchdog } else { Outcome::Failed };
+            Cut::Failed { outcome, failure: trainer_failure(error) }
+        })?;
+        if outcome == Outcome::Interrupted {
+            return Err(Cut::Interrupted);
+        }
+        let export_start = Instant::now();
+        let adapter_verified = export(self.recipe, self.dir, trainer.step(), self.device)
+            .map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
+        Ok(Done { outcome, adapter_verified, export_seconds: export_start.elapsed().as_secs_f64() })
+    }
+
+    /// Final figures and page of a run that came to its end.
+    fn finish(&self, trainer: &mut Trainer<'_>, done: &Done) -> Result<(), Failure> {
+        let mut summary = self.summary(trainer, done.outcome, done.export_seconds);
+        summary.adapter_verified = Some(done.adapter_verified);
+        let sinks = trainer.sinks();
+        restore_files(self.dir, sinks);
+        sinks.finish(&summary).map_err(Failure::running)?;
+        self.write_report(sinks);
+        judge(&summary, self.dir)
+    }
+
+    /// The diagnosis and the page of one that did not. What cannot be written is a warning: how the run ends is decided.
+    fn end_before_its_end(&self, trainer: &mut Trainer<'_>, cut: &Cut) {
+        let (outcome, reason) = match cut {
+            Cut::Interrupted => (Outcome::Interrupted, self.how_to_continue(trainer.state().step)),
+            Cut::Failed { outcome, failure } => (*outcome, failure.to_string()),
+            Cut::Panicked(panic) => (Outcome::Failed, panic_reason(&**panic, self.advice)),
+        };
+        let mut summary = self.summary(trainer, outcome, 0.0);
+        summary.reason = Some(reason);
+        summary.total_steps = Some(self.total_steps);
+        let sinks = trainer.sinks();
+        restore_files(self.dir, sinks);
+        match sinks.finish(&summary) {
+            Ok(()) => self.write_report(sinks),
+            Err(error) => sinks.warn(&format!("no report: {error}")),
+        }
+    }
+
+    fn how_to_continue(&self, step: u64) -> String {
+        format!("stopped after step {step}, with a checkpoint; to continue: {}", self.args.resume_command())
+    }
+
+    fn summary(&self, trainer: &Trainer<'_>, outcome: Outcome, export_seconds: f64) -> Summary {
+        let mut summary = Summary {
+            outcome,
+            device: self.device.label.clone(),
+            precision: self.recipe.train.precision.name().to_owned(),
+            trainable_parameters: self.num_trainable as u64,
+            all_parameters: self.num_parameters as u64,
+            peak_host_memory_bytes: peak_host_memory_bytes(),
+            peak_gpu_memory_bytes: self.telemetry.peak_gpu_memory_bytes(),
+            telemetry_seconds: self.telemetry.seconds(),
+            warnings: rows_left_out(&trainer.state().totals.rows, self.recipe.data.max_length),
+            ..trainer.summary()
+        };
+        summary.time.checkpoint_seconds += export_seconds;
+        summary.wall_seconds = self.process_start.elapsed().as_secs_f64();
+        summary.time = summary.time.within(summary.wall_seconds);
+        let all_seconds = trainer.earlier_wall_seconds() + summary.wall_seconds;
+        summary.with_cost(&self.recipe.cost, all_seconds)
+    }
+
+    /// Makes report.html. The figures are there: where it fails, it can be made anew from them.
+    fn write_report(&self, sinks: &mut Sinks) {
+        let limit = if self.stop.requested() { INTERRUPT_REPORT_LIMIT } else { REPORT_LIMIT };
+        match report::write_within(self.dir.path(), limit) {
+            Ok(path) => sinks.note(&format!("report: {}", path.display())),
+            Err(error) => sinks.warn(&format!("no report: {error}")),
+        }
+    }
+}
+
+/// Refuses a run that learned from nothing, and an adapter that is not the one that was trained.
+fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
+    if summary.target_tokens == 0 {
+        return Err(Failure::input(
+            "no token of any row that was read carries loss, so nothing was trained\n  hint: see what `lora-train \
+             inspect` shows; raise `data.max_length`, or set `data.train_on_inputs = true`",
+        ));
+    }
+    if summary.adapter_verified == Some(false) {
+        let folder = dir.adapter();
+        return Err(Failure::running(format!(
+            "{}: the adapter that was read back does not give the logits of the one that was trained",
+            folder.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Writes the adapter; whether it gives the same logits when it is read back.
+fn export(recipe: &Recipe, dir: &RunDir, step: &TrainStep, device: &OpenDevice) -> Result<bool, Failure> {
+    let folder = dir.adapter();
+    dir.clear_leftovers();
+    let weights = adapter_weights(step.adapters());
+    let write = |folder: &Path| write_adapter(folder, &weights, &recipe.lora, &recipe.model.path);
+    if let Err(error) = write(&folder) {
+        // Hours of work are in memory: whichever disk takes them is good enough.
+        let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
+        let place = elsewhere.display();
+        return Err(Failure::running(match write(&elsewhere) {
+            Ok(()) => format!("{error}\n  hint: the trained adapter was written to {place} instead"),
+            Err(second) => format!(
+                "{error}\n  hint: nor could it be written elsewhere ({second}); `--resume` goes on from the last \
+                 checkpoint"
+            ),
+        }));
+    }
+    adapter_reloads(&folder, step.model(), step.adapters(), device.is_gpu()).map_err(Failure::running)
+}
+
+/// Writes again what was deleted of the folder while training; says so.
+fn restore_files(dir: &RunDir, sinks: &mut Sinks) {
+    match dir.restore() {
+        Ok(names) if names.is_empty() => {}
+        Ok(names) => sinks.warn(&format!("deleted while training, and written again: {}", names.join(", "))),
+        Err(error) => sinks.warn(&error.to_string()),
+    }
+}
+
+/// What was cut off or left out of the rows.
+fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
+    let RowCounts { rows, truncated, answer_cut, without_targets, bad, .. } = *counts;
+    let mut warnings = Vec::new();
+    if bad > 0 {
+        warnings.push(format!("{bad} of {rows} rows cannot be used and were skipped"));
+    }
+    if truncated > 0 {
+        warnings.push(format!(
+            "{truncated} of {rows} rows were longer than `data.max_length` = {max_length} and were cut; of {answer_cut} \
+             nothing of the answer was left, so they were left out"
+        ));
+    }
+    if without_targets > answer_cut {
+        warnings.push(format!("{} of {rows} rows have no token that carries loss", without_targets - answer_cut));
+    }
+    warnings
+}
+
+/// A row or a checkpoint that does not fit is a mistake in the inputs.
+pub(super) fn trainer_failure(error: TrainerError) -> Failure {
+    match error {
+        TrainerError::Checkpoint(_) | TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => {
+            Failure::running(error)
+        }
+        error => Failure::input(error),
+    }
+}

@@ -1,0 +1,169 @@
+//! Runs that do not come to their end: each says what held it back, and leaves a page that says how it ended.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Bench, json, lora_train, run, signal, stderr, steps, train, wait, wait_until};
+use serde_json::Value;
+
+/// Starts a run of 5000 steps whose stderr goes to `log`, and waits for three of them.
+fn start(bench: &Bench, recipe: &Path, args: &[&str]) -> Child {
+    let log = fs::File::create(bench.path("log")).unwrap();
+    let mut all = vec![recipe.to_str().unwrap(), "--set", "train.max_steps=5000"];
+    all.extend(args);
+    let child = lora_train(&all).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+    wait_until("three steps", || steps_so_far(&bench.path("run")) > 3);
+    child
+}
+
+/// Lines so far; the last one may be torn.
+fn steps_so_far(run_dir: &Path) -> usize {
+    fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap_or_default().lines().count()
+}
+
+fn log(bench: &Bench) -> String {
+    fs::read_to_string(bench.path("log")).unwrap()
+}
+
+/// The page, with the characters that HTML writes otherwise as they are.
+fn page(run_dir: &Path) -> String {
+    let page = fs::read_to_string(run_dir.join("report.html")).unwrap();
+    let plain = [("&lt;", "<"), ("&gt;", ">"), ("&#x27;", "'"), ("&#x2f;", "/"), ("&quot;", "\""), ("&amp;", "&")];
+    plain.iter().fold(page, |page, (written, meant)| page.replace(written, meant))
+}
+
+/// Holds that the console, unfinished.json and the page tell one story of a run that ended early; returns the first.
+fn told(run_dir: &Path, said: &str, outcome: &str, words: &str) -> Value {
+    let ended = json(&run_dir.join("unfinished.json"));
+    let last = steps(run_dir).last().unwrap()["step"].as_u64().unwrap();
+    assert_eq!((&ended["outcome"], ended["steps"].as_u64()), (&outcome.into(), Some(last)), "{ended:#}");
+    let page = page(run_dir);
+    let total = ended["total_steps"].as_u64().unwrap();
+    let thousands = if total == 5000 { "5,000".to_owned() } else { total.to_string() };
+    assert!(said.contains(&format!("{words} at step {last} of {total}, after ")), "{said}");
+    assert!(page.contains(&format!("<p>{words} at step {last} of {thousands}")), "{page}");
+    // The reason, and every finding with what to change.
+    for line in ended["reason"].as_str().unwrap().lines() {
+        assert!(page.contains(line.trim()) && said.contains(line.trim()), "`{line}` in\n{said}");
+    }
+    let findings = ended["diagnosis"].as_array().unwrap();
+    assert!(!findings.is_empty());
+    for finding in findings {
+        let verdict = finding["verdict"].as_str().unwrap();
+        assert!(page.contains(verdict), "`{verdict}` is not in the page");
+    }
+    assert!(said.contains(&format!("\n  {}\n", findings[0]["verdict"].as_str().unwrap())), "{said}");
+    assert!(said.contains(&format!("report: {}", run_dir.join("report.html").display())), "{said}");
+    assert!(!run_dir.join("summary.json").exists(), "summary.json means finished");
+    ended
+}
+
+#[test]
+fn an_interrupted_run_says_what_held_it_back_and_the_page_of_the_resumed_one_takes_its_place() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\n");
+    let dir = bench.path("run");
+    for which in [libc::SIGTERM, libc::SIGINT] {
+        // Of the second start the page of the first one is replaced.
+        let mut child = start(&bench, &recipe, &["--resume"]);
+        let before = steps_so_far(&dir);
+        wait_until("a step of this start", || steps_so_far(&dir) > before + 1);
+        let sent = Instant::now();
+        signal(&child, which);
+        assert_eq!(wait(&mut child).code(), Some(130), "{}", log(&bench));
+        assert!(sent.elapsed() < Duration::from_secs(5), "{:?}", sent.elapsed());
+        let ended = told(&dir, &log(&bench), "interrupted", "interrupted");
+        assert!(ended["reason"].as_str().unwrap().contains(" --resume"), "{ended:#}");
+        assert!(ended["cost"].as_f64().unwrap() > 0.0, "{ended:#}");
+        // The command to continue is what is said last.
+        assert!(log(&bench).trim_end().ends_with("--resume"), "{}", log(&bench));
+        // The checkpoint was saved before anything else was written.
+        let checkpoint = dir.join(format!("checkpoints/step-{:06}/SHA256SUMS", ended["steps"].as_u64().unwrap()));
+        let at = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+        assert!(at(&checkpoint) <= at(&dir.join("unfinished.json")));
+    }
+    let more = format!("train.max_steps={}", steps(&dir).len() + 2);
+    train(&recipe, &["--set", &more, "--resume"]);
+    assert!(!dir.join("unfinished.json").exists());
+    let page = page(&dir);
+    assert!(page.contains("<p>finished ·") && !page.contains("interrupted at step"), "{page}");
+}
+
+#[test]
+fn a_run_that_the_watchdog_stops_says_why_and_what_held_it_back() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let set = ["optimizer.learning_rate=1e-60", "train.max_steps=80", "watchdog.patience=30"];
+    let mut args = vec![recipe.to_str().unwrap()];
+    args.extend(set.iter().flat_map(|set| ["--set", set]));
+    let output = run(&args);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let ended = told(&bench.path("run"), &stderr(&output), "stopped_by_watchdog", "stopped by the watchdog");
+    assert!(ended["reason"].as_str().unwrap().contains("hint: raise `optimizer.learning_rate`"), "{ended:#}");
+
+    // A new start in its place keeps neither its page nor its end.
+    fs::remove_dir_all(bench.path("run/checkpoints")).unwrap();
+    fs::remove_file(bench.path("run/metrics.jsonl")).unwrap();
+    let mut child = start(&bench, &recipe, &[]);
+    assert!(!bench.path("run/report.html").exists() && !bench.path("run/unfinished.json").exists());
+    signal(&child, libc::SIGKILL);
+    wait(&mut child);
+}
+
+#[test]
+fn a_run_whose_adapter_cannot_be_written_says_what_held_it_back() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    // A file where the folder of the adapter is due, there and where it would go instead.
+    fs::create_dir(bench.path("run")).unwrap();
+    fs::write(bench.path("run/adapter"), "").unwrap();
+    let nowhere = bench.path("run/adapter");
+    let args = [recipe.to_str().unwrap(), "--set", "train.max_steps=6"];
+    let output = lora_train(&args).env("TMPDIR", nowhere).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let ended = told(&bench.path("run"), &stderr(&output), "failed", "failed");
+    assert_eq!((ended["steps"].as_u64(), ended["total_steps"].as_u64()), (Some(6), Some(6)));
+}
+
+#[test]
+fn a_page_that_cannot_be_written_changes_no_exit_code() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let mut child = start(&bench, &recipe, &[]);
+    // A folder where a file is due.
+    fs::create_dir(bench.path("run/report.html")).unwrap();
+    signal(&child, libc::SIGINT);
+    assert_eq!(wait(&mut child).code(), Some(130), "{}", log(&bench));
+    let said = log(&bench);
+    assert!(said.contains("warning: no report: ") && said.contains("interrupted at step "), "{said}");
+    assert!(bench.path("run/unfinished.json").is_file());
+    let left: Vec<_> = fs::read_dir(bench.path("run")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().ends_with(".partial")), "{left:?}");
+
+    // Nor that of a run that comes to its end.
+    let more = format!("train.max_steps={}", steps(&bench.path("run")).len() + 2);
+    let output = train(&recipe, &["--set", &more, "--resume"]);
+    assert!(stderr(&output).contains("warning: no report: "), "{}", stderr(&output));
+}
+
+#[test]
+fn a_run_that_is_interrupted_before_its_first_step_has_no_page() {
+    let bench = Bench::new();
+    let rows = fs::read_to_string(bench.path("eval.jsonl")).unwrap();
+    fs::write(bench.path("eval.jsonl"), rows.repeat(3000)).unwrap();
+    let recipe = bench.recipe("run", "");
+    let log = fs::File::create(bench.path("log")).unwrap();
+    let mut child = lora_train(&[recipe.to_str().unwrap()]).stderr(log).spawn().unwrap();
+    wait_until("the evaluation", || bench.path("run/metrics.jsonl").exists());
+    std::thread::sleep(Duration::from_millis(300));
+    signal(&child, libc::SIGINT);
+    assert_eq!(wait(&mut child).code(), Some(130));
+    assert!(!bench.path("run/report.html").exists() && !bench.path("run/unfinished.json").exists());
+}
