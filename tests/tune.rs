@@ -16,11 +16,18 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
     let out = bench.path("fast.toml");
     // Masks of dropout belong to a micro-batch, and so would differ with its size.
     let settings = ["--set", "lora.lora_dropout=0", "--out", out.to_str().unwrap()];
-    let output = run(&[&["tune", recipe.to_str().unwrap(), "--json", "--steps", "2"][..], &settings].concat());
+    let short = ["--json", "--steps", "2", "--seconds", "0", "--max-minutes", "0.75"];
+    let output = run(&[&["tune", recipe.to_str().unwrap()][..], &short, &settings].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let trials = report["trials"].as_array().unwrap();
     assert_eq!(trials[0]["settings"], serde_json::json!([]));
+    for trial in trials[1..].iter().filter(|trial| trial.get("left_out").is_none()) {
+        let verdict = trial["verdict"].as_str().unwrap();
+        assert!(["faster", "hardly_faster", "within_noise", "slower"].contains(&verdict), "{trial}");
+        assert!(trial["speedup"].as_f64().unwrap() > 0.0 && trial["noise"].as_f64().unwrap() >= 0.01, "{trial}");
+        assert!(trial["rounds"].as_u64().unwrap() >= if verdict == "faster" { 3 } else { 1 }, "{trial}");
+    }
     let tried: Vec<String> = trials.iter().map(|trial| trial["settings"].to_string()).collect();
     for change in ["train.gradient_checkpointing=false", "train.precision=bf16", "data.packing=true"] {
         assert!(tried.iter().any(|settings| settings.contains(change)), "{change} in {tried:?}");
@@ -59,8 +66,10 @@ fn a_recipe_without_evaluation_and_with_a_long_warm_up_is_tuned() {
     let (start, rest) = text.split_once("[[data.eval]]").unwrap();
     let text = format!("{start}{}", rest.split_once("[train]").map(|(_, rest)| format!("[train]{rest}")).unwrap());
     fs::write(&recipe, text.replace("warmup_steps = 1", "warmup_steps = 5")).unwrap();
-    let output = run(&["tune", recipe.to_str().unwrap(), "--keep-numbers", "--steps", "1"]);
+    let short = ["--keep-numbers", "--steps", "1", "--seconds", "0", "--max-minutes", "0.2"];
+    let output = run(&[&["tune", recipe.to_str().unwrap()][..], &short].concat());
     assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("at most 0.2 minutes"), "{}", stderr(&output));
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(table.contains("as the recipe is") && !table.contains("other numbers"), "{table}");
 }

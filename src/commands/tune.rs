@@ -1,15 +1,22 @@
 //! `lora-train tune`: tries the changes to a recipe that are likely to make it faster, in short measured runs on its own
 //! rows, within the memory that there is, and writes the fastest recipe.
 //!
-//! Every trial is a process of its own, so that one that runs out of memory takes nothing with it. What was tried goes to
-//! stdout as a table or as JSON, progress to stderr.
+//! Every trial is a process of its own, so that one that runs out of memory takes nothing with it. A candidate is run in turn
+//! with the fastest settings before it, and believed only where it beats them by more than the noise of the machine, which is
+//! measured first. What was tried goes to stdout as a table or as JSON, progress to stderr.
 
+mod contest;
 mod search;
+mod settings;
+mod slices;
+mod table;
 mod trial;
+mod verdict;
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use serde::Serialize;
 
@@ -22,8 +29,12 @@ use crate::schema::{Problem, Problems};
 use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit;
 use crate::train::memory::Workload;
-use search::{Axis, Settings, Trial};
-use trial::{Figures, Runner};
+use contest::{Contest, Event};
+use search::{Axis, Trial};
+use settings::Settings;
+use table::table;
+use trial::{Length, Runner};
+use verdict::Verdict;
 
 /// First line of a recipe that this command wrote, which it may overwrite.
 const WRITTEN_BY: &str = "# Written by `lora-train tune`";
@@ -39,9 +50,17 @@ pub struct TuneArgs {
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 
-    /// Steps that are measured in each trial, after one that is not
+    /// Steps that are measured in each trial at least, after one that is not
     #[arg(long, value_name = "STEPS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub steps: u64,
+
+    /// Time that each trial is measured at least; steps of a few milliseconds are taken by the hundred
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = seconds)]
+    pub seconds: f64,
+
+    /// Time for all trials together; what has not been tried by then is named
+    #[arg(long, value_name = "MINUTES", default_value_t = 10.0, value_parser = minutes)]
+    pub max_minutes: f64,
 
     /// Leave out what changes the numbers: precision, storage of the base, packing
     #[arg(long)]
@@ -60,9 +79,17 @@ struct Report<'a> {
     trials: &'a [Trial],
     /// Settings of the fastest trial, as `--set` takes them; none where the recipe is the fastest.
     fastest: Vec<String>,
-    /// Target tokens per second of the fastest over those of the recipe as it is, both measured again at the end.
+    /// By how much the comparison of one trial with its neighbours varies on this machine (standard deviation), as a share.
+    noise: f64,
+    /// Speed of the fastest over that of the recipe as it is, both run in turn once more at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     speedup: Option<f64>,
+    /// What that may be wrong by, as a share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speedup_noise: Option<f64>,
+    /// Whether it is faster by more than the noise, and so is written.
+    #[serde(skip)]
+    is_faster: bool,
     /// The recipe that was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     written: Option<PathBuf>,
@@ -109,36 +136,83 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         is_gpu: device.is_gpu(),
         has_bf16: device.supports(Dtype::Bf16),
     };
-    let mut runner = Runner::new(&args.recipe, &recipe, args.steps)?;
-    let mut measure = |settings: &Settings| {
-        let changes = settings.changes_from(&base);
-        let what = if changes.is_empty() { "as the recipe is".to_owned() } else { changes.join(" ") };
-        // Nobody is told where standard error is closed.
-        drop(writeln!(io::stderr(), "trying: {what}"));
-        runner.measure(&changes)
+    let mut runner = Runner::new(&args.recipe, &recipe, Length { steps: args.steps, seconds: args.seconds })?;
+    tell(&format!(
+        "tuning: each trial is measured for at least {} steps and {} s, all of them for at most {} minutes",
+        args.steps, args.seconds, args.max_minutes
+    ));
+    let started = Instant::now();
+    let time_left = || 1.0 - started.elapsed().as_secs_f64() / (60.0 * args.max_minutes);
+    let hear = |event: Event<'_>| tell(&told(&event, &base, started));
+    let mut measure = |settings: &Settings| runner.measure(&settings.changes_from(&base));
+    let mut contest = Contest::new(&mut measure, &time_left, &hear);
+    let found = search::run(&base, &axes, &limits, &does_fit, &mut contest);
+    let confirmed = match &found {
+        Ok(found) if found.best != base => {
+            tell("once more, in turn: the recipe as it is and the fastest");
+            Some(contest.confirm(&base, &found.best).map_err(Failure::running)?)
+        }
+        _ => None,
     };
-    let trials = search::run(&base, &axes, &limits, &does_fit, &mut measure);
-    let trials = trials.map_err(|error| match runner.exit_code {
+    let noise = contest.noise().of_a_round();
+    let found = found.map_err(|error| match runner.exit_code {
         // What is wrong is the recipe or its rows.
         Some(2) => Failure::input(error),
         _ => Failure::running(error),
     })?;
-    let best = search::fastest(&trials);
-    let fastest = trials.get(best).map_or_else(Vec::new, |trial| trial.settings.clone());
-    let mut report = Report { device: &device.label, trials: &trials, fastest, speedup: None, written: None };
-    if best > 0 {
-        // Once more, one after the other: what was a lucky moment does not show twice.
-        let rate = |figures: Figures| figures.target_tokens_per_second;
-        let before = runner.measure(&[]).map(rate).map_err(Failure::running)?;
-        let after = runner.measure(&report.fastest).map(rate).map_err(Failure::running)?;
-        report.speedup = Some(after / before);
-        if after > search::GAIN * before {
-            write_recipe(&out, args, &report)?;
-            report.written = Some(out);
-        }
+    let mut report = Report {
+        device: &device.label,
+        trials: &found.trials,
+        fastest: found.best.changes_from(&base),
+        noise,
+        speedup: confirmed.map(|comparison| comparison.ratio),
+        speedup_noise: confirmed.map(|comparison| comparison.margin),
+        is_faster: confirmed.is_some_and(|comparison| comparison.verdict == Verdict::Faster),
+        written: None,
+    };
+    if report.is_faster {
+        write_recipe(&out, args, &report)?;
+        report.written = Some(out);
     }
     let text = if args.json { serde_json::to_string(&report).map_err(Failure::running)? } else { table(&report) };
     writeln!(io::stdout(), "{text}").map_err(Failure::running)
+}
+
+/// A time of at least nothing.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=3600.0).contains(number));
+    number.ok_or_else(|| "expected seconds in [0, 3600]".into())
+}
+
+/// A time of more than nothing.
+fn minutes(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "expected minutes above 0".into())
+}
+
+fn tell(text: &str) {
+    // Nobody is told where standard error is closed.
+    drop(writeln!(io::stderr(), "{text}"));
+}
+
+/// What is told while it happens.
+fn told(event: &Event<'_>, base: &Settings, started: Instant) -> String {
+    match event {
+        Event::Started { noise, num_runs } => format!(
+            "the recipe as it is: {num_runs} trials took {:.0} s; one of them differs from its neighbours by {:.1} % \
+             (standard deviation)",
+            started.elapsed().as_secs_f64(),
+            100.0 * noise.of_a_round()
+        ),
+        Event::Trying(settings) => format!("trying: {}", settings.changes_from(base).join(" ")),
+        Event::Tried(result) => format!(
+            "  {:.2}x the recipe as it is, {} ({} rounds, {:.0} s so far)",
+            result.speedup,
+            table::remark(result),
+            result.rounds,
+            started.elapsed().as_secs_f64()
+        ),
+    }
 }
 
 /// The workload with other settings.
@@ -180,43 +254,6 @@ fn write_recipe(out: &Path, args: &TuneArgs, report: &Report<'_>) -> Result<(), 
         recipe.to_toml()
     );
     fs::write(out, text).map_err(|error| Failure::running(format!("{}: {error}", out.display())))
-}
-
-fn table(report: &Report<'_>) -> String {
-    let mut lines =
-        vec![format!("{:>13}  {:>9}  {:>9}  {:>9}  {}", "target tok/s", "step", "data wait", "peak", "change")];
-    for trial in report.trials {
-        let what = if trial.settings.is_empty() { "as the recipe is".to_owned() } else { trial.settings.join(" ") };
-        let remark = if trial.keeps_numbers { "" } else { "   (other numbers)" };
-        lines.push(match (&trial.figures, &trial.left_out) {
-            (Some(Figures { target_tokens_per_second, step_seconds, data_wait_share, peak_memory_bytes, .. }), _) => {
-                #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
-                let peak = peak_memory_bytes.map_or_else(|| "?".into(), |bytes| fit::size(bytes as f64));
-                format!(
-                    "{target_tokens_per_second:>13.1}  {:>9}  {:>8.1}%  {peak:>9}  {what}{remark}",
-                    format!("{step_seconds:.3} s"),
-                    100.0 * data_wait_share
-                )
-            }
-            (None, reason) => format!("{:>13}  {what}: {}", "-", reason.as_deref().unwrap_or("not tried")),
-        });
-    }
-    match (report.speedup, &report.written) {
-        (Some(speedup), Some(path)) => {
-            lines.push(format!("fastest: {speedup:.2}x with {}", report.fastest.join(" ")));
-            lines.push(format!("recipe: {}", path.display()));
-        }
-        // While the recipe is being written, its file is not named in its own comment.
-        (Some(speedup), None) if speedup > search::GAIN => {
-            lines.push(format!("fastest: {speedup:.2}x with {}", report.fastest.join(" ")));
-        }
-        (Some(speedup), None) => lines.push(format!(
-            "the fastest trial did not stay so when it was measured again ({speedup:.2}x): the recipe is as fast as it \
-             gets here"
-        )),
-        (None, _) => lines.push("nothing that was tried is faster by more than the noise: the recipe stays".into()),
-    }
-    lines.join("\n")
 }
 
 #[cfg(test)]

@@ -3,62 +3,17 @@
 
 use serde::Serialize;
 
+use super::contest::Contest;
+use super::settings::Settings;
 use super::trial::Figures;
+use super::verdict::Verdict;
 use crate::device::Dtype;
 use crate::train::config::GradientCheckpointing;
 
-/// A change is kept if it is faster by more than this: less is noise.
-pub(super) const GAIN: f64 = 1.03;
 /// Data wait below this share of a step is not worth another worker.
 const DATA_WAIT: f64 = 0.02;
 /// The most rows of a micro-batch that are tried.
 const MAX_ROWS: usize = 256;
-
-/// The settings that are searched.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Settings {
-    pub(super) micro_batch_size: usize,
-    pub(super) gradient_accumulation_steps: usize,
-    pub(super) gradient_checkpointing: GradientCheckpointing,
-    pub(super) num_workers: usize,
-    pub(super) packing: bool,
-    pub(super) precision: Dtype,
-    pub(super) storage: Option<Dtype>,
-}
-
-impl Settings {
-    /// What is to be set to come from `base` to these, as `--set` takes it.
-    pub(super) fn changes_from(&self, base: &Self) -> Vec<String> {
-        let mut changes = Vec::new();
-        let mut set = |is_new: bool, key: &str, value: String| {
-            if is_new {
-                changes.push(format!("{key}={value}"));
-            }
-        };
-        let checkpointing = serde_json::to_string(&self.gradient_checkpointing).unwrap_or_default();
-        set(
-            self.gradient_checkpointing != base.gradient_checkpointing,
-            "train.gradient_checkpointing",
-            checkpointing.trim_matches('"').to_owned(),
-        );
-        let rows = self.micro_batch_size;
-        set(rows != base.micro_batch_size, "train.micro_batch_size", rows.to_string());
-        let steps = self.gradient_accumulation_steps;
-        set(steps != base.gradient_accumulation_steps, "train.gradient_accumulation_steps", steps.to_string());
-        set(self.num_workers != base.num_workers, "data.num_workers", self.num_workers.to_string());
-        set(self.packing != base.packing, "data.packing", self.packing.to_string());
-        set(self.precision != base.precision, "train.precision", self.precision.to_string());
-        if let Some(storage) = self.storage {
-            set(self.storage != base.storage, "model.dtype", storage.to_string());
-        }
-        changes
-    }
-
-    /// Whether a run with these trains on the same rows in the same arithmetic.
-    fn keeps_numbers_of(&self, base: &Self) -> bool {
-        (self.packing, self.precision, self.storage) == (base.packing, base.precision, base.storage)
-    }
-}
 
 /// What the machine allows.
 #[derive(Clone, Copy, Debug)]
@@ -161,82 +116,96 @@ pub(super) struct Trial {
     /// What was measured.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(super) figures: Option<Figures>,
+    /// How it compares with the fastest before it; absent of the recipe as it is.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(super) result: Option<TrialResult>,
     /// Why nothing was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) left_out: Option<String>,
 }
 
-/// Index of the trial with the most target tokens per second; the recipe as it is, where none is faster by more than
-/// noise.
-pub(super) fn fastest(trials: &[Trial]) -> usize {
-    let rate = |trial: &Trial| trial.figures.as_ref().map_or(0.0, |figures| figures.target_tokens_per_second);
-    let first = trials.first().map_or(0.0, rate);
-    // Of equals the one that changes least, which was tried first.
-    let faster = |best: usize, index: usize| if rate(&trials[index]) > rate(&trials[best]) { index } else { best };
-    let best = (0..trials.len()).reduce(faster).unwrap_or(0);
-    if trials.get(best).is_some_and(|trial| rate(trial) > first * GAIN) { best } else { 0 }
+/// What the rounds of a trial say.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct TrialResult {
+    /// Its speed over that of the recipe as it is: over that of the fastest before it, times that one's.
+    pub(super) speedup: f64,
+    /// What the comparison with the fastest before it may be wrong by, as a share.
+    pub(super) noise: f64,
+    /// Times that it was run, each between two runs of the fastest before it.
+    pub(super) rounds: usize,
+    pub(super) verdict: Verdict,
 }
 
-/// Runs settings.
-pub(super) type Measure<'a> = dyn FnMut(&Settings) -> Result<Figures, String> + 'a;
+/// What a search found.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Found {
+    /// In the order in which they were tried; the first is the recipe as it is.
+    pub(super) trials: Vec<Trial>,
+    /// The fastest settings.
+    pub(super) best: Settings,
+}
 
 /// Tries the axes one after the other.
 ///
 /// # Errors
 ///
-/// What `measure` says of the recipe as it is.
+/// What is wrong with the recipe as it is.
 pub(super) fn run(
     base: &Settings,
     axes: &[Axis],
     limits: &Limits,
     does_fit: &dyn Fn(&Settings) -> Result<(), usize>,
-    measure: &mut Measure<'_>,
-) -> Result<Vec<Trial>, String> {
-    let first = measure(base)?;
-    let trial = |settings: &Settings, figures: Result<Figures, String>| {
-        let (figures, left_out) = match figures {
-            Ok(figures) => (Some(figures), None),
-            Err(reason) => (None, Some(reason)),
-        };
-        Trial {
-            settings: settings.changes_from(base),
-            keeps_numbers: settings.keeps_numbers_of(base),
-            figures,
-            left_out,
-        }
-    };
-    let mut trials = vec![trial(base, Ok(first.clone()))];
-    let (mut best, mut figures) = (base.clone(), first);
+    contest: &mut Contest<'_>,
+) -> Result<Found, String> {
+    let mut incumbent = contest.start(base)?;
+    let mut trials = vec![Trial {
+        settings: Vec::new(),
+        keeps_numbers: true,
+        figures: Some(incumbent.figures.clone()),
+        result: None,
+        left_out: None,
+    }];
     for axis in axes {
         loop {
-            let before = best.clone();
-            for candidate in axis.candidates(&before, &figures, limits) {
-                let is_known = trials.iter().any(|trial| trial.settings == candidate.changes_from(base));
-                if is_known {
+            let before = incumbent.settings.clone();
+            for candidate in axis.candidates(&before, &incumbent.figures, limits) {
+                let settings = candidate.changes_from(base);
+                if trials.iter().any(|trial| trial.settings == settings) {
                     continue;
                 }
                 #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
                 let outcome = match does_fit(&candidate) {
                     Err(peak) => Err(format!("does not fit ({})", crate::train::fit::size(peak as f64))),
-                    Ok(()) => measure(&candidate),
+                    Ok(()) => contest.against(&mut incumbent, &candidate),
                 };
-                trials.push(trial(&candidate, outcome.clone()));
-                if let Ok(measured) = outcome
-                    && measured.target_tokens_per_second > GAIN * figures.target_tokens_per_second
-                {
-                    (best, figures) = (candidate, measured);
+                let keeps_numbers = candidate.keeps_numbers_of(base);
+                trials.push(match outcome {
+                    Ok((figures, result)) => {
+                        Trial { settings, keeps_numbers, figures: Some(figures), result: Some(result), left_out: None }
+                    }
+                    Err(reason) => {
+                        Trial { settings, keeps_numbers, figures: None, result: None, left_out: Some(reason) }
+                    }
+                });
+                if incumbent.settings == candidate && axis.goes_on() {
+                    break;
                 }
             }
-            if best == before || !axis.goes_on() {
+            if incumbent.settings == before || !axis.goes_on() {
                 break;
             }
         }
     }
-    Ok(trials)
+    Ok(Found { trials, best: incumbent.settings })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use rand::{Rng as _, SeedableRng as _};
+    use rand_chacha::ChaCha8Rng;
+
     use super::*;
 
     const BASE: Settings = Settings {
@@ -261,27 +230,56 @@ mod tests {
         }
     }
 
-    /// Searches where the rate is a function of the settings.
-    fn search(keep_numbers: bool, rate: impl Fn(&Settings) -> f64, wait: f64, max_rows: usize) -> Vec<Trial> {
+    type Rate<'a> = dyn Fn(&Settings, u32) -> f64 + 'a;
+
+    /// Searches where the rate is a function of the settings and of the number of the run.
+    fn search(keep_numbers: bool, rate: &Rate<'_>, wait: f64, max_rows: usize) -> Found {
         let does_fit = |settings: &Settings| if settings.micro_batch_size <= max_rows { Ok(()) } else { Err(1 << 30) };
-        let axes = Axis::all(keep_numbers);
-        run(&BASE, &axes, &LIMITS, &does_fit, &mut |settings| Ok(figures(rate(settings), wait))).unwrap()
+        let mut runs = 0;
+        let mut measure = |settings: &Settings| {
+            runs += 1;
+            Ok(figures(rate(settings, runs), wait))
+        };
+        let mut contest = Contest::new(&mut measure, &|| 1.0, &|_| ());
+        run(&BASE, &Axis::all(keep_numbers), &LIMITS, &does_fit, &mut contest).unwrap()
     }
 
-    fn settings_of_fastest(trials: &[Trial]) -> Vec<String> {
-        trials[fastest(trials)].settings.clone()
+    /// What is written in the end, after the fastest and the recipe as it is have been run in turn once more.
+    fn recommended(rate: &Rate<'_>) -> Settings {
+        let mut runs = 0;
+        let mut measure = |settings: &Settings| {
+            runs += 1;
+            Ok(figures(rate(settings, runs), 0.0))
+        };
+        let mut contest = Contest::new(&mut measure, &|| 1.0, &|_| ());
+        let found = run(&BASE, &Axis::all(false), &LIMITS, &|_| Ok(()), &mut contest).unwrap();
+        let is_faster = found.best != BASE && contest.confirm(&BASE, &found.best).unwrap().verdict == Verdict::Faster;
+        if is_faster { found.best } else { BASE }
+    }
+
+    fn settings_of_fastest(found: &Found) -> Vec<String> {
+        found.best.changes_from(&BASE)
+    }
+
+    fn faster(is_so: bool, by: f64) -> f64 {
+        if is_so { by } else { 1.0 }
+    }
+
+    /// A number in -1..1 that depends on the run and the seed alone.
+    fn chance(run: u32, seed: u64) -> f64 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ (u64::from(run) << 32));
+        rng.random_range(-1.0..1.0)
     }
 
     #[test]
     fn gains_of_several_axes_are_combined_and_the_rows_of_a_step_stay() {
-        let rate = |settings: &Settings| {
-            let faster = |is_so: bool, by: f64| if is_so { by } else { 1.0 };
+        let rate = |settings: &Settings, _| {
             100.0
                 * faster(settings.gradient_checkpointing == GradientCheckpointing::Off, 1.3)
                 * faster(settings.precision == Dtype::Bf16, 1.4)
                 * f64::from(u32::try_from(settings.micro_batch_size).unwrap()).powf(0.2)
         };
-        let trials = search(false, rate, 0.0, 16);
+        let found = search(false, &rate, 0.0, 16);
         let expected = [
             "train.gradient_checkpointing=false",
             "train.micro_batch_size=16",
@@ -289,33 +287,70 @@ mod tests {
             "train.precision=bf16",
             "model.dtype=f32",
         ];
-        assert_eq!(settings_of_fastest(&trials), expected);
-        let kept = search(true, rate, 0.0, 16);
+        assert_eq!(settings_of_fastest(&found), expected);
+        let speedup =
+            found.trials.iter().filter_map(|trial| trial.result).map(|result| result.speedup).fold(0.0, f64::max);
+        assert!((speedup - 1.3 * 1.4 * 4.0_f64.powf(0.2)).abs() < 1e-9, "{speedup}");
+        let kept = search(true, &rate, 0.0, 16);
         assert_eq!(settings_of_fastest(&kept), expected[..3]);
-        assert!(kept.iter().all(|trial| trial.keeps_numbers));
+        assert!(kept.trials.iter().all(|trial| trial.keeps_numbers));
     }
 
     #[test]
     fn what_does_not_fit_is_named_and_not_run() {
-        let trials =
-            search(true, |settings| 100.0 * f64::from(u32::try_from(settings.micro_batch_size).unwrap()), 0.0, 8);
-        assert_eq!(settings_of_fastest(&trials)[0], "train.micro_batch_size=8");
-        let left_out: Vec<_> = trials.iter().filter_map(|trial| trial.left_out.as_deref()).collect();
+        let rate = |settings: &Settings, _| 100.0 * f64::from(u32::try_from(settings.micro_batch_size).unwrap());
+        let found = search(true, &rate, 0.0, 8);
+        assert_eq!(settings_of_fastest(&found)[0], "train.micro_batch_size=8");
+        let left_out: Vec<_> = found.trials.iter().filter_map(|trial| trial.left_out.as_deref()).collect();
         assert_eq!(left_out, ["does not fit (1.00 GiB)"]);
     }
 
     #[test]
-    fn noise_changes_nothing() {
-        let trials = search(false, |settings| if settings.packing { 102.0 } else { 100.0 }, 0.0, 64);
-        assert_eq!(fastest(&trials), 0);
-        assert!(trials.len() > 4);
+    fn what_gains_too_little_changes_nothing() {
+        let found = search(false, &|settings, _| if settings.packing { 102.0 } else { 100.0 }, 0.0, 64);
+        assert_eq!(found.best, BASE);
+        assert!(found.trials.len() > 4);
+    }
+
+    #[test]
+    fn noise_of_a_tenth_keeps_the_recipe_and_a_real_gain_is_found_in_it() {
+        let (mut kept, mut found) = (0, 0);
+        for seed in 0..200 {
+            let noise = |run| 1.0 + 0.1 * chance(run, seed);
+            kept += u32::from(recommended(&|_, run| 100.0 * noise(run)) == BASE);
+            let rate = |settings: &Settings, run| 100.0 * faster(settings.precision == Dtype::Bf16, 1.3) * noise(run);
+            found += u32::from(recommended(&rate).precision == Dtype::Bf16);
+        }
+        assert!(kept >= 198 && found >= 198, "kept {kept}, found {found} of 200");
+    }
+
+    #[test]
+    fn a_machine_that_gets_slower_or_faster_by_a_third_makes_no_winner_and_hides_none() {
+        // Over the first thirty runs, for good; back and forth; and at once.
+        let slower = |run: u32| 1.0 - 0.3 * f64::from(run.min(30)) / 30.0;
+        let faster_and_faster = |run: u32| 0.7 + 0.3 * f64::from(run.min(30)) / 30.0;
+        let swings = |run: u32| 1.0 - 0.15 * (f64::from(run) / 5.0).sin();
+        let falls = |run: u32| if run > 11 { 0.7 } else { 1.0 };
+        let machines: [&dyn Fn(u32) -> f64; 4] = [&slower, &faster_and_faster, &swings, &falls];
+        for (index, machine) in machines.iter().enumerate() {
+            for seed in 0..20 {
+                let speed = |run| machine(run) * (1.0 + 0.01 * chance(run, seed));
+                let found = search(false, &|_, run| 100.0 * speed(run), 0.0, 64);
+                assert_eq!(found.best, BASE, "machine {index}, seed {seed}: {found:?}");
+                let rate = |settings: &Settings, run| 100.0 * faster(settings.packing, 1.3) * speed(run);
+                let found = search(false, &rate, 0.0, 64);
+                assert_eq!(settings_of_fastest(&found), ["data.packing=true"], "machine {index}, seed {seed}");
+            }
+        }
     }
 
     #[test]
     fn workers_are_tried_where_data_is_waited_for_only() {
         let tries = |wait: f64| {
-            let trials = search(true, |settings| if settings.num_workers == 2 { 150.0 } else { 100.0 }, wait, 64);
-            (trials.iter().any(|trial| trial.settings == ["data.num_workers=2"]), settings_of_fastest(&trials))
+            let rate = |settings: &Settings, _| if settings.num_workers == 2 { 150.0 } else { 100.0 };
+            let found = search(true, &rate, wait, 64);
+            let is_tried = found.trials.iter().any(|trial| trial.settings == ["data.num_workers=2"]);
+            (is_tried, settings_of_fastest(&found))
         };
         assert_eq!(tries(0.001), (false, vec![]));
         assert_eq!(tries(0.4), (true, vec!["data.num_workers=2".to_owned()]));
@@ -327,10 +362,28 @@ mod tests {
             GradientCheckpointing::Off => Err("out of memory".to_owned()),
             _ => Ok(figures(if settings.packing { 200.0 } else { 100.0 }, 0.0)),
         };
-        let trials = run(&BASE, &Axis::all(false), &LIMITS, &|_| Ok(()), &mut measure).unwrap();
-        assert_eq!(trials[1].left_out.as_deref(), Some("out of memory"));
-        assert_eq!(settings_of_fastest(&trials), ["data.packing=true"]);
+        let mut contest = Contest::new(&mut measure, &|| 1.0, &|_| ());
+        let found = run(&BASE, &Axis::all(false), &LIMITS, &|_| Ok(()), &mut contest).unwrap();
+        assert_eq!(found.trials[1].left_out.as_deref(), Some("out of memory"));
+        assert_eq!(settings_of_fastest(&found), ["data.packing=true"]);
         let mut fails = |_: &Settings| Err("no rows".to_owned());
-        assert_eq!(run(&BASE, &Axis::all(false), &LIMITS, &|_| Ok(()), &mut fails), Err("no rows".to_owned()));
+        let mut contest = Contest::new(&mut fails, &|| 1.0, &|_| ());
+        let found = run(&BASE, &Axis::all(false), &LIMITS, &|_| Ok(()), &mut contest);
+        assert_eq!(found, Err("no rows".to_owned()));
+    }
+
+    #[test]
+    fn when_the_time_is_spent_the_rest_is_named_and_not_run() {
+        let runs = Cell::new(0);
+        let mut measure = |_: &Settings| {
+            runs.set(runs.get() + 1);
+            Ok(figures(100.0, 0.0))
+        };
+        let time_left = || 1.0 - f64::from(runs.get()) / 20.0;
+        let mut contest = Contest::new(&mut measure, &time_left, &|_| ());
+        let found = run(&BASE, &Axis::all(false), &LIMITS, &|_| Ok(()), &mut contest).unwrap();
+        assert!(runs.get() <= 22, "{runs:?}");
+        let last = found.trials.last().unwrap();
+        assert!(last.left_out.as_deref().unwrap().contains("--max-minutes"), "{last:?}");
     }
 }

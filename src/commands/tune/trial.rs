@@ -1,5 +1,6 @@
 //! One short run of the recipe, in a process of its own.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -9,60 +10,106 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tempfile::TempDir;
 
+use super::slices::{self, WARMUP};
+use super::verdict::median;
 use crate::failure::Failure;
 use crate::metrics::{StepMetrics, Summary};
 use crate::recipe::{Recipe, RecipeArgs};
+use crate::train::config::SchedulerConfig;
 
-/// Steps before those that are measured: they compile kernels and touch memory for the first time.
-const WARMUP: u64 = 1;
 /// Time that a trial always gets, for what it has to tokenise or compile anew.
 const GRACE: Duration = Duration::from_mins(1);
-/// A trial that takes so many times as long as the first one, which is the recipe as it is, is ended.
+/// A trial that takes so many times as long as the longest one before is ended.
 const HOPELESS: u32 = 4;
 /// The same where a step may hold many times as many tokens.
 const HOPELESS_PACKED: u32 = 40;
+/// The most steps of a trial, however short they are.
+const MAX_STEPS: f64 = 10_000.0;
 
-/// What a short run showed, over its measured steps.
+/// What short runs showed, over their measured steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Figures {
-    /// Tokens that carry loss over the time of the steps.
+    /// Tokens that carry loss over the time of the steps: of the median slice of a run, and of the median run.
     pub(super) target_tokens_per_second: f64,
-    /// Tokens that are not padding over the time of the steps.
+    /// The same of tokens that are not padding: by this trials are compared, since how many of them carry loss is the
+    /// rows'.
     pub(super) tokens_per_second: f64,
-    /// Mean time of a step.
+    /// Time of a step.
     pub(super) step_seconds: f64,
     /// Share of that time in which the loop waited for data.
     pub(super) data_wait_share: f64,
     /// The most memory of the GPU, or of the process where it trained on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) peak_memory_bytes: Option<u64>,
-    /// Loss of the last step: the same for all trials that keep the numbers.
+    /// Loss of the last step that every trial takes: the same for all trials that keep the numbers.
     pub(super) loss: f64,
+}
+
+impl Figures {
+    /// The figures of several runs of the same settings; `None` of no run.
+    pub(super) fn of_runs(runs: &[Self]) -> Option<Self> {
+        let all = |of: fn(&Self) -> f64| median(&runs.iter().map(of).collect::<Vec<_>>());
+        Some(Self {
+            target_tokens_per_second: all(|run| run.target_tokens_per_second),
+            tokens_per_second: all(|run| run.tokens_per_second),
+            step_seconds: all(|run| run.step_seconds),
+            data_wait_share: all(|run| run.data_wait_share),
+            peak_memory_bytes: runs.iter().map(|run| run.peak_memory_bytes).max()?,
+            loss: runs.first()?.loss,
+        })
+    }
+}
+
+/// How long a trial is at least.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Length {
+    /// Measured steps.
+    pub(super) steps: u64,
+    /// Time of the measured steps.
+    pub(super) seconds: f64,
+}
+
+impl Length {
+    /// Measured steps of a trial whose steps take so long.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most MAX_STEPS, and not negative")]
+    fn steps_of(self, step_seconds: f64) -> u64 {
+        // A little more, since a part of the warm-up is taken from them.
+        let steps = (1.2 * self.seconds / step_seconds).ceil().clamp(0.0, MAX_STEPS) as u64;
+        steps.max(self.steps)
+    }
 }
 
 /// Starts trials.
 pub(super) struct Runner {
     program: PathBuf,
     recipe: RecipeArgs,
-    steps: u64,
+    length: Length,
     folder: TempDir,
     num_trials: u32,
-    /// Changes without which so few steps would be refused, or take long.
+    /// Changes without which so few steps would be refused, take long, or be others with their number.
     shortened: Vec<String>,
-    /// Time that the first trial took, loading included.
-    first: Option<Duration>,
+    /// Measured steps by the changes of a trial, and those of the last one.
+    num_steps: HashMap<Vec<String>, u64>,
+    latest_num_steps: u64,
+    /// Time that the longest trial took, loading included.
+    longest: Option<Duration>,
     /// Exit code of the last trial.
     pub(super) exit_code: Option<i32>,
 }
 
 impl Runner {
-    /// Trials of `recipe`, which `args` have been read as, of so many measured steps.
-    pub(super) fn new(args: &RecipeArgs, recipe: &Recipe, steps: u64) -> Result<Self, Failure> {
+    /// Trials of `recipe`, which `args` have been read as, of at least such a length.
+    pub(super) fn new(args: &RecipeArgs, recipe: &Recipe, length: Length) -> Result<Self, Failure> {
         let folder = tempfile::tempdir().map_err(Failure::running)?;
-        let mut shortened = Vec::new();
-        if recipe.scheduler.warmup_steps.is_some() {
-            shortened.push("scheduler.warmup_steps=0".to_owned());
-        }
+        // Learning rates that do not depend on the number of steps, nor do these on the number of rows.
+        let mut shortened = vec![
+            "train.num_epochs=1000000".to_owned(),
+            "scheduler.lr_scheduler=constant".to_owned(),
+            "scheduler.min_lr_ratio=0".to_owned(),
+        ];
+        let SchedulerConfig { warmup_steps, warmup_ratio, .. } = &recipe.scheduler;
+        shortened.extend(warmup_steps.map(|_| "scheduler.warmup_steps=0".to_owned()));
+        shortened.extend(warmup_ratio.map(|_| "scheduler.warmup_ratio=0".to_owned()));
         // Without rows to evaluate on these keys are refused.
         if recipe.data.eval_split.is_some() || !recipe.data.eval.is_empty() {
             shortened.push("eval.max_batches=1".to_owned());
@@ -72,22 +119,40 @@ impl Runner {
         Ok(Self {
             program,
             recipe: args.clone(),
-            steps,
+            length,
             folder,
             num_trials: 0,
             shortened,
-            first: None,
+            num_steps: HashMap::new(),
+            latest_num_steps: length.steps,
+            longest: None,
             exit_code: None,
         })
     }
 
-    /// Trains for a few steps with `changes`, and reads what that run wrote. It is ended where it takes many times as long
-    /// as the first one.
+    /// Trains for a while with `changes`, and reads what that run wrote. It is ended where it takes many times as long as
+    /// the others.
     ///
     /// # Errors
     ///
     /// The last lines of what the run said.
     pub(super) fn measure(&mut self, changes: &[String]) -> Result<Figures, String> {
+        if let Some(&steps) = self.num_steps.get(changes) {
+            self.latest_num_steps = steps;
+            return self.train(changes, steps);
+        }
+        // Unknown settings take about as long as those before; packed ones may take many times as long.
+        let steps = if packs(changes) { self.length.steps } else { self.latest_num_steps };
+        let figures = self.train(changes, steps)?;
+        let enough = self.length.steps_of(figures.step_seconds);
+        // Too short by far; where it is not, trials that keep the numbers keep the number of steps, too.
+        let is_long_enough = 10 * steps >= 7 * enough;
+        self.latest_num_steps = if is_long_enough && steps <= 2 * enough { steps } else { enough };
+        self.num_steps.insert(changes.to_vec(), self.latest_num_steps);
+        if is_long_enough { Ok(figures) } else { self.train(changes, enough) }
+    }
+
+    fn train(&mut self, changes: &[String], num_steps: u64) -> Result<Figures, String> {
         self.num_trials += 1;
         let output = self.folder.path().join(format!("trial-{}", self.num_trials));
         let mut command = Command::new(&self.program);
@@ -99,31 +164,35 @@ impl Runner {
             command.args(["--device", device]);
         }
         // What a short run has no time for, and what would end it early or be measured with it.
-        let steps = WARMUP + self.steps;
         let fixed = [
             format!("output_dir={}", serde_json::Value::from(output.to_string_lossy())),
-            format!("train.max_steps={steps}"),
+            format!("train.max_steps={}", WARMUP + num_steps),
             "eval.generate=[]".to_owned(),
             "checkpoint.save_steps=1000000".to_owned(),
             "logging.tensorboard=false".to_owned(),
+            "watchdog.patience=0".to_owned(),
+            "watchdog.max_skipped_steps=0".to_owned(),
         ];
         for change in fixed.iter().chain(&self.shortened).chain(changes) {
             command.args(["--set", change]);
         }
         let child = command.stderr(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
-        let packs = changes.iter().any(|change| change == "data.packing=true");
-        let times = if packs { HOPELESS_PACKED } else { HOPELESS };
-        let limit = self.first.map(|first| GRACE + times * first);
+        let times = if packs(changes) { HOPELESS_PACKED } else { HOPELESS };
+        let limit = self.longest.map(|longest| GRACE + times * longest);
         let started = Instant::now();
         let (exit_code, outcome) = wait(child, limit);
         self.exit_code = exit_code;
         outcome?;
-        self.first.get_or_insert_with(|| started.elapsed());
-        let figures = read(&output);
+        self.longest = self.longest.max(Some(started.elapsed()));
+        let figures = read(&output, WARMUP + self.length.steps);
         // The next trial's disk and page cache are its own.
         drop(fs::remove_dir_all(&output));
         figures
     }
+}
+
+fn packs(changes: &[String]) -> bool {
+    changes.iter().any(|change| change == "data.packing=true")
 }
 
 /// Waits for a trial to end: its exit code, and what it said where it did not end well.
@@ -157,31 +226,22 @@ fn wait(mut child: Child, limit: Option<Duration>) -> (Option<i32>, Result<(), S
     (status.code(), Err(error))
 }
 
-/// The figures of the run in a folder.
-fn read(output: &std::path::Path) -> Result<Figures, String> {
+/// The figures of the run in a folder; the loss of step `loss_step`.
+fn read(output: &std::path::Path, loss_step: u64) -> Result<Figures, String> {
     let text = fs::read_to_string(output.join("metrics.jsonl")).map_err(|error| error.to_string())?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let steps: Vec<StepMetrics> =
         lines.filter(|line| line.get("loss").is_some()).filter_map(|line| serde_json::from_value(line).ok()).collect();
     let summary = fs::read(output.join("summary.json")).map_err(|error| error.to_string())?;
     let summary: Summary = serde_json::from_slice(&summary).map_err(|error| error.to_string())?;
-    let figures = of_steps(&steps).ok_or("it took no step that could be measured")?;
-    let peak_memory_bytes = summary.peak_gpu_memory_bytes.or(summary.peak_host_memory_bytes);
-    Ok(Figures { peak_memory_bytes, ..figures })
-}
-
-#[expect(clippy::cast_precision_loss, reason = "tokens of a few steps")]
-fn of_steps(steps: &[StepMetrics]) -> Option<Figures> {
-    let measured: Vec<_> = steps.iter().filter(|step| step.step > WARMUP).collect();
-    let seconds: f64 = measured.iter().map(|step| step.step_seconds).sum();
-    let count = |of: fn(&StepMetrics) -> u64| measured.iter().map(|step| of(step)).sum::<u64>() as f64;
-    (seconds > 0.0).then(|| Figures {
-        target_tokens_per_second: count(|step| step.target_tokens) / seconds,
-        tokens_per_second: count(|step| step.tokens) / seconds,
-        step_seconds: seconds / measured.len() as f64,
-        data_wait_share: measured.iter().map(|step| step.data_wait_seconds).sum::<f64>() / seconds,
-        peak_memory_bytes: None,
-        loss: measured.last().map_or(f64::NAN, |step| step.loss),
+    let speed = slices::speed(&steps).ok_or("it took no step that could be measured")?;
+    Ok(Figures {
+        target_tokens_per_second: speed.target_tokens_per_second,
+        tokens_per_second: speed.tokens_per_second,
+        step_seconds: speed.step_seconds,
+        data_wait_share: speed.data_wait_share,
+        peak_memory_bytes: summary.peak_gpu_memory_bytes.or(summary.peak_host_memory_bytes),
+        loss: steps.iter().find(|step| step.step == loss_step).map_or(f64::NAN, |step| step.loss),
     })
 }
 
@@ -190,19 +250,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_those_of_the_steps_after_the_first() {
-        let step = |step: u64, seconds: f64| StepMetrics {
-            step,
-            step_seconds: seconds,
-            data_wait_seconds: seconds / 4.0,
-            tokens: 100,
-            target_tokens: 50,
-            loss: 2.0,
-            ..StepMetrics::default()
+    fn a_trial_is_as_long_as_both_its_steps_and_its_time_ask_for() {
+        let length = Length { steps: 4, seconds: 2.0 };
+        assert_eq!((length.steps_of(3.0), length.steps_of(0.016)), (4, 150));
+        assert_eq!(Length { steps: 4, seconds: 0.0 }.steps_of(0.016), 4);
+        assert_eq!(length.steps_of(0.0), 10_000);
+    }
+
+    #[test]
+    fn figures_of_several_runs_are_those_of_the_median_run() {
+        let figures = |rate: f64, peak: u64| Figures {
+            target_tokens_per_second: rate,
+            tokens_per_second: 2.0 * rate,
+            step_seconds: 1.0 / rate,
+            data_wait_share: 0.0,
+            peak_memory_bytes: Some(peak),
+            loss: 1.5,
         };
-        let figures = of_steps(&[step(1, 60.0), step(2, 1.0), step(3, 3.0)]).unwrap();
-        assert_eq!((figures.target_tokens_per_second, figures.tokens_per_second), (25.0, 50.0));
-        assert_eq!((figures.step_seconds, figures.data_wait_share), (2.0, 0.25));
-        assert_eq!(of_steps(&[step(1, 60.0)]), None);
+        let all = Figures::of_runs(&[figures(10.0, 1), figures(1.0, 3), figures(20.0, 2)]);
+        assert_eq!(all, Some(figures(10.0, 3)));
+        assert_eq!(Figures::of_runs(&[]), None);
     }
 }

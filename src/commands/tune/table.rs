@@ -1,0 +1,68 @@
+//! What was tried, as a table.
+
+use super::Report;
+use super::search::{Trial, TrialResult};
+use super::trial::Figures;
+use super::verdict::Verdict;
+use crate::train::fit;
+
+/// The trials, one a line, and what is to be made of them.
+pub(super) fn table(report: &Report<'_>) -> String {
+    let head = format!(
+        "{:>13}  {:>7}  {:>9}  {:>9}  {:>9}  {}",
+        "target tok/s", "speed", "step", "data wait", "peak", "change"
+    );
+    let mut lines = vec![head];
+    lines.extend(report.trials.iter().map(line));
+    let comparison = report.speedup.zip(report.speedup_noise);
+    let fastest = report.fastest.join(" ");
+    lines.push(match comparison {
+        Some((speedup, noise)) if report.is_faster => {
+            format!("fastest: {speedup:.2}x (noise {:.1} %) with {fastest}", 100.0 * noise)
+        }
+        Some((speedup, noise)) => format!(
+            "the fastest trial did not stay so when it was measured again ({speedup:.2}x, noise {:.1} %): the recipe stays",
+            100.0 * noise
+        ),
+        None => format!(
+            "nothing that was tried is faster by more than the noise (here {:.1} % a trial): the recipe stays",
+            100.0 * report.noise
+        ),
+    });
+    lines.extend(report.written.as_ref().map(|path| format!("recipe: {}", path.display())));
+    lines.join("\n")
+}
+
+fn line(trial: &Trial) -> String {
+    let what = if trial.settings.is_empty() { "as the recipe is".to_owned() } else { trial.settings.join(" ") };
+    let Some(Figures { target_tokens_per_second, step_seconds, data_wait_share, peak_memory_bytes, .. }) =
+        &trial.figures
+    else {
+        return format!("{:>13}  {what}: {}", "-", trial.left_out.as_deref().unwrap_or("not tried"));
+    };
+    let mut remarks: Vec<String> = trial.result.iter().map(remark).collect();
+    if !trial.keeps_numbers {
+        remarks.push("other numbers".into());
+    }
+    let remarks = if remarks.is_empty() { String::new() } else { format!("   ({})", remarks.join("; ")) };
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
+    let peak = peak_memory_bytes.map_or_else(|| "?".into(), |bytes| fit::size(bytes as f64));
+    let speedup = trial.result.map_or(1.0, |result| result.speedup);
+    format!(
+        "{target_tokens_per_second:>13.1}  {:>7}  {:>9}  {:>8.1}%  {peak:>9}  {what}{remarks}",
+        format!("{speedup:.2}x"),
+        format!("{step_seconds:.3} s"),
+        100.0 * data_wait_share
+    )
+}
+
+/// What is to be thought of a trial.
+pub(super) fn remark(result: &TrialResult) -> String {
+    let noise = 100.0 * result.noise;
+    match result.verdict {
+        Verdict::Faster => format!("faster, noise {noise:.1} %"),
+        Verdict::HardlyFaster => format!("hardly faster, noise {noise:.1} %"),
+        Verdict::WithinNoise | Verdict::Undecided => format!("within the noise of {noise:.1} %"),
+        Verdict::Slower => format!("slower, noise {noise:.1} %"),
+    }
+}
