@@ -49,6 +49,31 @@ fn a_recipe_is_planned_for_a_gpu_that_is_not_there() {
 }
 
 #[test]
+fn the_recipes_prices_are_reckoned_with_and_one_that_is_typed_goes_before() {
+    let priced = |device: &'static str, more: &[&'static str]| {
+        let prices = ["cost.price_per_hour=2", "cost.price_per_kwh=0.5", "cost.currency=EUR", "train.max_steps=9000"];
+        let set: Vec<&str> = prices.iter().flat_map(|price| ["--set", price]).collect();
+        [&LLAMA_8B[..], &["--device", device], &set, more].concat()
+    };
+    let h100 = json(&priced("H100-80GB", &[]));
+    let (hours, kwh) = (h100["seconds"].as_f64().unwrap() / 3600.0, h100["energy_kwh"].as_f64().unwrap());
+    let cost = h100["cost"].as_f64().unwrap();
+    assert!((cost - (2.0 * hours + 0.5 * kwh)).abs() < 1e-9 * cost && h100["currency"] == "EUR", "{h100}");
+    let typed = json(&priced("H100-80GB", &["--price-per-hour", "3"]));
+    assert!((typed["cost"].as_f64().unwrap() - (3.0 * hours + 0.5 * kwh)).abs() < 1e-9 * cost, "{typed}");
+    let table = plan(&priced("H100-80GB", &[]));
+    let line = format!("estimated: {cost:.2} EUR at 2 an hour and 0.5 a kWh\n");
+    assert!(text(&table.stdout).contains(&line), "{}", text(&table.stdout));
+
+    // Of a processor no power is known.
+    let table = plan(&priced("cpu", &[]));
+    let told = text(&table.stdout);
+    assert!(told.contains(" EUR at 2 an hour\n") && told.contains("its energy is in no cost"), "{told}");
+    let free = json(&[&LLAMA_8B[..], &["--device", "H100-80GB", "--set", "train.max_steps=9000"]].concat());
+    assert!(free["cost"].is_null() && free["currency"].is_null() && !free["energy_kwh"].is_null(), "{free}");
+}
+
+#[test]
 fn the_table_names_every_part_and_says_whether_it_fits() {
     let output = plan(&["recipes/quickstart.toml", "--device", "cpu", "--memory", "8"]);
     let stdout = text(&output.stdout);

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::device::{self, DeviceKind, Dtype, OpenDevice};
 use crate::failure::Failure;
+use crate::metrics::CostConfig;
 use crate::model::{Init, ModelOptions};
 use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
@@ -53,7 +54,7 @@ pub struct PlanArgs {
     #[arg(long)]
     pub calibrate: bool,
 
-    /// Cost of an hour on this machine, in your currency
+    /// Price of an hour on the machine, in the recipe's `cost.currency`; goes before its `cost.price_per_hour`
     #[arg(long, value_name = "PRICE", value_parser = positive)]
     pub price_per_hour: Option<f64>,
 
@@ -108,8 +109,11 @@ struct Report {
     seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     energy_kwh: Option<f64>,
+    /// Hours and, where the device's power is known, energy, by the recipe's prices.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    currency: Option<String>,
     /// Changes that make it fit, or the largest micro-batch, each with its peak.
     suggestions: Vec<Suggestion>,
 }
@@ -134,13 +138,19 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
         }
     };
     let steps = measured::num_steps(&recipe, &source);
-    let report = report(args, steps, calibrated, &workload, &target);
+    let prices = prices(args, &recipe);
+    let report = report(args, steps, calibrated, &prices, &workload, &target);
     let text = if args.json {
         serde_json::to_string(&report).map_err(Failure::running)?
     } else {
-        table(&report, &target, args)
+        table(&report, &target, &prices)
     };
     writeln!(io::stdout(), "{text}").map_err(Failure::running)
+}
+
+/// The recipe's prices, and what was typed instead.
+fn prices(args: &PlanArgs, recipe: &Recipe) -> CostConfig {
+    CostConfig { price_per_hour: args.price_per_hour.or(recipe.cost.price_per_hour), ..recipe.cost.clone() }
 }
 
 /// The device to plan for, and the recipe without a device that is not there.
@@ -196,6 +206,7 @@ fn report(
     args: &PlanArgs,
     steps: Option<u64>,
     calibrated: Option<f64>,
+    prices: &CostConfig,
     workload: &Workload<'_>,
     target: &Target,
 ) -> Report {
@@ -211,7 +222,8 @@ fn report(
     let step_seconds = calibrated.or(reckoned);
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53 steps")]
     let seconds = step_seconds.zip(steps).map(|(step, steps)| step * steps as f64);
-    let hours = seconds.map(|seconds| seconds / 3600.0);
+    let energy_kwh = seconds.zip(target.watts).map(|(seconds, watts)| seconds / 3600.0 * watts / 1000.0);
+    let cost = seconds.and_then(|seconds| prices.price(seconds, energy_kwh));
     let suggestions = match target.memory_bytes {
         Some(memory) if args.fit || does_fit == Some(false) => fit::largest_that_fit(workload, memory),
         _ => Vec::new(),
@@ -229,13 +241,14 @@ fn report(
         is_calibrated: calibrated.is_some(),
         steps,
         seconds,
-        energy_kwh: hours.zip(target.watts).map(|(hours, watts)| hours * watts / 1000.0),
-        cost: hours.zip(args.price_per_hour).map(|(hours, price)| hours * price),
+        energy_kwh,
+        cost,
+        currency: cost.map(|_| prices.currency.clone()),
         suggestions,
     }
 }
 
-fn table(report: &Report, target: &Target, args: &PlanArgs) -> String {
+fn table(report: &Report, target: &Target, prices: &CostConfig) -> String {
     let mut lines = vec![format!("device: {}", report.device)];
     for component in &report.plan.components {
         lines.push(format!(
@@ -290,8 +303,15 @@ fn table(report: &Report, target: &Target, args: &PlanArgs) -> String {
     if let Some(kwh) = report.energy_kwh {
         lines.push(format!("estimated: {kwh:.2} kWh at the board's full power"));
     }
-    if let (Some(cost), Some(price)) = (report.cost, args.price_per_hour) {
-        lines.push(format!("estimated: {cost:.2} at {price} an hour"));
+    let knows_energy = report.energy_kwh.is_some();
+    if let Some(cost) = report.cost {
+        let hour = prices.price_per_hour.map(|price| format!("{price} an hour"));
+        let kwh = prices.price_per_kwh.filter(|_| knows_energy).map(|price| format!("{price} a kWh"));
+        let at: Vec<String> = hour.into_iter().chain(kwh).collect();
+        lines.push(format!("estimated: {cost:.2} {} at {}", prices.currency, at.join(" and ")));
+    }
+    if prices.price_per_kwh.is_some() && report.seconds.is_some() && !knows_energy {
+        lines.push("note: the power of this device is not known, so its energy is in no cost".to_owned());
     }
     if !target.is_cpu {
         lines.push("note: sizes and times on GPUs are reckoned, not yet held against a measurement".to_owned());
