@@ -43,9 +43,11 @@ const fn figure(key: &'static str, label: &'static str, unit: Unit, better: Bett
     Figure { key, label, unit, better }
 }
 
-const FIGURES: [Figure; 21] = [
+const FIGURES: [Figure; 23] = [
     figure("final_eval_loss", "evaluation loss, last", Unit::Plain, Better::Lower),
     figure("best_eval_loss", "evaluation loss, best", Unit::Plain, Better::Lower),
+    figure("evaluations", "evaluations", Unit::Count, Better::Neither),
+    figure("eval_target_tokens", "evaluation, target tokens", Unit::Count, Better::Neither),
     figure("final_loss", "training loss, last tenth", Unit::Plain, Better::Lower),
     figure("steps", "steps", Unit::Count, Better::Neither),
     figure("tokens", "tokens", Unit::Count, Better::Neither),
@@ -66,6 +68,9 @@ const FIGURES: [Figure; 21] = [
     figure("evaluation_percent", "time: evaluation", Unit::Percent, Better::Neither),
     figure("checkpoint_percent", "time: checkpoints", Unit::Percent, Better::Neither),
 ];
+
+/// Those of them that are over the evaluation's rows.
+const EVAL_LOSSES: [&str; 2] = ["final_eval_loss", "best_eval_loss"];
 
 /// Several runs side by side.
 #[derive(Debug, Serialize)]
@@ -206,7 +211,11 @@ impl Run {
 
     /// Reckons the changes.
     fn against(&mut self, baseline: &Self) {
+        let evaluates_other_tokens = self.evaluates_other_tokens(baseline);
         for ((own, base), figure) in self.figures.iter_mut().zip(&baseline.figures).zip(&FIGURES) {
+            if evaluates_other_tokens && EVAL_LOSSES.contains(&figure.key) {
+                continue;
+            }
             let (Some(value), Some(base_value)) = (own.value, base.value) else { continue };
             if figure.unit == Unit::Percent {
                 own.change_percent = Some(value - base_value);
@@ -219,6 +228,12 @@ impl Run {
                 own.is_noise = change.is_noise();
             }
         }
+    }
+
+    /// Whether the evaluation losses of two runs are certainly over different tokens, and so cannot be compared.
+    fn evaluates_other_tokens(&self, baseline: &Self) -> bool {
+        let [own, base] = [self, baseline].map(|run| run.value("eval_target_tokens"));
+        own.is_some() && base.is_some() && own != base
     }
 
     fn figure(&self, key: &str) -> Option<&RunFigure> {
@@ -247,6 +262,9 @@ fn value(record: &Record, key: &str) -> Option<f64> {
             let losses = record.evaluations.get("eval_loss")?.iter().copied();
             losses.filter(|loss| loss.is_finite()).reduce(f64::min)
         }
+        #[expect(clippy::cast_precision_loss, reason = "a number of evaluations")]
+        "evaluations" => Some(record.evaluations.len() as f64).filter(|count| *count > 0.0),
+        "eval_target_tokens" => record.evaluations.latest(key),
         "final_loss" => last_tenth(record.steps.get("loss")?),
         "steps" => record.steps.last("step"),
         "tokens" => record.steps.sum("tokens"),

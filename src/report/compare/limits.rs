@@ -94,6 +94,8 @@ enum Standing {
     Lost,
     /// The baseline lacks it.
     NoBaseline,
+    /// It is over other tokens than the baseline's.
+    OtherTokens,
 }
 
 impl Comparison {
@@ -102,7 +104,7 @@ impl Comparison {
     ///
     /// # Errors
     ///
-    /// A limit on one figure, which the baseline does not have.
+    /// A limit on one figure, which the baseline does not have, or which is over other tokens there.
     pub fn check(&self, limits: &[Limit]) -> Result<Checked, String> {
         let mut checked = Checked::default();
         for limit in limits {
@@ -118,9 +120,13 @@ impl Comparison {
                         Standing::Worse(percent) if percent <= limit.percent => continue,
                         Standing::Worse(percent) => Some(percent),
                         Standing::WorseThanZero | Standing::Lost => None,
-                        Standing::NoBaseline => {
+                        standing @ (Standing::NoBaseline | Standing::OtherTokens) => {
                             let (name, baseline) = (figure.name(), &self.runs[0].name);
-                            let text = format!("`{name}` of {}: {baseline} has none to compare it with", run.name);
+                            let why = match standing {
+                                Standing::OtherTokens => "evaluates other tokens, so the two cannot be compared",
+                                _ => "has none to compare it with",
+                            };
+                            let text = format!("`{name}` of {}: {baseline} {why}", run.name);
                             if limit.figure.is_some() {
                                 return Err(text);
                             }
@@ -158,6 +164,9 @@ impl Comparison {
         let Some((compared, value)) = run.figure(key).and_then(|compared| Some((compared, compared.value?))) else {
             return Standing::Lost;
         };
+        if figure == LimitedFigure::EvalLoss && run.evaluates_other_tokens(&self.runs[0]) {
+            return Standing::OtherTokens;
+        }
         let is_higher_better = figure == LimitedFigure::TokensPerSecond;
         match compared.change_percent {
             Some(_) if compared.is_noise == Some(true) => Standing::Worse(0.0),

@@ -116,6 +116,57 @@ fn evaluation_losses_over_different_rows_are_called_so() {
     assert!(note.contains("over different tokens") && note.contains("data.eval"), "{note}");
 }
 
+/// Says over how many target tokens the evaluations of a run are.
+fn over_tokens(run: &Path, num_tokens: u64) {
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let counted = metrics.replace("\"eval_loss\"", &format!("\"eval_target_tokens\":{num_tokens},\"eval_loss\""));
+    fs::write(run.join("metrics.jsonl"), counted).unwrap();
+}
+
+#[test]
+fn evaluation_losses_over_different_numbers_of_tokens_are_not_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = run(folder.path(), "base", 1.0, 2.0, "seed = 1\n");
+    let grown = run(folder.path(), "grown", 1.0, 2.5, "seed = 1\n");
+    let lengths = run(folder.path(), "lengths", 1.0, 2.5, "seed = 1\n[data]\nmax_length = 64\n");
+    let same = run(folder.path(), "same", 1.0, 2.5, "seed = 1\n");
+    for (path, num_tokens) in [(&base, 1700), (&grown, 1800), (&lengths, 1500), (&same, 1700)] {
+        over_tokens(path, num_tokens);
+    }
+    let comparison = Comparison::of(&[base, grown, lengths, same]).unwrap();
+    let [grown, lengths, same] = &comparison.verdicts[..] else { panic!("three verdicts") };
+    let text = "evaluation losses that cannot be compared (2.0000 over 1,700 target tokens, 2.5000 over 1,800)";
+    assert!(grown.text.contains(text), "{}", grown.text);
+    assert!(grown.notes[0].contains("though the recipes ask for the same: the rows"), "{:?}", grown.notes);
+    assert!(lengths.notes[0].contains("cannot be compared, since data.max_length differs"), "{:?}", lengths.notes);
+    assert!(same.text.contains("an evaluation loss 0.5000 higher"), "{}", same.text);
+    let changes = |key: &str| -> Vec<bool> {
+        comparison.runs.iter().map(|run| run.figure(key).unwrap().change_percent.is_some()).collect()
+    };
+    assert_eq!(
+        (changes("final_eval_loss"), changes("best_eval_loss")),
+        (vec![false, false, false, true], vec![false, false, false, true])
+    );
+    // A check of everything says what it left out; one of this figure alone is a mistake.
+    let checked = comparison.check(&[limit("5")]).unwrap();
+    let found: Vec<_> = checked.regressions.iter().map(|one| (one.run.as_str(), one.figure)).collect();
+    assert_eq!(found, [("same", LimitedFigure::EvalLoss)]);
+    assert_eq!(checked.not_checked.len(), 2);
+    assert!(checked.not_checked[0].contains("`eval_loss` of grown: base evaluates other tokens"), "{checked:?}");
+    assert!(comparison.check(&[limit("eval_loss=5")]).unwrap_err().contains("cannot be compared"));
+}
+
+#[test]
+fn the_lowest_of_more_evaluations_is_called_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = run(folder.path(), "base", 1.0, 2.0, "");
+    let often = run(folder.path(), "often", 1.0, 2.0, "");
+    let metrics = fs::read_to_string(often.join("metrics.jsonl")).unwrap();
+    fs::write(often.join("metrics.jsonl"), format!("{metrics}{{\"step\":100,\"eval_loss\":1.9}}\n")).unwrap();
+    let notes = &Comparison::of(&[base, often]).unwrap().verdicts[0].notes;
+    assert!(notes[0].contains("the lowest of 2 and of 3"), "{notes:?}");
+}
+
 #[test]
 fn losses_after_different_numbers_of_steps_are_called_so() {
     let folder = tempfile::tempdir().unwrap();

@@ -8,6 +8,8 @@ use crate::metrics::format::thousands;
 /// Keys that decide over which tokens the evaluation loss is taken.
 const EVALUATION_KEYS: [&str; 6] =
     ["data.eval", "data.max_length", "data.chat_template", "data.train_on_inputs", "eval.max_batches", "model.path"];
+/// The same, where only the first micro-batches are looked at.
+const BATCH_KEYS: [&str; 1] = ["train.micro_batch_size"];
 /// The same, where the rows are held out of the training files.
 const SPLIT_KEYS: [&str; 3] = ["data.eval_split", "data.train", "seed"];
 
@@ -34,21 +36,36 @@ pub(super) fn verdict(
     let text = if parts.is_empty() { "no figure can be compared".to_owned() } else { parts.join("; ") };
     let mut notes = Vec::new();
     let has_losses = run.value("final_eval_loss").is_some() && baseline.value("final_eval_loss").is_some();
-    let has_split = both.iter().any(|record| record.setting("data.eval_split").is_some());
+    let has = |key: &str| both.iter().any(|record| record.setting(key).is_some());
+    let (has_split, has_batches) = (has("data.eval_split"), has("eval.max_batches"));
     let split_keys = SPLIT_KEYS.into_iter().filter(|_| has_split);
-    let moved: Vec<&str> = EVALUATION_KEYS.into_iter().chain(split_keys).filter(|key| differs(key)).collect();
-    if has_losses && has_recipes && !moved.is_empty() {
-        notes.push(format!(
-            "the evaluation losses may be over different tokens, since {} differ{}",
-            moved.join(", "),
-            if moved.len() == 1 { "s" } else { "" }
-        ));
+    let batch_keys = BATCH_KEYS.into_iter().filter(|_| has_batches);
+    let keys = EVALUATION_KEYS.into_iter().chain(split_keys).chain(batch_keys);
+    let moved: Vec<&str> = keys.filter(|key| has_recipes && differs(key)).collect();
+    let since = format!("since {} differ{}", moved.join(", "), if moved.len() == 1 { "s" } else { "" });
+    if has_losses && run.evaluates_other_tokens(baseline) {
+        let since = match moved.as_slice() {
+            [] if has_recipes => {
+                "though the recipes ask for the same: the rows or the tokenizer have changed".to_owned()
+            }
+            [] => "and the recipes do not say why".to_owned(),
+            _ => since,
+        };
+        notes.push(format!("the evaluation losses are over different tokens and cannot be compared, {since}"));
+    } else if has_losses && !moved.is_empty() {
+        notes.push(format!("the evaluation losses may be over different tokens, {since}"));
     }
     if let (Some(from), Some(to)) = (baseline.value("steps"), run.value("steps"))
         && from != to
     {
         let [from, to] = [from, to].map(thousands);
         notes.push(format!("the runs took {from} and {to} steps, so their last losses are of different moments"));
+    } else if let (Some(from), Some(to)) = (baseline.value("evaluations"), run.value("evaluations"))
+        && has_losses
+        && from != to
+    {
+        let [from, to] = [from, to].map(thousands);
+        notes.push(format!("the best evaluation losses are the lowest of {from} and of {to}; more find a lower one"));
     }
     if run.device != baseline.device {
         notes.push(format!("the devices differ: {} and {}", baseline.device, run.device));
@@ -113,6 +130,13 @@ fn loss(baseline: &Run, run: &Run) -> Option<String> {
     let Some(to) = run.value("final_eval_loss") else {
         return Some(format!("no evaluation loss at the end, or one that is no number (before: {from:.4})"));
     };
+    if run.evaluates_other_tokens(baseline) {
+        let tokens = |run: &Run| run.value("eval_target_tokens").map(thousands);
+        let (before, after) = (tokens(baseline)?, tokens(run)?);
+        return Some(format!(
+            "evaluation losses that cannot be compared ({from:.4} over {before} target tokens, {to:.4} over {after})"
+        ));
+    }
     let losses = format!("{from:.4} -> {to:.4}");
     Some(if (to - from).abs() < 5e-5 {
         format!("the same evaluation loss ({losses})")
