@@ -67,6 +67,8 @@ fn rows_that_take_longer_to_tokenise_than_to_train_on_make_a_run_input_bound() {
     for (step, tag) in [(51, "diagnosis/input_bound_cpu"), (51, "anomalies"), (56, "diagnosis")] {
         assert!(texts.contains(&(step, tag.to_owned())), "{tag} at step {step} in {texts:?}");
     }
+    let summary = json(&bench.path("run/summary.json"));
+    assert_eq!((&summary["told"][0]["rule"], &summary["told"][0]["steps"][1]), (&"input_bound_cpu".into(), &51.into()));
     // The rows were cut too, which no length mends that the model has positions for.
     let truncation = found(&findings, "truncation");
     assert_eq!(truncation["changes"][0]["to"], "512", "{truncation:#}");

@@ -152,12 +152,34 @@ fn a_hundred_thousand_steps_make_a_small_page_that_keeps_the_spike() {
 }
 
 #[test]
+fn what_was_told_during_a_run_is_marked_at_its_step_and_said() {
+    let folder = tempfile::tempdir().unwrap();
+    long_run(folder.path(), 101);
+    let path = folder.path().join("metrics.jsonl");
+    let text = fs::read_to_string(&path).unwrap();
+    let told = "{\"step\":51,\"findings\":[\"input_bound_cpu\",\"padding\"],";
+    fs::write(&path, text.replace("{\"step\":51,", told)).unwrap();
+    let finding = serde_json::json!({"rule": "input_bound_cpu", "verdict": "INPUT-BOUND: waited", "steps": [2, 51]});
+    fs::write(folder.path().join("summary.json"), serde_json::json!({"told": [finding]}).to_string()).unwrap();
+    let output = run(&["report", folder.path().to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let page = fs::read_to_string(folder.path().join("report.html")).unwrap();
+    let (_, throughput) = page.split_once("<h3>Throughput").unwrap();
+    let throughput = throughput.split("</figure>").next().unwrap();
+    // The axis reaches from step 1 to step 101, so the middle is step 51.
+    assert!(throughput.contains("<path class=\"mark\" d=\"M500.0 0V400\"/>"), "{throughput}");
+    assert!(throughput.contains("The upright line marks step 51: input bound cpu, padding."), "{throughput}");
+    assert_eq!(page.matches("class=\"mark\"").count(), 1, "the loss has no anomaly");
+    assert!(page.contains("<h3>Told during the run</h3>\n<ul><li>steps 2 to 51: INPUT-BOUND: waited</li></ul>"));
+}
+
+#[test]
 fn nothing_of_a_run_can_run_in_its_page() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("<b>run & \"co\"");
     fs::create_dir(&dir).unwrap();
     let text = |key: &str| serde_json::json!({ key: HOSTILE });
-    let step = r#"{"step":1,"loss":2.0,"learning_rate":1e-3,"anomaly":"</script><img src=x>"}"#;
+    let step = r#"{"step":1,"loss":2.0,"learning_rate":1e-3,"anomaly":"</script><img src=x>","findings":["</script><img src=x>"],"tokens_per_second":5}"#;
     fs::write(dir.join("metrics.jsonl"), format!("{step}\n")).unwrap();
     let sample = serde_json::json!({"step": 1, "prompt": HOSTILE, "text": HOSTILE});
     fs::write(dir.join("samples.jsonl"), format!("{sample}\n")).unwrap();
@@ -168,7 +190,7 @@ fn nothing_of_a_run_can_run_in_its_page() {
         "rule": HOSTILE, "severity": "problem", "verdict": HOSTILE, "evidence": [HOSTILE],
         "changes": [{"key": HOSTILE, "from": HOSTILE, "to": HOSTILE, "expected": HOSTILE}],
     });
-    let summary = serde_json::json!({"warnings": [HOSTILE], "device": HOSTILE, "diagnosis": [finding]});
+    let summary = serde_json::json!({"warnings": [HOSTILE], "device": HOSTILE, "diagnosis": [finding], "told": [finding], "reason": HOSTILE});
     fs::write(dir.join("summary.json"), summary.to_string()).unwrap();
     let output = run(&["report", dir.to_str().unwrap()]);
     assert!(output.status.success(), "{}", stderr(&output));

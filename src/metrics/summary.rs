@@ -147,6 +147,9 @@ pub struct Summary {
     /// What held the run back since the last start, the worst first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub diagnosis: Vec<Finding>,
+    /// What was told of it meanwhile, with the steps through which it had lasted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub told: Vec<Finding>,
     /// Warnings of the run, in order.
     pub warnings: Vec<String>,
 }

@@ -134,19 +134,9 @@ fn loss(record: &Record, steps: &[f64]) -> Option<String> {
     if let (Some(x), Some(y)) = (record.evaluations.get("step"), record.evaluations.get("eval_loss")) {
         lines.push(Line { name: "evaluation loss".to_owned(), x, y: y.into(), color: 4, look: Look::Dots });
     }
-    let note = match record.anomalies.as_slice() {
-        [] => String::new(),
-        [(step, what)] => format!("The upright line marks step {step}: {}.", what.replace('_', " ")),
-        [(first, what), .., (last, _)] => format!(
-            "The upright lines mark {} steps with which something was wrong, the first at {first} ({}), the last at {last}.",
-            record.anomalies.len(),
-            what.replace('_', " ")
-        ),
-    };
-    let title = "Loss";
     Chart {
-        title,
-        note,
+        title: "Loss",
+        note: marked(&record.anomalies, "with which something was wrong"),
         unit: Unit::Plain,
         lines,
         from_zero: true,
@@ -155,6 +145,19 @@ fn loss(record: &Record, steps: &[f64]) -> Option<String> {
         marks: &record.anomalies,
     }
     .render()
+}
+
+/// What the upright lines of a chart mark: steps `which` ...
+fn marked(marks: &[(u64, String)], which: &str) -> String {
+    match marks {
+        [] => String::new(),
+        [(step, what)] => format!("The upright line marks step {step}: {}.", what.replace('_', " ")),
+        [(first, what), .., (last, _)] => format!(
+            "The upright lines mark {} steps {which}, the first at {first} ({}), the last at {last}.",
+            marks.len(),
+            what.replace('_', " ")
+        ),
+    }
 }
 
 fn single(title: &'static str, unit: Unit, lines: Vec<Line<'_>>) -> Option<String> {
@@ -175,7 +178,16 @@ fn gradient_norm(record: &Record, steps: &[f64]) -> Option<String> {
 }
 
 fn throughput(record: &Record, steps: &[f64]) -> Vec<String> {
-    let rate = with_mean(record, steps, "tokens_per_second", "tokens/s", 1);
+    let rate = Chart {
+        title: "Throughput",
+        note: marked(&record.findings, "at which the diagnosis found something"),
+        unit: Unit::TokensPerSecond,
+        lines: with_mean(record, steps, "tokens_per_second", "tokens/s", 1),
+        from_zero: true,
+        at_least: None,
+        may_be_log: false,
+        marks: &record.findings,
+    };
     let tokens = calm_lines(
         record,
         steps,
@@ -185,7 +197,7 @@ fn throughput(record: &Record, steps: &[f64]) -> Vec<String> {
             ("padding_tokens", "padding", 3, Look::Dotted),
         ],
     );
-    let charts = [single("Throughput", Unit::TokensPerSecond, rate), noted("Tokens of a step", Unit::Count, tokens)];
+    let charts = [rate.render(), noted("Tokens of a step", Unit::Count, tokens)];
     charts.into_iter().flatten().collect()
 }
 

@@ -5,6 +5,7 @@
 //! - [`page`](write()): report.html
 //! - [`compare`]: runs side by side
 //! - `chart`, `axis`, `downsample`: figures as SVG
+//! - `memory`: the plan against what was measured
 //! - `statistics`: medians, and what is within the noise
 //!
 //! Everything here is made from files, so that it can be made anew, also of a run that was interrupted.
@@ -16,6 +17,7 @@ pub mod compare;
 mod downsample;
 mod figures;
 mod html;
+mod memory;
 mod page;
 mod record;
 mod stack;

@@ -22,6 +22,8 @@ pub struct Record {
     pub steps: Columns,
     /// Steps with which something was wrong, and what.
     pub anomalies: Vec<(u64, String)>,
+    /// Steps at which the diagnosis told of something that had lasted, and those far slower than others.
+    pub findings: Vec<(u64, String)>,
     /// What kept the GPU's clocks down, and in how many steps.
     pub throttles: BTreeMap<String, u64>,
     /// Records of evaluations.
@@ -153,10 +155,14 @@ impl Record {
                 Ok(fields) if !fields.get("step").is_some_and(Value::is_u64) => self.num_torn_lines += 1,
                 Ok(fields) if fields.contains_key("eval_loss") => self.evaluations.push(&fields),
                 Ok(fields) if fields.contains_key("learning_rate") => {
-                    if let (Some(step), Some(what)) =
-                        (fields.get("step").and_then(Value::as_u64), fields.get("anomaly").and_then(Value::as_str))
-                    {
+                    let step = fields.get("step").and_then(Value::as_u64).unwrap_or_default();
+                    if let Some(what) = fields.get("anomaly").and_then(Value::as_str) {
                         self.anomalies.push((step, what.to_owned()));
+                    }
+                    let findings = fields.get("findings").and_then(Value::as_array);
+                    let rules: Vec<&str> = findings.into_iter().flatten().filter_map(Value::as_str).collect();
+                    if !rules.is_empty() {
+                        self.findings.push((step, rules.join(", ")));
                     }
                     let reasons = fields.get("gpu_throttle_reasons").and_then(Value::as_array);
                     for reason in reasons.into_iter().flatten().filter_map(Value::as_str) {
@@ -200,7 +206,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let metrics = concat!(
             "{\"step\":0,\"epoch\":0,\"eval_loss\":4.5}\n",
-            "{\"step\":1,\"loss\":4.0,\"learning_rate\":1e-3}\n",
+            "{\"step\":1,\"loss\":4.0,\"learning_rate\":1e-3,\"findings\":[\"slow_step\",\"padding\"]}\n",
             "{\"step\":2,\"loss\":null,\"learning_rate\":2e-3,\"anomaly\":\"skipped_step\"}\n",
             "{\"step\":3,\"lo"
         );
@@ -210,6 +216,7 @@ mod tests {
         let record = Record::read(folder.path()).unwrap();
         assert_eq!((record.steps.len(), record.evaluations.len(), record.num_torn_lines), (2, 1, 1));
         assert_eq!(record.anomalies, [(2, "skipped_step".to_owned())]);
+        assert_eq!(record.findings, [(1, "slow_step, padding".to_owned())]);
         assert_eq!(record.setting("data.max_length").and_then(toml::Value::as_integer), Some(64));
         assert_eq!(record.setting("seed").and_then(toml::Value::as_integer), Some(3));
         assert!(record.setting("data.nothing").is_none() && record.outcome().is_none());

@@ -187,6 +187,7 @@ impl<'a> Trainer<'a> {
             padding_share: share(figures.padding_tokens, figures.tokens + figures.padding_tokens),
             energy_joules: self.energy_joules(self.around.telemetry.energy_joules()),
             diagnosis: self.diagnosis(),
+            told: self.gathered.told.clone(),
             time: self.laps.time_spent(figures.startup_seconds),
             ..Summary::default()
         }

@@ -10,6 +10,8 @@ use crate::metrics::StepMetrics;
 pub(super) struct Gathered {
     run: Run,
     watch: Watch,
+    /// What has been told since the last start.
+    pub(super) told: Vec<Finding>,
     has_first: bool,
     rows: RowCounts,
     pub(super) num_evaluations: u64,
@@ -23,6 +25,7 @@ impl Gathered {
         Self {
             watch: Watch::new(facts.clone()),
             run: Run { facts, figures: Figures::default() },
+            told: Vec::new(),
             has_first: false,
             rows: RowCounts::default(),
             num_evaluations: 0,
@@ -47,6 +50,7 @@ impl Trainer<'_> {
         gathered.run.figures.add(line);
         let findings = gathered.watch.observe(line);
         line.findings.extend(findings.iter().map(|finding| finding.rule.clone()));
+        gathered.told.extend_from_slice(&findings);
         findings
     }
 
