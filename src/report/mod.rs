@@ -152,15 +152,19 @@ fn put(path: &Path, text: &str) -> Result<(), ReportError> {
 mod tests {
     use super::*;
 
+    #[cfg(unix)]
     #[test]
     fn a_page_that_takes_too_long_is_given_up_and_nothing_is_left_of_it() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("metrics.jsonl"), "{\"step\":1,\"loss\":4.0,\"learning_rate\":1e-3}\n")
-            .unwrap();
-        let error = write_within(folder.path(), Duration::ZERO).unwrap_err().to_string();
+        let metrics = folder.path().join("metrics.jsonl");
+        // Nobody writes into it, so whoever reads it waits.
+        assert!(std::process::Command::new("mkfifo").arg(&metrics).status().unwrap().success());
+        let error = write_within(folder.path(), Duration::from_millis(20)).unwrap_err().to_string();
         assert!(error.contains("not made within 0 s") && error.contains("hint: `lora-train report /"), "{error}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-        let path = write_within(folder.path(), Duration::from_mins(1)).unwrap();
+        std::fs::remove_file(&metrics).unwrap();
+        std::fs::write(metrics, "{\"step\":1,\"loss\":4.0,\"learning_rate\":1e-3}\n").unwrap();
+        let path = write_within(folder.path(), Duration::from_mins(3)).unwrap();
         assert!(std::fs::read_to_string(path).unwrap().contains("not finished"));
     }
 }
