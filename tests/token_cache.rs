@@ -45,34 +45,60 @@ fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Starts training and waits until some megabytes of tokens are in the cache.
+#[cfg(unix)]
+fn start_tokenising(bench: &Bench, recipe: &Path, more_than: u64) -> std::process::Child {
+    let mut command = in_cache(bench, lora_train(&[recipe.to_str().unwrap()]));
+    let child = command.stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("the tokens to be written", || unfinished_bytes(bench) > more_than);
+    child
+}
+
+/// Size of what is not finished, 0 where there is nothing.
+fn unfinished_bytes(bench: &Bench) -> u64 {
+    let names = entries(bench).into_iter().filter(|name| name.ends_with(".unfinished"));
+    names.map(|name| fs::metadata(bench.path("cache/tokens").join(name)).map_or(0, |metadata| metadata.len())).sum()
+}
+
+/// The files of finished tokens.
+fn stores(bench: &Bench) -> Vec<Vec<u8>> {
+    let names = entries(bench).into_iter().filter(|name| name.ends_with(".tokens"));
+    names.map(|name| fs::read(bench.path("cache/tokens").join(name)).unwrap()).collect()
+}
+
 #[cfg(unix)]
 #[test]
-fn an_interruption_while_rows_are_tokenised_ends_with_130_and_leaves_nothing_half() {
+fn interrupted_and_killed_while_rows_are_tokenised_a_run_goes_on_with_them() {
     let bench = Bench::new();
     let recipe = large_recipe(&bench);
-    let mut command = in_cache(&bench, lora_train(&[recipe.to_str().unwrap()]));
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    wait_until("the tokens to be written", || entries(&bench).iter().any(|name| name.ends_with(".unfinished")));
+    let undisturbed = inspect(&bench, &recipe);
+    let expected = stores(&bench);
+    fs::remove_dir_all(bench.path("cache")).unwrap();
+
+    let tables = 128 + 12 * 30_000;
+    let mut child = start_tokenising(&bench, &recipe, tables);
     signal(&child, libc::SIGINT);
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(130));
     let mut told = String::new();
     child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
     assert!(told.ends_with("stopped before the first step\n"), "{told}");
-    let left = entries(&bench);
-    assert!(left.iter().all(|name| name.ends_with(".sha256")), "{left:?}");
-    assert!(!bench.path("run").join("metrics.jsonl").exists(), "nothing has begun");
+    assert!(stores(&bench).is_empty() && !bench.path("run").join("metrics.jsonl").exists(), "nothing has begun");
+    let interrupted = unfinished_bytes(&bench);
+    assert!(interrupted > tables, "{interrupted}");
 
-    // Killed, it leaves a part, which the next start takes away.
-    let mut child = in_cache(&bench, lora_train(&[recipe.to_str().unwrap()])).stderr(Stdio::null()).spawn().unwrap();
-    wait_until("the tokens to be written", || entries(&bench).iter().any(|name| name.ends_with(".unfinished")));
+    // Killed a little later, it has more: nothing is done twice.
+    let mut child = start_tokenising(&bench, &recipe, interrupted);
     signal(&child, libc::SIGKILL);
     child.wait().unwrap();
-    assert!(entries(&bench).iter().any(|name| name.ends_with(".unfinished")));
+    let killed = unfinished_bytes(&bench);
+    assert!(killed > interrupted && stores(&bench).is_empty(), "{killed} after {interrupted}");
+
     let first = inspect(&bench, &recipe);
+    assert_eq!(stdout(&first), stdout(&undisturbed));
     assert!(stdout(&first).contains("tokens now kept on disk"), "{}", stdout(&first));
-    let left = entries(&bench);
-    assert!(left.iter().all(|name| !name.ends_with(".unfinished")), "{left:?}");
+    assert!(stores(&bench) == expected, "other tokens than those of an undisturbed run");
+    assert_eq!(unfinished_bytes(&bench), 0);
     let second = inspect(&bench, &recipe);
     assert_eq!(stdout(&second), stdout(&first).replace("tokens now kept on disk", "tokens read from disk"));
 }

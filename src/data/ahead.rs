@@ -41,12 +41,12 @@ impl fmt::Debug for OpenOptions<'_> {
     }
 }
 
-/// Makes chunks of the rows `0..num_rows` with `encode` on all cores and hands them to `sink` in order. While one round
+/// Makes chunks of `rows` with `encode` on all cores and hands them to `sink` in order. While one round
 /// of chunks goes to `sink`, the next is made.
 ///
 /// `max_length` is the number of tokens that a row may have.
 pub(super) fn for_each_chunk<C: Send, E: Send + From<DataError>>(
-    num_rows: usize,
+    rows: Range<usize>,
     max_length: usize,
     is_stopped: &(dyn Fn() -> bool + Sync),
     mut meter: Meter,
@@ -67,9 +67,9 @@ pub(super) fn for_each_chunk<C: Send, E: Send + From<DataError>>(
         starts.into_par_iter().map(|start| chunk(start..(start + chunk_rows).min(rows.end))).collect()
     };
     let mut made: Vec<Result<(Range<usize>, C), E>> = Vec::new();
-    let mut at = 0;
+    let mut at = rows.start;
     loop {
-        let next = at..(at + round_rows).min(num_rows);
+        let next = at..(at + round_rows).min(rows.end);
         at = next.end;
         let is_last = next.is_empty();
         let hand_on = || {
@@ -102,12 +102,14 @@ mod tests {
     use super::*;
 
     fn meter() -> Meter {
-        Meter::start(Progress::Quiet, String::new(), 0)
+        Meter::start(Progress::Quiet, String::new(), 0..0)
     }
 
     #[test]
     fn chunks_arrive_in_order_and_hold_every_row_once() {
-        for (num_rows, max_length) in [(0, 10), (1, 10), (10_000, 10), (500, usize::MAX)] {
+        for (all, max_length) in
+            [(0..0, 10), (0..1, 10), (0..10_000, 10), (0..500, usize::MAX), (77..5000, 10), (9..9, 10)]
+        {
             let mut rows = Vec::new();
             let encode = |chunk: Range<usize>| Ok::<_, DataError>(chunk.collect::<Vec<_>>());
             let mut sink = |range: Range<usize>, chunk: Vec<usize>| {
@@ -115,8 +117,8 @@ mod tests {
                 rows.extend(chunk);
                 Ok(())
             };
-            for_each_chunk(num_rows, max_length, &|| false, meter(), &encode, &mut sink).unwrap();
-            assert_eq!(rows, (0..num_rows).collect::<Vec<_>>());
+            for_each_chunk(all.clone(), max_length, &|| false, meter(), &encode, &mut sink).unwrap();
+            assert_eq!(rows, all.collect::<Vec<_>>());
         }
     }
 
@@ -126,7 +128,7 @@ mod tests {
             Some(row) => Err(DataError::Worker(row.to_string())),
             None => Ok(()),
         };
-        let error = for_each_chunk(5000, 10, &|| false, meter(), &encode, &mut |_, ()| Ok(())).unwrap_err();
+        let error = for_each_chunk(0..5000, 10, &|| false, meter(), &encode, &mut |_, ()| Ok(())).unwrap_err();
         assert_eq!(error.to_string(), "a data worker failed: 999");
     }
 
@@ -138,7 +140,7 @@ mod tests {
             Ok(())
         };
         let is_stopped = || made.load(Ordering::Relaxed) >= 3;
-        let result = for_each_chunk(1_000_000, 1000, &is_stopped, meter(), &encode, &mut |_, ()| Ok(()));
+        let result = for_each_chunk(0..1_000_000, 1000, &is_stopped, meter(), &encode, &mut |_, ()| Ok(()));
         assert!(matches!(result, Err(DataError::Interrupted)));
         assert!(made.into_inner() < 3 + rayon::current_num_threads() + 1);
     }

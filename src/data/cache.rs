@@ -2,7 +2,7 @@
 //!
 //! A file of tokens is named by a key (`CacheKey`): the content of the data file and all that decides its tokens. It is
 //! complete or absent, since it is written under another name and renamed; what is in it is checked before it is
-//! believed, and a damaged one is made again. Rows are read with one `pread` each rather than through a mapping: mapped
+//! believed, and a damaged one is made again. One that was interrupted is gone on with, row by row as far as it is whole. Rows are read with one `pread` each rather than through a mapping: mapped
 //! pages would count as the process's memory once they were touched, so that an epoch over a large file would look (and,
 //! in a container, be billed) as if it were all in memory, and a file cut short under a mapping ends the process.
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -31,11 +31,13 @@ pub const CACHE_VARIABLE: &str = "LORA_TRAIN_CACHE";
 /// Bytes of token files that are kept; beyond, those go that were not used for longest.
 pub const MAX_CACHE_BYTES: u64 = 32 << 30;
 /// Goes up with every change of a token file: of its layout, and of what encoding makes of a row.
-const FORMAT_VERSION: u32 = 2;
+const FORMAT_VERSION: u32 = 3;
 /// How names of token files end.
 const STORE_SUFFIX: &str = ".tokens";
 /// How names of files that are being written end.
 const UNFINISHED_SUFFIX: &str = ".unfinished";
+/// For how long tokens that were interrupted are there to be gone on with.
+const UNFINISHED_AGE: Duration = Duration::from_hours(7 * 24);
 
 /// Where tokens are kept between runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,28 +93,36 @@ impl CacheKey {
     }
 }
 
-/// Removes what a killed process left half written, and, beyond `max_bytes`, the token files that were not used for
-/// longest, but not `keep`. What cannot be removed stays.
+/// Removes what nobody will finish and, beyond `max_bytes`, the token files that were not used for longest, finished or
+/// not; neither `keep` nor what it is being made from. What cannot be removed stays.
 pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let mut stores: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for entry in entries.flatten() {
-        let (path, name) = (entry.path(), entry.file_name());
+        let path = entry.path();
+        let Ok(metadata) = entry.metadata() else { continue };
+        let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.ends_with(UNFINISHED_SUFFIX) {
+        if let Some(stem) = name.strip_suffix(UNFINISHED_SUFFIX) {
             // Whoever writes it holds its lock.
-            if File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
-                drop(std::fs::remove_file(&path));
+            if !File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+                continue;
             }
-        } else if name.ends_with(STORE_SUFFIX)
-            && let Ok(metadata) = entry.metadata()
-        {
-            stores.push((metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), metadata.len(), path));
+            let is_key = stem.len() == 64 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let is_old = modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE);
+            if !is_key || is_old {
+                drop(std::fs::remove_file(&path));
+                continue;
+            }
+        } else if !name.ends_with(STORE_SUFFIX) {
+            continue;
         }
+        stores.push((modified, metadata.len(), path));
     }
     stores.sort();
     let mut bytes: u64 = stores.iter().map(|(_, bytes, _)| *bytes).sum();
-    for (_, size, path) in stores.into_iter().filter(|(_, _, path)| path != keep) {
+    for (_, size, path) in stores.into_iter().filter(|(_, _, path)| path.file_stem() != keep.file_stem()) {
         if bytes <= max_bytes {
             return;
         }

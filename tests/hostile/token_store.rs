@@ -1,4 +1,4 @@
-//! A file of the token cache, with bytes changed and its checksums made right again.
+//! A file of the token cache, finished or left by an interruption, with bytes changed and its checksums made right again.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,8 @@ const HEADER_BYTES: usize = 128;
 /// Places of the header's numbers: rows, bytes of records, bytes of details.
 const NUMBERS: [usize; 3] = [48, 56, 64];
 
-/// Changes of four bytes each: where (two bytes), how, and with what. The first byte says what is put right afterwards.
+/// Changes of four bytes each: where (two bytes), how, and with what. The first byte says what is put right afterwards, and
+/// whether the file was left unfinished.
 pub(crate) fn tokens(data: &[u8]) {
     let Some((repairs, changes)) = data.split_first() else { return };
     let folder = Folder::new();
@@ -37,6 +38,7 @@ pub(crate) fn tokens(data: &[u8]) {
         bytes[8..12].copy_from_slice(&crc.to_le_bytes());
     }
     fs::create_dir_all(&cache).unwrap();
+    let name = if repairs & 4 == 0 { name } else { name.replace(".tokens", ".unfinished") };
     fs::write(cache.join(name), bytes).unwrap();
     let pipeline = DataPipeline::open(&config, quickstart_tokenizer().clone(), 0, &with_cache(&cache)).unwrap();
     check_rows(&pipeline, &config);
@@ -77,11 +79,18 @@ fn apply(bytes: &mut Vec<u8>, [high, low, how, with]: [u8; 4]) {
     }
 }
 
-/// The checksum of all behind the records, where the header says that they end.
+/// The checksum of the tables and the details, where the header says that they are.
 fn repair_tables(bytes: &mut [u8]) {
-    let Some(records) = bytes.get(56..64).and_then(|number| number.first_chunk().copied()) else { return };
-    let start = usize::try_from(u64::from_le_bytes(records)).ok().and_then(|records| records.checked_add(HEADER_BYTES));
-    if let Some(crc) = start.and_then(|start| bytes.get(start..)).map(crc32fast::hash) {
+    let number = |at: usize| {
+        let bytes = bytes.get(at..at + 8)?.first_chunk()?;
+        usize::try_from(u64::from_le_bytes(*bytes)).ok()
+    };
+    let sum = || {
+        let tables_end = number(48)?.checked_mul(12)?.checked_add(HEADER_BYTES)?;
+        let details_at = tables_end.checked_add(number(56)?)?;
+        Some(crc32fast::hash(&[bytes.get(HEADER_BYTES..tables_end)?, bytes.get(details_at..)?].concat()))
+    };
+    if let Some(crc) = sum() {
         bytes[72..76].copy_from_slice(&crc.to_le_bytes());
     }
 }

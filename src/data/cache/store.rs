@@ -2,11 +2,14 @@
 //!
 //! ```text
 //! header      128 bytes, see `Header`
-//! rows        one record each: CRC-32 of the rest, flags, length and target tokens before truncation, tokens
 //! ends        where each record ends, from the first one, u64
 //! lengths     tokens of each row, 0 for one that is left out, u32
+//! rows        one record each: CRC-32 of the rest, flags, length and target tokens before truncation, tokens
 //! details     JSON
 //! ```
+//!
+//! The tables come first, since the number of rows is known before their tokens: a file that was not finished says by
+//! itself which rows it has.
 //!
 //! Numbers are little-endian; a record's numbers and tokens have four bytes, and the highest bit of a token says whether
 //! it carries loss. Every length is held against that of the file before it is used.
@@ -27,8 +30,10 @@ const MAGIC: [u8; 8] = *b"LTTOKENS";
 pub(super) const HEADER_BYTES: usize = 128;
 /// Bytes of a record before its tokens.
 const RECORD_HEAD_BYTES: usize = 16;
+/// Bytes of `ends` for each row.
+pub(super) const END_BYTES: u64 = 8;
 /// Bytes of `ends` and `lengths` for each row.
-pub(super) const TABLE_BYTES_PER_ROW: u64 = 12;
+pub(super) const TABLE_BYTES_PER_ROW: u64 = END_BYTES + 4;
 const LOSS_BIT: u32 = 1 << 31;
 const FLAG_BAD: u32 = 1;
 /// Longest details that are read.
@@ -55,7 +60,7 @@ pub(super) struct Header {
     /// Bytes of all records.
     pub(super) records_bytes: u64,
     pub(super) details_bytes: u64,
-    /// CRC-32 of all that follows the records.
+    /// CRC-32 of the tables and, behind them, the details.
     pub(super) tables_crc: u32,
 }
 
@@ -89,9 +94,23 @@ impl Header {
 
     /// Bytes of the whole file, if that is a number.
     fn file_bytes(&self) -> Option<u64> {
-        let tables = self.num_rows.checked_mul(TABLE_BYTES_PER_ROW)?;
-        (HEADER_BYTES as u64).checked_add(self.records_bytes)?.checked_add(tables)?.checked_add(self.details_bytes)
+        records_at(self.num_rows)?.checked_add(self.records_bytes)?.checked_add(self.details_bytes)
     }
+}
+
+/// Where the records of a file of `num_rows` rows start, if that is a number.
+pub(super) fn records_at(num_rows: u64) -> Option<u64> {
+    num_rows.checked_mul(TABLE_BYTES_PER_ROW)?.checked_add(HEADER_BYTES as u64)
+}
+
+/// Bytes of the longest record there can be.
+pub(super) fn longest_record(max_length: usize) -> u64 {
+    (max_length as u64).saturating_mul(4).saturating_add(RECORD_HEAD_BYTES as u64)
+}
+
+/// Whether a record may have `bytes` bytes.
+pub(super) fn is_record_size(bytes: u64, longest: u64) -> bool {
+    (RECORD_HEAD_BYTES as u64..=longest).contains(&bytes) && bytes.is_multiple_of(4)
 }
 
 /// Puts the record of a row behind `bytes`.
@@ -110,7 +129,7 @@ pub(super) fn push_record(bytes: &mut Vec<u8>, row: &EncodedRow) {
 }
 
 /// The row of a record; `None` for one that is damaged, or has ids above `max_id`.
-fn read_record(bytes: &[u8], max_id: u32) -> Option<EncodedRow> {
+pub(super) fn read_record(bytes: &[u8], max_id: u32) -> Option<EncodedRow> {
     let mut numbers =
         bytes.chunks_exact(4).map(|chunk| chunk.first_chunk().map_or(0, |word| u32::from_le_bytes(*word)));
     if numbers.next()? != crc32fast::hash(&bytes[4..]) {
@@ -169,6 +188,8 @@ impl From<io::Error> for Unusable {
 pub(in crate::data) struct TokenStore {
     path: PathBuf,
     file: File,
+    /// Where the records start.
+    records_at: u64,
     /// Where each record ends, from the first one.
     ends: Vec<u64>,
     details: Details,
@@ -190,16 +211,16 @@ impl TokenStore {
             return Err(Unusable::Damaged);
         }
         // From here on the lengths are known to fit the file.
-        let tables_at = HEADER_BYTES as u64 + header.records_bytes;
-        let ends_bytes = header.num_rows * 8;
+        let ends_bytes = header.num_rows * END_BYTES;
+        let records_at = HEADER_BYTES as u64 + header.num_rows * TABLE_BYTES_PER_ROW;
         let mut crc = crc32fast::Hasher::new();
         let mut ends = Vec::with_capacity(usize::try_from(header.num_rows).map_err(|_| Unusable::Damaged)?);
-        for_each_block(&file, tables_at, ends_bytes, &mut |block| {
+        for_each_block(&file, HEADER_BYTES as u64, ends_bytes, &mut |block| {
             crc.update(block);
-            ends.extend(block.chunks_exact(8).filter_map(|chunk| chunk.first_chunk().copied()).map(u64::from_le_bytes));
+            ends.extend(long_words(block));
         })?;
         let mut lengths = Vec::with_capacity(ends.len());
-        for_each_block(&file, tables_at + ends_bytes, header.num_rows * 4, &mut |block| {
+        for_each_block(&file, HEADER_BYTES as u64 + ends_bytes, header.num_rows * 4, &mut |block| {
             crc.update(block);
             lengths.extend(words(block));
         })?;
@@ -208,14 +229,13 @@ impl TokenStore {
             crc.update(block);
             details.extend_from_slice(block);
         })?;
-        let longest = (max_length as u64).saturating_mul(4).saturating_add(RECORD_HEAD_BYTES as u64);
+        let longest = longest_record(max_length);
         let mut start = 0;
         // Rows are packed by their lengths before their records are read.
         let are_records = ends.iter().zip(&lengths).all(|(end, length)| {
             let record = end.checked_sub(std::mem::replace(&mut start, *end));
             record.is_some_and(|bytes| {
-                (RECORD_HEAD_BYTES as u64..=longest).contains(&bytes)
-                    && bytes % 4 == 0
+                is_record_size(bytes, longest)
                     && (*length == 0 || u64::from(*length) * 4 == bytes - RECORD_HEAD_BYTES as u64)
             })
         });
@@ -223,7 +243,7 @@ impl TokenStore {
             return Err(Unusable::Damaged);
         }
         let details = serde_json::from_slice(&details).map_err(|_| Unusable::Damaged)?;
-        Ok(Self { path: path.to_path_buf(), file, ends, details, bytes, max_id })
+        Ok(Self { path: path.to_path_buf(), file, records_at, ends, details, bytes, max_id })
     }
 
     /// Whether ids up to `max_id` leave the bit free that says what carries loss.
@@ -256,29 +276,33 @@ impl TokenStore {
     pub(in crate::data) fn read(&self, index: usize) -> Option<EncodedRow> {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         let mut bytes = vec![0; usize::try_from(self.ends[index] - start).ok()?];
-        read_exact_at(&self.file, &mut bytes, HEADER_BYTES as u64 + start).ok()?;
+        read_exact_at(&self.file, &mut bytes, self.records_at + start).ok()?;
         read_record(&bytes, self.max_id)
     }
 
     /// Tokens of every row, 0 for one that is left out.
     pub(in crate::data) fn lengths(&self) -> io::Result<Vec<u32>> {
-        let records_bytes = self.ends.last().copied().unwrap_or(0);
         let num_rows = self.ends.len() as u64;
         let mut lengths = Vec::with_capacity(self.ends.len());
-        for_each_block(&self.file, HEADER_BYTES as u64 + records_bytes + num_rows * 8, num_rows * 4, &mut |block| {
+        for_each_block(&self.file, HEADER_BYTES as u64 + num_rows * END_BYTES, num_rows * 4, &mut |block| {
             lengths.extend(words(block));
         })?;
         Ok(lengths)
     }
 }
 
-/// The numbers in a block.
+/// The numbers of four bytes in a block.
 fn words(block: &[u8]) -> impl Iterator<Item = u32> {
     block.chunks_exact(4).filter_map(|chunk| chunk.first_chunk().copied()).map(u32::from_le_bytes)
 }
 
+/// The numbers of eight bytes in a block.
+pub(super) fn long_words(block: &[u8]) -> impl Iterator<Item = u64> {
+    block.chunks_exact(8).filter_map(|chunk| chunk.first_chunk().copied()).map(u64::from_le_bytes)
+}
+
 /// Hands `len` bytes from `at` on to `sink`, a block at a time.
-fn for_each_block(file: &File, at: u64, len: u64, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+pub(super) fn for_each_block(file: &File, at: u64, len: u64, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
     let mut block = vec![0; usize::try_from(len).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES)];
     let mut done = 0;
     while done < len {
@@ -301,7 +325,7 @@ mod tests {
     fn lengths_that_are_not_those_of_the_rows_are_damage() {
         let folder = tempfile::tempdir().unwrap();
         let key = CacheKey([7; 32]);
-        let mut writer = StoreWriter::create(folder.path(), key).unwrap();
+        let mut writer = StoreWriter::open(folder.path(), key, 1, 64, 10).unwrap();
         let mut chunk = Chunk::default();
         let row = EncodedRow { ids: vec![1, 2, 3], carries_loss: vec![false, true, true], ..EncodedRow::default() };
         chunk.push(&EncodedRow { full_length: 3, full_target_tokens: 2, ..row });
@@ -311,11 +335,11 @@ mod tests {
         writer.finish(&Details { kind, format, unused_columns: Vec::new(), counts, bad_rows: Vec::new() }).unwrap();
         let path = key.path(folder.path());
         let whole = std::fs::read(&path).unwrap();
-        let tables = HEADER_BYTES + RECORD_HEAD_BYTES + 12;
+        let records = HEADER_BYTES + 12..HEADER_BYTES + 12 + RECORD_HEAD_BYTES + 12;
         for (length, is_good) in [(3_u32, true), (0, true), (2, false), (4, false), (u32::MAX, false)] {
             let mut bytes = whole.clone();
-            bytes[tables + 8..tables + 12].copy_from_slice(&length.to_le_bytes());
-            let crc = crc32fast::hash(&bytes[tables..]);
+            bytes[HEADER_BYTES + 8..records.start].copy_from_slice(&length.to_le_bytes());
+            let crc = crc32fast::hash(&[&bytes[HEADER_BYTES..records.start], &bytes[records.end..]].concat());
             bytes[72..76].copy_from_slice(&crc.to_le_bytes());
             let crc = crc32fast::hash(&bytes[12..HEADER_BYTES]);
             bytes[8..12].copy_from_slice(&crc.to_le_bytes());

@@ -1,13 +1,10 @@
 use std::fs::{self, OpenOptions as FileOptions};
-use std::os::unix::fs::FileExt as _;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::store::Unusable;
 use super::*;
 use crate::data::batch::RowSource;
 use crate::data::config::{DataConfig, DataSource, OnBadRow};
@@ -16,6 +13,9 @@ use crate::data::error::DataError;
 use crate::data::fixture::{CHATML, Files, chat_tokenizer, config, model_folder, numbered_rows, tokenizer};
 use crate::data::pipeline::{Cursor, DataPipeline, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
+
+mod damage;
+mod unfinished;
 
 /// A cache folder that is not there yet.
 struct Cache(TempDir);
@@ -56,6 +56,13 @@ impl Cache {
 /// Whether the tokens of each file were read from disk.
 fn is_hit(pipeline: &DataPipeline) -> bool {
     pipeline.files().iter().all(|file| file.kept_tokens.is_some_and(|kept| !kept.is_new))
+}
+
+/// Where the records of a token file are.
+fn records(store: &[u8]) -> Range<usize> {
+    let number = |at: usize| usize::try_from(u64::from_le_bytes(*store[at..].first_chunk().unwrap())).unwrap();
+    let start = 128 + 12 * number(48);
+    start..start + number(56)
 }
 
 fn rows(pipeline: &DataPipeline) -> Vec<(RowSource, EncodedRow)> {
@@ -223,196 +230,6 @@ fn a_changed_template_makes_tokens_anew_and_one_that_asks_for_the_time_keeps_non
     assert_eq!(cache.stores().len(), kept);
 }
 
-#[test]
-fn damaged_and_foreign_files_are_never_believed() {
-    let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
-    let config = packed(vec![files.write("r.jsonl", &numbered_rows(40))]);
-    let expected = rows(&cache.open(&config, &tokenizer).unwrap());
-    let store = cache.stores().remove(0);
-    let sound = fs::read(&store).unwrap();
-    // Every bit of the header and of the tables, and some of each record.
-    let tables = sound.len() - 40 * usize::try_from(store::TABLE_BYTES_PER_ROW).unwrap();
-    let places = (0..128).chain((128..tables).step_by(7)).chain((tables - 300..sound.len()).step_by(3));
-    let mut num_found_at_start = 0;
-    for place in places {
-        let mut bytes = sound.clone();
-        bytes[place] ^= 1 << (place % 8);
-        fs::write(&store, &bytes).unwrap();
-        let opened = cache.open(&config, &tokenizer).unwrap();
-        num_found_at_start += usize::from(!is_hit(&opened));
-        assert_eq!(rows(&opened), expected, "byte {place}");
-        // Whether it was found at the start or at a row, the next start has a sound one.
-        drop(cache.open(&config, &tokenizer).unwrap());
-        assert_eq!(fs::read(&store).unwrap(), sound, "byte {place}");
-    }
-    assert!(num_found_at_start >= 128, "{num_found_at_start}");
-    for bytes in [
-        &[],
-        &sound[..7],
-        &sound[..127],
-        &sound[..128],
-        &sound[..sound.len() - 1],
-        &[sound.clone(), vec![0]].concat()[..],
-    ] {
-        fs::write(&store, bytes).unwrap();
-        let opened = cache.open(&config, &tokenizer).unwrap();
-        assert!(!is_hit(&opened));
-        assert_eq!(rows(&opened), expected, "{} bytes", bytes.len());
-    }
-    // The tokens of another file under this name.
-    let other = packed(vec![files.write("other.jsonl", &numbered_rows(41))]);
-    cache.open(&other, &tokenizer).unwrap();
-    let foreign = cache.stores().into_iter().find(|path| *path != store).unwrap();
-    fs::copy(&foreign, &store).unwrap();
-    let opened = cache.open(&config, &tokenizer).unwrap();
-    assert!(!is_hit(&opened));
-    assert_eq!(rows(&opened), expected);
-}
-
-#[test]
-fn lengths_that_no_file_has_are_refused_before_anything_is_allocated() {
-    let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
-    let config = packed(vec![files.write("r.jsonl", &numbered_rows(40))]);
-    cache.open(&config, &tokenizer).unwrap();
-    let store = cache.stores().remove(0);
-    let sound = fs::read(&store).unwrap();
-    let key = CacheKey(*sound[16..].first_chunk().unwrap());
-    for (at, number) in
-        [(48, u64::MAX), (48, u64::MAX / 12), (56, u64::MAX - 200), (64, u64::MAX), (48, 1 << 40), (56, 0)]
-    {
-        let mut bytes = sound.clone();
-        bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
-        let crc = crc32fast::hash(&bytes[12..128]);
-        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
-        fs::write(&store, &bytes).unwrap();
-        let opened = TokenStore::open(&store, key, 64, tokenizer.max_id());
-        assert!(matches!(opened, Err(Unusable::Damaged)), "{number} at {at}");
-    }
-    // A token that the model has no embedding for, with a right checksum.
-    let mut bytes = sound.clone();
-    let first =
-        128..128 + usize::try_from(u64::from_le_bytes(*sound[ends_at(&sound)..].first_chunk().unwrap())).unwrap();
-    bytes[first.start + 16..first.start + 20].copy_from_slice(&261_u32.to_le_bytes());
-    let crc = crc32fast::hash(&bytes[first.start + 4..first.end]);
-    bytes[first.start..first.start + 4].copy_from_slice(&crc.to_le_bytes());
-    fs::write(&store, &bytes).unwrap();
-    assert_eq!(TokenStore::open(&store, key, 64, 261).unwrap().read(0).unwrap().ids[0], 261);
-    assert!(TokenStore::open(&store, key, 64, 260).unwrap().read(0).is_none());
-    assert!(matches!(TokenStore::open(&store, key, 3, 261), Err(Unusable::Damaged)), "rows longer than there can be");
-}
-
-fn ends_at(store: &[u8]) -> usize {
-    128 + usize::try_from(u64::from_le_bytes(*store[56..].first_chunk().unwrap())).unwrap()
-}
-
-#[test]
-fn a_cache_that_is_damaged_after_the_start_is_replaced_by_the_data_file() {
-    let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
-    let config = packed(vec![files.write("r.jsonl", &numbered_rows(40))]);
-    cache.open(&config, &tokenizer).unwrap();
-    let expected = rows(&cache.open(&config, &tokenizer).unwrap());
-    for case in ["zeroed", "cut", "data changed"] {
-        let opened = cache.open(&config, &tokenizer).unwrap();
-        let file = FileOptions::new().write(true).open(&cache.stores()[0]).unwrap();
-        if case == "zeroed" {
-            file.write_all_at(&[0; 400], 500).unwrap();
-        } else {
-            file.set_len(400).unwrap();
-        }
-        if case == "data changed" {
-            files.write("r.jsonl", &numbered_rows(39));
-            let error = (0..40).find_map(|row| opened.train_row(row).err()).unwrap().to_string();
-            assert!(
-                error.contains("r.jsonl: has changed since the start") && error.contains("hint: start again"),
-                "{error}"
-            );
-        } else {
-            assert_eq!(rows(&opened), expected, "{case}");
-        }
-        assert!(cache.stores().is_empty(), "it is thrown away");
-        cache.open(&config, &tokenizer).unwrap();
-    }
-}
-
-#[test]
-fn a_folder_that_cannot_be_written_is_a_warning() {
-    let (files, tokenizer) = (Files::new(), Arc::new(tokenizer()));
-    let config = packed(vec![files.write("r.jsonl", &numbered_rows(40))]);
-    let fresh = DataPipeline::open(&config, Arc::clone(&tokenizer), 7, &OpenOptions::default()).unwrap();
-    // A file where the folder is to be: refused for root too.
-    let folder = files.path("r.jsonl").join("tokens");
-    let cache = CacheSettings { folder: Some(folder), max_bytes: 0 };
-    let options = OpenOptions { cache, ..OpenOptions::default() };
-    let opened = DataPipeline::open(&config, tokenizer, 7, &options).unwrap();
-    let warnings = opened.warnings();
-    assert!(warnings.len() == 1 && warnings[0].contains("its tokens cannot be kept in"), "{warnings:?}");
-    assert!(warnings[0].contains("hint: LORA_TRAIN_CACHE names another folder"), "{warnings:?}");
-    assert_eq!(rows(&opened), rows(&fresh));
-    assert_eq!(opened.batches_per_epoch(1), fresh.batches_per_epoch(1));
-}
-
-#[test]
-fn starts_at_the_same_time_do_not_harm_each_other() {
-    let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
-    let config = packed(vec![files.write("r.jsonl", &numbered_rows(3000))]);
-    let expected = rows(&DataPipeline::open(&config, Arc::clone(&tokenizer), 7, &OpenOptions::default()).unwrap());
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                for _ in 0..3 {
-                    let opened = cache.open(&config, &tokenizer).unwrap();
-                    assert!(opened.warnings().is_empty(), "{:?}", opened.warnings());
-                    assert_eq!(rows(&opened), expected);
-                }
-            });
-        }
-    });
-    assert_eq!(cache.stores().len(), 1);
-    assert!(is_hit(&cache.open(&config, &tokenizer).unwrap()));
-}
-
-#[test]
-fn an_interruption_leaves_nothing_behind() {
-    let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
-    let config = packed(vec![files.write("r.jsonl", &numbered_rows(20_000))]);
-    let asked = AtomicUsize::new(0);
-    let is_stopped = || asked.fetch_add(1, Ordering::Relaxed) > 20;
-    let options = OpenOptions { is_stopped: &is_stopped, ..cache.options() };
-    let error = DataPipeline::open(&config, Arc::clone(&tokenizer), 7, &options).unwrap_err();
-    assert!(matches!(error, DataError::Interrupted));
-    assert!(cache.entries().iter().all(|path| path.extension().unwrap() == "sha256"), "{:?}", cache.entries());
-    assert!(!is_hit(&cache.open(&config, &tokenizer).unwrap()));
-}
-
-#[test]
-fn tidying_takes_the_oldest_and_what_killed_processes_left() {
-    let folder = TempDir::new().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    for (age, name) in [
-        (3, "old.tokens"),
-        (2, "kept.tokens"),
-        (1, "new.tokens"),
-        (9, "a.unfinished"),
-        (9, "b.unfinished"),
-        (9, "notes.sha256"),
-    ] {
-        fs::write(path(name), [0; 100]).unwrap();
-        let file = FileOptions::new().write(true).open(path(name)).unwrap();
-        file.set_modified(SystemTime::now() - std::time::Duration::from_hours(age)).unwrap();
-    }
-    let in_use = File::open(path("b.unfinished")).unwrap();
-    in_use.lock().unwrap();
-    let left = |max_bytes: u64| {
-        tidy(folder.path(), max_bytes, &path("kept.tokens"));
-        let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        names.sort();
-        names
-    };
-    assert_eq!(left(300), ["b.unfinished", "kept.tokens", "new.tokens", "notes.sha256", "old.tokens"]);
-    assert_eq!(left(299), ["b.unfinished", "kept.tokens", "new.tokens", "notes.sha256"]);
-    assert_eq!(left(0), ["b.unfinished", "kept.tokens", "notes.sha256"]);
-}
-
 /// If this fails, what is kept of a row has changed: `FORMAT_VERSION` must go up, and this number with it.
 #[test]
 fn what_is_kept_of_a_row_changes_only_with_the_version() {
@@ -425,12 +242,12 @@ fn what_is_kept_of_a_row_changes_only_with_the_version() {
         .iter()
         .map(|store| {
             let bytes = fs::read(store).unwrap();
-            crc32fast::hash(&bytes[128..ends_at(&bytes)])
+            crc32fast::hash(&bytes[records(&bytes)])
         })
         .collect();
     records.sort_unstable();
     let records: Vec<u8> = records.iter().flat_map(|crc| crc.to_le_bytes()).collect();
-    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (2, 1_925_296_449));
+    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (3, 1_925_296_449));
 }
 
 #[test]

@@ -154,8 +154,16 @@ impl DataFile {
         let path = wanted.key.path(folder);
         // What is not needed any more makes room first.
         cache::tidy(folder, options.cache.max_bytes, &path);
-        let mut writer = StoreWriter::create(folder, wanted.key).map_err(AheadError::Store)?;
+        let (num_rows, max_id) = (self.rows.len(), encoder.tokenizer.max_id());
+        let mut writer =
+            StoreWriter::open(folder, wanted.key, num_rows, encoder.max_length, max_id).map_err(AheadError::Store)?;
         let mut bad_rows = BadRows::default();
+        // Of an earlier start: what is wrong with them was not kept.
+        for row in writer.bad_rows().iter().copied().take(MAX_NAMED_ROWS) {
+            let bad = self.encode_chunk(row..row + 1, encoder, on_bad_row, &mut |_| {})?;
+            self.name_bad_rows(bad, &mut bad_rows);
+        }
+        let first = writer.num_rows();
         let encode = |rows: Range<usize>| {
             let mut chunk = Chunk::default();
             let bad = self.encode_chunk(rows, encoder, on_bad_row, &mut |row| chunk.push(row))?;
@@ -165,8 +173,14 @@ impl DataFile {
             self.name_bad_rows(bad, &mut bad_rows);
             writer.push(&chunk).map_err(AheadError::Store)
         };
-        let meter = self.meter(options);
-        for_each_chunk(self.rows.len(), encoder.max_length, options.is_stopped, meter, &encode, &mut sink)?;
+        let rows = first..num_rows;
+        let meter = self.meter(rows.clone(), options);
+        let result = for_each_chunk(rows, encoder.max_length, options.is_stopped, meter, &encode, &mut sink);
+        if matches!(result, Err(AheadError::Data(DataError::Interrupted))) {
+            writer.leave();
+            return Err(DataError::Interrupted.into());
+        }
+        result?;
         if !Signature::of(&self.info.path).is_ok_and(|now| now == wanted.signature) {
             let reason = "changes while it is read\n  hint: start again once it is complete".to_owned();
             return Err(DataError::File { path: self.info.path.clone(), reason }.into());
@@ -180,7 +194,7 @@ impl DataFile {
         };
         writer.finish(&details).map_err(AheadError::Store)?;
         cache::tidy(folder, options.cache.max_bytes, &path);
-        let tokens = TokenStore::open(&path, wanted.key, encoder.max_length, encoder.tokenizer.max_id());
+        let tokens = TokenStore::open(&path, wanted.key, encoder.max_length, max_id);
         tokens.map_err(|error| AheadError::Store(error.into()))
     }
 
@@ -216,8 +230,8 @@ impl DataFile {
             lengths.extend(chunk);
             Ok(())
         };
-        let meter = self.meter(options);
-        for_each_chunk(self.rows.len(), encoder.max_length, options.is_stopped, meter, &encode, &mut sink)?;
+        let meter = self.meter(0..self.rows.len(), options);
+        for_each_chunk(0..self.rows.len(), encoder.max_length, options.is_stopped, meter, &encode, &mut sink)?;
         self.bad_rows = bad_rows;
         Ok(())
     }
@@ -258,8 +272,8 @@ impl DataFile {
         }
     }
 
-    fn meter(&self, options: &OpenOptions<'_>) -> Meter {
-        Meter::start(options.progress, self.info.path.display().to_string(), self.rows.len())
+    fn meter(&self, rows: Range<usize>, options: &OpenOptions<'_>) -> Meter {
+        Meter::start(options.progress, self.info.path.display().to_string(), rows)
     }
 }
 
