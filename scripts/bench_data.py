@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """Tokenising many short rows next to Hugging Face datasets + tokenizers, on this machine, in one run.
 
-usage: bench_data.py [--model models/smollm2-135m] [--rows 1000000] [--kinds completion chat] [--num-proc 2]
-                     [--binary target/release/lora-train] [--sides ours hf] [--work FOLDER] [--out benches/results]
+usage: bench_data.py [--model models/smollm2-135m] [--rows 1000000] [--sentences 4] [--kinds completion chat]
+                     [--num-proc 2] [--binary target/release/lora-train] [--sides ours hf] [--work FOLDER]
+                     [--out benches/results]
 
 The rows are made by this script, the same on every machine: sentences of words from a fixed list, drawn by a fixed
-seed. For each kind of rows and each side, every measurement a process of its own:
+seed; an answer has up to --sentences of them (35: a kilobyte a row). For each kind of rows and each side, every measurement a process of its own:
 
   cold          the first start: from the file to tokens on disk, nothing cached, from process start to end; rows/s of it,
                 and the processor time of all processes, which a busy machine changes less
   cached        the second start: ours until model, data and data workers stand ready to step, with the rows of the first
                 epoch shuffled; theirs until the first rows of the shuffled set are there, without a model
+  killed        ours only: the start that follows one that was killed half-way; its tokens must be those of the first, byte
+                for byte
   memory        peak resident memory: of the process (VmHWM), or, where there are several, of their largest sum
 
 Ours: `lora-train inspect` cold; cached, a training run of one step, from its summary.json (`startup_seconds`).
@@ -22,6 +25,7 @@ Prints a table and writes JSON with hardware, versions and command line to --out
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import pathlib
@@ -52,7 +56,7 @@ BATCH_ROWS = 8
 POLL_SECONDS = 0.05
 
 
-def write_rows(path, kind, num_rows):
+def write_rows(path, kind, num_rows, max_sentences):
     """`num_rows` rows of a kind, the same ones each time."""
     draw = random.Random(20_26)
     def sentence(low, high):
@@ -61,7 +65,7 @@ def write_rows(path, kind, num_rows):
     with open(path, "w") as file:
         for index in range(num_rows):
             question = f"Question {index}: " + sentence(6, 20)
-            answer = " ".join(sentence(4, 14) for _ in range(draw.randint(1, 4)))
+            answer = " ".join(sentence(4, 14) for _ in range(draw.randint(1, max_sentences)))
             if kind == "completion":
                 row = {"prompt": question + " ", "completion": answer}
             else:
@@ -144,10 +148,32 @@ def ours(args, work, rows_path):
     shutil.rmtree(output, ignore_errors=True)
     total, _, cached_memory, _ = measure([args.binary, str(recipe), "--quiet"], env)
     startup = json.loads((output / "summary.json").read_text())["time"]["startup_seconds"]
-    return {"cold_seconds": cold_seconds, "cold_processor_seconds": cold_processor,
+    cache_bytes = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+    tokens = tokens_in(cache)
+    shutil.rmtree(cache)
+    process = subprocess.Popen([args.binary, "inspect", str(recipe), "--rows", "1"], env=env, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    time.sleep(cold_seconds / 2)
+    process.kill()
+    process.wait()
+    if tokens_in(cache):
+        sys.exit("it was done before it could be killed: more rows are needed")
+    killed_seconds, _, killed_memory, _ = measure([args.binary, "inspect", str(recipe), "--rows", "1"], env)
+    if tokens_in(cache) != tokens:
+        sys.exit("the tokens of the start after a killed one differ")
+    return {"killed_half_way_seconds": killed_seconds, "killed_half_way_peak_memory_bytes": killed_memory,
+            "cold_seconds": cold_seconds, "cold_processor_seconds": cold_processor,
             "cold_peak_memory_bytes": cold_memory, "cached_start_seconds": startup,
-            "one_step_run_seconds": total, "cached_peak_memory_bytes": cached_memory,
-            "cache_bytes": sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())}
+            "one_step_run_seconds": total, "cached_peak_memory_bytes": cached_memory, "cache_bytes": cache_bytes}
+
+
+def tokens_in(cache):
+    """Hashes of the finished files of tokens, by name."""
+    found = {}
+    for path in cache.rglob("*.tokens"):
+        with open(path, "rb") as file:
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def hf(args, work, rows_path, kind):
@@ -218,7 +244,7 @@ def machine():
 
 def table(results):
     """The figures as lines of text."""
-    heads = ("rows", "side", "cold s", "rows/s", "processor s", "memory MiB", "cached start s", "memory MiB", "speed", "by processor")
+    heads = ("rows", "side", "cold s", "rows/s", "processor s", "memory MiB", "cached start s", "memory MiB", "killed s", "speed", "by processor")
     lines = [heads]
     for kind, sides in results.items():
         for side, m in sides.items():
@@ -227,7 +253,8 @@ def table(results):
             lines.append((kind, side, f"{m['cold_seconds']:.1f}", f"{m['rows_per_second']:,.0f}",
                           f"{m['cold_processor_seconds']:.1f}",
                           f"{m['cold_peak_memory_bytes'] / 2**20:,.0f}", f"{m['cached_start_seconds']:.2f}",
-                          f"{m['cached_peak_memory_bytes'] / 2**20:,.0f}", *ratios))
+                          f"{m['cached_peak_memory_bytes'] / 2**20:,.0f}",
+                          f"{m['killed_half_way_seconds']:.1f}" if "killed_half_way_seconds" in m else "", *ratios))
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines)
 
@@ -236,6 +263,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=pathlib.Path, default="models/smollm2-135m")
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--sentences", type=int, default=4)
     parser.add_argument("--kinds", nargs="+", default=["completion", "chat"], choices=["completion", "chat"])
     parser.add_argument("--sides", nargs="+", default=["ours", "hf"], choices=["ours", "hf"])
     parser.add_argument("--num-proc", type=int, default=os.cpu_count())
@@ -252,9 +280,9 @@ def main():
         work = args.work or pathlib.Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         for kind in args.kinds:
-            rows_path = work / f"{kind}-{args.rows}.jsonl"
+            rows_path = work / f"{kind}-{args.rows}-{args.sentences}.jsonl"
             if not rows_path.exists():
-                write_rows(rows_path, kind, args.rows)
+                write_rows(rows_path, kind, args.rows, args.sentences)
             results[kind] = {}
             for side in args.sides:
                 figures = ours(args, work, rows_path) if side == "ours" else hf(args, work, rows_path, kind)

@@ -252,6 +252,20 @@ mod tests {
     }
 
     #[test]
+    fn a_body_that_does_not_end_is_left_where_the_file_should() {
+        for name in ["config.json", "model-00001-of-00002.safetensors"] {
+            let case = case(Behaviour { files: files(), endless_body: Some(name.into()), ..Behaviour::default() });
+            let error = case.resolve(None).unwrap_err();
+            let HubError::Incomplete { file, found, expected, .. } = error else { panic!("{error}") };
+            assert_eq!((file.as_str(), expected), (name, files()[name].len() as u64));
+            assert!(found > expected && found < expected + (1 << 20), "{found} of {expected}");
+            case.hub.change(|behaviour| behaviour.endless_body = None);
+            let folder = case.resolve(None).unwrap();
+            assert_eq!(std::fs::read(folder.join(name)).unwrap(), files()[name]);
+        }
+    }
+
+    #[test]
     fn a_gated_repository_names_its_page_and_what_the_token_lacks() {
         let gated = |gate: &str| Behaviour { files: files(), gated_by: Some(gate.into()), ..Behaviour::default() };
         case(gated("hf_secret")).resolve(None).unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the street to the ground floor, as in `src/lib.rs`.
-const LAYERS: [&str; 21] = [
+const LAYERS: [&str; 22] = [
     "cli",
     "commands",
     "run",
@@ -25,6 +25,7 @@ const LAYERS: [&str; 21] = [
     "hub",
     "failure",
     "panics",
+    "budget",
     "schema",
 ];
 

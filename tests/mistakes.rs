@@ -328,3 +328,30 @@ fn a_run_whose_rows_all_lost_their_answers_ends_with_2_and_says_so() {
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("no token of any row that was read carries loss"), "{stderr}");
 }
+
+/// Its steps are few, and each doubles what there is: 16 TB, of which the machine has none to spare.
+#[cfg(unix)]
+#[test]
+fn a_template_that_doubles_a_text_ends_the_command_before_it_fills_the_memory() {
+    let message =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n";
+    let doubling = "{% set ns = namespace(x=messages[0].content) %}{% for i in range(44) %}{% set ns.x = ns.x ~ ns.x %}\
+                    {% endfor %}{{ ns.x }}";
+    let repeating = "{{ (messages * 100000000)|list|length }}";
+    for template in [doubling, repeating] {
+        let folder = folder();
+        fs::write(folder.path().join("rows.jsonl"), message).unwrap();
+        fs::write(folder.path().join("model/chat_template.jinja"), template).unwrap();
+        fs::write(folder.path().join("r.toml"), RECIPE).unwrap();
+        // Address space for the command itself, twice what a template may have, and not more.
+        let mut command = Command::new("bash");
+        command.args(["-c", "ulimit -v 4000000; exec \"$0\" check r.toml", env!("CARGO_BIN_EXE_lora-train")]);
+        let output = command.current_dir(folder.path()).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(
+            told.starts_with("error: the chat template takes more than 512 MiB for one conversation\n  hint: "),
+            "{told}"
+        );
+    }
+}

@@ -5,18 +5,17 @@
 //! temporary file of JSON lines.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
-use parquet::file::reader::{FileReader as _, SerializedFileReader};
-use parquet::record::{Field, Row};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::DataError;
 use crate::panics::guarded;
 
+mod columns;
+mod pages;
 mod scan;
 
 use scan::Scan;
@@ -89,7 +88,7 @@ impl RowFile {
         let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
         let file = File::open(path).map_err(|error| failed(error.to_string()))?;
         let file = if kind == FileKind::Parquet {
-            let lines = guarded(|| parquet_as_lines(file));
+            let lines = guarded(|| columns::as_lines(file));
             lines.map_err(|panic| failed(format!("a damaged Parquet file: {panic}")))?.map_err(failed)?
         } else {
             file
@@ -191,73 +190,6 @@ pub(super) fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) 
         }
     }
     Ok(())
-}
-
-/// Decodes a Parquet file into an unnamed temporary file of JSON lines.
-fn parquet_as_lines(file: File) -> Result<File, String> {
-    let num_bytes = file.metadata().map_err(|error| error.to_string())?.len();
-    let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
-    check_columns(reader.metadata(), num_bytes)?;
-    let spool = tempfile::tempfile().map_err(|error| format!("cannot create a temporary file: {error}"))?;
-    let mut lines = BufWriter::new(spool);
-    for (index, row) in reader.get_row_iter(None).map_err(|error| error.to_string())?.enumerate() {
-        let row = row.map_err(|error| format!("row {}: {error}", index + 1))?;
-        serde_json::to_writer(&mut lines, &row_to_json(&row)).map_err(|error| error.to_string())?;
-        lines.write_all(b"\n").map_err(|error| format!("cannot write a temporary file: {error}"))?;
-    }
-    lines.into_inner().map_err(|error| format!("cannot write a temporary file: {error}"))
-}
-
-/// Holds that every column lies within the file: its pages are read into memory by the lengths that the file gives.
-/// Without columns, a file of some bytes could have any number of rows.
-fn check_columns(metadata: &ParquetMetaData, num_bytes: u64) -> Result<(), String> {
-    if metadata.file_metadata().schema_descr().num_columns() == 0 {
-        return Err("the file has no columns".into());
-    }
-    let ranges = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns).map(ColumnChunkMetaData::byte_range);
-    let is_within = |(start, len): (u64, u64)| start.checked_add(len).is_some_and(|end| end <= num_bytes);
-    let mut ranges = ranges.map(is_within);
-    if ranges.all(|is_within| is_within) {
-        Ok(())
-    } else {
-        Err("damaged: a column lies beyond the end of the file".into())
-    }
-}
-
-fn row_to_json(row: &Row) -> Value {
-    Value::Object(row.get_column_iter().map(|(name, field)| (name.clone(), field_to_json(field))).collect())
-}
-
-/// Text, numbers, lists and structs as they are; dates and decimals as text.
-fn field_to_json(field: &Field) -> Value {
-    match field {
-        Field::Null => Value::Null,
-        Field::Bool(value) => (*value).into(),
-        Field::Byte(value) => (*value).into(),
-        Field::Short(value) => (*value).into(),
-        Field::Int(value) => (*value).into(),
-        Field::Long(value) => (*value).into(),
-        Field::UByte(value) => (*value).into(),
-        Field::UShort(value) => (*value).into(),
-        Field::UInt(value) => (*value).into(),
-        Field::ULong(value) => (*value).into(),
-        Field::Float(value) => f64::from(*value).into(),
-        Field::Double(value) => (*value).into(),
-        Field::Str(value) => value.as_str().into(),
-        Field::Bytes(value) => String::from_utf8_lossy(value.data()).into(),
-        Field::Group(row) => row_to_json(row),
-        Field::ListInternal(list) => list.elements().iter().map(field_to_json).collect(),
-        Field::MapInternal(map) => Value::Object(
-            map.entries()
-                .iter()
-                .map(|(key, value)| {
-                    let key = field_to_json(key);
-                    (key.as_str().map_or_else(|| key.to_string(), str::to_owned), field_to_json(value))
-                })
-                .collect(),
-        ),
-        other => other.to_string().into(),
-    }
 }
 
 #[cfg(test)]

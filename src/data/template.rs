@@ -11,6 +11,15 @@ use time::OffsetDateTime;
 
 use super::jinja;
 use super::tokenizer::Tokenizer;
+use crate::budget;
+
+/// Memory that a template may take for one rendering, besides the conversation: that of a megabyte of text takes a few
+/// tens of megabytes.
+const MAX_RENDERING_BYTES: usize = 512 << 20;
+/// What is said of a template that takes more.
+const OVER_BUDGET: &str = "error: the chat template takes more than 512 MiB for one conversation\n  hint: it may double a \
+                           text or repeat a list again and again; `data.chat_template` can name a file with another \
+                           one\n";
 
 /// Why a chat template could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -188,9 +197,11 @@ impl ChatTemplate {
             ..minijinja::Value::from_serialize(&self.special_tokens)
         };
         let mut out = jinja::BoundedText::default();
-        self.environment
-            .get_template(jinja::TEMPLATE_NAME)
-            .and_then(|template| template.render_captured_to(variables, &mut out).map(drop))
+        let render = || {
+            let template = self.environment.get_template(jinja::TEMPLATE_NAME)?;
+            template.render_captured_to(variables, &mut out).map(drop)
+        };
+        budget::within(MAX_RENDERING_BYTES, OVER_BUDGET, render)
             .map_err(|error| full_message(&error))
             .and_then(|()| out.into_text())
             .map_err(|reason| TemplateError::Render { origin: self.origin.clone(), reason })

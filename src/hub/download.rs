@@ -1,5 +1,6 @@
 //! From the Hub into the cache.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
 use hf_hub::repository::RepoTreeEntry;
@@ -8,7 +9,7 @@ use hf_hub::{HFClient, HFError, HFRepositorySync, RepoTypeModel, split_id};
 use super::cache::{self, CONFIG, INDEX, SINGLE};
 use super::content::Content;
 use super::explain::explain;
-use super::progress::{Meter, Progress};
+use super::progress::{Meter, Progress, TooLong};
 use super::{HubError, HubSettings, Wanted};
 
 /// Small files that a model needs or that belong to it.
@@ -208,11 +209,14 @@ impl Request<'_> {
             let unfinished = cache::unfinished(folder).map_err(failed)?;
             let download =
                 repository.download_file().filename(&file.name).revision(commit).local_dir(unfinished.path());
-            let result = download.progress(meter.clone()).send();
+            let result = within_its_length(|| download.progress(meter.clone()).send());
             let path = unfinished.path().join(&file.name);
             let found = std::fs::metadata(&path).map(|metadata| metadata.len()).ok();
             let (id, name) = (self.id.to_owned(), file.name.clone());
             let error = match (result, found) {
+                (Ok(Err(TooLong { found })), _) => {
+                    HubError::Incomplete { id, file: name, found, expected: file.num_bytes }
+                }
                 (Ok(_), Some(found)) if found == file.num_bytes => match file.content.name_of(&path).map_err(failed)? {
                     Some(blob) => {
                         cache::keep(folder, &path, &blob).map_err(failed)?;
@@ -248,6 +252,17 @@ impl Request<'_> {
 
     fn explain(&self, error: HFError) -> HubError {
         explain(error, self.id, self.revision, self.settings)
+    }
+}
+
+/// What a download gives, unless it was ended because more of the file came than it has.
+fn within_its_length<T>(download: impl FnOnce() -> Result<T, HFError>) -> Result<Result<T, TooLong>, HFError> {
+    match catch_unwind(AssertUnwindSafe(download)) {
+        Ok(result) => result.map(Ok),
+        Err(panic) => match panic.downcast::<TooLong>() {
+            Ok(too_long) => Ok(Err(*too_long)),
+            Err(panic) => resume_unwind(panic),
+        },
     }
 }
 

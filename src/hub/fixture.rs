@@ -31,6 +31,8 @@ pub(super) struct Behaviour {
     pub(super) endless_list: bool,
     /// File that redirects to itself.
     pub(super) endless_redirect: Option<String>,
+    /// File whose body has no end.
+    pub(super) endless_body: Option<String>,
     /// Answer to every request.
     pub(super) always: Option<(u16, &'static str)>,
 }
@@ -129,6 +131,12 @@ fn serve(stream: &TcpStream, behaviour: &Mutex<Behaviour>, seen: &Mutex<Vec<Seen
     stream.write_all(format!("{head}\r\n").as_bytes())?;
     if method != "HEAD" {
         stream.write_all(&reply.body)?;
+        if reply.is_endless {
+            // Until nobody listens any more.
+            loop {
+                stream.write_all(&reply.body)?;
+            }
+        }
     }
     stream.flush()
 }
@@ -137,12 +145,14 @@ struct Reply {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
+    /// The body comes again and again.
+    is_endless: bool,
 }
 
 impl Reply {
     fn new(status: u16, headers: &[(&str, &str)], body: impl Into<Vec<u8>>) -> Self {
         let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Self { status, headers, body: body.into() }
+        Self { status, headers, body: body.into(), is_endless: false }
     }
 
     fn json(value: &serde_json::Value) -> Self {
@@ -229,6 +239,10 @@ fn answer(path: &str, token: Option<&str>, host: &str, behaviour: &mut Behaviour
     }
     if behaviour.endless_redirect.as_deref() == Some(name) {
         return Reply::new(302, &[("Location", &format!("http://{host}{path}"))], "");
+    }
+    if behaviour.endless_body.as_deref() == Some(name) {
+        let headers = [headers[0], headers[1], ("Content-Length", "1099511627776")];
+        return Reply { is_endless: true, ..Reply::new(200, &headers, content.clone()) };
     }
     if behaviour.swapped_body.as_deref() == Some(name) {
         return Reply::new(200, &headers, vec![b'x'; content.len()]);

@@ -59,6 +59,13 @@ struct State {
     total_bytes: u64,
 }
 
+/// More of a file has come than it has: what a download is ended with, by a panic that carries it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TooLong {
+    /// Bytes that have come.
+    pub(super) found: u64,
+}
+
 impl Meter {
     pub(super) fn start(kind: Progress, id: &str, num_files: usize, total_bytes: u64) -> Self {
         let target = match kind {
@@ -110,6 +117,12 @@ impl Meter {
         self.bar.finish_and_clear();
     }
 
+    /// Bytes of the file that have come, where these are more than it has.
+    fn excess(&self, file_position: u64) -> Option<TooLong> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (file_position > state.file_bytes).then_some(TooLong { found: file_position })
+    }
+
     fn advance(&self, file_position: u64) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let position = state.completed_bytes + file_position.min(state.file_bytes);
@@ -126,6 +139,11 @@ impl ProgressHandler for Meter {
         match event {
             ProgressEvent::Download(DownloadEvent::Progress { files }) => {
                 if let Some(file) = files.iter().find(|file| file.status == FileStatus::InProgress) {
+                    if let Some(too_long) = self.excess(file.bytes_completed) {
+                        // The client goes on for as long as the server does, and asks nobody: a panic, of which nothing
+                        // is printed, is the only way out.
+                        std::panic::resume_unwind(Box::new(too_long));
+                    }
                     self.advance(file.bytes_completed);
                 }
             }

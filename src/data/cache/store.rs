@@ -242,7 +242,10 @@ impl TokenStore {
         if crc.finalize() != header.tables_crc || !are_records || start != header.records_bytes {
             return Err(Unusable::Damaged);
         }
-        let details = serde_json::from_slice(&details).map_err(|_| Unusable::Damaged)?;
+        let details: Details = serde_json::from_slice(&details).map_err(|_| Unusable::Damaged)?;
+        if !details.counts.are_of(&lengths) {
+            return Err(Unusable::Damaged);
+        }
         Ok(Self { path: path.to_path_buf(), file, records_at, ends, details, bytes, max_id })
     }
 
@@ -318,7 +321,6 @@ pub(super) fn for_each_block(file: &File, at: u64, len: u64, sink: &mut dyn FnMu
 mod tests {
     use super::super::{Chunk, StoreWriter};
     use super::*;
-    use crate::data::counts::RowCounts;
 
     /// Rows are packed by the lengths in the table: one that lies would overfill a row.
     #[test]
@@ -331,12 +333,12 @@ mod tests {
         chunk.push(&EncodedRow { full_length: 3, full_target_tokens: 2, ..row });
         writer.push(&chunk).unwrap();
         let (kind, format) = (FileKind::JsonLines, DataFormat::Text);
-        let counts = RowCounts::default();
+        let counts = writer.counts();
         writer.finish(&Details { kind, format, unused_columns: Vec::new(), counts, bad_rows: Vec::new() }).unwrap();
         let path = key.path(folder.path());
         let whole = std::fs::read(&path).unwrap();
         let records = HEADER_BYTES + 12..HEADER_BYTES + 12 + RECORD_HEAD_BYTES + 12;
-        for (length, is_good) in [(3_u32, true), (0, true), (2, false), (4, false), (u32::MAX, false)] {
+        for (length, is_good) in [(3_u32, true), (0, false), (2, false), (4, false), (u32::MAX, false)] {
             let mut bytes = whole.clone();
             bytes[HEADER_BYTES + 8..records.start].copy_from_slice(&length.to_le_bytes());
             let crc = crc32fast::hash(&[&bytes[HEADER_BYTES..records.start], &bytes[records.end..]].concat());

@@ -323,8 +323,11 @@ impl Wanted {
     ) -> Option<TokenStore> {
         // What is damaged or cannot be read is made anew and takes the place of what is there.
         let tokens = TokenStore::open(&self.key.path(folder), self.key, max_length, tokenizer.max_id()).ok()?;
+        let counts = tokens.details().counts;
         // Bad rows were skipped when they were made: now the first of them is to be named.
-        let is_refused = tokens.details().counts.bad > 0 && on_bad_row == OnBadRow::Error;
-        (!is_refused).then_some(tokens)
+        let is_refused = counts.bad > 0 && on_bad_row == OnBadRow::Error;
+        // Nobody can train on it: what is wrong is told from the rows themselves.
+        let is_useless = counts.tokens == 0;
+        (!is_refused && !is_useless).then_some(tokens)
     }
 }

@@ -81,6 +81,9 @@ fn an_interrupted_file_is_gone_on_with_and_ends_as_an_undisturbed_one() {
     assert_eq!(cache.entries().iter().filter(|path| path.extension().unwrap() != "sha256").count(), 1);
 }
 
+/// What is done to an unfinished file, whose records start at the given byte.
+type Damage = (&'static str, fn(&mut Vec<u8>, usize));
+
 #[test]
 fn of_an_unfinished_file_only_whole_rows_are_believed() {
     let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
@@ -89,7 +92,6 @@ fn of_an_unfinished_file_only_whole_rows_are_believed() {
     let path = unfinished(&cache);
     let sound = fs::read(&path).unwrap();
     let records_at = 128 + 12 * 20_000;
-    type Damage = (&'static str, fn(&mut Vec<u8>, usize));
     let damages: [Damage; 9] = [
         ("cut within a record", |bytes, _| bytes.truncate(bytes.len() - 5)),
         ("cut within the tables", |bytes, at| bytes.truncate(at - 100)),
