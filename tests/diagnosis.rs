@@ -41,7 +41,9 @@ fn rows_that_take_longer_to_tokenise_than_to_train_on_make_a_run_input_bound() {
     // Tens of thousands of tokens each, of which 64 are trained on; one worker makes them.
     write_rows(&bench.path("train.jsonl"), (0..24).map(|_| SENTENCE.repeat(3000)));
     let (findings, said) = diagnosed(&bench, &["train.max_steps=56", "eval.max_batches=1"]);
-    let finding = found(&findings, "input_bound_cpu");
+    // Where other programs have the processors, the worker stands in line for one more than it computes.
+    let is_cause = |rule: &Value| rule == "input_bound_cpu" || rule == "input_bound_processors";
+    let finding = findings.iter().find(|finding| is_cause(&finding["rule"])).unwrap_or_else(|| panic!("{findings:#?}"));
     assert_eq!(finding["severity"], "problem");
     assert!(share(finding) > 0.4, "{finding:#}");
     let verdict = finding["verdict"].as_str().unwrap();
@@ -56,19 +58,21 @@ fn rows_that_take_longer_to_tokenise_than_to_train_on_make_a_run_input_bound() {
     // It was told in the middle of the run, once, and marked there.
     let lines = steps(&bench.path("run"));
     let marked: Vec<&Value> = lines.iter().filter(|line| line["findings"].is_array()).collect();
-    let told = |line: &Value| line["findings"].as_array().unwrap().contains(&"input_bound_cpu".into());
+    let told = |line: &Value| line["findings"].as_array().unwrap().iter().any(is_cause);
     assert_eq!(
         marked.iter().filter(|line| told(line)).map(|line| line["step"].as_u64()).collect::<Vec<_>>(),
         [Some(51)]
     );
     assert!(said.contains("step 51: INPUT-BOUND:") && said.contains("\n  INPUT-BOUND:"), "{said}");
     assert!(said.contains("try `data."), "{said}");
+    let summary = json(&bench.path("run/summary.json"));
+    let told = &summary["told"][0];
+    assert!(is_cause(&told["rule"]) && told["steps"][1] == 51, "{told:#}");
+    let tag = format!("diagnosis/{}", told["rule"].as_str().unwrap());
     let texts = common::events::texts(&bench.path("run"));
-    for (step, tag) in [(51, "diagnosis/input_bound_cpu"), (51, "anomalies"), (56, "diagnosis")] {
+    for (step, tag) in [(51, tag.as_str()), (51, "anomalies"), (56, "diagnosis")] {
         assert!(texts.contains(&(step, tag.to_owned())), "{tag} at step {step} in {texts:?}");
     }
-    let summary = json(&bench.path("run/summary.json"));
-    assert_eq!((&summary["told"][0]["rule"], &summary["told"][0]["steps"][1]), (&"input_bound_cpu".into(), &51.into()));
     // The rows were cut too, which no length mends that the model has positions for.
     let truncation = found(&findings, "truncation");
     assert_eq!(truncation["changes"][0]["to"], "512", "{truncation:#}");
