@@ -317,7 +317,9 @@ mod tests {
         let (mut kept, mut found) = (0, 0);
         for seed in 0..200 {
             let noise = |run| 1.0 + 0.1 * chance(run, seed);
-            kept += u32::from(recommended(&|_, run| 100.0 * noise(run)) == BASE);
+            // What slows now and then, by much, is not symmetric as the rest is.
+            let hiccups = |run| if chance(run, !seed) > 0.6 { 0.7 } else { 1.0 };
+            kept += u32::from(recommended(&|_, run| 100.0 * noise(run) * hiccups(run)) == BASE);
             let rate = |settings: &Settings, run| 100.0 * faster(settings.precision == Dtype::Bf16, 1.3) * noise(run);
             found += u32::from(recommended(&rate).precision == Dtype::Bf16);
         }

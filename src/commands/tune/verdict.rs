@@ -1,8 +1,8 @@
 //! Whether a candidate is faster, or whether the machine only looked so: a pure function from what was measured.
 //!
 //! Nothing is compared with a figure from long ago. A candidate's run lies between two runs of the settings that it is to
-//! beat, and what counts is the ratio to these neighbours: a machine that gets slower or faster meanwhile takes all three
-//! along. The median of such rounds is believed where it is more than the noise, which is how much rounds differ that should
+//! beat, and what counts are the ratios to these neighbours: a machine that gets slower or faster meanwhile takes all three
+//! along. The median of these ratios is believed where it is more than the noise, which is how much rounds differ that should
 //! not.
 
 use serde::Serialize;
@@ -17,6 +17,8 @@ const MAX_ROUNDS: usize = 100;
 const NUM_STANDARD_ERRORS: f64 = 5.0;
 /// Standard errors that a candidate may lack of a gain that could be seen in the end, for more rounds to be worth their time.
 const HOPE: f64 = 2.0;
+/// What seems to be the noise is taken for more by this over the number of rounds: two or three may agree by luck.
+const DOUBT: f64 = 3.0;
 /// The least that rounds are thought to vary by, in natural logarithms: runs that agree to the last digit are luck.
 const LEAST_NOISE: f64 = 0.01;
 
@@ -29,7 +31,15 @@ pub(super) struct Round {
 }
 
 impl Round {
-    /// Logarithm of the candidate's speed over that of its neighbours.
+    /// Logarithms of the candidate's speed over that of each of its neighbours.
+    ///
+    /// One by one, since of equal settings either is as likely to be the faster. The mean of two is not: what slows runs
+    /// down now and then slows one of two more often than one alone, and a median of such ratios would favour the candidate.
+    fn log_ratios(&self) -> [f64; 2] {
+        [self.candidate.ln() - self.before.ln(), self.candidate.ln() - self.after.ln()]
+    }
+
+    /// Their mean, from which steady drift is gone.
     fn log_ratio(&self) -> f64 {
         self.candidate.ln() - f64::midpoint(self.before.ln(), self.after.ln())
     }
@@ -71,13 +81,15 @@ impl Noise {
     }
 }
 
+fn middle_of(rounds: &[Round]) -> f64 {
+    median(&rounds.iter().flat_map(Round::log_ratios).collect::<Vec<_>>())
+}
+
 /// Of each round from their median; and what makes up for the median being their own.
 fn deviations(rounds: &[Round]) -> (Vec<f64>, f64) {
-    let ratios: Vec<f64> = rounds.iter().map(Round::log_ratio).collect();
-    let middle = median(&ratios);
-    let count = as_f64(ratios.len());
+    let (middle, count) = (middle_of(rounds), as_f64(rounds.len()));
     let correction = if count > 1.0 { (count / (count - 1.0)).sqrt() } else { 0.0 };
-    (ratios.iter().map(|ratio| ratio - middle).collect(), correction)
+    (rounds.iter().map(|round| round.log_ratio() - middle).collect(), correction)
 }
 
 /// What the rounds say of a candidate.
@@ -99,7 +111,7 @@ pub(super) enum Verdict {
 /// A candidate against the settings that it was to beat.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Comparison {
-    /// Its speed over theirs, the median of the rounds.
+    /// Its speed over theirs, the median of the ratios to its neighbours.
     pub(super) ratio: f64,
     /// What it has to be ahead by, as a share.
     pub(super) margin: f64,
@@ -119,14 +131,13 @@ impl Comparison {
 
 /// Judges a candidate by its rounds and by what is known of the noise.
 pub(super) fn compare(rounds: &[Round], noise: &Noise) -> Comparison {
-    let ratios: Vec<f64> = rounds.iter().map(Round::log_ratio).collect();
-    let (middle, count) = (median(&ratios), as_f64(rounds.len()));
+    let (middle, count) = (middle_of(rounds), as_f64(rounds.len()));
     let (deviations, correction) = deviations(rounds);
     let own_squares: f64 = deviations.iter().map(|deviation| deviation * deviation).sum();
     let own = (own_squares / count).sqrt() * correction;
     // The machine may have become noisier since, or these rounds may agree by luck.
     let all = ((own_squares + noise.squares) / (count + noise.count)).sqrt();
-    let deviation = own.max(all).max(LEAST_NOISE);
+    let deviation = (own.max(all) * (1.0 + DOUBT / (count + noise.count))).max(LEAST_NOISE);
     let error = deviation / count.sqrt();
     let margin = NUM_STANDARD_ERRORS * error;
     let gain = GAIN.ln();
@@ -197,6 +208,15 @@ mod tests {
     }
 
     #[test]
+    fn where_little_is_known_of_the_noise_one_round_is_not_enough() {
+        let mut noise = Noise::default();
+        noise.add_repeats(&[100.0, 102.0, 100.0]);
+        let slower = rounds(0.87, 3, |_| 100.0);
+        assert_eq!(compare(&slower[..1], &noise).verdict, Verdict::Undecided);
+        assert_eq!(compare(&slower, &noise).verdict, Verdict::Slower);
+    }
+
+    #[test]
     fn a_machine_that_drifts_by_a_third_makes_no_winner_and_hides_none() {
         // Slower by 30 % over the rounds, faster by 30 %, and up and down.
         let drifts: [fn(f64) -> f64; 3] = [
@@ -240,6 +260,13 @@ mod tests {
         assert_eq!(compare(&rounds(1.01, 12, |_| 100.0), &noise).verdict, Verdict::WithinNoise);
         let undecided = compare(&rounds(1.04, 4, |at| if at == 1.0 { 90.0 } else { 100.0 }), &noise);
         assert_eq!((undecided.verdict, undecided.settled().verdict), (Verdict::Undecided, Verdict::WithinNoise));
+    }
+
+    #[test]
+    fn what_now_and_then_slows_a_run_favours_no_candidate() {
+        // Every run that is the third of three takes twice as long, whichever it is.
+        let same = compare(&rounds(1.0, 60, |at| if at % 3.0 == 0.0 { 50.0 } else { 100.0 }), &quiet());
+        assert_eq!(same.ratio, 1.0, "{same:?}");
     }
 
     #[test]
