@@ -1,9 +1,12 @@
-//! A limit to the memory that a piece of work takes.
+//! The allocator of the command: a limit to the memory that a piece of work takes, and small pieces of memory fast.
 //!
 //! What a file of somebody else's makes a library allocate cannot always be told beforehand: the engine of chat templates
 //! counts steps, and each of forty can double a text. An allocation that fails ends the process in Rust, and where memory
 //! is handed out before it is there, as on Linux, the system ends it, or another one. So the allocator counts, and ends the
 //! process with a message while there is still memory to live with.
+//!
+//! Tokenising spends nearly half of its time in glibc's allocator, on pieces of some bytes; with mimalloc it takes 0.7 of the
+//! time. Large pieces, those of tensors, are left to the system: what a step takes is reckoned with it in mind.
 
 #![expect(unsafe_code, reason = "an allocator is made so")]
 
@@ -11,6 +14,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::OnceLock;
 
+use mimalloc::MiMalloc;
+
+/// Pieces of up to this size are mimalloc's, in bytes.
+const SMALL: usize = 1024;
 /// Exit code of a process that was ended: an input is at fault.
 const EXIT_CODE: i32 = 2;
 
@@ -21,7 +28,8 @@ thread_local! {
 
 static BEFORE_THE_END: OnceLock<fn()> = OnceLock::new();
 
-/// The system's allocator, which ends the process where work takes more than [`within`] allows.
+/// An allocator that ends the process where work takes more than [`within`] allows. By their size, pieces of memory are
+/// mimalloc's or the system's.
 #[derive(Debug)]
 pub struct Budgeted;
 
@@ -81,30 +89,56 @@ fn signed(bytes: usize) -> isize {
     bytes.cast_signed()
 }
 
-// SAFETY: every request is handed on to the system's allocator as it is; only sizes are counted.
+/// Whose a piece of memory of this layout is.
+fn is_small(layout: Layout) -> bool {
+    layout.size() <= SMALL
+}
+
+// SAFETY: every request is handed on as it is, to the one of two allocators that its layout names: a piece goes back to the
+// allocator that it came from, since it comes back with its layout.
 unsafe impl GlobalAlloc for Budgeted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
         // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
+        unsafe { if is_small(layout) { MiMalloc.alloc(layout) } else { System.alloc(layout) } }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
         // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
+        unsafe { if is_small(layout) { MiMalloc.alloc_zeroed(layout) } else { System.alloc_zeroed(layout) } }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(signed(size) - signed(layout.size()));
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(pointer, layout, size) }
+        // SAFETY: the caller promises that the size, rounded up to the alignment, is one that there can be.
+        let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        if is_small(layout) == is_small(new) {
+            count(signed(size) - signed(layout.size()));
+            // SAFETY: the caller's promise.
+            return unsafe {
+                if is_small(layout) {
+                    MiMalloc.realloc(pointer, layout, size)
+                } else {
+                    System.realloc(pointer, layout, size)
+                }
+            };
+        }
+        // SAFETY: the caller's promise. The new piece is another one and as long as what is copied; where there is none,
+        // the old one stays.
+        unsafe {
+            let moved = self.alloc(new);
+            if !moved.is_null() {
+                std::ptr::copy_nonoverlapping(pointer, moved, layout.size().min(size));
+                self.dealloc(pointer, layout);
+            }
+            moved
+        }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-signed(layout.size()));
         // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
+        unsafe { if is_small(layout) { MiMalloc.dealloc(pointer, layout) } else { System.dealloc(pointer, layout) } }
     }
 }
 
@@ -133,6 +167,26 @@ mod tests {
         });
         assert_eq!(sizes, [Some(9000), Some(6000), Some(50), Some(10_000)]);
         assert_eq!(left(), None);
+        // SAFETY: as above. Between the two allocators a piece keeps what is in it, and its alignment.
+        unsafe {
+            for align in [1, 8, 64, 256] {
+                let sizes = [100, SMALL, SMALL + 1, 5000, SMALL + 1, SMALL, 10];
+                let mut layout = Layout::from_size_align(sizes[0], align).unwrap();
+                let mut piece = allocator.alloc(layout);
+                piece.write_bytes(7, 10);
+                for size in sizes {
+                    piece = allocator.realloc(piece, layout, size);
+                    layout = Layout::from_size_align(size, align).unwrap();
+                    assert!(piece.addr().is_multiple_of(align), "{size} at {align}");
+                    assert_eq!(std::slice::from_raw_parts(piece, 10), [7; 10]);
+                    piece.add(size - 1).write(7);
+                }
+                allocator.dealloc(piece, layout);
+                let zeroed = allocator.alloc_zeroed(layout);
+                assert_eq!(std::slice::from_raw_parts(zeroed, 10), [0; 10]);
+                allocator.dealloc(zeroed, layout);
+            }
+        }
         let _ = std::panic::catch_unwind(|| within(10, "", || panic!("of the work")));
         assert_eq!(left(), None);
     }
