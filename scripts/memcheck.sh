@@ -24,6 +24,7 @@ trap 'rm -f "$log"' EXIT
 
 passed=0 slow=0 failed=0
 for filter in "${filters[@]}"; do
+    "$binary" --list 2>/dev/null | grep -q "^$filter::" || { echo "no test in $filter"; failed=$((failed + 1)); }
     while read -r test; do
         timeout "$limit" valgrind --quiet --error-exitcode=9 --num-callers=16 \
             "$binary" --exact "$test" --test-threads=1 >"$log" 2>&1

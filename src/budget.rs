@@ -81,7 +81,13 @@ fn end(message: &str) -> ! {
         libc::_exit(EXIT_CODE)
     }
     #[cfg(not(unix))]
-    std::process::exit(EXIT_CODE)
+    {
+        use std::io::Write as _;
+        // What is allocated from here on is not counted.
+        LEFT.set(None);
+        drop(std::io::stderr().write_all(message.as_bytes()));
+        std::process::exit(EXIT_CODE)
+    }
 }
 
 /// Sizes are at most `isize::MAX`.

@@ -49,8 +49,13 @@ fn stdout(output: &Output) -> String {
 #[cfg(unix)]
 fn start_tokenising(bench: &Bench, recipe: &Path, more_than: u64) -> std::process::Child {
     let mut command = in_cache(bench, lora_train(&[recipe.to_str().unwrap()]));
+    let before = unfinished_bytes(bench);
     let child = command.stderr(Stdio::piped()).spawn().unwrap();
-    wait_until("the tokens to be written", || unfinished_bytes(bench) > more_than);
+    wait_until("the tokens to be written", || {
+        let bytes = unfinished_bytes(bench);
+        assert!(bytes >= before, "{bytes} bytes of {before} are left: it began anew");
+        bytes > more_than
+    });
     child
 }
 

@@ -97,20 +97,24 @@ impl CacheKey {
 /// not; neither `keep` nor what it is being made from. What cannot be removed stays.
 pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
-    let mut stores: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+    // With the lock of what is not finished: nobody begins to go on with it before it is removed.
+    let mut stores: Vec<(SystemTime, u64, PathBuf, Option<File>)> = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path();
         let Ok(metadata) = entry.metadata() else { continue };
         let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         let name = entry.file_name();
         let name = name.to_string_lossy();
+        let mut lock = None;
         if let Some(stem) = name.strip_suffix(UNFINISHED_SUFFIX) {
             // Whoever writes it holds its lock.
-            if !File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+            lock = File::open(&path).ok().filter(|file| file.try_lock().is_ok());
+            if lock.is_none() {
                 continue;
             }
             let is_key = stem.len() == 64 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
-            let is_old = modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE);
+            let is_old =
+                modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE) && path.file_stem() != keep.file_stem();
             if !is_key || is_old {
                 drop(std::fs::remove_file(&path));
                 continue;
@@ -118,11 +122,11 @@ pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
         } else if !name.ends_with(STORE_SUFFIX) {
             continue;
         }
-        stores.push((modified, metadata.len(), path));
+        stores.push((modified, metadata.len(), path, lock));
     }
-    stores.sort();
-    let mut bytes: u64 = stores.iter().map(|(_, bytes, _)| *bytes).sum();
-    for (_, size, path) in stores.into_iter().filter(|(_, _, path)| path.file_stem() != keep.file_stem()) {
+    stores.sort_by(|a, b| (a.0, &a.2).cmp(&(b.0, &b.2)));
+    let mut bytes: u64 = stores.iter().map(|(_, bytes, ..)| *bytes).sum();
+    for (_, size, path, _lock) in stores.into_iter().filter(|(_, _, path, _)| path.file_stem() != keep.file_stem()) {
         if bytes <= max_bytes {
             return;
         }

@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 mod bounds;
 mod output;
 
-pub(super) use output::BoundedText;
+pub(super) use output::{BoundedText, MAX_RENDERED_BYTES};
 
 /// Steps that a template may take for one rendering: a long conversation needs some ten thousand.
 const FUEL_PER_RENDERING: u64 = 5_000_000;

@@ -13,8 +13,7 @@ use super::jinja;
 use super::tokenizer::Tokenizer;
 use crate::budget;
 
-/// Memory that a template may take for one rendering, besides the conversation: that of a megabyte of text takes a few
-/// tens of megabytes.
+/// Memory that a template may take for one rendering, besides the conversation: eight times the longest text there may be.
 const MAX_RENDERING_BYTES: usize = 512 << 20;
 /// What is said of a template that takes more.
 const OVER_BUDGET: &str = "error: the chat template takes more than 512 MiB for one conversation\n  hint: it may double a \
@@ -151,6 +150,7 @@ impl ChatTemplate {
         tools: Option<&Value>,
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
+        self.check_length(messages)?;
         let messages: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
         self.render_values(&messages, tools, add_generation_prompt)
     }
@@ -164,6 +164,7 @@ impl ChatTemplate {
     /// As [`render`](Self::render), and a template that writes the start of a conversation differently once more
     /// messages follow.
     pub fn render_with_answers(&self, messages: &[Value], tools: Option<&Value>) -> Result<Rendered, TemplateError> {
+        self.check_length(messages)?;
         let values: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
         let text = self.render_values(&values, tools, false)?;
         let mut answers = Vec::new();
@@ -181,6 +182,17 @@ impl ChatTemplate {
             }
         }
         Ok(Rendered { text, answers })
+    }
+
+    /// Refuses a conversation of more text than a rendering may have: templates copy its parts a few times, and that must
+    /// not be taken for a template that fills the memory.
+    fn check_length(&self, messages: &[Value]) -> Result<(), TemplateError> {
+        let bytes: usize = messages.iter().map(text_bytes).sum();
+        if bytes <= jinja::MAX_RENDERED_BYTES {
+            return Ok(());
+        }
+        let reason = format!("the conversation has {bytes} bytes of text, of at most {}", jinja::MAX_RENDERED_BYTES);
+        Err(TemplateError::Render { origin: self.origin.clone(), reason })
     }
 
     fn render_values(
@@ -233,6 +245,16 @@ fn full_message(error: &minijinja::Error) -> String {
         source = cause.source();
     }
     message
+}
+
+/// Bytes of all text in a value.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(text_bytes).sum(),
+        Value::Object(fields) => fields.values().map(text_bytes).sum(),
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
@@ -337,5 +359,19 @@ mod tests {
         assert_eq!(ChatTemplate::open("auto", &chat).unwrap().unwrap().origin(), "the model");
         let error = ChatTemplate::open("/no/such.jinja", &tokenizer).unwrap_err().to_string();
         assert!(error.starts_with("`data.chat_template` = \"/no/such.jinja\": No such file"), "{error}");
+    }
+
+    #[test]
+    fn a_conversation_of_more_text_than_there_may_be_is_a_bad_row_whatever_the_template_does() {
+        let long = "x".repeat(20 << 20);
+        let turns = [("user", long.as_str()), ("assistant", &long), ("user", &long), ("assistant", &long)];
+        let template = template("{{ messages|length }}");
+        assert!(template.render(&conversation(&turns[..3]), None, false).is_ok());
+        for error in [
+            template.render(&conversation(&turns), None, false).unwrap_err(),
+            template.render_with_answers(&conversation(&turns), None).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("the conversation has 83886"), "{error}");
+        }
     }
 }

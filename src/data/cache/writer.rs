@@ -188,7 +188,9 @@ impl StoreWriter {
 
     /// Leaves the rows so far for the next process. What cannot be written is made anew then.
     pub(in crate::data) fn leave(mut self) {
-        self.is_left = self.flush().is_ok() && self.num_written > 0;
+        // On a full disk, those that were written before stay.
+        drop(self.flush());
+        self.is_left = self.num_written > 0;
     }
 
     /// Forces all to disk and gives it its name.
@@ -215,6 +217,9 @@ impl StoreWriter {
         write_at(&mut self.file, self.records_at + header.records_bytes, &details)?;
         write_at(&mut self.file, 0, &header.to_bytes())?;
         self.file.sync_all()?;
+        if cfg!(unix) && !is_at(&self.file, &self.unfinished) {
+            return Err(io::Error::other("the file was taken away while it was written"));
+        }
         std::fs::rename(&self.unfinished, &self.path)?;
         self.is_left = true;
         sync_folder(self.path.parent())
@@ -238,8 +243,11 @@ fn open_unfinished(folder: &Path, key: CacheKey) -> io::Result<(File, PathBuf)> 
         options.read(true).write(true).create(true).truncate(false);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let file = options.open(&path)?;
-        if file.try_lock().is_ok() && is_at(&file, &path) {
+        // Another user's cannot be opened.
+        if let Ok(file) = options.open(&path)
+            && file.try_lock().is_ok()
+            && is_at(&file, &path)
+        {
             return Ok((file, path));
         }
     }

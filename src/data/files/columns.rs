@@ -58,8 +58,8 @@ fn check_pages(file: &File, metadata: &ParquetMetaData) -> Result<(), String> {
         let (mut packed_bytes, mut unpacked_bytes) = (0_u64, 0_u64);
         for column in packed {
             let (start, len) = column.byte_range();
-            let sizes =
-                PageSizes::of(file, start, len).ok_or("damaged: the header of a page has a field of another type")?;
+            let sizes = PageSizes::of(file, start, len)
+                .ok_or("damaged: the header of a page is not laid out as the format says")?;
             packed_bytes = packed_bytes.saturating_add(len);
             unpacked_bytes = unpacked_bytes.saturating_add(sizes.largest_dictionary).saturating_add(sizes.largest_page);
         }

@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 16;
 /// Bytes that are read at a time.
 const BLOCK_BYTES: u64 = 4096;
 /// The type of a page that holds a dictionary.
-const DICTIONARY_PAGE: i64 = 2;
+const DICTIONARY_PAGE: u64 = 2;
 
 /// Types of the fields of a page's header, from number 1 on: type, sizes unpacked and packed, checksum, and a structure
 /// for each type of page.
@@ -78,8 +78,8 @@ pub(super) struct PageSizes {
 }
 
 impl PageSizes {
-    /// Of the pages from `start` on, `len` bytes; `None` where a header has a field of another type than the format says.
-    /// What follows a header that cannot be read is not looked at: the reader cannot read on either.
+    /// Of the pages from `start` on, `len` bytes; `None` where a header is not laid out as the format says: what the reader
+    /// would make of it is not known. What is cut short by the end of the bytes is not looked at: nobody can read it.
     pub(super) fn of(file: &File, start: u64, len: u64) -> Option<Self> {
         let mut sizes = Self::default();
         let end = start.saturating_add(len);
@@ -101,7 +101,7 @@ impl PageSizes {
 /// What is read of a header.
 #[derive(Clone, Copy, Debug, Default)]
 struct PageHeader {
-    page_type: i64,
+    page_type: u64,
     unpacked_bytes: u64,
     packed_bytes: u64,
 }
@@ -114,7 +114,7 @@ struct Bytes<'a> {
     block_at: u64,
     at: u64,
     end: u64,
-    /// A field has not the type that the format says.
+    /// Something is not laid out as the format says.
     is_odd: bool,
 }
 
@@ -124,9 +124,9 @@ impl Bytes<'_> {
         let (mut id, mut kind) = self.field(0)?;
         while kind != Kind::Stop {
             match (id, kind) {
-                (1, Kind::Integer) => header.page_type = self.integer()?,
-                (2, Kind::Integer) => header.unpacked_bytes = u64::try_from(self.integer()?).ok()?,
-                (3, Kind::Integer) => header.packed_bytes = u64::try_from(self.integer()?).ok()?,
+                (1, Kind::Integer) => header.page_type = self.size()?,
+                (2, Kind::Integer) => header.unpacked_bytes = self.size()?,
+                (3, Kind::Integer) => header.packed_bytes = self.size()?,
                 _ => self.known_field(id, kind, &PAGE_HEADER)?,
             }
             (id, kind) = self.field(id)?;
@@ -148,24 +148,26 @@ impl Bytes<'_> {
             }
             Some(Field::Plain(expected)) if kind == *expected => self.pass_over(kind, 0),
             None => self.pass_over(kind, 0),
-            Some(_) => {
-                self.is_odd = true;
-                None
-            }
+            Some(_) => self.odd(),
         }
     }
 
     /// The next field of a structure, `previous` being the one before.
     fn field(&mut self, previous: i64) -> Option<(i64, Kind)> {
         let head = self.byte()?;
-        if head == 0 {
+        // Readers stop at this type whatever else the byte says.
+        if head.is_multiple_of(16) {
             return Some((previous, Kind::Stop));
         }
         let id = match head >> 4 {
             0 => self.integer()?,
-            delta => previous.checked_add(i64::from(delta))?,
+            delta => previous + i64::from(delta),
         };
-        Some((id, Kind::of(head & 15)?))
+        // Readers may cut longer numbers.
+        if i16::try_from(id).is_err() {
+            return self.odd();
+        }
+        Some((id, self.known(Kind::of(head & 15))?))
     }
 
     /// Passes over a value.
@@ -179,19 +181,21 @@ impl Bytes<'_> {
                 let len = self.varint()?;
                 self.skip(len)
             }
-            _ if depth == MAX_DEPTH => None,
+            _ if depth == MAX_DEPTH => self.odd(),
             Kind::List => {
                 let head = self.byte()?;
                 let len = if head >> 4 == 15 { self.varint()? } else { u64::from(head >> 4) };
-                self.pass_over_elements(len, &[Kind::of_element(head & 15)?], depth)
+                let kind = self.known(Kind::of(head & 15))?;
+                self.pass_over_elements(len, &[kind], depth)
             }
             Kind::Map => {
                 let len = self.varint()?;
-                let kinds = if len == 0 { 0 } else { self.byte()? };
                 if len == 0 {
                     return Some(());
                 }
-                self.pass_over_elements(len, &[Kind::of_element(kinds >> 4)?, Kind::of_element(kinds & 15)?], depth)
+                let kinds = self.byte()?;
+                let kinds = [self.known(Kind::of(kinds >> 4))?, self.known(Kind::of(kinds & 15))?];
+                self.pass_over_elements(len, &kinds, depth)
             }
             Kind::Structure => {
                 let (mut id, mut kind) = self.field(0)?;
@@ -204,8 +208,12 @@ impl Bytes<'_> {
         }
     }
 
-    /// `len` times one value of each of `kinds`. Each has a byte at least, so that the end of the bytes ends this too.
+    /// `len` times one value of each of `kinds`. Each has a byte at least, so that the end of the bytes ends this too; truth
+    /// values, which have one here, have none for some readers.
     fn pass_over_elements(&mut self, len: u64, kinds: &[Kind], depth: usize) -> Option<()> {
+        if len > 0 && kinds.contains(&Kind::Truth) {
+            return self.odd();
+        }
         if len > self.end - self.at {
             return None;
         }
@@ -215,6 +223,25 @@ impl Bytes<'_> {
             }
         }
         Some(())
+    }
+
+    /// Notes that something is not laid out as the format says.
+    fn odd<T>(&mut self) -> Option<T> {
+        self.is_odd = true;
+        None
+    }
+
+    fn known(&mut self, kind: Option<Kind>) -> Option<Kind> {
+        kind.or_else(|| self.odd())
+    }
+
+    /// A number of 32 bits that is not negative: readers cut longer ones.
+    fn size(&mut self) -> Option<u64> {
+        let number = self.integer()?;
+        match i32::try_from(number).map(u64::try_from) {
+            Ok(Ok(size)) => Some(size),
+            _ => self.odd(),
+        }
     }
 
     /// A number in zigzag order.
@@ -233,7 +260,7 @@ impl Bytes<'_> {
                 return Some(number);
             }
         }
-        None
+        self.odd()
     }
 
     fn skip(&mut self, len: u64) -> Option<()> {
@@ -263,7 +290,7 @@ impl Bytes<'_> {
 enum Kind {
     /// The end of a structure.
     Stop,
-    /// In a structure, where its type says which; in a list it is a byte.
+    /// In a structure, where its type says which.
     Truth,
     Byte,
     Integer,
@@ -288,11 +315,6 @@ impl Kind {
             12 => Some(Self::Structure),
             _ => None,
         }
-    }
-
-    /// That of an element of a list or map with type `code`: truth values have a byte there.
-    fn of_element(code: u8) -> Option<Self> {
-        if matches!(code, 1 | 2) { Some(Self::Byte) } else { Self::of(code) }
     }
 }
 
@@ -376,17 +398,17 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_of_every_type_are_passed_over_and_known_ones_of_another_type_refused() {
+    fn unknown_fields_are_passed_over_and_what_readers_may_take_otherwise_is_refused() {
         let size = |sizes: Option<PageSizes>| sizes.map(|sizes| sizes.largest_page);
         // Type 0, unpacked 1 GiB, packed 3.
         let head = [0x15, 0, 0x15, 0x80, 0x80, 0x80, 0x80, 8, 0x15, 6];
         let whole = |more: &[u8]| [&head[..], more, &[0, 1, 2, 3]].concat();
         assert_eq!(size(of_bytes(&whole(&[]))), Some(1 << 30));
-        // Fields 13 and on: truth, byte, double, binary, list of structures, long list of truths, map, empty map, structure.
+        // Fields 13 and on: truth, byte, double, binary, list of structures, long list of bytes, map, empty map, structure.
         let unknown = [
             &[0xa1, 0x13, 7, 0x17][..],
             &[0; 8],
-            &[0x18, 2, 9, 9, 0x19, 0x2c, 0x15, 2, 0, 0, 0x19, 0xf1, 3, 1, 2, 1],
+            &[0x18, 2, 9, 9, 0x19, 0x2c, 0x15, 2, 0, 0, 0x19, 0xf3, 3, 1, 2, 1],
             &[0x1b, 1, 0x58, 2, 1, 9, 0x1b, 0, 0x1c, 0x11, 0, 0x05, 0x80, 1, 4],
         ];
         let two_pages = [whole(&unknown.concat()), whole(&[])].concat();
@@ -395,11 +417,31 @@ mod tests {
         let mut later = two_pages.clone();
         later[3..8].copy_from_slice(&[0x82, 0x80, 0x80, 0x80, 0]);
         assert_eq!(size(of_bytes(&later)), Some(1 << 30));
-        for odd in [&[0x18, 1, 9][..], &[0x25, 0], &[0x2c, 0x18, 1, 9, 0, 0], &[0x2c, 0x5c, 0x15, 0, 0, 0]] {
+        // A structure ends with the type that says so, whatever its byte says else.
+        let mut ended = whole(&[]);
+        ended[head.len()] = 0x10;
+        assert_eq!(size(of_bytes(&ended)), Some(1 << 30));
+        for odd in [
+            // Known fields of another type, at the top and within.
+            &[0x18, 1, 9][..],
+            &[0x25, 0],
+            &[0x2c, 0x18, 1, 9, 0, 0],
+            &[0x2c, 0x5c, 0x15, 0, 0, 0],
+            // A list of truths, a type that is none, a field whose number has more than 16 bits.
+            &[0xa9, 0x21, 1, 1],
+            &[0xad],
+            &[0x05, 0x84, 0x80, 8, 0],
+            // A size of more than 32 bits, a negative one, a number of eleven bytes.
+            &[0x05, 4, 0x80, 0x80, 0x80, 0x80, 0x40],
+            &[0x05, 4, 1],
+            &[0xa5, 0x81, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0],
+            // Structures in structures in structures.
+            &[0xac; 60],
+        ] {
             assert_eq!(of_bytes(&whole(odd)), None, "{odd:?}");
         }
-        // Depth, lists and numbers without end are no headers, and cost nothing.
-        for end in [[0xac; 60].to_vec(), [&[0xa9, 0xfc][..], &[0xff; 4], &[7]].concat(), vec![0xff; 40]] {
+        // Lists and numbers that the end of the file cuts short cost nothing.
+        for end in [[&[0xa9, 0xfc][..], &[0xff; 4], &[7]].concat(), vec![0xa5, 0xff, 0xff]] {
             assert_eq!(of_bytes(&[&head[..], &end].concat()), Some(PageSizes::default()), "{end:?}");
         }
     }

@@ -158,8 +158,8 @@ fn a_parquet_file_without_columns_has_no_rows_whatever_it_says() {
     assert!(error.contains("the file has no columns"), "{error}");
 }
 
-/// A Parquet file of one text, whose page says that it unpacks to `unpacked` bytes.
-fn with_a_page_of(unpacked: u32) -> Vec<u8> {
+/// A Parquet file of one text, whose page says that it unpacks to `unpacked` bytes, and whose header ends with `end`.
+fn with_a_page_of(unpacked: u32, end: u8) -> Vec<u8> {
     let varint = |number: u32| -> Vec<u8> {
         let zigzag = u64::from(number) << 1;
         (0..5).map(|index| (zigzag >> (7 * index)) as u8 & 127 | if index < 4 { 128 } else { 0 }).collect()
@@ -167,7 +167,7 @@ fn with_a_page_of(unpacked: u32) -> Vec<u8> {
     // A text of five bytes behind its length, as Snappy packs what has no repetition, and the head of such a page.
     let packed = [&[9, 8 << 2][..], &5_u32.to_le_bytes(), b"a fro"].concat();
     let header = [&[0x15, 0, 0x15][..], &varint(unpacked), &[0x15], &varint(packed.len() as u32)].concat();
-    let page = [&header[..], &[0x2c, 0x15, 2, 0x15, 0, 0x15, 6, 0x15, 6, 0, 0], &packed].concat();
+    let page = [&header[..], &[0x2c, 0x15, 2, 0x15, 0, 0x15, 6, 0x15, 6, 0, end], &packed].concat();
     let schema = Arc::new(parse_message_type("message rows { required binary text (UTF8); }").unwrap());
     let mut writer = SerializedFileWriter::new(Vec::new(), schema, Arc::default()).unwrap();
     let column = writer.schema_descr().column(0);
@@ -193,9 +193,9 @@ fn with_a_page_of(unpacked: u32) -> Vec<u8> {
 
 #[test]
 fn a_page_of_some_bytes_that_says_it_has_gigabytes_is_refused_before_it_is_unpacked() {
-    assert_eq!(rows("r.parquet", with_a_page_of(9)).unwrap(), [json!({"text": "a fro"})]);
-    for gigabytes in [1 << 30, i32::MAX as u32] {
-        let error = rows("r.parquet", with_a_page_of(gigabytes)).unwrap_err();
+    assert_eq!(rows("r.parquet", with_a_page_of(9, 0)).unwrap(), [json!({"text": "a fro"})]);
+    for (gigabytes, end) in [(1 << 30, 0), (i32::MAX as u32, 0), (1 << 30, 0x10)] {
+        let error = rows("r.parquet", with_a_page_of(gigabytes, end)).unwrap_err();
         assert!(
             error.contains("made to fill memory: ") && error.contains(" of row group 1 are to unpack to "),
             "{error}"

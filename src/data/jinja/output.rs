@@ -3,7 +3,7 @@
 use std::io;
 
 /// Longest text of one rendering: a conversation of a million tokens has some megabytes.
-const MAX_RENDERED_BYTES: usize = 64 << 20;
+pub(in crate::data) const MAX_RENDERED_BYTES: usize = 64 << 20;
 
 /// What a template writes.
 #[derive(Debug, Default)]

@@ -169,7 +169,16 @@ impl DataFile {
             let bad = self.encode_chunk(rows, encoder, on_bad_row, &mut |row| chunk.push(row))?;
             Ok((chunk, bad))
         };
+        let unchanged = || {
+            if Signature::of(&self.info.path).is_ok_and(|now| now == wanted.signature) {
+                return Ok(());
+            }
+            let reason = "changes while it is read\n  hint: start again once it is complete".to_owned();
+            Err(DataError::File { path: self.info.path.clone(), reason })
+        };
         let mut sink = |_: Range<usize>, (chunk, bad): (Chunk, Vec<(usize, String)>)| {
+            // Each time: what is written may be gone on with, and is then believed to be of this content.
+            unchanged()?;
             self.name_bad_rows(bad, &mut bad_rows);
             writer.push(&chunk).map_err(AheadError::Store)
         };
@@ -181,10 +190,7 @@ impl DataFile {
             return Err(DataError::Interrupted.into());
         }
         result?;
-        if !Signature::of(&self.info.path).is_ok_and(|now| now == wanted.signature) {
-            let reason = "changes while it is read\n  hint: start again once it is complete".to_owned();
-            return Err(DataError::File { path: self.info.path.clone(), reason }.into());
-        }
+        unchanged()?;
         let details = Details {
             kind: self.info.kind,
             format: self.info.format,

@@ -114,6 +114,29 @@ fn of_an_unfinished_file_only_whole_rows_are_believed() {
     }
 }
 
+/// Its rows would be believed to be those of the content that the file had at the start, and has again later.
+#[test]
+fn rows_of_a_file_that_changed_meanwhile_are_not_left_to_go_on_with() {
+    let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
+    let (config, expected) = interrupted_case(&files, &tokenizer);
+    let content = fs::read(files.path("r.jsonl")).unwrap();
+    let asked = AtomicUsize::new(0);
+    let is_stopped = || {
+        let asked = asked.fetch_add(1, Ordering::SeqCst);
+        if asked == 40 {
+            fs::write(files.path("r.jsonl"), String::from_utf8_lossy(&content).replace('1', "2")).unwrap();
+        }
+        asked > 120
+    };
+    let options = OpenOptions { is_stopped: &is_stopped, ..cache.options() };
+    let error = DataPipeline::open(&config, Arc::clone(&tokenizer), 7, &options).unwrap_err();
+    assert!(error.to_string().contains("changes while it is read"), "{error}");
+    fs::write(files.path("r.jsonl"), content).unwrap();
+    cache.open(&config, &tokenizer).unwrap();
+    let found: Vec<_> = cache.stores().into_iter().map(|store| fs::read(store).unwrap()).collect();
+    assert!(found == [expected], "rows of another content");
+}
+
 #[test]
 fn a_bad_row_that_was_skipped_before_the_interruption_is_refused_where_bad_rows_are_errors() {
     let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
