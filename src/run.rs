@@ -253,6 +253,7 @@ fn open_run(
         interrupter: stop.interrupter().clone(),
     };
     let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;
+    sinks.delete_with_first_step(dir.earlier_end());
     sinks.recipe(resumed.map_or(0, |resumed| resumed.state.step), &resolved);
     Ok(sinks)
 }

@@ -154,7 +154,7 @@ fn a_page_that_cannot_be_written_changes_no_exit_code() {
 }
 
 #[test]
-fn a_run_that_is_interrupted_before_its_first_step_has_no_page() {
+fn a_run_that_is_interrupted_before_its_first_step_says_so_and_has_no_page() {
     let bench = Bench::new();
     let rows = fs::read_to_string(bench.path("eval.jsonl")).unwrap();
     fs::write(bench.path("eval.jsonl"), rows.repeat(3000)).unwrap();
@@ -165,5 +165,89 @@ fn a_run_that_is_interrupted_before_its_first_step_has_no_page() {
     std::thread::sleep(Duration::from_millis(300));
     signal(&child, libc::SIGINT);
     assert_eq!(wait(&mut child).code(), Some(130));
-    assert!(!bench.path("run/report.html").exists() && !bench.path("run/unfinished.json").exists());
+    let ended = json(&bench.path("run/unfinished.json"));
+    assert_eq!((&ended["outcome"], &ended["steps"]), (&"interrupted".into(), &0.into()), "{ended:#}");
+    assert!(ended.get("diagnosis").is_none(), "nothing was done that could be healthy: {ended:#}");
+    assert!(!bench.path("run/report.html").exists());
+    assert!(!fs::read_to_string(bench.path("log")).unwrap().contains("no report"));
+}
+
+#[test]
+fn a_run_that_fails_in_its_first_step_says_why() {
+    let bench = Bench::new();
+    let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
+    let first = rows.lines().next().unwrap();
+    fs::write(bench.path("train.jsonl"), format!("{first}\n{}", "no row\n".repeat(23))).unwrap();
+    let recipe = bench.recipe("run", "");
+    let output = run(&[recipe.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let ended = json(&bench.path("run/unfinished.json"));
+    assert_eq!((&ended["outcome"], &ended["steps"]), (&"failed".into(), &0.into()), "{ended:#}");
+    assert!(ended["reason"].as_str().unwrap().contains("train.jsonl"), "{ended:#}");
+    // It has the evaluation before the first step.
+    assert!(page(&bench.path("run")).contains("<p>failed at step 0 of "), "{}", stderr(&output));
+}
+
+#[test]
+fn how_a_run_ended_is_told_until_it_is_resumed_and_takes_a_step() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let dir = bench.path("run");
+    let (end, report) = (dir.join("unfinished.json"), dir.join("report.html"));
+    let mut child = start(&bench, &recipe, &[]);
+    signal(&child, libc::SIGINT);
+    assert_eq!(wait(&mut child).code(), Some(130), "{}", log(&bench));
+    let first = told(&dir, &log(&bench), "interrupted", "interrupted");
+
+    // A long evaluation comes before the first step of the second start.
+    let rows = fs::read_to_string(bench.path("eval.jsonl")).unwrap();
+    fs::write(bench.path("eval.jsonl"), rows.repeat(3000)).unwrap();
+    let evaluating = ["--resume", "--set", "eval.eval_steps=1"];
+    let mut child = start(&bench, &recipe, &evaluating);
+    wait_until("the second start", || log(&bench).contains("resuming after step"));
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(json(&end), first);
+    assert!(page(&dir).contains("<p>interrupted at step "));
+    signal(&child, libc::SIGINT);
+    assert_eq!(wait(&mut child).code(), Some(130), "{}", log(&bench));
+    let second = json(&end);
+    assert_eq!((&second["outcome"], &second["steps"]), (&first["outcome"], &first["steps"]), "{}", log(&bench));
+    assert!(second.get("diagnosis").is_none(), "no step was taken: {second:#}");
+    assert!(page(&dir).contains("<p>interrupted at step "));
+
+    // A third one fails before its first step.
+    fs::write(bench.path("eval.jsonl"), format!("{rows}no row\n")).unwrap();
+    let mut child = start(&bench, &recipe, &evaluating);
+    assert_eq!(wait(&mut child).code(), Some(2), "{}", log(&bench));
+    let third = json(&end);
+    assert_eq!((&third["outcome"], &third["steps"]), (&"failed".into(), &first["steps"]), "{third:#}");
+    assert!(third["reason"].as_str().unwrap().contains("eval.jsonl"), "{third:#}");
+    assert!(page(&dir).contains("<p>failed at step "));
+
+    // A fourth one takes steps, and is killed: of it, they tell nothing.
+    fs::write(bench.path("eval.jsonl"), rows).unwrap();
+    let before = steps_so_far(&dir);
+    let mut child = start(&bench, &recipe, &["--resume"]);
+    wait_until("a step of this start", || steps_so_far(&dir) > before + 1);
+    signal(&child, libc::SIGKILL);
+    wait(&mut child);
+    assert!(!end.exists() && !report.exists());
+}
+
+#[test]
+fn a_run_whose_final_figures_cannot_be_written_has_its_page() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let dir = bench.path("run");
+    let out = fs::File::create(bench.path("log")).unwrap();
+    let args = [recipe.to_str().unwrap(), "--set", "train.max_steps=60"];
+    let mut child = lora_train(&args).stderr(out).spawn().unwrap();
+    wait_until("a step", || steps_so_far(&dir) > 1);
+    // A folder where the file is due that becomes summary.json.
+    fs::create_dir(dir.join(".summary.json.partial")).unwrap();
+    assert_eq!(wait(&mut child).code(), Some(1), "{}", log(&bench));
+    assert_eq!(steps(&dir).len(), 60, "it came to its end");
+    assert!(!dir.join("summary.json").exists());
+    assert!(log(&bench).contains("summary.json: cannot write"), "{}", log(&bench));
+    assert!(dir.join("report.html").is_file(), "{}", log(&bench));
 }

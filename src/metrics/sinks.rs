@@ -59,6 +59,8 @@ pub struct Sinks {
     num_warnings_left_out: u64,
     /// What is in no file has been told.
     has_ended: bool,
+    /// Files that a step makes untrue.
+    outdated_by_step: Vec<PathBuf>,
 }
 
 /// A sink and whether its user has been told that it fails.
@@ -138,6 +140,7 @@ impl Sinks {
             warnings: Vec::new(),
             num_warnings_left_out: 0,
             has_ended: false,
+            outdated_by_step: Vec::new(),
         };
         match dashboard {
             #[cfg(feature = "tui")]
@@ -155,6 +158,11 @@ impl Sinks {
         self.tensorboard(|sink| sink.text(step, "recipe", &format!("```toml\n{toml}\n```")));
     }
 
+    /// Files that are true until a step is taken or the run ends, and are deleted then: those of an earlier end.
+    pub fn delete_with_first_step(&mut self, files: impl IntoIterator<Item = PathBuf>) {
+        self.outdated_by_step.extend(files);
+    }
+
     /// The first step begins: the time left is reckoned from here.
     pub fn start(&mut self) {
         self.console.start_clock();
@@ -166,6 +174,7 @@ impl Sinks {
 
     /// Writes the figures of a step everywhere.
     pub fn step(&mut self, step: &StepMetrics) {
+        self.delete_outdated(None);
         self.json(step);
         self.tensorboard(|sink| sink.scalars(step.step, &tagged_scalars(step)));
         if step.anomaly.is_some() || !step.findings.is_empty() {
@@ -269,13 +278,14 @@ impl Sinks {
         let findings = summary.diagnosis.iter().map(Finding::markdown).collect::<Vec<_>>().join("\n\n");
         self.tensorboard(|sink| sink.text(summary.steps, "diagnosis", &findings));
         self.tell_unwritten();
+        let path = self.run_dir.join(if summary.outcome.is_finished() { SUMMARY_FILE } else { UNFINISHED_FILE });
+        self.delete_outdated(Some(&path));
         let mut summary = summary.clone();
         summary.warnings.append(&mut self.warnings);
         if self.num_warnings_left_out > 0 {
             summary.warnings.push(format!("{} more warnings", self.num_warnings_left_out));
         }
         self.console.finish(&summary);
-        let path = self.run_dir.join(if summary.outcome.is_finished() { SUMMARY_FILE } else { UNFINISHED_FILE });
         // Its folder may have been deleted meanwhile.
         let written = std::fs::create_dir_all(&self.run_dir).and_then(|()| {
             let mut json = serde_json::to_vec_pretty(&summary)?;
@@ -283,6 +293,21 @@ impl Sinks {
             super::replace_whole(&path, &json)
         });
         written.map_err(|source| MetricsError { path, action: "write", source })
+    }
+
+    /// Deletes what is no longer true, except for a file that is about to be replaced.
+    fn delete_outdated(&mut self, replaced: Option<&Path>) {
+        for file in std::mem::take(&mut self.outdated_by_step) {
+            if replaced == Some(&file) {
+                continue;
+            }
+            match std::fs::remove_file(&file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    self.warn(&format!("{}: of an earlier start, cannot be deleted: {error}", file.display()));
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Warns of the records that are in no file, once.

@@ -6,7 +6,7 @@ use super::finding::Finding;
 
 /// The final figures of a run that came to its end; that the file exists means just that.
 pub const SUMMARY_FILE: &str = "summary.json";
-/// The same of one that was interrupted, stopped or failed, until it is resumed.
+/// The same of one that was interrupted, stopped or failed, until it is resumed and takes a step.
 pub const UNFINISHED_FILE: &str = "unfinished.json";
 
 /// How a run ended.

@@ -144,18 +144,18 @@ impl RunDir {
         self.path.join(SUMMARY_FILE).exists()
     }
 
-    /// Deletes what earlier starts left that this one must not keep: how they ended, and, for [`Start::Fresh`], what a start
-    /// that came to nothing left to look at: its page, and its TensorBoard events, which would be drawn as a second curve.
+    /// Deletes what earlier starts left that this one must not keep: that they finished, and, for [`Start::Fresh`], what a
+    /// start that came to nothing left to look at: how it ended, and its TensorBoard events, which would be drawn as a
+    /// second curve. For [`Start::Resume`], how they ended is true until a step is taken: see [`Self::earlier_end`].
     ///
     /// # Errors
     ///
     /// Where the file system refuses.
     pub fn reopen(&self, start: Start) -> Result<(), RunDirError> {
         let partial = format!(".{UNFINISHED_FILE}.partial");
-        let mut leftovers: Vec<_> =
-            [SUMMARY_FILE, UNFINISHED_FILE, &partial].iter().map(|name| self.path.join(name)).collect();
+        let mut leftovers = vec![self.path.join(SUMMARY_FILE), self.path.join(partial)];
         if start == Start::Fresh {
-            leftovers.push(self.path.join(REPORT_FILE));
+            leftovers.extend(self.earlier_end());
             let events = fs::read_dir(self.path.join("tensorboard")).into_iter().flatten().flatten();
             leftovers.extend(
                 events
@@ -172,6 +172,12 @@ impl RunDir {
             }
         }
         Ok(())
+    }
+
+    /// The files that tell how an earlier start ended, whether or not they are there.
+    #[must_use]
+    pub fn earlier_end(&self) -> [PathBuf; 2] {
+        [UNFINISHED_FILE, REPORT_FILE].map(|name| self.path.join(name))
     }
 
     /// Writes `recipe.toml`, as the user wrote it with the arguments that change it in comments above, and `resolved.toml`.

@@ -84,10 +84,7 @@ impl Ending<'_> {
             Ok(Err(cut)) => cut,
             Err(panic) => Cut::Panicked(panic),
         };
-        // Of a start that has taken no step there is nothing to say.
-        if trainer.state().step > first_step
-            && let Err(bug) = guarded(|| self.end_before_its_end(trainer, &cut))
-        {
+        if let Err(bug) = guarded(|| self.end_before_its_end(trainer, &cut, first_step)) {
             trainer.sinks().warn(&format!("no report: {bug}"));
         }
         match cut {
@@ -122,13 +119,15 @@ impl Ending<'_> {
         summary.adapter_verified = Some(done.adapter_verified);
         let sinks = trainer.sinks();
         restore_files(self.dir, sinks);
-        sinks.finish(&summary).map_err(Failure::running)?;
+        let written = sinks.finish(&summary).map_err(Failure::running);
+        // Without the final figures the page still has those of the steps.
         self.write_report(sinks);
+        written?;
         judge(&summary, self.dir)
     }
 
     /// The diagnosis and the page of one that did not. What cannot be written is a warning: how the run ends is decided.
-    fn end_before_its_end(&self, trainer: &mut Trainer<'_>, cut: &Cut) {
+    fn end_before_its_end(&self, trainer: &mut Trainer<'_>, cut: &Cut, first_step: u64) {
         let (outcome, reason) = match cut {
             Cut::Interrupted => (Outcome::Interrupted, self.how_to_continue(trainer.state().step)),
             Cut::Failed { outcome, failure } => (*outcome, failure.to_string()),
@@ -137,11 +136,18 @@ impl Ending<'_> {
         let mut summary = self.summary(trainer, outcome, 0.0);
         summary.reason = Some(reason);
         summary.total_steps = Some(self.total_steps);
+        if summary.steps == first_step {
+            // No step of this start could be diagnosed: it would be called healthy.
+            summary.diagnosis.clear();
+        }
         let sinks = trainer.sinks();
         restore_files(self.dir, sinks);
-        match sinks.finish(&summary) {
-            Ok(()) => self.write_report(sinks),
-            Err(error) => sinks.warn(&format!("no report: {error}")),
+        if let Err(error) = sinks.finish(&summary) {
+            sinks.warn(&error.to_string());
+        }
+        // Before the first evaluation and the first step there is nothing to draw.
+        if summary.steps > 0 || summary.initial_eval_loss.is_some() {
+            self.write_report(sinks);
         }
     }
 
