@@ -13,10 +13,11 @@ mod table;
 mod trial;
 mod verdict;
 
+use std::cell::Cell;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -30,11 +31,11 @@ use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit;
 use crate::train::memory::Workload;
 use contest::{Contest, Event};
-use search::{Axis, Trial};
+use search::{Axis, Found, Trial};
 use settings::Settings;
 use table::table;
 use trial::{Length, Runner};
-use verdict::Verdict;
+use verdict::{Comparison, Verdict};
 
 /// First line of a recipe that this command wrote, which it may overwrite.
 const WRITTEN_BY: &str = "# Written by `lora-train tune`";
@@ -58,7 +59,8 @@ pub struct TuneArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = seconds)]
     pub seconds: f64,
 
-    /// Time for all trials together; what has not been tried by then is named
+    /// Time for all candidates; one that is running then is ended, and what has not been tried is named. The recipe as it is
+    /// is run three times first, and in turn with the fastest at the end, however long that takes
     #[arg(long, value_name = "MINUTES", default_value_t = 10.0, value_parser = minutes)]
     pub max_minutes: f64,
 
@@ -77,22 +79,57 @@ struct Report<'a> {
     device: &'a str,
     /// In the order in which they were tried; the first is the recipe as it is.
     trials: &'a [Trial],
-    /// Settings of the fastest trial, as `--set` takes them; none where the recipe is the fastest.
+    /// Settings of the fastest trial, as `--set` takes them; none where the recipe stays.
     fastest: Vec<String>,
     /// By how much the comparison of one trial with its neighbours varies on this machine (standard deviation), as a share.
     noise: f64,
-    /// Speed of the fastest over that of the recipe as it is, both run in turn once more at the end.
+    /// Speed of the fastest over that of the recipe as it is, both run in turn once more at the end; absent where the recipe
+    /// stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     speedup: Option<f64>,
     /// What that may be wrong by, as a share.
     #[serde(skip_serializing_if = "Option::is_none")]
     speedup_noise: Option<f64>,
-    /// Whether it is faster by more than the noise, and so is written.
-    #[serde(skip)]
-    is_faster: bool,
+    /// What the fastest trial lacked at the end, where the recipe stays all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_confirmed: Option<String>,
     /// The recipe that was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     written: Option<PathBuf>,
+}
+
+impl<'a> Report<'a> {
+    /// What was found, and what became of it when it was measured once more.
+    fn new(
+        device: &'a str,
+        base: &Settings,
+        found: &'a Found,
+        noise: f64,
+        confirmed: Option<Result<Comparison, String>>,
+    ) -> Self {
+        let (faster, not_confirmed) = match confirmed {
+            None => (None, None),
+            Some(Ok(comparison)) if comparison.verdict == Verdict::Faster => (Some(comparison), None),
+            Some(Ok(Comparison { ratio, margin, verdict, .. })) => {
+                let what = match verdict {
+                    Verdict::NotSettled => "was ahead when it was measured again, but there was no time to settle it",
+                    _ => "did not stay so when it was measured again",
+                };
+                (None, Some(format!("{what} ({ratio:.2}x, noise {:.1} %)", 100.0 * margin)))
+            }
+            Some(Err(error)) => (None, Some(format!("could not be measured again ({error})"))),
+        };
+        Self {
+            device,
+            trials: &found.trials,
+            fastest: faster.map(|_| found.best.changes_from(base)).unwrap_or_default(),
+            noise,
+            speedup: faster.map(|comparison| comparison.ratio),
+            speedup_noise: faster.map(|comparison| comparison.margin),
+            not_confirmed,
+            written: None,
+        }
+    }
 }
 
 /// Tries, measures, and writes the fastest recipe.
@@ -138,19 +175,27 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     };
     let mut runner = Runner::new(&args.recipe, &recipe, Length { steps: args.steps, seconds: args.seconds })?;
     tell(&format!(
-        "tuning: each trial is measured for at least {} steps and {} s, all of them for at most {} minutes",
+        "tuning: each trial is measured for at least {} steps and {} s; candidates are tried for at most {} minutes",
         args.steps, args.seconds, args.max_minutes
     ));
     let started = Instant::now();
     let time_left = || 1.0 - started.elapsed().as_secs_f64() / (60.0 * args.max_minutes);
+    let time = Duration::try_from_secs_f64(60.0 * args.max_minutes).ok();
+    let deadline = Cell::new(time.and_then(|time| started.checked_add(time)));
     let hear = |event: Event<'_>| tell(&told(&event, &base, started));
-    let mut measure = |settings: &Settings| runner.measure(&settings.changes_from(&base));
+    let mut measure = |settings: &Settings| {
+        // Without the recipe as it is there is nothing to compare with.
+        let until = deadline.get().filter(|_| *settings != base);
+        runner.measure(&settings.changes_from(&base), until)
+    };
     let mut contest = Contest::new(&mut measure, &time_left, &hear);
     let found = search::run(&base, &axes, &limits, &does_fit, &mut contest);
     let confirmed = match &found {
         Ok(found) if found.best != base => {
             tell("once more, in turn: the recipe as it is and the fastest");
-            Some(contest.confirm(&base, &found.best).map_err(Failure::running)?)
+            // What was found is not thrown away for a few runs more.
+            deadline.set(None);
+            Some(contest.confirm(&base, &found.best).inspect_err(|error| tell(&format!("  it failed: {error}"))))
         }
         _ => None,
     };
@@ -160,17 +205,8 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         Some(2) => Failure::input(error),
         _ => Failure::running(error),
     })?;
-    let mut report = Report {
-        device: &device.label,
-        trials: &found.trials,
-        fastest: found.best.changes_from(&base),
-        noise,
-        speedup: confirmed.map(|comparison| comparison.ratio),
-        speedup_noise: confirmed.map(|comparison| comparison.margin),
-        is_faster: confirmed.is_some_and(|comparison| comparison.verdict == Verdict::Faster),
-        written: None,
-    };
-    if report.is_faster {
+    let mut report = Report::new(&device.label, &base, &found, noise, confirmed);
+    if report.speedup.is_some() {
         write_recipe(&out, args, &report)?;
         report.written = Some(out);
     }
@@ -259,6 +295,7 @@ fn write_recipe(out: &Path, args: &TuneArgs, report: &Report<'_>) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::train::config::GradientCheckpointing;
 
     #[test]
     fn a_recipe_that_somebody_wrote_is_not_overwritten() {
@@ -269,5 +306,58 @@ mod tests {
         assert!(refuse_foreign(&path).is_ok());
         fs::write(&path, "[model]\n").unwrap();
         assert!(refuse_foreign(&path).unwrap_err().to_string().contains("--out"));
+    }
+
+    #[test]
+    fn what_is_not_confirmed_is_told_and_not_recommended() {
+        let base = Settings {
+            micro_batch_size: 4,
+            gradient_accumulation_steps: 1,
+            gradient_checkpointing: GradientCheckpointing::Off,
+            num_workers: 1,
+            packing: false,
+            precision: Dtype::F32,
+            storage: None,
+        };
+        let figures = trial::Figures {
+            target_tokens_per_second: 1.0,
+            tokens_per_second: 1.0,
+            step_seconds: 1.0,
+            data_wait_share: 0.0,
+            peak_memory_bytes: None,
+            loss: 1.0,
+        };
+        let told = |confirmed: Option<Verdict>, of_trial: Verdict| {
+            let result = search::TrialResult { speedup: 1.5, noise: 0.05, rounds: 1, verdict: of_trial };
+            let trial = Trial {
+                settings: vec!["data.packing=true".into()],
+                keeps_numbers: false,
+                figures: Some(figures.clone()),
+                result: Some(result),
+                left_out: None,
+            };
+            let found = Found { trials: vec![trial], best: Settings { packing: true, ..base.clone() } };
+            let comparison = |verdict| Comparison { ratio: 1.5, margin: 0.05, rounds: 3, verdict };
+            // Nothing was measured again where nothing was faster.
+            let confirmed = (of_trial == Verdict::Faster).then(|| confirmed.map(comparison).ok_or("killed".to_owned()));
+            let report = Report::new("cpu", &base, &found, 0.01, confirmed);
+            let json = serde_json::to_value(&report).unwrap();
+            (json["fastest"].clone(), json["speedup"].clone(), table(&report).lines().last().unwrap().to_owned())
+        };
+        let (fastest, speedup, line) = told(Some(Verdict::Faster), Verdict::Faster);
+        assert_eq!((fastest, speedup), (serde_json::json!(["data.packing=true"]), serde_json::json!(1.5)));
+        assert_eq!(line, "fastest: 1.50x (noise 5.0 %) with data.packing=true");
+        let cases = [
+            (Some(Verdict::WithinNoise), Verdict::Faster, "did not stay so"),
+            (Some(Verdict::NotSettled), Verdict::Faster, "was ahead when it was measured again"),
+            (None, Verdict::Faster, "could not be measured again (killed)"),
+            (None, Verdict::NotSettled, "no time to settle"),
+            (None, Verdict::WithinNoise, "nothing that was tried is faster"),
+        ];
+        for (confirmed, of_trial, expected) in cases {
+            let (fastest, speedup, line) = told(confirmed, of_trial);
+            assert_eq!((fastest, speedup), (serde_json::json!([]), serde_json::Value::Null));
+            assert!(line.contains(expected) && line.contains("the recipe stays"), "{line}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::search::TrialResult;
 use super::settings::Settings;
-use super::trial::Figures;
+use super::trial::{Figures, OUT_OF_TIME};
 use super::verdict::{Comparison, MIN_ROUNDS, Noise, Round, Verdict, compare};
 
 /// Runs of the recipe as it is before the first candidate: their differences are the noise to begin with.
@@ -94,7 +94,7 @@ impl<'a> Contest<'a> {
         candidate: &Settings,
     ) -> Result<(Figures, TrialResult), String> {
         if (self.time_left)() <= SHARE_OF_CONFIRMATION {
-            return Err("not tried, since the time is spent (--max-minutes)".into());
+            return Err(OUT_OF_TIME.into());
         }
         (self.tell)(Event::Trying(candidate));
         let start = (self.time_left)();
@@ -147,5 +147,49 @@ impl<'a> Contest<'a> {
                 return Ok((runs, comparison.settled()));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::device::Dtype;
+    use crate::train::config::GradientCheckpointing;
+
+    #[test]
+    fn a_candidate_that_is_ahead_in_its_only_round_is_not_settled() {
+        let base = Settings {
+            micro_batch_size: 4,
+            gradient_accumulation_steps: 1,
+            gradient_checkpointing: GradientCheckpointing::Off,
+            num_workers: 1,
+            packing: false,
+            precision: Dtype::F32,
+            storage: None,
+        };
+        let candidate = Settings { packing: true, ..base.clone() };
+        let left = Cell::new(1.0);
+        let mut measure = |settings: &Settings| {
+            let rate = if settings.packing { 150.0 } else { 100.0 };
+            if settings.packing {
+                left.set(SHARE_OF_CONFIRMATION);
+            }
+            Ok(Figures {
+                target_tokens_per_second: rate,
+                tokens_per_second: rate,
+                step_seconds: 1.0,
+                data_wait_share: 0.0,
+                peak_memory_bytes: None,
+                loss: 1.0,
+            })
+        };
+        let time_left = || left.get();
+        let mut contest = Contest::new(&mut measure, &time_left, &|_| ());
+        let mut incumbent = contest.start(&base).unwrap();
+        let (_, result) = contest.against(&mut incumbent, &candidate).unwrap();
+        assert_eq!((result.rounds, result.verdict), (1, Verdict::NotSettled));
+        assert_eq!(incumbent.settings, base);
     }
 }

@@ -14,17 +14,17 @@ pub(super) fn table(report: &Report<'_>) -> String {
     );
     let mut lines = vec![head];
     lines.extend(report.trials.iter().map(line));
-    let comparison = report.speedup.zip(report.speedup_noise);
-    let fastest = report.fastest.join(" ");
-    lines.push(match comparison {
-        Some((speedup, noise)) if report.is_faster => {
-            format!("fastest: {speedup:.2}x (noise {:.1} %) with {fastest}", 100.0 * noise)
+    let is_ahead = |trial: &Trial| trial.result.is_some_and(|result| result.verdict == Verdict::NotSettled);
+    lines.push(match (report.speedup.zip(report.speedup_noise), &report.not_confirmed) {
+        (Some((speedup, noise)), _) => {
+            format!("fastest: {speedup:.2}x (noise {:.1} %) with {}", 100.0 * noise, report.fastest.join(" "))
         }
-        Some((speedup, noise)) => format!(
-            "the fastest trial did not stay so when it was measured again ({speedup:.2}x, noise {:.1} %): the recipe stays",
-            100.0 * noise
-        ),
-        None => format!(
+        (None, Some(why)) => format!("the fastest trial {why}: the recipe stays"),
+        (None, None) if report.trials.iter().any(is_ahead) => {
+            "something is ahead, but there was no time to settle whether it is faster (--max-minutes): the recipe stays"
+                .into()
+        }
+        (None, None) => format!(
             "nothing that was tried is faster by more than the noise (here {:.1} % a trial): the recipe stays",
             100.0 * report.noise
         ),
@@ -63,6 +63,7 @@ pub(super) fn remark(result: &TrialResult) -> String {
         Verdict::Faster => format!("faster, noise {noise:.1} %"),
         Verdict::HardlyFaster => format!("hardly faster, noise {noise:.1} %"),
         Verdict::WithinNoise | Verdict::Undecided => format!("within the noise of {noise:.1} %"),
+        Verdict::NotSettled => format!("ahead, noise {noise:.1} %, but no time for more rounds; --max-minutes"),
         Verdict::Slower => format!("slower, noise {noise:.1} %"),
     }
 }

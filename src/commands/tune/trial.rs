@@ -19,10 +19,14 @@ use crate::train::config::SchedulerConfig;
 
 /// Time that a trial always gets, for what it has to tokenise or compile anew.
 const GRACE: Duration = Duration::from_mins(1);
-/// A trial that takes so many times as long as the longest one before is ended.
+/// A trial that takes so many times as long as the first, of the recipe as it is, is ended.
 const HOPELESS: u32 = 4;
 /// The same where a step may hold many times as many tokens.
 const HOPELESS_PACKED: u32 = 40;
+/// What a trial gets beyond the time for all, since it may be about to end.
+const LAST_GRACE: Duration = Duration::from_secs(5);
+/// Why a trial was not run, or not to its end.
+pub(super) const OUT_OF_TIME: &str = "not tried, since the time is spent (--max-minutes)";
 /// The most steps of a trial, however short they are.
 const MAX_STEPS: f64 = 10_000.0;
 
@@ -79,6 +83,29 @@ impl Length {
     }
 }
 
+/// How long trials may take.
+#[derive(Debug, Default)]
+struct Patience {
+    /// Time that the first trial of the asked length took, loading included: that of the recipe as it is. Not the longest,
+    /// or each slow trial would let the next one be slower by [`HOPELESS`] still.
+    first: Option<Duration>,
+}
+
+impl Patience {
+    /// Takes in the time of a trial.
+    fn learn(&mut self, took: Duration) {
+        self.first.get_or_insert(took);
+    }
+
+    /// The time of the next trial where so much is left for all, and why it is ended after it.
+    fn limit(&self, packs: bool, left: Option<Duration>) -> Option<(Duration, &'static str)> {
+        let times = if packs { HOPELESS_PACKED } else { HOPELESS };
+        let hopeless = self.first.map(|first| (GRACE + times * first, "much slower, so it was ended"));
+        let spent = left.map(|left| (left + LAST_GRACE, OUT_OF_TIME));
+        hopeless.into_iter().chain(spent).min_by_key(|(limit, _)| *limit)
+    }
+}
+
 /// Starts trials.
 pub(super) struct Runner {
     program: PathBuf,
@@ -91,8 +118,8 @@ pub(super) struct Runner {
     /// Measured steps by the changes of a trial, and those of the last one.
     num_steps: HashMap<Vec<String>, u64>,
     latest_num_steps: u64,
-    /// Time that the longest trial took, loading included.
-    longest: Option<Duration>,
+    patience: Patience,
+    latest_took: Duration,
     /// Exit code of the last trial.
     pub(super) exit_code: Option<i32>,
 }
@@ -125,34 +152,37 @@ impl Runner {
             shortened,
             num_steps: HashMap::new(),
             latest_num_steps: length.steps,
-            longest: None,
+            patience: Patience::default(),
+            latest_took: Duration::ZERO,
             exit_code: None,
         })
     }
 
     /// Trains for a while with `changes`, and reads what that run wrote. It is ended where it takes many times as long as
-    /// the others.
+    /// the first one, or goes on after `until`.
     ///
     /// # Errors
     ///
     /// The last lines of what the run said.
-    pub(super) fn measure(&mut self, changes: &[String]) -> Result<Figures, String> {
+    pub(super) fn measure(&mut self, changes: &[String], until: Option<Instant>) -> Result<Figures, String> {
         if let Some(&steps) = self.num_steps.get(changes) {
             self.latest_num_steps = steps;
-            return self.train(changes, steps);
+            return self.train(changes, steps, until);
         }
         // Unknown settings take about as long as those before; packed ones may take many times as long.
         let steps = if packs(changes) { self.length.steps } else { self.latest_num_steps };
-        let figures = self.train(changes, steps)?;
+        let figures = self.train(changes, steps, until)?;
         let enough = self.length.steps_of(figures.step_seconds);
         // Too short by far; where it is not, trials that keep the numbers keep the number of steps, too.
         let is_long_enough = 10 * steps >= 7 * enough;
         self.latest_num_steps = if is_long_enough && steps <= 2 * enough { steps } else { enough };
         self.num_steps.insert(changes.to_vec(), self.latest_num_steps);
-        if is_long_enough { Ok(figures) } else { self.train(changes, enough) }
+        let figures = if is_long_enough { figures } else { self.train(changes, enough, until)? };
+        self.patience.learn(self.latest_took);
+        Ok(figures)
     }
 
-    fn train(&mut self, changes: &[String], num_steps: u64) -> Result<Figures, String> {
+    fn train(&mut self, changes: &[String], num_steps: u64, until: Option<Instant>) -> Result<Figures, String> {
         self.num_trials += 1;
         let output = self.folder.path().join(format!("trial-{}", self.num_trials));
         let mut command = Command::new(&self.program);
@@ -177,13 +207,12 @@ impl Runner {
             command.args(["--set", change]);
         }
         let child = command.stderr(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
-        let times = if packs(changes) { HOPELESS_PACKED } else { HOPELESS };
-        let limit = self.longest.map(|longest| GRACE + times * longest);
         let started = Instant::now();
+        let limit = self.patience.limit(packs(changes), until.map(|until| until.saturating_duration_since(started)));
         let (exit_code, outcome) = wait(child, limit);
         self.exit_code = exit_code;
         outcome?;
-        self.longest = self.longest.max(Some(started.elapsed()));
+        self.latest_took = started.elapsed();
         let figures = read(&output, WARMUP + self.length.steps);
         // The next trial's disk and page cache are its own.
         drop(fs::remove_dir_all(&output));
@@ -195,8 +224,9 @@ fn packs(changes: &[String]) -> bool {
     changes.iter().any(|change| change == "data.packing=true")
 }
 
-/// Waits for a trial to end: its exit code, and what it said where it did not end well.
-fn wait(mut child: Child, limit: Option<Duration>) -> (Option<i32>, Result<(), String>) {
+/// Waits for a trial to end, but not for longer than `limit`, which says why: its exit code, and what it said where it did
+/// not end well.
+fn wait(mut child: Child, limit: Option<(Duration, &str)>) -> (Option<i32>, Result<(), String>) {
     let started = Instant::now();
     let mut stderr = child.stderr.take();
     let told = std::thread::spawn(move || {
@@ -206,15 +236,16 @@ fn wait(mut child: Child, limit: Option<Duration>) -> (Option<i32>, Result<(), S
         String::from_utf8_lossy(&text).into_owned()
     });
     let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if limit.is_some_and(|limit| started.elapsed() > limit) => {
+        let spent = limit.filter(|(limit, _)| started.elapsed() > *limit);
+        match (child.try_wait(), spent) {
+            (Ok(Some(status)), _) => break status,
+            (Ok(None), Some((_, why))) => {
                 drop(child.kill());
                 drop(child.wait());
-                return (None, Err("much slower, so it was ended".into()));
+                return (None, Err(why.into()));
             }
-            Ok(None) => std::thread::sleep(Duration::from_millis(10)),
-            Err(error) => return (None, Err(error.to_string())),
+            (Ok(None), None) => std::thread::sleep(Duration::from_millis(10)),
+            (Err(error), _) => return (None, Err(error.to_string())),
         }
     };
     let told = told.join().unwrap_or_default();
@@ -255,6 +286,22 @@ mod tests {
         assert_eq!((length.steps_of(3.0), length.steps_of(0.016)), (4, 150));
         assert_eq!(Length { steps: 4, seconds: 0.0 }.steps_of(0.016), 4);
         assert_eq!(length.steps_of(0.0), 10_000);
+    }
+
+    #[test]
+    fn a_slow_trial_gives_the_next_no_more_time_and_none_outlasts_the_time_for_all() {
+        let seconds = Duration::from_secs;
+        let mut patience = Patience::default();
+        assert_eq!(patience.limit(false, None), None);
+        patience.learn(seconds(10));
+        patience.learn(seconds(90));
+        assert_eq!(patience.limit(false, None).unwrap().0, seconds(100));
+        assert_eq!(patience.limit(true, Some(seconds(1000))).unwrap().0, seconds(460));
+        assert_eq!(patience.limit(true, Some(seconds(20))), Some((seconds(25), OUT_OF_TIME)));
+        let child = Command::new("sleep").arg("60").stderr(Stdio::piped()).spawn().unwrap();
+        let started = Instant::now();
+        assert_eq!(wait(child, Some((seconds(0), OUT_OF_TIME))), (None, Err(OUT_OF_TIME.to_owned())));
+        assert!(started.elapsed() < seconds(30));
     }
 
     #[test]

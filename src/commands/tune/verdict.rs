@@ -17,7 +17,7 @@ const MAX_ROUNDS: usize = 100;
 const NUM_STANDARD_ERRORS: f64 = 5.0;
 /// Standard errors that a candidate may lack of a gain that could be seen in the end, for more rounds to be worth their time.
 const HOPE: f64 = 2.0;
-/// What seems to be the noise is taken for more by this over the number of rounds: two or three may agree by luck.
+/// What seems to be the noise is taken for more by this over its degrees of freedom: two or three rounds may agree by luck.
 const DOUBT: f64 = 3.0;
 /// The least that rounds are thought to vary by, in natural logarithms: runs that agree to the last digit are luck.
 const LEAST_NOISE: f64 = 0.01;
@@ -50,6 +50,7 @@ impl Round {
 pub(super) struct Noise {
     /// Sum of the squares of the deviations.
     squares: f64,
+    /// Their degrees of freedom.
     count: f64,
 }
 
@@ -63,10 +64,12 @@ impl Noise {
         }
     }
 
-    /// Takes in what the rounds of one candidate differ by from each other.
+    /// Takes in what the rounds of one candidate differ by from each other: a single one says nothing.
     pub(super) fn add_rounds(&mut self, rounds: &[Round]) {
-        let (deviations, correction) = deviations(rounds);
-        deviations.iter().for_each(|deviation| self.add(deviation * correction));
+        if rounds.len() > 1 {
+            self.squares += squared_deviations(rounds);
+            self.count += as_f64(rounds.len() - 1);
+        }
     }
 
     fn add(&mut self, deviation: f64) {
@@ -85,11 +88,11 @@ fn middle_of(rounds: &[Round]) -> f64 {
     median(&rounds.iter().flat_map(Round::log_ratios).collect::<Vec<_>>())
 }
 
-/// Of each round from their median; and what makes up for the median being their own.
-fn deviations(rounds: &[Round]) -> (Vec<f64>, f64) {
-    let (middle, count) = (middle_of(rounds), as_f64(rounds.len()));
-    let correction = if count > 1.0 { (count / (count - 1.0)).sqrt() } else { 0.0 };
-    (rounds.iter().map(|round| round.log_ratio() - middle).collect(), correction)
+/// Sum of the squares of the rounds' deviations from their median, which has a degree of freedom less than rounds, since
+/// the median is their own.
+fn squared_deviations(rounds: &[Round]) -> f64 {
+    let middle = middle_of(rounds);
+    rounds.iter().map(|round| (round.log_ratio() - middle).powi(2)).sum()
 }
 
 /// What the rounds say of a candidate.
@@ -104,6 +107,8 @@ pub(super) enum Verdict {
     HardlyFaster,
     /// Not to be told from what it was to beat.
     WithinNoise,
+    /// Ahead by more than the noise, in fewer rounds than it takes to believe that.
+    NotSettled,
     /// By more than the noise.
     Slower,
 }
@@ -122,22 +127,24 @@ pub(super) struct Comparison {
 impl Comparison {
     /// The same where there is no time for more rounds.
     pub(super) fn settled(self) -> Self {
-        match self.verdict {
-            Verdict::Undecided => Self { verdict: Verdict::WithinNoise, ..self },
-            _ => self,
-        }
+        let verdict = match self.verdict {
+            Verdict::Undecided if self.ratio.ln() > self.margin => Verdict::NotSettled,
+            Verdict::Undecided => Verdict::WithinNoise,
+            decided => decided,
+        };
+        Self { verdict, ..self }
     }
 }
 
 /// Judges a candidate by its rounds and by what is known of the noise.
 pub(super) fn compare(rounds: &[Round], noise: &Noise) -> Comparison {
     let (middle, count) = (middle_of(rounds), as_f64(rounds.len()));
-    let (deviations, correction) = deviations(rounds);
-    let own_squares: f64 = deviations.iter().map(|deviation| deviation * deviation).sum();
-    let own = (own_squares / count).sqrt() * correction;
+    let own_squares = squared_deviations(rounds);
+    let own = (own_squares / (count - 1.0).max(1.0)).sqrt();
     // The machine may have become noisier since, or these rounds may agree by luck.
-    let all = ((own_squares + noise.squares) / (count + noise.count)).sqrt();
-    let deviation = (own.max(all) * (1.0 + DOUBT / (count + noise.count))).max(LEAST_NOISE);
+    let freedom = (count - 1.0 + noise.count).max(1.0);
+    let all = ((own_squares + noise.squares) / freedom).sqrt();
+    let deviation = (own.max(all) * (1.0 + DOUBT / freedom)).max(LEAST_NOISE);
     let error = deviation / count.sqrt();
     let margin = NUM_STANDARD_ERRORS * error;
     let gain = GAIN.ln();
@@ -260,6 +267,28 @@ mod tests {
         assert_eq!(compare(&rounds(1.01, 12, |_| 100.0), &noise).verdict, Verdict::WithinNoise);
         let undecided = compare(&rounds(1.04, 4, |at| if at == 1.0 { 90.0 } else { 100.0 }), &noise);
         assert_eq!((undecided.verdict, undecided.settled().verdict), (Verdict::Undecided, Verdict::WithinNoise));
+    }
+
+    #[test]
+    fn what_is_ahead_when_the_time_is_over_is_not_called_noise() {
+        let cut_off = |ratio| compare(&rounds(ratio, 2, |_| 100.0), &quiet()).settled().verdict;
+        assert_eq!((cut_off(1.5), cut_off(1.02)), (Verdict::NotSettled, Verdict::WithinNoise));
+    }
+
+    #[test]
+    fn a_single_round_says_nothing_of_the_noise() {
+        let mut noise = Noise::default();
+        noise.add_repeats(&[100.0, 120.0, 100.0]);
+        let of_a_round = 1.2_f64.ln();
+        for _ in 0..10 {
+            noise.add_rounds(&rounds(1.1, 1, |_| 100.0));
+        }
+        assert!((noise.of_a_round() - of_a_round).abs() < 1e-12, "{noise:?}");
+        let one = compare(&rounds(1.1, 1, |_| 100.0), &noise);
+        assert!((one.margin - NUM_STANDARD_ERRORS * (1.0 + DOUBT) * of_a_round).abs() < 1e-9, "{one:?}");
+        // Two that agree are one degree of freedom.
+        noise.add_rounds(&rounds(1.1, 2, |_| 100.0));
+        assert!((noise.of_a_round() - of_a_round / 2.0_f64.sqrt()).abs() < 1e-12, "{noise:?}");
     }
 
     #[test]
