@@ -3,8 +3,10 @@
 #
 #   scripts/fuzz.sh [SECONDS_PER_TARGET [TARGET...]]    default: 60, all targets
 #   scripts/fuzz.sh --totals                            inputs tried, hours and findings of all runs so far
+#   scripts/fuzz.sh --keep                              makes fuzz/corpus.tar.gz of what was found worth keeping
 #
-# Starts from fuzz/corpus and what earlier runs found worth keeping. Builds, corpora, findings and the record of runs are
+# Starts from fuzz/corpus, from fuzz/corpus.tar.gz (of all inputs that longer runs have found worth keeping, the fewest that
+# reach the same code), and from what earlier runs here found. Builds, corpora, findings and the record of runs are
 # in $LORA_TRAIN_FUZZ (default: fuzz/target). Ends with 1 where an input was found that panics, takes more than 20
 # seconds, or takes far more memory than it is long; the input is in findings/ and its file name is printed.
 set -euo pipefail
@@ -31,6 +33,27 @@ if [ "${1:-}" = --totals ]; then
     exit
 fi
 
+host="$(rustc -vV | sed -n 's/^host: //p')"
+limits=(-rss_limit_mb=2048 -max_len=16384)
+
+keep() {
+    local target minimal="$state/minimal"
+    rm -rf "$minimal"
+    for target in "$state"/corpus/*/; do
+        target="$(basename "$target")"
+        mkdir -p "$minimal/$target"
+        "$state/$host/release/$target" -set_cover_merge=1 -timeout=60 "${limits[@]}" \
+            "$minimal/$target" "fuzz/corpus/$target" "$state/corpus/$target" >"$state/$target.merge.log" 2>&1
+        echo "$target: $(find "$minimal/$target" -type f | wc -l) of $(find "$state/corpus/$target" -type f | wc -l)"
+    done
+    tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - -C "$minimal" . | gzip -9n >fuzz/corpus.tar.gz
+}
+
+if [ "${1:-}" = --keep ]; then
+    keep
+    exit
+fi
+
 seconds="${1:-60}"
 shift || true
 targets=("$@")
@@ -42,7 +65,11 @@ cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked --vers
 # No sanitizer, so that the stable compiler will do: the code is safe but for the kernels, which no target reaches, and
 # memory is watched by an allocator of our own. A target folder given to cargo is the trainer's, with other flags.
 env -u CARGO_TARGET_DIR cargo fuzz build --sanitizer none --strip-dead-code --target-dir "$state"
-host="$(rustc -vV | sed -n 's/^host: //p')"
+mkdir -p "$state/corpus"
+if [ ! "$state/corpus/.unpacked" -nt fuzz/corpus.tar.gz ]; then
+    tar -xzf fuzz/corpus.tar.gz -C "$state/corpus"
+    touch "$state/corpus/.unpacked"
+fi
 
 failed=0
 for target in "${targets[@]}"; do
@@ -51,7 +78,7 @@ for target in "${targets[@]}"; do
     mkdir -p "$corpus" "fuzz/corpus/$target"
     start=$SECONDS
     findings=0
-    "$state/$host/release/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=16384 \
+    "$state/$host/release/$target" -max_total_time="$seconds" -timeout=20 "${limits[@]}" \
         -print_final_stats=1 -artifact_prefix="$state/findings/$target-" "$corpus" "fuzz/corpus/$target" >"$log" 2>&1 ||
         findings=1
     inputs="$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)"
