@@ -113,12 +113,12 @@ pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> 
     Ok(path)
 }
 
-/// As [`write`], into the run's folder, for the end of a run that must not take long and must not fail by this: what takes
+/// As [`write()`], into the run's folder, for the end of a run that must not take long and must not fail by this: what takes
 /// longer than `limit` is given up, and a panic is an error.
 ///
 /// # Errors
 ///
-/// As [`write`]; where the limit is exceeded.
+/// As [`write()`]; where the limit is exceeded.
 pub fn write_within(folder: &Path, limit: Duration) -> Result<PathBuf, ReportError> {
     let (sender, receiver) = mpsc::channel();
     let run = folder.to_owned();
