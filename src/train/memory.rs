@@ -200,8 +200,9 @@ impl Workload<'_> {
     }
 }
 
-/// The binary, its threads, what the allocator keeps: between 25 and 37 MiB in the recipes of `scripts/check_plan.py`.
-const HOST_PROCESS_BYTES: usize = 30 << 20;
+/// The binary, its threads, what the two allocators keep: with this, `scripts/check_plan.py` is off by about as much upwards
+/// as downwards in its smallest recipes.
+const HOST_PROCESS_BYTES: usize = 35 << 20;
 
 /// What CUDA's context and loaded kernels take. Not measured by this project yet; drivers take 300 to 600 MiB.
 const GPU_CONTEXT_BYTES: usize = 500 << 20;
