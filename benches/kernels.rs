@@ -16,7 +16,7 @@ use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
 use lora_train::model::config::LlamaConfig;
 use lora_train::ops::adamw::{State, Update, adamw};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
-use lora_train::ops::cross_entropy::linear_cross_entropy;
+use lora_train::ops::cross_entropy::{LossChunk, linear_cross_entropy};
 use lora_train::ops::layout::Layout;
 use lora_train::ops::linear::{InputGrad, LowRank, Weight, linear, linear_backward};
 use lora_train::ops::norm::{rms_norm, rms_norm_backward};
@@ -132,7 +132,7 @@ fn head(bench: &mut Bench<'_>, config: &LlamaConfig) {
     let hidden = filled([TARGETS, config.hidden_size], 6, &bench.version.device());
     let weight = bench.version.weight([config.vocab_size, config.hidden_size], 7);
     let targets: Vec<u32> = (0..TARGETS as u32).collect();
-    bench.run("linear_cross_entropy", || linear_cross_entropy(&hidden, &weight, &targets, 1.0));
+    bench.run("linear_cross_entropy", || linear_cross_entropy(&hidden, &weight, &targets, 1.0, LossChunk::Auto));
 }
 
 fn layout(config: &LlamaConfig, rows: usize, length: usize, device: &Device) -> Layout {

@@ -190,6 +190,23 @@ fn recomputing_blocks_from_device_or_host_memory_changes_no_bit_of_the_gradients
 }
 
 #[test]
+fn chunks_of_the_loss_change_no_bit_of_losses_and_gradients() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let batch = padded(&indexed());
+    let run = |loss_chunk_tokens| {
+        let train = TrainConfig { loss_chunk_tokens, ..TrainConfig::default() };
+        let mut step = step(&model, adapters(&model, 0.0), &train);
+        step.forward_backward(&batch);
+        (grads(&step), step.eval_loss(&batch))
+    };
+    let whole = run(None);
+    assert!(batch.targets.len() > 20 && whole.0.iter().any(|value| *value != 0.0));
+    for tokens in [1, 7, 16, 1000] {
+        assert_eq!(run(Some(tokens)), whole, "{tokens}");
+    }
+}
+
+#[test]
 fn dropout_is_on_in_training_off_in_evaluation_and_on_the_input_of_a_only() {
     let model = model(Dtype::F32, Dtype::F32);
     let batch = padded(&indexed());

@@ -42,7 +42,12 @@ fn complete() -> Recipe {
             eval_split: Some(EvalSplit::Rows(1)),
             ..DataConfig::default()
         },
-        train: TrainConfig { num_epochs: Some(1.0), max_steps: Some(1), ..TrainConfig::default() },
+        train: TrainConfig {
+            num_epochs: Some(1.0),
+            max_steps: Some(1),
+            loss_chunk_tokens: Some(1),
+            ..TrainConfig::default()
+        },
         optimizer: OptimizerConfig::default(),
         scheduler: SchedulerConfig { warmup_ratio: Some(0.1), warmup_steps: Some(1), ..SchedulerConfig::default() },
         eval: EvalConfig {

@@ -9,9 +9,7 @@ use serde::Serialize;
 use crate::device::{self, Dtype, Product};
 use crate::failure::Failure;
 use crate::model::config::LlamaConfig;
-
-/// Rows of the head's product: what `ops::cross_entropy` takes at a time of a vocabulary of this size.
-const HEAD_ROWS: usize = 192;
+use crate::ops::cross_entropy::LossChunk;
 
 /// Arguments of `lora-train products`.
 #[derive(Clone, Debug, clap::Args)]
@@ -97,10 +95,11 @@ fn products(config: &LlamaConfig, tokens: usize, r: usize) -> Vec<(&'static str,
         products.push((backward, Product { m: tokens, k: out_features, n: in_features, transposed: false }));
     }
     let (hidden, vocab) = (config.hidden_size, config.vocab_size);
+    let targets = LossChunk::Auto.tokens(vocab, tokens);
     products.push(("lora_A", Product { m: tokens, k: hidden, n: r, transposed: true }));
     products.push(("lora_B", Product { m: tokens, k: r, n: hidden, transposed: true }));
-    products.push(("lm_head", Product { m: HEAD_ROWS, k: hidden, n: vocab, transposed: true }));
-    products.push(("lm_head, backward", Product { m: HEAD_ROWS, k: vocab, n: hidden, transposed: false }));
+    products.push(("lm_head", Product { m: targets, k: hidden, n: vocab, transposed: true }));
+    products.push(("lm_head, backward", Product { m: targets, k: vocab, n: hidden, transposed: false }));
     products
 }
 

@@ -162,6 +162,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         micro_batch_size: recipe.train.micro_batch_size,
         gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
         gradient_checkpointing: recipe.train.gradient_checkpointing,
+        loss_chunk_tokens: recipe.train.loss_chunk_tokens,
         num_workers: recipe.data.num_workers,
         packing: recipe.data.packing,
         precision: recipe.train.precision,
@@ -172,6 +173,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         threads: device::num_cpu_threads(),
         is_gpu: device.is_gpu(),
         has_bf16: device.supports(Dtype::Bf16),
+        vocab_size: source.config.vocab_size,
     };
     let mut runner = Runner::new(&args.recipe, &recipe, Length { steps: args.steps, seconds: args.seconds })?;
     tell(&format!(
@@ -257,6 +259,7 @@ fn with<'a>(workload: &Workload<'a>, settings: &Settings) -> Workload<'a> {
         rows: settings.micro_batch_size,
         gradient_accumulation_steps: settings.gradient_accumulation_steps,
         gradient_checkpointing: settings.gradient_checkpointing,
+        loss_chunk: settings.loss_chunk(),
         precision: settings.precision,
         storage: settings.storage.unwrap_or(settings.precision),
         ..workload.clone()
@@ -314,6 +317,7 @@ mod tests {
             micro_batch_size: 4,
             gradient_accumulation_steps: 1,
             gradient_checkpointing: GradientCheckpointing::Off,
+            loss_chunk_tokens: None,
             num_workers: 1,
             packing: false,
             precision: Dtype::F32,

@@ -6,8 +6,37 @@ use super::linear::{InputGrad, Weight, linear, plain_linear, plain_linear_backwa
 use super::profile::{self, Cost};
 use super::{cpu, host, linear_host};
 
-/// Bytes of `f32` logits made at a time.
-pub const CHUNK_BYTES: usize = 96 << 20;
+/// Bytes of `f32` logits made at a time where nothing else is asked for.
+const CHUNK_BYTES: usize = 96 << 20;
+
+/// How many target tokens' logits exist at a time: the more, the fewer passes over the head's weights, and the more memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LossChunk {
+    /// As many as fill 96 MiB, but not fewer than 16 and not more than 4096.
+    #[default]
+    Auto,
+    /// At most so many; what is less than 1 counts as 1.
+    Tokens(usize),
+}
+
+impl LossChunk {
+    /// The most target tokens of a chunk, of `vocab_size` logits each.
+    #[must_use]
+    pub fn most_tokens(self, vocab_size: usize) -> usize {
+        match self {
+            Self::Auto => (CHUNK_BYTES / size_of::<f32>() / vocab_size.max(1)).clamp(16, 4096),
+            Self::Tokens(tokens) => tokens.max(1),
+        }
+    }
+
+    /// Target tokens of each chunk, where there are `num_targets` in all: chunks are of one size, since a last one of a few
+    /// tokens would cost a pass over the whole head.
+    #[must_use]
+    pub fn tokens(self, vocab_size: usize, num_targets: usize) -> usize {
+        let num_chunks = num_targets.div_ceil(self.most_tokens(vocab_size)).max(1);
+        num_targets.div_ceil(num_chunks).max(1)
+    }
+}
 
 /// Losses of tokens, and the gradient of their weighted sum.
 #[derive(Debug)]
@@ -23,16 +52,18 @@ pub struct LossAndGrad {
 /// # Shapes
 /// `hidden`: `[targets, hidden_size]`, `head`: `[vocab_size, hidden_size]`, `targets`: as many ids as `hidden` has rows.
 #[must_use]
-pub fn linear_cross_entropy(hidden: &Tensor<2>, head: &Weight, targets: &[u32], grad_scale: f64) -> LossAndGrad {
-    in_chunks(hidden, head, targets, grad_scale, CHUNK_BYTES)
-}
-
-fn in_chunks(hidden: &Tensor<2>, head: &Weight, targets: &[u32], grad_scale: f64, chunk_bytes: usize) -> LossAndGrad {
+pub fn linear_cross_entropy(
+    hidden: &Tensor<2>,
+    head: &Weight,
+    targets: &[u32],
+    grad_scale: f64,
+    chunk: LossChunk,
+) -> LossAndGrad {
     let flops = profile::count(4 * targets.len() * head.dims()[0] * head.dims()[1]);
     let bytes = 2.0 * profile::bytes(&head.values) + 2.0 * profile::bytes(hidden);
     let work = || {
-        on_host(hidden, head, targets, Some(grad_scale), chunk_bytes).unwrap_or_else(|| {
-            let chunks = chunks(targets, head, chunk_bytes).map(|(start, targets)| {
+        on_host(hidden, head, targets, Some(grad_scale), chunk).unwrap_or_else(|| {
+            let chunks = chunks(targets, head, chunk).map(|(start, targets)| {
                 plain_linear_cross_entropy(&hidden.clone().narrow(0, start, targets.len()), head, targets, grad_scale)
             });
             let (losses, dhidden): (Vec<_>, Vec<_>) = chunks.map(|chunk| (chunk.losses, chunk.dhidden)).unzip();
@@ -53,14 +84,14 @@ fn on_host(
     head: &Weight,
     targets: &[u32],
     grad_scale: Option<f64>,
-    chunk_bytes: usize,
+    chunk: LossChunk,
 ) -> Option<LossAndGrad> {
     let (host_hidden, flex_head) = (host::view(hidden)?, host::primitive(&head.values)?);
     let elements = linear_host::elements(&flex_head, head.rounds)?;
     let (hidden_values, width) = (host_hidden.as_slice(), hidden.dims()[1]);
     let mut losses = vec![0.0; targets.len()];
     let mut dhidden = vec![0.0; if grad_scale.is_some() { hidden_values.len() } else { 0 }];
-    for (start, targets) in chunks(targets, head, chunk_bytes) {
+    for (start, targets) in chunks(targets, head, chunk) {
         let (rows, values) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
         #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
         let gradient = grad_scale.map(|grad_scale| (&mut dhidden[values.clone()], grad_scale as f32));
@@ -78,22 +109,20 @@ fn on_host(
 /// # Shapes
 /// As for [`linear_cross_entropy`].
 #[must_use]
-pub fn linear_cross_entropy_loss(hidden: &Tensor<2>, head: &Weight, targets: &[u32]) -> Tensor<1> {
-    if let Some(found) = on_host(hidden, head, targets, None, CHUNK_BYTES) {
+pub fn linear_cross_entropy_loss(hidden: &Tensor<2>, head: &Weight, targets: &[u32], chunk: LossChunk) -> Tensor<1> {
+    if let Some(found) = on_host(hidden, head, targets, None, chunk) {
         return found.losses;
     }
-    let losses = chunks(targets, head, CHUNK_BYTES).map(|(start, targets)| {
+    let losses = chunks(targets, head, chunk).map(|(start, targets)| {
         let (logits, _) = linear(&hidden.clone().narrow(0, start, targets.len()), head, None);
         plain_cross_entropy(logits, targets)
     });
     Tensor::cat(losses.collect(), 0)
 }
 
-fn chunks<'a>(targets: &'a [u32], head: &Weight, chunk_bytes: usize) -> impl Iterator<Item = (usize, &'a [u32])> {
+fn chunks<'a>(targets: &'a [u32], head: &Weight, chunk: LossChunk) -> impl Iterator<Item = (usize, &'a [u32])> {
     let [vocab_size, _] = head.dims();
-    let most = (chunk_bytes / size_of::<f32>() / vocab_size).clamp(16, 4096);
-    // Chunks of one size: a last one of a few rows would cost a pass over the whole head.
-    let size = targets.len().div_ceil(targets.len().div_ceil(most).max(1)).max(1);
+    let size = chunk.tokens(vocab_size, targets.len());
     targets.chunks(size).enumerate().map(move |(index, targets)| (index * size, targets))
 }
 
@@ -145,11 +174,11 @@ mod tests {
         host::tensor(values, [rows, count / rows], device)
     }
 
-    fn run(device: &Device, chunk_bytes: usize) -> (Vec<f32>, Vec<f32>) {
+    fn run(device: &Device, chunk: LossChunk) -> (Vec<f32>, Vec<f32>) {
         let hidden = values(TARGETS * WIDTH, 3.0, device, TARGETS);
         let head = Weight::new(values(VOCAB * WIDTH, 1.0, device, VOCAB));
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
-        let LossAndGrad { losses, dhidden } = in_chunks(&hidden, &head, &targets, 2.0, chunk_bytes);
+        let LossAndGrad { losses, dhidden } = linear_cross_entropy(&hidden, &head, &targets, 2.0, chunk);
         (losses.into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
     }
 
@@ -177,9 +206,8 @@ mod tests {
     fn chunks_of_any_size_give_the_loss_and_gradient_of_the_whole_logits() {
         let expected = by_autodiff();
         for device in [Device::flex(), Device::flex().autodiff()] {
-            // 16 rows is the smallest chunk: four of them, and all at once.
-            for chunk_bytes in [1, CHUNK_BYTES] {
-                let found = run(&device, chunk_bytes);
+            for chunk in [LossChunk::Tokens(1), LossChunk::Tokens(16), LossChunk::Tokens(1000), LossChunk::Auto] {
+                let found = run(&device, chunk);
                 assert_close(&found.0, &expected.0);
                 assert_close(&found.1, &expected.1);
             }
@@ -190,7 +218,12 @@ mod tests {
     fn chunks_are_of_one_size_and_cover_every_target() {
         let head = Weight::new(Tensor::zeros([VOCAB, WIDTH], (&Device::flex(), DType::F32)));
         let targets = [0; 53];
-        let sizes: Vec<_> = chunks(&targets, &head, 1).map(|(start, targets)| (start, targets.len())).collect();
+        let sizes: Vec<_> =
+            chunks(&targets, &head, LossChunk::Tokens(16)).map(|(start, targets)| (start, targets.len())).collect();
         assert_eq!(sizes, [(0, 14), (14, 14), (28, 14), (42, 11)]);
+        assert!(chunks(&[], &head, LossChunk::Tokens(0)).next().is_none());
+        // 96 MiB of Llama 3's vocabulary; a tiny one and a huge one.
+        let most = [128_256, 5, usize::MAX / 8].map(|vocab_size| LossChunk::Auto.most_tokens(vocab_size));
+        assert_eq!(most, [196, 4096, 16]);
     }
 }

@@ -231,6 +231,12 @@ pub const PEERS: &[Peer] = &[
             "gradient_checkpoint",
         ],
     ),
+    peer_with_note(
+        "train",
+        "loss_chunk_tokens",
+        &["num_output_chunks", "chunked_cross_entropy_num_chunks", "loss_chunk_size", "loss_chunk"],
+        "it is the target tokens of a chunk, not the number of chunks",
+    ),
     peer(
         "train",
         "max_grad_norm",

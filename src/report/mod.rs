@@ -25,8 +25,8 @@ mod statistics;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 pub use columns::Columns;
 pub use record::{PlannedComponent, PlannedMemory, Record};
@@ -35,6 +35,9 @@ use crate::panics::guarded;
 
 /// The file's name in the run's folder.
 pub const REPORT_FILE: &str = "report.html";
+
+/// How often a page that is waited for is asked whether it still may be.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -114,12 +117,13 @@ pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> 
 }
 
 /// As [`write()`], into the run's folder, for the end of a run that must not take long and must not fail by this: what takes
-/// longer than `limit` is given up, and a panic is an error.
+/// longer than `limit` says is given up, and a panic is an error. `limit` is asked again and again, since somebody may become
+/// impatient meanwhile.
 ///
 /// # Errors
 ///
 /// As [`write()`]; where the limit is exceeded.
-pub fn write_within(folder: &Path, limit: Duration) -> Result<PathBuf, ReportError> {
+pub fn write_within(folder: &Path, limit: impl Fn() -> Duration) -> Result<PathBuf, ReportError> {
     let (sender, receiver) = mpsc::channel();
     let run = folder.to_owned();
     let make = move || {
@@ -130,8 +134,13 @@ pub fn write_within(folder: &Path, limit: Duration) -> Result<PathBuf, ReportErr
     let path = folder.join(REPORT_FILE);
     let thread = std::thread::Builder::new().name("report".into()).spawn(make);
     thread.map_err(|source| ReportError::Io { path: path.clone(), action: "begin", source })?;
-    let Ok(page) = receiver.recv_timeout(limit) else {
-        return Err(ReportError::NotInTime { path: folder.to_owned(), limit });
+    let started = Instant::now();
+    let page = loop {
+        match receiver.recv_timeout(PATIENCE.min(limit().saturating_sub(started.elapsed()))) {
+            Ok(page) => break page,
+            Err(RecvTimeoutError::Timeout) if started.elapsed() < limit() => {}
+            Err(_) => return Err(ReportError::NotInTime { path: folder.to_owned(), limit: limit() }),
+        }
     };
     put(&path, &page.map_err(ReportError::Panic)??)?;
     Ok(path)
@@ -154,17 +163,34 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
+    fn who_becomes_impatient_while_a_page_is_made_is_not_made_to_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(
+            std::process::Command::new("mkfifo").arg(folder.path().join("metrics.jsonl")).status().unwrap().success()
+        );
+        let started = Instant::now();
+        let is_impatient = || started.elapsed() > Duration::from_millis(50);
+        let limit = || if is_impatient() { Duration::from_millis(10) } else { Duration::from_mins(10) };
+        let error = write_within(folder.path(), limit).unwrap_err();
+        assert!(
+            matches!(error, ReportError::NotInTime { .. }) && started.elapsed() < Duration::from_mins(1),
+            "{error}"
+        );
+    }
+
+    #[cfg(unix)]
+    #[test]
     fn a_page_that_takes_too_long_is_given_up_and_nothing_is_left_of_it() {
         let folder = tempfile::tempdir().unwrap();
         let metrics = folder.path().join("metrics.jsonl");
         // Nobody writes into it, so whoever reads it waits.
         assert!(std::process::Command::new("mkfifo").arg(&metrics).status().unwrap().success());
-        let error = write_within(folder.path(), Duration::from_millis(20)).unwrap_err().to_string();
+        let error = write_within(folder.path(), || Duration::from_millis(20)).unwrap_err().to_string();
         assert!(error.contains("not made within 0 s") && error.contains("hint: `lora-train report /"), "{error}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         std::fs::remove_file(&metrics).unwrap();
         std::fs::write(metrics, "{\"step\":1,\"loss\":4.0,\"learning_rate\":1e-3}\n").unwrap();
-        let path = write_within(folder.path(), Duration::from_mins(3)).unwrap();
+        let path = write_within(folder.path(), || Duration::from_mins(3)).unwrap();
         assert!(std::fs::read_to_string(path).unwrap().contains("not finished"));
     }
 }

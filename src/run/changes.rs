@@ -48,6 +48,7 @@ const EFFECTS: [(Effect, &[&str]); 3] = [
             // Of no meaning once the adapters are there.
             "lora.init_lora_weights",
             "train.gradient_checkpointing",
+            "train.loss_chunk_tokens",
             "train.max_steps",
             "train.num_epochs",
             "watchdog.",

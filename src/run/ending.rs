@@ -177,7 +177,7 @@ impl Ending<'_> {
 
     /// Makes report.html. The figures are there: where it fails, it can be made anew from them.
     fn write_report(&self, sinks: &mut Sinks) {
-        let limit = if self.stop.requested() { INTERRUPT_REPORT_LIMIT } else { REPORT_LIMIT };
+        let limit = || if self.stop.requested() { INTERRUPT_REPORT_LIMIT } else { REPORT_LIMIT };
         match report::write_within(self.dir.path(), limit) {
             Ok(path) => sinks.note(&format!("report: {}", path.display())),
             Err(error) => sinks.warn(&format!("no report: {error}")),

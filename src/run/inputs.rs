@@ -135,6 +135,7 @@ pub fn workload<'a>(recipe: &Recipe, config: &'a LlamaConfig, selection: &'a Sel
         row_length: recipe.data.max_length,
         gradient_checkpointing: recipe.train.gradient_checkpointing,
         gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
+        loss_chunk: recipe.train.loss_chunk(),
         on_cpu,
     }
 }

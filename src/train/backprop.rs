@@ -14,7 +14,7 @@ use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::block::{Activations, BlockContext};
 use crate::model::llama::Llama;
-use crate::ops::cross_entropy::{LossAndGrad, linear_cross_entropy, linear_cross_entropy_loss};
+use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
 use crate::ops::dropout::mix;
 use crate::ops::linear::Dropout;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
@@ -40,6 +40,8 @@ pub struct Options<'a> {
     pub dropout_seed: u64,
     /// Factor of the gradients inside the backward, against underflow in `f16`; the sums get them without it.
     pub grad_scale: f64,
+    /// How many target tokens' logits exist at a time.
+    pub loss_chunk: LossChunk,
 }
 
 /// What came of a micro-batch, and when its parts ended for the host: on a device that is not waited for, when they had
@@ -117,7 +119,7 @@ pub fn forward_backward(
         }
     }
 
-    let (losses, mut dx) = loss_and_grad(model, x, batch, target_rows, options.grad_scale);
+    let (losses, mut dx) = loss_and_grad(model, x, batch, target_rows, options);
     let forward_end = Instant::now();
     for layer in (first..model.blocks.len()).rev() {
         let (block, context) = (&model.blocks[layer], context(layer));
@@ -142,13 +144,13 @@ pub fn forward_backward(
 
 /// The loss of every target token, `[targets]`, `f32`, in nats, without gradients and without dropout.
 #[must_use]
-pub fn losses(model: &Llama, adapters: &AdapterSet, batch: &Batch) -> Option<Tensor<1>> {
+pub fn losses(model: &Llama, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> Option<Tensor<1>> {
     if batch.targets.is_empty() {
         return None;
     }
     let hidden = model.hidden(batch, adapters).select(0, target_rows(model, batch));
     let (normed, _) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
-    Some(linear_cross_entropy_loss(&normed, &model.lm_head, &target_tokens(batch)))
+    Some(linear_cross_entropy_loss(&normed, &model.lm_head, &target_tokens(batch), chunk))
 }
 
 /// Losses of the target tokens and the gradient of the last block's output.
@@ -159,7 +161,7 @@ fn loss_and_grad(
     x: Tensor<2>,
     batch: &Batch,
     rows: Tensor<1, Int>,
-    grad_scale: f64,
+    options: Options<'_>,
 ) -> (Tensor<1>, Tensor<2>) {
     let width = profile::passes(&x, 2);
     let (hidden, no_grad) =
@@ -167,7 +169,7 @@ fn loss_and_grad(
     drop(x);
     let (normed, rstd) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
     let LossAndGrad { losses, dhidden } =
-        linear_cross_entropy(&normed, &model.lm_head, &target_tokens(batch), grad_scale);
+        linear_cross_entropy(&normed, &model.lm_head, &target_tokens(batch), options.grad_scale, options.loss_chunk);
     let dhidden = rms_norm_backward(&dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
     let scatter = || no_grad.select_assign(0, rows, dhidden, IndexingUpdateOp::Add);
     (losses, profile::measure("target_rows", || width, scatter))

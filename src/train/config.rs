@@ -5,6 +5,7 @@ use std::ops::Bound;
 use serde::Serialize;
 
 use crate::device::Dtype;
+use crate::ops::cross_entropy::LossChunk;
 use crate::schema::{Choice, Problem, Section, Value};
 
 /// Any number above 0.
@@ -27,6 +28,9 @@ pub struct TrainConfig {
     pub max_steps: Option<u64>,
     /// What the backward finds of the forward, and what it computes again.
     pub gradient_checkpointing: GradientCheckpointing,
+    /// Target tokens whose logits exist at a time; absent: as many as fill 96 MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_chunk_tokens: Option<usize>,
     /// Gradients whose global norm is larger are scaled down to it; 0 turns clipping off.
     pub max_grad_norm: f64,
 }
@@ -40,6 +44,7 @@ impl Default for TrainConfig {
             num_epochs: None,
             max_steps: None,
             gradient_checkpointing: GradientCheckpointing::On,
+            loss_chunk_tokens: None,
             max_grad_norm: 1.0,
         }
     }
@@ -60,12 +65,19 @@ impl TrainConfig {
             num_epochs: section.optional_number("num_epochs", POSITIVE),
             max_steps: section.optional_count("max_steps", 1..),
             gradient_checkpointing: GradientCheckpointing::read(section).unwrap_or(default.gradient_checkpointing),
+            loss_chunk_tokens: section.optional_count("loss_chunk_tokens", 1..),
             max_grad_norm: section.number("max_grad_norm", default.max_grad_norm, 0.0..),
         };
         match (config.num_epochs, config.max_steps) {
             (None, None) => Self { num_epochs: Some(1.0), ..config },
             _ => config,
         }
+    }
+
+    /// How many target tokens' logits exist at a time.
+    #[must_use]
+    pub fn loss_chunk(&self) -> LossChunk {
+        self.loss_chunk_tokens.map_or(LossChunk::Auto, LossChunk::Tokens)
     }
 }
 

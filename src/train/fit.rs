@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::config::GradientCheckpointing;
 use super::memory::{MemoryPlan, Workload};
 use crate::device::Dtype;
+use crate::ops::cross_entropy::LossChunk;
 
 /// Share of a device's memory that may be used: drivers, the desktop and fragmentation take the rest.
 pub const USABLE: f64 = 0.95;
@@ -70,6 +71,11 @@ fn suggestions(
     of_rows: impl Fn(usize) -> (usize, Vec<String>),
 ) -> Vec<Suggestion> {
     let checkpointing = [workload.gradient_checkpointing, GradientCheckpointing::On, GradientCheckpointing::Offload];
+    // Logits of so many tokens were a wish for speed: the first thing to go.
+    let vocab_size = workload.config.vocab_size;
+    let most = LossChunk::Auto.most_tokens(vocab_size);
+    let has_large_chunk = workload.loss_chunk.most_tokens(vocab_size) > most;
+    let loss_chunk = if has_large_chunk { LossChunk::Auto } else { workload.loss_chunk };
     let storages = if workload.storage == Dtype::F32 { &[Dtype::F32, Dtype::Bf16][..] } else { &[workload.storage] };
     let (mut found, mut seen) = (Vec::new(), Vec::new());
     for &storage in storages {
@@ -79,9 +85,11 @@ fn suggestions(
             if is_repeated || is_useless {
                 continue;
             }
-            let with_rows = |rows: usize| Workload { storage, rows, gradient_checkpointing, ..workload.clone() }.plan();
-            let Some(most) = largest(|rows| fits(&with_rows(rows), memory_bytes)) else { continue };
+            let with_rows =
+                |rows| Workload { storage, rows, gradient_checkpointing, loss_chunk, ..workload.clone() }.plan();
+            let Some(most_rows) = largest(|rows| fits(&with_rows(rows), memory_bytes)) else { continue };
             let mut settings = Vec::new();
+            settings.extend(has_large_chunk.then(|| format!("train.loss_chunk_tokens={most}")));
             if storage != workload.storage {
                 settings.push(format!("model.dtype={storage}"));
             }
@@ -89,7 +97,7 @@ fn suggestions(
                 let value = serde_json::to_string(&gradient_checkpointing).unwrap_or_default();
                 settings.push(format!("train.gradient_checkpointing={}", value.trim_matches('"')));
             }
-            let (rows, of_rows) = of_rows(most);
+            let (rows, of_rows) = of_rows(most_rows);
             settings.extend(of_rows);
             let suggestion = Suggestion { settings: settings.join(" "), peak_bytes: with_rows(rows).peak_bytes };
             // Smaller weights that make no room for more rows are no gain.
@@ -199,6 +207,7 @@ mod tests {
             row_length: 2048,
             gradient_checkpointing: GradientCheckpointing::Off,
             gradient_accumulation_steps: 2,
+            loss_chunk: LossChunk::Auto,
             on_cpu: true,
         }
     }
@@ -257,6 +266,23 @@ mod tests {
         for change in that_fit(&workload, 0.75 * as_f64(workload.plan().peak_bytes)) {
             assert!(change.peak_bytes < workload.plan().peak_bytes * 3 / 4);
         }
+    }
+
+    #[test]
+    fn logits_of_more_tokens_than_it_takes_are_the_first_to_go() {
+        let (config, selection) = model();
+        let workload = Workload {
+            rows: 1,
+            gradient_checkpointing: GradientCheckpointing::On,
+            loss_chunk: LossChunk::Tokens(1 << 20),
+            ..workload(&config, &selection)
+        };
+        let without = Workload { loss_chunk: LossChunk::Auto, ..workload.clone() }.plan().peak_bytes;
+        // All 2048 tokens at a time, of which a quarter are what fills 96 MiB.
+        assert_eq!(workload.plan().peak_bytes - without, 3 * 512 * 49_152 * 4);
+        let found = that_fit(&workload, 1.001 * as_f64(without) / USABLE);
+        let first = Suggestion { settings: "train.loss_chunk_tokens=512".into(), peak_bytes: without };
+        assert_eq!(found.first(), Some(&first), "{found:?}");
     }
 
     #[test]

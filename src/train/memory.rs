@@ -10,7 +10,7 @@ use super::config::GradientCheckpointing;
 use crate::device::Dtype;
 use crate::lora::targets::{Projection, Selection};
 use crate::model::config::LlamaConfig;
-use crate::ops::cross_entropy::CHUNK_BYTES;
+use crate::ops::cross_entropy::LossChunk;
 
 /// Bytes of a float of the adapters, gradients and moments.
 const F32: usize = 4;
@@ -34,6 +34,8 @@ pub struct Workload<'a> {
     pub gradient_checkpointing: GradientCheckpointing,
     /// Micro-batches of a step.
     pub gradient_accumulation_steps: usize,
+    /// How many target tokens' logits exist at a time.
+    pub loss_chunk: LossChunk,
     /// Whether the kernels of [`crate::ops::cpu`] run: on the CPU.
     pub on_cpu: bool,
 }
@@ -130,9 +132,7 @@ impl Workload<'_> {
     /// Bytes of the logits of a chunk of target tokens.
     fn logits_bytes(&self) -> usize {
         let row = self.config.vocab_size * F32;
-        // Chunks are of one size.
-        let most = (CHUNK_BYTES / row).clamp(16, 4096);
-        let rows = self.tokens().div_ceil(self.tokens().div_ceil(most).max(1));
+        let rows = self.loss_chunk.tokens(self.config.vocab_size, self.tokens());
         // In plain tensor calls: logits, log-probabilities, probabilities and the gradient.
         if self.on_cpu { rows * row } else { 4 * rows * row }
     }
@@ -186,7 +186,7 @@ impl Workload<'_> {
                 depends_on: "train.micro_batch_size, data.max_length, train.gradient_checkpointing",
             },
             Component { name: "inside a block", bytes: inside, depends_on: "train.micro_batch_size, data.max_length" },
-            Component { name: "logits of a chunk", bytes: loss, depends_on: "the vocabulary" },
+            Component { name: "logits of a chunk", bytes: loss, depends_on: "train.loss_chunk_tokens, the vocabulary" },
             Component { name: "process and libraries", bytes: overhead, depends_on: "the device" },
         ];
         if !self.on_cpu {
@@ -224,6 +224,7 @@ mod tests {
             row_length: 512,
             gradient_checkpointing: GradientCheckpointing::Off,
             gradient_accumulation_steps: 1,
+            loss_chunk: LossChunk::Auto,
             on_cpu: true,
         };
         change(&mut workload);
@@ -254,6 +255,10 @@ mod tests {
         // Norms stay in f32.
         assert_eq!(whole.peak_bytes - half.peak_bytes, 2 * (134_515_008 - 61 * 576));
         assert!(plan(|w| w.rows = 1).peak_bytes < whole.peak_bytes);
+        let logits = |tokens| bytes(&plan(|w| w.loss_chunk = LossChunk::Tokens(tokens)), "logits of a chunk");
+        assert_eq!([logits(128), logits(1024)], [128, 1024].map(|tokens| tokens * 49_152 * 4));
+        // 1024 tokens are two chunks of what fills 96 MiB.
+        assert_eq!(bytes(&whole, "logits of a chunk"), logits(512));
         let gpu = |checkpointing| {
             plan(|w| (w.on_cpu, w.precision, w.gradient_checkpointing) = (false, Dtype::Bf16, checkpointing))
         };

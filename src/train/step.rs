@@ -16,6 +16,7 @@ use crate::checkpoint::HostTensor;
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::llama::Llama;
+use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::mix;
 use crate::ops::profile::{self, Cost};
 
@@ -26,6 +27,7 @@ pub struct TrainStep {
     adapters: AdapterSet,
     optimizer: AdamW,
     gradient_checkpointing: GradientCheckpointing,
+    loss_chunk: LossChunk,
     /// Started when the first block input leaves the device.
     parking: OnceCell<HostParking>,
     max_grad_norm: f64,
@@ -156,6 +158,7 @@ impl TrainStep {
         Self {
             optimizer: AdamW::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
             gradient_checkpointing: train.gradient_checkpointing,
+            loss_chunk: train.loss_chunk(),
             parking: OnceCell::new(),
             max_grad_norm: train.max_grad_norm,
             seed,
@@ -207,6 +210,7 @@ impl TrainStep {
             dropout_seed: mix(self.seed ^ mix(self.num_micro_batches)),
             // In f16 the gradient of the micro-batch's mean is what fits the format.
             grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale / num_targets),
+            loss_chunk: self.loss_chunk,
         };
         let pass = backprop::forward_backward(&self.model, &self.adapters, batch, options, &mut self.sums);
         self.target_tokens += batch.num_target_tokens() as u64;
@@ -296,7 +300,7 @@ impl TrainStep {
     /// Loss of a micro-batch without dropout and without gradients.
     #[must_use]
     pub fn eval_loss(&self, batch: &Batch) -> LossSum {
-        eval_loss(&self.model, &self.adapters, batch)
+        eval_loss(&self.model, &self.adapters, batch, self.loss_chunk)
     }
 
     /// What a checkpoint keeps, besides the adapters.
@@ -331,10 +335,9 @@ impl TrainStep {
 }
 
 /// Loss of a micro-batch under `adapters`, without dropout and without gradients.
-#[must_use]
-pub fn eval_loss(model: &Llama, adapters: &AdapterSet, batch: &Batch) -> LossSum {
+fn eval_loss(model: &Llama, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> LossSum {
     let dense = model.has_kernels().then(|| batch.without_padding());
     let batch = dense.as_ref().unwrap_or(batch);
-    let losses = read(backprop::losses(model, adapters, batch).into_iter().collect());
+    let losses = read(backprop::losses(model, adapters, batch, chunk).into_iter().collect());
     LossSum { sum: losses.iter().map(|&loss| f64::from(loss)).sum(), target_tokens: batch.num_target_tokens() as u64 }
 }

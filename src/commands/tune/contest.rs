@@ -23,8 +23,8 @@ pub(super) struct Incumbent {
     pub(super) figures: Figures,
     /// Speed over that of the recipe as it is.
     speedup: f64,
-    /// Tokens per second of its latest run.
-    rate: f64,
+    /// Tokens per second of its latest run, where nothing has been run since.
+    rate: Option<f64>,
 }
 
 /// Runs candidates, and judges them.
@@ -79,8 +79,7 @@ impl<'a> Contest<'a> {
         self.noise.add_repeats(&rates);
         let figures = Figures::of_runs(&runs).ok_or("it was not run")?;
         (self.tell)(Event::Started { noise: &self.noise, num_runs: runs.len() });
-        let rate = rates.last().copied().unwrap_or(figures.tokens_per_second);
-        Ok(Incumbent { settings: base.clone(), figures, speedup: 1.0, rate })
+        Ok(Incumbent { settings: base.clone(), figures, speedup: 1.0, rate: rates.last().copied() })
     }
 
     /// Runs a candidate in turn with the incumbent, until it is clear which is faster; a faster one takes its place.
@@ -108,8 +107,8 @@ impl<'a> Contest<'a> {
         (self.tell)(Event::Tried(&result));
         let figures = Figures::of_runs(&runs).ok_or("it was not run")?;
         if verdict == Verdict::Faster {
-            let rate = runs.last().map_or(figures.tokens_per_second, |run| run.tokens_per_second);
-            *incumbent = Incumbent { settings: candidate.clone(), figures: figures.clone(), speedup, rate };
+            // The settings that it beat were the last to be run.
+            *incumbent = Incumbent { settings: candidate.clone(), figures: figures.clone(), speedup, rate: None };
         }
         Ok((figures, result))
     }
@@ -121,12 +120,13 @@ impl<'a> Contest<'a> {
     /// What is wrong with one of them.
     pub(super) fn confirm(&mut self, base: &Settings, fastest: &Settings) -> Result<Comparison, String> {
         let figures = (self.measure)(base)?;
-        let rate = figures.tokens_per_second;
+        let rate = Some(figures.tokens_per_second);
         let mut incumbent = Incumbent { settings: base.clone(), figures, speedup: 1.0, rate };
         let has_time = |left: f64, rounds: usize| left > 0.0 || rounds < MIN_ROUNDS;
         self.rounds(&mut incumbent, fastest, &has_time).map(|(_, comparison)| comparison)
     }
 
+    /// Runs both in turn. Where the time ends in the middle of a round, those before it count.
     fn rounds(
         &mut self,
         incumbent: &mut Incumbent,
@@ -135,12 +135,18 @@ impl<'a> Contest<'a> {
     ) -> Result<(Vec<Figures>, Comparison), String> {
         let (mut runs, mut rounds) = (Vec::new(), Vec::new());
         loop {
-            let figures = (self.measure)(candidate)?;
-            let again = (self.measure)(&incumbent.settings);
-            let after = again.map_err(|error| format!("what it is compared with failed: {error}"))?.tokens_per_second;
-            let before = std::mem::replace(&mut incumbent.rate, after);
-            rounds.push(Round { before, candidate: figures.tokens_per_second, after });
-            runs.push(figures);
+            match self.round(incumbent, candidate) {
+                Ok((figures, round)) => {
+                    runs.push(figures);
+                    rounds.push(round);
+                }
+                Err(error) if error == OUT_OF_TIME && !rounds.is_empty() => {
+                    let comparison = compare(&rounds, &self.noise).settled();
+                    self.noise.add_rounds(&rounds);
+                    return Ok((runs, comparison));
+                }
+                Err(error) => return Err(error),
+            }
             let comparison = compare(&rounds, &self.noise);
             if comparison.verdict != Verdict::Undecided || !has_time((self.time_left)(), rounds.len()) {
                 self.noise.add_rounds(&rounds);
@@ -148,42 +154,72 @@ impl<'a> Contest<'a> {
             }
         }
     }
+
+    /// Runs a candidate between two runs of the incumbent.
+    fn round(&mut self, incumbent: &mut Incumbent, candidate: &Settings) -> Result<(Figures, Round), String> {
+        let before = match incumbent.rate.take() {
+            Some(rate) => rate,
+            None => self.rate_of(&incumbent.settings)?,
+        };
+        let figures = (self.measure)(candidate)?;
+        let after = self.rate_of(&incumbent.settings)?;
+        incumbent.rate = Some(after);
+        let round = Round { before, candidate: figures.tokens_per_second, after };
+        Ok((figures, round))
+    }
+
+    /// Tokens per second of the settings that are to be beaten.
+    fn rate_of(&mut self, settings: &Settings) -> Result<f64, String> {
+        let figures = (self.measure)(settings).map_err(|error| match error {
+            error if error == OUT_OF_TIME => error,
+            error => format!("what it is compared with failed: {error}"),
+        })?;
+        Ok(figures.tokens_per_second)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
 
     use super::*;
     use crate::device::Dtype;
     use crate::train::config::GradientCheckpointing;
 
-    #[test]
-    fn a_candidate_that_is_ahead_in_its_only_round_is_not_settled() {
-        let base = Settings {
+    fn base() -> Settings {
+        Settings {
             micro_batch_size: 4,
             gradient_accumulation_steps: 1,
             gradient_checkpointing: GradientCheckpointing::Off,
+            loss_chunk_tokens: None,
             num_workers: 1,
             packing: false,
             precision: Dtype::F32,
             storage: None,
-        };
+        }
+    }
+
+    fn figures(rate: f64) -> Figures {
+        Figures {
+            target_tokens_per_second: rate,
+            tokens_per_second: rate,
+            step_seconds: 1.0,
+            data_wait_share: 0.0,
+            peak_memory_bytes: None,
+            loss: 1.0,
+        }
+    }
+
+    #[test]
+    fn a_candidate_that_is_ahead_in_its_only_round_is_not_settled() {
+        let base = base();
         let candidate = Settings { packing: true, ..base.clone() };
         let left = Cell::new(1.0);
         let mut measure = |settings: &Settings| {
-            let rate = if settings.packing { 150.0 } else { 100.0 };
             if settings.packing {
                 left.set(SHARE_OF_CONFIRMATION);
             }
-            Ok(Figures {
-                target_tokens_per_second: rate,
-                tokens_per_second: rate,
-                step_seconds: 1.0,
-                data_wait_share: 0.0,
-                peak_memory_bytes: None,
-                loss: 1.0,
-            })
+            Ok(figures(if settings.packing { 150.0 } else { 100.0 }))
         };
         let time_left = || left.get();
         let mut contest = Contest::new(&mut measure, &time_left, &|_| ());
@@ -191,5 +227,61 @@ mod tests {
         let (_, result) = contest.against(&mut incumbent, &candidate).unwrap();
         assert_eq!((result.rounds, result.verdict), (1, Verdict::NotSettled));
         assert_eq!(incumbent.settings, base);
+    }
+
+    #[test]
+    fn what_is_compared_with_was_run_right_before() {
+        let base = base();
+        let settings = [
+            Settings { num_workers: 2, ..base.clone() },
+            Settings { packing: true, ..base.clone() },
+            Settings { packing: true, num_workers: 4, ..base.clone() },
+        ];
+        let runs = RefCell::new(Vec::new());
+        let mut measure = |settings: &Settings| {
+            runs.borrow_mut().push(settings.clone());
+            match settings.num_workers {
+                2 => Err("no more threads".to_owned()),
+                _ => Ok(figures(if settings.packing { 150.0 } else { 100.0 })),
+            }
+        };
+        let mut contest = Contest::new(&mut measure, &|| 1.0, &|_| ());
+        let mut incumbent = contest.start(&base).unwrap();
+        let [fails, faster, same] = &settings;
+        // After the recipe as it is; after one that failed; after one that was faster.
+        assert_eq!(contest.against(&mut incumbent, fails).unwrap_err(), "no more threads");
+        contest.against(&mut incumbent, faster).unwrap();
+        contest.against(&mut incumbent, same).unwrap();
+        let runs = runs.borrow();
+        let before = |candidate| {
+            let at = runs.iter().position(|settings| settings == candidate).unwrap();
+            runs[at - 1].clone()
+        };
+        assert_eq!([before(fails), before(faster), before(same)], [base.clone(), base, faster.clone()]);
+    }
+
+    #[test]
+    fn rounds_that_were_run_before_the_time_was_over_count() {
+        let base = base();
+        let candidate = Settings { packing: true, ..base.clone() };
+        // Six runs of the recipe as it is, then in turn.
+        for (rate, cut_off, rounds, expected) in
+            [(150.0, 9, 1, Verdict::NotSettled), (50.0, 7, 0, Verdict::Undecided), (150.0, 8, 0, Verdict::Undecided)]
+        {
+            let runs = Cell::new(0);
+            let mut measure = |settings: &Settings| {
+                runs.set(runs.get() + 1);
+                match settings.packing {
+                    _ if runs.get() >= cut_off => Err(OUT_OF_TIME.to_owned()),
+                    packing => Ok(figures(if packing { rate } else { 100.0 })),
+                }
+            };
+            let mut contest = Contest::new(&mut measure, &|| 1.0, &|_| ());
+            let mut incumbent = contest.start(&base).unwrap();
+            match contest.against(&mut incumbent, &candidate) {
+                Ok((_, result)) => assert_eq!((result.rounds, result.verdict), (rounds, expected)),
+                Err(error) => assert_eq!((error.as_str(), rounds), (OUT_OF_TIME, 0)),
+            }
+        }
     }
 }

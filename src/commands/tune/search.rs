@@ -14,6 +14,10 @@ use crate::train::config::GradientCheckpointing;
 const DATA_WAIT: f64 = 0.02;
 /// The most rows of a micro-batch that are tried.
 const MAX_ROWS: usize = 256;
+/// By how much the next chunk of the loss is larger or smaller.
+const LOSS_CHUNK_FACTOR: usize = 4;
+/// The least target tokens of a chunk that are tried: fewer make the product with the head one of vectors.
+const MIN_LOSS_CHUNK: usize = 32;
 
 /// What the machine allows.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +25,8 @@ pub(super) struct Limits {
     pub(super) threads: usize,
     pub(super) is_gpu: bool,
     pub(super) has_bf16: bool,
+    /// Logits of a target token.
+    pub(super) vocab_size: usize,
 }
 
 /// A kind of change.
@@ -30,6 +36,8 @@ pub(super) enum Axis {
     Checkpointing,
     /// How a step's rows are divided into micro-batches.
     MicroBatch,
+    /// Target tokens whose logits exist at a time.
+    LossChunk,
     /// Threads that make batches.
     Workers,
     /// Precision of activations and products.
@@ -43,7 +51,7 @@ pub(super) enum Axis {
 impl Axis {
     /// All of them; those that change the numbers last, or not at all.
     pub(super) fn all(keep_numbers: bool) -> Vec<Self> {
-        let mut axes = vec![Self::Checkpointing, Self::MicroBatch, Self::Workers];
+        let mut axes = vec![Self::Checkpointing, Self::MicroBatch, Self::LossChunk, Self::Workers];
         if !keep_numbers {
             axes.extend([Self::Precision, Self::Storage, Self::Packing]);
         }
@@ -81,6 +89,17 @@ impl Axis {
                 })
                 .collect()
             }
+            Self::LossChunk => {
+                let targets = figures.target_tokens_per_second * figures.step_seconds;
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tokens of a step")]
+                let targets = targets.ceil() as usize / best.gradient_accumulation_steps.max(1);
+                let most = best.loss_chunk().most_tokens(limits.vocab_size);
+                // Fewer passes over the head, where there is more than one; or logits that stay in a cache.
+                let more = (most < targets).then_some(LOSS_CHUNK_FACTOR * most);
+                let fewer = Some(most.min(targets) / LOSS_CHUNK_FACTOR).filter(|tokens| *tokens >= MIN_LOSS_CHUNK);
+                let tried = more.into_iter().chain(fewer);
+                tried.map(|tokens| with(&|settings| settings.loss_chunk_tokens = Some(tokens))).collect()
+            }
             Self::Workers if figures.data_wait_share < DATA_WAIT => Vec::new(),
             Self::Workers => {
                 let more = [2 * best.num_workers, 4 * best.num_workers];
@@ -102,7 +121,7 @@ impl Axis {
 
     /// Whether a better value asks for the next one.
     fn goes_on(self) -> bool {
-        self == Self::MicroBatch
+        matches!(self, Self::MicroBatch | Self::LossChunk)
     }
 }
 
@@ -212,12 +231,13 @@ mod tests {
         micro_batch_size: 4,
         gradient_accumulation_steps: 4,
         gradient_checkpointing: GradientCheckpointing::On,
+        loss_chunk_tokens: None,
         num_workers: 1,
         packing: false,
         precision: Dtype::F32,
         storage: None,
     };
-    const LIMITS: Limits = Limits { threads: 8, is_gpu: false, has_bf16: true };
+    const LIMITS: Limits = Limits { threads: 8, is_gpu: false, has_bf16: true, vocab_size: 49_152 };
 
     fn figures(rate: f64, data_wait_share: f64) -> Figures {
         Figures {
@@ -356,6 +376,28 @@ mod tests {
         };
         assert_eq!(tries(0.001), (false, vec![]));
         assert_eq!(tries(0.4), (true, vec!["data.num_workers=2".to_owned()]));
+    }
+
+    #[test]
+    fn chunks_of_the_loss_are_enlarged_while_that_helps_and_where_there_is_more_than_one() {
+        // 96 MiB hold 512 tokens of this vocabulary.
+        let with_targets = |targets: f64| {
+            let mut measure = |settings: &Settings| {
+                let most = settings.loss_chunk().most_tokens(LIMITS.vocab_size);
+                let rate = 100.0 * faster(most > 512, 1.2) * faster(most > 5000, 1.2);
+                let figures = figures(rate, 0.0);
+                Ok(Figures { target_tokens_per_second: 4.0 * targets / figures.step_seconds, ..figures })
+            };
+            let mut contest = Contest::new(&mut measure, &|| 1.0, &|_| ());
+            let found = run(&BASE, &[Axis::LossChunk], &LIMITS, &|_| Ok(()), &mut contest).unwrap();
+            (found.trials[1..].iter().flat_map(|trial| trial.settings.clone()).collect::<Vec<_>>(), found.best)
+        };
+        let tried = |all: &[usize]| all.iter().map(|n| format!("train.loss_chunk_tokens={n}")).collect::<Vec<_>>();
+        let (settings, best) = with_targets(9000.0);
+        assert_eq!((settings, best.loss_chunk_tokens), (tried(&[2048, 8192, 32_768]), Some(8192)));
+        let (settings, best) = with_targets(400.0);
+        assert_eq!((settings, best.loss_chunk_tokens), (tried(&[100]), None));
+        assert_eq!(with_targets(100.0).0, tried(&[]));
     }
 
     #[test]

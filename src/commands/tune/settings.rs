@@ -1,6 +1,7 @@
 //! The keys that are searched.
 
 use crate::device::Dtype;
+use crate::ops::cross_entropy::LossChunk;
 use crate::train::config::GradientCheckpointing;
 
 /// The settings that are searched.
@@ -9,6 +10,8 @@ pub(super) struct Settings {
     pub(super) micro_batch_size: usize,
     pub(super) gradient_accumulation_steps: usize,
     pub(super) gradient_checkpointing: GradientCheckpointing,
+    /// As [`TrainConfig::loss_chunk_tokens`](crate::train::config::TrainConfig::loss_chunk_tokens).
+    pub(super) loss_chunk_tokens: Option<usize>,
     pub(super) num_workers: usize,
     pub(super) packing: bool,
     pub(super) precision: Dtype,
@@ -34,6 +37,10 @@ impl Settings {
         set(rows != base.micro_batch_size, "train.micro_batch_size", rows.to_string());
         let steps = self.gradient_accumulation_steps;
         set(steps != base.gradient_accumulation_steps, "train.gradient_accumulation_steps", steps.to_string());
+        if let Some(tokens) = self.loss_chunk_tokens {
+            let is_new = self.loss_chunk_tokens != base.loss_chunk_tokens;
+            set(is_new, "train.loss_chunk_tokens", tokens.to_string());
+        }
         set(self.num_workers != base.num_workers, "data.num_workers", self.num_workers.to_string());
         set(self.packing != base.packing, "data.packing", self.packing.to_string());
         set(self.precision != base.precision, "train.precision", self.precision.to_string());
@@ -41,6 +48,11 @@ impl Settings {
             set(self.storage != base.storage, "model.dtype", storage.to_string());
         }
         changes
+    }
+
+    /// How many target tokens' logits exist at a time.
+    pub(super) fn loss_chunk(&self) -> LossChunk {
+        self.loss_chunk_tokens.map_or(LossChunk::Auto, LossChunk::Tokens)
     }
 
     /// Whether a run with these trains on the same rows in the same arithmetic.
