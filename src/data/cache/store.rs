@@ -327,7 +327,7 @@ mod tests {
     fn lengths_that_are_not_those_of_the_rows_are_damage() {
         let folder = tempfile::tempdir().unwrap();
         let key = CacheKey([7; 32]);
-        let mut writer = StoreWriter::open(folder.path(), key, 1, 64, 10).unwrap();
+        let mut writer = StoreWriter::open(folder.path(), key, 1, 64, 10, &mut |_| true).unwrap();
         let mut chunk = Chunk::default();
         let row = EncodedRow { ids: vec![1, 2, 3], carries_loss: vec![false, true, true], ..EncodedRow::default() };
         chunk.push(&EncodedRow { full_length: 3, full_target_tokens: 2, ..row });

@@ -16,6 +16,8 @@ use crate::data::files::read_exact_at;
 /// Bytes of records in memory before they are written: what a killed process loses at most, besides the rows that it is
 /// at.
 const BUFFER_BYTES: usize = 4 << 20;
+/// How many rows are found before somebody is told, and asked whether to go on.
+const ROWS_PER_WATCH: usize = 1024;
 
 /// Rows that follow each other, made by one thread.
 #[derive(Debug, Default)]
@@ -70,13 +72,19 @@ pub(in crate::data) struct StoreWriter {
 
 impl StoreWriter {
     /// Starts the tokens of `key`, `num_rows` rows, in `folder`, which is made where there is none. Where an earlier
-    /// process was interrupted at them, goes on with its rows: with those before the first that is not whole.
+    /// process was interrupted at them, goes on with its rows: with those before the first that is not whole. `watch` is told
+    /// how many were found so far, of what may be tens of gigabytes.
+    ///
+    /// # Errors
+    ///
+    /// What the disk says; [`io::ErrorKind::Interrupted`] where `watch` does not want it to go on: then nothing is lost.
     pub(in crate::data) fn open(
         folder: &Path,
         key: CacheKey,
         num_rows: usize,
         max_length: usize,
         max_id: u32,
+        watch: &mut dyn FnMut(usize) -> bool,
     ) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let (file, unfinished) = open_unfinished(folder, key)?;
@@ -100,21 +108,25 @@ impl StoreWriter {
             counts,
             bad_rows,
         };
-        writer.find_rows(longest_record(max_length), max_id)?;
+        writer.find_rows(longest_record(max_length), max_id, watch)?;
         Ok(writer)
     }
 
     /// Takes over the rows that are in the file, up to the first that is not whole, and cuts off what follows them.
-    fn find_rows(&mut self, longest: u64, max_id: u32) -> io::Result<()> {
+    fn find_rows(&mut self, longest: u64, max_id: u32, watch: &mut dyn FnMut(usize) -> bool) -> io::Result<()> {
         let records_bytes = self.file.metadata()?.len().saturating_sub(self.records_at);
         if records_bytes > 0 {
             let mut is_whole = true;
-            let Self { file, ends, lengths, counts, bad_rows, records_at, .. } = self;
+            let Self { file, ends, lengths, counts, bad_rows, records_at, is_left, .. } = self;
             let mut take = |block: &[u8]| {
-                if !is_whole {
+                if !is_whole || *is_left {
                     return;
                 }
                 for end in long_words(block) {
+                    if ends.len().is_multiple_of(ROWS_PER_WATCH) && !watch(ends.len()) {
+                        *is_left = true;
+                        return;
+                    }
                     let start = ends.last().copied().unwrap_or(0);
                     let size =
                         end.checked_sub(start).filter(|size| is_record_size(*size, longest) && end <= records_bytes);
@@ -135,6 +147,9 @@ impl StoreWriter {
                 }
             };
             for_each_block(file, HEADER_BYTES as u64, self.num_rows * END_BYTES, &mut take)?;
+            if self.is_left {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
         }
         self.num_written = self.ends.len();
         self.file.set_len(self.records_at + self.records_bytes())

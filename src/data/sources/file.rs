@@ -155,8 +155,17 @@ impl DataFile {
         // What is not needed any more makes room first.
         cache::tidy(folder, options.cache.max_bytes, &path);
         let (num_rows, max_id) = (self.rows.len(), encoder.tokenizer.max_id());
-        let mut writer =
-            StoreWriter::open(folder, wanted.key, num_rows, encoder.max_length, max_id).map_err(AheadError::Store)?;
+        let mut meter = self.meter(0..num_rows, options);
+        let mut watch = |found: usize| {
+            meter.advance(found);
+            !(options.is_stopped)()
+        };
+        let mut writer = StoreWriter::open(folder, wanted.key, num_rows, encoder.max_length, max_id, &mut watch)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::Interrupted => DataError::Interrupted.into(),
+                _ => AheadError::Store(error),
+            })?;
+        drop(meter);
         let mut bad_rows = BadRows::default();
         // Of an earlier start: what is wrong with them was not kept.
         for row in writer.bad_rows().iter().copied().take(MAX_NAMED_ROWS) {

@@ -138,6 +138,21 @@ fn rows_of_a_file_that_changed_meanwhile_are_not_left_to_go_on_with() {
 }
 
 #[test]
+fn a_start_that_is_stopped_while_it_looks_for_earlier_rows_loses_none() {
+    let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
+    let (config, expected) = interrupted_case(&files, &tokenizer);
+    interrupt(&cache, &config, &tokenizer, 60);
+    let before = fs::read(unfinished(&cache)).unwrap();
+    // At the first question, and at the second one.
+    for chunks in [0, 1] {
+        interrupt(&cache, &config, &tokenizer, chunks);
+        assert!(fs::read(unfinished(&cache)).unwrap() == before, "after {chunks}");
+    }
+    cache.open(&config, &tokenizer).unwrap();
+    assert!(fs::read(cache.stores().remove(0)).unwrap() == expected);
+}
+
+#[test]
 fn a_bad_row_that_was_skipped_before_the_interruption_is_refused_where_bad_rows_are_errors() {
     let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
     let (config, _) = interrupted_case(&files, &tokenizer);
