@@ -5,6 +5,7 @@
 //! with the fastest settings before it, and believed only where it beats them by more than the noise of the machine, which is
 //! measured first. What was tried goes to stdout as a table or as JSON, progress to stderr.
 
+mod axis;
 mod contest;
 mod search;
 mod settings;
@@ -30,8 +31,9 @@ use crate::schema::{Problem, Problems};
 use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit;
 use crate::train::memory::Workload;
+use axis::{Axis, Limits};
 use contest::{Contest, Event};
-use search::{Axis, Found, Trial};
+use search::{Found, Trial};
 use settings::Settings;
 use table::table;
 use trial::{Length, Runner};
@@ -64,7 +66,7 @@ pub struct TuneArgs {
     #[arg(long, value_name = "MINUTES", default_value_t = 10.0, value_parser = minutes)]
     pub max_minutes: f64,
 
-    /// Leave out what changes the numbers: precision, storage of the base, packing
+    /// Leave out what changes the numbers: precision, storage of the base, packing, rows of an update
     #[arg(long)]
     pub keep_numbers: bool,
 
@@ -164,12 +166,13 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         gradient_checkpointing: recipe.train.gradient_checkpointing,
         loss_chunk_tokens: recipe.train.loss_chunk_tokens,
         num_workers: recipe.data.num_workers,
+        prefetch_batches: recipe.data.prefetch_batches,
         packing: recipe.data.packing,
         precision: recipe.train.precision,
         storage: recipe.model.dtype,
     };
     let axes = Axis::all(args.keep_numbers);
-    let limits = search::Limits {
+    let limits = Limits {
         threads: device::num_cpu_threads(),
         is_gpu: device.is_gpu(),
         has_bf16: device.supports(Dtype::Bf16),
@@ -319,6 +322,7 @@ mod tests {
             gradient_checkpointing: GradientCheckpointing::Off,
             loss_chunk_tokens: None,
             num_workers: 1,
+            prefetch_batches: 4,
             packing: false,
             precision: Dtype::F32,
             storage: None,
@@ -328,6 +332,7 @@ mod tests {
             tokens_per_second: 1.0,
             step_seconds: 1.0,
             data_wait_share: 0.0,
+            steps_of_epoch: 100.0,
             peak_memory_bytes: None,
             loss: 1.0,
         };
@@ -336,6 +341,7 @@ mod tests {
             let trial = Trial {
                 settings: vec!["data.packing=true".into()],
                 keeps_numbers: false,
+                rows_of_step: None,
                 figures: Some(figures.clone()),
                 result: Some(result),
                 left_out: None,

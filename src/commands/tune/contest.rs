@@ -193,6 +193,7 @@ mod tests {
             gradient_checkpointing: GradientCheckpointing::Off,
             loss_chunk_tokens: None,
             num_workers: 1,
+            prefetch_batches: 4,
             packing: false,
             precision: Dtype::F32,
             storage: None,
@@ -205,6 +206,7 @@ mod tests {
             tokens_per_second: rate,
             step_seconds: 1.0,
             data_wait_share: 0.0,
+            steps_of_epoch: 100.0,
             peak_memory_bytes: None,
             loss: 1.0,
         }

@@ -1,137 +1,23 @@
-//! Which changes are tried, in which order, and which of them is kept: one axis after the other, the best of each kept for
-//! the next.
+//! Which changes are kept: one axis after the other is tried, the best of each kept for the next.
 
 use serde::Serialize;
 
+use super::axis::{Axis, Limits};
 use super::contest::Contest;
 use super::settings::Settings;
 use super::trial::Figures;
 use super::verdict::Verdict;
-use crate::device::Dtype;
-use crate::train::config::GradientCheckpointing;
-
-/// Data wait below this share of a step is not worth another worker.
-const DATA_WAIT: f64 = 0.02;
-/// The most rows of a micro-batch that are tried.
-const MAX_ROWS: usize = 256;
-/// By how much the next chunk of the loss is larger or smaller.
-const LOSS_CHUNK_FACTOR: usize = 4;
-/// The least target tokens of a chunk that are tried: fewer make the product with the head one of vectors.
-const MIN_LOSS_CHUNK: usize = 32;
-
-/// What the machine allows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) threads: usize,
-    pub(super) is_gpu: bool,
-    pub(super) has_bf16: bool,
-    /// Logits of a target token.
-    pub(super) vocab_size: usize,
-}
-
-/// A kind of change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Axis {
-    /// What is kept for the backward.
-    Checkpointing,
-    /// How a step's rows are divided into micro-batches.
-    MicroBatch,
-    /// Target tokens whose logits exist at a time.
-    LossChunk,
-    /// Threads that make batches.
-    Workers,
-    /// Precision of activations and products.
-    Precision,
-    /// Storage of the base.
-    Storage,
-    /// Several rows in one sequence.
-    Packing,
-}
-
-impl Axis {
-    /// All of them; those that change the numbers last, or not at all.
-    pub(super) fn all(keep_numbers: bool) -> Vec<Self> {
-        let mut axes = vec![Self::Checkpointing, Self::MicroBatch, Self::LossChunk, Self::Workers];
-        if !keep_numbers {
-            axes.extend([Self::Precision, Self::Storage, Self::Packing]);
-        }
-        axes
-    }
-
-    /// The changes of this kind to `best`, whose figures are given.
-    fn candidates(self, best: &Settings, figures: &Figures, limits: &Limits) -> Vec<Settings> {
-        let with = |change: &dyn Fn(&mut Settings)| {
-            let mut settings = best.clone();
-            change(&mut settings);
-            settings
-        };
-        match self {
-            Self::Checkpointing => {
-                let mut all = vec![GradientCheckpointing::Off, GradientCheckpointing::On];
-                all.extend(limits.is_gpu.then_some(GradientCheckpointing::Offload));
-                all.retain(|checkpointing| *checkpointing != best.gradient_checkpointing);
-                all.into_iter().map(|value| with(&|settings| settings.gradient_checkpointing = value)).collect()
-            }
-            Self::MicroBatch => {
-                let rows = best.micro_batch_size * best.gradient_accumulation_steps;
-                let divisors = (1..=rows.min(MAX_ROWS)).filter(|size| rows.is_multiple_of(*size));
-                let mut sizes: Vec<usize> = divisors.filter(|size| *size != best.micro_batch_size).collect();
-                // The neighbours first; far ones follow only from a better neighbour.
-                sizes.sort_by_key(|size| size.abs_diff(best.micro_batch_size));
-                let below = sizes.iter().find(|size| **size < best.micro_batch_size).copied();
-                let above = sizes.iter().find(|size| **size > best.micro_batch_size).copied();
-                let near = [above, below].into_iter().flatten();
-                near.map(|size| {
-                    with(&|settings| {
-                        settings.micro_batch_size = size;
-                        settings.gradient_accumulation_steps = rows / size;
-                    })
-                })
-                .collect()
-            }
-            Self::LossChunk => {
-                let targets = figures.target_tokens_per_second * figures.step_seconds;
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tokens of a step")]
-                let targets = targets.ceil() as usize / best.gradient_accumulation_steps.max(1);
-                let most = best.loss_chunk().most_tokens(limits.vocab_size);
-                // Fewer passes over the head, where there is more than one; or logits that stay in a cache.
-                let more = (most < targets).then_some(LOSS_CHUNK_FACTOR * most);
-                let fewer = Some(most.min(targets) / LOSS_CHUNK_FACTOR).filter(|tokens| *tokens >= MIN_LOSS_CHUNK);
-                let tried = more.into_iter().chain(fewer);
-                tried.map(|tokens| with(&|settings| settings.loss_chunk_tokens = Some(tokens))).collect()
-            }
-            Self::Workers if figures.data_wait_share < DATA_WAIT => Vec::new(),
-            Self::Workers => {
-                let more = [2 * best.num_workers, 4 * best.num_workers];
-                let more = more.into_iter().filter(|workers| *workers <= limits.threads.max(2));
-                more.map(|workers| with(&|settings| settings.num_workers = workers)).collect()
-            }
-            Self::Precision if limits.has_bf16 && best.precision == Dtype::F32 => {
-                // The base stays as it is stored, which is what the recipe's precision says where it says nothing else.
-                let storage = best.storage.or(Some(best.precision));
-                vec![with(&|settings| (settings.precision, settings.storage) = (Dtype::Bf16, storage))]
-            }
-            Self::Storage if limits.has_bf16 && best.storage.unwrap_or(best.precision) == Dtype::F32 => {
-                vec![with(&|settings| settings.storage = Some(Dtype::Bf16))]
-            }
-            Self::Packing if !best.packing => vec![with(&|settings| settings.packing = true)],
-            _ => Vec::new(),
-        }
-    }
-
-    /// Whether a better value asks for the next one.
-    fn goes_on(self) -> bool {
-        matches!(self, Self::MicroBatch | Self::LossChunk)
-    }
-}
 
 /// One thing that was tried.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Trial {
     /// The changes to the recipe, as `--set` takes them.
     pub(super) settings: Vec<String>,
-    /// Whether it trains on the same rows in the same arithmetic.
+    /// Whether it trains on the same rows, as many of them in an update, in the same arithmetic.
     pub(super) keeps_numbers: bool,
+    /// Rows of an update, where they are not those of the recipe.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rows_of_step: Option<usize>,
     /// What was measured.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(super) figures: Option<Figures>,
@@ -180,6 +66,7 @@ pub(super) fn run(
     let mut trials = vec![Trial {
         settings: Vec::new(),
         keeps_numbers: true,
+        rows_of_step: None,
         figures: Some(incumbent.figures.clone()),
         result: None,
         left_out: None,
@@ -198,14 +85,12 @@ pub(super) fn run(
                     Ok(()) => contest.against(&mut incumbent, &candidate),
                 };
                 let keeps_numbers = candidate.keeps_numbers_of(base);
-                trials.push(match outcome {
-                    Ok((figures, result)) => {
-                        Trial { settings, keeps_numbers, figures: Some(figures), result: Some(result), left_out: None }
-                    }
-                    Err(reason) => {
-                        Trial { settings, keeps_numbers, figures: None, result: None, left_out: Some(reason) }
-                    }
-                });
+                let rows_of_step = Some(candidate.rows_of_step()).filter(|rows| *rows != base.rows_of_step());
+                let (figures, result, left_out) = match outcome {
+                    Ok((figures, result)) => (Some(figures), Some(result), None),
+                    Err(reason) => (None, None, Some(reason)),
+                };
+                trials.push(Trial { settings, keeps_numbers, rows_of_step, figures, result, left_out });
                 if incumbent.settings == candidate && axis.goes_on() {
                     break;
                 }
@@ -226,6 +111,8 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
+    use crate::device::Dtype;
+    use crate::train::config::GradientCheckpointing;
 
     const BASE: Settings = Settings {
         micro_batch_size: 4,
@@ -233,6 +120,7 @@ mod tests {
         gradient_checkpointing: GradientCheckpointing::On,
         loss_chunk_tokens: None,
         num_workers: 1,
+        prefetch_batches: 4,
         packing: false,
         precision: Dtype::F32,
         storage: None,
@@ -245,6 +133,7 @@ mod tests {
             tokens_per_second: rate,
             step_seconds: 100.0 / rate,
             data_wait_share,
+            steps_of_epoch: 100.0,
             peak_memory_bytes: None,
             loss: 1.0,
         }
@@ -376,6 +265,47 @@ mod tests {
         };
         assert_eq!(tries(0.001), (false, vec![]));
         assert_eq!(tries(0.4), (true, vec!["data.num_workers=2".to_owned()]));
+    }
+
+    #[test]
+    fn batches_are_made_further_ahead_while_that_helps_and_where_data_is_waited_for_only() {
+        let found = |wait: f64| {
+            let rate = |settings: &Settings, _| 100.0 * faster(settings.prefetch_batches >= 64, 1.2);
+            let mut measure = |settings: &Settings| Ok(figures(rate(settings, 0), wait));
+            let mut contest = Contest::new(&mut measure, &|| 1.0, &|_| ());
+            let base = Settings { prefetch_batches: 16, ..BASE };
+            let found = run(&base, &[Axis::Prefetch], &LIMITS, &|_| Ok(()), &mut contest).unwrap();
+            assert!(found.trials.iter().all(|trial| trial.keeps_numbers));
+            found.trials[1..].iter().flat_map(|trial| trial.settings.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(found(0.4), ["data.prefetch_batches=64", "data.prefetch_batches=256"]);
+        assert_eq!(found(0.001), [""; 0]);
+    }
+
+    #[test]
+    fn rows_are_added_to_an_update_where_no_division_of_them_makes_a_larger_micro_batch() {
+        let tried = |base: &Settings, keep_numbers: bool, steps_of_epoch: f64| {
+            let mut measure = |settings: &Settings| {
+                let rate = 100.0 * f64::from(u32::try_from(settings.micro_batch_size.min(16)).unwrap());
+                Ok(Figures { steps_of_epoch: steps_of_epoch / rate, ..figures(rate, 0.0) })
+            };
+            let mut contest = Contest::new(&mut measure, &|| 1.0, &|_| ());
+            let does_fit = |settings: &Settings| if settings.micro_batch_size <= 32 { Ok(()) } else { Err(1 << 30) };
+            let found = run(base, &Axis::all(keep_numbers), &LIMITS, &does_fit, &mut contest).unwrap();
+            let of_rows = found.trials.iter().filter(|trial| trial.rows_of_step.is_some());
+            assert!(of_rows.clone().all(|trial| !trial.keeps_numbers));
+            let rows: Vec<_> = of_rows.filter_map(|trial| trial.rows_of_step).collect();
+            (rows, found.best.micro_batch_size, found.best.gradient_accumulation_steps)
+        };
+        let alone = Settings { gradient_accumulation_steps: 1, ..BASE };
+        // While it helps; and not where fewer than four updates of an epoch are left.
+        assert_eq!(tried(&alone, false, f64::INFINITY), (vec![8, 16, 32], 16, 1));
+        assert_eq!(tried(&alone, false, 100.0 * 4.0 * 16.0), (vec![8, 16], 16, 1));
+        assert_eq!(tried(&alone, true, f64::INFINITY), (vec![], 4, 1));
+        // Accumulation is spent first; and seven rows are divided by nothing.
+        assert_eq!(tried(&Settings { gradient_accumulation_steps: 2, ..BASE }, false, f64::INFINITY).0, [16, 32]);
+        let odd = Settings { micro_batch_size: 7, ..alone };
+        assert_eq!(tried(&odd, false, f64::INFINITY), (vec![14, 28, 56], 28, 1));
     }
 
     #[test]

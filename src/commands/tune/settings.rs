@@ -13,6 +13,7 @@ pub(super) struct Settings {
     /// As [`TrainConfig::loss_chunk_tokens`](crate::train::config::TrainConfig::loss_chunk_tokens).
     pub(super) loss_chunk_tokens: Option<usize>,
     pub(super) num_workers: usize,
+    pub(super) prefetch_batches: usize,
     pub(super) packing: bool,
     pub(super) precision: Dtype,
     pub(super) storage: Option<Dtype>,
@@ -42,6 +43,8 @@ impl Settings {
             set(is_new, "train.loss_chunk_tokens", tokens.to_string());
         }
         set(self.num_workers != base.num_workers, "data.num_workers", self.num_workers.to_string());
+        let batches = self.prefetch_batches;
+        set(batches != base.prefetch_batches, "data.prefetch_batches", batches.to_string());
         set(self.packing != base.packing, "data.packing", self.packing.to_string());
         set(self.precision != base.precision, "train.precision", self.precision.to_string());
         if let Some(storage) = self.storage {
@@ -55,8 +58,14 @@ impl Settings {
         self.loss_chunk_tokens.map_or(LossChunk::Auto, LossChunk::Tokens)
     }
 
-    /// Whether a run with these trains on the same rows in the same arithmetic.
+    /// Rows of an update.
+    pub(super) fn rows_of_step(&self) -> usize {
+        self.micro_batch_size * self.gradient_accumulation_steps
+    }
+
+    /// Whether a run with these trains on the same rows, as many of them in an update, in the same arithmetic.
     pub(super) fn keeps_numbers_of(&self, base: &Self) -> bool {
-        (self.packing, self.precision, self.storage) == (base.packing, base.precision, base.storage)
+        let numbers = |settings: &Self| (settings.rows_of_step(), settings.packing, settings.precision, settings.storage);
+        numbers(self) == numbers(base)
     }
 }

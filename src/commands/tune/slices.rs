@@ -18,6 +18,8 @@ pub(super) struct Speed {
     pub(super) tokens_per_second: f64,
     pub(super) step_seconds: f64,
     pub(super) data_wait_share: f64,
+    /// Updates of an epoch.
+    pub(super) steps_of_epoch: f64,
 }
 
 /// The speed of the steps after the warm-up: of the median slice. `None` where no step was measured.
@@ -37,6 +39,7 @@ pub(super) fn speed(steps: &[StepMetrics]) -> Option<Speed> {
         target_tokens_per_second: tokens_per_second * share,
         tokens_per_second,
         step_seconds: all(&|slice| seconds(slice) / slice.len() as f64),
+        steps_of_epoch: measured.last().map_or(f64::INFINITY, |last| last.step as f64 / last.epoch),
         data_wait_share: measured.iter().map(|step| step.data_wait_seconds).sum::<f64>() / seconds(measured),
     })
 }
@@ -50,6 +53,7 @@ mod tests {
             step,
             step_seconds: seconds,
             data_wait_seconds: seconds / 4.0,
+            epoch: step as f64 / 12.0,
             tokens: 100,
             target_tokens: 50,
             loss: 2.0,
@@ -61,7 +65,7 @@ mod tests {
     fn figures_are_those_of_the_steps_after_the_first() {
         let speed_of = speed(&[step(1, 60.0), step(2, 1.0), step(3, 1.0), step(4, 2.0)]).unwrap();
         assert_eq!((speed_of.target_tokens_per_second, speed_of.tokens_per_second), (50.0, 100.0));
-        assert_eq!((speed_of.step_seconds, speed_of.data_wait_share), (1.0, 0.25));
+        assert_eq!((speed_of.step_seconds, speed_of.data_wait_share, speed_of.steps_of_epoch), (1.0, 0.25, 12.0));
         assert_eq!(speed(&[step(1, 60.0)]), None);
     }
 

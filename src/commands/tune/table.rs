@@ -42,7 +42,8 @@ fn line(trial: &Trial) -> String {
     };
     let mut remarks: Vec<String> = trial.result.iter().map(remark).collect();
     if !trial.keeps_numbers {
-        remarks.push("other numbers".into());
+        let rows = trial.rows_of_step.map(|rows| format!(": {rows} rows an update"));
+        remarks.push(format!("other numbers{}", rows.unwrap_or_default()));
     }
     let remarks = if remarks.is_empty() { String::new() } else { format!("   ({})", remarks.join("; ")) };
     #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]

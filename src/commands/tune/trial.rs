@@ -42,6 +42,9 @@ pub(super) struct Figures {
     pub(super) step_seconds: f64,
     /// Share of that time in which the loop waited for data.
     pub(super) data_wait_share: f64,
+    /// Updates of an epoch.
+    #[serde(skip)]
+    pub(super) steps_of_epoch: f64,
     /// The most memory of the GPU, or of the process where it trained on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) peak_memory_bytes: Option<u64>,
@@ -58,6 +61,7 @@ impl Figures {
             tokens_per_second: all(|run| run.tokens_per_second),
             step_seconds: all(|run| run.step_seconds),
             data_wait_share: all(|run| run.data_wait_share),
+            steps_of_epoch: all(|run| run.steps_of_epoch),
             peak_memory_bytes: runs.iter().map(|run| run.peak_memory_bytes).max()?,
             loss: runs.first()?.loss,
         })
@@ -271,6 +275,7 @@ fn read(output: &std::path::Path, loss_step: u64) -> Result<Figures, String> {
         tokens_per_second: speed.tokens_per_second,
         step_seconds: speed.step_seconds,
         data_wait_share: speed.data_wait_share,
+        steps_of_epoch: speed.steps_of_epoch,
         peak_memory_bytes: summary.peak_gpu_memory_bytes.or(summary.peak_host_memory_bytes),
         loss: steps.iter().find(|step| step.step == loss_step).map_or(f64::NAN, |step| step.loss),
     })
@@ -311,6 +316,7 @@ mod tests {
             tokens_per_second: 2.0 * rate,
             step_seconds: 1.0 / rate,
             data_wait_share: 0.0,
+            steps_of_epoch: 12.0,
             peak_memory_bytes: Some(peak),
             loss: 1.5,
         };
