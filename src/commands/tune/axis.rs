@@ -63,8 +63,14 @@ impl Axis {
         axes
     }
 
-    /// The changes of this kind to `best`, whose figures are given.
-    pub(super) fn candidates(self, best: &Settings, figures: &Figures, limits: &Limits) -> Vec<Settings> {
+    /// The changes of this kind to `best`, whose figures are given, in a search that began with `base`.
+    pub(super) fn candidates(
+        self,
+        base: &Settings,
+        best: &Settings,
+        figures: &Figures,
+        limits: &Limits,
+    ) -> Vec<Settings> {
         let with = |change: &dyn Fn(&mut Settings)| {
             let mut settings = best.clone();
             change(&mut settings);
@@ -100,10 +106,13 @@ impl Axis {
                 let targets = figures.target_tokens_per_second * figures.step_seconds;
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tokens of a step")]
                 let targets = targets.ceil() as usize / best.gradient_accumulation_steps.max(1);
-                let most = best.loss_chunk().most_tokens(limits.vocab_size);
-                // Fewer passes over the head, where there is more than one; or logits that stay in a cache.
-                let more = (most < targets).then_some(LOSS_CHUNK_FACTOR * most);
-                let fewer = Some(most.min(targets) / LOSS_CHUNK_FACTOR).filter(|tokens| *tokens >= MIN_LOSS_CHUNK);
+                let [most, of_recipe] =
+                    [best, base].map(|settings| settings.loss_chunk().most_tokens(limits.vocab_size));
+                // Fewer passes over the head, where there is more than one; or logits that stay in a cache. What was better
+                // in one direction is not left in the other: there lies the size that it has beaten.
+                let more = (most < targets && most >= of_recipe).then_some(LOSS_CHUNK_FACTOR * most);
+                let fewer = Some(most.min(targets) / LOSS_CHUNK_FACTOR);
+                let fewer = fewer.filter(|tokens| *tokens >= MIN_LOSS_CHUNK && most <= of_recipe);
                 let tried = more.into_iter().chain(fewer);
                 tried.map(|tokens| with(&|settings| settings.loss_chunk_tokens = Some(tokens))).collect()
             }

@@ -74,7 +74,7 @@ pub(super) fn run(
     for axis in axes {
         loop {
             let before = incumbent.settings.clone();
-            for candidate in axis.candidates(&before, &incumbent.figures, limits) {
+            for candidate in axis.candidates(base, &before, &incumbent.figures, limits) {
                 let settings = candidate.changes_from(base);
                 if trials.iter().any(|trial| trial.settings == settings) {
                     continue;
@@ -311,10 +311,9 @@ mod tests {
     #[test]
     fn chunks_of_the_loss_are_enlarged_while_that_helps_and_where_there_is_more_than_one() {
         // 96 MiB hold 512 tokens of this vocabulary.
-        let with_targets = |targets: f64| {
+        let with = |targets: f64, speed: &dyn Fn(usize) -> f64| {
             let mut measure = |settings: &Settings| {
-                let most = settings.loss_chunk().most_tokens(LIMITS.vocab_size);
-                let rate = 100.0 * faster(most > 512, 1.2) * faster(most > 5000, 1.2);
+                let rate = 100.0 * speed(settings.loss_chunk().most_tokens(LIMITS.vocab_size));
                 let figures = figures(rate, 0.0);
                 Ok(Figures { target_tokens_per_second: 4.0 * targets / figures.step_seconds, ..figures })
             };
@@ -322,12 +321,20 @@ mod tests {
             let found = run(&BASE, &[Axis::LossChunk], &LIMITS, &|_| Ok(()), &mut contest).unwrap();
             (found.trials[1..].iter().flat_map(|trial| trial.settings.clone()).collect::<Vec<_>>(), found.best)
         };
+        let with_targets = |targets| with(targets, &|most| faster(most > 512, 1.2) * faster(most > 5000, 1.2));
         let tried = |all: &[usize]| all.iter().map(|n| format!("train.loss_chunk_tokens={n}")).collect::<Vec<_>>();
         let (settings, best) = with_targets(9000.0);
         assert_eq!((settings, best.loss_chunk_tokens), (tried(&[2048, 8192, 32_768]), Some(8192)));
         let (settings, best) = with_targets(400.0);
         assert_eq!((settings, best.loss_chunk_tokens), (tried(&[100]), None));
         assert_eq!(with_targets(100.0).0, tried(&[]));
+        // The size that was left is not tried once more, whether by its number or as the one chunk of so many tokens.
+        let (settings, best) = with(9000.0, &|most| faster(most < 512, 1.2));
+        assert_eq!((settings, best.loss_chunk_tokens), (tried(&[2048, 128, 32]), Some(128)));
+        let (settings, best) = with(400.0, &|most| faster(most < 512, 1.2));
+        assert_eq!((settings, best.loss_chunk_tokens), (tried(&[100]), Some(100)));
+        let (settings, best) = with(9000.0, &|most| faster(most == 2048, 1.2));
+        assert_eq!((settings, best.loss_chunk_tokens), (tried(&[2048, 8192]), Some(2048)));
     }
 
     #[test]

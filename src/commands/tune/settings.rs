@@ -65,7 +65,8 @@ impl Settings {
 
     /// Whether a run with these trains on the same rows, as many of them in an update, in the same arithmetic.
     pub(super) fn keeps_numbers_of(&self, base: &Self) -> bool {
-        let numbers = |settings: &Self| (settings.rows_of_step(), settings.packing, settings.precision, settings.storage);
+        let numbers =
+            |settings: &Self| (settings.rows_of_step(), settings.packing, settings.precision, settings.storage);
         numbers(self) == numbers(base)
     }
 }
