@@ -6,8 +6,10 @@ mod common;
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
-use common::{Bench, json, stderr, steps, train};
+use common::{Bench, json, lora_train, stderr, steps, train};
 use serde_json::Value;
 
 /// Trains with settings; the findings, and what was said.
@@ -168,4 +170,61 @@ fn a_run_that_computes_most_of_the_time_is_healthy_and_says_what_it_took() {
     for text in [" tokens, ", "a million take ", "CPU ", "\n  time: "] {
         assert!(said.contains(text), "`{text}` in {said}");
     }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_slow_output_disk_is_named_as_what_holds_a_run_back() {
+    let bench = Bench::new();
+    let library = bench.path("slow_disk.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/slow_disk.c");
+    let mut cc = std::process::Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&library).arg(source).arg("-ldl");
+    assert!(cc.status().unwrap().success());
+    let recipe = bench.recipe("run", "");
+    let settings = ["--set", "train.max_steps=20", "--set", "eval.max_batches=1"];
+    let mut command = lora_train(&[recipe.to_str().unwrap()]);
+    let output = command.args(settings).env("LD_PRELOAD", &library).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let summary = json(&bench.path("run/summary.json"));
+    let findings = summary["diagnosis"].as_array().unwrap();
+    let finding = found(findings, "logging");
+    assert_eq!(finding["severity"], "problem", "{findings:#?}");
+    assert!(share(finding) > 0.25, "{finding:#}");
+    // Each of 20 steps waited 60 ms for its line.
+    let logging: f64 = steps(&bench.path("run")).iter().map(|line| line["logging_seconds"].as_f64().unwrap()).sum();
+    assert!(logging >= 19.0 * 0.06, "{logging} s");
+    assert!(stderr(&output).contains("LOGGING: writing figures takes "), "{}", stderr(&output));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_step_in_which_the_process_was_stopped_is_marked_as_slow_and_longer_rows_are_not() {
+    let bench = Bench::new();
+    write_rows(&bench.path("train.jsonl"), (0..40).map(|row| SENTENCE.repeat(if row % 13 == 5 { 44 } else { 1 })));
+    let recipe = bench.recipe("run", "");
+    let mut command = lora_train(&[recipe.to_str().unwrap()]);
+    let settings = ["train.max_steps=100000", "data.max_length=512", "train.micro_batch_size=1", "eval.max_batches=1"];
+    command.args(settings.iter().flat_map(|set| ["--set", set])).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut program = command.spawn().unwrap();
+    let dir = bench.path("run");
+    let num_steps = || fs::read_to_string(dir.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
+    common::wait_until("steps", || num_steps() > 60);
+    common::signal(&program, libc::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(2500));
+    common::signal(&program, libc::SIGCONT);
+    let stopped_at = num_steps();
+    common::wait_until("more steps", || num_steps() > stopped_at + 20);
+    common::signal(&program, libc::SIGINT);
+    assert_eq!(common::wait(&mut program).code(), Some(130));
+    let lines = steps(&dir);
+    let is_slow = |line: &Value| {
+        line["findings"].as_array().is_some_and(|findings| findings.iter().any(|rule| rule == "slow_step"))
+    };
+    let is_long = |line: &Value| line["tokens"].as_u64().unwrap() > 200;
+    assert!(lines.iter().filter(|line| is_long(line)).count() > 5, "{} steps", lines.len());
+    let slow: Vec<&Value> = lines.iter().filter(|line| is_slow(line)).collect();
+    assert!(slow.iter().any(|line| line["step_seconds"].as_f64().unwrap() > 2.4), "{slow:#?}");
+    let long_and_slow = |line: &&&Value| is_long(line) && line["step_seconds"].as_f64().unwrap() < 2.4;
+    assert_eq!(slow.iter().filter(long_and_slow).count(), 0, "{slow:#?}");
 }

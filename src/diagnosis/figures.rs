@@ -101,6 +101,10 @@ pub struct Figures {
     pub forward_backward_seconds: f64,
     /// Updates.
     pub optimizer_seconds: f64,
+    /// Writing figures in the steps that are counted.
+    pub step_logging_seconds: f64,
+    /// What the loop did in them besides.
+    pub other_seconds: f64,
     /// Steps before which an evaluation ran.
     pub num_evaluations: u64,
     /// Those of them before the first step of a run and after its last one, which are made in any case.
@@ -207,6 +211,8 @@ impl Figures {
         add(&mut self.forward_seconds, line.forward_seconds);
         self.forward_backward_seconds += line.forward_backward_seconds;
         self.optimizer_seconds += line.optimizer_seconds;
+        self.step_logging_seconds += line.logging_seconds.unwrap_or(0.0);
+        self.other_seconds += line.other_seconds.unwrap_or(0.0);
         let (compute, padding) = (line.forward_backward_seconds + line.optimizer_seconds, line.padding_tokens);
         self.compute_by_tokens.add(as_f64(line.tokens), compute);
         self.compute_by_padded_tokens.add(as_f64(line.tokens + padding.unwrap_or(0)), compute);

@@ -2,18 +2,21 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use super::figures::as_f64;
 use super::rules::{clocks, compute, data, input, memory, stalls};
-use super::{Facts, Figures, Finding, Rule, Run, Severity};
+use super::{Facts, Figures, Finding, Line, Rule, Run, Severity};
 use crate::metrics::StepMetrics;
 
 /// Steps that something has to last before it is told.
 const WINDOW_STEPS: usize = 50;
-/// A step that takes so many times the middle one of those before it is an anomaly,
+/// A step that takes so many times what those before it and its tokens explain is an anomaly,
 const SLOW_FACTOR: f64 = 3.0;
 /// if it takes so much longer, in seconds.
 const SLOW_SECONDS: f64 = 0.25;
 /// Steps after which the middle one means something.
 const KNOWN_STEPS: usize = 20;
+/// Correlation of the steps' time with their tokens from which on a straight line tells one from the other.
+const SOUND_CORRELATION: f64 = 0.9;
 
 /// Rules that can hold for a while and are worth a change in the middle of a run.
 const RULES: &[Rule] = &[
@@ -66,15 +69,44 @@ impl Watch {
         new.map(|finding| Finding { steps, ..finding }).collect()
     }
 
-    /// Whether a step that has not been taken in yet takes far longer than those before it.
+    /// Whether a step that has not been taken in yet takes far longer than those before it, and than its tokens explain.
     #[must_use]
     pub fn is_slow(&self, line: &StepMetrics) -> bool {
-        let mut before: Vec<f64> = self.recent.iter().map(|line| line.step_seconds).collect();
-        before.sort_by(f64::total_cmp);
-        let middle = before.get(before.len() / 2).copied().unwrap_or(f64::INFINITY);
-        let is_slow = line.step_seconds > (SLOW_FACTOR * middle).max(middle + SLOW_SECONDS);
-        before.len() >= KNOWN_STEPS && is_slow
+        let expected = self.expected_seconds(self.computed_tokens(line));
+        let is_slow = line.step_seconds > (SLOW_FACTOR * expected).max(expected + SLOW_SECONDS);
+        self.recent.len() >= KNOWN_STEPS && is_slow
     }
+
+    /// What a step of so many tokens takes, by those before it. Never less than the middle one of them took. Beyond it the
+    /// time of steps whose lengths tell it is on a line; where they do not, or for rows longer than any of them, it grows
+    /// as the tokens do, which is as much as they can explain while attention is the lesser part.
+    fn expected_seconds(&self, tokens: f64) -> f64 {
+        let points = || self.recent.iter().map(|line| (self.computed_tokens(line), line.step_seconds));
+        let (middle_tokens, middle) = (middle(points().map(|(x, _)| x)), middle(points().map(|(_, y)| y)));
+        let (mut line, mut most_tokens) = (Line::default(), 0.0_f64);
+        for (x, y) in points() {
+            line.add(x, y);
+            most_tokens = most_tokens.max(x);
+        }
+        let is_sound = line.correlation().is_some_and(|correlation| correlation > SOUND_CORRELATION);
+        let explained = match (line.intercept(), line.slope()) {
+            (Some(start), Some(slope)) if is_sound && tokens <= most_tokens => start + slope * tokens,
+            _ => middle * tokens / middle_tokens.max(1.0),
+        };
+        explained.max(middle)
+    }
+
+    fn computed_tokens(&self, line: &StepMetrics) -> f64 {
+        let padding = line.padding_tokens.filter(|_| !self.facts.leaves_padding_out);
+        as_f64(line.tokens + padding.unwrap_or(0))
+    }
+}
+
+/// The value in the middle; infinite where there is none.
+fn middle(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::INFINITY)
 }
 
 #[cfg(test)]
@@ -105,5 +137,36 @@ mod tests {
         assert!(!watch.is_slow(&taking(2, 100.0)), "nothing is known yet");
         (2..30).for_each(|step| drop(watch.observe(&taking(step, 0.1))));
         assert!(!watch.is_slow(&taking(30, 0.31)) && watch.is_slow(&taking(30, 0.4)));
+    }
+
+    #[test]
+    fn what_a_steps_tokens_explain_is_no_anomaly_and_what_they_do_not_is_one() {
+        // 37 rows of 10 tokens, then one of 454: nothing is known of such a row, but that it is 45 times as long.
+        let of = |step, tokens, step_seconds| StepMetrics { tokens, step_seconds, padding_tokens: None, ..line(step) };
+        let mut alike = Watch::new(facts());
+        (2..40).for_each(|step| drop(alike.observe(&of(step, 10, 0.1))));
+        assert!(!alike.is_slow(&of(40, 454, 4.0)), "45 times the tokens, 40 times the time");
+        assert!(alike.is_slow(&of(40, 10, 0.5)) && alike.is_slow(&of(40, 454, 14.0)));
+        // Rows of 10 to 454 tokens, each step 0.08 s and 2 ms a token: the line tells what each of them takes.
+        let mut various = Watch::new(facts());
+        let takes = |tokens: u64| 0.08 + 0.002 * (tokens as f64);
+        for step in 2..60 {
+            let tokens = if step % 12 == 0 { 454 } else { 10 + step % 5 };
+            assert!(!various.is_slow(&of(step, tokens, takes(tokens))), "step {step}");
+            various.observe(&of(step, tokens, takes(tokens)));
+        }
+        assert!(various.is_slow(&of(60, 454, 3.2 * takes(454))), "ten times the time of the middle one is explained");
+        assert!(various.is_slow(&of(60, 10, 0.5)) && !various.is_slow(&of(60, 454, 2.0 * takes(454))));
+    }
+
+    #[test]
+    fn padding_that_is_computed_explains_time_and_padding_that_is_left_out_does_not() {
+        let padded = |step| StepMetrics { tokens: 100, padding_tokens: Some(900), step_seconds: 4.0, ..line(step) };
+        let plain = |step| StepMetrics { tokens: 100, padding_tokens: Some(0), step_seconds: 0.5, ..line(step) };
+        let mut watch = Watch::new(facts());
+        (2..40).for_each(|step| drop(watch.observe(&plain(step))));
+        assert!(!watch.is_slow(&padded(40)));
+        watch.facts.leaves_padding_out = true;
+        assert!(watch.is_slow(&padded(40)));
     }
 }

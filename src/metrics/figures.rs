@@ -76,7 +76,7 @@ pub struct StepMetrics {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anomaly: Option<String>,
     /// Rules of the diagnosis that have held for some time by this step and are told from here on; `slow_step` where it took
-    /// far longer than those before it.
+    /// far longer than those before it and its tokens explain.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
     /// Factor on the loss that keeps `f16` gradients above zero; only with `precision = "f16"`.

@@ -8,6 +8,8 @@ use crate::diagnosis::{Change, Finding, Run, Severity};
 const MIN_EVALUATION: f64 = 0.15;
 const MIN_CHECKPOINT: f64 = 0.05;
 const MIN_LOGGING: f64 = 0.03;
+/// From which on writing figures is a problem: a disk that is this slow holds the run back more than most settings do.
+const GRAVE_LOGGING: f64 = 0.25;
 /// What it should come down to.
 const GOAL: f64 = 0.05;
 const CHECKPOINT_GOAL: f64 = 0.02;
@@ -90,10 +92,18 @@ pub(in crate::diagnosis) fn logging(run: &Run) -> Option<Finding> {
     }
     let verdict = format!("LOGGING: writing figures takes {} of the time after start-up", percent(share));
     let each = figures.logging_seconds / as_f64(figures.num_steps + 1);
-    let evidence = vec![format!("{} a step of {}", seconds(each), seconds(figures.mean_step_seconds()))];
+    let mut evidence = vec![format!("{} a step of {}", seconds(each), seconds(figures.mean_step_seconds()))];
+    evidence.extend((share >= 0.1).then(|| {
+        "each step's line is written before the next step begins: the disk of `output_dir` is slow, or others use it"
+            .to_owned()
+    }));
     let off = || change("logging.tensorboard", true, false, at_most(share));
     let changes = facts.tensorboard.then(off).into_iter().collect();
-    let severity = if share >= 0.1 { Severity::Advice } else { Severity::Note };
+    let severity = match share {
+        GRAVE_LOGGING.. => Severity::Problem,
+        0.1.. => Severity::Advice,
+        _ => Severity::Note,
+    };
     Some(Finding { evidence, changes, ..finding("logging", severity, Some(share), verdict) })
 }
 
@@ -189,6 +199,8 @@ mod tests {
         let slow = run(|line| line.logging_seconds = Some(0.12));
         let found = logging(&slow).unwrap();
         assert_eq!((found.severity, found.changes[0].expected.as_str()), (Severity::Advice, "at most 1.14x"));
+        let grave = run(|line| line.logging_seconds = Some(0.3));
+        assert_eq!(logging(&grave).unwrap().severity, Severity::Problem);
         assert!(logging(&run(|_| {})).is_none());
     }
 
