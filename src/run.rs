@@ -105,7 +105,10 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
     let telemetry = start_telemetry(&recipe, &device, &mut sinks);
     tell_resumption(args, resumed.as_ref(), &checkpoints, &recipe, &mut sinks)?;
 
-    let facts = facts(&recipe, &source.config, selection, &data, &device, model.has_kernels());
+    let facts = Facts {
+        max_sm_clock_mhz: telemetry.max_sm_clock_mhz(),
+        ..facts(&recipe, &source.config, selection, &data, &device, model.has_kernels())
+    };
     let restored = resumed.is_some().then(|| adapters.clone());
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
     let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);

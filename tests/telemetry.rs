@@ -52,8 +52,13 @@ fn every_gpu_figure_comes_from_nvml_with_its_unit() {
     let energy = sample.energy_joules.unwrap();
     assert_eq!(telemetry.gpu(), Some("Stand-in H1, GPU-00112233-4455-6677-8899-aabbccddeeff"));
     assert_eq!((sample.gpu_sm_activity_percent, sample.gpu_memory_activity_percent), (Some(88.0), Some(44.0)));
+    assert_eq!((sample.gpu_tensor_activity_percent, sample.gpu_float_activity_percent), (Some(31.0), Some(12.0)));
     assert_eq!((sample.gpu_sm_clock_mhz, sample.gpu_memory_clock_mhz), (Some(1755.0), Some(2619.0)));
-    assert_eq!(sample.gpu_throttle_reasons, Some(vec!["power cap", "thermal slowdown"]));
+    assert_eq!(telemetry.max_sm_clock_mhz(), Some(1980.0));
+    // Heat in every second sample.
+    let throttles = sample.gpu_throttle_shares.unwrap();
+    assert_eq!(throttles["power cap"], 1.0);
+    assert!((0.4..=0.6).contains(&throttles["thermal slowdown"]), "{throttles:?}");
     let pcie = (sample.gpu_pcie_received_bytes_per_second, sample.gpu_pcie_sent_bytes_per_second);
     assert_eq!(pcie, (Some(300.0 * MIB), Some(200.0 * MIB)));
     assert_eq!(sample.gpu_other_processes_memory_bytes, Some(1 << 30));
@@ -130,15 +135,21 @@ fn what_an_older_driver_lacks_is_absent_and_the_rest_is_there() {
         (sample.gpu_sm_clock_mhz, sample.gpu_memory_clock_mhz, sample.gpu_sm_activity_percent),
         (None, None, None)
     );
-    assert_eq!((sample.gpu_throttle_reasons, sample.gpu_other_processes_memory_bytes), (None, None));
+    assert_eq!((sample.gpu_throttle_shares, sample.gpu_other_processes_memory_bytes), (None, None));
+    assert_eq!((sample.gpu_tensor_activity_percent, telemetry.max_sm_clock_mhz()), (None, None));
     assert_eq!((sample.gpu_pcie_received_bytes_per_second, sample.gpu_pcie_sent_bytes_per_second), (None, None));
 }
 
-/// Trains two steps on the processor beside a stand-in; its lines, summary and what it said.
+/// Trains three steps on the processor beside a stand-in; its lines, summary and what it said.
 fn trained_beside(library: &Path, visible: Option<&str>) -> (Vec<Value>, Value, String) {
+    let settings = ["train.max_steps=3", "train.gradient_accumulation_steps=12", "logging.gpu_sample_ms=10"];
+    trained_with(library, visible, &settings)
+}
+
+/// The same with settings.
+fn trained_with(library: &Path, visible: Option<&str>, settings: &[&str]) -> (Vec<Value>, Value, String) {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");
-    let settings = ["train.max_steps=3", "train.gradient_accumulation_steps=12", "logging.gpu_sample_ms=10"];
     let mut args = vec![recipe.to_str().unwrap()];
     args.extend(settings.iter().flat_map(|set| ["--set", set]));
     let mut command = lora_train(&args);
@@ -166,14 +177,17 @@ fn every_figure_of_nvml_arrives_in_the_lines_and_the_summary_of_a_run() {
         ("gpu_memory_activity_percent", 44.0.into()),
         ("gpu_sm_clock_mhz", 1755.0.into()),
         ("gpu_memory_clock_mhz", 2619.0.into()),
+        ("gpu_tensor_activity_percent", 31.0.into()),
+        ("gpu_float_activity_percent", 12.0.into()),
         ("gpu_throttle_reasons", json!(["power cap", "thermal slowdown"])),
         ("gpu_pcie_received_bytes_per_second", (300.0 * MIB).into()),
         ("gpu_pcie_sent_bytes_per_second", (200.0 * MIB).into()),
         ("gpu_other_processes_memory_bytes", gib(1).into()),
-    ] as [(&str, Value); 11]
+    ] as [(&str, Value); 13]
     {
         assert_eq!(line[name], value, "{name} in {line}");
     }
+    assert_eq!(line["gpu_throttle_shares"]["power cap"], 1.0, "{line}");
     for name in ["gpu_utilization_percent", "gpu_utilization_max_percent", "energy_joules", "host_available_bytes"] {
         assert!(line[name].as_f64().unwrap() > 0.0, "{name} in {line}");
     }
@@ -245,4 +259,15 @@ fn asking_for_a_window_costs_the_training_loop_next_to_nothing() {
     }
     let per_call = started.elapsed() / rounds;
     assert!(per_call < Duration::from_micros(200), "{per_call:?} a call");
+}
+
+#[test]
+fn sampling_takes_less_than_half_a_percent_of_a_runs_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = PathBuf::from(stand_in(folder.path(), None));
+    let settings = ["train.max_steps=40", "train.gradient_accumulation_steps=8"];
+    let (_, summary, _) = trained_with(&library, None, &settings);
+    let number = |name: &str| summary[name].as_f64().unwrap_or_else(|| panic!("{name} in {summary}"));
+    let (sampling, wall) = (number("telemetry_seconds"), number("wall_seconds"));
+    assert!(sampling > 0.0 && sampling / wall < 0.005, "{sampling} s of {wall} s");
 }

@@ -57,6 +57,8 @@ pub struct Facts {
     pub save_steps: Option<u64>,
     /// `logging.tensorboard`.
     pub tensorboard: bool,
+    /// Clock that the GPU's multiprocessors may run at, where nothing keeps it down.
+    pub max_sm_clock_mhz: Option<f64>,
     /// Memory of the device that trains: the GPU's, or the host's.
     pub device_memory_bytes: Option<u64>,
     /// Memory that the host has.
@@ -149,14 +151,18 @@ pub struct Figures {
     pub sm_activity_percent: Mean,
     /// Memory of the GPU at work, in percent.
     pub memory_activity_percent: Mean,
+    /// Tensor cores at work, in percent.
+    pub tensor_activity_percent: Mean,
+    /// Arithmetic of single or half precision outside of them at work, in percent.
+    pub float_activity_percent: Mean,
     /// Clock of the multiprocessors.
     pub sm_clock_mhz: Mean,
     /// Power of the GPU.
     pub power_watts: Mean,
     /// Temperature of the GPU.
     pub temperature_celsius: Mean,
-    /// Steps in which something kept the clocks down, by its name.
-    pub throttled_steps: BTreeMap<String, u64>,
+    /// Time in which something kept the clocks down, by its name: a step's by the share of its samples.
+    pub throttled_seconds: BTreeMap<String, f64>,
     /// Bytes read from disks, over the steps.
     pub disk_reads: Buckets,
     /// Page faults that waited for a disk.
@@ -224,10 +230,14 @@ impl Figures {
         self.gpu_percent.add(line.gpu_utilization_percent, seconds);
         self.sm_activity_percent.add(line.gpu_sm_activity_percent, seconds);
         self.memory_activity_percent.add(line.gpu_memory_activity_percent, seconds);
+        self.tensor_activity_percent.add(line.gpu_tensor_activity_percent, seconds);
+        self.float_activity_percent.add(line.gpu_float_activity_percent, seconds);
         self.sm_clock_mhz.add(line.gpu_sm_clock_mhz, seconds);
         self.power_watts.add(line.gpu_power_watts, seconds);
         for reason in line.gpu_throttle_reasons.iter().flatten() {
-            *self.throttled_steps.entry(reason.clone()).or_default() += 1;
+            // Lines of earlier versions do not say for how much of the step.
+            let share = line.gpu_throttle_shares.as_ref().and_then(|shares| shares.get(reason)).copied();
+            *self.throttled_seconds.entry(reason.clone()).or_default() += share.unwrap_or(1.0) * seconds;
         }
         self.add_memory(line);
         self.disk_reads.add(line.disk_read_bytes.unwrap_or(0));

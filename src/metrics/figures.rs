@@ -1,5 +1,7 @@
 //! One field for each figure.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Which figures TensorBoard gets, by the name of their field, and under which tag.
@@ -43,6 +45,8 @@ pub const SCALAR_TAGS: &[(&str, &str)] = &[
     ("gpu_temperature_celsius", "gpu/temperature"),
     ("gpu_sm_activity_percent", "gpu/sm_activity"),
     ("gpu_memory_activity_percent", "gpu/memory_activity"),
+    ("gpu_tensor_activity_percent", "gpu/tensor_activity"),
+    ("gpu_float_activity_percent", "gpu/float_activity"),
     ("gpu_sm_clock_mhz", "gpu/sm_clock"),
     ("gpu_memory_clock_mhz", "gpu/memory_clock"),
     ("gpu_pcie_received_bytes_per_second", "gpu/pcie_received"),
@@ -198,6 +202,14 @@ pub struct StepMetrics {
     /// which it was read or written. Mean over the step, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_memory_activity_percent: Option<f64>,
+    /// Share of the time in which the GPU's tensor cores were at work, mean over the step, in percent; absent where the
+    /// driver does not count it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_tensor_activity_percent: Option<f64>,
+    /// Share of the time in which the GPU's pipelines of single or half precision outside of the tensor cores were at work,
+    /// the busier of the two, mean over the step, in percent; absent where the driver does not count it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_float_activity_percent: Option<f64>,
     /// Clock of the GPU's multiprocessors, mean over the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_sm_clock_mhz: Option<f64>,
@@ -208,6 +220,9 @@ pub struct StepMetrics {
     /// say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_throttle_reasons: Option<Vec<String>>,
+    /// The share of the step's samples in which each of them did, from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_throttle_shares: Option<BTreeMap<String, f64>>,
     /// What the GPU received over PCI Express, mean over the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_pcie_received_bytes_per_second: Option<f64>,

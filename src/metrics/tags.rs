@@ -45,7 +45,17 @@ const DESCRIPTIONS: &[(&str, &str)] = &[
     ("cpu/energy", "Joules that the processor's packages have used since the start, by whatever process."),
     ("gpu/temperature", "Temperature of the GPU in degrees Celsius."),
     ("gpu/sm_activity", "Percent of the GPU's multiprocessors that had work, mean over the step."),
-    ("gpu/memory_activity", "Percent of the time in which the GPU's memory was read or written, mean over the step."),
+    (
+        "gpu/memory_activity",
+        "Percent of the bandwidth of the GPU's memory that was used, where the driver counts it (Hopper and newer); \
+         elsewhere percent of the time in which it was read or written. Mean over the step.",
+    ),
+    ("gpu/tensor_activity", "Percent of the time in which the GPU's tensor cores were at work, mean over the step."),
+    (
+        "gpu/float_activity",
+        "Percent of the time in which the GPU's pipelines of single or half precision outside of the tensor cores were at \
+         work, the busier of the two, mean over the step.",
+    ),
     ("gpu/sm_clock", "MHz of the GPU's multiprocessors, mean over the step."),
     ("gpu/memory_clock", "MHz of the GPU's memory, mean over the step."),
     ("gpu/pcie_received", "Bytes a second that the GPU received over PCI Express, mean over the step."),
@@ -91,7 +101,17 @@ const LAYOUT: &[(&str, &[Chart])] = &[
     (
         "Utilization",
         &[
-            ("percent", &["gpu/utilization", "gpu/sm_activity", "gpu/memory_activity", "cpu/utilization"]),
+            (
+                "percent",
+                &[
+                    "gpu/utilization",
+                    "gpu/sm_activity",
+                    "gpu/memory_activity",
+                    "gpu/tensor_activity",
+                    "gpu/float_activity",
+                    "cpu/utilization",
+                ],
+            ),
             ("GPU power (W)", &["gpu/power"]),
             ("GPU clocks (MHz)", &["gpu/sm_clock", "gpu/memory_clock"]),
         ],

@@ -23,10 +23,12 @@ pub(super) struct Charts {
 /// A line to draw where its figure was measured: figure, name, colour, look.
 type Wanted = (&'static str, &'static str, usize, Look);
 
-const UTILIZATION: [Wanted; 5] = [
+const UTILIZATION: [Wanted; 6] = [
     ("gpu_utilization_percent", "GPU", 1, Look::Solid),
     ("gpu_sm_activity_percent", "GPU multiprocessors", 2, Look::Dashed),
-    ("gpu_memory_activity_percent", "GPU memory bandwidth", 3, Look::Dotted),
+    // Of its bandwidth where the driver counts it, else of the time: the same name must do for both.
+    ("gpu_memory_activity_percent", "GPU memory activity", 3, Look::Dotted),
+    ("gpu_tensor_activity_percent", "GPU tensor cores", 6, Look::Dotted),
     ("cpu_utilization_percent", "CPU", 4, Look::Solid),
     ("mfu_percent", "MFU", 5, Look::Dashed),
 ];
@@ -231,8 +233,10 @@ fn utilization(record: &Record, steps: &[f64]) -> Vec<String> {
 
 /// With what kept them down.
 fn clocks(record: &Record, steps: &[f64]) -> Option<String> {
-    let reasons = record.throttles.iter().map(|(reason, num_steps)| {
-        format!("{} in {} of {} steps", reason.replace('_', " "), num_steps, record.steps.len())
+    #[allow(clippy::cast_precision_loss, reason = "far below 2^53 steps")]
+    let num_steps = record.steps.len().max(1) as f64;
+    let reasons = record.throttles.iter().map(|(reason, num_throttled)| {
+        format!("{} in {:.0}% of the samples", reason.replace('_', " "), 100.0 * num_throttled / num_steps)
     });
     let reasons = reasons.collect::<Vec<_>>().join(", ");
     Chart {

@@ -24,8 +24,8 @@ pub struct Record {
     pub anomalies: Vec<(u64, String)>,
     /// Steps at which the diagnosis told of something that had lasted, and those far slower than others.
     pub findings: Vec<(u64, String)>,
-    /// What kept the GPU's clocks down, and in how many steps.
-    pub throttles: BTreeMap<String, u64>,
+    /// What kept the GPU's clocks down, and in how many steps: of a step by the share of its samples.
+    pub throttles: BTreeMap<String, f64>,
     /// Records of evaluations.
     pub evaluations: Columns,
     /// Lines of metrics.jsonl that cannot be read: a killed process may leave one.
@@ -166,7 +166,10 @@ impl Record {
                     }
                     let reasons = fields.get("gpu_throttle_reasons").and_then(Value::as_array);
                     for reason in reasons.into_iter().flatten().filter_map(Value::as_str) {
-                        *self.throttles.entry(reason.to_owned()).or_default() += 1;
+                        // Lines of earlier versions do not say for how much of the step.
+                        let shares = fields.get("gpu_throttle_shares");
+                        let share = shares.and_then(|shares| shares.get(reason)?.as_f64()).unwrap_or(1.0);
+                        *self.throttles.entry(reason.to_owned()).or_default() += share.clamp(0.0, 1.0);
                     }
                     self.steps.push(&fields);
                 }

@@ -57,6 +57,7 @@ pub(super) fn facts(
         draws_samples: !recipe.eval.generate.is_empty(),
         save_steps: recipe.checkpoint.save_steps,
         tensorboard: recipe.logging.tensorboard,
+        max_sm_clock_mhz: None,
         device_memory_bytes: if device.is_gpu() {
             device.cuda.as_ref().map(|gpu| gpu.memory_bytes)
         } else {

@@ -14,6 +14,10 @@ pub(super) struct GpmFigures {
     pub(super) sm_activity_percent: Option<f64>,
     /// Share of the memory's bandwidth that was used, in percent.
     pub(super) memory_bandwidth_percent: Option<f64>,
+    /// Share of the time in which the tensor cores were at work, in percent.
+    pub(super) tensor_activity_percent: Option<f64>,
+    /// The same of the pipelines of single and half precision outside of them, the busier of the two.
+    pub(super) float_activity_percent: Option<f64>,
     pub(super) pcie_received_bytes_per_second: Option<f64>,
     pub(super) pcie_sent_bytes_per_second: Option<f64>,
 }
@@ -54,8 +58,8 @@ impl<'nvml> Gpm<'nvml> {
         };
         let mut last = self.last.borrow_mut();
         let figures = last.as_ref().map(|before| {
-            let ids =
-                [GpmMetricId::SmUtil, GpmMetricId::DramBwUtil, GpmMetricId::PcieRxPerSec, GpmMetricId::PcieTxPerSec];
+            use GpmMetricId::{AnyTensorUtil, DramBwUtil, Fp16Util, Fp32Util, PcieRxPerSec, PcieTxPerSec, SmUtil};
+            let ids = [SmUtil, DramBwUtil, PcieRxPerSec, PcieTxPerSec, AnyTensorUtil, Fp32Util, Fp16Util];
             let results = gpm_metrics_get(self.nvml, before, &now, &ids).unwrap_or_default();
             let value = |index: usize| {
                 let result = results.get(index)?.as_ref().ok()?;
@@ -64,6 +68,8 @@ impl<'nvml> Gpm<'nvml> {
             GpmFigures {
                 sm_activity_percent: value(0),
                 memory_bandwidth_percent: value(1),
+                tensor_activity_percent: value(4),
+                float_activity_percent: value(5).into_iter().chain(value(6)).reduce(f64::max),
                 pcie_received_bytes_per_second: value(2).map(|mib| mib * BYTES_PER_MIB),
                 pcie_sent_bytes_per_second: value(3).map(|mib| mib * BYTES_PER_MIB),
             }

@@ -15,6 +15,7 @@ mod nvml;
 mod sampler;
 mod window;
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -91,6 +92,11 @@ pub struct MachineSample {
     /// Share of the bandwidth of the GPU's memory that was used, where the driver counts it; elsewhere share of time in
     /// which it was read or written. Mean, in percent.
     pub gpu_memory_activity_percent: Option<f64>,
+    /// Share of the time in which the GPU's tensor cores were at work, mean, in percent.
+    pub gpu_tensor_activity_percent: Option<f64>,
+    /// Share of the time in which the GPU's pipelines of single or half precision outside of the tensor cores were at work,
+    /// the busier of the two, mean, in percent.
+    pub gpu_float_activity_percent: Option<f64>,
     /// Memory of the GPU that is in use, by whatever process, highest sample.
     pub gpu_memory_used_bytes: Option<u64>,
     /// Power that the GPU draws, mean.
@@ -105,8 +111,9 @@ pub struct MachineSample {
     pub gpu_sm_clock_mhz: Option<f64>,
     /// Clock of the GPU's memory, mean.
     pub gpu_memory_clock_mhz: Option<f64>,
-    /// What kept the GPU's clocks down in any sample, by name; absent where nothing did.
-    pub gpu_throttle_reasons: Option<Vec<&'static str>>,
+    /// What kept the GPU's clocks down, by name, with the share of the samples in which it did, from 0 to 1; absent where
+    /// nothing did.
+    pub gpu_throttle_shares: Option<BTreeMap<&'static str, f64>>,
     /// What the GPU received over PCI Express, mean.
     pub gpu_pcie_received_bytes_per_second: Option<f64>,
     /// What the GPU sent over PCI Express, mean.
@@ -120,7 +127,7 @@ pub struct MachineSample {
 pub struct Telemetry {
     gathered: Arc<Mutex<Gathered>>,
     notice: Option<String>,
-    gpu: Option<String>,
+    gpu: Option<GpuStart>,
     /// Energy is that of the processor's packages.
     counts_packages: bool,
     processor_time: Mutex<ProcessorTime>,
@@ -129,6 +136,14 @@ pub struct Telemetry {
     /// To the thread; dropped to end it.
     orders: Option<Sender<Order>>,
     sampler: Option<JoinHandle<()>>,
+}
+
+/// What is asked of a GPU once.
+#[derive(Debug)]
+struct GpuStart {
+    /// Name and UUID.
+    label: String,
+    max_sm_clock_mhz: Option<f64>,
 }
 
 /// Processor time at the start of the current window.
@@ -187,7 +202,8 @@ impl Telemetry {
             let mut sampler = Some(sampler);
             let outcome = nvml::with_gpu(library.as_deref().map(OsStr::new), &selector, |gpu| {
                 // The receiver may have stopped waiting; sampling goes on all the same.
-                let _ = nvml_started.send(Ok((gpu.label().to_owned(), gpu.notice())));
+                let start = GpuStart { label: gpu.label().to_owned(), max_sm_clock_mhz: gpu.max_sm_clock_mhz() };
+                let _ = nvml_started.send(Ok((start, gpu.notice())));
                 if let Some(sampler) = sampler.take() {
                     sampler.run(|| gpu.read());
                 }
@@ -202,7 +218,7 @@ impl Telemetry {
             (None, Some(format!("no GPU figures: this run does not use an NVIDIA GPU{no_energy}")))
         } else {
             match nvml_start.recv_timeout(NVML_START_TIMEOUT) {
-                Ok(Ok((gpu, notice))) => (Some(gpu).filter(|gpu| !gpu.is_empty()), notice),
+                Ok(Ok((gpu, notice))) => (Some(gpu), notice),
                 Ok(Err(reason)) => (None, Some(format!("no GPU figures: {reason}"))),
                 Err(_) => (None, Some("no GPU figures yet: NVML has not started within 15 seconds".to_owned())),
             }
@@ -241,7 +257,13 @@ impl Telemetry {
     /// Name and UUID of the GPU that is sampled.
     #[must_use]
     pub fn gpu(&self) -> Option<&str> {
-        self.gpu.as_deref()
+        self.gpu.as_ref().map(|gpu| gpu.label.as_str()).filter(|label| !label.is_empty())
+    }
+
+    /// The clock that the multiprocessors of the GPU may run at, where nothing keeps it down.
+    #[must_use]
+    pub fn max_sm_clock_mhz(&self) -> Option<f64> {
+        self.gpu.as_ref()?.max_sm_clock_mhz
     }
 
     /// Processor time that the sampler thread has taken.

@@ -23,6 +23,8 @@ pub(super) struct GpuReading {
     pub(super) utilization_percent: Option<f64>,
     pub(super) sm_activity_percent: Option<f64>,
     pub(super) memory_activity_percent: Option<f64>,
+    pub(super) tensor_activity_percent: Option<f64>,
+    pub(super) float_activity_percent: Option<f64>,
     pub(super) memory_used_bytes: Option<u64>,
     pub(super) power_watts: Option<f64>,
     pub(super) temperature_celsius: Option<f64>,
@@ -99,6 +101,8 @@ impl Gpu<'_> {
             } else {
                 rates.map(|rates| f64::from(rates.memory))
             },
+            tensor_activity_percent: gpm.tensor_activity_percent,
+            float_activity_percent: gpm.float_activity_percent,
             memory_used_bytes: self.memory.read(|| device.memory_info()).map(|memory| memory.used),
             power_watts: self.power.read(|| device.power_usage()).map(|milliwatts| f64::from(milliwatts) / 1e3),
             temperature_celsius: self.temperature.read(|| device.temperature(TemperatureSensor::Gpu)).map(f64::from),
@@ -139,6 +143,11 @@ impl Gpu<'_> {
         slow
     }
 
+    /// The clock that the multiprocessors may run at, where nothing keeps it down.
+    pub(super) fn max_sm_clock_mhz(&self) -> Option<f64> {
+        self.sm_clock.read(|| self.device.max_clock_info(Clock::SM)).map(f64::from)
+    }
+
     /// Name and UUID, for the user.
     pub(super) fn label(&self) -> &str {
         &self.label
@@ -166,19 +175,21 @@ fn of_others(processes: &[ProcessInfo], own: u32) -> Option<u64> {
     Some(total - ours.unwrap_or(0))
 }
 
-/// Names of what keeps clocks down, for people. An idle GPU's low clocks are not held against it.
+/// What keeps clocks down, and its name for people. An idle GPU's low clocks are not held against it.
+const THROTTLES: [(ThrottleReasons, &str); 8] = [
+    (ThrottleReasons::SW_POWER_CAP, "power cap"),
+    (ThrottleReasons::SW_THERMAL_SLOWDOWN, "thermal slowdown"),
+    (ThrottleReasons::HW_THERMAL_SLOWDOWN, "hardware thermal slowdown"),
+    (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power brake"),
+    (ThrottleReasons::HW_SLOWDOWN, "hardware slowdown"),
+    (ThrottleReasons::SYNC_BOOST, "sync boost"),
+    (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, "application clocks"),
+    (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display clocks"),
+];
+
+/// Names of what keeps clocks down.
 pub(super) fn throttle_names(reasons: ThrottleReasons) -> Vec<&'static str> {
-    const NAMES: [(ThrottleReasons, &str); 8] = [
-        (ThrottleReasons::SW_POWER_CAP, "power cap"),
-        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "thermal slowdown"),
-        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "hardware thermal slowdown"),
-        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power brake"),
-        (ThrottleReasons::HW_SLOWDOWN, "hardware slowdown"),
-        (ThrottleReasons::SYNC_BOOST, "sync boost"),
-        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, "application clocks"),
-        (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display clocks"),
-    ];
-    NAMES.iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, name)| *name).collect()
+    THROTTLES.iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, name)| *name).collect()
 }
 
 /// Opens NVML and a GPU for as long as `use_gpu` runs.

@@ -1,5 +1,7 @@
 //! Samples since the last look.
 
+use std::collections::BTreeMap;
+
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 
 use super::MachineSample;
@@ -12,6 +14,8 @@ pub(super) struct Window {
     utilization_percent: Mean,
     sm_activity_percent: Mean,
     memory_activity_percent: Mean,
+    tensor_activity_percent: Mean,
+    float_activity_percent: Mean,
     power_watts: Mean,
     sm_clock_mhz: Mean,
     memory_clock_mhz: Mean,
@@ -20,7 +24,7 @@ pub(super) struct Window {
     memory_used_bytes: Option<u64>,
     other_processes_memory_bytes: Option<u64>,
     temperature_celsius: Option<f64>,
-    throttle_reasons: Option<ThrottleReasons>,
+    throttles: Throttles,
     available_bytes: Option<u64>,
     latest: GpuReading,
     latest_host: HostReading,
@@ -48,6 +52,29 @@ impl Mean {
     }
 }
 
+/// In how many samples the clocks were kept down by what.
+#[derive(Debug, Default)]
+struct Throttles {
+    num_samples: u32,
+    by_name: BTreeMap<&'static str, u32>,
+}
+
+impl Throttles {
+    fn add(&mut self, reasons: Option<ThrottleReasons>) {
+        let Some(reasons) = reasons else { return };
+        self.num_samples += 1;
+        for name in throttle_names(reasons) {
+            *self.by_name.entry(name).or_default() += 1;
+        }
+    }
+
+    /// Shares of the samples, from 0 to 1; `None` where nothing kept the clocks down.
+    fn shares(&self) -> Option<BTreeMap<&'static str, f64>> {
+        let share = |(name, count): (&&'static str, &u32)| (*name, f64::from(*count) / f64::from(self.num_samples));
+        (!self.by_name.is_empty()).then(|| self.by_name.iter().map(share).collect())
+    }
+}
+
 impl Window {
     /// A window that begins where the host's counters stand so.
     pub(super) fn new(host: HostReading) -> Self {
@@ -58,6 +85,8 @@ impl Window {
         self.utilization_percent.add(reading.utilization_percent);
         self.sm_activity_percent.add(reading.sm_activity_percent);
         self.memory_activity_percent.add(reading.memory_activity_percent);
+        self.tensor_activity_percent.add(reading.tensor_activity_percent);
+        self.float_activity_percent.add(reading.float_activity_percent);
         self.power_watts.add(reading.power_watts);
         self.sm_clock_mhz.add(reading.sm_clock_mhz);
         self.memory_clock_mhz.add(reading.memory_clock_mhz);
@@ -68,9 +97,7 @@ impl Window {
         if let Some(new) = reading.temperature_celsius {
             self.temperature_celsius = Some(self.temperature_celsius.map_or(new, |max| max.max(new)));
         }
-        if let Some(new) = reading.throttle_reasons {
-            self.throttle_reasons = Some(self.throttle_reasons.map_or(new, |seen| seen | new));
-        }
+        self.throttles.add(reading.throttle_reasons);
         self.available_bytes = [self.available_bytes, host.available_bytes].into_iter().flatten().min();
         (self.latest, self.latest_host) = (*reading, host);
     }
@@ -81,7 +108,10 @@ impl Window {
         let window = std::mem::replace(self, Self { latest, ..Self::new(host) });
         let since = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
         let before = window.host_before;
-        let reasons = window.throttle_reasons.or(latest.throttle_reasons).map(throttle_names);
+        let mut throttles = window.throttles;
+        if throttles.num_samples == 0 {
+            throttles.add(latest.throttle_reasons);
+        }
         MachineSample {
             host_memory_bytes: host.resident_bytes,
             host_available_bytes: window.available_bytes.or(host.available_bytes),
@@ -92,12 +122,14 @@ impl Window {
             gpu_utilization_max_percent: window.utilization_percent.max.or(latest.utilization_percent),
             gpu_sm_activity_percent: window.sm_activity_percent.mean().or(latest.sm_activity_percent),
             gpu_memory_activity_percent: window.memory_activity_percent.mean().or(latest.memory_activity_percent),
+            gpu_tensor_activity_percent: window.tensor_activity_percent.mean().or(latest.tensor_activity_percent),
+            gpu_float_activity_percent: window.float_activity_percent.mean().or(latest.float_activity_percent),
             gpu_memory_used_bytes: window.memory_used_bytes.or(latest.memory_used_bytes),
             gpu_power_watts: window.power_watts.mean().or(latest.power_watts),
             gpu_temperature_celsius: window.temperature_celsius.or(latest.temperature_celsius),
             gpu_sm_clock_mhz: window.sm_clock_mhz.mean().or(latest.sm_clock_mhz),
             gpu_memory_clock_mhz: window.memory_clock_mhz.mean().or(latest.memory_clock_mhz),
-            gpu_throttle_reasons: reasons.filter(|reasons| !reasons.is_empty()),
+            gpu_throttle_shares: throttles.shares(),
             gpu_pcie_received_bytes_per_second: window.pcie_received.mean().or(latest.pcie_received_bytes_per_second),
             gpu_pcie_sent_bytes_per_second: window.pcie_sent.mean().or(latest.pcie_sent_bytes_per_second),
             gpu_other_processes_memory_bytes: window
@@ -137,7 +169,7 @@ mod tests {
         assert_eq!(sample.gpu_memory_used_bytes, Some(9));
         assert_eq!(sample.gpu_power_watts, Some(300.0));
         assert_eq!(sample.gpu_temperature_celsius, Some(63.0));
-        assert_eq!(sample.gpu_throttle_reasons, None, "nothing kept it back");
+        assert_eq!(sample.gpu_throttle_shares, None, "nothing kept it back");
         let empty = window.take();
         assert_eq!(empty.gpu_utilization_percent, Some(60.0));
         assert_eq!(empty.gpu_memory_used_bytes, Some(7));
@@ -145,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_throttled_in_a_window_is_named_and_counters_are_those_of_the_window() {
+    fn what_throttled_in_a_window_is_told_with_its_share_and_counters_are_those_of_the_window() {
         let host = |read, faults, available| HostReading {
             disk_read_bytes: Some(read),
             major_page_faults: Some(faults),
@@ -156,13 +188,24 @@ mod tests {
         let reading = |reasons| GpuReading { throttle_reasons: Some(reasons), ..GpuReading::default() };
         window.add(&reading(ThrottleReasons::GPU_IDLE), host(1500, 5, 80));
         window.add(&reading(ThrottleReasons::SW_POWER_CAP), host(1700, 9, 40));
+        let hot = ThrottleReasons::SW_POWER_CAP | ThrottleReasons::HW_THERMAL_SLOWDOWN;
+        window.add(&reading(hot), host(1750, 9, 70));
         window.add(&reading(ThrottleReasons::NONE), host(1800, 9, 60));
         let sample = window.take();
-        assert_eq!(sample.gpu_throttle_reasons, Some(vec!["power cap"]));
+        let shares = BTreeMap::from([("power cap", 0.5), ("hardware thermal slowdown", 0.25)]);
+        assert_eq!(sample.gpu_throttle_shares, Some(shares), "of four samples");
         assert_eq!((sample.disk_read_bytes, sample.major_page_faults), (Some(800), Some(4)));
         assert_eq!(sample.host_available_bytes, Some(40), "the lowest");
         let empty = window.take();
         assert_eq!((empty.disk_read_bytes, empty.host_available_bytes), (Some(0), Some(60)));
+        assert_eq!(empty.gpu_throttle_shares, None, "nothing did in the latest sample");
+        window.add(&reading(ThrottleReasons::SW_POWER_CAP), host(1800, 9, 60));
+        window.take();
+        assert_eq!(
+            window.take().gpu_throttle_shares,
+            Some(BTreeMap::from([("power cap", 1.0)])),
+            "the latest stands in"
+        );
     }
 
     #[test]

@@ -2,12 +2,17 @@
 
 use std::cmp::Reverse;
 
-use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{finding, percent};
 use crate::diagnosis::{Finding, Run, Severity};
 
-/// Share of the steps from which on it is told of.
-const MIN_STEPS: f64 = 0.1;
+/// Share of the time from which on it is told of.
+const MIN_SHARE: f64 = 0.1;
+/// Share of its clock that a GPU has lost from which on it is worth doing something about,
+const MUCH_DOWN: f64 = 0.1;
+/// and from which on it is told of where the driver names no reason: many cards never reach their highest clock.
+const DOWN_WITHOUT_REASON: f64 = 0.25;
+/// A GPU that runs kernels for less of the time, in percent, may have low clocks since it rests.
+const BUSY_GPU_PERCENT: f64 = 85.0;
 
 /// Rules and their names for people, the gravest first.
 const CLASSES: [(&str, &str); 3] = [
@@ -25,36 +30,92 @@ fn class_of(reason: &str) -> usize {
     }
 }
 
+/// The mean clock of the multiprocessors, and the one that they may run at: the driver's figure, or where it gives none the
+/// highest that was seen, which says nothing of a run that was held down from its first step.
+struct Clocks {
+    mean: f64,
+    most: f64,
+    is_seen_only: bool,
+}
+
+impl Clocks {
+    fn of(run: &Run) -> Option<Self> {
+        let (mean, seen) = (run.figures.sm_clock_mhz.get()?, run.figures.sm_clock_mhz.max()?);
+        let limit = run.facts.max_sm_clock_mhz;
+        Some(Self { mean, most: limit.map_or(seen, |limit| limit.max(seen)).max(1.0), is_seen_only: limit.is_none() })
+    }
+
+    /// Share of it that is lost.
+    fn down(&self) -> f64 {
+        1.0 - self.mean / self.most
+    }
+
+    fn evidence(&self) -> String {
+        let Self { mean, most, is_seen_only } = self;
+        let what = if *is_seen_only { "at most in this run" } else { "at most by the driver" };
+        format!("multiprocessors at {mean:.0} MHz on average, {most:.0} MHz {what}: up to {:.2}x slower", most / mean)
+    }
+}
+
 /// Heat, power or a setting keeps the GPU's clocks down.
 pub(in crate::diagnosis) fn throttled(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
-    let share_of = |steps: u64| as_f64(steps) / as_f64(figures.num_steps.max(1));
-    let lasting = figures.throttled_steps.iter().filter(|(_, steps)| share_of(**steps) >= MIN_STEPS);
+    let clocks = Clocks::of(run);
+    let down = clocks.as_ref().map_or(0.0, Clocks::down);
+    let lasting = figures.throttled_seconds.iter().filter(|(_, time)| figures.share_of_steps(**time) >= MIN_SHARE);
     // The gravest of what lasted: a moment of heat is not what a run at its power limit is held back by.
-    let (reason, steps) = lasting.max_by_key(|(reason, steps)| (Reverse(class_of(reason)), **steps))?;
-    let share = share_of(*steps);
+    let gravest = lasting.max_by(|(a, time_a), (b, time_b)| {
+        Reverse(class_of(a)).cmp(&Reverse(class_of(b))).then(time_a.total_cmp(time_b))
+    });
+    let machine = || {
+        let heat = figures.temperature_celsius.max().map(|celsius| format!("{celsius:.0} C at most"));
+        let power = figures.power_watts.get().map(|watts| format!("{watts:.0} W on average"));
+        let machine: Vec<String> = [heat, power].into_iter().flatten().collect();
+        (!machine.is_empty()).then(|| machine.join(", "))
+    };
+    let Some((reason, time)) = gravest else {
+        let clocks = clocks.filter(|clocks| !clocks.is_seen_only && clocks.down() > DOWN_WITHOUT_REASON)?;
+        if !figures.are_enough() || figures.gpu_percent.get()? < BUSY_GPU_PERCENT {
+            return None;
+        }
+        let verdict = format!(
+            "CLOCK THROTTLING: the busy GPU ran at {} of its highest clock, and the driver does not say why",
+            percent(1.0 - clocks.down())
+        );
+        let mut evidence = vec![clocks.evidence()];
+        evidence.extend(machine());
+        evidence.push(LOCKED.to_owned());
+        return Some(Finding { evidence, ..finding("throttled_clocks", Severity::Advice, None, verdict) });
+    };
     let (rule, what) = CLASSES[class_of(reason)];
-    // How far the clock is down, by the highest that was seen in this run.
-    let clocks = figures.sm_clock_mhz.get().zip(figures.sm_clock_mhz.max());
-    let down = clocks.map_or(0.0, |(mean, most)| 1.0 - mean / most.max(1.0));
-    let verdict = format!("{what}: {reason} in {} of the steps", percent(share));
-    let names = figures.throttled_steps.iter().map(|(name, steps)| format!("{name} in {steps}"));
-    let mut evidence = vec![format!("of {} steps: {}", figures.num_steps, names.collect::<Vec<_>>().join(", "))];
-    evidence.extend(clocks.map(|(mean, most)| {
-        format!("multiprocessors at {mean:.0} MHz on average, {most:.0} MHz at most: up to {:.2}x slower", most / mean)
-    }));
-    let heat = figures.temperature_celsius.max().map(|celsius| format!("{celsius:.0} C at most"));
-    let power = figures.power_watts.get().map(|watts| format!("{watts:.0} W on average"));
-    let machine: Vec<String> = [heat, power].into_iter().flatten().collect();
-    evidence.extend((!machine.is_empty()).then(|| machine.join(", ")));
+    let verdict = format!("{what}: {reason} for {} of the time", percent(figures.share_of_steps(*time)));
+    let names = figures.throttled_seconds.iter();
+    let names = names.map(|(name, time)| format!("{name} {}", percent(figures.share_of_steps(*time))));
+    let mut evidence =
+        vec![format!("share of the samples in {} steps: {}", figures.num_steps, names.collect::<Vec<_>>().join(", "))];
+    evidence.extend(clocks.as_ref().map(Clocks::evidence));
+    evidence.extend(machine());
     let severity = match rule {
         "throttled_thermal" => Severity::Problem,
-        _ if down > 0.1 => Severity::Advice,
+        _ if down > MUCH_DOWN => Severity::Advice,
         // A card that computes at its power limit does what it can.
         _ => Severity::Note,
     };
+    evidence.extend((severity < Severity::Note).then(|| remedy(rule).to_owned()));
     Some(Finding { evidence, ..finding(rule, severity, None, verdict) })
 }
+
+/// What helps: nothing that a recipe says.
+fn remedy(rule: &str) -> &'static str {
+    match rule {
+        "throttled_thermal" => "no setting of a recipe cools a GPU: see to its fans, its air, and its neighbours",
+        "throttled_power" => "`nvidia-smi -q -d POWER` shows the limit; root may raise it with `nvidia-smi -pl`",
+        _ => LOCKED,
+    }
+}
+
+const LOCKED: &str =
+    "`nvidia-smi -q -d CLOCK` shows clocks that are set; root gives them free with `nvidia-smi -rgc -rac`";
 
 #[cfg(test)]
 mod tests {
@@ -65,33 +126,64 @@ mod tests {
     #[test]
     fn heat_is_told_from_power_and_power_that_costs_clocks_from_power_that_does_not() {
         let held = |reason: &'static str, clock: f64| {
-            gpu_run(move |line: &mut StepMetrics| {
+            let mut run = gpu_run(move |line: &mut StepMetrics| {
                 line.gpu_throttle_reasons = line.step.is_multiple_of(2).then(|| vec![reason.into()]);
-                line.gpu_sm_clock_mhz = Some(if line.step > 90 { 1980.0 } else { clock });
-            })
+                line.gpu_sm_clock_mhz = Some(clock);
+            });
+            run.facts.max_sm_clock_mhz = Some(1980.0);
+            run
         };
         let hot = throttled(&held("hardware thermal slowdown", 1200.0)).unwrap();
         assert_eq!((hot.rule.as_str(), hot.severity), ("throttled_thermal", Severity::Problem));
-        assert!(hot.verdict.starts_with("THERMAL THROTTLING: hardware thermal slowdown in 50%"), "{hot:#?}");
+        assert!(hot.verdict.starts_with("THERMAL THROTTLING: hardware thermal slowdown for 50%"), "{hot:#?}");
         assert!(hot.evidence.iter().any(|line| line.starts_with("60 C at most, 600 W")), "{hot:#?}");
-        assert_eq!(throttled(&held("power cap", 1200.0)).unwrap().severity, Severity::Advice);
+        // Held down from the first step to the last: only the driver's figure tells.
+        let capped = throttled(&held("power cap", 1200.0)).unwrap();
+        assert_eq!(capped.severity, Severity::Advice);
+        assert!(capped.evidence[1].ends_with("1980 MHz at most by the driver: up to 1.65x slower"), "{capped:#?}");
+        let mut unknown = held("power cap", 1200.0);
+        unknown.facts.max_sm_clock_mhz = None;
+        assert_eq!(throttled(&unknown).unwrap().severity, Severity::Note);
         assert_eq!(throttled(&held("power cap", 1950.0)).unwrap().severity, Severity::Note);
         assert_eq!(throttled(&held("application clocks", 1200.0)).unwrap().rule, "throttled_clocks");
         assert!(throttled(&gpu_run(|_| {})).is_none());
-        let rarely = gpu_run(|line| line.gpu_throttle_reasons = (line.step == 50).then(|| vec!["power cap".into()]));
-        assert!(throttled(&rarely).is_none());
-        // What was seen once names neither the finding nor its share.
-        let mostly_power = |hot_steps: u64| {
+    }
+
+    #[test]
+    fn clocks_that_are_down_without_a_reason_are_told_of_where_the_gpu_is_busy() {
+        let mut locked = gpu_run(|line| line.gpu_sm_clock_mhz = Some(1200.0));
+        assert!(throttled(&locked).is_none(), "nobody knows what it could run at");
+        locked.facts.max_sm_clock_mhz = Some(1980.0);
+        let found = throttled(&locked).unwrap();
+        assert_eq!((found.rule.as_str(), found.severity), ("throttled_clocks", Severity::Advice));
+        assert!(found.verdict.contains("ran at 61% of its highest clock"), "{found:#?}");
+        let mut resting = gpu_run(|line| {
+            (line.gpu_sm_clock_mhz, line.gpu_utilization_percent) = (Some(1200.0), Some(40.0));
+        });
+        resting.facts.max_sm_clock_mhz = Some(1980.0);
+        assert!(throttled(&resting).is_none());
+        let mut usual = gpu_run(|line| line.gpu_sm_clock_mhz = Some(1750.0));
+        usual.facts.max_sm_clock_mhz = Some(1980.0);
+        assert!(throttled(&usual).is_none());
+    }
+
+    #[test]
+    fn what_was_seen_in_few_samples_names_neither_the_finding_nor_its_share() {
+        let mostly_power = |hot: f64| {
             gpu_run(move |line| {
-                let mut reasons = vec!["power cap".to_owned()];
-                reasons.extend((line.step <= hot_steps + 1).then(|| "thermal slowdown".to_owned()));
-                line.gpu_throttle_reasons = Some(reasons);
+                line.gpu_throttle_reasons = Some(vec!["power cap".into(), "thermal slowdown".into()]);
+                let shares = [("power cap".to_owned(), 1.0), ("thermal slowdown".to_owned(), hot)];
+                line.gpu_throttle_shares = Some(shares.into());
             })
         };
-        let once = throttled(&mostly_power(1)).unwrap();
-        assert_eq!((once.rule.as_str(), once.severity), ("throttled_power", Severity::Note));
-        assert_eq!(once.verdict, "POWER THROTTLING: power cap in 100% of the steps");
-        let hot = throttled(&mostly_power(30)).unwrap();
-        assert_eq!(hot.verdict, "THERMAL THROTTLING: thermal slowdown in 30% of the steps");
+        // A flicker in each step, in one of its hundred samples.
+        let flicker = throttled(&mostly_power(0.01)).unwrap();
+        assert_eq!((flicker.rule.as_str(), flicker.severity), ("throttled_power", Severity::Note));
+        assert_eq!(flicker.verdict, "POWER THROTTLING: power cap for 100% of the time");
+        assert_eq!(flicker.evidence[0], "share of the samples in 100 steps: power cap 100%, thermal slowdown 1.0%");
+        let hot = throttled(&mostly_power(0.3)).unwrap();
+        assert_eq!(hot.verdict, "THERMAL THROTTLING: thermal slowdown for 30% of the time");
+        let rarely = gpu_run(|line| line.gpu_throttle_reasons = (line.step == 50).then(|| vec!["power cap".into()]));
+        assert!(throttled(&rarely).is_none());
     }
 }

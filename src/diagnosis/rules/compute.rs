@@ -14,6 +14,8 @@ const MIN_FIXED_SHARE: f64 = 0.2;
 const LOW_MFU: f64 = 0.3;
 /// A GPU's memory that is at work for more of the time, in percent, is what holds it up.
 const BUSY_MEMORY_PERCENT: f64 = 60.0;
+/// Arithmetic that is at work for more of the time, in percent, is what holds a GPU up.
+const BUSY_ARITHMETIC_PERCENT: f64 = 60.0;
 /// A gain below it is not worth a change.
 const MIN_GAIN: f64 = 0.05;
 
@@ -167,7 +169,7 @@ pub(in crate::diagnosis) fn small_batches(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("small_batches", Severity::Advice, share, verdict) })
 }
 
-/// The device computes all the time, and slowly: for its memory, or for its arithmetic.
+/// The device computes all the time, and slowly: for its memory, for its arithmetic, or for neither.
 pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let mfu = figures.mfu.get().filter(|mfu| *mfu < LOW_MFU)?;
@@ -181,10 +183,16 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
     // Only the counters that know the multiprocessors know the bandwidth; elsewhere it is the time with any access.
     let memory = accessed.filter(|_| activity.is_some());
     let by_memory = memory.is_some_and(|percent| percent >= BUSY_MEMORY_PERCENT);
-    let (rule, what) = match memory {
-        Some(_) if by_memory => ("low_mfu_bandwidth", ", held up by memory bandwidth"),
-        Some(_) => ("low_mfu_arithmetic", ", held up by arithmetic"),
-        None => ("low_mfu", ", computing all the time"),
+    let (tensor, float) = (figures.tensor_activity_percent.get(), figures.float_activity_percent.get());
+    let arithmetic = tensor.into_iter().chain(float).reduce(f64::max);
+    let (rule, what) = match (memory, arithmetic) {
+        (Some(_), _) if by_memory => ("low_mfu_bandwidth", ", held up by memory bandwidth"),
+        (_, Some(busy)) if busy >= BUSY_ARITHMETIC_PERCENT => ("low_mfu_arithmetic", ", held up by arithmetic"),
+        (Some(_), Some(_)) => {
+            ("low_mfu_kernels", ": neither bandwidth nor arithmetic is busy, kernels are small or unfused")
+        }
+        // What was not counted is not blamed.
+        _ => ("low_mfu", ", computing all the time"),
     };
     let mut evidence = vec![format!(
         "forward, backward and update take {} of step time, at an MFU of {}",
@@ -198,6 +206,9 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
         ),
     }));
     evidence.extend(activity.map(|activity| format!("{activity:.0}% of its multiprocessors are at work")));
+    evidence.extend(tensor.zip(float).map(|(tensor, float)| {
+        format!("its tensor cores are at work {tensor:.0}% of the time, other arithmetic {float:.0}%")
+    }));
     let padding = if facts.leaves_padding_out { 0.0 } else { figures.padding_share() };
     evidence.extend(
         (padding > 0.05)
@@ -356,19 +367,33 @@ mod tests {
     }
 
     #[test]
-    fn a_low_mfu_is_that_of_memory_or_that_of_arithmetic() {
-        let low =
-            |memory| gpu_run(move |line| (line.mfu, line.gpu_memory_activity_percent) = (Some(0.1), Some(memory)));
-        assert_eq!(low_mfu(&low(80.0)).unwrap().rule, "low_mfu_bandwidth");
-        let mut f32 = low(20.0);
-        let change = &low_mfu(&f32).unwrap().changes[0];
+    fn a_low_mfu_is_blamed_only_on_what_counters_say_is_busy() {
+        let counted = |memory, tensor, float| {
+            gpu_run(move |line| {
+                (line.mfu, line.gpu_memory_activity_percent) = (Some(0.1), Some(memory));
+                (line.gpu_tensor_activity_percent, line.gpu_float_activity_percent) = (tensor, float);
+            })
+        };
+        assert_eq!(low_mfu(&counted(80.0, Some(70.0), Some(5.0))).unwrap().rule, "low_mfu_bandwidth");
+        assert_eq!(low_mfu(&counted(20.0, Some(70.0), Some(5.0))).unwrap().rule, "low_mfu_arithmetic");
+        // At a tenth of the tensor cores' peak, what is not busy may well be the tensor cores.
+        let idle = low_mfu(&counted(20.0, Some(9.0), Some(20.0))).unwrap();
+        assert_eq!(idle.rule, "low_mfu_kernels");
+        assert!(idle.verdict.ends_with("neither bandwidth nor arithmetic is busy, kernels are small or unfused"));
+        assert!(
+            idle.evidence.contains(&"its tensor cores are at work 9% of the time, other arithmetic 20%".to_owned())
+        );
+        let change = &idle.changes[0];
         assert_eq!((change.key.as_str(), change.expected.as_str()), ("train.micro_batch_size", "at most 2.00x"));
+        let uncounted = low_mfu(&counted(20.0, None, None)).unwrap();
+        assert_eq!(uncounted.rule, "low_mfu", "nobody counted arithmetic");
         let without_counters = gpu_run(|line| {
             (line.mfu, line.gpu_memory_activity_percent) = (Some(0.1), Some(80.0));
             line.gpu_sm_activity_percent = None;
         });
         let found = low_mfu(&without_counters).unwrap();
         assert_eq!((found.rule.as_str(), found.verdict.contains("bandwidth")), ("low_mfu", false), "{found:#?}");
+        let mut f32 = counted(20.0, Some(0.0), Some(75.0));
         f32.facts.precision = "f32".into();
         let found = low_mfu(&f32).unwrap();
         assert_eq!((found.rule.as_str(), found.changes[0].key.as_str()), ("low_mfu_arithmetic", "train.precision"));

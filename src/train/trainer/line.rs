@@ -55,8 +55,12 @@ impl Trainer<'_> {
         line.gpu_memory_activity_percent = machine.gpu_memory_activity_percent;
         line.gpu_sm_clock_mhz = machine.gpu_sm_clock_mhz;
         line.gpu_memory_clock_mhz = machine.gpu_memory_clock_mhz;
-        line.gpu_throttle_reasons =
-            machine.gpu_throttle_reasons.map(|reasons| reasons.into_iter().map(str::to_owned).collect());
+        line.gpu_throttle_shares = machine
+            .gpu_throttle_shares
+            .map(|shares| shares.into_iter().map(|(name, share)| (name.to_owned(), share)).collect());
+        line.gpu_throttle_reasons = line.gpu_throttle_shares.as_ref().map(|shares| shares.keys().cloned().collect());
+        line.gpu_tensor_activity_percent = machine.gpu_tensor_activity_percent;
+        line.gpu_float_activity_percent = machine.gpu_float_activity_percent;
         line.gpu_pcie_received_bytes_per_second = machine.gpu_pcie_received_bytes_per_second;
         line.gpu_pcie_sent_bytes_per_second = machine.gpu_pcie_sent_bytes_per_second;
         line.gpu_other_processes_memory_bytes = machine.gpu_other_processes_memory_bytes;
