@@ -37,8 +37,10 @@ pub struct Facts {
     pub max_length: u64,
     /// Positions of the model: no row can be longer.
     pub max_positions: Option<u64>,
-    /// Size of the files of rows, and of the tokens that were kept of them.
+    /// What a pass over the rows reads: the tokens that were kept of their files, or the files where none were.
     pub data_bytes: Option<u64>,
+    /// `data.shuffle`.
+    pub shuffle: bool,
     /// `train.micro_batch_size`.
     pub micro_batch_size: u64,
     /// `train.gradient_accumulation_steps`.
@@ -165,6 +167,16 @@ pub struct Figures {
     pub throttled_seconds: BTreeMap<String, f64>,
     /// Bytes read from disks, over the steps.
     pub disk_reads: Buckets,
+    /// Waiting for data, over the steps, in microseconds.
+    pub data_waits: Buckets,
+    /// Time of the steps, over them, in microseconds.
+    pub step_times: Buckets,
+    /// Time of a step, by what it waited for data.
+    pub step_by_wait: Line,
+    /// Passes over the rows where this start began; `None`: with the first step that is counted.
+    pub start_epoch: Option<f64>,
+    /// What was read after the first pass of this start.
+    pub later_reads: LaterReads,
     /// Page faults that waited for a disk.
     pub major_page_faults: Option<u64>,
     /// Passes over the rows.
@@ -187,11 +199,28 @@ pub struct Figures {
     pub other_processes_memory_bytes: Option<u64>,
 }
 
+/// Bytes read from disks when all rows had been read once.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LaterReads {
+    /// Bytes.
+    pub bytes: u64,
+    /// Steps in which they were read.
+    pub num_steps: u64,
+    /// Passes at the beginning of these steps.
+    pub from_epoch: Option<f64>,
+}
+
 impl Figures {
     /// Figures of steps that are all counted.
     #[must_use]
     pub fn of<'a>(lines: impl IntoIterator<Item = &'a StepMetrics>) -> Self {
-        let mut figures = Self::default();
+        Self::since(None, lines)
+    }
+
+    /// The same of a start that began after so many passes over the rows.
+    #[must_use]
+    pub fn since<'a>(start_epoch: Option<f64>, lines: impl IntoIterator<Item = &'a StepMetrics>) -> Self {
+        let mut figures = Self { start_epoch, ..Self::default() };
         lines.into_iter().for_each(|line| figures.add(line));
         figures
     }
@@ -200,6 +229,7 @@ impl Figures {
     pub fn add_first(&mut self, line: &StepMetrics) {
         self.add_totals(line);
         self.first_step_seconds = Some(line.step_seconds);
+        self.start_epoch = Some(line.epoch);
         self.host_swapped_bytes = line.host_swapped_bytes.map(|bytes| (bytes, bytes));
     }
 
@@ -240,7 +270,7 @@ impl Figures {
             *self.throttled_seconds.entry(reason.clone()).or_default() += share.unwrap_or(1.0) * seconds;
         }
         self.add_memory(line);
-        self.disk_reads.add(line.disk_read_bytes.unwrap_or(0));
+        self.add_reads(line);
         if let Some(faults) = line.major_page_faults {
             self.major_page_faults = Some(self.major_page_faults.unwrap_or(0) + faults);
         }
@@ -267,6 +297,23 @@ impl Figures {
             self.other_processes_memory_bytes.max(line.gpu_other_processes_memory_bytes);
         let available = [self.host_available_bytes, line.host_available_bytes];
         self.host_available_bytes = available.into_iter().flatten().min();
+    }
+
+    fn add_reads(&mut self, line: &StepMetrics) {
+        let read = line.disk_read_bytes.unwrap_or(0);
+        self.disk_reads.add(read);
+        self.data_waits.add(microseconds(line.data_wait_seconds));
+        self.step_times.add(microseconds(line.step_seconds));
+        self.step_by_wait.add(line.data_wait_seconds, line.step_seconds);
+        let start = *self.start_epoch.get_or_insert(line.epoch);
+        if line.epoch > start + 1.0 {
+            let later = &mut self.later_reads;
+            // The first of these steps may have read rows of the first pass still.
+            if later.from_epoch.is_some() {
+                (later.bytes, later.num_steps) = (later.bytes + read, later.num_steps + 1);
+            }
+            later.from_epoch.get_or_insert(line.epoch);
+        }
     }
 
     fn add_memory(&mut self, line: &StepMetrics) {
@@ -379,6 +426,11 @@ fn add(sum: &mut Option<f64>, value: Option<f64>) {
     if let Some(value) = value {
         *sum = Some(sum.unwrap_or(0.0) + value);
     }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of a step is no negative number")]
+fn microseconds(seconds: f64) -> u64 {
+    (1e6 * seconds).round() as u64
 }
 
 /// Counts and bytes of a run need no more than the 53 bits of an `f64`.

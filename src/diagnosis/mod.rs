@@ -15,7 +15,7 @@ pub use figures::{Facts, Figures, Run};
 pub use statistics::{Buckets, Distribution, Line, Mean};
 pub use watch::Watch;
 
-use rules::{clocks, compute, data, input, memory, stalls};
+use rules::{clocks, compute, data, input, memory, page_cache, recomputation, stalls};
 use text::percent;
 
 /// A rule: what it finds in a run, if it holds.
@@ -24,12 +24,13 @@ pub type Rule = fn(&Run) -> Option<Finding>;
 /// Rules that are asked at the end.
 const RULES: &[Rule] = &[
     input::input_bound,
-    input::page_cache,
+    page_cache::page_cache,
     compute::host_to_device,
     compute::launch_overhead,
     compute::small_batches,
     compute::low_mfu,
-    compute::recomputation_not_needed,
+    recomputation::not_needed,
+    recomputation::missing,
     data::padding,
     data::truncation,
     data::rows_without_loss,
@@ -161,6 +162,7 @@ pub(crate) mod tests {
             prefetch_batches: 4,
             max_length: 1024,
             data_bytes: Some(100 << 20),
+            shuffle: true,
             micro_batch_size: 4,
             gradient_accumulation_steps: 2,
             gradient_checkpointing: "false".into(),

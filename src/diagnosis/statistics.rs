@@ -1,5 +1,7 @@
 //! Sums over steps from which means, quantiles and straight lines follow, in bounded memory.
 
+use super::figures::as_f64;
+
 /// Values kept of a distribution; of more, every second is dropped.
 const MAX_VALUES: usize = 2048;
 
@@ -119,10 +121,25 @@ impl Buckets {
         self.sums.iter().sum()
     }
 
-    /// The count of the second half of the steps.
+    /// The first steps that hold a share of the whole count, from 0 to 1: how many, to the size of a bucket, and their count.
     #[must_use]
-    pub fn second_half(&self) -> u64 {
-        self.sums[self.sums.len() / 2..].iter().sum()
+    pub fn leading(&self, share: f64) -> (u64, u64) {
+        let wanted = share * as_f64(self.total());
+        let (mut num_steps, mut count) = (0, 0);
+        for sum in &self.sums {
+            if as_f64(count) >= wanted {
+                break;
+            }
+            (num_steps, count) = (num_steps + self.size, count + sum);
+        }
+        (num_steps.min(self.seen), count)
+    }
+
+    /// The count of the first steps, to the size of a bucket.
+    #[must_use]
+    pub fn of_first(&self, num_steps: u64) -> u64 {
+        let num_buckets = usize::try_from(num_steps.div_ceil(self.size)).unwrap_or(usize::MAX);
+        self.sums.iter().take(num_buckets).sum()
     }
 }
 
@@ -219,15 +236,17 @@ mod tests {
     }
 
     #[test]
-    fn buckets_keep_their_sum_and_its_halves() {
+    fn buckets_keep_their_sum_and_tell_what_came_first() {
         let mut buckets = Buckets::default();
-        assert_eq!((buckets.total(), buckets.second_half()), (0, 0));
-        (0..10_000).for_each(|step| buckets.add(u64::from(step < 2000)));
+        assert_eq!((buckets.total(), buckets.leading(0.9), buckets.of_first(7)), (0, (0, 0), 0));
+        (0..10_000).for_each(|step| buckets.add(10 * u64::from(step < 2000)));
         assert!(buckets.sums.len() <= MAX_VALUES);
-        assert_eq!((buckets.total(), buckets.second_half()), (2000, 0));
+        assert_eq!((buckets.total(), buckets.leading(1.0)), (20_000, (2000, 20_000)));
+        assert_eq!((buckets.of_first(1000), buckets.of_first(20_000)), (10_000, 20_000));
+        let (num_steps, count) = buckets.leading(0.9);
+        assert!(num_steps.abs_diff(1800) < 20 && count >= 18_000, "{num_steps} steps with {count}");
         (0..10_000).for_each(|_| buckets.add(1));
-        assert_eq!(buckets.total(), 12_000);
-        assert!(buckets.second_half().abs_diff(10_000) < 20);
+        assert_eq!(buckets.total(), 30_000);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::figures::as_f64;
-use super::rules::{clocks, compute, data, input, memory, stalls};
+use super::rules::{clocks, compute, data, input, memory, page_cache, stalls};
 use super::{Facts, Figures, Finding, Line, Rule, Run, Severity};
 use crate::metrics::StepMetrics;
 
@@ -21,6 +21,7 @@ const SOUND_CORRELATION: f64 = 0.9;
 /// Rules that can hold for a while and are worth a change in the middle of a run.
 const RULES: &[Rule] = &[
     input::input_bound,
+    page_cache::page_cache,
     compute::host_to_device,
     compute::launch_overhead,
     data::padding,
@@ -41,6 +42,7 @@ pub struct Watch {
     facts: Facts,
     recent: VecDeque<StepMetrics>,
     seen: usize,
+    start_epoch: Option<f64>,
     told: BTreeSet<String>,
 }
 
@@ -48,11 +50,12 @@ impl Watch {
     /// Of a run about which so much is known.
     #[must_use]
     pub fn new(facts: Facts) -> Self {
-        Self { facts, recent: VecDeque::new(), seen: 0, told: BTreeSet::new() }
+        Self { facts, recent: VecDeque::new(), seen: 0, start_epoch: None, told: BTreeSet::new() }
     }
 
     /// Takes in a step other than the first of a start. What has lasted for 50 steps, and has not been told yet.
     pub fn observe(&mut self, line: &StepMetrics) -> Vec<Finding> {
+        self.start_epoch.get_or_insert(line.epoch);
         self.recent.push_back(line.clone());
         if self.recent.len() > WINDOW_STEPS {
             self.recent.pop_front();
@@ -61,7 +64,7 @@ impl Watch {
         if !self.seen.is_multiple_of(WINDOW_STEPS) {
             return Vec::new();
         }
-        let figures = Figures::of(&self.recent);
+        let figures = Figures::since(self.start_epoch, &self.recent);
         let steps = figures.steps;
         let run = Run { facts: self.facts.clone(), figures };
         let holds = RULES.iter().filter_map(|rule| rule(&run)).filter(|finding| finding.severity <= Severity::Advice);

@@ -2,6 +2,7 @@
 
 use super::inputs::workload;
 use crate::data::pipeline::DataPipeline;
+use crate::data::sources::FileInfo;
 use crate::device::{OpenDevice, num_cpu_threads};
 use crate::diagnosis::Facts;
 use crate::lora::targets::Selection;
@@ -31,7 +32,12 @@ pub(super) fn facts(
         GradientCheckpointing::Off => peak(GradientCheckpointing::On),
         GradientCheckpointing::On | GradientCheckpointing::Offload => own_peak,
     };
-    let sizes = data.files().iter().map(|file| std::fs::metadata(&file.path).map(|metadata| metadata.len()).ok());
+    // Rows come from the tokens that were kept of their file, where some were.
+    let size = |file: &FileInfo| match file.kept_tokens {
+        Some(kept) => Some(kept.bytes),
+        None => std::fs::metadata(&file.path).map(|metadata| metadata.len()).ok(),
+    };
+    let sizes = data.files().iter().filter(|file| !file.is_eval).map(size);
     let eval_batches = data.num_eval_batches(rows, recipe.eval.max_batches) as u64;
     let block: usize = config.block_linears().iter().map(|(_, [rows, columns])| rows * columns).sum();
     Facts {
@@ -44,6 +50,7 @@ pub(super) fn facts(
         max_length: recipe.data.max_length as u64,
         max_positions: Some(config.max_position_embeddings as u64),
         data_bytes: sizes.sum(),
+        shuffle: recipe.data.shuffle,
         micro_batch_size: rows as u64,
         gradient_accumulation_steps: train.gradient_accumulation_steps as u64,
         gradient_checkpointing: match train.gradient_checkpointing {

@@ -10,6 +10,8 @@ const MIN_COPY_SHARE: f64 = 0.05;
 const BUSY_GPU_PERCENT: f64 = 85.0;
 /// Share of compute that does not grow with the tokens, from which on a step is too small.
 const MIN_FIXED_SHARE: f64 = 0.2;
+/// Multiprocessors at work, in percent, below which a GPU is said to be half empty.
+const HALF_EMPTY_PERCENT: f64 = 50.0;
 /// Below it, a device that is busy all the time computes slowly.
 const LOW_MFU: f64 = 0.3;
 /// A GPU's memory that is at work for more of the time, in percent, is what holds it up.
@@ -17,10 +19,10 @@ const BUSY_MEMORY_PERCENT: f64 = 60.0;
 /// Arithmetic that is at work for more of the time, in percent, is what holds a GPU up.
 const BUSY_ARITHMETIC_PERCENT: f64 = 60.0;
 /// A gain below it is not worth a change.
-const MIN_GAIN: f64 = 0.05;
+pub(super) const MIN_GAIN: f64 = 0.05;
 
 /// Memory that has to be free for what needs a byte more: longer rows than those seen may come.
-const MARGIN: f64 = 1.5;
+pub(super) const MARGIN: f64 = 1.5;
 
 /// Twice the rows in a micro-batch, and half the micro-batches in a step where there are several, where memory is known to
 /// hold them.
@@ -65,6 +67,18 @@ fn no_room(run: &Run, changes: &[Change]) -> Option<String> {
         bytes(more),
         bytes(free)
     ))
+}
+
+/// Seconds of a step that are the same for however many rows, as far as they are known: pauses between kernels, or work that
+/// does not grow with the tokens. And the share of its multiprocessors that a GPU which is busy all the time has at work.
+pub(super) fn unfilled(run: &Run) -> (Option<f64>, Option<f64>) {
+    let figures = &run.figures;
+    let pauses = launch_share(run).map(|share| share * figures.mean_step_seconds());
+    let fixed = figures.fixed_share(&run.facts).filter(|share| *share >= MIN_FIXED_SHARE);
+    let fixed = fixed.map(|share| share * figures.compute_seconds() / as_f64(figures.num_steps.max(1)));
+    let is_busy = figures.gpu_percent.get().is_some_and(|percent| percent >= BUSY_GPU_PERCENT);
+    let activity = figures.sm_activity_percent.get().filter(|activity| is_busy && *activity < HALF_EMPTY_PERCENT);
+    (pauses.into_iter().chain(fixed).reduce(f64::max), activity.map(|percent| percent / 100.0))
 }
 
 /// Laying micro-batches out and copying them takes a part of the steps that shows.
@@ -139,7 +153,7 @@ pub(in crate::diagnosis) fn small_batches(run: &Run) -> Option<Finding> {
     let step = figures.mean_step_seconds();
     let compute = figures.compute_seconds() / as_f64(figures.num_steps);
     let is_busy = figures.gpu_percent.get().is_some_and(|percent| percent >= BUSY_GPU_PERCENT);
-    let half_empty = figures.sm_activity_percent.get().filter(|activity| is_busy && *activity < 50.0);
+    let half_empty = figures.sm_activity_percent.get().filter(|activity| is_busy && *activity < HALF_EMPTY_PERCENT);
     let fixed = figures.fixed_share(&run.facts).filter(|share| *share >= MIN_FIXED_SHARE);
     let tokens =
         as_f64(figures.tokens) / as_f64((figures.num_steps + 1) * run.facts.gradient_accumulation_steps.max(1));
@@ -236,34 +250,6 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
     let severity = if changes.is_empty() { Severity::Note } else { Severity::Advice };
     let verdict = format!("LOW MFU: {} of the device's peak{what}", percent(mfu));
     Some(Finding { evidence, changes, ..finding(rule, severity, None, verdict) })
-}
-
-/// Blocks are computed again in the backward, though memory for what they would keep is free.
-pub(in crate::diagnosis) fn recomputation_not_needed(run: &Run) -> Option<Finding> {
-    let Run { facts, figures } = run;
-    if facts.gradient_checkpointing == "false" || !figures.are_enough() {
-        return None;
-    }
-    let kept = facts.activation_bytes?;
-    let free = run.free_bytes()?;
-    if as_f64(free) < MARGIN * as_f64(kept) {
-        return None;
-    }
-    let share = figures.share_of_steps(figures.recomputation_seconds(facts));
-    if share < MIN_GAIN {
-        return None;
-    }
-    let verdict = format!(
-        "RECOMPUTATION NOT NEEDED: up to {} of step time computes again what memory has room for",
-        percent(share)
-    );
-    let evidence = vec![format!(
-        "{} of memory were free at the least, and {} more are needed without it",
-        bytes(free),
-        bytes(kept)
-    )];
-    let changes = vec![change("train.gradient_checkpointing", &facts.gradient_checkpointing, "false", at_most(share))];
-    Some(Finding { evidence, changes, ..finding("recomputation_not_needed", Severity::Advice, Some(share), verdict) })
 }
 
 #[cfg(test)]
@@ -402,22 +388,5 @@ mod tests {
         assert!(low_mfu(&gpu_run(|_| {})).is_none());
         let waiting = run(|line| (line.mfu, line.forward_backward_seconds) = (Some(0.1), 0.3));
         assert!(low_mfu(&waiting).is_none(), "another rule says why");
-    }
-
-    #[test]
-    fn recomputation_is_not_needed_where_memory_is_free() {
-        let mut wasteful = run(|_| {});
-        wasteful.facts.gradient_checkpointing = "true".into();
-        let found = recomputation_not_needed(&wasteful).unwrap();
-        assert_eq!([&found.changes[0].from, &found.changes[0].to], ["true", "false"]);
-        // 0.3 s of forward, 8 of its 8.4 GFLOPs in the blocks: 4,000 tokens through 1 M parameters, 2,000 through 0.1 M.
-        let share = 0.3 * 8000.0 / 8800.0;
-        assert!((found.share_of_time.unwrap() - share).abs() < 1e-4 && found.changes[0].expected == "at most 1.38x");
-        wasteful.facts.activation_bytes = Some(7 << 30);
-        assert!(recomputation_not_needed(&wasteful).is_none(), "there is no room");
-        let mut gpu = gpu_run(|_| {});
-        assert!(recomputation_not_needed(&gpu).is_none(), "it is off");
-        gpu.facts.gradient_checkpointing = "\"offload\"".into();
-        assert!(recomputation_not_needed(&gpu).unwrap().evidence[0].starts_with("20.0 GiB of memory were free"));
     }
 }

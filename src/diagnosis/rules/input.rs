@@ -1,7 +1,7 @@
 //! Waiting for data: why, and what would help.
 
 use crate::diagnosis::figures::{Facts, Figures, as_f64};
-use crate::diagnosis::text::{at_most, bytes, change, faster, finding, percent, seconds};
+use crate::diagnosis::text::{at_most, change, faster, finding, percent, seconds};
 use crate::diagnosis::{Change, Finding, Run, Severity};
 
 /// Share of the steps' time from which on waiting for data is told of.
@@ -10,23 +10,21 @@ const MIN_SHARE: f64 = 0.10;
 const BUSY: f64 = 0.75;
 /// Share of the workers' time from which on one cause of it is the cause.
 const CAUSE: f64 = 0.4;
-/// Reads of less a step tell nothing.
-const MIN_READ_BYTES: f64 = 1_048_576.0;
 
 /// What the workers' time went into, as shares of it.
-struct Workers {
+pub(super) struct Workers {
     /// Share of their time, by the clock, in which they were at work.
     busy: f64,
     cpu: f64,
     queued: f64,
     /// Neither: waiting for a disk.
-    waiting: f64,
+    pub(super) waiting: f64,
     /// Work for a step, all workers together.
     seconds_a_step: f64,
 }
 
 impl Workers {
-    fn of(facts: &Facts, figures: &Figures) -> Option<Self> {
+    pub(super) fn of(facts: &Facts, figures: &Figures) -> Option<Self> {
         let (busy, cpu) = (figures.worker_busy_seconds?, figures.worker_cpu_seconds?);
         let queued = figures.worker_queued_seconds.unwrap_or(0.0);
         let all = figures.step_seconds * as_f64(facts.num_workers.max(1));
@@ -94,7 +92,7 @@ pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
 
 /// Share of the steps' time that waiting for data has cost. A GPU may still be computing while the loop waits: it has lost
 /// no more than the time in which it ran no kernel.
-fn lost_share(run: &Run) -> f64 {
+pub(super) fn lost_share(run: &Run) -> f64 {
     let waited = run.figures.share_of_steps(run.figures.data_wait_seconds);
     match run.figures.gpu_percent.get().filter(|_| run.facts.is_gpu) {
         Some(percent) => waited.min(1.0 - percent / 100.0),
@@ -111,7 +109,7 @@ fn what_is_waited_for(figures: &Figures) -> &'static str {
     }
 }
 
-fn longer_queue(run: &Run, share: f64) -> Vec<Change> {
+pub(super) fn longer_queue(run: &Run, share: f64) -> Vec<Change> {
     let now = run.facts.prefetch_batches;
     // As far ahead as evens out the slowest step, by how much longer than the middle one it took.
     let time = &run.figures.step_time;
@@ -152,42 +150,6 @@ fn more_workers_blindly(facts: &Facts, share: f64) -> Vec<Change> {
     let to = (facts.num_workers * 2).min(facts.num_cpu_threads.max(1));
     let is_more = to > facts.num_workers;
     is_more.then(|| change("data.num_workers", facts.num_workers, to, at_most(share / 2.0))).into_iter().collect()
-}
-
-/// Rows come from the disk instead of the page cache: at first only, or again in every pass.
-pub(in crate::diagnosis) fn page_cache(run: &Run) -> Option<Finding> {
-    let Run { facts, figures } = run;
-    let read = figures.disk_reads.total();
-    let late = figures.disk_reads.second_half();
-    if figures.num_steps < 4 || as_f64(read) < MIN_READ_BYTES * as_f64(figures.num_steps) {
-        return None;
-    }
-    let share = figures.share_of_steps(figures.data_wait_seconds);
-    let faults = figures.major_page_faults.unwrap_or(0);
-    let evidence = vec![
-        format!(
-            "{} read from disks in {} steps, {} of it in their second half",
-            bytes(read),
-            figures.num_steps,
-            bytes(late)
-        ),
-        format!("{faults} page faults waited for a disk; data wait is {} of step time", percent(share)),
-    ];
-    // Read more often than once, in more than one pass.
-    let is_again = facts.data_bytes.is_some_and(|all| as_f64(read) > 1.5 * as_f64(all)) && figures.epochs > 1.0;
-    if is_again && late > read / 4 {
-        let passes = as_f64(read) / as_f64(facts.data_bytes.unwrap_or(read).max(1));
-        let verdict = format!(
-            "THRASHING PAGE CACHE: the files were read {passes:.1} times over, since memory does not hold them"
-        );
-        let severity = if share >= 0.05 { Severity::Problem } else { Severity::Advice };
-        return Some(Finding { evidence, ..finding("page_cache_thrashing", severity, Some(share), verdict) });
-    }
-    if late < read / 10 {
-        let verdict = "COLD PAGE CACHE: the files were read from disk at first; from memory since".to_owned();
-        return Some(Finding { evidence, ..finding("page_cache_cold", Severity::Note, None, verdict) });
-    }
-    None
 }
 
 #[cfg(test)]
@@ -261,19 +223,5 @@ mod tests {
         assert_eq!(found.changes[0].expected, "at most 1.25x");
         let unknown = run(|line| (line.data_wait_seconds, line.worker_busy_seconds) = (0.2, None));
         assert_eq!(input_bound(&unknown).unwrap().rule, "input_bound");
-    }
-
-    #[test]
-    fn a_cold_page_cache_is_noted_and_a_thrashing_one_is_a_problem() {
-        let cold = run(|line| line.disk_read_bytes = Some(if line.step < 20 { 10 << 20 } else { 0 }));
-        assert_eq!(page_cache(&cold).unwrap().rule, "page_cache_cold");
-        let thrashing = run(|line| {
-            (line.disk_read_bytes, line.data_wait_seconds) = (Some(10 << 20), 0.2);
-            line.major_page_faults = Some(300);
-        });
-        let found = page_cache(&thrashing).unwrap();
-        assert_eq!((found.rule.as_str(), found.severity), ("page_cache_thrashing", Severity::Problem));
-        assert!(found.verdict.contains("10.0 times over"), "{found:#?}");
-        assert!(page_cache(&run(|line| line.disk_read_bytes = Some(1000))).is_none());
     }
 }

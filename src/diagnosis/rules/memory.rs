@@ -91,7 +91,16 @@ pub(in crate::diagnosis) fn creep(run: &Run) -> Option<Finding> {
     evidence.extend(
         left.map(|left| format!("the {} left last for about {:.0} steps more", bytes(left), as_f64(left) / a_step)),
     );
-    Some(Finding { evidence, ..finding("memory_creep", Severity::Problem, None, verdict) })
+    // What a recipe can do about it: have a checkpoint to go on from, in a process that starts small again.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of steps")]
+    let steps_left = left.map(|left| (as_f64(left) / a_step) as u64);
+    let earlier = run.facts.save_steps.zip(steps_left).filter(|(save_steps, left)| left < save_steps);
+    let changes = earlier.map(|(save_steps, left)| {
+        let expected = "a checkpoint before memory runs out, from which `--resume` goes on".to_owned();
+        change("checkpoint.save_steps", save_steps, (left / 2).max(1), expected)
+    });
+    let changes = changes.into_iter().collect();
+    Some(Finding { evidence, changes, ..finding("memory_creep", Severity::Problem, None, verdict) })
 }
 
 /// The backend's pools grow, while what lives in them does not.
@@ -172,6 +181,11 @@ mod tests {
         let found = creep(&leak).unwrap();
         assert!(found.verdict.starts_with("MEMORY CREEP: host memory grows by 9.8 GiB in a thousand"), "{found:#?}");
         assert!(found.evidence[1].starts_with("the 8.0 GiB left last for about 819 steps"), "{found:#?}");
+        assert!(found.changes.is_empty(), "the next checkpoint comes before: {found:#?}");
+        let mut rarely_saved = leak;
+        rarely_saved.facts.save_steps = Some(2000);
+        let changes = creep(&rarely_saved).unwrap().changes;
+        assert_eq!([changes[0].key.as_str(), &changes[0].to], ["checkpoint.save_steps", "409"]);
         let settles = run(|line| line.host_memory_bytes = Some((2 << 30) + line.step.min(10) * (50 << 20)));
         assert!(creep(&settles).is_none() && creep(&run(|_| {})).is_none());
         let gpu = gpu_run(|line| line.gpu_memory_allocated_bytes = Some((20 << 30) + line.step * (50 << 20)));

@@ -5,4 +5,6 @@ pub(super) mod compute;
 pub(super) mod data;
 pub(super) mod input;
 pub(super) mod memory;
+pub(super) mod page_cache;
+pub(super) mod recomputation;
 pub(super) mod stalls;

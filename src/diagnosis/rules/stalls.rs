@@ -1,5 +1,6 @@
 //! What comes between steps, and steps that take longer than others.
 
+use super::input::longer_queue;
 use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{at_most, change, finding, percent, seconds};
 use crate::diagnosis::{Change, Finding, Run, Severity};
@@ -143,6 +144,14 @@ pub(in crate::diagnosis) fn uneven_steps(run: &Run) -> Option<Finding> {
         let changes = (!facts.packing).then(even).into_iter().collect();
         return Some(Finding { evidence, changes, ..finding("uneven_steps", Severity::Note, None, verdict) });
     }
+    let by_wait = figures.step_by_wait.correlation().unwrap_or(0.0);
+    if by_wait > 0.8 {
+        let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, as some of them wait for data", slow / middle);
+        evidence.push(format!("time goes with the wait for data (correlation {by_wait:.2})"));
+        let severity = if lost >= 0.25 { Severity::Advice } else { Severity::Note };
+        let changes = longer_queue(run, lost);
+        return Some(Finding { evidence, changes, ..finding("uneven_steps", severity, Some(lost), verdict) });
+    }
     let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, which their tokens do not explain", slow / middle);
     evidence.push(format!("without the slow ones a step would take {} instead of {}", seconds(middle), seconds(mean)));
     evidence.extend(
@@ -232,6 +241,14 @@ mod tests {
         let found = uneven_steps(&disturbed).unwrap();
         assert_eq!(found.severity, Severity::Advice);
         assert!(found.verdict.ends_with("which their tokens do not explain"), "{found:#?}");
+        let starved = run(|line| {
+            if line.step % 10 == 0 {
+                (line.data_wait_seconds, line.step_seconds) = (7.0, 8.0);
+            }
+        });
+        let found = uneven_steps(&starved).unwrap();
+        assert!(found.verdict.ends_with("8.0x the middle one, as some of them wait for data"), "{found:#?}");
+        assert_eq!([found.changes[0].key.as_str(), &found.changes[0].to], ["data.prefetch_batches", "32"]);
         assert!(uneven_steps(&run(|_| {})).is_none());
     }
 }

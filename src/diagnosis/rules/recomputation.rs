@@ -1,0 +1,148 @@
+//! What blocks keep for the backward: computed again without need, or kept where its memory would hold more rows.
+
+use super::compute::{MARGIN, MIN_GAIN, unfilled};
+use crate::diagnosis::figures::as_f64;
+use crate::diagnosis::text::{at_most, bytes, change, finding, percent};
+use crate::diagnosis::{Finding, Run, Severity};
+
+/// Blocks are computed again in the backward, though memory for what they would keep is free.
+pub(in crate::diagnosis) fn not_needed(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    if facts.gradient_checkpointing == "false" || !figures.are_enough() {
+        return None;
+    }
+    let kept = facts.activation_bytes?;
+    let free = run.free_bytes()?;
+    if as_f64(free) < MARGIN * as_f64(kept) {
+        return None;
+    }
+    let share = figures.share_of_steps(figures.recomputation_seconds(facts));
+    if share < MIN_GAIN {
+        return None;
+    }
+    let verdict = format!(
+        "RECOMPUTATION NOT NEEDED: up to {} of step time computes again what memory has room for",
+        percent(share)
+    );
+    let evidence = vec![format!(
+        "{} of memory were free at the least, and {} more are needed without it",
+        bytes(free),
+        bytes(kept)
+    )];
+    let changes = vec![change("train.gradient_checkpointing", &facts.gradient_checkpointing, "false", at_most(share))];
+    Some(Finding { evidence, changes, ..finding("recomputation_not_needed", Severity::Advice, Some(share), verdict) })
+}
+
+/// The device is not filled, and what blocks keep for the backward takes the memory that more rows would need: to compute it
+/// again costs less than they bring.
+pub(in crate::diagnosis) fn missing(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    if facts.gradient_checkpointing != "false" || !figures.are_enough() {
+        return None;
+    }
+    let (kept, doubling, free) = (facts.activation_bytes?, facts.doubling_bytes?, run.free_bytes()?);
+    let has_room = |bytes: u64| as_f64(free) >= MARGIN * as_f64(bytes);
+    // What these rows keep becomes free, and what as many more would keep is not needed.
+    let needed = doubling.saturating_sub(kept.saturating_mul(2));
+    if has_room(doubling) || !has_room(needed) {
+        return None;
+    }
+    let step = figures.mean_step_seconds();
+    let again = figures.recomputation_seconds(facts) / as_f64(figures.num_steps);
+    let (fixed, activity) = unfilled(run);
+    // For the same rows: half of what does not grow with them, or at best twice as many of the multiprocessors at work.
+    let gain = match (fixed, activity) {
+        (Some(fixed), _) => step / (step - fixed / 2.0 + again),
+        (None, Some(activity)) => step / (step * activity.max(0.5) + again),
+        (None, None) => return None,
+    };
+    if gain < 1.0 + MIN_GAIN {
+        return None;
+    }
+    let (rows, passes) = (facts.micro_batch_size, facts.gradient_accumulation_steps);
+    let verdict = format!(
+        "RECOMPUTATION MISSING: what blocks keep takes the memory that {} rows in a micro-batch instead of {rows} would need",
+        2 * rows
+    );
+    let evidence = vec![
+        format!(
+            "twice the rows need up to {} more memory, of which {} were free at the least; blocks keep {}",
+            bytes(doubling),
+            bytes(free),
+            bytes(kept)
+        ),
+        format!("computing them again costs about {} of step time", percent(again / step)),
+    ];
+    let about = if fixed.is_some() { "about" } else { "at most" };
+    let together = format!("{about} {gain:.2}x the tokens a second, together with `train.micro_batch_size`");
+    let mut changes = vec![
+        change("train.gradient_checkpointing", false, true, together),
+        change("train.micro_batch_size", rows, 2 * rows, "the memory that becomes free".to_owned()),
+    ];
+    if passes > 1 {
+        let to = passes.div_ceil(2);
+        let expected = format!("{} rows in an update, now {}", 2 * rows * to, rows * passes);
+        changes.push(change("train.gradient_accumulation_steps", passes, to, expected));
+    }
+    Some(Finding { evidence, changes, ..finding("recomputation_missing", Severity::Advice, None, verdict) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnosis::tests::{gpu_run, run};
+
+    #[test]
+    fn recomputation_is_not_needed_where_memory_is_free() {
+        let mut wasteful = run(|_| {});
+        wasteful.facts.gradient_checkpointing = "true".into();
+        let found = not_needed(&wasteful).unwrap();
+        assert_eq!([&found.changes[0].from, &found.changes[0].to], ["true", "false"]);
+        // 0.3 s of forward, 8 of its 8.4 GFLOPs in the blocks: 4,000 tokens through 1 M parameters, 2,000 through 0.1 M.
+        let share = 0.3 * 8000.0 / 8800.0;
+        assert!((found.share_of_time.unwrap() - share).abs() < 1e-4 && found.changes[0].expected == "at most 1.38x");
+        wasteful.facts.activation_bytes = Some(7 << 30);
+        assert!(not_needed(&wasteful).is_none(), "there is no room");
+        let mut gpu = gpu_run(|_| {});
+        assert!(not_needed(&gpu).is_none(), "it is off");
+        gpu.facts.gradient_checkpointing = "\"offload\"".into();
+        assert!(not_needed(&gpu).unwrap().evidence[0].starts_with("20.0 GiB of memory were free"));
+    }
+
+    #[test]
+    fn recomputation_is_missing_where_its_memory_would_hold_the_rows_that_fill_the_device() {
+        // At 90% of the memory, with three quarters of the step lost between kernels.
+        let mut full = gpu_run(|line| {
+            (line.gpu_utilization_percent, line.gpu_memory_used_bytes) = (Some(20.0), Some(72 << 30));
+        });
+        (full.facts.micro_batch_size, full.facts.gradient_accumulation_steps) = (1, 8);
+        (full.facts.doubling_bytes, full.facts.activation_bytes) = (Some(30 << 30), Some(14 << 30));
+        let found = missing(&full).unwrap();
+        assert!(
+            found.verdict.ends_with("the memory that 2 rows in a micro-batch instead of 1 would need"),
+            "{found:#?}"
+        );
+        let keys: Vec<&str> = found.changes.iter().map(|change| change.key.as_str()).collect();
+        assert_eq!(
+            keys,
+            ["train.gradient_checkpointing", "train.micro_batch_size", "train.gradient_accumulation_steps"]
+        );
+        // Half of 0.75 s between kernels goes; of 0.9 s of forward and backward 8 of 24.8 GFLOPs are computed again.
+        let gain = 1.0 / (1.0 - 0.375 + 0.9 * 8.0 / 24.8);
+        assert!(found.changes[0].expected.starts_with(&format!("about {gain:.2}x the tokens a second")), "{found:#?}");
+        let mut less = full.clone();
+        less.figures.gpu_percent = crate::diagnosis::Mean::default();
+        less.figures.gpu_percent.add(Some(40.0), 1.0);
+        assert!(missing(&less).is_none(), "computing again would take what the rows bring");
+        assert!(missing(&gpu_run(|_| {})).is_none(), "the device is filled");
+        let mut roomy = full.clone();
+        roomy.facts.doubling_bytes = Some(4 << 30);
+        assert!(missing(&roomy).is_none(), "twice the rows fit as it is");
+        let mut hopeless = full.clone();
+        hopeless.facts.activation_bytes = Some(2 << 30);
+        assert!(missing(&hopeless).is_none(), "nor do they fit with it");
+        let mut on = full;
+        on.facts.gradient_checkpointing = "true".into();
+        assert!(missing(&on).is_none());
+    }
+}
