@@ -92,15 +92,48 @@ fn a_gpu_is_found_by_the_uuid_that_cuda_gives() {
 }
 
 #[test]
-fn a_mig_slice_has_its_memory_and_a_line_about_the_rest() {
+fn a_mig_slice_has_its_memory_its_counters_and_a_line_about_the_rest() {
     let folder = tempfile::tempdir().unwrap();
-    let slice = NvmlSelector::Uuid("01234567-89ab-cdef-0123-456789abcdef".into());
-    let telemetry = Telemetry::start_with_library(10, Some(slice), Some(stand_in(folder.path(), None)));
-    assert!(telemetry.notice().unwrap().contains("MIG slice"), "{:?}", telemetry.notice());
-    sleep_ms(50);
+    let slice = || NvmlSelector::Uuid("01234567-89ab-cdef-0123-456789abcdef".into());
+    let telemetry = Telemetry::start_with_library(10, Some(slice()), Some(stand_in(folder.path(), None)));
+    let notice = telemetry.notice().unwrap();
+    assert!(notice.contains("MIG slice: NVML gives its memory and what its counters say, the other GPU"), "{notice}");
+    sleep_ms(100);
     let sample = telemetry.window();
     assert_eq!(sample.gpu_memory_used_bytes, Some(5 << 30));
     assert_eq!((sample.gpu_utilization_percent, sample.gpu_power_watts, sample.energy_joules), (None, None, None));
+    // Of the slice, not of the card whose counters are asked.
+    assert_eq!((sample.gpu_sm_activity_percent, sample.gpu_memory_activity_percent), (Some(44.0), Some(22.0)));
+    assert_eq!((sample.gpu_tensor_activity_percent, sample.gpu_float_activity_percent), (Some(15.5), Some(6.0)));
+    assert_eq!((sample.gpu_pcie_received_bytes_per_second, telemetry.max_sm_clock_mhz()), (None, None));
+
+    let without = Telemetry::start_with_library(10, Some(slice()), Some(stand_in(folder.path(), Some("NO_GPM"))));
+    assert!(without.notice().unwrap().contains("NVML gives its memory, the other GPU figures are absent"));
+    sleep_ms(100);
+    let sample = without.window();
+    assert_eq!((sample.gpu_memory_used_bytes, sample.gpu_sm_activity_percent), (Some(5 << 30), None));
+}
+
+#[test]
+fn a_slice_that_is_not_found_is_not_taken_for_the_whole_card() {
+    let folder = tempfile::tempdir().unwrap();
+    let unknown = |prefix: &str| NvmlSelector::Uuid(format!("{prefix}00000000-0000-0000-0000-000000000000"));
+    let start = |selector, machine| {
+        Telemetry::start_with_library(10, Some(selector), Some(stand_in(folder.path(), Some(machine))))
+    };
+    // A virtual GPU carries another UUID than CUDA's: the only card there is is meant,
+    let telemetry = start(unknown(""), "ONE_CARD");
+    sleep_ms(50);
+    assert_eq!((telemetry.notice(), telemetry.window().gpu_memory_used_bytes), (None, Some(10 << 30)));
+    // but not where it is cut into slices, or a slice was named.
+    for (selector, machine) in [(unknown(""), "CUT_CARD"), (unknown("MIG-"), "CUT_CARD"), (unknown("MIG-"), "ONE_CARD")]
+    {
+        let telemetry = start(selector, machine);
+        let notice = telemetry.notice().unwrap();
+        assert!(notice.contains("NVML does not find the GPU with UUID"), "{machine}: {notice}");
+        sleep_ms(50);
+        assert_eq!(telemetry.window().gpu_memory_used_bytes, None, "{machine}");
+    }
 }
 
 #[test]

@@ -22,19 +22,45 @@ pub(super) struct GpmFigures {
     pub(super) pcie_sent_bytes_per_second: Option<f64>,
 }
 
-/// The counters of a GPU and their last reading.
+/// The counters of a GPU or of a slice of one, and their last reading.
 pub(super) struct Gpm<'nvml> {
     nvml: &'nvml Nvml,
+    of: CountersOf<'nvml>,
     last: RefCell<Option<GpmSample<'nvml>>>,
     /// It has not been refused: some machines keep the counters to root.
     is_allowed: Cell<bool>,
 }
 
+/// Whose counters they are.
+enum CountersOf<'nvml> {
+    Card,
+    /// The card is asked for those of its GPU instance with this number, which a process that runs on it has.
+    Slice {
+        card: Device<'nvml>,
+        instance: Cell<Option<u32>>,
+    },
+}
+
 impl<'nvml> Gpm<'nvml> {
     /// `None` where the GPU or its driver has no such counters.
-    pub(super) fn open(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Option<Self> {
-        let is_supported = device.gpm_support().is_ok_and(|is_supported| is_supported);
-        is_supported.then(|| Self { nvml, last: RefCell::new(None), is_allowed: Cell::new(true) })
+    pub(super) fn open(nvml: &'nvml Nvml, device: &Device<'nvml>, is_slice: bool) -> Option<Self> {
+        let has_counters = |card: &Device<'nvml>| card.gpm_support().is_ok_and(|is_supported| is_supported);
+        let of = if is_slice {
+            let card = device.mig_parent_device().ok().filter(has_counters)?;
+            CountersOf::Slice { card, instance: Cell::new(None) }
+        } else {
+            has_counters(device).then_some(CountersOf::Card)?
+        };
+        Some(Self { nvml, of, last: RefCell::new(None), is_allowed: Cell::new(true) })
+    }
+
+    /// Takes in the GPU instance of a process that runs on the slice.
+    pub(super) fn runs_on(&self, instance_of_process: Option<u32>) {
+        if let CountersOf::Slice { instance, .. } = &self.of
+            && instance_of_process.is_some()
+        {
+            instance.set(instance_of_process);
+        }
     }
 
     /// Whether the counters may be read.
@@ -48,7 +74,15 @@ impl<'nvml> Gpm<'nvml> {
         if !self.is_allowed() {
             return GpmFigures::default();
         }
-        let now = match device.gpm_sample() {
+        let sample = match &self.of {
+            CountersOf::Card => device.gpm_sample(),
+            CountersOf::Slice { card, instance } => match instance.get() {
+                Some(instance) => card.gpm_mig_sample(instance),
+                // Nothing has run on it yet, so that there is nothing to count.
+                None => return GpmFigures::default(),
+            },
+        };
+        let now = match sample {
             Ok(now) => now,
             Err(error) => {
                 use NvmlError::{FailedToLoadSymbol, NoPermission, NotSupported};

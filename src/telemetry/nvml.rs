@@ -91,6 +91,7 @@ impl Gpu<'_> {
         let device = &self.device;
         let rates = self.utilization.read(|| device.utilization_rates());
         let clock = |supported: &Supported, clock| supported.read(|| device.clock_info(clock)).map(f64::from);
+        // First, since the rest depends on whether the counters may be read.
         let gpm = self.gpm.as_ref().map_or_else(GpmFigures::default, |gpm| gpm.read(device));
         let slow = self.read_slow();
         GpuReading {
@@ -134,6 +135,9 @@ impl Gpu<'_> {
             if self.has_gpm() { None } else { kib().map(|kib| f64::from(kib) * 1024.0) }
         };
         let processes = self.processes.read(|| device.running_compute_processes());
+        if let Some(gpm) = &self.gpm {
+            gpm.runs_on(processes.iter().flatten().find_map(|process| process.gpu_instance_id));
+        }
         let slow = Slow {
             pcie_received_bytes_per_second: pcie(PcieUtilCounter::Receive),
             pcie_sent_bytes_per_second: pcie(PcieUtilCounter::Send),
@@ -155,7 +159,8 @@ impl Gpu<'_> {
 
     /// What will be absent, for the user.
     pub(super) fn notice(&self) -> Option<String> {
-        self.is_mig.then(|| "the device is a MIG slice: NVML gives its memory, the other GPU figures are absent".into())
+        let there = if self.has_gpm() { "its memory and what its counters say" } else { "its memory" };
+        self.is_mig.then(|| format!("the device is a MIG slice: NVML gives {there}, the other GPU figures are absent"))
     }
 }
 
@@ -215,7 +220,7 @@ pub(super) fn with_gpu(
     let whole = || Supported(Cell::new(!is_mig));
     let label = [device.name().ok(), device.uuid().ok()].into_iter().flatten().collect::<Vec<_>>().join(", ");
     let gpu = Gpu {
-        gpm: if is_mig { None } else { Gpm::open(&nvml, &device) },
+        gpm: Gpm::open(&nvml, &device, is_mig),
         device,
         label,
         is_mig,
@@ -248,11 +253,18 @@ fn find<'nvml>(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Device<'nvm
     };
     match found {
         // Virtual GPUs may carry another UUID here; where there is but one, it is meant.
-        Err(_) if matches!(selector, NvmlSelector::Uuid(_)) && matches!(nvml.device_count(), Ok(1)) => {
-            nvml.device_by_index(0)
+        Err(error) if matches!(selector, NvmlSelector::Uuid(uuid) if !uuid.starts_with("MIG-")) => {
+            only_card(nvml).ok_or(error)
         }
         found => found,
     }
+}
+
+/// The GPU of a machine that has but one, unless it is cut into slices: one of them is not all of it.
+fn only_card(nvml: &Nvml) -> Option<Device<'_>> {
+    const ENABLED: u32 = 1;
+    let card = nvml.device_by_index(0).ok().filter(|_| matches!(nvml.device_count(), Ok(1)))?;
+    (!card.mig_mode().is_ok_and(|mode| mode.current == ENABLED)).then_some(card)
 }
 
 /// The one GPU whose UUID begins so: `CUDA_VISIBLE_DEVICES` takes abbreviations.
