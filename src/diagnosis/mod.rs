@@ -4,6 +4,7 @@
 //! of them one pure function from a run to a [`Finding`] or nothing; a gain that a finding promises is reckoned from the
 //! run's own figures. [`diagnose`] asks them all at the end, [`Watch`] those that can hold for a while asks during the run.
 
+mod facts;
 mod figures;
 mod rules;
 mod statistics;
@@ -11,7 +12,8 @@ mod text;
 mod watch;
 
 pub use crate::metrics::{Change, Finding, Severity};
-pub use figures::{Facts, Figures, Run};
+pub use facts::Facts;
+pub use figures::{Figures, LaterReads, Run};
 pub use statistics::{Buckets, Distribution, Line, Mean};
 pub use watch::Watch;
 

@@ -1,8 +1,8 @@
 //! Waiting for data: why, and what would help.
 
-use crate::diagnosis::figures::{Facts, Figures, as_f64};
+use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{at_most, change, faster, finding, percent, seconds};
-use crate::diagnosis::{Change, Finding, Run, Severity};
+use crate::diagnosis::{Change, Facts, Figures, Finding, Run, Severity};
 
 /// Share of the steps' time from which on waiting for data is told of.
 const MIN_SHARE: f64 = 0.10;
