@@ -20,12 +20,13 @@ import benchlib
 
 STORIES, SMOLLM2 = "stories15M", "smollm2-135m"
 RECIPES = [
-    # model, rows, length, r, checkpointing, dtype
+    # model, rows, length, r, checkpointing, dtype, and loss_chunk_tokens where they are not automatic
     (STORIES, 4, 256, 8, False, "f32"), (STORIES, 4, 256, 8, True, "f32"), (STORIES, 16, 256, 64, False, "f32"),
     (STORIES, 8, 128, 8, False, "bf16"), (STORIES, 2, 32, 8, True, "f32"),
     (SMOLLM2, 2, 512, 16, False, "f32"), (SMOLLM2, 2, 512, 16, False, "bf16"), (SMOLLM2, 1, 256, 128, True, "f32"),
     (SMOLLM2, 1, 1024, 16, True, "bf16"), (SMOLLM2, 1, 1024, 16, False, "f32"), (SMOLLM2, 4, 512, 8, True, "f32"),
     (SMOLLM2, 1, 2048, 16, True, "f32"), (SMOLLM2, 1, 64, 16, True, "f32"), (SMOLLM2, 1, 2048, 16, True, "bf16"),
+    (SMOLLM2, 2, 512, 16, True, "f32", 1024),
 ]
 
 
@@ -39,15 +40,19 @@ def main() -> None:
     figures, lines = [], []
     with tempfile.TemporaryDirectory() as work:
         recipe = pathlib.Path(work) / "recipe.toml"
-        for model, rows, length, r, checkpointing, dtype in RECIPES:
+        for model, rows, length, r, checkpointing, dtype, *loss_chunk in RECIPES:
+            # As the arguments that plan and bench take.
+            settings = [word for tokens in loss_chunk for word in ("--set", f"train.loss_chunk_tokens={tokens}")]
             task = {"model": (args.models / model).resolve(), "rows": rows, "length": length, "r": r, "checkpointing": checkpointing,
                     "dtype": dtype, "steps": 2, "device": "cpu"}
             recipe.write_text(benchlib.recipe(task, pathlib.Path(work) / "run"))
-            planned = json.loads(subprocess.run([str(args.binary), "plan", str(recipe), "--json"], check=True, capture_output=True).stdout)
-            bench = benchlib.measure(benchlib.bench_command(args.binary, recipe, [], 0))
+            command = [str(args.binary), "plan", str(recipe), "--json", *settings]
+            planned = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+            bench = benchlib.measure(benchlib.bench_command(args.binary, recipe, settings[1::2], 0))
             measured, step_seconds = bench["peak_memory_bytes"], bench["step_seconds"]
             error = planned["peak_bytes"] / measured - 1
             name = f"{model} {rows}x{length} r={r} {dtype}{' checkpointed' if checkpointing else ''}"
+            name += "".join(f", loss chunks of {tokens}" for tokens in loss_chunk)
             figures.append({"recipe": name, "planned_bytes": planned["peak_bytes"], "measured_bytes": measured, "error": error,
                             "planned_step_seconds": planned["step_seconds"], "measured_step_seconds": step_seconds})
             lines.append((name, f"{planned['peak_bytes'] / 2**20:,.0f}", f"{measured / 2**20:,.0f}", f"{error:+.1%}",

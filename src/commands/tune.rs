@@ -7,6 +7,7 @@
 
 mod axis;
 mod contest;
+mod outlook;
 mod search;
 mod settings;
 mod slices;
@@ -33,6 +34,7 @@ use crate::train::fit;
 use crate::train::memory::Workload;
 use axis::{Axis, Limits};
 use contest::{Contest, Event};
+use outlook::Outlook;
 use search::{Found, Trial};
 use settings::Settings;
 use table::table;
@@ -85,6 +87,8 @@ struct Report<'a> {
     fastest: Vec<String>,
     /// By how much the comparison of one trial with its neighbours varies on this machine (standard deviation), as a share.
     noise: f64,
+    /// Time of the whole search.
+    seconds: f64,
     /// Speed of the fastest over that of the recipe as it is, both run in turn once more at the end; absent where the recipe
     /// stays.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -126,6 +130,7 @@ impl<'a> Report<'a> {
             trials: &found.trials,
             fastest: faster.map(|_| found.best.changes_from(base)).unwrap_or_default(),
             noise,
+            seconds: 0.0,
             speedup: faster.map(|comparison| comparison.ratio),
             speedup_noise: faster.map(|comparison| comparison.margin),
             not_confirmed,
@@ -187,7 +192,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let time_left = || 1.0 - started.elapsed().as_secs_f64() / (60.0 * args.max_minutes);
     let time = Duration::try_from_secs_f64(60.0 * args.max_minutes).ok();
     let deadline = Cell::new(time.and_then(|time| started.checked_add(time)));
-    let hear = |event: Event<'_>| tell(&told(&event, &base, started));
+    let hear = |event: Event<'_>| tell(&told(&event, &base, started, args.max_minutes));
     let mut measure = |settings: &Settings| {
         // Without the recipe as it is there is nothing to compare with.
         let until = deadline.get().filter(|_| *settings != base);
@@ -211,6 +216,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         _ => Failure::running(error),
     })?;
     let mut report = Report::new(&device.label, &base, &found, noise, confirmed);
+    report.seconds = started.elapsed().as_secs_f64();
     if report.speedup.is_some() {
         write_recipe(&out, args, &report)?;
         report.written = Some(out);
@@ -237,8 +243,19 @@ fn tell(text: &str) {
 }
 
 /// What is told while it happens.
-fn told(event: &Event<'_>, base: &Settings, started: Instant) -> String {
+fn told(event: &Event<'_>, base: &Settings, started: Instant, max_minutes: f64) -> String {
     match event {
+        Event::Planned { axes, num_promising, num_candidates, run_seconds } => {
+            let spent_seconds = started.elapsed().as_secs_f64();
+            let outlook = Outlook { run_seconds: *run_seconds, spent_seconds, num_candidates: *num_candidates };
+            let mut text = outlook.text(max_minutes);
+            let promising: Vec<&str> = axes.iter().take(*num_promising).map(|axis| axis.key()).collect();
+            if !promising.is_empty() {
+                text.push_str("\ntried first, since these runs ask for it: ");
+                text.push_str(&promising.join(", "));
+            }
+            text
+        }
         Event::Started { noise, num_runs } => format!(
             "the recipe as it is: {num_runs} trials took {:.0} s; one of them differs from its neighbours by {:.1} % \
              (standard deviation)",
@@ -333,6 +350,8 @@ mod tests {
             step_seconds: 1.0,
             data_wait_share: 0.0,
             steps_of_epoch: 100.0,
+            run_seconds: 1.0,
+            advised_keys: Vec::new(),
             peak_memory_bytes: None,
             loss: 1.0,
         };

@@ -7,6 +7,8 @@ use crate::train::config::GradientCheckpointing;
 
 /// Data wait below this share of a step is not worth another worker.
 const DATA_WAIT: f64 = 0.02;
+/// Data wait from this share of a step on is what to mend first.
+const LONG_DATA_WAIT: f64 = 0.1;
 /// The most rows of a micro-batch that are tried.
 const MAX_ROWS: usize = 256;
 /// An epoch of fewer updates than these is not made by more rows in each.
@@ -54,13 +56,53 @@ pub(super) enum Axis {
 }
 
 impl Axis {
-    /// All of them; those that change the numbers last, or not at all.
+    /// All of them, what mostly pays first, or those that keep the numbers only. The chunk of the loss comes last, since it
+    /// is to fit the targets of a micro-batch; more rows follow on the division of those that there are, and what the base is
+    /// stored in follows on the precision.
     pub(super) fn all(keep_numbers: bool) -> Vec<Self> {
-        let mut axes = vec![Self::Checkpointing, Self::MicroBatch, Self::LossChunk, Self::Workers, Self::Prefetch];
-        if !keep_numbers {
-            axes.extend([Self::Precision, Self::Storage, Self::Packing, Self::Rows]);
-        }
+        let mut axes = vec![
+            Self::Checkpointing,
+            Self::MicroBatch,
+            Self::Workers,
+            Self::Prefetch,
+            Self::Precision,
+            Self::Packing,
+            Self::Rows,
+            Self::Storage,
+            Self::LossChunk,
+        ];
+        axes.retain(|axis| !(keep_numbers && axis.changes_numbers()));
         axes
+    }
+
+    fn changes_numbers(self) -> bool {
+        matches!(self, Self::Precision | Self::Packing | Self::Rows | Self::Storage)
+    }
+
+    /// Brings to the front what the figures of the recipe as it is ask for: workers where it waits long for data, then the keys
+    /// that its own diagnosis names, the worst first. The rest stays in its order. How many axes are at the front.
+    pub(super) fn put_promising_first(axes: &mut [Self], figures: &Figures) -> usize {
+        let waits =
+            (figures.data_wait_share >= LONG_DATA_WAIT).then_some([Self::Workers, Self::Prefetch].map(Self::key));
+        let keys: Vec<&str> =
+            waits.into_iter().flatten().chain(figures.advised_keys.iter().map(String::as_str)).collect();
+        let place = |axis: &Self| keys.iter().position(|key| *key == axis.key()).unwrap_or(usize::MAX);
+        axes.sort_by_key(place);
+        axes.iter().filter(|axis| place(axis) < usize::MAX).count()
+    }
+
+    /// The recipe's key.
+    pub(super) fn key(self) -> &'static str {
+        match self {
+            Self::Checkpointing => "train.gradient_checkpointing",
+            Self::MicroBatch | Self::Rows => "train.micro_batch_size",
+            Self::LossChunk => "train.loss_chunk_tokens",
+            Self::Workers => "data.num_workers",
+            Self::Prefetch => "data.prefetch_batches",
+            Self::Precision => "train.precision",
+            Self::Storage => "model.dtype",
+            Self::Packing => "data.packing",
+        }
     }
 
     /// The changes of this kind to `best`, whose figures are given, in a search that began with `base`.

@@ -1,17 +1,18 @@
 //! Candidates against the fastest settings so far, run in turn.
 
+use super::axis::Axis;
 use super::search::TrialResult;
 use super::settings::Settings;
 use super::trial::{Figures, OUT_OF_TIME};
 use super::verdict::{Comparison, MIN_ROUNDS, Noise, Round, Verdict, compare};
 
 /// Runs of the recipe as it is before the first candidate: their differences are the noise to begin with.
-const NUM_REPEATS: usize = 6;
+pub(super) const NUM_REPEATS: usize = 6;
 /// No candidate takes more of the time than this share, so that one which is neither faster nor slower leaves some to the
 /// others.
 const SHARE_OF_TIME: f64 = 1.0 / 6.0;
 /// Share of the time that is kept for the fastest against the recipe as it is, at the end.
-const SHARE_OF_CONFIRMATION: f64 = 0.15;
+pub(super) const SHARE_OF_CONFIRMATION: f64 = 0.15;
 
 /// Runs settings.
 pub(super) type Measure<'a> = dyn FnMut(&Settings) -> Result<Figures, String> + 'a;
@@ -41,6 +42,9 @@ pub(super) struct Contest<'a> {
 pub(super) enum Event<'a> {
     /// The recipe as it is has been run several times.
     Started { noise: &'a Noise, num_runs: usize },
+    /// What comes now: so many candidates that fit, of these kinds, of which the first `num_promising` are what the runs of the
+    /// recipe as it is ask for. One such run takes `run_seconds`.
+    Planned { axes: &'a [Axis], num_promising: usize, num_candidates: usize, run_seconds: f64 },
     /// A candidate is tried.
     Trying(&'a Settings),
     /// It has been.
@@ -55,6 +59,11 @@ impl<'a> Contest<'a> {
         tell: &'a dyn Fn(Event<'_>),
     ) -> Self {
         Self { measure, time_left, tell, noise: Noise::default() }
+    }
+
+    /// Tells what is being done.
+    pub(super) fn tell(&self, event: Event<'_>) {
+        (self.tell)(event);
     }
 
     /// How much rounds vary that should not.
@@ -207,6 +216,8 @@ mod tests {
             step_seconds: 1.0,
             data_wait_share: 0.0,
             steps_of_epoch: 100.0,
+            run_seconds: 1.0,
+            advised_keys: Vec::new(),
             peak_memory_bytes: None,
             loss: 1.0,
         }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::axis::{Axis, Limits};
-use super::contest::Contest;
+use super::contest::{Contest, Event};
 use super::settings::Settings;
 use super::trial::Figures;
 use super::verdict::Verdict;
@@ -71,6 +71,12 @@ pub(super) fn run(
         result: None,
         left_out: None,
     }];
+    let mut axes = axes.to_vec();
+    let num_promising = Axis::put_promising_first(&mut axes, &incumbent.figures);
+    let first = axes.iter().flat_map(|axis| axis.candidates(base, base, &incumbent.figures, limits));
+    let num_candidates = first.filter(|candidate| does_fit(candidate).is_ok()).count();
+    let run_seconds = incumbent.figures.run_seconds;
+    contest.tell(Event::Planned { axes: &axes, num_promising, num_candidates, run_seconds });
     for axis in axes {
         loop {
             let before = incumbent.settings.clone();
@@ -134,6 +140,8 @@ mod tests {
             step_seconds: 100.0 / rate,
             data_wait_share,
             steps_of_epoch: 100.0,
+            run_seconds: 1.0,
+            advised_keys: Vec::new(),
             peak_memory_bytes: None,
             loss: 1.0,
         }
@@ -268,6 +276,34 @@ mod tests {
     }
 
     #[test]
+    fn what_the_recipe_as_it_is_suffers_from_is_tried_first() {
+        let order = |wait: f64, advised: &[&str]| {
+            let advised_keys: Vec<String> = advised.iter().map(|key| (*key).to_owned()).collect();
+            let mut measure = |_: &Settings| Ok(Figures { advised_keys: advised_keys.clone(), ..figures(100.0, wait) });
+            let told = std::cell::RefCell::new(Vec::new());
+            let tell = |event: Event<'_>| {
+                if let Event::Planned { axes, num_promising, num_candidates, .. } = event {
+                    let promising: Vec<_> = axes[..num_promising].iter().map(|axis| axis.key()).collect();
+                    told.borrow_mut().push((promising, axes[num_promising..].to_vec(), num_candidates));
+                }
+            };
+            let mut contest = Contest::new(&mut measure, &|| 1.0, &tell);
+            let found = run(&BASE, &Axis::all(false), &LIMITS, &|_| Ok(()), &mut contest).unwrap();
+            (told.take().pop().unwrap(), found.trials[1].settings.join(" "))
+        };
+        let ((promising, rest, num_candidates), first) = order(0.0, &[]);
+        assert_eq!((promising, rest), (vec![], Axis::all(false)));
+        // Checkpointing, two micro-batches, precision, packing and storage; one chunk holds the 25 targets of a micro-batch.
+        assert_eq!((num_candidates, first.as_str()), (6, "train.gradient_checkpointing=false"));
+        let ((promising, ..), first) = order(0.0, &["eval.eval_steps", "data.packing", "train.precision"]);
+        assert_eq!((promising, first.as_str()), (vec!["data.packing", "train.precision"], "data.packing=true"));
+        // Three more: two numbers of workers, and a longer queue.
+        let ((promising, _, num_candidates), first) = order(0.4, &["data.packing"]);
+        assert_eq!(promising, ["data.num_workers", "data.prefetch_batches", "data.packing"]);
+        assert_eq!((num_candidates, first.as_str()), (9, "data.num_workers=2"));
+    }
+
+    #[test]
     fn batches_are_made_further_ahead_while_that_helps_and_where_data_is_waited_for_only() {
         let found = |wait: f64| {
             let rate = |settings: &Settings, _| 100.0 * faster(settings.prefetch_batches >= 64, 1.2);
@@ -291,7 +327,9 @@ mod tests {
             };
             let mut contest = Contest::new(&mut measure, &|| 1.0, &|_| ());
             let does_fit = |settings: &Settings| if settings.micro_batch_size <= 32 { Ok(()) } else { Err(1 << 30) };
-            let found = run(base, &Axis::all(keep_numbers), &LIMITS, &does_fit, &mut contest).unwrap();
+            let mut axes = Axis::all(keep_numbers);
+            axes.retain(|axis| matches!(axis, Axis::MicroBatch | Axis::Rows));
+            let found = run(base, &axes, &LIMITS, &does_fit, &mut contest).unwrap();
             let of_rows = found.trials.iter().filter(|trial| trial.rows_of_step.is_some());
             assert!(of_rows.clone().all(|trial| !trial.keeps_numbers));
             let rows: Vec<_> = of_rows.filter_map(|trial| trial.rows_of_step).collect();

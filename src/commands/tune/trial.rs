@@ -45,6 +45,11 @@ pub(super) struct Figures {
     /// Updates of an epoch.
     #[serde(skip)]
     pub(super) steps_of_epoch: f64,
+    /// Time of a run, from the start of its process to its end.
+    pub(super) run_seconds: f64,
+    /// Keys of the recipe that the diagnosis of a run would change, the worst first.
+    #[serde(skip)]
+    pub(super) advised_keys: Vec<String>,
     /// The most memory of the GPU, or of the process where it trained on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) peak_memory_bytes: Option<u64>,
@@ -62,6 +67,8 @@ impl Figures {
             step_seconds: all(|run| run.step_seconds),
             data_wait_share: all(|run| run.data_wait_share),
             steps_of_epoch: all(|run| run.steps_of_epoch),
+            run_seconds: all(|run| run.run_seconds),
+            advised_keys: runs.last()?.advised_keys.clone(),
             peak_memory_bytes: runs.iter().map(|run| run.peak_memory_bytes).max()?,
             loss: runs.first()?.loss,
         })
@@ -217,7 +224,7 @@ impl Runner {
         self.exit_code = exit_code;
         outcome?;
         self.latest_took = started.elapsed();
-        let figures = read(&output, WARMUP + self.length.steps);
+        let figures = read(&output, WARMUP + self.length.steps, self.latest_took);
         // The next trial's disk and page cache are its own.
         drop(fs::remove_dir_all(&output));
         figures
@@ -261,8 +268,8 @@ fn wait(mut child: Child, limit: Option<(Duration, &str)>) -> (Option<i32>, Resu
     (status.code(), Err(error))
 }
 
-/// The figures of the run in a folder; the loss of step `loss_step`.
-fn read(output: &std::path::Path, loss_step: u64) -> Result<Figures, String> {
+/// The figures of the run in a folder, which `took` so long; the loss of step `loss_step`.
+fn read(output: &std::path::Path, loss_step: u64, took: Duration) -> Result<Figures, String> {
     let text = fs::read_to_string(output.join("metrics.jsonl")).map_err(|error| error.to_string())?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let steps: Vec<StepMetrics> =
@@ -276,6 +283,8 @@ fn read(output: &std::path::Path, loss_step: u64) -> Result<Figures, String> {
         step_seconds: speed.step_seconds,
         data_wait_share: speed.data_wait_share,
         steps_of_epoch: speed.steps_of_epoch,
+        run_seconds: took.as_secs_f64(),
+        advised_keys: summary.diagnosis.into_iter().flat_map(|finding| finding.changes).map(|to| to.key).collect(),
         peak_memory_bytes: summary.peak_gpu_memory_bytes.or(summary.peak_host_memory_bytes),
         loss: steps.iter().find(|step| step.step == loss_step).map_or(f64::NAN, |step| step.loss),
     })
@@ -317,6 +326,8 @@ mod tests {
             step_seconds: 1.0 / rate,
             data_wait_share: 0.0,
             steps_of_epoch: 12.0,
+            run_seconds: 1.0,
+            advised_keys: Vec::new(),
             peak_memory_bytes: Some(peak),
             loss: 1.5,
         };
