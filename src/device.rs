@@ -22,9 +22,10 @@ use serde::Serialize;
 use crate::schema::{Section, Value};
 
 pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
-pub use cuda_driver::CudaGpu;
+pub use cuda_driver::{CudaGpu, DriverLibrary, driver_library};
 pub use dtype::Dtype;
 pub use error::DeviceError;
+pub use libdevice::{Libdevice, find_libdevice};
 pub use peak::Product;
 
 /// Section `[device]` of a recipe.

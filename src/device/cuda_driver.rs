@@ -5,6 +5,7 @@
 //! `CUDA_DEVICE_ORDER` say, MIG slices included.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -43,13 +44,34 @@ impl CudaGpu {
     }
 }
 
+/// The driver's library, as this machine has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DriverLibrary {
+    /// The file; absent where the loader does not tell it.
+    pub path: Option<PathBuf>,
+    /// Newest CUDA that it supports, major and minor.
+    pub cuda_version: (u32, u32),
+}
+
+const LIBRARY: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
+
+/// Loads the driver's library and asks its version, which needs no GPU.
+///
+/// # Errors
+///
+/// Why it cannot be loaded, in one line.
+pub fn driver_library() -> Result<DriverLibrary, String> {
+    let driver = Driver::load(LIBRARY)?;
+    Ok(DriverLibrary { path: path_of(driver.init as *const c_void), cuda_version: driver.cuda_version()? })
+}
+
 /// Finds a GPU by its number.
 ///
 /// # Errors
 ///
 /// Where the driver is missing or does not start, or where it sees no such GPU.
 pub(super) fn probe(ordinal: u32) -> Result<CudaGpu, DeviceError> {
-    probe_library(if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" }, ordinal)
+    probe_library(LIBRARY, ordinal)
 }
 
 const NO_DRIVER_HINT: &str =
@@ -139,6 +161,15 @@ impl Driver {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
+    /// Newest CUDA that the driver supports, major and minor.
+    fn cuda_version(&self) -> Result<(u32, u32), String> {
+        let mut version = 0;
+        // SAFETY: `version` outlives the call.
+        self.check("cuDriverGetVersion", unsafe { (self.get_driver_version)(&raw mut version) })?;
+        let version = u32::try_from(version).unwrap_or(0);
+        Ok((version / 1000, version % 1000 / 10))
+    }
+
     fn attribute(&self, attribute: c_int, device: c_int) -> Result<u32, String> {
         let mut value = 0;
         // SAFETY: `value` outlives the call; `device` comes from cuDeviceGet.
@@ -152,7 +183,6 @@ impl Driver {
         let mut name: [c_char; 256] = [0; 256];
         let mut uuid = [0_u8; 16];
         let mut memory_bytes = 0_usize;
-        let mut version = 0;
         // SAFETY: every output outlives its call, `name` is given with its length, and `device` is set by the
         // first call before it is used.
         unsafe {
@@ -160,12 +190,10 @@ impl Driver {
             self.check("cuDeviceGetName", (self.device_get_name)(name.as_mut_ptr(), 256, device))?;
             self.check("cuDeviceGetUuid", (self.device_get_uuid)(&raw mut uuid, device))?;
             self.check("cuDeviceTotalMem", (self.device_total_mem)(&raw mut memory_bytes, device))?;
-            self.check("cuDriverGetVersion", (self.get_driver_version)(&raw mut version))?;
         }
         name[255] = 0;
         // SAFETY: the array ends in 0, as set above.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-        let version = u32::try_from(version).unwrap_or(0);
         Ok(CudaGpu {
             ordinal,
             name,
@@ -175,7 +203,7 @@ impl Driver {
                 self.attribute(COMPUTE_CAPABILITY_MAJOR, device)?,
                 self.attribute(COMPUTE_CAPABILITY_MINOR, device)?,
             ),
-            driver_cuda_version: (version / 1000, version % 1000 / 10),
+            driver_cuda_version: self.cuda_version()?,
         })
     }
 }
@@ -216,6 +244,27 @@ impl Library {
         // SAFETY: by the caller's promise `F` is a function pointer, of the size of a pointer as asserted.
         Ok(unsafe { std::mem::transmute_copy(&address) })
     }
+}
+
+/// The file that a function was loaded from.
+#[cfg(unix)]
+fn path_of(function: *const c_void) -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: dladdr fills `info` where it gives anything but 0; the name lives as long as the library, which is not closed.
+    let name = unsafe {
+        (libc::dladdr(function, info.as_mut_ptr()) != 0)
+            .then(|| info.assume_init().dli_fname)
+            .filter(|name| !name.is_null())
+            .map(|name| CStr::from_ptr(name))
+    };
+    name.map(|name| PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes())))
+}
+
+#[cfg(not(unix))]
+fn path_of(_: *const c_void) -> Option<PathBuf> {
+    None
 }
 
 #[cfg(unix)]

@@ -1,7 +1,10 @@
 //! The one file of the CUDA toolkit that a GPU machine needs besides the driver: CUDA's mathematical functions, which
 //! kernels that take an exponential or a logarithm are linked with when they are compiled there.
 
+use std::fs;
 use std::path::{Path, PathBuf};
+
+use serde::Serialize;
 
 use super::DeviceError;
 
@@ -21,15 +24,39 @@ pub(super) fn require() -> Result<(), DeviceError> {
 }
 
 fn require_below(cuda_path: Option<PathBuf>) -> Result<(), DeviceError> {
-    let is_there = match &cuda_path {
-        Some(root) => root.join(FILE).is_file(),
-        None => ROOTS.iter().any(|root| Path::new(root).join(FILE).is_file()),
-    };
+    if find_below(cuda_path.as_deref()).is_some() {
+        return Ok(());
+    }
     let places = match cuda_path {
         Some(root) => format!("CUDA_PATH ({})", root.display()),
         None => ROOTS.join(", "),
     };
-    if is_there { Ok(()) } else { Err(DeviceError::NoLibdevice { places }) }
+    Err(DeviceError::NoLibdevice { places })
+}
+
+/// The file, as this machine has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Libdevice {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Version of the toolkit that it is part of, where that says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub toolkit_version: Option<String>,
+}
+
+/// Looks for the file where a run on a GPU would.
+#[must_use]
+pub fn find_libdevice() -> Option<Libdevice> {
+    find_below(std::env::var_os("CUDA_PATH").map(PathBuf::from).as_deref())
+}
+
+fn find_below(cuda_path: Option<&Path>) -> Option<Libdevice> {
+    let roots = cuda_path.map_or_else(|| ROOTS.map(Path::new).to_vec(), |root| vec![root]);
+    let root = roots.into_iter().find(|root| root.join(FILE).is_file())?;
+    let versions = fs::read(root.join("version.json")).ok();
+    let versions: Option<serde_json::Value> = versions.and_then(|text| serde_json::from_slice(&text).ok());
+    let toolkit_version = versions.and_then(|versions| Some(versions["cuda"]["version"].as_str()?.to_owned()));
+    Some(Libdevice { path: root.join(FILE), toolkit_version })
 }
 
 #[cfg(test)]
@@ -43,8 +70,12 @@ mod tests {
         assert!(error.contains(FILE) && error.contains(&root.path().display().to_string()), "{error}");
         assert!(error.contains("nvidia-cuda-nvcc"), "{error}");
         let file = root.path().join(FILE);
-        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        std::fs::write(&file, b"BC").unwrap();
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, b"BC").unwrap();
         assert_eq!(require_below(Some(root.path().to_owned())), Ok(()));
+        let found = |toolkit_version| Some(Libdevice { path: file.clone(), toolkit_version });
+        assert_eq!(find_below(Some(root.path())), found(None));
+        fs::write(root.path().join("version.json"), r#"{"cuda": {"version": "12.8.1"}}"#).unwrap();
+        assert_eq!(find_below(Some(root.path())), found(Some("12.8.1".into())));
     }
 }

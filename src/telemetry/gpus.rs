@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use nvml_wrapper::Nvml;
+use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
 /// The driver and its GPUs.
@@ -33,6 +33,39 @@ pub struct GpuInfo {
     pub power_limit_watts: Option<f64>,
     /// Temperature of the chip.
     pub temperature_celsius: Option<u32>,
+    /// The slices that it is divided into (MIG), each of which is a GPU to CUDA.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mig_slices: Vec<MigSlice>,
+}
+
+/// A slice of a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct MigSlice {
+    /// What it is called.
+    pub name: String,
+    /// `MIG-...`.
+    pub uuid: Option<String>,
+    /// Its memory.
+    pub memory_bytes: Option<u64>,
+    /// What of it nobody uses.
+    pub free_memory_bytes: Option<u64>,
+}
+
+impl GpuInfo {
+    /// Whether CUDA sees this GPU, NVML's number `index`, or a slice of it, where `CUDA_VISIBLE_DEVICES` is `visible`. CUDA
+    /// counts as NVML does where `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`, or all GPUs are alike.
+    #[must_use]
+    pub fn is_visible(&self, index: usize, visible: &str) -> bool {
+        visible.split(',').map(str::trim).any(|name| match name.parse::<usize>() {
+            Ok(number) => number == index,
+            Err(_) => {
+                self.uuid.iter().chain(self.mig_slices.iter().filter_map(|slice| slice.uuid.as_ref())).any(|uuid| {
+                    let is_uuid = name.starts_with("GPU-") || name.starts_with("MIG-");
+                    is_uuid && uuid.starts_with(name)
+                })
+            }
+        })
+    }
 }
 
 /// Asks NVML, or another library in its place.
@@ -58,6 +91,7 @@ pub fn list(library: Option<&OsStr>) -> Result<Gpus, String> {
             num_processes: device.running_compute_processes_count().ok().map(|count| count as usize),
             power_limit_watts: device.enforced_power_limit().ok().map(|milliwatts| f64::from(milliwatts) / 1e3),
             temperature_celsius: device.temperature(nvml_wrapper::enum_wrappers::device::TemperatureSensor::Gpu).ok(),
+            mig_slices: mig_slices(&device),
         })
     });
     Ok(Gpus {
@@ -65,4 +99,36 @@ pub fn list(library: Option<&OsStr>) -> Result<Gpus, String> {
         cuda_version: nvml.sys_cuda_driver_version().ok().map(|version| (version / 1000, version % 1000 / 10)),
         gpus: gpus.collect(),
     })
+}
+
+/// The slices of a GPU; places that hold none are passed over.
+fn mig_slices(device: &Device<'_>) -> Vec<MigSlice> {
+    let slices = (0..device.mig_device_count().unwrap_or(0)).filter_map(|index| device.mig_device_by_index(index).ok());
+    let described = slices.map(|slice| {
+        let memory = slice.memory_info().ok();
+        MigSlice {
+            name: slice.name().unwrap_or_else(|_| "MIG slice".to_owned()),
+            uuid: slice.uuid().ok(),
+            memory_bytes: memory.as_ref().map(|memory| memory.total),
+            free_memory_bytes: memory.as_ref().map(|memory| memory.free),
+        }
+    });
+    described.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_visible_by_its_number_the_beginning_of_its_uuid_or_a_slice_of_it() {
+        let slice = MigSlice { uuid: Some("MIG-0123-4567".into()), ..MigSlice::default() };
+        let gpu = GpuInfo { uuid: Some("GPU-ffee-ddcc".into()), mig_slices: vec![slice], ..GpuInfo::default() };
+        for visible in ["1", "0,1", "2, 1", "GPU-ffee", "GPU-0011,GPU-ffee-ddcc", "MIG-0123-4567"] {
+            assert!(gpu.is_visible(1, visible), "{visible}");
+        }
+        for visible in ["", "-1", "0", "11", "GPU-0011", "MIG-4567", "none"] {
+            assert!(!gpu.is_visible(1, visible), "{visible}");
+        }
+    }
 }

@@ -4,21 +4,22 @@ use super::{Section, flops};
 use crate::device::{self, DeviceKind, Dtype, OpenDevice};
 use crate::ops::peak::gemm_peak_flops;
 use crate::telemetry::NVML_LIBRARY_VARIABLE;
-use crate::telemetry::gpus::{self, GpuInfo, Gpus};
+use crate::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
 
 /// The driver's view, then every backend that is compiled in, tried out.
 pub(super) fn look() -> Vec<Section> {
     let library = std::env::var_os(NVML_LIBRARY_VARIABLE);
     let listed = gpus::list(library.as_deref());
-    let mut sections = vec![driver(&listed)];
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let mut sections = vec![driver(&listed, visible.as_deref()), cuda_libraries()];
     for kind in DeviceKind::ALL.into_iter().filter(|kind| kind.is_compiled_in()) {
         sections.push(backend(kind));
     }
     sections
 }
 
-/// What NVML lists.
-fn driver(listed: &Result<Gpus, String>) -> Section {
+/// What NVML lists, where `CUDA_VISIBLE_DEVICES` is `visible`.
+fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     let mut section = Section::new("nvidia driver");
     let gpus = match listed {
         Ok(gpus) => gpus,
@@ -34,20 +35,35 @@ fn driver(listed: &Result<Gpus, String>) -> Section {
     if let Some((major, minor)) = gpus.cuda_version {
         section.fact("cuda", format!("{major}.{minor}"));
     }
-    let values = gpus.gpus.iter().map(|gpu| serde_json::to_value(gpu).unwrap_or_default());
-    let texts: Vec<String> = gpus.gpus.iter().map(text).collect();
-    section.figure("gpus", values.collect::<Vec<_>>(), texts.join("\n                       "));
-    for gpu in &gpus.gpus {
-        if let Some((all, free)) = gpu.memory_bytes.zip(gpu.free_memory_bytes)
-            && free < all / 2
-        {
-            section.problem(
-                format!("{} of the {} of {} are in use", super::size(all - free), super::size(all), gpu.name),
-                "`nvidia-smi` lists the processes that hold it; or take another GPU by `--device cuda:N`",
-            );
+    let is_visible = |index, gpu: &GpuInfo| visible.is_none_or(|visible| gpu.is_visible(index, visible));
+    let values = gpus.gpus.iter().enumerate().map(|(index, gpu)| {
+        let mut value = serde_json::to_value(gpu).unwrap_or_default();
+        value["visible"] = is_visible(index, gpu).into();
+        value
+    });
+    let texts = gpus.gpus.iter().enumerate().flat_map(|(index, gpu)| {
+        let hidden = if is_visible(index, gpu) { "" } else { ", hidden by CUDA_VISIBLE_DEVICES" };
+        let slices = gpu.mig_slices.iter().map(|slice| format!("  {}", slice_text(slice)));
+        std::iter::once(text(gpu) + hidden).chain(slices).collect::<Vec<_>>()
+    });
+    section.figure("gpus", values.collect::<Vec<_>>(), texts.collect::<Vec<_>>().join("\n                       "));
+    // What a run cannot take is not missed; and of a divided GPU it takes a slice.
+    let visible_gpus = gpus.gpus.iter().enumerate().filter(|(index, gpu)| is_visible(*index, gpu));
+    for (_, gpu) in visible_gpus {
+        let whole = gpu.mig_slices.is_empty().then_some((&gpu.name, gpu.memory_bytes, gpu.free_memory_bytes));
+        let slices = gpu.mig_slices.iter().map(|slice| (&slice.name, slice.memory_bytes, slice.free_memory_bytes));
+        for (name, all, free) in whole.into_iter().chain(slices) {
+            if let Some((all, free)) = all.zip(free)
+                && free < all / 2
+            {
+                section.problem(
+                    format!("{} of the {} of {name} are in use", super::size(all - free), super::size(all)),
+                    "`nvidia-smi` lists the processes that hold it; or take another GPU by `--device cuda:N`",
+                );
+            }
         }
     }
-    if let Ok(visible) = std::env::var("CUDA_VISIBLE_DEVICES") {
+    if let Some(visible) = visible {
         section.fact("CUDA_VISIBLE_DEVICES", visible);
     }
     if gpus.gpus.is_empty() {
@@ -61,6 +77,30 @@ fn driver(listed: &Result<Gpus, String>) -> Section {
     section
 }
 
+/// What a run on an NVIDIA GPU loads, whether this binary can or not.
+fn cuda_libraries() -> Section {
+    let mut section = Section::new("cuda libraries");
+    match device::driver_library() {
+        Ok(library) => {
+            let (major, minor) = library.cuda_version;
+            let path = library.path.map(|path| path.display().to_string());
+            let value = serde_json::json!({ "path": path, "cuda": format!("{major}.{minor}") });
+            let path = path.unwrap_or_else(|| "loaded".to_owned());
+            section.figure("libcuda", value, format!("{path}, for CUDA {major}.{minor}"));
+        }
+        Err(reason) => section.figure("libcuda", serde_json::Value::Null, format!("no ({reason})")),
+    }
+    match device::find_libdevice() {
+        Some(file) => {
+            let version = file.toolkit_version.as_ref().map(|version| format!(", of CUDA {version}"));
+            let text = format!("{}{}", file.path.display(), version.unwrap_or_default());
+            section.figure("libdevice", serde_json::to_value(&file).unwrap_or_default(), text);
+        }
+        None => section.figure("libdevice", serde_json::Value::Null, "not found (CUDA_PATH names a toolkit)"),
+    }
+    section
+}
+
 /// A GPU, for people.
 fn text(gpu: &GpuInfo) -> String {
     let mut parts = vec![gpu.name.clone()];
@@ -70,6 +110,15 @@ fn text(gpu: &GpuInfo) -> String {
     parts.extend(gpu.power_limit_watts.map(|watts| format!("{watts:.0} W at most")));
     parts.extend(gpu.temperature_celsius.map(|degrees| format!("{degrees} °C")));
     parts.extend(gpu.uuid.clone());
+    parts.join(", ")
+}
+
+/// A slice of one.
+fn slice_text(slice: &MigSlice) -> String {
+    let mut parts = vec![slice.name.clone()];
+    let memory = slice.memory_bytes.zip(slice.free_memory_bytes);
+    parts.extend(memory.map(|(all, free)| format!("{}, {} free", super::size(all), super::size(free))));
+    parts.extend(slice.uuid.clone());
     parts.join(", ")
 }
 
@@ -128,7 +177,30 @@ mod tests {
             free_memory_bytes: Some(20 << 30),
             ..GpuInfo::default()
         };
-        let section = driver(&Ok(Gpus { gpus: vec![gpu.clone(), gpu], ..Gpus::default() }));
+        let slices = vec![
+            MigSlice {
+                name: "empty".into(),
+                memory_bytes: Some(10 << 30),
+                free_memory_bytes: Some(9 << 30),
+                uuid: None,
+            },
+            MigSlice {
+                name: "full".into(),
+                memory_bytes: Some(10 << 30),
+                free_memory_bytes: Some(1 << 30),
+                uuid: None,
+            },
+        ];
+        let divided = GpuInfo { mig_slices: slices, ..gpu.clone() };
+        let told = |gpus: Vec<GpuInfo>, visible: Option<&str>| {
+            let section = driver(&Ok(Gpus { gpus, ..Gpus::default() }), visible);
+            let told = section.problems.into_iter().map(|trouble| trouble.problem);
+            told.filter(|problem| problem.contains("in use")).collect::<Vec<_>>()
+        };
+        assert_eq!(told(vec![gpu.clone(), gpu.clone()], Some("1")).len(), 1);
+        assert_eq!(told(vec![gpu.clone()], Some("")), [""; 0]);
+        assert_eq!(told(vec![divided], None), ["9.0 GiB of the 10.0 GiB of full are in use"]);
+        let section = driver(&Ok(Gpus { gpus: vec![gpu.clone(), gpu], ..Gpus::default() }), None);
         let listed = &section.facts.iter().find(|fact| fact.name == "gpus").unwrap().value;
         assert_eq!(listed[1]["free_memory_bytes"], 20_u64 << 30);
         let told: Vec<_> = section.problems.iter().map(|trouble| trouble.problem.as_str()).collect();
@@ -138,8 +210,8 @@ mod tests {
 
     #[test]
     fn no_driver_is_a_fact_and_no_gpu_in_a_driver_a_problem() {
-        assert!(driver(&Err("not found".into())).problems.is_empty());
-        assert_eq!(driver(&Ok(Gpus::default())).problems[0].problem, "the driver lists no GPU");
+        assert!(driver(&Err("not found".into()), None).problems.is_empty());
+        assert_eq!(driver(&Ok(Gpus::default()), None).problems[0].problem, "the driver lists no GPU");
     }
 
     #[test]

@@ -1,0 +1,106 @@
+//! `lora-train doctor --json` on a machine whose driver is a stand-in.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use common::lora_train;
+use serde_json::{Value, json};
+
+/// Compiles a stand-in for a library. The build of this project needs a C compiler too, so `cc` is there where this runs.
+fn compile(fixture: &str, library: &Path, define: &str) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(library).arg(source).arg(format!("-D{define}"));
+    assert!(cc.status().unwrap().success());
+}
+
+/// What it prints of a machine with two GPUs, the first of them full and the second divided, of which CUDA sees `visible`.
+fn doctor(folder: &Path, visible: Option<&str>, is_complete: bool) -> Value {
+    let nvml = folder.join("libnvml.so");
+    compile("nvml_stand_in.c", &nvml, "FULL_GPU");
+    let mut command = lora_train(&["doctor", "--json"]);
+    command.env("LORA_TRAIN_NVML", &nvml).env("HF_HUB_OFFLINE", "1").env("HF_TOKEN", "hf_secret");
+    command.env_remove("CUDA_VISIBLE_DEVICES").env("CUDA_PATH", folder.join("toolkit"));
+    if let Some(visible) = visible {
+        command.env("CUDA_VISIBLE_DEVICES", visible);
+    }
+    if is_complete {
+        let file = folder.join("toolkit/nvvm/libdevice/libdevice.10.bc");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, b"BC").unwrap();
+        fs::write(folder.join("toolkit/version.json"), r#"{"cuda": {"version": "12.8.1"}}"#).unwrap();
+        fs::create_dir(folder.join("driver")).unwrap();
+        compile("cuda_stand_in.c", &folder.join("driver/libcuda.so.1"), "TWO_GPUS");
+        command.env("LD_LIBRARY_PATH", folder.join("driver"));
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", common::stderr(&output));
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("hf_secret"));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Problems that tell of a memory in use.
+fn full(report: &Value) -> Vec<&str> {
+    let problems = report["problems"].as_array().unwrap();
+    assert!(problems.iter().all(|problem| !problem["remedy"].as_str().unwrap().is_empty()), "{problems:#?}");
+    problems
+        .iter()
+        .filter_map(|problem| problem["problem"].as_str())
+        .filter(|problem| problem.contains("in use"))
+        .collect()
+}
+
+#[test]
+#[cfg_attr(feature = "cuda", ignore = "burn would take the stand-in for a driver that computes")]
+fn what_the_machine_offers_is_one_json_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = doctor(folder.path(), None, true);
+    let sections = ["program", "machine", "nvidia driver", "cuda libraries", "device cpu", "places", "hub", "problems"];
+    for section in sections {
+        assert!(report.get(section).is_some(), "{section} in {report:#}");
+    }
+    let driver = &report["nvidia driver"];
+    assert_eq!((&driver["present"], &driver["version"]), (&json!(true), &json!("570.00.00")));
+    let [first, second] = &driver["gpus"].as_array().unwrap()[..] else { panic!("{driver:#}") };
+    assert_eq!(first["uuid"], "GPU-00112233-4455-6677-8899-aabbccddeeff");
+    let gib = |count: u64| count << 30;
+    let slice = json!({
+        "name": "Stand-in H1",
+        "uuid": "MIG-01234567-89ab-cdef-0123-456789abcdef",
+        "memory_bytes": gib(80),
+        "free_memory_bytes": gib(74),
+    });
+    assert_eq!(second["mig_slices"], json!([slice]));
+    assert_eq!((first.get("mig_slices"), &first["free_memory_bytes"]), (None, &json!(gib(9))));
+    assert_eq!((&first["visible"], &second["visible"]), (&json!(true), &json!(true)));
+    assert_eq!(full(&report), ["71.0 GiB of the 80.0 GiB of Stand-in H1 are in use"]);
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let libraries = json!({
+        "libcuda": { "path": path("driver/libcuda.so.1"), "cuda": "12.8" },
+        "libdevice": { "path": path("toolkit/nvvm/libdevice/libdevice.10.bc"), "toolkit_version": "12.8.1" },
+    });
+    assert_eq!(report["cuda libraries"], libraries);
+    assert_eq!(report["device cpu"]["dtypes"], json!(["f32", "bf16", "f16"]));
+}
+
+#[test]
+fn a_full_gpu_that_cuda_does_not_see_is_no_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    for (visible, expected) in [("1", [false, true]), ("MIG-01234567", [false, true]), ("GPU-0011,1", [true, true])] {
+        let report = doctor(folder.path(), Some(visible), false);
+        let driver = &report["nvidia driver"];
+        let seen: Vec<&Value> = driver["gpus"].as_array().unwrap().iter().map(|gpu| &gpu["visible"]).collect();
+        assert_eq!(seen, expected.map(|is_seen| json!(is_seen)).iter().collect::<Vec<_>>(), "{visible}: {driver:#}");
+        assert_eq!(full(&report).is_empty(), !expected[0], "{visible}: {report:#}");
+        assert_eq!(
+            (&driver["CUDA_VISIBLE_DEVICES"], &report["cuda libraries"]["libdevice"]),
+            (&json!(visible), &Value::Null)
+        );
+    }
+}
