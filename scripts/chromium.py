@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -111,7 +112,18 @@ class Chromium:
         shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         pathlib.Path(path).write_bytes(base64.b64decode(shot["data"]))
 
-    def pdf(self, path: os.PathLike | str) -> None:
-        """The page as it is printed."""
-        printed = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
-        pathlib.Path(path).write_bytes(base64.b64decode(printed["data"]))
+    def pdf(self, path: os.PathLike | str) -> int:
+        """The page as it is printed, on A4; how many sheets that are."""
+        printed = base64.b64decode(self.call("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)["data"])
+        pathlib.Path(path).write_bytes(printed)
+        # Sheets are objects of their own, which Chromium does not compress.
+        return len(re.findall(rb"/Type\s*/Page\b", printed))
+
+    def beyond(self, width: int) -> tuple[int, str]:
+        """How far the page reaches to the right beyond a window of so many pixels, and what reaches there. A phone's `innerWidth`
+        grows with what does not fit, so that it says nothing."""
+        beyond = self.evaluate(f"Math.max(document.documentElement.scrollWidth, innerWidth) - {width}")
+        reaching = f"""[...document.body.querySelectorAll('*')].filter(e => e.getBoundingClientRect().right > {width} + 1)
+                      .map(e => e.tagName.toLowerCase() + (e.className && typeof e.className == 'string' ? '.' + e.className : ''))
+                      .slice(0, 5).join(', ')"""
+        return beyond, self.evaluate(reaching)

@@ -4,7 +4,9 @@
 usage: screenshots.py [--binary target/release/lora-train] [--chromium PROGRAM] [--out docs]
 
 Trains recipes/quickstart.toml with --tui on a pseudo-terminal of 80 x 24, keeps its screen at three fifths of the steps
-as dashboard.svg, and takes report-light.png and report-dark.png of the report that the run ends with.
+as dashboard.svg, and takes report-light.png and report-dark.png of the report that the run ends with. The same report is then
+opened as on a phone of 390 points and printed, also without scripts: where it would have to be scrolled to the side, or
+prints to no page or too many, this ends with exit code 1. --keep DIR keeps these pictures and the PDF to look at.
 
 Needs Chromium, and the Python packages pyte and pillow.
 """
@@ -44,6 +46,8 @@ COLORS = {
 COLORS |= {"0000ee": COLORS["blue"], "00cdcd": COLORS["cyan"], "cdcd00": COLORS["brown"], "00cd00": COLORS["green"],
            "cd00cd": COLORS["magenta"], "cd0000": COLORS["red"]}
 BACKGROUND = "#14171b"
+# Points of a phone's window, and the most A4 sheets that a report should take.
+PHONE_WIDTH, MAX_SHEETS = 390, 12
 # Eighths of a cell that are filled from below, and from the left.
 LOWER = "▁▂▃▄▅▆▇█"
 LEFT = "▏▎▍▌▋▊▉█"
@@ -144,12 +148,40 @@ def shrink(path: pathlib.Path) -> None:
     image.quantize(colors=160, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
+def check(browser: Chromium, report: pathlib.Path, folder: pathlib.Path) -> None:
+    """The report on a phone and on paper; the pictures go to `folder`."""
+    for script in (True, False):
+        name = "with-scripts" if script else "without-scripts"
+        for scheme in ("light", "dark"):
+            browser.open(report, width=PHONE_WIDTH, height=844, scale=2, dark=scheme == "dark", script=script)
+            beyond, what = browser.beyond(PHONE_WIDTH)
+            if beyond > 0:
+                sys.exit(f"error: on a phone of {PHONE_WIDTH} points the report reaches {beyond} points beyond the window: {what}")
+            if problems := browser.problems():
+                sys.exit(f"error: the page has problems on a phone: {problems}")
+            browser.screenshot(folder / f"phone-{scheme}-{name}.png")
+        browser.open(report, script=script)
+        pdf = folder / f"report-{name}.pdf"
+        sheets = browser.pdf(pdf)
+        print(f"{name}: {sheets} sheets of paper, {pdf.stat().st_size / 1024:.0f} KB")
+        if not 1 <= sheets <= MAX_SHEETS:
+            sys.exit(f"error: the report prints to {sheets} sheets, expected 1 to {MAX_SHEETS}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/lora-train")
     parser.add_argument("--chromium", help="the browser, where it is not on the path")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
+    parser.add_argument("--report", type=pathlib.Path, help="only check this report.html on a phone and on paper")
+    parser.add_argument("--keep", type=pathlib.Path, help="the folder for its pictures")
     arguments = parser.parse_args()
+    if arguments.keep:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
+    if arguments.report:
+        with tempfile.TemporaryDirectory() as name, Chromium(arguments.chromium) as browser:
+            check(browser, arguments.report, arguments.keep or pathlib.Path(name))
+        return
     if not arguments.binary.is_file():
         sys.exit(f"error: {arguments.binary} is not there\n  hint: cargo build --release")
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -165,6 +197,7 @@ def main() -> None:
                 picture = arguments.out / f"report-{scheme}.png"
                 browser.screenshot(picture, height=1940)
                 shrink(picture)
+            check(browser, folder / "runs/quickstart/report.html", arguments.keep or folder)
     for picture in sorted(arguments.out.iterdir()):
         print(f"{picture}: {picture.stat().st_size / 1024:.0f} KB")
 
