@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Holds what `lora-train plan` says of memory against the measured peak, over recipes of several shapes on the CPU.
+"""Holds what `lora-train plan` says of memory against the measured peak, over recipes of several shapes.
 
-usage: check_plan.py [--models models] [--binary target/release/lora-train] [--tolerance 0.1] [--out benches/results]
+usage: check_plan.py [--models models] [--device cpu] [--configs] [--binary target/release/lora-train] [--tolerance 0.1]
+                     [--first N] [--out benches/results] [--result FILE]
 
-Every recipe is planned, and then run for two steps by `bench` as a process of its own, whose peak of resident memory
-(VmHWM) is read from outside; the time of a step that the plan reckons stands beside the measured one. Prints a table and
-writes JSON with hardware, versions and command line to --out. Exit code 1 if the memory of a plan is off by more than
---tolerance.
+Every recipe is planned, and then run for two steps by `bench` as a process of its own, whose peak of memory is read from
+outside: resident on the CPU (VmHWM), on a GPU what NVML says is in use, above what was in use before. The time of a step that
+the plan reckons stands beside the measured one. With --configs the models are those of configs/ with random weights, from tiny
+to 1B, so that nothing has to be downloaded. Prints a table and writes JSON with hardware, versions and command line to --out,
+or to --result. Exit code 1 if the memory of a plan is off by more than --tolerance.
 """
 
 import argparse
@@ -29,27 +31,42 @@ RECIPES = [
     (SMOLLM2, 2, 512, 16, True, "f32", 1024),
 ]
 
+RANDOM_RECIPES = [
+    # the same of configs/, the smallest first
+    ("tiny", 4, 128, 8, False, "f32"), ("stories15m", 8, 256, 16, False, "f32"), ("stories15m", 4, 256, 8, False, "f32", 256),
+    ("smollm2-135m", 2, 512, 16, True, "bf16"), ("smollm2-135m", 4, 1024, 16, False, "f32"), ("tinyllama-1.1b", 2, 1024, 16, True, "bf16"),
+    ("llama-3.2-1b", 4, 2048, 16, True, "bf16"), ("llama-3.2-1b", 1, 1024, 16, False, "f32"),
+]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", type=pathlib.Path, default=pathlib.Path("models"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--configs", action="store_true", help="models of configs/ with random weights")
+    parser.add_argument("--first", type=int, help="so many recipes only")
+    parser.add_argument("--result", type=pathlib.Path, help="the file that gets the JSON")
     parser.add_argument("--binary", type=pathlib.Path, default=benchlib.default_binary())
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benches/results"))
     args = parser.parse_args()
+    gpu = None if args.device == "cpu" else benchlib.GpuMemory.open()
+    if args.device != "cpu" and gpu is None:
+        sys.exit("error: NVML does not start, so the GPU's memory cannot be read")
     figures, lines = [], []
     with tempfile.TemporaryDirectory() as work:
         recipe = pathlib.Path(work) / "recipe.toml"
-        for model, rows, length, r, checkpointing, dtype, *loss_chunk in RECIPES:
+        for model, rows, length, r, checkpointing, dtype, *loss_chunk in (RANDOM_RECIPES if args.configs else RECIPES)[:args.first]:
             # As the arguments that plan and bench take.
             settings = [word for tokens in loss_chunk for word in ("--set", f"train.loss_chunk_tokens={tokens}")]
-            task = {"model": (args.models / model).resolve(), "rows": rows, "length": length, "r": r, "checkpointing": checkpointing,
-                    "dtype": dtype, "steps": 2, "device": "cpu"}
+            path = pathlib.Path(f"configs/{model}.json") if args.configs else args.models / model
+            task = {"model": path.resolve(), "init": "random" if args.configs else "pretrained", "rows": rows, "length": length, "r": r,
+                    "checkpointing": checkpointing, "dtype": dtype, "steps": 2, "device": args.device}
             recipe.write_text(benchlib.recipe(task, pathlib.Path(work) / "run"))
             command = [str(args.binary), "plan", str(recipe), "--json", *settings]
             planned = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-            bench = benchlib.measure(benchlib.bench_command(args.binary, recipe, settings[1::2], 0))
-            measured, step_seconds = bench["peak_memory_bytes"], bench["step_seconds"]
+            bench = benchlib.measure(benchlib.bench_command(args.binary, recipe, settings[1::2], 0), gpu)
+            measured, step_seconds = bench["peak_gpu_memory_bytes" if gpu else "peak_memory_bytes"], bench["step_seconds"]
             error = planned["peak_bytes"] / measured - 1
             name = f"{model} {rows}x{length} r={r} {dtype}{' checkpointed' if checkpointing else ''}"
             name += "".join(f", loss chunks of {tokens}" for tokens in loss_chunk)
@@ -60,8 +77,12 @@ def main() -> None:
             print(f"{name}  {error:+.1%}", file=sys.stderr, flush=True)
     print(benchlib.table(("recipe", "planned MiB", "measured MiB", "error", "planned s", "step s", "ratio"), lines))
     worst = max(abs(figure["error"]) for figure in figures)
-    result = {"machine": benchlib.machine(), "versions": benchlib.versions(args.binary, ()), "worst": worst, "figures": figures}
-    print(benchlib.write_result(args.out, "plan", result), file=sys.stderr)
+    result = {"machine": benchlib.machine(), "versions": benchlib.versions(args.binary, ()), "device": args.device, "worst": worst,
+              "figures": figures}
+    if args.result:
+        args.result.write_text(json.dumps(result, indent=1) + "\n")
+    else:
+        print(benchlib.write_result(args.out, "plan", result), file=sys.stderr)
     if worst > args.tolerance:
         sys.exit(f"a plan is off by {worst:.1%}, more than {args.tolerance:.0%}")
 

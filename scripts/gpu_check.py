@@ -9,16 +9,13 @@ import pathlib
 import statistics
 import sys
 
+import gpu_telemetry
+from gpu_telemetry import steps
+
 # The contract's figures that a machine with a GPU must have.
 GPU_FIELDS = ("gpu_utilization_percent", "gpu_utilization_max_percent", "gpu_memory_used_bytes",
               "gpu_memory_allocated_bytes", "gpu_memory_reserved_bytes", "gpu_power_watts", "energy_joules",
               "gpu_temperature_celsius")
-
-
-def steps(folder: pathlib.Path) -> list[dict]:
-    """The lines of metrics.jsonl that hold a training step."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "loss" in row]
 
 
 def largest_difference(ours: list[dict], reference: list[dict], key: str) -> float:
@@ -83,6 +80,58 @@ def memory(out: pathlib.Path, checks: list) -> None:
         checks.append((f"{field}: steps 160-200 against 20-60", f"{growth:+.2%}", "at most +2 %", growth <= 0.02))
 
 
+def plan(out: pathlib.Path, checks: list) -> None:
+    path = out / "plan.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text())
+    for figure in found["figures"]:
+        planned, measured = figure["planned_bytes"], figure["measured_bytes"]
+        # What CUDA itself takes differs between drivers, and is most of what a tiny model has.
+        slack = max(0.1 * measured, 128 * 2**20 if found["device"].startswith("cuda") else 0)
+        checks.append((f"plan: {figure['recipe']}", f"{planned / 2**20:.0f} MiB", f"{measured / 2**20:.0f} MiB measured, within 10 %",
+                       abs(planned - measured) <= slack))
+
+
+def commands(out: pathlib.Path, checks: list) -> None:
+    if not (out / "tune.toml").exists():
+        return
+    reports = {}
+    for name in ("doctor", "calibrated", "tune"):
+        try:
+            reports[name] = json.loads((out / f"{name}.json").read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            checks.append((f"commands: {name}.json", str(error), "one JSON object", False))
+    device = "cuda" if 'name = "cuda' in (out / "tune.toml").read_text() else "cpu"
+    if doctor := reports.get("doctor"):
+        found = doctor.get(f"device {device}", {})
+        checks.append((f"doctor: device {device}", f"usable: {found.get('usable')}, {', '.join(found.get('dtypes', []))}",
+                       "usable, with bf16", found.get("usable") is True and "bf16" in found.get("dtypes", ())))
+        gpus = doctor.get("nvidia driver", {}).get("gpus", [])
+        checks.append(("doctor: GPUs that NVML lists", ", ".join(gpu["name"] for gpu in gpus) or "none", "at least one, with UUID and memory",
+                       bool(gpus) and all(gpu.get("uuid") and gpu.get("memory_bytes") for gpu in gpus)))
+        if device == "cuda":
+            rates = [found.get(name, 0) for name in ("bf16_gemm_flops", "memory_bandwidth_bytes_per_second")]
+            checks.append(("doctor: measured rates", f"{rates[0] / 1e12:.0f} TFLOP/s, {rates[1] / 1e9:.0f} GB/s",
+                           "at least 1 TFLOP/s and 50 GB/s", rates[0] >= 1e12 and rates[1] >= 5e10))
+            libraries = doctor.get("cuda libraries", {})
+            checks.append(("doctor: libcuda", str(libraries.get("libcuda")), "a path", bool((libraries.get("libcuda") or {}).get("path"))))
+    if calibrated := reports.get("calibrated"):
+        seconds = calibrated.get("step_seconds") or 0
+        checks.append(("plan --calibrate: a step", f"{seconds:.3f} s, measured: {calibrated.get('is_calibrated')}", "more than 0, measured",
+                       seconds > 0 and calibrated.get("is_calibrated") is True))
+    if tune := reports.get("tune"):
+        measured = [trial for trial in tune["trials"] if "left_out" not in trial]
+        figures = ("target_tokens_per_second", "step_seconds", "peak_memory_bytes", "run_seconds")
+        lacking = [trial["settings"] for trial in measured if not all(trial.get(name, 0) > 0 for name in figures)]
+        checks.append(("tune: settings that were measured", f"{len(measured)} of {len(tune['trials'])}", "at least the recipe and a candidate",
+                       len(measured) >= 2))
+        checks.append(("tune: trials without a figure", str(lacking or "none"), "none", not lacking))
+        reasons = [trial["left_out"] for trial in tune["trials"] if "left_out" in trial]
+        failed = [why for why in reasons if not ("--max-minutes" in why or "does not fit" in why or "slower" in why)]
+        checks.append(("tune: trials that failed", "; ".join(failed) or "none", "none", not failed))
+
+
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -92,6 +141,9 @@ def main() -> None:
     products(out, checks)
     offload(out, checks)
     memory(out, checks)
+    checks += gpu_telemetry.checks(out)
+    plan(out, checks)
+    commands(out, checks)
     benches = {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("bench-*.json"))}
     for name, figures in benches.items():
         print(f"{name}: {figures['tokens_per_second']:.0f} tokens/s, median step {figures['step_seconds']:.3f} s, "

@@ -7,26 +7,31 @@
 #   BINARY     lora-train built with --features cuda (target/release/lora-train); .xz is unpacked
 #   MODEL_DIR  a small model as a Hugging Face folder, for example quickstart/model
 #   OUT_DIR    gets gpu_check.json, and the runs behind it
-#   SECTION    correctness attention products offload memory bench-1b bench-8b (default: all, in this order)
+#   SECTION    correctness attention products offload memory telemetry plan commands bench-1b bench-8b (default: all, in this order)
 #
 #   correctness  losses and gradient norms of 8 steps in f32 and bf16, against the CPU's
 #   attention    the same in bf16 with attention by our own kernels (LORA_TRAIN_ATTENTION=tiled)
 #   products     matrix products of each type keep their sums in f32; their rates at the 1B shapes
 #   offload      8 steps with block inputs in host memory: the same losses as without
 #   memory       200 steps: telemetry fields present and sane, memory flat
+#   telemetry    40 s of training beside nvidia-smi: every figure that the card offers, against nvidia-smi's; the UUID; parts against
+#                wall time; energy against power; what sampling costs (GPU_CHECK_SECONDS, GPU_CHECK_SMI)
+#   plan         the peak that plan reckons against NVML's, for models of configs/ from tiny to 1B (GPU_CHECK_PLAN: so many of them)
+#   commands     doctor, plan --calibrate, and tune for a minute (GPU_CHECK_TUNE_MINUTES), as JSON
 #   bench-1b     Llama 3.2 1B shape, random weights, bf16, r=16, 4 x 2048
 #   bench-8b     Llama 3.1 8B shape, random weights, bf16, r=16, 1 x 4096, gradient checkpointing
 #
-# scripts/bench_gpu_vs_peft.py is the benchmark against PEFT. GPU_CHECK_DEVICE=cpu tries the first sections out without a GPU.
+# scripts/bench_gpu_vs_peft.py is the benchmark against PEFT. GPU_CHECK_DEVICE=cpu tries the first sections out without a GPU;
+# scripts/gpu_check_rehearsal.sh does so for telemetry, plan and commands, and holds that figures which are missing are noticed.
 #
 # Exit code: 0 if every check held, 1 if one did not.
 set -euo pipefail
 
-[ $# -ge 3 ] || { sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,29s/^# \{0,1\}//p' "$0"; exit 2; }
 root="$(cd "$(dirname "$0")/.." && pwd)"
 binary=$1 model=$2 out=$3
 shift 3
-sections=${*:-correctness attention products offload memory bench-1b bench-8b}
+sections=${*:-correctness attention products offload memory telemetry plan commands bench-1b bench-8b}
 device=${GPU_CHECK_DEVICE:-cuda}
 mkdir -p "$out"
 case $binary in
@@ -36,6 +41,12 @@ binary="$(realpath "$binary")" model="$(realpath "$model")" out="$(realpath "$ou
 cd "$root"
 
 recipe() { # NAME PRECISION DEVICE STEPS [CHECKPOINTING]
+    write "$@"
+    rm -rf "${out:?}/$1"
+    "$binary" "$out/$1.toml" --quiet
+}
+
+write() { # as recipe
     cat >"$out/$1.toml" <<EOF
 output_dir = "$out/$1"
 [model]
@@ -59,8 +70,6 @@ learning_rate = 1e-3
 [device]
 name = "$3"
 EOF
-    rm -rf "${out:?}/$1"
-    "$binary" "$out/$1.toml" --quiet
 }
 
 bench() { # NAME CONFIG MICRO_BATCH LENGTH STEPS
@@ -109,6 +118,38 @@ for section in $sections; do
             recipe offload f32 "$device" 8 '"offload"'
             ;;
         memory) recipe memory bf16 "$device" 200 ;;
+        telemetry)
+            seconds=${GPU_CHECK_SECONDS:-40}
+            write telemetry bf16 "$device" 1000000
+            # So long that neither epochs nor steps end it, and with some evaluations and checkpoints in it.
+            sed -i -e '/^max_steps/a num_epochs = 1000000' "$out/telemetry.toml"
+            cat >>"$out/telemetry.toml" <<EOF
+[checkpoint]
+save_steps = 100
+save_total_limit = 1
+[eval]
+eval_steps = 250
+max_batches = 1
+[watchdog]
+patience = 0
+EOF
+            rm -rf "$out"/telemetry "$out"/telemetry*.json
+            python3 scripts/gpu_telemetry.py "$binary" "$out/telemetry.toml" "$out" "$seconds"
+            python3 scripts/bench_telemetry.py --within --recipe "$out/telemetry.toml" --binary "$binary" \
+                --seconds "$seconds" --slice 10 --out "$out/telemetry-cost.json" || echo "the cost of sampling was not measured" >&2
+            ;;
+        plan)
+            python3 scripts/check_plan.py --configs --device "$device" --binary "$binary" --first "${GPU_CHECK_PLAN:-100}" \
+                --result "$out/plan.json" || echo "a plan is off, or was not measured" >&2
+            ;;
+        commands)
+            rm -f "$out"/{doctor,tune,calibrated}.json
+            write tune f32 "$device" 8
+            "$binary" doctor --json >"$out/doctor.json" || echo "doctor failed" >&2
+            "$binary" plan "$out/tune.toml" --calibrate --json >"$out/calibrated.json" || echo "plan failed" >&2
+            "$binary" tune "$out/tune.toml" --json --max-minutes "${GPU_CHECK_TUNE_MINUTES:-1}" --out "$out/tuned.toml" \
+                >"$out/tune.json" || echo "tune failed" >&2
+            ;;
         bench-1b) bench bench-1b llama-3.2-1b.json 4 2048 12 ;;
         bench-8b) bench bench-8b llama-3.1-8b.json 1 4096 8 ;;
         *) echo "error: unknown section $section" >&2; exit 2 ;;

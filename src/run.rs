@@ -245,7 +245,8 @@ fn open_run(
     let changes: Vec<String> =
         args.recipe.set.iter().map(|change| format!("--set {change}")).chain(device_argument).collect();
     dir.write_recipe(&given, &changes, &resolved).map_err(Failure::running)?;
-    dir.write_environment(&Environment::of_this_process(&device.label)).map_err(Failure::running)?;
+    let environment = Environment { gpu: device.cuda.clone(), ..Environment::of_this_process(&device.label) };
+    dir.write_environment(&environment).map_err(Failure::running)?;
     let options = SinkOptions {
         run_dir: dir.path(),
         resume_step: resumed.map(|resumed| resumed.state.step),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::device::{self, DeviceKind};
+use crate::device::{self, CudaGpu, DeviceKind};
 
 /// Program, machine and settings of a run. Secrets such as `HF_TOKEN` are never read here.
 #[derive(Clone, Debug, Serialize)]
@@ -23,6 +23,9 @@ pub struct Environment {
     pub started_at: Option<String>,
     /// Device that trains, in words.
     pub device: String,
+    /// The GPU that trains, as CUDA knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<CudaGpu>,
     /// Operating system and its version.
     pub os: String,
     /// Version of the kernel.
@@ -56,6 +59,7 @@ impl Environment {
             command_line: std::env::args().collect(),
             started_at: time::OffsetDateTime::now_utc().format(&time::format_description::well_known::Rfc3339).ok(),
             device: device.to_owned(),
+            gpu: None,
             os: sysinfo::System::long_os_version().unwrap_or_else(|| std::env::consts::OS.to_owned()),
             kernel: sysinfo::System::kernel_version(),
             architecture: std::env::consts::ARCH,
