@@ -31,6 +31,13 @@ fn a_recipe_is_planned_for_a_gpu_that_is_not_there() {
     assert_eq!(h100["peak_bytes"], sum);
     let (seconds, step) = (h100["seconds"].as_f64().unwrap(), h100["step_seconds"].as_f64().unwrap());
     assert!((seconds - 100.0 * step).abs() < 1e-6 * seconds);
+    // The rows of the recipe are not here.
+    assert_eq!((&h100["is_at_most"], &h100["rows"]), (&Value::Bool(true), &Value::Null));
+    assert_eq!(h100["total_tokens"].as_u64().unwrap(), 100 * h100["tokens_per_step"].as_u64().unwrap());
+    let table = plan(&[&LLAMA_8B[..], &["--device", "H100-80GB", "--set", "train.max_steps=100"]].concat());
+    let told = text(&table.stdout);
+    assert!(told.contains("estimated: at most ") && told.contains(" kWh at the board's full power"), "{told}");
+    assert!(told.contains("since the rows cannot be looked at: "), "{told}");
     assert!((h100["cost"].as_f64().unwrap() - 3.0 * seconds / 3600.0).abs() < 1e-9);
     assert!((h100["energy_kwh"].as_f64().unwrap() - 0.7 * seconds / 3600.0).abs() < 1e-9);
 
@@ -62,7 +69,7 @@ fn the_recipes_prices_are_reckoned_with_and_one_that_is_typed_goes_before() {
     let typed = json(&priced("H100-80GB", &["--price-per-hour", "3"]));
     assert!((typed["cost"].as_f64().unwrap() - (3.0 * hours + 0.5 * kwh)).abs() < 1e-9 * cost, "{typed}");
     let table = plan(&priced("H100-80GB", &[]));
-    let line = format!("estimated: {cost:.2} EUR at 2 an hour and 0.5 a kWh\n");
+    let line = format!("estimated: at most {cost:.2} EUR at 2 an hour and 0.5 a kWh\n");
     assert!(text(&table.stdout).contains(&line), "{}", text(&table.stdout));
 
     // Of a processor no power is known.
@@ -105,10 +112,41 @@ fn steps_are_counted_from_the_rows_and_timed_where_asked() {
     assert_eq!((planned["steps"].as_u64(), planned["is_calibrated"].as_bool()), (Some(150), Some(false)));
     let measured = quickstart(&[&two_epochs[..], &["--calibrate"]].concat());
     assert_eq!(measured["is_calibrated"], true);
-    let (seconds, step) = (measured["seconds"].as_f64().unwrap(), measured["step_seconds"].as_f64().unwrap());
+    let (seconds, step) = (measured["seconds"].as_f64().unwrap(), measured["mean_step_seconds"].as_f64().unwrap());
     assert!((seconds - 150.0 * step).abs() < 1e-6 * seconds && step > 1e-4, "{measured}");
+    assert!(step < 0.5 * measured["step_seconds"].as_f64().unwrap(), "rows are short: {measured}");
 
     let elsewhere = plan(&["recipes/quickstart.toml", "--device", "l4", "--calibrate"]);
     assert_eq!(elsewhere.status.code(), Some(2));
     assert!(text(&elsewhere.stderr).contains("the device is not there"), "{}", text(&elsewhere.stderr));
+}
+
+#[test]
+fn the_run_is_planned_by_the_lengths_of_its_rows() {
+    let quickstart = |more: &[&str]| json(&[&["recipes/quickstart.toml", "--device", "cpu"], more].concat());
+    let number = |planned: &Value, key: &str| planned[key].as_f64().unwrap();
+    let planned = quickstart(&[]);
+    assert_eq!(planned["rows"], serde_json::json!({"per_epoch": 600, "are_counted": true, "num_sampled": 512}));
+    // `inspect` counts 27,653 tokens, in 75 steps; padding is left out on the CPU.
+    let tokens = number(&planned, "mean_step_tokens");
+    assert!((tokens / (27_653.0 / 75.0) - 1.0).abs() < 0.01, "{planned}");
+    assert!((number(&planned, "total_tokens") / (200.0 * tokens) - 1.0).abs() < 1e-3, "{planned}");
+    assert_eq!((&planned["steps"], &planned["is_at_most"]), (&200.into(), &Value::Bool(false)));
+    // Short rows are less than proportionally cheaper in time by their tokens alone: attention is cheaper still.
+    let share = number(&planned, "mean_step_seconds") / number(&planned, "step_seconds");
+    assert!(share < tokens / 2048.0 && share > 0.5 * tokens / 2048.0, "{planned}");
+    assert_eq!(number(&planned, "seconds"), 200.0 * number(&planned, "mean_step_seconds"));
+
+    // As many tokens in fewer steps of full rows.
+    let packed =
+        quickstart(&["--set", "data.packing=true", "--set", "train.max_steps=", "--set", "train.num_epochs=3"]);
+    let steps = packed["steps"].as_u64().unwrap();
+    assert!((41..=46).contains(&steps), "{packed}");
+    assert!((number(&packed, "total_tokens") / (3.0 * 75.0 * tokens) - 1.0).abs() < 0.05, "{packed}");
+
+    // On a GPU padding is computed.
+    let on_gpu = json(&["recipes/quickstart.toml", "--device", "A100-80GB"]);
+    assert_eq!(on_gpu["mean_step_tokens"], planned["mean_step_tokens"]);
+    let padded = number(&on_gpu, "mean_step_seconds") / number(&on_gpu, "step_seconds");
+    assert!(padded > 1.05 * share && padded < 1.0, "{on_gpu}");
 }

@@ -15,6 +15,7 @@ use super::error::DataError;
 use crate::panics::guarded;
 
 mod columns;
+pub(super) mod excerpt;
 mod pages;
 mod scan;
 
@@ -131,18 +132,7 @@ impl RowFile {
             let reason = format!("cannot read row {}: {error}", index + 1);
             RowProblem::Failed(DataError::File { path: self.path.clone(), reason })
         })?;
-        let parsed = if self.kind == FileKind::Json {
-            // A comma may follow.
-            let mut values = serde_json::Deserializer::from_slice(&bytes).into_iter::<Value>();
-            values.next().unwrap_or(Ok(Value::Null))
-        } else {
-            serde_json::from_slice(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default())
-        };
-        match parsed {
-            Ok(row) if row.is_object() => Ok(row),
-            Ok(_) => Err(RowProblem::Bad("a row must be a JSON object".into())),
-            Err(error) => Err(RowProblem::Bad(format!("not valid JSON: {error}"))),
-        }
+        parse_row(self.kind, &bytes).map_err(RowProblem::Bad)
     }
 
     /// An error about row `index`, which names the file and the row's place in it.
@@ -157,6 +147,22 @@ impl RowFile {
             _ => format!("row {}", index + 1),
         };
         DataError::Row { path: self.path.clone(), place, reason }
+    }
+}
+
+/// The row of a file of this kind that starts with `bytes`, or why it cannot be used.
+fn parse_row(kind: FileKind, bytes: &[u8]) -> Result<Value, String> {
+    let parsed = if kind == FileKind::Json {
+        // A comma may follow.
+        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
+        values.next().unwrap_or(Ok(Value::Null))
+    } else {
+        serde_json::from_slice(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default())
+    };
+    match parsed {
+        Ok(row) if row.is_object() => Ok(row),
+        Ok(_) => Err("a row must be a JSON object".into()),
+        Err(error) => Err(format!("not valid JSON: {error}")),
     }
 }
 

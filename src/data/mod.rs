@@ -3,7 +3,8 @@
 //! From a file to a micro-batch: [`files`] finds the rows of a file, [`formats`] says what a row means, [`template`]
 //! writes a conversation as text, [`tokenizer`] cuts it into tokens, [`encode`] marks those that carry loss,
 //! [`cache`] keeps the tokens of large files on disk, [`pipeline`] puts rows in order, several into one if they are
-//! packed, and into a [`batch`], [`loader`] does all that ahead on its own threads.
+//! packed, and into a [`batch`], [`loader`] does all that ahead on its own threads. [`survey`] tells from some of the rows
+//! what all will be like.
 
 mod ahead;
 pub mod batch;
@@ -23,6 +24,7 @@ mod packing;
 pub mod pipeline;
 mod progress;
 pub mod sources;
+pub mod survey;
 pub mod template;
 pub mod tokenizer;
 mod windows;

@@ -171,7 +171,7 @@ impl FileSet {
 }
 
 /// The files that a `path` names, sorted.
-fn matching_files(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+pub(super) fn matching_files(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let literal = PathBuf::from(pattern);
     let failed = |reason: String| DataError::File { path: literal.clone(), reason };
     if literal.is_file() {

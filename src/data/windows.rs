@@ -60,6 +60,10 @@ impl TokenFile {
         self.num_tokens.div_ceil(self.window_tokens)
     }
 
+    pub(super) fn num_tokens(&self) -> usize {
+        self.num_tokens
+    }
+
     /// An error about window `index`.
     pub(super) fn row_error(&self, index: usize, reason: String) -> DataError {
         DataError::Row { path: self.path.clone(), place: format!("window {}", index + 1), reason }
@@ -76,6 +80,24 @@ impl TokenFile {
         })?;
         Ok(ids)
     }
+}
+
+/// Tokens that the text file `path` will have, by those of pieces of it, `bytes` together.
+///
+/// # Errors
+/// A file that cannot be read, or is not UTF-8.
+pub(super) fn tokens_in_proportion(path: &Path, tokenizer: &Tokenizer, bytes: usize) -> Result<usize, DataError> {
+    const NUM_PIECES: usize = 16;
+    let text = TextFile::open(path)?;
+    let piece = (bytes / NUM_PIECES).clamp(1, text.len);
+    let count = |index: usize| -> Result<[usize; 2], DataError> {
+        let start = (text.len - piece) / (NUM_PIECES - 1) * index;
+        let (_, text) = text.read(start..start + piece)?;
+        Ok([tokenizer.encode_tokens(&text, false)?.len(), text.len()])
+    };
+    let counts: Vec<[usize; 2]> = (0..NUM_PIECES).into_par_iter().map(count).collect::<Result<_, _>>()?;
+    let [tokens, bytes] = [0, 1].map(|of| counts.iter().map(|count| count[of] as u128).sum::<u128>());
+    Ok(usize::try_from(tokens * text.len as u128 / bytes.max(1)).unwrap_or(usize::MAX).max(1))
 }
 
 /// A UTF-8 file that is read in pieces.

@@ -76,13 +76,12 @@ impl ModelSource {
         load::load(&self.config, &self.weights, storage, precision, &device.device).map_err(Failure::input)
     }
 
-    /// Tokenizer and rows.
+    /// The tokenizer beside the model.
     ///
     /// # Errors
     ///
-    /// Files that cannot be read or understood; a tokenizer that belongs to another model; a wish to stop while rows
-    /// are tokenised.
-    pub fn open_data(&self, data: &DataConfig, seed: u64, options: &OpenOptions<'_>) -> Result<DataPipeline, Failure> {
+    /// Files that cannot be read or understood; a tokenizer that belongs to another model.
+    pub fn tokenizer(&self) -> Result<Tokenizer, Failure> {
         let tokenizer = Tokenizer::open(&self.folder).map_err(Failure::input)?;
         let (max_id, vocab_size) = (tokenizer.max_id() as usize, self.config.vocab_size);
         if max_id >= vocab_size {
@@ -92,6 +91,17 @@ impl ModelSource {
                  tokenizer.json and config.json are of different models"
             )));
         }
+        Ok(tokenizer)
+    }
+
+    /// Tokenizer and rows.
+    ///
+    /// # Errors
+    ///
+    /// Files that cannot be read or understood; a tokenizer that belongs to another model; a wish to stop while rows
+    /// are tokenised.
+    pub fn open_data(&self, data: &DataConfig, seed: u64, options: &OpenOptions<'_>) -> Result<DataPipeline, Failure> {
+        let tokenizer = self.tokenizer()?;
         DataPipeline::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
             DataError::Interrupted => Failure::Interrupted,
             error => Failure::input(error),

@@ -1,6 +1,7 @@
 //! Floating-point operations that a step of LoRA needs, however it is computed: the numerator of MFU.
 
 use crate::data::batch::Batch;
+use crate::data::survey::RowSize;
 use crate::model::config::LlamaConfig;
 
 /// Model FLOPs of forward and backward, by what they grow with.
@@ -38,6 +39,24 @@ impl StepFlops {
         let pairs: usize = batch.documents.iter().map(|document| self.attention_pairs(document.len)).sum();
         self.per_token * as_f64(batch.num_tokens())
             + self.per_target_token * as_f64(batch.num_target_tokens())
+            + self.per_attention_pair * as_f64(pairs)
+    }
+
+    /// FLOPs of a micro-batch of `rows`, for each its documents. `is_padded`: all rows are computed at the length of the
+    /// longest.
+    #[must_use]
+    pub fn of_documents(&self, rows: &[Vec<RowSize>], is_padded: bool) -> f64 {
+        let length = |row: &Vec<RowSize>| row.iter().map(|document| document.tokens).sum::<usize>();
+        let tokens: usize = if is_padded {
+            rows.len() * rows.iter().map(length).max().unwrap_or(0)
+        } else {
+            rows.iter().map(length).sum()
+        };
+        let documents = || rows.iter().flatten();
+        let targets: usize = documents().map(|document| document.target_tokens).sum();
+        let pairs: usize = documents().map(|document| self.attention_pairs(document.tokens)).sum();
+        self.per_token * as_f64(tokens)
+            + self.per_target_token * as_f64(targets)
             + self.per_attention_pair * as_f64(pairs)
     }
 
@@ -109,6 +128,19 @@ mod tests {
         let attention = 21.0 * 12.0 * 8.0;
         let flops = StepFlops::new(&config(None), 7).of(&batch());
         assert!((flops - (tokens + head + attention)).abs() < 1e-6, "{flops}");
+    }
+
+    #[test]
+    fn documents_take_what_their_batch_takes_and_padding_only_where_it_is_computed() {
+        let flops = StepFlops::new(&config(None), 7);
+        let row = |tokens| vec![RowSize { tokens, target_tokens: 1 }];
+        let rows = [row(5), row(3)];
+        assert_eq!(flops.of_documents(&rows, false), flops.of(&batch()));
+        // Two places of padding.
+        let padded = flops.of_documents(&rows, true);
+        assert!((padded - flops.of(&batch()) - 2.0 * (4.0 * 288.0 + 6.0 * 7.0)).abs() < 1e-6, "{padded}");
+        // In one row, documents still see only themselves.
+        assert_eq!(flops.of_documents(&[rows.concat()], true), flops.of(&batch()));
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod eval;
 mod figures;
 pub mod fit;
 pub mod flops;
+pub mod forecast;
 pub mod grads;
 mod laps;
 pub mod memory;

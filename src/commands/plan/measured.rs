@@ -1,18 +1,12 @@
-//! What of a plan can be known better than by reckoning: the time of a step by taking some, the number of steps by looking
-//! at the rows.
+//! What of a plan can be known better than by reckoning: the time of a step by taking some, the number of steps and their
+//! tokens by looking at some of the rows.
 
 use std::process::{Command, Stdio};
 
-use crate::data::cache::CacheSettings;
-use crate::data::pipeline::OpenOptions;
+use crate::data::survey::Survey;
 use crate::failure::Failure;
-use crate::hub::Progress;
 use crate::recipe::{Recipe, RecipeArgs};
 use crate::run::inputs::ModelSource;
-use crate::train::schedule::total_steps;
-
-/// Files of this size and more are tokenised when they are opened, which a plan does not wait for.
-const MAX_DATA_BYTES: u64 = 16 << 20;
 
 /// Time of a step on full-length rows: `lora-train bench` in a process of its own, since it loads the model.
 /// `has_warmup_steps`: the recipe gives `scheduler.warmup_steps`, which may be more than are taken here.
@@ -43,17 +37,12 @@ pub(super) fn step_seconds(args: &RecipeArgs, has_warmup_steps: bool) -> Result<
     seconds.ok_or_else(|| Failure::running("`lora-train bench` printed no time of a step"))
 }
 
-/// Steps of the whole run. Where `train.max_steps` does not say so, the rows are counted; `None` where they are not there,
-/// or where counting them would take long.
-pub(super) fn num_steps(recipe: &Recipe, source: &ModelSource) -> Option<u64> {
-    let files = recipe.data.train.iter().flat_map(|file| glob::glob(&file.path).into_iter().flatten().flatten());
-    let bytes: u64 = files.filter_map(|path| std::fs::metadata(path).ok()).map(|file| file.len()).sum();
-    if recipe.data.packing || bytes == 0 || bytes >= MAX_DATA_BYTES {
-        return recipe.train.max_steps;
+/// Looks at the training rows, or says in one line why that cannot be done here.
+pub(super) fn survey(recipe: &Recipe, source: &ModelSource) -> Result<Survey, String> {
+    if recipe.data.train.is_empty() {
+        return Err("the recipe names no training data".into());
     }
-    let options = OpenOptions { cache: CacheSettings::default(), progress: Progress::Quiet, is_stopped: &|| false };
-    let Ok(data) = source.open_data(&recipe.data, recipe.seed, &options) else { return recipe.train.max_steps };
-    let train = &recipe.train;
-    let batches = usize::try_from(data.batches_per_epoch(train.micro_batch_size)).ok()?;
-    Some(total_steps(batches, train.gradient_accumulation_steps, train.num_epochs, train.max_steps))
+    let first_line = |text: String| text.lines().next().unwrap_or_default().to_owned();
+    let tokenizer = source.tokenizer().map_err(|failure| first_line(failure.messages().join("\n")))?;
+    Survey::look(&recipe.data, &tokenizer, recipe.seed).map_err(|error| first_line(error.to_string()))
 }

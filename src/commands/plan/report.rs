@@ -1,0 +1,151 @@
+//! What a plan says: sizes, times, prices.
+
+use serde::Serialize;
+
+use super::as_f64;
+use super::target::Target;
+use crate::data::survey::Survey;
+use crate::metrics::CostConfig;
+use crate::recipe::Recipe;
+use crate::train::config::GradientCheckpointing;
+use crate::train::fit::{self, Suggestion};
+use crate::train::flops::StepFlops;
+use crate::train::forecast::Forecast;
+use crate::train::memory::{MemoryPlan, Workload};
+
+/// What a plan is made from.
+pub(super) struct Basis<'a> {
+    pub(super) recipe: &'a Recipe,
+    pub(super) workload: &'a Workload<'a>,
+    pub(super) target: &'a Target,
+    pub(super) prices: &'a CostConfig,
+    /// The training rows; `None` where they cannot be looked at.
+    pub(super) survey: Option<&'a Survey>,
+    /// Time that a step on full-length rows was seen to take.
+    pub(super) calibrated: Option<f64>,
+    /// Whether the largest micro-batch is asked for.
+    pub(super) wants_fit: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) memory_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub(super) plan: MemoryPlan,
+    /// Absent where the device's memory is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) fits: Option<bool>,
+    /// Model FLOPs of a token at full length.
+    pub(super) flops_per_token: f64,
+    /// Tokens of a step at full length.
+    pub(super) tokens_per_step: usize,
+    /// Time of a step at full length.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) step_seconds: Option<f64>,
+    /// Steps were taken for it, instead of reckoning.
+    pub(super) is_calibrated: bool,
+    /// What the training rows are like; absent where they cannot be looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rows: Option<Rows>,
+    /// Steps of the whole run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) steps: Option<u64>,
+    /// Tokens of a step as the rows are, padding left out; at full length where the rows cannot be looked at.
+    pub(super) mean_step_tokens: f64,
+    /// Time of such a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) mean_step_seconds: Option<f64>,
+    /// Tokens of the whole run, padding left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) total_tokens: Option<u64>,
+    /// Time of all steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) seconds: Option<f64>,
+    /// Tokens, time, energy and cost of the run are those of rows of full length.
+    pub(super) is_at_most: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) energy_kwh: Option<f64>,
+    /// Hours and, where the device's power is known, energy, by the recipe's prices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cost: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) currency: Option<String>,
+    /// Changes that make it fit, or the largest micro-batch, each with its peak.
+    pub(super) suggestions: Vec<Suggestion>,
+}
+
+/// The training rows.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Rows {
+    /// Rows that an epoch visits.
+    pub(super) per_epoch: u64,
+    /// They were counted; else their number follows from the bytes of the files.
+    pub(super) are_counted: bool,
+    /// Rows that were tokenised, by which the lengths of all are estimated.
+    pub(super) num_sampled: usize,
+}
+
+impl Report {
+    pub(super) fn new(basis: &Basis<'_>) -> Self {
+        let Basis { recipe, workload, target, prices, survey, calibrated, wants_fit } = *basis;
+        let plan = workload.plan();
+        let fits = target.memory_bytes.map(|memory| fit::fits(&plan, memory));
+        let flops = StepFlops::new(workload.config, plan.num_trainable);
+        let flops_per_row = flops.of_full_row(workload.row_length);
+        let tokens_per_step = workload.rows * workload.row_length * workload.gradient_accumulation_steps;
+        // The forward that is computed again does not count as model FLOPs, but takes half as long as what does.
+        let recomputation = if workload.gradient_checkpointing == GradientCheckpointing::Off { 1.0 } else { 1.5 };
+        let flops_per_step = flops_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
+        let reckoned = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);
+        let step_seconds = calibrated.or(reckoned);
+
+        // On the CPU padding is left out of the batch.
+        let forecast = survey.map(|survey| Forecast::new(survey, &recipe.train, &flops, !target.is_cpu));
+        let steps = forecast.map_or(recipe.train.max_steps, |forecast| Some(forecast.steps));
+        let mean_step_tokens = forecast.map_or(as_f64(tokens_per_step), |forecast| forecast.step_tokens);
+        let of_full_step = forecast.map_or(1.0, |forecast| forecast.step_flops / flops_per_step);
+        let mean_step_seconds = step_seconds.map(|seconds| seconds * of_full_step);
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 steps")]
+        let of_all_steps = |of_step: f64| steps.map(|steps| of_step * steps as f64);
+        let seconds = mean_step_seconds.and_then(of_all_steps);
+        let energy_kwh = seconds.zip(target.watts).map(|(seconds, watts)| seconds / 3600.0 * watts / 1000.0);
+        let cost = seconds.and_then(|seconds| prices.price(seconds, energy_kwh));
+        let suggestions = match target.memory_bytes {
+            Some(memory) if wants_fit || fits == Some(false) => fit::largest_that_fit(workload, memory),
+            _ => Vec::new(),
+        };
+        Self {
+            device: target.label.clone(),
+            memory_bytes: target.memory_bytes.map(whole),
+            fits,
+            plan,
+            flops_per_token: flops_per_row / as_f64(workload.row_length.max(1)),
+            tokens_per_step,
+            step_seconds,
+            is_calibrated: calibrated.is_some(),
+            rows: survey.map(|survey| Rows {
+                per_epoch: survey.rows_per_epoch,
+                are_counted: survey.is_counted,
+                num_sampled: survey.num_sampled,
+            }),
+            steps,
+            mean_step_tokens,
+            mean_step_seconds,
+            total_tokens: of_all_steps(mean_step_tokens).map(whole),
+            seconds,
+            is_at_most: survey.is_none(),
+            energy_kwh,
+            cost,
+            currency: cost.map(|_| prices.currency.clone()),
+            suggestions,
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes and tokens")]
+fn whole(count: f64) -> u64 {
+    count.round() as u64
+}

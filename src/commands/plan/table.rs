@@ -1,0 +1,120 @@
+//! A plan as a table, for people.
+
+use super::as_f64;
+use super::report::{Report, Rows};
+use super::target::Target;
+use crate::metrics::CostConfig;
+use crate::train::fit::{USABLE, size};
+
+/// The whole text. `without_rows`: why the training rows cannot be looked at.
+pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, without_rows: Option<&str>) -> String {
+    let mut lines = vec![format!("device: {}", report.device)];
+    for component in &report.plan.components {
+        lines.push(format!(
+            "  {:<24} {:>10}   {}",
+            component.name,
+            size(as_f64(component.bytes)),
+            component.depends_on
+        ));
+    }
+    let peak = as_f64(report.plan.peak_bytes);
+    lines.push(format!("  {:<24} {:>10}   with every row at data.max_length", "peak", size(peak)));
+    match (report.fits, target.memory_bytes) {
+        (Some(true), Some(memory)) => {
+            lines.push(format!("fits: {} of {} would be free", size(memory - peak), size(memory)));
+        }
+        (Some(false), Some(memory)) => {
+            let short = peak - memory * USABLE;
+            lines.push(format!(
+                "does not fit: short by {} of {}, of which {:.0} % can be used",
+                size(short),
+                size(memory),
+                USABLE * 100.0
+            ));
+        }
+        _ => lines.push("the device's memory is not known: give it by --memory".to_owned()),
+    }
+    for suggestion in &report.suggestions {
+        let what = if report.fits == Some(true) { "would still fit" } else { "fits with" };
+        lines.push(format!("  {what} {}   ({})", suggestion.arguments(), size(as_f64(suggestion.peak_bytes))));
+    }
+    if report.fits == Some(false) && report.suggestions.is_empty() {
+        lines.push(
+            "  nothing in the recipe makes it fit: take a shorter data.max_length, a smaller model or a larger device"
+                .into(),
+        );
+    }
+    lines.extend(times(report, without_rows));
+    let estimated = if report.is_at_most { "estimated: at most" } else { "estimated:" };
+    if let Some(kwh) = report.energy_kwh {
+        lines.push(format!("{estimated} {kwh:.2} kWh at the board's full power"));
+    }
+    let knows_energy = report.energy_kwh.is_some();
+    if let Some(cost) = report.cost {
+        let hour = prices.price_per_hour.map(|price| format!("{price} an hour"));
+        let kwh = prices.price_per_kwh.filter(|_| knows_energy).map(|price| format!("{price} a kWh"));
+        let at: Vec<String> = hour.into_iter().chain(kwh).collect();
+        lines.push(format!("{estimated} {cost:.2} {} at {}", prices.currency, at.join(" and ")));
+    }
+    if prices.price_per_kwh.is_some() && report.seconds.is_some() && !knows_energy {
+        lines.push("note: the power of this device is not known, so its energy is in no cost".to_owned());
+    }
+    if !target.is_cpu {
+        lines.push("note: sizes and times on GPUs are reckoned, not yet held against a measurement".to_owned());
+    }
+    lines.join("\n")
+}
+
+/// Rows, steps, tokens and time.
+fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(step) = report.step_seconds {
+        let rate = as_f64(report.tokens_per_step) / step;
+        lines.push(format!(
+            "{}: {rate:.0} tokens/s, {} a step of {} tokens at full length",
+            if report.is_calibrated { "measured" } else { "estimated" },
+            duration(step),
+            with_commas(report.tokens_per_step as u64)
+        ));
+    }
+    if let Some(Rows { per_epoch, are_counted, num_sampled }) = report.rows {
+        let counted = if are_counted { "" } else { "about " };
+        lines.push(format!(
+            "rows: {counted}{} an epoch, whose lengths are estimated from {}",
+            with_commas(per_epoch),
+            with_commas(num_sampled as u64)
+        ));
+    }
+    let (Some(steps), Some(tokens)) = (report.steps, report.total_tokens) else {
+        let why = without_rows.unwrap_or_default();
+        lines.push(format!("the rows are not counted ({why}): give train.max_steps for the time of the whole run"));
+        return lines;
+    };
+    let (about, steps, tokens) =
+        (if report.is_at_most { "at most" } else { "about" }, with_commas(steps), with_commas(tokens));
+    let time = report.seconds.map(|seconds| format!("{} for ", duration(seconds))).unwrap_or_default();
+    lines.push(format!(
+        "estimated: {about} {time}{steps} steps of {:.0} tokens, {tokens} in all, without evaluations",
+        report.mean_step_tokens
+    ));
+    if let Some(why) = without_rows {
+        lines.push(format!("note: every row is taken to be of full length, since the rows cannot be looked at: {why}"));
+    }
+    lines
+}
+
+/// `1,234,567`.
+fn with_commas(number: u64) -> String {
+    let digits = number.to_string();
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
+    groups.collect::<Vec<_>>().join(",")
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}

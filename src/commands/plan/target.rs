@@ -1,0 +1,92 @@
+//! What a plan is for: a device of this machine, or a GPU that is not there.
+
+use super::gpus::{self, Gpu};
+use super::{MIB, PlanArgs};
+use crate::device::{self, DeviceKind, Dtype, OpenDevice};
+use crate::failure::Failure;
+use crate::ops::peak::gemm_peak_flops;
+use crate::recipe::{Purpose, Recipe, RecipeArgs};
+use crate::schema::{Problem, Problems};
+use crate::telemetry::total_host_memory_bytes;
+
+/// Share of the measured rate of products that a step reaches on the CPU: between 0.57 and 0.74 on the models of
+/// `scripts/bench_vs_peft.py`.
+const CPU_EFFICIENCY: f64 = 0.6;
+/// Share of a GPU's data-sheet rate: what the best published trainers reach on one GPU. Not measured here yet.
+const GPU_EFFICIENCY: f64 = 0.4;
+
+/// What the plan is for.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) label: String,
+    pub(super) memory_bytes: Option<f64>,
+    pub(super) is_cpu: bool,
+    /// It is of this machine.
+    pub(super) is_here: bool,
+    /// Rate that a step is reckoned to reach.
+    pub(super) flops_per_second: Option<f64>,
+    /// Board power of a GPU.
+    pub(super) watts: Option<f64>,
+}
+
+/// The device to plan for, and the recipe without a device that is not there.
+pub(super) fn open(args: &PlanArgs) -> Result<(Target, Recipe), Failure> {
+    let memory_bytes = args.memory.map(|gib| gib * 1024.0 * MIB);
+    if let Some(gpu) = args.recipe.device.as_deref().and_then(gpus::find) {
+        let recipe = RecipeArgs { device: None, ..args.recipe.clone() }.load(Purpose::Benchmark)?;
+        return Ok((of_gpu(&gpu, memory_bytes), recipe));
+    }
+    if let Some(name) = &args.recipe.device
+        && name.parse::<device::DeviceName>().is_err()
+    {
+        let problem = Problem::new(format!("--device {name}: neither a device of this machine nor a known GPU"));
+        let hint =
+            format!("auto, cpu, cuda, cuda:N, or one of {}; with another, give its memory by --memory", gpus::names());
+        return Err(Failure::Input(Problems(vec![problem.hint(hint)])));
+    }
+    let recipe = args.recipe.load(Purpose::Benchmark)?;
+    let device = device::open(&recipe.device.name).map_err(Failure::input)?;
+    Ok((of_device(&device, recipe.train.precision, memory_bytes), recipe))
+}
+
+fn of_gpu(gpu: &Gpu, memory_bytes: Option<f64>) -> Target {
+    #[expect(clippy::cast_precision_loss, reason = "a few hundred thousand MiB")]
+    let own = gpu.memory_mib as f64 * MIB;
+    Target {
+        label: gpu.name.to_owned(),
+        memory_bytes: memory_bytes.or(Some(own)),
+        is_cpu: false,
+        is_here: false,
+        flops_per_second: Some(gpu.teraflops * 1e12 * GPU_EFFICIENCY),
+        watts: Some(gpu.watts),
+    }
+}
+
+fn of_device(device: &OpenDevice, precision: Dtype, memory_bytes: Option<f64>) -> Target {
+    let is_cpu = device.kind == DeviceKind::Cpu;
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
+    let own = if is_cpu { total_host_memory_bytes() } else { device.cuda.as_ref().map(|gpu| gpu.memory_bytes) }
+        .map(|bytes| bytes as f64);
+    let efficiency = if is_cpu { CPU_EFFICIENCY } else { GPU_EFFICIENCY };
+    Target {
+        label: device.label.clone(),
+        memory_bytes: memory_bytes.or(own),
+        is_cpu,
+        is_here: true,
+        flops_per_second: gemm_peak_flops(device, precision).map(|peak| peak * efficiency),
+        watts: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_found_by_model_with_or_without_their_memory() {
+        assert_eq!(gpus::find("h100-80gb").unwrap().name, "H100-80GB");
+        assert_eq!(gpus::find("RTX 4090").unwrap().name, "RTX-4090-24GB");
+        assert_eq!(gpus::find("A100").unwrap().name, "A100-80GB");
+        assert_eq!(gpus::find("cuda"), None);
+    }
+}
