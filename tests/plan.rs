@@ -150,3 +150,22 @@ fn the_run_is_planned_by_the_lengths_of_its_rows() {
     let padded = number(&on_gpu, "mean_step_seconds") / number(&on_gpu, "step_seconds");
     assert!(padded > 1.05 * share && padded < 1.0, "{on_gpu}");
 }
+
+#[test]
+fn a_step_takes_as_long_as_the_gpu_needs_in_its_precision() {
+    let planned = |device: &str, precision: &str| {
+        let precision = format!("train.precision={precision}");
+        json(&[&LLAMA_8B[..], &["--device", device, "--set", "model.dtype=bf16", "--set", &precision]].concat())
+    };
+    let seconds = |device: &str, precision: &str| planned(device, precision)["step_seconds"].as_f64();
+    let ratio = |device| seconds(device, "f32").unwrap() / seconds(device, "bf16").unwrap();
+    // tf32 against bf16 on the data sheet of an H100, and of an RTX 3090.
+    assert!((ratio("H100-80GB") - 989.0 / 494.5).abs() < 1e-9, "{}", ratio("H100-80GB"));
+    assert!((ratio("NVIDIA GeForce RTX 3090") - 71.0 / 35.6).abs() < 1e-9);
+    assert_eq!(seconds("H100-80GB", "f16"), seconds("H100-80GB", "bf16"));
+    // A V100 has tensor cores for f16 only.
+    assert_eq!(seconds("V100-32GB", "bf16"), None);
+    assert!(seconds("V100-32GB", "f16").unwrap() < 0.2 * seconds("V100-32GB", "f32").unwrap());
+    let table = plan(&[&LLAMA_8B[..], &["--device", "V100-32GB", "--set", "train.precision=bf16"]].concat());
+    assert!(text(&table.stdout).contains("no rate of this device is known"), "{}", text(&table.stdout));
+}

@@ -1,49 +1,139 @@
-//! GPUs to plan for without having one: memory and the dense `bf16` rate from their makers' data sheets.
+//! GPUs to plan for without having one: memory, dense rates and board power from their makers' data sheets.
+
+use crate::device::Dtype;
 
 /// A kind of GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Gpu {
     /// As on the command line.
     pub(super) name: &'static str,
+    /// As `nvidia-smi` prints it.
+    driver_name: &'static str,
     /// Memory that programs can use, in MiB.
     pub(super) memory_mib: usize,
-    /// Dense `bf16` products with sums in `f32`, in 10^12 floating-point operations a second.
-    pub(super) teraflops: f64,
+    /// Dense `bf16` and `f16` products with sums in `f32`, in 10^12 floating-point operations a second.
+    half_teraflops: f64,
+    /// Dense products of `f32`, in 10^12 floating-point operations a second. From compute capability 8.0 on those of `tf32`:
+    /// burn's tuning takes tensor cores for `f32` where they have that type.
+    f32_teraflops: f64,
     /// Board power.
     pub(super) watts: f64,
 }
 
-const GPUS: [Gpu; 13] = [
-    gpu("B200-180GB", 183_359, 2250.0, 1000.0),
-    gpu("H200-141GB", 143_771, 989.0, 700.0),
-    gpu("H100-80GB", 81_559, 989.0, 700.0),
-    gpu("A100-80GB", 81_920, 312.0, 400.0),
-    gpu("A100-40GB", 40_960, 312.0, 400.0),
-    gpu("L40S-48GB", 46_068, 362.0, 350.0),
-    gpu("RTX-5090-32GB", 32_607, 209.5, 575.0),
-    gpu("RTX-4090-24GB", 24_564, 165.2, 450.0),
-    gpu("RTX-3090-24GB", 24_576, 71.0, 350.0),
-    gpu("A10-24GB", 23_028, 125.0, 150.0),
-    gpu("L4-24GB", 23_034, 121.0, 72.0),
-    gpu("RTX-4060-Ti-16GB", 16_380, 44.0, 165.0),
-    gpu("RTX-3060-12GB", 12_288, 25.5, 170.0),
-];
-
-const fn gpu(name: &'static str, memory_mib: usize, teraflops: f64, watts: f64) -> Gpu {
-    Gpu { name, memory_mib, teraflops, watts }
+impl Gpu {
+    /// Floating-point operations a second in a type; `None` where the data sheet has no rate for it.
+    pub(super) fn flops(&self, precision: Dtype) -> Option<f64> {
+        let teraflops = match precision {
+            Dtype::F32 => self.f32_teraflops,
+            Dtype::Bf16 if BEFORE_BF16.iter().any(|model| self.name.starts_with(model)) => return None,
+            Dtype::Bf16 | Dtype::F16 => self.half_teraflops,
+        };
+        Some(teraflops * 1e12)
+    }
 }
 
-/// The GPU of this name, whatever its case; `H100` means the first of that model.
+/// Models whose tensor cores multiply `f16` only.
+const BEFORE_BF16: [&str; 2] = ["V100-", "T4-"];
+
+/// Of a model in several sizes or shapes the first is meant where only the model is named.
+const GPUS: [Gpu; 30] = [
+    gpu("B200-180GB", "NVIDIA B200", 183_359, [2250.0, 1125.0], 1000.0),
+    gpu("H200-141GB", "NVIDIA H200", 143_771, [989.0, 494.5], 700.0),
+    gpu("H200-NVL-141GB", "NVIDIA H200 NVL", 143_771, [835.5, 417.5], 600.0),
+    gpu("H100-80GB", "NVIDIA H100 80GB HBM3", 81_559, [989.0, 494.5], 700.0),
+    gpu("H100-NVL-94GB", "NVIDIA H100 NVL", 95_830, [835.5, 417.5], 400.0),
+    gpu("H100-PCIe-80GB", "NVIDIA H100 PCIe", 81_559, [756.0, 378.0], 350.0),
+    gpu("GH200-96GB", "NVIDIA GH200 480GB", 97_871, [989.0, 494.5], 1000.0),
+    gpu("A100-80GB", "NVIDIA A100-SXM4-80GB", 81_920, [312.0, 156.0], 400.0),
+    gpu("A100-40GB", "NVIDIA A100-SXM4-40GB", 40_960, [312.0, 156.0], 400.0),
+    gpu("A100-PCIe-80GB", "NVIDIA A100 80GB PCIe", 81_920, [312.0, 156.0], 300.0),
+    gpu("A100-PCIe-40GB", "NVIDIA A100-PCIE-40GB", 40_960, [312.0, 156.0], 250.0),
+    gpu("L40S-48GB", "NVIDIA L40S", 46_068, [362.0, 183.0], 350.0),
+    gpu("L40-48GB", "NVIDIA L40", 46_068, [181.0, 90.5], 300.0),
+    gpu("RTX-6000-Ada-48GB", "NVIDIA RTX 6000 Ada Generation", 49_140, [364.2, 182.1], 300.0),
+    gpu("RTX-A6000-48GB", "NVIDIA RTX A6000", 49_140, [154.8, 77.4], 300.0),
+    gpu("A40-48GB", "NVIDIA A40", 46_068, [149.7, 74.8], 300.0),
+    gpu("RTX-5090-32GB", "NVIDIA GeForce RTX 5090", 32_607, [209.5, 104.8], 575.0),
+    gpu("RTX-5080-16GB", "NVIDIA GeForce RTX 5080", 16_303, [112.6, 56.3], 360.0),
+    gpu("RTX-4090-24GB", "NVIDIA GeForce RTX 4090", 24_564, [165.2, 82.6], 450.0),
+    gpu("RTX-4080-16GB", "NVIDIA GeForce RTX 4080", 16_376, [97.5, 48.7], 320.0),
+    gpu("RTX-4060-Ti-16GB", "NVIDIA GeForce RTX 4060 Ti", 16_380, [44.0, 22.0], 165.0),
+    gpu("RTX-3090-24GB", "NVIDIA GeForce RTX 3090", 24_576, [71.0, 35.6], 350.0),
+    gpu("RTX-3080-10GB", "NVIDIA GeForce RTX 3080", 10_240, [59.5, 29.8], 320.0),
+    gpu("RTX-3060-12GB", "NVIDIA GeForce RTX 3060", 12_288, [25.5, 12.7], 170.0),
+    gpu("A10-24GB", "NVIDIA A10", 23_028, [125.0, 62.5], 150.0),
+    gpu("L4-24GB", "NVIDIA L4", 23_034, [121.0, 60.0], 72.0),
+    gpu("T4-16GB", "Tesla T4", 15_360, [65.0, 8.1], 70.0),
+    gpu("V100-16GB", "Tesla V100-SXM2-16GB", 16_384, [125.0, 15.7], 300.0),
+    gpu("V100-32GB", "Tesla V100-SXM2-32GB", 32_768, [125.0, 15.7], 300.0),
+    gpu("V100-PCIe-16GB", "Tesla V100-PCIE-16GB", 16_384, [112.0, 14.0], 250.0),
+];
+
+const fn gpu(
+    name: &'static str,
+    driver_name: &'static str,
+    memory_mib: usize,
+    [half_teraflops, f32_teraflops]: [f64; 2],
+    watts: f64,
+) -> Gpu {
+    Gpu { name, driver_name, memory_mib, half_teraflops, f32_teraflops, watts }
+}
+
+/// The GPU of this name, whatever its case: ours, with or without its memory, or that of its driver; `H100` means the first
+/// of that model.
 pub(super) fn find(name: &str) -> Option<Gpu> {
-    let name = name.to_lowercase().replace([' ', '_'], "-");
+    let name = plain(name);
     let matches = |gpu: &&Gpu| {
-        let known = gpu.name.to_lowercase();
-        known == name || known.rsplit_once('-').is_some_and(|(model, _)| model == name)
+        let known = plain(gpu.name);
+        known == name
+            || known.rsplit_once('-').is_some_and(|(model, _)| model == name)
+            || plain(gpu.driver_name) == name
     };
     GPUS.iter().find(matches).copied()
+}
+
+/// A name without its maker and brand, in lower case, with hyphens.
+fn plain(name: &str) -> String {
+    let name = name.to_lowercase().replace([' ', '_'], "-");
+    ["nvidia-", "geforce-", "tesla-"].iter().fold(name, |name, brand| name.trim_start_matches(brand).to_owned())
 }
 
 /// All names, for messages.
 pub(super) fn names() -> String {
     GPUS.iter().map(|gpu| gpu.name).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_found_by_model_with_or_without_their_memory() {
+        assert_eq!(find("h100-80gb").unwrap().name, "H100-80GB");
+        assert_eq!(find("RTX 4090").unwrap().name, "RTX-4090-24GB");
+        assert_eq!(find("A100").unwrap().name, "A100-80GB");
+        assert_eq!(find("v100").unwrap().name, "V100-16GB");
+        assert_eq!((find("cuda"), find("cuda:0"), find("auto"), find("")), (None, None, None, None));
+    }
+
+    #[test]
+    fn every_gpu_is_found_by_the_names_that_it_has_here_and_with_its_driver() {
+        for gpu in GPUS {
+            assert_eq!(find(gpu.name), Some(gpu));
+            assert_eq!(find(gpu.driver_name), Some(gpu));
+        }
+        assert_eq!(find("NVIDIA GeForce RTX 3080").unwrap().memory_mib, 10_240);
+        assert_eq!(find("Tesla V100-SXM2-32GB").unwrap().name, "V100-32GB");
+    }
+
+    #[test]
+    fn rates_are_those_of_the_type_and_a_type_without_tensor_cores_has_none() {
+        let rates = |name: &str| [Dtype::F32, Dtype::Bf16, Dtype::F16].map(|dtype| find(name).unwrap().flops(dtype));
+        assert_eq!(rates("H100"), [Some(494.5e12), Some(989e12), Some(989e12)]);
+        assert_eq!(rates("T4"), [Some(8.1e12), None, Some(65e12)]);
+        assert_eq!(rates("V100-32GB"), [Some(15.7e12), None, Some(125e12)]);
+        for gpu in GPUS {
+            assert!(gpu.f32_teraflops < gpu.half_teraflops, "{}", gpu.name);
+        }
+    }
 }

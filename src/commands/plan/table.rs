@@ -59,6 +59,9 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
     if prices.price_per_kwh.is_some() && report.seconds.is_some() && !knows_energy {
         lines.push("note: the power of this device is not known, so its energy is in no cost".to_owned());
     }
+    if report.step_seconds.is_none() {
+        lines.push("note: no rate of this device is known in train.precision, so no time is estimated".to_owned());
+    }
     if !target.is_cpu {
         lines.push("note: sizes and times on GPUs are reckoned, not yet held against a measurement".to_owned());
     }

@@ -34,7 +34,7 @@ pub(super) fn open(args: &PlanArgs) -> Result<(Target, Recipe), Failure> {
     let memory_bytes = args.memory.map(|gib| gib * 1024.0 * MIB);
     if let Some(gpu) = args.recipe.device.as_deref().and_then(gpus::find) {
         let recipe = RecipeArgs { device: None, ..args.recipe.clone() }.load(Purpose::Benchmark)?;
-        return Ok((of_gpu(&gpu, memory_bytes), recipe));
+        return Ok((of_gpu(&gpu, recipe.train.precision, memory_bytes), recipe));
     }
     if let Some(name) = &args.recipe.device
         && name.parse::<device::DeviceName>().is_err()
@@ -49,7 +49,7 @@ pub(super) fn open(args: &PlanArgs) -> Result<(Target, Recipe), Failure> {
     Ok((of_device(&device, recipe.train.precision, memory_bytes), recipe))
 }
 
-fn of_gpu(gpu: &Gpu, memory_bytes: Option<f64>) -> Target {
+fn of_gpu(gpu: &Gpu, precision: Dtype, memory_bytes: Option<f64>) -> Target {
     #[expect(clippy::cast_precision_loss, reason = "a few hundred thousand MiB")]
     let own = gpu.memory_mib as f64 * MIB;
     Target {
@@ -57,7 +57,7 @@ fn of_gpu(gpu: &Gpu, memory_bytes: Option<f64>) -> Target {
         memory_bytes: memory_bytes.or(Some(own)),
         is_cpu: false,
         is_here: false,
-        flops_per_second: Some(gpu.teraflops * 1e12 * GPU_EFFICIENCY),
+        flops_per_second: gpu.flops(precision).map(|rate| rate * GPU_EFFICIENCY),
         watts: Some(gpu.watts),
     }
 }
@@ -75,18 +75,5 @@ fn of_device(device: &OpenDevice, precision: Dtype, memory_bytes: Option<f64>) -
         is_here: true,
         flops_per_second: gemm_peak_flops(device, precision).map(|peak| peak * efficiency),
         watts: None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gpus_are_found_by_model_with_or_without_their_memory() {
-        assert_eq!(gpus::find("h100-80gb").unwrap().name, "H100-80GB");
-        assert_eq!(gpus::find("RTX 4090").unwrap().name, "RTX-4090-24GB");
-        assert_eq!(gpus::find("A100").unwrap().name, "A100-80GB");
-        assert_eq!(gpus::find("cuda"), None);
     }
 }
