@@ -169,3 +169,24 @@ fn a_step_takes_as_long_as_the_gpu_needs_in_its_precision() {
     let table = plan(&[&LLAMA_8B[..], &["--device", "V100-32GB", "--set", "train.precision=bf16"]].concat());
     assert!(text(&table.stdout).contains("no rate of this device is known"), "{}", text(&table.stdout));
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_fits_is_judged_by_what_is_free_as_a_start_judges_it() {
+    let available = |field: &str| {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap().trim().to_owned();
+        1024.0 * line.strip_suffix(" kB").unwrap().parse::<f64>().unwrap()
+    };
+    let planned = json(&["recipes/quickstart.toml", "--device", "cpu"]);
+    let (memory, free) = (planned["memory_bytes"].as_f64().unwrap(), planned["free_memory_bytes"].as_f64().unwrap());
+    assert!(free < memory && free < available("MemTotal:"), "{planned}");
+    // Other tests take and give back memory meanwhile; a control group may leave less.
+    assert!(free < 1.5 * available("MemAvailable:"), "{planned}");
+    let table = plan(&["recipes/quickstart.toml", "--device", "cpu"]);
+    let told = text(&table.stdout);
+    assert!(told.contains(" that are free now would be left (") && told.contains(" in all)"), "{told}");
+    // Memory that is typed is taken as it is.
+    let typed = json(&["recipes/quickstart.toml", "--device", "cpu", "--memory", "8"]);
+    assert_eq!((&typed["memory_bytes"], &typed["free_memory_bytes"]), (&(8_u64 << 30).into(), &Value::Null));
+}

@@ -10,9 +10,58 @@ use crate::failure::Failure;
 use crate::lora::targets::Selection;
 use crate::model::config::LlamaConfig;
 use crate::recipe::Recipe;
-use crate::telemetry::available_host_memory_bytes;
+use crate::telemetry::gpus::{self, Gpus};
+use crate::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
 use crate::train::fit;
-use crate::train::memory::MemoryPlan;
+use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan};
+
+/// What a device has.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Resources {
+    /// Its memory.
+    pub memory_bytes: Option<u64>,
+    /// What of it this process can have now: what nobody uses, and what it uses itself.
+    pub free_memory_bytes: Option<u64>,
+    /// The most power that it may draw; only of a GPU that NVML knows.
+    pub power_limit_watts: Option<f64>,
+}
+
+impl Resources {
+    /// Those of an open device that has computed nothing yet.
+    #[must_use]
+    pub fn of(device: &OpenDevice) -> Self {
+        if device.kind == DeviceKind::Cpu {
+            let (memory_bytes, free_memory_bytes) = (total_host_memory_bytes(), available_host_memory_bytes());
+            return Self { memory_bytes, free_memory_bytes, power_limit_watts: None };
+        }
+        let Some(cuda) = &device.cuda else { return Self::default() };
+        let library = std::env::var_os(NVML_LIBRARY_VARIABLE);
+        let listed = gpus::list(library.as_deref()).unwrap_or_default();
+        Self::of_listed(&listed, &cuda.uuid, cuda.memory_bytes)
+    }
+
+    /// Those of the GPU, or the slice of one, with this UUID, as CUDA gives it: without a prefix.
+    fn of_listed(listed: &Gpus, uuid: &str, memory_bytes: u64) -> Self {
+        let is_it =
+            |listed: Option<&String>| listed.and_then(|listed| listed.split_once('-')).is_some_and(|it| it.1 == uuid);
+        let gpu = listed.gpus.iter().find(|gpu| is_it(gpu.uuid.as_ref()));
+        let slice = listed.gpus.iter().flat_map(|gpu| &gpu.mig_slices).find(|slice| is_it(slice.uuid.as_ref()));
+        // This process has its context on the GPU already, which is part of what is planned.
+        let free = |bytes: u64| (bytes + GPU_CONTEXT_BYTES as u64).min(memory_bytes);
+        let free_bytes = gpu.map_or_else(|| slice?.free_memory_bytes, |gpu| gpu.free_memory_bytes);
+        Self {
+            memory_bytes: Some(memory_bytes),
+            free_memory_bytes: free_bytes.map(free),
+            power_limit_watts: gpu.and_then(|gpu| gpu.power_limit_watts),
+        }
+    }
+
+    /// What a step has to fit into: what is free, or all where that is not known.
+    #[must_use]
+    pub fn usable_bytes(&self) -> Option<u64> {
+        self.free_memory_bytes.or(self.memory_bytes)
+    }
+}
 
 /// A step's memory beside what the device has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +80,8 @@ impl Room {
     pub fn look(recipe: &Recipe, config: &LlamaConfig, selection: &Selection, device: &OpenDevice) -> Self {
         let on_cpu = device.kind == DeviceKind::Cpu;
         let workload = inputs::workload(recipe, config, selection, on_cpu);
-        let (memory_bytes, place) = if on_cpu {
-            (available_host_memory_bytes(), "this process")
-        } else {
-            (device.cuda.as_ref().map(|gpu| gpu.memory_bytes), device.label.as_str())
-        };
+        let memory_bytes = Resources::of(device).usable_bytes();
+        let place = if on_cpu { "this process" } else { device.label.as_str() };
         Self {
             plan: workload.plan(),
             warning: memory_bytes.and_then(|bytes| fit::shortage(&workload, bytes, place)),
@@ -80,6 +126,34 @@ fn text_of(panic: &(dyn Any + Send)) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::gpus::{GpuInfo, MigSlice};
+
+    #[test]
+    fn a_gpu_has_what_nobody_else_uses_and_the_power_that_its_limit_allows() {
+        let gpu = |uuid: &str, free| GpuInfo {
+            uuid: Some(uuid.into()),
+            memory_bytes: Some(80 << 30),
+            free_memory_bytes: Some(free),
+            power_limit_watts: Some(350.0),
+            ..GpuInfo::default()
+        };
+        let listed = Gpus { gpus: vec![gpu("GPU-0a", 1 << 30), gpu("GPU-0b", 60 << 30)], ..Gpus::default() };
+        let found = Resources::of_listed(&listed, "0b", 80 << 30);
+        let free_memory_bytes = Some((60 << 30) + (500 << 20));
+        let expected = Resources { memory_bytes: Some(80 << 30), free_memory_bytes, power_limit_watts: Some(350.0) };
+        assert_eq!((found, found.usable_bytes()), (expected, free_memory_bytes));
+        // Nobody uses it: the context does not make it larger.
+        let idle = Gpus { gpus: vec![gpu("GPU-0a", 80 << 30)], ..Gpus::default() };
+        assert_eq!(Resources::of_listed(&idle, "0a", 80 << 30).usable_bytes(), Some(80 << 30));
+        let unknown = Resources::of_listed(&listed, "0c", 10 << 30);
+        assert_eq!((unknown.free_memory_bytes, unknown.usable_bytes()), (None, Some(10 << 30)));
+        // The limit is that of the whole card.
+        let mig_slices =
+            vec![MigSlice { uuid: Some("MIG-0c".into()), free_memory_bytes: Some(4 << 30), ..MigSlice::default() }];
+        let sliced = Gpus { gpus: vec![GpuInfo { mig_slices, ..gpu("GPU-0a", 1 << 30) }], ..Gpus::default() };
+        let slice = Resources::of_listed(&sliced, "0c", 10 << 30);
+        assert_eq!((slice.usable_bytes(), slice.power_limit_watts), (Some((4 << 30) + (500 << 20)), None));
+    }
 
     fn outcome(text: &'static str) -> Result<(), Failure> {
         let advice = OnceCell::from("take less".to_owned());

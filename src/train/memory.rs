@@ -205,7 +205,7 @@ impl Workload<'_> {
 const HOST_PROCESS_BYTES: usize = 35 << 20;
 
 /// What CUDA's context and loaded kernels take. Not measured by this project yet; drivers take 300 to 600 MiB.
-const GPU_CONTEXT_BYTES: usize = 500 << 20;
+pub const GPU_CONTEXT_BYTES: usize = 500 << 20;
 
 #[cfg(test)]
 mod tests {

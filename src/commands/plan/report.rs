@@ -33,6 +33,9 @@ pub(super) struct Report {
     pub(super) device: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) memory_bytes: Option<u64>,
+    /// What of it this process can have now, by which it is judged whether the plan fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) free_memory_bytes: Option<u64>,
     #[serde(flatten)]
     pub(super) plan: MemoryPlan,
     /// Absent where the device's memory is not known.
@@ -92,7 +95,7 @@ impl Report {
     pub(super) fn new(basis: &Basis<'_>) -> Self {
         let Basis { recipe, workload, target, prices, survey, calibrated, wants_fit } = *basis;
         let plan = workload.plan();
-        let fits = target.memory_bytes.map(|memory| fit::fits(&plan, memory));
+        let fits = target.usable_bytes().map(|memory| fit::fits(&plan, memory));
         let flops = StepFlops::new(workload.config, plan.num_trainable);
         let flops_per_row = flops.of_full_row(workload.row_length);
         let tokens_per_step = workload.rows * workload.row_length * workload.gradient_accumulation_steps;
@@ -113,13 +116,14 @@ impl Report {
         let seconds = mean_step_seconds.and_then(of_all_steps);
         let energy_kwh = seconds.zip(target.watts).map(|(seconds, watts)| seconds / 3600.0 * watts / 1000.0);
         let cost = seconds.and_then(|seconds| prices.price(seconds, energy_kwh));
-        let suggestions = match target.memory_bytes {
+        let suggestions = match target.usable_bytes() {
             Some(memory) if wants_fit || fits == Some(false) => fit::largest_that_fit(workload, memory),
             _ => Vec::new(),
         };
         Self {
             device: target.label.clone(),
             memory_bytes: target.memory_bytes.map(whole),
+            free_memory_bytes: target.free_bytes.map(whole),
             fits,
             plan,
             flops_per_token: flops_per_row / as_f64(workload.row_length.max(1)),

@@ -19,21 +19,7 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
     }
     let peak = as_f64(report.plan.peak_bytes);
     lines.push(format!("  {:<24} {:>10}   with every row at data.max_length", "peak", size(peak)));
-    match (report.fits, target.memory_bytes) {
-        (Some(true), Some(memory)) => {
-            lines.push(format!("fits: {} of {} would be free", size(memory - peak), size(memory)));
-        }
-        (Some(false), Some(memory)) => {
-            let short = peak - memory * USABLE;
-            lines.push(format!(
-                "does not fit: short by {} of {}, of which {:.0} % can be used",
-                size(short),
-                size(memory),
-                USABLE * 100.0
-            ));
-        }
-        _ => lines.push("the device's memory is not known: give it by --memory".to_owned()),
-    }
+    lines.extend(verdict(peak, target));
     for suggestion in &report.suggestions {
         let what = if report.fits == Some(true) { "would still fit" } else { "fits with" };
         lines.push(format!("  {what} {}   ({})", suggestion.arguments(), size(as_f64(suggestion.peak_bytes))));
@@ -46,8 +32,9 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
     }
     lines.extend(times(report, without_rows));
     let estimated = if report.is_at_most { "estimated: at most" } else { "estimated:" };
+    let power = if target.is_here { "the GPU's power limit" } else { "the board's full power" };
     if let Some(kwh) = report.energy_kwh {
-        lines.push(format!("{estimated} {kwh:.2} kWh at the board's full power"));
+        lines.push(format!("{estimated} {kwh:.2} kWh at {power}"));
     }
     let knows_energy = report.energy_kwh.is_some();
     if let Some(cost) = report.cost {
@@ -66,6 +53,29 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
         lines.push("note: sizes and times on GPUs are reckoned, not yet held against a measurement".to_owned());
     }
     lines.join("\n")
+}
+
+/// Whether the peak fits into what there is.
+fn verdict(peak: f64, target: &Target) -> Vec<String> {
+    let Some((memory, usable)) = target.memory_bytes.zip(target.usable_bytes()) else {
+        return vec!["the device's memory is not known: give it by --memory".to_owned()];
+    };
+    let (mut lines, is_free) = (Vec::new(), target.free_bytes.is_some());
+    let of = |bytes: f64| if is_free { format!("the {} that are free now", size(bytes)) } else { size(bytes) };
+    let all = if is_free { format!(" ({} in all)", size(memory)) } else { String::new() };
+    if peak <= usable * USABLE {
+        lines.push(format!("fits: {} of {} would be left{all}", size(usable - peak), of(usable)));
+    } else {
+        let (short, percent) = (size(peak - usable * USABLE), USABLE * 100.0);
+        lines.push(format!(
+            "does not fit: short by {short} of {}, of which {percent:.0} % can be used{all}",
+            of(usable)
+        ));
+        if peak <= memory * USABLE {
+            lines.push("  it would fit if nobody else used the device's memory".to_owned());
+        }
+    }
+    lines
 }
 
 /// Rows, steps, tokens and time.

@@ -6,8 +6,8 @@ use crate::device::{self, DeviceKind, Dtype, OpenDevice};
 use crate::failure::Failure;
 use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
+use crate::run::room::Resources;
 use crate::schema::{Problem, Problems};
-use crate::telemetry::total_host_memory_bytes;
 
 /// Share of the measured rate of products that a step reaches on the CPU: between 0.57 and 0.74 on the models of
 /// `scripts/bench_vs_peft.py`.
@@ -19,14 +19,24 @@ const GPU_EFFICIENCY: f64 = 0.4;
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) label: String,
+    /// Its memory, or what was typed instead.
     pub(super) memory_bytes: Option<f64>,
+    /// What of it this process can have now; `None` where that is not known, or other memory was typed.
+    pub(super) free_bytes: Option<f64>,
     pub(super) is_cpu: bool,
     /// It is of this machine.
     pub(super) is_here: bool,
     /// Rate that a step is reckoned to reach.
     pub(super) flops_per_second: Option<f64>,
-    /// Board power of a GPU.
+    /// Board power of a GPU, or the limit that is set on one that is here.
     pub(super) watts: Option<f64>,
+}
+
+impl Target {
+    /// What a step has to fit into.
+    pub(super) fn usable_bytes(&self) -> Option<f64> {
+        self.free_bytes.or(self.memory_bytes)
+    }
 }
 
 /// The device to plan for, and the recipe without a device that is not there.
@@ -55,6 +65,7 @@ fn of_gpu(gpu: &Gpu, precision: Dtype, memory_bytes: Option<f64>) -> Target {
     Target {
         label: gpu.name.to_owned(),
         memory_bytes: memory_bytes.or(Some(own)),
+        free_bytes: None,
         is_cpu: false,
         is_here: false,
         flops_per_second: gpu.flops(precision).map(|rate| rate * GPU_EFFICIENCY),
@@ -64,16 +75,19 @@ fn of_gpu(gpu: &Gpu, precision: Dtype, memory_bytes: Option<f64>) -> Target {
 
 fn of_device(device: &OpenDevice, precision: Dtype, memory_bytes: Option<f64>) -> Target {
     let is_cpu = device.kind == DeviceKind::Cpu;
+    // Before the rate is measured, which takes memory.
+    let own = Resources::of(device);
     #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
-    let own = if is_cpu { total_host_memory_bytes() } else { device.cuda.as_ref().map(|gpu| gpu.memory_bytes) }
-        .map(|bytes| bytes as f64);
+    let [own_bytes, free_bytes] =
+        [own.memory_bytes, own.free_memory_bytes].map(|bytes| bytes.map(|bytes| bytes as f64));
     let efficiency = if is_cpu { CPU_EFFICIENCY } else { GPU_EFFICIENCY };
     Target {
         label: device.label.clone(),
-        memory_bytes: memory_bytes.or(own),
+        free_bytes: if memory_bytes.is_some() { None } else { free_bytes },
+        memory_bytes: memory_bytes.or(own_bytes),
         is_cpu,
         is_here: true,
         flops_per_second: gemm_peak_flops(device, precision).map(|peak| peak * efficiency),
-        watts: None,
+        watts: own.power_limit_watts,
     }
 }
