@@ -190,3 +190,27 @@ fn what_fits_is_judged_by_what_is_free_as_a_start_judges_it() {
     let typed = json(&["recipes/quickstart.toml", "--device", "cpu", "--memory", "8"]);
     assert_eq!((&typed["memory_bytes"], &typed["free_memory_bytes"]), (&(8_u64 << 30).into(), &Value::Null));
 }
+
+#[test]
+fn a_plan_for_a_gpu_has_a_host_side_of_its_own() {
+    let planned = |checkpointing: &str| {
+        let set = format!("train.gradient_checkpointing={checkpointing}");
+        json(&[&LLAMA_8B[..], &["--device", "A100-40GB", "--set", &set]].concat())
+    };
+    let bytes = |plan: &Value, name: &str| {
+        let parts = plan["components"].as_array().unwrap();
+        parts.iter().find(|part| part["name"] == name).unwrap()["bytes"].as_u64().unwrap()
+    };
+    let [on, offload] = ["true", "offload"].map(planned);
+    let parked = bytes(&offload["host"], "parked block inputs");
+    assert_eq!(bytes(&on["host"], "parked block inputs"), 0);
+    // What leaves the device arrives at the host: all blocks' inputs, of which two are still on the device.
+    let kept = bytes(&on, "kept for the backward") - bytes(&offload, "kept for the backward");
+    assert_eq!(kept, parked - bytes(&offload, "kept for the backward"));
+    assert!(offload["host"]["peak_bytes"].as_u64().unwrap() > parked);
+    // That machine is not here: nobody knows its host.
+    assert!(offload["host"]["fits"].is_null() && offload["fits"] == true, "{offload}");
+    let table = plan(&[&LLAMA_8B[..], &["--device", "A100-40GB"]].concat());
+    assert!(text(&table.stdout).contains("\nhost:\n  process and driver "), "{}", text(&table.stdout));
+    assert!(json(&["recipes/quickstart.toml", "--device", "cpu"])["host"].is_null());
+}

@@ -146,6 +146,7 @@ pub fn workload<'a>(recipe: &Recipe, config: &'a LlamaConfig, selection: &'a Sel
         gradient_checkpointing: recipe.train.gradient_checkpointing,
         gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
         loss_chunk: recipe.train.loss_chunk(),
+        prefetch_batches: recipe.data.prefetch_batches,
         on_cpu,
     }
 }

@@ -12,7 +12,7 @@ use crate::model::config::LlamaConfig;
 use crate::recipe::Recipe;
 use crate::telemetry::gpus::{self, Gpus};
 use crate::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
-use crate::train::fit;
+use crate::train::fit::{self, Memories};
 use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan};
 
 /// What a device has.
@@ -80,12 +80,15 @@ impl Room {
     pub fn look(recipe: &Recipe, config: &LlamaConfig, selection: &Selection, device: &OpenDevice) -> Self {
         let on_cpu = device.kind == DeviceKind::Cpu;
         let workload = inputs::workload(recipe, config, selection, on_cpu);
-        let memory_bytes = Resources::of(device).usable_bytes();
+        #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
+        let [device_bytes, host_bytes] = [Resources::of(device).usable_bytes(), available_host_memory_bytes()]
+            .map(|bytes| bytes.map(|bytes| bytes as f64));
         let place = if on_cpu { "this process" } else { device.label.as_str() };
+        let shortage = |device_bytes| fit::shortage(&workload, Memories { device_bytes, host_bytes }, place);
         Self {
             plan: workload.plan(),
-            warning: memory_bytes.and_then(|bytes| fit::shortage(&workload, bytes, place)),
-            advice: fit::advice(&workload, memory_bytes, place),
+            warning: device_bytes.and_then(shortage),
+            advice: fit::advice(&workload, device_bytes, host_bytes, place),
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::config::GradientCheckpointing;
-use super::memory::{MemoryPlan, Workload};
+use super::memory::{Component, MemoryPlan, Workload};
 use crate::device::Dtype;
 use crate::ops::cross_entropy::LossChunk;
 
@@ -35,23 +35,51 @@ impl Suggestion {
     }
 }
 
+/// The memories that a step has to fit into.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Memories {
+    /// Of the device, in bytes.
+    pub device_bytes: f64,
+    /// Of the host beside a GPU, in bytes; `None` where it is not known, and on the CPU.
+    pub host_bytes: Option<f64>,
+}
+
+impl Memories {
+    /// That of a device alone.
+    #[must_use]
+    pub fn of_device(device_bytes: f64) -> Self {
+        Self { device_bytes, host_bytes: None }
+    }
+}
+
 /// Whether a plan fits into `memory_bytes`, of which [`USABLE`] can be used.
 #[must_use]
 pub fn fits(plan: &MemoryPlan, memory_bytes: f64) -> bool {
-    as_f64(plan.peak_bytes) <= memory_bytes * USABLE
+    is_room(plan.peak_bytes, memory_bytes)
+}
+
+/// The same for a peak, of whatever memory.
+#[must_use]
+pub fn is_room(peak_bytes: usize, memory_bytes: f64) -> bool {
+    as_f64(peak_bytes) <= memory_bytes * USABLE
+}
+
+/// Whether a step fits into the memory of the host beside a GPU, as far as that is known.
+fn fits_host(workload: &Workload<'_>, memories: Memories) -> bool {
+    workload.host_plan().zip(memories.host_bytes).is_none_or(|(plan, bytes)| is_room(plan.peak_bytes, bytes))
 }
 
 /// The largest micro-batch that fits as the recipe is, or with the changes that save most, the mildest first.
 #[must_use]
-pub fn largest_that_fit(workload: &Workload<'_>, memory_bytes: f64) -> Vec<Suggestion> {
-    suggestions(workload, memory_bytes, |rows| (rows, vec![format!("train.micro_batch_size={rows}")]))
+pub fn largest_that_fit(workload: &Workload<'_>, memories: Memories) -> Vec<Suggestion> {
+    suggestions(workload, memories, |rows| (rows, vec![format!("train.micro_batch_size={rows}")]))
 }
 
 /// Changes after which the step fits and still trains on as many rows, the mildest first.
 #[must_use]
-pub fn that_fit(workload: &Workload<'_>, memory_bytes: f64) -> Vec<Suggestion> {
+pub fn that_fit(workload: &Workload<'_>, memories: Memories) -> Vec<Suggestion> {
     let rows_of_step = workload.rows * workload.gradient_accumulation_steps;
-    suggestions(workload, memory_bytes, |most| {
+    suggestions(workload, memories, |most| {
         if most >= workload.rows {
             return (workload.rows, Vec::new());
         }
@@ -67,7 +95,7 @@ pub fn that_fit(workload: &Workload<'_>, memory_bytes: f64) -> Vec<Suggestion> {
 /// fit.
 fn suggestions(
     workload: &Workload<'_>,
-    memory_bytes: f64,
+    memories: Memories,
     of_rows: impl Fn(usize) -> (usize, Vec<String>),
 ) -> Vec<Suggestion> {
     let checkpointing = [workload.gradient_checkpointing, GradientCheckpointing::On, GradientCheckpointing::Offload];
@@ -85,9 +113,12 @@ fn suggestions(
             if is_repeated || is_useless {
                 continue;
             }
-            let with_rows =
-                |rows| Workload { storage, rows, gradient_checkpointing, loss_chunk, ..workload.clone() }.plan();
-            let Some(most_rows) = largest(|rows| fits(&with_rows(rows), memory_bytes)) else { continue };
+            let with_rows = |rows| Workload { storage, rows, gradient_checkpointing, loss_chunk, ..workload.clone() };
+            let do_fit = |rows| {
+                let workload = with_rows(rows);
+                fits(&workload.plan(), memories.device_bytes) && fits_host(&workload, memories)
+            };
+            let Some(most_rows) = largest(do_fit) else { continue };
             let mut settings = Vec::new();
             settings.extend(has_large_chunk.then(|| format!("train.loss_chunk_tokens={most}")));
             if storage != workload.storage {
@@ -99,7 +130,7 @@ fn suggestions(
             }
             let (rows, of_rows) = of_rows(most_rows);
             settings.extend(of_rows);
-            let suggestion = Suggestion { settings: settings.join(" "), peak_bytes: with_rows(rows).peak_bytes };
+            let suggestion = Suggestion { settings: settings.join(" "), peak_bytes: with_rows(rows).plan().peak_bytes };
             // Smaller weights that make no room for more rows are no gain.
             if !suggestion.settings.is_empty() && !seen.contains(&(gradient_checkpointing, rows)) {
                 seen.push((gradient_checkpointing, rows));
@@ -110,42 +141,46 @@ fn suggestions(
     found
 }
 
-/// What a step needs and what there is, where that is too little; for people. `place` names the memory.
+/// What a step needs and what there is, where that is too little; for people. `place` names the device's memory.
 #[must_use]
-pub fn shortage(workload: &Workload<'_>, memory_bytes: u64, place: &str) -> Option<String> {
-    #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
-    let memory = memory_bytes as f64;
+pub fn shortage(workload: &Workload<'_>, memories: Memories, place: &str) -> Option<String> {
     let plan = workload.plan();
-    (!fits(&plan, memory)).then(|| {
-        format!(
-            "a step whose rows are all as long as `data.max_length` is reckoned to need {} ({}), and {place} has {}\n  hint: {}",
-            size(as_f64(plan.peak_bytes)),
-            largest_parts(&plan),
-            size(memory),
-            hint(&that_fit(workload, memory))
-        )
+    let lacks = |needs: &[Component], peak_bytes: usize, of: &str, place: &str, bytes: f64| {
+        (!is_room(peak_bytes, bytes)).then(|| {
+            format!(
+                "a step whose rows are all as long as `data.max_length` is reckoned to need {}{of} ({}), and {place} has \
+                 {}\n  hint: {}",
+                size(as_f64(peak_bytes)),
+                largest_parts(needs),
+                size(bytes),
+                hint(&that_fit(workload, memories))
+            )
+        })
+    };
+    lacks(&plan.components, plan.peak_bytes, "", place, memories.device_bytes).or_else(|| {
+        let (plan, bytes) = workload.host_plan().zip(memories.host_bytes)?;
+        lacks(&plan.components, plan.peak_bytes, " of host memory", "this process", bytes)
     })
 }
 
 /// What to say when memory has run out although the step was reckoned to fit: what takes most, and what takes less.
 #[must_use]
-pub fn advice(workload: &Workload<'_>, memory_bytes: Option<u64>, place: &str) -> String {
+pub fn advice(workload: &Workload<'_>, memory_bytes: Option<f64>, host_bytes: Option<f64>, place: &str) -> String {
     let plan = workload.plan();
-    #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
-    let there_is = memory_bytes.map_or(f64::INFINITY, |bytes| bytes as f64);
+    let there_is = memory_bytes.unwrap_or(f64::INFINITY);
     // A quarter less than what was too much.
     let enough = 0.75 * there_is.min(as_f64(plan.peak_bytes) / USABLE);
     format!(
         "{place} has no memory left; a step whose rows are all as long as `data.max_length` is reckoned to need {} ({})\n  \
          hint: {}",
         size(as_f64(plan.peak_bytes)),
-        largest_parts(&plan),
-        hint(&that_fit(workload, enough))
+        largest_parts(&plan.components),
+        hint(&that_fit(workload, Memories { device_bytes: enough, host_bytes }))
     )
 }
 
-fn largest_parts(plan: &MemoryPlan) -> String {
-    let mut parts: Vec<_> = plan.components.iter().collect();
+fn largest_parts(components: &[Component]) -> String {
+    let mut parts: Vec<_> = components.iter().collect();
     parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
     let named = parts.iter().take(MAX_PARTS_NAMED).map(|part| format!("{} {}", part.name, size(as_f64(part.bytes))));
     named.collect::<Vec<_>>().join(", ")
@@ -189,7 +224,7 @@ mod tests {
     use crate::lora::targets::Selection;
     use crate::model::config::LlamaConfig;
 
-    const GIB: u64 = 1 << 30;
+    const GIB: f64 = 1_073_741_824.0;
 
     fn model() -> (LlamaConfig, Selection) {
         let config = LlamaConfig::from_json(include_str!("../../configs/smollm2-135m.json")).unwrap();
@@ -208,6 +243,7 @@ mod tests {
             gradient_checkpointing: GradientCheckpointing::Off,
             gradient_accumulation_steps: 2,
             loss_chunk: LossChunk::Auto,
+            prefetch_batches: 4,
             on_cpu: true,
         }
     }
@@ -224,13 +260,12 @@ mod tests {
     fn what_does_not_fit_is_told_with_changes_that_do_and_keep_the_rows_of_a_step() {
         let (config, selection) = model();
         let workload = workload(&config, &selection);
-        assert_eq!(shortage(&workload, 64 * GIB, "this machine"), None);
-        let text = shortage(&workload, 6 * GIB, "this machine").unwrap();
+        assert_eq!(shortage(&workload, Memories::of_device(64.0 * GIB), "this machine"), None);
+        let text = shortage(&workload, Memories::of_device(6.0 * GIB), "this machine").unwrap();
         assert!(text.contains("is reckoned to need 11.8"), "{text}");
         assert!(text.contains("and this machine has 6.00 GiB"), "{text}");
-        #[expect(clippy::cast_precision_loss, reason = "6 GiB")]
-        let memory = (6 * GIB) as f64;
-        let found = that_fit(&workload, memory);
+        let memory = 6.0 * GIB;
+        let found = that_fit(&workload, Memories::of_device(memory));
         assert!(found.len() >= 2, "{found:?}");
         for Suggestion { settings, peak_bytes } in &found {
             assert!(as_f64(*peak_bytes) <= memory * USABLE, "{settings}");
@@ -244,7 +279,7 @@ mod tests {
         // Whatever fits: 5 rows of 2 x 7 would make an update of 15.
         for tenths in 10..60 {
             let odd = Workload { rows: 7, ..workload.clone() };
-            for Suggestion { settings, .. } in that_fit(&odd, f64::from(tenths) * 1e9 / 5.0) {
+            for Suggestion { settings, .. } in that_fit(&odd, Memories::of_device(f64::from(tenths) * 2e8)) {
                 let number =
                     |key: &str| settings.split(' ').find_map(|setting| setting.strip_prefix(key)?.parse().ok());
                 let rows: usize = number("train.micro_batch_size=").unwrap_or(7);
@@ -260,10 +295,10 @@ mod tests {
     fn what_ran_out_although_it_fitted_is_told_with_less() {
         let (config, selection) = model();
         let workload = workload(&config, &selection);
-        let text = advice(&workload, Some(64 * GIB), "cuda:0 (a GPU)");
+        let text = advice(&workload, Some(64.0 * GIB), None, "cuda:0 (a GPU)");
         assert!(text.starts_with("cuda:0 (a GPU) has no memory left; a step whose rows"), "{text}");
         assert!(text.contains("hint: less is needed with `--set train."), "{text}");
-        for change in that_fit(&workload, 0.75 * as_f64(workload.plan().peak_bytes)) {
+        for change in that_fit(&workload, Memories::of_device(0.75 * as_f64(workload.plan().peak_bytes))) {
             assert!(change.peak_bytes < workload.plan().peak_bytes * 3 / 4);
         }
     }
@@ -280,15 +315,46 @@ mod tests {
         let without = Workload { loss_chunk: LossChunk::Auto, ..workload.clone() }.plan().peak_bytes;
         // All 2048 tokens at a time, of which a quarter are what fills 96 MiB.
         assert_eq!(workload.plan().peak_bytes - without, 3 * 512 * 49_152 * 4);
-        let found = that_fit(&workload, 1.001 * as_f64(without) / USABLE);
+        let found = that_fit(&workload, Memories::of_device(1.001 * as_f64(without) / USABLE));
         let first = Suggestion { settings: "train.loss_chunk_tokens=512".into(), peak_bytes: without };
         assert_eq!(found.first(), Some(&first), "{found:?}");
     }
 
     #[test]
+    fn block_inputs_are_offloaded_only_where_the_host_holds_them() {
+        let (config, selection) = model();
+        let workload = Workload { on_cpu: false, rows: 16, ..workload(&config, &selection) };
+        let offloads = |host_bytes: Option<f64>| {
+            let found = largest_that_fit(&workload, Memories { device_bytes: 8.0 * GIB, host_bytes });
+            let rows =
+                |setting: &str| setting.strip_prefix("train.micro_batch_size=").map(|rows| rows.parse().unwrap());
+            let offload = found.iter().find(|change| change.settings.contains("offload"))?;
+            offload.settings.split(' ').find_map(rows)
+        };
+        let all: usize = offloads(None).unwrap();
+        assert_eq!(offloads(Some(64.0 * GIB)), Some(all));
+        // A row parks 30 layers of 2,048 x 576 numbers, 135 MiB: of 2 GiB the process leaves room for six.
+        let few = offloads(Some(2.0 * GIB)).unwrap();
+        assert!(few < all && (5..=6).contains(&few), "{few} of {all} rows");
+        assert_eq!(offloads(Some(0.5 * GIB)), None);
+    }
+
+    #[test]
+    fn too_little_host_memory_beside_a_gpu_is_told() {
+        let (config, selection) = model();
+        let gradient_checkpointing = GradientCheckpointing::Offload;
+        let workload = Workload { on_cpu: false, gradient_checkpointing, ..workload(&config, &selection) };
+        let memories = Memories { device_bytes: 80.0 * GIB, host_bytes: Some(1.5 * GIB) };
+        let text = shortage(&workload, memories, "cuda:0").unwrap();
+        assert!(text.contains(" of host memory (parked block inputs 1.05 GiB, process and driver 1.00 GiB"), "{text}");
+        assert!(text.contains("and this process has 1.50 GiB"), "{text}");
+        assert_eq!(shortage(&workload, Memories { host_bytes: Some(4.0 * GIB), ..memories }, "cuda:0"), None);
+    }
+
+    #[test]
     fn where_nothing_helps_that_is_said() {
         let (config, selection) = model();
-        let text = shortage(&workload(&config, &selection), 100 << 20, "this machine").unwrap();
+        let text = shortage(&workload(&config, &selection), Memories::of_device(1e8), "this machine").unwrap();
         assert!(text.ends_with("a shorter `data.max_length`, a smaller model or a larger device"), "{text}");
     }
 }

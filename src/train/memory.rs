@@ -36,6 +36,8 @@ pub struct Workload<'a> {
     pub gradient_accumulation_steps: usize,
     /// How many target tokens' logits exist at a time.
     pub loss_chunk: LossChunk,
+    /// Micro-batches that are made ahead.
+    pub prefetch_batches: usize,
     /// Whether the kernels of [`crate::ops::cpu`] run: on the CPU.
     pub on_cpu: bool,
 }
@@ -97,6 +99,11 @@ impl Workload<'_> {
             most = most.max(ranks);
         }
         (most, parameters)
+    }
+
+    /// Bytes of the adapters of all layers.
+    pub(super) fn adapter_bytes(&self) -> usize {
+        self.adapters().1 * F32
     }
 
     fn base_bytes(&self) -> usize {
@@ -225,6 +232,7 @@ mod tests {
             gradient_checkpointing: GradientCheckpointing::Off,
             gradient_accumulation_steps: 1,
             loss_chunk: LossChunk::Auto,
+            prefetch_batches: 4,
             on_cpu: true,
         };
         change(&mut workload);

@@ -8,6 +8,7 @@ pub mod fit;
 pub mod flops;
 pub mod forecast;
 pub mod grads;
+pub mod host_memory;
 mod laps;
 pub mod memory;
 pub mod offload;

@@ -11,6 +11,7 @@ use crate::train::config::GradientCheckpointing;
 use crate::train::fit::{self, Suggestion};
 use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
+use crate::train::host_memory::HostPlan;
 use crate::train::memory::{MemoryPlan, Workload};
 
 /// What a plan is made from.
@@ -38,7 +39,10 @@ pub(super) struct Report {
     pub(super) free_memory_bytes: Option<u64>,
     #[serde(flatten)]
     pub(super) plan: MemoryPlan,
-    /// Absent where the device's memory is not known.
+    /// Memory of the host beside a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) host: Option<Host>,
+    /// Absent where the device's memory is not known. Beside a GPU that is here the host's memory has to do, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fits: Option<bool>,
     /// Model FLOPs of a token at full length.
@@ -80,6 +84,18 @@ pub(super) struct Report {
     pub(super) suggestions: Vec<Suggestion>,
 }
 
+/// Memory of the host beside a GPU.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Host {
+    #[serde(flatten)]
+    pub(super) plan: HostPlan,
+    /// What of it this process can have now; absent where the machine is not here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) free_memory_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) fits: Option<bool>,
+}
+
 /// The training rows.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Rows {
@@ -95,7 +111,13 @@ impl Report {
     pub(super) fn new(basis: &Basis<'_>) -> Self {
         let Basis { recipe, workload, target, prices, survey, calibrated, wants_fit } = *basis;
         let plan = workload.plan();
-        let fits = target.usable_bytes().map(|memory| fit::fits(&plan, memory));
+        let host = workload.host_plan().map(|plan| Host {
+            free_memory_bytes: target.host_free_bytes.map(whole),
+            fits: target.host_free_bytes.map(|memory| fit::is_room(plan.peak_bytes, memory)),
+            plan,
+        });
+        let holds = host.as_ref().and_then(|host| host.fits).unwrap_or(true);
+        let fits = target.usable_bytes().map(|memory| holds && fit::fits(&plan, memory));
         let flops = StepFlops::new(workload.config, plan.num_trainable);
         let flops_per_row = flops.of_full_row(workload.row_length);
         let tokens_per_step = workload.rows * workload.row_length * workload.gradient_accumulation_steps;
@@ -116,14 +138,15 @@ impl Report {
         let seconds = mean_step_seconds.and_then(of_all_steps);
         let energy_kwh = seconds.zip(target.watts).map(|(seconds, watts)| seconds / 3600.0 * watts / 1000.0);
         let cost = seconds.and_then(|seconds| prices.price(seconds, energy_kwh));
-        let suggestions = match target.usable_bytes() {
-            Some(memory) if wants_fit || fits == Some(false) => fit::largest_that_fit(workload, memory),
+        let suggestions = match target.memories() {
+            Some(memories) if wants_fit || fits == Some(false) => fit::largest_that_fit(workload, memories),
             _ => Vec::new(),
         };
         Self {
             device: target.label.clone(),
             memory_bytes: target.memory_bytes.map(whole),
             free_memory_bytes: target.free_bytes.map(whole),
+            host,
             fits,
             plan,
             flops_per_token: flops_per_row / as_f64(workload.row_length.max(1)),
@@ -150,6 +173,6 @@ impl Report {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes and tokens")]
-fn whole(count: f64) -> u64 {
+pub(super) fn whole(count: f64) -> u64 {
     count.round() as u64
 }

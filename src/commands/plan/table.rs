@@ -1,25 +1,20 @@
 //! A plan as a table, for people.
 
 use super::as_f64;
-use super::report::{Report, Rows};
+use super::report::{Host, Report, Rows, whole};
 use super::target::Target;
 use crate::metrics::CostConfig;
 use crate::train::fit::{USABLE, size};
+use crate::train::memory::Component;
 
 /// The whole text. `without_rows`: why the training rows cannot be looked at.
 pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, without_rows: Option<&str>) -> String {
     let mut lines = vec![format!("device: {}", report.device)];
-    for component in &report.plan.components {
-        lines.push(format!(
-            "  {:<24} {:>10}   {}",
-            component.name,
-            size(as_f64(component.bytes)),
-            component.depends_on
-        ));
-    }
+    lines.extend(report.plan.components.iter().map(row));
     let peak = as_f64(report.plan.peak_bytes);
     lines.push(format!("  {:<24} {:>10}   with every row at data.max_length", "peak", size(peak)));
     lines.extend(verdict(peak, target));
+    lines.extend(host(report));
     for suggestion in &report.suggestions {
         let what = if report.fits == Some(true) { "would still fit" } else { "fits with" };
         lines.push(format!("  {what} {}   ({})", suggestion.arguments(), size(as_f64(suggestion.peak_bytes))));
@@ -53,6 +48,25 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
         lines.push("note: sizes and times on GPUs are reckoned, not yet held against a measurement".to_owned());
     }
     lines.join("\n")
+}
+
+fn row(component: &Component) -> String {
+    format!("  {:<24} {:>10}   {}", component.name, size(as_f64(component.bytes)), component.depends_on)
+}
+
+/// The host's side of a GPU, and whether it holds it.
+fn host(report: &Report) -> Vec<String> {
+    let Some(Host { plan, free_memory_bytes, fits }) = &report.host else { return Vec::new() };
+    let mut lines = vec!["host:".to_owned()];
+    lines.extend(plan.components.iter().map(row));
+    lines.push(format!("  {:<24} {:>10}   at a time", "peak", size(as_f64(plan.peak_bytes))));
+    if let Some((fits, free)) = fits.zip(*free_memory_bytes) {
+        #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
+        let free = size(free as f64);
+        let verdict = if fits { "fits into" } else { "does not fit into" };
+        lines.push(format!("{verdict} the {free} of host memory that are free now"));
+    }
+    lines
 }
 
 /// Whether the peak fits into what there is.
@@ -107,8 +121,8 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
         (if report.is_at_most { "at most" } else { "about" }, with_commas(steps), with_commas(tokens));
     let time = report.seconds.map(|seconds| format!("{} for ", duration(seconds))).unwrap_or_default();
     lines.push(format!(
-        "estimated: {about} {time}{steps} steps of {:.0} tokens, {tokens} in all, without evaluations",
-        report.mean_step_tokens
+        "estimated: {about} {time}{steps} steps of {} tokens, {tokens} in all, without evaluations",
+        with_commas(whole(report.mean_step_tokens))
     ));
     if let Some(why) = without_rows {
         lines.push(format!("note: every row is taken to be of full length, since the rows cannot be looked at: {why}"));

@@ -8,6 +8,8 @@ use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::room::Resources;
 use crate::schema::{Problem, Problems};
+use crate::telemetry::available_host_memory_bytes;
+use crate::train::fit::Memories;
 
 /// Share of the measured rate of products that a step reaches on the CPU: between 0.57 and 0.74 on the models of
 /// `scripts/bench_vs_peft.py`.
@@ -23,6 +25,8 @@ pub(super) struct Target {
     pub(super) memory_bytes: Option<f64>,
     /// What of it this process can have now; `None` where that is not known, or other memory was typed.
     pub(super) free_bytes: Option<f64>,
+    /// Memory of the host that this process can have now, beside a GPU that is here.
+    pub(super) host_free_bytes: Option<f64>,
     pub(super) is_cpu: bool,
     /// It is of this machine.
     pub(super) is_here: bool,
@@ -33,9 +37,14 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// What a step has to fit into.
+    /// What of the device's memory a step has to fit into.
     pub(super) fn usable_bytes(&self) -> Option<f64> {
         self.free_bytes.or(self.memory_bytes)
+    }
+
+    /// What a step has to fit into; `None` where the device's memory is not known.
+    pub(super) fn memories(&self) -> Option<Memories> {
+        self.usable_bytes().map(|device_bytes| Memories { device_bytes, host_bytes: self.host_free_bytes })
     }
 }
 
@@ -66,6 +75,7 @@ fn of_gpu(gpu: &Gpu, precision: Dtype, memory_bytes: Option<f64>) -> Target {
         label: gpu.name.to_owned(),
         memory_bytes: memory_bytes.or(Some(own)),
         free_bytes: None,
+        host_free_bytes: None,
         is_cpu: false,
         is_here: false,
         flops_per_second: gpu.flops(precision).map(|rate| rate * GPU_EFFICIENCY),
@@ -78,13 +88,14 @@ fn of_device(device: &OpenDevice, precision: Dtype, memory_bytes: Option<f64>) -
     // Before the rate is measured, which takes memory.
     let own = Resources::of(device);
     #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
-    let [own_bytes, free_bytes] =
-        [own.memory_bytes, own.free_memory_bytes].map(|bytes| bytes.map(|bytes| bytes as f64));
+    let [own_bytes, free_bytes, host_bytes] = [own.memory_bytes, own.free_memory_bytes, available_host_memory_bytes()]
+        .map(|bytes| bytes.map(|bytes| bytes as f64));
     let efficiency = if is_cpu { CPU_EFFICIENCY } else { GPU_EFFICIENCY };
     Target {
         label: device.label.clone(),
         free_bytes: if memory_bytes.is_some() { None } else { free_bytes },
         memory_bytes: memory_bytes.or(own_bytes),
+        host_free_bytes: host_bytes.filter(|_| !is_cpu),
         is_cpu,
         is_here: true,
         flops_per_second: gemm_peak_flops(device, precision).map(|peak| peak * efficiency),
