@@ -1,13 +1,16 @@
 //! What was typed: arguments, sub-commands and exit codes.
 
+use std::any::Any;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
 use crate::commands::{bench, check, compare, doctor, generate, inspect, merge, plan, products, report, tune};
 use crate::failure::Failure;
+use crate::run::room::is_out_of_memory;
 use crate::run::{self, TrainArgs};
 
 /// What the command line asks for.
@@ -67,13 +70,37 @@ pub fn main() -> ExitCode {
     let request = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
     #[cfg(unix)]
     crate::budget::before_the_end(crate::metrics::give_terminal_back);
-    match dispatch(&request) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
+    ExitCode::from(ended(|| dispatch(&request)))
+}
+
+/// Does `work` and says what went wrong with it; the exit code. A panic, which is a bug, ends with 1 like other failures.
+#[must_use]
+pub fn ended(work: impl FnOnce() -> Result<(), Failure>) -> u8 {
+    // What `work` has left half done is not looked at any more.
+    let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Failure::running(of_panic(&*panic))));
+    result.map_or_else(
+        |failure| {
             tell(&failure);
-            ExitCode::from(failure.exit_code())
-        }
+            failure.exit_code()
+        },
+        |()| 0,
+    )
+}
+
+/// What to say after a panic, which has itself said where it was.
+fn of_panic(panic: &(dyn Any + Send)) -> String {
+    if is_out_of_memory(panic) {
+        return "the device has no memory left\n  hint: `lora-train plan` tells what takes how much; lower \
+                `train.micro_batch_size` or `data.max_length`"
+            .to_owned();
     }
+    let commit = option_env!("LORA_TRAIN_GIT_COMMIT").map(|commit| format!(", commit {commit}")).unwrap_or_default();
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "this is a bug in lora-train {version}{commit}, and no mistake of yours\n  hint: report it with the lines above, \
+         the command and its recipe, and what `lora-train doctor` says; with RUST_BACKTRACE=1 the lines above say \
+         more\n  hint: a run that has a checkpoint goes on with `--resume`"
+    )
 }
 
 /// The command line: sub-commands, and the arguments of training without one.
@@ -217,6 +244,19 @@ mod tests {
         let failure = Failure::from(args.recipe.load(crate::recipe::Purpose::Training).unwrap_err());
         let messages = with_command_hint(failure, &args).messages();
         assert_eq!(messages, ["chekc: there is no such file\n  hint: did you mean the command `check`?"]);
+    }
+
+    #[test]
+    fn a_panic_ends_with_1_and_is_called_a_bug_unless_memory_has_run_out() {
+        assert_eq!(ended(|| panic!("index out of bounds")), 1);
+        assert_eq!(ended(|| Err(Failure::input("a mistake"))), 2);
+        assert_eq!(ended(|| Ok(())), 0);
+        let bug = of_panic(&"index out of bounds");
+        for part in ["this is a bug in lora-train ", "report it with the lines above", "`--resume`"] {
+            assert!(bug.contains(part), "{bug}");
+        }
+        let memory = of_panic(&"DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")");
+        assert!(memory.contains("no memory left") && memory.contains("`train.micro_batch_size`"), "{memory}");
     }
 
     #[test]

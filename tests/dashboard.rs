@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use burn_train::Interrupter;
+use lora_train::cli;
+use lora_train::failure::Failure;
 use lora_train::metrics::{EvalMetrics, LoggingConfig, SinkOptions, Sinks, StepMetrics, Summary};
 use lora_train::panics::guarded;
 use lora_train::train::stop::Stop;
@@ -31,7 +33,7 @@ const ENTER_DASHBOARD: &str = "\x1b[?1049h";
 const LEAVE_DASHBOARD: &str = "\x1b[?1049l";
 
 /// A training loop that computes nothing.
-fn train(mode: &str) -> ! {
+fn train(mode: &str) -> Result<(), Failure> {
     let folder = tempfile::tempdir().unwrap();
     let signal = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&signal)).unwrap();
@@ -67,7 +69,7 @@ fn train(mode: &str) -> ! {
     }
     sinks.finish(&Summary { steps, ..Summary::default() }).unwrap();
     drop(folder);
-    std::process::exit(if steps < NUM_STEPS { 130 } else { 0 });
+    if steps < NUM_STEPS { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
 struct PseudoTerminal {
@@ -179,7 +181,8 @@ impl PseudoTerminal {
 /// Runs the training loop where this is the program under test.
 fn train_if_child() {
     if let Ok(mode) = std::env::var(CHILD) {
-        train(&mode);
+        // As the command ends.
+        std::process::exit(i32::from(cli::ended(|| train(&mode))));
     }
 }
 
@@ -222,6 +225,57 @@ fn a_run_that_is_quit_in_the_dashboard_says_on_the_normal_screen_what_held_it_ba
     assert!(page.contains("<p>interrupted at step ") && page.contains(verdict), "{page}");
 }
 
+/// The real command under its dashboard, after its first steps.
+fn training(bench: &common::Bench, settings: &[&str]) -> PseudoTerminal {
+    let recipe = bench.recipe("run", "");
+    let changes = settings.iter().flat_map(|change| ["--set", change]);
+    let args: Vec<&str> = [recipe.to_str().unwrap(), "--tui"].into_iter().chain(changes).collect();
+    let terminal = PseudoTerminal::of(common::lora_train(&args));
+    terminal.wait_for(ENTER_DASHBOARD);
+    let has_steps = || bench.path("run/metrics.jsonl").exists() && !common::steps(&bench.path("run")).is_empty();
+    common::wait_until("a step", has_steps);
+    terminal
+}
+
+#[test]
+fn a_signal_to_a_run_under_its_dashboard_saves_a_checkpoint_and_gives_the_terminal_back() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let bench = common::Bench::new();
+        let terminal = training(&bench, &["train.max_steps=5000"]);
+        common::signal(&terminal.program, signal);
+        let sent = Instant::now();
+        let (status, after) = terminal.end();
+        assert_eq!(status.code(), Some(130), "{after}");
+        assert!(sent.elapsed() < Duration::from_secs(10), "{:?}", sent.elapsed());
+        let step = common::json(&bench.path("run/unfinished.json"))["steps"].as_u64().unwrap();
+        assert!(bench.path(&format!("run/checkpoints/step-{step:06}/trainer_state.json")).is_file(), "{after}");
+        let said = format!("stopped after step {step}, with a checkpoint; to continue: lora-train ");
+        assert!(after.contains(&said), "{after}");
+    }
+}
+
+#[test]
+fn a_second_signal_to_a_run_under_its_dashboard_ends_it_at_once_with_its_terminal_given_back() {
+    let bench = common::Bench::new();
+    // An evaluation is cut short at a batch, a step at a micro-batch, and this one takes seconds.
+    let slow = ["train.max_steps=9", "checkpoint.save_steps=1", "train.micro_batch_size=24"];
+    let terminal = training(&bench, &slow);
+    for _ in 0..2 {
+        common::signal(&terminal.program, libc::SIGINT);
+    }
+    let sent = Instant::now();
+    let (status, after) = terminal.end();
+    assert_eq!(status.code(), Some(130), "{after}");
+    assert!(sent.elapsed() < Duration::from_secs(2), "{:?}", sent.elapsed());
+    let recipe = bench.path("run.toml");
+    let changes = slow.iter().flat_map(|change| ["--set", change]);
+    let args: Vec<&str> = [recipe.to_str().unwrap(), "--resume"].into_iter().chain(changes).collect();
+    let output = common::run(&args);
+    assert!(output.status.success(), "{}", common::stderr(&output));
+    let seen: Vec<_> = common::steps(&bench.path("run")).iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(seen, (1..=9).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_question_that_is_cancelled_changes_nothing_and_the_screen_goes_on() {
     train_if_child();
@@ -256,8 +310,11 @@ fn a_panic_leaves_a_usable_terminal_and_a_readable_message() {
     let terminal = PseudoTerminal::start("a_panic_leaves_a_usable_terminal_and_a_readable_message", "panic");
     terminal.wait_for("a bug in the middle");
     let (status, after) = terminal.end();
-    assert_eq!(status.code(), Some(101), "{after}");
-    assert!(after.contains("a bug in the middle") && after.contains("a warning in the middle"), "{after}");
+    assert_eq!(status.code(), Some(1), "{after}");
+    let said = ["a warning in the middle", "this is a bug in lora-train ", "report it with the lines above"];
+    for text in [&said[..], &["a bug in the middle", "tests/dashboard.rs:"]].concat() {
+        assert!(after.contains(text), "{text}: {after}");
+    }
 }
 
 #[test]

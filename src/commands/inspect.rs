@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::model::{Init, ModelOptions};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
+use crate::run::inputs::data_failure;
 
 mod row;
 mod summary;
@@ -51,8 +52,7 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let tokenizer = Arc::new(Tokenizer::open(&tokenizer_folder(&recipe.model)?).map_err(Failure::input)?);
     let options =
         OpenOptions { cache: CacheSettings::from_env(), progress: Progress::detect(false), ..OpenOptions::default() };
-    let data =
-        DataPipeline::open(&recipe.data, Arc::clone(&tokenizer), recipe.seed, &options).map_err(Failure::input)?;
+    let data = DataPipeline::open(&recipe.data, Arc::clone(&tokenizer), recipe.seed, &options).map_err(data_failure)?;
     let stdout = io::stdout();
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let marks = if stdout.is_terminal() && !no_color { Marks::Color } else { Marks::Brackets };
@@ -61,6 +61,7 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
         // Whoever reads, such as `head`, has seen enough.
         Err(InspectError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(InspectError::Write(error)) => Err(Failure::running(error)),
+        Err(InspectError::Data(error)) => Err(data_failure(error)),
         Err(error) => Err(Failure::input(error)),
     }
 }

@@ -45,3 +45,14 @@ pub enum DataError {
     #[error("the data loader has stopped after an earlier error")]
     Stopped,
 }
+
+impl DataError {
+    /// Whether the recipe or a file is at fault, and not the trainer or the machine.
+    #[must_use]
+    pub fn is_mistake(&self) -> bool {
+        match self {
+            Self::Config(_) | Self::File { .. } | Self::Row { .. } | Self::Template(_) | Self::Tokenizer(_) => true,
+            Self::Worker(_) | Self::Interrupted | Self::Stopped => false,
+        }
+    }
+}

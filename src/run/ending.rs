@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::args::TrainArgs;
 use super::dir::RunDir;
+use super::inputs::data_failure;
 use super::room::panic_reason;
 use super::verify::adapter_reloads;
 use crate::data::pipeline::RowCounts;
@@ -258,6 +259,7 @@ pub(super) fn trainer_failure(error: TrainerError) -> Failure {
         TrainerError::Checkpoint(_) | TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => {
             Failure::running(error)
         }
+        TrainerError::Data(error) => data_failure(error),
         error => Failure::input(error),
     }
 }

@@ -104,7 +104,7 @@ impl ModelSource {
         let tokenizer = self.tokenizer()?;
         DataPipeline::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
             DataError::Interrupted => Failure::Interrupted,
-            error => Failure::input(error),
+            error => data_failure(error),
         })
     }
 
@@ -130,6 +130,12 @@ impl ModelSource {
         };
         AdapterSet::new(selection, features, lora.init_lora_weights, lora.lora_dropout, seed, &device.device)
     }
+}
+
+/// How a command ends that cannot read its rows: a worker that fails is no mistake in them.
+#[must_use]
+pub fn data_failure(error: DataError) -> Failure {
+    if error.is_mistake() { Failure::input(error) } else { Failure::running(error) }
 }
 
 /// What decides the memory of a recipe's steps.

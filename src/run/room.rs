@@ -116,7 +116,7 @@ pub(super) fn panic_reason(panic: &(dyn Any + Send), advice: Option<&str>) -> St
 }
 
 /// Whether a panic says that memory has run out, in the words of CubeCL, CUDA or wgpu.
-fn is_out_of_memory(panic: &(dyn Any + Send)) -> bool {
+pub(crate) fn is_out_of_memory(panic: &(dyn Any + Send)) -> bool {
     let text = text_of(panic).to_lowercase();
     ["out of memory", "out-of-memory", "outofmemory", "out_of_memory"].iter().any(|words| text.contains(words))
 }
