@@ -16,7 +16,9 @@ mod verify;
 pub use args::{Resume, TrainArgs};
 
 use std::cell::OnceCell;
-use std::io::{self, Write as _};
+use std::convert::Infallible;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use crate::checkpoint::Checkpoints;
 use crate::data::cache::CacheSettings;
@@ -49,6 +51,13 @@ use opening::Opening;
 use resume::Resumed;
 use room::{Room, told_when_it_runs_out};
 
+/// Said where there was nothing to save.
+const STOPPED: &str = "stopped before the first step";
+/// How long rows that are being tokenised may take once the run is to stop.
+const GRACE: Duration = Duration::from_secs(1);
+/// How often the wish to stop is looked at while rows are read.
+const STOP_CHECK: Duration = Duration::from_millis(50);
+
 /// Trains.
 ///
 /// # Errors
@@ -63,7 +72,7 @@ pub fn train(args: &TrainArgs) -> Result<(), Failure> {
 fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failure> {
     let process_start = process_start();
     let stop = Stop::on_signals().map_err(Failure::running)?;
-    let recipe = args.recipe.load(Purpose::Training)?;
+    let (recipe, given) = args.recipe.load_with_text(Purpose::Training)?;
     let resolved = recipe.to_toml();
 
     // What fails cheaply comes first: no weight and no row is read before all this is known to be there.
@@ -95,11 +104,12 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
     // From here on the folder is written to, and a signal waits for a checkpoint.
     stop.defer();
     let mut sinks = open_run(args, &recipe, &dir, &device, resumed.as_ref(), schedule.total_steps(), &stop)?;
+    keep_recipe(args, &given, &resolved, &dir)?;
     let (config, selection) = (&source.config, &selection);
     dir.write_memory_plan(&room.plan).map_err(Failure::running)?;
     let opening = Opening { recipe: &recipe, config, selection, num_trainable, data: &data, device: &device, schedule };
     opening.tell(&mut sinks);
-    if let Some(warning) = &room.warning {
+    for warning in room.warning.iter().map(String::as_str).chain(dir.warning()) {
         sinks.warn(warning);
     }
     let telemetry = start_telemetry(&recipe, &device, &mut sinks);
@@ -151,22 +161,32 @@ fn read_inputs(
     let is_stopped = || stop.requested();
     let progress = Progress::detect(args.quiet);
     let options = OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped };
+    // Dropped once the rows are read.
+    let (reading, is_read) = mpsc::channel::<Infallible>();
     let (data, model) = std::thread::scope(|scope| {
         let data = scope.spawn(|| {
-            // Tokens that are kept are whole or not there, so a signal waits for the row; not for the model.
+            let _reading = reading;
+            // A signal waits for the rows at hand, that nothing is done twice; not for the model.
             stop.defer();
             let data = source.open_data(&recipe.data, recipe.seed, &options);
             stop.at_once();
+            if stop.requested() {
+                Stop::end(STOPPED);
+            }
             data
+        });
+        scope.spawn(move || {
+            while is_read.recv_timeout(STOP_CHECK) == Err(RecvTimeoutError::Timeout) {
+                if stop.requested() {
+                    // The threads that make tokens may be busy with weights. What is kept bears an end at any moment.
+                    let _ = is_read.recv_timeout(GRACE);
+                    Stop::end(STOPPED);
+                }
+            }
         });
         let model = source.load(recipe.model.dtype, recipe.train.precision, device);
         (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
     });
-    if stop.requested() {
-        // Nobody is told where standard error is closed.
-        drop(writeln!(io::stderr(), "stopped before the first step"));
-        return Err(Failure::Interrupted);
-    }
     Ok((data?, model?))
 }
 
@@ -239,12 +259,6 @@ fn open_run(
     stop: &Stop,
 ) -> Result<Sinks, Failure> {
     dir.reopen(start_of(resumed)).map_err(Failure::running)?;
-    let resolved = recipe.to_toml();
-    let given = std::fs::read_to_string(&args.recipe.recipe).map_err(Failure::running)?;
-    let device_argument = args.recipe.device.iter().map(|name| format!("--device {name}"));
-    let changes: Vec<String> =
-        args.recipe.set.iter().map(|change| format!("--set {change}")).chain(device_argument).collect();
-    dir.write_recipe(&given, &changes, &resolved).map_err(Failure::running)?;
     let environment = Environment { gpu: device.cuda.clone(), ..Environment::of_this_process(&device.label) };
     dir.write_environment(&environment).map_err(Failure::running)?;
     let options = SinkOptions {
@@ -258,8 +272,16 @@ fn open_run(
     };
     let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;
     sinks.delete_with_first_step(dir.earlier_end());
-    sinks.recipe(resumed.map_or(0, |resumed| resumed.state.step), &resolved);
+    sinks.recipe(resumed.map_or(0, |resumed| resumed.state.step), &recipe.to_toml());
     Ok(sinks)
+}
+
+/// Writes the recipe into the run's folder: as it was read, since its file may have changed while the model was loaded.
+fn keep_recipe(args: &TrainArgs, given: &str, resolved: &str, dir: &RunDir) -> Result<(), Failure> {
+    let device_argument = args.recipe.device.iter().map(|name| format!("--device {name}"));
+    let changes: Vec<String> =
+        args.recipe.set.iter().map(|change| format!("--set {change}")).chain(device_argument).collect();
+    dir.write_recipe(given, &changes, resolved).map_err(Failure::running)
 }
 
 /// What of the recipe the loop needs.

@@ -171,3 +171,39 @@ fn skipped_rows_are_named_at_the_start_and_counted_in_the_summary() {
     let summary = fs::read_to_string(bench.path("run/summary.json")).unwrap();
     assert!(summary.contains("1 of 24 rows cannot be used and were skipped"), "{summary}");
 }
+
+/// A model whose weights take far longer to make than anybody waits for who has pressed Ctrl-C.
+#[cfg(unix)]
+#[test]
+fn a_signal_while_rows_are_tokenised_and_weights_are_loaded_waits_for_neither() {
+    use std::time::{Duration, Instant};
+
+    let bench = Bench::new();
+    let recipe = large_recipe(&bench);
+    let model = bench.path("model");
+    fs::create_dir(&model).unwrap();
+    for entry in fs::read_dir(common::quickstart_model()).unwrap() {
+        let file = entry.unwrap().path();
+        fs::copy(&file, model.join(file.file_name().unwrap())).unwrap();
+    }
+    let config = fs::read_to_string(model.join("config.json")).unwrap();
+    // 0.8 billion numbers, drawn at random.
+    let config = config.replace("\"hidden_size\": 128", "\"hidden_size\": 2048");
+    let config = config.replace("\"intermediate_size\": 512", "\"intermediate_size\": 8192");
+    fs::write(model.join("config.json"), config.replace("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 16"))
+        .unwrap();
+    let model = format!("model.path={}", model.display());
+    let settings = ["--set", &model, "--set", "model.init=random", "--set", "model.dtype=bf16"];
+    let mut command = in_cache(&bench, lora_train(&[recipe.to_str().unwrap()]));
+    let mut child = command.args(settings).stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("the tokens to be written", || unfinished_bytes(&bench) > 0);
+    signal(&child, libc::SIGINT);
+    let sent = Instant::now();
+    let status = child.wait().unwrap();
+    let taken = sent.elapsed();
+    let mut told = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!(status.code(), Some(130), "{told}");
+    assert!(told.ends_with("stopped before the first step\n"), "{told}");
+    assert!(taken < Duration::from_secs(3), "{taken:?}");
+}

@@ -411,3 +411,35 @@ fn bench_prints_one_json_object_with_the_figures_of_the_contract() {
     assert!((figures["mfu"].as_f64().unwrap() / mfu - 1.0).abs() < 1e-9);
     assert!(!bench.path("run").exists(), "a benchmark writes no run");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_recipe_that_changes_while_it_is_trained_or_comes_from_a_pipe_is_kept_as_it_was_read() {
+    use std::io::Write as _;
+    use std::process::Stdio;
+
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "# the end of it\n");
+    let text = fs::read_to_string(&recipe).unwrap();
+    let mut run = common::lora_train(&["/dev/stdin", "--set", "train.max_steps=2", "--quiet"]);
+    let mut run = run.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    run.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = run.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let kept = fs::read_to_string(bench.path("run/recipe.toml")).unwrap();
+    assert_eq!(kept, format!("# --set train.max_steps=2\n{text}"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_recipe_whose_path_is_no_text_is_trained() {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let bench = Bench::new();
+    let recipe = bench.folder.path().join(std::ffi::OsStr::from_bytes(b"r\xff.toml"));
+    fs::rename(bench.recipe("run", ""), &recipe).unwrap();
+    let output = common::lora_train(&["--set", "train.max_steps=2"]).arg(&recipe).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let environment = fs::read_to_string(bench.path("run/environment.json")).unwrap();
+    assert!(environment.contains("r\u{fffd}.toml"), "{environment}");
+}

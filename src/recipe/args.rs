@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Purpose, Recipe};
+use super::{Purpose, Recipe, read_text};
 use crate::schema::{Override, Problems};
 
 /// A recipe on the command line, and changes to it.
@@ -32,6 +32,18 @@ impl RecipeArgs {
     /// All mistakes in the file and the changes, sorted by place.
     pub fn load(&self, purpose: Purpose) -> Result<Recipe, Problems> {
         Recipe::load(&self.recipe, &self.overrides(), purpose)
+    }
+
+    /// Reads the recipe with its changes; and gives the text of its file, which may be another one later, or none: a pipe
+    /// is read once.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn load_with_text(&self, purpose: Purpose) -> Result<(Recipe, String), Problems> {
+        let text = read_text(&self.recipe)?;
+        let recipe = Recipe::parse(&self.recipe, &text, &self.overrides(), purpose)?;
+        Ok((recipe, text))
     }
 
     /// What can be read of the recipe with its changes, and all mistakes in it; `None` where nothing can be read.

@@ -1,8 +1,10 @@
 //! The folder of a run: who may write into it, and its plain files.
 
+mod lock;
+
 use std::cell::RefCell;
-use std::fs::{self, File, TryLockError};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -10,9 +12,7 @@ use thiserror::Error;
 
 use crate::metrics::{SUMMARY_FILE, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
-
-/// File that is locked while a process writes into the folder.
-const LOCK_FILE: &str = ".lock";
+use lock::Lock;
 
 /// Why a run folder cannot be used.
 #[derive(Debug, Error)]
@@ -32,6 +32,14 @@ pub enum RunDirError {
     Unfinished {
         /// The folder.
         path: PathBuf,
+    },
+    /// There is a file in its place, or in that of a folder above it.
+    #[error("`output_dir` = {}: {} is a file, expected a folder", path.display(), file.display())]
+    NotAFolder {
+        /// The folder.
+        path: PathBuf,
+        /// The file.
+        file: PathBuf,
     },
     /// Another process writes into it.
     #[error("`output_dir` = {}: another run{} is writing into it", path.display(), pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default())]
@@ -68,8 +76,7 @@ pub struct RunDir {
     path: PathBuf,
     /// Its plain files as they were written.
     files: RefCell<Vec<(&'static str, Vec<u8>)>>,
-    /// The lock ends with the file handle, also when the process dies.
-    _lock: File,
+    lock: Lock,
 }
 
 impl RunDir {
@@ -77,12 +84,16 @@ impl RunDir {
     ///
     /// # Errors
     ///
-    /// Where another process holds the folder, or the file system refuses.
+    /// Where another process holds the folder, a file is in its way, or the file system refuses.
     pub fn open(path: &Path) -> Result<Option<Self>, RunDirError> {
-        if !path.is_dir() {
-            return Ok(None);
+        if path.is_dir() {
+            return Self::locked(path).map(Some);
         }
-        Self::locked(path).map(Some)
+        let nearest = nearest_existing(path);
+        if nearest.exists() && !nearest.is_dir() {
+            return Err(RunDirError::NotAFolder { path: path.to_owned(), file: nearest.to_owned() });
+        }
+        Ok(None)
     }
 
     /// Creates the folder and locks it.
@@ -96,7 +107,16 @@ impl RunDir {
     }
 
     fn locked(path: &Path) -> Result<Self, RunDirError> {
-        Ok(Self { path: path.to_owned(), files: RefCell::default(), _lock: lock(path)? })
+        Ok(Self { path: path.to_owned(), files: RefCell::default(), lock: Lock::take(path)? })
+    }
+
+    /// What to be careful about, where other runs cannot be kept out of the folder.
+    #[must_use]
+    pub fn warning(&self) -> Option<&'static str> {
+        (!self.lock.is_held()).then_some(
+            "the file system of `output_dir` has no locks, so a second run in this folder would not be noticed\n  hint: \
+             start none, or choose a local folder with `--set output_dir=...`",
+        )
     }
 
     /// Holds that a run may start here.
@@ -256,40 +276,18 @@ impl RunDir {
     }
 }
 
-/// Takes the folder's lock and leaves the number of this process in it, for messages.
-fn lock(folder: &Path) -> Result<File, RunDirError> {
-    let path = folder.join(LOCK_FILE);
-    let mut file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path)
-        .map_err(|e| io_error(&path, "open", e))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut pid = String::new();
-            let read = file.read_to_string(&mut pid).is_ok() && !pid.trim().is_empty();
-            return Err(RunDirError::Locked { path: folder.to_owned(), pid: read.then(|| pid.trim().to_owned()) });
-        }
-        // Some network file systems have no locks: better a run without one than none.
-        Err(TryLockError::Error(error)) if has_no_locks(&error) => {}
-        Err(TryLockError::Error(error)) => return Err(io_error(&path, "lock", error)),
+/// The nearest of a path and the folders above it that exists; it decides whether the rest can be created.
+#[must_use]
+pub fn nearest_existing(path: &Path) -> &Path {
+    let mut existing = path;
+    while !existing.exists() {
+        existing = match existing.parent() {
+            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+            Some(parent) => parent,
+            None => break,
+        };
     }
-    file.set_len(0)
-        .and_then(|()| file.seek(SeekFrom::Start(0)))
-        .and_then(|_| writeln!(file, "{}", std::process::id()))
-        .map_err(|e| io_error(&path, "write", e))?;
-    Ok(file)
-}
-
-fn has_no_locks(error: &io::Error) -> bool {
-    #[cfg(unix)]
-    if error.raw_os_error() == Some(libc::ENOLCK) {
-        return true;
-    }
-    error.kind() == io::ErrorKind::Unsupported
+    existing
 }
 
 fn io_error(path: &Path, action: &'static str, source: io::Error) -> RunDirError {
@@ -298,6 +296,7 @@ fn io_error(path: &Path, action: &'static str, source: io::Error) -> RunDirError
 
 #[cfg(test)]
 mod tests {
+    use super::lock::LOCK_FILE;
     use super::*;
 
     #[test]
@@ -305,7 +304,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("runs/a");
         assert!(RunDir::open(&path).unwrap().is_none());
+        fs::write(folder.path().join("file"), "").unwrap();
+        let error = RunDir::open(&folder.path().join("file/a/b")).unwrap_err();
+        assert!(matches!(&error, RunDirError::NotAFolder { file, .. } if file.ends_with("file")), "{error}");
         let run = RunDir::create(&path).unwrap();
+        assert_eq!(run.warning(), None);
         run.refuse_other_runs(Start::Fresh).unwrap();
         fs::write(path.join(SUMMARY_FILE), "{}").unwrap();
         let error = run.refuse_other_runs(Start::Fresh).unwrap_err();

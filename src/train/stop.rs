@@ -1,6 +1,6 @@
 //! The wish to stop: SIGINT, SIGTERM, the end of the terminal, or the dashboard's quit key.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -55,6 +55,14 @@ impl Stop {
     /// From now on a signal ends the process again.
     pub fn at_once(&self) {
         self.at_once.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the process as a signal does, after `message`: where nothing is being written, and what else is being done
+    /// need not come to its end.
+    pub fn end(message: &str) -> ! {
+        // Nobody is told where standard error is closed.
+        drop(writeln!(io::stderr(), "{message}"));
+        signal_hook::low_level::exit(i32::from(EXIT_INTERRUPTED))
     }
 
     /// What to say, besides, when the process is about to abort: which is how it ends where the system refuses it memory.

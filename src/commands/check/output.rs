@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::findings::Findings;
-use crate::run::dir::RunDirError;
+use crate::run::dir::{RunDirError, nearest_existing};
 use crate::schema::Problem;
 
 /// Looks at `output_dir` without creating it.
@@ -16,20 +16,12 @@ pub(super) fn examine(output_dir: &Path, findings: &mut Findings) {
         findings.fact("output", format!("{shown} (an unfinished run, which `--resume` continues)"));
         return;
     }
-    // The nearest folder that exists decides whether the rest can be created.
-    let mut existing = output_dir;
-    while !existing.exists() {
-        existing = match existing.parent() {
-            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-            Some(parent) => parent,
-            None => break,
-        };
+    let existing = nearest_existing(output_dir);
+    if !existing.is_dir() {
+        let (path, file) = (output_dir.to_owned(), existing.to_owned());
+        return findings.error(&RunDirError::NotAFolder { path, file });
     }
     let where_ = existing.display();
-    if !existing.is_dir() {
-        return findings
-            .problem(Problem::new(format!("`output_dir` = {shown}: {where_} is a file, expected a folder")));
-    }
     // A file without a name: it is gone when its handle is.
     match tempfile::tempfile_in(existing) {
         Ok(_) => findings.fact("output", format!("{shown}{}", if existing == output_dir { "" } else { " (new)" })),
