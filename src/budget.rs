@@ -11,7 +11,8 @@
 #![expect(unsafe_code, reason = "an allocator is made so")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use mimalloc::MiMalloc;
@@ -22,8 +23,21 @@ const SMALL: usize = 1024;
 const EXIT_CODE: i32 = 2;
 
 thread_local! {
-    /// Bytes that this thread may still take, and what to say then; `None` where nothing is counted.
-    static LEFT: Cell<Option<(isize, &'static str)>> = const { Cell::new(None) };
+    /// What this thread may take; `None` where nothing is counted.
+    static LEFT: Cell<Option<Left>> = const { Cell::new(None) };
+    /// The row that this thread is at: its file, and its number from 0.
+    static ROW: RefCell<Option<(PathBuf, usize)>> = const { RefCell::new(None) };
+}
+
+/// What a piece of work may still take.
+#[derive(Clone, Copy)]
+struct Left {
+    /// Bytes.
+    bytes: isize,
+    /// The same before it began.
+    at_first: isize,
+    /// What to say where they do not do.
+    message: &'static str,
 }
 
 static BEFORE_THE_END: OnceLock<fn()> = OnceLock::new();
@@ -34,17 +48,49 @@ static BEFORE_THE_END: OnceLock<fn()> = OnceLock::new();
 pub struct Budgeted;
 
 /// Does `work`, which may have `bytes` bytes more at a time than there are now, on this thread. One that takes more ends
-/// the process with exit code 2, after `message`, a line or more, is written to standard error. Only in a process whose
-/// allocator is [`Budgeted`].
+/// the process with exit code 2, after `message`, a line or more, is written to standard error, with the row that the
+/// thread is [at](on_row). Only in a process whose allocator is [`Budgeted`].
+///
+/// An allocator must not unwind, so this is the last resort: work that looks at what it has [taken] can end in time.
 pub fn within<T>(bytes: usize, message: &'static str, work: impl FnOnce() -> T) -> T {
+    let bytes = isize::try_from(bytes).unwrap_or(isize::MAX);
+    counting(Some(Left { bytes, at_first: bytes, message }), work)
+}
+
+/// Does `work` without counting what it takes, which has another bound.
+pub fn uncounted<T>(work: impl FnOnce() -> T) -> T {
+    counting(None, work)
+}
+
+fn counting<T>(left: Option<Left>, work: impl FnOnce() -> T) -> T {
     /// Puts back what was, also after a panic.
-    struct Restore(Option<(isize, &'static str)>);
+    struct Restore(Option<Left>);
     impl Drop for Restore {
         fn drop(&mut self) {
             LEFT.set(self.0);
         }
     }
-    let _restore = Restore(LEFT.replace(Some((isize::try_from(bytes).unwrap_or(isize::MAX), message))));
+    let _restore = Restore(LEFT.replace(left));
+    work()
+}
+
+/// Bytes that the work [within] a limit has taken and not given back; `None` where nothing is counted.
+#[must_use]
+pub fn taken() -> Option<usize> {
+    LEFT.get().map(|left| usize::try_from(left.at_first - left.bytes).unwrap_or(0))
+}
+
+/// Does `work` for row `index`, from 0, of a file, which is named should this thread take too much.
+pub fn on_row<T>(file: &Path, index: usize, work: impl FnOnce() -> T) -> T {
+    /// Forgets the row, also after a panic.
+    struct Forget;
+    impl Drop for Forget {
+        fn drop(&mut self) {
+            ROW.set(None);
+        }
+    }
+    ROW.set(Some((file.to_owned(), index)));
+    let _forget = Forget;
     work()
 }
 
@@ -58,24 +104,28 @@ pub fn before_the_end(act: fn()) {
 fn count(bytes: isize) {
     // While a thread ends, its variables may be gone.
     let _ = LEFT.try_with(|cell| {
-        if let Some((left, message)) = cell.get() {
-            let left = left.saturating_sub(bytes);
-            if left < 0 {
-                end(message);
+        if let Some(left) = cell.get() {
+            let bytes = left.bytes.saturating_sub(bytes);
+            if bytes < 0 {
+                // What is said is made of pieces of memory too.
+                cell.set(None);
+                end(left.message);
             }
-            cell.set(Some((left, message)));
+            cell.set(Some(Left { bytes, ..left }));
         }
     });
 }
 
 #[cold]
 fn end(message: &str) -> ! {
+    let row = |row: &(PathBuf, usize)| format!("{}:row {}: ", row.0.display(), row.1 + 1);
+    let row = ROW.try_with(|cell| cell.try_borrow().ok()?.as_ref().map(row)).ok().flatten().unwrap_or_default();
+    let message = format!("error: {row}{message}\n");
     if let Some(act) = BEFORE_THE_END.get() {
         act();
     }
     #[cfg(unix)]
-    // SAFETY: system calls on memory that stays; nobody is told where standard error is closed. Nothing is allocated, and
-    // no destructor runs.
+    // SAFETY: system calls on memory that stays; nobody is told where standard error is closed. No destructor runs.
     unsafe {
         libc::write(libc::STDERR_FILENO, message.as_ptr().cast(), message.len());
         libc::_exit(EXIT_CODE)
@@ -83,8 +133,6 @@ fn end(message: &str) -> ! {
     #[cfg(not(unix))]
     {
         use std::io::Write as _;
-        // What is allocated from here on is not counted.
-        LEFT.set(None);
         drop(std::io::stderr().write_all(message.as_bytes()));
         std::process::exit(EXIT_CODE)
     }
@@ -154,7 +202,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_and_given_back_is_counted_within_the_work_alone() {
-        let left = || LEFT.get().map(|(bytes, _)| bytes);
+        let left = || LEFT.get().map(|left| left.bytes);
         let allocator = Budgeted;
         let layout = Layout::from_size_align(1000, 8).unwrap();
         let sizes = within(10_000, "", || {
@@ -172,6 +220,17 @@ mod tests {
             }
         });
         assert_eq!(sizes, [Some(9000), Some(6000), Some(50), Some(10_000)]);
+        let taken_within = within(10_000, "", || {
+            // SAFETY: as above.
+            unsafe {
+                let piece = allocator.alloc(layout);
+                let seen = (taken(), uncounted(|| (taken(), allocator.dealloc(piece, layout))).0, taken());
+                on_row(Path::new("a.jsonl"), 3, || ROW.with_borrow(Clone::clone)).unwrap();
+                seen
+            }
+        });
+        assert_eq!(taken_within, (Some(1000), None, Some(1000)));
+        assert_eq!(ROW.take(), None);
         assert_eq!(left(), None);
         // SAFETY: as above. Between the two allocators a piece keeps what is in it, and its alignment.
         unsafe {

@@ -135,6 +135,11 @@ impl RowFile {
         parse_row(self.kind, &bytes).map_err(RowProblem::Bad)
     }
 
+    /// The file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// An error about row `index`, which names the file and the row's place in it.
     pub(super) fn row_error(&self, index: usize, reason: String) -> DataError {
         let line = (self.kind == FileKind::JsonLines).then(|| {

@@ -16,9 +16,8 @@ use crate::budget;
 /// Memory that a template may take for one rendering, besides the conversation: eight times the longest text there may be.
 const MAX_RENDERING_BYTES: usize = 512 << 20;
 /// What is said of a template that takes more.
-const OVER_BUDGET: &str = "error: the chat template takes more than 512 MiB for one conversation\n  hint: it may double a \
-                           text or repeat a list again and again; `data.chat_template` can name a file with another \
-                           one\n";
+const OVER_BUDGET: &str = "the chat template takes more than 512 MiB for one conversation\n  hint: it may double a text or \
+                           repeat a list again and again; `data.chat_template` can name a file with another one";
 
 /// Why a chat template could not be used.
 #[derive(Debug, thiserror::Error)]

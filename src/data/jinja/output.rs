@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::budget;
+
 /// Longest text of one rendering: a conversation of a million tokens has some megabytes.
 pub(in crate::data) const MAX_RENDERED_BYTES: usize = 64 << 20;
 
@@ -20,7 +22,8 @@ impl io::Write for BoundedText {
         if self.0.len() + bytes.len() > MAX_RENDERED_BYTES {
             return Err(io::Error::other(format!("it writes more than {MAX_RENDERED_BYTES} bytes")));
         }
-        self.0.extend_from_slice(bytes);
+        // It has its own bound.
+        budget::uncounted(|| self.0.extend_from_slice(bytes));
         Ok(bytes.len())
     }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use crate::budget;
 use crate::data::cache::{Signature, TokenStore};
 use crate::data::config::{DataFormat, DataSource};
 use crate::data::encode::{EncodedRow, Encoder};
@@ -65,7 +66,8 @@ impl Rows {
         match self {
             Self::Objects { file, format } => {
                 let sample = format.read(&file.read(index)?, encoder.template.is_some()).map_err(RowProblem::Bad)?;
-                encoder.encode(&sample).map_err(|error| RowProblem::Bad(error.to_string()))
+                let encode = || encoder.encode(&sample);
+                budget::on_row(file.path(), index, encode).map_err(|error| RowProblem::Bad(error.to_string()))
             }
             Self::Windows(windows) => Ok(encoder.window(&windows.read(index).map_err(RowProblem::Failed)?)),
             Self::Stored(stored) => match stored.tokens.read(index) {
