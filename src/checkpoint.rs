@@ -42,6 +42,8 @@ fn is_own_file(name: &str) -> bool {
 const PARTIAL: &str = ".partial";
 /// End of the name of a checkpoint in whose place another one is being put.
 const REPLACED: &str = ".replaced";
+/// End of the name of a checkpoint that is being deleted.
+const DELETED: &str = ".deleted";
 
 /// Section `[checkpoint]` of a recipe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -251,22 +253,24 @@ impl Checkpoints {
         Ok(target)
     }
 
-    /// Deletes what saves that were cut short have left.
+    /// Deletes what saves and deletions that were cut short have left.
     fn remove_partial(&self) -> Result<(), CheckpointError> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let is_partial = |name: &str| name.starts_with(".step-") && name.ends_with(PARTIAL);
+        let is_partial =
+            |name: &str| name.starts_with(".step-") && (name.ends_with(PARTIAL) || name.ends_with(DELETED));
         entries
             .filter(|entry| entry.file_name().to_str().is_some_and(is_partial))
             .try_for_each(|entry| remove_folder(&entry.path()))
     }
 
-    /// Renames the checkpoints after `step`, so that a run resumed from there neither continues nor counts them.
-    /// Returns their new names.
+    /// Renames the checkpoints after `step`, so that a run resumed from there neither continues nor counts them, and
+    /// deletes what was cut short. Returns their new names.
     ///
     /// # Errors
     ///
     /// Where the file system refuses.
     pub fn set_aside_after(&self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+        self.remove_partial()?;
         let mut renamed = Vec::new();
         for (later, path) in self.list()?.into_iter().filter(|(later, _)| *later > step) {
             let aside = self.folder.join(format!("superseded-step-{later:06}"));
@@ -286,10 +290,7 @@ impl Checkpoints {
         let Some(limit) = self.save_total_limit else { return Ok(()) };
         let older: Vec<_> = self.list()?.into_iter().filter(|(_, path)| path != newest).collect();
         let excess = older.len().saturating_sub(limit.max(1) - 1);
-        for (_, path) in &older[..excess] {
-            remove_folder(path)?;
-        }
-        Ok(())
+        older[..excess].iter().try_for_each(|(_, path)| discard(path))
     }
 }
 
@@ -399,6 +400,16 @@ fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
 /// Forces a file, or the names in a folder, to the disk.
 fn sync(path: &Path) -> Result<(), CheckpointError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(|e| io_error(path, "force to the disk", e))
+}
+
+/// Deletes a checkpoint: under another name first, so that one that can be seen is whole also where the process ends
+/// meanwhile. What is then left is swept with what else was cut short.
+fn discard(checkpoint: &Path) -> Result<(), CheckpointError> {
+    let Some(name) = checkpoint.file_name() else { return Ok(()) };
+    let deleted = checkpoint.with_file_name(format!(".{}{DELETED}", name.to_string_lossy().trim_start_matches('.')));
+    remove_folder(&deleted)?;
+    fs::rename(checkpoint, &deleted).map_err(|e| io_error(checkpoint, "rename", e))?;
+    remove_folder(&deleted)
 }
 
 /// Deletes a folder that may not exist.

@@ -17,6 +17,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Bench, events, lora_train, run, signal, stderr, train, wait};
+use lora_train::checkpoint::verify;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value};
@@ -64,6 +65,10 @@ fn outcome(run_dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut checkpoints: Vec<_> =
         fs::read_dir(run_dir.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
     checkpoints.sort();
+    // Whatever was cut short: a checkpoint that can be seen is whole.
+    for checkpoint in &checkpoints {
+        verify(checkpoint).unwrap_or_else(|error| panic!("{error}"));
+    }
     // Signals leave checkpoints at other steps than `save_steps`: the last one is common to all.
     let last = checkpoints.pop().unwrap();
     for file in ["adapter_model.safetensors", "optimizer.safetensors"] {

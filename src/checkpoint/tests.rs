@@ -58,6 +58,29 @@ fn rotation_keeps_the_newest() {
 }
 
 #[test]
+fn a_process_that_ends_while_a_checkpoint_is_deleted_leaves_none_that_is_not_whole() {
+    let run = tempfile::tempdir().unwrap();
+    let config = CheckpointConfig { save_steps: Some(10), save_total_limit: Some(1) };
+    let checkpoints = Checkpoints::new(run.path(), &config);
+    let half = |step: u64| {
+        let folder = checkpoints.folder().join(format!(".step-{step:06}.deleted"));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("trainer_state.json"), "10").unwrap();
+    };
+    let first = checkpoints.save(10, adapter, &moments(), &10, "").unwrap();
+    half(10);
+    half(7);
+    assert_eq!(checkpoints.list().unwrap(), [(10, first)], "what is being deleted is no checkpoint");
+    let second = checkpoints.save(20, adapter, &moments(), &20, "").unwrap();
+    half(10);
+    checkpoints.rotate(&second).unwrap();
+    assert_eq!(names(checkpoints.folder()), ["step-000020"]);
+    half(10);
+    assert!(checkpoints.set_aside_after(20).unwrap().is_empty());
+    assert_eq!(names(checkpoints.folder()), ["step-000020"], "a run that goes on sweeps up");
+}
+
+#[test]
 fn a_failed_save_leaves_the_older_checkpoints_and_nothing_that_looks_like_a_new_one() {
     let run = tempfile::tempdir().unwrap();
     let config = CheckpointConfig { save_steps: Some(10), save_total_limit: Some(1) };
