@@ -1,13 +1,36 @@
 #!/usr/bin/env bash
-# Breaks runs on purpose and holds what is left: every fault of tests/README.md, and runs that are killed at random
+# Breaks runs on purpose and holds what is left: all that tests/README.md lists, and runs that are killed at random
 # moments and resumed until they are done.
 #
-# usage: scripts/soak.sh [KILLS [SEED]]     kills of each of the three kinds of run (default 100), and which moments
+#   scripts/soak.sh [KILLS [SEED]]            the tests: kills of each of the three kinds of run (default 100), which moments
+#   scripts/soak.sh --long [KILLS [SEED]]     then also what takes long: each fuzzer for FUZZ_SECONDS (default 60), the
+#                                             kernels under Valgrind, and the dependencies
 #
 # As root the tests with a small disk and with process 1 of a container run too; they say so where they are skipped.
+# --long needs what scripts/fuzz.sh, scripts/memcheck.sh and cargo deny need; what is missing is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+long=
+if [ "${1:-}" = --long ]; then
+    long=yes
+    shift
+fi
 export LORA_TRAIN_SOAK_KILLS="${1:-100}" LORA_TRAIN_SOAK_SEED="${2:-1}"
-cargo test --release --locked --test disks --test interrupts --test long --test mistakes --test numbers --test room \
-    --test secrets --test soak -- --nocapture --test-threads 1
-cargo test --release --locked --lib -- checkpoint metrics run:: train::watchdog data::loader
+failed=()
+part() {
+    echo "== $*"
+    "$@" || failed+=("$*")
+}
+
+# One test at a time: some measure times. Every part is run, whatever became of the one before.
+part cargo test --release --locked --no-fail-fast --test compare --test dashboard --test disks --test endings --test faults \
+    --test hostile --test interrupts --test long --test mistakes --test numbers --test report --test room --test secrets \
+    --test soak --test token_cache --test training -- --nocapture --test-threads 1
+part cargo test --release --locked --lib -- --test-threads 2
+if [ "$long" ]; then
+    part scripts/fuzz.sh "${FUZZ_SECONDS:-60}"
+    part scripts/memcheck.sh
+    part cargo deny check
+fi
+[ ${#failed[@]} -eq 0 ] || { printf 'failed: %s\n' "${failed[@]}"; exit 1; }

@@ -76,6 +76,73 @@ fn a_run_writes_the_token_neither_to_its_files_nor_to_the_terminal() {
     holds_no_token(bench.folder.path());
 }
 
+/// Everything that a model on the disk needs is there: nobody is asked, and nobody is told.
+#[test]
+fn a_run_of_a_local_model_says_nothing_to_anybody() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "[eval]\ngenerate = [\"a\"]\n[checkpoint]\nsave_steps = 1\n");
+    let recipe = recipe.to_str().unwrap();
+    let model = common::quickstart_model();
+    let model = model.to_str().unwrap();
+    let adapter = bench.path("run/adapter");
+    let run_dir = bench.path("run");
+    let (run_dir, adapter) = (run_dir.to_str().unwrap(), adapter.to_str().unwrap());
+    let merged = bench.path("merged");
+    let commands: [&[&str]; 8] = [
+        &["check", recipe],
+        &["inspect", recipe],
+        &["plan", recipe],
+        &[recipe, "--set", "train.max_steps=2"],
+        &["report", run_dir],
+        &["generate", "--model", model, "--adapter", adapter, "--prompt", "a", "--max-new-tokens", "2"],
+        &["merge", "--model", model, "--adapter", adapter, "--out", merged.to_str().unwrap()],
+        &["bench", recipe, "--set", "train.max_steps=2"],
+    ];
+    let (endpoint, heard) = echoing_server("500 X");
+    for command in commands {
+        let with_hub = |mut command: std::process::Command| {
+            command.env("HF_TOKEN", TOKEN).env("HF_ENDPOINT", &endpoint).env("HF_HOME", bench.path("hub"));
+            for proxy in ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"] {
+                command.env(proxy, &endpoint);
+            }
+            command.env_remove("HF_HUB_OFFLINE").env_remove("no_proxy").env_remove("NO_PROXY").output().unwrap()
+        };
+        let output = with_hub(lora_train(command));
+        assert!(output.status.success(), "{command:?}: {}", common::stderr(&output));
+        assert_eq!(*heard.lock().unwrap(), "", "{command:?}");
+        #[cfg(target_os = "linux")]
+        if let Some(traced) = traced(command, &bench.path("calls")) {
+            fs::remove_dir_all(run_dir).unwrap();
+            let output = with_hub(traced);
+            assert!(output.status.success(), "{}", common::stderr(&output));
+            let calls = fs::read_to_string(bench.path("calls")).unwrap();
+            assert!(!calls.contains("sa_family=AF_INET"), "{command:?} spoke to the network:\n{calls}");
+        }
+    }
+    assert!(!bench.path("hub").exists(), "nothing was downloaded");
+}
+
+/// Training under strace, which writes every call about sockets to `calls`. `None` for the other commands, and where
+/// processes cannot be traced.
+#[cfg(target_os = "linux")]
+fn traced(command: &[&str], calls: &Path) -> Option<std::process::Command> {
+    let tracer = || {
+        let mut strace = std::process::Command::new("strace");
+        strace.args(["-f", "-qq", "-e", "trace=network", "-o"]).arg(calls);
+        strace
+    };
+    let is_training = command[0].ends_with(".toml");
+    let can_trace = || tracer().arg("true").output().is_ok_and(|output| output.status.success());
+    if !is_training || !can_trace() {
+        return None;
+    }
+    let plain = lora_train(command);
+    let mut strace = tracer();
+    strace.arg(plain.get_program()).args(plain.get_args());
+    strace.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    Some(strace)
+}
+
 #[test]
 fn a_hub_that_repeats_the_token_in_its_errors_is_not_quoted() {
     for status in ["500 X", "401 X", "403 X", "404 X", "429 X", "200 OK", "302 X"] {

@@ -15,6 +15,7 @@ use crate::failure::Failure;
 use crate::model::config::LlamaConfig;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::room::Room;
+use crate::schema::Problem;
 use findings::Findings;
 
 /// Arguments of `lora-train check`.
@@ -39,9 +40,22 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         problems = findings.problems;
     } else {
         // What a mistake in the recipe says about steps or rows is not to be believed, but a file is there or it is not.
-        problems.0.extend(examine(&without_gaps(recipe)).problems.0);
+        let others = examine(&without_gaps(recipe)).problems.0;
+        // Rows and steps are refused for some of the same mistakes, without their place.
+        let is_known = |other: &Problem| problems.0.iter().any(|problem| is_same(problem, other));
+        let others: Vec<Problem> = others.into_iter().filter(|other| !is_known(other)).collect();
+        problems.0.extend(others);
     }
     if problems.0.is_empty() { Ok(()) } else { Err(Failure::Input(problems)) }
+}
+
+/// Whether two problems are one: the same text, or something about the same value of the same key.
+fn is_same(one: &Problem, other: &Problem) -> bool {
+    let assignment = |problem: &Problem| -> Option<String> {
+        let words: Vec<&str> = problem.message.split(' ').take(3).collect();
+        (words.len() == 3 && words[0].starts_with('`') && words[1] == "=").then(|| words.join(" "))
+    };
+    one.message == other.message || (assignment(one).is_some() && assignment(one) == assignment(other))
 }
 
 /// The recipe without the data files whose path could not be read: their mistake is known already.

@@ -2,12 +2,13 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::export;
+use crate::export::{self, ExportError};
 use crate::failure::Failure;
 use crate::hub::{self, HubSettings, Progress, Wanted};
+use crate::schema::Problem;
 
 /// Arguments of `lora-train merge`.
 #[derive(Clone, Debug, clap::Args)]
@@ -41,7 +42,7 @@ pub fn run(args: &MergeArgs) -> Result<(), Failure> {
     let progress = Progress::detect(false);
     let model = hub::resolve(&args.model, args.revision.as_deref(), Wanted::Model, &settings, progress)?;
     let adapter = export::find_adapter(&args.adapter);
-    let summary = export::merge(&model, &adapter, &args.out)?;
+    let summary = export::merge(&model, &adapter, &args.out).map_err(|error| failure(error, &adapter))?;
     let mut text = format!(
         "merged {} layer{} of {} into {}: {:.2} GB in {} file{}, {:.1} s",
         summary.num_modules,
@@ -59,6 +60,21 @@ pub fn run(args: &MergeArgs) -> Result<(), Failure> {
     // Where stderr is closed there is nobody left to tell.
     let _ = writeln!(std::io::stderr(), "{text}");
     Ok(())
+}
+
+/// An adapter that does not fit may say what it was trained on.
+fn failure(error: ExportError, adapter: &Path) -> Failure {
+    let saved = match &error {
+        ExportError::AdapterTensors { .. } => export::read_adapter(adapter).ok(),
+        _ => None,
+    };
+    match saved.and_then(|saved| saved.base_model_name_or_path) {
+        Some(base) => {
+            let hint = format!("the adapter was trained on {base}; give that as --model");
+            Problem::new(error.to_string()).hint(hint).into()
+        }
+        None => error.into(),
+    }
 }
 
 fn plural(count: usize) -> &'static str {

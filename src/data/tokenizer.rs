@@ -120,10 +120,11 @@ impl Tokenizer {
         let failed = |reason: String| TokenizerError::File { path: path.clone(), reason };
         let content = std::fs::read(&path).map_err(|error| failed(error.to_string()))?;
         // The library unwraps what is no JSON in some places, and panics at other oddities.
-        serde_json::from_slice::<IgnoredAny>(&content).map_err(|error| failed(error.to_string()))?;
+        let refused = |reason: String| failed(format!("{reason}\n  hint: put the model's own tokenizer.json there"));
+        serde_json::from_slice::<IgnoredAny>(&content).map_err(|error| refused(error.to_string()))?;
         let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(&content))
-            .map_err(|panic| failed(format!("not a tokenizer: {panic}")))?
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|panic| refused(format!("not a tokenizer: {panic}")))?
+            .map_err(|error| refused(error.to_string()))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| failed(error.to_string()))?;
 

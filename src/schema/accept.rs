@@ -3,17 +3,22 @@
 use std::fmt::Display;
 use std::ops::{Bound, RangeBounds};
 
-use super::tree::Value;
+use super::tree::{Value, shown_number};
 
 /// What a text must be.
 pub(super) const TEXT: &str = "text that is not empty";
 
-/// A text that is not empty.
+/// A text that is not empty; where it is a number or the like, a hint.
 pub(super) fn accept_text(value: &Value) -> Result<String, Option<String>> {
-    match value {
-        Value::String(text) if !text.trim().is_empty() => Ok(text.clone()),
-        _ => Err(None),
-    }
+    let written = match value {
+        Value::String(text) if !text.trim().is_empty() => return Ok(text.clone()),
+        Value::Integer(integer) => integer.to_string(),
+        Value::Float(float) => shown_number(*float),
+        Value::Boolean(boolean) => boolean.to_string(),
+        Value::Datetime(datetime) => datetime.clone(),
+        _ => return Err(None),
+    };
+    Err(Some(format!("put it in quotes: \"{written}\", and all of that in '...' after `--set`")))
 }
 
 /// A whole number in a range; where it is none, a hint.

@@ -88,7 +88,7 @@ impl Node {
 }
 
 /// A number as TOML writes it: `1e-8` rather than `0.00000001`, `16.0` rather than `16`.
-fn shown_number(number: f64) -> String {
+pub(super) fn shown_number(number: f64) -> String {
     format!("{number:?}").replace("NaN", "nan")
 }
 

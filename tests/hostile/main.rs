@@ -1,8 +1,8 @@
 //! Hostile and careless input: what comes from outside is refused or read, never more than that.
 //!
 //! Valid files, changed in many ways, and files made by a grammar go through the functions that the commands call. The
-//! fuzzers in `fuzz/` run the same targets for hours; what they found is kept in `fuzz/corpus` and replayed here. A run
-//! draws other inputs each time; `PROPTEST_CASES` sets how many.
+//! fuzzers in `fuzz/` run the same targets for as long as they are given; what they found is kept in `fuzz/corpus` and
+//! replayed here. A run draws the same inputs each time; with `PROPTEST_CASES`, which sets how many, it draws others.
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -23,7 +23,8 @@ const MAX_SAMPLED_GROUPS: usize = 8;
 pub(super) fn as_lines(file: File) -> Result<File, String> {
     let num_bytes = file.metadata().map_err(|error| error.to_string())?.len();
     let pages = file.try_clone().map_err(|error| error.to_string())?;
-    let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
+    let reader = SerializedFileReader::new(file)
+        .map_err(|error| format!("not a whole Parquet file: {error}\n  hint: write it, or download it, again"))?;
     check_columns(reader.metadata(), num_bytes)?;
     for group in 0..reader.num_row_groups() {
         check_pages(&pages, reader.metadata(), group)?;
