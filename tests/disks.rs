@@ -189,7 +189,10 @@ fn an_output_folder_that_is_deleted_while_training_is_made_anew_and_the_adapter_
     assert!(wait(&mut child).success(), "{}", fs::read_to_string(bench.path("log")).unwrap());
     let said = fs::read_to_string(bench.path("log")).unwrap();
     assert!(said.contains("metrics.jsonl was deleted while training"), "{said}");
-    assert!(said.contains("deleted while training, and written again: recipe.toml, resolved.toml"), "{said}");
+    assert!(
+        said.contains("deleted while training, and written again: environment.json, recipe.toml, resolved.toml"),
+        "{said}"
+    );
     assert_eq!(adapter(&dir), adapter(&bench.path("whole")));
     let seen = step_numbers(&dir);
     assert!(seen.len() < 120 && seen.ends_with(&[118, 119, 120]), "{seen:?}");
