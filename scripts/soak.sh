@@ -25,8 +25,8 @@ part() {
 
 # One test at a time: some measure times. Every part is run, whatever became of the one before.
 part cargo test --release --locked --no-fail-fast --test compare --test dashboard --test diagnosis --test disks \
-    --test endings --test faults --test hostile --test interrupts --test long --test mistakes --test numbers --test report --test room --test secrets \
-    --test soak --test token_cache --test training -- --nocapture --test-threads 1
+    --test endings --test faults --test hostile --test interrupts --test long --test mistakes --test numbers \
+    --test report --test room --test secrets --test soak --test token_cache --test training -- --nocapture --test-threads 1
 part cargo test --release --locked --lib -- --test-threads 2
 if [ "$long" ]; then
     part scripts/fuzz.sh "${FUZZ_SECONDS:-60}"
