@@ -139,13 +139,11 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
         recipe: &recipe,
         dir: &dir,
         device: &device,
-        telemetry: &telemetry,
         stop: &stop,
         advice: advice.get().map(String::as_str),
         num_trainable,
         num_parameters: opening.num_parameters(),
         total_steps: schedule.total_steps(),
-        process_start,
     };
     ending.train(&mut trainer)
 }

@@ -57,16 +57,16 @@ impl CostConfig {
 }
 
 impl Summary {
-    /// Adds energy in kWh, cost, and both for a million tokens. `all_seconds` is the wall time of all starts of the run.
+    /// Adds energy in kWh, cost, and both for a million tokens.
     #[must_use]
-    pub fn with_cost(mut self, config: &CostConfig, all_seconds: f64) -> Self {
+    pub fn with_cost(mut self, config: &CostConfig) -> Self {
         self.energy_kwh = self.energy_joules.map(|joules| joules / JOULES_PER_KWH);
-        self.cost = config.price(all_seconds, self.energy_kwh);
+        self.cost = config.price(self.wall_seconds, self.energy_kwh);
         self.currency = self.cost.map(|_| config.currency.clone());
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         let millions = self.tokens as f64 / MILLION;
         self.per_million_tokens = (self.tokens > 0).then(|| PerMillionTokens {
-            seconds: all_seconds / millions,
+            seconds: self.wall_seconds / millions,
             energy_kwh: self.energy_kwh.map(|energy| energy / millions),
             cost: self.cost.map(|cost| cost / millions),
         });
@@ -82,18 +82,19 @@ mod tests {
     fn hours_and_energy_are_paid_for_and_a_million_tokens_have_their_share() {
         let config = CostConfig { price_per_hour: Some(2.5), price_per_kwh: Some(0.3), currency: "EUR".into() };
         let summary = Summary { tokens: 4_000_000, energy_joules: Some(7.2e6), ..Summary::default() };
-        let with = summary.clone().with_cost(&config, 7200.0);
+        let summary = Summary { wall_seconds: 7200.0, ..summary };
+        let with = summary.clone().with_cost(&config);
         assert_eq!((with.energy_kwh, with.currency.as_deref()), (Some(2.0), Some("EUR")));
         assert!((with.cost.unwrap() - (5.0 + 0.6)).abs() < 1e-12);
         let million = with.per_million_tokens.unwrap();
         assert_eq!((million.seconds, million.energy_kwh), (1800.0, Some(0.5)));
         assert!((million.cost.unwrap() - 1.4).abs() < 1e-12);
         // What is not known costs nothing, and where nothing is known there is no cost.
-        let without_energy = Summary { energy_joules: None, ..summary.clone() };
-        assert_eq!(without_energy.clone().with_cost(&config, 3600.0).cost, Some(2.5));
+        let without_energy = Summary { energy_joules: None, wall_seconds: 3600.0, ..summary.clone() };
+        assert_eq!(without_energy.clone().with_cost(&config).cost, Some(2.5));
         let only_energy = CostConfig { price_per_hour: None, ..config };
-        assert_eq!(without_energy.with_cost(&only_energy, 3600.0).cost, None);
-        let free = summary.with_cost(&CostConfig::default(), 3600.0);
+        assert_eq!(without_energy.with_cost(&only_energy).cost, None);
+        let free = summary.with_cost(&CostConfig::default());
         assert_eq!((free.cost, free.currency, free.energy_kwh), (None, None, Some(2.0)));
     }
 }

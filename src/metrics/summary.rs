@@ -1,5 +1,7 @@
 //! The final figures: summary.json, and unfinished.json of a run that did not come to its end.
 
+use std::ops::Add;
+
 use serde::{Deserialize, Serialize};
 
 use super::finding::Finding;
@@ -46,7 +48,8 @@ impl Outcome {
     }
 }
 
-/// The final figures of a run, over all of its parts where it was resumed, except for those that say otherwise.
+/// The final figures of a run, over all its starts where it was resumed, except for those that say otherwise. What a
+/// killed start did after its last checkpoint is in none of them: its steps were made again.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Summary {
@@ -57,6 +60,12 @@ pub struct Summary {
     pub reason: Option<String>,
     /// Optimizer updates.
     pub steps: u64,
+    /// Starts of the process: more than one of a run that was resumed. 0 in files of older versions.
+    pub starts: u64,
+    /// Step after which speed, MFU, peaks, utilization, padding and telemetry are measured, where a run was resumed from a
+    /// checkpoint of an older version, which does not have them; absent: over all steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub figures_since_step: Option<u64>,
     /// Updates that it was to make, where it did not come to its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
@@ -85,29 +94,28 @@ pub struct Summary {
     pub tokens: u64,
     /// Tokens trained on that carry loss.
     pub target_tokens: u64,
-    /// Tokens over the time of the steps, since the last start.
+    /// Tokens over the time of the steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<f64>,
-    /// Mean model FLOPs utilization, since the last start.
+    /// Mean model FLOPs utilization over the time of the steps, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The most memory of the process that was in RAM, since the last start.
+    /// The most memory of the process that was in RAM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_host_memory_bytes: Option<u64>,
-    /// The most memory of the GPU that was in use, by whatever process, since the last start.
+    /// The most memory of the GPU that was in use, by whatever process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_gpu_memory_bytes: Option<u64>,
-    /// The most memory that the backend's pools held at the end of a step, since the last start.
+    /// The most memory that the backend's pools held at the end of a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_gpu_memory_reserved_bytes: Option<u64>,
-    /// Mean GPU utilization over the time of the steps, since the last start, in percent.
+    /// Mean GPU utilization over the time of the steps, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mean_gpu_utilization_percent: Option<f64>,
-    /// Mean share of all processor threads that the process used over the time of the steps, since the last start, in
-    /// percent.
+    /// Mean share of all processor threads that the process used over the time of the steps, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mean_cpu_utilization_percent: Option<f64>,
-    /// Share of the micro-batches' tokens that was padding, since the last start, from 0 to 1.
+    /// Share of the micro-batches' tokens that was padding, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub padding_share: Option<f64>,
     /// Energy that the GPU used; of a run that uses no GPU, the processor's packages, by whatever process. Where some
@@ -126,10 +134,10 @@ pub struct Summary {
     /// Time, energy and cost of a million tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_million_tokens: Option<PerMillionTokens>,
-    /// Processor time that sampling the machine took, on its own thread, since the last start.
+    /// Processor time that sampling the machine took, on its own thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub telemetry_seconds: Option<f64>,
-    /// Wall time since the last start, all of it.
+    /// Wall time, from the start of each process.
     pub wall_seconds: f64,
     /// Where that time went.
     pub time: TimeSpent,
@@ -147,7 +155,7 @@ pub struct Summary {
     /// What held the run back since the last start, the worst first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub diagnosis: Vec<Finding>,
-    /// What was told of it meanwhile, with the steps through which it had lasted.
+    /// What was told of it meanwhile since the last start, with the steps through which it had lasted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub told: Vec<Finding>,
     /// Warnings of the run, in order.
@@ -172,7 +180,7 @@ pub struct PerMillionTokens {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TimeSpent {
-    /// From the start of the process to the first step: reading data, loading weights, opening the device.
+    /// From the start of each process to its first step: reading data, loading weights, opening the device.
     pub startup_seconds: f64,
     /// Waiting for data.
     pub data_wait_seconds: f64,
@@ -190,6 +198,35 @@ pub struct TimeSpent {
     pub logging_seconds: f64,
     /// The rest: bookkeeping, measuring the device's peak, ending.
     pub other_seconds: f64,
+    /// Earlier starts, where a run was resumed from a checkpoint of an older version, which does not say where their time
+    /// went.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub earlier_seconds: f64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references over")]
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
+}
+
+impl Add for TimeSpent {
+    type Output = Self;
+
+    /// Part by part.
+    fn add(self, other: Self) -> Self {
+        Self {
+            startup_seconds: self.startup_seconds + other.startup_seconds,
+            data_wait_seconds: self.data_wait_seconds + other.data_wait_seconds,
+            host_to_device_seconds: self.host_to_device_seconds + other.host_to_device_seconds,
+            forward_backward_seconds: self.forward_backward_seconds + other.forward_backward_seconds,
+            optimizer_seconds: self.optimizer_seconds + other.optimizer_seconds,
+            evaluation_seconds: self.evaluation_seconds + other.evaluation_seconds,
+            checkpoint_seconds: self.checkpoint_seconds + other.checkpoint_seconds,
+            logging_seconds: self.logging_seconds + other.logging_seconds,
+            other_seconds: self.other_seconds + other.other_seconds,
+            earlier_seconds: self.earlier_seconds + other.earlier_seconds,
+        }
+    }
 }
 
 impl TimeSpent {
@@ -208,7 +245,7 @@ impl TimeSpent {
 
     /// The parts with their names for people.
     #[must_use]
-    pub fn parts(&self) -> [(&'static str, f64); 9] {
+    pub fn parts(&self) -> [(&'static str, f64); 10] {
         [
             ("startup", self.startup_seconds),
             ("data", self.data_wait_seconds),
@@ -219,6 +256,7 @@ impl TimeSpent {
             ("checkpoint", self.checkpoint_seconds),
             ("logging", self.logging_seconds),
             ("other", self.other_seconds),
+            ("earlier starts", self.earlier_seconds),
         ]
     }
 }

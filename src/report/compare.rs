@@ -271,8 +271,8 @@ fn value(record: &Record, key: &str) -> Option<f64> {
         "step_seconds_p95" => quantile(steady(record, "step_seconds"), 0.95),
         "mfu_percent" => median("mfu").map(|mfu| 100.0 * mfu),
         "gpu_utilization_percent" | "cpu_utilization_percent" => median(key),
-        "peak_gpu_memory_bytes" => record.figure(key).or_else(|| record.steps.max("gpu_memory_used_bytes")),
-        "peak_host_memory_bytes" => record.figure(key).or_else(|| record.steps.max("host_memory_bytes")),
+        "peak_gpu_memory_bytes" => record.peak_memory_bytes(true),
+        "peak_host_memory_bytes" => record.peak_memory_bytes(false),
         "wall_seconds" => record.figure(key).or_else(|| record.steps.sum("wall_seconds")),
         "energy_kwh" => record.figure(key).or_else(|| {
             let joules = ["energy_joules", "cpu_energy_joules"].into_iter().find_map(|name| record.steps.last(name));

@@ -14,11 +14,9 @@ pub(super) struct Peak {
 impl Peak {
     /// Of the GPU where there is one.
     pub(super) fn of(record: &Record) -> Option<Self> {
-        let gpu = record.figure("peak_gpu_memory_bytes").or_else(|| record.steps.max("gpu_memory_used_bytes"));
-        let host = || record.figure("peak_host_memory_bytes").or_else(|| record.steps.max("host_memory_bytes"));
-        match gpu {
+        match record.peak_memory_bytes(true) {
             Some(bytes) => Some(Self { bytes, of: "of the GPU" }),
-            None => Some(Self { bytes: host()?, of: "of the process" }),
+            None => Some(Self { bytes: record.peak_memory_bytes(false)?, of: "of the process" }),
         }
     }
 }

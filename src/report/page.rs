@@ -22,7 +22,7 @@ const MAX_TEXT: usize = 4000;
 const MAX_RECIPE: usize = 60_000;
 
 /// Parts of the run's wall time in summary.json: field, name, class of the colour.
-const TIME_PARTS: [(&str, &str, &str); 9] = [
+const TIME_PARTS: [(&str, &str, &str); 10] = [
     ("startup_seconds", "start-up", "p-startup"),
     ("forward_backward_seconds", "forward + backward", "p-passes"),
     ("optimizer_seconds", "optimizer", "p-optimizer"),
@@ -32,6 +32,7 @@ const TIME_PARTS: [(&str, &str, &str); 9] = [
     ("evaluation_seconds", "evaluation", "p-evaluation"),
     ("checkpoint_seconds", "checkpoints, adapter", "p-checkpoint"),
     ("other_seconds", "other", "p-other"),
+    ("earlier_seconds", "earlier starts", "p-startup"),
 ];
 
 /// What the template shows.
@@ -44,6 +45,8 @@ struct Page {
     about: Vec<String>,
     tiles: Vec<Tile>,
     findings: Vec<Value>,
+    /// Of which part of the run they are; empty: of all of it.
+    findings_of: &'static str,
     /// Those that were told while it went on.
     told: Vec<Value>,
     charts: Charts,
@@ -107,6 +110,7 @@ pub(super) fn render(record: &Record) -> Result<String, ReportError> {
         about: about(record),
         tiles: tiles(record),
         findings: findings(record, "diagnosis"),
+        findings_of: if record.num_starts() > 1.0 { "of the last start" } else { "" },
         told: findings(record, "told"),
         charts: Charts::of(record),
         time_bar: (!time.is_empty()).then(|| stack::bars(&[("In total", time.clone())], Unit::Seconds)),
@@ -136,6 +140,15 @@ fn status(record: &Record) -> String {
         }
         None => "not finished: killed, or still training".to_owned(),
     }
+}
+
+/// Of how many starts the wall time is, and what a million tokens took of it.
+fn wall_note(record: &Record, per_million: Option<f64>) -> Option<String> {
+    let starts = Some(record.num_starts()).filter(|starts| *starts > 1.0);
+    let starts = starts.map(|starts| format!("{} starts", thousands(starts)));
+    let notes: Vec<String> =
+        starts.into_iter().chain(per_million.map(|s| format!("{} a million tokens", duration(s)))).collect();
+    (!notes.is_empty()).then(|| notes.join(", "))
 }
 
 fn findings(record: &Record, name: &str) -> Vec<Value> {
@@ -200,11 +213,7 @@ fn tiles(record: &Record) -> Vec<Tile> {
             peak.as_ref().map(|peak| peak.of.to_owned()),
         ),
         tile("Tokens", tokens.map(large_count), targets),
-        tile(
-            "Wall time",
-            wall.map(duration),
-            per_million("seconds").map(|s| format!("{} a million tokens", duration(s))),
-        ),
+        tile("Wall time", wall.map(duration), wall_note(record, per_million("seconds"))),
         tile(
             "Energy",
             energy.map(|kwh| format!("{} kWh", Unit::Plain.text(kwh))),

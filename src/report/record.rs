@@ -122,6 +122,24 @@ impl Record {
         self.summary.get(name)?.as_f64()
     }
 
+    /// The most memory of the GPU, or of the process, that was in use at any time of the run: summary.json's, or a higher
+    /// one of a step, since that of older versions begins with the last start.
+    #[must_use]
+    pub fn peak_memory_bytes(&self, of_gpu: bool) -> Option<f64> {
+        let (summary, step) = if of_gpu {
+            ("peak_gpu_memory_bytes", "gpu_memory_used_bytes")
+        } else {
+            ("peak_host_memory_bytes", "host_memory_bytes")
+        };
+        [self.figure(summary), self.steps.max(step)].into_iter().flatten().reduce(f64::max)
+    }
+
+    /// Starts of the process, where the run says so; 0 where it does not.
+    #[must_use]
+    pub fn num_starts(&self) -> f64 {
+        self.figure("starts").unwrap_or(0.0)
+    }
+
     /// How the run ended; `None` where it has not.
     #[must_use]
     pub fn outcome(&self) -> Option<Outcome> {

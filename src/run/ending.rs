@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::args::TrainArgs;
 use super::dir::RunDir;
@@ -21,7 +21,6 @@ use crate::metrics::{Outcome, Sinks, Summary};
 use crate::panics::guarded;
 use crate::recipe::Recipe;
 use crate::report;
-use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
 use crate::train::trainer::{Trainer, TrainerError};
@@ -41,8 +40,6 @@ pub(super) struct Ending<'a> {
     pub(super) dir: &'a RunDir,
     /// Where it was computed.
     pub(super) device: &'a OpenDevice,
-    /// What the machine did.
-    pub(super) telemetry: &'a Telemetry,
     /// Whether somebody has asked it to stop.
     pub(super) stop: &'a Stop,
     /// What to say where memory has run out.
@@ -53,15 +50,12 @@ pub(super) struct Ending<'a> {
     pub(super) num_parameters: usize,
     /// Steps of the whole run.
     pub(super) total_steps: u64,
-    /// Where the wall time starts.
-    pub(super) process_start: Instant,
 }
 
 /// What a run that came to its end has to show.
 struct Done {
     outcome: Outcome,
     adapter_verified: bool,
-    export_seconds: f64,
 }
 
 /// Why a run did not come to its end.
@@ -108,15 +102,15 @@ impl Ending<'_> {
         if outcome == Outcome::Interrupted {
             return Err(Cut::Interrupted);
         }
-        let export_start = Instant::now();
         let adapter_verified = export(self.recipe, self.dir, trainer.step(), self.device)
             .map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
-        Ok(Done { outcome, adapter_verified, export_seconds: export_start.elapsed().as_secs_f64() })
+        trainer.end_export();
+        Ok(Done { outcome, adapter_verified })
     }
 
     /// Final figures and page of a run that came to its end.
     fn finish(&self, trainer: &mut Trainer<'_>, done: &Done) -> Result<(), Failure> {
-        let mut summary = self.summary(trainer, done.outcome, done.export_seconds);
+        let mut summary = self.summary(trainer, done.outcome);
         summary.adapter_verified = Some(done.adapter_verified);
         let sinks = trainer.sinks();
         restore_files(self.dir, sinks);
@@ -134,7 +128,7 @@ impl Ending<'_> {
             Cut::Failed { outcome, failure } => (*outcome, failure.to_string()),
             Cut::Panicked(panic) => (Outcome::Failed, panic_reason(&**panic, self.advice)),
         };
-        let mut summary = self.summary(trainer, outcome, 0.0);
+        let mut summary = self.summary(trainer, outcome);
         summary.reason = Some(reason);
         summary.total_steps = Some(self.total_steps);
         if summary.steps == first_step {
@@ -156,24 +150,17 @@ impl Ending<'_> {
         format!("stopped after step {step}, with a checkpoint; to continue: {}", self.args.resume_command())
     }
 
-    fn summary(&self, trainer: &Trainer<'_>, outcome: Outcome, export_seconds: f64) -> Summary {
-        let mut summary = Summary {
+    fn summary(&self, trainer: &Trainer<'_>, outcome: Outcome) -> Summary {
+        let summary = Summary {
             outcome,
             device: self.device.label.clone(),
             precision: self.recipe.train.precision.name().to_owned(),
             trainable_parameters: self.num_trainable as u64,
             all_parameters: self.num_parameters as u64,
-            peak_host_memory_bytes: peak_host_memory_bytes(),
-            peak_gpu_memory_bytes: self.telemetry.peak_gpu_memory_bytes(),
-            telemetry_seconds: self.telemetry.seconds(),
             warnings: rows_left_out(&trainer.state().totals.rows, self.recipe.data.max_length),
             ..trainer.summary()
         };
-        summary.time.checkpoint_seconds += export_seconds;
-        summary.wall_seconds = self.process_start.elapsed().as_secs_f64();
-        summary.time = summary.time.within(summary.wall_seconds);
-        let all_seconds = trainer.earlier_wall_seconds() + summary.wall_seconds;
-        summary.with_cost(&self.recipe.cost, all_seconds)
+        summary.with_cost(&self.recipe.cost)
     }
 
     /// Makes report.html. The figures are there: where it fails, it can be made anew from them.

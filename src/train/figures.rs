@@ -1,15 +1,13 @@
-//! What a step took, and sums of it.
+//! What a step took.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 
-use super::step::StepOutcome;
 use crate::data::batch::RowSource;
 use crate::data::files::FileKind;
 use crate::data::loader::LoadedBatch;
 use crate::data::pipeline::{Cursor, RowCounts};
 use crate::data::sources::FileInfo;
-use crate::telemetry::MachineSample;
 
 /// Rows that a warning names before it says how many more there are.
 const MAX_ROWS_NAMED: usize = 8;
@@ -89,59 +87,6 @@ fn line_of(file: &FileInfo, row: usize) -> Option<usize> {
     let lines = BufReader::new(fs::File::open(&file.path).ok()?).split(b'\n').map_while(Result::ok);
     let rows = lines.enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
     rows.map(|(index, _)| index + 1).nth(row)
-}
-
-/// Sums since the last start.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SessionFigures {
-    pub(super) startup_seconds: f64,
-    pub(super) num_steps: u64,
-    /// Loss of the last step that had something to predict.
-    pub(super) last_loss: Option<f64>,
-    pub(super) tokens: u64,
-    pub(super) padding_tokens: u64,
-    pub(super) step_seconds: f64,
-    pub(super) flops: f64,
-    /// The most memory that the backend's pools held at the end of a step.
-    pub(super) peak_gpu_memory_reserved_bytes: Option<u64>,
-    pub(super) gpu_utilization_percent: MeanOverTime,
-    pub(super) cpu_utilization_percent: MeanOverTime,
-}
-
-impl SessionFigures {
-    /// Takes in a step.
-    pub(super) fn add(&mut self, work: &StepWork, outcome: &StepOutcome, step_seconds: f64, machine: &MachineSample) {
-        if outcome.target_tokens > 0 {
-            self.last_loss = Some(outcome.loss);
-        }
-        self.num_steps += 1;
-        self.tokens += work.tokens;
-        self.padding_tokens += work.padding_tokens;
-        self.step_seconds += step_seconds;
-        self.flops += work.flops;
-        self.gpu_utilization_percent.add(machine.gpu_utilization_percent, step_seconds);
-        self.cpu_utilization_percent.add(machine.cpu_utilization_percent, step_seconds);
-    }
-}
-
-/// Mean of a figure over the time of the steps that have it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct MeanOverTime {
-    sum: f64,
-    seconds: f64,
-}
-
-impl MeanOverTime {
-    fn add(&mut self, value: Option<f64>, seconds: f64) {
-        if let Some(value) = value {
-            self.sum += value * seconds;
-            self.seconds += seconds;
-        }
-    }
-
-    pub(super) fn get(&self) -> Option<f64> {
-        (self.seconds > 0.0).then(|| self.sum / self.seconds)
-    }
 }
 
 /// A part of a whole, from 0 to 1; `None` where there is none.

@@ -18,5 +18,6 @@ pub mod schedule;
 pub mod state;
 pub mod step;
 pub mod stop;
+pub mod totals;
 pub mod trainer;
 pub mod watchdog;

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::figures::StepWork;
 use super::step::{StepCounters, StepOutcome};
+use super::totals::Totals;
 use super::watchdog::Watchdog;
-use crate::data::pipeline::{Cursor, RowCounts};
+use crate::data::pipeline::Cursor;
 
 /// `trainer_state.json`: where training stands after a whole number of steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -115,26 +116,6 @@ impl Evaluations {
     pub fn patience_is_over(&self, patience: Option<usize>) -> bool {
         patience.is_some_and(|patience| self.since_best >= patience)
     }
-}
-
-/// Sums over the whole run, over all its starts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Totals {
-    /// Tokens that were not padding.
-    pub tokens: u64,
-    /// Tokens that carried loss.
-    pub target_tokens: u64,
-    /// Steps whose loss or gradient was not finite: no update was made.
-    pub skipped_steps: u64,
-    /// Steps with which the watchdog found something wrong.
-    pub anomalous_steps: u64,
-    /// What the training rows turned out to be.
-    pub rows: RowCounts,
-    /// Wall time, from the start of the process.
-    pub wall_seconds: f64,
-    /// Energy of the GPU, or of the processor's packages in starts that use none, where it is measured.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub energy_joules: Option<f64>,
 }
 
 #[cfg(test)]

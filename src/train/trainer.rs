@@ -3,16 +3,18 @@
 mod between;
 mod line;
 mod told;
+mod whole;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::figures::{SessionFigures, StepWork, per_second, share};
+use super::figures::StepWork;
 use super::flops::StepFlops;
 use super::laps::{Laps, Part};
 use super::plan::{Around, Plan};
-use super::state::{Evaluations, Totals, TrainerState};
+use super::state::{Evaluations, TrainerState};
 use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
+use super::totals::{RunFigures, Totals};
 use super::watchdog::{self, Anomaly, Observation, Verdict, Watchdog};
 use crate::checkpoint::{self, CheckpointError};
 use crate::data::error::DataError;
@@ -20,7 +22,7 @@ use crate::data::loader::Loader;
 use crate::data::pipeline::{Cursor, RowCounts};
 use crate::generate::GenerateError;
 use crate::lora::AdapterSet;
-use crate::metrics::{Outcome, Sinks, StepMetrics, Summary};
+use crate::metrics::{Outcome, Sinks, StepMetrics};
 use crate::ops::peak::gemm_peak_flops;
 use told::Gathered;
 
@@ -77,14 +79,15 @@ pub struct Trainer<'a> {
     state: TrainerState,
     /// The state is on disk as a checkpoint.
     is_saved: bool,
-    /// Energy of the earlier starts of this run.
-    earlier_energy_joules: Option<f64>,
-    /// Wall time of the earlier starts of this run.
-    earlier_wall_seconds: f64,
+    /// Sums of the earlier starts of this run.
+    earlier: Totals,
+    /// The same of time and machine.
+    earlier_figures: RunFigures,
     process_start: Instant,
     /// Where the time goes; writing a step's figures belongs to the next step.
     laps: Laps,
-    figures: SessionFigures,
+    /// Those of this start, but for what is asked at its end only.
+    figures: RunFigures,
     gathered: Gathered,
     has_warned_of_cuts: bool,
 }
@@ -111,11 +114,11 @@ impl<'a> Trainer<'a> {
             around,
             state,
             is_saved: false,
-            earlier_energy_joules: None,
-            earlier_wall_seconds: 0.0,
+            earlier: Totals::default(),
+            earlier_figures: RunFigures::default(),
             process_start,
             laps: Laps::start(process_start),
-            figures: SessionFigures::default(),
+            figures: RunFigures::default(),
             has_warned_of_cuts: false,
         }
     }
@@ -141,8 +144,8 @@ impl<'a> Trainer<'a> {
         }
         let step = StepState { moments: checkpoint::load_moments(checkpoint)?, counters: state.counters };
         self.step.restore(adapters, &step).map_err(|error| mismatch(error.to_string()))?;
-        self.earlier_energy_joules = state.totals.energy_joules;
-        self.earlier_wall_seconds = state.totals.wall_seconds;
+        self.earlier = state.totals;
+        self.earlier_figures = state.totals.earlier_figures(state.step);
         self.state = TrainerState { order: self.plan.order, ..state };
         self.is_saved = true;
         Ok(())
@@ -152,45 +155,6 @@ impl<'a> Trainer<'a> {
     #[must_use]
     pub fn state(&self) -> &TrainerState {
         &self.state
-    }
-
-    /// Wall time of the earlier starts of this run.
-    #[must_use]
-    pub fn earlier_wall_seconds(&self) -> f64 {
-        self.earlier_wall_seconds
-    }
-
-    /// The final figures, as far as the loop knows them.
-    #[must_use]
-    pub fn summary(&self) -> Summary {
-        let TrainerState { step, evaluations, totals, .. } = &self.state;
-        let figures = &self.figures;
-        let has_steps = figures.step_seconds > 0.0;
-        let peak = gemm_peak_flops(self.around.device, self.plan.train.precision).filter(|_| has_steps);
-        Summary {
-            steps: *step,
-            skipped_steps: totals.skipped_steps,
-            anomalous_steps: totals.anomalous_steps,
-            epochs: self.state.epochs(),
-            final_loss: figures.last_loss,
-            initial_eval_loss: evaluations.first_loss,
-            final_eval_loss: evaluations.last_loss,
-            best_eval_loss: evaluations.best_loss,
-            best_eval_step: evaluations.best_step,
-            tokens: totals.tokens,
-            target_tokens: totals.target_tokens,
-            tokens_per_second: has_steps.then(|| per_second(figures.tokens, figures.step_seconds)),
-            mfu: peak.map(|peak| figures.flops / figures.step_seconds / peak),
-            peak_gpu_memory_reserved_bytes: figures.peak_gpu_memory_reserved_bytes,
-            mean_gpu_utilization_percent: figures.gpu_utilization_percent.get(),
-            mean_cpu_utilization_percent: figures.cpu_utilization_percent.get(),
-            padding_share: share(figures.padding_tokens, figures.tokens + figures.padding_tokens),
-            energy_joules: self.energy_joules(self.around.telemetry.energy_joules()),
-            diagnosis: self.diagnosis(),
-            told: self.gathered.told.clone(),
-            time: self.laps.time_spent(figures.startup_seconds),
-            ..Summary::default()
-        }
     }
 
     /// Where figures and lines go.
@@ -228,7 +192,7 @@ impl<'a> Trainer<'a> {
     fn run_steps(&mut self) -> Result<Outcome, TrainerError> {
         let mut loader = self.around.data.loader(self.state.cursor, self.plan.train.micro_batch_size)?;
         let now = Instant::now();
-        self.figures.startup_seconds = now.duration_since(self.process_start).as_secs_f64();
+        self.figures.time.startup_seconds = now.duration_since(self.process_start).as_secs_f64();
         self.laps = Laps::start(now);
         // Only what happens in steps belongs to the first step's figures.
         let _ = self.around.telemetry.window();
@@ -325,7 +289,7 @@ impl<'a> Trainer<'a> {
         }
         self.laps.lap(Part::Measuring);
         let time = self.laps.end_step();
-        self.figures.add(&work, &outcome, time.step_seconds(), &machine);
+        self.figures.add(&work, &outcome, time.step_seconds(), &machine, peak);
         let mut metrics = self.metrics(learning_rate, &outcome, &work, verdict.anomaly);
         self.describe(&mut metrics, &work, &time, &loading, machine, peak);
         Ok(Some((metrics, work.rows, verdict)))
@@ -383,14 +347,6 @@ impl<'a> Trainer<'a> {
     /// A signal, or the dashboard's user.
     fn stop_requested(&self) -> bool {
         self.around.stop.requested() || self.around.sinks.stop_requested()
-    }
-
-    /// Energy since the start of the run, from that since the start of the process.
-    fn energy_joules(&self, since_start: Option<f64>) -> Option<f64> {
-        match (self.earlier_energy_joules, since_start) {
-            (None, None) => None,
-            (earlier, since_start) => Some(earlier.unwrap_or(0.0) + since_start.unwrap_or(0.0)),
-        }
     }
 
     /// Before the first step, after the last one, and every `eval_steps`; not twice after one step.

@@ -9,7 +9,9 @@ const MAX_FINDINGS: usize = 4;
 
 /// How it went, in a few lines.
 pub(super) fn summary_text(summary: &Summary) -> String {
-    let (outcome, seconds) = (summary.outcome.name(), duration(summary.wall_seconds));
+    let outcome = summary.outcome.name();
+    let starts = if summary.starts > 1 { format!(" ({} starts)", summary.starts) } else { String::new() };
+    let seconds = format!("{}{starts}", duration(summary.wall_seconds));
     let mut first = vec![if summary.outcome.is_finished() {
         format!("{outcome} after {} steps in {seconds}", summary.steps)
     } else {
@@ -45,12 +47,18 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     if !machine.is_empty() {
         lines.push(format!("  {}", machine.join(", ")));
     }
+    if let Some(step) = summary.figures_since_step {
+        lines.push(format!("  speed, mfu, peaks and utilization are measured since step {step}"));
+    }
     lines.extend(price_line(summary));
     if summary.wall_seconds > 0.0 {
         let share = |seconds: f64| 100.0 * seconds / summary.wall_seconds;
         let parts = summary.time.parts().into_iter().filter(|&(_, seconds)| share(seconds) >= 0.5);
         let parts: Vec<_> = parts.map(|(name, seconds)| format!("{name} {:.0}%", share(seconds))).collect();
         lines.push(format!("  time: {}", parts.join(", ")));
+    }
+    if summary.starts > 1 && !summary.diagnosis.is_empty() {
+        lines.push("  of the last start:".to_owned());
     }
     for finding in summary.diagnosis.iter().take(MAX_FINDINGS) {
         let shown = match finding.severity {
@@ -121,7 +129,7 @@ mod tests {
             ..Summary::default()
         };
         let prices = CostConfig { price_per_hour: Some(3.6), ..CostConfig::default() };
-        let summary = summary.with_cost(&prices, 10.0);
+        let summary = summary.with_cost(&prices);
         let text = summary_text(&summary);
         let expected = "finished after 20 steps in 10s, 1,234 tokens/s, 1 steps skipped\n  \
                         loss 1.2500, eval loss 4.0000 -> 3.0000 (-25.0%), best 2.9000 at step 15\n  \
@@ -136,5 +144,12 @@ mod tests {
         assert!(text.starts_with("interrupted at step 20 of 80, after 10s, 1,234 tokens/s"), "{text}");
         let expected = "  INPUT-BOUND: waited\n    try `data.num_workers` 1 -> 4: about 1.50x\n  PADDING: some";
         assert!(text.ends_with(expected), "{text}");
+
+        let resumed = Summary { starts: 3, figures_since_step: Some(8), ..interrupted };
+        let text = summary_text(&resumed);
+        assert!(text.starts_with("interrupted at step 20 of 80, after 10s (3 starts), 1,234 tokens/s"), "{text}");
+        assert!(text.contains("\n  speed, mfu, peaks and utilization are measured since step 8\n"), "{text}");
+        // The diagnosis has seen the last start only.
+        assert!(text.contains("\n  of the last start:\n  INPUT-BOUND: waited\n"), "{text}");
     }
 }

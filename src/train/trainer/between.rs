@@ -81,7 +81,8 @@ impl Trainer<'_> {
         self.laps.lap(Part::Other);
         let StepState { moments, counters } = self.step.state();
         self.state.counters = counters;
-        self.state.totals.wall_seconds = self.earlier_wall_seconds + self.process_start.elapsed().as_secs_f64();
+        let (wall_seconds, figures) = self.whole_run();
+        (self.state.totals.wall_seconds, self.state.totals.figures) = (wall_seconds, Some(figures));
         self.state.totals.energy_joules = self.energy_joules(self.around.telemetry.energy_joules());
         // What is counted as done must be on the disk before the checkpoint says that it is done.
         self.around.sinks.sync();

@@ -58,8 +58,7 @@ impl Trainer<'_> {
     pub(super) fn diagnosis(&self) -> Vec<Finding> {
         let Gathered { run, rows, num_evaluations, num_edge_evaluations, num_checkpoints, .. } = &self.gathered;
         let mut run = run.clone();
-        let time = self.laps.time_spent(self.figures.startup_seconds);
-        run.figures.end(&time, [*num_evaluations, *num_edge_evaluations], *num_checkpoints);
+        run.figures.end(&self.time_of_start(), [*num_evaluations, *num_edge_evaluations], *num_checkpoints);
         run.figures.answer_cut_rows = Some(rows.answer_cut);
         run.figures.rows_without_targets = rows.without_targets;
         run.figures.longest_row_tokens = (rows.longest_tokens > 0).then_some(rows.longest_tokens);

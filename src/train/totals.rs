@@ -1,0 +1,234 @@
+//! Sums and peaks over a run, which its checkpoints carry from start to start.
+
+use serde::{Deserialize, Serialize};
+
+use super::figures::StepWork;
+use super::step::StepOutcome;
+use crate::data::pipeline::RowCounts;
+use crate::metrics::TimeSpent;
+use crate::telemetry::MachineSample;
+
+/// Sums over the whole run, over all its starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Tokens that were not padding.
+    pub tokens: u64,
+    /// Tokens that carried loss.
+    pub target_tokens: u64,
+    /// Steps whose loss or gradient was not finite: no update was made.
+    pub skipped_steps: u64,
+    /// Steps with which the watchdog found something wrong.
+    pub anomalous_steps: u64,
+    /// What the training rows turned out to be.
+    pub rows: RowCounts,
+    /// Wall time, from the start of each process. What a killed process did after its last checkpoint is not in it: those
+    /// steps are made again.
+    pub wall_seconds: f64,
+    /// Energy of the GPU, or of the processor's packages in starts that use none, where it is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy_joules: Option<f64>,
+    /// Where the time went, and what the machine did; absent in checkpoints of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub figures: Option<RunFigures>,
+}
+
+impl Totals {
+    /// The figures of the starts before a checkpoint after `step`. Of those that a checkpoint does not know, the time is
+    /// there, and not where it went.
+    pub(super) fn earlier_figures(&self, step: u64) -> RunFigures {
+        self.figures.unwrap_or_else(|| RunFigures {
+            num_starts: 1,
+            since_step: Some(step),
+            time: TimeSpent { earlier_seconds: self.wall_seconds, ..TimeSpent::default() },
+            ..RunFigures::default()
+        })
+    }
+}
+
+/// What the steps of a run took and what the machine did meanwhile: over one start of it, or over all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunFigures {
+    /// Starts of the process.
+    pub num_starts: u64,
+    /// Step after which these figures begin, where the start before it was of a version that kept none; absent: all
+    /// steps are in them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since_step: Option<u64>,
+    /// Steps.
+    pub num_steps: u64,
+    /// Loss of the last step that had something to predict, in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_loss: Option<f64>,
+    /// Tokens that were not padding.
+    pub tokens: u64,
+    /// Tokens that were.
+    pub padding_tokens: u64,
+    /// Time of the steps, without what came between them.
+    pub step_seconds: f64,
+    /// Where all time went.
+    pub time: TimeSpent,
+    /// Model FLOPs per second over the device's peak, from 0 to 1; each start has its own device.
+    pub mfu: MeanOverTime,
+    /// GPU utilization, in percent.
+    pub gpu_utilization_percent: MeanOverTime,
+    /// Share of all processor threads that the process used, in percent.
+    pub cpu_utilization_percent: MeanOverTime,
+    /// The most memory of the process that was in RAM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_host_memory_bytes: Option<u64>,
+    /// The most memory of the GPU that was in use, by whatever process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_gpu_memory_bytes: Option<u64>,
+    /// The most memory that the backend's pools held at the end of a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_gpu_memory_reserved_bytes: Option<u64>,
+    /// Processor time that sampling the machine took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub telemetry_seconds: Option<f64>,
+}
+
+impl RunFigures {
+    /// Takes in a step. `peak` is the device's peak in FLOP/s.
+    pub(super) fn add(
+        &mut self,
+        work: &StepWork,
+        outcome: &StepOutcome,
+        step_seconds: f64,
+        machine: &MachineSample,
+        peak: Option<f64>,
+    ) {
+        if outcome.target_tokens > 0 {
+            self.last_loss = Some(outcome.loss);
+        }
+        self.num_steps += 1;
+        self.tokens += work.tokens;
+        self.padding_tokens += work.padding_tokens;
+        self.step_seconds += step_seconds;
+        self.mfu.add(peak.map(|peak| work.flops / step_seconds / peak), step_seconds);
+        // The kernel's own peak may lag behind a sample by some pages.
+        self.peak_host_memory_bytes = self.peak_host_memory_bytes.max(machine.host_memory_bytes);
+        self.gpu_utilization_percent.add(machine.gpu_utilization_percent, step_seconds);
+        self.cpu_utilization_percent.add(machine.cpu_utilization_percent, step_seconds);
+    }
+
+    /// These figures together with those of the starts before.
+    #[must_use]
+    pub(super) fn after(self, earlier: &Self) -> Self {
+        let sum = |one: Option<f64>, other: Option<f64>| match (one, other) {
+            (None, None) => None,
+            (one, other) => Some(one.unwrap_or(0.0) + other.unwrap_or(0.0)),
+        };
+        Self {
+            num_starts: self.num_starts + earlier.num_starts,
+            since_step: self.since_step.or(earlier.since_step),
+            num_steps: self.num_steps + earlier.num_steps,
+            last_loss: self.last_loss.or(earlier.last_loss),
+            tokens: self.tokens + earlier.tokens,
+            padding_tokens: self.padding_tokens + earlier.padding_tokens,
+            step_seconds: self.step_seconds + earlier.step_seconds,
+            time: self.time + earlier.time,
+            mfu: self.mfu.and(earlier.mfu),
+            gpu_utilization_percent: self.gpu_utilization_percent.and(earlier.gpu_utilization_percent),
+            cpu_utilization_percent: self.cpu_utilization_percent.and(earlier.cpu_utilization_percent),
+            peak_host_memory_bytes: self.peak_host_memory_bytes.max(earlier.peak_host_memory_bytes),
+            peak_gpu_memory_bytes: self.peak_gpu_memory_bytes.max(earlier.peak_gpu_memory_bytes),
+            peak_gpu_memory_reserved_bytes: self
+                .peak_gpu_memory_reserved_bytes
+                .max(earlier.peak_gpu_memory_reserved_bytes),
+            telemetry_seconds: sum(self.telemetry_seconds, earlier.telemetry_seconds),
+        }
+    }
+}
+
+/// Mean of a figure over the time of the steps that have it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MeanOverTime {
+    /// Sum of figure times seconds.
+    pub sum: f64,
+    /// Time of the steps that have it.
+    pub seconds: f64,
+}
+
+impl MeanOverTime {
+    /// Takes a step in; one whose figure is no number counts as one that has none.
+    fn add(&mut self, value: Option<f64>, seconds: f64) {
+        if let Some(value) = value.filter(|value| (value * seconds).is_finite()) {
+            self.sum += value * seconds;
+            self.seconds += seconds;
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { sum: self.sum + other.sum, seconds: self.seconds + other.seconds }
+    }
+
+    /// The mean; `None` where no step had the figure.
+    #[must_use]
+    pub fn get(&self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.sum / self.seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::pipeline::Cursor;
+
+    /// A start of two steps of a second each.
+    fn start(peak_flops: f64, gpu_percent: Option<f64>, peak_host: u64) -> RunFigures {
+        let mut work = StepWork::new(Cursor::default());
+        (work.tokens, work.padding_tokens, work.flops) = (100, 20, 1e9);
+        let machine = MachineSample { gpu_utilization_percent: gpu_percent, ..MachineSample::default() };
+        let outcome = StepOutcome { loss: 2.0, grad_norm: 1.0, target_tokens: 50, skipped: None };
+        let time = TimeSpent { startup_seconds: 1.0, forward_backward_seconds: 2.0, ..TimeSpent::default() };
+        let telemetry_seconds = gpu_percent.map(|_| 0.25);
+        let mut figures =
+            RunFigures { num_starts: 1, time: time.within(3.5), telemetry_seconds, ..RunFigures::default() };
+        figures.peak_host_memory_bytes = Some(peak_host);
+        for _ in 0..2 {
+            figures.add(&work, &outcome, 1.0, &machine, Some(peak_flops));
+        }
+        figures
+    }
+
+    #[test]
+    fn the_figures_of_two_starts_are_sums_means_over_time_and_the_higher_peak() {
+        // The second start runs on a device with half the peak, which has no GPU.
+        let whole = start(5e9, None, 100).after(&start(10e9, Some(80.0), 700));
+        assert_eq!((whole.num_starts, whole.num_steps, whole.tokens, whole.padding_tokens), (2, 4, 400, 80));
+        assert_eq!((whole.step_seconds, whole.time.total_seconds(), whole.time.other_seconds), (4.0, 7.0, 1.0));
+        assert!((whole.mfu.get().unwrap() - 0.15).abs() < 1e-12, "half the time at 0.2, half at 0.1");
+        // Utilization is that of the steps which have it.
+        assert_eq!((whole.gpu_utilization_percent.get(), whole.cpu_utilization_percent.get()), (Some(80.0), None));
+        assert_eq!((whole.peak_host_memory_bytes, whole.peak_gpu_memory_bytes), (Some(700), None));
+        assert_eq!((whole.telemetry_seconds, whole.last_loss, whole.since_step), (Some(0.25), Some(2.0), None));
+        let json = serde_json::to_string(&Totals { figures: Some(whole), ..Totals::default() }).unwrap();
+        assert_eq!(serde_json::from_str::<Totals>(&json).unwrap().figures, Some(whole));
+    }
+
+    #[test]
+    fn a_checkpoint_without_these_figures_has_its_time_and_says_from_which_step_the_others_are() {
+        let rows = serde_json::to_string(&RowCounts::default()).unwrap();
+        let old = format!(
+            r#"{{"tokens":1000,"target_tokens":500,"skipped_steps":0,"anomalous_steps":0,"rows":{rows},"wall_seconds":12.5}}"#
+        );
+        let totals: Totals = serde_json::from_str(&old).unwrap();
+        let whole = start(5e9, None, 100).after(&totals.earlier_figures(40));
+        assert_eq!((whole.num_starts, whole.since_step, whole.num_steps), (2, Some(40), 2));
+        assert_eq!((whole.time.earlier_seconds, whole.time.total_seconds()), (12.5, 16.0));
+    }
+
+    #[test]
+    fn what_is_no_number_leaves_a_mean_and_a_checkpoint_that_can_be_read() {
+        let mut mean = MeanOverTime::default();
+        for value in [Some(f64::NAN), Some(f64::INFINITY), None] {
+            mean.add(value, 1.0);
+        }
+        assert_eq!(mean.get(), None);
+        mean.add(Some(3.0), 2.0);
+        let read: MeanOverTime = serde_json::from_str(&serde_json::to_string(&mean).unwrap()).unwrap();
+        assert_eq!(read.get(), Some(3.0));
+    }
+}

@@ -1,0 +1,198 @@
+//! Final figures of runs that were resumed: those of all starts, and nothing of them twice.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use common::{Bench, json, lora_train, run, signal, stderr, steps, train, wait, wait_until};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+fn number(value: &Value, name: &str) -> f64 {
+    value[name].as_f64().unwrap_or_else(|| panic!("`{name}` is missing in {value}"))
+}
+
+fn lines_so_far(dir: &Path) -> usize {
+    fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default().lines().count()
+}
+
+/// Starts or resumes a run, waits for some steps, and ends it; returns how long it took from here.
+fn start_and_end(recipe: &Path, dir: &Path, args: &[&str], which: i32) -> Duration {
+    let started = Instant::now();
+    let before = lines_so_far(dir);
+    let mut all = vec![recipe.to_str().unwrap(), "--resume", "--set", "train.max_steps=5000"];
+    all.extend(args);
+    let mut child = lora_train(&all).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("steps of this start", || lines_so_far(dir) > before + 8);
+    signal(&child, which);
+    wait(&mut child);
+    started.elapsed()
+}
+
+/// Sum over the steps of metrics.jsonl.
+fn sum(lines: &[Value], name: &str) -> f64 {
+    lines.iter().map(|line| number(line, name)).sum()
+}
+
+/// Mean of a figure over the time of the steps.
+fn mean(lines: &[Value], name: &str) -> f64 {
+    lines.iter().map(|line| number(line, name) * number(line, "step_seconds")).sum::<f64>() / sum(lines, "step_seconds")
+}
+
+/// Holds the figures of a run against the steps of metrics.jsonl, which are those of all starts.
+fn is_of_all_steps(figures: &Value, dir: &Path) {
+    let lines = steps(dir);
+    let close = |name: &str, expected: f64| {
+        let value = number(figures, name);
+        assert!((value - expected).abs() <= 1e-6 * expected.abs(), "`{name}` is {value}, by the steps {expected}");
+    };
+    close("tokens_per_second", sum(&lines, "tokens") / sum(&lines, "step_seconds"));
+    close("mfu", mean(&lines, "mfu"));
+    close("mean_cpu_utilization_percent", mean(&lines, "cpu_utilization_percent"));
+    let (padding, tokens) = (sum(&lines, "padding_tokens"), sum(&lines, "tokens"));
+    close("padding_share", padding / (padding + tokens));
+    let wall = number(figures, "wall_seconds");
+    let time = figures["time"].as_object().unwrap();
+    let parts: f64 = time.values().map(|part| part.as_f64().unwrap()).sum();
+    assert!((parts - wall).abs() < 1e-6 * wall, "the parts are {parts}: {figures:#}");
+    for part in ["data_wait_seconds", "forward_backward_seconds", "optimizer_seconds"] {
+        let (all, of_steps) = (time[part].as_f64().unwrap(), sum(&lines, part));
+        assert!((of_steps - 1e-6..of_steps + 0.1).contains(&all), "{part}: {all}, of the steps {of_steps}");
+    }
+    close("wall_seconds", number(&figures["per_million_tokens"], "seconds") * number(figures, "tokens") / 1e6);
+    close("cost", wall / 3600.0 * 3.6);
+    assert!(wall >= number(&figures["time"], "startup_seconds") + sum(&lines, "wall_seconds"), "{figures:#}");
+}
+
+#[test]
+fn a_run_that_was_interrupted_twice_has_the_time_the_speed_and_the_peaks_of_all_its_starts() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\n[eval]\neval_steps = 7\n");
+    let dir = bench.path("run");
+    let sample = ["--set", "logging.gpu_sample_ms=10"];
+    let (mut elapsed, mut last) = (Duration::ZERO, Value::Null);
+    for start in 1..=2 {
+        elapsed += start_and_end(&recipe, &dir, &sample, libc::SIGINT);
+        let ended = json(&dir.join("unfinished.json"));
+        assert_eq!(ended["starts"], start, "{ended:#}");
+        is_of_all_steps(&ended, &dir);
+        for name in ["wall_seconds", "telemetry_seconds", "peak_host_memory_bytes"] {
+            assert!(start == 1 || number(&ended, name) >= number(&last, name), "{name}: {ended:#}");
+        }
+        last = ended;
+    }
+    let started = Instant::now();
+    let more = format!("train.max_steps={}", steps(&dir).len() + 3);
+    let output = train(&recipe, &["--resume", "--set", &more, sample[0], sample[1]]);
+    elapsed += started.elapsed();
+    let summary = json(&dir.join("summary.json"));
+    assert_eq!(summary["starts"], 3);
+    is_of_all_steps(&summary, &dir);
+    let wall = number(&summary, "wall_seconds");
+    assert!(wall > number(&last, "wall_seconds") && wall <= elapsed.as_secs_f64(), "{wall} s of {elapsed:?}");
+    assert!(number(&summary, "telemetry_seconds") > number(&last, "telemetry_seconds"));
+    // The console, the page and the comparison take the same figures.
+    let said = stderr(&output);
+    assert!(said.contains(" (3 starts), "), "{said}");
+    let page = fs::read_to_string(dir.join("report.html")).unwrap();
+    assert!(page.contains("3 starts, ") && page.contains("of the last start"), "no word of the starts in the page");
+    let dir = dir.to_str().unwrap();
+    let compared: Value = serde_json::from_slice(&run(&["compare", dir, dir, "--json"]).stdout).unwrap();
+    let figures = compared["runs"][0]["figures"].as_array().unwrap();
+    let told = figures.iter().find(|figure| figure["name"] == "wall_seconds").unwrap();
+    assert_eq!(told["value"], summary["wall_seconds"]);
+}
+
+#[test]
+fn a_peak_before_the_resumption_is_seen_by_the_summary_and_by_the_check_for_regressions() {
+    let bench = Bench::new();
+    // An epoch of two steps, of long rows before the resumption and of short ones after it.
+    let story = "Once there was a little cat in the garden. ".repeat(150);
+    let row = serde_json::json!({"prompt": "", "completion": story}).to_string();
+    fs::write(bench.path("train.jsonl"), format!("{row}\n").repeat(8)).unwrap();
+    let start = |name: &str, length: &str, steps: u32| -> PathBuf {
+        let steps = format!("train.max_steps={steps}");
+        let mut args = vec!["--resume", "--set", &steps, "--set", "checkpoint.save_steps=2", "--set", length];
+        args.extend(["--set", "train.gradient_checkpointing=false", "--set", "logging.gpu_sample_ms=10"]);
+        train(&bench.recipe(name, ""), &args);
+        bench.path(name)
+    };
+    let flat = start("flat", "data.max_length=16", 4);
+    let high = start("high", "data.max_length=1024", 2);
+    let first = number(&json(&high.join("summary.json")), "peak_host_memory_bytes");
+    start("high", "data.max_length=16", 4);
+    let summary = json(&high.join("summary.json"));
+    assert_eq!((&summary["starts"], summary["steps"].as_u64()), (&2.into(), Some(4)));
+    assert_eq!(number(&summary, "peak_host_memory_bytes"), first);
+    let after = steps(&high)[2..].iter().map(|line| number(line, "host_memory_bytes")).fold(0.0, f64::max);
+    assert!(after < 0.8 * first, "{after} bytes after the resumption, {first} before");
+    let (flat, high) = (flat.to_str().unwrap(), high.to_str().unwrap());
+    let output = run(&["compare", flat, high, "--max-regression", "peak_memory=20"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("high: peak_memory is "), "{}", stderr(&output));
+}
+
+#[test]
+fn what_a_killed_run_did_after_its_last_checkpoint_is_not_counted_twice() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\n[checkpoint]\nsave_steps = 3\n");
+    let dir = bench.path("run");
+    start_and_end(&recipe, &dir, &[], libc::SIGKILL);
+    let mut checkpoints: Vec<_> =
+        fs::read_dir(dir.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    checkpoints.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with("step-"));
+    checkpoints.sort();
+    let state = json(&checkpoints.last().unwrap().join("trainer_state.json"));
+    let saved = number(&state["totals"], "wall_seconds");
+    let kept = steps(&dir).len() as u64 - state["step"].as_u64().unwrap();
+    // The steps after the checkpoint, if there are any, are made again.
+    let started = Instant::now();
+    let more = format!("train.max_steps={}", state["step"].as_u64().unwrap() + kept + 3);
+    train(&recipe, &["--resume", "--set", &more]);
+    let second = started.elapsed().as_secs_f64();
+    let summary = json(&dir.join("summary.json"));
+    assert_eq!(summary["starts"], 2);
+    is_of_all_steps(&summary, &dir);
+    let wall = number(&summary, "wall_seconds");
+    assert!(wall > saved && wall <= saved + second, "{wall} s, {saved} at the checkpoint and {second} since");
+}
+
+#[test]
+fn a_run_resumed_from_a_checkpoint_of_an_older_version_says_what_its_figures_are_of() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\n[checkpoint]\nsave_steps = 2\n");
+    let dir = bench.path("run");
+    train(&recipe, &["--set", "train.max_steps=2"]);
+    // Older versions kept no figures.
+    let checkpoint = dir.join("checkpoints/step-000002");
+    let mut state = json(&checkpoint.join("trainer_state.json"));
+    let earlier = number(&state["totals"], "wall_seconds");
+    state["totals"].as_object_mut().unwrap().remove("figures").unwrap();
+    let state = state.to_string();
+    fs::write(checkpoint.join("trainer_state.json"), &state).unwrap();
+    let sums = fs::read_to_string(checkpoint.join("SHA256SUMS")).unwrap();
+    let digest = Sha256::digest(&state).iter().fold(String::new(), |sum, byte| sum + &format!("{byte:02x}"));
+    let is_state = |line: &str| line.ends_with("  trainer_state.json");
+    let line =
+        |line: &str| if is_state(line) { format!("{digest}  trainer_state.json\n") } else { format!("{line}\n") };
+    fs::write(checkpoint.join("SHA256SUMS"), sums.lines().map(line).collect::<String>()).unwrap();
+    let output = train(&recipe, &["--resume", "--set", "train.max_steps=6"]);
+    assert!(stderr(&output).contains("are measured since step 2"), "{}", stderr(&output));
+    let summary = json(&dir.join("summary.json"));
+    assert_eq!((&summary["figures_since_step"], &summary["starts"]), (&2.into(), &2.into()));
+    assert_eq!(number(&summary["time"], "earlier_seconds"), earlier);
+    let parts: f64 = summary["time"].as_object().unwrap().values().map(|part| part.as_f64().unwrap()).sum();
+    let wall = number(&summary, "wall_seconds");
+    assert!((parts - wall).abs() < 1e-6 && wall > earlier, "{summary:#}");
+    let lines = &steps(&dir)[2..];
+    let rate = sum(lines, "tokens") / sum(lines, "step_seconds");
+    assert!((number(&summary, "tokens_per_second") / rate - 1.0).abs() < 1e-6, "{summary:#}");
+    let page = fs::read_to_string(dir.join("report.html")).unwrap();
+    assert!(page.contains("earlier starts"), "the page shows no earlier starts");
+}
