@@ -12,6 +12,7 @@ mod error;
 mod kernel_cache;
 mod libdevice;
 mod peak;
+mod queue;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -27,6 +28,7 @@ pub use dtype::Dtype;
 pub use error::DeviceError;
 pub use libdevice::{Libdevice, find_libdevice};
 pub use peak::Product;
+pub use queue::{MemoryInUse, STAND_IN_VARIABLE};
 
 /// Section `[device]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -156,15 +158,6 @@ impl DeviceKind {
     }
 }
 
-/// Bytes that the backend's own pools hold on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryInUse {
-    /// Live tensors.
-    pub allocated_bytes: u64,
-    /// Live tensors, padding and what is kept for reuse.
-    pub reserved_bytes: u64,
-}
-
 /// A device that was seen to work.
 #[derive(Debug)]
 pub struct OpenDevice {
@@ -178,6 +171,8 @@ pub struct OpenDevice {
     pub reason: String,
     /// The GPU as the CUDA driver knows it; only for [`DeviceKind::Cuda`].
     pub cuda: Option<CudaGpu>,
+    /// The CPU is to be taken for a GPU, by a test.
+    stand_in: Option<queue::StandIn>,
     gemm_peak_flops: [OnceLock<Option<f64>>; 3],
 }
 
@@ -225,6 +220,7 @@ fn open_cpu(reason: String) -> OpenDevice {
         label: cpu::label(),
         reason,
         cuda: None,
+        stand_in: queue::StandIn::from_environment(),
         gemm_peak_flops: Default::default(),
     }
 }
@@ -250,7 +246,15 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
         Some(gpu) => gpu.label(),
         None => format!("{} ({name})", kind.name()),
     };
-    Ok(OpenDevice { device, kind, label, reason: reason.into(), cuda, gemm_peak_flops: Default::default() })
+    Ok(OpenDevice {
+        device,
+        kind,
+        label,
+        reason: reason.into(),
+        cuda,
+        stand_in: None,
+        gemm_peak_flops: Default::default(),
+    })
 }
 
 /// The handle of a GPU and the name that its driver gives it; `None` where the driver lists no GPU.
@@ -323,13 +327,6 @@ impl OpenDevice {
     #[must_use]
     pub fn supports(&self, dtype: Dtype) -> bool {
         self.device.supports_dtype(burn::tensor::DType::from(dtype))
-    }
-
-    /// What the backend's pools hold; `None` where the backend does not say (the CPU).
-    #[must_use]
-    pub fn memory_in_use(&self) -> Option<MemoryInUse> {
-        let usage = self.device.memory_pool_usage()?;
-        Some(MemoryInUse { allocated_bytes: usage.bytes_in_use, reserved_bytes: usage.bytes_reserved })
     }
 
     /// The fastest matrix product that was measured on this device, in floating-point operations per second: the

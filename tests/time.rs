@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::{Bench, json, run, stderr, steps, train};
+use common::{Bench, events, json, lora_train, run, stderr, steps, train};
 use serde_json::Value;
 
 /// The parts of a step's wall time.
@@ -114,4 +114,34 @@ fn a_run_whose_figures_were_written_by_an_older_version_is_resumed_and_keeps_the
     let lines = steps(&bench.path("run"));
     assert_eq!(lines.len(), 4);
     assert!(lines[1].get("wall_seconds").is_none() && number(&lines[2], "wall_seconds") > 0.0);
+}
+
+/// A run in which the CPU is taken for a GPU whose pools hold 700 bytes, then 300, and so on.
+fn train_on_a_stand_in(bench: &Bench, args: &[&str]) -> std::path::PathBuf {
+    let recipe = bench.recipe("stand-in", "");
+    let mut command = lora_train(&[&[recipe.to_str().unwrap()], args].concat());
+    let output = command.env("LORA_TRAIN_STAND_IN_POOLS", "700,300").output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    bench.path("stand-in")
+}
+
+#[test]
+fn the_pools_of_a_device_are_asked_after_the_last_forward_of_a_step_and_at_its_end() {
+    let bench = Bench::new();
+    let dir = train_on_a_stand_in(&bench, &["--set", "train.max_steps=5"]);
+    // Two micro-batches a step: asked after each of their forwards, the figures would change places.
+    for line in steps(&dir) {
+        let bytes = |name: &str| line[name].as_u64().unwrap_or_else(|| panic!("`{name}` is missing in {line}"));
+        assert_eq!((bytes("gpu_memory_peak_bytes"), bytes("gpu_memory_allocated_bytes")), (700, 300), "{line}");
+        assert_eq!(bytes("gpu_memory_reserved_bytes"), 700, "{line}");
+    }
+    assert_eq!(json(&dir.join("summary.json"))["peak_gpu_memory_reserved_bytes"], 700);
+    assert_eq!(events::values(&dir, "gpu/memory_peak"), [1, 2, 3, 4, 5].map(|step| (step, 700.0)));
+    let page = fs::read_to_string(dir.join("report.html")).unwrap();
+    assert!(page.contains("most seen in a step"), "the page does not show the peak");
+    // The CPU has no pools.
+    train(&bench.recipe("plain", ""), &["--set", "train.max_steps=2"]);
+    for line in steps(&bench.path("plain")) {
+        assert!(line.get("gpu_memory_peak_bytes").is_none() && line.get("forward_seconds").is_some(), "{line}");
+    }
 }

@@ -39,6 +39,7 @@ pub const SCALAR_TAGS: &[(&str, &str)] = &[
     ("gpu_memory_used_bytes", "gpu/memory_used"),
     ("gpu_memory_allocated_bytes", "gpu/memory_allocated"),
     ("gpu_memory_reserved_bytes", "gpu/memory_reserved"),
+    ("gpu_memory_peak_bytes", "gpu/memory_peak"),
     ("gpu_power_watts", "gpu/power"),
     ("energy_joules", "gpu/energy"),
     ("cpu_energy_joules", "cpu/energy"),
@@ -182,6 +183,10 @@ pub struct StepMetrics {
     /// Memory that the backend's pools hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_memory_reserved_bytes: Option<u64>,
+    /// The most memory of live tensors that the backend's pools were seen to hold: after the forward of the step's last
+    /// micro-batch and at the end of the step. What a block takes for a moment in between is not seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_memory_peak_bytes: Option<u64>,
     /// Power that the GPU draws, mean over the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_power_watts: Option<f64>,

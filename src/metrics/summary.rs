@@ -106,7 +106,7 @@ pub struct Summary {
     /// The most memory of the GPU that was in use, by whatever process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_gpu_memory_bytes: Option<u64>,
-    /// The most memory that the backend's pools held at the end of a step.
+    /// The most memory that the backend's pools were seen to hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_gpu_memory_reserved_bytes: Option<u64>,
     /// Mean GPU utilization over the time of the steps, in percent.

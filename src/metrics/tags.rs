@@ -40,6 +40,10 @@ const DESCRIPTIONS: &[(&str, &str)] = &[
     ("gpu/memory_used", "Bytes of the GPU's memory that are in use, by whatever process."),
     ("gpu/memory_allocated", "Bytes of live tensors in the backend's pools."),
     ("gpu/memory_reserved", "Bytes that the backend's pools hold."),
+    (
+        "gpu/memory_peak",
+        "Bytes of live tensors, the most that were seen: after the last forward, or at the end of the step.",
+    ),
     ("gpu/power", "Watts that the GPU draws, mean over the step."),
     ("gpu/energy", "Joules that the GPU has used since the start."),
     ("cpu/energy", "Joules that the processor's packages have used since the start, by whatever process."),
@@ -121,7 +125,13 @@ const LAYOUT: &[(&str, &[Chart])] = &[
         &[
             (
                 "GPU (bytes)",
-                &["gpu/memory_used", "gpu/memory_reserved", "gpu/memory_allocated", "gpu/other_processes_memory"],
+                &[
+                    "gpu/memory_used",
+                    "gpu/memory_reserved",
+                    "gpu/memory_peak",
+                    "gpu/memory_allocated",
+                    "gpu/other_processes_memory",
+                ],
             ),
             ("host (bytes)", &["memory/host", "memory/host_swapped", "memory/host_available"]),
         ],

@@ -32,10 +32,11 @@ const UTILIZATION: [Wanted; 6] = [
     ("cpu_utilization_percent", "CPU", 4, Look::Solid),
     ("mfu_percent", "MFU", 5, Look::Dashed),
 ];
-const GPU_MEMORY: [Wanted; 4] = [
+const GPU_MEMORY: [Wanted; 5] = [
     ("gpu_memory_used_bytes", "used, by all processes", 1, Look::Solid),
     ("gpu_memory_reserved_bytes", "reserved by this process", 2, Look::Dashed),
-    ("gpu_memory_allocated_bytes", "allocated in it", 3, Look::Dotted),
+    ("gpu_memory_peak_bytes", "allocated in it, most seen in a step", 3, Look::Solid),
+    ("gpu_memory_allocated_bytes", "allocated in it, at the end of a step", 3, Look::Dotted),
     ("gpu_other_processes_memory_bytes", "of other processes", 4, Look::Dashed),
 ];
 const HOST_MEMORY: [Wanted; 2] =

@@ -4,8 +4,6 @@
 //! input. The loss and the gradient of the last hidden states are made in chunks of target tokens. The backward
 //! walks the blocks from the last, and hands the adapters' gradients over block by block.
 
-use std::time::Instant;
-
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::grads::GradSums;
@@ -16,6 +14,7 @@ use crate::model::block::{Activations, BlockContext};
 use crate::model::llama::Llama;
 use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
 use crate::ops::dropout::mix;
+use crate::ops::layout::Layout;
 use crate::ops::linear::Dropout;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile::{self, Cost};
@@ -44,16 +43,52 @@ pub struct Options<'a> {
     pub loss_chunk: LossChunk,
 }
 
-/// What came of a micro-batch, and when its parts ended for the host: on a device that is not waited for, when they had
-/// been handed over.
-#[derive(Clone, Debug)]
-pub struct Pass {
+/// A micro-batch on the device.
+#[derive(Debug)]
+pub struct Inputs {
+    layout: Layout,
+    input_ids: Tensor<1, Int>,
+    /// Rows of the last block's output that carry loss.
+    target_rows: Tensor<1, Int>,
+    target_tokens: Vec<u32>,
+}
+
+impl Inputs {
+    /// Lays a micro-batch out on the model's device; `None` where it has no target tokens.
+    #[must_use]
+    pub fn new(model: &Llama, batch: &Batch) -> Option<Self> {
+        (!batch.targets.is_empty()).then(|| Self {
+            layout: model.layout(batch),
+            input_ids: model.token_ids(&batch.input_ids),
+            target_rows: target_rows(model, batch),
+            target_tokens: target_tokens(batch),
+        })
+    }
+
+    /// Tokens that carry loss.
+    #[must_use]
+    pub fn num_targets(&self) -> usize {
+        self.target_tokens.len()
+    }
+}
+
+/// A micro-batch between its forward and its backward.
+pub struct Forward {
+    layout: Layout,
+    /// Of each block from the first with an adapter on.
+    kept: Vec<Kept>,
     /// The loss of every target token in nats, `[targets]`, `f32`, still on the device.
-    pub losses: Tensor<1>,
-    /// When the micro-batch was laid out on the device.
-    pub inputs_end: Instant,
-    /// When the forward was done, and with it the loss and the gradient of the last block's output.
-    pub forward_end: Instant,
+    losses: Tensor<1>,
+    /// Gradient of the last block's output.
+    dx: Tensor<2>,
+}
+
+impl Forward {
+    /// Tokens that carry loss.
+    #[must_use]
+    pub fn num_targets(&self) -> usize {
+        self.losses.dims()[0]
+    }
 }
 
 /// What a block's backward starts from.
@@ -73,39 +108,15 @@ impl Kept {
     }
 }
 
-/// Forward and backward of one micro-batch; adds the gradients of the summed losses to `sums`.
-///
-/// Returns nothing if the batch has no target tokens.
+/// Forward of one micro-batch, with its loss and the loss's gradient.
 #[must_use]
-pub fn forward_backward(
-    model: &Llama,
-    adapters: &AdapterSet,
-    batch: &Batch,
-    options: Options<'_>,
-    sums: &mut GradSums,
-) -> Option<Pass> {
-    if batch.targets.is_empty() {
-        return None;
-    }
-    let layout = model.layout(batch);
-    let input_ids = model.token_ids(&batch.input_ids);
-    let target_rows = target_rows(model, batch);
-    let inputs_end = Instant::now();
-    let context = |layer: usize| {
-        let dropout = (adapters.dropout > 0.0).then(|| Dropout {
-            probability: adapters.dropout,
-            seed: mix(options.dropout_seed ^ mix(layer as u64 + 1)),
-        });
-        BlockContext::new(&model.config, &layout, &adapters.blocks[layer], dropout)
-    };
-    // Below the first adapted block nothing is trained: no backward, nothing kept.
-    let first = adapters.blocks.iter().position(|block| block.iter().any(Option::is_some));
-    let first = first.unwrap_or(model.blocks.len());
-
+pub fn forward(model: &Llama, adapters: &AdapterSet, inputs: Inputs, options: Options<'_>) -> Forward {
+    let Inputs { layout, input_ids, target_rows, target_tokens } = inputs;
+    let first = first_adapted(model, adapters);
     let mut x = model.embed_ids(input_ids);
     let mut kept = Vec::with_capacity(model.blocks.len());
     for (layer, block) in model.blocks.iter().enumerate() {
-        let context = context(layer);
+        let context = context(model, adapters, &layout, options, layer);
         let input = x.clone();
         let activations = block.activations(x, &context);
         x = block.output(&activations, &context);
@@ -118,11 +129,25 @@ pub fn forward_backward(
             });
         }
     }
+    let (losses, dx) = loss_and_grad(model, x, target_rows, &target_tokens, options);
+    Forward { layout, kept, losses, dx }
+}
 
-    let (losses, mut dx) = loss_and_grad(model, x, batch, target_rows, options);
-    let forward_end = Instant::now();
+/// Backward of a micro-batch, under the options of its forward; adds the gradients of the summed losses to `sums`.
+///
+/// Returns the loss of every target token in nats, `[targets]`, `f32`, still on the device.
+#[must_use]
+pub fn backward(
+    model: &Llama,
+    adapters: &AdapterSet,
+    forward: Forward,
+    options: Options<'_>,
+    sums: &mut GradSums,
+) -> Tensor<1> {
+    let Forward { layout, mut kept, losses, mut dx } = forward;
+    let first = first_adapted(model, adapters);
     for layer in (first..model.blocks.len()).rev() {
-        let (block, context) = (&model.blocks[layer], context(layer));
+        let (block, context) = (&model.blocks[layer], context(model, adapters, &layout, options, layer));
         let Some(this) = kept.pop() else { break };
         let this = this.called_back(options.keep);
         // One block ahead, while this one computes.
@@ -139,7 +164,26 @@ pub fn forward_backward(
         let Some(input_grad) = input_grad else { break };
         dx = input_grad;
     }
-    Some(Pass { losses, inputs_end, forward_end })
+    losses
+}
+
+/// The first block with an adapter. Below it nothing is trained: no backward, nothing kept.
+fn first_adapted(model: &Llama, adapters: &AdapterSet) -> usize {
+    let first = adapters.blocks.iter().position(|block| block.iter().any(Option::is_some));
+    first.unwrap_or(model.blocks.len())
+}
+
+/// What a block is computed with: the same in its forward and when that is made again.
+fn context<'a>(
+    model: &'a Llama,
+    adapters: &'a AdapterSet,
+    layout: &'a Layout,
+    options: Options<'_>,
+    layer: usize,
+) -> BlockContext<'a> {
+    let dropout = (adapters.dropout > 0.0)
+        .then(|| Dropout { probability: adapters.dropout, seed: mix(options.dropout_seed ^ mix(layer as u64 + 1)) });
+    BlockContext::new(&model.config, layout, &adapters.blocks[layer], dropout)
 }
 
 /// The loss of every target token, `[targets]`, `f32`, in nats, without gradients and without dropout.
@@ -159,8 +203,8 @@ pub fn losses(model: &Llama, adapters: &AdapterSet, batch: &Batch, chunk: LossCh
 fn loss_and_grad(
     model: &Llama,
     x: Tensor<2>,
-    batch: &Batch,
     rows: Tensor<1, Int>,
+    tokens: &[u32],
     options: Options<'_>,
 ) -> (Tensor<1>, Tensor<2>) {
     let width = profile::passes(&x, 2);
@@ -169,7 +213,7 @@ fn loss_and_grad(
     drop(x);
     let (normed, rstd) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
     let LossAndGrad { losses, dhidden } =
-        linear_cross_entropy(&normed, &model.lm_head, &target_tokens(batch), options.grad_scale, options.loss_chunk);
+        linear_cross_entropy(&normed, &model.lm_head, tokens, options.grad_scale, options.loss_chunk);
     let dhidden = rms_norm_backward(&dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
     let scatter = || no_grad.select_assign(0, rows, dhidden, IndexingUpdateOp::Add);
     (losses, profile::measure("target_rows", || width, scatter))

@@ -1,12 +1,11 @@
 //! One training step: micro-batches to gradients to an update. No input or output.
 
 use std::cell::OnceCell;
-use std::time::Instant;
 
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::backprop::{self, Keep, Options};
+use super::backprop::{self, Forward, Inputs, Keep, Options};
 use super::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use super::grads::{GradSums, read};
 use super::offload::HostParking;
@@ -75,15 +74,6 @@ impl SkipReason {
             Self::NoTargetTokens => "no update, none of its tokens carries loss",
         }
     }
-}
-
-/// When the parts of a micro-batch ended for the host; its backward ended when [`TrainStep::forward_backward`] returned.
-#[derive(Clone, Copy, Debug)]
-pub struct PassEnds {
-    /// It was laid out on the device.
-    pub inputs: Instant,
-    /// Its forward was done, with the loss.
-    pub forward: Instant,
 }
 
 /// Sum of losses over target tokens.
@@ -192,14 +182,49 @@ impl TrainStep {
         digest(first.into_iter().chain(last).flat_map(|b| b.to_data().try_to_vec().unwrap_or_default()))
     }
 
-    /// Forward and backward of one micro-batch, added to the step under way. Reads nothing from the device. `None` where
-    /// it has no target tokens.
-    pub fn forward_backward(&mut self, batch: &Batch) -> Option<PassEnds> {
+    /// Forward and backward of one micro-batch, added to the step under way. Reads nothing from the device.
+    pub fn forward_backward(&mut self, batch: &Batch) {
+        match self.lay_out(batch) {
+            Some(inputs) => {
+                let forward = self.forward(inputs);
+                self.backward(forward);
+            }
+            None => self.num_micro_batches += 1,
+        }
+    }
+
+    /// Hands a micro-batch to the device; `None` where it has no target tokens. To be followed by
+    /// [`forward`](Self::forward) and [`backward`](Self::backward).
+    #[must_use]
+    pub fn lay_out(&self, batch: &Batch) -> Option<Inputs> {
         let dense = self.model.has_kernels().then(|| batch.without_padding());
-        let batch = dense.as_ref().unwrap_or(batch);
+        Inputs::new(&self.model, dense.as_ref().unwrap_or(batch))
+    }
+
+    /// Forward of a micro-batch, with its loss.
+    #[must_use]
+    pub fn forward(&self, inputs: Inputs) -> Forward {
+        let options = self.options(inputs.num_targets());
+        backprop::forward(&self.model, &self.adapters, inputs, options)
+    }
+
+    /// Backward of the micro-batch whose forward was the last one, added to the step under way.
+    pub fn backward(&mut self, forward: Forward) {
+        let num_targets = forward.num_targets();
+        let mut sums = std::mem::take(&mut self.sums);
+        let options = self.options(num_targets);
+        let losses = backprop::backward(&self.model, &self.adapters, forward, options, &mut sums);
+        self.sums = sums;
+        self.losses.push(losses);
+        self.target_tokens += num_targets as u64;
+        self.num_micro_batches += 1;
+    }
+
+    /// How the next micro-batch is run.
+    fn options(&self, num_targets: usize) -> Options<'_> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-        let num_targets = batch.num_target_tokens().max(1) as f64;
-        let options = Options {
+        let num_targets = num_targets.max(1) as f64;
+        Options {
             keep: match self.gradient_checkpointing {
                 GradientCheckpointing::Off => Keep::Activations,
                 GradientCheckpointing::On => Keep::Input,
@@ -211,13 +236,7 @@ impl TrainStep {
             // In f16 the gradient of the micro-batch's mean is what fits the format.
             grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale / num_targets),
             loss_chunk: self.loss_chunk,
-        };
-        let pass = backprop::forward_backward(&self.model, &self.adapters, batch, options, &mut self.sums);
-        self.target_tokens += batch.num_target_tokens() as u64;
-        self.num_micro_batches += 1;
-        let pass = pass?;
-        self.losses.push(pass.losses);
-        Some(PassEnds { inputs: pass.inputs_end, forward: pass.forward_end })
+        }
     }
 
     /// Drops the micro-batches of the step under way, as if they had not been.

@@ -80,7 +80,7 @@ pub struct RunFigures {
     /// The most memory of the GPU that was in use, by whatever process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_gpu_memory_bytes: Option<u64>,
-    /// The most memory that the backend's pools held at the end of a step.
+    /// The most memory that the backend's pools were seen to hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_gpu_memory_reserved_bytes: Option<u64>,
     /// Processor time that sampling the machine took.

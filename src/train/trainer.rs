@@ -228,7 +228,9 @@ impl<'a> Trainer<'a> {
     /// after an error.
     fn take_step(&mut self, loader: &mut Loader) -> Result<Option<(StepMetrics, RowCounts, Verdict)>, TrainerError> {
         let mut work = StepWork::new(self.state.cursor);
-        for _ in 0..self.plan.train.gradient_accumulation_steps {
+        let num_micro_batches = self.plan.train.gradient_accumulation_steps;
+        let mut pools = None;
+        for index in 1..=num_micro_batches {
             if self.stop_requested() {
                 self.step.discard(work.num_micro_batches);
                 return Ok(None);
@@ -243,11 +245,15 @@ impl<'a> Trainer<'a> {
                 }
             };
             self.laps.lap(Part::DataWait);
-            if !loaded.batch.targets.is_empty() {
-                if let Some(ends) = self.step.forward_backward(&loaded.batch) {
-                    self.laps.lap_at(Part::HostToDevice, ends.inputs);
-                    self.laps.lap_at(Part::Forward, ends.forward);
+            if let Some(inputs) = self.step.lay_out(&loaded.batch) {
+                self.laps.lap(Part::HostToDevice);
+                let forward = self.step.forward(inputs);
+                self.laps.lap(Part::Forward);
+                if index == num_micro_batches || loaded.last_of_epoch {
+                    // All that the backward starts from is there, beside the gradients of the micro-batches before.
+                    pools = self.around.device.memory_in_use();
                 }
+                self.step.backward(forward);
                 self.laps.lap(Part::Backward);
                 work.num_micro_batches += 1;
                 work.flops += self.flops.of(&loaded.batch);
@@ -291,6 +297,7 @@ impl<'a> Trainer<'a> {
         let time = self.laps.end_step();
         self.figures.add(&work, &outcome, time.step_seconds(), &machine, peak);
         let mut metrics = self.metrics(learning_rate, &outcome, &work, verdict.anomaly);
+        self.describe_pools(&mut metrics, pools);
         self.describe(&mut metrics, &work, &time, &loading, machine, peak);
         Ok(Some((metrics, work.rows, verdict)))
     }

@@ -21,21 +21,26 @@ fn read(path: &Path) -> Vec<Event> {
     events
 }
 
-/// Steps and values of `train/loss` in the order in which TensorBoard draws them: files by name, and after a session's
-/// start what older files hold from its step on is forgotten.
+/// Steps and bits of the values of `train/loss`.
 pub(crate) fn losses(run_dir: &Path) -> Vec<(i64, u32)> {
+    values(run_dir, "train/loss").into_iter().map(|(step, value)| (step, value.to_bits())).collect()
+}
+
+/// Steps and values of a tag in the order in which TensorBoard draws them: files by name, and after a session's start what
+/// older files hold from its step on is forgotten.
+pub(crate) fn values(run_dir: &Path, tag: &str) -> Vec<(i64, f32)> {
     let mut files: Vec<PathBuf> =
         fs::read_dir(run_dir.join("tensorboard")).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    let mut losses = Vec::new();
+    let mut points: Vec<(i64, f32)> = Vec::new();
     for event in files.iter().flat_map(|file| read(file)) {
         if event.has_session_log() && event.get_session_log().get_status() == SessionLog_SessionStatus::START {
-            losses.retain(|(step, _)| *step < event.get_step());
+            points.retain(|(step, _)| *step < event.get_step());
         }
-        let values = event.get_summary().get_value().iter().filter(|value| value.get_tag() == "train/loss");
-        losses.extend(values.map(|value| (event.get_step(), value.get_simple_value().to_bits())));
+        let values = event.get_summary().get_value().iter().filter(|value| value.get_tag() == tag);
+        points.extend(values.map(|value| (event.get_step(), value.get_simple_value())));
     }
-    losses
+    points
 }
 
 /// Steps and tags of all texts, in the order of the files.

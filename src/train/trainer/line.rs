@@ -2,6 +2,7 @@
 
 use super::{StepWork, Trainer};
 use crate::data::work::Work;
+use crate::device::MemoryInUse;
 use crate::metrics::StepMetrics;
 use crate::telemetry::MachineSample;
 use crate::train::figures::per_second;
@@ -18,7 +19,7 @@ impl Trainer<'_> {
         machine: MachineSample,
         peak: Option<f64>,
     ) {
-        describe_time(line, time, self.around.device.is_gpu());
+        describe_time(line, time, self.around.device.is_asynchronous());
         line.tokens_per_second = per_second(work.tokens, line.step_seconds);
         line.mfu = peak.map(|peak| work.flops / line.step_seconds / peak);
         if loading.num_batches > 0 {
@@ -26,45 +27,51 @@ impl Trainer<'_> {
             line.worker_cpu_seconds = loading.cpu.map(|cpu| cpu.as_secs_f64());
             line.worker_queued_seconds = loading.queued.map(|queued| queued.as_secs_f64());
         }
-        self.describe_machine(line, machine);
-    }
-
-    fn describe_machine(&mut self, line: &mut StepMetrics, machine: MachineSample) {
-        let pools = self.around.device.memory_in_use().filter(|_| self.around.device.is_gpu());
-        let reserved = pools.map(|pools| pools.reserved_bytes);
-        self.figures.peak_gpu_memory_reserved_bytes = self.figures.peak_gpu_memory_reserved_bytes.max(reserved);
-        line.gpu_memory_allocated_bytes = pools.map(|pools| pools.allocated_bytes);
-        line.gpu_memory_reserved_bytes = reserved;
-        line.host_memory_bytes = machine.host_memory_bytes;
-        line.host_available_bytes = machine.host_available_bytes;
-        line.host_swapped_bytes = machine.host_swapped_bytes;
-        line.disk_read_bytes = machine.disk_read_bytes;
-        line.major_page_faults = machine.major_page_faults;
-        line.cpu_utilization_percent = machine.cpu_utilization_percent;
-        line.gpu_utilization_percent = machine.gpu_utilization_percent;
-        line.gpu_utilization_max_percent = machine.gpu_utilization_max_percent;
-        line.gpu_memory_used_bytes = machine.gpu_memory_used_bytes;
-        line.gpu_power_watts = machine.gpu_power_watts;
         if self.around.telemetry.counts_packages() {
             line.cpu_energy_joules = self.energy_joules(machine.cpu_energy_joules);
         } else {
             line.energy_joules = self.energy_joules(machine.energy_joules);
         }
-        line.gpu_temperature_celsius = machine.gpu_temperature_celsius;
-        line.gpu_sm_activity_percent = machine.gpu_sm_activity_percent;
-        line.gpu_memory_activity_percent = machine.gpu_memory_activity_percent;
-        line.gpu_sm_clock_mhz = machine.gpu_sm_clock_mhz;
-        line.gpu_memory_clock_mhz = machine.gpu_memory_clock_mhz;
-        line.gpu_throttle_shares = machine
-            .gpu_throttle_shares
-            .map(|shares| shares.into_iter().map(|(name, share)| (name.to_owned(), share)).collect());
-        line.gpu_throttle_reasons = line.gpu_throttle_shares.as_ref().map(|shares| shares.keys().cloned().collect());
-        line.gpu_tensor_activity_percent = machine.gpu_tensor_activity_percent;
-        line.gpu_float_activity_percent = machine.gpu_float_activity_percent;
-        line.gpu_pcie_received_bytes_per_second = machine.gpu_pcie_received_bytes_per_second;
-        line.gpu_pcie_sent_bytes_per_second = machine.gpu_pcie_sent_bytes_per_second;
-        line.gpu_other_processes_memory_bytes = machine.gpu_other_processes_memory_bytes;
+        describe_machine(line, machine);
     }
+
+    /// Adds what the backend's pools hold now, and what they held after the step's last forward.
+    pub(super) fn describe_pools(&mut self, line: &mut StepMetrics, after_forward: Option<MemoryInUse>) {
+        let at_end = self.around.device.memory_in_use();
+        let most = |bytes: fn(MemoryInUse) -> u64| at_end.map(bytes).max(after_forward.map(bytes));
+        line.gpu_memory_allocated_bytes = at_end.map(|pools| pools.allocated_bytes);
+        line.gpu_memory_reserved_bytes = at_end.map(|pools| pools.reserved_bytes);
+        line.gpu_memory_peak_bytes = most(|pools| pools.allocated_bytes);
+        let reserved = most(|pools| pools.reserved_bytes);
+        self.figures.peak_gpu_memory_reserved_bytes = self.figures.peak_gpu_memory_reserved_bytes.max(reserved);
+    }
+}
+
+fn describe_machine(line: &mut StepMetrics, machine: MachineSample) {
+    line.host_memory_bytes = machine.host_memory_bytes;
+    line.host_available_bytes = machine.host_available_bytes;
+    line.host_swapped_bytes = machine.host_swapped_bytes;
+    line.disk_read_bytes = machine.disk_read_bytes;
+    line.major_page_faults = machine.major_page_faults;
+    line.cpu_utilization_percent = machine.cpu_utilization_percent;
+    line.gpu_utilization_percent = machine.gpu_utilization_percent;
+    line.gpu_utilization_max_percent = machine.gpu_utilization_max_percent;
+    line.gpu_memory_used_bytes = machine.gpu_memory_used_bytes;
+    line.gpu_power_watts = machine.gpu_power_watts;
+    line.gpu_temperature_celsius = machine.gpu_temperature_celsius;
+    line.gpu_sm_activity_percent = machine.gpu_sm_activity_percent;
+    line.gpu_memory_activity_percent = machine.gpu_memory_activity_percent;
+    line.gpu_sm_clock_mhz = machine.gpu_sm_clock_mhz;
+    line.gpu_memory_clock_mhz = machine.gpu_memory_clock_mhz;
+    line.gpu_throttle_shares = machine
+        .gpu_throttle_shares
+        .map(|shares| shares.into_iter().map(|(name, share)| (name.to_owned(), share)).collect());
+    line.gpu_throttle_reasons = line.gpu_throttle_shares.as_ref().map(|shares| shares.keys().cloned().collect());
+    line.gpu_tensor_activity_percent = machine.gpu_tensor_activity_percent;
+    line.gpu_float_activity_percent = machine.gpu_float_activity_percent;
+    line.gpu_pcie_received_bytes_per_second = machine.gpu_pcie_received_bytes_per_second;
+    line.gpu_pcie_sent_bytes_per_second = machine.gpu_pcie_sent_bytes_per_second;
+    line.gpu_other_processes_memory_bytes = machine.gpu_other_processes_memory_bytes;
 }
 
 /// On a device that is not waited for between forward and backward, only the two together have a time.
