@@ -126,6 +126,58 @@ fn train_on_a_stand_in(bench: &Bench, args: &[&str]) -> std::path::PathBuf {
 }
 
 #[test]
+fn on_a_device_that_is_not_waited_for_the_second_step_and_every_fiftieth_have_their_split() {
+    let bench = Bench::new();
+    let to = |steps: &str| ["--set", steps, "--set", "checkpoint.save_steps=53", "--resume"].map(ToOwned::to_owned);
+    let (first, second) = (to("train.max_steps=53"), to("train.max_steps=56"));
+    let [first, second] = [&first, &second].map(|args| args.each_ref().map(String::as_str));
+    let dir = train_on_a_stand_in(&bench, &first);
+    train(&bench.recipe("plain", ""), &first);
+    let summary = json(&dir.join("summary.json"));
+    let (lines, plain) = (steps(&dir), steps(&bench.path("plain")));
+    assert_eq!((lines.len(), plain.len()), (53, 53));
+    let mut split = Vec::new();
+    for (line, plain) in lines.iter().zip(&plain) {
+        for name in ["loss", "grad_norm", "tokens", "learning_rate"] {
+            assert_eq!(line[name], plain[name], "waiting changes no number");
+        }
+        let wall = number(line, "wall_seconds");
+        let parts: f64 = PARTS.iter().map(|part| number(line, part)).sum();
+        assert!((parts - wall).abs() <= 1e-6 + 1e-6 * wall, "the parts are {parts}: {line}");
+        assert_eq!(line.get("forward_seconds").is_some(), line.get("backward_seconds").is_some(), "{line}");
+        if line.get("forward_seconds").is_some() {
+            let passes = number(line, "forward_seconds") + number(line, "backward_seconds");
+            assert!((passes - number(line, "forward_backward_seconds")).abs() < 1e-6, "{line}");
+            split.push(line);
+        }
+    }
+    let number_of = |line: &&Value| line["step"].as_u64().unwrap();
+    assert_eq!(split.iter().map(number_of).collect::<Vec<_>>(), [2, 50]);
+
+    // What the others took is split as in these two.
+    let of_device = ["host_to_device_seconds", "forward_backward_seconds", "optimizer_seconds"];
+    let sum = |lines: &[&Value], names: &[&str]| -> f64 {
+        lines.iter().flat_map(|line| names.iter().map(|name| number(line, name))).sum()
+    };
+    let of_all = sum(&lines.iter().collect::<Vec<_>>(), &of_device);
+    for part in of_device {
+        let expected = of_all * sum(&split, &[part]) / sum(&split, &of_device);
+        let told = number(&summary["time"], part);
+        assert!((told - expected).abs() < 1e-5, "{part}: {told}, by the split {expected}");
+    }
+    let share = sum(&split, &["forward_seconds"]) / sum(&split, &["forward_backward_seconds"]);
+    assert!((number(&summary, "forward_share") - share).abs() < 1e-6, "{share}: {summary:#}");
+    let page = fs::read_to_string(dir.join("report.html")).unwrap();
+    assert!(page.contains("at the end of every part in 2 of 53 steps"), "the page does not say what was measured");
+
+    // So has the second step after another start.
+    train_on_a_stand_in(&bench, &second);
+    let lines = steps(&dir);
+    let split: Vec<&Value> = lines.iter().filter(|line| line.get("forward_seconds").is_some()).collect();
+    assert_eq!(split.iter().map(number_of).collect::<Vec<_>>(), [2, 50, 55]);
+}
+
+#[test]
 fn the_pools_of_a_device_are_asked_after_the_last_forward_of_a_step_and_at_its_end() {
     let bench = Bench::new();
     let dir = train_on_a_stand_in(&bench, &["--set", "train.max_steps=5"]);

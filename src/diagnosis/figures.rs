@@ -42,8 +42,9 @@ pub struct Figures {
     pub data_wait_seconds: f64,
     /// Handing micro-batches to the device.
     pub host_to_device_seconds: f64,
-    /// Forwards, where they have a time of their own.
-    pub forward_seconds: Option<f64>,
+    /// Share of forwards and backwards that was forwards, by the steps that tell the two apart: sum of the times of the
+    /// first, and of both.
+    pub forward_of_passes_seconds: Option<(f64, f64)>,
     /// Forwards and backwards.
     pub forward_backward_seconds: f64,
     /// Updates.
@@ -187,7 +188,10 @@ impl Figures {
         self.step_time.add(seconds);
         self.data_wait_seconds += line.data_wait_seconds;
         self.host_to_device_seconds += line.host_to_device_seconds.unwrap_or(0.0);
-        add(&mut self.forward_seconds, line.forward_seconds);
+        if let Some(seconds) = line.forward_seconds {
+            let (forward, passes) = self.forward_of_passes_seconds.unwrap_or_default();
+            self.forward_of_passes_seconds = Some((forward + seconds, passes + line.forward_backward_seconds));
+        }
         self.forward_backward_seconds += line.forward_backward_seconds;
         self.optimizer_seconds += line.optimizer_seconds;
         self.step_logging_seconds += line.logging_seconds.unwrap_or(0.0);
@@ -331,8 +335,8 @@ impl Figures {
         let blocks = 2.0 * as_f64(facts.block_parameters) * as_f64(self.tokens);
         let head = 4.0 * as_f64(facts.head_parameters) * as_f64(self.target_tokens);
         let share = |all: f64| if all > 0.0 { blocks / all } else { 0.0 };
-        match self.forward_seconds {
-            Some(forward) => forward * share(blocks + head),
+        match self.forward_of_passes_seconds.filter(|(_, passes)| *passes > 0.0) {
+            Some((forward, passes)) => self.forward_backward_seconds * forward / passes * share(blocks + head),
             None => self.forward_backward_seconds * share(3.0 * blocks + head),
         }
     }

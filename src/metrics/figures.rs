@@ -94,7 +94,8 @@ pub struct StepMetrics {
     /// `tokens / step_seconds`.
     pub tokens_per_second: f64,
     /// Wall time of the step, from the end of the previous one; evaluations, samples and checkpoints between the two
-    /// are left out. The device is synchronised at both ends.
+    /// are left out. It ends when the update has been made; on a GPU, which the loop waits for where loss and gradient norm
+    /// are read, when it has been handed over: the rest of the update is in the next step.
     pub step_seconds: f64,
     /// Wall time from the end of the previous step's figures to the end of this one's; for the first step, from the end
     /// of start-up. Data wait, host-to-device, forward and backward, optimizer, logging, evaluation, checkpoint and other
@@ -103,19 +104,21 @@ pub struct StepMetrics {
     pub wall_seconds: Option<f64>,
     /// Time the loop waited for data.
     pub data_wait_seconds: f64,
-    /// Time in which micro-batches were laid out and handed to the device.
+    /// Time in which micro-batches were laid out and handed to the device. In steps of a GPU that have no
+    /// `forward_seconds` not until they were there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_to_device_seconds: Option<f64>,
-    /// Time of the forward passes, with loss and its gradient; absent where the device is not waited for in between.
+    /// Time of the forward passes, with loss and its gradient. On a GPU only the second step after a start and every 50th
+    /// step have it: in them, the device is waited for at the end of every part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forward_seconds: Option<f64>,
     /// Time of the backward passes, with the gradient norm; absent where `forward_seconds` is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backward_seconds: Option<f64>,
-    /// Time of the forward and backward passes, until their loss and gradient norm had been read. On a GPU, which the
-    /// loop waits for at that point only, the update of the step before is in it too.
+    /// Time of the forward and backward passes, until their loss and gradient norm had been read. In steps of a GPU that
+    /// have no `forward_seconds`, the update of the step before is in it too.
     pub forward_backward_seconds: f64,
-    /// Time of clipping and the update. On a GPU: of handing it over, which does not wait for it.
+    /// Time of clipping and the update. In steps of a GPU that have no `forward_seconds`: of handing it over.
     pub optimizer_seconds: f64,
     /// Time in which figures were written, those of the step before among them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -126,7 +129,8 @@ pub struct StepMetrics {
     /// Time in which a checkpoint was written before this step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_seconds: Option<f64>,
-    /// What the loop did besides; in the first step, measuring the device's peak among it.
+    /// What the loop did besides; in the first step, measuring the device's peak among it, and in steps of a GPU that have
+    /// `forward_seconds` the end of the update before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub other_seconds: Option<f64>,
     /// Rows that were read for the step.

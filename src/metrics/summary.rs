@@ -141,6 +141,10 @@ pub struct Summary {
     pub wall_seconds: f64,
     /// Where that time went.
     pub time: TimeSpent,
+    /// Share of `time.forward_backward_seconds` that was forward, with the loss, from 0 to 1: on a GPU by the steps that
+    /// waited for it between the two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forward_share: Option<f64>,
     /// The device, for people.
     pub device: String,
     /// Type of activations and matrix products.
@@ -184,11 +188,12 @@ pub struct TimeSpent {
     pub startup_seconds: f64,
     /// Waiting for data.
     pub data_wait_seconds: f64,
-    /// Laying micro-batches out and handing them to the device.
+    /// Laying micro-batches out and handing them to the device. On a GPU, which is not waited for after every part, this
+    /// and the next two parts have their sum as measured, and their shares of it as in the steps that did wait.
     pub host_to_device_seconds: f64,
-    /// Forward and backward passes; on a GPU with the updates.
+    /// Forward and backward passes.
     pub forward_backward_seconds: f64,
-    /// Clipping and updates; on a GPU: handing them over.
+    /// Clipping and updates.
     pub optimizer_seconds: f64,
     /// Evaluations, and the samples drawn at them.
     pub evaluation_seconds: f64,

@@ -12,11 +12,23 @@ const DESCRIPTIONS: &[(&str, &str)] = &[
     ("time/step", "Seconds of the step itself: evaluations, samples and checkpoints after it are left out."),
     ("time/wall", "Seconds since the end of the step before, all of them: the sum of the parts below."),
     ("time/data_wait", "Seconds in which the loop waited for data."),
-    ("time/host_to_device", "Seconds for laying micro-batches out and handing them to the device."),
-    ("time/forward", "Seconds of the forward passes; absent where the device is not waited for after them."),
-    ("time/backward", "Seconds of the backward passes; absent where the device is not waited for before them."),
-    ("time/forward_backward", "Seconds of both passes; on a GPU with the update of the step before."),
-    ("time/optimizer", "Seconds of clipping and the update; on a GPU those of handing it over."),
+    (
+        "time/host_to_device",
+        "Seconds for laying micro-batches out and handing them to the device; on a GPU, see time/forward.",
+    ),
+    (
+        "time/forward",
+        "Seconds of the forward passes; on a GPU of one step in 50, which waits for it at the end of every part.",
+    ),
+    ("time/backward", "Seconds of the backward passes, in the steps that have time/forward."),
+    (
+        "time/forward_backward",
+        "Seconds of both passes; in steps of a GPU without time/forward with the update of the step before.",
+    ),
+    (
+        "time/optimizer",
+        "Seconds of clipping and the update; in steps of a GPU without time/forward those of handing it over.",
+    ),
     ("time/logging", "Seconds for writing figures."),
     ("time/evaluation", "Seconds of evaluations, and of the samples drawn at them."),
     ("time/checkpoint", "Seconds for writing checkpoints."),

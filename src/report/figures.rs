@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use super::axis::Unit;
 use super::chart::{Chart, Line, Look};
 use super::record::Record;
+use super::split::split_note;
 use super::stack;
 
 /// Steps whose mean the calmer line over a noisy one shows: a fortieth of the run.
@@ -60,7 +61,9 @@ impl Charts {
                 .flatten()
                 .collect(),
             throughput: throughput(record, steps),
-            time: stack::over_steps(steps, &stack::parts(&record.steps)).into_iter().collect(),
+            time: stack::over_steps(steps, &stack::parts(&record.steps), &split_note(&record.steps))
+                .into_iter()
+                .collect(),
             utilization: utilization(record, steps),
             memory: memory(record, steps),
         }

@@ -20,6 +20,7 @@ mod html;
 mod memory;
 mod page;
 mod record;
+mod split;
 mod stack;
 mod statistics;
 

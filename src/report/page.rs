@@ -269,7 +269,14 @@ pub(super) fn time_pieces(record: &Record) -> Vec<Piece> {
         let value = time.get(field)?.as_f64().filter(|seconds| *seconds > 0.0)?;
         Some(Piece { name: name.to_owned(), class, value })
     });
-    pieces.collect()
+    pieces.flat_map(|piece| passes_apart(piece, record.figure("forward_share"))).collect()
+}
+
+/// Forward and backward, where the run knows which share of the two the first had.
+fn passes_apart(piece: Piece, forward_share: Option<f64>) -> Vec<Piece> {
+    let Some(share) = forward_share.filter(|_| piece.class == "p-passes") else { return vec![piece] };
+    let part = |name: &str, class, share: f64| Piece { name: name.to_owned(), class, value: share * piece.value };
+    vec![part("forward", "p-forward", share), part("backward", "p-backward", 1.0 - share)]
 }
 
 /// What the model wrote, by prompt, and how many texts are not shown.

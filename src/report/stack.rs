@@ -9,6 +9,7 @@ use super::chart::{HEIGHT, Parts, WIDTH, figure, grid, six_digits};
 use super::columns::Columns;
 use super::downsample::stretches;
 use super::html::{escape, script_json};
+use super::split::{OF_DEVICE, of_device};
 use super::statistics::quantile;
 
 /// Columns of the chart, at most.
@@ -45,17 +46,20 @@ pub(super) fn parts(steps: &Columns) -> Vec<Part> {
         let finite = |value: &f64| if value.is_finite() { *value } else { 0.0 };
         steps.get(name).map_or_else(|| vec![0.0; steps.len()], |column| column.iter().map(finite).collect())
     };
+    let of_device = of_device(steps);
+    let seconds = |figure: &str| {
+        let at = OF_DEVICE.iter().position(|part| *part == figure);
+        of_device.as_ref().zip(at).map_or_else(|| column(figure), |(parts, at)| parts[at].clone())
+    };
     let mut parts: Vec<Part> = PARTS
         .iter()
         .filter(|(figure, ..)| steps.get(figure).is_some())
-        .map(|&(figure, name, class)| Part { name, class, seconds: column(figure) })
+        .map(|&(figure, name, class)| Part { name, class, seconds: seconds(figure) })
         .collect();
-    // What of the two passes cannot be told apart.
-    let [passes, forward, backward] = ["forward_backward_seconds", "forward_seconds", "backward_seconds"].map(column);
-    let rest: Vec<f64> = (0..steps.len()).map(|at| (passes[at] - forward[at] - backward[at]).max(0.0)).collect();
-    if rest.iter().sum::<f64>() > 1e-3 * passes.iter().sum::<f64>() {
-        let name = if steps.get("forward_seconds").is_some() { "forward or backward" } else { "forward + backward" };
-        parts.insert(0, Part { name, class: "p-passes", seconds: rest });
+    if of_device.is_none() {
+        // What of the two passes cannot be told apart.
+        let passes = column("forward_backward_seconds");
+        parts.insert(0, Part { name: "forward + backward", class: "p-passes", seconds: passes });
     }
     if steps.get("other_seconds").is_none()
         && let Some(whole) = steps.get("wall_seconds").or_else(|| steps.get("step_seconds"))
@@ -86,8 +90,8 @@ struct DataPart<'a> {
     y: Vec<f64>,
 }
 
-/// Columns over the steps, each the mean of its steps.
-pub(super) fn over_steps(steps: &[f64], parts: &[Part]) -> Option<String> {
+/// Columns over the steps, each the mean of its steps. `split` says how they come to their parts.
+pub(super) fn over_steps(steps: &[f64], parts: &[Part], split: &str) -> Option<String> {
     if parts.is_empty() || steps.is_empty() {
         return None;
     }
@@ -139,6 +143,9 @@ pub(super) fn over_steps(steps: &[f64], parts: &[Part]) -> Option<String> {
     } else {
         String::new()
     };
+    if !split.is_empty() {
+        let _ = write!(note, "{}{split}", if note.is_empty() { "" } else { " " });
+    }
     if !over.is_empty() {
         let _ = write!(
             note,
@@ -335,13 +342,13 @@ mod tests {
             Part { name: "a", class: "p-forward", seconds: vec![0.25; 2] },
             Part { name: "b", class: "p-other", seconds: vec![0.25; 2] },
         ];
-        let html = over_steps(&[1.0, 2.0], &parts).unwrap();
+        let html = over_steps(&[1.0, 2.0], &parts, "").unwrap();
         assert!(html.contains("d=\"M0.0 400.0V200.0H500.0V400.0zM500.0 400.0V200.0H1000.0V400.0z\""), "{html}");
         assert!(html.contains("d=\"M0.0 200.0V0.0H500.0V200.0z"), "{html}");
         assert!(html.contains("a 50.0 %, b 50.0 %"), "{html}");
         let steps: Vec<f64> = (1..=300).map(f64::from).collect();
         let long = Part { name: "a", class: "p-forward", seconds: (0..300).map(|at| f64::from(at % 3)).collect() };
-        let html = over_steps(&steps, &[long]).unwrap();
+        let html = over_steps(&steps, &[long], "").unwrap();
         assert!(html.contains("mean of 3 steps") && html.contains("[[1.0,3.0],[4.0,6.0],"), "{html}");
         assert!(html.contains(r#""y":[1.0,1.0,"#), "{html}");
     }
@@ -351,7 +358,7 @@ mod tests {
         let steps: Vec<f64> = (1..=50).map(f64::from).collect();
         let mut seconds = vec![0.01; 50];
         seconds[0] = 10.0;
-        let html = over_steps(&steps, &[Part { name: "a", class: "p-forward", seconds }]).unwrap();
+        let html = over_steps(&steps, &[Part { name: "a", class: "p-forward", seconds }], "").unwrap();
         assert!(html.contains("▲</span>") && html.contains("the highest is 10 s a step"), "{html}");
         assert!(html.contains("V200.0H40.0"), "{html}");
     }

@@ -68,6 +68,8 @@ pub struct RunFigures {
     pub step_seconds: f64,
     /// Where all time went.
     pub time: TimeSpent,
+    /// Share of the time of forward and backward that was forward, from 0 to 1.
+    pub forward_share: MeanOverTime,
     /// Model FLOPs per second over the device's peak, from 0 to 1; each start has its own device.
     pub mfu: MeanOverTime,
     /// GPU utilization, in percent.
@@ -128,6 +130,7 @@ impl RunFigures {
             padding_tokens: self.padding_tokens + earlier.padding_tokens,
             step_seconds: self.step_seconds + earlier.step_seconds,
             time: self.time + earlier.time,
+            forward_share: self.forward_share.and(earlier.forward_share),
             mfu: self.mfu.and(earlier.mfu),
             gpu_utilization_percent: self.gpu_utilization_percent.and(earlier.gpu_utilization_percent),
             cpu_utilization_percent: self.cpu_utilization_percent.and(earlier.cpu_utilization_percent),
@@ -152,6 +155,13 @@ pub struct MeanOverTime {
 }
 
 impl MeanOverTime {
+    /// That of so many seconds.
+    pub(super) fn of(value: Option<f64>, seconds: f64) -> Self {
+        let mut mean = Self::default();
+        mean.add(value, seconds);
+        mean
+    }
+
     /// Takes a step in; one whose figure is no number counts as one that has none.
     fn add(&mut self, value: Option<f64>, seconds: f64) {
         if let Some(value) = value.filter(|value| (value * seconds).is_finite()) {

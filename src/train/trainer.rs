@@ -30,6 +30,10 @@ use told::Gathered;
 const CUT_WARNING: &str = "a row is so much longer than `data.max_length` that nothing of its answer is left, so it is \
                            left out\n  hint: raise `data.max_length`; the number of such rows is told at the end";
 
+/// On a device that is not waited for, one step in so many waits at the end of every part, so that each has a time. The
+/// first of them is the second step after a start.
+const SPLIT_STEPS: u64 = 50;
+
 /// Why training failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainerError {
@@ -228,6 +232,11 @@ impl<'a> Trainer<'a> {
     /// after an error.
     fn take_step(&mut self, loader: &mut Loader) -> Result<Option<(StepMetrics, RowCounts, Verdict)>, TrainerError> {
         let mut work = StepWork::new(self.state.cursor);
+        let waits = self.is_split_due();
+        if waits {
+            // The update of the step before is none of this one's parts.
+            self.end_part(Part::Other, waits);
+        }
         let num_micro_batches = self.plan.train.gradient_accumulation_steps;
         let mut pools = None;
         for index in 1..=num_micro_batches {
@@ -246,15 +255,15 @@ impl<'a> Trainer<'a> {
             };
             self.laps.lap(Part::DataWait);
             if let Some(inputs) = self.step.lay_out(&loaded.batch) {
-                self.laps.lap(Part::HostToDevice);
+                self.end_part(Part::HostToDevice, waits);
                 let forward = self.step.forward(inputs);
-                self.laps.lap(Part::Forward);
+                self.end_part(Part::Forward, waits);
                 if index == num_micro_batches || loaded.last_of_epoch {
                     // All that the backward starts from is there, beside the gradients of the micro-batches before.
                     pools = self.around.device.memory_in_use();
                 }
                 self.step.backward(forward);
-                self.laps.lap(Part::Backward);
+                self.end_part(Part::Backward, waits);
                 work.num_micro_batches += 1;
                 work.flops += self.flops.of(&loaded.batch);
             }
@@ -265,7 +274,7 @@ impl<'a> Trainer<'a> {
                 break;
             }
         }
-        // The one wait for a GPU in a step, and so the end of its forwards and backwards, and of the update before.
+        // The one wait for a GPU in most steps, and so the end of their forwards and backwards, and of the update before.
         self.laps.lap(Part::Other);
         let figures = self.step.read_figures();
         self.laps.lap(Part::Backward);
@@ -276,7 +285,7 @@ impl<'a> Trainer<'a> {
             // A mean over nothing: no point of a curve.
             (outcome.loss, outcome.grad_norm) = (f64::NAN, f64::NAN);
         }
-        self.laps.lap(Part::Optimizer);
+        self.end_part(Part::Optimizer, waits);
 
         self.state.advance(&work, &outcome);
         self.is_saved = false;
@@ -294,12 +303,28 @@ impl<'a> Trainer<'a> {
             let _ = self.around.telemetry.window();
         }
         self.laps.lap(Part::Measuring);
-        let time = self.laps.end_step();
+        let time = self.laps.end_step(waits || !self.around.device.is_asynchronous());
         self.figures.add(&work, &outcome, time.step_seconds(), &machine, peak);
         let mut metrics = self.metrics(learning_rate, &outcome, &work, verdict.anomaly);
         self.describe_pools(&mut metrics, pools);
         self.describe(&mut metrics, &work, &time, &loading, machine, peak);
         Ok(Some((metrics, work.rows, verdict)))
+    }
+
+    /// Whether the next step is to wait for the device at the end of every part. The first after a start is not: kernels
+    /// are compiled in it.
+    fn is_split_due(&self) -> bool {
+        let num_steps = self.figures.num_steps;
+        let is_due = num_steps == 1 || (num_steps > 1 && (self.state.step + 1).is_multiple_of(SPLIT_STEPS));
+        is_due && self.around.device.is_asynchronous()
+    }
+
+    /// Ends a lap; where the step waits for the device, once that is done with it.
+    fn end_part(&mut self, part: Part, waits: bool) {
+        if waits {
+            self.around.device.wait();
+        }
+        self.laps.lap(part);
     }
 
     /// What is wrong with a step; told to the user, with its rows.

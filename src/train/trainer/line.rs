@@ -19,7 +19,7 @@ impl Trainer<'_> {
         machine: MachineSample,
         peak: Option<f64>,
     ) {
-        describe_time(line, time, self.around.device.is_asynchronous());
+        describe_time(line, time);
         line.tokens_per_second = per_second(work.tokens, line.step_seconds);
         line.mfu = peak.map(|peak| work.flops / line.step_seconds / peak);
         if loading.num_batches > 0 {
@@ -74,10 +74,10 @@ fn describe_machine(line: &mut StepMetrics, machine: MachineSample) {
     line.gpu_other_processes_memory_bytes = machine.gpu_other_processes_memory_bytes;
 }
 
-/// On a device that is not waited for between forward and backward, only the two together have a time.
-fn describe_time(line: &mut StepMetrics, time: &StepTime, is_asynchronous: bool) {
-    let StepTime { wall_seconds, parts } = time;
-    let alone = |part| (!is_asynchronous).then(|| parts.seconds(part));
+/// In a step that does not wait for the device between forward and backward, only the two together have a time.
+fn describe_time(line: &mut StepMetrics, time: &StepTime) {
+    let StepTime { wall_seconds, parts, is_split } = time;
+    let alone = |part| is_split.then(|| parts.seconds(part));
     line.step_seconds = time.step_seconds();
     line.wall_seconds = Some(*wall_seconds);
     line.data_wait_seconds = parts.seconds(Part::DataWait);

@@ -6,16 +6,18 @@ use crate::telemetry::peak_host_memory_bytes;
 use crate::train::figures::{per_second, share};
 use crate::train::laps::Part;
 use crate::train::state::TrainerState;
-use crate::train::totals::RunFigures;
+use crate::train::totals::{MeanOverTime, RunFigures};
 
 impl Trainer<'_> {
     /// Wall time of the run until now, and its figures: of all its starts.
     pub(super) fn whole_run(&self) -> (f64, RunFigures) {
         let wall_seconds = self.process_start.elapsed().as_secs_f64();
         let telemetry = self.around.telemetry;
+        let time = self.time_of_start().within(wall_seconds);
         let figures = RunFigures {
             num_starts: 1,
-            time: self.time_of_start().within(wall_seconds),
+            time,
+            forward_share: MeanOverTime::of(self.laps.forward_share(), time.forward_backward_seconds),
             peak_host_memory_bytes: peak_host_memory_bytes().max(self.figures.peak_host_memory_bytes),
             peak_gpu_memory_bytes: telemetry.peak_gpu_memory_bytes(),
             telemetry_seconds: telemetry.seconds(),
@@ -26,7 +28,7 @@ impl Trainer<'_> {
 
     /// Where the time of this start went, up to the last lap.
     pub(super) fn time_of_start(&self) -> TimeSpent {
-        self.laps.time_spent(self.figures.time.startup_seconds)
+        self.laps.time_spent(self.figures.time.startup_seconds, self.around.device.is_asynchronous())
     }
 
     /// Ends what came after the last step: writing the adapter.
@@ -68,6 +70,7 @@ impl Trainer<'_> {
             telemetry_seconds: figures.telemetry_seconds,
             wall_seconds,
             time: figures.time,
+            forward_share: figures.forward_share.get(),
             ..Summary::default()
         }
     }
