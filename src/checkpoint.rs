@@ -46,23 +46,43 @@ const REPLACED: &str = ".replaced";
 const DELETED: &str = ".deleted";
 
 /// Section `[checkpoint]` of a recipe.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CheckpointConfig {
-    /// Steps between checkpoints; absent: only when training is interrupted.
+    /// Steps between checkpoints; absent: time alone decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub save_steps: Option<u64>,
-    /// Checkpoints kept; the oldest go first; absent: all.
+    /// Minutes after the last checkpoint until the next one, at the end of a step; absent: steps alone decide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub save_minutes: Option<f64>,
+    /// Checkpoints kept; the oldest go first; absent: all. While the watchdog finds something wrong, the newest from before
+    /// is kept besides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub save_total_limit: Option<usize>,
 }
 
+impl Default for CheckpointConfig {
+    /// Neither a killed process nor a power cut takes more than a quarter of an hour.
+    fn default() -> Self {
+        Self { save_steps: None, save_minutes: Some(15.0), save_total_limit: Some(2) }
+    }
+}
+
 impl CheckpointConfig {
-    /// Reads section `[checkpoint]`.
+    /// Reads section `[checkpoint]`. Where nothing says when to save, it is the default; with `save_minutes = 0` only when
+    /// training is interrupted.
     pub fn read(section: &mut Section) -> Self {
+        let says_when = section.has("save_steps") || section.has("save_minutes");
+        let default = if says_when { Self::none() } else { Self::default() };
+        let minutes = section.optional_number("save_minutes", 0.0..);
         Self {
             save_steps: section.optional_count("save_steps", 1..),
-            save_total_limit: section.optional_count("save_total_limit", 1..),
+            save_minutes: minutes.or(default.save_minutes).filter(|minutes| *minutes > 0.0),
+            save_total_limit: section.optional_count("save_total_limit", 1..).or(default.save_total_limit),
         }
+    }
+
+    fn none() -> Self {
+        Self { save_steps: None, save_minutes: None, save_total_limit: None }
     }
 }
 
@@ -286,11 +306,22 @@ impl Checkpoints {
     /// # Errors
     ///
     /// Where the file system refuses.
-    pub fn rotate(&self, newest: &Path) -> Result<(), CheckpointError> {
+    pub fn rotate(&self, keep: &[&Path]) -> Result<(), CheckpointError> {
         let Some(limit) = self.save_total_limit else { return Ok(()) };
-        let older: Vec<_> = self.list()?.into_iter().filter(|(_, path)| path != newest).collect();
-        let excess = older.len().saturating_sub(limit.max(1) - 1);
-        older[..excess].iter().try_for_each(|(_, path)| discard(path))
+        let all = self.list()?;
+        let excess = all.len().saturating_sub(limit.max(1));
+        let oldest = all[..excess].iter().map(|(_, path)| path.as_path());
+        oldest.filter(|path| !keep.contains(path)).try_for_each(discard)
+    }
+
+    /// The newest whole checkpoint up to `step` that was saved while nothing was wrong, by what `is_sound` says of it.
+    ///
+    /// # Errors
+    ///
+    /// Where the folder cannot be read.
+    pub fn newest_that(&self, is_sound: impl Fn(&Path) -> bool) -> Result<Option<PathBuf>, CheckpointError> {
+        let all = self.list()?;
+        Ok(all.into_iter().rev().map(|(_, path)| path).find(|path| verify(path).is_ok() && is_sound(path)))
     }
 }
 

@@ -23,6 +23,7 @@ use std::time::Duration;
 use crate::checkpoint::Checkpoints;
 use crate::data::cache::CacheSettings;
 use crate::data::pipeline::{DataPipeline, OpenOptions};
+use crate::data::template::ChatTemplate;
 use crate::device::{self, OpenDevice};
 use crate::diagnosis::Facts;
 use crate::export::{adapter_set, read_adapter};
@@ -36,10 +37,10 @@ use crate::recipe::{Purpose, Recipe};
 use crate::telemetry::Telemetry;
 use crate::train::plan::{Around, Plan};
 use crate::train::schedule::{Schedule, total_steps};
-use crate::train::state::RowOrder;
+use crate::train::state::{Inputs, RowOrder};
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
-use crate::train::trainer::Trainer;
+use crate::train::trainer::{Trainer, restore_step};
 
 use clock::process_start;
 use dir::{RunDir, RunDirError, Start};
@@ -100,6 +101,14 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
     }
     let adapters = adapters(&recipe, &source, &selection, resumed.as_ref(), &device)?;
     let num_trainable = adapters.num_parameters();
+    let facts = facts(&recipe, &source.config, &selection, &data, &device, model.has_kernels());
+    let mut plan = plan(&recipe, &data, schedule, facts, inputs(&source, &data));
+    let restored = resumed.is_some().then(|| adapters.clone());
+    let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
+    let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
+    if let (Some(Resumed { checkpoint, state, .. }), Some(adapters)) = (&resumed, restored) {
+        restore_step(&mut step, checkpoint, state, adapters, &plan.order).map_err(trainer_failure)?;
+    }
 
     // From here on the folder is written to, and a signal waits for a checkpoint.
     stop.defer();
@@ -113,15 +122,9 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
         sinks.warn(warning);
     }
     let telemetry = start_telemetry(&recipe, &device, &mut sinks);
-    tell_resumption(args, resumed.as_ref(), &checkpoints, &recipe, &mut sinks)?;
+    tell_resumption(args, resumed.as_ref(), &plan.inputs, &checkpoints, &recipe, &mut sinks)?;
 
-    let facts = Facts {
-        max_sm_clock_mhz: telemetry.max_sm_clock_mhz(),
-        ..facts(&recipe, &source.config, selection, &data, &device, model.has_kernels())
-    };
-    let restored = resumed.is_some().then(|| adapters.clone());
-    let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
-    let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
+    plan.facts.max_sm_clock_mhz = telemetry.max_sm_clock_mhz();
     let around = Around {
         data: &data,
         device: &device,
@@ -130,9 +133,9 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
         sinks: &mut sinks,
         stop: &stop,
     };
-    let mut trainer = Trainer::new(step, plan(&recipe, &data, schedule, facts), around, process_start);
-    if let (Some(Resumed { checkpoint, state, .. }), Some(adapters)) = (resumed, restored) {
-        trainer.restore(&checkpoint, state, adapters).map_err(trainer_failure)?;
+    let mut trainer = Trainer::new(step, plan, around, process_start);
+    if let Some(Resumed { state, sound, .. }) = resumed {
+        trainer.go_on_from(state, sound);
     }
     let ending = Ending {
         args,
@@ -204,12 +207,13 @@ fn start_telemetry(recipe: &Recipe, device: &OpenDevice, sinks: &mut Sinks) -> T
 fn tell_resumption(
     args: &TrainArgs,
     resumed: Option<&Resumed>,
+    inputs: &Inputs,
     checkpoints: &Checkpoints,
     recipe: &Recipe,
     sinks: &mut Sinks,
 ) -> Result<(), Failure> {
     if let Some(resumed) = resumed {
-        return resumed.tell(checkpoints, &recipe.output_dir, sinks);
+        return resumed.tell(inputs, checkpoints, &recipe.output_dir, sinks);
     }
     if args.resume.is_some() {
         let folder = checkpoints.folder().display();
@@ -256,6 +260,10 @@ fn open_run(
     total_steps: u64,
     stop: &Stop,
 ) -> Result<Sinks, Failure> {
+    let aside = match start_of(resumed) {
+        Start::Fresh => dir.set_aside_killed().map_err(Failure::running)?,
+        Start::Resume => None,
+    };
     dir.reopen(start_of(resumed)).map_err(Failure::running)?;
     let environment = Environment { gpu: device.cuda.clone(), ..Environment::of_this_process(&device.label) };
     dir.write_environment(&environment).map_err(Failure::running)?;
@@ -269,6 +277,10 @@ fn open_run(
         interrupter: stop.interrupter().clone(),
     };
     let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;
+    if let Some(aside) = aside {
+        let shown = aside.display();
+        sinks.warn(&format!("a run that was killed before its first checkpoint was here; it is now in {shown}"));
+    }
     sinks.delete_with_first_step(dir.earlier_end());
     sinks.recipe(resumed.map_or(0, |resumed| resumed.state.step), &recipe.to_toml());
     Ok(sinks)
@@ -283,13 +295,14 @@ fn keep_recipe(args: &TrainArgs, given: &str, resolved: &str, dir: &RunDir) -> R
 }
 
 /// What of the recipe the loop needs.
-fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule, facts: Facts) -> Plan {
+fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule, facts: Facts, inputs: Inputs) -> Plan {
     Plan {
         train: recipe.train.clone(),
         eval: recipe.eval.clone(),
         checkpoint: recipe.checkpoint.clone(),
         watchdog: recipe.watchdog,
         schedule,
+        inputs,
         facts,
         recipe: recipe.to_toml(),
         order: RowOrder {
@@ -301,6 +314,17 @@ fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule, facts: Facts) 
         },
         lora: recipe.lora.clone(),
         base_model_name_or_path: recipe.model.path.clone(),
+    }
+}
+
+/// What is read, to be known again by a resumed run.
+fn inputs(source: &ModelSource, data: &DataPipeline) -> Inputs {
+    let hexadecimal = |digest: [u8; 32]| digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    Inputs {
+        train_rows: data.train_digest().map(hexadecimal),
+        tokenizer: Some(hexadecimal(data.tokenizer().digest())),
+        chat_template: data.template().and_then(ChatTemplate::identity).map(hexadecimal),
+        weights: source.weights.digest().map(hexadecimal),
     }
 }
 

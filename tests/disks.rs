@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -92,6 +93,83 @@ fn resume_before_the_first_checkpoint_starts_at_the_beginning_and_says_so() {
     assert!(stderr(&output).contains("there is no checkpoint in"), "{}", stderr(&output));
     assert_eq!(step_numbers(&dir), (1..=6).collect::<Vec<_>>());
     assert_eq!(common::events::losses(&dir).len(), 6, "one curve in TensorBoard");
+    // What the killed one had written down is not lost.
+    assert!(stderr(&output).contains("killed before its first checkpoint"), "{}", stderr(&output));
+    assert!(step_count(&dir.join("superseded-1")) > 3);
+}
+
+/// The content of every file below a folder, but for the lock.
+fn content(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(content(&path));
+        } else if path.file_name().unwrap() != ".lock" {
+            found.insert(path.clone(), fs::read(&path).unwrap());
+        }
+    }
+    found
+}
+
+#[test]
+fn a_resumption_that_is_refused_changes_no_file_and_edited_rows_are_told() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    // 24 rows are 6 steps: step 4 lies within an epoch.
+    let settings = ["--set", "train.max_steps=10", "--set", "checkpoint.save_steps=2"];
+    train(&recipe, &settings);
+    let dir = bench.path("run");
+    let checkpoint = dir.join("checkpoints/step-000004");
+    let resume = || {
+        let given = ["--resume", checkpoint.to_str().unwrap()];
+        run(&[&[recipe.to_str().unwrap()], &settings[..], &given].concat())
+    };
+    let before = content(&dir);
+    let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
+    let more = format!("{rows}{}\n", rows.lines().next().unwrap());
+    fs::write(bench.path("train.jsonl"), more).unwrap();
+    let refused = resume();
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("it lies within an epoch of 24 rows"), "{}", stderr(&refused));
+    assert!(content(&dir) == before, "files: {:?}", content(&dir).keys());
+
+    let told = "the training rows are no longer what the checkpoint was trained with";
+    fs::write(bench.path("train.jsonl"), rows.replace("cat", "cow")).unwrap();
+    let output = resume();
+    assert!(output.status.success() && stderr(&output).contains(told), "{}", stderr(&output));
+    fs::remove_file(dir.join("summary.json")).unwrap();
+    fs::write(bench.path("train.jsonl"), rows).unwrap();
+    let output = resume();
+    assert!(output.status.success() && !stderr(&output).contains("no longer"), "{}", stderr(&output));
+    assert_eq!(step_numbers(&dir), (1..=10).collect::<Vec<_>>());
+}
+
+#[test]
+fn checkpoints_come_by_the_clock_where_no_number_of_steps_is_given() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let limit = ["--set", "checkpoint.save_minutes=0.0005", "--set", "checkpoint.save_total_limit=2"];
+    let mut child = lora_train(&[&[recipe.to_str().unwrap(), "--set", "train.max_steps=5000"], &limit[..]].concat())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let dir = bench.path("run");
+    let checkpoints = || {
+        let entries = fs::read_dir(dir.join("checkpoints")).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("step-")).collect::<Vec<_>>()
+    };
+    wait_until("a checkpoint", || !checkpoints().is_empty());
+    wait_until("another one", || step_count(&dir) > 50);
+    signal(&child, libc::SIGKILL);
+    wait(&mut child);
+    // The last one may not have been deleted yet.
+    assert!((1..=3).contains(&checkpoints().len()), "{:?}", checkpoints());
+    let output = train(&recipe, &["--set", "train.max_steps=60", "--resume"]);
+    assert!(stderr(&output).contains("resuming after step "), "{}", stderr(&output));
+    let resolved = fs::read_to_string(dir.join("resolved.toml")).unwrap();
+    assert!(resolved.contains("save_minutes = 15.0\nsave_total_limit = 2"), "{resolved}");
 }
 
 /// Lines so far; the last one may be torn.

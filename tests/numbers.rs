@@ -155,3 +155,54 @@ fn a_healthy_run_has_no_anomalies() {
     assert_eq!(json(&bench.path("run/summary.json"))["anomalous_steps"].as_u64(), Some(0));
     assert!(steps(&bench.path("run")).iter().all(|line| line.get("anomaly").is_none()));
 }
+
+#[test]
+fn a_run_none_of_whose_steps_made_an_update_has_failed() {
+    let bench = Bench::new();
+    let model = format!("model.path={}", broken_model(&bench).display());
+    let recipe = bench.recipe("run", "");
+    let output = run(&[recipe.to_str().unwrap(), "--set", &model, "--set", "train.max_steps=3"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("none of the 3 steps made an update"), "{}", stderr(&output));
+    assert!(bench.path("run/adapter/adapter_model.safetensors").is_file());
+}
+
+#[test]
+fn while_a_run_goes_wrong_the_last_checkpoint_from_before_is_kept_and_offered() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    train(&recipe, &["--set", "train.max_steps=6", "--set", "checkpoint.save_steps=6"]);
+    let dir = bench.path("run");
+    fs::remove_file(dir.join("summary.json")).unwrap();
+    let mut args = vec![recipe.to_str().unwrap(), "--resume"];
+    for setting in [
+        "optimizer.learning_rate=1.0",
+        "train.max_grad_norm=0",
+        "train.max_steps=200",
+        "watchdog.patience=20",
+        "watchdog.max_skipped_steps=20",
+        "checkpoint.save_steps=2",
+        "checkpoint.save_total_limit=2",
+    ] {
+        args.extend(["--set", setting]);
+    }
+    let output = run(&args);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    // Three that were saved in trouble, the last of them by the watchdog, and the newest from before.
+    let trouble = |step: u64| {
+        let state = dir.join(format!("checkpoints/step-{step:06}/trainer_state.json"));
+        fs::read(state).ok().map(|text| serde_json::from_slice::<serde_json::Value>(&text).unwrap()["trouble"].clone())
+    };
+    let saved: Vec<_> = (1..=200).filter_map(|step| Some((step, trouble(step)?))).collect();
+    let sound: Vec<u64> = saved.iter().filter(|(_, trouble)| trouble.is_null()).map(|(step, _)| *step).collect();
+    assert_eq!(sound.len(), 1, "{saved:?}\n{said}");
+    assert!((3..=4).contains(&saved.len()) && sound[0] == saved[0].0, "{saved:?}");
+    let output = run(&args);
+    let told = format!("step-{:06} was saved before that: `--resume ", sound[0]);
+    assert!(
+        stderr(&output).contains("this checkpoint was saved while ") && stderr(&output).contains(&told),
+        "{}",
+        stderr(&output)
+    );
+}

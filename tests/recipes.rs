@@ -56,7 +56,7 @@ fn complete() -> Recipe {
             early_stopping_patience: Some(1),
             generate: vec![],
         },
-        checkpoint: CheckpointConfig { save_steps: Some(1), save_total_limit: Some(1) },
+        checkpoint: CheckpointConfig { save_steps: Some(1), save_minutes: Some(1.0), save_total_limit: Some(1) },
         logging: LoggingConfig::default(),
         cost: CostConfig { price_per_hour: Some(1.0), price_per_kwh: Some(1.0), ..CostConfig::default() },
         watchdog: WatchdogConfig::default(),

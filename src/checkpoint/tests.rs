@@ -48,19 +48,31 @@ fn what_was_saved_is_loaded_bit_for_bit() {
 #[test]
 fn rotation_keeps_the_newest() {
     let run = tempfile::tempdir().unwrap();
-    let config = CheckpointConfig { save_steps: Some(10), save_total_limit: Some(2) };
+    let config = CheckpointConfig { save_steps: Some(10), save_total_limit: Some(2), ..CheckpointConfig::default() };
     let checkpoints = Checkpoints::new(run.path(), &config);
     for step in [10, 20, 30, 40] {
         let newest = checkpoints.save(step, adapter, &moments(), &step, "").unwrap();
-        checkpoints.rotate(&newest).unwrap();
+        checkpoints.rotate(&[&newest]).unwrap();
     }
     assert_eq!(names(&run.path().join("checkpoints")), ["step-000030", "step-000040"]);
+    // One that is to be kept is kept besides.
+    let kept = run.path().join("checkpoints/step-000030");
+    for step in [50, 60] {
+        let newest = checkpoints.save(step, adapter, &moments(), &step, "").unwrap();
+        checkpoints.rotate(&[&newest, &kept]).unwrap();
+    }
+    assert_eq!(names(&run.path().join("checkpoints")), ["step-000030", "step-000050", "step-000060"]);
+    let before = |step: u64| checkpoints.newest_that(|path| load_state::<u64>(path).unwrap() < step).unwrap();
+    assert_eq!(
+        (before(60), before(50), before(30)),
+        (Some(run.path().join("checkpoints/step-000050")), Some(kept), None)
+    );
 }
 
 #[test]
 fn a_process_that_ends_while_a_checkpoint_is_deleted_leaves_none_that_is_not_whole() {
     let run = tempfile::tempdir().unwrap();
-    let config = CheckpointConfig { save_steps: Some(10), save_total_limit: Some(1) };
+    let config = CheckpointConfig { save_steps: Some(10), save_total_limit: Some(1), ..CheckpointConfig::default() };
     let checkpoints = Checkpoints::new(run.path(), &config);
     let half = |step: u64| {
         let folder = checkpoints.folder().join(format!(".step-{step:06}.deleted"));
@@ -73,7 +85,7 @@ fn a_process_that_ends_while_a_checkpoint_is_deleted_leaves_none_that_is_not_who
     assert_eq!(checkpoints.list().unwrap(), [(10, first)], "what is being deleted is no checkpoint");
     let second = checkpoints.save(20, adapter, &moments(), &20, "").unwrap();
     half(10);
-    checkpoints.rotate(&second).unwrap();
+    checkpoints.rotate(&[&second]).unwrap();
     assert_eq!(names(checkpoints.folder()), ["step-000020"]);
     half(10);
     assert!(checkpoints.set_aside_after(20).unwrap().is_empty());
@@ -83,7 +95,7 @@ fn a_process_that_ends_while_a_checkpoint_is_deleted_leaves_none_that_is_not_who
 #[test]
 fn a_failed_save_leaves_the_older_checkpoints_and_nothing_that_looks_like_a_new_one() {
     let run = tempfile::tempdir().unwrap();
-    let config = CheckpointConfig { save_steps: Some(10), save_total_limit: Some(1) };
+    let config = CheckpointConfig { save_steps: Some(10), save_total_limit: Some(1), ..CheckpointConfig::default() };
     let checkpoints = Checkpoints::new(run.path(), &config);
     let first = checkpoints.save(10, adapter, &moments(), &10, "").unwrap();
     // Three values do not fill a shape of two: the second save fails after the adapter was written.
@@ -93,7 +105,7 @@ fn a_failed_save_leaves_the_older_checkpoints_and_nothing_that_looks_like_a_new_
     assert_eq!(checkpoints.list().unwrap(), [(10, first)]);
     assert_eq!(names(&run.path().join("checkpoints")), ["step-000010"], "a full disk needs the room");
     let second = checkpoints.save(20, adapter, &moments(), &20, "").unwrap();
-    checkpoints.rotate(&second).unwrap();
+    checkpoints.rotate(&[&second]).unwrap();
     assert_eq!(checkpoints.list().unwrap(), [(20, second)]);
     assert_eq!(names(&run.path().join("checkpoints")), ["step-000020"]);
 }

@@ -164,6 +164,12 @@ impl DataPipeline {
         &self.shared.tokenizer
     }
 
+    /// SHA-256 of the content of the training files; absent where it is not known without reading a large file for it.
+    #[must_use]
+    pub fn train_digest(&self) -> Option<[u8; 32]> {
+        self.shared.train.digest()
+    }
+
     /// The chat template, if rows are written with one.
     #[must_use]
     pub fn template(&self) -> Option<&ChatTemplate> {

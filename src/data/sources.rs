@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use indicatif::HumanBytes;
+use sha2::{Digest as _, Sha256};
 
 use super::ahead::OpenOptions;
 use super::batch::RowSource;
@@ -101,6 +102,15 @@ impl FileSet {
             set.sources.push(first_row..num_rows);
         }
         Ok(set)
+    }
+
+    /// SHA-256 of the content of all files, in their order; absent where that of one is not known.
+    pub(super) fn digest(&self) -> Option<[u8; 32]> {
+        let mut digest = Sha256::new();
+        for file in &self.files {
+            digest.update(file.content?);
+        }
+        Some(digest.finalize().into())
     }
 
     /// Tokenises what is to be kept and is not there; what cannot be kept is a warning. With `every_row`, rows that are

@@ -38,6 +38,16 @@ impl Weights {
         }
     }
 
+    /// By what other weights under the same name are told apart; absent of those drawn at random. See
+    /// [`WeightFiles::digest`].
+    #[must_use]
+    pub fn digest(&self) -> Option<[u8; 32]> {
+        match self {
+            Self::Files(files) => Some(files.digest()),
+            Self::Random(_) => None,
+        }
+    }
+
     /// One tensor in the storage type `dtype`, on `device`.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The folder of a run: who may write into it, and its plain files.
 
+mod aside;
 mod lock;
 
 use std::cell::RefCell;

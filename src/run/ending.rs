@@ -181,6 +181,13 @@ fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
              inspect` shows; raise `data.max_length`, or set `data.train_on_inputs = true`",
         ));
     }
+    if summary.steps > 0 && summary.skipped_steps == summary.steps {
+        return Err(Failure::running(format!(
+            "none of the {} steps made an update, so nothing was trained\n  hint: look at the rows that the warnings name, \
+             and at the model's weights",
+            summary.steps
+        )));
+    }
     if summary.adapter_verified == Some(false) {
         let folder = dir.adapter();
         return Err(Failure::running(format!(

@@ -9,7 +9,7 @@ use crate::checkpoint::{self, Checkpoints};
 use crate::failure::Failure;
 use crate::metrics::Sinks;
 use crate::schema::{Problem, Problems};
-use crate::train::state::TrainerState;
+use crate::train::state::{Inputs, TrainerState};
 
 /// A checkpoint to go on from.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub(super) struct Resumed {
     changes: Vec<Change>,
     /// What is wrong with newer checkpoints.
     damaged: Vec<String>,
+    /// The newest of the run's checkpoints up to it that was saved while nothing was wrong.
+    pub(super) sound: Option<PathBuf>,
 }
 
 impl Resumed {
@@ -50,7 +52,12 @@ impl Resumed {
         let state: TrainerState = checkpoint::load_state(&checkpoint).map_err(Failure::input)?;
         let earlier = checkpoint::load_recipe(&checkpoint);
         let changes = earlier.map(|earlier| changes(&earlier, recipe)).unwrap_or_default();
-        let resumed = Self { checkpoint, state, changes, damaged };
+        let is_sound = |path: &Path| {
+            let found = checkpoint::load_state::<TrainerState>(path);
+            found.is_ok_and(|found| found.trouble.is_none() && found.step <= state.step)
+        };
+        let sound = checkpoints.newest_that(is_sound).map_err(Failure::running)?;
+        let resumed = Self { checkpoint, state, changes, damaged, sound };
         resumed.refuse_unsound_changes()?;
         Ok(Some(resumed))
     }
@@ -100,11 +107,35 @@ impl Resumed {
     /// # Errors
     ///
     /// Checkpoints that cannot be renamed.
-    pub(super) fn tell(&self, checkpoints: &Checkpoints, output_dir: &Path, sinks: &mut Sinks) -> Result<(), Failure> {
+    pub(super) fn tell(
+        &self,
+        inputs: &Inputs,
+        checkpoints: &Checkpoints,
+        output_dir: &Path,
+        sinks: &mut Sinks,
+    ) -> Result<(), Failure> {
         for damaged in &self.damaged {
             sinks.warn(&format!("{damaged}\n  hint: the one before it is taken; the steps since are made again"));
         }
         sinks.note(&format!("resuming after step {} from {}", self.state.step, self.checkpoint.display()));
+        if let Some(trouble) = &self.state.trouble {
+            let instead = match &self.sound {
+                Some(path) => {
+                    format!("\n  hint: {} was saved before that: `--resume {0}` goes on from it", path.display())
+                }
+                None => String::new(),
+            };
+            sinks.warn(&format!("this checkpoint was saved while {trouble}{instead}"));
+        }
+        let others = inputs.changes_since(&self.state.inputs);
+        if !others.is_empty() {
+            sinks.warn(&format!(
+                "{} {} no longer what the checkpoint was trained with, under the same name; this holds for the steps from \
+                 here on",
+                others.join(", "),
+                if others.len() == 1 && !others[0].ends_with('s') { "is" } else { "are" }
+            ));
+        }
         for change in &self.changes {
             let text = format!("the recipe has changed: {change}");
             match change.effect {

@@ -2,7 +2,7 @@
 
 use super::config::{EvalConfig, TrainConfig};
 use super::schedule::Schedule;
-use super::state::RowOrder;
+use super::state::{Inputs, RowOrder};
 use super::stop::Stop;
 use super::watchdog::WatchdogConfig;
 use crate::checkpoint::{CheckpointConfig, Checkpoints};
@@ -44,6 +44,8 @@ pub struct Plan {
     pub schedule: Schedule,
     /// What the data cursor counts in.
     pub order: RowOrder,
+    /// What is read, to be known again.
+    pub inputs: Inputs,
     /// What the diagnosis knows beforehand.
     pub facts: Facts,
     /// The whole recipe as TOML, every default filled in: kept in checkpoints.

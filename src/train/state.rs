@@ -29,6 +29,12 @@ pub struct TrainerState {
     pub watchdog: Watchdog,
     /// Sums over the run.
     pub totals: Totals,
+    /// What training read.
+    #[serde(default)]
+    pub inputs: Inputs,
+    /// What the watchdog found wrong with the last steps before it was saved, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 impl TrainerState {
@@ -73,6 +79,39 @@ impl fmt::Display for RowOrder {
         let Self { seed, micro_batch_size, shuffle, packed_length, rows_per_epoch } = self;
         write!(f, "{rows_per_epoch} rows, {micro_batch_size} in a micro-batch, shuffle = {shuffle}, seed = {seed}")?;
         packed_length.map_or(Ok(()), |length| write!(f, ", packed into {length} tokens"))
+    }
+}
+
+/// What training read, as digests (SHA-256, in hexadecimal digits): a path may name something else by the time that a run is
+/// resumed. Absent where it is not known, or never the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inputs {
+    /// Content of the files of `data.train`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train_rows: Option<String>,
+    /// tokenizer.json.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// The chat template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat_template: Option<String>,
+    /// Of the files of weights: names, sizes and parts of their content.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
+}
+
+impl Inputs {
+    /// What of it is known to be another than it was: for people.
+    #[must_use]
+    pub fn changes_since(&self, earlier: &Self) -> Vec<&'static str> {
+        let parts = [
+            ("the training rows", &self.train_rows, &earlier.train_rows),
+            ("the tokenizer", &self.tokenizer, &earlier.tokenizer),
+            ("the chat template", &self.chat_template, &earlier.chat_template),
+            ("the model's weights", &self.weights, &earlier.weights),
+        ];
+        let is_other = |now: &Option<String>, then: &Option<String>| now.is_some() && then.is_some() && now != then;
+        parts.into_iter().filter(|(_, now, then)| is_other(now, then)).map(|(name, ..)| name).collect()
     }
 }
 
@@ -134,6 +173,8 @@ mod tests {
             evaluations: Evaluations::default(),
             watchdog: Watchdog::default(),
             totals: Totals::default(),
+            inputs: Inputs::default(),
+            trouble: None,
         };
         let outcome = StepOutcome { loss: 1.0, grad_norm: 1.0, target_tokens: 5, skipped: None };
         for (epoch, batch, rows, epochs) in [(0, 2, 8, 0.8), (1, 0, 2, 1.0), (1, 1, 4, 1.4)] {
@@ -143,6 +184,22 @@ mod tests {
             assert!((state.epochs() - epochs).abs() < 1e-12, "{}", state.epochs());
         }
         assert_eq!((state.step, state.totals.target_tokens, state.totals.rows.rows), (3, 15, 14));
+    }
+
+    #[test]
+    fn inputs_that_are_known_and_others_are_named() {
+        let inputs = |rows: &str, weights: Option<&str>| Inputs {
+            train_rows: Some(rows.to_owned()),
+            tokenizer: Some("t".to_owned()),
+            weights: weights.map(str::to_owned),
+            ..Inputs::default()
+        };
+        let earlier = inputs("a", Some("w"));
+        assert!(inputs("a", Some("w")).changes_since(&earlier).is_empty());
+        // Where one of the two is not known, nothing is said.
+        assert_eq!(inputs("b", None).changes_since(&earlier), ["the training rows"]);
+        assert_eq!(inputs("b", Some("v")).changes_since(&earlier), ["the training rows", "the model's weights"]);
+        assert!(inputs("b", Some("v")).changes_since(&Inputs::default()).is_empty());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod between;
 mod line;
+mod restore;
 mod told;
 mod whole;
 
@@ -13,17 +14,17 @@ use super::flops::StepFlops;
 use super::laps::{Laps, Part};
 use super::plan::{Around, Plan};
 use super::state::{Evaluations, TrainerState};
-use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
+use super::step::{SkipReason, StepOutcome, TrainStep};
 use super::totals::{RunFigures, Totals};
 use super::watchdog::{self, Anomaly, Observation, Verdict, Watchdog};
-use crate::checkpoint::{self, CheckpointError};
+use crate::checkpoint::{CheckpointConfig, CheckpointError};
 use crate::data::error::DataError;
 use crate::data::loader::Loader;
 use crate::data::pipeline::{Cursor, RowCounts};
 use crate::generate::GenerateError;
-use crate::lora::AdapterSet;
 use crate::metrics::{Outcome, Sinks, StepMetrics};
 use crate::ops::peak::gemm_peak_flops;
+pub use restore::restore_step;
 use told::Gathered;
 
 /// Shown once; how many there are stands in the summary.
@@ -83,6 +84,10 @@ pub struct Trainer<'a> {
     state: TrainerState,
     /// The state is on disk as a checkpoint.
     is_saved: bool,
+    /// When the last checkpoint was saved, or failed to be; at first, when training started.
+    last_save: Instant,
+    /// The newest checkpoint that was saved while nothing was wrong.
+    sound_checkpoint: Option<PathBuf>,
     /// Sums of the earlier starts of this run.
     earlier: Totals,
     /// The same of time and machine.
@@ -109,6 +114,8 @@ impl<'a> Trainer<'a> {
             evaluations: Evaluations::default(),
             watchdog: Watchdog::default(),
             totals: Totals::default(),
+            inputs: plan.inputs.clone(),
+            trouble: None,
         };
         Self {
             gathered: Gathered::new(plan.facts.clone()),
@@ -118,6 +125,8 @@ impl<'a> Trainer<'a> {
             around,
             state,
             is_saved: false,
+            last_save: Instant::now(),
+            sound_checkpoint: None,
             earlier: Totals::default(),
             earlier_figures: RunFigures::default(),
             process_start,
@@ -125,34 +134,6 @@ impl<'a> Trainer<'a> {
             figures: RunFigures::default(),
             has_warned_of_cuts: false,
         }
-    }
-
-    /// Continues from a checkpoint whose state and adapters have been read already.
-    ///
-    /// # Errors
-    ///
-    /// A checkpoint that is damaged, or of other adapters, or in the middle of other data.
-    pub fn restore(
-        &mut self,
-        checkpoint: &Path,
-        state: TrainerState,
-        adapters: AdapterSet,
-    ) -> Result<(), TrainerError> {
-        let mismatch = |reason: String| TrainerError::Mismatch { path: checkpoint.to_owned(), reason };
-        if state.order != self.plan.order && state.cursor.batch != 0 {
-            return Err(mismatch(format!(
-                "it lies within an epoch of {}, and the recipe has {}\n  hint: keep `seed`, `train.micro_batch_size` \
-                 and the data as they were; between two epochs they can be changed",
-                state.order, self.plan.order
-            )));
-        }
-        let step = StepState { moments: checkpoint::load_moments(checkpoint)?, counters: state.counters };
-        self.step.restore(adapters, &step).map_err(|error| mismatch(error.to_string()))?;
-        self.earlier = state.totals;
-        self.earlier_figures = state.totals.earlier_figures(state.step);
-        self.state = TrainerState { order: self.plan.order, ..state };
-        self.is_saved = true;
-        Ok(())
     }
 
     /// Where training stands.
@@ -198,6 +179,7 @@ impl<'a> Trainer<'a> {
         let now = Instant::now();
         self.figures.time.startup_seconds = now.duration_since(self.process_start).as_secs_f64();
         self.laps = Laps::start(now);
+        self.last_save = now;
         // Only what happens in steps belongs to the first step's figures.
         let _ = self.around.telemetry.window();
         self.around.sinks.start();
@@ -393,11 +375,12 @@ impl<'a> Trainer<'a> {
         self.state.step == 0 || self.state.step >= self.plan.schedule.total_steps()
     }
 
-    /// Every `save_steps`.
+    /// Every `save_steps`, or `save_minutes` after the last one.
     fn is_checkpoint_due(&self) -> bool {
-        let step = self.state.step;
-        let every = self.plan.checkpoint.save_steps.is_some_and(|every| step.is_multiple_of(every));
-        every && step > 0 && !self.is_saved
+        let (step, CheckpointConfig { save_steps, save_minutes, .. }) = (self.state.step, &self.plan.checkpoint);
+        let every = save_steps.is_some_and(|every| step.is_multiple_of(every));
+        let is_late = save_minutes.is_some_and(|minutes| self.last_save.elapsed().as_secs_f64() >= 60.0 * minutes);
+        (every || is_late) && step > 0 && !self.is_saved
     }
 }
 

@@ -19,6 +19,10 @@ const DIVERGED_NATS: f64 = 2.0;
 const RECENT_WEIGHT: f64 = 0.2;
 /// Least standard deviation, relative to the mean: an almost constant loss has no spikes in its last digits.
 const LEAST_DEVIATION: f64 = 0.01;
+/// Steps of which is known which were skipped.
+const HISTORY_STEPS: u32 = u64::BITS;
+/// Skipped steps among them from which on something is wrong.
+const MIN_SKIPS_OF_TROUBLE: u32 = 2;
 /// Steps between two looks at the adapters.
 pub const LOOK_STEPS: u64 = 10;
 
@@ -122,6 +126,10 @@ pub struct Watchdog {
     variance: f64,
     /// Skipped steps in a row.
     skipped_steps: u64,
+    /// Which of the last [`HISTORY_STEPS`] steps were skipped, but for the search for a loss scale: the lowest bit is the last
+    /// one.
+    #[serde(default)]
+    skipped_lately: u64,
     /// Steps in a row with a loss spike.
     spike_steps: u64,
     /// Steps in a row with a gradient of zero.
@@ -142,9 +150,29 @@ impl Watchdog {
         }
     }
 
-    /// Forgets what was wrong so far, but not what is normal: after a stop, patience begins anew.
+    /// Forgets what was wrong so far, but not what is normal: whoever goes on after a stop wants to see whether it has got
+    /// better.
     pub fn forgive(&mut self) {
         (self.skipped_steps, self.spike_steps, self.zero_gradient_steps, self.unmoved_updates) = (0, 0, 0, 0);
+        self.skipped_lately = 0;
+    }
+
+    /// What is wrong with the last steps, if anything: for people, as the end of "saved while".
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        let lately = self.skipped_lately.count_ones();
+        let trouble = if self.spike_steps > 0 {
+            "the loss was far too high".to_owned()
+        } else if lately >= MIN_SKIPS_OF_TROUBLE {
+            format!("{lately} of the last {HISTORY_STEPS} steps made no update")
+        } else if self.zero_gradient_steps > 0 {
+            "every gradient was exactly zero".to_owned()
+        } else if self.unmoved_updates > 0 {
+            "updates left the adapters as they were".to_owned()
+        } else {
+            return None;
+        };
+        Some(trouble)
     }
 
     /// Looks at a step.
@@ -153,6 +181,7 @@ impl Watchdog {
             return self.observe_skipped(config, step.is_scale_search);
         }
         self.skipped_steps = 0;
+        self.skipped_lately <<= 1;
         self.updates_since_look += u64::from(step.learning_rate > 0.0);
         let verdicts =
             [self.observe_loss(config, step.loss), self.observe_gradient(step.grad_norm), self.observe_adapters(step)];
@@ -185,12 +214,22 @@ impl Watchdog {
 
     fn observe_skipped(&mut self, config: &WatchdogConfig, is_scale_search: bool) -> Verdict {
         self.skipped_steps += 1;
-        let is_over = config.max_skipped_steps > 0 && self.skipped_steps >= config.max_skipped_steps;
-        let stop = is_over.then(|| {
+        self.skipped_lately = (self.skipped_lately << 1) | u64::from(!is_scale_search);
+        let lately = self.skipped_lately.count_ones();
+        let steps = if config.max_skipped_steps == 0 {
+            None
+        } else if self.skipped_steps >= config.max_skipped_steps {
+            Some(format!("{} steps in a row", self.skipped_steps))
+        } else if lately > HISTORY_STEPS / 2 && u64::from(lately) >= config.max_skipped_steps {
+            // One that is not among them every now and then makes it no better.
+            Some(format!("{lately} of the last {HISTORY_STEPS} steps"))
+        } else {
+            None
+        };
+        let stop = steps.map(|steps| {
             format!(
-                "{} steps in a row made no update\n  hint: look at the rows that the warnings name, at the model's \
-                 weights and at `optimizer.learning_rate`; `watchdog.max_skipped_steps` is how long this is watched",
-                self.skipped_steps
+                "{steps} made no update\n  hint: look at the rows that the warnings name, at the model's weights and at \
+                 `optimizer.learning_rate`; `watchdog.max_skipped_steps` is how long this is watched"
             )
         });
         Verdict { anomaly: (!is_scale_search).then_some(Anomaly::SkippedStep), warning: None, stop }

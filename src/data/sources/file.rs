@@ -4,6 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
+use sha2::{Digest as _, Sha256};
+
 use super::rows::{Rows, StoredRows};
 use super::{FileInfo, KeptTokens, LARGE_FILE_BYTES};
 use crate::data::ahead::{OpenOptions, for_each_chunk};
@@ -39,12 +41,15 @@ pub(super) struct DataFile {
     pub(super) bad_rows: BadRows,
     /// What its tokens are to be kept under.
     wanted: Option<Wanted>,
+    /// SHA-256 of its content; absent of a large file whose tokens are not kept, which would have to be read for it.
+    pub(super) content: Option<[u8; 32]>,
 }
 
 /// Tokens that are to be kept.
 #[derive(Clone, Debug)]
 struct Wanted {
     key: CacheKey,
+    content: [u8; 32],
     signature: Signature,
     source: DataSource,
 }
@@ -97,7 +102,11 @@ impl DataFile {
             is_eval: false,
             kept_tokens: None,
         };
-        Ok(Self { info, rows, first_row: 0, bad_rows: BadRows::default(), wanted })
+        let content = match &wanted {
+            Some(wanted) => Some(wanted.content),
+            None => content_of_small(path),
+        };
+        Ok(Self { info, rows, first_row: 0, bad_rows: BadRows::default(), wanted, content })
     }
 
     /// The file whose tokens are kept under `wanted`.
@@ -115,8 +124,9 @@ impl DataFile {
             kept_tokens: Some(KeptTokens { bytes: tokens.bytes(), is_new }),
         };
         let bad_rows = BadRows { count: counts.bad, first: bad_rows };
+        let content = Some(wanted.content);
         let rows = StoredRows::in_cache(tokens, path.into(), kind, wanted.source, wanted.signature);
-        Self { info, rows, first_row: 0, bad_rows, wanted: None }
+        Self { info, rows, first_row: 0, bad_rows, wanted: None, content }
     }
 
     /// Tokenises the rows into the cache, if they are wanted there, and reads them from there from now on.
@@ -292,6 +302,18 @@ impl DataFile {
     }
 }
 
+fn is_large(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.len() >= LARGE_FILE_BYTES)
+}
+
+/// SHA-256 of a file that is read in a moment.
+fn content_of_small(path: &Path) -> Option<[u8; 32]> {
+    if is_large(path) {
+        return None;
+    }
+    std::fs::read(path).ok().map(|content| Sha256::digest(content).into())
+}
+
 impl Wanted {
     /// Under what the tokens of a file are kept; `None` for one whose tokens are not.
     fn of(
@@ -304,8 +326,7 @@ impl Wanted {
         folder: &Path,
     ) -> Option<Self> {
         let every_row = config.packing || config.on_bad_row == OnBadRow::Skip;
-        let is_large = || std::fs::metadata(path).is_ok_and(|metadata| metadata.len() >= LARGE_FILE_BYTES);
-        if !(every_row || is_large()) || !TokenStore::can_hold(tokenizer.max_id()) {
+        if !(every_row || is_large(path)) || !TokenStore::can_hold(tokenizer.max_id()) {
             return None;
         }
         let template = match template {
@@ -325,7 +346,7 @@ impl Wanted {
             max_length: config.max_length,
             train_on_inputs: config.train_on_inputs,
         });
-        Some(Self { key, signature, source: source.clone() })
+        Some(Self { key, content, signature, source: source.clone() })
     }
 
     /// The tokens, if they are there and whole.

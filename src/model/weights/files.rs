@@ -9,6 +9,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
+use sha2::{Digest as _, Sha256};
 
 use super::convert;
 use super::error::{Lines, TensorProblem, WeightsError};
@@ -22,6 +23,10 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Tensors that some old files carry and nobody reads: the rotary frequencies follow from the config.
 const IGNORED_SUFFIX: &str = "rotary_emb.inv_freq";
+
+/// Places of each file that its digest looks at, and how many bytes there.
+const NUM_SAMPLES: usize = 64;
+const SAMPLE_BYTES: usize = 4096;
 
 /// The weights of a model folder: `model.safetensors`, or the shards of `model.safetensors.index.json`.
 ///
@@ -132,6 +137,23 @@ impl WeightFiles {
         let metadata = Metadata::metadata(&header).clone();
         self.shards.push(Shard { path, map, metadata });
         Ok(())
+    }
+
+    /// SHA-256 of the files' names, sizes, and of [`NUM_SAMPLES`] pages spread over each: fine-tuning changes all of a model's
+    /// numbers, and reading them all takes long.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        for (name, shard) in self.shard_names().zip(&self.shards) {
+            let bytes: &[u8] = &shard.map;
+            digest.update(name.as_bytes());
+            digest.update((bytes.len() as u64).to_le_bytes());
+            let step = (bytes.len() / NUM_SAMPLES).max(SAMPLE_BYTES);
+            for sample in bytes.chunks(step) {
+                digest.update(&sample[..sample.len().min(SAMPLE_BYTES)]);
+            }
+        }
+        digest.finalize().into()
     }
 
     /// Names of the files, sorted.
@@ -309,6 +331,27 @@ mod tests {
             assert_eq!(files.load_f32("model.norm.weight", &[64]).unwrap(), stored["model.norm.weight"]);
             assert_eq!(files.load_f32("model.norm.weight", &[64]).unwrap(), stored["model.norm.weight"]);
         }
+    }
+
+    #[test]
+    fn weights_are_known_again_wherever_they_are_and_others_are_told_apart() {
+        let digest = |change: &dyn Fn(&mut Vec<u8>)| {
+            let folder = tempfile::tempdir().unwrap();
+            fixture::write_model(folder.path(), &tiny_config(), 1, Dtype::F32);
+            let path = folder.path().join(SINGLE);
+            let mut bytes = std::fs::read(&path).unwrap();
+            change(&mut bytes);
+            std::fs::write(&path, bytes).unwrap();
+            WeightFiles::open(folder.path()).unwrap().digest()
+        };
+        let as_it_is = digest(&|_| {});
+        assert_eq!(digest(&|_| {}), as_it_is);
+        // As another training step would.
+        let other = digest(&|bytes| {
+            let start = bytes.len() / 2;
+            bytes[start..].iter_mut().step_by(4).for_each(|byte| *byte ^= 1);
+        });
+        assert_ne!(other, as_it_is);
     }
 
     #[test]

@@ -19,7 +19,7 @@ fn unknown_keys_lead_to_the_right_name_or_the_right_section() {
         ),
         (
             "[checkpoint]\nzzz = 5",
-            "r:6:1: unknown key `zzz`\n  hint: [checkpoint] takes `save_steps`, `save_total_limit`",
+            "r:6:1: unknown key `zzz`\n  hint: [checkpoint] takes `save_minutes`, `save_steps`, `save_total_limit`",
         ),
         ("[training]\nzzz = 5", "r:5:2: unknown section [training]; this trainer calls it [train]"),
         ("[optimiser_]\nzzz = 5", "r:5:2: unknown section [optimiser_]\n  hint: did you mean [optimizer]?"),

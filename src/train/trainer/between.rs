@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::{Trainer, TrainerError};
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::{CheckpointConfig, CheckpointError};
 use crate::export::{adapter_weights, write_adapter};
 use crate::generate::Generator;
 use crate::metrics::{EvalMetrics, Outcome, Sample};
@@ -78,19 +78,29 @@ impl Trainer<'_> {
 
     /// Saves a checkpoint of the steps done; returns its folder.
     fn save(&mut self) -> Result<PathBuf, CheckpointError> {
+        self.save_in(self.state.watchdog.trouble())
+    }
+
+    /// The same, as one that was saved in such trouble.
+    fn save_in(&mut self, trouble: Option<String>) -> Result<PathBuf, CheckpointError> {
         self.laps.lap(Part::Other);
         let StepState { moments, counters } = self.step.state();
         self.state.counters = counters;
         let (wall_seconds, figures) = self.whole_run();
         (self.state.totals.wall_seconds, self.state.totals.figures) = (wall_seconds, Some(figures));
         self.state.totals.energy_joules = self.energy_joules(self.around.telemetry.energy_joules());
+        self.state.trouble = trouble;
         // What is counted as done must be on the disk before the checkpoint says that it is done.
         self.around.sinks.sync();
         let weights = adapter_weights(self.step.adapters());
         let write =
             |folder: &Path| write_adapter(folder, &weights, &self.plan.lora, &self.plan.base_model_name_or_path);
+        self.last_save = Instant::now();
         let saved = self.around.checkpoints.save(self.state.step, write, &moments, &self.state, &self.plan.recipe);
-        if saved.is_ok() {
+        if let Ok(path) = &saved {
+            if self.state.trouble.is_none() {
+                self.sound_checkpoint = Some(path.clone());
+            }
             self.around.sinks.note(&format!("step {}: checkpoint saved", self.state.step));
             self.is_saved = true;
             self.gathered.num_checkpoints += 1;
@@ -103,7 +113,7 @@ impl Trainer<'_> {
     /// Saves a checkpoint, then deletes the oldest. Where the disk refuses, training goes on.
     pub(super) fn save_or_warn(&mut self) {
         let warning = match self.save() {
-            Ok(path) => self.around.checkpoints.rotate(&path).err().map(|error| error.to_string()),
+            Ok(path) => self.rotate(&path).err().map(|error| error.to_string()),
             Err(error) => Some(format!(
                 "step {}: no checkpoint was saved, older ones are still there, and training goes on: {error}{}",
                 self.state.step,
@@ -116,20 +126,30 @@ impl Trainer<'_> {
         self.laps.lap(Part::Checkpoint);
     }
 
+    /// Deletes the oldest, but not the newest one that was saved while nothing was wrong: while a run goes wrong, it is what
+    /// can be gone on from.
+    fn rotate(&self, newest: &Path) -> Result<(), CheckpointError> {
+        let keep = [Some(newest), self.sound_checkpoint.as_deref()];
+        self.around.checkpoints.rotate(&keep.into_iter().flatten().collect::<Vec<_>>())
+    }
+
     /// Saves where it can be done without deleting an older checkpoint, which may be a better one.
     pub(super) fn save_beside_the_others(&mut self) {
+        let trouble = self.state.watchdog.trouble();
         // Whoever goes on from here wants to see whether it has got better.
         self.state.watchdog.forgive();
-        if let Err(error) = self.save() {
+        if let Err(error) = self.save_in(trouble) {
             self.around.sinks.warn(&format!("step {}: no checkpoint was saved: {error}", self.state.step));
         }
     }
 
     fn next_save(&self) -> String {
-        let next = self.plan.checkpoint.save_steps.map(|every| (self.state.step / every + 1) * every);
-        match next.filter(|next| *next <= self.plan.schedule.total_steps()) {
-            Some(next) => format!("\n  hint: it is tried again after step {next}"),
-            None => String::new(),
+        let CheckpointConfig { save_steps, save_minutes, .. } = self.plan.checkpoint;
+        let next = save_steps.map(|every| (self.state.step / every + 1) * every);
+        match (next.filter(|next| *next <= self.plan.schedule.total_steps()), save_minutes) {
+            (Some(next), _) => format!("\n  hint: it is tried again after step {next}"),
+            (None, Some(minutes)) => format!("\n  hint: it is tried again in {minutes} minutes"),
+            (None, None) => String::new(),
         }
     }
 
@@ -141,7 +161,7 @@ impl Trainer<'_> {
         self.around.sinks.note("stopping; a checkpoint is being saved");
         match self.save() {
             Ok(path) => {
-                if let Err(error) = self.around.checkpoints.rotate(&path) {
+                if let Err(error) = self.rotate(&path) {
                     self.around.sinks.warn(&error.to_string());
                 }
                 Ok(Outcome::Interrupted)

@@ -170,3 +170,44 @@ fn a_digest_sees_every_bit() {
     assert_ne!(digest([0.0]), digest([-0.0]));
     assert_ne!(digest([1.0]), digest([f32::from_bits(1.0_f32.to_bits() + 1)]));
 }
+
+#[test]
+fn an_update_now_and_then_does_not_hide_that_most_steps_make_none() {
+    let skipped = Observation { skipped: Some(SkipReason::NonFiniteLoss), ..step(f64::NAN) };
+    let config = WatchdogConfig::default();
+    let stops_at = |every: u64, is_scale_search: bool| {
+        let mut watchdog = after_healthy_steps(100);
+        (1..=500).find(|number: &u64| {
+            let observation = if number.is_multiple_of(every) {
+                step(healthy(300))
+            } else {
+                Observation { is_scale_search, ..skipped }
+            };
+            watchdog.observe(&config, &observation).stop.is_some()
+        })
+    };
+    // 33 of the last 64: the 33rd is the 36th, and where every other one is skipped it never comes to that.
+    assert_eq!((stops_at(15, false), stops_at(2, false)), (Some(35), None));
+    // That is how the right scale is found, unless it is not found at all.
+    assert_eq!((stops_at(15, true), stops_at(1000, true)), (None, Some(20)));
+}
+
+#[test]
+fn trouble_is_what_has_not_passed_yet() {
+    let skipped = Observation { skipped: Some(SkipReason::NonFiniteLoss), ..step(f64::NAN) };
+    let config = WatchdogConfig::default();
+    let mut watchdog = after_healthy_steps(100);
+    assert_eq!(watchdog.trouble(), None);
+    watchdog.observe(&config, &skipped);
+    assert_eq!(watchdog.trouble(), None, "one odd batch");
+    watchdog.observe(&config, &skipped);
+    assert_eq!(watchdog.trouble().unwrap(), "2 of the last 64 steps made no update");
+    for index in 0..64 {
+        watchdog.observe(&config, &step(healthy(100 + index)));
+    }
+    assert_eq!(watchdog.trouble(), None);
+    watchdog.observe(&config, &step(9.0));
+    assert_eq!(watchdog.trouble().unwrap(), "the loss was far too high");
+    watchdog.observe(&config, &Observation { grad_norm: 0.0, ..step(healthy(200)) });
+    assert_eq!(watchdog.trouble().unwrap(), "every gradient was exactly zero");
+}

@@ -1,6 +1,6 @@
 //! Tokens that are being made: interrupted, killed, by several at once.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use super::*;
@@ -120,13 +120,14 @@ fn rows_of_a_file_that_changed_meanwhile_are_not_left_to_go_on_with() {
     let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
     let (config, expected) = interrupted_case(&files, &tokenizer);
     let content = fs::read(files.path("r.jsonl")).unwrap();
-    let asked = AtomicUsize::new(0);
+    let (asked, asked_since) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let is_changed = AtomicBool::new(false);
     let is_stopped = || {
-        let asked = asked.fetch_add(1, Ordering::SeqCst);
-        if asked == 40 {
+        if asked.fetch_add(1, Ordering::SeqCst) == 40 {
             fs::write(files.path("r.jsonl"), String::from_utf8_lossy(&content).replace('1', "2")).unwrap();
+            is_changed.store(true, Ordering::SeqCst);
         }
-        asked > 120
+        is_changed.load(Ordering::SeqCst) && asked_since.fetch_add(1, Ordering::SeqCst) > 80
     };
     let options = OpenOptions { is_stopped: &is_stopped, ..cache.options() };
     let error = DataPipeline::open(&config, Arc::clone(&tokenizer), 7, &options).unwrap_err();
