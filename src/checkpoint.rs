@@ -12,6 +12,7 @@
 //! ```
 
 mod checksums;
+mod config;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -24,7 +25,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::schema::Section;
+pub use config::CheckpointConfig;
 
 /// File of the optimizer's moments.
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
@@ -44,47 +45,6 @@ const PARTIAL: &str = ".partial";
 const REPLACED: &str = ".replaced";
 /// End of the name of a checkpoint that is being deleted.
 const DELETED: &str = ".deleted";
-
-/// Section `[checkpoint]` of a recipe.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct CheckpointConfig {
-    /// Steps between checkpoints; absent: time alone decides.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub save_steps: Option<u64>,
-    /// Minutes after the last checkpoint until the next one, at the end of a step; absent: steps alone decide.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub save_minutes: Option<f64>,
-    /// Checkpoints kept; the oldest go first; absent: all. While the watchdog finds something wrong, the newest from before
-    /// is kept besides.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub save_total_limit: Option<usize>,
-}
-
-impl Default for CheckpointConfig {
-    /// Neither a killed process nor a power cut takes more than a quarter of an hour.
-    fn default() -> Self {
-        Self { save_steps: None, save_minutes: Some(15.0), save_total_limit: Some(2) }
-    }
-}
-
-impl CheckpointConfig {
-    /// Reads section `[checkpoint]`. Where nothing says when to save, it is the default; with `save_minutes = 0` only when
-    /// training is interrupted.
-    pub fn read(section: &mut Section) -> Self {
-        let says_when = section.has("save_steps") || section.has("save_minutes");
-        let default = if says_when { Self::none() } else { Self::default() };
-        let minutes = section.optional_number("save_minutes", 0.0..);
-        Self {
-            save_steps: section.optional_count("save_steps", 1..),
-            save_minutes: minutes.or(default.save_minutes).filter(|minutes| *minutes > 0.0),
-            save_total_limit: section.optional_count("save_total_limit", 1..).or(default.save_total_limit),
-        }
-    }
-
-    fn none() -> Self {
-        Self { save_steps: None, save_minutes: None, save_total_limit: None }
-    }
-}
 
 /// Why a checkpoint could not be written or read.
 #[derive(Debug, Error)]

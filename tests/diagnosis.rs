@@ -141,9 +141,6 @@ fn an_evaluation_after_every_step_is_told_of() {
 
 #[test]
 fn a_run_that_computes_most_of_the_time_is_healthy_and_says_what_it_took() {
-    let bench = Bench::new();
-    // All rows alike: what differs between the steps is the machine.
-    write_rows(&bench.path("train.jsonl"), (0..24).map(|_| SENTENCE.repeat(18)));
     let settings = [
         "train.max_steps=25",
         "train.micro_batch_size=4",
@@ -151,7 +148,17 @@ fn a_run_that_computes_most_of_the_time_is_healthy_and_says_what_it_took() {
         "data.max_length=256",
         "eval.max_batches=1",
     ];
-    let (findings, said) = diagnosed(&bench, &settings);
+    let attempt = || {
+        let bench = Bench::new();
+        // All rows alike: what differs between the steps is the machine.
+        write_rows(&bench.path("train.jsonl"), (0..24).map(|_| SENTENCE.repeat(18)));
+        let (findings, said) = diagnosed(&bench, &settings);
+        (bench, findings, said)
+    };
+    // Where other work takes the processors away, that is told, and rightly: then once more.
+    let is_disturbed = |findings: &[Value]| findings[0]["rule"] == "uneven_steps";
+    let mut attempts = (0..3).map(|_| attempt());
+    let (bench, findings, said) = attempts.find(|(_, findings, _)| !is_disturbed(findings)).unwrap_or_else(attempt);
     assert_eq!(findings[0]["rule"], "healthy", "{findings:#?}");
     assert!(findings.iter().skip(1).all(|finding| finding["severity"] == "note"), "{findings:#?}");
     assert!(said.contains("HEALTHY: "), "{said}");

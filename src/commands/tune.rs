@@ -28,8 +28,8 @@ use crate::failure::Failure;
 use crate::model::{Init, ModelOptions};
 use crate::recipe::{Purpose, RecipeArgs};
 use crate::run::inputs::{ModelSource, workload};
+use crate::run::room::Resources;
 use crate::schema::{Problem, Problems};
-use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit;
 use crate::train::memory::Workload;
 use axis::{Axis, Limits};
@@ -152,8 +152,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let source = ModelSource::open(&options, recipe.seed, false)?;
     let selection = source.select(&recipe.lora)?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
-    let memory_bytes =
-        if device.is_gpu() { device.cuda.as_ref().map(|gpu| gpu.memory_bytes) } else { available_host_memory_bytes() };
+    let memory_bytes = Resources::of(&device).usable_bytes();
     let as_it_is = workload(&recipe, &source.config, &selection, !device.is_gpu());
     let does_fit = |settings: &Settings| {
         let workload = with(&as_it_is, settings);

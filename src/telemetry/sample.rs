@@ -35,9 +35,9 @@ pub struct MachineSample {
     pub gpu_memory_used_bytes: Option<u64>,
     /// Power that the GPU draws, mean.
     pub gpu_power_watts: Option<f64>,
-    /// Energy of the GPU since [`Telemetry::start`].
+    /// Energy of the GPU since [`Telemetry::start`](super::Telemetry::start).
     pub energy_joules: Option<f64>,
-    /// Energy of the processor's packages since [`Telemetry::start`], where no GPU is sampled.
+    /// Energy of the processor's packages since [`Telemetry::start`](super::Telemetry::start), where no GPU is sampled.
     pub cpu_energy_joules: Option<f64>,
     /// Temperature of the GPU, highest sample.
     pub gpu_temperature_celsius: Option<f64>,

@@ -139,7 +139,7 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// SHA-256 of the files' names, sizes, and of [`NUM_SAMPLES`] pages spread over each: fine-tuning changes all of a model's
+    /// SHA-256 of the files' names, sizes, and of 64 pages spread over each: fine-tuning changes all of a model's
     /// numbers, and reading them all takes long.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
