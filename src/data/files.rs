@@ -16,8 +16,10 @@ use crate::panics::guarded;
 
 mod columns;
 pub(super) mod excerpt;
+mod footer;
 mod pages;
 mod scan;
+mod thrift;
 
 use scan::Scan;
 

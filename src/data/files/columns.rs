@@ -10,6 +10,7 @@ use parquet::file::reader::{FileReader as _, SerializedFileReader};
 use parquet::record::{Field, Row};
 use serde_json::Value;
 
+use super::footer::check_schema;
 use super::pages::PageSizes;
 
 /// Bytes that the pages of a row group that are in memory together may have unpacked, whatever they have packed.
@@ -23,6 +24,7 @@ const MAX_SAMPLED_GROUPS: usize = 8;
 pub(super) fn as_lines(file: File) -> Result<File, String> {
     let num_bytes = file.metadata().map_err(|error| error.to_string())?.len();
     let pages = file.try_clone().map_err(|error| error.to_string())?;
+    check_schema(&file)?;
     let reader = SerializedFileReader::new(file)
         .map_err(|error| format!("not a whole Parquet file: {error}\n  hint: write it, or download it, again"))?;
     check_columns(reader.metadata(), num_bytes)?;
@@ -43,6 +45,7 @@ pub(super) fn as_lines(file: File) -> Result<File, String> {
 pub(super) fn some_rows(file: File, wanted: usize) -> Result<(Vec<Value>, u64), String> {
     let num_bytes = file.metadata().map_err(|error| error.to_string())?.len();
     let pages = file.try_clone().map_err(|error| error.to_string())?;
+    check_schema(&file)?;
     let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
     check_columns(reader.metadata(), num_bytes)?;
     let num_rows = u64::try_from(reader.metadata().file_metadata().num_rows()).unwrap_or(0);

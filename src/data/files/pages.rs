@@ -6,14 +6,9 @@
 //! something else than what is passed over here.
 
 use std::fs::File;
-use std::io;
 
-use super::read_exact_at;
+use super::thrift::{Bytes, Kind};
 
-/// Structures within each other that are passed over: headers have three.
-const MAX_DEPTH: usize = 16;
-/// Bytes that are read at a time.
-const BLOCK_BYTES: u64 = 4096;
 /// The type of a page that holds a dictionary.
 const DICTIONARY_PAGE: u64 = 2;
 
@@ -83,7 +78,7 @@ impl PageSizes {
     pub(super) fn of(file: &File, start: u64, len: u64) -> Option<Self> {
         let mut sizes = Self::default();
         let end = start.saturating_add(len);
-        let mut bytes = Bytes { file, block: Vec::new(), block_at: start, at: start, end, is_odd: false };
+        let mut bytes = Bytes::of(file, start, end);
         while let Some(header) = bytes.page_header() {
             let largest = match header.page_type {
                 DICTIONARY_PAGE => &mut sizes.largest_dictionary,
@@ -104,18 +99,6 @@ struct PageHeader {
     page_type: u64,
     unpacked_bytes: u64,
     packed_bytes: u64,
-}
-
-/// A part of a file, byte by byte. `None` where it ends, cannot be read, or is no structure.
-struct Bytes<'a> {
-    file: &'a File,
-    /// The bytes from `block_at` on.
-    block: Vec<u8>,
-    block_at: u64,
-    at: u64,
-    end: u64,
-    /// Something is not laid out as the format says.
-    is_odd: bool,
 }
 
 impl Bytes<'_> {
@@ -149,171 +132,6 @@ impl Bytes<'_> {
             Some(Field::Plain(expected)) if kind == *expected => self.pass_over(kind, 0),
             None => self.pass_over(kind, 0),
             Some(_) => self.odd(),
-        }
-    }
-
-    /// The next field of a structure, `previous` being the one before.
-    fn field(&mut self, previous: i64) -> Option<(i64, Kind)> {
-        let head = self.byte()?;
-        // Readers stop at this type whatever else the byte says.
-        if head.is_multiple_of(16) {
-            return Some((previous, Kind::Stop));
-        }
-        let id = match head >> 4 {
-            0 => self.integer()?,
-            delta => previous + i64::from(delta),
-        };
-        // Readers may cut longer numbers.
-        if i16::try_from(id).is_err() {
-            return self.odd();
-        }
-        Some((id, self.known(Kind::of(head & 15))?))
-    }
-
-    /// Passes over a value.
-    fn pass_over(&mut self, kind: Kind, depth: usize) -> Option<()> {
-        match kind {
-            Kind::Stop | Kind::Truth => Some(()),
-            Kind::Byte => self.skip(1),
-            Kind::Integer => self.varint().map(drop),
-            Kind::Double => self.skip(8),
-            Kind::Binary => {
-                let len = self.varint()?;
-                self.skip(len)
-            }
-            _ if depth == MAX_DEPTH => self.odd(),
-            Kind::List => {
-                let head = self.byte()?;
-                let len = if head >> 4 == 15 { self.varint()? } else { u64::from(head >> 4) };
-                let kind = self.known(Kind::of(head & 15))?;
-                self.pass_over_elements(len, &[kind], depth)
-            }
-            Kind::Map => {
-                let len = self.varint()?;
-                if len == 0 {
-                    return Some(());
-                }
-                let kinds = self.byte()?;
-                let kinds = [self.known(Kind::of(kinds >> 4))?, self.known(Kind::of(kinds & 15))?];
-                self.pass_over_elements(len, &kinds, depth)
-            }
-            Kind::Structure => {
-                let (mut id, mut kind) = self.field(0)?;
-                while kind != Kind::Stop {
-                    self.pass_over(kind, depth + 1)?;
-                    (id, kind) = self.field(id)?;
-                }
-                Some(())
-            }
-        }
-    }
-
-    /// `len` times one value of each of `kinds`. Each has a byte at least, so that the end of the bytes ends this too; truth
-    /// values, which have one here, have none for some readers.
-    fn pass_over_elements(&mut self, len: u64, kinds: &[Kind], depth: usize) -> Option<()> {
-        if len > 0 && kinds.contains(&Kind::Truth) {
-            return self.odd();
-        }
-        if len > self.end - self.at {
-            return None;
-        }
-        for _ in 0..len {
-            for kind in kinds {
-                self.pass_over(*kind, depth + 1)?;
-            }
-        }
-        Some(())
-    }
-
-    /// Notes that something is not laid out as the format says.
-    fn odd<T>(&mut self) -> Option<T> {
-        self.is_odd = true;
-        None
-    }
-
-    fn known(&mut self, kind: Option<Kind>) -> Option<Kind> {
-        kind.or_else(|| self.odd())
-    }
-
-    /// A number of 32 bits that is not negative: readers cut longer ones.
-    fn size(&mut self) -> Option<u64> {
-        let number = self.integer()?;
-        match i32::try_from(number).map(u64::try_from) {
-            Ok(Ok(size)) => Some(size),
-            _ => self.odd(),
-        }
-    }
-
-    /// A number in zigzag order.
-    fn integer(&mut self) -> Option<i64> {
-        let number = self.varint()?;
-        Some((number >> 1).cast_signed() ^ -(number & 1).cast_signed())
-    }
-
-    /// Seven bits a byte, the lowest first.
-    fn varint(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte()?;
-            number |= u64::from(byte & 127) << shift;
-            if byte < 128 {
-                return Some(number);
-            }
-        }
-        self.odd()
-    }
-
-    fn skip(&mut self, len: u64) -> Option<()> {
-        self.at = self.at.checked_add(len).filter(|at| *at <= self.end)?;
-        Some(())
-    }
-
-    fn byte(&mut self) -> Option<u8> {
-        if self.at >= self.end {
-            return None;
-        }
-        let is_in_block = self.at >= self.block_at && self.at - self.block_at < self.block.len() as u64;
-        if !is_in_block {
-            self.block_at = self.at;
-            self.block.resize(usize::try_from(BLOCK_BYTES.min(self.end - self.at)).ok()?, 0);
-            let read: io::Result<()> = read_exact_at(self.file, &mut self.block, self.at);
-            read.ok()?;
-        }
-        let index = usize::try_from(self.at - self.block_at).ok()?;
-        self.at += 1;
-        self.block.get(index).copied()
-    }
-}
-
-/// How a value is laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// The end of a structure.
-    Stop,
-    /// In a structure, where its type says which.
-    Truth,
-    Byte,
-    Integer,
-    Double,
-    Binary,
-    List,
-    Map,
-    Structure,
-}
-
-impl Kind {
-    /// That of a field with type `code`.
-    fn of(code: u8) -> Option<Self> {
-        match code {
-            1 | 2 => Some(Self::Truth),
-            3 => Some(Self::Byte),
-            4..=6 => Some(Self::Integer),
-            7 => Some(Self::Double),
-            8 => Some(Self::Binary),
-            9 | 10 => Some(Self::List),
-            11 => Some(Self::Map),
-            12 => Some(Self::Structure),
-            _ => None,
         }
     }
 }
