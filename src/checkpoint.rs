@@ -281,7 +281,7 @@ impl Checkpoints {
     /// Where the folder cannot be read.
     pub fn newest_that(&self, is_sound: impl Fn(&Path) -> bool) -> Result<Option<PathBuf>, CheckpointError> {
         let all = self.list()?;
-        Ok(all.into_iter().rev().map(|(_, path)| path).find(|path| verify(path).is_ok() && is_sound(path)))
+        Ok(all.into_iter().rev().map(|(_, path)| path).find(|path| is_sound(path) && verify(path).is_ok()))
     }
 }
 

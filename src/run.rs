@@ -279,7 +279,7 @@ fn open_run(
     let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;
     if let Some(aside) = aside {
         let shown = aside.display();
-        sinks.warn(&format!("a run that was killed before its first checkpoint was here; it is now in {shown}"));
+        sinks.warn(&format!("an earlier start that left no checkpoint was here; its files are now in {shown}"));
     }
     sinks.delete_with_first_step(dir.earlier_end());
     sinks.recipe(resumed.map_or(0, |resumed| resumed.state.step), &recipe.to_toml());

@@ -94,7 +94,7 @@ fn resume_before_the_first_checkpoint_starts_at_the_beginning_and_says_so() {
     assert_eq!(step_numbers(&dir), (1..=6).collect::<Vec<_>>());
     assert_eq!(common::events::losses(&dir).len(), 6, "one curve in TensorBoard");
     // What the killed one had written down is not lost.
-    assert!(stderr(&output).contains("killed before its first checkpoint"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("an earlier start that left no checkpoint"), "{}", stderr(&output));
     assert!(step_count(&dir.join("superseded-1")) > 3);
 }
 

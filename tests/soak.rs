@@ -78,8 +78,13 @@ fn outcome(run_dir: &Path) -> BTreeMap<String, Vec<u8>> {
     for folder in ["", "adapter", "checkpoints"] {
         let mut names: Vec<_> = fs::read_dir(run_dir.join(folder)).unwrap().map(|e| e.unwrap().file_name()).collect();
         names.sort();
-        // Signals leave checkpoints at other steps.
-        names.retain(|name| folder != "checkpoints" || !name.to_string_lossy().starts_with("step-"));
+        // Signals leave checkpoints at other steps; what was killed before its first one is set aside.
+        let other = match folder {
+            "" => "superseded-",
+            "checkpoints" => "step-",
+            _ => "\0",
+        };
+        names.retain(|name| !name.to_string_lossy().starts_with(other));
         outcome.insert(format!("files in {folder}"), format!("{names:?}").into_bytes());
     }
     outcome

@@ -63,7 +63,10 @@ fn is_of_all_steps(figures: &Value, dir: &Path) {
     assert!((parts - wall).abs() < 1e-6 * wall, "the parts are {parts}: {figures:#}");
     for part in ["data_wait_seconds", "forward_backward_seconds", "optimizer_seconds"] {
         let (all, of_steps) = (time[part].as_f64().unwrap(), sum(&lines, part));
-        assert!((of_steps - 1e-6..of_steps + 0.1).contains(&all), "{part}: {all}, of the steps {of_steps}");
+        assert!(
+            (of_steps - 1e-6..of_steps + 0.1 * wall + 1.0).contains(&all),
+            "{part}: {all}, of the steps {of_steps}"
+        );
     }
     close("wall_seconds", number(&figures["per_million_tokens"], "seconds") * number(figures, "tokens") / 1e6);
     close("cost", wall / 3600.0 * 3.6);
@@ -129,7 +132,9 @@ fn a_peak_before_the_resumption_is_seen_by_the_summary_and_by_the_check_for_regr
     start("high", "data.max_length=16", 4);
     let summary = json(&high.join("summary.json"));
     assert_eq!((&summary["starts"], summary["steps"].as_u64()), (&2.into(), Some(4)));
-    assert_eq!(number(&summary, "peak_host_memory_bytes"), first);
+    // What the first start took after its last checkpoint is not known any more.
+    let peak = number(&summary, "peak_host_memory_bytes");
+    assert!((0.9 * first..=first).contains(&peak), "{peak}, and {first} before");
     let after = steps(&high)[2..].iter().map(|line| number(line, "host_memory_bytes")).fold(0.0, f64::max);
     assert!(after < 0.8 * first, "{after} bytes after the resumption, {first} before");
     let (flat, high) = (flat.to_str().unwrap(), high.to_str().unwrap());
@@ -150,7 +155,8 @@ fn what_a_killed_run_did_after_its_last_checkpoint_is_not_counted_twice() {
     checkpoints.sort();
     let state = json(&checkpoints.last().unwrap().join("trainer_state.json"));
     let saved = number(&state["totals"], "wall_seconds");
-    let kept = steps(&dir).len() as u64 - state["step"].as_u64().unwrap();
+    // Its last line may be torn.
+    let kept = lines_so_far(&dir) as u64 + 1 - state["step"].as_u64().unwrap();
     // The steps after the checkpoint, if there are any, are made again.
     let started = Instant::now();
     let more = format!("train.max_steps={}", state["step"].as_u64().unwrap() + kept + 3);

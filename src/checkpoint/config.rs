@@ -10,7 +10,7 @@ pub struct CheckpointConfig {
     /// Steps between checkpoints; absent: time alone decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub save_steps: Option<u64>,
-    /// Minutes after the last checkpoint until the next one, at the end of a step; absent: steps alone decide.
+    /// Minutes after the last checkpoint until the next one, at the end of a step; absent or 0: steps alone decide.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub save_minutes: Option<f64>,
     /// Checkpoints kept; the oldest go first; absent: all. While the watchdog finds something wrong, the newest from before
@@ -35,9 +35,16 @@ impl CheckpointConfig {
         let minutes = section.optional_number("save_minutes", 0.0..);
         Self {
             save_steps: section.optional_count("save_steps", 1..),
-            save_minutes: minutes.or(default.save_minutes).filter(|minutes| *minutes > 0.0),
+            // 0 is kept: a recipe that says neither means the default.
+            save_minutes: minutes.or(default.save_minutes),
             save_total_limit: section.optional_count("save_total_limit", 1..).or(default.save_total_limit),
         }
+    }
+
+    /// Seconds after the last checkpoint until the next one, where time decides.
+    #[must_use]
+    pub fn save_seconds(&self) -> Option<f64> {
+        self.save_minutes.filter(|minutes| *minutes > 0.0).map(|minutes| 60.0 * minutes)
     }
 
     fn none() -> Self {

@@ -30,6 +30,7 @@ use crate::recipe::{Purpose, RecipeArgs};
 use crate::run::inputs::{ModelSource, workload};
 use crate::run::room::Resources;
 use crate::schema::{Problem, Problems};
+use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit;
 use crate::train::memory::Workload;
 use axis::{Axis, Limits};
@@ -153,16 +154,17 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let selection = source.select(&recipe.lora)?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
     let memory_bytes = Resources::of(&device).usable_bytes();
+    let host_bytes = available_host_memory_bytes();
     let as_it_is = workload(&recipe, &source.config, &selection, !device.is_gpu());
     let does_fit = |settings: &Settings| {
         let workload = with(&as_it_is, settings);
+        let device = Some((workload.plan().peak_bytes, memory_bytes));
+        // Beside a GPU, where block inputs may wait.
+        let host = workload.host_plan().map(|plan| (plan.peak_bytes, host_bytes));
+        let mut peaks = [device, host].into_iter().flatten().filter_map(|(peak, bytes)| Some((peak, bytes?)));
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
-        let memory = memory_bytes.map(|bytes| bytes as f64);
-        let plan = workload.plan();
-        match memory {
-            Some(memory) if !fit::fits(&plan, memory) => Err(plan.peak_bytes),
-            _ => Ok(()),
-        }
+        let too_large = peaks.find(|(peak, bytes)| !fit::is_room(*peak, *bytes as f64));
+        too_large.map_or(Ok(()), |(peak, _)| Err(peak))
     };
     let base = Settings {
         micro_batch_size: recipe.train.micro_batch_size,
@@ -191,10 +193,14 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let time_left = || 1.0 - started.elapsed().as_secs_f64() / (60.0 * args.max_minutes);
     let time = Duration::try_from_secs_f64(60.0 * args.max_minutes).ok();
     let deadline = Cell::new(time.and_then(|time| started.checked_add(time)));
-    let hear = |event: Event<'_>| tell(&told(&event, &base, started, args.max_minutes));
+    let is_started = Cell::new(false);
+    let hear = |event: Event<'_>| {
+        is_started.set(true);
+        tell(&told(&event, &base, started, args.max_minutes));
+    };
     let mut measure = |settings: &Settings| {
-        // Without the recipe as it is there is nothing to compare with.
-        let until = deadline.get().filter(|_| *settings != base);
+        // Without the first runs of the recipe as it is there is nothing to compare with.
+        let until = deadline.get().filter(|_| is_started.get() || *settings != base);
         runner.measure(&settings.changes_from(&base), until)
     };
     let mut contest = Contest::new(&mut measure, &time_left, &hear);

@@ -11,7 +11,7 @@ use super::config::{DataConfig, DataFormat, DataSource, EvalSplit};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
 use super::files::FileKind;
-use super::files::excerpt::{Excerpt, ExcerptRow};
+use super::files::excerpt::{Excerpt, ExcerptRow, in_shares};
 use super::formats::RowFormat;
 use super::order::{Purpose, num_visits, shuffle};
 use super::packing::best_fit;
@@ -194,6 +194,7 @@ impl<'a> Chosen<'a> {
         share: Share,
     ) -> Result<Seen, DataError> {
         let mut all = Seen { num_rows: 0, is_counted: self.are_all, sizes: Vec::new() };
+        let (mut files, mut num_sizes) = (Vec::new(), 0);
         let share = Share { rows: share.rows.div_ceil(self.files.len()), bytes: share.bytes / self.files.len() };
         for (path, kind) in &self.files {
             let seen = if *kind == FileKind::Txt {
@@ -203,8 +204,11 @@ impl<'a> Chosen<'a> {
             };
             all.num_rows += seen.num_rows;
             all.is_counted &= seen.is_counted;
-            all.sizes.extend(seen.sizes);
+            num_sizes += seen.sizes.len();
+            files.push((seen.num_rows.max(1), seen.sizes));
         }
+        // A file of few rows does not count as much as one of many.
+        all.sizes = in_shares(&files, num_sizes);
         if !self.are_all {
             let [bytes, looked_at] = self.bytes.map(u128::from);
             all.num_rows = u64::try_from(u128::from(all.num_rows) * bytes / looked_at.max(1)).unwrap_or(u64::MAX);

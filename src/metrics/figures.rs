@@ -187,8 +187,9 @@ pub struct StepMetrics {
     /// Memory that the backend's pools hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_memory_reserved_bytes: Option<u64>,
-    /// The most memory of live tensors that the backend's pools were seen to hold: after the forward of the step's last
-    /// micro-batch and at the end of the step. What a block takes for a moment in between is not seen.
+    /// The most memory of live tensors that the backend's pools were seen to hold: at the end of the step, and after the forward
+    /// of the last micro-batch, in this step or the last one that asked then (those whose parts are measured, and the first).
+    /// What a block takes for a moment in between is not seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_memory_peak_bytes: Option<u64>,
     /// Power that the GPU draws, mean over the step.

@@ -17,10 +17,11 @@ use super::state::{Evaluations, TrainerState};
 use super::step::{SkipReason, StepOutcome, TrainStep};
 use super::totals::{RunFigures, Totals};
 use super::watchdog::{self, Anomaly, Observation, Verdict, Watchdog};
-use crate::checkpoint::{CheckpointConfig, CheckpointError};
+use crate::checkpoint::CheckpointError;
 use crate::data::error::DataError;
 use crate::data::loader::Loader;
 use crate::data::pipeline::{Cursor, RowCounts};
+use crate::device::MemoryInUse;
 use crate::generate::GenerateError;
 use crate::metrics::{Outcome, Sinks, StepMetrics};
 use crate::ops::peak::gemm_peak_flops;
@@ -92,6 +93,8 @@ pub struct Trainer<'a> {
     earlier: Totals,
     /// The same of time and machine.
     earlier_figures: RunFigures,
+    /// What the backend's pools held after the last forward of a step, when they were last asked then.
+    pools_after_forward: Option<MemoryInUse>,
     process_start: Instant,
     /// Where the time goes; writing a step's figures belongs to the next step.
     laps: Laps,
@@ -129,6 +132,7 @@ impl<'a> Trainer<'a> {
             sound_checkpoint: None,
             earlier: Totals::default(),
             earlier_figures: RunFigures::default(),
+            pools_after_forward: None,
             process_start,
             laps: Laps::start(process_start),
             figures: RunFigures::default(),
@@ -220,7 +224,6 @@ impl<'a> Trainer<'a> {
             self.end_part(Part::Other, waits);
         }
         let num_micro_batches = self.plan.train.gradient_accumulation_steps;
-        let mut pools = None;
         for index in 1..=num_micro_batches {
             if self.stop_requested() {
                 self.step.discard(work.num_micro_batches);
@@ -240,9 +243,11 @@ impl<'a> Trainer<'a> {
                 self.end_part(Part::HostToDevice, waits);
                 let forward = self.step.forward(inputs);
                 self.end_part(Part::Forward, waits);
-                if index == num_micro_batches || loaded.last_of_epoch {
-                    // All that the backward starts from is there, beside the gradients of the micro-batches before.
-                    pools = self.around.device.memory_in_use();
+                let is_last = index == num_micro_batches || loaded.last_of_epoch;
+                if is_last && (waits || self.pools_after_forward.is_none()) {
+                    // All that the backward starts from is there, beside the gradients of the micro-batches before. Asking
+                    // takes the host's lead over the device away.
+                    self.pools_after_forward = self.around.device.memory_in_use();
                 }
                 self.step.backward(forward);
                 self.end_part(Part::Backward, waits);
@@ -288,7 +293,7 @@ impl<'a> Trainer<'a> {
         let time = self.laps.end_step(waits || !self.around.device.is_asynchronous());
         self.figures.add(&work, &outcome, time.step_seconds(), &machine, peak);
         let mut metrics = self.metrics(learning_rate, &outcome, &work, verdict.anomaly);
-        self.describe_pools(&mut metrics, pools);
+        self.describe_pools(&mut metrics);
         self.describe(&mut metrics, &work, &time, &loading, machine, peak);
         Ok(Some((metrics, work.rows, verdict)))
     }
@@ -377,9 +382,9 @@ impl<'a> Trainer<'a> {
 
     /// Every `save_steps`, or `save_minutes` after the last one.
     fn is_checkpoint_due(&self) -> bool {
-        let (step, CheckpointConfig { save_steps, save_minutes, .. }) = (self.state.step, &self.plan.checkpoint);
-        let every = save_steps.is_some_and(|every| step.is_multiple_of(every));
-        let is_late = save_minutes.is_some_and(|minutes| self.last_save.elapsed().as_secs_f64() >= 60.0 * minutes);
+        let (step, checkpoint) = (self.state.step, &self.plan.checkpoint);
+        let every = checkpoint.save_steps.is_some_and(|every| step.is_multiple_of(every));
+        let is_late = checkpoint.save_seconds().is_some_and(|wait| self.last_save.elapsed().as_secs_f64() >= wait);
         (every || is_late) && step > 0 && !self.is_saved
     }
 }

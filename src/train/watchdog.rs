@@ -126,8 +126,8 @@ pub struct Watchdog {
     variance: f64,
     /// Skipped steps in a row.
     skipped_steps: u64,
-    /// Which of the last [`HISTORY_STEPS`] steps were skipped, but for the search for a loss scale: the lowest bit is the last
-    /// one.
+    /// Which of the last [`HISTORY_STEPS`] steps were skipped, but for the search for a loss scale and steps without tokens that
+    /// carry loss: the lowest bit is the last one.
     #[serde(default)]
     skipped_lately: u64,
     /// Steps in a row with a loss spike.
@@ -178,7 +178,7 @@ impl Watchdog {
     /// Looks at a step.
     pub fn observe(&mut self, config: &WatchdogConfig, step: &Observation) -> Verdict {
         if step.skipped.is_some() {
-            return self.observe_skipped(config, step.is_scale_search);
+            return self.observe_skipped(config, step);
         }
         self.skipped_steps = 0;
         self.skipped_lately <<= 1;
@@ -212,9 +212,12 @@ impl Watchdog {
         Verdict { anomaly, warning: warning.flatten(), stop }
     }
 
-    fn observe_skipped(&mut self, config: &WatchdogConfig, is_scale_search: bool) -> Verdict {
+    fn observe_skipped(&mut self, config: &WatchdogConfig, step: &Observation) -> Verdict {
+        let is_scale_search = step.is_scale_search;
+        // Rows without a token that carries loss are told of, and no sign of anything else.
+        let is_wrong = !is_scale_search && step.skipped != Some(SkipReason::NoTargetTokens);
         self.skipped_steps += 1;
-        self.skipped_lately = (self.skipped_lately << 1) | u64::from(!is_scale_search);
+        self.skipped_lately = (self.skipped_lately << 1) | u64::from(is_wrong);
         let lately = self.skipped_lately.count_ones();
         let steps = if config.max_skipped_steps == 0 {
             None

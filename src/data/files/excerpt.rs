@@ -30,7 +30,7 @@ pub(in crate::data) struct Excerpt {
 }
 
 /// One of them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::data) struct ExcerptRow {
     /// Its size in the file, or as JSON.
     pub(in crate::data) bytes: usize,
@@ -99,7 +99,7 @@ impl Excerpt {
         if scan.is_array() {
             return Self::of_array(file, len, wanted);
         }
-        let (mut rows, mut line_ends, mut bytes) = (Vec::new(), 0_u64, 0_u64);
+        let (mut places, mut line_ends, mut bytes) = (Vec::new(), 0_u64, 0_u64);
         for place in 0..NUM_PLACES {
             let at = len.saturating_sub(PLACE_BYTES as u64) / (NUM_PLACES - 1) as u64 * place as u64;
             let block = read(file, at, len, PLACE_BYTES)?;
@@ -110,11 +110,15 @@ impl Excerpt {
             // The first one may have started before.
             let whole = &lines[usize::from(at > 0).min(lines.len())..];
             let here = whole.len().min(wanted.div_ceil(NUM_PLACES));
-            rows.extend((0..here).map(|row| ExcerptRow::parse(FileKind::JsonLines, whole[row * whole.len() / here])));
-            if whole.is_empty() {
-                rows.push(ExcerptRow::too_long(block.len()));
-            }
+            let row = |row: usize| ExcerptRow::parse(FileKind::JsonLines, whole[row * whole.len() / here]);
+            places.push(if whole.is_empty() {
+                (1, vec![ExcerptRow::too_long(block.len())])
+            } else {
+                (whole.len() as u64, (0..here).map(row).collect())
+            });
         }
+        // Where rows are short there are more of them.
+        let rows = in_shares(&places, wanted.max(NUM_PLACES));
         Ok(Self { rows, num_rows: in_proportion(line_ends, len, bytes), is_counted: false })
     }
 
@@ -137,6 +141,23 @@ impl Excerpt {
         let spanned = starts.last().zip(starts.first()).map_or(0, |(last, first)| last - first);
         Ok(Self { rows, num_rows: in_proportion(whole as u64, len, spanned), is_counted: false })
     }
+}
+
+/// `wanted` of the items of several parts, of each as many as its weight says, spread over it; some of them more than once
+/// where a part has too few. A part without items has none, whatever its weight.
+pub(in crate::data) fn in_shares<T: Clone>(parts: &[(u64, Vec<T>)], wanted: usize) -> Vec<T> {
+    let parts = || parts.iter().filter(|(_, items)| !items.is_empty());
+    let all: u128 = parts().map(|(weight, _)| u128::from(*weight)).sum();
+    let mut found = Vec::with_capacity(wanted);
+    let mut before: u128 = 0;
+    for (weight, items) in parts() {
+        before += u128::from(*weight);
+        // Together they are as many as are wanted, however each is rounded.
+        let until = usize::try_from(before * wanted as u128 / all.max(1)).unwrap_or(wanted);
+        let quota = until.saturating_sub(found.len());
+        found.extend((0..quota).map(|index| items[index * items.len() / quota].clone()));
+    }
+    found
 }
 
 fn read_row(file: &File, kind: FileKind, start: u64, bytes: usize) -> io::Result<ExcerptRow> {

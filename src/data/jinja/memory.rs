@@ -50,7 +50,7 @@ pub(super) fn check() -> Result<(), Error> {
         return Ok(());
     }
     let message = format!(
-        "it takes more than {} MiB for one conversation: it may double a text again and again",
+        "it takes more than {} MiB for one conversation: that is very long, or a text is doubled again and again",
         MAX_HELD_BYTES >> 20
     );
     Err(Error::new(ErrorKind::InvalidOperation, message))

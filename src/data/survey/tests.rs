@@ -76,6 +76,31 @@ fn rows_of_large_files_and_their_lengths_are_estimated_from_bytes() {
 }
 
 #[test]
+fn a_file_of_few_long_rows_counts_no_more_than_its_rows() {
+    let files = Files::new();
+    files.write("rows-a.jsonl", &row(10).repeat(20_000));
+    files.write("rows-b.jsonl", &row(200).repeat(400));
+    let source = DataSource { path: files.path("rows-*.jsonl").display().to_string(), ..files.write("c.jsonl", "") };
+    let survey = look(&config(vec![source]));
+    assert_eq!((survey.rows_per_epoch, survey.is_counted), (20_400, true));
+    let (_, _, tokens) = surveyed(&survey, 1);
+    let (mean, exact) = (tokens as f64 / survey.num_rows() as f64, (20_000.0 * 13.0 + 400.0 * 203.0) / 20_400.0);
+    assert!((mean / exact - 1.0).abs() < 0.2, "{mean} tokens a row, not {exact}");
+}
+
+#[test]
+fn long_rows_at_one_end_of_a_large_file_count_no_more_than_they_are() {
+    let files = Files::new();
+    // Half of the bytes are rows of 40 bytes, half of them rows of 4000.
+    let content = row(10).repeat(220_000) + &row(4000).repeat(2_200);
+    assert!(content.len() as u64 > LARGE_FILE_BYTES);
+    let survey = look(&DataConfig { max_length: 8192, ..config(vec![files.write("r.jsonl", &content)]) });
+    let (_, _, tokens) = surveyed(&survey, 1);
+    let (mean, exact) = (tokens as f64 / survey.num_rows() as f64, (220_000.0 * 13.0 + 2_200.0 * 4003.0) / 222_200.0);
+    assert!((mean / exact - 1.0).abs() < 0.3, "{mean} tokens a row, not {exact}");
+}
+
+#[test]
 fn rows_of_files_that_were_not_looked_at_are_counted_by_their_bytes() {
     let files = Files::new();
     for index in 0..20 {

@@ -141,7 +141,9 @@ name = "cuda:1"
     assert_eq!(recipe.scheduler.warmup_ratio, Some(0.03));
     assert_eq!(recipe.device.name, "cuda:1");
 
-    for recipe in [recipe, parse(&least(""), &[]).unwrap(), set(&["data.eval_split=7"]).unwrap()] {
+    let others = ["data.eval_split=7", "checkpoint.save_minutes=0", "checkpoint.save_steps=5"];
+    let others = others.map(|change| set(&[change]).unwrap());
+    for recipe in [recipe, parse(&least(""), &[]).unwrap()].into_iter().chain(others) {
         let toml = recipe.to_toml();
         let again = Recipe::parse(Path::new("resolved.toml"), &toml, &[], Purpose::Training);
         assert_eq!(again.unwrap_or_else(|problems| panic!("{problems}\n{toml}")), recipe);

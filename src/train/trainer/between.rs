@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::{Trainer, TrainerError};
-use crate::checkpoint::{CheckpointConfig, CheckpointError};
+use crate::checkpoint::CheckpointError;
 use crate::export::{adapter_weights, write_adapter};
 use crate::generate::Generator;
 use crate::metrics::{EvalMetrics, Outcome, Sample};
@@ -144,13 +144,13 @@ impl Trainer<'_> {
     }
 
     fn next_save(&self) -> String {
-        let CheckpointConfig { save_steps, save_minutes, .. } = self.plan.checkpoint;
-        let next = save_steps.map(|every| (self.state.step / every + 1) * every);
-        match (next.filter(|next| *next <= self.plan.schedule.total_steps()), save_minutes) {
-            (Some(next), _) => format!("\n  hint: it is tried again after step {next}"),
-            (None, Some(minutes)) => format!("\n  hint: it is tried again in {minutes} minutes"),
-            (None, None) => String::new(),
-        }
+        let checkpoint = &self.plan.checkpoint;
+        let next = checkpoint.save_steps.map(|every| (self.state.step / every + 1) * every);
+        let next = next.filter(|next| *next <= self.plan.schedule.total_steps());
+        let next = next.map(|next| format!("after step {next}"));
+        let later = checkpoint.save_seconds().map(|wait| format!("in {} minutes", wait / 60.0));
+        let times: Vec<String> = next.into_iter().chain(later).collect();
+        if times.is_empty() { String::new() } else { format!("\n  hint: it is tried again {}", times.join(" or ")) }
     }
 
     /// Saves what a resumed run needs, unless it is there.

@@ -35,9 +35,10 @@ impl Trainer<'_> {
         describe_machine(line, machine);
     }
 
-    /// Adds what the backend's pools hold now, and what they held after the step's last forward.
-    pub(super) fn describe_pools(&mut self, line: &mut StepMetrics, after_forward: Option<MemoryInUse>) {
-        let at_end = self.around.device.memory_in_use();
+    /// Adds what the backend's pools hold now, and what they held after the last forward of this step, or of the last one
+    /// that asked.
+    pub(super) fn describe_pools(&mut self, line: &mut StepMetrics) {
+        let (at_end, after_forward) = (self.around.device.memory_in_use(), self.pools_after_forward);
         let most = |bytes: fn(MemoryInUse) -> u64| at_end.map(bytes).max(after_forward.map(bytes));
         line.gpu_memory_allocated_bytes = at_end.map(|pools| pools.allocated_bytes);
         line.gpu_memory_reserved_bytes = at_end.map(|pools| pools.reserved_bytes);

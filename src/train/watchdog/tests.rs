@@ -188,6 +188,14 @@ fn an_update_now_and_then_does_not_hide_that_most_steps_make_none() {
     };
     // 33 of the last 64: the 33rd is the 36th, and where every other one is skipped it never comes to that.
     assert_eq!((stops_at(15, false), stops_at(2, false)), (Some(35), None));
+    // Rows without targets are no sign of anything else.
+    let empty = Observation { skipped: Some(SkipReason::NoTargetTokens), ..step(f64::NAN) };
+    let mut watchdog = after_healthy_steps(100);
+    for number in 0..500 {
+        let observation = if number % 15 == 0 { step(healthy(300)) } else { empty };
+        assert_eq!(watchdog.observe(&config, &observation).stop, None, "step {number}");
+        assert_eq!(watchdog.trouble(), None, "step {number}");
+    }
     // That is how the right scale is found, unless it is not found at all.
     assert_eq!((stops_at(15, true), stops_at(1000, true)), (None, Some(20)));
 }
