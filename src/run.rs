@@ -125,6 +125,8 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
     tell_resumption(args, resumed.as_ref(), &plan.inputs, &checkpoints, &recipe, &mut sinks)?;
 
     plan.facts.max_sm_clock_mhz = telemetry.max_sm_clock_mhz();
+    plan.facts.power_limit_watts = telemetry.power_limit_watts();
+    plan.facts.default_power_limit_watts = telemetry.default_power_limit_watts();
     let around = Around {
         data: &data,
         device: &device,

@@ -55,6 +55,7 @@ fn every_gpu_figure_comes_from_nvml_with_its_unit() {
     assert_eq!((sample.gpu_tensor_activity_percent, sample.gpu_float_activity_percent), (Some(31.0), Some(12.0)));
     assert_eq!((sample.gpu_sm_clock_mhz, sample.gpu_memory_clock_mhz), (Some(1755.0), Some(2619.0)));
     assert_eq!(telemetry.max_sm_clock_mhz(), Some(1980.0));
+    assert_eq!((telemetry.power_limit_watts(), telemetry.default_power_limit_watts()), (Some(500.0), Some(700.0)));
     // Heat in every second sample.
     let throttles = sample.gpu_throttle_shares.unwrap();
     assert_eq!(throttles["power cap"], 1.0);
@@ -106,6 +107,7 @@ fn a_mig_slice_has_its_memory_its_counters_and_a_line_about_the_rest() {
     assert_eq!((sample.gpu_sm_activity_percent, sample.gpu_memory_activity_percent), (Some(44.0), Some(22.0)));
     assert_eq!((sample.gpu_tensor_activity_percent, sample.gpu_float_activity_percent), (Some(15.5), Some(6.0)));
     assert_eq!((sample.gpu_pcie_received_bytes_per_second, telemetry.max_sm_clock_mhz()), (None, None));
+    assert_eq!((telemetry.power_limit_watts(), telemetry.default_power_limit_watts()), (None, None));
 
     let without = Telemetry::start_with_library(10, Some(slice()), Some(stand_in(folder.path(), Some("NO_GPM"))));
     assert!(without.notice().unwrap().contains("NVML gives its memory, the other GPU figures are absent"));
@@ -139,7 +141,7 @@ fn a_slice_that_is_not_found_is_not_taken_for_the_whole_card() {
 #[test]
 fn without_performance_counters_the_older_figures_stand_in() {
     let folder = tempfile::tempdir().unwrap();
-    for machine in ["NO_GPM", "GPM_REFUSED"] {
+    for machine in ["NO_GPM", "GPM_REFUSED", "METRICS_NOT_SUPPORTED", "METRICS_FAIL"] {
         let library = stand_in(folder.path(), Some(machine));
         let telemetry = Telemetry::start_with_library(10, Some(NvmlSelector::Index(0)), Some(library));
         sleep_ms(100);
@@ -170,6 +172,7 @@ fn what_an_older_driver_lacks_is_absent_and_the_rest_is_there() {
     );
     assert_eq!((sample.gpu_throttle_shares, sample.gpu_other_processes_memory_bytes), (None, None));
     assert_eq!((sample.gpu_tensor_activity_percent, telemetry.max_sm_clock_mhz()), (None, None));
+    assert_eq!((telemetry.power_limit_watts(), telemetry.default_power_limit_watts()), (None, None));
     assert_eq!((sample.gpu_pcie_received_bytes_per_second, sample.gpu_pcie_sent_bytes_per_second), (None, None));
 }
 

@@ -44,6 +44,10 @@ pub struct Facts {
     pub tensorboard: bool,
     /// Clock that the GPU's multiprocessors may run at, where nothing keeps it down.
     pub max_sm_clock_mhz: Option<f64>,
+    /// Power that the GPU is held to.
+    pub power_limit_watts: Option<f64>,
+    /// Power that it is held to as it is sold.
+    pub default_power_limit_watts: Option<f64>,
     /// Memory of the device that trains: the GPU's, or the host's.
     pub device_memory_bytes: Option<u64>,
     /// Memory that the host has.

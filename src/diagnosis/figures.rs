@@ -329,7 +329,8 @@ impl Figures {
 
     /// Time in which a forward of the blocks is computed again, where it is. By FLOPs a forward of the blocks is 2 a
     /// parameter and token; loss and its gradient, which are in a forward's time, are 4 a parameter of the head and target
-    /// token; and the backward of the blocks is 2 beside what it computes again.
+    /// token; and the backward of the blocks is 2 beside what it computes again, which is in its time only where it does so:
+    /// where nothing is computed again, this is what it would take.
     #[must_use]
     pub fn recomputation_seconds(&self, facts: &Facts) -> f64 {
         let blocks = 2.0 * as_f64(facts.block_parameters) * as_f64(self.tokens);
@@ -337,7 +338,10 @@ impl Figures {
         let share = |all: f64| if all > 0.0 { blocks / all } else { 0.0 };
         match self.forward_of_passes_seconds.filter(|(_, passes)| *passes > 0.0) {
             Some((forward, passes)) => self.forward_backward_seconds * forward / passes * share(blocks + head),
-            None => self.forward_backward_seconds * share(3.0 * blocks + head),
+            None => {
+                let of_blocks = if facts.gradient_checkpointing == "false" { 2.0 } else { 3.0 };
+                self.forward_backward_seconds * share(of_blocks * blocks + head)
+            }
         }
     }
 

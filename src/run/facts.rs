@@ -65,6 +65,8 @@ pub(super) fn facts(
         save_steps: recipe.checkpoint.save_steps,
         tensorboard: recipe.logging.tensorboard,
         max_sm_clock_mhz: None,
+        power_limit_watts: None,
+        default_power_limit_watts: None,
         device_memory_bytes: if device.is_gpu() {
             device.cuda.as_ref().map(|gpu| gpu.memory_bytes)
         } else {

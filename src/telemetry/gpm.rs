@@ -27,8 +27,41 @@ pub(super) struct Gpm<'nvml> {
     nvml: &'nvml Nvml,
     of: CountersOf<'nvml>,
     last: RefCell<Option<GpmSample<'nvml>>>,
-    /// It has not been refused: some machines keep the counters to root.
-    is_allowed: Cell<bool>,
+    trust: Trust,
+}
+
+/// Failures in a row after which the counters are given up, so that the older figures stand in for them.
+const MAX_FAILURES: u32 = 3;
+
+/// Whether the counters are still worth asking for.
+#[derive(Default)]
+struct Trust {
+    /// Some machines keep the counters to root.
+    is_refused: Cell<bool>,
+    num_failures: Cell<u32>,
+}
+
+impl Trust {
+    fn is_left(&self) -> bool {
+        !self.is_refused.get() && self.num_failures.get() < MAX_FAILURES
+    }
+
+    /// Takes in how an attempt went.
+    fn after<T>(&self, outcome: Result<T, NvmlError>) -> Option<T> {
+        use NvmlError::{FailedToLoadSymbol, NoPermission, NotSupported};
+        if let Err(NotSupported | NoPermission | FailedToLoadSymbol(_)) = &outcome {
+            self.is_refused.set(true);
+        }
+        if outcome.is_err() {
+            self.num_failures.set(self.num_failures.get() + 1);
+        }
+        outcome.ok()
+    }
+
+    /// Forgets the failures before figures that came.
+    fn renew(&self) {
+        self.num_failures.set(0);
+    }
 }
 
 /// Whose counters they are.
@@ -51,7 +84,7 @@ impl<'nvml> Gpm<'nvml> {
         } else {
             has_counters(device).then_some(CountersOf::Card)?
         };
-        Some(Self { nvml, of, last: RefCell::new(None), is_allowed: Cell::new(true) })
+        Some(Self { nvml, of, last: RefCell::new(None), trust: Trust::default() })
     }
 
     /// Takes in the GPU instance of a process that runs on the slice.
@@ -63,9 +96,9 @@ impl<'nvml> Gpm<'nvml> {
         }
     }
 
-    /// Whether the counters may be read.
+    /// Whether the counters may be read, and have not failed again and again.
     pub(super) fn is_allowed(&self) -> bool {
-        self.is_allowed.get()
+        self.trust.is_left()
     }
 
     /// Figures since the last reading; none at the first.
@@ -82,33 +115,49 @@ impl<'nvml> Gpm<'nvml> {
                 None => return GpmFigures::default(),
             },
         };
-        let now = match sample {
-            Ok(now) => now,
-            Err(error) => {
-                use NvmlError::{FailedToLoadSymbol, NoPermission, NotSupported};
-                self.is_allowed.set(!matches!(error, NotSupported | NoPermission | FailedToLoadSymbol(_)));
-                return GpmFigures::default();
-            }
-        };
+        let Some(now) = self.trust.after(sample) else { return GpmFigures::default() };
         let mut last = self.last.borrow_mut();
-        let figures = last.as_ref().map(|before| {
+        let figures = last.as_ref().and_then(|before| {
             use GpmMetricId::{AnyTensorUtil, DramBwUtil, Fp16Util, Fp32Util, PcieRxPerSec, PcieTxPerSec, SmUtil};
             let ids = [SmUtil, DramBwUtil, PcieRxPerSec, PcieTxPerSec, AnyTensorUtil, Fp32Util, Fp16Util];
-            let results = gpm_metrics_get(self.nvml, before, &now, &ids).unwrap_or_default();
+            let results = self.trust.after(gpm_metrics_get(self.nvml, before, &now, &ids))?;
+            self.trust.renew();
             let value = |index: usize| {
                 let result = results.get(index)?.as_ref().ok()?;
                 result.value.is_finite().then_some(result.value)
             };
-            GpmFigures {
+            Some(GpmFigures {
                 sm_activity_percent: value(0),
                 memory_bandwidth_percent: value(1),
                 tensor_activity_percent: value(4),
                 float_activity_percent: value(5).into_iter().chain(value(6)).reduce(f64::max),
                 pcie_received_bytes_per_second: value(2).map(|mib| mib * BYTES_PER_MIB),
                 pcie_sent_bytes_per_second: value(3).map(|mib| mib * BYTES_PER_MIB),
-            }
+            })
         });
         *last = Some(now);
         figures.unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_given_up_when_refused_or_after_three_failures_in_a_row() {
+        for error in [NvmlError::NotSupported, NvmlError::NoPermission] {
+            let trust = Trust::default();
+            assert_eq!((trust.after::<()>(Err(error)), trust.is_left()), (None, false));
+        }
+        let trust = Trust::default();
+        let fail = || trust.after::<()>(Err(NvmlError::Unknown));
+        for _ in 0..3 {
+            // A sample that comes is no figure yet.
+            assert_eq!((fail(), trust.after(Ok(1)), fail(), trust.is_left()), (None, Some(1), None, true));
+            trust.renew();
+        }
+        assert_eq!((fail(), fail(), trust.is_left()), (None, None, true));
+        assert_eq!((fail(), trust.is_left()), (None, false));
     }
 }

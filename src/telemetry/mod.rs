@@ -91,6 +91,8 @@ struct GpuStart {
     /// Name and UUID.
     label: String,
     max_sm_clock_mhz: Option<f64>,
+    power_limit_watts: Option<f64>,
+    default_power_limit_watts: Option<f64>,
 }
 
 /// Processor time at the start of the current window.
@@ -149,8 +151,7 @@ impl Telemetry {
             let mut sampler = Some(sampler);
             let outcome = nvml::with_gpu(library.as_deref().map(OsStr::new), &selector, |gpu| {
                 // The receiver may have stopped waiting; sampling goes on all the same.
-                let start = GpuStart { label: gpu.label().to_owned(), max_sm_clock_mhz: gpu.max_sm_clock_mhz() };
-                let _ = nvml_started.send(Ok((start, gpu.notice())));
+                let _ = nvml_started.send(Ok((gpu.start(), gpu.notice())));
                 if let Some(sampler) = sampler.take() {
                     sampler.run(|| gpu.read());
                 }
@@ -211,6 +212,18 @@ impl Telemetry {
     #[must_use]
     pub fn max_sm_clock_mhz(&self) -> Option<f64> {
         self.gpu.as_ref()?.max_sm_clock_mhz
+    }
+
+    /// The power that the GPU is held to.
+    #[must_use]
+    pub fn power_limit_watts(&self) -> Option<f64> {
+        self.gpu.as_ref()?.power_limit_watts
+    }
+
+    /// The power that a GPU of its kind is held to where nobody has set another limit.
+    #[must_use]
+    pub fn default_power_limit_watts(&self) -> Option<f64> {
+        self.gpu.as_ref()?.default_power_limit_watts
     }
 
     /// Processor time that the sampler thread has taken.

@@ -11,8 +11,8 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
-use super::NvmlSelector;
 use super::gpm::{Gpm, GpmFigures};
+use super::{GpuStart, NvmlSelector};
 
 /// Time between two readings of what takes the driver long, or changes seldom.
 const SLOW_INTERVAL: Duration = Duration::from_secs(1);
@@ -92,7 +92,12 @@ impl Gpu<'_> {
         let rates = self.utilization.read(|| device.utilization_rates());
         let clock = |supported: &Supported, clock| supported.read(|| device.clock_info(clock)).map(f64::from);
         // First, since the rest depends on whether the counters may be read.
+        let had_gpm = self.has_gpm();
         let gpm = self.gpm.as_ref().map_or_else(GpmFigures::default, |gpm| gpm.read(device));
+        if had_gpm && !self.has_gpm() {
+            // What was read seldom left out what the counters were to say.
+            self.slow.set(None);
+        }
         let slow = self.read_slow();
         GpuReading {
             utilization_percent: rates.as_ref().map(|rates| f64::from(rates.gpu)),
@@ -147,14 +152,17 @@ impl Gpu<'_> {
         slow
     }
 
-    /// The clock that the multiprocessors may run at, where nothing keeps it down.
-    pub(super) fn max_sm_clock_mhz(&self) -> Option<f64> {
-        self.sm_clock.read(|| self.device.max_clock_info(Clock::SM)).map(f64::from)
-    }
-
-    /// Name and UUID, for the user.
-    pub(super) fn label(&self) -> &str {
-        &self.label
+    /// What is asked for once. Where it is not known, the samples' figures are asked for all the same.
+    pub(super) fn start(&self) -> GpuStart {
+        // What NVML says of a slice's limits is the whole card's.
+        let whole = (!self.is_mig).then_some(&self.device);
+        let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
+        GpuStart {
+            label: self.label.clone(),
+            max_sm_clock_mhz: whole.and_then(|card| card.max_clock_info(Clock::SM).ok()).map(f64::from),
+            power_limit_watts: whole.and_then(|card| card.enforced_power_limit().ok()).map(watts),
+            default_power_limit_watts: whole.and_then(|card| card.power_management_limit_default().ok()).map(watts),
+        }
     }
 
     /// What will be absent, for the user.

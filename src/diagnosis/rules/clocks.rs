@@ -14,6 +14,9 @@ const DOWN_WITHOUT_REASON: f64 = 0.25;
 /// A GPU that runs kernels for less of the time, in percent, may have low clocks since it rests.
 const BUSY_GPU_PERCENT: f64 = 85.0;
 
+/// The reason that a GPU's own power limit gives; a power brake is asked for from outside of it.
+const POWER_CAP: &str = "power cap";
+
 /// Rules and their names for people, the gravest first.
 const CLASSES: [(&str, &str); 3] = [
     ("throttled_thermal", "THERMAL THROTTLING"),
@@ -63,9 +66,11 @@ pub(in crate::diagnosis) fn throttled(run: &Run) -> Option<Finding> {
     let clocks = Clocks::of(run);
     let down = clocks.as_ref().map_or(0.0, Clocks::down);
     let lasting = figures.throttled_seconds.iter().filter(|(_, time)| figures.share_of_steps(**time) >= MIN_SHARE);
-    // The gravest of what lasted: a moment of heat is not what a run at its power limit is held back by.
+    // The gravest of what lasted: a moment of heat is not what a run at its power limit is held back by. That limit does not
+    // hide a brake.
     let gravest = lasting.max_by(|(a, time_a), (b, time_b)| {
-        Reverse(class_of(a)).cmp(&Reverse(class_of(b))).then(time_a.total_cmp(time_b))
+        let place = |reason: &str| Reverse((class_of(reason), reason == POWER_CAP));
+        place(a).cmp(&place(b)).then(time_a.total_cmp(time_b))
     });
     let machine = || {
         let heat = figures.temperature_celsius.max().map(|celsius| format!("{celsius:.0} C at most"));
@@ -88,27 +93,36 @@ pub(in crate::diagnosis) fn throttled(run: &Run) -> Option<Finding> {
         return Some(Finding { evidence, ..finding("throttled_clocks", Severity::Advice, None, verdict) });
     };
     let (rule, what) = CLASSES[class_of(reason)];
-    let verdict = format!("{what}: {reason} for {} of the time", percent(figures.share_of_steps(*time)));
+    let limits = run.facts.power_limit_watts.zip(run.facts.default_power_limit_watts);
+    let is_capped = reason == POWER_CAP;
+    let severity = match rule {
+        "throttled_thermal" => Severity::Problem,
+        // Under full load a card that is held to its usual power is well below its highest clock.
+        _ if is_capped && limits.is_none_or(|(limit, usual)| limit >= usual) => Severity::Note,
+        _ if down > MUCH_DOWN => Severity::Advice,
+        _ => Severity::Note,
+    };
+    let mut verdict = format!("{what}: {reason} for {} of the time", percent(figures.share_of_steps(*time)));
+    if is_capped && severity == Severity::Note {
+        verdict += "; the card does what its power allows";
+    }
     let names = figures.throttled_seconds.iter();
     let names = names.map(|(name, time)| format!("{name} {}", percent(figures.share_of_steps(*time))));
     let mut evidence =
         vec![format!("share of the samples in {} steps: {}", figures.num_steps, names.collect::<Vec<_>>().join(", "))];
     evidence.extend(clocks.as_ref().map(Clocks::evidence));
     evidence.extend(machine());
-    let severity = match rule {
-        "throttled_thermal" => Severity::Problem,
-        _ if down > MUCH_DOWN => Severity::Advice,
-        // A card that computes at its power limit does what it can.
-        _ => Severity::Note,
-    };
-    evidence.extend((severity < Severity::Note).then(|| remedy(rule).to_owned()));
+    let limits = limits.filter(|_| is_capped);
+    evidence.extend(limits.map(|(limit, usual)| format!("power limit {limit:.0} W, {usual:.0} W by default")));
+    evidence.extend((severity < Severity::Note).then(|| remedy(rule, is_capped).to_owned()));
     Some(Finding { evidence, ..finding(rule, severity, None, verdict) })
 }
 
 /// What helps: nothing that a recipe says.
-fn remedy(rule: &str) -> &'static str {
+fn remedy(rule: &str, is_capped: bool) -> &'static str {
     match rule {
         "throttled_thermal" => "no setting of a recipe cools a GPU: see to its fans, its air, and its neighbours",
+        "throttled_power" if !is_capped => "the machine asks for it, not the GPU's limit: see to its power supply",
         "throttled_power" => "`nvidia-smi -q -d POWER` shows the limit; root may raise it with `nvidia-smi -pl`",
         _ => LOCKED,
     }
@@ -131,6 +145,7 @@ mod tests {
                 line.gpu_sm_clock_mhz = Some(clock);
             });
             run.facts.max_sm_clock_mhz = Some(1980.0);
+            (run.facts.power_limit_watts, run.facts.default_power_limit_watts) = (Some(500.0), Some(700.0));
             run
         };
         let hot = throttled(&held("hardware thermal slowdown", 1200.0)).unwrap();
@@ -141,12 +156,43 @@ mod tests {
         let capped = throttled(&held("power cap", 1200.0)).unwrap();
         assert_eq!(capped.severity, Severity::Advice);
         assert!(capped.evidence[1].ends_with("1980 MHz at most by the driver: up to 1.65x slower"), "{capped:#?}");
+        assert!(capped.evidence.iter().any(|line| line == "power limit 500 W, 700 W by default"), "{capped:#?}");
+        assert!(capped.evidence.last().unwrap().contains("`nvidia-smi -pl`"), "{capped:#?}");
+        let brake = throttled(&held("power brake", 1200.0)).unwrap();
+        assert_eq!((brake.rule.as_str(), brake.severity), ("throttled_power", Severity::Advice));
+        assert!(brake.evidence.last().unwrap().ends_with("see to its power supply"), "{brake:#?}");
         let mut unknown = held("power cap", 1200.0);
         unknown.facts.max_sm_clock_mhz = None;
         assert_eq!(throttled(&unknown).unwrap().severity, Severity::Note);
         assert_eq!(throttled(&held("power cap", 1950.0)).unwrap().severity, Severity::Note);
         assert_eq!(throttled(&held("application clocks", 1200.0)).unwrap().rule, "throttled_clocks");
         assert!(throttled(&gpu_run(|_| {})).is_none());
+    }
+
+    #[test]
+    fn a_card_at_its_usual_power_limit_does_what_its_power_allows() {
+        let mut stock = gpu_run(|line| {
+            line.gpu_throttle_reasons = Some(vec!["power cap".into()]);
+            line.gpu_sm_clock_mhz = Some(1400.0);
+        });
+        stock.facts.max_sm_clock_mhz = Some(1980.0);
+        for limits in [(Some(700.0), Some(700.0)), (Some(750.0), Some(700.0)), (None, Some(700.0)), (None, None)] {
+            (stock.facts.power_limit_watts, stock.facts.default_power_limit_watts) = limits;
+            let found = throttled(&stock).unwrap();
+            assert_eq!((found.rule.as_str(), found.severity), ("throttled_power", Severity::Note), "{limits:?}");
+            assert!(found.verdict.ends_with("100% of the time; the card does what its power allows"), "{found:#?}");
+            assert!(!found.evidence.iter().any(|line| line.contains("nvidia-smi")), "{found:#?}");
+        }
+        stock.facts.power_limit_watts = Some(699.0);
+        stock.facts.default_power_limit_watts = Some(700.0);
+        assert_eq!(throttled(&stock).unwrap().severity, Severity::Advice);
+        let mut braked = gpu_run(|line| {
+            line.gpu_throttle_reasons = Some(vec!["power brake".into(), "power cap".into()]);
+            line.gpu_sm_clock_mhz = Some(1400.0);
+        });
+        braked.facts = stock.facts;
+        let found = throttled(&braked).unwrap();
+        assert!(found.severity == Severity::Advice && found.verdict.contains(": power brake for 100%"), "{found:#?}");
     }
 
     #[test]
@@ -179,7 +225,10 @@ mod tests {
         // A flicker in each step, in one of its hundred samples.
         let flicker = throttled(&mostly_power(0.01)).unwrap();
         assert_eq!((flicker.rule.as_str(), flicker.severity), ("throttled_power", Severity::Note));
-        assert_eq!(flicker.verdict, "POWER THROTTLING: power cap for 100% of the time");
+        assert_eq!(
+            flicker.verdict,
+            "POWER THROTTLING: power cap for 100% of the time; the card does what its power allows"
+        );
         assert_eq!(flicker.evidence[0], "share of the samples in 100 steps: power cap 100%, thermal slowdown 1.0%");
         let hot = throttled(&mostly_power(0.3)).unwrap();
         assert_eq!(hot.verdict, "THERMAL THROTTLING: thermal slowdown for 30% of the time");

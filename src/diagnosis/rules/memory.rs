@@ -162,7 +162,7 @@ mod tests {
         let full = gpu_run(|line| line.gpu_memory_used_bytes = Some(78 << 30));
         let found = pressure(&full).unwrap();
         assert_eq!(found.rule, "memory_pressure_gpu");
-        assert_eq!(found.changes[0].expected, "1.0 GiB less, for about 29% more time");
+        assert_eq!(found.changes[0].expected, "1.0 GiB less, for about 43% more time");
         assert_eq!([&found.changes[1].to, &found.changes[2].to], ["2", "4"]);
         for (rows, fewer, passes) in [(9, "3", "6"), (7, "1", "14"), (6, "3", "4")] {
             let mut odd = full.clone();
