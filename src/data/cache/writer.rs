@@ -1,6 +1,6 @@
 //! Writing a file of tokens: complete or absent under its name, and gone on with where it was interrupted.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,8 @@ use crate::data::files::read_exact_at;
 /// Bytes of records in memory before they are written: what a killed process loses at most, besides the rows that it is
 /// at.
 const BUFFER_BYTES: usize = 4 << 20;
+/// Files that are made before one is taken whether or not another process is about to remove it.
+const MAX_TRIES: usize = 16;
 /// How many rows are found before somebody is told, and asked whether to go on.
 const ROWS_PER_WATCH: usize = 1024;
 
@@ -266,9 +268,17 @@ fn open_unfinished(folder: &Path, key: CacheKey) -> io::Result<(File, PathBuf)> 
             return Ok((file, path));
         }
     }
-    let file = tempfile::Builder::new().prefix("tokens-").suffix(UNFINISHED_SUFFIX).tempfile_in(folder)?;
-    drop(file.as_file().try_lock());
-    Ok(file.keep()?)
+    let unique = || tempfile::Builder::new().prefix("tokens-").suffix(UNFINISHED_SUFFIX).tempfile_in(folder);
+    for _ in 1..MAX_TRIES {
+        let file = unique()?;
+        match file.as_file().try_lock() {
+            // Before it was locked it looked to others like one that nobody will finish, and they may have removed it.
+            Ok(()) if cfg!(unix) && !is_at(file.as_file(), file.path()) => {}
+            Err(TryLockError::WouldBlock) => {}
+            _ => return Ok(file.keep()?),
+        }
+    }
+    Ok(unique()?.keep()?)
 }
 
 /// Whether `path` still names `file`: who held its lock before may have finished it, and then it has another name.
