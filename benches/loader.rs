@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lora_train::data::cache::CacheSettings;
-use lora_train::data::config::{DataConfig, DataFormat, DataSource, OnBadRow};
+use lora_train::data::config::{DataConfig, DataFormat, DataSource};
 use lora_train::data::pipeline::{Cursor, DataPipeline, OpenOptions};
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::telemetry::peak_host_memory_bytes;
@@ -67,19 +67,21 @@ fn main() {
         "", "open", "tokens/s", "first at start", "first far on", "memory"
     );
     for (name, packing, is_kept) in [
-        ("padded, as visited", false, false),
+        ("padded, tokenised", false, false),
         ("padded, from the cache", false, true),
-        ("packed, as visited", true, false),
+        ("packed, tokenised", true, false),
         ("packed, from the cache", true, true),
     ] {
         if !name.contains(&filter) {
             continue;
         }
-        let cache = CacheSettings { folder: is_kept.then(|| folder.path().join("tokens")), max_bytes: u64::MAX };
+        let cache = CacheSettings {
+            folder: is_kept.then(|| folder.path().join("tokens")),
+            max_bytes: u64::MAX,
+            min_file_bytes: 0,
+        };
         let options = OpenOptions { cache, ..OpenOptions::default() };
-        // Skipping keeps the tokens of small files too.
-        let on_bad_row = if is_kept { OnBadRow::Skip } else { OnBadRow::Error };
-        let config = DataConfig { train: vec![source.clone()], packing, on_bad_row, ..DataConfig::default() };
+        let config = DataConfig { train: vec![source.clone()], packing, ..DataConfig::default() };
         let open = || DataPipeline::open(&config, Arc::clone(&tokenizer), 1, &options).unwrap();
         if is_kept {
             open();

@@ -163,13 +163,13 @@ fn read_inputs(
 ) -> Result<(DataPipeline, Llama), Failure> {
     let is_stopped = || stop.requested();
     let progress = Progress::detect(args.quiet);
-    let options = OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped };
+    let options = OpenOptions { cache: CacheSettings::from_env(), progress, max_rows: None, is_stopped: &is_stopped };
     // Dropped once the rows are read.
     let (reading, is_read) = mpsc::channel::<Infallible>();
     let (data, model) = std::thread::scope(|scope| {
         let data = scope.spawn(|| {
             let _reading = reading;
-            // A signal waits for the rows at hand, that nothing is done twice; not for the model.
+            // A signal waits for the rows at hand, so that no file is left half written; not for the model.
             stop.defer();
             let data = source.open_data(&recipe.data, recipe.seed, &options);
             stop.at_once();
@@ -323,7 +323,7 @@ fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule, facts: Facts, 
 fn inputs(source: &ModelSource, data: &DataPipeline) -> Inputs {
     let hexadecimal = |digest: [u8; 32]| digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     Inputs {
-        train_rows: data.train_digest().map(hexadecimal),
+        train_rows: Some(hexadecimal(data.train_digest())),
         tokenizer: Some(hexadecimal(data.tokenizer().digest())),
         chat_template: data.template().and_then(ChatTemplate::identity).map(hexadecimal),
         weights: source.weights.digest().map(hexadecimal),

@@ -24,6 +24,10 @@ pub struct CheckArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
     pub recipe: RecipeArgs,
+
+    /// Rows of each file to look at [default: all]
+    #[arg(long, value_name = "N")]
+    pub rows: Option<usize>,
 }
 
 /// Checks a recipe and all that it names.
@@ -35,12 +39,12 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     let (recipe, mut problems) = args.recipe.examine(Purpose::Training);
     let Some(recipe) = recipe else { return Err(Failure::Input(problems)) };
     if problems.0.is_empty() {
-        let findings = examine(&recipe);
+        let findings = examine(&recipe, args.rows);
         print(&findings).map_err(Failure::running)?;
         problems = findings.problems;
     } else {
         // What a mistake in the recipe says about steps or rows is not to be believed, but a file is there or it is not.
-        let others = examine(&without_gaps(recipe)).problems.0;
+        let others = examine(&without_gaps(recipe), args.rows).problems.0;
         // Rows and steps are refused for some of the same mistakes, without their place.
         let is_known = |other: &Problem| problems.0.iter().any(|problem| is_same(problem, other));
         let others: Vec<Problem> = others.into_iter().filter(|other| !is_known(other)).collect();
@@ -66,7 +70,7 @@ fn without_gaps(mut recipe: Recipe) -> Recipe {
 }
 
 /// Looks at everything that the recipe names. One mistake hides no other, unless what it spoils is needed to look.
-fn examine(recipe: &Recipe) -> Findings {
+fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     let mut findings = Findings::default();
     output::examine(&recipe.output_dir, &mut findings);
     let has_model = !recipe.model.path.is_empty();
@@ -83,7 +87,7 @@ fn examine(recipe: &Recipe) -> Findings {
     }
     match model.tokenizer {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
-            data::examine(recipe, &Arc::new(tokenizer), &mut findings);
+            data::examine(recipe, &Arc::new(tokenizer), max_rows, &mut findings);
         }
         _ => data::examine_paths(&recipe.data, &mut findings),
     }
@@ -121,12 +125,16 @@ fn print(findings: &Findings) -> io::Result<()> {
     for (subject, fact) in &findings.facts {
         writeln!(stdout, "{subject}: {fact}")?;
     }
-    if findings.problems.0.is_empty() {
-        writeln!(stdout, "no mistakes found")?;
-    }
     let mut stderr = io::stderr().lock();
     for warning in &findings.warnings {
         writeln!(stderr, "warning: {warning}")?;
+    }
+    if findings.problems.0.is_empty() {
+        match findings.warnings.len() {
+            0 => writeln!(stdout, "no mistakes found")?,
+            1 => writeln!(stdout, "no mistakes found, 1 warning")?,
+            more => writeln!(stdout, "no mistakes found, {more} warnings")?,
+        }
     }
     Ok(())
 }

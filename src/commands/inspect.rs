@@ -29,6 +29,10 @@ pub struct InspectArgs {
     /// Rows to show, spread evenly over the data
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub rows: usize,
+
+    /// Write one JSON object a row, and a last one with the summary
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Why showing stopped.
@@ -56,6 +60,7 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let stdout = io::stdout();
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let marks = if stdout.is_terminal() && !no_color { Marks::Color } else { Marks::Brackets };
+    let marks = (!args.json).then_some(marks);
     match inspect(&recipe, &data, &tokenizer, args.rows, marks, &mut BufWriter::new(stdout.lock())) {
         Ok(warnings) => warn(&warnings).map_err(Failure::running),
         // Whoever reads, such as `head`, has seen enough.
@@ -66,15 +71,43 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     }
 }
 
-/// Writes everything to `out`; returns what is to be warned of.
+/// Writes everything to `out`, as JSON without `marks`; returns what is to be warned of.
 fn inspect(
     recipe: &Recipe,
     data: &DataPipeline,
     tokenizer: &Tokenizer,
     num_shown: usize,
-    marks: Marks,
+    marks: Option<Marks>,
     out: &mut dyn Write,
 ) -> Result<Vec<String>, InspectError> {
+    if marks.is_some() {
+        write_files(recipe, data, out)?;
+    }
+    let num_rows = data.num_file_rows();
+    let num_shown = num_shown.min(num_rows);
+    for shown in 0..num_shown {
+        let (source, row) = data.file_row(shown * num_rows / num_shown)?;
+        let path = &data.files()[source.file].path;
+        match marks {
+            Some(marks) => {
+                writeln!(out)?;
+                row::write(out, path, source.row, &row, tokenizer, marks)?;
+            }
+            None => writeln!(out, "{}", row::json(path, source.row, &row))?,
+        }
+    }
+    let summary = Summary::measure(data, &recipe.data, recipe.train.micro_batch_size)?;
+    if marks.is_some() {
+        writeln!(out)?;
+        summary.write(out)?;
+    } else {
+        writeln!(out, "{}", summary.json())?;
+    }
+    out.flush()?;
+    Ok(data.warnings())
+}
+
+fn write_files(recipe: &Recipe, data: &DataPipeline, out: &mut dyn Write) -> io::Result<()> {
     for file in data.files() {
         let role = if file.is_eval { "evaluation" } else { "training" };
         let (path, rows) = (file.path.display(), file.num_rows);
@@ -91,20 +124,7 @@ fn inspect(
         let (held_out, left) = (data.num_eval_rows(), data.num_train_rows());
         writeln!(out, "evaluation data: {held_out} rows held out, {left} rows left to train on")?;
     }
-    let num_rows = data.num_train_rows();
-    let num_shown = num_shown.min(num_rows);
-    for shown in 0..num_shown {
-        let (source, row) = data.train_row(shown * num_rows / num_shown)?;
-        writeln!(out)?;
-        row::write(out, &data.files()[source.file].path, source.row, &row, tokenizer, marks)?;
-    }
-    writeln!(out)?;
-    let summary = Summary::measure(data, &recipe.data, recipe.train.micro_batch_size)?;
-    summary.write(out)?;
-    out.flush()?;
-    let mut warnings = data.warnings();
-    warnings.extend(summary.warnings());
-    Ok(warnings)
+    Ok(())
 }
 
 /// Where the tokenizer is: beside the model's config. Weights are not needed.

@@ -14,8 +14,8 @@ use crate::hub::Progress;
 const CHUNK_ROWS: usize = 128;
 /// Chunks that a thread has in one round: enough that threads seldom wait for the last one.
 const CHUNKS_PER_THREAD: usize = 16;
-/// Tokens in memory at most, unless a single row has more.
-const MAX_ROUND_TOKENS: usize = 8 << 20;
+/// Bytes of rows that are tokenised at a time at most, unless a single row has more.
+const MAX_ROUND_BYTES: usize = 32 << 20;
 
 /// How data is opened, besides what the recipe says.
 pub struct OpenOptions<'a> {
@@ -23,6 +23,8 @@ pub struct OpenOptions<'a> {
     pub cache: CacheSettings,
     /// How tokenising a large file shows itself.
     pub progress: Progress,
+    /// Rows of each file that are looked at; all where absent. A .txt file is read whole.
+    pub max_rows: Option<usize>,
     /// Whether somebody wants the command to end.
     pub is_stopped: &'a (dyn Fn() -> bool + Sync),
 }
@@ -30,7 +32,7 @@ pub struct OpenOptions<'a> {
 impl Default for OpenOptions<'_> {
     /// Nothing is kept, nothing shown, nothing stops it.
     fn default() -> Self {
-        Self { cache: CacheSettings::default(), progress: Progress::Quiet, is_stopped: &|| false }
+        Self { cache: CacheSettings::default(), progress: Progress::Quiet, max_rows: None, is_stopped: &|| false }
     }
 }
 
@@ -41,20 +43,20 @@ impl fmt::Debug for OpenOptions<'_> {
     }
 }
 
-/// Makes chunks of `rows` with `encode` on all cores and hands them to `sink` in order. While one round
+/// Makes chunks of the rows `0..num_rows` with `encode` on all cores and hands them to `sink` in order. While one round
 /// of chunks goes to `sink`, the next is made.
 ///
-/// `max_length` is the number of tokens that a row may have.
+/// `row_bytes` is the mean size of a row.
 pub(super) fn for_each_chunk<C: Send, E: Send + From<DataError>>(
-    rows: Range<usize>,
-    max_length: usize,
+    num_rows: usize,
+    row_bytes: usize,
     is_stopped: &(dyn Fn() -> bool + Sync),
     mut meter: Meter,
     encode: &(dyn Fn(Range<usize>) -> Result<C, E> + Sync),
     sink: &mut (dyn FnMut(Range<usize>, C) -> Result<(), E> + Send),
 ) -> Result<(), E> {
     let chunks_per_round = rayon::current_num_threads() * CHUNKS_PER_THREAD;
-    let chunk_rows = (MAX_ROUND_TOKENS / chunks_per_round / max_length.max(1)).clamp(1, CHUNK_ROWS);
+    let chunk_rows = (MAX_ROUND_BYTES / chunks_per_round / row_bytes.max(1)).clamp(1, CHUNK_ROWS);
     let round_rows = chunk_rows * chunks_per_round;
     let chunk = |rows: Range<usize>| {
         if is_stopped() {
@@ -67,9 +69,9 @@ pub(super) fn for_each_chunk<C: Send, E: Send + From<DataError>>(
         starts.into_par_iter().map(|start| chunk(start..(start + chunk_rows).min(rows.end))).collect()
     };
     let mut made: Vec<Result<(Range<usize>, C), E>> = Vec::new();
-    let mut at = rows.start;
+    let mut at = 0;
     loop {
-        let next = at..(at + round_rows).min(rows.end);
+        let next = at..(at + round_rows).min(num_rows);
         at = next.end;
         let is_last = next.is_empty();
         let hand_on = || {
@@ -102,14 +104,12 @@ mod tests {
     use super::*;
 
     fn meter() -> Meter {
-        Meter::start(Progress::Quiet, String::new(), 0..0)
+        Meter::start(Progress::Quiet, String::new(), 0)
     }
 
     #[test]
     fn chunks_arrive_in_order_and_hold_every_row_once() {
-        for (all, max_length) in
-            [(0..0, 10), (0..1, 10), (0..10_000, 10), (0..500, usize::MAX), (77..5000, 10), (9..9, 10)]
-        {
+        for (num_rows, row_bytes) in [(0, 10), (1, 10), (10_000, 10), (500, usize::MAX)] {
             let mut rows = Vec::new();
             let encode = |chunk: Range<usize>| Ok::<_, DataError>(chunk.collect::<Vec<_>>());
             let mut sink = |range: Range<usize>, chunk: Vec<usize>| {
@@ -117,18 +117,18 @@ mod tests {
                 rows.extend(chunk);
                 Ok(())
             };
-            for_each_chunk(all.clone(), max_length, &|| false, meter(), &encode, &mut sink).unwrap();
-            assert_eq!(rows, all.collect::<Vec<_>>());
+            for_each_chunk(num_rows, row_bytes, &|| false, meter(), &encode, &mut sink).unwrap();
+            assert_eq!(rows, (0..num_rows).collect::<Vec<_>>());
         }
     }
 
     #[test]
-    fn the_first_error_in_order_is_the_one_that_is_told() {
+    fn the_first_error_in_order_is_reported() {
         let encode = |chunk: Range<usize>| match chunk.clone().find(|row| row % 1000 == 999) {
             Some(row) => Err(DataError::Worker(row.to_string())),
             None => Ok(()),
         };
-        let error = for_each_chunk(0..5000, 10, &|| false, meter(), &encode, &mut |_, ()| Ok(())).unwrap_err();
+        let error = for_each_chunk(5000, 10, &|| false, meter(), &encode, &mut |_, ()| Ok(())).unwrap_err();
         assert_eq!(error.to_string(), "a data worker failed: 999");
     }
 
@@ -140,7 +140,7 @@ mod tests {
             Ok(())
         };
         let is_stopped = || made.load(Ordering::Relaxed) >= 3;
-        let result = for_each_chunk(0..1_000_000, 1000, &is_stopped, meter(), &encode, &mut |_, ()| Ok(()));
+        let result = for_each_chunk(1_000_000, 1000, &is_stopped, meter(), &encode, &mut |_, ()| Ok(()));
         assert!(matches!(result, Err(DataError::Interrupted)));
         assert!(made.into_inner() < 3 + rayon::current_num_threads() + 1);
     }

@@ -2,9 +2,10 @@
 //!
 //! A file of tokens is named by a key (`CacheKey`): the content of the data file and all that decides its tokens. It is
 //! complete or absent, since it is written under another name and renamed; what is in it is checked before it is
-//! believed, and a damaged one is made again. One that was interrupted is gone on with, row by row as far as it is whole. Rows are read with one `pread` each rather than through a mapping: mapped
-//! pages would count as the process's memory once they were touched, so that an epoch over a large file would look (and,
-//! in a container, be billed) as if it were all in memory, and a file cut short under a mapping ends the process.
+//! used, and a damaged one is made again. Rows are whole: `max_length` cuts them when they are read. Rows are read with
+//! one `pread` each rather than through a mapping: mapped pages would count as the process's memory once they were
+//! touched, so that an epoch over a large file would look (and, in a container, be billed) as if it were all in memory,
+//! and a file cut short under a mapping ends the process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,24 +21,24 @@ use super::files::FileKind;
 
 mod content;
 mod store;
-mod writer;
 
-pub(super) use content::{Signature, content_hash};
-pub(super) use store::{Details, TokenStore};
-pub(super) use writer::{Chunk, StoreWriter};
+pub(super) use content::{Signature, content_hash, hash_of};
+pub(super) use store::{Chunk, Details, RowEntry, StoreWriter, TokenStore};
 
 /// Environment variable that names the cache folder.
 pub const CACHE_VARIABLE: &str = "LORA_TRAIN_CACHE";
+/// Tokens of files from this size on are kept: those of smaller ones are made again before they were found.
+pub const LARGE_FILE_BYTES: u64 = 16 << 20;
 /// Bytes of token files that are kept; beyond, those go that were not used for longest.
 pub const MAX_CACHE_BYTES: u64 = 32 << 30;
 /// Goes up with every change of a token file: of its layout, and of what encoding makes of a row.
-const FORMAT_VERSION: u32 = 3;
+const FORMAT_VERSION: u32 = 4;
 /// How names of token files end.
 const STORE_SUFFIX: &str = ".tokens";
 /// How names of files that are being written end.
 const UNFINISHED_SUFFIX: &str = ".unfinished";
-/// For how long tokens that were interrupted are there to be gone on with.
-const UNFINISHED_AGE: Duration = Duration::from_hours(7 * 24);
+/// A file that nobody has written to for so long was left by a process that was killed.
+const UNFINISHED_AGE: Duration = Duration::from_hours(24);
 
 /// Where tokens are kept between runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub struct CacheSettings {
     pub folder: Option<PathBuf>,
     /// Bytes that are kept.
     pub max_bytes: u64,
+    /// Size of the smallest data file whose tokens are kept.
+    pub min_file_bytes: u64,
 }
 
 impl CacheSettings {
@@ -56,7 +59,11 @@ impl CacheSettings {
         let cache = folder(CACHE_VARIABLE)
             .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("lora-train")))
             .or_else(|| std::env::home_dir().map(|home| home.join(".cache/lora-train")));
-        Self { folder: cache.map(|cache| cache.join("tokens")), max_bytes: MAX_CACHE_BYTES }
+        Self {
+            folder: cache.map(|cache| cache.join("tokens")),
+            max_bytes: MAX_CACHE_BYTES,
+            min_file_bytes: LARGE_FILE_BYTES,
+        }
     }
 }
 
@@ -71,7 +78,6 @@ pub(super) struct KeyParts<'a> {
     pub(super) columns: &'a BTreeMap<String, String>,
     pub(super) tokenizer: [u8; 32],
     pub(super) template: Option<[u8; 32]>,
-    pub(super) max_length: usize,
     pub(super) train_on_inputs: bool,
 }
 
@@ -93,40 +99,25 @@ impl CacheKey {
     }
 }
 
-/// Removes what nobody will finish and, beyond `max_bytes`, the token files that were not used for longest, finished or
-/// not; neither `keep` nor what it is being made from. What cannot be removed stays.
+/// Removes what nobody will finish and, beyond `max_bytes`, the token files that were not used for longest; never `keep`.
+/// What cannot be removed stays.
 pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
-    // With the lock of what is not finished: nobody begins to go on with it before it is removed.
-    let mut stores: Vec<(SystemTime, u64, PathBuf, Option<File>)> = Vec::new();
+    let mut stores: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for entry in entries.flatten() {
-        let path = entry.path();
+        let (path, name) = (entry.path(), entry.file_name());
         let Ok(metadata) = entry.metadata() else { continue };
         let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-        let name = entry.file_name();
         let name = name.to_string_lossy();
-        let mut lock = None;
-        if let Some(stem) = name.strip_suffix(UNFINISHED_SUFFIX) {
-            // Whoever writes it holds its lock.
-            lock = File::open(&path).ok().filter(|file| file.try_lock().is_ok());
-            if lock.is_none() {
-                continue;
-            }
-            let is_key = stem.len() == 64 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
-            let is_old =
-                modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE) && path.file_stem() != keep.file_stem();
-            if !is_key || is_old {
-                drop(std::fs::remove_file(&path));
-                continue;
-            }
-        } else if !name.ends_with(STORE_SUFFIX) {
-            continue;
+        if name.ends_with(UNFINISHED_SUFFIX) && modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE) {
+            drop(std::fs::remove_file(&path));
+        } else if name.ends_with(STORE_SUFFIX) {
+            stores.push((modified, metadata.len(), path));
         }
-        stores.push((modified, metadata.len(), path, lock));
     }
-    stores.sort_by(|a, b| (a.0, &a.2).cmp(&(b.0, &b.2)));
-    let mut bytes: u64 = stores.iter().map(|(_, bytes, ..)| *bytes).sum();
-    for (_, size, path, _lock) in stores.into_iter().filter(|(_, _, path, _)| path.file_stem() != keep.file_stem()) {
+    stores.sort();
+    let mut bytes: u64 = stores.iter().map(|(_, bytes, _)| *bytes).sum();
+    for (_, size, path) in stores.into_iter().filter(|(.., path)| path != keep) {
         if bytes <= max_bytes {
             return;
         }

@@ -34,7 +34,7 @@ impl RowCounts {
     pub fn add(&mut self, row: &EncodedRow) -> bool {
         let target_tokens = row.num_target_tokens();
         self.rows += 1;
-        if row.is_bad {
+        if row.problem.is_some() {
             self.bad += 1;
             return false;
         }
@@ -48,14 +48,6 @@ impl RowCounts {
         self.tokens += row.ids.len() as u64;
         self.target_tokens += target_tokens as u64;
         true
-    }
-
-    /// Whether these are the counts of rows with `lengths` tokens, 0 for one that is left out, as far as these tell.
-    pub(super) fn are_of(&self, lengths: &[u32]) -> bool {
-        let left_out = lengths.iter().filter(|length| **length == 0).count() as u64;
-        let tokens: u64 = lengths.iter().copied().map(u64::from).sum();
-        let counted_out = self.bad.checked_add(self.without_targets);
-        (self.rows, counted_out, self.tokens) == (lengths.len() as u64, Some(left_out), tokens)
     }
 }
 

@@ -26,7 +26,7 @@ pub enum EncodeError {
 /// A row as the model sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncodedRow {
-    /// Token ids, at most `max_length` of them.
+    /// Token ids.
     pub ids: Vec<u32>,
     /// Whether a token carries loss, that is, is to be predicted from what precedes it; parallel to `ids`. Not shifted.
     /// The first token never does: nothing precedes it.
@@ -35,14 +35,38 @@ pub struct EncodedRow {
     pub full_length: usize,
     /// Tokens that would carry loss before truncation.
     pub full_target_tokens: usize,
-    /// The row cannot be used and is left out, as `on_bad_row = "skip"` asks for. It has no tokens.
-    pub is_bad: bool,
+    /// Why the row cannot be used, if it cannot. It has no tokens then.
+    pub problem: Option<String>,
 }
 
 impl EncodedRow {
     /// What stands for a row that cannot be used.
-    pub(super) fn bad() -> Self {
-        Self { is_bad: true, ..Self::default() }
+    pub(super) fn bad(problem: String) -> Self {
+        Self { problem: Some(problem), ..Self::default() }
+    }
+
+    /// A whole row.
+    pub(super) fn of_parts(ids: Vec<u32>, mut carries_loss: Vec<bool>) -> Self {
+        if let Some(first) = carries_loss.first_mut() {
+            *first = false;
+        }
+        let full_target_tokens = carries_loss.iter().filter(|loss| **loss).count();
+        Self { full_length: ids.len(), ids, carries_loss, full_target_tokens, problem: None }
+    }
+
+    /// A window of a longer text, every token of which carries loss.
+    #[must_use]
+    pub(super) fn window(ids: Vec<u32>) -> Self {
+        let carries_loss = vec![true; ids.len()];
+        Self::of_parts(ids, carries_loss)
+    }
+
+    /// The first `max_length` tokens of the row.
+    #[must_use]
+    pub fn cut(mut self, max_length: usize) -> Self {
+        self.ids.truncate(max_length);
+        self.carries_loss.truncate(max_length);
+        self
     }
 
     /// Number of tokens that carry loss.
@@ -75,8 +99,6 @@ pub struct Encoder<'a> {
     pub tokenizer: &'a Tokenizer,
     /// For conversations.
     pub template: Option<&'a ChatTemplate>,
-    /// Longest row, in tokens.
-    pub max_length: usize,
     /// Loss on every token.
     pub train_on_inputs: bool,
 }
@@ -84,11 +106,10 @@ pub struct Encoder<'a> {
 impl<'a> Encoder<'a> {
     /// With the settings of a recipe.
     pub(super) fn new(tokenizer: &'a Tokenizer, template: Option<&'a ChatTemplate>, config: &DataConfig) -> Self {
-        let DataConfig { max_length, train_on_inputs, .. } = *config;
-        Self { tokenizer, template, max_length, train_on_inputs }
+        Self { tokenizer, template, train_on_inputs: config.train_on_inputs }
     }
 
-    /// Tokens of a sample.
+    /// Tokens of a sample, all of them.
     ///
     /// - A conversation is rendered by the chat template and tokenised with nothing added: the template writes BOS
     ///   itself. The assistant's messages carry loss, the token that ends their turn included.
@@ -96,43 +117,47 @@ impl<'a> Encoder<'a> {
     ///   it, EOS behind; the completion and EOS carry loss.
     /// - A text gets BOS and EOS in the same way; all of it carries loss.
     ///
-    /// A BOS or EOS that the text itself has is not doubled.
+    /// A BOS or EOS that the text itself has is not doubled. An empty answer carries no loss.
     ///
     /// # Errors
     /// A conversation without a template; what the template or the tokenizer refuse.
     pub fn encode(&self, sample: &Sample) -> Result<EncodedRow, EncodeError> {
-        match sample {
+        self.encode_with_notes(sample).map(|(row, _)| row)
+    }
+
+    /// As [`encode`](Self::encode), with what is odd about the row but no mistake.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Option<String>), EncodeError> {
+        let (tokens, answers, empty_answer) = match sample {
             Sample::Chat { messages, tools } => {
                 let template = self.template.ok_or(EncodeError::NoTemplate)?;
-                let rendered = if self.train_on_inputs {
-                    Rendered { text: template.render(messages, tools.as_ref(), false)?, answers: Vec::new() }
+                let Rendered { text, answers, empty_answer } = if self.train_on_inputs {
+                    let text = template.render_traced(messages, tools.as_ref())?;
+                    Rendered { text, answers: Vec::new(), empty_answer: None }
                 } else {
                     template.render_with_answers(messages, tools.as_ref())?
                 };
-                let tokens = self.tokenizer.encode_tokens(&rendered.text, false)?;
-                Ok(self.masked(&tokens, &rendered.answers))
+                let note = empty_answer.map(|index| format!("message {index} is an empty answer and carries no loss"));
+                (self.tokenizer.encode_tokens(&text, false)?, answers, note)
             }
             Sample::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
-                let tokens = self.with_special_tokens(&text)?;
                 // One byte more than the text: EOS stands there.
                 let answer = prompt.len()..text.len() + 1;
-                Ok(self.masked(&tokens, std::slice::from_ref(&answer)))
+                let answers = if completion.is_empty() { vec![] } else { vec![answer] };
+                let note = completion.is_empty().then(|| "the completion is empty and carries no loss".to_owned());
+                (self.with_special_tokens(&text)?, answers, note)
             }
             Sample::Text(text) => {
-                let tokens = self.with_special_tokens(text)?;
-                let answer = 0..text.len() + 1;
-                Ok(self.masked(&tokens, std::slice::from_ref(&answer)))
+                let everything = 0..text.len() + 1;
+                (self.with_special_tokens(text)?, vec![everything], None)
             }
-        }
-    }
-
-    /// A window of a longer text, every token of which carries loss.
-    #[must_use]
-    pub fn window(&self, ids: &[u32]) -> EncodedRow {
-        let tokens: Vec<Token> = ids.iter().map(|&id| Token { id, start: 0, end: 1 }).collect();
-        let everything = 0..1;
-        self.masked(&tokens, std::slice::from_ref(&everything))
+        };
+        let carries_loss = loss_mask(&tokens, &answers, self.train_on_inputs);
+        let row = EncodedRow::of_parts(tokens.iter().map(|token| token.id).collect(), carries_loss);
+        Ok((row, empty_answer.filter(|_| !self.train_on_inputs)))
     }
 
     /// Tokens of `text` with one BOS in front, if the tokenizer adds one, and one EOS behind.
@@ -150,22 +175,6 @@ impl<'a> Encoder<'a> {
             tokens.push(Token::behind(eos.id, text.len()));
         }
         Ok(tokens)
-    }
-
-    fn masked(&self, tokens: &[Token], answers: &[Range<usize>]) -> EncodedRow {
-        let mut carries_loss = loss_mask(tokens, answers, self.train_on_inputs);
-        if let Some(first) = carries_loss.first_mut() {
-            *first = false;
-        }
-        let full_target_tokens = carries_loss.iter().filter(|loss| **loss).count();
-        carries_loss.truncate(self.max_length);
-        EncodedRow {
-            ids: tokens.iter().take(self.max_length).map(|token| token.id).collect(),
-            carries_loss,
-            full_length: tokens.len(),
-            full_target_tokens,
-            is_bad: false,
-        }
     }
 }
 
@@ -189,7 +198,7 @@ mod tests {
     use crate::data::fixture::{AB, BOS, EOS, IM_END, IM_START, chat_tokenizer, tokenizer};
 
     fn encoder(tokenizer: &Tokenizer) -> Encoder<'_> {
-        Encoder { tokenizer, template: None, max_length: 100, train_on_inputs: false }
+        Encoder { tokenizer, template: None, train_on_inputs: false }
     }
 
     fn completion(prompt: &str, completion: &str) -> Sample {
@@ -276,7 +285,7 @@ mod tests {
         let encoder = Encoder { template: template.as_ref(), ..encoder(&tokenizer) };
         let messages = vec![json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": "y"})];
         let row = encoder.encode(&Sample::Chat { messages, tools: None }).unwrap();
-        assert_eq!(ids(&row).1, [121, IM_END, 10]);
+        assert_eq!(ids(&row).1, [121, IM_END], "the line end behind it does not");
         assert_eq!(row.ids[0], IM_START);
     }
 
@@ -291,10 +300,7 @@ mod tests {
     #[test]
     fn truncation_knows_what_it_cut() {
         let tokenizer = tokenizer();
-        let row = |max_length: usize| {
-            let encoder = Encoder { max_length, ..encoder(&tokenizer) };
-            encoder.encode(&completion("xyz", "vw")).unwrap()
-        };
+        let row = |max_length: usize| encoder(&tokenizer).encode(&completion("xyz", "vw")).unwrap().cut(max_length);
         let facts =
             |row: &EncodedRow| (row.ids.len(), row.num_target_tokens(), row.is_truncated(), row.is_answer_cut());
         assert_eq!(facts(&row(7)), (7, 3, false, false));

@@ -11,6 +11,25 @@ pub enum DataError {
     /// A `[[data.train]]` or `[[data.eval]]` entry matches no file, or nothing is given.
     #[error("{0}")]
     Config(String),
+    /// A path of the recipe names nothing that can be read.
+    #[error("`{key}` = {reason}")]
+    Path {
+        /// The key, such as `data.train[0].path`.
+        key: String,
+        /// The path, what is wrong with it, where it was looked for, and what would help.
+        reason: String,
+    },
+    /// Rows that cannot be used, an error for each kind.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Rows(Vec<DataError>),
+    /// Tokens that were written cannot be read.
+    #[error("{}: {reason}", path.display())]
+    Tokens {
+        /// The file of tokens.
+        path: PathBuf,
+        /// What is wrong, and what would help.
+        reason: String,
+    },
     /// A file cannot be used.
     #[error("{}: {reason}", path.display())]
     File {
@@ -51,8 +70,14 @@ impl DataError {
     #[must_use]
     pub fn is_mistake(&self) -> bool {
         match self {
-            Self::Config(_) | Self::File { .. } | Self::Row { .. } | Self::Template(_) | Self::Tokenizer(_) => true,
-            Self::Worker(_) | Self::Interrupted | Self::Stopped => false,
+            Self::Config(_)
+            | Self::Path { .. }
+            | Self::Rows(_)
+            | Self::File { .. }
+            | Self::Row { .. }
+            | Self::Template(_)
+            | Self::Tokenizer(_) => true,
+            Self::Tokens { .. } | Self::Worker(_) | Self::Interrupted | Self::Stopped => false,
         }
     }
 }

@@ -142,18 +142,40 @@ impl RowFile {
         &self.path
     }
 
+    /// Bytes of a row in the mean.
+    pub(super) fn mean_row_bytes(&self) -> usize {
+        let all = self.bounds.last().copied().unwrap_or(0) - self.bounds[0];
+        usize::try_from(all / self.num_rows() as u64).unwrap_or(usize::MAX)
+    }
+
     /// An error about row `index`, which names the file and the row's place in it.
     pub(super) fn row_error(&self, index: usize, reason: String) -> DataError {
-        let line = (self.kind == FileKind::JsonLines).then(|| {
-            let mut line = 1;
-            let mut count = |block: &[u8]| line += block.iter().filter(|byte| **byte == b'\n').count();
-            for_each_block(&self.file, self.bounds[index], &mut count).map(|()| line)
-        });
-        let place = match line {
-            Some(Ok(line)) => format!("line {line}"),
-            _ => format!("row {}", index + 1),
-        };
+        let place = self.places(&[index]).pop().unwrap_or_default();
         DataError::Row { path: self.path.clone(), place, reason }
+    }
+
+    /// Where the rows of ascending `indices` stand: `line 12`, or `row 12` in a file that has no lines.
+    pub(super) fn places(&self, indices: &[usize]) -> Vec<String> {
+        let rows = || indices.iter().map(|index| format!("row {}", index + 1)).collect();
+        if self.kind != FileKind::JsonLines {
+            return rows();
+        }
+        let (mut lines, mut line, mut at) = (Vec::with_capacity(indices.len()), 1, 0);
+        let starts: Vec<u64> = indices.iter().map(|index| self.bounds[*index]).collect();
+        let end = starts.last().copied().unwrap_or(0);
+        let counted = for_each_block(&self.file, end, &mut |block| {
+            for byte in block {
+                while starts.get(lines.len()).is_some_and(|start| *start <= at) {
+                    lines.push(format!("line {line}"));
+                }
+                line += usize::from(*byte == b'\n');
+                at += 1;
+            }
+        });
+        while lines.len() < starts.len() {
+            lines.push(format!("line {line}"));
+        }
+        if counted.is_ok() { lines } else { rows() }
     }
 }
 

@@ -1,36 +1,24 @@
 //! The formats of data rows: what a JSON object means.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
 use super::config::DataFormat;
+use super::template::ChatTemplate;
 use crate::schema::Choice as _;
 
-/// Names of the roles in `sharegpt` rows, and what chat templates call them.
-const SHAREGPT_ROLES: [(&str, &str); 12] = [
-    ("human", "user"),
-    ("user", "user"),
-    ("gpt", "assistant"),
-    ("chatgpt", "assistant"),
-    ("bing", "assistant"),
-    ("bard", "assistant"),
-    ("assistant", "assistant"),
-    ("model", "assistant"),
-    ("system", "system"),
-    ("tool", "tool"),
-    ("observation", "tool"),
-    ("function_response", "tool"),
-];
+mod chat;
 
 /// What a row is to be trained on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sample {
     /// A conversation for the chat template.
     Chat {
-        /// Objects with `role` and `content`.
+        /// Objects with `role` and `content` or `tool_calls`, as OpenAI and transformers write them; the arguments of
+        /// a call are an object.
         messages: Vec<Value>,
-        /// Tools for the template, as JSON schemas.
+        /// Tools for the template: objects with `type` and `function`.
         tools: Option<Value>,
     },
     /// A text of which only the second part carries loss.
@@ -62,11 +50,27 @@ impl DataFormat {
             Self::Text => (&["text"], &[]),
         }
     }
+
+    /// Whether its rows are written by the chat template, where the model has one.
+    pub(super) fn uses_template(self) -> bool {
+        self != Self::Text
+    }
 }
 
 /// Formats in the order in which `auto` tries them: the most structured first.
 const DETECTION_ORDER: [DataFormat; 5] =
     [DataFormat::Messages, DataFormat::Sharegpt, DataFormat::Alpaca, DataFormat::PromptCompletion, DataFormat::Text];
+
+/// Other names under which rows of a question and an answer are common, read where a row has one of these pairs only.
+/// The last is an optional third column.
+const PAIRS: [(DataFormat, [&str; 2], Option<[&str; 2]>); 6] = [
+    (DataFormat::Alpaca, ["instruction", "response"], Some(["input", "context"])),
+    (DataFormat::PromptCompletion, ["question", "answer"], None),
+    (DataFormat::PromptCompletion, ["question", "response"], None),
+    (DataFormat::PromptCompletion, ["query", "response"], None),
+    (DataFormat::PromptCompletion, ["prompt", "response"], None),
+    (DataFormat::PromptCompletion, ["input", "output"], None),
+];
 
 /// How the rows of a file are read: the format with its columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +89,11 @@ impl RowFormat {
     pub fn detect(format: DataFormat, columns: &BTreeMap<String, String>, first_row: &Value) -> Result<Self, String> {
         let found: Vec<&str> =
             first_row.as_object().map(|row| row.keys().map(String::as_str).collect()).unwrap_or_default();
+        let found_text = || found.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let mut columns = columns.clone();
+        if format == DataFormat::Auto && columns.is_empty() {
+            refuse_preferences(first_row)?;
+        }
         if format == DataFormat::Auto && !columns.contains_key("messages") && first_row["messages"].is_null() {
             // Conversations under ShareGPT's name, with the keys of `messages`.
             let name = columns.get("conversations").map_or("conversations", String::as_str).to_owned();
@@ -99,17 +107,11 @@ impl RowFormat {
             format.columns().0.iter().all(column)
         };
         let resolved = match format {
-            DataFormat::Auto => DETECTION_ORDER.into_iter().find(|format| has(*format)).ok_or_else(|| {
-                let formats: Vec<String> = DETECTION_ORDER
-                    .iter()
-                    .map(|format| format!("{} ({})", format.name(), format.columns().0.join(", ")))
-                    .collect();
-                format!(
-                    "the columns {found:?} are those of no format; known are {}\n  hint: `columns` renames, such as \
-                     `columns = {{ prompt = \"question\", completion = \"answer\" }}`",
-                    formats.join(", ")
-                )
-            })?,
+            DataFormat::Auto => match DETECTION_ORDER.into_iter().find(|format| has(*format)) {
+                Some(format) => format,
+                None if columns.is_empty() => return Self::of_pair(first_row, &found),
+                None => return Err(unknown_columns(first_row, &found)),
+            },
             given => given,
         };
         let (required, optional) = resolved.columns();
@@ -122,7 +124,8 @@ impl RowFormat {
                 ));
             }
             if required.contains(&name.as_str()) && first_row.get(column).is_none() {
-                return Err(format!("`columns` says that `{name}` is column `{column}`; the row has {found:?}"));
+                let found = found_text();
+                return Err(format!("`columns` says that `{name}` is column `{column}`; the row has {found}"));
             }
         }
         let format = Self { format: resolved, columns };
@@ -130,6 +133,21 @@ impl RowFormat {
             format.column(first_row, name)?;
         }
         Ok(format)
+    }
+
+    /// The format of a row with one of [`PAIRS`].
+    fn of_pair(row: &Value, found: &[&str]) -> Result<Self, String> {
+        let pairs: Vec<_> =
+            PAIRS.iter().filter(|(_, pair, _)| pair.iter().all(|name| row.get(*name).is_some())).collect();
+        let [(format, pair, extra)] = pairs[..] else { return Err(unknown_columns(row, found)) };
+        let mut columns: BTreeMap<String, String> = BTreeMap::new();
+        for (name, column) in format.columns().0.iter().zip(pair) {
+            columns.insert((*name).into(), (*column).into());
+        }
+        if let Some([name, column]) = extra.filter(|[_, column]| row.get(column).is_some()) {
+            columns.insert(name.into(), column.into());
+        }
+        Ok(Self { format: *format, columns })
     }
 
     /// Rows that are text, as the windows of a .txt file are.
@@ -144,64 +162,101 @@ impl RowFormat {
         self.format
     }
 
-    /// Columns of `row` that this format does not read.
-    #[must_use]
-    pub fn unused_columns(&self, row: &Value) -> Vec<String> {
+    /// Adds the columns of `row` that this format does not read to `unused`, and the keys of its messages that neither
+    /// the format nor the template reads, as `messages[].key`.
+    pub fn add_unused(&self, row: &Value, template: Option<&ChatTemplate>, unused: &mut BTreeSet<String>) {
         let (required, optional) = self.format.columns();
-        let used: Vec<&str> = required.iter().chain(optional).map(|name| self.name_of(name)).collect();
+        let is_used = |column: &str| {
+            let mut used = required.iter().chain(optional).map(|name| self.name_of(name));
+            used.any(|name| name == column) || (column == "functions" && optional.contains(&"tools"))
+        };
         let names = row.as_object().into_iter().flat_map(Map::keys);
-        names.filter(|name| !used.contains(&name.as_str())).cloned().collect()
+        for name in names.filter(|name| !is_used(name)) {
+            if !unused.contains(name) {
+                unused.insert(name.clone());
+            }
+        }
+        let list = match self.format {
+            DataFormat::Messages => self.name_of("messages"),
+            DataFormat::Sharegpt => self.name_of("conversations"),
+            _ => return,
+        };
+        for key in row[list].as_array().into_iter().flatten().filter_map(Value::as_object).flat_map(Map::keys) {
+            let is_read = chat::KEYS.contains(&key.as_str())
+                || (self.format == DataFormat::Sharegpt && ["from", "value"].contains(&key.as_str()))
+                || template.is_some_and(|template| template.mentions(key));
+            if !is_read {
+                unused.insert(format!("{list}[].{key}"));
+            }
+        }
     }
 
-    /// What `row` is to be trained on. `has_template` is whether the model has a chat template.
+    /// What `row` is to be trained on. Without `template`, the model's, a question and its answer are plain text.
     ///
     /// # Errors
     /// What is wrong with the row.
-    pub fn read(&self, row: &Value, has_template: bool) -> Result<Sample, String> {
+    pub fn read(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
+        let question = |system: Option<&str>, question: String, answer: &str| {
+            let mut messages = Vec::new();
+            messages.extend(system.map(|system| json!({"role": "system", "content": system})));
+            messages.push(json!({"role": "user", "content": question}));
+            messages.push(json!({"role": "assistant", "content": answer}));
+            Sample::Chat { messages, tools: None }
+        };
         match self.format {
             DataFormat::Auto => Err("the format is not known yet".into()),
             DataFormat::Messages => {
-                let messages = self.list(row, "messages")?;
-                for (index, message) in messages.iter().enumerate() {
-                    check_message(message).map_err(|reason| format!("message {index}: {reason}"))?;
-                }
-                Ok(Sample::Chat { messages: messages.iter().map(without_nulls).collect(), tools: self.tools(row)? })
+                refuse_media(row)?;
+                let messages = self.list(row, "messages")?.iter().enumerate().map(|(index, message)| {
+                    chat::message(message, template).map_err(|reason| format!("message {index}: {reason}"))
+                });
+                self.chat(messages.collect::<Result<_, _>>()?, row)
             }
             DataFormat::Sharegpt => {
+                refuse_media(row)?;
                 let mut messages = Vec::new();
                 if let Some(system) = self.optional_text(row, "system")?.filter(|system| !system.is_empty()) {
                     messages.push(json!({"role": "system", "content": system}));
                 }
                 for (index, turn) in self.list(row, "conversations")?.iter().enumerate() {
-                    messages.push(sharegpt_message(turn).map_err(|reason| format!("turn {index}: {reason}"))?);
+                    messages.push(chat::turn(turn, template).map_err(|reason| format!("turn {index}: {reason}"))?);
                 }
-                Ok(Sample::Chat { messages, tools: self.tools(row)? })
+                self.chat(messages, row)
             }
             DataFormat::Alpaca => {
                 let instruction = self.text_of(row, "instruction")?;
                 let input = self.optional_text(row, "input")?.filter(|input| !input.is_empty());
                 let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty());
                 let output = self.text_of(row, "output")?;
-                if has_template {
-                    let question =
-                        input.map_or_else(|| instruction.to_owned(), |input| format!("{instruction}\n{input}"));
-                    let mut messages = Vec::new();
-                    messages.extend(system.map(|system| json!({"role": "system", "content": system})));
-                    messages.push(json!({"role": "user", "content": question}));
-                    messages.push(json!({"role": "assistant", "content": output}));
-                    Ok(Sample::Chat { messages, tools: None })
+                if template.is_some() {
+                    let text = input.map_or_else(|| instruction.to_owned(), |input| format!("{instruction}\n{input}"));
+                    Ok(question(system, text, output))
                 } else {
                     let system = system.map(|system| format!("{system}\n\n")).unwrap_or_default();
                     let prompt = format!("{system}{}", alpaca_prompt(instruction, input));
                     Ok(Sample::Completion { prompt, completion: output.to_owned() })
                 }
             }
-            DataFormat::PromptCompletion => Ok(Sample::Completion {
-                prompt: self.text_of(row, "prompt")?.to_owned(),
-                completion: self.text_of(row, "completion")?.to_owned(),
-            }),
+            DataFormat::PromptCompletion => {
+                let (prompt, completion) = (self.text_of(row, "prompt")?, self.text_of(row, "completion")?);
+                if template.is_some() {
+                    return Ok(question(None, prompt.to_owned(), completion));
+                }
+                Ok(Sample::Completion { prompt: prompt.to_owned(), completion: completion.to_owned() })
+            }
             DataFormat::Text => Ok(Sample::Text(self.text_of(row, "text")?.to_owned())),
         }
+    }
+
+    fn chat(&self, mut messages: Vec<Value>, row: &Value) -> Result<Sample, String> {
+        chat::number_calls(&mut messages);
+        let mut name = self.name_of("tools");
+        if row.get(name).is_none() {
+            // OpenAI's older name.
+            name = "functions";
+        }
+        let tools = chat::tools(row.get(name)).map_err(|reason| format!("`{name}` {reason}"))?;
+        Ok(Sample::Chat { messages, tools })
     }
 
     fn name_of<'a>(&'a self, name: &'a str) -> &'a str {
@@ -211,11 +266,13 @@ impl RowFormat {
     fn column<'a>(&self, row: &'a Value, name: &str) -> Result<&'a Value, String> {
         let column = self.name_of(name);
         row.get(column).ok_or_else(|| {
-            let found: Vec<&String> = row.as_object().into_iter().flat_map(Map::keys).collect();
+            let found: Vec<String> =
+                row.as_object().into_iter().flat_map(Map::keys).map(|name| format!("`{name}`")).collect();
             format!(
-                "format `{}` needs a column `{column}`; the row has {found:?}\n  hint: `columns = {{ {name} = \"...\" \
-                 }}` names another column, `format` another format",
-                self.format.name()
+                "format `{}` needs a column `{column}`; the row has {}\n  hint: `columns = {{ {name} = \"...\" }}` \
+                 names another column, `format` another format",
+                self.format.name(),
+                found.join(", ")
             )
         })
     }
@@ -239,23 +296,55 @@ impl RowFormat {
             other => Err(format!("`{}` must be a list of objects, not {}", self.name_of(name), kind_of(other))),
         }
     }
+}
 
-    /// Tools are a list of schemas; some data sets keep it as JSON text.
-    fn tools(&self, row: &Value) -> Result<Option<Value>, String> {
-        let name = self.name_of("tools");
-        match row.get(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
-            Some(Value::Array(tools)) if tools.is_empty() => Ok(None),
-            Some(tools @ Value::Array(_)) => Ok(Some(tools.clone())),
-            Some(Value::String(text)) => match serde_json::from_str::<Vec<Value>>(text) {
-                Ok(tools) if tools.is_empty() => Ok(None),
-                Ok(tools) => Ok(Some(Value::Array(tools))),
-                Err(error) => Err(format!("`{name}` must be a list of schemas: {error}")),
-            },
-            Some(other) => Err(format!("`{name}` must be a list of schemas, not {}", kind_of(other))),
-        }
+/// Refuses rows that hold good and bad answers: training on all of them would teach the bad ones.
+fn refuse_preferences(row: &Value) -> Result<(), String> {
+    let what = if !row["chosen"].is_null() && !row["rejected"].is_null() {
+        "`chosen` and `rejected`"
+    } else if row["label"].is_boolean() {
+        "`label` true or false"
+    } else {
+        return Ok(());
+    };
+    Err(format!(
+        "this is preference data ({what}), for DPO or KTO, which this trainer does not have\n  hint: to train on the good \
+         answers alone, keep only those rows and name the columns, such as `columns = {{ messages = \"chosen\" }}`"
+    ))
+}
+
+/// Refuses a row with images, sound or video beside its messages.
+fn refuse_media(row: &Value) -> Result<(), String> {
+    let is_filled = |value: &Value| match value {
+        Value::Null => false,
+        Value::Array(items) => !items.is_empty(),
+        Value::String(text) => !text.is_empty(),
+        _ => true,
+    };
+    match ["image", "images", "audio", "audios", "video", "videos"].iter().find(|name| is_filled(&row[**name])) {
+        Some(name) => Err(format!("the row has `{name}`; this trainer learns from text only")),
+        None => Ok(()),
     }
+}
+
+/// What is said of columns that are those of no format, with a hint that names the user's own.
+fn unknown_columns(row: &Value, found: &[&str]) -> String {
+    let formats: Vec<String> =
+        DETECTION_ORDER.iter().map(|format| format!("{} ({})", format.name(), format.columns().0.join(", "))).collect();
+    let texts: Vec<&str> = found.iter().copied().filter(|name| row[*name].is_string()).collect();
+    let lists: Vec<&str> = found.iter().copied().filter(|name| row[*name].is_array()).collect();
+    let columns = match (&lists[..], &texts[..]) {
+        ([list, ..], _) => format!("messages = {list:?}"),
+        ([], [prompt, completion, ..]) => format!("prompt = {prompt:?}, completion = {completion:?}"),
+        ([], [text]) => format!("text = {text:?}"),
+        ([], []) => "prompt = \"...\", completion = \"...\"".into(),
+    };
+    let found: Vec<String> = found.iter().map(|name| format!("`{name}`")).collect();
+    format!(
+        "the columns {} are those of no format; known are {}\n  hint: name yours, such as `columns = {{ {columns} }}`",
+        found.join(", "),
+        formats.join(", ")
+    )
 }
 
 /// The prompt of Stanford Alpaca (Taori et al., 2023; `train.py`).
@@ -273,49 +362,8 @@ fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
     }
 }
 
-/// A message needs a role, and content unless it calls tools.
-fn check_message(message: &Value) -> Result<(), String> {
-    let Some(object) = message.as_object() else {
-        return Err(format!("must be an object with `role` and `content`, not {}", kind_of(message)));
-    };
-    let keys = || object.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
-    if !message["role"].is_string() {
-        let hint = if message["from"].is_null() { "" } else { "\n  hint: `from` and `value` are format \"sharegpt\"" };
-        return Err(format!("has no text in `role`; it has {}{hint}", keys()));
-    }
-    match &message["content"] {
-        Value::String(_) | Value::Array(_) => Ok(()),
-        Value::Null if !message["tool_calls"].is_null() => Ok(()),
-        Value::Null => Err(format!("has no `content`; it has {}", keys())),
-        other => Err(format!("`content` must be text, not {}", kind_of(other))),
-    }
-}
-
-/// A message without the keys that are null: Parquet writes those that a message does not have so, and templates ask
-/// whether a key is there.
-fn without_nulls(message: &Value) -> Value {
-    let keys = message.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
-    Value::Object(keys.map(|(key, value)| (key.clone(), value.clone())).collect())
-}
-
-fn sharegpt_message(turn: &Value) -> Result<Value, String> {
-    let Some(object) = turn.as_object() else {
-        return Err(format!("must be an object with `from` and `value`, not {}", kind_of(turn)));
-    };
-    let (Some(from), Some(value)) = (turn["from"].as_str(), turn["value"].as_str()) else {
-        let keys: Vec<&String> = object.keys().collect();
-        let hint = if turn["role"].is_null() { "" } else { "\n  hint: `role` and `content` are format \"messages\"" };
-        return Err(format!("needs text in `from` and `value`; it has {keys:?}{hint}"));
-    };
-    let Some((_, role)) = SHAREGPT_ROLES.iter().find(|(name, _)| *name == from) else {
-        let known: Vec<&str> = SHAREGPT_ROLES.iter().map(|(name, _)| *name).collect();
-        return Err(format!("`from` is {from:?}; known are {}", known.join(", ")));
-    };
-    Ok(json!({"role": role, "content": value}))
-}
-
 /// What JSON calls the type of a value.
-fn kind_of(value: &Value) -> &'static str {
+pub(super) fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

@@ -281,6 +281,14 @@ impl serde_json::ser::Formatter for PythonFormatter {
     fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
         writer.write_all(&self.key)
     }
+
+    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        // Python writes `1e+20` and `1e-07` where Rust writes `1e20` and `1e-7`.
+        let text = serde_json::to_string(&value)?;
+        let Some((number, exponent)) = text.split_once('e') else { return writer.write_all(text.as_bytes()) };
+        let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
+        write!(writer, "{number}e{sign}{digits:0>2}")
+    }
 }
 
 /// `datetime.strftime` in the C locale.

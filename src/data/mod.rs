@@ -1,10 +1,10 @@
 //! Rows to token batches, in host memory: no tensor is made here.
 //!
-//! From a file to a micro-batch: [`files`] finds the rows of a file, [`formats`] says what a row means, [`template`]
-//! writes a conversation as text, [`tokenizer`] cuts it into tokens, [`encode`] marks those that carry loss,
-//! [`cache`] keeps the tokens of large files on disk, [`pipeline`] puts rows in order, several into one if they are
-//! packed, and into a [`batch`], [`loader`] does all that ahead on its own threads. [`survey`] tells from some of the rows
-//! what all will be like.
+//! Before the first step: [`files`] finds the rows of a file, [`formats`] says what a row means, [`template`] writes a
+//! conversation as text, [`tokenizer`] cuts it into tokens, [`encode`] marks those that carry loss, [`sources`] does
+//! that for all rows on all cores and puts their tokens into a file, which [`cache`] keeps for the next start if it is
+//! large. From then on [`pipeline`] puts rows in order, several into one if they are packed, and into a [`batch`], and
+//! [`loader`] reads them ahead on its own threads. [`survey`] estimates from some of the rows what all will be like.
 
 mod ahead;
 pub mod batch;
@@ -14,6 +14,7 @@ pub mod counts;
 pub mod encode;
 pub mod error;
 pub mod files;
+mod findings;
 #[cfg(test)]
 mod fixture;
 pub mod formats;

@@ -55,17 +55,6 @@ pub(super) fn held_out(count: usize, num_rows: u32, seed: u64) -> Vec<u32> {
     held_out
 }
 
-/// The number, among all rows, of the `index`-th row that is not in `held_out`, which is ascending.
-pub(super) fn skip_held_out(held_out: &[u32], index: u32) -> u32 {
-    // Before the i-th held-out row (from 0) stand `held_out[i] - i` rows that are not.
-    let (mut low, mut high) = (0, held_out.len());
-    while low < high {
-        let middle = usize::midpoint(low, high);
-        if u64::from(held_out[middle]) <= u64::from(index) + middle as u64 { low = middle + 1 } else { high = middle }
-    }
-    index + u32::try_from(low).unwrap_or(u32::MAX)
-}
-
 /// The numbers `0..len` in an order drawn from `(seed, epoch, purpose)`: Fisher-Yates with `ChaCha8`. The draw is
 /// written out here, so that it cannot change with the version of a crate.
 pub(super) fn permutation(len: u32, seed: u64, epoch: u64, purpose: Purpose) -> Vec<u32> {
@@ -137,18 +126,6 @@ mod tests {
         assert!(rows.clone().all(|row| (2..=3).contains(&often.iter().filter(|visit| **visit == row).count())));
         assert_eq!(visits(&rows, 0.001, 1, 0, 0).len(), 1);
         assert!(visits(&(5..5), 1.0, 1, 0, 0).is_empty());
-    }
-
-    #[test]
-    fn rows_and_held_out_rows_are_all_rows_once() {
-        for count in [0, 1, 7, 99] {
-            let held_out = held_out(count, 100, 3);
-            let kept = (0..100 - u32::try_from(count).unwrap()).map(|index| skip_held_out(&held_out, index));
-            let mut all: Vec<u32> = kept.clone().chain(held_out.iter().copied()).collect();
-            assert!(kept.is_sorted());
-            all.sort_unstable();
-            assert_eq!(all, (0..100).collect::<Vec<_>>());
-        }
     }
 
     #[test]

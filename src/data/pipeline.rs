@@ -8,13 +8,13 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Serialize};
 
 use super::batch::{Batch, RowSource};
-use super::config::{DataConfig, DataSource, EvalSplit, OnBadRow};
+use super::config::{DataConfig, DataSource, EvalSplit};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
 use super::loader::{EvalLoader, Loader};
-use super::order::{self, Purpose, num_visits, shuffle, skip_held_out};
+use super::order::{self, Purpose, num_visits, shuffle};
 use super::packing::best_fit;
-use super::sources::{FileInfo, FileSet, needed_template};
+use super::sources::{FileInfo, FileSet, OpenedSet, needed_template};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 
@@ -48,10 +48,10 @@ pub(super) struct Shared {
     infos: Vec<FileInfo>,
     train: FileSet,
     eval: FileSet,
-    /// Training rows that `eval_split` holds out, ascending.
-    held_out: Vec<u32>,
-    /// Tokens of every training and every evaluation row, where rows are packed; 0 for a row that is left out.
-    lengths: Option<[Vec<u32>; 2]>,
+    /// Training rows that are trained on, ascending: neither left out nor held out.
+    train_rows: Vec<u32>,
+    /// Rows that are evaluated on, ascending: of the evaluation files, or training rows that `eval_split` holds out.
+    eval_rows: Vec<u32>,
     /// Rows of the first epoch once they are packed: to know, they must be.
     num_packed: OnceLock<usize>,
     warnings: Vec<String>,
@@ -105,16 +105,16 @@ impl Order {
 impl DataPipeline {
     /// Finds the rows of all files and decides how they are read.
     ///
-    /// Files of [`LARGE_FILE_BYTES`](super::sources::LARGE_FILE_BYTES) and more, and with `packing` or
-    /// `on_bad_row = "skip"` all, are tokenised on all cores, and the tokens kept in the cache of `options`, where the
-    /// next start finds them. Other rows are tokenised as they are visited.
+    /// All rows are tokenised, on all cores. Tokens of files of
+    /// [`LARGE_FILE_BYTES`](super::cache::LARGE_FILE_BYTES) and more are kept in the cache of `options`, where the next
+    /// start finds them. Rows that cannot be used, and those in which nothing carries loss, are left out.
     ///
     /// `chat_template` and the paths of `config` are used as they are: relative ones start at the current directory.
     ///
     /// # Errors
     /// No files, a file that cannot be read, columns of no known format, conversations without a chat template, an
-    /// `eval_split` that leaves nothing to train on; any row that cannot be used of those that are tokenised; a wish to
-    /// stop meanwhile.
+    /// `eval_split` that leaves nothing to train on; rows that cannot be used, unless they are to be skipped; no row in
+    /// which anything carries loss; a wish to stop meanwhile.
     pub fn open(
         config: &DataConfig,
         tokenizer: Arc<Tokenizer>,
@@ -131,24 +131,58 @@ impl DataPipeline {
         // Whether it is needed is known once the files are open; what is kept of them depends on it.
         let template = ChatTemplate::open(&config.chat_template, &tokenizer);
         let kept_with = template.as_ref().ok().and_then(Option::as_ref);
-        let mut train = FileSet::open(&config.train, false, config, &tokenizer, kept_with, options)?;
-        let mut eval = FileSet::open(&config.eval, true, config, &tokenizer, kept_with, options)?;
-        let held_out = held_out_rows(config.eval_split, train.num_rows(), seed)?;
-        let infos: Vec<FileInfo> = train.infos().chain(eval.infos()).cloned().collect();
-        let template = needed_template(config, template, &infos)?;
+        let train = OpenedSet::open(&config.train, false, config, &tokenizer, kept_with, options)?;
+        let eval = OpenedSet::open(&config.eval, true, config, &tokenizer, kept_with, options)?;
+        let template = needed_template(config, template, train.formats().chain(eval.formats()))?;
 
         let encoder = Encoder::new(&tokenizer, template.as_ref(), config);
         let mut warnings = Vec::new();
-        let every_row = config.packing || config.on_bad_row == OnBadRow::Skip;
-        let lengths = [
-            train.tokenise(&encoder, every_row, options, &mut warnings)?,
-            eval.tokenise(&encoder, every_row, options, &mut warnings)?,
-        ];
+        let train = train.tokenise(&encoder, config, options, &mut warnings);
+        let eval = eval.tokenise(&encoder, config, options, &mut warnings);
+        let (train, eval) = match (train, eval) {
+            (Err(DataError::Rows(mut mistakes)), Err(DataError::Rows(more))) => {
+                mistakes.extend(more);
+                return Err(DataError::Rows(mistakes));
+            }
+            (train, eval) => (train?, eval?),
+        };
+        let usable = |set: &FileSet| -> Vec<u32> {
+            let rows = (0..).zip(set.lengths()).filter(|(_, length)| **length > 0);
+            rows.map(|(row, _)| row).collect()
+        };
+        let (mut train_rows, mut eval_rows) = (usable(&train), usable(&eval));
+        if train_rows.is_empty() {
+            let reason = train.warnings().into_iter().next().unwrap_or_default().replace('\n', "\n  ");
+            let hint = if train.counts(tokenizer.max_id())?.answer_cut > 0 {
+                "raise `data.max_length`"
+            } else {
+                "`data.train_on_inputs = true` puts loss on every token"
+            };
+            return Err(DataError::Config(format!("no row is left to train on\n  {reason}\n  hint: {hint}")));
+        }
+        if config.eval.is_empty() {
+            let num_rows = u32::try_from(train_rows.len()).unwrap_or(u32::MAX);
+            let held_out = held_out_rows(config.eval_split, num_rows, seed)?;
+            eval_rows = held_out.iter().map(|index| train_rows[*index as usize]).collect();
+            train_rows.retain(|row| eval_rows.binary_search(row).is_err());
+        }
+        warnings.extend(train.warnings());
+        warnings.extend(eval.warnings());
         let infos = train.infos().chain(eval.infos()).cloned().collect();
-        let lengths = config.packing.then_some(lengths);
         let (config, num_packed) = (config.clone(), OnceLock::new());
-        let shared =
-            Shared { config, seed, tokenizer, template, infos, train, eval, held_out, lengths, num_packed, warnings };
+        let shared = Shared {
+            config,
+            seed,
+            tokenizer,
+            template,
+            infos,
+            train,
+            eval,
+            train_rows,
+            eval_rows,
+            num_packed,
+            warnings,
+        };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -164,9 +198,9 @@ impl DataPipeline {
         &self.shared.tokenizer
     }
 
-    /// SHA-256 of the content of the training files; absent where it is not known without reading a large file for it.
+    /// SHA-256 of the content of the training files.
     #[must_use]
-    pub fn train_digest(&self) -> Option<[u8; 32]> {
+    pub fn train_digest(&self) -> [u8; 32] {
         self.shared.train.digest()
     }
 
@@ -190,27 +224,28 @@ impl DataPipeline {
         };
         let mut warnings = self.shared.warnings.clone();
         warnings.extend(both.map(text));
-        for (file, bad) in self.shared.train.bad_rows().chain(self.shared.eval.bad_rows()) {
-            let (path, first) = (file.path.display(), bad.first.join("\n  "));
-            let more = if bad.count > bad.first.len() as u64 { "\n  ..." } else { "" };
-            let rows = file.num_rows;
-            warnings
-                .push(format!("{path}: {} of {rows} rows cannot be used and are skipped:\n  {first}{more}", bad.count));
-        }
         warnings
     }
 
-    /// Training rows; those that `eval_split` holds out are not counted.
+    /// What the training rows turned out to be, those that `eval_split` holds out among them. Reads those that are cut.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    pub fn train_counts(&self) -> Result<RowCounts, DataError> {
+        self.shared.train.counts(self.shared.tokenizer.max_id())
+    }
+
+    /// Rows that are trained on: neither left out, nor held out by `eval_split`.
     #[must_use]
     pub fn num_train_rows(&self) -> usize {
-        self.shared.train.num_rows() as usize - self.shared.held_out.len()
+        self.shared.train_rows.len()
     }
 
     /// Training rows that an epoch visits, by the weight of their source. With `packing` too, these are rows of the
     /// files.
     #[must_use]
     pub fn rows_per_epoch(&self) -> usize {
-        let sources = self.shared.config.train.iter().zip(self.shared.kept_ranges());
+        let sources = self.shared.config.train.iter().zip(self.shared.train_ranges());
         sources.map(|(source, rows)| num_visits(source.weight, rows.len())).sum()
     }
 
@@ -231,7 +266,7 @@ impl DataPipeline {
     /// one, packed in its own order, may differ by a few.
     #[must_use]
     pub fn batches_per_epoch(&self, micro_batch_size: usize) -> u64 {
-        let num_rows = if self.shared.lengths.is_some() {
+        let num_rows = if self.shared.config.packing {
             *self.shared.num_packed.get_or_init(|| self.shared.train_order(0).num_rows())
         } else {
             self.rows_per_epoch()
@@ -247,9 +282,25 @@ impl DataPipeline {
     /// # Panics
     /// Where there is no such row.
     pub fn train_row(&self, index: usize) -> Result<(RowSource, EncodedRow), DataError> {
-        assert!(index < self.num_train_rows(), "there is no training row {index}");
-        let index = u32::try_from(index).unwrap_or(u32::MAX);
-        self.shared.encode(Set::Train, skip_held_out(&self.shared.held_out, index))
+        self.shared.read(Set::Train, self.shared.train_rows[index])
+    }
+
+    /// Rows of the training files, those that are left out or held out among them.
+    #[must_use]
+    pub fn num_file_rows(&self) -> usize {
+        self.shared.train.lengths().len()
+    }
+
+    /// Row `index` of [`num_file_rows`](Self::num_file_rows). One that cannot be used has no tokens.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    ///
+    /// # Panics
+    /// Where there is no such row.
+    pub fn file_row(&self, index: usize) -> Result<(RowSource, EncodedRow), DataError> {
+        assert!(index < self.num_file_rows(), "there is no row {index}");
+        self.shared.read(Set::Train, u32::try_from(index).unwrap_or(u32::MAX))
     }
 
     #[cfg(test)]
@@ -277,9 +328,9 @@ impl DataPipeline {
 impl Shared {
     /// Training rows in the order of epoch `epoch`.
     pub(super) fn train_order(&self, epoch: u64) -> Order {
-        let mut rows = self.visits(&self.config.train, self.kept_ranges(), epoch);
+        let mut rows = self.visits(&self.config.train, self.train_ranges(), epoch);
         for row in &mut rows {
-            *row = skip_held_out(&self.held_out, *row);
+            *row = self.train_rows[*row as usize];
         }
         if self.config.shuffle {
             shuffle(&mut rows, self.seed, epoch, Purpose::Epoch);
@@ -300,29 +351,26 @@ impl Shared {
 
     fn eval_rows(&self) -> (Set, Vec<u32>) {
         if self.config.eval.is_empty() {
-            return (Set::Train, self.held_out.clone());
+            return (Set::Train, self.eval_rows.clone());
         }
-        (Set::Eval, self.visits(&self.config.eval, self.eval.sources().iter().cloned(), 0))
+        let visits = self.visits(&self.config.eval, ranges(self.eval.sources(), &self.eval_rows), 0);
+        (Set::Eval, visits.into_iter().map(|row| self.eval_rows[row as usize]).collect())
     }
 
     fn order(&self, set: Set, rows: Vec<u32>) -> Order {
-        let rows = match &self.lengths {
-            None => OrderRows::Single(rows),
-            Some([train, eval]) => {
-                let lengths = if set == Set::Train { train } else { eval };
-                let capacity = u32::try_from(self.config.max_length).unwrap_or(u32::MAX);
-                OrderRows::Packed(best_fit(&rows, lengths, capacity))
-            }
+        let rows = if self.config.packing {
+            let set = if set == Set::Train { &self.train } else { &self.eval };
+            let capacity = u32::try_from(self.config.max_length).unwrap_or(u32::MAX);
+            OrderRows::Packed(best_fit(&rows, set.lengths(), capacity))
+        } else {
+            OrderRows::Single(rows)
         };
         Order { set, rows }
     }
 
-    /// Training rows of each source, counted without those held out.
-    fn kept_ranges(&self) -> impl Iterator<Item = Range<u32>> {
-        let held_out_before = |row: u32| self.held_out.partition_point(|held_out| *held_out < row);
-        // A count of held-out rows below `row` fits where `row` does.
-        let kept = move |row: u32| row - u32::try_from(held_out_before(row)).unwrap_or(row);
-        self.train.sources().iter().map(move |rows| kept(rows.start)..kept(rows.end))
+    /// Which of `train_rows` are of each source.
+    fn train_ranges(&self) -> impl Iterator<Item = Range<u32>> {
+        ranges(self.train.sources(), &self.train_rows)
     }
 
     fn visits(&self, sources: &[DataSource], rows: impl Iterator<Item = Range<u32>>, epoch: u64) -> Vec<u32> {
@@ -333,18 +381,18 @@ impl Shared {
     }
 
     /// The tokens of a row and where it was read.
-    fn encode(&self, set: Set, row: u32) -> Result<(RowSource, EncodedRow), DataError> {
-        let encoder = Encoder::new(&self.tokenizer, self.template.as_ref(), &self.config);
+    fn read(&self, set: Set, row: u32) -> Result<(RowSource, EncodedRow), DataError> {
+        let max_id = self.tokenizer.max_id();
         match set {
-            Set::Train => self.train.encode(row, &encoder),
+            Set::Train => self.train.read(row, max_id),
             Set::Eval => {
-                let (source, tokens) = self.eval.encode(row, &encoder)?;
+                let (source, tokens) = self.eval.read(row, max_id)?;
                 Ok((RowSource { file: self.train.infos().count() + source.file, ..source }, tokens))
             }
         }
     }
 
-    /// One micro-batch of rows `rows` of `order`. Documents without a token that carries loss are left out.
+    /// One micro-batch of rows `rows` of `order`.
     pub(super) fn batch(
         &self,
         order: &Order,
@@ -359,17 +407,20 @@ impl Shared {
                 if is_stopped() {
                     return Err(DataError::Stopped);
                 }
-                let (source, encoded) = self.encode(order.set, *document)?;
-                if counts.add(&encoded) {
-                    documents.push((source, encoded));
-                }
+                let (source, encoded) = self.read(order.set, *document)?;
+                counts.add(&encoded);
+                documents.push((source, encoded));
             }
-            if !documents.is_empty() {
-                encoded_rows.push(documents);
-            }
+            encoded_rows.push(documents);
         }
         Ok((Batch::of_rows(&encoded_rows, self.tokenizer.pad_id()), counts))
     }
+}
+
+/// Which of `rows`, ascending, are in each of `sources`.
+fn ranges(sources: &[Range<u32>], rows: &[u32]) -> impl Iterator<Item = Range<u32>> {
+    let before = |row: u32| u32::try_from(rows.partition_point(|used| *used < row)).unwrap_or(u32::MAX);
+    sources.iter().map(move |source| before(source.start)..before(source.end))
 }
 
 /// Rows that `eval_split` holds out, ascending.

@@ -1,7 +1,6 @@
 //! How tokenising a large file shows itself on standard error.
 
 use std::io::Write as _;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -18,24 +17,21 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) struct Meter {
     kind: Progress,
     file: String,
-    rows: Range<usize>,
+    num_rows: usize,
     bar: ProgressBar,
     start: Instant,
     last_line: Option<Instant>,
 }
 
 impl Meter {
-    /// `rows` of a file are to be tokenised; those before them were by an earlier start.
-    pub(super) fn start(kind: Progress, file: String, rows: Range<usize>) -> Self {
-        let bar = ProgressBar::with_draw_target(Some(rows.end as u64), ProgressDrawTarget::hidden());
+    /// `num_rows` of a file are to be tokenised.
+    pub(super) fn start(kind: Progress, file: String, num_rows: usize) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(num_rows as u64), ProgressDrawTarget::hidden());
         if let Ok(style) = ProgressStyle::with_template("{wide_msg} [{bar:24}] {human_pos}/{human_len} rows {eta}") {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_message(format!("tokenising {file}"));
-        // The time that is left goes by what this start does.
-        bar.set_position(rows.start as u64);
-        bar.reset_eta();
-        Self { kind, file, rows, bar, start: Instant::now(), last_line: None }
+        Self { kind, file, num_rows, bar, start: Instant::now(), last_line: None }
     }
 
     /// The rows before `done` are done.
@@ -53,8 +49,8 @@ impl Meter {
             self.bar.set_position(done as u64);
         } else if self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
             #[allow(clippy::cast_precision_loss, reason = "shown in whole seconds")]
-            let left = elapsed.mul_f64((self.rows.end - done) as f64 / (done - self.rows.start).max(1) as f64);
-            let (rows, all) = (HumanCount(done as u64), HumanCount(self.rows.end as u64));
+            let left = elapsed.mul_f64((self.num_rows - done) as f64 / done.max(1) as f64);
+            let (rows, all) = (HumanCount(done as u64), HumanCount(self.num_rows as u64));
             write_line(&format!("tokenising {}: {rows} of {all} rows, {} s left", self.file, left.as_secs() + 1));
             self.last_line = Some(Instant::now());
         }
@@ -65,12 +61,8 @@ impl Meter {
         self.bar.finish_and_clear();
         if self.last_line.is_some() {
             let seconds = self.start.elapsed().as_secs_f64();
-            let rows = HumanCount(self.rows.len() as u64);
-            let earlier = match self.rows.start {
-                0 => String::new(),
-                earlier => format!("; {} rows were there from an earlier start", HumanCount(earlier as u64)),
-            };
-            write_line(&format!("tokenised {}: {rows} rows in {seconds:.1} s{earlier}", self.file));
+            let rows = HumanCount(self.num_rows as u64);
+            write_line(&format!("tokenised {}: {rows} rows in {seconds:.1} s", self.file));
         }
     }
 }

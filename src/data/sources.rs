@@ -1,32 +1,27 @@
 //! The files that a recipe names, and how their rows are read.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use indicatif::HumanBytes;
 use sha2::{Digest as _, Sha256};
 
 use super::ahead::OpenOptions;
 use super::batch::RowSource;
-use super::cache;
 use super::config::{DataConfig, DataFormat, DataSource, OnBadRow};
+use super::counts::RowCounts;
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
-use super::files::{FileKind, RowProblem};
+use super::files::FileKind;
 use super::template::{ChatTemplate, TemplateError};
 use super::tokenizer::Tokenizer;
 
 mod file;
-mod rows;
 
-pub(super) use file::BadRows;
-use file::{AheadError, DataFile};
+use file::{DataFile, Opened};
 
-/// Files from this size on are tokenised as a whole before the first step, and their tokens kept: it takes seconds, every
-/// bad row is found at once, and the next start has them. Rows of smaller files are tokenised as they are visited, which
-/// is quicker than looking for what was kept.
-pub const LARGE_FILE_BYTES: u64 = 16 << 20;
 /// A file of the recipe, and what was found in it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileInfo {
@@ -66,17 +61,16 @@ impl fmt::Display for KeptTokens {
     }
 }
 
-/// The files of `[[data.train]]` or of `[[data.eval]]`, their rows numbered through.
+/// The files of `[[data.train]]` or of `[[data.eval]]`, their rows numbered through, as they are before any is tokenised.
 #[derive(Debug)]
-pub(super) struct FileSet {
-    files: Vec<DataFile>,
-    /// Rows of each entry.
-    sources: Vec<Range<u32>>,
-    on_bad_row: OnBadRow,
+pub(super) struct OpenedSet {
+    files: Vec<Opened>,
+    /// Files of each entry.
+    sources: Vec<Range<usize>>,
 }
 
-impl FileSet {
-    /// Opens the files of `sources`. Nothing is tokenised yet but .txt files whose tokens have not been kept.
+impl OpenedSet {
+    /// Opens the files of `sources`. Nothing is tokenised yet.
     pub(super) fn open(
         sources: &[DataSource],
         is_eval: bool,
@@ -85,72 +79,90 @@ impl FileSet {
         template: Option<&ChatTemplate>,
         options: &OpenOptions<'_>,
     ) -> Result<Self, DataError> {
-        let mut set = Self { files: Vec::new(), sources: Vec::new(), on_bad_row: config.on_bad_row };
-        let mut num_rows: u32 = 0;
-        for source in sources {
-            let first_row = num_rows;
-            for path in matching_files(&source.path)? {
-                let mut file = DataFile::open(&path, source, config, tokenizer, template, options)?;
-                (file.info.is_eval, file.first_row) = (is_eval, num_rows);
-                let more = u32::try_from(file.info.num_rows).ok().and_then(|more| num_rows.checked_add(more));
-                num_rows = more.ok_or_else(|| DataError::File {
-                    path,
-                    reason: format!("more than {} rows in all are not supported", u32::MAX),
-                })?;
-                set.files.push(file);
+        let mut set = Self { files: Vec::new(), sources: Vec::new() };
+        for (index, source) in sources.iter().enumerate() {
+            let first = set.files.len();
+            let key = format!("data.{}[{index}].path", if is_eval { "eval" } else { "train" });
+            for path in matching_files(&key, &source.path)? {
+                set.files.push(Opened::open(&path, is_eval, source, config, tokenizer, template, options)?);
             }
-            set.sources.push(first_row..num_rows);
+            set.sources.push(first..set.files.len());
         }
         Ok(set)
     }
 
-    /// SHA-256 of the content of all files, in their order; absent where that of one is not known.
-    pub(super) fn digest(&self) -> Option<[u8; 32]> {
-        let mut digest = Sha256::new();
-        for file in &self.files {
-            digest.update(file.content?);
-        }
-        Some(digest.finalize().into())
+    /// Each file with the format of its rows.
+    pub(super) fn formats(&self) -> impl Iterator<Item = (&Path, DataFormat)> {
+        self.files.iter().map(|file| (file.path(), file.format()))
     }
 
-    /// Tokenises what is to be kept and is not there; what cannot be kept is a warning. With `every_row`, rows that are
-    /// not kept are tokenised too.
-    ///
-    /// Returns the tokens of every row of the set, 0 for one that is left out, if `every_row`.
+    /// Tokenises what is not kept; what cannot be kept is a warning. Bad rows of all files are one error, unless they are
+    /// to be skipped.
     pub(super) fn tokenise(
-        &mut self,
+        self,
         encoder: &Encoder<'_>,
-        every_row: bool,
+        config: &DataConfig,
         options: &OpenOptions<'_>,
         warnings: &mut Vec<String>,
-    ) -> Result<Vec<u32>, DataError> {
-        let mut lengths = Vec::with_capacity(if every_row { self.num_rows() as usize } else { 0 });
-        for file in &mut self.files {
-            match (file.keep_tokens(encoder, self.on_bad_row, options), options.cache.folder.as_deref()) {
-                (Err(AheadError::Data(error)), _) => return Err(error),
-                (Err(AheadError::Store(error)), Some(folder)) => warnings.push(format!(
-                    "{}: its tokens cannot be kept in {}: {error}; rows are tokenised as they are visited\n  hint: {} \
-                     names another folder",
-                    file.info.path.display(),
-                    folder.display(),
-                    cache::CACHE_VARIABLE,
-                )),
-                _ => {}
+    ) -> Result<FileSet, DataError> {
+        let max_length = u32::try_from(config.max_length).unwrap_or(u32::MAX);
+        let mut set = FileSet { files: Vec::new(), sources: Vec::new(), lengths: Vec::new(), max_length };
+        let mut mistakes = Vec::new();
+        let mut files = self.files.into_iter();
+        for source in self.sources {
+            let first_row = set.num_rows();
+            for opened in files.by_ref().take(source.len()) {
+                let (mut file, entries) = opened.tokenise(encoder, options, warnings)?;
+                file.first_row = set.num_rows();
+                let rows = file.rows(&entries, config.max_length);
+                file.info.num_rows = rows.len();
+                if rows.len() > (u32::MAX - file.first_row) as usize {
+                    let reason = format!("more than {} rows in all are not supported", u32::MAX);
+                    return Err(DataError::File { path: file.info.path, reason });
+                }
+                set.lengths.extend(rows);
+                if config.on_bad_row == OnBadRow::Error {
+                    mistakes.extend(file.mistakes());
+                } else if file.bad_rows.num_rows == file.info.num_rows as u64 {
+                    let first = file.bad_rows.messages().next().map(|message| message.to_string()).unwrap_or_default();
+                    let reason = format!("none of its {} rows can be used; the first: {first}", file.info.num_rows);
+                    return Err(DataError::File { path: file.info.path, reason });
+                }
+                set.files.push(file);
             }
-            if every_row {
-                file.lengths(encoder, self.on_bad_row, options, &mut lengths)?;
-            }
-            if file.bad_rows.count == file.info.num_rows as u64 {
-                let first = file.bad_rows.first.first().map_or("", String::as_str);
-                let reason = format!("none of its {} rows can be used; the first: {first}", file.info.num_rows);
-                return Err(DataError::File { path: file.info.path.clone(), reason });
-            }
+            set.sources.push(first_row..set.num_rows());
         }
-        Ok(lengths)
+        if mistakes.is_empty() { Ok(set) } else { Err(DataError::Rows(mistakes)) }
+    }
+}
+
+/// The files of `[[data.train]]` or of `[[data.eval]]` as tokens, their rows numbered through.
+#[derive(Debug)]
+pub(super) struct FileSet {
+    files: Vec<DataFile>,
+    /// Rows of each entry.
+    sources: Vec<Range<u32>>,
+    /// Tokens of every row, at most `max_length`; 0 for one that is left out, since it cannot be used or nothing in it
+    /// carries loss.
+    lengths: Vec<u32>,
+    max_length: u32,
+}
+
+impl FileSet {
+    /// SHA-256 of the content of all files, in their order.
+    pub(super) fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        self.files.iter().for_each(|file| digest.update(file.content));
+        digest.finalize().into()
     }
 
-    pub(super) fn num_rows(&self) -> u32 {
-        self.sources.last().map_or(0, |last| last.end)
+    fn num_rows(&self) -> u32 {
+        u32::try_from(self.lengths.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Tokens of every row, 0 for one that is left out.
+    pub(super) fn lengths(&self) -> &[u32] {
+        &self.lengths
     }
 
     /// Rows of each entry, in the order of the recipe.
@@ -162,57 +174,69 @@ impl FileSet {
         self.files.iter().map(|file| &file.info)
     }
 
-    /// Each file with its rows that are skipped.
-    pub(super) fn bad_rows(&self) -> impl Iterator<Item = (&FileInfo, &BadRows)> {
-        self.files.iter().map(|file| (&file.info, &file.bad_rows)).filter(|(_, bad)| bad.count > 0)
+    /// What is to be said of rows that are left out, cut or odd.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        self.files.iter().flat_map(|file| file.warnings(self.max_length as usize)).collect()
     }
 
-    /// The tokens of row `row` of the set, and where it was read.
-    pub(super) fn encode(&self, row: u32, encoder: &Encoder<'_>) -> Result<(RowSource, EncodedRow), DataError> {
+    /// What the rows turned out to be. Reads those that are cut.
+    pub(super) fn counts(&self, max_id: u32) -> Result<RowCounts, DataError> {
+        let mut counts = RowCounts::default();
+        for file in &self.files {
+            counts += file.all_counts(self.max_length as usize, max_id)?;
+        }
+        Ok(counts)
+    }
+
+    /// The tokens of row `row` of the set, and where it was read. One that cannot be used has none.
+    pub(super) fn read(&self, row: u32, max_id: u32) -> Result<(RowSource, EncodedRow), DataError> {
         let file = self.files.partition_point(|file| file.first_row <= row) - 1;
-        let DataFile { rows, first_row, .. } = &self.files[file];
-        let row = (row - first_row) as usize;
-        let tokens = match rows.encode(row, encoder) {
-            Err(RowProblem::Bad(_)) if self.on_bad_row == OnBadRow::Skip => EncodedRow::bad(),
-            encoded => encoded.map_err(|problem| rows.error(row, problem))?,
-        };
-        Ok((RowSource { file, row }, tokens))
+        let row = (row - self.files[file].first_row) as usize;
+        Ok((RowSource { file, row }, self.files[file].read(row, self.max_length as usize, max_id)?))
     }
 }
 
-/// The files that a `path` names, sorted.
-pub(super) fn matching_files(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+/// The files that a `path` names, sorted. `key` is the place of the path in the recipe.
+pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let literal = PathBuf::from(pattern);
-    let failed = |reason: String| DataError::File { path: literal.clone(), reason };
+    let failed = |reason: String| DataError::Path { key: key.to_owned(), reason: format!("\"{pattern}\" {reason}") };
     if literal.is_file() {
         return Ok(vec![literal]);
     }
     if literal.is_dir() {
-        return Err(failed(format!("is a folder\n  hint: name its files, such as \"{pattern}/*.jsonl\"")));
+        let names = std::fs::read_dir(&literal).into_iter().flatten().flatten().map(|entry| entry.path());
+        let ending =
+            names.filter(|path| FileKind::of(path).is_some()).find_map(|path| path.extension().map(OsStr::to_owned));
+        let ending = ending.map_or_else(|| "jsonl".into(), |ending| ending.to_string_lossy().into_owned());
+        return Err(failed(format!("is a folder\n  hint: name its files, such as \"{pattern}/*.{ending}\"")));
     }
+    let looked_in = || match std::env::current_dir() {
+        Ok(folder) if literal.is_relative() => format!(" in {}", folder.display()),
+        _ => String::new(),
+    };
     if !pattern.contains(['*', '?', '[']) {
-        return Err(failed("no such file".into()));
+        return Err(failed(format!("is no file{}", looked_in())));
     }
-    let matches = glob::glob(pattern).map_err(|error| failed(format!("not a valid glob: {error}")))?;
+    let matches = glob::glob(pattern).map_err(|error| failed(format!("is not a valid glob: {error}")))?;
     let mut files = Vec::new();
     for path in matches {
-        let path = path.map_err(|error| failed(error.to_string()))?;
+        let path = path.map_err(|error| failed(format!("cannot be searched: {error}")))?;
         if path.is_file() {
             files.push(path);
         }
     }
     files.sort();
-    if files.is_empty() { Err(failed("matches no file".into())) } else { Ok(files) }
+    if files.is_empty() { Err(failed(format!("matches no file{}", looked_in()))) } else { Ok(files) }
 }
 
 /// The chat template, if a file needs one: `opened` is what the recipe asks for.
-pub(super) fn needed_template(
+pub(super) fn needed_template<'a>(
     config: &DataConfig,
     opened: Result<Option<ChatTemplate>, TemplateError>,
-    files: &[FileInfo],
+    files: impl Iterator<Item = (&'a Path, DataFormat)>,
 ) -> Result<Option<ChatTemplate>, DataError> {
-    let needs = |format| matches!(format, DataFormat::Messages | DataFormat::Sharegpt);
-    if !files.iter().any(|file| needs(file.format) || file.format == DataFormat::Alpaca) {
+    let files: Vec<(&Path, DataFormat)> = files.filter(|(_, format)| format.uses_template()).collect();
+    if files.is_empty() {
         // What a recipe names must be there, also where no row needs it; the model's own template is nobody's mistake.
         return match opened {
             Err(error) if config.chat_template != "auto" => Err(error.into()),
@@ -220,12 +244,13 @@ pub(super) fn needed_template(
         };
     }
     let template = opened?;
-    match files.iter().find(|file| needs(file.format)) {
-        Some(file) if template.is_none() => Err(DataError::File {
-            path: file.path.clone(),
+    let needs = |format| matches!(format, DataFormat::Messages | DataFormat::Sharegpt);
+    match files.iter().find(|(_, format)| needs(*format)) {
+        Some((path, format)) if template.is_none() => Err(DataError::File {
+            path: path.to_path_buf(),
             reason: format!(
                 "format `{}` needs a chat template, and {}\n  hint: set `data.chat_template` to a Jinja file",
-                file.format.name(),
+                format.name(),
                 if config.chat_template == "none" {
                     "`data.chat_template` = \"none\" turns it off"
                 } else {

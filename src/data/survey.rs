@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
-use super::config::{DataConfig, DataFormat, DataSource, EvalSplit};
+use super::cache::LARGE_FILE_BYTES;
+use super::config::{DataConfig, DataSource, EvalSplit};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
 use super::files::FileKind;
@@ -15,10 +16,10 @@ use super::files::excerpt::{Excerpt, ExcerptRow, in_shares};
 use super::formats::RowFormat;
 use super::order::{Purpose, num_visits, shuffle};
 use super::packing::best_fit;
-use super::sources::{LARGE_FILE_BYTES, matching_files};
+use super::sources::matching_files;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
-use super::windows::{TokenFile, tokens_in_proportion};
+use super::windows::{num_tokens, tokens_in_proportion};
 
 /// Rows that are tokenised, and their bytes.
 const MAX_ROWS: usize = 512;
@@ -84,8 +85,8 @@ impl Survey {
         let template = ChatTemplate::open(&config.chat_template, tokenizer);
         let num_sources = config.train.len().max(1);
         let mut seen = Vec::with_capacity(num_sources);
-        for source in &config.train {
-            let chosen = Chosen::of(source)?;
+        for (index, source) in config.train.iter().enumerate() {
+            let chosen = Chosen::of(source, index)?;
             let share = Share { rows: (MAX_ROWS / num_sources).max(MIN_ROWS), bytes: MAX_BYTES / num_sources };
             seen.push(chosen.look(config, tokenizer, &template, share)?);
         }
@@ -168,8 +169,8 @@ struct Share {
 }
 
 impl<'a> Chosen<'a> {
-    fn of(source: &'a DataSource) -> Result<Self, DataError> {
-        let all = matching_files(&source.path)?;
+    fn of(source: &'a DataSource, index: usize) -> Result<Self, DataError> {
+        let all = matching_files(&format!("data.train[{index}].path"), &source.path)?;
         let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
         let visited = all.len().min(MAX_FILES);
         let chosen: Vec<&PathBuf> = (0..visited).map(|index| &all[index * all.len() / visited]).collect();
@@ -209,6 +210,11 @@ impl<'a> Chosen<'a> {
         }
         // A file of few rows does not count as much as one of many.
         all.sizes = in_shares(&files, num_sizes);
+        // Rows in which nothing carries loss are not visited.
+        let looked_at = all.sizes.len() as u64;
+        all.sizes.retain(|row| row.target_tokens > 0);
+        all.is_counted &= all.sizes.len() as u64 == looked_at || looked_at == all.num_rows;
+        all.num_rows = (all.num_rows * all.sizes.len() as u64).checked_div(looked_at).unwrap_or(0);
         if !self.are_all {
             let [bytes, looked_at] = self.bytes.map(u128::from);
             all.num_rows = u64::try_from(u128::from(all.num_rows) * bytes / looked_at.max(1)).unwrap_or(u64::MAX);
@@ -223,11 +229,8 @@ impl<'a> Chosen<'a> {
 fn text(path: &Path, max_length: usize, tokenizer: &Tokenizer, share: Share) -> Result<Seen, DataError> {
     let failed = |error: std::io::Error| DataError::File { path: path.into(), reason: error.to_string() };
     let is_small = std::fs::metadata(path).map_err(failed)?.len() < WHOLE_TEXT_BYTES;
-    let num_tokens = if is_small {
-        TokenFile::open(path, tokenizer, max_length)?.num_tokens()
-    } else {
-        tokens_in_proportion(path, tokenizer, share.bytes)?
-    };
+    let num_tokens =
+        if is_small { num_tokens(path, tokenizer)? } else { tokens_in_proportion(path, tokenizer, share.bytes)? };
     let num_rows = num_tokens.div_ceil(max_length);
     let size = |row: usize| {
         let tokens = (num_tokens - row * max_length).min(max_length);
@@ -254,14 +257,14 @@ fn objects(
     let first = rows.iter().find_map(|row| row.value.as_ref()?.as_ref().ok());
     let first = first.ok_or_else(|| failed("no row that could be looked at can be used".into()))?;
     let format = RowFormat::detect(source.format, &source.columns, first).map_err(failed)?;
-    let is_chat = matches!(format.format(), DataFormat::Messages | DataFormat::Sharegpt | DataFormat::Alpaca);
+    let is_chat = format.format().uses_template();
     let template = match template {
         Ok(template) => template.as_ref(),
         Err(error) if is_chat => return Err(failed(error.to_string())),
         Err(_) => None,
     };
     let encoder = Encoder::new(tokenizer, template, config);
-    let size = |row: &ExcerptRow| size(row, &format, &encoder);
+    let size = |row: &ExcerptRow| size(row, &format, &encoder, config.max_length);
     let sizes: Vec<Result<RowSize, String>> = rows.par_iter().map(size).collect();
     if let (Some(Err(reason)), true) = (sizes.first(), sizes.iter().all(Result::is_err)) {
         return Err(failed(reason.clone()));
@@ -271,19 +274,20 @@ fn objects(
 
 /// `count` of `sizes`, spread evenly: all of them as often as that goes, as an epoch visits rows.
 fn repeated(sizes: &[RowSize], count: usize) -> impl Iterator<Item = RowSize> {
-    let whole = count / sizes.len() * sizes.len();
+    let count = if sizes.is_empty() { 0 } else { count };
+    let whole = count / sizes.len().max(1) * sizes.len();
     let rest = (0..count - whole).map(move |row| sizes[row * sizes.len() / (count - whole)]);
     sizes.iter().copied().cycle().take(whole).chain(rest)
 }
 
 /// Size of a row, or why it cannot be used.
-fn size(row: &ExcerptRow, format: &RowFormat, encoder: &Encoder<'_>) -> Result<RowSize, String> {
+fn size(row: &ExcerptRow, format: &RowFormat, encoder: &Encoder<'_>, max_length: usize) -> Result<RowSize, String> {
     let Some(value) = &row.value else {
-        let tokens = (row.bytes / BYTES_PER_TOKEN).min(encoder.max_length);
+        let tokens = (row.bytes / BYTES_PER_TOKEN).min(max_length);
         return Ok(RowSize { tokens, target_tokens: tokens.saturating_sub(1) });
     };
-    let sample = format.read(value.as_ref().map_err(Clone::clone)?, encoder.template.is_some())?;
-    let row: EncodedRow = encoder.encode(&sample).map_err(|error| error.to_string())?;
+    let sample = format.read(value.as_ref().map_err(Clone::clone)?, encoder.template)?;
+    let row: EncodedRow = encoder.encode(&sample).map_err(|error| error.to_string())?.cut(max_length);
     Ok(RowSize { tokens: row.ids.len(), target_tokens: row.num_target_tokens() })
 }
 

@@ -1,17 +1,20 @@
 //! Chat templates: conversations to text, and which part of the text is an answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
 
 use minijinja::{Environment, context};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use time::OffsetDateTime;
 
 use super::jinja;
 use super::tokenizer::Tokenizer;
 use crate::budget;
+
+mod trace;
 
 /// Memory that a template may take for one rendering, besides the conversation: eight times the longest text there may be.
 const MAX_RENDERING_BYTES: usize = 512 << 20;
@@ -46,10 +49,20 @@ pub enum TemplateError {
         /// What it said.
         reason: String,
     },
+    /// Something that the user wrote is not in the text.
+    #[error("{what} in the text that the chat template of {origin} writes{why}")]
+    Dropped {
+        /// What, and that it leaves no trace.
+        what: String,
+        /// Where the template came from.
+        origin: String,
+        /// Why, and what would help.
+        why: String,
+    },
     /// What the template wrote for the first messages is not how it starts the whole conversation.
     #[error(
         "the chat template of {origin} writes the start up to message {last} differently once more messages follow \
-         (…{alone:?} against …{within:?}), so the text of answer {last} cannot be told from the rest\n  hint: give a \
+         (…{alone:?} against …{within:?}), so answer {last} cannot be separated from the rest\n  hint: give a \
          template that only appends in `data.chat_template`, or set `data.train_on_inputs = true`, which needs no mask"
     )]
     NotAPrefix {
@@ -69,19 +82,29 @@ pub enum TemplateError {
 pub struct Rendered {
     /// The whole conversation.
     pub text: String,
-    /// Bytes of `text` that the assistant writes, ascending: after the generation prompt, up to where the next message
-    /// starts. So the token that ends the turn (`<|im_end|>`, `<|eot_id|>`) is part of it.
+    /// Bytes of `text` that the assistant writes, ascending: after the generation prompt, up to the end of the token
+    /// that ends the turn (`<|im_end|>`, `<|eot_id|>`). Empty answers and those of `weight` 0 are not among them.
     pub answers: Vec<Range<usize>>,
+    /// Index of the first message that is an empty answer.
+    pub empty_answer: Option<usize>,
 }
 
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     origin: String,
     /// `bos_token` and the like.
     special_tokens: BTreeMap<&'static str, String>,
     identity: Option<[u8; 32]>,
+    /// Text of the tokens that the tokenizer marks as special.
+    special_texts: Vec<String>,
+    /// Text of the tokens at which generation stops.
+    turn_ends: Vec<String>,
+    reads_parts: OnceLock<bool>,
+    /// Kinds of places in a conversation of which it is known that the template writes them.
+    traced: Mutex<HashSet<u64>>,
 }
 
 impl ChatTemplate {
@@ -122,7 +145,45 @@ impl ChatTemplate {
             .collect();
         let identity = jinja::dates(source, now)
             .map(|dates| Sha256::digest(format!("{:?}", (source, dates, &special_tokens))).into());
-        Ok(Self { environment, origin: origin.to_owned(), special_tokens, identity })
+        Ok(Self {
+            environment,
+            source: source.to_owned(),
+            origin: origin.to_owned(),
+            special_tokens,
+            identity,
+            special_texts: tokenizer.special_texts(),
+            turn_ends: tokenizer.eos_ids().iter().filter_map(|id| tokenizer.token_text(*id)).collect(),
+            reads_parts: OnceLock::new(),
+            traced: Mutex::default(),
+        })
+    }
+
+    /// Its source.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether the template's source has this word.
+    #[must_use]
+    pub fn mentions(&self, word: &str) -> bool {
+        self.source.contains(word)
+    }
+
+    /// Whether the template's source has this role as a text.
+    #[must_use]
+    pub fn names_role(&self, role: &str) -> bool {
+        ['"', '\''].iter().any(|quote| self.source.contains(&format!("{quote}{role}{quote}")))
+    }
+
+    /// Whether the template reads a `content` that is a list of parts; others would print the list as it is.
+    #[must_use]
+    pub fn reads_parts(&self) -> bool {
+        *self.reads_parts.get_or_init(|| {
+            let parts = json!([{"type": "text", "text": "qxa"}, {"type": "text", "text": "qxb"}]);
+            let text = self.render(&[json!({"role": "user", "content": parts})], None, false).unwrap_or_default();
+            text.contains("qxa") && text.contains("qxb") && !text.contains("'type'") && !text.contains("\"type\"")
+        })
     }
 
     /// SHA-256 of all that decides what the template writes for given messages: its source, special tokens, and the
@@ -151,7 +212,7 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         self.check_length(messages)?;
         let messages: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
-        self.render_values(&messages, tools, add_generation_prompt)
+        self.render_values(&messages, tools, if add_generation_prompt { Prompt::Answer } else { Prompt::None })
     }
 
     /// Text of a conversation, and which parts of it the assistant writes.
@@ -160,27 +221,153 @@ impl ChatTemplate {
     /// prompt, and what is written up to its end. The difference is the answer.
     ///
     /// # Errors
-    /// As [`render`](Self::render), and a template that writes the start of a conversation differently once more
-    /// messages follow.
+    /// As [`render`](Self::render), something in the conversation that leaves no trace in the text, and a template that
+    /// writes the start of a conversation differently once more messages follow.
     pub fn render_with_answers(&self, messages: &[Value], tools: Option<&Value>) -> Result<Rendered, TemplateError> {
-        self.check_length(messages)?;
-        let values: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
-        let text = self.render_values(&values, tools, false)?;
-        let mut answers = Vec::new();
-        for (index, _) in messages.iter().enumerate().filter(|(_, message)| message["role"] == "assistant") {
-            let prompt = self.render_values(&values[..index], tools, true)?;
-            let start = self.prefix_of(&text, &prompt, index)?;
-            let end = if index + 1 == values.len() {
-                text.len()
-            } else {
-                let answered = self.render_values(&values[..=index], tools, false)?;
-                self.prefix_of(&text, &answered, index)?
-            };
+        let (text, values) = self.render_whole(messages, tools)?;
+        let mut rendered = Rendered { text, answers: Vec::new(), empty_answer: None };
+        for (index, message) in messages.iter().enumerate().filter(|(_, message)| message["role"] == "assistant") {
+            if message["weight"] == 0 {
+                continue;
+            }
+            if is_empty(message) {
+                rendered.empty_answer = rendered.empty_answer.or(Some(index));
+                continue;
+            }
+            let start = self.answer_start(&rendered.text, messages, &values, index, tools)?;
+            let end = self.answer_end(&rendered.text, start, messages, &values, index, tools)?;
             if start < end {
-                answers.push(start..end);
+                rendered.answers.push(start..end);
             }
         }
-        Ok(Rendered { text, answers })
+        Ok(rendered)
+    }
+
+    /// Text of a whole conversation, all of which is in it.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render), and something in the conversation that leaves no trace in the text.
+    pub fn render_traced(&self, messages: &[Value], tools: Option<&Value>) -> Result<String, TemplateError> {
+        self.render_whole(messages, tools).map(|(text, _)| text)
+    }
+
+    fn render_whole(
+        &self,
+        messages: &[Value],
+        tools: Option<&Value>,
+    ) -> Result<(String, Vec<minijinja::Value>), TemplateError> {
+        self.check_length(messages)?;
+        let values: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
+        let text = self.render_values(&values, tools, Prompt::None)?;
+        self.check_trace(&text, messages, tools)?;
+        Ok((text, values))
+    }
+
+    /// Where answer `index` of the conversation starts in `text`: behind what a generation prompt supplies.
+    fn answer_start(
+        &self,
+        text: &str,
+        messages: &[Value],
+        values: &[minijinja::Value],
+        index: usize,
+        tools: Option<&Value>,
+    ) -> Result<usize, TemplateError> {
+        let before = &values[..index];
+        // An empty thought that the template writes into answers without one is supplied by the second kind of prompt.
+        let kinds: &[Prompt] = if self.mentions("enable_thinking") {
+            &[Prompt::WithoutThinking, Prompt::Answer]
+        } else {
+            &[Prompt::Answer]
+        };
+        let prompts: Vec<String> =
+            kinds.iter().map(|kind| self.render_values(before, tools, *kind)).collect::<Result<_, _>>()?;
+        if let Some(prompt) = prompts.iter().find(|prompt| text.starts_with(prompt.as_str())) {
+            return Ok(prompt.len());
+        }
+        // A prompt that opens a thought, which the text does not have: what both have ends with the token that starts
+        // the assistant's turn.
+        let asked = self.render_values(before, tools, Prompt::None)?;
+        for prompt in &prompts {
+            let common = &text[..common_prefix(text, prompt)];
+            let special = self.special_texts.iter().filter_map(|special| Some(common.rfind(special)? + special.len()));
+            if let Some(end) = special.max().filter(|end| common.starts_with(&asked) && *end > asked.len()) {
+                return Ok(end);
+            }
+        }
+        // Something further up depends on what follows. What stands between the message before and the answer does not.
+        if let Some(previous) = index.checked_sub(1) {
+            let altered = self.altered(messages, previous, tools, text);
+            for (kind, prompt) in kinds.iter().zip(&prompts) {
+                let values: Vec<_> = altered.messages[..index].iter().map(minijinja::Value::from_serialize).collect();
+                let other = self.render_values(&values, tools, *kind)?;
+                let between = &prompt[prompt.len() - common_suffix(prompt, &other)..];
+                let from = text.len() - common_suffix(text, &altered.text);
+                if other != *prompt && altered.text != text && text[from..].starts_with(between) {
+                    return Ok(from + between.len());
+                }
+            }
+        }
+        Err(self.not_a_prefix(text, &prompts[prompts.len() - 1], index))
+    }
+
+    /// Where answer `index` of the conversation, which starts at `start` in `text`, ends: behind the token that ends the
+    /// turn.
+    fn answer_end(
+        &self,
+        text: &str,
+        start: usize,
+        messages: &[Value],
+        values: &[minijinja::Value],
+        index: usize,
+        tools: Option<&Value>,
+    ) -> Result<usize, TemplateError> {
+        if index + 1 == messages.len() {
+            return Ok(start + self.turn_length(&text[start..]));
+        }
+        let answered = self.render_values(&values[..=index], tools, Prompt::None)?;
+        if text.starts_with(&answered) && start <= answered.len() {
+            return Ok(start + self.turn_length(&text[start..answered.len()]));
+        }
+        // Something is written into the last answer only. The last end of a turn before the content of the next message
+        // is that of the answer.
+        let altered = self.altered(messages, index + 1, tools, text);
+        let upto = text.get(start..common_prefix(text, &altered.text)).filter(|_| altered.text != text);
+        let upto = upto.unwrap_or_default();
+        let ends = self.turn_ends.iter().filter_map(|end| Some(upto.rfind(end)? + end.len()));
+        ends.max().map(|length| start + length).ok_or_else(|| self.not_a_prefix(text, &answered, index))
+    }
+
+    /// The conversation with another content of message `index`, which starts and ends differently.
+    fn altered(&self, messages: &[Value], index: usize, tools: Option<&Value>, text: &str) -> Altered {
+        let content = trace::text_of(&messages[index]["content"]);
+        let content = content.trim();
+        let other = ["x", "y", "z"].into_iter().find(|other| !content.starts_with(other) && !content.ends_with(other));
+        let mut messages = messages.to_vec();
+        messages[index]["content"] = other.unwrap_or_default().into();
+        let values: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
+        // What a template refuses is of no use here.
+        let text = self.render_values(&values, tools, Prompt::None).unwrap_or_else(|_| text.to_owned());
+        Altered { messages, text }
+    }
+
+    /// Length of an answer up to the end of the token that ends the turn. What follows it is never generated.
+    ///
+    /// Behind the answer's own text stand only special tokens and white space; the first one of these at which
+    /// generation stops ends the turn, else the last. An answer without any is taken whole.
+    fn turn_length(&self, answer: &str) -> usize {
+        let mut rest = answer;
+        let mut turn_end = None;
+        loop {
+            let trimmed = rest.trim_end();
+            let special = self.special_texts.iter().filter(|special| trimmed.ends_with(special.as_str()));
+            let Some(special) = special.max_by_key(|special| special.len()) else { break };
+            let stops = self.turn_ends.contains(special);
+            if stops || turn_end.is_none() {
+                turn_end = Some(trimmed.len());
+            }
+            rest = &trimmed[..trimmed.len() - special.len()];
+        }
+        turn_end.unwrap_or(answer.len())
     }
 
     /// Refuses a conversation of more text than a rendering may have: templates copy its parts a few times, and that must
@@ -198,14 +385,20 @@ impl ChatTemplate {
         &self,
         messages: &[minijinja::Value],
         tools: Option<&Value>,
-        add_generation_prompt: bool,
+        prompt: Prompt,
     ) -> Result<String, TemplateError> {
+        // Only where it is asked for: templates look whether it is there.
+        let thinking: BTreeMap<&str, bool> =
+            (prompt == Prompt::WithoutThinking).then_some(("enable_thinking", false)).into_iter().collect();
         let variables = context! {
             messages => messages.to_vec(),
             tools => tools.map_or_else(|| ().into(), minijinja::Value::from_serialize),
             documents => (),
-            add_generation_prompt,
-            ..minijinja::Value::from_serialize(&self.special_tokens)
+            add_generation_prompt => prompt != Prompt::None,
+            ..minijinja::value::merge_maps([
+                minijinja::Value::from_serialize(&self.special_tokens),
+                minijinja::Value::from_serialize(&thinking),
+            ])
         };
         let mut out = jinja::BoundedText::default();
         let render = || {
@@ -218,21 +411,48 @@ impl ChatTemplate {
             .map_err(|reason| TemplateError::Render { origin: self.origin.clone(), reason })
     }
 
-    /// Length of `prefix` if `text` starts with it.
-    fn prefix_of(&self, text: &str, prefix: &str, last: usize) -> Result<usize, TemplateError> {
-        if text.starts_with(prefix) {
-            return Ok(prefix.len());
-        }
-        let common = text.char_indices().zip(prefix.chars()).find(|((_, a), b)| a != b);
-        let at = common.map_or(text.len().min(prefix.len()), |((at, _), _)| at);
+    /// The error for `prefix`, with which `text` does not start.
+    fn not_a_prefix(&self, text: &str, prefix: &str, last: usize) -> TemplateError {
+        let at = common_prefix(text, prefix);
         let excerpt = |text: &str| text[at..].chars().take(30).collect();
-        Err(TemplateError::NotAPrefix {
-            origin: self.origin.clone(),
-            last,
-            alone: excerpt(prefix),
-            within: excerpt(text),
-        })
+        TemplateError::NotAPrefix { origin: self.origin.clone(), last, alone: excerpt(prefix), within: excerpt(text) }
     }
+}
+
+/// A conversation in which one message is another, and what the template makes of it.
+struct Altered {
+    messages: Vec<Value>,
+    text: String,
+}
+
+/// What a rendering ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prompt {
+    None,
+    /// The generation prompt.
+    Answer,
+    /// The generation prompt for an answer without thinking.
+    WithoutThinking,
+}
+
+/// An assistant's message that says nothing and calls nothing.
+fn is_empty(message: &Value) -> bool {
+    message["tool_calls"].is_null()
+        && message.as_object().into_iter().flatten().all(|(key, value)| {
+            matches!(key.as_str(), "role" | "name" | "id") || trace::text_of(value).trim().is_empty()
+        })
+}
+
+/// Bytes of whole characters that two texts start with alike.
+fn common_prefix(one: &str, other: &str) -> usize {
+    let differs = one.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);
+    differs.map_or(one.len().min(other.len()), |((at, _), _)| at)
+}
+
+/// Bytes of whole characters that two texts end with alike.
+fn common_suffix(one: &str, other: &str) -> usize {
+    let pairs = one.chars().rev().zip(other.chars().rev());
+    pairs.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 
 /// A template's error with its causes and its line.
@@ -294,8 +514,8 @@ mod tests {
     #[test]
     fn answers_are_the_assistants_text_with_the_end_of_the_turn() {
         let turns = [("user", "hi"), ("assistant", "yes?"), ("user", "bye"), ("assistant", "see you")];
-        assert_eq!(answers(CHATML, &turns).unwrap(), ["yes?<|im_end|>\n", "see you<|im_end|>\n"]);
-        assert_eq!(answers(CHATML, &turns[..3]).unwrap(), ["yes?<|im_end|>\n"]);
+        assert_eq!(answers(CHATML, &turns).unwrap(), ["yes?<|im_end|>", "see you<|im_end|>"]);
+        assert_eq!(answers(CHATML, &turns[..3]).unwrap(), ["yes?<|im_end|>"]);
         assert!(answers(CHATML, &turns[..1]).unwrap().is_empty());
     }
 
@@ -331,7 +551,7 @@ mod tests {
             answers(last_only, &[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]).unwrap_err();
         let message = error.to_string();
         assert!(matches!(error, TemplateError::NotAPrefix { last: 1, .. }), "{message}");
-        assert!(message.contains("…\"<think>a;\" against …\"a;assistant:b;user:c;assistant\""), "{message}");
+        assert!(message.contains("…\"<think>b;\" against …\"b;user:c;assistant:<think>d;\""), "{message}");
         assert!(message.contains("train_on_inputs = true"), "{message}");
     }
 

@@ -251,6 +251,13 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// Text of the tokens that are marked as special.
+    #[must_use]
+    pub fn special_texts(&self) -> Vec<String> {
+        let added = self.inner.get_added_tokens_decoder().into_values();
+        added.filter(|token| token.special).map(|token| token.content).collect()
+    }
+
     /// Token that starts a sequence.
     #[must_use]
     pub fn bos(&self) -> Option<&SpecialToken> {

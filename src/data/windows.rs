@@ -1,7 +1,6 @@
-//! A .txt file as one document, cut into windows of tokens.
+//! The tokens of a .txt file, which is one document.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -24,62 +23,35 @@ struct Pieces {
 
 const PIECES: Pieces = Pieces { bytes: 256 * 1024, overlap: 8 * 1024, at_once: 16 };
 
-/// The tokens of a document, in an unnamed temporary file: host memory does not grow with it.
-#[derive(Debug)]
-pub(super) struct TokenFile {
-    path: PathBuf,
-    spool: File,
-    num_tokens: usize,
-    window_tokens: usize,
+/// Tokenises the text file `path`: BOS as the tokenizer adds it, the text, EOS. Hands the ids to `sink`, in order.
+///
+/// # Errors
+/// A file that cannot be read, or is not UTF-8; what `sink` says.
+pub(super) fn tokenise<E: From<DataError>>(
+    path: &Path,
+    tokenizer: &Tokenizer,
+    sink: &mut dyn FnMut(u32) -> Result<(), E>,
+) -> Result<(), E> {
+    let text = TextFile::open(path)?;
+    let mut last = None;
+    for_each_token(&text, tokenizer, PIECES, &mut |token| {
+        last = Some(token.id);
+        sink(token.id)
+    })?;
+    tokenizer.eos().filter(|eos| last != Some(eos.id)).map_or(Ok(()), |eos| sink(eos.id))
 }
 
-impl TokenFile {
-    /// Tokenises the text file `path`: BOS as the tokenizer adds it, the text, EOS.
-    pub(super) fn open(path: &Path, tokenizer: &Tokenizer, window_tokens: usize) -> Result<Self, DataError> {
-        let write_failed = |error: io::Error| DataError::File {
-            path: path.to_path_buf(),
-            reason: format!("cannot write a temporary file: {error}"),
-        };
-        let text = TextFile::open(path)?;
-        let mut spool = BufWriter::new(tempfile::tempfile().map_err(write_failed)?);
-        let (mut last, mut num_tokens) = (None, 0);
-        let mut push = |id: u32| {
-            (last, num_tokens) = (Some(id), num_tokens + 1);
-            spool.write_all(&id.to_ne_bytes()).map_err(write_failed)
-        };
-        for_each_token(&text, tokenizer, PIECES, &mut |token| push(token.id))?;
-        if let Some(eos) = tokenizer.eos().filter(|eos| last != Some(eos.id)) {
-            spool.write_all(&eos.id.to_ne_bytes()).map_err(write_failed)?;
-            num_tokens += 1;
-        }
-        let spool = spool.into_inner().map_err(|error| write_failed(error.into_error()))?;
-        Ok(Self { path: path.to_path_buf(), spool, num_tokens, window_tokens })
-    }
-
-    pub(super) fn num_rows(&self) -> usize {
-        self.num_tokens.div_ceil(self.window_tokens)
-    }
-
-    pub(super) fn num_tokens(&self) -> usize {
-        self.num_tokens
-    }
-
-    /// An error about window `index`.
-    pub(super) fn row_error(&self, index: usize, reason: String) -> DataError {
-        DataError::Row { path: self.path.clone(), place: format!("window {}", index + 1), reason }
-    }
-
-    /// Tokens of window `index`.
-    pub(super) fn read(&self, index: usize) -> Result<Vec<u32>, DataError> {
-        let start = index * self.window_tokens;
-        let mut ids = vec![0_u32; self.window_tokens.min(self.num_tokens - start)];
-        let offset = (start * size_of::<u32>()) as u64;
-        read_exact_at(&self.spool, bytemuck::cast_slice_mut(&mut ids), offset).map_err(|error| DataError::File {
-            path: self.path.clone(),
-            reason: format!("cannot read a temporary file: {error}"),
-        })?;
-        Ok(ids)
-    }
+/// Tokens of the text file `path`.
+///
+/// # Errors
+/// As [`tokenise`].
+pub(super) fn num_tokens(path: &Path, tokenizer: &Tokenizer) -> Result<usize, DataError> {
+    let mut count = 0;
+    tokenise::<DataError>(path, tokenizer, &mut |_| {
+        count += 1;
+        Ok(())
+    })?;
+    Ok(count)
 }
 
 /// Tokens that the text file `path` will have, by those of pieces of it, `bytes` together.
@@ -155,12 +127,12 @@ impl TextFile {
 /// Hands the tokens of `text` to `sink`, tokenising it in pieces. Two pieces are joined at the last place in their
 /// overlap where both have a token boundary, away from the end of the first, whose tokens may be due to its being cut
 /// there.
-fn for_each_token(
+fn for_each_token<E: From<DataError>>(
     text: &TextFile,
     tokenizer: &Tokenizer,
     pieces: Pieces,
-    sink: &mut dyn FnMut(Token) -> Result<(), DataError>,
-) -> Result<(), DataError> {
+    sink: &mut dyn FnMut(Token) -> Result<(), E>,
+) -> Result<(), E> {
     let encode = |range: Range<usize>| -> Result<Piece, DataError> {
         let (start, text) = text.read(range.clone())?;
         let mut tokens = tokenizer.encode_tokens(&text, range.start == 0)?;
@@ -177,7 +149,7 @@ fn for_each_token(
         let new = |token: &&Token| token.end <= to && (token.end > written_to || token.end == 0);
         piece.tokens.iter().filter(new).try_for_each(|token| sink(*token))?;
         written_to = to;
-        Ok::<(), DataError>(())
+        Ok::<(), E>(())
     };
     let mut previous: Option<Piece> = None;
     for group in starts.chunks(pieces.at_once) {
@@ -223,7 +195,7 @@ impl Piece {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixture::{BOS, EOS, Files, tokenizer};
+    use crate::data::fixture::{Files, tokenizer};
 
     /// Ids of `text` as a file, tokenised in pieces.
     fn in_pieces(text: &str, bytes: usize, overlap: usize) -> Vec<u32> {
@@ -232,7 +204,7 @@ mod tests {
         let mut ids = Vec::new();
         let mut sink = |token: Token| {
             ids.push(token.id);
-            Ok(())
+            Ok::<(), DataError>(())
         };
         let text = TextFile::open(&files.path("t.txt")).unwrap();
         for_each_token(&text, &tokenizer(), Pieces { bytes, overlap, at_once: 3 }, &mut sink).unwrap();
@@ -259,21 +231,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_one_document_cut_into_windows() {
-        let files = Files::new();
-        files.write("t.txt", "\u{feff}abcdefg");
-        let tokens = TokenFile::open(&files.path("t.txt"), &tokenizer(), 3).unwrap();
-        assert_eq!(tokens.num_rows(), 3);
-        let windows: Vec<Vec<u32>> = (0..3).map(|row| tokens.read(row).unwrap()).collect();
-        assert_eq!(windows, [vec![BOS, 260, 99], vec![100, 101, 102], vec![103, EOS]]);
-    }
-
-    #[test]
     fn files_without_text_or_in_another_encoding_are_refused() {
         let files = Files::new();
         std::fs::write(files.path("latin.txt"), b"caf\xe9").unwrap();
         files.write("empty.txt", " \n");
-        let error = |name: &str| TokenFile::open(&files.path(name), &tokenizer(), 8).unwrap_err().to_string();
+        let error = |name: &str| num_tokens(&files.path(name), &tokenizer()).unwrap_err().to_string();
         assert!(error("latin.txt").contains("not UTF-8 at byte 3\n  hint: `iconv`"), "{}", error("latin.txt"));
         assert!(error("empty.txt").ends_with("the file has no text"));
     }

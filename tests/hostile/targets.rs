@@ -398,6 +398,6 @@ fn assert_drawn_by_numbers(page: &str) {
 
 /// Options with a cache of tokens in `folder`.
 pub(crate) fn with_cache(folder: &Path) -> OpenOptions<'static> {
-    let cache = CacheSettings { folder: Some(folder.to_owned()), max_bytes: 1 << 30 };
+    let cache = CacheSettings { folder: Some(folder.to_owned()), max_bytes: 1 << 30, min_file_bytes: 0 };
     OpenOptions { cache, ..OpenOptions::default() }
 }

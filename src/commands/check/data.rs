@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::findings::{Findings, with_commas};
 use crate::data::cache::CacheSettings;
 use crate::data::config::{DataConfig, DataSource};
-use crate::data::encode::EncodedRow;
+use crate::data::error::DataError;
 use crate::data::pipeline::{DataPipeline, OpenOptions, RowCounts};
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Progress;
@@ -13,19 +13,24 @@ use crate::recipe::Recipe;
 use crate::schema::Problem;
 use crate::train::schedule::{steps_per_epoch, total_steps};
 
-/// Rows of each file that are tokenised.
-const NUM_ROWS: usize = 8;
-
-/// Opens every file, tokenises the first rows, and counts steps.
-pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, findings: &mut Findings) {
-    let options =
-        OpenOptions { cache: CacheSettings::from_env(), progress: Progress::detect(false), ..OpenOptions::default() };
+/// Opens every file, tokenises its rows, at most `max_rows` of each, and counts steps.
+pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<usize>, findings: &mut Findings) {
+    let options = OpenOptions {
+        cache: CacheSettings::from_env(),
+        progress: Progress::detect(false),
+        max_rows,
+        ..OpenOptions::default()
+    };
     match DataPipeline::open(&recipe.data, Arc::clone(tokenizer), recipe.seed, &options) {
         Ok(data) => {
             examine_files(recipe, &data, findings);
-            examine_rows(recipe, &data, findings);
-            examine_steps(recipe, &data, findings);
+            examine_rows(&data, findings);
+            if max_rows.is_none() {
+                examine_steps(recipe, &data, findings);
+            }
         }
+        // Those of all files.
+        Err(error @ DataError::Rows(_)) => findings.error(&error),
         Err(first) => {
             // The first mistake hides those of other files: each is opened alone.
             let before = findings.problems.0.len();
@@ -75,65 +80,23 @@ fn examine_files(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) 
     data.warnings().into_iter().for_each(|warning| findings.warn(warning));
 }
 
-fn examine_rows(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) {
-    // Rows that `eval_split` holds out shift the others, so that the first rows of a file may be a few further on.
-    let last = data.num_train_rows();
-    let mut start = 0;
-    let mut rows: Vec<EncodedRow> = Vec::new();
-    for file in data.files().iter().filter(|file| !file.is_eval) {
-        for index in (start..start + file.num_rows.min(NUM_ROWS)).filter(|index| *index < last) {
-            match data.train_row(index) {
-                Ok((_, row)) => rows.push(row),
-                Err(error) => findings.error(&error),
-            }
-        }
-        start += file.num_rows;
-    }
-    let mut counts = RowCounts::default();
-    match data.eval_batches(1, Some(NUM_ROWS)) {
-        Ok(batches) => {
-            for batch in batches {
-                match batch {
-                    Ok(batch) => counts += batch.report,
-                    Err(error) => findings.error(&error),
-                }
-            }
-        }
-        Err(error) => findings.error(&error),
-    }
-    if counts.rows > 0 && counts.without_targets == counts.rows {
-        findings.warn(format!("no token of the first {} evaluation rows carries loss", counts.rows));
-    }
-    report_lengths(recipe, &rows, findings);
-}
-
-fn report_lengths(recipe: &Recipe, rows: &[EncodedRow], findings: &mut Findings) {
-    let num_rows = rows.len();
-    let lengths = || rows.iter().map(|row| row.full_length);
-    let (Some(shortest), Some(longest)) = (lengths().min(), lengths().max()) else { return };
-    let targets: usize = rows.iter().map(EncodedRow::num_target_tokens).sum();
-    let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
-    findings.fact(
-        "first rows",
-        format!("{num_rows} rows of {shortest} to {longest} tokens; {targets} of {tokens} tokens carry loss"),
+fn examine_rows(data: &DataPipeline, findings: &mut Findings) {
+    let counts = match data.train_counts() {
+        Ok(counts) => counts,
+        Err(error) => return findings.error(&error),
+    };
+    let RowCounts { rows, bad, without_targets, tokens, target_tokens, longest_tokens, .. } = counts;
+    let mut fact = format!(
+        "{rows} rows of up to {longest_tokens} tokens; {} of {} tokens carry loss",
+        with_commas(target_tokens as usize),
+        with_commas(tokens as usize)
     );
-    let max_length = recipe.data.max_length;
-    let truncated = rows.iter().filter(|row| row.is_truncated()).count();
-    if truncated > 0 {
-        let cut = rows.iter().filter(|row| row.is_answer_cut()).count();
-        findings.warn(format!(
-            "{truncated} of the first {num_rows} rows are longer than `data.max_length` = {max_length} and will be cut; \
-             of {cut} nothing of the answer is left\n  hint: the longest has {longest} tokens"
-        ));
+    if bad + without_targets > 0 {
+        fact.push_str(&format!("; {} rows left out", bad + without_targets));
     }
-    if targets == 0 {
-        let message = format!("no token of the first {num_rows} rows carries loss");
-        let hint = if truncated > 0 {
-            "raise `data.max_length`: nothing of the answers is left"
-        } else {
-            "see what `lora-train inspect` shows, or set `data.train_on_inputs = true`"
-        };
-        findings.problem(Problem::new(message).hint(hint));
+    findings.fact("rows", fact);
+    if data.files().iter().any(|file| file.is_eval) && data.num_eval_rows() == 0 {
+        findings.warn("no token of the evaluation rows carries loss".to_owned());
     }
 }
 

@@ -33,7 +33,7 @@ fn findings(world: &Path, changes: &[&str]) -> (Vec<String>, Vec<String>, Vec<St
     let text = format!("output_dir = \"@/out\"\n{text}").replace('@', &place);
     let overrides: Vec<Override> = changes.iter().map(|change| Override::set(change.replace('@', &place))).collect();
     let recipe = Recipe::parse(Path::new("r.toml"), &text, &overrides, Purpose::Training).unwrap();
-    let findings = examine(&recipe);
+    let findings = examine(&recipe, None);
     let anywhere = |text: String| text.replace(&format!("{place}/"), "").replace(&place, ".");
     (
         findings.facts.iter().map(|(subject, fact)| anywhere(format!("{subject}: {fact}"))).collect(),
@@ -57,7 +57,7 @@ fn a_recipe_without_mistakes_is_summed_up_and_nothing_is_written() {
     assert!(facts[3].starts_with(&format!("trainable params: {trainable} || all params: ")), "{}", facts[3]);
     assert_eq!(facts[4], "training data: rows.jsonl (10 rows, prompt_completion)");
     assert_eq!(facts[5], "evaluation data: 2 rows held out, 8 rows left to train on");
-    assert!(facts[6].starts_with("first rows: 8 rows of "), "{}", facts[6]);
+    assert_eq!(facts[6], "rows: 10 rows of up to 5 tokens; 30 of 50 tokens carry loss");
     assert_eq!(facts[7], "steps: 3 of 4 rows; an epoch has 2");
     assert!(facts[8].starts_with("device: cpu (") && facts[8].ends_with("computes in f32, base stored in f32"));
     assert!(!world.path().join("out").exists(), "nothing is written");
@@ -155,10 +155,10 @@ fn an_output_folder_below_a_file_is_refused() {
 #[test]
 fn rows_that_are_cut_before_their_answers_are_a_problem() {
     let world = world();
-    let (_, warnings, problems) = findings(world.path(), &["data.max_length=2"]);
-    assert!(warnings[0].contains("of 8 nothing of the answer is left"), "{warnings:?}");
-    assert_eq!(
-        problems,
-        ["no token of the first 8 rows carries loss\n  hint: raise `data.max_length`: nothing of the answers is left"]
+    let (_, _, problems) = findings(world.path(), &["data.max_length=2"]);
+    assert!(
+        problems[0].starts_with("no row is left to train on\n  rows.jsonl: 10 of 10 rows carry no loss"),
+        "{problems:?}"
     );
+    assert!(problems[0].ends_with("\n  hint: raise `data.max_length`"), "{problems:?}");
 }

@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use serde_json::{Value, json};
+
 use crate::data::encode::EncodedRow;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 
@@ -37,6 +39,22 @@ impl Marks {
     }
 }
 
+/// Row `index` of the file `path` as JSON.
+pub(super) fn json(path: &Path, index: usize, row: &EncodedRow) -> Value {
+    json!({"path": path, "row": index, "length": row.full_length, "skipped": why_left_out(row), "ids": row.ids,
+           "carries_loss": row.carries_loss})
+}
+
+/// Why a row is not trained on, if it is not.
+fn why_left_out(row: &EncodedRow) -> Option<&str> {
+    match &row.problem {
+        Some(problem) => Some(problem),
+        None if row.is_answer_cut() => Some("nothing of the answer is left at `data.max_length`"),
+        None if row.num_target_tokens() == 0 => Some("nothing carries loss: there is no answer"),
+        None => None,
+    }
+}
+
 /// Writes row `index` of the file `path`.
 pub(super) fn write(
     out: &mut dyn Write,
@@ -46,11 +64,17 @@ pub(super) fn write(
     tokenizer: &Tokenizer,
     marks: Marks,
 ) -> Result<(), super::InspectError> {
+    if row.problem.is_some() {
+        let why = why_left_out(row).unwrap_or_default();
+        return Ok(writeln!(out, "{} row {}: left out: {why}", path.display(), index + 1)?);
+    }
     let (length, targets) = (row.ids.len(), row.num_target_tokens());
     write!(out, "{} row {}: {length} tokens, {targets} carry loss", path.display(), index + 1)?;
     if row.is_truncated() {
-        let cut = if row.is_answer_cut() { ", nothing of the answer is left" } else { "" };
-        write!(out, ", cut off from {}{cut}", row.full_length)?;
+        write!(out, ", cut off from {}", row.full_length)?;
+    }
+    if let Some(why) = why_left_out(row) {
+        write!(out, "; left out: {why}")?;
     }
     writeln!(out)?;
     writeln!(out, "  text ({}):", marks.legend())?;

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use rayon::prelude::*;
+use serde_json::json;
 
 use crate::data::config::DataConfig;
 use crate::data::error::DataError;
@@ -18,10 +19,9 @@ const BAR_WIDTH: usize = 40;
 /// What the rows of a recipe look like.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
-    /// Training rows in all; `counts.rows` of them were looked at.
-    num_rows: usize,
+    /// Of all rows of the training files.
     counts: RowCounts,
-    /// Tokens of the rows before truncation, ascending.
+    /// Tokens, before they are cut, of the rows that are trained on, or the first of them; ascending.
     lengths: Vec<usize>,
     max_length: usize,
     packing: bool,
@@ -32,32 +32,22 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Tokenises the training rows, or the first of them if there are very many.
+    /// Looks at the training rows, for lengths at the first of them if there are very many.
     pub(super) fn measure(
         data: &DataPipeline,
         config: &DataConfig,
         micro_batch_size: usize,
     ) -> Result<Self, DataError> {
-        let num_rows = data.num_train_rows();
         let mut summary = Self {
-            num_rows,
+            counts: data.train_counts()?,
             max_length: config.max_length,
             packing: config.packing,
             micro_batch_size,
             ..Self::default()
         };
-        let measure = |index: usize| {
-            let (_, row) = data.train_row(index)?;
-            let mut counts = RowCounts::default();
-            counts.add(&row);
-            Ok((row.full_length, counts))
-        };
-        let rows: Vec<(usize, RowCounts)> =
-            (0..num_rows.min(MAX_ROWS)).into_par_iter().map(measure).collect::<Result<_, DataError>>()?;
-        for (length, counts) in rows {
-            summary.lengths.push(length);
-            summary.counts += counts;
-        }
+        let length = |index: usize| data.train_row(index).map(|(_, row)| row.full_length);
+        let rows = 0..data.num_train_rows().min(MAX_ROWS);
+        summary.lengths = rows.into_par_iter().map(length).collect::<Result<_, DataError>>()?;
         summary.lengths.sort_unstable();
 
         let mut loader = data.loader(Cursor::default(), micro_batch_size)?;
@@ -82,7 +72,7 @@ impl Summary {
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let RowCounts { rows, truncated, answer_cut, without_targets, bad, tokens, target_tokens, .. } = self.counts;
         let (longest, max_length) = (self.percentile(100), self.max_length);
-        writeln!(out, "{rows} of {} training rows:", self.num_rows)?;
+        writeln!(out, "{rows} training rows:")?;
         writeln!(
             out,
             "  tokens a row   shortest {}, half up to {}, 90% up to {}, 99% up to {}, longest {longest}",
@@ -98,7 +88,7 @@ impl Summary {
             out,
             "  truncated      {truncated} rows at `data.max_length` = {max_length}; {answer_cut} of them lose the whole answer"
         )?;
-        writeln!(out, "  left out       {without_targets} rows, since no token of theirs carries loss")?;
+        writeln!(out, "  left out       {without_targets} rows in which nothing carries loss")?;
         if bad > 0 {
             writeln!(out, "  skipped        {bad} rows that cannot be used (`data.on_bad_row` = \"skip\")")?;
         }
@@ -122,31 +112,15 @@ impl Summary {
         Ok(())
     }
 
-    /// What the user may want to change.
-    pub(super) fn warnings(&self) -> Vec<String> {
-        let RowCounts { rows, truncated, answer_cut, without_targets, .. } = self.counts;
-        let mut warnings = Vec::new();
-        if truncated > 0 {
-            let keeps = self.percentile(99).next_multiple_of(64);
-            let hint = if keeps > self.max_length {
-                format!("`data.max_length = {keeps}` keeps 99% of the rows whole")
-            } else {
-                format!("`data.max_length = {}` keeps all rows whole", self.percentile(100))
-            };
-            warnings.push(format!(
-                "{truncated} of {rows} rows are longer than `data.max_length` = {} and lose their end; of {answer_cut} \
-                 nothing of the answer is left\n  hint: {hint}",
-                self.max_length
-            ));
-        }
-        let unanswered = without_targets - answer_cut;
-        if unanswered > 0 {
-            warnings.push(format!(
-                "{unanswered} of {rows} rows have no answer to learn from and are left out\n  hint: \
-                 `data.train_on_inputs = true` puts loss on every token"
-            ));
-        }
-        warnings
+    pub(super) fn json(&self) -> serde_json::Value {
+        let percentiles = [0, 50, 90, 99, 100].map(|share| self.percentile(share));
+        json!({"summary": {
+            "counts": self.counts,
+            "length_percentiles": {"0": percentiles[0], "50": percentiles[1], "90": percentiles[2],
+                                   "99": percentiles[3], "100": percentiles[4]},
+            "micro_batch_tokens": self.batched_tokens,
+            "micro_batch_places": self.batched_places,
+        }})
     }
 }
 

@@ -78,28 +78,33 @@ struct Note {
 pub(in crate::data) fn content_hash(path: &Path, folder: &Path) -> io::Result<(Signature, [u8; 32])> {
     let note = std::fs::canonicalize(path)
         .map(|path| folder.join(format!("{}.sha256", hex(&Sha256::digest(path.as_os_str().as_encoded_bytes())))))?;
-    let mut file = File::open(path)?;
-    let signature = Signature::of_metadata(&file.metadata()?);
+    let signature = Signature::of(path)?;
     if let Some(known) = read_note(&note)
         && known.signature == signature
         && let Some(hash) = unhex(&known.sha256)
     {
         return Ok((signature, hash));
     }
-    let mut hash = Sha256::new();
-    let mut block = vec![0; BLOCK_BYTES];
-    loop {
-        match file.read(&mut block)? {
-            0 => break,
-            read => hash.update(&block[..read]),
-        }
-    }
-    let hash: [u8; 32] = hash.finalize().into();
+    let (signature, hash) = hash_of(path)?;
     if signature.is_settled() && Signature::of(path)? == signature {
         // Only the next start would be quicker with it.
         drop(write_note(&note, &Note { signature: signature.clone(), sha256: hex(&hash) }));
     }
     Ok((signature, hash))
+}
+
+/// SHA-256 of the file `path`, and the signature of the file that was read.
+pub(in crate::data) fn hash_of(path: &Path) -> io::Result<(Signature, [u8; 32])> {
+    let mut file = File::open(path)?;
+    let signature = Signature::of_metadata(&file.metadata()?);
+    let mut hash = Sha256::new();
+    let mut block = vec![0; BLOCK_BYTES];
+    loop {
+        match file.read(&mut block)? {
+            0 => return Ok((signature, hash.finalize().into())),
+            read => hash.update(&block[..read]),
+        }
+    }
 }
 
 fn read_note(path: &Path) -> Option<Note> {

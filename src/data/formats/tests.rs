@@ -1,4 +1,5 @@
 use super::*;
+use crate::data::fixture::tokenizer;
 
 fn columns(renames: &[(&str, &str)]) -> BTreeMap<String, String> {
     renames.iter().map(|(name, column)| ((*name).to_owned(), (*column).to_owned())).collect()
@@ -8,9 +9,15 @@ fn detect(format: DataFormat, renames: &[(&str, &str)], row: &Value) -> Result<R
     RowFormat::detect(format, &columns(renames), row)
 }
 
+/// A template that writes everything.
+fn template() -> ChatTemplate {
+    ChatTemplate::new("{{ messages }}{{ tools }}{% if 'critic' %}{% endif %}", "the test", &tokenizer()).unwrap()
+}
+
 /// What `auto` makes of a row.
 fn read(row: &Value, has_template: bool) -> Result<Sample, String> {
-    detect(DataFormat::Auto, &[], row)?.read(row, has_template)
+    let template = has_template.then(template);
+    detect(DataFormat::Auto, &[], row)?.read(row, template.as_ref())
 }
 
 fn chat(turns: &[(&str, &str)]) -> Sample {
@@ -28,15 +35,55 @@ fn every_format_is_recognised_by_its_columns() {
     assert_eq!(read(&json!({"conversations": messages}), true).unwrap(), asked, "the keys of messages");
     assert_eq!(read(&json!({"instruction": "a", "input": "", "output": "b", "text": "t"}), true).unwrap(), asked);
     let row = json!({"prompt": "a", "completion": "b"});
-    assert_eq!(read(&row, true).unwrap(), Sample::Completion { prompt: "a".into(), completion: "b".into() });
+    assert_eq!(read(&row, true).unwrap(), asked);
+    assert_eq!(read(&row, false).unwrap(), Sample::Completion { prompt: "a".into(), completion: "b".into() });
     assert_eq!(read(&json!({"text": "a"}), true).unwrap(), Sample::Text("a".into()));
 }
 
 #[test]
+fn common_pairs_of_columns_are_read_where_they_are_the_only_one() {
+    for (question, answer) in [
+        ("question", "answer"),
+        ("instruction", "response"),
+        ("query", "response"),
+        ("input", "output"),
+        ("prompt", "response"),
+    ] {
+        let row = json!({question: "a", answer: "b", "id": 1});
+        assert_eq!(read(&row, true).unwrap(), chat(&[("user", "a"), ("assistant", "b")]), "{question}");
+    }
+    let row = json!({"instruction": "a", "context": "c", "response": "b", "category": "x"});
+    assert_eq!(read(&row, true).unwrap(), chat(&[("user", "a\nc"), ("assistant", "b")]));
+    let mut unused = BTreeSet::new();
+    detect(DataFormat::Auto, &[], &row).unwrap().add_unused(&row, None, &mut unused);
+    assert_eq!(unused.into_iter().collect::<Vec<_>>(), ["category"]);
+    let two = json!({"question": "a", "answer": "b", "input": "c", "output": "d"});
+    assert!(read(&two, true).unwrap_err().contains("are those of no format"));
+}
+
+#[test]
+fn preference_data_is_called_so() {
+    for row in [
+        json!({"prompt": "a", "completion": "b", "chosen": "c", "rejected": "d"}),
+        json!({"chosen": [{"role": "user", "content": "a"}], "rejected": []}),
+        json!({"messages": [{"role": "user", "content": "a"}], "label": false}),
+    ] {
+        let error = read(&row, true).unwrap_err();
+        assert!(error.starts_with("this is preference data") && error.contains("messages = \"chosen\""), "{error}");
+    }
+    let row = json!({"chosen": [{"role": "user", "content": "a"}], "rejected": []});
+    let format = detect(DataFormat::Auto, &[("messages", "chosen")], &row).unwrap();
+    assert_eq!(format.read(&row, Some(&template())).unwrap(), chat(&[("user", "a")]));
+}
+
+#[test]
 fn columns_of_no_format_are_listed_with_what_would_help() {
-    let error = read(&json!({"question": "a", "answer": "b"}), true).unwrap_err();
-    assert!(error.starts_with("the columns [\"question\", \"answer\"] are those of no format"), "{error}");
-    assert!(error.contains("alpaca (instruction, output)") && error.contains("columns = {"), "{error}");
+    let error = read(&json!({"user_msg": "a", "bot_msg": "b"}), true).unwrap_err();
+    assert!(error.starts_with("the columns `user_msg`, `bot_msg` are those of no format"), "{error}");
+    assert!(error.contains("alpaca (instruction, output)"), "{error}");
+    assert!(error.ends_with("`columns = { prompt = \"user_msg\", completion = \"bot_msg\" }`"), "{error}");
+    let error = read(&json!({"id": 1, "dialog": [{"role": "user", "content": "a"}]}), true).unwrap_err();
+    assert!(error.ends_with("`columns = { messages = \"dialog\" }`"), "{error}");
 }
 
 #[test]
@@ -44,28 +91,91 @@ fn columns_are_renamed() {
     let row = json!({"question": "a", "answer": "b", "extra": 0});
     let format = detect(DataFormat::Auto, &[("prompt", "question"), ("completion", "answer")], &row).unwrap();
     assert_eq!(format.format(), DataFormat::PromptCompletion);
-    assert_eq!(format.read(&row, false).unwrap(), Sample::Completion { prompt: "a".into(), completion: "b".into() });
-    assert_eq!(format.unused_columns(&row), ["extra"]);
+    assert_eq!(format.read(&row, None).unwrap(), Sample::Completion { prompt: "a".into(), completion: "b".into() });
 
     let error = detect(DataFormat::PromptCompletion, &[("prompt", "q"), ("completion", "answer")], &row).unwrap_err();
-    assert_eq!(error, "`columns` says that `prompt` is column `q`; the row has [\"question\", \"answer\", \"extra\"]");
+    assert_eq!(error, "`columns` says that `prompt` is column `q`; the row has `question`, `answer`, `extra`");
     let error = detect(DataFormat::Text, &[("question", "text")], &json!({"text": "a"})).unwrap_err();
     assert_eq!(error, "`columns` has `question`, which format `text` does not use; it uses text");
     let error = detect(DataFormat::Alpaca, &[], &row).unwrap_err();
-    assert!(error.starts_with("format `alpaca` needs a column `instruction`; the row has [\"question\""), "{error}");
+    assert!(error.starts_with("format `alpaca` needs a column `instruction`; the row has `question`"), "{error}");
     assert!(error.contains("columns = { instruction = \"...\" }"), "{error}");
 }
 
 #[test]
-fn sharegpt_roles_are_those_of_chat_templates() {
-    let turns: Vec<Value> = SHAREGPT_ROLES.iter().map(|(name, role)| json!({"from": name, "value": role})).collect();
-    let Sample::Chat { messages, .. } = read(&json!({"conversations": turns, "system": "s"}), true).unwrap() else {
+fn roles_have_the_names_of_chat_templates_in_both_formats() {
+    let names = [
+        ("human", "user"),
+        ("gpt", "assistant"),
+        ("bot", "assistant"),
+        ("model", "assistant"),
+        ("developer", "system"),
+        ("observation", "tool"),
+        ("function", "tool"),
+        ("critic", "critic"),
+    ];
+    let turns: Vec<Value> = names.iter().map(|(name, _)| json!({"from": name, "value": "x"})).collect();
+    let messages: Vec<Value> = names.iter().map(|(name, _)| json!({"role": name, "content": "x"})).collect();
+    let sharegpt = read(&json!({"conversations": turns, "system": ""}), true).unwrap();
+    assert_eq!(sharegpt, chat(&names.map(|(_, role)| (role, "x"))), "and a role that the template names");
+    assert_eq!(read(&json!({"messages": messages}), true).unwrap(), sharegpt);
+    let error = read(&json!({"conversations": [{"from": "bob", "value": "x"}]}), true).unwrap_err();
+    assert!(error.starts_with("turn 0: its role is \"bob\"; known are human, user, gpt"), "{error}");
+    let error = read(&json!({"messages": [{"role": "bob", "content": "x"}]}), true).unwrap_err();
+    assert!(error.starts_with("message 0: its role is \"bob\"; known are"), "{error}");
+}
+
+#[test]
+fn calls_of_tools_have_one_form() {
+    let function = json!({"name": "f", "parameters": {"type": "object"}});
+    let call = json!({"name": "f", "arguments": {"x": 1}});
+    let framed = json!({"type": "function", "function": function});
+    let expected = [
+        json!({"role": "user", "content": "a"}),
+        json!({"role": "assistant", "content": "", "tool_calls": [{"function": call, "type": "function", "id": "call00000"}]}),
+        json!({"role": "tool", "content": "1", "tool_call_id": "call00000"}),
+        json!({"role": "assistant", "content": "b"}),
+    ];
+    let text = json!({"name": "f", "arguments": "{\"x\": 1}"});
+    let openai = |call: Value| json!({"tools": [function], "messages": [expected[0], call, {"role": "tool", "content": "1"}, expected[3]]});
+    let rows = [
+        json!({"tools": json!([function]).to_string(), "conversations": [
+            {"from": "human", "value": "a"}, {"from": "function_call", "value": call.to_string()},
+            {"from": "observation", "value": "1"}, {"from": "gpt", "value": "b"}]}),
+        openai(json!({"role": "assistant", "content": null, "tool_calls": [{"function": text, "type": "function"}]})),
+        openai(json!({"role": "assistant", "function_call": text})),
+        openai(json!({"role": "assistant", "tool_calls": [call]})),
+    ];
+    for row in rows {
+        let Sample::Chat { messages, tools } = read(&row, true).unwrap() else { panic!("a conversation") };
+        assert_eq!((messages.as_slice(), tools), (expected.as_slice(), Some(json!([framed]))), "{row}");
+    }
+    for (call, what) in [
+        (json!({"name": "f", "arguments": "{x: 1}"}), "the `arguments` of the call of `f` are not a JSON object"),
+        (json!({"arguments": {}}), "a tool call has no `name`"),
+    ] {
+        let error = read(&openai(json!({"role": "assistant", "tool_calls": [call]})), true).unwrap_err();
+        assert!(error.contains(what), "{error}");
+    }
+}
+
+#[test]
+fn contents_of_text_parts_are_joined_and_others_are_refused_by_name() {
+    let row = |parts: Value| json!({"messages": [{"role": "user", "content": parts}]});
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    assert_eq!(read(&row(parts.clone()), true).unwrap(), chat(&[("user", "ab")]));
+    let reader = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}";
+    let reader = ChatTemplate::new(reader, "the test", &tokenizer()).unwrap();
+    let Sample::Chat { messages, .. } =
+        detect(DataFormat::Auto, &[], &row(parts.clone())).unwrap().read(&row(parts.clone()), Some(&reader)).unwrap()
+    else {
         panic!("a conversation")
     };
-    assert_eq!(messages[0], json!({"role": "system", "content": "s"}));
-    assert!(messages[1..].iter().all(|message| message["role"] == message["content"]));
-    let error = read(&json!({"conversations": [{"from": "bob", "value": "x"}]}), true).unwrap_err();
-    assert!(error.starts_with("turn 0: `from` is \"bob\"; known are human, user, gpt"), "{error}");
+    assert_eq!(messages[0]["content"], parts);
+    let error = read(&row(json!([{"type": "image_url", "image_url": "x"}])), true).unwrap_err();
+    assert!(error.contains("is of type \"image_url\"; this trainer learns from text only"), "{error}");
+    let error = read(&json!({"messages": [{"role": "user", "content": "a"}], "images": ["x.png"]}), true).unwrap_err();
+    assert_eq!(error, "the row has `images`; this trainer learns from text only");
 }
 
 #[test]
@@ -84,14 +194,15 @@ fn alpaca_rows_are_a_conversation_or_the_published_prompt() {
 }
 
 #[test]
-fn keys_that_are_null_do_not_reach_the_template_and_tools_do() {
-    let call = json!([{"function": {"name": "f", "arguments": {"x": null}}}]);
-    let row = json!({"messages": [{"role": "user", "content": "a", "tool_calls": null},
-                                  {"role": "assistant", "content": null, "tool_calls": call}],
-                     "tools": "[{\"name\": \"f\"}]"});
-    let Sample::Chat { messages, tools } = read(&row, true).unwrap() else { panic!("a conversation") };
-    assert_eq!(messages, [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "tool_calls": call})]);
-    assert_eq!(tools, Some(json!([{"name": "f"}])));
+fn keys_that_are_null_do_not_reach_the_template() {
+    let row = json!({"messages": [{"role": "user", "content": "a", "tool_calls": null, "name": null}], "tools": null});
+    assert_eq!(read(&row, true).unwrap(), chat(&[("user", "a")]));
+    let row = json!({"messages": [{"role": "assistant", "content": "a", "reasoning": "r", "weight": 1, "x": 1}]});
+    let Sample::Chat { messages, .. } = read(&row, true).unwrap() else { panic!("a conversation") };
+    assert_eq!((&messages[0]["reasoning_content"], &messages[0]["thinking"]), (&json!("r"), &json!("r")));
+    let mut unused = BTreeSet::new();
+    detect(DataFormat::Auto, &[], &row).unwrap().add_unused(&row, Some(&template()), &mut unused);
+    assert_eq!(unused.into_iter().collect::<Vec<_>>(), ["messages[].x"]);
 }
 
 #[test]
@@ -101,9 +212,12 @@ fn what_is_wrong_with_a_row_is_said() {
         (json!({"messages": "hi"}), "`messages` must be a list of objects, not text"),
         (json!({"messages": [{"role": "user"}]}), "message 0: has no `content`; it has `role`"),
         (json!({"messages": [{"from": "human", "value": "a"}]}), "`from` and `value` are format \"sharegpt\""),
-        (json!({"messages": [{"role": "user", "content": 1}]}), "message 0: `content` must be text, not a number"),
+        (
+            json!({"messages": [{"role": "user", "content": 1}]}),
+            "`content` must be text or a list of parts, not a number",
+        ),
         (json!({"messages": ["hi"]}), "message 0: must be an object with `role` and `content`, not text"),
-        (json!({"conversations": [{"from": "human"}]}), "turn 0: needs text in `from` and `value`; it has [\"from\"]"),
+        (json!({"conversations": [{"from": "human"}]}), "turn 0: needs text in `value`, not null"),
         (json!({"prompt": ["a"], "completion": "b"}), "`prompt` must be text, not a list"),
         (json!({"text": null}), "`text` must be text, not null"),
         (

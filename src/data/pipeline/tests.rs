@@ -150,7 +150,7 @@ fn evaluation_files_are_read_in_order_and_a_file_in_both_lists_is_warned_of() {
     let names: Vec<_> =
         pipeline.files().iter().map(|file| (file.path.extension().unwrap().to_owned(), file.is_eval)).collect();
     assert_eq!(names, [("jsonl".into(), false), ("jsonl".into(), true), ("txt".into(), true)]);
-    assert!(pipeline.warnings()[0].contains("is in [[data.train]] and in [[data.eval]]"));
+    assert!(pipeline.warnings().iter().any(|warning| warning.contains("is in [[data.train]] and in [[data.eval]]")));
 }
 
 #[test]
@@ -195,23 +195,25 @@ fn rows_that_lose_their_answer_are_counted_and_left_out() {
         longest_tokens: 26,
         ..RowCounts::default()
     };
-    let batches = take(&open(&config), Cursor::default(), 3, 1);
-    assert_eq!((batches[0].report, rows(&batches)), (expected, vec![0, 2]));
-    // A micro-batch of nothing but such rows is empty.
-    let batches = take(&open(&config), Cursor::default(), 1, 3);
-    assert_eq!((batches[1].batch.num_rows(), batches[1].report.without_targets), (0, 1));
-    let mut sum = RowCounts::default();
-    for batch in &batches {
-        sum += batch.report;
+    for packing in [false, true] {
+        let pipeline = open(&DataConfig { packing, ..config.clone() });
+        assert_eq!(pipeline.train_counts().unwrap(), expected);
+        let warnings = pipeline.warnings();
+        assert!(
+            warnings[0].contains("1 of 3 rows carry no loss and are left out:\n  row 2: of 23 tokens, "),
+            "{warnings:?}"
+        );
+        assert!(warnings[1].contains("1 of 3 rows are longer than `data.max_length` = 10 and lose"), "{warnings:?}");
+        // What is left out is in no micro-batch: none is empty.
+        assert_eq!((pipeline.num_train_rows(), pipeline.rows_per_epoch()), (2, 2));
+        let batches = take(&pipeline, Cursor::default(), 1, 2);
+        let mut sum = RowCounts::default();
+        batches.iter().for_each(|batch| sum += batch.report);
+        assert_eq!((rows(&batches).len(), sum.rows, sum.tokens, sum.target_tokens), (2, 2, 14, 7));
+        assert!(batches[1].last_of_epoch);
     }
-    assert_eq!(sum, expected);
-    // Packed, they are counted as well.
-    let packed = open(&DataConfig { packing: true, ..config });
-    let mut sum = RowCounts::default();
-    for batch in take(&packed, Cursor::default(), 1, usize::try_from(packed.batches_per_epoch(1)).unwrap()) {
-        sum += batch.report;
-    }
-    assert_eq!(sum, expected);
+    let held_out = open(&DataConfig { eval_split: Some(EvalSplit::Rows(1)), ..config });
+    assert_eq!((held_out.num_train_rows(), held_out.num_eval_rows()), (1, 1), "of those that are of use");
 }
 
 #[test]
@@ -259,21 +261,41 @@ fn packed_rows_hold_the_same_documents_and_targets() {
 }
 
 #[test]
-fn a_bad_row_stops_the_loader_with_its_place() {
+fn bad_rows_are_errors_of_the_start_grouped_and_with_their_places() {
+    let (files, bad) = (Files::new(), "{\"text\": 1}\n");
+    let source = files.write("r.jsonl", &(numbered_rows(90) + bad + &numbered_rows(6) + bad + "{\"text\": \n"));
+    let other = files.write("s.jsonl", &(numbered_rows(2) + bad));
+    let message = error(&config(vec![source.clone(), other]));
+    let mistakes: Vec<&str> = message.lines().filter(|line| !line.starts_with(' ')).collect();
+    assert_eq!(mistakes.len(), 3, "{message}");
+    assert!(mistakes[0].ends_with("r.jsonl:line 91: `text` must be text, not a number"), "{message}");
+    assert!(message.contains("\n  and likewise 1 more: line 98\n"), "{message}");
+    assert!(
+        mistakes[1].contains("r.jsonl:line 99: not valid JSON") && mistakes[2].contains("s.jsonl:line 3:"),
+        "{message}"
+    );
+    let nothing = files.write("n.jsonl", "{\"prompt\": \"a\", \"completion\": \"\"}\n");
+    let message = error(&config(vec![nothing]));
+    assert!(
+        message.starts_with("no row is left to train on\n  ") && message.contains("1 of 1 rows carry no loss"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_text_is_one_document_cut_into_windows() {
     let files = Files::new();
-    let content = numbered_rows(6) + "{\"text\": 1}\n" + &numbered_rows(6);
-    let source = files.write("r.jsonl", &content);
-    for num_workers in [0, 1, 3] {
-        let pipeline = open(&DataConfig { num_workers, ..config(vec![source.clone()]) });
-        let mut loader = pipeline.loader(Cursor::default(), 2).unwrap();
-        for _ in 0..3 {
-            loader.next_batch().unwrap();
-        }
-        let error = loader.next_batch().unwrap_err().to_string();
-        assert!(error.ends_with("r.jsonl:line 7: `text` must be text, not a number"), "{error}");
-        assert!(matches!(loader.next_batch(), Err(DataError::Stopped)));
+    let text: String = (0..1500).map(|i| ["xyz", "é", "w "][i % 3]).collect();
+    let whole = tokenizer().encode(&text, true).unwrap();
+    for max_length in [3, 7, 1000, 1024, 1025, 4000] {
+        let pipeline = open(&DataConfig { max_length, ..config(vec![files.write("t.txt", &text)]) });
+        let windows = (0..pipeline.num_file_rows()).map(|row| pipeline.file_row(row).unwrap().1);
+        let windows: Vec<EncodedRow> = windows.collect();
+        assert!(windows.iter().rev().skip(1).all(|row| row.ids.len() == max_length), "{max_length}");
+        let ids: Vec<u32> = windows.iter().flat_map(|row| row.ids.clone()).collect();
+        assert_eq!(ids, [&whole[..], &[EOS]].concat(), "{max_length}");
+        assert!(windows.iter().all(|row| !row.carries_loss[0] && row.num_target_tokens() == row.ids.len() - 1));
     }
-    assert!(error(&DataConfig { packing: true, ..config(vec![source]) }).contains("line 7"));
 }
 
 #[test]
@@ -289,8 +311,12 @@ fn globs_are_sorted_and_what_names_no_file_is_an_error() {
     assert_eq!((info.format, info.num_rows, info.kind.name()), (DataFormat::Text, 1, "JSON lines"));
 
     let path_error = |pattern: &str| error(&config(vec![files.source(pattern)]));
-    assert!(path_error("none.jsonl").ends_with("no such file"));
-    assert!(path_error("*.parquet").ends_with("matches no file"));
+    let message = path_error("none.jsonl");
+    assert!(
+        message.starts_with("`data.train[0].path` = \"") && message.ends_with("none.jsonl\" is no file"),
+        "{message}"
+    );
+    assert!(path_error("*.parquet").ends_with("*.parquet\" matches no file"));
     assert!(path_error("").contains("is a folder\n  hint: name its files"));
     files.write("a.csv", "x");
     assert!(path_error("a.csv").ends_with("files end in .json, .jsonl, .parquet or .txt"));
@@ -309,6 +335,17 @@ fn conversations_need_a_template_and_alpaca_rows_do_not() {
     let none = DataConfig { chat_template: "none".into(), ..config(vec![chat]) };
     let message = DataPipeline::open(&none, chat_tokenizer(), 7, &OpenOptions::default()).unwrap_err().to_string();
     assert!(message.contains("and `data.chat_template` = \"none\" turns it off\n  hint: set"), "{message}");
+
+    // A question and an answer are turns where the model has a template.
+    let rows = files.write("p.jsonl", "{\"prompt\": \"ab\", \"completion\": \"c\"}");
+    let text = |chat_template: &str| {
+        let config = DataConfig { chat_template: chat_template.into(), ..config(vec![rows.clone()]) };
+        let pipeline = DataPipeline::open(&config, chat_tokenizer(), 7, &OpenOptions::default()).unwrap();
+        chat_tokenizer().decode(&pipeline.train_row(0).unwrap().1.ids, false).unwrap()
+    };
+    let asked =
+        "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n";
+    assert_eq!((text("auto").as_str(), text("none").as_str()), (asked, "<s>abc<|im_end|>"));
 
     let alpaca = files.write("a.jsonl", "{\"instruction\": \"i\", \"output\": \"o\"}");
     let (_, row) = open(&config(vec![alpaca])).train_row(0).unwrap();

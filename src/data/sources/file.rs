@@ -1,61 +1,76 @@
 //! One file: opening it, and tokenising all of it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use sha2::{Digest as _, Sha256};
+use rayon::prelude::*;
 
-use super::rows::{Rows, StoredRows};
-use super::{FileInfo, KeptTokens, LARGE_FILE_BYTES};
+use super::{FileInfo, KeptTokens};
+use crate::budget;
 use crate::data::ahead::{OpenOptions, for_each_chunk};
-use crate::data::cache::{self, CacheKey, Chunk, Details, KeyParts, Signature, StoreWriter, TokenStore};
-use crate::data::config::{DataConfig, DataFormat, DataSource, OnBadRow};
+use crate::data::cache::{self, CacheKey, Chunk, Details, KeyParts, RowEntry, Signature, StoreWriter, TokenStore};
+use crate::data::config::{DataConfig, DataFormat, DataSource};
 use crate::data::counts::RowCounts;
 use crate::data::encode::{EncodedRow, Encoder};
 use crate::data::error::DataError;
-use crate::data::files::{FileKind, RowProblem};
+use crate::data::files::{FileKind, RowFile, RowProblem};
+use crate::data::findings::RowFindings;
+use crate::data::formats::RowFormat;
 use crate::data::progress::Meter;
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
+use crate::data::windows;
 
-/// Bad rows of a file that are named.
-const MAX_NAMED_ROWS: usize = 5;
-/// Characters of what is told about a bad row.
-const MAX_REASON_CHARACTERS: usize = 500;
+/// Tokens of a piece in which those of a .txt file are kept.
+const PIECE_TOKENS: usize = 1024;
+/// Characters of what is said about a row.
+const MAX_MESSAGE_CHARACTERS: usize = 500;
 
-/// Rows of a file that cannot be used and are skipped.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::data) struct BadRows {
-    pub(in crate::data) count: u64,
-    /// The first ones, each with its place and what is wrong.
-    pub(in crate::data) first: Vec<String>,
+/// A file before its rows are tokenised.
+#[derive(Debug)]
+pub(super) struct Opened {
+    path: PathBuf,
+    is_eval: bool,
+    content: [u8; 32],
+    signature: Signature,
+    rows: Rows,
+    /// What its tokens are to be kept under.
+    key: Option<CacheKey>,
 }
 
+/// Where the tokens of a file come from.
+#[derive(Debug)]
+enum Rows {
+    /// JSON objects.
+    Objects { file: RowFile, format: RowFormat },
+    /// A .txt file.
+    Text,
+    /// Tokens that are in the cache. The details say of what format the rows were.
+    Kept(Box<(TokenStore, Vec<RowEntry>, Details)>),
+}
+
+/// A file as tokens.
 #[derive(Debug)]
 pub(super) struct DataFile {
     pub(super) info: FileInfo,
-    pub(super) rows: Rows,
     /// Number of its first row among those of the set.
     pub(super) first_row: u32,
-    pub(super) bad_rows: BadRows,
-    /// What its tokens are to be kept under.
-    wanted: Option<Wanted>,
-    /// SHA-256 of its content; absent of a large file whose tokens are not kept, which would have to be read for it.
-    pub(super) content: Option<[u8; 32]>,
-}
-
-/// Tokens that are to be kept.
-#[derive(Clone, Debug)]
-struct Wanted {
-    key: CacheKey,
-    content: [u8; 32],
-    signature: Signature,
-    source: DataSource,
+    /// SHA-256 of its content.
+    pub(super) content: [u8; 32],
+    pub(super) bad_rows: RowFindings,
+    counts: RowCounts,
+    odd_rows: RowFindings,
+    /// Rows that lose their end and not all that carries loss: `counts` does not have their target tokens.
+    cut_rows: Vec<usize>,
+    /// Rows in which nothing carries loss: they have no answer, or it is cut off.
+    without_targets: RowFindings,
+    tokens: TokenStore,
 }
 
 /// Why the rows of a file were not all tokenised.
-pub(super) enum AheadError {
+enum AheadError {
     Data(DataError),
     /// They cannot be written.
     Store(io::Error),
@@ -67,10 +82,17 @@ impl From<DataError> for AheadError {
     }
 }
 
-impl DataFile {
+impl From<io::Error> for AheadError {
+    fn from(error: io::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl Opened {
     /// Opens a file of `source`: its tokens, if they are kept and there, else its rows.
     pub(super) fn open(
         path: &Path,
+        is_eval: bool,
         source: &DataSource,
         config: &DataConfig,
         tokenizer: &Tokenizer,
@@ -83,287 +105,388 @@ impl DataFile {
         if kind == FileKind::Txt && !is_textual {
             return Err(failed("a .txt file has no columns: its `format` is \"text\"".into()));
         }
-        let folder = options.cache.folder.as_deref();
-        let wanted = folder.and_then(|folder| Wanted::of(path, kind, source, config, tokenizer, template, folder));
-        let kept = wanted.as_ref().zip(folder).and_then(|(wanted, folder)| {
-            let tokens = wanted.find(folder, config.max_length, config.on_bad_row, tokenizer)?;
-            Some((tokens, wanted.clone()))
-        });
-        if let Some((tokens, wanted)) = kept {
-            return Ok(Self::of_tokens(path, kind, tokens, wanted, false));
+        let unreadable = |error: io::Error| failed(error.to_string());
+        let is_large = std::fs::metadata(path).map_err(unreadable)?.len() >= options.cache.min_file_bytes;
+        let folder = options.cache.folder.as_deref().filter(|_| is_large && options.max_rows.is_none());
+        let (signature, content) = match folder {
+            Some(folder) => cache::content_hash(path, folder).map_err(unreadable)?,
+            None => cache::hash_of(path).map_err(unreadable)?,
+        };
+        let key = folder.is_some().then(|| key(content, kind, source, config, tokenizer, template)).flatten();
+        let kept = key.zip(folder).and_then(|(key, folder)| TokenStore::open(&key.path(folder), key).ok());
+        let rows = match kept {
+            Some(kept) => Rows::Kept(Box::new(kept)),
+            None if kind == FileKind::Txt => Rows::Text,
+            None => {
+                let file = RowFile::open(path, kind)?;
+                let first = file.first_row()?;
+                let format = RowFormat::detect(source.format, &source.columns, &first)
+                    .map_err(|reason| file.row_error(0, reason))?;
+                Rows::Objects { file, format }
+            }
+        };
+        Ok(Self { path: path.to_path_buf(), is_eval, content, signature, rows, key })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn format(&self) -> DataFormat {
+        match &self.rows {
+            Rows::Objects { format, .. } => format.format(),
+            Rows::Text => DataFormat::Text,
+            Rows::Kept(kept) => kept.2.format,
         }
-        let (rows, facts) = Rows::open(path, kind, source, config.max_length, tokenizer)?;
-        let info = FileInfo {
-            path: path.into(),
-            kind: facts.kind,
-            format: facts.format,
-            num_rows: rows.len(),
-            unused_columns: facts.unused_columns,
-            is_eval: false,
-            kept_tokens: None,
-        };
-        let content = match &wanted {
-            Some(wanted) => Some(wanted.content),
-            None => content_of_small(path),
-        };
-        Ok(Self { info, rows, first_row: 0, bad_rows: BadRows::default(), wanted, content })
     }
 
-    /// The file whose tokens are kept under `wanted`.
-    fn of_tokens(path: &Path, kind: FileKind, tokens: TokenStore, wanted: Wanted, is_new: bool) -> Self {
-        let Details { kind: found, format, unused_columns, counts, bad_rows } = tokens.details().clone();
-        // It is only for `tidy` to know.
-        drop(cache::touch(tokens.file()));
-        let info = FileInfo {
-            path: path.into(),
-            kind: found,
-            format,
-            num_rows: tokens.num_rows(),
-            unused_columns,
-            is_eval: false,
-            kept_tokens: Some(KeptTokens { bytes: tokens.bytes(), is_new }),
-        };
-        let bad_rows = BadRows { count: counts.bad, first: bad_rows };
-        let content = Some(wanted.content);
-        let rows = StoredRows::in_cache(tokens, path.into(), kind, wanted.source, wanted.signature);
-        Self { info, rows, first_row: 0, bad_rows, wanted: None, content }
-    }
-
-    /// Tokenises the rows into the cache, if they are wanted there, and reads them from there from now on.
-    pub(super) fn keep_tokens(
-        &mut self,
+    /// Tokenises the rows into the cache, if they are to be kept, else into a temporary file.
+    pub(super) fn tokenise(
+        self,
         encoder: &Encoder<'_>,
-        on_bad_row: OnBadRow,
+        options: &OpenOptions<'_>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(DataFile, Vec<RowEntry>), DataError> {
+        if let Rows::Kept(kept) = self.rows {
+            let (tokens, entries, details) = *kept;
+            // It is only for `tidy` to know.
+            drop(cache::touch(tokens.file()));
+            return Ok((DataFile::new(self.path, self.is_eval, self.content, tokens, details, false), entries));
+        }
+        let mut made = None;
+        if let (Some(key), Some(folder)) = (self.key, &options.cache.folder) {
+            // Another file of the recipe may be the same one, or another process may have been quicker.
+            if let Ok((tokens, entries, details)) = TokenStore::open(&key.path(folder), key) {
+                return Ok((DataFile::new(self.path, self.is_eval, self.content, tokens, details, false), entries));
+            }
+            // What is not needed any more makes room first.
+            cache::tidy(folder, options.cache.max_bytes, &key.path(folder));
+            let kept = StoreWriter::kept(folder, key).map_err(AheadError::Store);
+            made = match kept.and_then(|writer| self.write(writer, encoder, options)) {
+                Ok(kept) => Some(kept),
+                Err(AheadError::Data(error)) => return Err(error),
+                Err(AheadError::Store(error)) => {
+                    warnings.push(format!(
+                        "{}: its tokens cannot be kept in {}: {error}\n  hint: {} names another folder",
+                        self.path.display(),
+                        folder.display(),
+                        cache::CACHE_VARIABLE,
+                    ));
+                    None
+                }
+            };
+            cache::tidy(folder, options.cache.max_bytes, &key.path(folder));
+        }
+        let is_kept = made.is_some();
+        let (tokens, entries, details) = match made {
+            Some(made) => made,
+            None => {
+                let unnamed = StoreWriter::unnamed().map_err(AheadError::Store);
+                unnamed.and_then(|writer| self.write(writer, encoder, options)).map_err(|error| match error {
+                    AheadError::Data(error) => error,
+                    AheadError::Store(error) => {
+                        let reason = format!(
+                            "its tokens cannot be written to a temporary file: {error}\n  hint: TMPDIR names another folder"
+                        );
+                        DataError::File { path: self.path.clone(), reason }
+                    }
+                })?
+            }
+        };
+        Ok((DataFile::new(self.path, self.is_eval, self.content, tokens, details, is_kept), entries))
+    }
+
+    fn write(
+        &self,
+        mut writer: StoreWriter,
+        encoder: &Encoder<'_>,
+        options: &OpenOptions<'_>,
+    ) -> Result<(TokenStore, Vec<RowEntry>, Details), AheadError> {
+        let mut details = Details {
+            kind: FileKind::Txt,
+            format: self.format(),
+            unused_columns: Vec::new(),
+            bad_rows: RowFindings::default(),
+            odd_rows: RowFindings::default(),
+        };
+        match &self.rows {
+            Rows::Objects { file, format } => {
+                details.kind = file.kind();
+                self.write_objects(file, format, &mut writer, &mut details, encoder, options)?;
+            }
+            _ => self.write_text(&mut writer, encoder.tokenizer, options)?,
+        }
+        if !Signature::of(&self.path).is_ok_and(|now| now == self.signature) {
+            let reason = "changes while it is read\n  hint: start again once it is complete".to_owned();
+            return Err(DataError::File { path: self.path.clone(), reason }.into());
+        }
+        let (tokens, entries) = writer.finish(&details)?;
+        Ok((tokens, entries, details))
+    }
+
+    fn write_text(
+        &self,
+        writer: &mut StoreWriter,
+        tokenizer: &Tokenizer,
         options: &OpenOptions<'_>,
     ) -> Result<(), AheadError> {
-        let (Some(wanted), Some(folder)) = (self.wanted.take(), &options.cache.folder) else {
-            return Ok(());
-        };
-        // The same file may have come up before, or another process may have been quicker.
-        let found = wanted.find(folder, encoder.max_length, on_bad_row, encoder.tokenizer);
-        let (tokens, is_new) = match found {
-            Some(tokens) => (tokens, false),
-            None => (self.write_tokens(&wanted, folder, encoder, on_bad_row, options)?, true),
-        };
-        let kind = FileKind::of(&self.info.path).unwrap_or(self.info.kind);
-        let kept = Self::of_tokens(&self.info.path, kind, tokens, wanted, is_new);
-        let info = FileInfo { is_eval: self.info.is_eval, ..kept.info };
-        *self = Self { info, first_row: self.first_row, ..kept };
-        Ok(())
-    }
-
-    /// Tokenises the rows into `folder`.
-    fn write_tokens(
-        &self,
-        wanted: &Wanted,
-        folder: &Path,
-        encoder: &Encoder<'_>,
-        on_bad_row: OnBadRow,
-        options: &OpenOptions<'_>,
-    ) -> Result<TokenStore, AheadError> {
-        let path = wanted.key.path(folder);
-        // What is not needed any more makes room first.
-        cache::tidy(folder, options.cache.max_bytes, &path);
-        let (num_rows, max_id) = (self.rows.len(), encoder.tokenizer.max_id());
-        let mut meter = self.meter(0..num_rows, options);
-        let mut watch = |found: usize| {
-            meter.advance(found);
-            !(options.is_stopped)()
-        };
-        let mut writer = StoreWriter::open(folder, wanted.key, num_rows, encoder.max_length, max_id, &mut watch)
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::Interrupted => DataError::Interrupted.into(),
-                _ => AheadError::Store(error),
-            })?;
-        drop(meter);
-        let mut bad_rows = BadRows::default();
-        // Of an earlier start: what is wrong with them was not kept.
-        for row in writer.bad_rows().iter().copied().take(MAX_NAMED_ROWS) {
-            let bad = self.encode_chunk(row..row + 1, encoder, on_bad_row, &mut |_| {})?;
-            self.name_bad_rows(bad, &mut bad_rows);
-        }
-        let first = writer.num_rows();
-        let encode = |rows: Range<usize>| {
+        let mut piece = Vec::with_capacity(PIECE_TOKENS);
+        let mut push = |ids: Vec<u32>| {
             let mut chunk = Chunk::default();
-            let bad = self.encode_chunk(rows, encoder, on_bad_row, &mut |row| chunk.push(row))?;
-            Ok((chunk, bad))
+            chunk.push(&EncodedRow::window(ids));
+            if (options.is_stopped)() { Err(DataError::Interrupted.into()) } else { Ok(writer.push(&chunk)?) }
         };
-        let unchanged = || {
-            if Signature::of(&self.info.path).is_ok_and(|now| now == wanted.signature) {
-                return Ok(());
-            }
-            let reason = "changes while it is read\n  hint: start again once it is complete".to_owned();
-            Err(DataError::File { path: self.info.path.clone(), reason })
-        };
-        let mut sink = |_: Range<usize>, (chunk, bad): (Chunk, Vec<(usize, String)>)| {
-            // Each time: what is written may be gone on with, and is then believed to be of this content.
-            unchanged()?;
-            self.name_bad_rows(bad, &mut bad_rows);
-            writer.push(&chunk).map_err(AheadError::Store)
-        };
-        let rows = first..num_rows;
-        let meter = self.meter(rows.clone(), options);
-        let result = for_each_chunk(rows, encoder.max_length, options.is_stopped, meter, &encode, &mut sink);
-        if matches!(result, Err(AheadError::Data(DataError::Interrupted))) {
-            writer.leave();
-            return Err(DataError::Interrupted.into());
-        }
-        result?;
-        unchanged()?;
-        let details = Details {
-            kind: self.info.kind,
-            format: self.info.format,
-            unused_columns: self.info.unused_columns.clone(),
-            counts: writer.counts(),
-            bad_rows: bad_rows.first,
-        };
-        writer.finish(&details).map_err(AheadError::Store)?;
-        cache::tidy(folder, options.cache.max_bytes, &path);
-        let tokens = TokenStore::open(&path, wanted.key, encoder.max_length, max_id);
-        tokens.map_err(|error| AheadError::Store(error.into()))
+        windows::tokenise::<AheadError>(&self.path, tokenizer, &mut |id| {
+            piece.push(id);
+            if piece.len() == PIECE_TOKENS { push(std::mem::take(&mut piece)) } else { Ok(()) }
+        })?;
+        if piece.is_empty() { Ok(()) } else { push(piece) }
     }
 
-    /// Puts the tokens of every row, 0 for one that is left out, behind `lengths`.
-    pub(super) fn lengths(
-        &mut self,
+    fn write_objects(
+        &self,
+        file: &RowFile,
+        format: &RowFormat,
+        writer: &mut StoreWriter,
+        details: &mut Details,
         encoder: &Encoder<'_>,
-        on_bad_row: OnBadRow,
         options: &OpenOptions<'_>,
-        lengths: &mut Vec<u32>,
-    ) -> Result<(), DataError> {
-        if let Rows::Stored(stored) = &self.rows {
-            let failed = |error: io::Error| DataError::File {
-                path: stored.tokens().path().to_path_buf(),
-                reason: error.to_string(),
-            };
-            lengths.extend(stored.tokens().lengths().map_err(failed)?);
-            return Ok(());
-        }
-        let mut bad_rows = BadRows::default();
+    ) -> Result<(), AheadError> {
+        let num_rows = file.num_rows().min(options.max_rows.unwrap_or(usize::MAX));
         let encode = |rows: Range<usize>| {
-            let mut counts = RowCounts::default();
-            let mut lengths = Vec::with_capacity(rows.len());
-            let bad = self.encode_chunk(rows, encoder, on_bad_row, &mut |row| {
-                let length = if counts.add(row) { row.ids.len() } else { 0 };
-                lengths.push(u32::try_from(length).unwrap_or(u32::MAX));
-            })?;
-            Ok::<_, DataError>((lengths, counts.bad, bad))
+            let mut made = Made::default();
+            for row in rows {
+                made.add(row, file, format, encoder)?;
+            }
+            Ok::<Made, AheadError>(made)
         };
-        let mut sink = |_: Range<usize>, (chunk, num_bad, bad): (Vec<u32>, u64, Vec<(usize, String)>)| {
-            bad_rows.count += num_bad;
-            self.name_bad_rows(bad, &mut bad_rows);
-            lengths.extend(chunk);
-            Ok(())
+        let mut unused = BTreeSet::new();
+        let mut sink = |_: Range<usize>, made: Made| {
+            made.bad.iter().for_each(|(row, text)| details.bad_rows.add(*row, text));
+            made.odd.iter().for_each(|(row, text)| details.odd_rows.add(*row, text));
+            unused.extend(made.unused);
+            writer.push(&made.chunk).map_err(AheadError::Store)
         };
-        let meter = self.meter(0..self.rows.len(), options);
-        for_each_chunk(0..self.rows.len(), encoder.max_length, options.is_stopped, meter, &encode, &mut sink)?;
-        self.bad_rows = bad_rows;
+        let meter = Meter::start(options.progress, self.path.display().to_string(), num_rows);
+        for_each_chunk(num_rows, file.mean_row_bytes(), options.is_stopped, meter, &encode, &mut sink)?;
+        details.unused_columns = unused.into_iter().collect();
+        for findings in [&mut details.bad_rows, &mut details.odd_rows] {
+            findings.place(|rows| file.places(rows));
+        }
         Ok(())
     }
-
-    /// Tokenises `rows` one after the other; the first bad ones with what is wrong.
-    fn encode_chunk(
-        &self,
-        rows: Range<usize>,
-        encoder: &Encoder<'_>,
-        on_bad_row: OnBadRow,
-        push: &mut dyn FnMut(&EncodedRow),
-    ) -> Result<Vec<(usize, String)>, DataError> {
-        let mut bad = Vec::new();
-        for index in rows {
-            match self.rows.encode(index, encoder) {
-                Ok(row) => push(&row),
-                Err(RowProblem::Bad(reason)) if on_bad_row == OnBadRow::Skip => {
-                    push(&EncodedRow::bad());
-                    if bad.len() < MAX_NAMED_ROWS {
-                        bad.push((index, reason));
-                    }
-                }
-                Err(problem) => return Err(self.rows.error(index, problem)),
-            }
-        }
-        Ok(bad)
-    }
-
-    /// Adds the places of `bad`: to find a line means reading the file up to it, so only the first ones are named.
-    fn name_bad_rows(&self, bad: Vec<(usize, String)>, bad_rows: &mut BadRows) {
-        for (index, reason) in bad.into_iter().take(MAX_NAMED_ROWS - bad_rows.first.len()) {
-            // Without the path: the same rows may be found in another file.
-            let text = match self.rows.error(index, RowProblem::Bad(reason)) {
-                DataError::Row { place, reason, .. } => format!("{place}: {reason}"),
-                error => error.to_string(),
-            };
-            bad_rows.first.push(text.chars().take(MAX_REASON_CHARACTERS).collect());
-        }
-    }
-
-    fn meter(&self, rows: Range<usize>, options: &OpenOptions<'_>) -> Meter {
-        Meter::start(options.progress, self.info.path.display().to_string(), rows)
-    }
 }
 
-fn is_large(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|metadata| metadata.len() >= LARGE_FILE_BYTES)
+/// What one thread made of some rows.
+#[derive(Default)]
+struct Made {
+    chunk: Chunk,
+    bad: Vec<(usize, String)>,
+    odd: Vec<(usize, String)>,
+    unused: BTreeSet<String>,
 }
 
-/// SHA-256 of a file that is read in a moment.
-fn content_of_small(path: &Path) -> Option<[u8; 32]> {
-    if is_large(path) {
-        return None;
-    }
-    std::fs::read(path).ok().map(|content| Sha256::digest(content).into())
-}
-
-impl Wanted {
-    /// Under what the tokens of a file are kept; `None` for one whose tokens are not.
-    fn of(
-        path: &Path,
-        kind: FileKind,
-        source: &DataSource,
-        config: &DataConfig,
-        tokenizer: &Tokenizer,
-        template: Option<&ChatTemplate>,
-        folder: &Path,
-    ) -> Option<Self> {
-        let every_row = config.packing || config.on_bad_row == OnBadRow::Skip;
-        if !(every_row || is_large(path)) || !TokenStore::can_hold(tokenizer.max_id()) {
-            return None;
-        }
-        let template = match template {
-            // A template that asks for the time of day writes something else each time.
-            Some(template) => Some(template.identity()?),
-            None => None,
+impl Made {
+    fn add(&mut self, row: usize, file: &RowFile, format: &RowFormat, encoder: &Encoder<'_>) -> Result<(), DataError> {
+        let mut encode = || {
+            let value = file.read(row)?;
+            format.add_unused(&value, encoder.template, &mut self.unused);
+            let sample = format.read(&value, encoder.template).map_err(RowProblem::Bad)?;
+            let encoded = budget::on_row(file.path(), row, || encoder.encode_with_notes(&sample));
+            encoded.map_err(|error| RowProblem::Bad(error.to_string()))
         };
-        // A file that cannot be read is told of where its rows are looked for.
-        let (signature, content) = cache::content_hash(path, folder).ok()?;
-        let key = CacheKey::new(&KeyParts {
-            content,
-            kind,
-            format: source.format,
-            columns: &source.columns,
-            tokenizer: tokenizer.digest(),
-            template,
-            max_length: config.max_length,
-            train_on_inputs: config.train_on_inputs,
-        });
-        Some(Self { key, content, signature, source: source.clone() })
+        match encode() {
+            Ok((encoded, note)) => {
+                self.chunk.push(&encoded);
+                self.odd.extend(note.map(|note| (row, note)));
+            }
+            Err(RowProblem::Bad(reason)) => {
+                let reason: String = reason.chars().take(MAX_MESSAGE_CHARACTERS).collect();
+                self.chunk.push(&EncodedRow::bad(reason.clone()));
+                self.bad.push((row, reason));
+            }
+            Err(RowProblem::Failed(error)) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+impl DataFile {
+    fn new(
+        path: PathBuf,
+        is_eval: bool,
+        content: [u8; 32],
+        tokens: TokenStore,
+        details: Details,
+        is_new: bool,
+    ) -> Self {
+        let kept_tokens = tokens.path().map(|_| KeptTokens { bytes: tokens.bytes(), is_new });
+        let Details { kind, format, unused_columns, bad_rows, odd_rows } = details;
+        let info = FileInfo { path, kind, format, num_rows: 0, unused_columns, is_eval, kept_tokens };
+        let (counts, without_targets) = (RowCounts::default(), RowFindings::default());
+        let cut_rows = Vec::new();
+        Self { info, first_row: 0, content, bad_rows, counts, odd_rows, cut_rows, without_targets, tokens }
     }
 
-    /// The tokens, if they are there and whole.
-    fn find(
-        &self,
-        folder: &Path,
-        max_length: usize,
-        on_bad_row: OnBadRow,
-        tokenizer: &Tokenizer,
-    ) -> Option<TokenStore> {
-        // What is damaged or cannot be read is made anew and takes the place of what is there.
-        let tokens = TokenStore::open(&self.key.path(folder), self.key, max_length, tokenizer.max_id()).ok()?;
-        let counts = tokens.details().counts;
-        // Bad rows were skipped when they were made: now the first of them is to be named.
-        let is_refused = counts.bad > 0 && on_bad_row == OnBadRow::Error;
-        // Nobody can train on it: what is wrong is told from the rows themselves.
-        let is_useless = counts.tokens == 0;
-        (!is_refused && !is_useless).then_some(tokens)
+    /// Tokens of every row at `max_length`, 0 for one that is left out. Counts them.
+    pub(super) fn rows(&mut self, entries: &[RowEntry], max_length: usize) -> Vec<u32> {
+        let limit = u32::try_from(max_length).unwrap_or(u32::MAX);
+        if self.info.kind == FileKind::Txt {
+            let all: u64 = entries.iter().map(|entry| u64::from(entry.num_tokens())).sum();
+            let lengths = (0..all).step_by(max_length).map(|start| {
+                let length = u32::try_from(all - start).map_or(limit, |left| left.min(limit));
+                // The first token is not predicted.
+                if length < 2 { 0 } else { length }
+            });
+            let lengths: Vec<u32> = lengths.collect();
+            self.counts.rows = lengths.len() as u64;
+            self.counts.tokens = lengths.iter().copied().map(u64::from).sum();
+            self.counts.target_tokens = lengths.iter().map(|length| u64::from(length.saturating_sub(1))).sum();
+            self.counts.longest_tokens = lengths.iter().copied().max().map_or(0, u64::from);
+            return lengths;
+        }
+        let mut lengths = Vec::with_capacity(entries.len());
+        for (row, entry) in entries.iter().enumerate() {
+            let (length, counts) = (entry.num_tokens(), &mut self.counts);
+            let is_usable = entry.is_usable(limit);
+            counts.rows += 1;
+            counts.bad += u64::from(entry.is_bad());
+            counts.truncated += u64::from(length > limit);
+            counts.longest_tokens = counts.longest_tokens.max(length.into());
+            if !is_usable && !entry.is_bad() {
+                counts.without_targets += 1;
+                counts.answer_cut += u64::from(entry.has_targets());
+                let reason = if entry.has_targets() {
+                    format!("of {length} tokens, nothing of the answer is in the first {limit} (`data.max_length`)")
+                } else {
+                    "nothing carries loss: there is no answer".to_owned()
+                };
+                self.without_targets.add(row, &reason);
+            }
+            if is_usable {
+                counts.tokens += u64::from(length.min(limit));
+                if length <= limit {
+                    counts.target_tokens += u64::from(entry.num_targets());
+                } else {
+                    self.cut_rows.push(row);
+                }
+            }
+            lengths.push(if is_usable { length.min(limit) } else { 0 });
+        }
+        self.without_targets.place(|rows| rows.iter().map(|row| format!("row {}", row + 1)).collect());
+        lengths
     }
+
+    /// What the rows turned out to be. Reads those that are cut.
+    pub(super) fn all_counts(&self, max_length: usize, max_id: u32) -> Result<RowCounts, DataError> {
+        let target_tokens = |row: &usize| self.read(*row, max_length, max_id).map(|row| row.num_target_tokens() as u64);
+        let of_cut: u64 = self.cut_rows.par_iter().map(target_tokens).sum::<Result<_, _>>()?;
+        Ok(RowCounts { target_tokens: self.counts.target_tokens + of_cut, ..self.counts })
+    }
+
+    /// An error for each kind of bad rows.
+    pub(super) fn mistakes(&self) -> Vec<DataError> {
+        let path = &self.info.path;
+        let error = |place: String, reason: String| DataError::Row { path: path.clone(), place, reason };
+        let mut errors: Vec<DataError> =
+            self.bad_rows.messages().map(|message| error(message.place(), message.to_string())).collect();
+        let unnamed = self.bad_rows.num_unnamed();
+        if unnamed > 0 {
+            let reason = format!("{unnamed} more rows cannot be used, for other reasons");
+            errors.push(DataError::File { path: path.clone(), reason });
+        }
+        errors
+    }
+
+    /// What is to be said of rows that are left out, cut or odd.
+    pub(super) fn warnings(&self, max_length: usize) -> Vec<String> {
+        let (path, rows) = (self.info.path.display(), self.info.num_rows);
+        let list = |findings: &RowFindings| -> String {
+            let texts = findings.messages().map(|message| {
+                let text = message.to_string().replace('\n', "\n  ");
+                format!("\n  {}: {text}", message.place())
+            });
+            texts.collect()
+        };
+        let mut warnings = Vec::new();
+        if self.bad_rows.num_rows > 0 {
+            let count = self.bad_rows.num_rows;
+            warnings.push(format!(
+                "{path}: {count} of {rows} rows cannot be used and are skipped:{}",
+                list(&self.bad_rows)
+            ));
+        }
+        if self.without_targets.num_rows > 0 {
+            let (count, list) = (self.without_targets.num_rows, list(&self.without_targets));
+            warnings.push(format!("{path}: {count} of {rows} rows carry no loss and are left out:{list}"));
+        }
+        let RowCounts { truncated, answer_cut, longest_tokens, .. } = self.counts;
+        if truncated > answer_cut {
+            warnings.push(format!(
+                "{path}: {} of {rows} rows are longer than `data.max_length` = {max_length} and lose their end\n  hint: \
+                 the longest has {longest_tokens} tokens",
+                truncated - answer_cut
+            ));
+        }
+        if self.odd_rows.num_rows > 0 {
+            warnings.push(format!(
+                "{path}: {} of {rows} rows are odd:{}",
+                self.odd_rows.num_rows,
+                list(&self.odd_rows)
+            ));
+        }
+        warnings
+    }
+
+    /// The tokens of row `row`, at most `max_length` of them.
+    pub(super) fn read(&self, row: usize, max_length: usize, max_id: u32) -> Result<EncodedRow, DataError> {
+        if self.info.kind != FileKind::Txt {
+            return Ok(self.record(row, max_id)?.cut(max_length));
+        }
+        let mut ids = Vec::with_capacity(max_length);
+        let mut at = row * max_length;
+        while ids.len() < max_length && at / PIECE_TOKENS < self.tokens.num_records() {
+            let piece = self.record(at / PIECE_TOKENS, max_id)?.ids;
+            let rest = piece.get(at % PIECE_TOKENS..).unwrap_or_default();
+            ids.extend(rest.iter().take(max_length - ids.len()));
+            at = (at / PIECE_TOKENS + 1) * PIECE_TOKENS;
+        }
+        Ok(EncodedRow::window(ids))
+    }
+
+    /// A record of the tokens. They were checked when they were written: one that is damaged by now is the disk's.
+    fn record(&self, index: usize, max_id: u32) -> Result<EncodedRow, DataError> {
+        self.tokens.read(index, max_id).ok_or_else(|| {
+            // The next start makes them anew.
+            let path = self.tokens.path();
+            path.map(|path| drop(std::fs::remove_file(path)));
+            let reason = format!("the tokens of row {} are damaged on the disk\n  hint: start again", index + 1);
+            DataError::Tokens { path: path.unwrap_or(&self.info.path).into(), reason }
+        })
+    }
+}
+
+/// Under what the tokens of a file are kept; `None` for one whose tokens cannot be.
+fn key(
+    content: [u8; 32],
+    kind: FileKind,
+    source: &DataSource,
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+) -> Option<CacheKey> {
+    let template = match template {
+        // A template that asks for the time of day writes something else each time.
+        Some(template) => Some(template.identity()?),
+        None => None,
+    };
+    Some(CacheKey::new(&KeyParts {
+        content,
+        kind,
+        format: source.format,
+        columns: &source.columns,
+        tokenizer: tokenizer.digest(),
+        template,
+        train_on_inputs: config.train_on_inputs,
+    }))
 }

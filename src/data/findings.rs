@@ -1,0 +1,147 @@
+//! What is wrong or odd with the rows of a file: grouped, counted, with the first places of each.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Kinds that are kept apart.
+const MAX_KINDS: usize = 20;
+/// Rows of a kind that are named.
+const MAX_NAMED: usize = 5;
+
+/// Rows with something to be said of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RowFindings {
+    /// Rows in all.
+    pub(super) num_rows: u64,
+    kinds: Vec<Kind>,
+}
+
+/// Rows of which the same is to be said, but for names and numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Kind {
+    /// What is said of the first.
+    text: String,
+    shape: String,
+    num_rows: u64,
+    /// The first rows, and once they are [known](RowFindings::place), where they stand in the file.
+    rows: Vec<usize>,
+    places: Vec<String>,
+}
+
+impl RowFindings {
+    /// Adds row `row`. Rows come in ascending order.
+    pub(super) fn add(&mut self, row: usize, text: &str) {
+        self.num_rows += 1;
+        let shape = shape(text);
+        let index = match self.kinds.iter().position(|kind| kind.shape == shape) {
+            Some(index) => index,
+            None if self.kinds.len() < MAX_KINDS => {
+                self.kinds.push(Kind { text: text.to_owned(), shape, ..Kind::default() });
+                self.kinds.len() - 1
+            }
+            None => return,
+        };
+        let kind = &mut self.kinds[index];
+        kind.num_rows += 1;
+        if kind.rows.len() < MAX_NAMED {
+            kind.rows.push(row);
+        }
+    }
+
+    /// Notes where the rows stand: `place` tells so of rows in ascending order.
+    pub(super) fn place(&mut self, place: impl FnOnce(&[usize]) -> Vec<String>) {
+        let mut rows: Vec<usize> = self.kinds.iter().flat_map(|kind| &kind.rows).copied().collect();
+        rows.sort_unstable();
+        rows.dedup();
+        let places = place(&rows);
+        for kind in &mut self.kinds {
+            let of_row = |row: &usize| rows.binary_search(row).ok().and_then(|at| places.get(at)).cloned();
+            kind.places = kind.rows.iter().filter_map(of_row).collect();
+        }
+    }
+
+    /// A text for each kind: its first place, what is said, how many more there are and where.
+    pub(super) fn messages(&self) -> impl Iterator<Item = RowMessage<'_>> {
+        self.kinds.iter().map(RowMessage)
+    }
+
+    /// Rows of further kinds, of which nothing is said.
+    pub(super) fn num_unnamed(&self) -> u64 {
+        self.num_rows - self.kinds.iter().map(|kind| kind.num_rows).sum::<u64>()
+    }
+}
+
+/// What is said of one kind of rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowMessage<'a>(&'a Kind);
+
+impl RowMessage<'_> {
+    /// Where the first one stands.
+    pub(super) fn place(&self) -> String {
+        self.0.places.first().cloned().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for RowMessage<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Kind { text, num_rows, places, .. } = self.0;
+        let (text, hint) =
+            text.split_once("\n  hint:").map_or((text.as_str(), None), |(text, hint)| (text, Some(hint)));
+        f.write_str(text)?;
+        if *num_rows > 1 {
+            let dots = if *num_rows > places.len() as u64 { ", ..." } else { "" };
+            let others = places.get(1..).unwrap_or_default().join(", ");
+            write!(f, "\n  and likewise {} more: {others}{dots}", num_rows - 1)?;
+        }
+        hint.map_or(Ok(()), |hint| write!(f, "\n  hint:{hint}"))
+    }
+}
+
+/// The text without its numbers and quotations: what rows with the same mistake share.
+fn shape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut quote = None;
+    for character in text.chars() {
+        match (quote, character) {
+            (Some(open), c) if c == open => quote = None,
+            (Some(_), _) => {}
+            (None, '"' | '`') => quote = Some(character),
+            (None, c) if c.is_ascii_digit() => {}
+            (None, c) => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_with_the_same_mistake_are_counted_together_and_the_first_are_named() {
+        let mut findings = RowFindings::default();
+        for row in 0..10 {
+            findings.add(row * 3, &format!("message {row}: its role is \"r{row}\"\n  hint: rename it"));
+            findings.add(row * 3 + 1, "`text` must be text");
+        }
+        findings.place(|rows| rows.iter().map(|row| format!("line {}", row + 1)).collect());
+        let texts: Vec<(String, String)> =
+            findings.messages().map(|message| (message.place(), message.to_string())).collect();
+        assert_eq!(texts[0].0, "line 1");
+        assert_eq!(
+            texts[0].1,
+            "message 0: its role is \"r0\"\n  and likewise 9 more: line 4, line 7, line 10, line 13, ...\n  hint: rename it"
+        );
+        assert_eq!((texts.len(), texts[1].0.as_str(), findings.num_rows), (2, "line 2", 20));
+    }
+
+    #[test]
+    fn further_kinds_than_can_be_named_are_counted() {
+        let mut findings = RowFindings::default();
+        for row in 0..30 {
+            findings.add(row, &"x".repeat(row + 1));
+        }
+        assert_eq!((findings.messages().count(), findings.num_unnamed()), (MAX_KINDS, 10));
+    }
+}

@@ -1,0 +1,263 @@
+//! Messages, turns and tools as people write them, in the one form that chat templates are given: OpenAI's, with the
+//! arguments of a call as an object.
+
+use std::collections::VecDeque;
+
+use serde_json::{Map, Value, json};
+
+use super::kind_of;
+use crate::data::template::ChatTemplate;
+
+/// Names of roles, and what chat templates call them.
+const ROLES: [(&str, &str); 16] = [
+    ("human", "user"),
+    ("user", "user"),
+    ("gpt", "assistant"),
+    ("chatgpt", "assistant"),
+    ("bing", "assistant"),
+    ("bard", "assistant"),
+    ("bot", "assistant"),
+    ("assistant", "assistant"),
+    ("model", "assistant"),
+    ("function_call", "assistant"),
+    ("system", "system"),
+    ("developer", "system"),
+    ("tool", "tool"),
+    ("observation", "tool"),
+    ("function", "tool"),
+    ("function_response", "tool"),
+];
+
+/// Keys of a message that are read, or say only who it is.
+pub(super) const KEYS: [&str; 14] = [
+    "role",
+    "content",
+    "tool_calls",
+    "function_call",
+    "tool_call_id",
+    "name",
+    "weight",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "refusal",
+    "audio",
+    "id",
+    "type",
+];
+
+/// What the template calls a role. One that is not known is taken as it is where the template names it.
+fn role(name: &str, template: Option<&ChatTemplate>) -> Result<String, String> {
+    let is_named = template.is_some_and(|template| template.names_role(name));
+    match ROLES.iter().find(|(known, _)| *known == name) {
+        Some((_, role)) if name != "developer" || !is_named => Ok((*role).to_owned()),
+        _ if is_named => Ok(name.to_owned()),
+        _ => {
+            let known: Vec<&str> = ROLES.iter().map(|(name, _)| *name).collect();
+            Err(format!("its role is {name:?}; known are {}", known.join(", ")))
+        }
+    }
+}
+
+/// A message of a `messages` row.
+pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Result<Value, String> {
+    let Some(object) = message.as_object() else {
+        return Err(format!("must be an object with `role` and `content`, not {}", kind_of(message)));
+    };
+    let keys = || object.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    let Some(name) = message["role"].as_str() else {
+        let hint = if message["from"].is_null() { "" } else { "\n  hint: `from` and `value` are format \"sharegpt\"" };
+        return Err(format!("has no text in `role`; it has {}{hint}", keys()));
+    };
+    // Parquet writes the keys that a message does not have as null, and templates ask whether a key is there.
+    let mut out: Map<String, Value> =
+        object.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())).collect();
+    out.insert("role".into(), role(name, template)?.into());
+    // OpenAI's older way to call one function.
+    let calls = match (out.remove("tool_calls"), out.remove("function_call")) {
+        (Some(calls), _) => Some(calls),
+        (None, call) => call.map(|call| json!([call])),
+    };
+    if let Some(calls) = calls.filter(|calls| calls.as_array().is_none_or(|calls| !calls.is_empty())) {
+        out.insert("tool_calls".into(), tool_calls(&calls)?);
+    }
+    if let Some(weight) = out.remove("weight") {
+        match weight.as_f64() {
+            Some(1.0) => {}
+            // The one key that this trainer reads itself: `ChatTemplate` knows it.
+            Some(0.0) => drop(out.insert("weight".into(), json!(0))),
+            _ => return Err("`weight` must be 0 or 1: whether an answer carries loss".into()),
+        }
+    }
+    // Names of one thing, as transformers gives them to templates.
+    let thought =
+        ["reasoning_content", "thinking", "reasoning"].map(|key| out.remove(key)).into_iter().flatten().next();
+    if let Some(thought) = thought {
+        out.insert("reasoning_content".into(), thought.clone());
+        out.insert("thinking".into(), thought);
+    }
+    match out.get("content") {
+        // Qwen3's template asks for it.
+        None if out.contains_key("tool_calls") => drop(out.insert("content".into(), "".into())),
+        None => return Err(format!("has no `content`; it has {}", keys())),
+        Some(Value::String(_)) => {}
+        Some(Value::Array(parts)) => {
+            let content = content_of_parts(parts, template)?;
+            out.insert("content".into(), content);
+        }
+        Some(other) => return Err(format!("`content` must be text or a list of parts, not {}", kind_of(other))),
+    }
+    Ok(Value::Object(out))
+}
+
+/// A list of text parts as the template wants it: a list where it reads lists, else one text, with nothing between the
+/// parts, as templates that read lists write them.
+fn content_of_parts(parts: &[Value], template: Option<&ChatTemplate>) -> Result<Value, String> {
+    let texts = parts.iter().map(|part| match (part, part["type"].as_str(), part["text"].as_str()) {
+        (Value::String(text), ..) => Ok(text.as_str()),
+        (_, Some("text" | "input_text" | "output_text"), Some(text)) => Ok(text),
+        (_, Some(kind), _) => {
+            Err(format!("a part of its `content` is of type {kind:?}; this trainer learns from text only"))
+        }
+        _ => Err("a part of its `content` is neither text nor an object with `type` and `text`".to_owned()),
+    });
+    let texts: Vec<&str> = texts.collect::<Result<_, _>>()?;
+    if template.is_some_and(ChatTemplate::reads_parts) {
+        return Ok(texts.iter().map(|text| json!({"type": "text", "text": text})).collect());
+    }
+    Ok(texts.concat().into())
+}
+
+/// A turn of a `sharegpt` row.
+pub(super) fn turn(turn: &Value, template: Option<&ChatTemplate>) -> Result<Value, String> {
+    let Some(object) = turn.as_object() else {
+        return Err(format!("must be an object with `from` and `value`, not {}", kind_of(turn)));
+    };
+    let (Some(from), value) = (turn["from"].as_str(), &turn["value"]) else {
+        let keys: Vec<String> = object.keys().map(|key| format!("`{key}`")).collect();
+        let hint = if turn["role"].is_null() { "" } else { "\n  hint: `role` and `content` are format \"messages\"" };
+        return Err(format!("needs text in `from` and `value`; it has {}{hint}", keys.join(", ")));
+    };
+    if from == "function_call" {
+        let parsed: Option<Value> = match value {
+            Value::String(text) => serde_json::from_str(text).ok(),
+            value => Some(value.clone()),
+        };
+        let calls = match parsed {
+            Some(Value::Array(calls)) if !calls.is_empty() => Value::Array(calls),
+            Some(Value::Object(call)) => json!([call]),
+            _ => {
+                let reason = "a `function_call` must be JSON with `name` and `arguments`, or a list of such objects";
+                return Err(reason.into());
+            }
+        };
+        return Ok(json!({"role": "assistant", "content": "", "tool_calls": tool_calls(&calls)?}));
+    }
+    let Some(text) = value.as_str() else {
+        return Err(format!("needs text in `value`, not {}", kind_of(value)));
+    };
+    let mut message = json!({"role": role(from, template)?, "content": text});
+    if turn["weight"].as_f64() == Some(0.0) {
+        message["weight"] = json!(0);
+    }
+    Ok(message)
+}
+
+/// Calls with `type`, `function.name`, `function.arguments` as an object, and whatever else they have.
+fn tool_calls(calls: &Value) -> Result<Value, String> {
+    let Some(calls) = calls.as_array() else {
+        return Err(format!("`tool_calls` must be a list, not {}", kind_of(calls)));
+    };
+    calls.iter().map(tool_call).collect::<Result<Value, String>>()
+}
+
+fn tool_call(call: &Value) -> Result<Value, String> {
+    let function = if call["function"].is_object() { &call["function"] } else { call };
+    let Some(name) = function["name"].as_str() else {
+        return Err("a tool call has no `name` of its function".into());
+    };
+    let arguments = match &function["arguments"] {
+        Value::Null => json!({}),
+        Value::String(text) if text.trim().is_empty() => json!({}),
+        Value::String(text) => serde_json::from_str(text)
+            .ok()
+            .filter(Value::is_object)
+            .ok_or_else(|| format!("the `arguments` of the call of `{name}` are not a JSON object: {text:.60?}"))?,
+        arguments @ Value::Object(_) => arguments.clone(),
+        other => {
+            return Err(format!("the `arguments` of the call of `{name}` must be an object, not {}", kind_of(other)));
+        }
+    };
+    let id = call.get("id").filter(|id| !id.is_null()).cloned();
+    // Keys and their order stay: some templates write a call as JSON.
+    let mut out = if call["function"].is_object() {
+        Value::Object(call.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()).map(owned).collect())
+    } else {
+        json!({"function": call.as_object().into_iter().flatten().filter(|(key, _)| *key != "id").map(owned).collect::<Map<_, _>>()})
+    };
+    out["function"]["arguments"] = arguments;
+    if out["type"].is_null() {
+        out["type"] = "function".into();
+    }
+    if let Some(id) = id {
+        out["id"] = id;
+    }
+    Ok(out)
+}
+
+fn owned((key, value): (&String, &Value)) -> (String, Value) {
+    (key.clone(), value.clone())
+}
+
+/// Gives calls without an id one, and the results that follow them the ids of the calls in their order. Some templates
+/// (Mistral's) refuse calls without; nine letters and digits suit them all.
+pub(super) fn number_calls(messages: &mut [Value]) {
+    let (mut num_calls, mut unanswered) = (0, VecDeque::new());
+    for message in messages {
+        for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            if call["id"].is_null() {
+                call["id"] = format!("call{num_calls:05}").into();
+            }
+            num_calls += 1;
+            unanswered.push_back(call["id"].clone());
+        }
+        if message["role"] == "tool" {
+            let given = message["tool_call_id"].clone();
+            if given.is_null() {
+                if let Some(id) = unanswered.pop_front() {
+                    message["tool_call_id"] = id;
+                }
+            } else {
+                unanswered.retain(|id| *id != given);
+            }
+        }
+    }
+}
+
+/// The tools of a row, which may be a list or its JSON text; a bare function gets the frame that templates expect.
+pub(super) fn tools(tools: Option<&Value>) -> Result<Option<Value>, String> {
+    let tools = match tools {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
+        Some(Value::String(text)) => {
+            serde_json::from_str::<Value>(text).map_err(|error| format!("must be a list of schemas: {error}"))?
+        }
+        Some(tools) => tools.clone(),
+    };
+    let Value::Array(tools) = tools else {
+        return Err(format!("must be a list of schemas, not {}", kind_of(&tools)));
+    };
+    let framed = tools.into_iter().map(|tool| match tool {
+        Value::String(text) => {
+            serde_json::from_str(&text).map_err(|error| format!("has a tool that is no JSON: {error}"))
+        }
+        tool => Ok(tool),
+    });
+    let framed = framed.map(|tool| match tool? {
+        tool if tool["function"]["name"].is_string() => Ok(tool),
+        tool if tool["name"].is_string() => Ok(json!({"type": "function", "function": tool})),
+        _ => Err("has a tool without the `name` of its function".to_owned()),
+    });
+    let tools = framed.collect::<Result<Vec<Value>, String>>()?;
+    Ok((!tools.is_empty()).then(|| tools.into()))
+}
