@@ -85,6 +85,15 @@ pub struct LossSum {
     pub target_tokens: u64,
 }
 
+impl LossSum {
+    /// Mean loss of a target token, in nats; `None` where there is none.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+    pub fn mean(&self) -> Option<f64> {
+        (self.target_tokens > 0).then(|| self.sum / self.target_tokens as f64)
+    }
+}
+
 /// Dynamic loss scale of `f16` (Micikevicius et al., 2018), with the constants of `torch.amp.GradScaler`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {

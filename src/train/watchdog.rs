@@ -12,6 +12,10 @@ use crate::schema::Section;
 const WARM_UP_LOSSES: u64 = 20;
 /// Weight of a new loss in the running mean and variance: the last 50 losses count most.
 const LOSS_WEIGHT: f64 = 0.02;
+/// Losses from which the loss at the start is taken: the first row may be a short or an odd one.
+const START_LOSSES: usize = 8;
+/// So many of them may be unusually low. With an evaluation before the first step, none needs to be left out.
+const ODD_START_LOSSES: usize = 2;
 /// Losses that stay so many nats above where they started have diverged: the perplexity is 7 times as high. A model that a
 /// high learning rate has ruined settles not far above that, at the loss of the most frequent tokens.
 const DIVERGED_NATS: f64 = 2.0;
@@ -116,8 +120,13 @@ pub struct Verdict {
 pub struct Watchdog {
     /// Finite losses seen.
     num_losses: u64,
-    /// The first of them, or that of the evaluation before it, if that is higher.
-    start_loss: f64,
+    /// The first of them.
+    #[serde(default)]
+    first_losses: [f64; START_LOSSES],
+    /// Loss at the start: that of the evaluation before the first step or a low one of the first losses, whichever is
+    /// higher. A high one could already be that of a run that has diverged.
+    #[serde(default)]
+    start_loss: Option<f64>,
     /// Running mean of the losses.
     mean: f64,
     /// Mean of the last few losses.
@@ -126,8 +135,8 @@ pub struct Watchdog {
     variance: f64,
     /// Skipped steps in a row.
     skipped_steps: u64,
-    /// Which of the last [`HISTORY_STEPS`] steps were skipped, but for the search for a loss scale and steps without tokens that
-    /// carry loss: the lowest bit is the last one.
+    /// Which of the last [`HISTORY_STEPS`] steps were skipped, but for the search for a loss scale: the lowest bit is the
+    /// last one. Steps without tokens that carry loss are not among them.
     #[serde(default)]
     skipped_lately: u64,
     /// Steps in a row with a loss spike.
@@ -146,7 +155,7 @@ impl Watchdog {
     /// Takes in the loss of the evaluation before the first step.
     pub fn start_at(&mut self, eval_loss: f64) {
         if eval_loss.is_finite() && self.num_losses == 0 {
-            self.start_loss = eval_loss;
+            self.start_loss = Some(eval_loss);
         }
     }
 
@@ -177,8 +186,11 @@ impl Watchdog {
 
     /// Looks at a step.
     pub fn observe(&mut self, config: &WatchdogConfig, step: &Observation) -> Verdict {
-        if step.skipped.is_some() {
-            return self.observe_skipped(config, step);
+        match step.skipped {
+            None => {}
+            // A matter of the rows, not of the training.
+            Some(SkipReason::NoTargetTokens) => return Verdict::default(),
+            Some(_) => return self.observe_skipped(config, step),
         }
         self.skipped_steps = 0;
         self.skipped_lately <<= 1;
@@ -191,7 +203,9 @@ impl Watchdog {
                 "the loss has been far too high for {} steps: {:.4}, after {:.4} at the start\n  hint: resume from a \
                  checkpoint before that, with a lower `optimizer.learning_rate` or a longer warm-up; `watchdog.patience` \
                  is how long this is watched",
-                self.spike_steps, step.loss, self.start_loss
+                self.spike_steps,
+                step.loss,
+                self.start_loss.unwrap_or_default()
             ))
         } else if patience(self.zero_gradient_steps) {
             Some(format!(
@@ -214,10 +228,8 @@ impl Watchdog {
 
     fn observe_skipped(&mut self, config: &WatchdogConfig, step: &Observation) -> Verdict {
         let is_scale_search = step.is_scale_search;
-        // Rows without a token that carries loss are told of, and no sign of anything else.
-        let is_wrong = !is_scale_search && step.skipped != Some(SkipReason::NoTargetTokens);
         self.skipped_steps += 1;
-        self.skipped_lately = (self.skipped_lately << 1) | u64::from(is_wrong);
+        self.skipped_lately = (self.skipped_lately << 1) | u64::from(!is_scale_search);
         let lately = self.skipped_lately.count_ones();
         let steps = if config.max_skipped_steps == 0 {
             None
@@ -241,14 +253,18 @@ impl Watchdog {
     /// The anomaly of a loss, and its warning where it is the first in a row.
     fn observe_loss(&mut self, config: &WatchdogConfig, loss: f64) -> Option<(Anomaly, Option<String>)> {
         if self.num_losses == 0 {
-            (self.start_loss, self.recent) = (self.start_loss.max(loss), loss);
+            self.recent = loss;
         }
+        self.find_start(loss);
         self.recent += RECENT_WEIGHT * (loss - self.recent);
         let deviation = self.variance.sqrt().max(LEAST_DEVIATION * self.mean.abs());
         let z = (loss - self.mean) / deviation.max(f64::MIN_POSITIVE);
         let is_known = self.num_losses >= WARM_UP_LOSSES;
         let is_spike = is_known && z > config.loss_spike_z;
-        let has_diverged = self.recent > self.start_loss + DIVERGED_NATS;
+        // Until there are enough losses, the start is not known.
+        let is_started = self.num_losses + 1 >= START_LOSSES as u64;
+        let start_loss = self.start_loss.filter(|_| is_started);
+        let has_diverged = start_loss.is_some_and(|start| self.recent > start + DIVERGED_NATS);
         let mean = self.mean;
         // A spike counts as the highest loss that is none: one does not hide the next, and where the loss stays high for
         // good reason, as with harder rows, that becomes the normal.
@@ -263,10 +279,26 @@ impl Watchdog {
             if is_spike {
                 format!("the loss of {loss:.4} is {z:.1} standard deviations above its mean of {mean:.4}")
             } else {
-                format!("the last losses, now {loss:.4}, are far above the {:.4} at the start", self.start_loss)
+                let start = start_loss.unwrap_or_default();
+                format!("the last losses, now {loss:.4}, are far above the {start:.4} at the start")
             }
         });
         Some((Anomaly::LossSpike, warning))
+    }
+
+    /// Takes in one of the first losses; with the last of them, the loss at the start is known.
+    fn find_start(&mut self, loss: f64) {
+        let index = usize::try_from(self.num_losses).unwrap_or(usize::MAX);
+        let Some(place) = self.first_losses.get_mut(index) else { return };
+        *place = loss;
+        if index + 1 == START_LOSSES {
+            let mut sorted = self.first_losses;
+            sorted.sort_by(f64::total_cmp);
+            self.start_loss = Some(match self.start_loss {
+                Some(eval_loss) => eval_loss.max(sorted[0]),
+                None => sorted[ODD_START_LOSSES],
+            });
+        }
     }
 
     /// Plain mean and variance over the first losses, then exponentially weighted ones (Finch, 2009, section 9).

@@ -27,9 +27,7 @@ impl Trainer<'_> {
             let num_batches = self.around.data.num_eval_batches(micro_batch_size, max_batches);
             let progress = |done| self.around.sinks.evaluating(done, num_batches);
             let Some(total) = evaluate(&self.step, batches, self.around.stop, progress)? else { return Ok(false) };
-            #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-            let eval_loss = total.sum / total.target_tokens as f64;
-            metrics = Some(EvalMetrics {
+            metrics = total.mean().map(|eval_loss| EvalMetrics {
                 step,
                 epoch,
                 eval_loss,
@@ -37,6 +35,11 @@ impl Trainer<'_> {
                 eval_target_tokens: total.target_tokens,
                 eval_seconds: eval_start.elapsed().as_secs_f64(),
             });
+            if metrics.is_none() {
+                self.around.sinks.warn(&format!(
+                    "step {step}: there is no evaluation loss, no token of the evaluation rows carries loss"
+                ));
+            }
         }
         let Some(samples) = self.sample()? else { return Ok(false) };
 

@@ -46,8 +46,8 @@ fn one_spike_is_warned_of_and_forgotten() {
 #[test]
 fn a_loss_that_has_diverged_stops_the_run_after_its_patience_and_warns_once() {
     let config = WatchdogConfig { patience: 12, ..WatchdogConfig::default() };
-    // Late, and in the first steps, where no deviation is known yet.
-    for (num_steps, stop_at) in [(200, 12), (1, 13)] {
+    // Late, and in the first steps, where no deviation is known yet: once the start is known, after eight losses.
+    for (num_steps, stop_at) in [(200, 12), (3, 16)] {
         let mut watchdog = after_healthy_steps(num_steps);
         let mut warnings = 0;
         for count in 1..=stop_at {
@@ -75,11 +75,31 @@ fn harder_rows_become_the_normal_before_patience_is_over() {
 
 #[test]
 fn an_evaluation_before_the_first_step_says_where_the_loss_starts() {
+    let config = WatchdogConfig { patience: 12, ..WatchdogConfig::default() };
     // The first rows happen to be easy ones.
     let mut watchdog = Watchdog::default();
     watchdog.start_at(3.0);
-    watchdog.observe(&WatchdogConfig::default(), &step(0.1));
-    assert_eq!(watchdog.observe(&WatchdogConfig::default(), &step(3.5)).anomaly, None);
+    let easy_then_usual = [0.1; 10].into_iter().chain([3.5; 10]);
+    assert!(
+        easy_then_usual.map(|loss| watchdog.observe(&config, &step(loss))).all(|verdict| verdict.anomaly.is_none())
+    );
+    // A learning rate that ruins the model with its first update.
+    let mut watchdog = Watchdog::default();
+    watchdog.start_at(2.5);
+    watchdog.observe(&config, &step(2.6));
+    assert!((0..18).any(|_| watchdog.observe(&config, &step(6.0)).stop.is_some()));
+}
+
+#[test]
+fn an_odd_first_row_does_not_make_a_healthy_run_look_diverged() {
+    for odd in [&[0.05][..], &[0.1, 0.3]] {
+        let mut watchdog = Watchdog::default();
+        let losses = odd.iter().copied().chain((0..200).map(|index| healthy(index) + 1.0));
+        for (index, loss) in losses.enumerate() {
+            assert_eq!(watchdog.observe(&WatchdogConfig::default(), &step(loss)).stop, None, "step {index}");
+            assert_eq!(watchdog.spike_steps, 0, "step {index}");
+        }
+    }
 }
 
 #[test]
@@ -191,11 +211,11 @@ fn an_update_now_and_then_does_not_hide_that_most_steps_make_none() {
     // Rows without targets are no sign of anything else.
     let empty = Observation { skipped: Some(SkipReason::NoTargetTokens), ..step(f64::NAN) };
     let mut watchdog = after_healthy_steps(100);
+    let before = watchdog;
     for number in 0..500 {
-        let observation = if number % 15 == 0 { step(healthy(300)) } else { empty };
-        assert_eq!(watchdog.observe(&config, &observation).stop, None, "step {number}");
-        assert_eq!(watchdog.trouble(), None, "step {number}");
+        assert_eq!(watchdog.observe(&config, &empty), Verdict::default(), "step {number}");
     }
+    assert_eq!(watchdog, before);
     // That is how the right scale is found, unless it is not found at all.
     assert_eq!((stops_at(15, true), stops_at(1000, true)), (None, Some(20)));
 }
