@@ -9,6 +9,9 @@ pub const SCALAR_TAGS: &[(&str, &str)] = &[
     ("loss", "train/loss"),
     ("learning_rate", "train/learning_rate"),
     ("grad_norm", "train/grad_norm"),
+    ("epoch", "train/epoch"),
+    ("tokens", "train/tokens"),
+    ("target_tokens", "train/target_tokens"),
     ("tokens_per_second", "throughput/tokens_per_second"),
     ("mfu", "throughput/mfu"),
     ("step_seconds", "time/step"),
@@ -281,6 +284,11 @@ pub(super) fn tagged_scalars(record: &impl Serialize) -> Vec<(&'static str, f64)
     let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(record) else { return Vec::new() };
     let tag = |name: &str| SCALAR_TAGS.iter().find(|(field, _)| *field == name).map(|(_, tag)| *tag);
     fields.iter().filter_map(|(name, value)| Some((tag(name)?, value.as_f64().unwrap_or(f64::NAN)))).collect()
+}
+
+/// The tagged figures of an evaluation; its epoch is a figure of the steps.
+pub(super) fn eval_scalars(eval: &EvalMetrics) -> Vec<(&'static str, f64)> {
+    tagged_scalars(eval).into_iter().filter(|(tag, _)| tag.starts_with("eval/")).collect()
 }
 
 fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {

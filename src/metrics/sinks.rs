@@ -10,7 +10,7 @@ use super::append::AppendLog;
 use super::console::Console;
 #[cfg(feature = "tui")]
 use super::dashboard::Dashboard;
-use super::figures::tagged_scalars;
+use super::figures::{eval_scalars, tagged_scalars};
 use super::jsonl::{Jsonl, KeepUpTo};
 use super::tensorboard::TensorBoard;
 use super::{
@@ -176,7 +176,10 @@ impl Sinks {
     pub fn step(&mut self, step: &StepMetrics) {
         self.delete_outdated(None);
         self.json(step);
-        self.tensorboard(|sink| sink.scalars(step.step, &tagged_scalars(step)));
+        let mut scalars = tagged_scalars(step);
+        // A mean over no target tokens is no point of a curve.
+        scalars.retain(|(_, value)| step.target_tokens > 0 || value.is_finite());
+        self.tensorboard(|sink| sink.scalars(step.step, &scalars));
         if step.anomaly.is_some() || !step.findings.is_empty() {
             let names = step.anomaly.iter().chain(&step.findings).cloned().collect::<Vec<_>>().join(", ");
             self.tensorboard(|sink| sink.text(step.step, "anomalies", &names));
@@ -210,7 +213,7 @@ impl Sinks {
     /// Writes the figures of an evaluation everywhere.
     pub fn eval(&mut self, eval: &EvalMetrics) {
         self.json(eval);
-        self.tensorboard(|sink| sink.scalars(eval.step, &tagged_scalars(eval)));
+        self.tensorboard(|sink| sink.scalars(eval.step, &eval_scalars(eval)));
         self.console.eval(eval);
         #[cfg(feature = "tui")]
         if let Some(dashboard) = &self.dashboard {

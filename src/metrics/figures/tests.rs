@@ -135,7 +135,7 @@ fn a_line_has_the_names_of_the_contract_and_leaves_out_what_is_absent() {
 #[test]
 fn the_tags_are_those_of_the_contract() {
     let mut tags: Vec<_> = tagged_scalars(&full_step(1)).into_iter().map(|(tag, _)| tag).collect();
-    tags.extend(tagged_scalars(&EvalMetrics::default()).into_iter().map(|(tag, _)| tag));
+    tags.extend(eval_scalars(&EvalMetrics::default()).into_iter().map(|(tag, _)| tag));
     tags.sort_unstable();
     let contract = [
         "cpu/energy",
@@ -184,9 +184,12 @@ fn the_tags_are_those_of_the_contract() {
         "time/other",
         "time/step",
         "time/wall",
+        "train/epoch",
         "train/grad_norm",
         "train/learning_rate",
         "train/loss",
+        "train/target_tokens",
+        "train/tokens",
     ];
     assert_eq!(tags, contract);
     assert_eq!(tags.len(), SCALAR_TAGS.len(), "a tag names a field that no record has");
