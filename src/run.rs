@@ -49,7 +49,7 @@ use environment::Environment;
 use facts::facts;
 use inputs::{ModelSource, nvml_selector};
 use opening::Opening;
-use resume::Resumed;
+use resume::{Resumed, refuse_finished};
 use room::{Room, told_when_it_runs_out};
 
 /// Said where there was nothing to save.
@@ -81,6 +81,9 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
     let existing = RunDir::open(&recipe.output_dir).map_err(run_dir_failure)?;
     let find = |resume| Resumed::find(resume, &checkpoints, &resolved);
     let resumed = args.resume.as_ref().map(find).transpose()?.flatten();
+    if let (Some(resume), Some(dir)) = (&args.resume, &existing) {
+        refuse_finished(resume, resumed.as_ref(), dir, &resolved)?;
+    }
     existing
         .as_ref()
         .map_or(Ok(()), |dir| dir.refuse_other_runs(start_of(resumed.as_ref())))
@@ -96,13 +99,15 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
     let (data, model) = read_inputs(args, &recipe, &source, &device, &stop)?;
 
     let schedule = schedule(&recipe, &data);
-    if let Some(resumed) = &resumed {
-        resumed.refuse_if_done(&dir, schedule.total_steps())?;
+    if let (Some(resume), Some(resumed)) = (&args.resume, &resumed) {
+        resumed.refuse_if_done(resume, &dir, schedule.total_steps())?;
     }
     let adapters = adapters(&recipe, &source, &selection, resumed.as_ref(), &device)?;
     let num_trainable = adapters.num_parameters();
     let facts = facts(&recipe, &source.config, &selection, &data, &device, model.has_kernels());
     let mut plan = plan(&recipe, &data, schedule, facts, inputs(&source, &data));
+    let of_checkpoint = resumed.as_ref().map(|resumed| resumed.state.totals.num_starts());
+    plan.earlier_starts = dir.num_starts().max(of_checkpoint.unwrap_or_default());
     let restored = resumed.is_some().then(|| adapters.clone());
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
     let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
@@ -112,7 +117,7 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
 
     // From here on the folder is written to, and a signal waits for a checkpoint.
     stop.defer();
-    let mut sinks = open_run(args, &recipe, &dir, &device, resumed.as_ref(), schedule.total_steps(), &stop)?;
+    let mut sinks = open_run(args, &recipe, &dir, &device, resumed.as_ref(), &plan, &stop)?;
     keep_recipe(args, &given, &resolved, &dir)?;
     let (config, selection) = (&source.config, &selection);
     dir.write_memory_plan(&room.plan).map_err(Failure::running)?;
@@ -259,7 +264,7 @@ fn open_run(
     dir: &RunDir,
     device: &OpenDevice,
     resumed: Option<&Resumed>,
-    total_steps: u64,
+    plan: &Plan,
     stop: &Stop,
 ) -> Result<Sinks, Failure> {
     let aside = match start_of(resumed) {
@@ -267,13 +272,14 @@ fn open_run(
         Start::Resume => None,
     };
     dir.reopen(start_of(resumed)).map_err(Failure::running)?;
-    let environment = Environment { gpu: device.cuda.clone(), ..Environment::of_this_process(&device.label) };
+    let starts = plan.earlier_starts + 1;
+    let environment = Environment { starts, gpu: device.cuda.clone(), ..Environment::of_this_process(&device.label) };
     dir.write_environment(&environment).map_err(Failure::running)?;
     let options = SinkOptions {
         run_dir: dir.path(),
         resume_step: resumed.map(|resumed| resumed.state.step),
         has_evaluated: resumed.is_some_and(|resumed| resumed.state.evaluations.last_step == Some(resumed.state.step)),
-        total_steps,
+        total_steps: plan.schedule.total_steps(),
         quiet: args.quiet,
         tui: args.tui,
         interrupter: stop.interrupter().clone(),
@@ -307,6 +313,7 @@ fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule, facts: Facts, 
         inputs,
         facts,
         recipe: recipe.to_toml(),
+        earlier_starts: 0,
         order: RowOrder {
             seed: recipe.seed,
             micro_batch_size: recipe.train.micro_batch_size,

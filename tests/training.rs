@@ -255,10 +255,39 @@ fn a_finished_run_is_neither_overwritten_nor_resumed() {
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("finished run"), "{}", stderr(&refused));
     args.push("--resume");
-    let refused = run(&args);
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("nothing is left to do"), "{}", stderr(&refused));
+    // It is known before anything large is read: the rows need not be there any more.
+    fs::remove_file(bench.path("train.jsonl")).unwrap();
+    let checkpoint = bench.path("run/checkpoints/step-000002");
+    let (folder, last) = (bench.path("run"), checkpoint.to_str().unwrap());
+    for args in
+        [args.clone(), [&args[..], &["--set", "optimizer.learning_rate=1.0"]].concat(), [&args[..], &[last]].concat()]
+    {
+        let refused = run(&args);
+        assert_eq!(refused.status.code(), Some(2));
+        let (folder, said) = (folder.display(), stderr(&refused));
+        assert!(
+            said.contains(&format!("the run in {folder} has finished after 2 steps, nothing is left to do")),
+            "{said}"
+        );
+        assert!(
+            said.contains(&format!("its adapter is in {folder}/adapter")) && said.contains("--set output_dir="),
+            "{said}"
+        );
+    }
     assert_eq!(before, adapter(&bench.path("run")));
+}
+
+#[test]
+fn a_finished_run_without_a_checkpoint_at_its_end_is_not_resumed_from_an_earlier_one() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let settings = ["--set", "train.max_steps=3", "--set", "checkpoint.save_steps=2"];
+    train(&recipe, &settings);
+    for steps in ["train.max_steps=3", "train.max_steps=2"] {
+        let refused = run(&[recipe.to_str().unwrap(), "--set", steps, "--set", "checkpoint.save_steps=2", "--resume"]);
+        assert!(stderr(&refused).contains("has finished after 3 steps"), "{}", stderr(&refused));
+    }
+    assert!(bench.path("run/summary.json").is_file());
 }
 
 #[test]

@@ -149,6 +149,8 @@ fn what_a_killed_run_did_after_its_last_checkpoint_is_not_counted_twice() {
     let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\n[checkpoint]\nsave_steps = 3\n");
     let dir = bench.path("run");
     start_and_end(&recipe, &dir, &[], libc::SIGKILL);
+    // One of which no checkpoint knows.
+    start_and_end(&recipe, &dir, &["--set", "checkpoint.save_steps=100000"], libc::SIGKILL);
     let mut checkpoints: Vec<_> =
         fs::read_dir(dir.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
     checkpoints.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with("step-"));
@@ -163,7 +165,8 @@ fn what_a_killed_run_did_after_its_last_checkpoint_is_not_counted_twice() {
     train(&recipe, &["--resume", "--set", &more]);
     let second = started.elapsed().as_secs_f64();
     let summary = json(&dir.join("summary.json"));
-    assert_eq!(summary["starts"], 2);
+    assert_eq!(summary["starts"], 3);
+    assert_eq!(json(&dir.join("environment.json"))["starts"], 3);
     is_of_all_steps(&summary, &dir);
     let wall = number(&summary, "wall_seconds");
     assert!(wall > saved && wall <= saved + second, "{wall} s, {saved} at the checkpoint and {second} since");

@@ -60,7 +60,7 @@ pub struct Summary {
     pub reason: Option<String>,
     /// Optimizer updates.
     pub steps: u64,
-    /// Starts of the process: more than one of a run that was resumed. 0 in files of older versions.
+    /// Starts of the process, those that were killed included. 0 in files of older versions.
     pub starts: u64,
     /// Step after which speed, MFU, peaks, utilization, padding and telemetry are measured, where a run was resumed from a
     /// checkpoint of an older version, which does not have them; absent: over all steps.

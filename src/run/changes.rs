@@ -97,6 +97,22 @@ impl Effect {
     }
 }
 
+impl Change {
+    /// Whether a run that has finished may have steps left with it.
+    pub(super) fn may_add_steps(&self) -> bool {
+        [
+            "data.",
+            "eval.",
+            "train.gradient_accumulation_steps",
+            "train.max_steps",
+            "train.micro_batch_size",
+            "train.num_epochs",
+        ]
+        .iter()
+        .any(|start| self.key.starts_with(start))
+    }
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} -> {}", self.key, self.before, self.after)
@@ -184,6 +200,9 @@ mod tests {
         ] {
             assert_eq!(Effect::of(key), effect, "{key}");
         }
+        let may_add_steps = |now: &str| changes("", now).iter().all(Change::may_add_steps);
+        assert!(may_add_steps("[train]\nmax_steps = 2\n") && may_add_steps("[[data.train]]\npath = \"a\"\n"));
+        assert!(!may_add_steps("[optimizer]\nlearning_rate = 1.0\n") && !may_add_steps("seed = 1\n"));
     }
 
     #[test]

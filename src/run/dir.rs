@@ -11,9 +11,14 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::metrics::{SUMMARY_FILE, UNFINISHED_FILE};
+use crate::metrics::{SUMMARY_FILE, Summary, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
 use lock::Lock;
+
+/// Program, machine and number of starts.
+const ENVIRONMENT_FILE: &str = "environment.json";
+/// The recipe, every default filled in.
+const RESOLVED_FILE: &str = "resolved.toml";
 
 /// Why a run folder cannot be used.
 #[derive(Debug, Error)]
@@ -165,6 +170,26 @@ impl RunDir {
         self.path.join(SUMMARY_FILE).exists()
     }
 
+    /// The final figures of the finished run that is here, as far as they can be read.
+    #[must_use]
+    pub fn finished(&self) -> Option<Summary> {
+        let json = fs::read(self.path.join(SUMMARY_FILE)).ok()?;
+        Some(serde_json::from_slice(&json).unwrap_or_default())
+    }
+
+    /// The recipe of the latest start, every default filled in; empty where there is none.
+    #[must_use]
+    pub fn recipe(&self) -> String {
+        fs::read_to_string(self.path.join(RESOLVED_FILE)).unwrap_or_default()
+    }
+
+    /// Starts that have written into the folder.
+    #[must_use]
+    pub fn num_starts(&self) -> u64 {
+        let json = fs::read(self.path.join(ENVIRONMENT_FILE)).unwrap_or_default();
+        serde_json::from_slice::<serde_json::Value>(&json).ok().and_then(|json| json["starts"].as_u64()).unwrap_or(0)
+    }
+
     /// Deletes what earlier starts left that this one must not keep: that they finished, and, for [`Start::Fresh`], what a
     /// start that came to nothing left to look at: how it ended, and its TensorBoard events, which would be drawn as a
     /// second curve. For [`Start::Resume`], how they ended is true until a step is taken: see [`Self::earlier_end`].
@@ -215,7 +240,7 @@ impl RunDir {
         }
         text.push_str(given);
         self.write("recipe.toml", text.as_bytes())?;
-        self.write("resolved.toml", resolved.as_bytes())
+        self.write(RESOLVED_FILE, resolved.as_bytes())
     }
 
     /// Writes `environment.json`.
@@ -224,7 +249,7 @@ impl RunDir {
     ///
     /// Where the file system refuses.
     pub fn write_environment(&self, environment: &impl Serialize) -> Result<(), RunDirError> {
-        self.write_json("environment.json", environment)
+        self.write_json(ENVIRONMENT_FILE, environment)
     }
 
     /// Writes `memory_plan.json`: the memory that the steps are planned to take, as `lora-train plan` reckons it.

@@ -16,6 +16,8 @@ pub struct Environment {
     pub burn_version: &'static str,
     /// Cargo features of the binary.
     pub features: Vec<&'static str>,
+    /// Starts that have written into this folder, this one included.
+    pub starts: u64,
     /// What was typed; what is not UTF-8 in it is shown by a replacement character.
     pub command_line: Vec<String>,
     /// Start of the run, RFC 3339, UTC.
@@ -56,6 +58,7 @@ impl Environment {
             git_commit: option_env!("LORA_TRAIN_GIT_COMMIT"),
             burn_version: "0.22.1",
             features: features(),
+            starts: 1,
             command_line: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
             started_at: time::OffsetDateTime::now_utc().format(&time::format_description::well_known::Rfc3339).ok(),
             device: device.to_owned(),

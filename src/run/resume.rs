@@ -7,7 +7,7 @@ use super::changes::{Change, Effect, changes};
 use super::dir::RunDir;
 use crate::checkpoint::{self, Checkpoints};
 use crate::failure::Failure;
-use crate::metrics::Sinks;
+use crate::metrics::{Sinks, Summary};
 use crate::schema::{Problem, Problems};
 use crate::train::state::{Inputs, TrainerState};
 
@@ -86,20 +86,15 @@ impl Resumed {
         if problems.is_empty() { Ok(()) } else { Err(Failure::Input(Problems(problems))) }
     }
 
-    /// Holds that something is left to do.
+    /// Holds that steps are left to take, once it is known how many there are.
     ///
     /// # Errors
     ///
     /// A run that has finished all its steps.
-    pub(super) fn refuse_if_done(&self, dir: &RunDir, total_steps: u64) -> Result<(), Failure> {
-        if self.state.step < total_steps || !dir.is_finished() {
-            return Ok(());
-        }
-        let (folder, step) = (dir.path().display(), self.state.step);
-        Err(Failure::input(format!(
-            "--resume: the run in {folder} has finished its {step} steps: nothing is left to do\n  hint: to train on, \
-             raise `train.max_steps` or `train.num_epochs`"
-        )))
+    pub(super) fn refuse_if_done(&self, resume: &Resume, dir: &RunDir, total_steps: u64) -> Result<(), Failure> {
+        let Some(finished) = dir.finished() else { return Ok(()) };
+        let step = if *resume == Resume::Latest { self.state.step.max(finished.steps) } else { self.state.step };
+        if step < total_steps { Ok(()) } else { Err(nothing_left(dir, &finished, true)) }
     }
 
     /// Says where training goes on and what has changed, and sets later checkpoints of this run aside.
@@ -159,6 +154,40 @@ impl Resumed {
             _ => false,
         }
     }
+}
+
+/// Holds that a run which has finished is not resumed, as far as that is known before anything large is read: `--resume`
+/// goes on at its end, and `recipe` asks for no more steps than it took.
+///
+/// # Errors
+///
+/// A finished run.
+pub(super) fn refuse_finished(
+    resume: &Resume,
+    resumed: Option<&Resumed>,
+    dir: &RunDir,
+    recipe: &str,
+) -> Result<(), Failure> {
+    let Some(finished) = dir.finished() else { return Ok(()) };
+    let is_at_its_end = match resume {
+        Resume::Latest => true,
+        Resume::Checkpoint(_) => resumed.is_some_and(|resumed| resumed.state.step >= finished.steps),
+    };
+    let may_add_steps = resumed.is_some() && changes(&dir.recipe(), recipe).iter().any(Change::may_add_steps);
+    if is_at_its_end && !may_add_steps { Err(nothing_left(dir, &finished, resumed.is_some())) } else { Ok(()) }
+}
+
+fn nothing_left(dir: &RunDir, finished: &Summary, has_checkpoint: bool) -> Failure {
+    let (folder, adapter) = (dir.path().display(), dir.adapter());
+    let Summary { steps, outcome, .. } = finished;
+    let problem = Problem::new(format!(
+        "--resume: the run in {folder} has {} after {steps} steps, nothing is left to do; its adapter is in {}",
+        outcome.name(),
+        adapter.display()
+    ));
+    let longer = if has_checkpoint { "to train on, raise `train.max_steps` or `train.num_epochs`; " } else { "" };
+    let hint = "for a new run, choose another folder with `--set output_dir=...`, or delete this one";
+    problem.hint(format!("{longer}{hint}")).into()
 }
 
 /// No checkpoint can be used.

@@ -46,6 +46,8 @@ pub struct Plan {
     pub order: RowOrder,
     /// What is read, to be known again.
     pub inputs: Inputs,
+    /// Starts of the run before this one.
+    pub earlier_starts: u64,
     /// What the diagnosis knows beforehand.
     pub facts: Facts,
     /// The whole recipe as TOML, every default filled in: kept in checkpoints.

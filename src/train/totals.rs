@@ -33,6 +33,12 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Starts of the process.
+    #[must_use]
+    pub fn num_starts(&self) -> u64 {
+        self.figures.map_or(1, |figures| figures.num_starts)
+    }
+
     /// The figures of the starts before a checkpoint after `step`. Of those that a checkpoint does not know, the time is
     /// there, and not where it went.
     pub(super) fn earlier_figures(&self, step: u64) -> RunFigures {

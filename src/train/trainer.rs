@@ -122,6 +122,7 @@ impl<'a> Trainer<'a> {
         };
         Self {
             gathered: Gathered::new(plan.facts.clone()),
+            earlier_figures: RunFigures { num_starts: plan.earlier_starts, ..RunFigures::default() },
             flops: StepFlops::new(&step.model().config, step.adapters().num_parameters()),
             step,
             plan,
@@ -131,7 +132,6 @@ impl<'a> Trainer<'a> {
             last_save: Instant::now(),
             sound_checkpoint: None,
             earlier: Totals::default(),
-            earlier_figures: RunFigures::default(),
             pools_after_forward: None,
             process_start,
             laps: Laps::start(process_start),

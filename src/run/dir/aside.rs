@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, BufRead as _, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::{RunDir, RunDirError, io_error};
+use super::{ENVIRONMENT_FILE, RESOLVED_FILE, RunDir, RunDirError, io_error};
 use crate::metrics::UNFINISHED_FILE;
 use crate::report::REPORT_FILE;
 
@@ -14,12 +14,12 @@ const MAX_SEARCHED_BYTES: u64 = 1 << 20;
 /// What a start writes into the folder, but for checkpoints.
 const WRITTEN: [&str; 10] = [
     "adapter",
-    "environment.json",
+    ENVIRONMENT_FILE,
     "memory_plan.json",
     "metrics.jsonl",
     "recipe.toml",
     REPORT_FILE,
-    "resolved.toml",
+    RESOLVED_FILE,
     "samples.jsonl",
     "tensorboard",
     UNFINISHED_FILE,

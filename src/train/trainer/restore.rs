@@ -7,6 +7,7 @@ use crate::checkpoint;
 use crate::lora::AdapterSet;
 use crate::train::state::{RowOrder, TrainerState};
 use crate::train::step::{StepState, TrainStep};
+use crate::train::totals::RunFigures;
 
 /// Puts the adapters and moments of a checkpoint into a step. `order` is what the recipe's rows are in now. Nothing is
 /// written: what does not fit is refused before anything of the run is touched.
@@ -38,7 +39,9 @@ impl Trainer<'_> {
     /// newest one that was saved while nothing was wrong.
     pub fn go_on_from(&mut self, state: TrainerState, sound_checkpoint: Option<PathBuf>) {
         self.earlier = state.totals;
-        self.earlier_figures = state.totals.earlier_figures(state.step);
+        // Those that ended without a checkpoint are counted too.
+        let num_starts = self.plan.earlier_starts;
+        self.earlier_figures = RunFigures { num_starts, ..state.totals.earlier_figures(state.step) };
         self.state = TrainerState { order: self.plan.order, inputs: self.plan.inputs.clone(), trouble: None, ..state };
         self.is_saved = true;
         self.sound_checkpoint = sound_checkpoint;
