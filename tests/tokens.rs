@@ -46,6 +46,9 @@ fn a_conversation_has_the_ids_of_apply_chat_template_and_loss_on_the_answers() {
     assert_eq!(found, expected);
     assert_eq!(tokenizer.eos_ids(), [2]);
     assert_eq!(tokenizer.max_id(), 49151);
+    // What AutoTokenizer gives other ids for, of the samples: (GPT2Tokenizer) the digits of tokenizer.json are left out.
+    let warning = tokenizer.class_warning().unwrap();
+    assert!(warning.contains("\"GPT2Tokenizer\": 1 of 16 sample texts") && warning.contains("ﷺ ½ ²"), "{warning}");
 }
 
 #[test]
@@ -61,4 +64,6 @@ fn a_text_of_the_llama_2_tokenizer_has_bos_bytes_and_eos() {
     let mut text: String = row.ids.iter().map(|id| stream.push(*id).unwrap()).collect();
     text += &stream.finish().unwrap();
     assert_eq!(text, "Once upon a time, 😀 é\n there");
+    let warning = tokenizer.class_warning().unwrap();
+    assert!(warning.contains("\"LlamaTokenizer\": 3 of 16 sample texts"), "{warning}");
 }

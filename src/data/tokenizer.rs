@@ -9,6 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::panics::guarded;
 
+mod class;
 mod files;
 mod stream;
 
@@ -93,6 +94,7 @@ impl Token {
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    folder: PathBuf,
     bos: Option<SpecialToken>,
     eos: Option<SpecialToken>,
     pad: Option<SpecialToken>,
@@ -175,6 +177,7 @@ impl Tokenizer {
             chat_template: read_chat_template(model_dir, &config, &config_path)?,
             eos_ids: eos_ids.into_iter().collect(),
             inner,
+            folder: model_dir.to_owned(),
             bos,
             eos,
             pad,
