@@ -5,6 +5,7 @@
 //! ```text
 //! step-000500/
 //!   adapter_model.safetensors  adapter_config.json    the adapter in f32, exactly
+//!   prompt_form.json                                  whether rows went through a chat template, and which
 //!   optimizer.safetensors                             moments, by parameter name
 //!   trainer_state.json                                TrainerState of train/state.rs
 //!   resolved.toml                                     the recipe that it was trained with
@@ -25,6 +26,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+use crate::export::PROMPT_FORM_FILE;
+
 pub use config::CheckpointConfig;
 
 /// File of the optimizer's moments.
@@ -36,7 +39,8 @@ const RECIPE_FILE: &str = "resolved.toml";
 
 /// The files of a checkpoint that have a checksum.
 fn is_own_file(name: &str) -> bool {
-    ["adapter_model.safetensors", "adapter_config.json", OPTIMIZER_FILE, STATE_FILE, RECIPE_FILE].contains(&name)
+    ["adapter_model.safetensors", "adapter_config.json", PROMPT_FORM_FILE, OPTIMIZER_FILE, STATE_FILE, RECIPE_FILE]
+        .contains(&name)
 }
 
 /// End of the name of a checkpoint that is being written.

@@ -14,6 +14,7 @@ mod adapter_set;
 pub mod atomic;
 mod error;
 mod merge;
+mod prompt_form;
 
 pub use adapter_check::check_adapter;
 pub use adapter_file::{SavedAdapter, read_adapter, write_adapter};
@@ -21,6 +22,7 @@ pub use adapter_folder::find_adapter;
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use error::ExportError;
 pub use merge::{MergeSummary, merge};
+pub use prompt_form::{PROMPT_FORM_FILE, PromptForm};
 
 /// The matrices of an adapter by module, for example `model.layers.0.self_attn.q_proj`.
 pub type AdapterWeights = BTreeMap<String, LowRankPair>;

@@ -53,7 +53,9 @@ pub enum GenerateError {
     #[error(transparent)]
     Template(#[from] TemplateError),
     /// A system message without a chat template to write it with.
-    #[error("a system message needs a chat template, and the prompt is taken as it is\n  hint: put it into the prompt")]
+    #[error(
+        "a system message needs a chat template, and the prompt is taken as it is\n  hint: put it into the prompt, or give --chat"
+    )]
     SystemWithoutTemplate,
     /// Nothing to continue.
     #[error("the prompt has no tokens, and the tokenizer adds none: there is nothing to continue")]

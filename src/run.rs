@@ -26,7 +26,7 @@ use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::template::ChatTemplate;
 use crate::device::{self, OpenDevice};
 use crate::diagnosis::Facts;
-use crate::export::{adapter_set, read_adapter};
+use crate::export::{PromptForm, adapter_set, read_adapter};
 use crate::failure::Failure;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
@@ -105,7 +105,8 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
     let adapters = adapters(&recipe, &source, &selection, resumed.as_ref(), &device)?;
     let num_trainable = adapters.num_parameters();
     let facts = facts(&recipe, &source.config, &selection, &data, &device, model.has_kernels());
-    let mut plan = plan(&recipe, &data, schedule, facts, inputs(&source, &data));
+    let prompt_form = prompt_form(&recipe, &data)?;
+    let mut plan = plan(&recipe, &data, schedule, facts, inputs(&source, &data), prompt_form.clone());
     let of_checkpoint = resumed.as_ref().map(|resumed| resumed.state.totals.num_starts());
     plan.earlier_starts = dir.num_starts().max(of_checkpoint.unwrap_or_default());
     let restored = resumed.is_some().then(|| adapters.clone());
@@ -154,6 +155,7 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
         num_trainable,
         num_parameters: opening.num_parameters(),
         total_steps: schedule.total_steps(),
+        prompt_form,
     };
     ending.train(&mut trainer)
 }
@@ -303,7 +305,14 @@ fn keep_recipe(args: &TrainArgs, given: &str, resolved: &str, dir: &RunDir) -> R
 }
 
 /// What of the recipe the loop needs.
-fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule, facts: Facts, inputs: Inputs) -> Plan {
+fn plan(
+    recipe: &Recipe,
+    data: &DataPipeline,
+    schedule: Schedule,
+    facts: Facts,
+    inputs: Inputs,
+    prompt_form: PromptForm,
+) -> Plan {
     Plan {
         train: recipe.train.clone(),
         eval: recipe.eval.clone(),
@@ -323,7 +332,22 @@ fn plan(recipe: &Recipe, data: &DataPipeline, schedule: Schedule, facts: Facts, 
         },
         lora: recipe.lora.clone(),
         base_model_name_or_path: recipe.model.path.clone(),
+        prompt_form,
     }
+}
+
+/// In which form the rows are put before the model, so that it can be asked in the same.
+fn prompt_form(recipe: &Recipe, data: &DataPipeline) -> Result<PromptForm, Failure> {
+    let setting = &recipe.data.chat_template;
+    Ok(match data.template() {
+        None => PromptForm::Raw,
+        Some(_) if setting == "auto" => PromptForm::ChatTemplate { chat_template: None },
+        Some(_) => {
+            let source = std::fs::read_to_string(setting)
+                .map_err(|error| Failure::input(format!("`data.chat_template` = {setting:?}: {error}")))?;
+            PromptForm::ChatTemplate { chat_template: Some(source) }
+        }
+    })
 }
 
 /// What is read, to be known again by a resumed run.

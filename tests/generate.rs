@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
 
+mod common;
+
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -131,6 +133,67 @@ fn smollm2_answers_through_its_chat_template_as_in_transformers_and_ends_its_tur
     }
 }
 
+#[test]
+fn a_model_is_asked_in_the_form_it_was_trained_in() {
+    let bench = common::Bench::new();
+    let turn = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+    let row = serde_json::json!({"messages": [turn("user", STORY), turn("assistant", "Max met a snail.")]});
+    std::fs::write(bench.path("chat.jsonl"), format!("{row}\n").repeat(4)).unwrap();
+    std::fs::write(
+        bench.path("own.jinja"),
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}\
+                    {% if add_generation_prompt %}assistant: {% endif %}",
+    )
+    .unwrap();
+    let train = |name: &str, rows: &str, template: &str| {
+        let data = format!("data.train=[{{path={:?}}}]", bench.path(rows).to_str().unwrap());
+        let template = format!("data.chat_template={template:?}");
+        let set = ["--set", &data, "--set", "data.eval=[]", "--set", &template, "--set", "train.max_steps=2"];
+        common::train(
+            &bench.recipe(name, ""),
+            &[&set[..], &["--set", "data.max_length=256", "--set", "checkpoint.save_steps=1"]].concat(),
+        );
+    };
+    let own = bench.path("own.jinja");
+    train("raw", "train.jsonl", "none");
+    train("chat", "chat.jsonl", "auto");
+    train("own", "chat.jsonl", own.to_str().unwrap());
+    // The text is kept, not where it was.
+    std::fs::remove_file(own).unwrap();
+
+    let ask = |run: &str, more: &[&str]| {
+        let (model, adapter) = (quickstart(), bench.path(run));
+        let args = ["--model", model.to_str().unwrap(), "--adapter", adapter.to_str().unwrap(), "--prompt", "Hi"];
+        let output = command(&[&args[..], &["--max-new-tokens", "1"], more].concat()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let line = |start: &str| said.lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned();
+        (line("the prompt "), line("prompt: ").split(" tokens").next().unwrap().to_owned())
+    };
+    let tokenizer = Tokenizer::open(&quickstart()).unwrap();
+    let tokens = |text: &str| format!("prompt: {}", tokenizer.encode(text, true).unwrap().len());
+    let raw = tokens("Hi");
+    let chat = tokens("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    let own = tokens("user: Hi<|im_end|>assistant: ");
+    for (run, more, form, prompt) in [
+        ("raw", &[][..], "is continued as it is: the adapter was trained so; --chat asks", &raw),
+        ("raw/checkpoints/step-000001", &[], "is continued as it is: the adapter was trained so", &raw),
+        ("raw", &["--chat"], "goes through the chat template of the model: --chat", &chat),
+        ("chat", &[], "goes through the chat template of the model: the adapter was trained so; --raw", &chat),
+        ("chat", &["--raw"], "is continued as it is: --raw", &raw),
+        ("own", &[], "goes through the chat template of the adapter: the adapter was trained so", &own),
+    ] {
+        let (line, asked) = ask(run, more);
+        assert!(line.starts_with(&format!("the prompt {form}")), "{run} {more:?}: {line}");
+        assert_eq!(&asked, prompt, "{run} {more:?}");
+    }
+    // An adapter of another program.
+    std::fs::remove_file(bench.path("raw/adapter/prompt_form.json")).unwrap();
+    assert_eq!(
+        ask("raw", &[]),
+        ("the prompt goes through the chat template of the model: --raw continues it as it is".into(), chat)
+    );
+}
+
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lora-train"));
     command.arg("generate").args(args).stdin(Stdio::null());
@@ -172,6 +235,7 @@ fn what_cannot_be_used_is_refused_before_any_weight_is_read() {
     assert!(with(&["--max-new-tokens", "0"]).contains("expected a whole number from 1 on"));
     assert!(with(&["--dtype", "int8"]).contains("expected f32, bf16 or f16"));
     assert!(with(&["--raw", "--system", "Be brief"]).contains("cannot be used with"));
+    assert!(with(&["--raw", "--chat"]).contains("cannot be used with"));
     assert!(refused(&["--model", "no/such/model", "--prompt", "x"]).starts_with("error: "));
 }
 

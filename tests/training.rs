@@ -57,6 +57,7 @@ fn a_short_run_writes_every_file_of_the_contract() {
         "metrics.jsonl",
         "adapter/adapter_model.safetensors",
         "adapter/adapter_config.json",
+        "adapter/prompt_form.json",
         "checkpoints/step-000002/adapter_model.safetensors",
         "checkpoints/step-000002/optimizer.safetensors",
         "checkpoints/step-000004/trainer_state.json",

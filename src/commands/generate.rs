@@ -11,7 +11,7 @@ use rand::Rng;
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{self, Dtype, OpenDevice};
-use crate::export::{SavedAdapter, find_adapter, read_adapter};
+use crate::export::{PromptForm, SavedAdapter, find_adapter, read_adapter};
 use crate::failure::Failure;
 use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
 use crate::lora::AdapterSet;
@@ -36,7 +36,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
 
-    /// The user's message; where the model has no chat template, the text to continue; - reads it from stdin
+    /// The user's message, or the text to continue where the model is asked without a chat template; - reads it from stdin
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: String,
 
@@ -44,9 +44,14 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub system: Option<String>,
 
-    /// Continue the prompt as it is, without the model's chat template
+    /// Continue the prompt as it is, without a chat template; without this or --chat, a model with an adapter is asked as it
+    /// was trained, another one through its chat template
     #[arg(long)]
     pub raw: bool,
+
+    /// Ask through the chat template, also where the adapter was trained without one
+    #[arg(long, conflicts_with = "raw")]
+    pub chat: bool,
 
     /// Tokens after which to stop, if the model does not end by itself
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
@@ -113,11 +118,11 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let adapter = args.adapter.as_deref().map(find_adapter);
     let adapter = adapter.map(|folder| read_adapter(&folder).map(|saved| (folder, saved)));
     let adapter = adapter.transpose().map_err(Failure::input)?;
+    let form = adapter.as_ref().map_or(Ok(None), |(folder, _)| PromptForm::read(folder)).map_err(Failure::input)?;
 
     let source = ModelSource::open(&model_options(args), 0, args.quiet)?;
     let tokenizer = Tokenizer::open(&source.folder).map_err(Failure::input)?;
-    let setting = if args.raw { "none" } else { "auto" };
-    let template = ChatTemplate::open(setting, &tokenizer).map_err(Failure::input)?;
+    let (template, reason) = template(args, form, &tokenizer)?;
     let prompt_ids =
         encode_prompt(&tokenizer, template.as_ref(), args.system.as_deref(), &prompt).map_err(Failure::input)?;
 
@@ -131,6 +136,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
             saved.into_set(&folder, &source.config, &device.device).map_err(|error| misfit(&error, base.as_deref()))?
         }
     };
+    note(args, &reason);
     let model = source.load(Some(storage), precision, &device)?;
     note(args, &format!("{}: held in {storage}, computed in {precision} on {}", args.model, device.label));
     if args.temperature > 0.0 && args.seed.is_none() {
@@ -156,6 +162,42 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
         )),
         _ => Ok(()),
     }
+}
+
+/// The chat template to ask through, if any, and a line that says so, with the reason.
+fn template(
+    args: &GenerateArgs,
+    form: Option<PromptForm>,
+    tokenizer: &Tokenizer,
+) -> Result<(Option<ChatTemplate>, String), Failure> {
+    let raw = |reason: &str| Ok((None, format!("the prompt is continued as it is: {reason}")));
+    if args.raw {
+        return raw("--raw");
+    }
+    if form == Some(PromptForm::Raw) && !args.chat {
+        return raw("the adapter was trained so; --chat asks through the chat template");
+    }
+    let is_known = matches!(form, Some(PromptForm::ChatTemplate { .. }));
+    let template = match form {
+        Some(PromptForm::ChatTemplate { chat_template: Some(source) }) => {
+            ChatTemplate::new(&source, "the adapter", tokenizer).map(Some)
+        }
+        _ => ChatTemplate::open("auto", tokenizer),
+    };
+    let Some(template) = template.map_err(Failure::input)? else {
+        return match (args.chat, is_known) {
+            (true, _) => Err(Problem::new("`--chat`: the model has no chat template").into()),
+            (false, true) => raw("the model has no chat template, through which the adapter was trained"),
+            (false, false) => raw("the model has no chat template"),
+        };
+    };
+    let reason = match (args.chat, is_known) {
+        (true, _) => "--chat",
+        (false, true) => "the adapter was trained so; --raw continues it as it is",
+        (false, false) => "--raw continues it as it is",
+    };
+    let line = format!("the prompt goes through the chat template of {}: {reason}", template.origin());
+    Ok((Some(template), line))
 }
 
 fn options(args: &GenerateArgs) -> Result<GenerateOptions, Failure> {

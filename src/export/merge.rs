@@ -7,12 +7,14 @@ use std::sync::{Mutex, PoisonError};
 
 use safetensors::View;
 
-use super::{ExportError, LowRankPair, SavedAdapter, atomic, check_adapter, read_adapter};
+use super::{ExportError, LowRankPair, PromptForm, SavedAdapter, atomic, check_adapter, read_adapter};
 use crate::device::Dtype;
 use crate::model::config::LlamaConfig;
 use crate::model::weights::{StoredTensor, WeightFiles, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
 
+/// The chat template, which goes before one in `tokenizer_config.json`.
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// What belongs to a model besides its weights; copied where the base has it.
 const SIDE_FILES: [&str; 11] = [
     "config.json",
@@ -24,7 +26,7 @@ const SIDE_FILES: [&str; 11] = [
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     "chat_template.json",
 ];
 /// Which tensor is in which shard; the same in the merged model.
@@ -72,6 +74,11 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
     }
     for name in SIDE_FILES.into_iter().chain([INDEX]).filter(|name| model.join(name).is_file()) {
         copy(&model.join(name), &unfinished.0.join(name))?;
+    }
+    if let Some(PromptForm::ChatTemplate { chat_template: Some(template) }) = PromptForm::read(adapter)? {
+        // The model was trained with this one.
+        let path = unfinished.0.join(CHAT_TEMPLATE);
+        atomic::write_file(&path, |path| std::fs::write(path, template)).map_err(ExportError::io("write", &path))?;
     }
     WeightFiles::open(&unfinished.0)?.check(&config)?;
     // An empty folder gives way; one that is not was refused above, and still is here.
@@ -303,7 +310,10 @@ mod tests {
         std::fs::write(out.join("mine"), "").unwrap();
         assert!(matches!(merge_in(root.path()).unwrap_err(), ExportError::OutputExists { .. }));
         std::fs::remove_file(out.join("mine")).unwrap();
+        let form = PromptForm::ChatTemplate { chat_template: Some("{{ messages }}\n".into()) };
+        form.write(&root.path().join("adapter")).unwrap();
         merge_in(root.path()).unwrap();
+        assert_eq!(std::fs::read_to_string(out.join(CHAT_TEMPLATE)).unwrap(), "{{ messages }}\n");
         assert!(matches!(merge_in(root.path()).unwrap_err(), ExportError::OutputExists { .. }));
     }
 

@@ -15,7 +15,7 @@ use super::room::panic_reason;
 use super::verify::adapter_reloads;
 use crate::data::pipeline::RowCounts;
 use crate::device::OpenDevice;
-use crate::export::{adapter_weights, write_adapter};
+use crate::export::{PromptForm, adapter_weights, write_adapter};
 use crate::failure::Failure;
 use crate::metrics::{Outcome, Sinks, Summary};
 use crate::panics::guarded;
@@ -50,6 +50,8 @@ pub(super) struct Ending<'a> {
     pub(super) num_parameters: usize,
     /// Steps of the whole run.
     pub(super) total_steps: u64,
+    /// In which form the rows are put before the model.
+    pub(super) prompt_form: PromptForm,
 }
 
 /// What a run that came to its end has to show.
@@ -102,10 +104,34 @@ impl Ending<'_> {
         if outcome == Outcome::Interrupted {
             return Err(Cut::Interrupted);
         }
-        let adapter_verified = export(self.recipe, self.dir, trainer.step(), self.device)
-            .map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
+        let adapter_verified =
+            self.export(trainer.step()).map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
         trainer.end_export();
         Ok(Done { outcome, adapter_verified })
+    }
+
+    /// Writes the adapter; whether it gives the same logits when it is read back.
+    fn export(&self, step: &TrainStep) -> Result<bool, Failure> {
+        let folder = self.dir.adapter();
+        self.dir.clear_leftovers();
+        let weights = adapter_weights(step.adapters());
+        let write = |folder: &Path| {
+            write_adapter(folder, &weights, &self.recipe.lora, &self.recipe.model.path)?;
+            self.prompt_form.write(folder)
+        };
+        if let Err(error) = write(&folder) {
+            // Hours of work are in memory: whichever disk takes them is good enough.
+            let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
+            let place = elsewhere.display();
+            return Err(Failure::running(match write(&elsewhere) {
+                Ok(()) => format!("{error}\n  hint: the trained adapter was written to {place} instead"),
+                Err(second) => format!(
+                    "{error}\n  hint: nor could it be written elsewhere ({second}); `--resume` goes on from the last \
+                     checkpoint"
+                ),
+            }));
+        }
+        adapter_reloads(&folder, step.model(), step.adapters(), self.device.is_gpu()).map_err(Failure::running)
     }
 
     /// Final figures and page of a run that came to its end.
@@ -196,27 +222,6 @@ fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
         )));
     }
     Ok(())
-}
-
-/// Writes the adapter; whether it gives the same logits when it is read back.
-fn export(recipe: &Recipe, dir: &RunDir, step: &TrainStep, device: &OpenDevice) -> Result<bool, Failure> {
-    let folder = dir.adapter();
-    dir.clear_leftovers();
-    let weights = adapter_weights(step.adapters());
-    let write = |folder: &Path| write_adapter(folder, &weights, &recipe.lora, &recipe.model.path);
-    if let Err(error) = write(&folder) {
-        // Hours of work are in memory: whichever disk takes them is good enough.
-        let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
-        let place = elsewhere.display();
-        return Err(Failure::running(match write(&elsewhere) {
-            Ok(()) => format!("{error}\n  hint: the trained adapter was written to {place} instead"),
-            Err(second) => format!(
-                "{error}\n  hint: nor could it be written elsewhere ({second}); `--resume` goes on from the last \
-                 checkpoint"
-            ),
-        }));
-    }
-    adapter_reloads(&folder, step.model(), step.adapters(), device.is_gpu()).map_err(Failure::running)
 }
 
 /// Writes again what was deleted of the folder while training; says so.

@@ -9,6 +9,7 @@ use crate::checkpoint::{CheckpointConfig, Checkpoints};
 use crate::data::pipeline::DataPipeline;
 use crate::device::OpenDevice;
 use crate::diagnosis::Facts;
+use crate::export::PromptForm;
 use crate::lora::config::LoraConfig;
 use crate::metrics::Sinks;
 use crate::telemetry::Telemetry;
@@ -56,4 +57,6 @@ pub struct Plan {
     pub lora: LoraConfig,
     /// The same: the model that the adapter belongs to.
     pub base_model_name_or_path: String,
+    /// Written beside the adapter of checkpoints.
+    pub prompt_form: PromptForm,
 }

@@ -96,8 +96,10 @@ impl Trainer<'_> {
         // What is counted as done must be on the disk before the checkpoint says that it is done.
         self.around.sinks.sync();
         let weights = adapter_weights(self.step.adapters());
-        let write =
-            |folder: &Path| write_adapter(folder, &weights, &self.plan.lora, &self.plan.base_model_name_or_path);
+        let write = |folder: &Path| {
+            write_adapter(folder, &weights, &self.plan.lora, &self.plan.base_model_name_or_path)?;
+            self.plan.prompt_form.write(folder)
+        };
         self.last_save = Instant::now();
         let saved = self.around.checkpoints.save(self.state.step, write, &moments, &self.state, &self.plan.recipe);
         if let Ok(path) = &saved {
