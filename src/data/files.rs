@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -97,7 +98,7 @@ impl RowFile {
             file
         };
         let mut scan = Scan::default();
-        for_each_block(&file, u64::MAX, &mut |block| scan.feed(block)).map_err(|error| failed(error.to_string()))?;
+        for_each_block(&file, 0..u64::MAX, &mut |block| scan.feed(block)).map_err(|error| failed(error.to_string()))?;
         let (is_array, bounds) = scan.finish().map_err(failed)?;
         let kind = match kind {
             FileKind::Json | FileKind::JsonLines if is_array => FileKind::Json,
@@ -142,7 +143,7 @@ impl RowFile {
         &self.path
     }
 
-    /// Bytes of a row in the mean.
+/// Bytes of a row in the mean.
     pub(super) fn mean_row_bytes(&self) -> usize {
         let all = self.bounds.last().copied().unwrap_or(0) - self.bounds[0];
         usize::try_from(all / self.num_rows() as u64).unwrap_or(usize::MAX)
@@ -154,54 +155,82 @@ impl RowFile {
         DataError::Row { path: self.path.clone(), place, reason }
     }
 
-    /// Where the rows of ascending `indices` stand: `line 12`, or `row 12` in a file that has no lines.
+    /// Where the rows of ascending `indices` stand: `line 12`; `12:7`, line and column, of what is no JSON; `row 12` in a
+    /// file that has no lines.
     pub(super) fn places(&self, indices: &[usize]) -> Vec<String> {
-        let rows = || indices.iter().map(|index| format!("row {}", index + 1)).collect();
-        if self.kind != FileKind::JsonLines {
-            return rows();
+        let mut places = Vec::with_capacity(indices.len());
+        let (mut at, mut line, mut column) = (0, 1, 1);
+        for index in indices {
+            let place = self.place(*index, &mut at, &mut line, &mut column);
+            places.push(place.unwrap_or_else(|_| format!("row {}", index + 1)));
         }
-        let (mut lines, mut line, mut at) = (Vec::with_capacity(indices.len()), 1, 0);
-        let starts: Vec<u64> = indices.iter().map(|index| self.bounds[*index]).collect();
-        let end = starts.last().copied().unwrap_or(0);
-        let counted = for_each_block(&self.file, end, &mut |block| {
-            for byte in block {
-                while starts.get(lines.len()).is_some_and(|start| *start <= at) {
-                    lines.push(format!("line {line}"));
-                }
-                line += usize::from(*byte == b'\n');
-                at += 1;
+        places
+    }
+
+    /// Where row `index` stands. `at`, with its line and column, is a place before it, and then its start.
+    fn place(&self, index: usize, at: &mut u64, line: &mut usize, column: &mut usize) -> io::Result<String> {
+        let start = self.bounds[index];
+        for_each_block(&self.file, *at..start, &mut |block| (*line, *column) = walk(block, *line, *column))?;
+        *at = start;
+        let mut row = vec![0; usize::try_from(self.bounds[index + 1] - start).unwrap_or(usize::MAX)];
+        read_exact_at(&self.file, &mut row, start)?;
+        match json(self.kind, &row) {
+            Err(error) if self.kind != FileKind::Parquet => {
+                let in_lines = row.split_inclusive(|byte| *byte == b'\n').take(error.line() - 1).map(<[u8]>::len);
+                let wrong = in_lines.sum::<usize>() + error.column().saturating_sub(1);
+                let (line, column) = walk(&row[..wrong.min(row.len())], *line, *column);
+                Ok(format!("{line}:{column}"))
             }
-        });
-        while lines.len() < starts.len() {
-            lines.push(format!("line {line}"));
+            _ if self.kind == FileKind::JsonLines => Ok(format!("line {line}")),
+            _ => Ok(format!("row {}", index + 1)),
         }
-        if counted.is_ok() { lines } else { rows() }
     }
 }
 
-/// The row of a file of this kind that starts with `bytes`, or why it cannot be used.
-fn parse_row(kind: FileKind, bytes: &[u8]) -> Result<Value, String> {
-    let parsed = if kind == FileKind::Json {
+/// What a row of a file of this kind is that starts with `bytes`.
+fn json(kind: FileKind, bytes: &[u8]) -> serde_json::Result<Value> {
+    if kind == FileKind::Json {
         // A comma may follow.
         let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
         values.next().unwrap_or(Ok(Value::Null))
     } else {
         serde_json::from_slice(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default())
-    };
-    match parsed {
-        Ok(row) if row.is_object() => Ok(row),
-        Ok(_) => Err("a row must be a JSON object".into()),
-        Err(error) => Err(format!("not valid JSON: {error}")),
     }
 }
 
-/// Hands the first `len` bytes of a file, or all if there are fewer, to `sink`, a block at a time.
-fn for_each_block(file: &File, len: u64, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+/// The row of a file of this kind that starts with `bytes`, or why it cannot be used.
+fn parse_row(kind: FileKind, bytes: &[u8]) -> Result<Value, String> {
+    match json(kind, bytes) {
+        Ok(row) if row.is_object() => Ok(row),
+        Ok(_) => Err("a row must be a JSON object".into()),
+        Err(error) => {
+            // The line and the column are those of the row, not of the file.
+            let place = format!(" at line {} column {}", error.line(), error.column());
+            Err(format!("not valid JSON: {}", error.to_string().trim_end_matches(&place)))
+        }
+    }
+}
+
+/// Line and column, in characters, behind `bytes` that start at `line` and `column`.
+fn walk(bytes: &[u8], mut line: usize, mut column: usize) -> (usize, usize) {
+    for byte in bytes {
+        match byte {
+            b'\n' => (line, column) = (line + 1, 1),
+            // A byte that continues a character.
+            0b1000_0000..=0b1011_1111 => {}
+            _ => column += 1,
+        }
+    }
+    (line, column)
+}
+
+/// Hands the bytes of a file in `range`, as far as there are so many, to `sink`, a block at a time.
+fn for_each_block(file: &File, range: Range<u64>, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
     let mut block = vec![0; BLOCK_BYTES];
-    let mut at = 0;
-    let len = len.min(file.metadata()?.len());
-    while at < len {
-        let size = usize::try_from(len - at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
+    let mut at = range.start;
+    let end = range.end.min(file.metadata()?.len());
+    while at < end {
+        let size = usize::try_from(end - at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
         read_exact_at(file, &mut block[..size], at)?;
         sink(&block[..size]);
         at += size as u64;

@@ -228,7 +228,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "a row that is no JSON",
         File("rows.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{oops\n"),
-        &["rows.jsonl:line 2: not valid JSON"],
+        &["rows.jsonl:2:2: not valid JSON: key must be a string"],
     ),
     ("a row that is no object", File("rows.jsonl", "[1, 2]\n"), &["rows.jsonl:row 1: a row must be a JSON object"]),
     (

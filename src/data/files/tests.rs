@@ -52,12 +52,14 @@ fn elements_of_an_array_are_rows() {
 #[test]
 fn a_bad_row_is_named_by_its_line_or_number() {
     let cases = [
-        ("r.jsonl", "{\"a\": 1}\n\n{\"a\": }\n", "/r.jsonl:line 3: not valid JSON: expected value"),
+        ("r.jsonl", "{\"a\": 1}\n\n{\"a\": }\n", "/r.jsonl:3:7: not valid JSON: expected value"),
+        ("r.jsonl", "{\"é\": 1}\n{\"é\": oops}\n", "/r.jsonl:2:7: not valid JSON: expected value"),
+        ("r.json", "[{\"a\": 1},\n  {\n \"a\": }]", "/r.json:3:7: not valid JSON: expected value"),
         ("r.jsonl", "{\"a\": 1}\n[1]\n", "/r.jsonl:line 2: a row must be a JSON object"),
-        ("r.jsonl", "{\"a\": 1} {\"a\": 2}\n", "/r.jsonl:line 1: not valid JSON: trailing characters"),
+        ("r.jsonl", "{\"a\": 1} {\"a\": 2}\n", "/r.jsonl:1:10: not valid JSON: trailing characters"),
         ("r.json", "[{\"a\": 1}, 7]", "/r.json:row 2: a row must be a JSON object"),
-        ("r.json", "[{\"a\": 1}, {\"a\": 01}]", "/r.json:row 2: not valid JSON"),
-        ("r.json", "{\n \"a\": 1\n}", "/r.json:line 1: not valid JSON: EOF while parsing"),
+        ("r.json", "[{\"a\": 1}, {\"a\": 01}]", "/r.json:1:19: not valid JSON: invalid number"),
+        ("r.json", "{\n \"a\": 1\n}", "/r.json:1:1: not valid JSON: EOF while parsing an object"),
         ("r.json", "[{\"a\": 1}, {\"a\"", "/r.json: the array does not end: it has 2 elements and then the file stops"),
         ("r.json", "[{\"a\": 1}] x", "/r.json: text follows the end of the array, at byte 11"),
         ("r.json", "[]", "/r.json: the file has no rows"),
@@ -71,7 +73,7 @@ fn a_bad_row_is_named_by_its_line_or_number() {
         assert!(error.starts_with(message), "{content:?}: {error}");
     }
     let invalid = rows("r.jsonl", b"{\"a\": \"\xff\"}\n").unwrap_err();
-    assert!(invalid.starts_with("/r.jsonl:line 1: not valid JSON"), "{invalid}");
+    assert!(invalid.starts_with("/r.jsonl:1:8: not valid JSON"), "{invalid}");
 }
 
 /// Writes conversations of (role, content), an id and a score.
