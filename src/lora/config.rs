@@ -6,7 +6,7 @@ use std::ops::Bound;
 use regex::Regex;
 use serde::Serialize;
 
-use crate::schema::{Node, Problem, Section, Value};
+use crate::schema::{Node, Problem, Section, Value, closest};
 
 /// Last component of the names of a block's linear layers: what `target_modules` can name.
 pub const LINEAR_LAYERS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
@@ -149,7 +149,7 @@ impl TargetModules {
                 Ok(_) if matches!(text.as_str(), "all_linear" | "all" | "linear" | "all-linears") => {
                     Err(Some("did you mean \"all-linear\"?".to_owned()))
                 }
-                Ok(_) if is_plain_name(text) => Err(Some(format!("there are {}", LINEAR_LAYERS.join(", ")))),
+                Ok(_) if is_plain_name(text) => Err(Some(meant_layer(text))),
                 Ok(_) => Ok(Self::Regex(text.clone())),
             },
             Value::Array(items) if !items.is_empty() => {
@@ -168,8 +168,17 @@ fn accept_name(item: &Node) -> Result<String, Option<String>> {
             Err(Some("`lm_head` cannot be adapted: its loss is computed in chunks that need it frozen".to_owned()))
         }
         Value::String(name) if name == "all-linear" => Err(Some("write \"all-linear\" without brackets".to_owned())),
-        Value::String(name) => Err(Some(format!("there is no `{name}`: there are {}", LINEAR_LAYERS.join(", ")))),
+        Value::String(name) => Err(Some(format!("there is no `{name}`: {}", meant_layer(name)))),
         _ => Err(None),
+    }
+}
+
+/// The layer that a name was probably meant to be, or what there is.
+pub(super) fn meant_layer(name: &str) -> String {
+    let last = name.rsplit('.').next().unwrap_or_default().trim_matches(|c: char| !c.is_ascii_alphanumeric());
+    match closest(last, LINEAR_LAYERS.into_iter()) {
+        Some(layer) => format!("did you mean `{layer}`?"),
+        None => format!("there are {}", LINEAR_LAYERS.join(", ")),
     }
 }
 

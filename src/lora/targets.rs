@@ -2,7 +2,7 @@
 
 use regex::Regex;
 
-use super::config::{LoraConfig, TargetModules};
+use super::config::{LoraConfig, TargetModules, meant_layer};
 
 /// A linear layer of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,10 +79,7 @@ pub struct Selection {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// A target that matches no linear layer of the blocks.
-    #[error(
-        "`lora.target_modules`: `{target}` matches no linear layer of this model\n  hint: its linear layers are \
-         q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; `\"all-linear\"` takes them all"
-    )]
+    #[error("`lora.target_modules`: `{target}` matches no linear layer of this model\n  hint: {}", meant_layer(target))]
     NoMatch {
         /// The target.
         target: String,
@@ -270,6 +267,8 @@ mod tests {
         let regex = |r: &str| LoraConfig { target_modules: TargetModules::Regex(r.into()), ..LoraConfig::default() };
         assert_eq!(regex(r".*layers\.[01]\..*\.(q|v)_proj").select(4).unwrap().hits[0].num_hits, 4);
         assert!(regex("q_proj").select(4).is_err());
+        let error = regex(r".*\.qproj").select(4).unwrap_err()[0].to_string();
+        assert!(error.ends_with("\n  hint: did you mean `q_proj`?"), "{error}");
     }
 
     #[test]

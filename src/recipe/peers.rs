@@ -29,7 +29,7 @@ pub const PEERS: &[Peer] = &[
     peer("", "seed", &["random_seed", "manual_seed", "random_state", "data_seed"]),
     // Sections.
     peer("", "model", &["base", "base_model_config", "model_args", "model_config"]),
-    peer("", "lora", &["peft", "adapters", "lora_parameters", "lora_config", "peft_config", "lora_args"]),
+    peer("", "lora", &["peft", "adapter", "adapters", "lora_parameters", "lora_config", "peft_config", "lora_args"]),
     peer("", "data", &["dataset_config", "data_args", "data_config"]),
     peer("", "train", &["training", "trainer", "training_args", "training_arguments", "train_args"]),
     peer("", "optimizer", &["optim", "optimizer_args", "optimiser"]),

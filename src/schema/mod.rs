@@ -16,7 +16,7 @@ use toml::de::DeTable;
 pub use overrides::Override;
 pub use problem::{Problem, Problems};
 pub use section::{Choice, Section};
-pub use suggest::Peer;
+pub use suggest::{Peer, closest};
 pub use tree::{Node, Table, Value};
 
 use problem::Place;

@@ -20,7 +20,7 @@ pub struct Peer {
 const MAX_MISTYPED_BYTES: usize = 64;
 
 /// The candidate most like `word`, if any is like it at all.
-pub(super) fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
+pub fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
     // To compare takes the time and the memory of both lengths.
     if word.len() > MAX_MISTYPED_BYTES {
         return None;
@@ -53,7 +53,13 @@ pub(super) fn unknown_key(unknown: &Unknown, record: &Record, peers: &[Peer]) ->
 
     // Another trainer's name; the entry for this section goes before those for others.
     let spelling = key.to_lowercase().replace('-', "_");
-    let known: Vec<&Peer> = peers.iter().filter(|peer| peer.names.contains(&spelling.as_str())).collect();
+    let mut known: Vec<&Peer> = peers.iter().filter(|peer| peer.names.contains(&spelling.as_str())).collect();
+    // [adapter] is a section, `adapter = "lora"` a key.
+    let leads_to_section =
+        |peer: &Peer| peer.key.is_some_and(|ours| record.headers.contains_key(&child(peer.section, ours)));
+    if known.iter().any(|peer| leads_to_section(peer) == *is_section) {
+        known.retain(|peer| leads_to_section(peer) == *is_section);
+    }
     let homes: Vec<&str> =
         record.declared.iter().filter(|(_, declared)| *declared == key).map(|(section, _)| section.as_str()).collect();
     let here = known.iter().find(|peer| peer.section == section);

@@ -159,6 +159,8 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         Set(&["lora.layers_to_transform=[99]"]),
         &["`lora.layers_to_transform` = 99, expected layers from 0 to 3"],
     ),
+    ("a target's typo", Set(&["lora.target_modules=[\"qproj\"]"]), &["there is no `qproj`: did you mean `q_proj`?"]),
+    ("PEFT's name for the section", Recipe("[lora]", "[adapter]"), &["[adapter]; this trainer calls it [lora]"]),
     // Devices.
     ("gpu for cuda", Set(&["device.name=\"gpu\""]), &["`device.name` = \"gpu\"", "this trainer calls it `cuda`"]),
     (

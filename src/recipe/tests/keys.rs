@@ -29,6 +29,11 @@ fn unknown_keys_lead_to_the_right_name_or_the_right_section() {
             "r:6:1: unknown key `bf16`; this trainer calls it `precision`\n  hint: write precision = \"bf16\"",
         ),
         ("[train]\ndeepspeed = \"x\"", "r:6:1: unknown key `deepspeed`\n  hint: this trainer runs on one device"),
+        ("[adapter]\nr = 8", "r:5:2: unknown section [adapter]; this trainer calls it [lora]"),
+        ("[peft]\nr = 8", "r:5:2: unknown section [peft]; this trainer calls it [lora]"),
+        ("[dataset]\npath = \"a\"", "r:5:2: unknown section [dataset]; this trainer calls it [[data.train]]"),
+        ("[train]\nadapter = \"lora\"", "r:6:1: unknown key `adapter`\n  hint: LoRA is what this trainer does"),
+        ("[train]\noptim = \"adamw\"", "r:6:1: unknown key `optim`; this trainer calls it `name`, in [optimizer]"),
         ("type = \"alpaca\"", "r:5:1: unknown key `type`; this trainer calls it `format`"),
     ];
     for (text, expected) in cases {

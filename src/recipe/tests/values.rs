@@ -97,6 +97,9 @@ fn targets_that_cannot_exist_are_refused() {
     const NAMES: &str = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj";
     let cases = [
         ("[\"q_proj\", \"c_attn\"]", format!("\n  hint: there is no `c_attn`: there are {NAMES}")),
+        ("[\"qproj\"]", "\n  hint: there is no `qproj`: did you mean `q_proj`?".into()),
+        ("[\"mlp.gate\"]", "\n  hint: there is no `mlp.gate`: did you mean `gate_proj`?".into()),
+        ("\"downproj\"", "\n  hint: did you mean `down_proj`?".into()),
         (
             "[\"lm_head\"]",
             "\n  hint: `lm_head` cannot be adapted: its loss is computed in chunks that need it frozen".into(),
