@@ -183,7 +183,7 @@ fn tell(failure: &Failure) {
     let is_plain = !stderr.is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let (error, hint) =
         if is_plain { ("error:", "hint:") } else { ("\x1b[1;31merror:\x1b[0m", "\x1b[36mhint:\x1b[0m") };
-    for message in failure.messages() {
+    for message in failure.shown(!is_plain) {
         let message = message.replace("\n  hint:", &format!("\n  {hint}"));
         // Where stderr is closed there is nobody left to tell.
         let _ = writeln!(stderr, "{error} {message}");

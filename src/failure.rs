@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use crate::schema::{Problem, Problems};
+use crate::schema::{Places, Problem, Problems};
 
 /// Why a command ended without its result.
 #[derive(Debug)]
@@ -27,6 +27,25 @@ impl Failure {
         Self::Running(error.into())
     }
 
+    /// The same; mistakes are put behind the name of the key of the recipe that they are about.
+    #[must_use]
+    pub fn about(self, key: &str) -> Self {
+        self.map(|problem| Problem { message: format!("`{key}`: {}", problem.message), ..problem })
+    }
+
+    /// The same; mistakes that begin with a key of the recipe, such as `` `data.train[0].path` ``, are where it was written.
+    #[must_use]
+    pub fn located(self, places: &Places) -> Self {
+        self.map(|problem| places.locate(problem))
+    }
+
+    fn map(self, change: impl Fn(Problem) -> Problem) -> Self {
+        match self {
+            Self::Input(Problems(problems)) => Self::Input(Problems(problems.into_iter().map(change).collect())),
+            failure => failure,
+        }
+    }
+
     /// The exit code of the process.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
@@ -45,6 +64,15 @@ impl Failure {
             Self::Input(problems) => problems.0.iter().map(ToString::to_string).collect(),
             Self::Running(error) => vec![with_causes(error.as_ref())],
             Self::Interrupted => vec![],
+        }
+    }
+
+    /// The same, with the lines of the recipe that are wrong; in colour where it is for a terminal.
+    #[must_use]
+    pub fn shown(&self, colour: bool) -> Vec<String> {
+        match self {
+            Self::Input(problems) => problems.0.iter().map(|problem| problem.shown(colour)).collect(),
+            _ => self.messages(),
         }
     }
 }

@@ -34,6 +34,7 @@ use crate::lora::targets::Selection;
 use crate::metrics::{SinkOptions, Sinks};
 use crate::model::llama::Llama;
 use crate::recipe::{Purpose, Recipe};
+use crate::schema::Places;
 use crate::telemetry::Telemetry;
 use crate::train::plan::{Around, Plan};
 use crate::train::schedule::{Schedule, total_steps};
@@ -65,15 +66,17 @@ const STOP_CHECK: Duration = Duration::from_millis(50);
 ///
 /// Mistakes in the recipe or its inputs, failures on the way, an interruption.
 pub fn train(args: &TrainArgs) -> Result<(), Failure> {
-    let advice = OnceCell::new();
-    told_when_it_runs_out(&advice, || train_within(args, &advice))
+    let (advice, places) = (OnceCell::new(), OnceCell::new());
+    told_when_it_runs_out(&advice, || train_within(args, &advice, &places))
+        .map_err(|failure| failure.located(places.get_or_init(Places::default)))
 }
 
-/// The same; `advice` becomes what to say if memory runs out.
-fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failure> {
+/// The same; `advice` becomes what to say if memory runs out, `places` where the recipe's keys were written.
+fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<Places>) -> Result<(), Failure> {
     let process_start = process_start();
     let stop = Stop::on_signals().map_err(Failure::running)?;
     let (recipe, given) = args.recipe.load_with_text(Purpose::Training)?;
+    let _ = places.set(recipe.places.clone());
     let resolved = recipe.to_toml();
 
     // What fails cheaply comes first: no weight and no row is read before all this is known to be there.
@@ -88,7 +91,8 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>) -> Result<(), Failu
         .as_ref()
         .map_or(Ok(()), |dir| dir.refuse_other_runs(start_of(resumed.as_ref())))
         .map_err(run_dir_failure)?;
-    let source = ModelSource::open(&recipe.model, recipe.seed, args.quiet)?;
+    let source =
+        ModelSource::open(&recipe.model, recipe.seed, args.quiet).map_err(|failure| failure.about("model.path"))?;
     let selection = source.select(&recipe.lora)?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
     let room = Room::look(&recipe, &source.config, &selection, &device);

@@ -24,8 +24,10 @@ fn mistakes_in_a_recipe_end_with_2_and_go_to_stderr_without_colour() {
             text(&output.stderr),
             "error: r.toml: `model.path` is missing: a local Hugging Face folder or the id of a Hub repository\n\
              error: r.toml: there is no training data\n  hint: add [[data.train]] with the `path` of a file\n\
-             error: r.toml:2:1: unknown key `target`\n  hint: did you mean `target_modules`?\n\
-             error: r.toml:3:16: `lora.lora_dropout` = 1.2, expected a number in [0, 1)\n",
+             error: r.toml:2:1: unknown key `target`\n  |\n2 | target = \"all\"\n  | ^^^^^^\n  \
+             hint: did you mean `target_modules`?\n\
+             error: r.toml:3:16: `lora.lora_dropout` = 1.2, expected a number in [0, 1)\n  |\n\
+             3 | lora_dropout = 1.2\n  |                ^^^\n",
             "{command:?}"
         );
     }

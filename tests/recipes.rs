@@ -10,6 +10,7 @@ use lora_train::lora::config::LoraConfig;
 use lora_train::metrics::{CostConfig, LoggingConfig};
 use lora_train::model::{Init, ModelOptions, Quantization};
 use lora_train::recipe::{PEERS, Purpose, Recipe};
+use lora_train::schema::Places;
 use lora_train::train::config::{EvalConfig, OptimizerConfig, SchedulerConfig, TrainConfig};
 use lora_train::train::watchdog::WatchdogConfig;
 
@@ -61,6 +62,7 @@ fn complete() -> Recipe {
         cost: CostConfig { price_per_hour: Some(1.0), price_per_kwh: Some(1.0), ..CostConfig::default() },
         watchdog: WatchdogConfig::default(),
         device: DeviceConfig::default(),
+        places: Places::default(),
     }
 }
 

@@ -83,8 +83,9 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     // As many as `max_steps` are measured.
     let num_steps = args.warmup + recipe.train.max_steps.unwrap_or(DEFAULT_NUM_STEPS);
-    let source = ModelSource::open(&recipe.model, recipe.seed, false)?;
-    let selection = source.select(&recipe.lora)?;
+    let source = ModelSource::open(&recipe.model, recipe.seed, false)
+        .map_err(|failure| failure.about("model.path").located(&recipe.places))?;
+    let selection = source.select(&recipe.lora).map_err(|failure| failure.located(&recipe.places))?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(&device));
     let model = source.load(recipe.model.dtype, recipe.train.precision, &device)?;

@@ -69,8 +69,9 @@ fn positive(text: &str) -> Result<f64, String> {
 pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let (target, recipe) = target::open(args)?;
     let options = ModelOptions { init: Init::Random, ..recipe.model.clone() };
-    let source = ModelSource::open(&options, recipe.seed, true)?;
-    let selection = source.select(&recipe.lora)?;
+    let source = ModelSource::open(&options, recipe.seed, true)
+        .map_err(|failure| failure.about("model.path").located(&recipe.places))?;
+    let selection = source.select(&recipe.lora).map_err(|failure| failure.located(&recipe.places))?;
     let workload = inputs::workload(&recipe, &source.config, &selection, target.is_cpu);
     let calibrated = match (args.calibrate, target.is_here) {
         (false, _) => None,

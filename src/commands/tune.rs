@@ -150,8 +150,9 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let out = args.out.clone().unwrap_or_else(|| args.recipe.recipe.with_extension("tuned.toml"));
     refuse_foreign(&out)?;
     let options = ModelOptions { init: Init::Random, ..recipe.model.clone() };
-    let source = ModelSource::open(&options, recipe.seed, false)?;
-    let selection = source.select(&recipe.lora)?;
+    let source = ModelSource::open(&options, recipe.seed, false)
+        .map_err(|failure| failure.about("model.path").located(&recipe.places))?;
+    let selection = source.select(&recipe.lora).map_err(|failure| failure.located(&recipe.places))?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
     let memory_bytes = Resources::of(&device).usable_bytes();
     let host_bytes = available_host_memory_bytes();

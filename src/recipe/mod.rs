@@ -15,7 +15,7 @@ use crate::device::DeviceConfig;
 use crate::lora::config::LoraConfig;
 use crate::metrics::{CostConfig, LoggingConfig};
 use crate::model::ModelOptions;
-use crate::schema::{self, Override, Problem, Problems, Section};
+use crate::schema::{self, Override, Places, Problem, Problems, Section};
 use crate::train::config::{EvalConfig, LrScheduler, OptimizerConfig, SchedulerConfig, TrainConfig};
 use crate::train::watchdog::WatchdogConfig;
 
@@ -54,6 +54,9 @@ pub struct Recipe {
     pub cost: CostConfig,
     /// Where it is computed.
     pub device: DeviceConfig,
+    /// Where all that was written.
+    #[serde(skip)]
+    pub places: Places,
 }
 
 /// What a recipe is read for, which decides what must be in it.
@@ -84,9 +87,7 @@ impl Recipe {
             Ok(text) => text,
             Err(problem) => return (None, problem.into()),
         };
-        let output_dir = default_output_dir(path);
-        let read = |root: &mut Section| Self::read(root, &output_dir, purpose);
-        schema::examine(&path.display().to_string(), &text, overrides, PEERS, read)
+        Self::read(path, &text, overrides, purpose)
     }
 
     /// Reads a recipe from its text; `path` is its name in messages and gives `output_dir` its default.
@@ -95,13 +96,21 @@ impl Recipe {
     ///
     /// All mistakes in it, sorted by place.
     pub fn parse(path: &Path, text: &str, overrides: &[Override], purpose: Purpose) -> Result<Self, Problems> {
-        let output_dir = default_output_dir(path);
-        schema::read(&path.display().to_string(), text, overrides, PEERS, |root| Self::read(root, &output_dir, purpose))
+        match Self::read(path, text, overrides, purpose) {
+            (Some(recipe), problems) if problems.0.is_empty() => Ok(recipe),
+            (_, problems) => Err(problems),
+        }
     }
 
-    fn read(root: &mut Section, default_output_dir: &str, purpose: Purpose) -> Self {
+    fn read(path: &Path, text: &str, overrides: &[Override], purpose: Purpose) -> (Option<Self>, Problems) {
+        let read = |root: &mut Section| Self::sections(root, path, purpose);
+        let (read, problems) = schema::read(&path.display().to_string(), text, overrides, PEERS, read);
+        (read.map(|(recipe, places)| Self { places, ..recipe }), problems)
+    }
+
+    fn sections(root: &mut Section, path: &Path, purpose: Purpose) -> Self {
         let recipe = Self {
-            output_dir: root.string("output_dir", default_output_dir).into(),
+            output_dir: root.string("output_dir", &default_output_dir(path)).into(),
             // TOML's whole numbers are signed.
             seed: root.count("seed", 0, 0..=i64::MAX as u64),
             model: root.section("model", ModelOptions::read),
@@ -116,6 +125,7 @@ impl Recipe {
             logging: root.section("logging", LoggingConfig::read),
             cost: root.section("cost", CostConfig::read),
             device: root.section("device", DeviceConfig::read),
+            places: Places::default(),
         };
         recipe.hold_together(root, purpose);
         recipe

@@ -101,7 +101,7 @@ impl ModelSource {
     /// Files that cannot be read or understood; a tokenizer that belongs to another model; a wish to stop while rows
     /// are tokenised.
     pub fn open_data(&self, data: &DataConfig, seed: u64, options: &OpenOptions<'_>) -> Result<DataPipeline, Failure> {
-        let tokenizer = self.tokenizer()?;
+        let tokenizer = self.tokenizer().map_err(|failure| failure.about("model.path"))?;
         DataPipeline::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
             DataError::Interrupted => Failure::Interrupted,
             error => data_failure(error),

@@ -6,57 +6,44 @@
 
 mod accept;
 mod overrides;
+mod places;
 mod problem;
 mod section;
 mod suggest;
+mod syntax;
 mod tree;
 
-use toml::de::DeTable;
+use std::sync::Arc;
 
 pub use overrides::Override;
+pub use places::{Excerpt, Places};
 pub use problem::{Problem, Problems};
 pub use section::{Choice, Section};
 pub use suggest::{Peer, closest};
 pub use tree::{Node, Table, Value};
 
-use problem::Place;
+use places::Lines;
 use section::Record;
-use tree::{Lines, Origin};
 
-/// Reads a TOML text, with the changes of the command line, by `read`.
+/// Reads a TOML text, with the changes of the command line, by `read`; and keeps where its keys were written.
 ///
-/// `file` is its name in messages; `peers` the names that other trainers have for our keys.
+/// `file` is its name in messages; `peers` the names that other trainers have for our keys. What could be read is there
+/// beside the problems: a key that is wrong or missing has its default.
 ///
-/// # Errors
-///
-/// All problems of the text and the changes, sorted by place. Where the text is not TOML, only the places where
-/// it is not: what follows such a place cannot be trusted.
+/// The problems of the text and the changes are sorted by place. Where the text is not TOML there is nothing but the places
+/// where it is not: what follows such a place cannot be trusted.
 pub fn read<T>(
     file: &str,
     text: &str,
     overrides: &[Override],
     peers: &[Peer],
     read: impl FnOnce(&mut Section<'_>) -> T,
-) -> Result<T, Problems> {
-    match examine(file, text, overrides, peers, read) {
-        (Some(value), problems) if problems.0.is_empty() => Ok(value),
-        (_, problems) => Err(problems),
-    }
-}
-
-/// As [`read()`], but what could be read is there beside the problems: a key that is wrong or missing has its default.
-/// `None` where the text is not TOML.
-pub fn examine<T>(
-    file: &str,
-    text: &str,
-    overrides: &[Override],
-    peers: &[Peer],
-    read: impl FnOnce(&mut Section<'_>) -> T,
-) -> (Option<T>, Problems) {
+) -> (Option<(T, Places)>, Problems) {
     let mut record = Record::default();
-    let (mut table, is_toml) = parse(text, &mut record);
+    let (mut table, is_toml) = syntax::parse(text, &mut record);
+    let places = |root| Places { file: file.into(), text: text.into(), root: Arc::new(root) };
     if !is_toml {
-        return (None, sorted(record, file, peers));
+        return (None, sorted(record, &places(table), peers));
     }
     for (index, change) in overrides.iter().enumerate() {
         if let Err(problem) = change.apply(&mut table, index) {
@@ -66,35 +53,12 @@ pub fn examine<T>(
     let mut root = Section::root(&table, &mut record);
     let value = read(&mut root);
     root.finish();
-    (Some(value), sorted(record, file, peers))
+    let places = places(table);
+    let problems = sorted(record, &places, peers);
+    (Some((value, places)), problems)
 }
 
-/// The table of a TOML text, and whether it can be trusted: a key given twice is a mistake, but the rest stands.
-fn parse(text: &str, record: &mut Record) -> (Table, bool) {
-    let (table, errors) = DeTable::parse_recoverable(text);
-    let lines = Lines::new(text);
-    let mut is_toml = true;
-    let mut last_line = None;
-    for error in errors {
-        let span = error.span().unwrap_or_default();
-        let place = lines.place(span.start);
-        let message = if error.message() == "duplicate key" {
-            format!("`{}` is given twice", text.get(span).unwrap_or_default())
-        } else {
-            is_toml = false;
-            format!("not valid TOML: {}", error.message())
-        };
-        // The parser goes on after a mistake and may stumble over its rest: the first of a line is the real one.
-        let Place::Position { line, .. } = place else { continue };
-        if last_line != Some(line) {
-            record.problems.push((place, Problem::new(message)));
-        }
-        last_line = Some(line);
-    }
-    (Origin::File(lines).table(table.into_inner()), is_toml)
-}
-
-fn sorted(mut record: Record, file: &str, peers: &[Peer]) -> Problems {
+fn sorted(mut record: Record, places: &Places, peers: &[Peer]) -> Problems {
     let unknown: Vec<_> = record
         .unknown
         .iter()
@@ -102,5 +66,6 @@ fn sorted(mut record: Record, file: &str, peers: &[Peer]) -> Problems {
         .collect();
     record.problems.extend(unknown);
     record.problems.sort_by(|a, b| a.0.cmp(&b.0));
-    Problems(record.problems.into_iter().map(|(place, problem)| problem.at(place.shown_in(file))).collect())
+    let lines = Lines::new(&places.text);
+    Problems(record.problems.into_iter().map(|(place, problem)| places.put(problem, &place, &lines)).collect())
 }

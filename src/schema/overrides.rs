@@ -2,8 +2,10 @@
 
 use toml::de::DeTable;
 
-use super::problem::{Place, Problem};
-use super::tree::{Entry, Node, Origin, Table, Value, argument};
+use super::places::Place;
+use super::problem::Problem;
+use super::syntax;
+use super::tree::{Entry, Node, Table, Value, argument};
 
 /// One change to a recipe from the command line: `--set lora.r=16`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +63,7 @@ impl Override {
 
 /// One step from a table or a list to what is in it.
 #[derive(Debug, PartialEq)]
-enum Step {
+pub(super) enum Step {
     /// A name between dots: a key, or an index where there is a list.
     Name(String),
     /// `[0]`.
@@ -81,7 +83,7 @@ impl Step {
 const MAX_STEPS: usize = 32;
 
 /// The steps of `data.train[0].path`; names with dots in quotes: `lora.rank_pattern."layers.0"`.
-fn steps(path: &str) -> Result<Vec<Step>, Problem> {
+pub(super) fn steps(path: &str) -> Result<Vec<Step>, Problem> {
     let invalid = || Problem::new(format!("`{path}` is not the name of a key")).hint("write section.key=value");
     let mut steps = Vec::new();
     let mut rest = path;
@@ -118,14 +120,14 @@ fn parse_value(text: &str, place: &Place) -> Result<Node, Problem> {
     let document = format!("value = {text}");
     match DeTable::parse(&document) {
         Ok(table) if table.get_ref().len() == 1 => {
-            let table = Origin::Place(place.clone()).table(table.into_inner());
+            let table = Table::new(table.into_inner(), Some(place));
             if let Some(entry) = table.entries.into_iter().next() {
                 return Ok(entry.node);
             }
         }
         Err(error) if text.starts_with(['[', '{', '"', '\'']) => {
             let hint = format!("text that begins with `{}` needs quotes of its own: '...'", &text[..1]);
-            return Err(Problem::new(format!("not a TOML value: {}", error.message())).hint(hint));
+            return Err(Problem::new(format!("not a TOML value: {}", syntax::in_words(&error, &document))).hint(hint));
         }
         _ => {}
     }

@@ -1,7 +1,8 @@
 //! What is wrong, where, and what would be right.
 
 use std::fmt;
-use std::sync::Arc;
+
+use super::places::Excerpt;
 
 /// One mistake in a recipe, in the arguments or in an input file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,13 +13,15 @@ pub struct Problem {
     pub message: String,
     /// What to do about it.
     pub hint: Option<String>,
+    /// What is written at the place, where that is a line of a file.
+    pub excerpt: Option<Box<Excerpt>>,
 }
 
 impl Problem {
     /// A problem without a place.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
-        Self { place: None, message: message.into(), hint: None }
+        Self { place: None, message: message.into(), hint: None, excerpt: None }
     }
 
     /// The same, at a place.
@@ -34,17 +37,29 @@ impl Problem {
     }
 }
 
+impl Problem {
+    /// As it is shown to the user: `place: message`, the line of the file with a caret, hints on lines of their own.
+    #[must_use]
+    pub fn shown(&self, colour: bool) -> String {
+        self.text(&self.excerpt.as_ref().map(|excerpt| excerpt.shown(colour)).unwrap_or_default())
+    }
+
+    /// The text, with an excerpt between its first line and the others.
+    fn text(&self, excerpt: &str) -> String {
+        let place = self.place.iter().map(|place| format!("{place}: ")).collect::<String>();
+        let hint = self.hint.iter().map(|hint| format!("\n  hint: {hint}")).collect::<String>();
+        let message = format!("{place}{}{hint}", self.message);
+        match message.split_once('\n') {
+            Some((first, others)) => format!("{first}\n{excerpt}{others}"),
+            None => format!("{message}\n{excerpt}").trim_end().to_owned(),
+        }
+    }
+}
+
 /// `place: message`, and the hint on a line of its own.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(place) = &self.place {
-            write!(f, "{place}: ")?;
-        }
-        write!(f, "{}", self.message)?;
-        match &self.hint {
-            Some(hint) => write!(f, "\n  hint: {hint}"),
-            None => Ok(()),
-        }
+        f.write_str(&self.text(""))
     }
 }
 
@@ -71,37 +86,5 @@ impl std::error::Error for Problems {}
 impl From<Problem> for Problems {
     fn from(problem: Problem) -> Self {
         Self(vec![problem])
-    }
-}
-
-/// Where a value was written.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Place {
-    /// The file as a whole.
-    File,
-    /// A line and a column of the file, in characters, both from 1.
-    Position {
-        /// Line, from 1.
-        line: usize,
-        /// Column, from 1.
-        column: usize,
-    },
-    /// A command-line argument.
-    Argument {
-        /// Its index among those that change the recipe.
-        index: usize,
-        /// As typed: `--set lora.r=x`.
-        text: Arc<str>,
-    },
-}
-
-impl Place {
-    /// As it is shown in messages.
-    pub(crate) fn shown_in(&self, file: &str) -> String {
-        match self {
-            Self::File => file.to_owned(),
-            Self::Position { line, column } => format!("{file}:{line}:{column}"),
-            Self::Argument { text, .. } => text.to_string(),
-        }
     }
 }

@@ -5,7 +5,8 @@ use std::fmt::Display;
 use std::ops::RangeBounds;
 
 use super::accept::{TEXT, accept_count, accept_number, accept_text, describe_count, describe_number};
-use super::problem::{Place, Problem};
+use super::places::Place;
+use super::problem::Problem;
 use super::suggest::closest;
 use super::tree::{Node, Table, Value};
 

@@ -1,14 +1,12 @@
 //! TOML values that know where they were written.
 
 use std::borrow::Cow;
-use std::cell::Cell;
-use std::ops::Range;
 use std::sync::Arc;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::problem::Place;
+use super::places::Place;
 
 /// A value and the place where it was written.
 #[derive(Clone, Debug)]
@@ -109,35 +107,22 @@ impl Table {
     }
 }
 
-/// Turns byte offsets into places.
-pub(super) enum Origin<'t> {
-    /// A file's text.
-    File(Lines<'t>),
-    /// Everything is at one place.
-    Place(Place),
+impl Table {
+    /// A table of TOML's parser. Everything in it is at `place`; absent: where it is in the file.
+    pub(super) fn new(table: DeTable<'_>, place: Option<&Place>) -> Self {
+        let entry = |(key, value): (Spanned<Cow<'_, str>>, Spanned<DeValue<'_>>)| Entry {
+            key_place: place.cloned().unwrap_or_else(|| key.span().into()),
+            key: key.into_inner().into_owned(),
+            node: Node::new(value, place),
+        };
+        Self { entries: table.into_iter().map(entry).collect() }
+    }
 }
 
-impl Origin<'_> {
-    fn place(&self, span: &Range<usize>) -> Place {
-        match self {
-            Self::File(lines) => lines.place(span.start),
-            Self::Place(place) => place.clone(),
-        }
-    }
-
-    /// A table of TOML's parser, with places instead of offsets.
-    pub(super) fn table(&self, table: DeTable<'_>) -> Table {
-        let entry = |(key, value): (Spanned<Cow<'_, str>>, Spanned<DeValue<'_>>)| Entry {
-            key_place: self.place(&key.span()),
-            key: key.into_inner().into_owned(),
-            node: self.node(value),
-        };
-        Table { entries: table.into_iter().map(entry).collect() }
-    }
-
-    /// A value of TOML's parser, with places instead of offsets.
-    pub(super) fn node(&self, value: Spanned<DeValue<'_>>) -> Node {
-        let place = self.place(&value.span());
+impl Node {
+    /// A value of TOML's parser, and what is in it, at `place`; absent: where it is in the file.
+    fn new(value: Spanned<DeValue<'_>>, place: Option<&Place>) -> Self {
+        let own_place = place.cloned().unwrap_or_else(|| value.span().into());
         let value = match value.into_inner() {
             DeValue::String(text) => Value::String(text.into_owned()),
             // Beyond i128 only the magnitude matters: no key takes so large a number.
@@ -148,39 +133,10 @@ impl Origin<'_> {
             DeValue::Float(float) => Value::Float(float.as_str().parse().unwrap_or(f64::NAN)),
             DeValue::Boolean(boolean) => Value::Boolean(boolean),
             DeValue::Datetime(datetime) => Value::Datetime(datetime.to_string()),
-            DeValue::Array(items) => Value::Array(items.into_iter().map(|item| self.node(item)).collect()),
-            DeValue::Table(table) => Value::Table(self.table(table)),
+            DeValue::Array(items) => Value::Array(items.into_iter().map(|item| Self::new(item, place)).collect()),
+            DeValue::Table(table) => Value::Table(Table::new(table, place)),
         };
-        Node { place, value }
-    }
-}
-
-/// Where the lines of a text begin.
-pub(super) struct Lines<'t> {
-    text: &'t str,
-    starts: Vec<usize>,
-    /// The offset that was asked for last, and its column: a long line is not counted again for each of its values.
-    last: Cell<(usize, usize)>,
-}
-
-impl<'t> Lines<'t> {
-    pub(super) fn new(text: &'t str) -> Self {
-        let after_newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(index, _)| index + 1);
-        Self { text, starts: std::iter::once(0).chain(after_newlines).collect(), last: Cell::new((0, 1)) }
-    }
-
-    /// Line and column of a byte offset.
-    pub(super) fn place(&self, offset: usize) -> Place {
-        let offset = offset.min(self.text.len());
-        let line = self.starts.partition_point(|start| *start <= offset);
-        let (last, column) = self.last.get();
-        let start = self.starts[line - 1];
-        let (from, column) = if (start..=offset).contains(&last) { (last, column) } else { (start, 1) };
-        let before = self.text.as_bytes().get(from..offset).unwrap_or_default();
-        // Every byte but those that continue a character.
-        let column = column + before.iter().filter(|byte| **byte & 0b1100_0000 != 0b1000_0000).count();
-        self.last.set((offset, column));
-        Place::Position { line, column }
+        Self { place: own_place, value }
     }
 }
 

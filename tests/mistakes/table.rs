@@ -138,8 +138,17 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         &["there is no `data.train[7]`: the list has 1 element"],
     ),
     // Files of recipes.
-    ("TOML that is none", Recipe("r = 4", "r = "), &["r.toml:5:5: not valid TOML"]),
-    ("a key twice", Recipe("r = 4", "r = 4\nr = 5"), &["r.toml:6:1: `r` is given twice"]),
+    (
+        "TOML that is none",
+        Recipe("r = 4", "r = "),
+        &["r.toml:5:5: not valid TOML: a value is missing after `=`\n  |\n5 | r = \n  |     ^\n"],
+    ),
+    ("YAML", Whole("base_model: model\nlora_r: 4\n"), &["r.toml:1:1: not valid TOML: this looks like YAML"]),
+    (
+        "a key twice",
+        Recipe("r = 4", "r = 4\nr = 5"),
+        &["r.toml:6:1: `r` is given twice; the first time in line 5\n", "6 | r = 5\n"],
+    ),
     ("an empty recipe", Whole(""), &["`model.path` is missing", "there is no training data", "add [[data.train]]"]),
     ("no recipe", Gone("r.toml"), &["r.toml: there is no such file"]),
     // Targets.

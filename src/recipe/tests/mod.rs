@@ -1,5 +1,7 @@
 mod keys;
 mod overrides;
+mod places;
+mod syntax;
 mod values;
 
 use std::path::Path;
@@ -169,29 +171,6 @@ fn all_problems_are_reported_together_by_place() {
             "r:8:14: `eval.eval_steps` = 0, expected a whole number of at least 1",
             "--set lora.r=x: `lora.r` = \"x\", expected a whole number of at least 1",
             "--set optimizer.eps=0: `optimizer.eps` = 0, expected a number above 0",
-        ]
-    );
-}
-
-#[test]
-fn text_that_is_not_toml_is_located() {
-    assert_eq!(
-        lines(parse("a = \nb = \"x\n[lora\nr = 8\n", &[])),
-        [
-            "r:1:5: not valid TOML: string values must be quoted, expected literal string",
-            "r:2:7: not valid TOML: invalid basic string, expected `\"`",
-            "r:3:6: not valid TOML: unclosed table, expected `]`",
-        ]
-    );
-    assert_eq!(
-        lines(parse(
-            "[lora]\nr = 8\nr = 9\n[lora]\nalpha = 1\n[model]\npath = \"m\"\n[[data.train]]\npath = \"a\"",
-            &[]
-        )),
-        [
-            "r:3:1: `r` is given twice",
-            "r:4:2: `lora` is given twice",
-            "r:5:1: unknown key `alpha`; this trainer calls it `lora_alpha`",
         ]
     );
 }

@@ -45,8 +45,8 @@ fn changes_that_cannot_be_made_say_why() {
         ("data.train[2].path=x", "there is no `data.train[2]`: the list has 1 element"),
         (
             "lora.target_modules=[q_proj]",
-            "not a TOML value: string values must be quoted, expected literal string\n  hint: text that begins with `[` \
-             needs quotes of its own: '...'",
+            "not a TOML value: text needs quotes: \"q_proj\"\n  hint: text that begins with `[` needs quotes of its own: \
+             '...'",
         ),
         ("lora.rank=4", "unknown key `rank`; this trainer calls it `r`"),
         ("loar.r=4", "unknown section [loar]\n  hint: did you mean [lora]?"),

@@ -1,0 +1,164 @@
+//! Where the keys and values of a recipe were written.
+
+use std::cell::Cell;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
+
+use super::overrides::{Step, steps};
+use super::problem::Problem;
+use super::tree::{Node, Table, Value};
+
+/// Where a value was written.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// The file as a whole.
+    File,
+    /// These bytes of the file's text.
+    Span {
+        /// The first.
+        start: usize,
+        /// After the last.
+        end: usize,
+    },
+    /// A command-line argument.
+    Argument {
+        /// Its index among those that change the recipe.
+        index: usize,
+        /// As typed: `--set lora.r=x`.
+        text: Arc<str>,
+    },
+}
+
+impl From<Range<usize>> for Place {
+    fn from(Range { start, end }: Range<usize>) -> Self {
+        Self::Span { start, end }
+    }
+}
+
+/// The places of a recipe's keys, its file's and those of the command line: what is found out about a key after the
+/// recipe was read is reported where it was written.
+#[derive(Clone, Default)]
+pub struct Places {
+    /// The file's name in messages.
+    pub(super) file: Arc<str>,
+    pub(super) text: Arc<str>,
+    pub(super) root: Arc<Table>,
+}
+
+impl Places {
+    /// The problem at the key that its message begins with, such as `` `data.train[0].path` ``. One that has a place, and
+    /// one about no key that was written, stays as it is.
+    #[must_use]
+    pub fn locate(&self, problem: Problem) -> Problem {
+        if problem.place.is_some() {
+            return problem;
+        }
+        let key = problem.message.strip_prefix('`').and_then(|message| Some(message.split_once('`')?.0));
+        match key.and_then(|key| self.node(key)) {
+            Some(node) => self.put(problem, &node.place, &Lines::new(&self.text)),
+            None => problem,
+        }
+    }
+
+    /// The problem at a place.
+    pub(super) fn put(&self, problem: Problem, place: &Place, lines: &Lines<'_>) -> Problem {
+        let file = &self.file;
+        match *place {
+            Place::File => problem.at(file),
+            Place::Argument { ref text, .. } => problem.at(text),
+            Place::Span { start, end } => {
+                let (line, column) = lines.position(start);
+                let line_start = lines.starts[line - 1];
+                let excerpt = Excerpt { text: Arc::clone(&self.text), span: start..end, line, line_start };
+                Problem { excerpt: Some(excerpt.into()), ..problem.at(format!("{file}:{line}:{column}")) }
+            }
+        }
+    }
+
+    /// The value of a key such as `data.train[0].path`.
+    fn node(&self, key: &str) -> Option<&Node> {
+        let mut steps = steps(key).ok()?.into_iter();
+        let Some(Step::Name(first)) = steps.next() else { return None };
+        steps.try_fold(self.root.get(&first)?, |node, step| match (&node.value, step) {
+            (Value::Table(table), Step::Name(name)) => table.get(&name),
+            (Value::Array(items), Step::Index(index)) => items.get(index),
+            _ => None,
+        })
+    }
+}
+
+impl fmt::Debug for Places {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Places({})", self.file)
+    }
+}
+
+/// What recipes say decides whether they are equal, not where they say it.
+impl PartialEq for Places {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+/// A line of a recipe, with what is wrong in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excerpt {
+    text: Arc<str>,
+    /// Bytes of the text.
+    span: Range<usize>,
+    /// Number of the line in which it begins.
+    line: usize,
+    /// Where that line begins.
+    line_start: usize,
+}
+
+/// Longest line that is shown.
+const MAX_EXCERPT_BYTES: usize = 400;
+
+impl Excerpt {
+    /// The line and a caret below what is wrong, each ending with a line end; nothing for a line that is too long.
+    pub(super) fn shown(&self, colour: bool) -> String {
+        let text = &self.text[self.line_start..];
+        let length = text.bytes().take(MAX_EXCERPT_BYTES + 1).position(|byte| byte == b'\n').unwrap_or(text.len());
+        if length > MAX_EXCERPT_BYTES {
+            return String::new();
+        }
+        let line = text[..length].trim_end_matches('\r');
+        let [from, to] = [self.span.start, self.span.end].map(|offset| (offset - self.line_start).min(line.len()));
+        let snippet = Snippet::source(line).line_start(self.line).annotation(AnnotationKind::Primary.span(from..to));
+        let renderer = if colour { Renderer::styled() } else { Renderer::plain() };
+        renderer.render(&[Group::with_level(Level::ERROR).element(snippet)]) + "\n"
+    }
+}
+
+/// Where the lines of a text begin.
+pub(super) struct Lines<'t> {
+    text: &'t str,
+    starts: Vec<usize>,
+    /// The offset that was asked for last, and its column: a long line is not counted again for each of its problems.
+    last: Cell<(usize, usize)>,
+}
+
+impl<'t> Lines<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
+        let after_newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(index, _)| index + 1);
+        Self { text, starts: std::iter::once(0).chain(after_newlines).collect(), last: Cell::new((0, 1)) }
+    }
+
+    /// Line and column of a byte offset, in characters, both from 1.
+    pub(super) fn position(&self, offset: usize) -> (usize, usize) {
+        let offset = offset.min(self.text.len());
+        let line = self.starts.partition_point(|start| *start <= offset);
+        let (last, column) = self.last.get();
+        let start = self.starts[line - 1];
+        let (from, column) = if (start..=offset).contains(&last) { (last, column) } else { (start, 1) };
+        let before = self.text.as_bytes().get(from..offset).unwrap_or_default();
+        // Every byte but those that continue a character.
+        let column = column + before.iter().filter(|byte| **byte & 0b1100_0000 != 0b1000_0000).count();
+        self.last.set((offset, column));
+        (line, column)
+    }
+}
