@@ -38,6 +38,7 @@ pub struct CheckArgs {
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     let (recipe, mut problems) = args.recipe.examine(Purpose::Training);
     let Some(recipe) = recipe else { return Err(Failure::Input(problems)) };
+    let places = recipe.places.clone();
     if problems.0.is_empty() {
         let findings = examine(&recipe, args.rows);
         print(&findings).map_err(Failure::running)?;
@@ -50,7 +51,7 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         let others: Vec<Problem> = others.into_iter().filter(|other| !is_known(other)).collect();
         problems.0.extend(others);
     }
-    if problems.0.is_empty() { Ok(()) } else { Err(Failure::Input(problems)) }
+    if problems.0.is_empty() { Ok(()) } else { Err(Failure::Input(problems).located(&places)) }
 }
 
 /// Whether two problems are one: the same text, or something about the same value of the same key.
@@ -74,7 +75,11 @@ fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     let mut findings = Findings::default();
     output::examine(&recipe.output_dir, &mut findings);
     let has_model = !recipe.model.path.is_empty();
+    let before = findings.problems.0.len();
     let model = if has_model { model::examine(&recipe.model, &mut findings) } else { model::Model::default() };
+    for problem in &mut findings.problems.0[before..] {
+        problem.message = format!("`model.path`: {}", problem.message);
+    }
     if let Some(config) = &model.config {
         model::examine_adapters(&recipe.lora, config, &mut findings);
         let (longest, positions) = (recipe.data.max_length, config.max_position_embeddings);

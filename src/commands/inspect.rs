@@ -53,7 +53,14 @@ enum InspectError {
 /// Mistakes in the recipe, the tokenizer or the data.
 pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Training)?;
-    let tokenizer = Arc::new(Tokenizer::open(&tokenizer_folder(&recipe.model)?).map_err(Failure::input)?);
+    run_recipe(args, &recipe).map_err(|failure| failure.located(&recipe.places))
+}
+
+fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
+    let tokenizer = tokenizer_folder(&recipe.model)
+        .and_then(|folder| Tokenizer::open(&folder).map_err(Failure::input))
+        .map_err(|failure| failure.about("model.path"))?;
+    let tokenizer = Arc::new(tokenizer);
     let options =
         OpenOptions { cache: CacheSettings::from_env(), progress: Progress::detect(false), ..OpenOptions::default() };
     let data = DataPipeline::open(&recipe.data, Arc::clone(&tokenizer), recipe.seed, &options).map_err(data_failure)?;
@@ -61,7 +68,7 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let marks = if stdout.is_terminal() && !no_color { Marks::Color } else { Marks::Brackets };
     let marks = (!args.json).then_some(marks);
-    match inspect(&recipe, &data, &tokenizer, args.rows, marks, &mut BufWriter::new(stdout.lock())) {
+    match inspect(recipe, &data, &tokenizer, args.rows, marks, &mut BufWriter::new(stdout.lock())) {
         Ok(warnings) => warn(&warnings).map_err(Failure::running),
         // Whoever reads, such as `head`, has seen enough.
         Err(InspectError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -178,7 +178,16 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         &["`device.name` = \"cude\", expected \"auto\", \"cpu\", \"cuda\"", "did you mean `cuda`?"],
     ),
     // Models.
-    ("no such model", Set(&["model.path=\"./nope\""]), &["./nope: no such folder"]),
+    (
+        "no such model",
+        Recipe("\"model\"", "\"./nope\""),
+        &["r.toml:3:8: `model.path`: ./nope: no such folder", "3 | path = \"./nope\"\n"],
+    ),
+    (
+        "no such model by --set",
+        Set(&["model.path=./nope"]),
+        &["--set model.path=./nope: `model.path`: ./nope: no such folder"],
+    ),
     (
         "a file for a folder",
         Set(&["model.path=\"rows.jsonl\""]),

@@ -125,7 +125,7 @@ fn weights_that_do_not_fit_the_config_are_listed_without_being_read() {
     fs::write(&file, more).unwrap();
     let (_, _, problems) = findings(world.path(), &[]);
     assert_eq!(problems.len(), 1, "{problems:#?}");
-    assert!(problems[0].starts_with("model: the weights do not fit config.json:\n"), "{}", problems[0]);
+    assert!(problems[0].starts_with("`model.path`: model: the weights do not fit config.json:\n"), "{}", problems[0]);
     assert_eq!(problems[0].matches("missing: ").count(), 9, "{}", problems[0]);
 }
 
