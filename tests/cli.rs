@@ -41,9 +41,10 @@ fn all_that_is_missing_around_a_recipe_is_found_at_once() {
     let output = lora_train(folder.path(), &["check", "r.toml", "--set", "output_dir=r.toml"]);
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2));
+    let folder = folder.path().display();
     for mistake in [
         "--set output_dir=r.toml: `output_dir` = r.toml: r.toml is a file",
-        "r.toml:2:8: `model.path`: ./model: no such folder",
+        &format!("r.toml:2:8: `model.path`: ./model: no such folder in {folder}"),
         "r.toml:4:8: `data.train[0].path` = \"rows.jsonl\"",
     ] {
         assert!(stderr.contains(&format!("error: {mistake}")), "{stderr}");

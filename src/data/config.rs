@@ -67,7 +67,7 @@ impl DataConfig {
             shuffle: section.boolean("shuffle", default.shuffle),
             num_workers: section.count("num_workers", default.num_workers, 1..=256),
             prefetch_batches: section.count("prefetch_batches", default.prefetch_batches, 1..=1024),
-            chat_template: section.string("chat_template", &default.chat_template),
+            chat_template: section.path("chat_template").unwrap_or(default.chat_template),
             on_bad_row: section.choice("on_bad_row", default.on_bad_row),
         };
         if config.eval_split.is_some() && !config.eval.is_empty() {
@@ -180,7 +180,7 @@ impl DataSource {
     /// Reads one `[[data.train]]` or `[[data.eval]]` entry.
     pub fn read(section: &mut Section) -> Self {
         let source = Self {
-            path: section.required_string("path", "a .json, .jsonl, .parquet or .txt file, or a glob of them"),
+            path: section.required_path("path", "a .json, .jsonl, .parquet or .txt file, or a glob of them"),
             format: section.choice("format", DataFormat::Auto),
             columns: section.strings_by_name("columns"),
             weight: section.number("weight", 1.0, (Bound::Excluded(0.0), Bound::Unbounded)),

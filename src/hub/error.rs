@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use crate::failure::Failure;
+use crate::schema::searched_folder;
 
 /// Why there is no local folder for a model.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// A path that is not there.
-    #[error("{}: no such folder{}", path.display(), no_folder_hint(path))]
+    #[error("{}: no such folder in {}{}", path.display(), searched_folder(path).display(), no_folder_hint(path))]
     NoFolder {
         /// The path.
         path: PathBuf,
@@ -20,7 +21,10 @@ pub enum HubError {
         path: PathBuf,
     },
     /// Neither a folder nor a name that the Hub allows.
-    #[error("`{name}` is neither a folder nor a Hub repository id such as `meta-llama/Llama-3.2-1B`")]
+    #[error(
+        "`{name}` is neither a folder in {} nor a Hub repository id such as `meta-llama/Llama-3.2-1B`",
+        searched_folder(name.as_ref()).display()
+    )]
     NotAName {
         /// What was given.
         name: String,
@@ -60,7 +64,8 @@ pub enum HubError {
     },
     /// There is no such repository, or it is private.
     #[error(
-        "{id} was not found at {endpoint}\n  hint: check the name; a private repository looks like this too{}",
+        "{id} was not found at {endpoint}, and there is no such folder in {}\n  hint: check the name; a private repository \
+         looks like this too{}", searched_folder(id.as_ref()).display(),
         if *has_token { " to an account without access" } else { " without HF_TOKEN" }
     )]
     NoRepository {
@@ -113,8 +118,9 @@ pub enum HubError {
     },
     /// Network use is switched off and the model is not in the cache.
     #[error(
-        "HF_HUB_OFFLINE is set, and {id} at `{revision}` is not in {}\n  hint: download it once with the network on, \
-         or point HF_HOME to the right cache", cache.display()
+        "HF_HUB_OFFLINE is set, and {id} at `{revision}` is not in {}, and there is no such folder in {}\n  hint: download \
+         it once with the network on, or point HF_HOME to the right cache",
+        cache.display(), searched_folder(id.as_ref()).display()
     )]
     NotCached {
         /// The repository.

@@ -56,7 +56,7 @@ impl Choice for Init {
 impl ModelOptions {
     /// Reads section `[model]`.
     pub fn read(section: &mut Section) -> Self {
-        let path = section.required_string("path", "a local Hugging Face folder or the id of a Hub repository");
+        let path = section.required_path("path", "a local Hugging Face folder or the id of a Hub repository");
         for site in ["https://huggingface.co/", "http://huggingface.co/", "hf://"] {
             if let Some(id) = path.strip_prefix(site) {
                 let message = format!("`model.path` = \"{path}\" is an address, expected a folder or a repository id");

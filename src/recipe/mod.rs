@@ -110,7 +110,7 @@ impl Recipe {
 
     fn sections(root: &mut Section, path: &Path, purpose: Purpose) -> Self {
         let recipe = Self {
-            output_dir: root.string("output_dir", &default_output_dir(path)).into(),
+            output_dir: root.path("output_dir").unwrap_or_else(|| default_output_dir(path)).into(),
             // TOML's whole numbers are signed.
             seed: root.count("seed", 0, 0..=i64::MAX as u64),
             model: root.section("model", ModelOptions::read),

@@ -6,6 +6,7 @@
 
 mod accept;
 mod overrides;
+mod path;
 mod places;
 mod problem;
 mod section;
@@ -16,6 +17,7 @@ mod tree;
 use std::sync::Arc;
 
 pub use overrides::Override;
+pub use path::searched_folder;
 pub use places::{Excerpt, Places};
 pub use problem::{Problem, Problems};
 pub use section::{Choice, Section};

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::ops::RangeBounds;
 
 use super::accept::{TEXT, accept_count, accept_number, accept_text, describe_count, describe_number};
+use super::path::expand;
 use super::places::Place;
 use super::problem::Problem;
 use super::suggest::closest;
@@ -194,14 +195,25 @@ impl<'a> Section<'a> {
         self.optional(key, TEXT, accept_text)
     }
 
-    /// Text that must be given; `meaning` says what is missing. Empty where it is missing or wrong.
-    pub fn required_string(&mut self, key: &'static str, meaning: &str) -> String {
+    /// A path, or nothing: `~` at its beginning is the home folder, `${VARIABLE}` the environment's.
+    pub fn path(&mut self, key: &'static str) -> Option<String> {
+        let path = self.optional_string(key)?;
+        let node = self.node(key)?;
+        expand(&path)
+            .map_err(|problem| {
+                let message = format!("`{}` = {}: {}", self.full_name(key), node.shown(), problem.message);
+                self.record.problems.push((node.place.clone(), Problem { message, ..problem }));
+            })
+            .ok()
+    }
+
+    /// A path that must be given; `meaning` says what is missing. Empty where it is missing or wrong.
+    pub fn required_path(&mut self, key: &'static str, meaning: &str) -> String {
         if !self.has(key) {
-            self.node(key);
             let message = format!("`{}` is missing: {meaning}", self.full_name(key));
             self.record.problems.push((self.place.clone(), Problem::new(message)));
         }
-        self.string(key, "")
+        self.path(key).unwrap_or_default()
     }
 
     /// A list of texts, none of them empty; without the key an empty list.

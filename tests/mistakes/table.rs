@@ -181,12 +181,12 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "no such model",
         Recipe("\"model\"", "\"./nope\""),
-        &["r.toml:3:8: `model.path`: ./nope: no such folder", "3 | path = \"./nope\"\n"],
+        &["r.toml:3:8: `model.path`: ./nope: no such folder in /", "3 | path = \"./nope\"\n"],
     ),
     (
         "no such model by --set",
         Set(&["model.path=./nope"]),
-        &["--set model.path=./nope: `model.path`: ./nope: no such folder"],
+        &["--set model.path=./nope: `model.path`: ./nope: no such folder in /"],
     ),
     (
         "a file for a folder",
@@ -315,6 +315,16 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     ),
     ("all rows held out", Set(&["data.eval_split=8"]), &["`data.eval_split` holds out 8 of 8 training rows"]),
     // Output.
+    (
+        "a variable that is not set",
+        Recipe("\"out\"", "\"${LORA_TRAIN_NO}/out\""),
+        &["r.toml:1:14: `output_dir` = \"${LORA_TRAIN_NO}/out\": the environment variable `LORA_TRAIN_NO` is not set"],
+    ),
+    (
+        "somebody's home",
+        Set(&["output_dir=~you/out"]),
+        &["`output_dir` = \"~you/out\": the home folder of `you` is not known here"],
+    ),
     (
         "a number for a folder",
         Set(&["output_dir=2024"]),

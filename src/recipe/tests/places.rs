@@ -42,3 +42,27 @@ fn what_is_found_out_later_is_shown_where_it_was_written() {
         assert_eq!(located(unplaced), unplaced);
     }
 }
+
+#[test]
+fn paths_are_expanded_wherever_they_are_written() {
+    let home = std::env::home_dir().unwrap();
+    let in_home = |name: &str| home.join(name).display().to_string();
+    let text = "output_dir = \"~/out\"\n[model]\npath = \"${HOME}/m\"\n[data]\nchat_template = \"~/t\"\n\
+                [[data.train]]\npath = \"~/rows/*.jsonl\"";
+    let recipe = parse(text, &["data.eval[0].path=~/e.txt"]).unwrap();
+    assert_eq!(recipe.output_dir, home.join("out"));
+    assert_eq!((recipe.model.path, recipe.data.chat_template), (in_home("m"), in_home("t")));
+    assert_eq!(recipe.data.train[0].path, in_home("rows/*.jsonl"));
+    assert_eq!(recipe.data.eval[0].path, in_home("e.txt"));
+
+    assert_eq!(
+        lines(parse("output_dir = \"$RUNS/a\"\n[model]\npath = \"~you/m\"", &["data.train[0].path=${LORA_NO}/a"])),
+        [
+            "r:1:14: `output_dir` = \"$RUNS/a\": `$RUNS` is not replaced\n  hint: write ${RUNS}",
+            "r:3:8: `model.path` = \"~you/m\": the home folder of `you` is not known here\n  hint: write the folder in \
+             full; `~` alone is your own",
+            "--set data.train[0].path=${LORA_NO}/a: `data.train[0].path` = \"${LORA_NO}/a\": the environment variable \
+             `LORA_NO` is not set",
+        ]
+    );
+}
