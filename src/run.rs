@@ -109,7 +109,7 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
     let adapters = adapters(&recipe, &source, &selection, resumed.as_ref(), &device)?;
     let num_trainable = adapters.num_parameters();
     let facts = facts(&recipe, &source.config, &selection, &data, &device, model.has_kernels());
-    let prompt_form = prompt_form(&recipe, &data)?;
+    let prompt_form = prompt_form(&recipe, &data);
     let mut plan = plan(&recipe, &data, schedule, facts, inputs(&source, &data), prompt_form.clone());
     let of_checkpoint = resumed.as_ref().map(|resumed| resumed.state.totals.num_starts());
     plan.earlier_starts = dir.num_starts().max(of_checkpoint.unwrap_or_default());
@@ -341,16 +341,11 @@ fn plan(
 }
 
 /// In which form the rows are put before the model, so that it can be asked in the same.
-fn prompt_form(recipe: &Recipe, data: &DataPipeline) -> Result<PromptForm, Failure> {
-    let setting = &recipe.data.chat_template;
-    Ok(match data.template() {
-        None => PromptForm::Raw,
-        Some(_) if setting == "auto" => PromptForm::ChatTemplate { chat_template: None },
-        Some(_) => {
-            let source = std::fs::read_to_string(setting)
-                .map_err(|error| Failure::input(format!("`data.chat_template` = {setting:?}: {error}")))?;
-            PromptForm::ChatTemplate { chat_template: Some(source) }
-        }
+fn prompt_form(recipe: &Recipe, data: &DataPipeline) -> PromptForm {
+    // The model's own template is found beside the model.
+    let is_own = recipe.data.chat_template == "auto";
+    data.template().map_or(PromptForm::Raw, |template| PromptForm::ChatTemplate {
+        chat_template: (!is_own).then(|| template.source().to_owned()),
     })
 }
 

@@ -111,7 +111,9 @@ fn inspect(
         writeln!(out, "{}", summary.json())?;
     }
     out.flush()?;
-    Ok(data.warnings())
+    let mut warnings = data.warnings();
+    warnings.extend(tokenizer.class_warning());
+    Ok(warnings)
 }
 
 fn write_files(recipe: &Recipe, data: &DataPipeline, out: &mut dyn Write) -> io::Result<()> {
@@ -119,6 +121,7 @@ fn write_files(recipe: &Recipe, data: &DataPipeline, out: &mut dyn Write) -> io:
         let role = if file.is_eval { "evaluation" } else { "training" };
         let (path, rows) = (file.path.display(), file.num_rows);
         write!(out, "{role} data: {path} ({rows} rows, {}, format {})", file.kind.name(), file.format.name())?;
+        out.write_all(data.form_of(file).as_bytes())?;
         if !file.unused_columns.is_empty() {
             write!(out, "; columns not read: {}", file.unused_columns.join(", "))?;
         }

@@ -143,7 +143,7 @@ impl RowFile {
         &self.path
     }
 
-/// Bytes of a row in the mean.
+    /// Bytes of a row in the mean.
     pub(super) fn mean_row_bytes(&self) -> usize {
         let all = self.bounds.last().copied().unwrap_or(0) - self.bounds[0];
         usize::try_from(all / self.num_rows() as u64).unwrap_or(usize::MAX)

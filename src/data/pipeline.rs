@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Serialize};
 
 use super::batch::{Batch, RowSource};
-use super::config::{DataConfig, DataSource, EvalSplit};
+use super::config::{DataConfig, DataFormat, DataSource, EvalSplit};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
 use super::loader::{EvalLoader, Loader};
@@ -202,6 +202,18 @@ impl DataPipeline {
     #[must_use]
     pub fn train_digest(&self) -> [u8; 32] {
         self.shared.train.digest()
+    }
+
+    /// How the questions and answers of a file are put before the model, where that is not plain from its format.
+    #[must_use]
+    pub fn form_of(&self, file: &FileInfo) -> &'static str {
+        match (file.format, self.template().is_some()) {
+            (DataFormat::PromptCompletion | DataFormat::Alpaca, true) => {
+                "; as turns of the chat template (`data.chat_template` = \"none\" for plain text)"
+            }
+            (DataFormat::PromptCompletion, false) => "; prompt and completion joined as they are",
+            _ => "",
+        }
     }
 
     /// The chat template, if rows are written with one.

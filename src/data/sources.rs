@@ -17,6 +17,7 @@ use super::error::DataError;
 use super::files::FileKind;
 use super::template::{ChatTemplate, TemplateError};
 use super::tokenizer::Tokenizer;
+use crate::schema::searched_folder;
 
 mod file;
 
@@ -197,7 +198,10 @@ impl FileSet {
 }
 
 /// The files that a `path` names, sorted. `key` is the place of the path in the recipe.
-pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+///
+/// # Errors
+/// A path or pattern that no file has.
+pub fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let literal = PathBuf::from(pattern);
     let failed = |reason: String| DataError::Path { key: key.to_owned(), reason: format!("\"{pattern}\" {reason}") };
     if literal.is_file() {
@@ -210,12 +214,11 @@ pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, D
         let ending = ending.map_or_else(|| "jsonl".into(), |ending| ending.to_string_lossy().into_owned());
         return Err(failed(format!("is a folder\n  hint: name its files, such as \"{pattern}/*.{ending}\"")));
     }
-    let looked_in = || match std::env::current_dir() {
-        Ok(folder) if literal.is_relative() => format!(" in {}", folder.display()),
-        _ => String::new(),
-    };
+    // Of a pattern, the part before the first folder with a wildcard.
+    let fixed: PathBuf =
+        literal.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '['])).collect();
     if !pattern.contains(['*', '?', '[']) {
-        return Err(failed(format!("is no file{}", looked_in())));
+        return Err(failed(format!("is no file: looked for in {}", searched_folder(&literal).display())));
     }
     let matches = glob::glob(pattern).map_err(|error| failed(format!("is not a valid glob: {error}")))?;
     let mut files = Vec::new();
@@ -226,7 +229,11 @@ pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, D
         }
     }
     files.sort();
-    if files.is_empty() { Err(failed(format!("matches no file{}", looked_in()))) } else { Ok(files) }
+    if files.is_empty() {
+        Err(failed(format!("matches no file: looked for in {}", searched_folder(&fixed.join("*")).display())))
+    } else {
+        Ok(files)
+    }
 }
 
 /// The chat template, if a file needs one: `opened` is what the recipe asks for.

@@ -102,6 +102,7 @@ impl Opening<'_> {
                 with_commas(file.num_rows),
                 file.format.name()
             );
+            line.push_str(self.data.form_of(file));
             if !file.unused_columns.is_empty() {
                 line.push_str(&format!("; columns not read: {}", file.unused_columns.join(", ")));
             }

@@ -241,7 +241,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         &["model: the weights do not fit config.json", "mlp.gate_proj.weight` is [512, 128], expected [600, 128]"],
     ),
     // Rows.
-    ("no such rows", Set(&["data.train.0.path=\"none.jsonl\""]), &["none.jsonl: no such file"]),
+    ("no such rows", Set(&["data.train.0.path=\"none.jsonl\""]), &["`data.train[0].path` = \"none.jsonl\" is no file"]),
     ("a pattern without a file", Set(&["data.train.0.path=\"x*.jsonl\""]), &["x*.jsonl: matches no file"]),
     ("a folder for a file", Set(&["data.train.0.path=\"model\""]), &["model: is a folder", "name its files"]),
     ("no rows", File("rows.jsonl", ""), &["rows.jsonl: the file has no rows"]),
@@ -254,12 +254,12 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "columns of no format",
         File("rows.jsonl", "{\"foo\": \"a\"}\n"),
-        &["rows.jsonl:line 1: the columns [\"foo\"]", "`columns` renames"],
+        &["rows.jsonl:line 1: the columns `foo`", "`columns = { text = \"foo\" }`"],
     ),
     (
         "columns renamed to what is not there",
         Set(&["data.train.0.columns={ prompt = \"question\" }"]),
-        &["rows.jsonl:line 1: the columns", "`columns` renames"],
+        &["rows.jsonl:line 1: the columns", "`columns = {"],
     ),
     (
         "a number for text",

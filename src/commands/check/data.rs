@@ -7,6 +7,7 @@ use crate::data::cache::CacheSettings;
 use crate::data::config::{DataConfig, DataSource};
 use crate::data::error::DataError;
 use crate::data::pipeline::{DataPipeline, OpenOptions, RowCounts};
+use crate::data::sources::matching_files;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Progress;
 use crate::recipe::Recipe;
@@ -52,11 +53,8 @@ pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Opt
 pub(super) fn examine_paths(data: &DataConfig, findings: &mut Findings) {
     let mut examine = |section: &str, sources: &[DataSource]| {
         for (index, DataSource { path, .. }) in sources.iter().enumerate() {
-            let key = format!("data.{section}[{index}].path");
-            match glob::glob(path).map(|mut paths| paths.next().is_some()) {
-                Ok(true) => {}
-                Ok(false) => findings.problem(Problem::new(format!("`{key}` = \"{path}\": there is no such file"))),
-                Err(error) => findings.problem(Problem::new(format!("`{key}` = \"{path}\" is no pattern: {error}"))),
+            if let Err(error) = matching_files(&format!("data.{section}[{index}].path"), path) {
+                findings.error(&error);
             }
         }
     };
@@ -68,7 +66,8 @@ fn examine_files(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) 
     for file in data.files() {
         let subject = if file.is_eval { "evaluation data" } else { "training data" };
         let rows = with_commas(file.num_rows);
-        findings.fact(subject, format!("{} ({rows} rows, {})", file.path.display(), file.format.name()));
+        let (path, format, form) = (file.path.display(), file.format.name(), data.form_of(file));
+        findings.fact(subject, format!("{path} ({rows} rows, {format}){form}"));
         if !file.unused_columns.is_empty() {
             findings.warn(format!("{}: columns not read: {}", file.path.display(), file.unused_columns.join(", ")));
         }

@@ -49,6 +49,9 @@ pub(super) fn examine(options: &ModelOptions, findings: &mut Findings) -> Model 
         }
     };
     let tokenizer = Tokenizer::open(&files.folder).map_err(|error| findings.error(&error)).ok();
+    if let Some(warning) = tokenizer.as_ref().and_then(Tokenizer::class_warning) {
+        findings.warn(warning);
+    }
     if let Some(config) = &config {
         let LlamaConfig { model_type, num_hidden_layers, hidden_size, vocab_size, .. } = config;
         let parameters = with_commas(config.num_parameters());

@@ -192,71 +192,77 @@ impl Header {
     }
 }
 
-/// A file of tokens that is being written, under a name of its own. Dropped, it is gone, unless it was finished.
+/// Tokens that are being written: into a file under a name of its own, which is gone unless it is finished, or into
+/// memory.
 #[derive(Debug)]
 pub(in crate::data) struct StoreWriter {
-    out: BufWriter<File>,
-    /// Its name now, and once it is complete; none where it is not kept.
-    kept: Option<(TempPath, PathBuf)>,
-    key: CacheKey,
+    out: Out,
     entries: Vec<RowEntry>,
     records_bytes: u64,
 }
 
+#[derive(Debug)]
+enum Out {
+    File { file: BufWriter<File>, key: CacheKey, unfinished: TempPath, finished: PathBuf },
+    Memory(Vec<u8>),
+}
+
 impl StoreWriter {
     /// Starts the tokens of `key` in `folder`, which is made where there is none.
-    pub(in crate::data) fn kept(folder: &Path, key: CacheKey) -> io::Result<Self> {
+    pub(in crate::data) fn in_folder(folder: &Path, key: CacheKey) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let (file, unfinished) = tempfile::Builder::new().suffix(UNFINISHED_SUFFIX).tempfile_in(folder)?.into_parts();
-        Self::new(file, Some((unfinished, key.path(folder))), key)
+        let mut file = BufWriter::new(file);
+        file.write_all(&[0; HEADER_BYTES])?;
+        let out = Out::File { file, key, unfinished, finished: key.path(folder) };
+        Ok(Self { out, entries: Vec::new(), records_bytes: 0 })
     }
 
-    /// Starts tokens in a temporary file without a name, for this process alone.
-    pub(in crate::data) fn unnamed() -> io::Result<Self> {
-        Self::new(tempfile::tempfile()?, None, CacheKey([0; 32]))
-    }
-
-    fn new(file: File, kept: Option<(TempPath, PathBuf)>, key: CacheKey) -> io::Result<Self> {
-        let mut out = BufWriter::new(file);
-        out.write_all(&[0; HEADER_BYTES])?;
-        Ok(Self { out, kept, key, entries: Vec::new(), records_bytes: 0 })
+    /// Starts tokens in memory.
+    pub(in crate::data) fn in_memory() -> Self {
+        Self { out: Out::Memory(Vec::new()), entries: Vec::new(), records_bytes: 0 }
     }
 
     pub(in crate::data) fn push(&mut self, chunk: &Chunk) -> io::Result<()> {
         self.entries.extend_from_slice(&chunk.entries);
         self.records_bytes += chunk.bytes.len() as u64;
-        self.out.write_all(&chunk.bytes)
+        match &mut self.out {
+            Out::File { file, .. } => file.write_all(&chunk.bytes),
+            Out::Memory(bytes) => bytes.write_all(&chunk.bytes),
+        }
     }
 
     /// Completes the file.
-    pub(in crate::data) fn finish(mut self, details: &Details) -> io::Result<(TokenStore, Vec<RowEntry>)> {
+    pub(in crate::data) fn finish(self, details: &Details) -> io::Result<(TokenStore, Vec<RowEntry>)> {
+        let ends = ends_of(&self.entries);
+        let (mut file, key, unfinished, finished) = match self.out {
+            Out::File { file, key, unfinished, finished } => (file, key, unfinished, finished),
+            Out::Memory(mut bytes) => {
+                bytes.shrink_to_fit();
+                return Ok((TokenStore { records: Records::Memory(bytes), ends }, self.entries));
+            }
+        };
         let json = serde_json::to_vec(details)?;
         let mut crc = crc32fast::Hasher::new();
         for entry in &self.entries {
             crc.update(&entry.to_bytes());
-            self.out.write_all(&entry.to_bytes())?;
+            file.write_all(&entry.to_bytes())?;
         }
         crc.update(&json);
-        self.out.write_all(&json)?;
+        file.write_all(&json)?;
         let header = Header {
-            key: self.key,
+            key,
             num_rows: self.entries.len() as u64,
             records_bytes: self.records_bytes,
             details_bytes: json.len() as u64,
             tables_crc: crc.finalize(),
         };
-        let mut file = self.out.into_inner().map_err(io::IntoInnerError::into_error)?;
-        let bytes = file.stream_position()?;
+        let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.seek(SeekFrom::Start(0))?;
         file.write_all(&header.to_bytes())?;
-        let mut path = None;
-        if let Some((unfinished, finished)) = self.kept {
-            file.sync_all()?;
-            unfinished.persist(&finished).map_err(|error| error.error)?;
-            path = Some(finished);
-        }
-        let ends = ends_of(&self.entries);
-        Ok((TokenStore { path, file, ends, bytes }, self.entries))
+        file.sync_all()?;
+        unfinished.persist(&finished).map_err(|error| error.error)?;
+        Ok((TokenStore { records: Records::File { file, path: finished }, ends }, self.entries))
     }
 }
 
@@ -275,14 +281,17 @@ impl From<io::Error> for Unusable {
     }
 }
 
-/// An open file of tokens. In memory are 8 bytes a row.
+/// The tokens of a file of data. Of those in a file, 8 bytes a row are in memory.
 #[derive(Debug)]
 pub(in crate::data) struct TokenStore {
-    /// Absent of one that has no name.
-    path: Option<PathBuf>,
-    file: File,
+    records: Records,
     ends: Vec<RecordEnd>,
-    bytes: u64,
+}
+
+#[derive(Debug)]
+enum Records {
+    File { file: File, path: PathBuf },
+    Memory(Vec<u8>),
 }
 
 /// Where a record ends, from the first one, and whether it is the text of a problem.
@@ -338,33 +347,36 @@ impl TokenStore {
             return Err(Unusable::Damaged);
         }
         let details = serde_json::from_slice(&details).map_err(|_| Unusable::Damaged)?;
-        Ok((Self { path: Some(path.to_path_buf()), file, ends, bytes }, entries, details))
+        let records = Records::File { file, path: path.to_path_buf() };
+        Ok((Self { records, ends }, entries, details))
     }
 
     pub(in crate::data) fn num_records(&self) -> usize {
         self.ends.len()
     }
 
-    /// Where it is kept, if it is.
-    pub(in crate::data) fn path(&self) -> Option<&Path> {
-        self.path.as_deref()
-    }
-
-    pub(in crate::data) fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// Bytes of the file.
-    pub(in crate::data) fn bytes(&self) -> u64 {
-        self.bytes
+    /// The file that they are in, if they are not in memory.
+    pub(in crate::data) fn file(&self) -> Option<(&File, &Path)> {
+        match &self.records {
+            Records::File { file, path } => Some((file, path)),
+            Records::Memory(_) => None,
+        }
     }
 
     /// Row `index`; `None` where it cannot be read, is damaged, or has ids above `max_id`.
     pub(in crate::data) fn read(&self, index: usize, max_id: u32) -> Option<EncodedRow> {
         let start = index.checked_sub(1).map_or(0, |previous| self.ends[previous].at());
         let end = self.ends[index];
-        let mut bytes = vec![0; usize::try_from(end.at() - start).ok()?];
-        read_exact_at(&self.file, &mut bytes, HEADER_BYTES as u64 + start).ok()?;
+        let length = usize::try_from(end.at() - start).ok()?;
+        let mut read;
+        let bytes = match &self.records {
+            Records::File { file, .. } => {
+                read = vec![0; length];
+                read_exact_at(file, &mut read, HEADER_BYTES as u64 + start).ok()?;
+                &read[..]
+            }
+            Records::Memory(all) => all.get(usize::try_from(start).ok()?..)?.get(..length)?,
+        };
         let (crc, record) = bytes.split_first_chunk::<CRC_BYTES>()?;
         if u32::from_le_bytes(*crc) != crc32fast::hash(record) {
             return None;

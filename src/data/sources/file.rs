@@ -1,6 +1,7 @@
 //! One file: opening it, and tokenising all of it.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -140,60 +141,60 @@ impl Opened {
         }
     }
 
-    /// Tokenises the rows into the cache, if they are to be kept, else into a temporary file.
+    /// Tokenises the rows: into the cache if they are to be kept and can be, else into memory.
     pub(super) fn tokenise(
         self,
         encoder: &Encoder<'_>,
         options: &OpenOptions<'_>,
         warnings: &mut Vec<String>,
     ) -> Result<(DataFile, Vec<RowEntry>), DataError> {
-        if let Rows::Kept(kept) = self.rows {
-            let (tokens, entries, details) = *kept;
-            // It is only for `tidy` to know.
-            drop(cache::touch(tokens.file()));
-            return Ok((DataFile::new(self.path, self.is_eval, self.content, tokens, details, false), entries));
-        }
-        let mut made = None;
+        let (tokens, entries, details, is_new) = match self.rows {
+            Rows::Kept(kept) => {
+                let (tokens, entries, details) = *kept;
+                (tokens, entries, details, false)
+            }
+            _ => self.tokens(encoder, options, warnings)?,
+        };
+        // It is only for `tidy` to know.
+        tokens.file().map(|(file, _)| drop(cache::touch(file)));
+        Ok((DataFile::new(self.path, self.is_eval, self.content, tokens, details, is_new), entries))
+    }
+
+    fn tokens(
+        &self,
+        encoder: &Encoder<'_>,
+        options: &OpenOptions<'_>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(TokenStore, Vec<RowEntry>, Details, bool), DataError> {
         if let (Some(key), Some(folder)) = (self.key, &options.cache.folder) {
+            let path = key.path(folder);
             // Another file of the recipe may be the same one, or another process may have been quicker.
-            if let Ok((tokens, entries, details)) = TokenStore::open(&key.path(folder), key) {
-                return Ok((DataFile::new(self.path, self.is_eval, self.content, tokens, details, false), entries));
+            if let Ok((tokens, entries, details)) = TokenStore::open(&path, key) {
+                return Ok((tokens, entries, details, false));
             }
             // What is not needed any more makes room first.
-            cache::tidy(folder, options.cache.max_bytes, &key.path(folder));
-            let kept = StoreWriter::kept(folder, key).map_err(AheadError::Store);
-            made = match kept.and_then(|writer| self.write(writer, encoder, options)) {
-                Ok(kept) => Some(kept),
-                Err(AheadError::Data(error)) => return Err(error),
-                Err(AheadError::Store(error)) => {
-                    warnings.push(format!(
-                        "{}: its tokens cannot be kept in {}: {error}\n  hint: {} names another folder",
-                        self.path.display(),
-                        folder.display(),
-                        cache::CACHE_VARIABLE,
-                    ));
-                    None
+            cache::tidy(folder, options.cache.max_bytes, &path);
+            let writer = StoreWriter::in_folder(folder, key).map_err(AheadError::Store);
+            match writer.and_then(|writer| self.write(writer, encoder, options)) {
+                Ok((tokens, entries, details)) => {
+                    cache::tidy(folder, options.cache.max_bytes, &path);
+                    return Ok((tokens, entries, details, true));
                 }
-            };
-            cache::tidy(folder, options.cache.max_bytes, &key.path(folder));
-        }
-        let is_kept = made.is_some();
-        let (tokens, entries, details) = match made {
-            Some(made) => made,
-            None => {
-                let unnamed = StoreWriter::unnamed().map_err(AheadError::Store);
-                unnamed.and_then(|writer| self.write(writer, encoder, options)).map_err(|error| match error {
-                    AheadError::Data(error) => error,
-                    AheadError::Store(error) => {
-                        let reason = format!(
-                            "its tokens cannot be written to a temporary file: {error}\n  hint: TMPDIR names another folder"
-                        );
-                        DataError::File { path: self.path.clone(), reason }
-                    }
-                })?
+                Err(AheadError::Data(error)) => return Err(error),
+                Err(AheadError::Store(error)) => warnings.push(format!(
+                    "{}: its tokens cannot be kept in {}: {error}; they are held in memory\n  hint: {} names another \
+                     folder",
+                    self.path.display(),
+                    folder.display(),
+                    cache::CACHE_VARIABLE,
+                )),
             }
-        };
-        Ok((DataFile::new(self.path, self.is_eval, self.content, tokens, details, is_kept), entries))
+        }
+        match self.write(StoreWriter::in_memory(), encoder, options) {
+            Ok((tokens, entries, details)) => Ok((tokens, entries, details, true)),
+            Err(AheadError::Data(error)) => Err(error),
+            Err(AheadError::Store(error)) => Err(DataError::Worker(error.to_string())),
+        }
     }
 
     fn write(
@@ -320,7 +321,8 @@ impl DataFile {
         details: Details,
         is_new: bool,
     ) -> Self {
-        let kept_tokens = tokens.path().map(|_| KeptTokens { bytes: tokens.bytes(), is_new });
+        let bytes = |file: &File| file.metadata().map_or(0, |file| file.len());
+        let kept_tokens = tokens.file().map(|(file, _)| KeptTokens { bytes: bytes(file), is_new });
         let Details { kind, format, unused_columns, bad_rows, odd_rows } = details;
         let info = FileInfo { path, kind, format, num_rows: 0, unused_columns, is_eval, kept_tokens };
         let (counts, without_targets) = (RowCounts::default(), RowFindings::default());
@@ -458,7 +460,7 @@ impl DataFile {
     fn record(&self, index: usize, max_id: u32) -> Result<EncodedRow, DataError> {
         self.tokens.read(index, max_id).ok_or_else(|| {
             // The next start makes them anew.
-            let path = self.tokens.path();
+            let path = self.tokens.file().map(|(_, path)| path);
             path.map(|path| drop(std::fs::remove_file(path)));
             let reason = format!("the tokens of row {} are damaged on the disk\n  hint: start again", index + 1);
             DataError::Tokens { path: path.unwrap_or(&self.info.path).into(), reason }
