@@ -45,6 +45,10 @@ pub(super) fn compile(source: &str, now: OffsetDateTime) -> Result<Environment<'
     bounds::add(&mut env);
     memory::add(&mut env);
     env.add_filter("tojson", tojson);
+    env.add_filter("trim", |text: &str, chars: Option<&str>| match chars {
+        Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
+        None => text.trim_matches(is_python_space).to_owned(),
+    });
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -196,10 +200,19 @@ fn push_repr(out: &mut String, value: &Value) -> Result<(), Error> {
     Ok(())
 }
 
+/// What Python's `str.strip` takes for white space: four control characters more than Rust does.
+fn is_python_space(character: char) -> bool {
+    character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
+}
+
 /// The methods of `minijinja_contrib::pycompat`, and some that it lacks.
 fn python_method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     memory::check()?;
     let argument = args.first().and_then(Value::as_str);
+    if let (Some(text), [], "strip" | "lstrip" | "rstrip") = (value.as_str(), args, method) {
+        let text = if method == "rstrip" { text } else { text.trim_start_matches(is_python_space) };
+        return Ok(if method == "lstrip" { text } else { text.trim_end_matches(is_python_space) }.into());
+    }
     let list = |parts: &[&str]| Ok(parts.iter().map(|part| Value::from(*part)).collect());
     match (value.as_str(), method, argument) {
         (Some(text), "removeprefix", Some(prefix)) => Ok(text.strip_prefix(prefix).unwrap_or(text).into()),
@@ -248,34 +261,78 @@ fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     if sort_keys == Some(true) {
         json.sort_all_objects();
     }
+    let separator = |index: usize, default: &str| {
+        separators.as_ref().and_then(|given| given.get(index)).map_or(default, String::as_str).as_bytes().to_vec()
+    };
+    let item = separator(0, if indent.is_some() { "," } else { ", " });
+    let formatter = PythonFormatter { item, key: separator(1, ": "), indent, level: 0, has_value: false };
     let mut out = Vec::new();
-    if let Some(indent) = indent {
-        let indent = " ".repeat(indent);
-        let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
-        json.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
-    } else {
-        let separator = |index: usize, default: &str| {
-            separators.as_ref().and_then(|given| given.get(index)).map_or(default, String::as_str).as_bytes().to_vec()
-        };
-        let formatter = PythonFormatter { item: separator(0, ", "), key: separator(1, ": ") };
-        json.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
-    }
+    json.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
     String::from_utf8(out).map(Value::from).map_err(|_| Error::from(ErrorKind::WriteFailure))
 }
 
-/// JSON on one line with Python's separators.
+/// JSON as Python's `json.dumps` writes it.
 struct PythonFormatter {
     item: Vec<u8>,
     key: Vec<u8>,
+    /// Spaces of a level; all on one line where absent.
+    indent: Option<usize>,
+    level: usize,
+    has_value: bool,
+}
+
+impl PythonFormatter {
+    fn new_line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
+        self.indent.map_or(Ok(()), |indent| write!(writer, "\n{:1$}", "", indent * self.level))
+    }
+
+    fn open<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.level += 1;
+        self.has_value = false;
+        writer.write_all(bracket)
+    }
+
+    fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.level -= 1;
+        if self.has_value {
+            self.new_line(writer)?;
+        }
+        self.has_value = true;
+        writer.write_all(bracket)
+    }
+
+    fn next<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if !first {
+            writer.write_all(&self.item)?;
+        }
+        self.has_value = true;
+        self.new_line(writer)
+    }
 }
 
 impl serde_json::ser::Formatter for PythonFormatter {
+    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"[")
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"]")
+    }
+
     fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(&self.item) }
+        self.next(writer, first)
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"{")
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"}")
     }
 
     fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(&self.item) }
+        self.next(writer, first)
     }
 
     fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
@@ -283,8 +340,8 @@ impl serde_json::ser::Formatter for PythonFormatter {
     }
 
     fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
-        // Python writes `1e+20` and `1e-07` where Rust writes `1e20` and `1e-7`.
-        let text = serde_json::to_string(&value)?;
+        // Python writes `1e+16` and `1e-05` where Rust writes `1e16` and `1e-5`.
+        let text = format!("{value:?}");
         let Some((number, exponent)) = text.split_once('e') else { return writer.write_all(text.as_bytes()) };
         let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
         write!(writer, "{number}e{sign}{digits:0>2}")
@@ -358,6 +415,10 @@ mod tests {
     fn json_is_written_as_python_does() {
         assert_eq!(render("{{ value | tojson }}"), r#"{"b": "<é'>", "a": [1, 2.5, true, null]}"#);
         assert_eq!(render("{{ value.a[:1] | tojson(indent=4) }}"), "[\n    1\n]");
+        let nested = "{\n  \"a\": [],\n  \"b\": {\n    \"c\": {},\n    \"d\": [\n      2.5\n    ]\n  }\n}";
+        assert_eq!(render("{{ {'a': [], 'b': {'c': {}, 'd': [2.5]}} | tojson(indent=2) }}"), nested);
+        let numbers = "{{ [1.0, 1e16, 1e15, 2.5e-7, 0.0001, 0.00001, 1e100] | tojson }}";
+        assert_eq!(render(numbers), "[1.0, 1e+16, 1000000000000000.0, 2.5e-07, 0.0001, 1e-05, 1e+100]");
         assert_eq!(
             render("{{ value | tojson(sort_keys=true, separators=(',', ':')) }}"),
             r#"{"a":[1,2.5,true,null],"b":"<é'>"}"#

@@ -334,7 +334,8 @@ impl ChatTemplate {
         let upto = text.get(start..common_prefix(text, &altered.text)).filter(|_| altered.text != text);
         let upto = upto.unwrap_or_default();
         let ends = self.turn_ends.iter().filter_map(|end| Some(upto.rfind(end)? + end.len()));
-        ends.max().map(|length| start + length).ok_or_else(|| self.not_a_prefix(text, &answered, index))
+        let end = ends.max().ok_or_else(|| self.not_a_prefix(text, &answered, index))?;
+        Ok(start + self.turn_length(&upto[..end]))
     }
 
     /// The conversation with another content of message `index`, which starts and ends differently.
@@ -553,6 +554,95 @@ mod tests {
         assert!(matches!(error, TemplateError::NotAPrefix { last: 1, .. }), "{message}");
         assert!(message.contains("…\"<think>b;\" against …\"b;user:c;assistant:<think>d;\""), "{message}");
         assert!(message.contains("train_on_inputs = true"), "{message}");
+    }
+
+    #[test]
+    fn what_a_template_drops_is_an_error_that_says_what_and_why() {
+        // A system prompt is written before the last message alone, tools and their calls never.
+        let source = "{% for m in messages %}{% if m.role == 'system' %}{% if loop.length == 1 %}{{ m.content }}{% endif %}\
+                      {% elif m.role in ['user', 'assistant'] %}<{{ m.role }}>{{ m.content | trim }}<end>{% endif %}\
+                      {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+        let template = template(source);
+        let error = |messages: &[Value], tools: Option<&Value>| {
+            template.render_with_answers(messages, tools).unwrap_err().to_string()
+        };
+        let turns = conversation(&[("system", "a"), ("user", "banana"), ("assistant", " b\n")]);
+        for _ in 0..2 {
+            // Twice, and though its text stands elsewhere too.
+            assert_eq!(
+                error(&turns, None),
+                "message 0: its role `system` leaves no trace in the text that the chat template of the test writes: it \
+                 is written as `user`, or not at all"
+                    .replace("message 0: its role `system` leaves", "message 0 (system): \"a\" of its `content` leaves")
+                    .replace(": it is written as `user`, or not at all", "")
+            );
+        }
+        assert!(template.render_with_answers(&turns[1..], None).is_ok());
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let message = error(&turns[1..], Some(&tools));
+        assert!(
+            message.starts_with("tool `f` leaves no trace") && message.ends_with("template has no tools"),
+            "{message}"
+        );
+        let call = json!([{"type": "function", "function": {"name": "f", "arguments": {}}}]);
+        let call = json!({"role": "assistant", "content": "", "tool_calls": call});
+        let message = error(&[turns[1].clone(), call], None);
+        assert!(message.contains("message 1: the call of `f` leaves no trace"), "{message}");
+        let message = error(&[turns[1].clone(), json!({"role": "tool", "content": "x"})], None);
+        assert!(message.contains("leaves no trace"), "{message}");
+    }
+
+    #[test]
+    fn a_part_of_a_text_that_is_dropped_is_named() {
+        let source = "{% for m in messages %}{{ m.role }}:{{ m.content.split('</think>')[-1] }};{% endfor %}\
+                      {% if add_generation_prompt %}assistant:{% endif %}";
+        let turns = [("user", "a thought"), ("assistant", "<think>a thought</think>yes")];
+        let message = answers(source, &turns).unwrap_err().to_string();
+        assert!(
+            message.contains("message 1 (assistant): \"<think>a thought</think>yes\" of its `content`"),
+            "{message}"
+        );
+        let escaped = "{% for m in messages %}{{ m.role }}:{{ m.content | tojson }};{% endfor %}\
+                       {% if add_generation_prompt %}assistant:{% endif %}";
+        assert_eq!(answers(escaped, &[("user", "a\nb"), ("assistant", "\"c\"\nd")]).unwrap(), ["\"\\\"c\\\"\\nd\";"]);
+    }
+
+    #[test]
+    fn what_a_generation_prompt_supplies_and_what_follows_the_turn_carry_no_loss() {
+        // As Qwen3: an empty thought in the last answer only, which a prompt without thinking has too.
+        let source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
+                      {% if m.role == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}\
+                      {{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}\
+                      {{ '<|im_start|>assistant\n' }}{% if enable_thinking is defined and not enable_thinking %}\
+                      {{ '<think></think>' }}{% endif %}{% endif %}";
+        let tokenizer = crate::data::fixture::chat_tokenizer();
+        let template = ChatTemplate::new(source, "the test", &tokenizer).unwrap();
+        let answers = |turns: &[(&str, &str)]| {
+            let rendered = template.render_with_answers(&conversation(turns), None).unwrap();
+            let answers: Vec<String> =
+                rendered.answers.iter().map(|range| rendered.text[range.clone()].to_owned()).collect();
+            (answers, rendered.empty_answer)
+        };
+        let turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
+        assert_eq!(answers(&turns).0, ["b<|im_end|>", "d<|im_end|>"]);
+        let turns = [("user", "a"), ("assistant", " "), ("user", "c"), ("assistant", "<think>x</think>d")];
+        assert_eq!(
+            answers(&turns),
+            (vec!["<think></think><think>x</think>d<|im_end|>".replace("<think></think>", "")], Some(1))
+        );
+    }
+
+    #[test]
+    fn answers_of_weight_0_carry_no_loss() {
+        let mut turns = conversation(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
+        turns[1]["weight"] = json!(0);
+        let tokenizer = crate::data::fixture::chat_tokenizer();
+        let rendered =
+            ChatTemplate::new(CHATML, "the test", &tokenizer).unwrap().render_with_answers(&turns, None).unwrap();
+        assert_eq!(
+            rendered.answers.iter().map(|range| &rendered.text[range.clone()]).collect::<Vec<_>>(),
+            ["d<|im_end|>"]
+        );
     }
 
     #[test]

@@ -51,7 +51,7 @@ const ROWS: &str =
 fn a_row_shows_its_text_and_tokens_with_what_carries_loss_marked() {
     let (shown, warnings) = inspected(ROWS, "", 1, Marks::Brackets);
     let expected = "\
-training data: /r.jsonl (2 rows, JSON lines, format prompt_completion); columns not read: id
+training data: /r.jsonl (2 rows, JSON lines, format prompt_completion); prompt and completion joined as they are; columns not read: id
 
 /r.jsonl row 1: 10 tokens, 5 carry loss
   text (⟦ ⟧ carry loss):

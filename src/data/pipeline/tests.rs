@@ -271,7 +271,7 @@ fn bad_rows_are_errors_of_the_start_grouped_and_with_their_places() {
     assert!(mistakes[0].ends_with("r.jsonl:line 91: `text` must be text, not a number"), "{message}");
     assert!(message.contains("\n  and likewise 1 more: line 98\n"), "{message}");
     assert!(
-        mistakes[1].contains("r.jsonl:line 99: not valid JSON") && mistakes[2].contains("s.jsonl:line 3:"),
+        mistakes[1].contains("r.jsonl:99:9: not valid JSON") && mistakes[2].contains("s.jsonl:line 3:"),
         "{message}"
     );
     let nothing = files.write("n.jsonl", "{\"prompt\": \"a\", \"completion\": \"\"}\n");

@@ -40,91 +40,148 @@ impl ChatTemplate {
         messages: &[Value],
         tools: Option<&Value>,
     ) -> Result<(), TemplateError> {
-        let tools_of = |tools: Option<&Value>| tools.and_then(Value::as_array).cloned().unwrap_or_default();
-        for (index, tool) in tools_of(tools).iter().enumerate() {
-            let name = tool["function"]["name"].as_str().unwrap_or_default();
-            if self.is_new(&("tool", index.min(1))) || !text.contains(name) {
-                let mut altered = tools_of(tools);
-                altered[index]["function"]["name"] = marked(name).into();
-                if self.is_same(text, messages, Some(&altered.into())) {
-                    let why = if self.mentions("tools") { "" } else { ": this model's template has no tools" };
-                    return Err(self.dropped(format!("tool `{name}` leaves no trace"), why));
-                }
-            }
-        }
+        self.check_tools(text, messages, tools)?;
+        let last_user = messages.iter().rposition(|message| message["role"] == "user");
+        let role_at = |at: Option<usize>| at.and_then(|at| messages.get(at)?["role"].as_str());
         let mut cursor = 0;
         for (index, message) in messages.iter().enumerate() {
             let role = message["role"].as_str().unwrap_or_default();
-            let around = |at: Option<&Value>| at.and_then(|message| message["role"].as_str()).map(str::to_owned);
-            let place = (role, around(index.checked_sub(1).map(|at| &messages[at])), around(messages.get(index + 1)));
-            let place = (place, index.min(2), tools.is_some(), !message["tool_calls"].is_null());
+            let place = Place {
+                role,
+                around: [role_at(index.checked_sub(1)), role_at(Some(index + 1))],
+                from_start: index.min(2),
+                from_end: (messages.len() - index).min(3),
+                before_last_user: Some(index) < last_user,
+                has_tools: tools.is_some(),
+                calls: message["tool_calls"].as_array().map_or(0, Vec::len).min(2),
+            };
             let unchanged = |alter: &dyn Fn(&mut Value)| {
                 let mut altered = messages.to_vec();
                 alter(&mut altered[index]);
                 self.is_same(text, &altered, tools)
             };
-            if !matches!(role, "user" | "assistant") && self.is_new(&("role", &place)) {
-                for other in ["user", "assistant"] {
-                    if unchanged(&|message| message["role"] = other.into()) {
-                        let what = format!("message {index}: its role `{role}` leaves no trace");
-                        return Err(self.dropped(what, &format!(": it is written as `{other}`")));
-                    }
-                }
-            }
-            for (at, call) in message["tool_calls"].as_array().into_iter().flatten().enumerate() {
-                let name = call["function"]["name"].as_str().unwrap_or_default();
-                let why = if self.mentions("tool_calls") { "" } else { ": this model's template has no tool calls" };
-                let what = |what: &str| format!("message {index}: the call of `{name}` leaves no trace{what}");
-                let is_new = self.is_new(&("call", &place, at.min(1)));
-                if (is_new || !text.contains(name))
-                    && unchanged(&|message| message["tool_calls"][at]["function"]["name"] = marked(name).into())
-                {
-                    return Err(self.dropped(what(""), why));
-                }
-                if is_new
-                    && unchanged(&|message| message["tool_calls"][at]["function"]["arguments"][MARK] = json!(MARK))
-                {
-                    return Err(self.dropped(what(" of its arguments"), why));
-                }
-            }
+            self.check_role(index, &place, &unchanged)?;
+            self.check_calls(text, index, message, &place, &unchanged)?;
             for key in TEXT_KEYS.into_iter().filter(|key| !message[*key].is_null()) {
                 let content = text_of(&message[key]);
+                // As it is, or without an empty thought.
+                let whole = content.trim();
+                let content = if text.contains(whole) { Cow::from(whole) } else { without_empty_thought(whole) };
                 let content = content.trim();
-                if content.is_empty() {
-                    continue;
-                }
                 let found = text[cursor..].find(content).map(|at| cursor + at + content.len());
                 cursor = found.unwrap_or(cursor);
-                if found.is_some() && !self.is_new(&(key, &place)) {
+                let place = (key, &place);
+                if content.is_empty() || (found.is_some() && self.is_known(&place)) {
                     continue;
                 }
                 // A text that is not there as it was written may be escaped, or a part of it dropped.
-                let lines: Vec<&str> = if found.is_some() { vec![content] } else { lines_not_in(text, content) };
-                for line in lines {
-                    let marked = |message: &mut Value| {
-                        replace_text(&mut message[key], line, &marked(line));
+                let changed: Vec<(&str, String)> = if found.is_some() {
+                    vec![(content, marked(content))]
+                } else {
+                    lines_of(text, content)
+                        .into_iter()
+                        .flat_map(|line| marks(line).map(|marked| (line, marked)))
+                        .collect()
+                };
+                for (line, marked) in changed {
+                    let alter = |message: &mut Value| {
+                        replace_text(&mut message[key], line, &marked);
                         // The same under another name.
                         if key == "reasoning_content" {
                             message["thinking"] = message[key].clone();
                         }
                     };
-                    if unchanged(&marked) {
+                    if unchanged(&alter) {
                         let excerpt: String = line.chars().take(EXCERPT).collect();
-                        let why = match (role, key) {
-                            ("assistant", _) if index + 1 < messages.len() && text.contains("think") => {
-                                "\n  hint: a template that drops the thoughts of earlier answers wants one row for each \
-                                 answer"
-                            }
-                            ("tool", _) if !self.names_role("tool") => ": this model's template has no tools",
-                            _ => "",
-                        };
-                        let what = format!("message {index}: {excerpt:?} of its `{key}` leaves no trace");
-                        return Err(self.dropped(what, why));
+                        let what = format!("message {index} ({role}): {excerpt:?} of its `{key}` leaves no trace");
+                        return Err(self.dropped(what, self.why_text(role, &place.1)));
                     }
+                }
+                if found.is_some() {
+                    self.remember(&place);
                 }
             }
         }
         Ok(())
+    }
+
+    fn check_tools(&self, text: &str, messages: &[Value], tools: Option<&Value>) -> Result<(), TemplateError> {
+        let tools = tools.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        for (index, tool) in tools.iter().enumerate() {
+            let name = tool["function"]["name"].as_str().unwrap_or_default();
+            let place = ("tool", index.min(1));
+            if text.contains(name) && self.is_known(&place) {
+                continue;
+            }
+            let mut altered = tools.to_vec();
+            altered[index]["function"]["name"] = marked(name).into();
+            if self.is_same(text, messages, Some(&altered.into())) {
+                let why = if self.mentions("tools") { "" } else { ": this model's template has no tools" };
+                return Err(self.dropped(format!("tool `{name}` leaves no trace"), why));
+            }
+            self.remember(&place);
+        }
+        Ok(())
+    }
+
+    fn check_role(
+        &self,
+        index: usize,
+        place: &Place<'_>,
+        unchanged: &dyn Fn(&dyn Fn(&mut Value)) -> bool,
+    ) -> Result<(), TemplateError> {
+        let role = place.role;
+        if matches!(role, "user" | "assistant") || self.is_known(&("role", place)) {
+            return Ok(());
+        }
+        for other in ["user", "assistant"] {
+            if unchanged(&|message| message["role"] = other.into()) {
+                let what = format!("message {index}: its role `{role}` leaves no trace");
+                return Err(self.dropped(what, &format!(": it is written as `{other}`, or not at all")));
+            }
+        }
+        self.remember(&("role", place));
+        Ok(())
+    }
+
+    fn check_calls(
+        &self,
+        text: &str,
+        index: usize,
+        message: &Value,
+        place: &Place<'_>,
+        unchanged: &dyn Fn(&dyn Fn(&mut Value)) -> bool,
+    ) -> Result<(), TemplateError> {
+        for (at, call) in message["tool_calls"].as_array().into_iter().flatten().enumerate() {
+            let name = call["function"]["name"].as_str().unwrap_or_default();
+            let place = ("call", place, at.min(1));
+            if text.contains(name) && self.is_known(&place) {
+                continue;
+            }
+            let why = if self.mentions("tool_calls") { "" } else { ": this model's template has no tool calls" };
+            let what = format!("message {index}: the call of `{name}` leaves no trace");
+            if unchanged(&|message| message["tool_calls"][at]["function"]["name"] = marked(name).into()) {
+                return Err(self.dropped(what, why));
+            }
+            if unchanged(&|message| message["tool_calls"][at]["function"]["arguments"][MARK] = json!(MARK)) {
+                return Err(self.dropped(format!("{what} of its arguments"), why));
+            }
+            self.remember(&place);
+        }
+        Ok(())
+    }
+
+    /// Why a text is dropped, as far as that can be seen.
+    fn why_text(&self, role: &str, place: &Place<'_>) -> &'static str {
+        match role {
+            "assistant" if place.before_last_user && self.mentions("think") => {
+                "\n  hint: a template that drops the thoughts of earlier answers wants one row for each answer"
+            }
+            "assistant" if place.calls > 0 => ": this model's template writes the calls alone",
+            "tool" if !self.names_role("tool") => ": this model's template has no tools",
+            "system" if !self.names_role("system") => ": this model's template has no system prompt",
+            _ => "",
+        }
     }
 
     /// Whether the template writes this instead as `text`. What it refuses leaves a trace.
@@ -133,16 +190,37 @@ impl ChatTemplate {
         self.render_values(&values, tools, Prompt::None).is_ok_and(|altered| altered == text)
     }
 
-    /// Whether a kind of place comes up for the first time.
-    fn is_new(&self, place: &impl Hash) -> bool {
-        let mut hasher = DefaultHasher::new();
-        place.hash(&mut hasher);
-        self.traced.lock().unwrap_or_else(PoisonError::into_inner).insert(hasher.finish())
+    /// Whether what stands in this kind of place is known to leave a trace.
+    fn is_known(&self, place: &impl Hash) -> bool {
+        self.traced.lock().unwrap_or_else(PoisonError::into_inner).contains(&hash_of(place))
+    }
+
+    fn remember(&self, place: &impl Hash) {
+        self.traced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash_of(place));
     }
 
     fn dropped(&self, what: String, why: &str) -> TemplateError {
         TemplateError::Dropped { what, origin: self.origin.clone(), why: why.to_owned() }
     }
+}
+
+/// What templates may let depend on it whether they write something of a message.
+#[derive(Hash)]
+struct Place<'a> {
+    role: &'a str,
+    /// Roles of the messages before and behind.
+    around: [Option<&'a str>; 2],
+    from_start: usize,
+    from_end: usize,
+    before_last_user: bool,
+    has_tools: bool,
+    calls: usize,
+}
+
+fn hash_of(place: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    place.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The text with a mark in its middle, where no template cuts.
@@ -151,10 +229,30 @@ fn marked(text: &str) -> String {
     format!("{}{MARK}{}", &text[..middle], &text[middle..])
 }
 
-/// Lines of `content` that are not in `text` as they are.
-fn lines_not_in<'a>(text: &str, content: &'a str) -> Vec<&'a str> {
-    let lines = content.lines().map(str::trim).filter(|line| !line.is_empty() && !text.contains(line));
-    lines.take(MAX_LINES).collect()
+/// The text with a mark near its start, in its middle and near its end: a part of it may be dropped.
+fn marks(text: &str) -> [String; 3] {
+    let last = text.char_indices().next_back().map_or(0, |(at, _)| at);
+    let first = text.chars().next().map_or(0, char::len_utf8);
+    let at = |at: usize| format!("{}{MARK}{}", &text[..at], &text[at..]);
+    [at(first), marked(text), at(last)]
+}
+
+/// The text without a thought that says nothing, which templates may write and leave out as they like.
+fn without_empty_thought(text: &str) -> Cow<'_, str> {
+    let thought = text.split_once("<think>").and_then(|(before, rest)| Some((before, rest.split_once("</think>")?)));
+    match thought {
+        Some((before, (thought, after))) if thought.trim().is_empty() => format!("{before}\n{after}").into(),
+        _ => text.into(),
+    }
+}
+
+/// Lines of `content` to look for one by one: all, or of very many those that are not in `text` as they are.
+fn lines_of<'a>(text: &str, content: &'a str) -> Vec<&'a str> {
+    let lines: Vec<&str> = content.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if lines.len() <= MAX_LINES {
+        return lines;
+    }
+    lines.into_iter().filter(|line| !text.contains(line)).take(MAX_LINES).collect()
 }
 
 /// Replaces the first `from` in a content.
