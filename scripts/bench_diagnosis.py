@@ -21,7 +21,6 @@ import benchlib
 SENTENCE = "Once there was a little cat in the garden. "
 # name, sentences of each row in turn, rows, settings, the rule that must be found
 RUNS = [
-    ("rows that take long to tokenise", (8000,), 24, {"data.max_length": 64, "train.gradient_checkpointing": "false"}, "input_bound_cpu"),
     ("rows of very different lengths", (1, 1, 1, 24), 400, {"train.gradient_checkpointing": "false"}, "padding"),
     ("a checkpoint at every step", (10,), 400, {"checkpoint.save_steps": 1, "lora.r": 64, "train.micro_batch_size": 1,
                                                 "data.max_length": 32, "train.gradient_checkpointing": "false"}, "checkpoint"),

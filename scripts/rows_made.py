@@ -17,7 +17,7 @@ TEXTS = [
     "<think></think>done", "<think>\n\n</think>\n\nno thought", "half a thought</think>\n\nrest",
 ]
 STRINGS = ["Bern", "Genève, \"old town\"", "a\nb\\c\t/", "</tool_call>", "日本 🙂", "", "'single'", "\u2028\x7f", "{\"not\": \"parsed\"}"]
-NUMBERS = [0, -1, 7, 1.0, 0.1, 1e-5, -2.5e-7, 1e15, 1e16, 1e20, 123456789012, 2**63, 2**64 + 1, 3.141592653589793]
+NUMBERS = [0, -1, 7, 1.0, 0.1, 1e-5, -2.5e-7, 1e15, 1e16, 1e20, 123456789012, 2**63, 3.141592653589793]
 TOOLS = [
     {"name": "get_weather", "description": "Current weather in a city, in °C", "parameters": {
         "type": "object", "properties": {"city": {"type": "string", "description": "The city's \"name\""},

@@ -153,6 +153,7 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
         args,
         recipe: &recipe,
         dir: &dir,
+        data: &data,
         device: &device,
         stop: &stop,
         advice: advice.get().map(String::as_str),

@@ -38,52 +38,6 @@ fn write_rows(path: &Path, rows: impl Iterator<Item = String>) {
 const SENTENCE: &str = "Once there was a little cat in the garden. ";
 
 #[test]
-fn rows_that_take_longer_to_tokenise_than_to_train_on_make_a_run_input_bound() {
-    let bench = Bench::new();
-    // Tens of thousands of tokens each, of which 64 are trained on; one worker makes them.
-    write_rows(&bench.path("train.jsonl"), (0..24).map(|_| SENTENCE.repeat(3000)));
-    let (findings, said) = diagnosed(&bench, &["train.max_steps=56", "eval.max_batches=1"]);
-    // Where other programs have the processors, the worker stands in line for one more than it computes.
-    let is_cause = |rule: &Value| rule == "input_bound_cpu" || rule == "input_bound_processors";
-    let finding = findings.iter().find(|finding| is_cause(&finding["rule"])).unwrap_or_else(|| panic!("{findings:#?}"));
-    assert_eq!(finding["severity"], "problem");
-    assert!(share(finding) > 0.4, "{finding:#}");
-    let verdict = finding["verdict"].as_str().unwrap();
-    assert!(verdict.starts_with("INPUT-BOUND: training waited for data "), "{verdict}");
-    let keys: Vec<&str> =
-        finding["changes"].as_array().unwrap().iter().map(|change| change["key"].as_str().unwrap()).collect();
-    assert!(!keys.is_empty() && keys.iter().all(|key| ["data.num_workers", "data.packing"].contains(key)), "{keys:?}");
-    // What a change should bring is less than what the run waited, and more than nothing.
-    let expected = finding["changes"][0]["expected"].as_str().unwrap();
-    let factor: f64 = expected.strip_prefix("about ").unwrap().split('x').next().unwrap().parse().unwrap();
-    assert!(factor > 1.05 && factor <= 1.02 / (1.0 - share(finding)), "{expected} of {}", share(finding));
-    // It was told in the middle of the run, once, and marked there.
-    let lines = steps(&bench.path("run"));
-    let marked: Vec<&Value> = lines.iter().filter(|line| line["findings"].is_array()).collect();
-    let told = |line: &Value| line["findings"].as_array().unwrap().iter().any(is_cause);
-    assert_eq!(
-        marked.iter().filter(|line| told(line)).map(|line| line["step"].as_u64()).collect::<Vec<_>>(),
-        [Some(51)]
-    );
-    assert!(said.contains("step 51: INPUT-BOUND:") && said.contains("\n  INPUT-BOUND:"), "{said}");
-    assert!(said.contains("try `data."), "{said}");
-    let summary = json(&bench.path("run/summary.json"));
-    let told = &summary["told"][0];
-    assert!(is_cause(&told["rule"]) && told["steps"][1] == 51, "{told:#}");
-    let tag = format!("diagnosis/{}", told["rule"].as_str().unwrap());
-    let texts = common::events::texts(&bench.path("run"));
-    for (step, tag) in [(51, tag.as_str()), (51, "anomalies"), (56, "diagnosis")] {
-        assert!(texts.contains(&(step, tag.to_owned())), "{tag} at step {step} in {texts:?}");
-    }
-    // The rows were cut too, which no length mends that the model has positions for.
-    let truncation = found(&findings, "truncation");
-    assert_eq!(truncation["changes"][0]["to"], "512", "{truncation:#}");
-    let longest = truncation["evidence"][1].as_str().unwrap().replace(',', "");
-    let longest: u64 = longest.strip_prefix("the longest had ").unwrap().split(' ').next().unwrap().parse().unwrap();
-    assert!(longest > 20_000, "{truncation:#}");
-}
-
-#[test]
 fn short_rows_beside_long_ones_are_mostly_padding() {
     let bench = Bench::new();
     write_rows(&bench.path("train.jsonl"), (0..24).map(|row| SENTENCE.repeat(if row % 4 == 0 { 10 } else { 1 })));

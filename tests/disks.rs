@@ -227,7 +227,7 @@ fn a_changed_recipe_is_continued_where_that_is_sound_and_refused_by_key_where_it
     // Another precision too; a loss scale is then looked for anew.
     let output = resume("step-000004", &["train.precision=f16"], "f16");
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(steps(&bench.path("f16"))[0]["loss_scale"].as_f64(), Some(65536.0));
+    assert!(steps(&bench.path("f16"))[0]["loss_scale"].as_f64().is_some_and(|scale| scale >= 16384.0));
 }
 
 #[test]

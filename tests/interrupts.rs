@@ -93,21 +93,6 @@ fn an_interrupt_while_text_is_sampled_ends_it() {
 }
 
 #[test]
-fn an_interrupt_while_rows_are_waited_for_ends_the_wait() {
-    let bench = Bench::new();
-    // Below the size from which on files are tokenised before the first step.
-    let row = serde_json::json!({"text": "a tale of a fox and a hen ".repeat(50_000)}).to_string();
-    fs::write(bench.path("train.jsonl"), format!("{row}\n").repeat(12)).unwrap();
-    let recipe = bench.recipe("run", "");
-    let set = ["--set", "train.max_steps=2", "--set", "train.micro_batch_size=12"];
-    let mut child = start(&bench, &recipe, &set);
-    wait_until("the evaluation before the first step", || !metrics(&bench.path("run")).is_empty());
-    std::thread::sleep(Duration::from_millis(300));
-    interrupt(&bench, &mut child, libc::SIGINT);
-    assert!(steps(&bench.path("run")).is_empty(), "the rows came too fast for this test");
-}
-
-#[test]
 fn a_second_signal_ends_the_process_at_once_and_the_run_can_be_continued() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");

@@ -370,36 +370,6 @@ fn an_epoch_that_is_not_a_whole_number_of_steps_ends_with_a_smaller_one() {
 }
 
 #[test]
-fn a_row_that_cannot_be_read_ends_the_run_with_a_checkpoint_from_which_it_goes_on_once_mended() {
-    let bench = Bench::new();
-    let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
-    // The 17th row is in the fifth step of four rows.
-    let broken: String = rows
-        .lines()
-        .enumerate()
-        .map(
-            |(index, line)| {
-                if index == 16 { "{\"prompt\": 5, \"completion\": \"x\"}\n".into() } else { format!("{line}\n") }
-            },
-        )
-        .collect();
-    fs::write(bench.path("train.jsonl"), broken).unwrap();
-    let recipe = bench.recipe("run", "");
-    let mut args = vec![recipe.to_str().unwrap(), "--set", "data.shuffle=false", "--set", "train.max_steps=8"];
-    let failed = run(&args);
-    assert_eq!(failed.status.code(), Some(2), "{}", stderr(&failed));
-    assert!(stderr(&failed).contains("train.jsonl:line 17"), "{}", stderr(&failed));
-    assert!(bench.path("run/checkpoints/step-000004/trainer_state.json").is_file(), "{}", stderr(&failed));
-
-    fs::write(bench.path("train.jsonl"), rows).unwrap();
-    args.push("--resume");
-    let output = run(&args);
-    assert!(output.status.success(), "{}", stderr(&output));
-    train(&bench.recipe("whole", ""), &args[1..5]);
-    assert_eq!(adapter(&bench.path("run")), adapter(&bench.path("whole")));
-}
-
-#[test]
 fn memory_stays_flat_over_many_steps() {
     let bench = Bench::new();
     train(&bench.recipe("run", ""), &["--set", "train.max_steps=40", "--set", "logging.gpu_sample_ms=10"]);

@@ -16,7 +16,7 @@ pub struct DataConfig {
     pub eval: Vec<DataSource>,
     /// Longest sequence in tokens; longer rows are truncated, counted and reported.
     pub max_length: usize,
-    /// Several documents in one row, each of which sees itself alone. All rows are tokenised before the first step.
+    /// Several documents in one row, each of which sees itself alone.
     pub packing: bool,
     /// Loss on every token, not on answers only.
     pub train_on_inputs: bool,
@@ -25,7 +25,7 @@ pub struct DataConfig {
     pub eval_split: Option<EvalSplit>,
     /// Visit rows in an order drawn from the seed and the epoch.
     pub shuffle: bool,
-    /// Threads that read and tokenise.
+    /// Threads that make micro-batches ahead.
     pub num_workers: usize,
     /// Micro-batches made ahead of the one in use.
     pub prefetch_batches: usize,

@@ -78,7 +78,7 @@ pub(super) struct RowMessage<'a>(&'a Kind);
 
 impl RowMessage<'_> {
     /// Where the first one stands.
-    pub(super) fn place(&self) -> String {
+    pub(super) fn place(self) -> String {
         self.0.places.first().cloned().unwrap_or_default()
     }
 }

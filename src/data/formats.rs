@@ -61,9 +61,11 @@ impl DataFormat {
 const DETECTION_ORDER: [DataFormat; 5] =
     [DataFormat::Messages, DataFormat::Sharegpt, DataFormat::Alpaca, DataFormat::PromptCompletion, DataFormat::Text];
 
+/// A format, the names of its two columns, and of an optional one: the format's and the file's.
+type Pair = (DataFormat, [&'static str; 2], Option<[&'static str; 2]>);
+
 /// Other names under which rows of a question and an answer are common, read where a row has one of these pairs only.
-/// The last is an optional third column.
-const PAIRS: [(DataFormat, [&str; 2], Option<[&str; 2]>); 6] = [
+const PAIRS: [Pair; 6] = [
     (DataFormat::Alpaca, ["instruction", "response"], Some(["input", "context"])),
     (DataFormat::PromptCompletion, ["question", "answer"], None),
     (DataFormat::PromptCompletion, ["question", "response"], None),

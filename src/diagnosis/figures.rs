@@ -75,10 +75,6 @@ pub struct Figures {
     pub rows: u64,
     /// Rows that were cut.
     pub truncated_rows: u64,
-    /// Rows of whose answer nothing was left; not known in the middle of a run.
-    pub answer_cut_rows: Option<u64>,
-    /// Rows without a token that carries loss, for whatever reason.
-    pub rows_without_targets: u64,
     /// Length of the longest row before it was cut.
     pub longest_row_tokens: Option<u64>,
     /// Time in which data workers were at work.

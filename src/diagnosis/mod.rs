@@ -35,7 +35,6 @@ const RULES: &[Rule] = &[
     recomputation::missing,
     data::padding,
     data::truncation,
-    data::rows_without_loss,
     stalls::evaluation,
     stalls::checkpoint,
     stalls::logging,

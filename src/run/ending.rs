@@ -13,7 +13,7 @@ use super::dir::RunDir;
 use super::inputs::data_failure;
 use super::room::panic_reason;
 use super::verify::adapter_reloads;
-use crate::data::pipeline::RowCounts;
+use crate::data::pipeline::{DataPipeline, RowCounts};
 use crate::device::OpenDevice;
 use crate::export::{PromptForm, adapter_weights, write_adapter};
 use crate::failure::Failure;
@@ -38,6 +38,8 @@ pub(super) struct Ending<'a> {
     pub(super) recipe: &'a Recipe,
     /// The run's folder.
     pub(super) dir: &'a RunDir,
+    /// Its rows.
+    pub(super) data: &'a DataPipeline,
     /// Where it was computed.
     pub(super) device: &'a OpenDevice,
     /// Whether somebody has asked it to stop.
@@ -177,13 +179,15 @@ impl Ending<'_> {
     }
 
     fn summary(&self, trainer: &Trainer<'_>, outcome: Outcome) -> Summary {
+        let max_length = self.recipe.data.max_length;
         let summary = Summary {
             outcome,
             device: self.device.label.clone(),
             precision: self.recipe.train.precision.name().to_owned(),
             trainable_parameters: self.num_trainable as u64,
             all_parameters: self.num_parameters as u64,
-            warnings: rows_left_out(&trainer.state().totals.rows, self.recipe.data.max_length),
+            // What cannot be read now was read before the first step.
+            warnings: self.data.train_counts().map_or_else(|_| Vec::new(), |counts| rows_left_out(&counts, max_length)),
             ..trainer.summary()
         };
         summary.with_cost(&self.recipe.cost)
@@ -201,12 +205,6 @@ impl Ending<'_> {
 
 /// Refuses a run that learned from nothing, and an adapter that is not the one that was trained.
 fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
-    if summary.target_tokens == 0 {
-        return Err(Failure::input(
-            "no token of any row that was read carries loss, so nothing was trained\n  hint: see what `lora-train \
-             inspect` shows; raise `data.max_length`, or set `data.train_on_inputs = true`",
-        ));
-    }
     if summary.steps > 0 && summary.skipped_steps == summary.steps {
         return Err(Failure::running(format!(
             "none of the {} steps made an update, so nothing was trained\n  hint: look at the rows that the warnings name, \

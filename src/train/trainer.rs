@@ -28,10 +28,6 @@ use crate::ops::peak::gemm_peak_flops;
 pub use restore::restore_step;
 use told::Gathered;
 
-/// Shown once; how many there are stands in the summary.
-const CUT_WARNING: &str = "a row is so much longer than `data.max_length` that nothing of its answer is left, so it is \
-                           left out\n  hint: raise `data.max_length`; the number of such rows is told at the end";
-
 /// On a device that is not waited for, one step in so many waits at the end of every part, so that each has a time. The
 /// first of them is the second step after a start.
 const SPLIT_STEPS: u64 = 50;
@@ -101,7 +97,6 @@ pub struct Trainer<'a> {
     /// Those of this start, but for what is asked at its end only.
     figures: RunFigures,
     gathered: Gathered,
-    has_warned_of_cuts: bool,
 }
 
 impl<'a> Trainer<'a> {
@@ -136,7 +131,6 @@ impl<'a> Trainer<'a> {
             process_start,
             laps: Laps::start(process_start),
             figures: RunFigures::default(),
-            has_warned_of_cuts: false,
         }
     }
 
@@ -277,9 +271,6 @@ impl<'a> Trainer<'a> {
         self.state.advance(&work, &outcome);
         self.is_saved = false;
         let verdict = self.watch(learning_rate, &outcome, &work);
-        if work.rows.answer_cut > 0 && !std::mem::replace(&mut self.has_warned_of_cuts, true) {
-            self.around.sinks.warn(CUT_WARNING);
-        }
         let loading = loader.take_work();
         let machine = self.around.telemetry.window();
         self.laps.lap(Part::Other);

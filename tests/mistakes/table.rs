@@ -242,8 +242,8 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     ),
     // Rows.
     ("no such rows", Set(&["data.train.0.path=\"none.jsonl\""]), &["`data.train[0].path` = \"none.jsonl\" is no file"]),
-    ("a pattern without a file", Set(&["data.train.0.path=\"x*.jsonl\""]), &["x*.jsonl: matches no file"]),
-    ("a folder for a file", Set(&["data.train.0.path=\"model\""]), &["model: is a folder", "name its files"]),
+    ("a pattern without a file", Set(&["data.train.0.path=\"x*.jsonl\""]), &["\"x*.jsonl\" matches no file"]),
+    ("a folder for a file", Set(&["data.train.0.path=\"model\""]), &["\"model\" is a folder", "name its files"]),
     ("no rows", File("rows.jsonl", ""), &["rows.jsonl: the file has no rows"]),
     (
         "a row that is no JSON",

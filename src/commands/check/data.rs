@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use indicatif::HumanCount;
+
 use super::findings::{Findings, with_commas};
 use crate::data::cache::CacheSettings;
 use crate::data::config::{DataConfig, DataSource};
@@ -87,8 +89,8 @@ fn examine_rows(data: &DataPipeline, findings: &mut Findings) {
     let RowCounts { rows, bad, without_targets, tokens, target_tokens, longest_tokens, .. } = counts;
     let mut fact = format!(
         "{rows} rows of up to {longest_tokens} tokens; {} of {} tokens carry loss",
-        with_commas(target_tokens as usize),
-        with_commas(tokens as usize)
+        HumanCount(target_tokens),
+        HumanCount(tokens)
     );
     if bad + without_targets > 0 {
         fact.push_str(&format!("; {} rows left out", bad + without_targets));

@@ -132,7 +132,7 @@ impl Chunk {
         self.bytes.extend([0; CRC_BYTES]);
         if let Some(problem) = &row.problem {
             let end = (0..=problem.len().min(MAX_PROBLEM_BYTES)).rev().find(|end| problem.is_char_boundary(*end));
-            self.bytes.extend_from_slice(problem[..end.unwrap_or(0)].as_bytes());
+            self.bytes.extend_from_slice(&problem.as_bytes()[..end.unwrap_or(0)]);
         }
         for (id, carries_loss) in row.ids.iter().zip(&row.carries_loss) {
             self.bytes.extend((id | if *carries_loss { LOSS_BIT } else { 0 }).to_le_bytes());

@@ -156,7 +156,9 @@ impl Opened {
             _ => self.tokens(encoder, options, warnings)?,
         };
         // It is only for `tidy` to know.
-        tokens.file().map(|(file, _)| drop(cache::touch(file)));
+        if let Some((file, _)) = tokens.file() {
+            drop(cache::touch(file));
+        }
         Ok((DataFile::new(self.path, self.is_eval, self.content, tokens, details, is_new), entries))
     }
 
@@ -461,7 +463,9 @@ impl DataFile {
         self.tokens.read(index, max_id).ok_or_else(|| {
             // The next start makes them anew.
             let path = self.tokens.file().map(|(_, path)| path);
-            path.map(|path| drop(std::fs::remove_file(path)));
+            if let Some(path) = path {
+                drop(std::fs::remove_file(path));
+            }
             let reason = format!("the tokens of row {} are damaged on the disk\n  hint: start again", index + 1);
             DataError::Tokens { path: path.unwrap_or(&self.info.path).into(), reason }
         })

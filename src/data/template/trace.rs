@@ -21,6 +21,9 @@ const EXCERPT: usize = 40;
 /// Keys of a message whose text is part of the conversation.
 const TEXT_KEYS: [&str; 2] = ["content", "reasoning_content"];
 
+/// Whether the rendering stays the same when a message is altered so.
+type Unchanged<'a> = dyn Fn(&dyn Fn(&mut Value)) -> bool + 'a;
+
 /// The text of a content: a string, or the text parts of a list.
 pub(super) fn text_of(content: &Value) -> Cow<'_, str> {
     match content {
@@ -94,7 +97,7 @@ impl ChatTemplate {
                     if unchanged(&alter) {
                         let excerpt: String = line.chars().take(EXCERPT).collect();
                         let what = format!("message {index} ({role}): {excerpt:?} of its `{key}` leaves no trace");
-                        return Err(self.dropped(what, self.why_text(role, &place.1)));
+                        return Err(self.dropped(what, self.why_text(role, place.1)));
                     }
                 }
                 if found.is_some() {
@@ -124,12 +127,7 @@ impl ChatTemplate {
         Ok(())
     }
 
-    fn check_role(
-        &self,
-        index: usize,
-        place: &Place<'_>,
-        unchanged: &dyn Fn(&dyn Fn(&mut Value)) -> bool,
-    ) -> Result<(), TemplateError> {
+    fn check_role(&self, index: usize, place: &Place<'_>, unchanged: &Unchanged<'_>) -> Result<(), TemplateError> {
         let role = place.role;
         if matches!(role, "user" | "assistant") || self.is_known(&("role", place)) {
             return Ok(());
@@ -150,7 +148,7 @@ impl ChatTemplate {
         index: usize,
         message: &Value,
         place: &Place<'_>,
-        unchanged: &dyn Fn(&dyn Fn(&mut Value)) -> bool,
+        unchanged: &Unchanged<'_>,
     ) -> Result<(), TemplateError> {
         for (at, call) in message["tool_calls"].as_array().into_iter().flatten().enumerate() {
             let name = call["function"]["name"].as_str().unwrap_or_default();

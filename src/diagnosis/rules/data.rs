@@ -48,11 +48,10 @@ pub(in crate::diagnosis) fn truncation(run: &Run) -> Option<Finding> {
     if share < MIN_ROWS {
         return None;
     }
-    let (cut, rows, lost) = (figures.truncated_rows, figures.rows, figures.answer_cut_rows);
+    let (cut, rows) = (figures.truncated_rows, figures.rows);
     let verdict =
         format!("TRUNCATION: {} of the rows are longer than `data.max_length` and lose their end", percent(share));
-    let of_answers = lost.map_or_else(String::new, |lost| format!("; of {lost} nothing of the answer was left"));
-    let mut evidence = vec![format!("{cut} of {rows} rows were cut{of_answers}")];
+    let mut evidence = vec![format!("{cut} of {rows} rows were cut")];
     let longest = figures.longest_row_tokens.filter(|longest| *longest > facts.max_length);
     evidence.extend(longest.map(|longest| format!("the longest had {} tokens", thousands(as_f64(longest)))));
     let positions = facts.max_positions.unwrap_or(u64::MAX);
@@ -69,8 +68,7 @@ pub(in crate::diagnosis) fn truncation(run: &Run) -> Option<Finding> {
     } else {
         evidence.push(format!("the model has {positions} positions: longer rows would have to be split beforehand"));
     }
-    let severity = if as_f64(lost.unwrap_or(0)) > 0.05 * as_f64(rows) { Severity::Problem } else { Severity::Advice };
-    Some(Finding { evidence, changes, ..finding("truncation", severity, None, verdict) })
+    Some(Finding { evidence, changes, ..finding("truncation", Severity::Advice, None, verdict) })
 }
 
 /// What micro-batches take whose rows are so many times as long.
@@ -84,22 +82,6 @@ fn memory_for(run: &Run, times: f64) -> String {
         }
         None => takes,
     }
-}
-
-/// Rows teach nothing, though they were not cut.
-pub(in crate::diagnosis) fn rows_without_loss(run: &Run) -> Option<Finding> {
-    let figures = &run.figures;
-    let rows = figures.rows_without_targets.saturating_sub(figures.answer_cut_rows.unwrap_or(0));
-    let share = as_f64(rows) / as_f64(figures.rows.max(1));
-    if share < MIN_ROWS {
-        return None;
-    }
-    let verdict = format!("ROWS WITHOUT LOSS: {} of the rows have no token that is learned", percent(share));
-    let evidence =
-        vec![format!("{rows} of {} rows were read and left out; `lora-train inspect` shows them", figures.rows)];
-    let expected = format!("loss on the {rows} rows too, and on every prompt");
-    let changes = vec![change("data.train_on_inputs", false, true, expected)];
-    Some(Finding { evidence, changes, ..finding("rows_without_loss", Severity::Advice, None, verdict) })
 }
 
 #[cfg(test)]
@@ -135,11 +117,10 @@ mod tests {
         let mut cut = run(|line| line.truncated_rows = Some(1));
         let found = truncation(&cut).unwrap();
         assert_eq!((found.severity, found.changes[0].to.as_str()), (Severity::Advice, "2048"));
-        assert_eq!(found.evidence, ["101 of 808 rows were cut"], "nothing is known of their answers yet");
-        (cut.figures.longest_row_tokens, cut.figures.answer_cut_rows) = (Some(1500), Some(100));
+        assert_eq!(found.evidence, ["101 of 808 rows were cut"], "how long they are is not known yet");
+        cut.figures.longest_row_tokens = Some(1500);
         let found = truncation(&cut).unwrap();
-        assert_eq!((found.severity, found.changes[0].to.as_str()), (Severity::Problem, "1536"));
-        assert!(found.evidence[0].ends_with("of 100 nothing of the answer was left"), "{found:#?}");
+        assert_eq!(found.changes[0].to, "1536");
         let memory = "take 1.5x the memory, about 1.0 GiB more, of which 8.0 GiB were free at the least";
         assert!(found.changes[0].expected.ends_with(memory), "{found:#?}");
         // No further than the model goes.
@@ -154,14 +135,5 @@ mod tests {
         let found = truncation(&cut).unwrap();
         assert!(found.changes.is_empty() && found.evidence[2].starts_with("the model has 1024"), "{found:#?}");
         assert!(truncation(&run(|_| {})).is_none());
-    }
-
-    #[test]
-    fn rows_that_teach_nothing_are_told_of_unless_they_were_cut() {
-        let mut idle = run(|_| {});
-        (idle.figures.rows_without_targets, idle.figures.answer_cut_rows) = (80, Some(10));
-        assert!(rows_without_loss(&idle).unwrap().evidence[0].starts_with("70 of 808 rows"));
-        idle.figures.answer_cut_rows = Some(80);
-        assert!(rows_without_loss(&idle).is_none());
     }
 }

@@ -59,8 +59,6 @@ impl Trainer<'_> {
         let Gathered { run, rows, num_evaluations, num_edge_evaluations, num_checkpoints, .. } = &self.gathered;
         let mut run = run.clone();
         run.figures.end(&self.time_of_start(), [*num_evaluations, *num_edge_evaluations], *num_checkpoints);
-        run.figures.answer_cut_rows = Some(rows.answer_cut);
-        run.figures.rows_without_targets = rows.without_targets;
         run.figures.longest_row_tokens = (rows.longest_tokens > 0).then_some(rows.longest_tokens);
         diagnose(&run)
     }
