@@ -439,9 +439,7 @@ enum Prompt {
 /// An assistant's message that says nothing and calls nothing.
 fn is_empty(message: &Value) -> bool {
     message["tool_calls"].is_null()
-        && message.as_object().into_iter().flatten().all(|(key, value)| {
-            matches!(key.as_str(), "role" | "name" | "id") || trace::text_of(value).trim().is_empty()
-        })
+        && trace::TEXT_KEYS.iter().all(|key| trace::text_of(&message[*key]).trim().is_empty())
 }
 
 /// Bytes of whole characters that two texts start with alike.
@@ -625,6 +623,9 @@ mod tests {
         };
         let turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
         assert_eq!(answers(&turns).0, ["b<|im_end|>", "d<|im_end|>"]);
+        let mut silent = conversation(&[("user", "a"), ("assistant", " ")]);
+        silent[1]["mood"] = json!("sad");
+        assert_eq!(template.render_with_answers(&silent, None).unwrap().empty_answer, Some(1));
         let turns = [("user", "a"), ("assistant", " "), ("user", "c"), ("assistant", "<think>x</think>d")];
         assert_eq!(
             answers(&turns),

@@ -284,7 +284,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "conversations without an answer",
         File("rows.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}\n"),
-        &["carries loss", "lora-train inspect"],
+        &["nothing carries loss", "`data.train_on_inputs = true`"],
     ),
     (
         "no template for conversations",

@@ -37,7 +37,9 @@ pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Opt
         Err(first) => {
             // The first mistake hides those of other files: each is opened alone.
             let before = findings.problems.0.len();
-            for source in recipe.data.train.iter().chain(&recipe.data.eval) {
+            examine_paths(&recipe.data, findings);
+            let is_there = |source: &&DataSource| matching_files("", &source.path).is_ok();
+            for source in recipe.data.train.iter().chain(&recipe.data.eval).filter(is_there) {
                 let alone =
                     DataConfig { train: vec![source.clone()], eval: vec![], eval_split: None, ..recipe.data.clone() };
                 if let Err(error) = DataPipeline::open(&alone, Arc::clone(tokenizer), recipe.seed, &options) {
@@ -88,12 +90,14 @@ fn examine_rows(data: &DataPipeline, findings: &mut Findings) {
     };
     let RowCounts { rows, bad, without_targets, tokens, target_tokens, longest_tokens, .. } = counts;
     let mut fact = format!(
-        "{rows} rows of up to {longest_tokens} tokens; {} of {} tokens carry loss",
+        "{} rows of up to {} tokens; {} of {} tokens carry loss",
+        HumanCount(rows),
+        HumanCount(longest_tokens),
         HumanCount(target_tokens),
         HumanCount(tokens)
     );
     if bad + without_targets > 0 {
-        fact.push_str(&format!("; {} rows left out", bad + without_targets));
+        fact.push_str(&format!("; {} rows left out", HumanCount(bad + without_targets)));
     }
     findings.fact("rows", fact);
     if data.files().iter().any(|file| file.is_eval) && data.num_eval_rows() == 0 {

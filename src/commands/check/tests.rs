@@ -104,7 +104,7 @@ fn every_file_with_a_mistake_is_named() {
         &["data.train[1].path=@/odd.jsonl", "data.train[2].path=@/bad.jsonl", "data.eval[0].path=@/none.txt"],
     );
     assert_eq!(problems.len(), 3, "{problems:#?}");
-    for (problem, file) in problems.iter().zip(["odd.jsonl", "bad.jsonl", "none.txt"]) {
+    for (problem, file) in problems.iter().zip(["none.txt", "odd.jsonl", "bad.jsonl"]) {
         assert!(problem.contains(file), "{problem}");
     }
 }

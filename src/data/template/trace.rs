@@ -19,7 +19,7 @@ const MAX_LINES: usize = 8;
 /// Characters of an excerpt.
 const EXCERPT: usize = 40;
 /// Keys of a message whose text is part of the conversation.
-const TEXT_KEYS: [&str; 2] = ["content", "reasoning_content"];
+pub(super) const TEXT_KEYS: [&str; 2] = ["content", "reasoning_content"];
 
 /// Whether the rendering stays the same when a message is altered so.
 type Unchanged<'a> = dyn Fn(&dyn Fn(&mut Value)) -> bool + 'a;

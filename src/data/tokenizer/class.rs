@@ -43,7 +43,7 @@ impl Tokenizer {
         let example = differing.first()?;
         Some(format!(
             "transformers 5 does not use tokenizer.json as it is where `tokenizer_class` is {class:?}: {} of {} sample texts \
-             get other token ids, such as {example:?}. Training follows tokenizer.json\n  hint: who serves the adapter with \
+             get other token ids, such as {example:?}. Training follows tokenizer.json\n  hint: whoever serves the adapter with \
              transformers 5, or with a server that takes its tokenizer, sets `tokenizer_class` to \
              \"PreTrainedTokenizerFast\" in {}",
             differing.len(),
