@@ -2,7 +2,8 @@
 //!
 //! Before the first step: [`files`] finds the rows of a file, [`formats`] says what a row means, [`template`] writes a
 //! conversation as text, [`tokenizer`] cuts it into tokens, [`encode`] marks those that carry loss, [`sources`] does
-//! that for all rows on all cores; [`cache`] keeps the tokens of large files on disk, those of others are in memory. From then on [`pipeline`] puts rows in order, several into one if they are packed, and into a [`batch`], and
+//! that for all rows on all cores; [`cache`] keeps the tokens of large files on disk, those of others are in memory.
+//! From then on [`pipeline`] puts rows in order, several into one if they are packed, and into a [`batch`], and
 //! [`loader`] reads them ahead on its own threads. [`survey`] estimates from some of the rows what all will be like.
 
 mod ahead;

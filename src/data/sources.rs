@@ -20,8 +20,10 @@ use super::tokenizer::Tokenizer;
 use crate::schema::searched_folder;
 
 mod file;
+mod tokens;
 
-use file::{DataFile, Opened};
+use file::Opened;
+use tokens::DataFile;
 
 /// A file of the recipe, and what was found in it.
 #[derive(Clone, Debug, PartialEq)]

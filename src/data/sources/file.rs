@@ -1,19 +1,15 @@
-//! One file: opening it, and tokenising all of it.
+//! A file before its rows are tokenised: opening it, and tokenising all of it.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use rayon::prelude::*;
-
-use super::{FileInfo, KeptTokens};
+use super::tokens::{DataFile, PIECE_TOKENS};
 use crate::budget;
 use crate::data::ahead::{OpenOptions, for_each_chunk};
 use crate::data::cache::{self, CacheKey, Chunk, Details, KeyParts, RowEntry, Signature, StoreWriter, TokenStore};
 use crate::data::config::{DataConfig, DataFormat, DataSource};
-use crate::data::counts::RowCounts;
 use crate::data::encode::{EncodedRow, Encoder};
 use crate::data::error::DataError;
 use crate::data::files::{FileKind, RowFile, RowProblem};
@@ -24,8 +20,6 @@ use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::windows;
 
-/// Tokens of a piece in which those of a .txt file are kept.
-const PIECE_TOKENS: usize = 1024;
 /// Characters of what is said about a row.
 const MAX_MESSAGE_CHARACTERS: usize = 500;
 
@@ -50,24 +44,6 @@ enum Rows {
     Text,
     /// Tokens that are in the cache. The details say of what format the rows were.
     Kept(Box<(TokenStore, Vec<RowEntry>, Details)>),
-}
-
-/// A file as tokens.
-#[derive(Debug)]
-pub(super) struct DataFile {
-    pub(super) info: FileInfo,
-    /// Number of its first row among those of the set.
-    pub(super) first_row: u32,
-    /// SHA-256 of its content.
-    pub(super) content: [u8; 32],
-    pub(super) bad_rows: RowFindings,
-    counts: RowCounts,
-    odd_rows: RowFindings,
-    /// Rows that lose their end and not all that carries loss: `counts` does not have their target tokens.
-    cut_rows: Vec<usize>,
-    /// Rows in which nothing carries loss: they have no answer, or it is cut off.
-    without_targets: RowFindings,
-    tokens: TokenStore,
 }
 
 /// Why the rows of a file were not all tokenised.
@@ -311,164 +287,6 @@ impl Made {
             Err(RowProblem::Failed(error)) => return Err(error),
         }
         Ok(())
-    }
-}
-
-impl DataFile {
-    fn new(
-        path: PathBuf,
-        is_eval: bool,
-        content: [u8; 32],
-        tokens: TokenStore,
-        details: Details,
-        is_new: bool,
-    ) -> Self {
-        let bytes = |file: &File| file.metadata().map_or(0, |file| file.len());
-        let kept_tokens = tokens.file().map(|(file, _)| KeptTokens { bytes: bytes(file), is_new });
-        let Details { kind, format, unused_columns, bad_rows, odd_rows } = details;
-        let info = FileInfo { path, kind, format, num_rows: 0, unused_columns, is_eval, kept_tokens };
-        let (counts, without_targets) = (RowCounts::default(), RowFindings::default());
-        let cut_rows = Vec::new();
-        Self { info, first_row: 0, content, bad_rows, counts, odd_rows, cut_rows, without_targets, tokens }
-    }
-
-    /// Tokens of every row at `max_length`, 0 for one that is left out. Counts them.
-    pub(super) fn rows(&mut self, entries: &[RowEntry], max_length: usize) -> Vec<u32> {
-        let limit = u32::try_from(max_length).unwrap_or(u32::MAX);
-        if self.info.kind == FileKind::Txt {
-            let all: u64 = entries.iter().map(|entry| u64::from(entry.num_tokens())).sum();
-            let lengths = (0..all).step_by(max_length).map(|start| {
-                let length = u32::try_from(all - start).map_or(limit, |left| left.min(limit));
-                // The first token is not predicted.
-                if length < 2 { 0 } else { length }
-            });
-            let lengths: Vec<u32> = lengths.collect();
-            self.counts.rows = lengths.len() as u64;
-            self.counts.tokens = lengths.iter().copied().map(u64::from).sum();
-            self.counts.target_tokens = lengths.iter().map(|length| u64::from(length.saturating_sub(1))).sum();
-            self.counts.longest_tokens = lengths.iter().copied().max().map_or(0, u64::from);
-            return lengths;
-        }
-        let mut lengths = Vec::with_capacity(entries.len());
-        for (row, entry) in entries.iter().enumerate() {
-            let (length, counts) = (entry.num_tokens(), &mut self.counts);
-            let is_usable = entry.is_usable(limit);
-            counts.rows += 1;
-            counts.bad += u64::from(entry.is_bad());
-            counts.truncated += u64::from(length > limit);
-            counts.longest_tokens = counts.longest_tokens.max(length.into());
-            if !is_usable && !entry.is_bad() {
-                counts.without_targets += 1;
-                counts.answer_cut += u64::from(entry.has_targets());
-                let reason = if entry.has_targets() {
-                    format!("of {length} tokens, nothing of the answer is in the first {limit} (`data.max_length`)")
-                } else {
-                    "nothing carries loss: there is no answer".to_owned()
-                };
-                self.without_targets.add(row, &reason);
-            }
-            if is_usable {
-                counts.tokens += u64::from(length.min(limit));
-                if length <= limit {
-                    counts.target_tokens += u64::from(entry.num_targets());
-                } else {
-                    self.cut_rows.push(row);
-                }
-            }
-            lengths.push(if is_usable { length.min(limit) } else { 0 });
-        }
-        self.without_targets.place(|rows| rows.iter().map(|row| format!("row {}", row + 1)).collect());
-        lengths
-    }
-
-    /// What the rows turned out to be. Reads those that are cut.
-    pub(super) fn all_counts(&self, max_length: usize, max_id: u32) -> Result<RowCounts, DataError> {
-        let target_tokens = |row: &usize| self.read(*row, max_length, max_id).map(|row| row.num_target_tokens() as u64);
-        let of_cut: u64 = self.cut_rows.par_iter().map(target_tokens).sum::<Result<_, _>>()?;
-        Ok(RowCounts { target_tokens: self.counts.target_tokens + of_cut, ..self.counts })
-    }
-
-    /// An error for each kind of bad rows.
-    pub(super) fn mistakes(&self) -> Vec<DataError> {
-        let path = &self.info.path;
-        let error = |place: String, reason: String| DataError::Row { path: path.clone(), place, reason };
-        let mut errors: Vec<DataError> =
-            self.bad_rows.messages().map(|message| error(message.place(), message.to_string())).collect();
-        let unnamed = self.bad_rows.num_unnamed();
-        if unnamed > 0 {
-            let reason = format!("{unnamed} more rows cannot be used, for other reasons");
-            errors.push(DataError::File { path: path.clone(), reason });
-        }
-        errors
-    }
-
-    /// What is to be said of rows that are left out, cut or odd.
-    pub(super) fn warnings(&self, max_length: usize) -> Vec<String> {
-        let (path, rows) = (self.info.path.display(), self.info.num_rows);
-        let list = |findings: &RowFindings| -> String {
-            let texts = findings.messages().map(|message| {
-                let text = message.to_string().replace('\n', "\n  ");
-                format!("\n  {}: {text}", message.place())
-            });
-            texts.collect()
-        };
-        let mut warnings = Vec::new();
-        if self.bad_rows.num_rows > 0 {
-            let count = self.bad_rows.num_rows;
-            warnings.push(format!(
-                "{path}: {count} of {rows} rows cannot be used and are skipped:{}",
-                list(&self.bad_rows)
-            ));
-        }
-        if self.without_targets.num_rows > 0 {
-            let (count, list) = (self.without_targets.num_rows, list(&self.without_targets));
-            warnings.push(format!("{path}: {count} of {rows} rows carry no loss and are left out:{list}"));
-        }
-        let RowCounts { truncated, answer_cut, longest_tokens, .. } = self.counts;
-        if truncated > answer_cut {
-            warnings.push(format!(
-                "{path}: {} of {rows} rows are longer than `data.max_length` = {max_length} and lose their end\n  hint: \
-                 the longest has {longest_tokens} tokens",
-                truncated - answer_cut
-            ));
-        }
-        if self.odd_rows.num_rows > 0 {
-            warnings.push(format!(
-                "{path}: {} of {rows} rows are odd:{}",
-                self.odd_rows.num_rows,
-                list(&self.odd_rows)
-            ));
-        }
-        warnings
-    }
-
-    /// The tokens of row `row`, at most `max_length` of them.
-    pub(super) fn read(&self, row: usize, max_length: usize, max_id: u32) -> Result<EncodedRow, DataError> {
-        if self.info.kind != FileKind::Txt {
-            return Ok(self.record(row, max_id)?.cut(max_length));
-        }
-        let mut ids = Vec::with_capacity(max_length);
-        let mut at = row * max_length;
-        while ids.len() < max_length && at / PIECE_TOKENS < self.tokens.num_records() {
-            let piece = self.record(at / PIECE_TOKENS, max_id)?.ids;
-            let rest = piece.get(at % PIECE_TOKENS..).unwrap_or_default();
-            ids.extend(rest.iter().take(max_length - ids.len()));
-            at = (at / PIECE_TOKENS + 1) * PIECE_TOKENS;
-        }
-        Ok(EncodedRow::window(ids))
-    }
-
-    /// A record of the tokens. They were checked when they were written: one that is damaged by now is the disk's.
-    fn record(&self, index: usize, max_id: u32) -> Result<EncodedRow, DataError> {
-        self.tokens.read(index, max_id).ok_or_else(|| {
-            // The next start makes them anew.
-            let path = self.tokens.file().map(|(_, path)| path);
-            if let Some(path) = path {
-                drop(std::fs::remove_file(path));
-            }
-            let reason = format!("the tokens of row {} are damaged on the disk\n  hint: start again", index + 1);
-            DataError::Tokens { path: path.unwrap_or(&self.info.path).into(), reason }
-        })
     }
 }
 

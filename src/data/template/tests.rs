@@ -1,0 +1,194 @@
+use regex::Regex;
+use serde_json::json;
+
+use super::*;
+use crate::data::fixture::{CHATML, tokenizer};
+
+fn template(source: &str) -> ChatTemplate {
+    ChatTemplate::new(source, "the test", &tokenizer()).unwrap()
+}
+
+fn conversation(turns: &[(&str, &str)]) -> Vec<Value> {
+    turns.iter().map(|(role, content)| json!({"role": role, "content": content})).collect()
+}
+
+fn answers(source: &str, turns: &[(&str, &str)]) -> Result<Vec<String>, TemplateError> {
+    let rendered = template(source).render_with_answers(&conversation(turns), None)?;
+    Ok(rendered.answers.iter().map(|range| rendered.text[range.clone()].to_owned()).collect())
+}
+
+/// What Llama 3's template does, written anew: BOS by the template, a date, stripped content, a system turn that
+/// is always there, tools of an optional variable.
+const LLAMA_LIKE: &str = "{{- bos_token }}\n\
+    {%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}\n\
+    {%- if messages[0]['role'] == 'system' %}\n\
+        {%- set system = messages[0]['content']|trim %}{%- set messages = messages[1:] %}\n\
+    {%- else %}{%- set system = '' %}{%- endif %}\n\
+    {{- '<system>Today: ' + date_string + '\\n' + system + '<end>' }}\n\
+    {%- if tools is not none %}{{- tools | tojson(indent=4) }}{%- endif %}\n\
+    {%- for message in messages %}\n\
+        {{- '<' + message['role'] + '>\\n\\n' + message['content'] | trim + '<end>' }}\n\
+    {%- endfor %}\n\
+    {%- if add_generation_prompt %}{{- '<assistant>\\n\\n' }}{%- endif %}\n";
+
+#[test]
+fn answers_are_the_assistants_text_with_the_end_of_the_turn() {
+    let turns = [("user", "hi"), ("assistant", "yes?"), ("user", "bye"), ("assistant", "see you")];
+    assert_eq!(answers(CHATML, &turns).unwrap(), ["yes?<|im_end|>", "see you<|im_end|>"]);
+    assert_eq!(answers(CHATML, &turns[..3]).unwrap(), ["yes?<|im_end|>"]);
+    assert!(answers(CHATML, &turns[..1]).unwrap().is_empty());
+}
+
+#[test]
+fn default_system_messages_dates_and_stripped_content_are_no_obstacle() {
+    let turns =
+        [("system", " be kind\n"), ("user", " hi "), ("assistant", "\n yes? \n"), ("user", "?"), ("assistant", "!")];
+    assert_eq!(answers(LLAMA_LIKE, &turns).unwrap(), ["yes?<end>", "!<end>"]);
+    assert_eq!(answers(LLAMA_LIKE, &turns[1..]).unwrap(), ["yes?<end>", "!<end>"]);
+    let text = template(LLAMA_LIKE).render(&conversation(&turns[..2]), None, true).unwrap();
+    let (start, rest) = text.split_once("Today: ").unwrap();
+    let (date, rest) = rest.split_once('\n').unwrap();
+    assert_eq!((start, rest), ("<s><system>", "be kind<end><user>\n\nhi<end><assistant>\n\n"));
+    assert!(Regex::new(r"^\d\d [A-Z][a-z]{2} 20\d\d$").unwrap().is_match(date), "{date}");
+}
+
+#[test]
+fn tools_reach_the_template() {
+    let tools = json!([{"name": "f<é>"}]);
+    let text = template(LLAMA_LIKE).render(&conversation(&[("user", "hi")]), Some(&tools), false).unwrap();
+    assert!(text.contains("[\n    {\n        \"name\": \"f<é>\"\n    }\n]<user>"), "{text}");
+}
+
+#[test]
+fn a_template_that_writes_the_start_differently_later_is_refused() {
+    let last_only = "{% for m in messages %}{{ m.role }}:{{ '<think>' if loop.last }}{{ m.content }};{% endfor %}";
+    let error =
+        answers(last_only, &[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]).unwrap_err();
+    let message = error.to_string();
+    assert!(matches!(error, TemplateError::NotAPrefix { last: 1, .. }), "{message}");
+    assert!(message.contains("…\"<think>b;\" against …\"b;user:c;assistant:<think>d;\""), "{message}");
+    assert!(message.contains("train_on_inputs = true"), "{message}");
+}
+
+#[test]
+fn what_a_template_drops_is_an_error_that_says_what_and_why() {
+    // A system prompt is written before the last message alone, tools and their calls never.
+    let source = "{% for m in messages %}{% if m.role == 'system' %}{% if loop.length == 1 %}{{ m.content }}{% endif %}\
+                  {% elif m.role in ['user', 'assistant'] %}<{{ m.role }}>{{ m.content | trim }}<end>{% endif %}\
+                  {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let template = template(source);
+    let error = |messages: &[Value], tools: Option<&Value>| {
+        template.render_with_answers(messages, tools).unwrap_err().to_string()
+    };
+    let turns = conversation(&[("system", "a"), ("user", "banana"), ("assistant", " b\n")]);
+    for _ in 0..2 {
+        // Twice, and though its text stands elsewhere too.
+        assert_eq!(
+            error(&turns, None),
+            "message 0: its role `system` leaves no trace in the text that the chat template of the test writes: it \
+             is written as `user`, or not at all"
+                .replace("message 0: its role `system` leaves", "message 0 (system): \"a\" of its `content` leaves")
+                .replace(": it is written as `user`, or not at all", "")
+        );
+    }
+    assert!(template.render_with_answers(&turns[1..], None).is_ok());
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let message = error(&turns[1..], Some(&tools));
+    assert!(message.starts_with("tool `f` leaves no trace") && message.ends_with("template has no tools"), "{message}");
+    let call = json!([{"type": "function", "function": {"name": "f", "arguments": {}}}]);
+    let call = json!({"role": "assistant", "content": "", "tool_calls": call});
+    let message = error(&[turns[1].clone(), call], None);
+    assert!(message.contains("message 1: the call of `f` leaves no trace"), "{message}");
+    let message = error(&[turns[1].clone(), json!({"role": "tool", "content": "x"})], None);
+    assert!(message.contains("leaves no trace"), "{message}");
+}
+
+#[test]
+fn a_part_of_a_text_that_is_dropped_is_named() {
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content.split('</think>')[-1] }};{% endfor %}\
+                  {% if add_generation_prompt %}assistant:{% endif %}";
+    let turns = [("user", "a thought"), ("assistant", "<think>a thought</think>yes")];
+    let message = answers(source, &turns).unwrap_err().to_string();
+    assert!(message.contains("message 1 (assistant): \"<think>a thought</think>yes\" of its `content`"), "{message}");
+    let escaped = "{% for m in messages %}{{ m.role }}:{{ m.content | tojson }};{% endfor %}\
+                   {% if add_generation_prompt %}assistant:{% endif %}";
+    assert_eq!(answers(escaped, &[("user", "a\nb"), ("assistant", "\"c\"\nd")]).unwrap(), ["\"\\\"c\\\"\\nd\";"]);
+}
+
+#[test]
+fn what_a_generation_prompt_supplies_and_what_follows_the_turn_carry_no_loss() {
+    // As Qwen3: an empty thought in the last answer only, which a prompt without thinking has too.
+    let source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
+                  {% if m.role == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}\
+                  {{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}\
+                  {{ '<|im_start|>assistant\n' }}{% if enable_thinking is defined and not enable_thinking %}\
+                  {{ '<think></think>' }}{% endif %}{% endif %}";
+    let tokenizer = crate::data::fixture::chat_tokenizer();
+    let template = ChatTemplate::new(source, "the test", &tokenizer).unwrap();
+    let answers = |turns: &[(&str, &str)]| {
+        let rendered = template.render_with_answers(&conversation(turns), None).unwrap();
+        let answers: Vec<String> =
+            rendered.answers.iter().map(|range| rendered.text[range.clone()].to_owned()).collect();
+        (answers, rendered.empty_answer)
+    };
+    let turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
+    assert_eq!(answers(&turns).0, ["b<|im_end|>", "d<|im_end|>"]);
+    let mut silent = conversation(&[("user", "a"), ("assistant", " ")]);
+    silent[1]["mood"] = json!("sad");
+    assert_eq!(template.render_with_answers(&silent, None).unwrap().empty_answer, Some(1));
+    let turns = [("user", "a"), ("assistant", " "), ("user", "c"), ("assistant", "<think>x</think>d")];
+    assert_eq!(
+        answers(&turns),
+        (vec!["<think></think><think>x</think>d<|im_end|>".replace("<think></think>", "")], Some(1))
+    );
+}
+
+#[test]
+fn answers_of_weight_0_carry_no_loss() {
+    let mut turns = conversation(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
+    turns[1]["weight"] = json!(0);
+    let tokenizer = crate::data::fixture::chat_tokenizer();
+    let rendered =
+        ChatTemplate::new(CHATML, "the test", &tokenizer).unwrap().render_with_answers(&turns, None).unwrap();
+    assert_eq!(rendered.answers.iter().map(|range| &rendered.text[range.clone()]).collect::<Vec<_>>(), ["d<|im_end|>"]);
+}
+
+#[test]
+fn what_a_template_raises_is_what_the_user_reads() {
+    let source =
+        "{% for m in messages %}\n{% if m.role == 'tool' %}\n{{ raise_exception('no tools') }}{% endif %}{% endfor %}";
+    let error = answers(source, &[("tool", "a")]).unwrap_err().to_string();
+    assert_eq!(error, "the chat template of the test failed: invalid operation: no tools (in chat_template:3)");
+    let error = ChatTemplate::new("{% if %}", "f.jinja", &tokenizer()).unwrap_err().to_string();
+    assert!(error.starts_with("chat template of f.jinja: syntax error") && error.contains(":1)"), "{error}");
+}
+
+#[test]
+fn a_template_can_be_the_models_a_files_or_none() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("t.jinja");
+    std::fs::write(&file, "{{ eos_token }}").unwrap();
+    let tokenizer = tokenizer();
+    let opened = ChatTemplate::open(file.to_str().unwrap(), &tokenizer).unwrap().unwrap();
+    assert_eq!(opened.render(&[], None, false).unwrap(), "</s>");
+    assert!(ChatTemplate::open("none", &tokenizer).unwrap().is_none());
+    assert!(ChatTemplate::open("auto", &tokenizer).unwrap().is_none());
+    let chat = crate::data::fixture::chat_tokenizer();
+    assert_eq!(ChatTemplate::open("auto", &chat).unwrap().unwrap().origin(), "the model");
+    let error = ChatTemplate::open("/no/such.jinja", &tokenizer).unwrap_err().to_string();
+    assert!(error.starts_with("`data.chat_template` = \"/no/such.jinja\": No such file"), "{error}");
+}
+
+#[test]
+fn a_conversation_of_more_text_than_there_may_be_is_a_bad_row_whatever_the_template_does() {
+    let long = "x".repeat(20 << 20);
+    let turns = [("user", long.as_str()), ("assistant", &long), ("user", &long), ("assistant", &long)];
+    let template = template("{{ messages|length }}");
+    assert!(template.render(&conversation(&turns[..3]), None, false).is_ok());
+    for error in [
+        template.render(&conversation(&turns), None, false).unwrap_err(),
+        template.render_with_answers(&conversation(&turns), None).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("the conversation has 83886"), "{error}");
+    }
+}
