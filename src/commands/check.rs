@@ -8,6 +8,7 @@ mod model;
 mod output;
 
 use std::io::{self, Write};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use crate::device;
@@ -27,7 +28,7 @@ pub struct CheckArgs {
 
     /// Rows of each file to look at [default: all]
     #[arg(long, value_name = "N")]
-    pub rows: Option<usize>,
+    pub rows: Option<NonZeroUsize>,
 }
 
 /// Checks a recipe and all that it names.
@@ -38,14 +39,14 @@ pub struct CheckArgs {
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     let (recipe, mut problems) = args.recipe.examine(Purpose::Training);
     let Some(recipe) = recipe else { return Err(Failure::Input(problems)) };
-    let places = recipe.places.clone();
+    let (places, max_rows) = (recipe.places.clone(), args.rows.map(NonZeroUsize::get));
     if problems.0.is_empty() {
-        let findings = examine(&recipe, args.rows);
+        let findings = examine(&recipe, max_rows);
         print(&findings).map_err(Failure::running)?;
         problems = findings.problems;
     } else {
         // What a mistake in the recipe says about steps or rows is not to be believed, but a file is there or it is not.
-        let others = examine(&without_gaps(recipe), args.rows).problems.0;
+        let others = examine(&without_gaps(recipe), max_rows).problems.0;
         // Rows and steps are refused for some of the same mistakes, without their place.
         let is_known = |other: &Problem| problems.0.iter().any(|problem| is_same(problem, other));
         let others: Vec<Problem> = others.into_iter().filter(|other| !is_known(other)).collect();

@@ -80,6 +80,8 @@ pub struct RowFormat {
     format: DataFormat,
     /// Column of the file by the name that the format expects.
     columns: BTreeMap<String, String>,
+    /// Nobody has said what the columns are: good and bad answers are refused.
+    is_detected: bool,
 }
 
 impl RowFormat {
@@ -93,7 +95,8 @@ impl RowFormat {
             first_row.as_object().map(|row| row.keys().map(String::as_str).collect()).unwrap_or_default();
         let found_text = || found.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let mut columns = columns.clone();
-        if format == DataFormat::Auto && columns.is_empty() {
+        let is_detected = format == DataFormat::Auto && columns.is_empty();
+        if is_detected {
             refuse_preferences(first_row)?;
         }
         if format == DataFormat::Auto && !columns.contains_key("messages") && first_row["messages"].is_null() {
@@ -112,7 +115,16 @@ impl RowFormat {
             DataFormat::Auto => match DETECTION_ORDER.into_iter().find(|format| has(*format)) {
                 Some(format) => format,
                 None if columns.is_empty() => return Self::of_pair(first_row, &found),
-                None => return Err(unknown_columns(first_row, &found)),
+                None => {
+                    let absent = columns.iter().find(|(_, column)| first_row.get(column.as_str()).is_none());
+                    return Err(absent.map_or_else(
+                        || unknown_columns(first_row, &found),
+                        |(name, column)| {
+                            let found = found_text();
+                            format!("`columns` says that `{name}` is column `{column}`; the row has {found}")
+                        },
+                    ));
+                }
             },
             given => given,
         };
@@ -130,7 +142,7 @@ impl RowFormat {
                 return Err(format!("`columns` says that `{name}` is column `{column}`; the row has {found}"));
             }
         }
-        let format = Self { format: resolved, columns };
+        let format = Self { format: resolved, columns, is_detected };
         for name in required {
             format.column(first_row, name)?;
         }
@@ -149,13 +161,13 @@ impl RowFormat {
         if let Some([name, column]) = extra.filter(|[_, column]| row.get(column).is_some()) {
             columns.insert(name.into(), column.into());
         }
-        Ok(Self { format: *format, columns })
+        Ok(Self { format: *format, columns, is_detected: true })
     }
 
     /// Rows that are text, as the windows of a .txt file are.
     #[must_use]
     pub fn text() -> Self {
-        Self { format: DataFormat::Text, columns: BTreeMap::new() }
+        Self { format: DataFormat::Text, columns: BTreeMap::new(), is_detected: false }
     }
 
     /// The format that was found.
@@ -205,6 +217,9 @@ impl RowFormat {
             messages.push(json!({"role": "assistant", "content": answer}));
             Sample::Chat { messages, tools: None }
         };
+        if self.is_detected {
+            refuse_preferences(row)?;
+        }
         match self.format {
             DataFormat::Auto => Err("the format is not known yet".into()),
             DataFormat::Messages => {
@@ -253,9 +268,11 @@ impl RowFormat {
     fn chat(&self, mut messages: Vec<Value>, row: &Value) -> Result<Sample, String> {
         chat::number_calls(&mut messages);
         let mut name = self.name_of("tools");
-        if row.get(name).is_none() {
-            // OpenAI's older name.
-            name = "functions";
+        // OpenAI's older name.
+        match [name, "functions"].map(|name| row.get(name).is_some_and(|tools| !tools.is_null())) {
+            [true, true] => return Err(format!("has `{name}` and `functions`, which are one thing")),
+            [false, true] => name = "functions",
+            _ => {}
         }
         let tools = chat::tools(row.get(name)).map_err(|reason| format!("`{name}` {reason}"))?;
         Ok(Sample::Chat { messages, tools })
@@ -268,8 +285,11 @@ impl RowFormat {
     fn column<'a>(&self, row: &'a Value, name: &str) -> Result<&'a Value, String> {
         let column = self.name_of(name);
         row.get(column).ok_or_else(|| {
-            let found: Vec<String> =
+            let mut found: Vec<String> =
                 row.as_object().into_iter().flat_map(Map::keys).map(|name| format!("`{name}`")).collect();
+            if found.is_empty() {
+                found.push("no columns".into());
+            }
             format!(
                 "format `{}` needs a column `{column}`; the row has {}\n  hint: `columns = {{ {name} = \"...\" }}` \
                  names another column, `format` another format",
@@ -309,9 +329,14 @@ fn refuse_preferences(row: &Value) -> Result<(), String> {
     } else {
         return Ok(());
     };
+    let columns = match &row["chosen"] {
+        Value::Array(_) => "messages = \"chosen\"",
+        Value::String(_) => "completion = \"chosen\"",
+        _ => "messages = \"messages\"",
+    };
     Err(format!(
         "this is preference data ({what}), for DPO or KTO, which this trainer does not have\n  hint: to train on the good \
-         answers alone, keep only those rows and name the columns, such as `columns = {{ messages = \"chosen\" }}`"
+         answers alone, keep only those rows and name the columns, such as `columns = {{ {columns} }}`"
     ))
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
@@ -225,8 +225,10 @@ impl DataPipeline {
     /// What is odd about the files but no error.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        let train: HashSet<&Path> = self.shared.train.infos().map(|file| file.path.as_path()).collect();
-        let both = self.shared.eval.infos().filter(|file| train.contains(file.path.as_path()));
+        // However the path is written.
+        let file = |file: &FileInfo| file.path.canonicalize().unwrap_or_else(|_| file.path.clone());
+        let train: HashSet<PathBuf> = self.shared.train.infos().map(file).collect();
+        let both = self.shared.eval.infos().filter(|info| train.contains(&file(info)));
         let text = |file: &FileInfo| {
             format!(
                 "{} is in [[data.train]] and in [[data.eval]]: the evaluation loss will be that of seen rows\n  hint: \
@@ -236,6 +238,9 @@ impl DataPipeline {
         };
         let mut warnings = self.shared.warnings.clone();
         warnings.extend(both.map(text));
+        if !self.shared.config.eval.is_empty() && self.shared.eval_rows.is_empty() {
+            warnings.push("no token of the evaluation rows carries loss: there is no evaluation".to_owned());
+        }
         warnings
     }
 

@@ -439,7 +439,10 @@ enum Prompt {
 /// An assistant's message that says nothing and calls nothing.
 fn is_empty(message: &Value) -> bool {
     message["tool_calls"].is_null()
-        && trace::TEXT_KEYS.iter().all(|key| trace::text_of(&message[*key]).trim().is_empty())
+        && trace::TEXT_KEYS.iter().all(|key| {
+            let text = trace::text_of(&message[*key]);
+            trace::without_empty_thought(&text).trim().is_empty()
+        })
 }
 
 /// Bytes of whole characters that two texts start with alike.

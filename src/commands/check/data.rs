@@ -24,9 +24,15 @@ pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Opt
         max_rows,
         ..OpenOptions::default()
     };
-    match DataPipeline::open(&recipe.data, Arc::clone(tokenizer), recipe.seed, &options) {
+    let mut config = recipe.data.clone();
+    if let Some(rows) = max_rows {
+        // A part of the rows is not split.
+        config.eval_split = None;
+        findings.fact("looked at", format!("the first {rows} rows of each file"));
+    }
+    match DataPipeline::open(&config, Arc::clone(tokenizer), recipe.seed, &options) {
         Ok(data) => {
-            examine_files(recipe, &data, findings);
+            examine_files(&config, &data, findings);
             examine_rows(&data, findings);
             if max_rows.is_none() {
                 examine_steps(recipe, &data, findings);
@@ -66,7 +72,7 @@ pub(super) fn examine_paths(data: &DataConfig, findings: &mut Findings) {
     examine("eval", &data.eval);
 }
 
-fn examine_files(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) {
+fn examine_files(config: &DataConfig, data: &DataPipeline, findings: &mut Findings) {
     for file in data.files() {
         let subject = if file.is_eval { "evaluation data" } else { "training data" };
         let rows = with_commas(file.num_rows);
@@ -76,7 +82,7 @@ fn examine_files(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) 
             findings.warn(format!("{}: columns not read: {}", file.path.display(), file.unused_columns.join(", ")));
         }
     }
-    if recipe.data.eval_split.is_some() {
+    if config.eval_split.is_some() {
         let (held_out, left) = (with_commas(data.num_eval_rows()), with_commas(data.num_train_rows()));
         findings.fact("evaluation data", format!("{held_out} rows held out, {left} rows left to train on"));
     }
@@ -100,9 +106,6 @@ fn examine_rows(data: &DataPipeline, findings: &mut Findings) {
         fact.push_str(&format!("; {} rows left out", HumanCount(bad + without_targets)));
     }
     findings.fact("rows", fact);
-    if data.files().iter().any(|file| file.is_eval) && data.num_eval_rows() == 0 {
-        findings.warn("no token of the evaluation rows carries loss".to_owned());
-    }
 }
 
 fn examine_steps(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) {

@@ -50,7 +50,9 @@ fn why_left_out(row: &EncodedRow) -> Option<&str> {
     match &row.problem {
         Some(problem) => Some(problem),
         None if row.is_answer_cut() => Some("nothing of the answer is left at `data.max_length`"),
-        None if row.num_target_tokens() == 0 => Some("nothing carries loss: there is no answer"),
+        None if row.num_target_tokens() == 0 => {
+            Some("nothing carries loss: there is no answer, an empty one, or one of weight 0")
+        }
         None => None,
     }
 }

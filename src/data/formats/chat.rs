@@ -29,7 +29,7 @@ const ROLES: [(&str, &str); 16] = [
 ];
 
 /// Keys of a message that are read, or say only who it is.
-pub(super) const KEYS: [&str; 14] = [
+pub(super) const KEYS: [&str; 12] = [
     "role",
     "content",
     "tool_calls",
@@ -40,8 +40,6 @@ pub(super) const KEYS: [&str; 14] = [
     "reasoning_content",
     "reasoning",
     "thinking",
-    "refusal",
-    "audio",
     "id",
     "type",
 ];
@@ -73,9 +71,14 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
     let mut out: Map<String, Value> =
         object.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())).collect();
     out.insert("role".into(), role(name, template)?.into());
+    super::refuse_media(message)?;
+    if out.contains_key("refusal") {
+        return Err("has a `refusal`, which this trainer does not read; put it into `content`".into());
+    }
     // OpenAI's older way to call one function.
     let calls = match (out.remove("tool_calls"), out.remove("function_call")) {
-        (Some(calls), _) => Some(calls),
+        (Some(_), Some(_)) => return Err("has `tool_calls` and `function_call`, which are one thing".into()),
+        (Some(calls), None) => Some(calls),
         (None, call) => call.map(|call| json!([call])),
     };
     if let Some(calls) = calls.filter(|calls| calls.as_array().is_none_or(|calls| !calls.is_empty())) {
@@ -90,8 +93,13 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
         }
     }
     // Names of one thing, as transformers gives them to templates.
-    let thought =
-        ["reasoning_content", "thinking", "reasoning"].map(|key| out.remove(key)).into_iter().flatten().next();
+    let mut thoughts = ["reasoning_content", "thinking", "reasoning"].map(|key| out.remove(key)).into_iter().flatten();
+    let thought = thoughts.next();
+    if thoughts.any(|other| Some(&other) != thought.as_ref()) {
+        return Err(
+            "has different texts in `reasoning_content`, `thinking` and `reasoning`, which are one thing".into()
+        );
+    }
     if let Some(thought) = thought {
         out.insert("reasoning_content".into(), thought.clone());
         out.insert("thinking".into(), thought);
@@ -115,7 +123,18 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
 fn content_of_parts(parts: &[Value], template: Option<&ChatTemplate>) -> Result<Value, String> {
     let texts = parts.iter().map(|part| match (part, part["type"].as_str(), part["text"].as_str()) {
         (Value::String(text), ..) => Ok(text.as_str()),
-        (_, Some("text" | "input_text" | "output_text"), Some(text)) => Ok(text),
+        (Value::Object(keys), Some("text" | "input_text" | "output_text"), Some(text)) => {
+            let is_media = |key: &str| ["image", "audio", "video"].iter().any(|kind| key.starts_with(kind));
+            match keys.iter().find(|(key, value)| !value.is_null() && is_media(key)) {
+                Some((key, _)) => {
+                    Err(format!("a part of its `content` has `{key}`; this trainer learns from text only"))
+                }
+                None => Ok(text),
+            }
+        }
+        (_, Some("text" | "input_text" | "output_text"), None) => {
+            Err("a part of its `content` has no `text`".to_owned())
+        }
         (_, Some(kind), _) => {
             Err(format!("a part of its `content` is of type {kind:?}; this trainer learns from text only"))
         }
@@ -138,6 +157,13 @@ pub(super) fn turn(turn: &Value, template: Option<&ChatTemplate>) -> Result<Valu
         let hint = if turn["role"].is_null() { "" } else { "\n  hint: `role` and `content` are format \"messages\"" };
         return Err(format!("needs text in `from` and `value`; it has {}{hint}", keys.join(", ")));
     };
+    // The rest is as in `messages`.
+    let mut message: Map<String, Value> =
+        object.iter().filter(|(key, _)| !["from", "value"].contains(&key.as_str())).map(owned).collect();
+    if ["role", "content"].iter().any(|key| message.get(*key).is_some_and(|value| !value.is_null())) {
+        return Err("has `from` and `value`, and `role` or `content` too, which are one thing".into());
+    }
+    message.insert("role".into(), from.into());
     if from == "function_call" {
         let parsed: Option<Value> = match value {
             Value::String(text) => serde_json::from_str(text).ok(),
@@ -151,16 +177,13 @@ pub(super) fn turn(turn: &Value, template: Option<&ChatTemplate>) -> Result<Valu
                 return Err(reason.into());
             }
         };
-        return Ok(json!({"role": "assistant", "content": "", "tool_calls": tool_calls(&calls)?}));
-    }
-    let Some(text) = value.as_str() else {
+        message.insert("tool_calls".into(), calls);
+    } else if value.is_string() || value.is_array() {
+        message.insert("content".into(), value.clone());
+    } else {
         return Err(format!("needs text in `value`, not {}", kind_of(value)));
-    };
-    let mut message = json!({"role": role(from, template)?, "content": text});
-    if turn["weight"].as_f64() == Some(0.0) {
-        message["weight"] = json!(0);
     }
-    Ok(message)
+    self::message(&Value::Object(message), template)
 }
 
 /// Calls with `type`, `function.name`, `function.arguments` as an object, and whatever else they have.

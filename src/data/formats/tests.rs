@@ -69,7 +69,7 @@ fn preference_data_is_called_so() {
         json!({"messages": [{"role": "user", "content": "a"}], "label": false}),
     ] {
         let error = read(&row, true).unwrap_err();
-        assert!(error.starts_with("this is preference data") && error.contains("messages = \"chosen\""), "{error}");
+        assert!(error.starts_with("this is preference data") && error.contains("`columns = { "), "{error}");
     }
     let row = json!({"chosen": [{"role": "user", "content": "a"}], "rejected": []});
     let format = detect(DataFormat::Auto, &[("messages", "chosen")], &row).unwrap();
@@ -150,6 +150,8 @@ fn calls_of_tools_have_one_form() {
         let Sample::Chat { messages, tools } = read(&row, true).unwrap() else { panic!("a conversation") };
         assert_eq!((messages.as_slice(), tools), (expected.as_slice(), Some(json!([framed]))), "{row}");
     }
+    let both = json!({"role": "assistant", "tool_calls": [call], "function_call": call});
+    assert!(read(&openai(both), true).unwrap_err().contains("`tool_calls` and `function_call`, which are one thing"));
     for (call, what) in [
         (json!({"name": "f", "arguments": "{x: 1}"}), "the `arguments` of the call of `f` are not a JSON object"),
         (json!({"arguments": {}}), "a tool call has no `name`"),
@@ -198,6 +200,10 @@ fn keys_that_are_null_do_not_reach_the_template() {
     let row = json!({"messages": [{"role": "user", "content": "a", "tool_calls": null, "name": null}], "tools": null});
     assert_eq!(read(&row, true).unwrap(), chat(&[("user", "a")]));
     let row = json!({"messages": [{"role": "assistant", "content": "a", "reasoning": "r", "weight": 1, "x": 1}]});
+    let two = json!({"messages": [{"role": "assistant", "content": "a", "reasoning": "r", "thinking": "t"}]});
+    assert!(read(&two, true).unwrap_err().contains("has different texts in `reasoning_content`"));
+    let turn = json!({"from": "gpt", "value": "a", "reasoning": "r", "weight": 0.5});
+    assert!(read(&json!({"conversations": [turn]}), true).unwrap_err().contains("`weight` must be 0 or 1"));
     let Sample::Chat { messages, .. } = read(&row, true).unwrap() else { panic!("a conversation") };
     assert_eq!((&messages[0]["reasoning_content"], &messages[0]["thinking"]), (&json!("r"), &json!("r")));
     let mut unused = BTreeSet::new();

@@ -83,7 +83,7 @@ impl DataFile {
                 let reason = if entry.has_targets() {
                     format!("of {length} tokens, nothing of the answer is in the first {limit} (`data.max_length`)")
                 } else {
-                    "nothing carries loss: there is no answer".to_owned()
+                    "nothing carries loss: there is no answer, an empty one, or one of weight 0".to_owned()
                 };
                 self.without_targets.add(row, &reason);
             }

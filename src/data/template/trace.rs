@@ -236,7 +236,7 @@ fn marks(text: &str) -> [String; 3] {
 }
 
 /// The text without a thought that says nothing, which templates may write and leave out as they like.
-fn without_empty_thought(text: &str) -> Cow<'_, str> {
+pub(super) fn without_empty_thought(text: &str) -> Cow<'_, str> {
     let thought = text.split_once("<think>").and_then(|(before, rest)| Some((before, rest.split_once("</think>")?)));
     match thought {
         Some((before, (thought, after))) if thought.trim().is_empty() => format!("{before}\n{after}").into(),
