@@ -68,7 +68,7 @@ impl RowFindings {
 
     /// Rows of further kinds, of which nothing is said.
     pub(super) fn num_unnamed(&self) -> u64 {
-        self.num_rows - self.kinds.iter().map(|kind| kind.num_rows).sum::<u64>()
+        self.kinds.iter().fold(self.num_rows, |rest, kind| rest.saturating_sub(kind.num_rows))
     }
 }
 

@@ -259,7 +259,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "columns renamed to what is not there",
         Set(&["data.train.0.columns={ prompt = \"question\" }"]),
-        &["rows.jsonl:line 1: the columns", "`columns = {"],
+        &["rows.jsonl:line 1: `columns` says that `prompt` is column `question`; the row has `prompt`"],
     ),
     (
         "a number for text",
