@@ -35,11 +35,12 @@ fn a_conversation_has_the_ids_of_apply_chat_template_and_loss_on_the_answers() {
         1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2,
         198, 1, 4093, 198, 1780, 314, 216, 33, 34, 27, 35, 32, 47, 2, 198, 1, 520, 9531, 198,
     ];
-    // ` It is 42. \n`, the end of the turn, and the line end that the template writes behind it.
-    let answer = [657, 314, 216, 36, 34, 30, 3717, 2, 198];
-    let second = [1, 4093, 198, 31180, 605, 28, 681, 42623, 1632, 264, 40303, 218, 2, 198, 1, 520, 9531, 198];
-    let second_answer = [5868, 412, 6522, 17, 2, 198];
-    let parts: [(&[u32], bool); 4] = [(&prompt, false), (&answer, true), (&second, false), (&second_answer, true)];
+    // ` It is 42. \n` and the end of the turn; the line end that the template writes behind it is never generated.
+    let answer = [657, 314, 216, 36, 34, 30, 3717, 2];
+    let second = [198, 1, 4093, 198, 31180, 605, 28, 681, 42623, 1632, 264, 40303, 218, 2, 198, 1, 520, 9531, 198];
+    let second_answer = [5868, 412, 6522, 17, 2];
+    let parts: [(&[u32], bool); 5] =
+        [(&prompt, false), (&answer, true), (&second, false), (&second_answer, true), (&[198], false)];
     let expected: Vec<(u32, bool)> =
         parts.iter().flat_map(|(ids, loss)| ids.iter().map(move |id| (*id, *loss))).collect();
     let found: Vec<(u32, bool)> = row.ids.iter().copied().zip(row.carries_loss.iter().copied()).collect();
