@@ -33,6 +33,7 @@ from rows_reference import TEMPLATES, Reference, fetch
 
 SHOWN = 5  # differences of an explained cause that are printed
 EXPLAINED = {
+    "a row is refused aloud": "the template moves text between turns (Mistral's tools), so an answer's start is not found",
     "no loss on an answer without text": "transformers marks its white space and the token that ends it",
     "no loss behind the end": "the answer's own text ends with the token that ends a turn; what follows is never generated",
     "no loss on the first token": "nothing precedes it",
@@ -95,7 +96,8 @@ def compared(ours: dict | None, expected, pattern: str | None, row: dict) -> tup
         return "refused", []
     has_loss = any(expected.mask)
     if skipped is not None and (has_loss or not re.search("loss|empty|answer", skipped)):
-        return "unexpected", [difference("a row is refused", start, found=skipped)]
+        cause = "a row is refused aloud" if "cannot be separated" in skipped else "a row is refused"
+        return "unexpected", [difference(cause, start, found=skipped)]
     if skipped is not None:
         return "without loss", []
     found = []
