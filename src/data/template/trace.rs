@@ -69,7 +69,8 @@ impl ChatTemplate {
                 let content = text_of(&message[key]);
                 // As it is, or without an empty thought.
                 let whole = content.trim();
-                let content = if text.contains(whole) { Cow::from(whole) } else { without_empty_thought(whole) };
+                let content =
+                    if text[cursor..].contains(whole) { Cow::from(whole) } else { without_empty_thought(whole) };
                 let content = content.trim();
                 let found = text[cursor..].find(content).map(|at| cursor + at + content.len());
                 cursor = found.unwrap_or(cursor);
