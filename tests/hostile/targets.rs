@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use lora_train::checkpoint::{self, CheckpointConfig, Checkpoints};
 use lora_train::data::cache::CacheSettings;
 use lora_train::data::config::{DataConfig, DataFormat, DataSource, OnBadRow};
+use lora_train::data::formats::{RowFormat, Sample};
 use lora_train::data::pipeline::{DataPipeline, OpenOptions};
 use lora_train::data::template::ChatTemplate;
 use lora_train::data::tokenizer::Tokenizer;
@@ -203,14 +204,18 @@ pub(crate) fn template(data: &[u8]) {
     if may_grow(source) {
         return;
     }
-    let messages = match serde_json::from_slice::<Vec<Value>>(messages) {
-        Ok(messages) => messages.into_iter().take(8).collect(),
-        Err(_) => vec![
-            serde_json::json!({"role": "user", "content": "x <'\u{e9}\n"}),
-            serde_json::json!({"role": "assistant", "content": "y"}),
-        ],
+    let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap_or_default();
+    let messages = match json(messages) {
+        Value::Array(messages) => messages.into_iter().take(8).collect(),
+        _ => serde_json::json!([
+            {"role": "user", "content": "x <'\u{e9}\n"},
+            {"role": "assistant", "content": "y"},
+        ]),
     };
-    let tools: Option<Value> = serde_json::from_slice(tools).ok();
+    // A template is given what a row's format has read.
+    let row = serde_json::json!({"messages": messages, "tools": json(tools)});
+    let Ok(format) = RowFormat::detect(DataFormat::Messages, &BTreeMap::new(), &row) else { return };
+    let Ok(Sample::Chat { messages, tools }) = format.read(&row, Some(&template)) else { return };
     drop(template.render(&messages, tools.as_ref(), true));
     let Ok(rendered) = template.render_with_answers(&messages, tools.as_ref()) else { return };
     let mut end = 0;
