@@ -13,7 +13,6 @@ use std::time::Duration;
 use burn::tensor::{DType, Device, Tensor};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
-use lora_train::model::config::LlamaConfig;
 use lora_train::ops::adamw::{State, Update, adamw};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
 use lora_train::ops::cross_entropy::{LossChunk, linear_cross_entropy};
@@ -23,6 +22,7 @@ use lora_train::ops::norm::{rms_norm, rms_norm_backward};
 use lora_train::ops::rotary::rotate;
 use lora_train::ops::swiglu::{swiglu, swiglu_backward};
 use lora_train::ops::{host, linear};
+use lora_train::spec::{Linear, ModelConfig};
 
 /// Tokens of a micro-batch.
 const TOKENS: usize = 1024;
@@ -73,7 +73,7 @@ impl Version {
     fn weight(self, shape: [usize; 2], seed: u32) -> Weight {
         let values = filled(shape, seed, &self.device());
         match self {
-            Self::KernelBf16 => Weight { values: values.cast(DType::BF16), rounds: true },
+            Self::KernelBf16 => Weight { rounds: true, ..Weight::new(values.cast(DType::BF16)) },
             _ => Weight::new(values),
         }
     }
@@ -96,7 +96,7 @@ impl Bench<'_> {
 
 fn kernels(criterion: &mut Criterion) {
     for (model, config, rank) in MODELS {
-        let config = LlamaConfig::from_json(config).unwrap_or_else(|error| panic!("{error}"));
+        let config = ModelConfig::from_json(config).unwrap_or_else(|error| panic!("{error}"));
         for version in Version::ALL {
             let mut bench = Bench { criterion, model, version };
             linear_layers(&mut bench, &config, rank);
@@ -109,13 +109,10 @@ fn kernels(criterion: &mut Criterion) {
     }
 }
 
-fn linear_layers(bench: &mut Bench<'_>, config: &LlamaConfig, rank: usize) {
+fn linear_layers(bench: &mut Bench<'_>, config: &ModelConfig, rank: usize) {
     let device = bench.version.device();
-    for (role, [out_features, in_features]) in config.block_linears() {
-        let role = role.rsplit('.').next().unwrap_or(role);
-        if !["q_proj", "k_proj", "gate_proj", "down_proj"].contains(&role) {
-            continue;
-        }
+    for layer in [Linear::Query, Linear::Key, Linear::Gate, Linear::Down] {
+        let (role, [out_features, in_features]) = (layer.short_name(), config.linear(layer));
         let (x, dy) = (filled([TOKENS, in_features], 1, &device), filled([TOKENS, out_features], 2, &device));
         let weight = bench.version.weight([out_features, in_features], 3);
         let (a, b) = (filled([rank, in_features], 4, &device), filled([out_features, rank], 5, &device));
@@ -128,22 +125,22 @@ fn linear_layers(bench: &mut Bench<'_>, config: &LlamaConfig, rank: usize) {
     }
 }
 
-fn head(bench: &mut Bench<'_>, config: &LlamaConfig) {
+fn head(bench: &mut Bench<'_>, config: &ModelConfig) {
     let hidden = filled([TARGETS, config.hidden_size], 6, &bench.version.device());
     let weight = bench.version.weight([config.vocab_size, config.hidden_size], 7);
     let targets: Vec<u32> = (0..TARGETS as u32).collect();
     bench.run("linear_cross_entropy", || linear_cross_entropy(&hidden, &weight, &targets, 1.0, LossChunk::Auto));
 }
 
-fn layout(config: &LlamaConfig, rows: usize, length: usize, device: &Device) -> Layout {
+fn layout(config: &ModelConfig, rows: usize, length: usize, device: &Device) -> Layout {
     let documents = (0..rows).map(|row| (row * length, length)).collect();
     let positions = (0..rows).flat_map(|_| 0..length as u32).collect();
     Layout::new(rows, documents, positions, config.rotary_table(length), device, DType::F32)
 }
 
-fn attention_layers(bench: &mut Bench<'_>, config: &LlamaConfig) {
+fn attention_layers(bench: &mut Bench<'_>, config: &ModelConfig) {
     let device = bench.version.device();
-    let heads: Heads = config.heads();
+    let heads: Heads = config.heads(0);
     let (q_width, kv_width) = (heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim);
     for (rows, length) in [(2, 512), (1, 2048)] {
         let tokens = rows * length;
@@ -158,7 +155,7 @@ fn attention_layers(bench: &mut Bench<'_>, config: &LlamaConfig) {
     }
 }
 
-fn element_wise(bench: &mut Bench<'_>, config: &LlamaConfig) {
+fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
     let device = bench.version.device();
     let wide = |seed: u32| filled([TOKENS, config.intermediate_size], seed, &device);
     let (gate, up, dh) = (wide(1), wide(2), wide(3));

@@ -2,6 +2,7 @@
 """Golden files: what transformers + PEFT compute in f32 on the CPU, for our tests to compare with.
 
 usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--curve] [--seed N]
+       make_golden.py family FOLDER
        make_golden.py rope OUT_DIR
 
 `model` writes OUT_DIR/golden.json and OUT_DIR/golden.safetensors for one Hugging Face folder:
@@ -12,6 +13,10 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
   curve        20 optimizer steps from B = 0: AdamW, clipping, cosine with warm-up, two unequal micro-batches a step
   tokenizer    texts with their token ids
   chat         conversations as rendered by the chat template, with their token ids
+
+`family` does so for a small model of the shape of FOLDER/config.json, beside it, with the quickstart's tokenizer. Its
+weights are not stored; they follow from the formula, with the tensor's name in it: those of norms around 1 and biases
+around 0 with a bound of 0.3, matrices with 1.7 / sqrt(in_features).
 
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
 
@@ -36,7 +41,9 @@ import json
 import pathlib
 import platform
 import shlex
+import shutil
 import sys
+import tempfile
 
 import numpy as np
 import peft
@@ -46,7 +53,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.numpy import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, get_cosine_schedule_with_warmup
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, get_cosine_schedule_with_warmup
 
 from quickstart_text import World
 
@@ -297,6 +304,23 @@ def make_model(args) -> None:
     write(args.out, document, arrays)
 
 
+def make_family(args) -> None:
+    """The golden files of a small model whose weights follow from the formula."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.out), dtype=torch.float32)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            centre, bound = (float(name.endswith("norm.weight")), 0.3) if tensor.dim() == 1 else (0.0, 1.7 * tensor.shape[1] ** -0.5)
+            tensor.copy_(torch.from_numpy(np.float32(centre) + formula(name, tuple(tensor.shape), bound)))
+    with tempfile.TemporaryDirectory() as folder:
+        args.model = pathlib.Path(folder)
+        model.save_pretrained(folder)
+        shutil.copy(args.out / "config.json", folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(pathlib.Path("quickstart/model") / name, folder)
+        make_model(args)
+
+
 def make_rope(args) -> None:
     """Rotary tables, also at positions beyond 8192. cos and sin: [positions, head_dim / 2]; angles are f32 in transformers."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -333,6 +357,9 @@ def main() -> None:
     model.add_argument("--curve", action="store_true")
     model.add_argument("--seed", type=int, default=21)
     model.set_defaults(make=make_model)
+    family = kinds.add_parser("family", help="the golden files of a small model of a family")
+    family.add_argument("out", type=pathlib.Path)
+    family.set_defaults(make=make_family, r=4, whole_gradients=False, curve=True, seed=31)
     rope = kinds.add_parser("rope", help="rotary tables")
     rope.add_argument("out", type=pathlib.Path)
     rope.set_defaults(make=make_rope)

@@ -9,8 +9,8 @@ use std::time::Instant;
 use crate::data::template::{ChatTemplate, TemplateError};
 use crate::data::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
 use crate::lora::AdapterSet;
-use crate::model::cache::Decoder;
-use crate::model::llama::Llama;
+use crate::model::Model;
+use crate::model::decode::Decoder;
 
 pub use prompt::encode_prompt;
 use sampler::Sampler;
@@ -129,7 +129,7 @@ impl Generated {
 #[derive(Clone, Copy, Debug)]
 pub struct Generator<'a> {
     /// The base model.
-    pub model: &'a Llama,
+    pub model: &'a Model,
     /// Applied unmerged; [`AdapterSet::none`] for the base model's own text.
     pub adapters: &'a AdapterSet,
     /// The model's tokenizer.

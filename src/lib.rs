@@ -1,4 +1,4 @@
-//! lora-train: LoRA fine-tuning of Llama-family language models.
+//! lora-train: LoRA fine-tuning of decoder language models: Llama, Mistral, Qwen.
 //!
 //! The rooms, from the street to the ground floor; a file imports only from lines below its own
 //! (`tests/layers.rs` holds this):
@@ -12,10 +12,11 @@
 //! - [`train`] the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation
 //! - [`generate`] text from a model, token by token
 //! - [`checkpoint`], [`export`] what is written to disk: training state, PEFT adapters, merged models
-//! - [`model`] the Llama architecture, its configuration and its weights
+//! - [`model`] the decoder block forwards and backwards, its weights, decoding
 //! - [`lora`] low-rank adapters
 //! - [`ops`] the operations of a step, each with its forward and backward
 //! - [`data`] rows to token batches, in host memory
+//! - [`spec`] what a model is: shapes, tensors and names, from config.json; a family is a row
 //! - [`diagnosis`] what the figures of a run say about it
 //! - [`metrics`] the figures of a step and where they are written
 //! - [`telemetry`] what the machine does meanwhile
@@ -46,5 +47,6 @@ pub mod recipe;
 pub mod report;
 pub mod run;
 pub mod schema;
+pub mod spec;
 pub mod telemetry;
 pub mod train;

@@ -32,7 +32,7 @@ use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
 use crate::metrics::{SinkOptions, Sinks};
-use crate::model::llama::Llama;
+use crate::model::Model;
 use crate::recipe::{Purpose, Recipe};
 use crate::schema::Places;
 use crate::telemetry::Telemetry;
@@ -172,7 +172,7 @@ fn read_inputs(
     source: &ModelSource,
     device: &OpenDevice,
     stop: &Stop,
-) -> Result<(DataPipeline, Llama), Failure> {
+) -> Result<(DataPipeline, Model), Failure> {
     let is_stopped = || stop.requested();
     let progress = Progress::detect(args.quiet);
     let options = OpenOptions { cache: CacheSettings::from_env(), progress, max_rows: None, is_stopped: &is_stopped };

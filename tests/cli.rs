@@ -121,7 +121,7 @@ fn merge_writes_a_model_folder_once_and_refuses_to_overwrite_it() {
     std::fs::create_dir_all(path("run/adapter")).unwrap();
     let json = include_str!("../configs/tiny.json");
     std::fs::write(path("base/config.json"), json).unwrap();
-    let config = lora_train::model::config::LlamaConfig::from_json(json).unwrap();
+    let config = lora_train::spec::ModelConfig::from_json(json).unwrap();
     let base: Vec<_> = config.expected_tensors().into_iter().map(|(name, shape)| (name, shape, 1.0)).collect();
     write_tensors(&path("base/model.safetensors"), &base);
     let module = "model.layers.1.self_attn.v_proj";

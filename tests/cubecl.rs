@@ -16,13 +16,13 @@ use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
 use lora_train::lora::config::{InitLoraWeights, LoraConfig};
-use lora_train::lora::targets::Projection;
-use lora_train::model::config::LlamaConfig;
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
 use lora_train::ops::host;
 use lora_train::ops::layout::{Layout, RotaryTable};
+use lora_train::spec::Linear;
+use lora_train::spec::ModelConfig;
 use lora_train::train::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use lora_train::train::step::TrainStep;
 
@@ -99,13 +99,11 @@ fn batch() -> Batch {
 /// Losses and gradient norms of three steps of two micro-batches, and the adapters after them.
 fn train(device: &Device, compute: Dtype, gradient_checkpointing: GradientCheckpointing) -> (Vec<f64>, Vec<f32>) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("quickstart/model");
-    let config = LlamaConfig::from_file(&folder.join("config.json")).unwrap();
+    let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
     let weights = Weights::Files(WeightFiles::open(&folder).unwrap());
     let model = load::load(&config, &weights, compute, compute, device).unwrap();
-    let linears = config.block_linears();
-    let features = |p: Projection| (linears[p as usize].1[1], linears[p as usize].1[0]);
     let selection = LoraConfig { r: 4, ..LoraConfig::default() }.select(config.num_hidden_layers).unwrap();
-    let adapters = AdapterSet::new(&selection, features, InitLoraWeights::Kaiming, 0.0, 2, device);
+    let adapters = AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, 0.0, 2, device);
     let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
     let optimizer = OptimizerConfig { learning_rate: 1e-2, ..OptimizerConfig::default() };
     let mut step = TrainStep::new(model, adapters, &train, &optimizer, None, 0);

@@ -9,34 +9,33 @@ use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
 use lora_train::lora::config::{InitLoraWeights, LoraConfig};
-use lora_train::lora::targets::Projection;
-use lora_train::model::config::LlamaConfig;
-use lora_train::model::llama::Llama;
+use lora_train::model::Model;
 use lora_train::model::load;
 use lora_train::model::weights::{RandomWeights, Weights};
 use lora_train::ops::host;
+use lora_train::spec::ModelConfig;
 use lora_train::train::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use lora_train::train::step::{SkipReason, TrainStep};
 
-fn config() -> LlamaConfig {
+fn config() -> ModelConfig {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/tiny.json");
     // Weights of deviation 0.02 would make every loss the same: this model has opinions.
-    LlamaConfig { initializer_range: 0.15, ..LlamaConfig::from_file(&path).unwrap() }
+    ModelConfig { initializer_range: 0.15, ..ModelConfig::from_file(&path).unwrap() }
 }
 
-fn model(storage: Dtype, compute: Dtype) -> Llama {
+fn model(storage: Dtype, compute: Dtype) -> Model {
     model_on(&Device::flex(), storage, compute)
 }
 
 /// On a device with autodiff no kernels run, so it shows what the plain operations compute.
-fn model_on(device: &Device, storage: Dtype, compute: Dtype) -> Llama {
+fn model_on(device: &Device, storage: Dtype, compute: Dtype) -> Model {
     let config = config();
     let weights = Weights::Random(RandomWeights::new(&config, 1));
     load::load(&config, &weights, storage, compute, device).unwrap()
 }
 
 /// Adapters whose B is not zero, so that A has gradients too.
-fn adapters(model: &Llama, dropout: f64) -> AdapterSet {
+fn adapters(model: &Model, dropout: f64) -> AdapterSet {
     let mut set = fresh_adapters(model, dropout);
     for (index, adapter) in set.iter_mut().enumerate() {
         let shape = adapter.lora_b.dims();
@@ -46,14 +45,12 @@ fn adapters(model: &Llama, dropout: f64) -> AdapterSet {
     set
 }
 
-fn fresh_adapters(model: &Llama, dropout: f64) -> AdapterSet {
-    let linears = model.config.block_linears();
-    let features = |p: Projection| (linears[p as usize].1[1], linears[p as usize].1[0]);
+fn fresh_adapters(model: &Model, dropout: f64) -> AdapterSet {
     let selection = LoraConfig { r: 4, ..LoraConfig::default() }.select(model.config.num_hidden_layers).unwrap();
-    AdapterSet::new(&selection, features, InitLoraWeights::Kaiming, dropout, 2, &model.device())
+    AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, dropout, 2, &model.device())
 }
 
-fn step(model: &Llama, adapters: AdapterSet, train: &TrainConfig) -> TrainStep {
+fn step(model: &Model, adapters: AdapterSet, train: &TrainConfig) -> TrainStep {
     let optimizer = OptimizerConfig { learning_rate: 1e-2, ..OptimizerConfig::default() };
     TrainStep::new(model.clone(), adapters, train, &optimizer, None, 0)
 }
@@ -290,12 +287,12 @@ fn only_adapters_are_trained_and_kept_and_all_of_it_in_f32() {
     for (storage, compute) in [(Dtype::F32, Dtype::F32), (Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F16)] {
         let model = model(storage, compute);
         let mut step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
-        let frozen = values(&model.blocks[0].projections[0].values.clone().cast(DType::F32));
+        let frozen = values(&model.blocks[0].linears[0].values.clone().cast(DType::F32));
         step.forward_backward(&padded(&indexed()));
         let outcome = step.update(1e-2);
         assert_eq!(outcome.skipped, None, "{compute:?}");
-        assert_eq!(values(&step.model().blocks[0].projections[0].values.clone().cast(DType::F32)), frozen);
-        assert_eq!(step.model().blocks[0].projections[0].values.dtype(), DType::from(storage));
+        assert_eq!(values(&step.model().blocks[0].linears[0].values.clone().cast(DType::F32)), frozen);
+        assert_eq!(step.model().blocks[0].linears[0].values.dtype(), DType::from(storage));
         let num_adapters = step.adapters().iter().count();
         assert_eq!(step.state().moments.len(), 4 * num_adapters);
         for (_, _, adapter) in step.adapters().iter() {
@@ -397,15 +394,13 @@ fn a_restored_state_continues_bit_for_bit_also_with_dropout() {
 #[test]
 fn layers_below_the_first_adapter_and_projections_without_one_get_no_gradient() {
     let model = model(Dtype::F32, Dtype::F32);
-    let linears = model.config.block_linears();
-    let features = |p: Projection| (linears[p as usize].1[1], linears[p as usize].1[0]);
     let lora = LoraConfig {
         target_modules: lora_train::lora::config::TargetModules::Names(vec!["v_proj".into(), "up_proj".into()]),
         layers_to_transform: Some(vec![1]),
         ..LoraConfig::default()
     };
     let selection = lora.select(model.config.num_hidden_layers).unwrap();
-    let set = AdapterSet::new(&selection, features, InitLoraWeights::Kaiming, 0.0, 2, &model.device());
+    let set = AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, 0.0, 2, &model.device());
     let mut step = step(&model, set, &TrainConfig::default());
     step.forward_backward(&padded(&indexed()));
     assert_eq!(step.grads().iter().count(), 2);

@@ -19,9 +19,9 @@ use lora_train::data::tokenizer::Tokenizer;
 use lora_train::device::Dtype;
 use lora_train::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
 use lora_train::lora::AdapterSet;
-use lora_train::model::config::LlamaConfig;
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
+use lora_train::spec::ModelConfig;
 
 fn real(name: &str) -> PathBuf {
     Path::new(&std::env::var("LORA_TRAIN_MODELS").expect("LORA_TRAIN_MODELS names the folder of real models"))
@@ -31,7 +31,7 @@ fn real(name: &str) -> PathBuf {
 /// Ids of the prompt, as a user's turn or as it is, and the greedy continuation.
 fn greedy(folder: &Path, storage: Dtype, prompt: &str, chat: bool, max_new_tokens: usize) -> (Vec<u32>, Generated) {
     let device = Device::flex();
-    let config = LlamaConfig::from_file(&folder.join("config.json")).unwrap();
+    let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
     let weights = Weights::Files(WeightFiles::open(folder).unwrap());
     let model = load::load(&config, &weights, storage, Dtype::F32, &device).unwrap();
     let tokenizer = Tokenizer::open(folder).unwrap();

@@ -6,44 +6,30 @@
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
 
+mod common;
+
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor};
+use common::families::{FAMILIES, bits, formula, write_family};
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::export::{adapter_set, adapter_weights, read_adapter, write_adapter};
 use lora_train::lora::AdapterSet;
 use lora_train::lora::config::{InitLoraWeights, LoraConfig, TargetModules};
-use lora_train::lora::targets::Projection;
-use lora_train::model::config::LlamaConfig;
-use lora_train::model::llama::Llama;
+use lora_train::model::Model;
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::host;
+use lora_train::spec::ModelConfig;
 use lora_train::train::config::{LrScheduler, OptimizerConfig, SchedulerConfig, TrainConfig};
 use lora_train::train::schedule::Schedule;
 use lora_train::train::step::TrainStep;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-/// The numbers that `scripts/make_golden.py` calls `bits`.
-fn bits(name: &str) -> impl Iterator<Item = u64> + use<> {
-    let state = name
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    (1..).map(move |i: u64| {
-        let z = state.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    })
-}
-
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "24 bits, as the script does it")]
-fn formula(name: &str, shape: [usize; 2], bound: f64, device: &Device) -> Tensor<2> {
-    let unit = bits(name).map(|bits| (bits >> 40) as f64 / f64::from(1 << 24));
-    let values = unit.take(shape[0] * shape[1]).map(|unit| ((unit * 2.0 - 1.0) * bound) as f32).collect();
-    host::tensor(values, shape, device)
+fn matrix(name: &str, shape: [usize; 2], bound: f64, device: &Device) -> Tensor<2> {
+    host::tensor(formula(name, bound).take(shape[0] * shape[1]).collect(), shape, device)
 }
 
 /// Eight projections of `values` on vectors of signs that depend on `name`.
@@ -84,8 +70,14 @@ impl Golden {
         Self::open(name, Path::new(&models).join(name))
     }
 
-    fn model(&self, storage: Dtype) -> Llama {
-        let config = LlamaConfig::from_file(&self.model_dir.join("config.json")).unwrap();
+    /// A small model of a family, made in `folder` by the script's formula.
+    fn family(name: &str, folder: &Path) -> Self {
+        write_family(name, folder);
+        Self::open(name, folder.to_owned())
+    }
+
+    fn model(&self, storage: Dtype) -> Model {
+        let config = ModelConfig::from_file(&self.model_dir.join("config.json")).unwrap();
         let weights = Weights::Files(WeightFiles::open(&self.model_dir).unwrap());
         load::load(&config, &weights, storage, Dtype::F32, &Device::flex()).unwrap()
     }
@@ -104,16 +96,14 @@ impl Golden {
     }
 
     /// The adapters of a case or of the curve, by the script's formula.
-    fn adapters(case: &Value, model: &Llama) -> AdapterSet {
+    fn adapters(case: &Value, model: &Model) -> AdapterSet {
         let config = &model.config;
         if case["lora"].is_null() {
             return AdapterSet::none(config.num_hidden_layers);
         }
         let lora = lora_config(&case["lora"]);
         let selection = lora.select(config.num_hidden_layers).unwrap();
-        let linears = config.block_linears();
-        let features = |p: Projection| (linears[p as usize].1[1], linears[p as usize].1[0]);
-        let mut set = AdapterSet::new(&selection, features, InitLoraWeights::Kaiming, 0.0, 0, &model.device());
+        let mut set = AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, 0.0, 0, &model.device());
         let b_bound = case["b_bound"].as_f64().unwrap();
         let names: Vec<_> = set.iter().map(|(layer, p, _)| p.module_name(layer)).collect();
         for (name, adapter) in names.iter().zip(set.iter_mut()) {
@@ -121,8 +111,8 @@ impl Golden {
             let (a, b) = (adapter.lora_a.dims(), adapter.lora_b.dims());
             #[expect(clippy::cast_precision_loss, reason = "a width")]
             let a_bound = 1.0 / (a[1] as f64).sqrt();
-            adapter.lora_a = formula(&key('A'), a, a_bound, &model.device());
-            adapter.lora_b = formula(&key('B'), b, b_bound, &model.device());
+            adapter.lora_a = matrix(&key('A'), a, a_bound, &model.device());
+            adapter.lora_b = matrix(&key('B'), b, b_bound, &model.device());
         }
         set
     }
@@ -216,7 +206,7 @@ fn compare_projections(key: &str, found: &[f32], divisor: f64, expected: &Value,
     assert!(error < tolerance, "{key}: relative error {error:.2e} against {tolerance:.0e} of norm {norm}");
 }
 
-fn compare_logits(golden: &Golden, case: &str, model: &Llama, adapters: &AdapterSet, padded: &Batch) {
+fn compare_logits(golden: &Golden, case: &str, model: &Model, adapters: &AdapterSet, padded: &Batch) {
     let dense = padded.without_padding();
     let logits = model.logits(&dense, adapters);
     let [tokens, _] = logits.dims();
@@ -374,6 +364,16 @@ fn peft_loads_our_adapter_and_gives_our_logits() {
 }
 
 #[test]
+fn every_family_gives_the_logits_losses_gradients_and_loss_curve_of_peft() {
+    for name in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let golden = Golden::family(name, folder.path());
+        compare_cases(&golden, Dtype::F32);
+        compare_curve(&golden);
+    }
+}
+
+#[test]
 #[ignore = "needs stories15M in the folder LORA_TRAIN_MODELS"]
 fn stories15m_gives_the_logits_losses_and_gradients_of_peft() {
     compare_cases(&Golden::real("stories15M"), Dtype::F32);
@@ -413,7 +413,7 @@ fn rotary_tables_are_those_of_transformers_also_beyond_8192_and_with_scaling() {
         for (key, value) in case.as_object().unwrap() {
             config[key] = value.clone();
         }
-        let config = LlamaConfig::from_json(&config.to_string()).unwrap();
+        let config = ModelConfig::from_json(&config.to_string()).unwrap();
         for (found, expected) in config.inverse_frequencies().iter().zip(f32s(&format!("{name}.inv_freq"))) {
             assert!(
                 (found - expected).abs() <= 2e-7 * expected.abs(),

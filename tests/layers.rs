@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the street to the ground floor, as in `src/lib.rs`.
-const LAYERS: [&str; 22] = [
+const LAYERS: [&str; 23] = [
     "cli",
     "commands",
     "run",
@@ -18,6 +18,7 @@ const LAYERS: [&str; 22] = [
     "lora",
     "ops",
     "data",
+    "spec",
     "diagnosis",
     "metrics",
     "telemetry",

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use common::families::{FAMILIES, write_family};
 use common::{Bench, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
 use serde_json::Value;
 
@@ -442,4 +443,38 @@ fn a_recipe_whose_path_is_no_text_is_trained() {
     assert!(output.status.success(), "{}", stderr(&output));
     let environment = fs::read_to_string(bench.path("run/environment.json")).unwrap();
     assert!(environment.contains("r\u{fffd}.toml"), "{environment}");
+}
+
+#[test]
+fn every_family_is_checked_planned_trained_resumed_merged_and_asked() {
+    for family in FAMILIES {
+        let bench = Bench::new();
+        let model = bench.path("model");
+        fs::create_dir(&model).unwrap();
+        write_family(family, &model);
+        let path = format!("model.path={model:?}");
+        let settings = ["--set", &path, "--set", "train.max_steps=8", "--set", "checkpoint.save_steps=4"];
+        let recipe = bench.recipe("whole", "");
+        for command in ["check", "plan"] {
+            let output = run(&[&[command, recipe.to_str().unwrap()], &settings[..2]].concat());
+            assert!(output.status.success(), "{family}: {command}: {}", stderr(&output));
+        }
+        train(&recipe, &settings);
+        let checkpoint = bench.path("whole/checkpoints/step-000004");
+        train(&bench.recipe("resumed", ""), &[&settings[..], &["--resume", checkpoint.to_str().unwrap()]].concat());
+        assert_eq!(adapter(&bench.path("whole")), adapter(&bench.path("resumed")), "{family}");
+
+        // Greedy text of the base with the adapter beside it, and of the merged model.
+        let (adapter, merged) = (bench.path("whole/adapter"), bench.path("merged"));
+        let [model, adapter, merged] = [&model, &adapter, &merged].map(|path| path.to_str().unwrap());
+        let output = run(&["merge", "--model", model, "--adapter", adapter, "--out", merged]);
+        assert!(output.status.success(), "{family}: {}", stderr(&output));
+        let text = |args: &[&str]| {
+            let args = [&["generate", "--prompt", "Once", "--raw", "--max-new-tokens", "12", "--model"], args].concat();
+            let output = run(&args);
+            assert!(output.status.success(), "{family}: {}", stderr(&output));
+            String::from_utf8(output.stdout).unwrap()
+        };
+        assert_eq!(text(&[model, "--adapter", adapter]), text(&[merged]), "{family}");
+    }
 }

@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use crate::device;
 use crate::failure::Failure;
-use crate::model::config::LlamaConfig;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::room::Room;
 use crate::schema::Problem;
+use crate::spec::ModelConfig;
 use findings::Findings;
 
 /// Arguments of `lora-train check`.
@@ -101,7 +101,7 @@ fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     findings
 }
 
-fn examine_device(recipe: &Recipe, config: Option<&LlamaConfig>, findings: &mut Findings) {
+fn examine_device(recipe: &Recipe, config: Option<&ModelConfig>, findings: &mut Findings) {
     let device = match device::open(&recipe.device.name) {
         Ok(device) => device,
         Err(error) => return findings.error(&error),

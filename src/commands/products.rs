@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::device::{self, Dtype, Product};
 use crate::failure::Failure;
-use crate::model::config::LlamaConfig;
 use crate::ops::cross_entropy::LossChunk;
+use crate::spec::{Linear, ModelConfig};
 
 /// Arguments of `lora-train products`.
 #[derive(Clone, Debug, clap::Args)]
@@ -64,7 +64,7 @@ fn read_dtype(name: &str) -> Result<Dtype, String> {
 ///
 /// A config that cannot be read, a device that is not there or fails.
 pub fn run(args: &ProductsArgs) -> Result<(), Failure> {
-    let config = LlamaConfig::from_file(&args.config).map_err(Failure::input)?;
+    let config = ModelConfig::from_file(&args.config).map_err(Failure::input)?;
     let device = device::open(&args.device).map_err(Failure::input)?;
     device.require_dtype(args.precision).map_err(Failure::input)?;
     let failed = || Failure::running(format!("{}: a matrix product failed", device.label));
@@ -81,8 +81,8 @@ pub fn run(args: &ProductsArgs) -> Result<(), Failure> {
 }
 
 /// The products of a step, each of its own shape: layers forward and backward, an adapter's, the head's.
-fn products(config: &LlamaConfig, tokens: usize, r: usize) -> Vec<(&'static str, Product)> {
-    let [query, key, _, output, gate, _, down] = config.block_linears();
+fn products(config: &ModelConfig, tokens: usize, r: usize) -> Vec<(&'static str, Product)> {
+    let [query, key, _, output, gate, _, down] = Linear::ALL.map(|linear| (linear.name(), config.linear(linear)));
     let mut products = Vec::new();
     for (forward, backward, (_, [out_features, in_features])) in [
         ("q_proj", "q_proj, backward", query),
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn the_products_are_those_of_the_models_layers() {
-        let config = LlamaConfig::from_json(include_str!("../../configs/llama-3.1-8b.json")).unwrap();
+        let config = ModelConfig::from_json(include_str!("../../configs/llama-3.1-8b.json")).unwrap();
         let products = products(&config, 4096, 16);
         let find = |name: &str| products.iter().find(|(found, _)| *found == name).unwrap().1;
         assert_eq!(find("k_proj"), Product { m: 4096, k: 4096, n: 1024, transposed: true });

@@ -6,14 +6,14 @@ use std::path::Path;
 use super::adapter_file::{SavedAdapter, WEIGHTS};
 use super::{AdapterWeights, ExportError};
 use crate::lora::targets::Selection;
-use crate::model::config::LlamaConfig;
+use crate::spec::ModelConfig;
 
 /// Checks that an adapter sits on layers of the model, in their shapes, with the ranks that its config says, and on
 /// every layer that its config targets.
 ///
 /// # Errors
 /// Every matrix that is missing, unexpected or misshapen.
-pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &LlamaConfig) -> Result<(), ExportError> {
+pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig) -> Result<(), ExportError> {
     let problems = match adapter.config.select(model.num_hidden_layers) {
         Ok(selection) => matrix_problems(&adapter.weights, &selection, model),
         Err(errors) => errors.iter().map(ToString::to_string).collect(),
@@ -25,28 +25,25 @@ pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &LlamaConfig)
 }
 
 /// Every matrix that is missing, unexpected or misshapen, where `selection` says which there should be.
-pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, model: &LlamaConfig) -> Vec<String> {
+pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, model: &ModelConfig) -> Vec<String> {
     let mut problems = Vec::new();
     let mut expected = HashSet::new();
-    for (layer, shapes) in selection.shapes.iter().enumerate() {
-        for (shape, (linear, [out_features, in_features])) in shapes.iter().zip(model.block_linears()) {
-            let Some(shape) = shape else { continue };
-            let module = format!("model.layers.{layer}.{linear}");
-            match weights.get(&module) {
-                None => problems.push(format!("missing: `{module}.lora_A` and `.lora_B`")),
-                Some(pair) => {
-                    let matrices =
-                        [("A", &pair.lora_a, [shape.r, in_features]), ("B", &pair.lora_b, [out_features, shape.r])];
-                    for (letter, matrix, wanted) in matrices {
-                        if matrix.shape() != wanted {
-                            let found = matrix.shape();
-                            problems.push(format!("`{module}.lora_{letter}` is {found:?}, expected {wanted:?}"));
-                        }
+    for (layer, linear, shape) in selection.iter() {
+        let ([out_features, in_features], module) = (model.linear(linear), linear.module_name(layer));
+        match weights.get(&module) {
+            None => problems.push(format!("missing: `{module}.lora_A` and `.lora_B`")),
+            Some(pair) => {
+                let matrices =
+                    [("A", &pair.lora_a, [shape.r, in_features]), ("B", &pair.lora_b, [out_features, shape.r])];
+                for (letter, matrix, wanted) in matrices {
+                    if matrix.shape() != wanted {
+                        let found = matrix.shape();
+                        problems.push(format!("`{module}.lora_{letter}` is {found:?}, expected {wanted:?}"));
                     }
                 }
             }
-            expected.insert(module);
         }
+        expected.insert(module);
     }
     let unexpected = weights.keys().filter(|module| !expected.contains(*module));
     problems.extend(unexpected.map(|module| format!("unexpected: `{module}.lora_A` and `.lora_B`")));
@@ -67,7 +64,7 @@ mod tests {
     #[test]
     fn an_adapter_for_another_model_lists_every_difference() {
         let mut adapter = adapter();
-        let model = LlamaConfig { intermediate_size: 200, ..tiny_config() };
+        let model = ModelConfig { intermediate_size: 200, ..tiny_config() };
         adapter.weights.remove("model.layers.1.self_attn.q_proj");
         let stray = adapter.weights["model.layers.0.self_attn.q_proj"].clone();
         adapter.weights.insert("model.layers.2.self_attn.q_proj".into(), stray);

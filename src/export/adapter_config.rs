@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use crate::lora::config::{InitLoraWeights, LoraConfig, TargetModules};
-
-/// What PEFT calls `"all-linear"` once it has met a Llama model.
-const ALL_LINEAR: [&str; 7] = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];
+use crate::spec::Linear;
 
 /// Keys that change neither what the adapter computes nor where it sits.
 const WITHOUT_EFFECT: [&str; 11] = [
@@ -35,7 +33,12 @@ pub(super) fn to_json<'a>(
     // PEFT cannot combine a regular expression with `layers_to_transform`: the layers are then named one by one.
     let one_by_one = matches!(config.target_modules, TargetModules::Regex(_)) && config.layers_to_transform.is_some();
     let target_modules = match &config.target_modules {
-        TargetModules::AllLinear => json!(ALL_LINEAR),
+        TargetModules::AllLinear => {
+            // What PEFT calls it once it has met a model.
+            let mut names = Linear::ALL.map(Linear::short_name);
+            names.sort_unstable();
+            json!(names)
+        }
         TargetModules::Names(names) => json!(names),
         TargetModules::Regex(_) if one_by_one => json!(modules.collect::<Vec<_>>()),
         TargetModules::Regex(regex) => json!(regex),
@@ -302,7 +305,8 @@ mod tests {
     #[test]
     fn all_linear_is_written_as_names_and_a_regex_with_layers_as_modules() {
         let json = to_json(&LoraConfig::default(), modules().iter(), "base");
-        assert_eq!(json["target_modules"], json!(ALL_LINEAR));
+        let all = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];
+        assert_eq!(json["target_modules"], json!(all));
         assert_eq!(json["lora_alpha"], json!(16));
         let mut config =
             LoraConfig { target_modules: TargetModules::Regex(".*q_proj".into()), ..LoraConfig::default() };

@@ -177,6 +177,7 @@ pub(super) mod tests {
     use super::*;
     use crate::lora::config::TargetModules;
     use crate::model::weights::fixture::tiny_config;
+    use crate::spec::Linear;
 
     /// Adapters on `q_proj` and `down_proj` of both layers of the tiny model.
     pub(in crate::export) fn adapter() -> SavedAdapter {
@@ -187,16 +188,15 @@ pub(super) mod tests {
         };
         let mut weights = AdapterWeights::new();
         for layer in 0..2 {
-            for (linear, [num_out, num_in]) in tiny_config().block_linears() {
-                if linear.ends_with("q_proj") || linear.ends_with("down_proj") {
-                    let matrix = |num_rows: usize, num_columns: usize| {
-                        #[allow(clippy::cast_precision_loss)]
-                        let values = (0..num_rows * num_columns).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.7).collect();
-                        HostMatrix { num_rows, num_columns, values }
-                    };
-                    let pair = LowRankPair { lora_a: matrix(3, num_in), lora_b: matrix(num_out, 3) };
-                    weights.insert(format!("model.layers.{layer}.{linear}"), pair);
-                }
+            for linear in [Linear::Query, Linear::Down] {
+                let [num_out, num_in] = tiny_config().linear(linear);
+                let matrix = |num_rows: usize, num_columns: usize| {
+                    #[allow(clippy::cast_precision_loss)]
+                    let values = (0..num_rows * num_columns).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.7).collect();
+                    HostMatrix { num_rows, num_columns, values }
+                };
+                let pair = LowRankPair { lora_a: matrix(3, num_in), lora_b: matrix(num_out, 3) };
+                weights.insert(linear.module_name(layer), pair);
             }
         }
         SavedAdapter { weights, config, base_model_name_or_path: Some("org/base".into()) }

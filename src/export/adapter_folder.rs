@@ -8,7 +8,7 @@ use super::adapter_file::CONFIG;
 use super::{ExportError, SavedAdapter, adapter_set};
 use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
-use crate::model::config::LlamaConfig;
+use crate::spec::ModelConfig;
 
 /// Matrices that are named where an adapter does not fit.
 const MAX_PROBLEMS: usize = 8;
@@ -27,7 +27,7 @@ impl SavedAdapter {
     ///
     /// # Errors
     /// Matrices that do not fit the model; the first ones are named, the others counted.
-    pub fn into_set(self, folder: &Path, config: &LlamaConfig, device: &Device) -> Result<AdapterSet, ExportError> {
+    pub fn into_set(self, folder: &Path, config: &ModelConfig, device: &Device) -> Result<AdapterSet, ExportError> {
         let misfit = |mut problems: Vec<String>| {
             // An adapter of another model fits nowhere: some places say that as well as all.
             let others = problems.len().saturating_sub(MAX_PROBLEMS);
@@ -74,11 +74,11 @@ mod tests {
         let device = Device::flex();
         let fits = adapter().into_set(Path::new("a"), &tiny_config(), &device).unwrap();
         assert_eq!(fits.iter().count(), 4);
-        let narrow = LlamaConfig { intermediate_size: 88, ..tiny_config() };
+        let narrow = ModelConfig { intermediate_size: 88, ..tiny_config() };
         let error = adapter().into_set(Path::new("a"), &narrow, &device).unwrap_err().to_string();
         assert!(error.contains("a: these tensors do not fit this model"), "{error}");
         assert!(error.contains("`model.layers.0.mlp.down_proj.lora_A` is [3, 176], expected [3, 88]"), "{error}");
-        let shallow = LlamaConfig { num_hidden_layers: 1, ..tiny_config() };
+        let shallow = ModelConfig { num_hidden_layers: 1, ..tiny_config() };
         let error = adapter().into_set(Path::new("a"), &shallow, &device).unwrap_err().to_string();
         assert!(error.contains("unexpected: `model.layers.1.mlp.down_proj.lora_A`"), "{error}");
     }

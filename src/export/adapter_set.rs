@@ -6,17 +6,17 @@ use burn::tensor::{Device, Tensor};
 
 use super::adapter_check::matrix_problems;
 use super::{AdapterWeights, ExportError, HostMatrix, LowRankPair};
-use crate::lora::targets::{Projection, Selection};
+use crate::lora::targets::Selection;
 use crate::lora::{Adapter, AdapterSet};
-use crate::model::config::LlamaConfig;
 use crate::ops::host;
+use crate::spec::ModelConfig;
 
 /// The matrices of an adapter, read from its device.
 #[must_use]
 pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
-    let pairs = adapters.iter().map(|(layer, projection, adapter)| {
+    let pairs = adapters.iter().map(|(layer, linear, adapter)| {
         let pair = LowRankPair { lora_a: host_matrix(&adapter.lora_a), lora_b: host_matrix(&adapter.lora_b) };
-        (projection.module_name(layer), pair)
+        (linear.module_name(layer), pair)
     });
     pairs.collect()
 }
@@ -29,7 +29,7 @@ pub fn adapter_set(
     folder: &Path,
     mut weights: AdapterWeights,
     selection: &Selection,
-    config: &LlamaConfig,
+    config: &ModelConfig,
     dropout: f64,
     device: &Device,
 ) -> Result<AdapterSet, ExportError> {
@@ -42,17 +42,15 @@ pub fn adapter_set(
         });
     }
     let mut blocks = AdapterSet::none(selection.shapes.len()).blocks;
-    for (layer, (shapes, block)) in selection.shapes.iter().zip(&mut blocks).enumerate() {
-        for ((projection, shape), place) in Projection::ALL.into_iter().zip(shapes).zip(block) {
-            let pair = weights.remove(&projection.module_name(layer));
-            *place = shape.zip(pair).map(|(shape, LowRankPair { lora_a, lora_b })| {
-                let [lora_a, lora_b] = [lora_a, lora_b].map(|matrix| {
-                    let shape = matrix.shape();
-                    host::tensor(matrix.values, shape, device)
-                });
-                Adapter { lora_a, lora_b, scale: shape.scale }
+    for (layer, linear, shape) in selection.iter() {
+        let pair = weights.remove(&linear.module_name(layer));
+        blocks[layer][linear as usize] = pair.map(|LowRankPair { lora_a, lora_b }| {
+            let [lora_a, lora_b] = [lora_a, lora_b].map(|matrix| {
+                let shape = matrix.shape();
+                host::tensor(matrix.values, shape, device)
             });
-        }
+            Adapter { lora_a, lora_b, scale: shape.scale }
+        });
     }
     Ok(AdapterSet { blocks, dropout })
 }
@@ -70,20 +68,10 @@ mod tests {
     use crate::lora::config::LoraConfig;
     use crate::model::weights::fixture::tiny_config;
 
-    /// `[out_features, in_features]` of a linear layer.
-    fn linear_shape(config: &LlamaConfig, projection: Projection) -> [usize; 2] {
-        let linears = config.block_linears();
-        linears.iter().find(|(name, _)| *name == projection.name()).map_or([0, 0], |(_, shape)| *shape)
-    }
-
     fn fresh(lora: &LoraConfig) -> AdapterSet {
         let config = tiny_config();
         let selection = lora.select(config.num_hidden_layers).unwrap();
-        let features = |projection| {
-            let [out_features, in_features] = linear_shape(&config, projection);
-            (in_features, out_features)
-        };
-        AdapterSet::new(&selection, features, lora.init_lora_weights, 0.1, 3, &Device::flex())
+        AdapterSet::new(&config, &selection, lora.init_lora_weights, 0.1, 3, &Device::flex())
     }
 
     #[test]

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use crate::device::Dtype;
 use crate::failure::Failure;
-use crate::model::config::ConfigError;
 use crate::model::weights::WeightsError;
 use crate::model::weights::error::Lines;
+use crate::spec::ConfigError;
 
 /// Why an adapter or a merged model could not be written or read.
 #[derive(Debug, thiserror::Error)]

@@ -9,9 +9,10 @@ use safetensors::View;
 
 use super::{ExportError, LowRankPair, PromptForm, SavedAdapter, atomic, check_adapter, read_adapter};
 use crate::device::Dtype;
-use crate::model::config::LlamaConfig;
+use crate::lora::targets::Selection;
 use crate::model::weights::{StoredTensor, WeightFiles, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
+use crate::spec::ModelConfig;
 
 /// The chat template, which goes before one in `tokenizer_config.json`.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
@@ -56,7 +57,7 @@ pub struct MergeSummary {
 /// cannot hold.
 pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, ExportError> {
     require_absent_or_empty(out)?;
-    let config = LlamaConfig::from_file(&model.join("config.json"))?;
+    let config = ModelConfig::from_file(&model.join("config.json"))?;
     let files = WeightFiles::open(model)?;
     files.check(&config)?;
     let saved = read_adapter(adapter)?;
@@ -120,19 +121,11 @@ fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
 }
 
 /// Scale of every adapted module.
-fn scales(adapter: &SavedAdapter, config: &LlamaConfig) -> BTreeMap<String, f64> {
-    let mut scales = BTreeMap::new();
+fn scales(adapter: &SavedAdapter, config: &ModelConfig) -> BTreeMap<String, f64> {
     // That the selection exists was checked together with the adapter.
-    for (layer, shapes) in
-        adapter.config.select(config.num_hidden_layers).into_iter().flat_map(|s| s.shapes).enumerate()
-    {
-        for (shape, (linear, _)) in shapes.iter().zip(config.block_linears()) {
-            if let Some(shape) = shape {
-                scales.insert(format!("model.layers.{layer}.{linear}"), shape.scale);
-            }
-        }
-    }
-    scales
+    let selection = adapter.config.select(config.num_hidden_layers).ok();
+    let layers = selection.iter().flat_map(Selection::iter);
+    layers.map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect()
 }
 
 fn write_shard(

@@ -9,10 +9,10 @@ use tokenizers::{AddedToken, Tokenizer as Inner};
 use super::*;
 use crate::data::batch::{Batch, Document};
 use crate::device::Dtype;
-use crate::model::config::LlamaConfig;
 use crate::model::load;
 use crate::model::weights::fixture::tiny_config;
 use crate::model::weights::{RandomWeights, Weights};
+use crate::spec::ModelConfig;
 
 /// Special tokens that no text ends at, unless the config says so.
 const PLAIN: [&str; 3] = ["<a>", "<b>", "<c>"];
@@ -36,8 +36,8 @@ fn write_tokenizer(folder: &Path, special: [&str; 3], config: &str) -> Tokenizer
 const CHAT: &str = r#"{"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true, "chat_template":
 "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}a:{% endif %}"}"#;
 
-fn model(num_positions: usize) -> Llama {
-    let config = LlamaConfig {
+fn model(num_positions: usize) -> Model {
+    let config = ModelConfig {
         vocab_size: 259,
         initializer_range: 0.3,
         max_position_embeddings: num_positions,
@@ -48,7 +48,7 @@ fn model(num_positions: usize) -> Llama {
 }
 
 /// The greedy continuation by full passes, without a cache.
-fn greedy_without_cache(model: &Llama, prompt_ids: &[u32], num_new: usize) -> Vec<u32> {
+fn greedy_without_cache(model: &Model, prompt_ids: &[u32], num_new: usize) -> Vec<u32> {
     let adapters = AdapterSet::none(model.blocks.len());
     let mut ids = prompt_ids.to_vec();
     for _ in 0..num_new {

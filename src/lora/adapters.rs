@@ -5,8 +5,9 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::config::InitLoraWeights;
-use super::targets::{Projection, Selection};
+use super::targets::Selection;
 use crate::ops::host;
+use crate::spec::{Linear, ModelConfig};
 
 /// The low-rank update of one linear layer: `scale B A`.
 #[derive(Clone, Debug)]
@@ -19,7 +20,7 @@ pub struct Adapter {
     pub scale: f64,
 }
 
-/// The adapters of one block, by projection in the order of [`Projection::ALL`].
+/// The adapters of one block, in the order of [`Linear::ALL`].
 pub type BlockAdapters = [Option<Adapter>; 7];
 
 /// The adapters of a model.
@@ -34,12 +35,12 @@ pub struct AdapterSet {
 impl AdapterSet {
     /// Fresh adapters: A drawn from `seed`, B zero, so that the model's output is the base model's.
     ///
-    /// `features` gives a projection's `(in_features, out_features)`. The numbers are drawn on the host, adapter by
+    /// The numbers are drawn on the host, adapter by
     /// adapter, so a seed means the same adapters on every device.
     #[must_use]
     pub fn new(
+        config: &ModelConfig,
         selection: &Selection,
-        features: impl Fn(Projection) -> (usize, usize),
         init: InitLoraWeights,
         dropout: f64,
         seed: u64,
@@ -49,7 +50,7 @@ impl AdapterSet {
         let blocks = selection.shapes.iter().map(|shapes| {
             std::array::from_fn(|index| {
                 let shape = shapes[index]?;
-                let (in_features, out_features) = features(Projection::ALL[index]);
+                let [out_features, in_features] = config.linear(Linear::ALL[index]);
                 let a = draw(init, shape.r, in_features, &mut rng);
                 Some(Adapter {
                     lora_a: host::tensor(a, [shape.r, in_features], device),
@@ -73,11 +74,11 @@ impl AdapterSet {
         self.iter().map(|(_, _, a)| a.lora_a.shape().num_elements() + a.lora_b.shape().num_elements()).sum()
     }
 
-    /// Every adapter with its layer and projection, in the order of the forward pass.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, Projection, &Adapter)> {
+    /// Every adapter with its block and linear layer, in the order of the forward pass.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, Linear, &Adapter)> {
         self.blocks.iter().enumerate().flat_map(|(layer, block)| {
-            let adapters = Projection::ALL.into_iter().zip(block);
-            adapters.filter_map(move |(projection, adapter)| Some((layer, projection, adapter.as_ref()?)))
+            let adapters = Linear::ALL.into_iter().zip(block);
+            adapters.filter_map(move |(linear, adapter)| Some((layer, linear, adapter.as_ref()?)))
         })
     }
 
@@ -116,7 +117,16 @@ mod tests {
 
     fn set(init: InitLoraWeights, seed: u64) -> AdapterSet {
         let selection = LoraConfig::default().select(2).unwrap();
-        AdapterSet::new(&selection, |_| (400, 100), init, 0.0, seed, &Device::flex())
+        AdapterSet::new(&config(), &selection, init, 0.0, seed, &Device::flex())
+    }
+
+    /// Every linear layer has 400 inputs and outputs.
+    fn config() -> ModelConfig {
+        ModelConfig::from_json(
+            r#"{"model_type": "llama", "vocab_size": 9, "hidden_size": 400, "intermediate_size": 400,
+            "num_hidden_layers": 2, "num_attention_heads": 4}"#,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -130,7 +140,7 @@ mod tests {
             assert!((variance / (0.05 * 0.05 / 3.0) - 1.0).abs() < 0.1, "variance {variance}");
             assert!(adapter.lora_b.to_data().try_to_vec::<f32>().unwrap().iter().all(|&b| b == 0.0));
         }
-        assert_eq!(set.num_parameters(), 14 * 8 * 500);
+        assert_eq!(set.num_parameters(), 14 * 8 * 800);
     }
 
     #[test]

@@ -7,9 +7,7 @@ use regex::Regex;
 use serde::Serialize;
 
 use crate::schema::{Node, Problem, Section, Value, closest};
-
-/// Last component of the names of a block's linear layers: what `target_modules` can name.
-pub const LINEAR_LAYERS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+use crate::spec::Linear;
 
 /// Any number above 0.
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
@@ -176,14 +174,14 @@ fn accept_name(item: &Node) -> Result<String, Option<String>> {
 /// The layer that a name was probably meant to be, or what there is.
 pub(super) fn meant_layer(name: &str) -> String {
     let last = name.rsplit('.').next().unwrap_or_default().trim_matches(|c: char| !c.is_ascii_alphanumeric());
-    match closest(last, LINEAR_LAYERS.into_iter()) {
+    match closest(last, Linear::ALL.into_iter().map(Linear::short_name)) {
         Some(layer) => format!("did you mean `{layer}`?"),
-        None => format!("there are {}", LINEAR_LAYERS.join(", ")),
+        None => format!("there are {}", Linear::ALL.map(Linear::short_name).join(", ")),
     }
 }
 
 fn is_linear_layer(name: &str) -> bool {
-    name.rsplit('.').next().is_some_and(|last| LINEAR_LAYERS.contains(&last))
+    name.rsplit('.').next().is_some_and(|last| Linear::ALL.into_iter().any(|linear| linear.short_name() == last))
 }
 
 /// Has nothing of a regular expression.

@@ -3,50 +3,7 @@
 use regex::Regex;
 
 use super::config::{LoraConfig, TargetModules, meant_layer};
-
-/// A linear layer of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Projection {
-    /// `self_attn.q_proj`
-    Query,
-    /// `self_attn.k_proj`
-    Key,
-    /// `self_attn.v_proj`
-    Value,
-    /// `self_attn.o_proj`
-    Output,
-    /// `mlp.gate_proj`
-    Gate,
-    /// `mlp.up_proj`
-    Up,
-    /// `mlp.down_proj`
-    Down,
-}
-
-impl Projection {
-    /// All of them, in the order of the forward pass.
-    pub const ALL: [Self; 7] = [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
-
-    /// Name within a block, as in Hugging Face's files.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Query => "self_attn.q_proj",
-            Self::Key => "self_attn.k_proj",
-            Self::Value => "self_attn.v_proj",
-            Self::Output => "self_attn.o_proj",
-            Self::Gate => "mlp.gate_proj",
-            Self::Up => "mlp.up_proj",
-            Self::Down => "mlp.down_proj",
-        }
-    }
-
-    /// Name within the model, for example `model.layers.3.mlp.up_proj`.
-    #[must_use]
-    pub fn module_name(self, layer: usize) -> String {
-        format!("model.layers.{layer}.{}", self.name())
-    }
-}
+use crate::spec::{Linear, ModelConfig};
 
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,10 +26,26 @@ pub struct TargetHits {
 /// What a `[lora]` section selects in a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection {
-    /// By layer and projection (in the order of [`Projection::ALL`]); absent: not adapted.
+    /// By block, in the order of [`Linear::ALL`]; absent: not adapted.
     pub shapes: Vec<[Option<AdapterShape>; 7]>,
     /// Every target with its number of hits.
     pub hits: Vec<TargetHits>,
+}
+
+impl Selection {
+    /// Every adapted linear layer with its block, in the order of the forward pass.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, Linear, AdapterShape)> {
+        self.shapes.iter().enumerate().flat_map(|(layer, shapes)| {
+            let shapes = Linear::ALL.into_iter().zip(shapes);
+            shapes.filter_map(move |(linear, shape)| Some((layer, linear, (*shape)?)))
+        })
+    }
+
+    /// Number of trained numbers in a model of this shape.
+    #[must_use]
+    pub fn num_parameters(&self, config: &ModelConfig) -> usize {
+        self.iter().map(|(_, linear, shape)| shape.r * config.linear(linear).iter().sum::<usize>()).sum()
+    }
 }
 
 /// A target, pattern or layer list that does not fit the model.
@@ -144,8 +117,8 @@ impl LoraConfig {
             if self.layers_to_transform.as_ref().is_some_and(|layers| !layers.contains(&layer)) {
                 continue;
             }
-            for (projection, shape) in Projection::ALL.into_iter().zip(shapes) {
-                let module = projection.module_name(layer);
+            for (linear, shape) in Linear::ALL.into_iter().zip(shapes) {
+                let module = linear.module_name(layer);
                 let matching = targets.iter().zip(&mut hits).filter(|((_, target), _)| target.is_match(&module));
                 if matching.map(|(_, hits)| hits.num_hits += 1).count() == 0 {
                     continue;

@@ -5,9 +5,7 @@
 
 use burn::tensor::Tensor;
 
-use super::config::LlamaConfig;
 use crate::lora::BlockAdapters;
-use crate::lora::targets::Projection;
 use crate::ops::attention::{Attended, Heads, attention, attention_backward};
 use crate::ops::dropout::mix;
 use crate::ops::layout::Layout;
@@ -17,6 +15,8 @@ use crate::ops::linear::{
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::rotary::rotate;
 use crate::ops::swiglu::{swiglu, swiglu_backward};
+use crate::spec::Linear;
+use crate::spec::ModelConfig;
 
 /// Frozen weights of one block.
 #[derive(Clone, Debug)]
@@ -25,8 +25,10 @@ pub struct Block {
     pub input_layernorm: Tensor<1>,
     /// Weight of the norm before the feed-forward layer, `[hidden_size]`.
     pub post_attention_layernorm: Tensor<1>,
-    /// Linear layers in the order of [`Projection::ALL`], each `[out_features, in_features]`.
-    pub projections: [Weight; 7],
+    /// Weights of the norms of every query and key head, each `[head_dim]`, where the family has them.
+    pub qk_norms: Option<[Tensor<1>; 2]>,
+    /// Linear layers in the order of [`Linear::ALL`], each `[out_features, in_features]`.
+    pub linears: [Weight; 7],
 }
 
 /// What a block needs to know besides its weights and its input.
@@ -45,20 +47,21 @@ pub struct BlockContext<'a> {
 }
 
 impl<'a> BlockContext<'a> {
-    /// The context of one block of a model of this configuration.
+    /// The context of block `layer` of a model of this configuration.
     #[must_use]
     pub fn new(
-        config: &LlamaConfig,
+        config: &ModelConfig,
+        layer: usize,
         layout: &'a Layout,
         adapters: &'a BlockAdapters,
         dropout: Option<Dropout>,
     ) -> Self {
-        Self { layout, heads: config.heads(), eps: config.rms_norm_eps, adapters, dropout }
+        Self { layout, heads: config.heads(layer), eps: config.rms_norm_eps, adapters, dropout }
     }
 
-    fn low_rank(&self, projection: Projection) -> Option<LowRank<'a>> {
-        let adapter = self.adapters[projection as usize].as_ref()?;
-        let dropout = self.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ projection as u64), ..dropout });
+    fn low_rank(&self, linear: Linear) -> Option<LowRank<'a>> {
+        let adapter = self.adapters[linear as usize].as_ref()?;
+        let dropout = self.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ linear as u64), ..dropout });
         Some(LowRank { a: &adapter.lora_a, b: &adapter.lora_b, scale: adapter.scale, dropout })
     }
 }
@@ -74,6 +77,8 @@ pub struct Activations {
     /// After the rotary embedding, `[tokens, num_key_value_heads * head_dim]`.
     k: Tensor<2>,
     v: Tensor<2>,
+    /// Queries and keys before their norms, where the family has them.
+    before_qk_norms: [Option<HeadNormInput>; 2],
     attended: Attended,
     /// Input plus attention, `[tokens, hidden_size]`.
     middle: Tensor<2>,
@@ -85,12 +90,32 @@ pub struct Activations {
     xa: [Option<Tensor<2>>; 7],
 }
 
-/// Gradients of a block's adapters, by projection in the order of [`Projection::ALL`].
+/// What the backward of a norm of heads needs: its input, `[tokens * heads, head_dim]`, and the factor of each head.
+type HeadNormInput = (Tensor<2>, Tensor<1>);
+
+/// Gradients of a block's adapters, in the order of [`Linear::ALL`].
 pub type BlockGrads = [Option<LowRankGrad>; 7];
 
 impl Block {
-    fn weight(&self, projection: Projection) -> &Weight {
-        &self.projections[projection as usize]
+    fn weight(&self, linear: Linear) -> &Weight {
+        &self.linears[linear as usize]
+    }
+
+    /// Norms every head of queries (`which` = 0) or keys (1), where the family does.
+    fn norm_heads(&self, which: usize, x: Tensor<2>, eps: f64) -> (Tensor<2>, Option<HeadNormInput>) {
+        let Some(norms) = &self.qk_norms else { return (x, None) };
+        let ([tokens, width], [head_dim]) = (x.dims(), norms[which].dims());
+        let x = x.reshape([tokens * width / head_dim, head_dim]);
+        let (y, rstd) = rms_norm(&x, &norms[which], eps);
+        (y.reshape([tokens, width]), Some((x, rstd)))
+    }
+
+    /// The gradient of [`norm_heads`](Self::norm_heads) with respect to its input.
+    fn norm_heads_backward(&self, which: usize, dy: Tensor<2>, input: Option<HeadNormInput>) -> Tensor<2> {
+        let (Some(norms), Some((x, rstd))) = (&self.qk_norms, input) else { return dy };
+        let shape = dy.dims();
+        let dy = dy.reshape(x.dims());
+        rms_norm_backward(&dy, &x, &norms[which], &rstd, dy.zeros_like()).reshape(shape)
     }
 
     /// Everything that the backward needs, up to the input of the down projection.
@@ -111,17 +136,19 @@ impl Block {
         context: &BlockContext<'_>,
         attend: impl FnOnce(&Tensor<2>, &Tensor<2>, &Tensor<2>) -> Attended,
     ) -> Activations {
-        use Projection::{Gate, Key, Output, Query, Up, Value};
+        use Linear::{Gate, Key, Output, Query, Up, Value};
         let mut xa = [const { None }; 7];
-        let mut apply = |input: &Tensor<2>, projection: Projection| {
-            let (y, low) = linear(input, self.weight(projection), context.low_rank(projection).as_ref());
-            xa[projection as usize] = low;
+        let mut apply = |input: &Tensor<2>, layer: Linear| {
+            let (y, low) = linear(input, self.weight(layer), context.low_rank(layer).as_ref());
+            xa[layer as usize] = low;
             y
         };
         let Heads { num_heads, num_kv_heads, .. } = context.heads;
         let (normed, input_rstd) = rms_norm(&x, &self.input_layernorm, context.eps);
-        let q = rotate(apply(&normed, Query), context.layout, num_heads, false);
-        let k = rotate(apply(&normed, Key), context.layout, num_kv_heads, false);
+        let (q, q_input) = self.norm_heads(0, apply(&normed, Query), context.eps);
+        let (k, k_input) = self.norm_heads(1, apply(&normed, Key), context.eps);
+        let q = rotate(q, context.layout, num_heads, false);
+        let k = rotate(k, context.layout, num_kv_heads, false);
         let v = apply(&normed, Value);
         let attended = attend(&q, &k, &v);
         let (middle, low) =
@@ -130,14 +157,15 @@ impl Block {
         let gate = apply(&normed, Gate);
         let up = apply(&normed, Up);
         xa[Output as usize] = low;
-        Activations { x, input_rstd, q, k, v, attended, middle, middle_rstd, gate, up, xa }
+        let before_qk_norms = [q_input, k_input];
+        Activations { x, input_rstd, q, k, v, before_qk_norms, attended, middle, middle_rstd, gate, up, xa }
     }
 
     /// The block's output from its activations, `[tokens, hidden_size]`.
     #[must_use]
     pub fn output(&self, activations: &Activations, context: &BlockContext<'_>) -> Tensor<2> {
         let h = swiglu(&activations.gate, &activations.up);
-        let down = Projection::Down;
+        let down = Linear::Down;
         let low_rank = context.low_rank(down);
         linear_residual(&h, self.weight(down), low_rank.as_ref(), activations.middle.clone()).0
     }
@@ -154,18 +182,19 @@ impl Block {
         context: &BlockContext<'_>,
         input_grad: bool,
     ) -> (Option<Tensor<2>>, BlockGrads) {
-        use Projection::{Down, Gate, Key, Output, Query, Up, Value};
-        let Activations { x, input_rstd, q, k, v, attended, middle, middle_rstd, gate, up, xa } = activations;
+        use Linear::{Down, Gate, Key, Output, Query, Up, Value};
+        let Activations { x, input_rstd, q, k, v, before_qk_norms, attended, middle, middle_rstd, gate, up, xa } =
+            activations;
         let mut grads: BlockGrads = [const { None }; 7];
-        let mut apply = |dy: &Tensor<2>, input: &Tensor<2>, projection: Projection, input_grad: InputGrad| {
-            let low_rank = context.low_rank(projection);
+        let mut apply = |dy: &Tensor<2>, input: &Tensor<2>, layer: Linear, input_grad: InputGrad| {
+            let low_rank = context.low_rank(layer);
             let low = low_rank.as_ref().map(|low_rank| {
-                let kept = xa[projection as usize].clone();
+                let kept = xa[layer as usize].clone();
                 (low_rank, kept.unwrap_or_else(|| low_rank_input(input, low_rank)))
             });
             let low = low.as_ref().map(|(low_rank, xa)| (*low_rank, xa));
-            let (dx, grad) = linear_backward(dy, input, self.weight(projection), low, input_grad);
-            grads[projection as usize] = grad;
+            let (dx, grad) = linear_backward(dy, input, self.weight(layer), low, input_grad);
+            grads[layer as usize] = grad;
             dx
         };
         let sum = |dx: Option<Tensor<2>>| dx.map_or(InputGrad::Fresh, InputGrad::AddTo);
@@ -192,6 +221,9 @@ impl Block {
         let Heads { num_heads, num_kv_heads, .. } = context.heads;
         let dq = rotate(dq, context.layout, num_heads, true);
         let dk = rotate(dk, context.layout, num_kv_heads, true);
+        let [q_input, k_input] = before_qk_norms;
+        let dq = self.norm_heads_backward(0, dq, q_input);
+        let dk = self.norm_heads_backward(1, dk, k_input);
         let (normed, _) = rms_norm(&x, &self.input_layernorm, context.eps);
         let first = if input_grad { InputGrad::Fresh } else { InputGrad::Skip };
         let add = |dx: Option<Tensor<2>>| if input_grad { sum(dx) } else { InputGrad::Skip };
@@ -213,11 +245,12 @@ mod tests {
     use crate::lora::adapters::normal;
     use crate::lora::config::LoraConfig;
     use crate::lora::{Adapter, AdapterSet};
-    use crate::model::config::LlamaConfig;
+    use crate::spec::ModelConfig;
 
-    /// Grouped queries, heads narrower than the hidden size, an odd number of tokens.
-    fn config() -> LlamaConfig {
-        LlamaConfig::from_json(
+    /// Grouped queries, heads narrower than the hidden size, an odd number of tokens. The block has what any family has:
+    /// biases everywhere, norms of heads.
+    fn config() -> ModelConfig {
+        ModelConfig::from_json(
             r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 40,
             "intermediate_size": 56, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
             "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
@@ -238,15 +271,13 @@ mod tests {
         let block = Block {
             input_layernorm: random([40], 0.3, rng, device) + 1.0,
             post_attention_layernorm: random([40], 0.3, rng, device) + 1.0,
-            projections: config
-                .block_linears()
-                .map(|(_, shape)| Weight { values: random(shape, 0.2, rng, device), rounds }),
+            qk_norms: None,
+            linears: Linear::ALL
+                .map(|linear| Weight { rounds, ..Weight::new(random(config.linear(linear), 0.2, rng, device)) }),
         };
         let selection = LoraConfig { r: 3, lora_alpha: 5.0, ..LoraConfig::default() }.select(1).unwrap();
-        let linears = config.block_linears();
-        let features = |projection: Projection| (linears[projection as usize].1[1], linears[projection as usize].1[0]);
         let init = crate::lora::config::InitLoraWeights::Kaiming;
-        let mut adapters = AdapterSet::new(&selection, features, init, 0.0, 3, device);
+        let mut adapters = AdapterSet::new(&config, &selection, init, 0.0, 3, device);
         for adapter in adapters.iter_mut() {
             adapter.lora_b = random(adapter.lora_b.dims(), 0.2, rng, device);
         }
@@ -292,8 +323,8 @@ mod tests {
         };
         let tracked: BlockAdapters = std::array::from_fn(|i| adapters.blocks[0][i].as_ref().map(leaf));
         let (layout, mut config) = (layout(&device), config());
-        config.sliding_window = window;
-        let context = BlockContext::new(&config, &layout, &tracked, dropout);
+        config.windows = vec![window];
+        let context = BlockContext::new(&config, 0, &layout, &tracked, dropout);
         let y = block.output(&block.activations(x.clone(), &context), &context);
         // Padding carries no gradient in training.
         let grads = (y.clone() * masked(dy)).sum().backward();
@@ -313,8 +344,8 @@ mod tests {
     fn by_hand(device: &Device, rounds: bool, window: Option<usize>, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
         let (block, adapters, x, dy) = fixture(device, rounds);
         let (layout, mut config) = (layout(device), config());
-        config.sliding_window = window;
-        let context = BlockContext::new(&config, &layout, &adapters.blocks[0], dropout);
+        config.windows = vec![window];
+        let context = BlockContext::new(&config, 0, &layout, &adapters.blocks[0], dropout);
         let activations = block.activations(x, &context);
         let y = block.output(&activations, &context);
         let (dx, grads) = block.backward(masked(dy), activations, &context, true);

@@ -3,17 +3,16 @@
 use burn::tensor::{DType, Device};
 use rayon::prelude::*;
 
+use super::Model;
 use super::block::Block;
-use super::config::LlamaConfig;
-use super::llama::Llama;
 use super::weights::{Weights, WeightsError};
 use crate::device::Dtype;
-use crate::lora::targets::Projection;
 use crate::ops::host;
 use crate::ops::linear::Weight;
+use crate::spec::{Linear, ModelConfig};
 
-/// Loads a model: `storage` is the type of its linear layers and embeddings, `compute` that of the arithmetic. The
-/// weights of the norms are kept in `f32`: they are small, and every stored type fits into it.
+/// Loads a model: `storage` is the type of its linear layers and embeddings, `compute` that of the arithmetic.
+/// Weights of norms and biases are kept in `f32`: they are small, and every stored type fits into it.
 ///
 /// In `bf16`, where the kernels of [`crate::ops::cpu`] run, only the operands of the products with frozen weights are
 /// rounded: activations and sums are in `f32`.
@@ -21,14 +20,14 @@ use crate::ops::linear::Weight;
 /// # Errors
 /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
 pub fn load(
-    config: &LlamaConfig,
+    config: &ModelConfig,
     weights: &Weights,
     storage: Dtype,
     compute: Dtype,
     device: &Device,
-) -> Result<Llama, WeightsError> {
+) -> Result<Model, WeightsError> {
     weights.check(config)?;
-    let LlamaConfig { vocab_size, hidden_size, .. } = *config;
+    let ModelConfig { vocab_size, hidden_size, .. } = *config;
     let has_kernels = host::has_kernels(device, DType::F32);
     let rounds = has_kernels && compute == Dtype::Bf16;
     let block = |layer| load_block(config, weights, layer, storage, rounds, device);
@@ -44,38 +43,45 @@ pub fn load(
     } else {
         weights.load("lm_head.weight", [vocab_size, hidden_size], storage, device)?
     };
-    Ok(Llama::new(
+    Ok(Model::new(
         config.clone(),
         if rounds { DType::F32 } else { DType::from(compute) },
         embed_tokens,
         blocks?,
         weights.load("model.norm.weight", [hidden_size], Dtype::F32, device)?,
-        Weight { values: lm_head, rounds },
+        Weight { rounds, ..Weight::new(lm_head) },
     ))
 }
 
 fn load_block(
-    config: &LlamaConfig,
+    config: &ModelConfig,
     weights: &Weights,
     layer: usize,
     storage: Dtype,
     rounds: bool,
     device: &Device,
 ) -> Result<Block, WeightsError> {
-    let norm = |name: &str| {
-        weights.load(&format!("model.layers.{layer}.{name}.weight"), [config.hidden_size], Dtype::F32, device)
-    };
-    let linears = config.block_linears();
-    let mut projections = Vec::with_capacity(linears.len());
-    for projection in Projection::ALL {
-        let shape = linears.iter().find(|(name, _)| *name == projection.name()).map_or([0, 0], |(_, shape)| *shape);
-        let name = format!("{}.weight", projection.module_name(layer));
-        projections.push(Weight { values: weights.load(&name, shape, storage, device)?, rounds });
+    let name = |part: &str| format!("model.layers.{layer}.{part}");
+    let norm = |part: &str, width| weights.load(&name(&format!("{part}.weight")), [width], Dtype::F32, device);
+    let mut linears = Vec::with_capacity(Linear::ALL.len());
+    for linear in Linear::ALL {
+        let (name, shape) = (linear.module_name(layer), config.linear(linear));
+        let values = weights.load(&format!("{name}.weight"), shape, storage, device)?;
+        let bias = config.biases[linear as usize]
+            .then(|| weights.load(&format!("{name}.bias"), [shape[0]], Dtype::F32, device))
+            .transpose()?;
+        linears.push(Weight { values, bias, rounds });
     }
-    let Ok(projections) = projections.try_into() else { unreachable!("one tensor for each projection") };
+    let Ok(linears) = linears.try_into() else { unreachable!("one weight for each linear layer") };
+    let qk_norms = if config.qk_norm {
+        Some([norm("self_attn.q_norm", config.head_dim)?, norm("self_attn.k_norm", config.head_dim)?])
+    } else {
+        None
+    };
     Ok(Block {
-        input_layernorm: norm("input_layernorm")?,
-        post_attention_layernorm: norm("post_attention_layernorm")?,
-        projections,
+        input_layernorm: norm("input_layernorm", config.hidden_size)?,
+        post_attention_layernorm: norm("post_attention_layernorm", config.hidden_size)?,
+        qk_norms,
+        linears,
     })
 }

@@ -3,10 +3,10 @@
 use std::f64::consts::TAU;
 use std::sync::Arc;
 
-use super::config::{LlamaConfig, RopeScaling};
 use crate::ops::layout::RotaryTable;
+use crate::spec::{ModelConfig, RopeScaling};
 
-impl LlamaConfig {
+impl ModelConfig {
     /// Radians by which each pair of dimensions turns from one position to the next, `[head_dim / 2]`.
     #[must_use]
     #[expect(

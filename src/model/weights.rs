@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor};
 
 use crate::device::Dtype;
-use crate::model::config::LlamaConfig;
+use crate::spec::ModelConfig;
 
 pub mod convert;
 pub(crate) mod error;
@@ -31,7 +31,7 @@ impl Weights {
     ///
     /// # Errors
     /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
-    pub fn check(&self, config: &LlamaConfig) -> Result<(), WeightsError> {
+    pub fn check(&self, config: &ModelConfig) -> Result<(), WeightsError> {
         match self {
             Self::Files(files) => files.check(config),
             Self::Random(_) => Ok(()),

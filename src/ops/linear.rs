@@ -1,4 +1,4 @@
-//! A frozen linear layer with a low-rank update beside it: `y = x W^T + scale (drop(x) A^T) B^T`
+//! A frozen linear layer with a low-rank update beside it: `y = x W^T + b + scale (drop(x) A^T) B^T`
 //! (Hu et al., 2021, equation 3).
 
 use burn::tensor::{DType, Tensor};
@@ -11,16 +11,18 @@ use super::{dropout, linear_host};
 pub struct Weight {
     /// The elements.
     pub values: Tensor<2>,
+    /// Added to the product, `[out_features]` in `f32`.
+    pub bias: Option<Tensor<1>>,
     /// Round both operands of a product to `bf16`, and sum in `f32`: the matrix products of `bf16` between activations
     /// that stay in `f32`.
     pub rounds: bool,
 }
 
 impl Weight {
-    /// A weight that is multiplied in the type of the activations.
+    /// A weight without a bias that is multiplied in the type of the activations.
     #[must_use]
     pub fn new(values: Tensor<2>) -> Self {
-        Self { values, rounds: false }
+        Self { values, bias: None, rounds: false }
     }
 
     /// `[out_features, in_features]`.
@@ -174,7 +176,10 @@ fn cost_of_backward(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>, 
 pub fn plain_linear(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>) -> (Tensor<2>, Option<Tensor<2>>) {
     let dtype = x.dtype();
     let operand = |x: Tensor<2>| weight.operand(x, dtype);
-    let y = operand(x.clone()).matmul(operand(weight.values.clone()).transpose());
+    let mut y = operand(x.clone()).matmul(operand(weight.values.clone()).transpose());
+    if let Some(bias) = &weight.bias {
+        y = y + bias.clone().cast(dtype).unsqueeze();
+    }
     let Some(lora) = lora else { return (y, None) };
     let xa = lora.dropped(x).matmul(lora.a.clone().cast(dtype).transpose()); // [tokens, r]
     let update = operand(xa.clone()).matmul(operand(lora.b.clone() * lora.scale).transpose());

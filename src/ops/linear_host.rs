@@ -44,7 +44,7 @@ pub(super) fn linear(
     let (Some(host_x), Some(flex_w)) = (host::view(x), host::primitive(&weight.values)) else { return Err(residual) };
     let Some(w) = elements(&flex_w, weight.rounds) else { return Err(residual) };
     let ([tokens, in_features], [out_features, _]) = (x.dims(), dims(&flex_w));
-    let accumulate = residual.is_some();
+    let accumulate = residual.is_some() || weight.bias.is_some();
     let mut sum = match residual {
         // The kernels add to what is there; a shared residual is copied once by `storage_mut`.
         Some(residual) => match host::take(residual.clone()) {
@@ -54,6 +54,11 @@ pub(super) fn linear(
         None => zeros([tokens, out_features]),
     };
     let y = sum.storage_mut::<f32>();
+    if let Some(bias) = weight.bias.as_ref().and_then(host::view) {
+        for row in y.chunks_exact_mut(out_features) {
+            row.iter_mut().zip(bias.as_slice()).for_each(|(y, bias)| *y += bias);
+        }
+    }
     let x_values = host_x.as_slice();
     let xa = match lora {
         None => {

@@ -6,8 +6,8 @@ use crate::data::sources::FileInfo;
 use crate::device::{OpenDevice, num_cpu_threads};
 use crate::diagnosis::Facts;
 use crate::lora::targets::Selection;
-use crate::model::config::LlamaConfig;
 use crate::recipe::Recipe;
+use crate::spec::ModelConfig;
 use crate::telemetry::total_host_memory_bytes;
 use crate::train::config::GradientCheckpointing;
 use crate::train::memory::Workload;
@@ -15,7 +15,7 @@ use crate::train::memory::Workload;
 /// The recipe and the machine, as far as a rule speaks of them.
 pub(super) fn facts(
     recipe: &Recipe,
-    config: &LlamaConfig,
+    config: &ModelConfig,
     selection: &Selection,
     data: &DataPipeline,
     device: &OpenDevice,
@@ -39,7 +39,7 @@ pub(super) fn facts(
     };
     let sizes = data.files().iter().filter(|file| !file.is_eval).map(size);
     let eval_batches = data.num_eval_batches(rows, recipe.eval.max_batches) as u64;
-    let block: usize = config.block_linears().iter().map(|(_, [rows, columns])| rows * columns).sum();
+    let block = config.block_linear_size();
     Facts {
         is_gpu: device.is_gpu(),
         leaves_padding_out,

@@ -12,13 +12,13 @@ use crate::failure::Failure;
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
-use crate::lora::targets::{Projection, Selection};
-use crate::model::config::LlamaConfig;
-use crate::model::llama::Llama;
+use crate::lora::targets::Selection;
+use crate::model::Model;
 use crate::model::weights::{RandomWeights, WeightFiles, Weights};
 use crate::model::{Init, ModelOptions, load};
 use crate::recipe::Recipe;
 use crate::schema::{Problem, Problems};
+use crate::spec::ModelConfig;
 use crate::telemetry::NvmlSelector;
 use crate::train::memory::Workload;
 
@@ -28,7 +28,7 @@ pub struct ModelSource {
     /// Its folder.
     pub folder: PathBuf,
     /// Its shape.
-    pub config: LlamaConfig,
+    pub config: ModelConfig,
     /// Its weights.
     pub weights: Weights,
 }
@@ -54,7 +54,7 @@ impl ModelSource {
             let config = folder.join("config.json");
             (folder, config)
         };
-        let config = LlamaConfig::from_file(&config).map_err(Failure::input)?;
+        let config = ModelConfig::from_file(&config).map_err(Failure::input)?;
         let weights = match options.init {
             Init::Random => Weights::Random(RandomWeights::new(&config, seed)),
             Init::Pretrained => Weights::Files(WeightFiles::open(&folder).map_err(Failure::input)?),
@@ -68,7 +68,7 @@ impl ModelSource {
     /// # Errors
     ///
     /// A type that the device does not have, weights that do not fit it.
-    pub fn load(&self, dtype: Option<Dtype>, precision: Dtype, device: &OpenDevice) -> Result<Llama, Failure> {
+    pub fn load(&self, dtype: Option<Dtype>, precision: Dtype, device: &OpenDevice) -> Result<Model, Failure> {
         let storage = dtype.unwrap_or(precision);
         for dtype in [storage, precision] {
             device.require_dtype(dtype).map_err(Failure::input)?;
@@ -122,13 +122,8 @@ impl ModelSource {
     /// Fresh adapters, with which the model is still the base model.
     #[must_use]
     pub fn new_adapters(&self, selection: &Selection, lora: &LoraConfig, seed: u64, device: &OpenDevice) -> AdapterSet {
-        let linears = self.config.block_linears();
-        let features = |projection: Projection| {
-            let [out_features, in_features] =
-                linears.iter().find(|(name, _)| *name == projection.name()).map_or([0, 0], |(_, shape)| *shape);
-            (in_features, out_features)
-        };
-        AdapterSet::new(selection, features, lora.init_lora_weights, lora.lora_dropout, seed, &device.device)
+        let init = lora.init_lora_weights;
+        AdapterSet::new(&self.config, selection, init, lora.lora_dropout, seed, &device.device)
     }
 }
 
@@ -140,7 +135,7 @@ pub fn data_failure(error: DataError) -> Failure {
 
 /// What decides the memory of a recipe's steps.
 #[must_use]
-pub fn workload<'a>(recipe: &Recipe, config: &'a LlamaConfig, selection: &'a Selection, on_cpu: bool) -> Workload<'a> {
+pub fn workload<'a>(recipe: &Recipe, config: &'a ModelConfig, selection: &'a Selection, on_cpu: bool) -> Workload<'a> {
     let precision = recipe.train.precision;
     Workload {
         config,

@@ -4,8 +4,8 @@ use crate::data::pipeline::DataPipeline;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
-use crate::model::config::LlamaConfig;
 use crate::recipe::Recipe;
+use crate::spec::ModelConfig;
 use crate::train::config::GradientCheckpointing;
 use crate::train::schedule::{Schedule, steps_per_epoch};
 
@@ -15,7 +15,7 @@ pub(super) struct Opening<'a> {
     /// The recipe.
     pub(super) recipe: &'a Recipe,
     /// The model's shape.
-    pub(super) config: &'a LlamaConfig,
+    pub(super) config: &'a ModelConfig,
     /// The adapted layers.
     pub(super) selection: &'a Selection,
     /// Parameters that are trained.
@@ -72,7 +72,7 @@ impl Opening<'_> {
     }
 
     fn model(&self) -> String {
-        let LlamaConfig { model_type, num_hidden_layers, hidden_size, .. } = self.config;
+        let ModelConfig { model_type, num_hidden_layers, hidden_size, .. } = self.config;
         let path = &self.recipe.model.path;
         format!("model: {path} ({model_type}, {num_hidden_layers} layers of width {hidden_size})")
     }

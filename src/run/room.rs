@@ -8,8 +8,8 @@ use super::inputs;
 use crate::device::{DeviceKind, OpenDevice};
 use crate::failure::Failure;
 use crate::lora::targets::Selection;
-use crate::model::config::LlamaConfig;
 use crate::recipe::Recipe;
+use crate::spec::ModelConfig;
 use crate::telemetry::gpus::{self, Gpus};
 use crate::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
 use crate::train::fit::{self, Memories};
@@ -77,7 +77,7 @@ pub struct Room {
 impl Room {
     /// Reckons the memory of a recipe's step and asks the device for its own. Nothing is loaded.
     #[must_use]
-    pub fn look(recipe: &Recipe, config: &LlamaConfig, selection: &Selection, device: &OpenDevice) -> Self {
+    pub fn look(recipe: &Recipe, config: &ModelConfig, selection: &Selection, device: &OpenDevice) -> Self {
         let on_cpu = device.kind == DeviceKind::Cpu;
         let workload = inputs::workload(recipe, config, selection, on_cpu);
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]

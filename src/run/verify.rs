@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::data::batch::{Batch, Document};
 use crate::export::{ExportError, adapter_set, adapter_weights, read_adapter};
 use crate::lora::AdapterSet;
-use crate::model::llama::Llama;
+use crate::model::Model;
 
 /// Tokens whose logits are compared.
 const NUM_TOKENS: usize = 16;
@@ -24,7 +24,7 @@ const GPU_TOLERANCE: f32 = 0.05;
 /// An adapter that cannot be read, or that is not of this model.
 pub(super) fn adapter_reloads(
     folder: &Path,
-    model: &Llama,
+    model: &Model,
     adapters: &AdapterSet,
     is_gpu: bool,
 ) -> Result<bool, ExportError> {

@@ -10,8 +10,8 @@ use super::grads::GradSums;
 use super::offload::{HostParking, Leaving, Returning};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
+use crate::model::Model;
 use crate::model::block::{Activations, BlockContext};
-use crate::model::llama::Llama;
 use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
 use crate::ops::dropout::mix;
 use crate::ops::layout::Layout;
@@ -56,7 +56,7 @@ pub struct Inputs {
 impl Inputs {
     /// Lays a micro-batch out on the model's device; `None` where it has no target tokens.
     #[must_use]
-    pub fn new(model: &Llama, batch: &Batch) -> Option<Self> {
+    pub fn new(model: &Model, batch: &Batch) -> Option<Self> {
         (!batch.targets.is_empty()).then(|| Self {
             layout: model.layout(batch),
             input_ids: model.token_ids(&batch.input_ids),
@@ -110,7 +110,7 @@ impl Kept {
 
 /// Forward of one micro-batch, with its loss and the loss's gradient.
 #[must_use]
-pub fn forward(model: &Llama, adapters: &AdapterSet, inputs: Inputs, options: Options<'_>) -> Forward {
+pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Options<'_>) -> Forward {
     let Inputs { layout, input_ids, target_rows, target_tokens } = inputs;
     let first = first_adapted(model, adapters);
     let mut x = model.embed_ids(input_ids);
@@ -138,7 +138,7 @@ pub fn forward(model: &Llama, adapters: &AdapterSet, inputs: Inputs, options: Op
 /// Returns the loss of every target token in nats, `[targets]`, `f32`, still on the device.
 #[must_use]
 pub fn backward(
-    model: &Llama,
+    model: &Model,
     adapters: &AdapterSet,
     forward: Forward,
     options: Options<'_>,
@@ -168,14 +168,14 @@ pub fn backward(
 }
 
 /// The first block with an adapter. Below it nothing is trained: no backward, nothing kept.
-fn first_adapted(model: &Llama, adapters: &AdapterSet) -> usize {
+fn first_adapted(model: &Model, adapters: &AdapterSet) -> usize {
     let first = adapters.blocks.iter().position(|block| block.iter().any(Option::is_some));
     first.unwrap_or(model.blocks.len())
 }
 
 /// What a block is computed with: the same in its forward and when that is made again.
 fn context<'a>(
-    model: &'a Llama,
+    model: &'a Model,
     adapters: &'a AdapterSet,
     layout: &'a Layout,
     options: Options<'_>,
@@ -183,12 +183,12 @@ fn context<'a>(
 ) -> BlockContext<'a> {
     let dropout = (adapters.dropout > 0.0)
         .then(|| Dropout { probability: adapters.dropout, seed: mix(options.dropout_seed ^ mix(layer as u64 + 1)) });
-    BlockContext::new(&model.config, layout, &adapters.blocks[layer], dropout)
+    BlockContext::new(&model.config, layer, layout, &adapters.blocks[layer], dropout)
 }
 
 /// The loss of every target token, `[targets]`, `f32`, in nats, without gradients and without dropout.
 #[must_use]
-pub fn losses(model: &Llama, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> Option<Tensor<1>> {
+pub fn losses(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> Option<Tensor<1>> {
     if batch.targets.is_empty() {
         return None;
     }
@@ -201,7 +201,7 @@ pub fn losses(model: &Llama, adapters: &AdapterSet, batch: &Batch, chunk: LossCh
 ///
 /// Only rows that carry loss go through the norm and the head.
 fn loss_and_grad(
-    model: &Llama,
+    model: &Model,
     x: Tensor<2>,
     rows: Tensor<1, Int>,
     tokens: &[u32],
@@ -219,7 +219,7 @@ fn loss_and_grad(
     (losses, profile::measure("target_rows", || width, scatter))
 }
 
-fn target_rows(model: &Llama, batch: &Batch) -> Tensor<1, Int> {
+fn target_rows(model: &Model, batch: &Batch) -> Tensor<1, Int> {
     let rows: Vec<i32> =
         batch.targets.iter().map(|target| i32::try_from(target.position).unwrap_or(i32::MAX)).collect();
     let shape = [rows.len()];

@@ -222,17 +222,17 @@ mod tests {
     use super::*;
     use crate::lora::config::LoraConfig;
     use crate::lora::targets::Selection;
-    use crate::model::config::LlamaConfig;
+    use crate::spec::ModelConfig;
 
     const GIB: f64 = 1_073_741_824.0;
 
-    fn model() -> (LlamaConfig, Selection) {
-        let config = LlamaConfig::from_json(include_str!("../../configs/smollm2-135m.json")).unwrap();
+    fn model() -> (ModelConfig, Selection) {
+        let config = ModelConfig::from_json(include_str!("../../configs/smollm2-135m.json")).unwrap();
         let selection = LoraConfig::default().select(config.num_hidden_layers).unwrap();
         (config, selection)
     }
 
-    fn workload<'a>(config: &'a LlamaConfig, selection: &'a Selection) -> Workload<'a> {
+    fn workload<'a>(config: &'a ModelConfig, selection: &'a Selection) -> Workload<'a> {
         Workload {
             config,
             selection,

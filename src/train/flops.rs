@@ -2,7 +2,7 @@
 
 use crate::data::batch::Batch;
 use crate::data::survey::RowSize;
-use crate::model::config::LlamaConfig;
+use crate::spec::ModelConfig;
 
 /// Model FLOPs of forward and backward, by what they grow with.
 ///
@@ -11,25 +11,26 @@ use crate::model::config::LlamaConfig;
 /// every pair of a query and a key that it may see, two products forward and four backward: `12 * head_dim` a head.
 /// The head is counted for the tokens that carry loss, since no other token needs it. What is computed again by
 /// gradient checkpointing does not count (Chowdhery et al., 2022, appendix B).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepFlops {
     per_token: f64,
     per_target_token: f64,
     per_attention_pair: f64,
-    sliding_window: usize,
+    /// By layer.
+    windows: Vec<Option<usize>>,
 }
 
 impl StepFlops {
     /// The counts for a model with `num_trainable` parameters in its adapters.
     #[must_use]
-    pub fn new(config: &LlamaConfig, num_trainable: usize) -> Self {
-        let block: usize = config.block_linears().iter().map(|(_, [rows, columns])| rows * columns).sum();
-        let heads = config.num_hidden_layers * config.num_attention_heads * config.head_dim;
+    pub fn new(config: &ModelConfig, num_trainable: usize) -> Self {
+        let block = config.block_linear_size();
+        let heads = config.num_attention_heads * config.head_dim;
         Self {
             per_token: as_f64(4 * config.num_hidden_layers * block + 6 * num_trainable),
             per_target_token: as_f64(4 * config.vocab_size * config.hidden_size),
             per_attention_pair: as_f64(12 * heads),
-            sliding_window: config.sliding_window.unwrap_or(usize::MAX),
+            windows: config.windows.clone(),
         }
     }
 
@@ -68,11 +69,14 @@ impl StepFlops {
             + self.per_attention_pair * as_f64(self.attention_pairs(len))
     }
 
-    /// Keys that the queries of a document of `len` tokens see together: token `i` sees itself and those before it,
-    /// within the window.
+    /// Keys that the queries of a document of `len` tokens see together in all layers: token `i` sees itself and those
+    /// before it, within the window.
     fn attention_pairs(&self, len: usize) -> usize {
-        let window = self.sliding_window.min(len);
-        window * (window + 1) / 2 + (len - window) * window
+        let pairs = |window: &Option<usize>| {
+            let window = window.unwrap_or(len).min(len);
+            window * (window + 1) / 2 + (len - window) * window
+        };
+        self.windows.iter().map(pairs).sum()
     }
 }
 
@@ -87,8 +91,8 @@ mod tests {
     use super::*;
     use crate::data::batch::{Document, Target};
 
-    fn config(sliding_window: Option<usize>) -> LlamaConfig {
-        LlamaConfig {
+    fn config(window: Option<usize>) -> ModelConfig {
+        ModelConfig {
             model_type: "llama".into(),
             vocab_size: 10,
             hidden_size: 4,
@@ -102,7 +106,9 @@ mod tests {
             rope_theta: 1e4,
             rope_scaling: None,
             tie_word_embeddings: true,
-            sliding_window,
+            windows: vec![window; 2],
+            biases: [false; 7],
+            qk_norm: false,
             bos_token_id: None,
             eos_token_ids: Vec::new(),
             initializer_range: 0.02,
@@ -146,8 +152,8 @@ mod tests {
     #[test]
     fn a_sliding_window_limits_the_pairs() {
         let flops = StepFlops::new(&config(Some(2)), 0);
-        assert_eq!(flops.attention_pairs(5), 1 + 4 * 2);
-        assert_eq!(flops.attention_pairs(1), 1);
-        assert_eq!(StepFlops::new(&config(None), 0).attention_pairs(5), 15);
+        assert_eq!(flops.attention_pairs(5), 2 * (1 + 4 * 2));
+        assert_eq!(flops.attention_pairs(1), 2);
+        assert_eq!(StepFlops::new(&config(None), 0).attention_pairs(5), 2 * 15);
     }
 }

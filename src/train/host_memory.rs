@@ -60,12 +60,12 @@ mod tests {
     use super::*;
     use crate::device::Dtype;
     use crate::lora::config::LoraConfig;
-    use crate::model::config::LlamaConfig;
     use crate::ops::cross_entropy::LossChunk;
+    use crate::spec::ModelConfig;
 
     #[test]
     fn block_inputs_that_leave_the_gpu_are_in_host_memory() {
-        let config = LlamaConfig::from_json(include_str!("../../configs/llama-3.1-8b.json")).unwrap();
+        let config = ModelConfig::from_json(include_str!("../../configs/llama-3.1-8b.json")).unwrap();
         let selection = LoraConfig { r: 16, ..LoraConfig::default() }.select(config.num_hidden_layers).unwrap();
         let on_gpu = Workload {
             config: &config,

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::config::GradientCheckpointing;
 use crate::device::Dtype;
-use crate::lora::targets::{Projection, Selection};
-use crate::model::config::LlamaConfig;
+use crate::lora::targets::{AdapterShape, Selection};
 use crate::ops::cross_entropy::LossChunk;
+use crate::spec::ModelConfig;
 
 /// Bytes of a float of the adapters, gradients and moments.
 const F32: usize = 4;
@@ -19,7 +19,7 @@ const F32: usize = 4;
 #[derive(Clone, Debug)]
 pub struct Workload<'a> {
     /// Shape of the model.
-    pub config: &'a LlamaConfig,
+    pub config: &'a ModelConfig,
     /// The adapted layers.
     pub selection: &'a Selection,
     /// Type in which the base is stored.
@@ -84,21 +84,11 @@ impl Workload<'_> {
         if self.on_cpu && self.precision == Dtype::Bf16 { F32 } else { self.precision.num_bytes() }
     }
 
-    /// Rank by projection of the layer with the most, and parameters of all layers.
+    /// Ranks of the block with the most, summed, and parameters of all blocks.
     fn adapters(&self) -> (usize, usize) {
-        let linears = self.config.block_linears();
-        let (mut most, mut parameters) = (0, 0);
-        for layer in &self.selection.shapes {
-            let mut ranks = 0;
-            for (projection, shape) in Projection::ALL.iter().zip(layer) {
-                let Some(shape) = shape else { continue };
-                let size = linears.iter().find(|(name, _)| *name == projection.name()).map_or(0, |(_, [o, i])| o + i);
-                ranks += shape.r;
-                parameters += shape.r * size;
-            }
-            most = most.max(ranks);
-        }
-        (most, parameters)
+        let ranks = |layer: &[Option<AdapterShape>; 7]| layer.iter().flatten().map(|shape| shape.r).sum();
+        let most = self.selection.shapes.iter().map(ranks).max().unwrap_or(0);
+        (most, self.selection.num_parameters(self.config))
     }
 
     /// Bytes of the adapters of all layers.
@@ -109,7 +99,7 @@ impl Workload<'_> {
     fn base_bytes(&self) -> usize {
         let tensors = self.config.expected_tensors();
         let bytes = tensors.iter().map(|(_, shape)| {
-            // Norms are kept in f32.
+            // Norms and biases are kept in f32.
             let width = if shape.len() == 1 { F32 } else { self.storage.num_bytes() };
             shape.iter().product::<usize>() * width
         });
@@ -117,10 +107,13 @@ impl Workload<'_> {
     }
 
     fn block(&self, ranks: usize) -> BlockSizes {
-        let LlamaConfig { hidden_size: hidden, intermediate_size: ffn, .. } = *self.config;
+        let ModelConfig { hidden_size: hidden, intermediate_size: ffn, .. } = *self.config;
         let query = self.config.num_attention_heads * self.config.head_dim;
         let key_value = self.config.num_key_value_heads * self.config.head_dim;
-        let statistics = self.config.num_attention_heads + 2;
+        let heads = self.config.num_attention_heads + self.config.num_key_value_heads;
+        // Queries and keys before their norms, and a factor for each head.
+        let qk_norm = if self.config.qk_norm { query + key_value + heads } else { 0 };
+        let statistics = self.config.num_attention_heads + 2 + qk_norm;
         let kept = 2 * hidden + 2 * query + 2 * key_value + 2 * ffn + statistics + ranks;
         // The feed-forward product and the output beside its residual, in the forward.
         let forward = ffn + hidden;
@@ -220,7 +213,7 @@ mod tests {
     use crate::lora::config::LoraConfig;
 
     fn plan(change: impl FnOnce(&mut Workload<'_>)) -> MemoryPlan {
-        let config = LlamaConfig::from_json(include_str!("../../configs/smollm2-135m.json")).unwrap();
+        let config = ModelConfig::from_json(include_str!("../../configs/smollm2-135m.json")).unwrap();
         let selection = LoraConfig { r: 16, ..LoraConfig::default() }.select(config.num_hidden_layers).unwrap();
         let mut workload = Workload {
             config: &config,

@@ -14,7 +14,7 @@ use super::watchdog::digest;
 use crate::checkpoint::HostTensor;
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
-use crate::model::llama::Llama;
+use crate::model::Model;
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::mix;
 use crate::ops::profile::{self, Cost};
@@ -22,7 +22,7 @@ use crate::ops::profile::{self, Cost};
 /// Model, adapters and optimizer, and the step under way.
 #[derive(Debug)]
 pub struct TrainStep {
-    model: Llama,
+    model: Model,
     adapters: AdapterSet,
     optimizer: AdamW,
     gradient_checkpointing: GradientCheckpointing,
@@ -147,7 +147,7 @@ impl TrainStep {
     /// A step to be filled with micro-batches. `seed` names the dropout masks.
     #[must_use]
     pub fn new(
-        model: Llama,
+        model: Model,
         adapters: AdapterSet,
         train: &TrainConfig,
         optimizer: &OptimizerConfig,
@@ -173,7 +173,7 @@ impl TrainStep {
 
     /// The frozen model.
     #[must_use]
-    pub fn model(&self) -> &Llama {
+    pub fn model(&self) -> &Model {
         &self.model
     }
 
@@ -363,7 +363,7 @@ impl TrainStep {
 }
 
 /// Loss of a micro-batch under `adapters`, without dropout and without gradients.
-fn eval_loss(model: &Llama, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> LossSum {
+fn eval_loss(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> LossSum {
     let dense = model.has_kernels().then(|| batch.without_padding());
     let batch = dense.as_ref().unwrap_or(batch);
     let losses = read(backprop::losses(model, adapters, batch, chunk).into_iter().collect());

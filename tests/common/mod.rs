@@ -5,6 +5,7 @@
 #![allow(clippy::unnecessary_debug_formatting, reason = "a quoted path is TOML")]
 
 pub(crate) mod events;
+pub(crate) mod families;
 
 use std::fmt::Write as _;
 use std::fs;

@@ -16,11 +16,11 @@ use lora_train::data::template::ChatTemplate;
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::export::{check_adapter, read_adapter, write_adapter};
 use lora_train::metrics::{LoggingConfig, SinkOptions, Sinks, StepMetrics};
-use lora_train::model::config::LlamaConfig;
 use lora_train::model::weights::WeightFiles;
 use lora_train::recipe::{Purpose, Recipe};
 use lora_train::report::{self, compare::Comparison};
 use lora_train::schema::Override;
+use lora_train::spec::ModelConfig;
 use lora_train::train::state::TrainerState;
 use serde_json::Value;
 
@@ -61,9 +61,9 @@ pub(crate) fn quickstart_tokenizer() -> &'static Arc<Tokenizer> {
     TOKENIZER.get_or_init(|| Arc::new(Tokenizer::open(&repository().join("quickstart/model")).unwrap()))
 }
 
-pub(crate) fn tiny_config() -> &'static LlamaConfig {
-    static CONFIG: OnceLock<LlamaConfig> = OnceLock::new();
-    CONFIG.get_or_init(|| LlamaConfig::from_file(&repository().join("configs/tiny.json")).unwrap())
+pub(crate) fn tiny_config() -> &'static ModelConfig {
+    static CONFIG: OnceLock<ModelConfig> = OnceLock::new();
+    CONFIG.get_or_init(|| ModelConfig::from_file(&repository().join("configs/tiny.json")).unwrap())
 }
 
 /// The parts of an input with several files: they are separated by a zero byte, which no text has.
@@ -155,7 +155,7 @@ pub(crate) fn check_rows(pipeline: &DataPipeline, config: &DataConfig) {
 /// A `config.json`.
 pub(crate) fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let Ok(config) = LlamaConfig::from_json(text) else { return };
+    let Ok(config) = ModelConfig::from_json(text) else { return };
     let tensors = config.expected_tensors();
     assert!(tensors.len() > config.num_hidden_layers);
     // Bytes of weights, and of two moments and a gradient beside them, are counted in 64 bits.

@@ -202,8 +202,8 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     ("half a config", File("model/config.json", "{"), &["model/config.json: not valid JSON"]),
     (
         "another architecture",
-        File("model/config.json", "{\"model_type\": \"qwen2\"}"),
-        &["`model_type` = \"qwen2\" is not supported, expected one of `llama`, `mistral`"],
+        File("model/config.json", "{\"model_type\": \"gemma2\"}"),
+        &["`model_type` = \"gemma2\" is not supported, expected one of `llama`, `mistral`"],
     ),
     ("no tokenizer", Gone("model/tokenizer.json"), &["model: no tokenizer.json", "save_pretrained"]),
     (

@@ -7,16 +7,15 @@ use super::findings::{Findings, with_commas};
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::config::LoraConfig;
-use crate::lora::targets::Projection;
-use crate::model::config::LlamaConfig;
 use crate::model::weights::WeightFiles;
 use crate::model::{Init, ModelOptions};
 use crate::schema::Problem;
+use crate::spec::ModelConfig;
 
 /// What of a model could be read.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    pub(super) config: Option<LlamaConfig>,
+    pub(super) config: Option<ModelConfig>,
     pub(super) tokenizer: Option<Tokenizer>,
 }
 
@@ -36,7 +35,7 @@ pub(super) fn examine(options: &ModelOptions, findings: &mut Findings) -> Model 
             return Model::default();
         }
     };
-    let config = LlamaConfig::from_file(&files.config).map_err(|error| findings.error(&error)).ok();
+    let config = ModelConfig::from_file(&files.config).map_err(|error| findings.error(&error)).ok();
     let weights = match options.init {
         Init::Random => "weights drawn at random".to_owned(),
         Init::Pretrained if files.has_weights => examine_weights(&files.folder, config.as_ref(), findings),
@@ -53,7 +52,7 @@ pub(super) fn examine(options: &ModelOptions, findings: &mut Findings) -> Model 
         findings.warn(warning);
     }
     if let Some(config) = &config {
-        let LlamaConfig { model_type, num_hidden_layers, hidden_size, vocab_size, .. } = config;
+        let ModelConfig { model_type, num_hidden_layers, hidden_size, vocab_size, .. } = config;
         let parameters = with_commas(config.num_parameters());
         findings.fact(
             "model",
@@ -96,7 +95,7 @@ fn find(options: &ModelOptions) -> Result<Files, HubError> {
 }
 
 /// Looks at the headers of the weights; returns the types in which they are stored.
-fn examine_weights(folder: &Path, config: Option<&LlamaConfig>, findings: &mut Findings) -> String {
+fn examine_weights(folder: &Path, config: Option<&ModelConfig>, findings: &mut Findings) -> String {
     let weights = match WeightFiles::open(folder) {
         Ok(weights) => weights,
         Err(error) => {
@@ -113,21 +112,12 @@ fn examine_weights(folder: &Path, config: Option<&LlamaConfig>, findings: &mut F
 }
 
 /// Looks for the layers that the adapters are for.
-pub(super) fn examine_adapters(lora: &LoraConfig, config: &LlamaConfig, findings: &mut Findings) {
+pub(super) fn examine_adapters(lora: &LoraConfig, config: &ModelConfig, findings: &mut Findings) {
     let selection = match lora.select(config.num_hidden_layers) {
         Ok(selection) => selection,
         Err(errors) => return errors.iter().for_each(|error| findings.error(error)),
     };
-    let linears = config.block_linears();
-    let mut num_trainable = 0;
-    for shapes in &selection.shapes {
-        for (projection, shape) in Projection::ALL.into_iter().zip(shapes) {
-            let linear = linears.iter().find(|(name, _)| *name == projection.name());
-            if let (Some(shape), Some((_, [out_features, in_features]))) = (shape, linear) {
-                num_trainable += shape.r * (out_features + in_features);
-            }
-        }
-    }
+    let num_trainable = selection.num_parameters(config);
     let all = config.num_parameters() + num_trainable;
     #[expect(clippy::cast_precision_loss, reason = "shown with four digits")]
     let percent = 100.0 * num_trainable as f64 / all as f64;

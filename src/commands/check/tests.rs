@@ -5,6 +5,7 @@ use super::*;
 use crate::device::Dtype;
 use crate::model::weights::fixture::{tiny_config, write_model};
 use crate::schema::Override;
+use crate::spec::Linear;
 
 /// A word is a token.
 const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
@@ -49,7 +50,8 @@ fn a_recipe_without_mistakes_is_summed_up_and_nothing_is_written() {
     assert_eq!((warnings, problems), (vec![], vec![]));
     let config = tiny_config();
     let num_trainable: usize =
-        config.block_linears().iter().map(|(_, [o, i])| 8 * (o + i)).sum::<usize>() * config.num_hidden_layers;
+        Linear::ALL.map(|linear| 8 * config.linear(linear).iter().sum::<usize>()).iter().sum::<usize>()
+            * config.num_hidden_layers;
     assert_eq!(facts[0], "output: out (new)");
     assert!(facts[1].starts_with("model: model (llama, ") && facts[1].ends_with("parameters, stored as bf16)"));
     assert_eq!(facts[2], format!("adapted layers: {} x all-linear", 7 * config.num_hidden_layers));

@@ -15,7 +15,7 @@ use super::convert;
 use super::error::{Lines, TensorProblem, WeightsError};
 use super::layout::{damaged, no_weights_hint, read_index};
 use crate::device::Dtype;
-use crate::model::config::LlamaConfig;
+use crate::spec::ModelConfig;
 
 /// File of a model in one piece.
 const SINGLE: &str = "model.safetensors";
@@ -186,7 +186,7 @@ impl WeightFiles {
     ///
     /// # Errors
     /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
-    pub fn check(&self, config: &LlamaConfig) -> Result<(), WeightsError> {
+    pub fn check(&self, config: &ModelConfig) -> Result<(), WeightsError> {
         let mut problems = Vec::new();
         let expected = config.expected_tensors();
         for (name, shape) in &expected {
@@ -360,7 +360,7 @@ mod tests {
         let config = tiny_config();
         fixture::write_model(folder.path(), &config, 1, Dtype::F32);
         let files = WeightFiles::open(folder.path()).unwrap();
-        let wider = LlamaConfig { intermediate_size: 200, num_hidden_layers: 1, tie_word_embeddings: false, ..config };
+        let wider = ModelConfig { intermediate_size: 200, num_hidden_layers: 1, tie_word_embeddings: false, ..config };
         let WeightsError::Mismatch { problems, .. } = files.check(&wider).unwrap_err() else { panic!("accepted") };
         let count = |kind: fn(&TensorProblem) -> bool| problems.iter().filter(|problem| kind(problem)).count();
         assert_eq!(count(|problem| matches!(problem, TensorProblem::Shape { .. })), 3);

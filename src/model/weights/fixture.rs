@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 
 use super::convert;
 use crate::device::Dtype;
-use crate::model::config::LlamaConfig;
+use crate::spec::ModelConfig;
 
 /// Shape and values of each tensor.
 pub(crate) type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
@@ -17,12 +17,12 @@ pub(crate) type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 pub(crate) const TINY_CONFIG_JSON: &str = include_str!("../../../configs/tiny.json");
 
 /// The config of `configs/tiny.json`.
-pub(crate) fn tiny_config() -> LlamaConfig {
-    LlamaConfig::from_json(TINY_CONFIG_JSON).unwrap()
+pub(crate) fn tiny_config() -> ModelConfig {
+    ModelConfig::from_json(TINY_CONFIG_JSON).unwrap()
 }
 
 /// Tensors of a model, uniform in ±0.1, rounded to bf16.
-pub(crate) fn random_tensors(config: &LlamaConfig) -> Tensors {
+pub(crate) fn random_tensors(config: &ModelConfig) -> Tensors {
     let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
     let mut draw = |shape: Vec<usize>| {
         let numbers: Vec<f32> = (0..shape.iter().product()).map(|_| random.random_range(-0.1..0.1)).collect();
@@ -47,7 +47,7 @@ pub(crate) fn write_tensors(path: &Path, tensors: &Tensors, dtype: Dtype) {
 /// Writes a model folder with `num_shards` files, and gives the values that are stored.
 pub(crate) fn write_model(
     folder: &Path,
-    config: &LlamaConfig,
+    config: &ModelConfig,
     num_shards: usize,
     dtype: Dtype,
 ) -> BTreeMap<String, Vec<f32>> {

@@ -5,9 +5,9 @@ use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 use super::convert;
 use super::error::WeightsError;
 use crate::device::Dtype;
-use crate::model::config::LlamaConfig;
+use crate::spec::ModelConfig;
 
-/// Fresh weights as transformers draws them: normal with `initializer_range`, norms 1.
+/// Fresh weights as transformers draws them: normal with `initializer_range`, norms 1, biases 0.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWeights {
     initializer_range: f64,
@@ -17,7 +17,7 @@ pub struct RandomWeights {
 impl RandomWeights {
     /// Weights for `config`; the same seed gives the same tensors on the same kind of device.
     #[must_use]
-    pub fn new(config: &LlamaConfig, seed: u64) -> Self {
+    pub fn new(config: &ModelConfig, seed: u64) -> Self {
         Self { initializer_range: config.initializer_range, seed }
     }
 
@@ -35,6 +35,9 @@ impl RandomWeights {
         let options = (device, DType::from(dtype));
         if name.ends_with("norm.weight") {
             return Ok(Tensor::ones(shape, options));
+        }
+        if name.ends_with(".bias") {
+            return Ok(Tensor::zeros(shape, options));
         }
         let seed = self.seed ^ fnv1a(name);
         // Backends without memory pools compute in host memory, and draw on one thread only.
@@ -83,7 +86,7 @@ mod tests {
     #[test]
     fn draws_have_the_configs_deviation_and_follow_seed_and_name() {
         let json = include_str!("../../../configs/tiny.json");
-        let config = LlamaConfig::from_json(json).unwrap();
+        let config = ModelConfig::from_json(json).unwrap();
         let device = Device::flex();
         let draw = |seed: u64, name: &str| -> Vec<f32> {
             let tensor = RandomWeights::new(&config, seed).load(name, [256, 64], Dtype::F32, &device).unwrap();

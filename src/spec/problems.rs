@@ -120,9 +120,9 @@ impl Reader<'_> {
     }
 
     /// A token id, a list of them, or null; the default where the key is absent.
-    pub(super) fn tokens(&mut self, key: &str, default: u32, vocab_size: usize) -> Vec<u32> {
+    pub(super) fn tokens(&mut self, key: &str, default: Option<u32>, vocab_size: usize) -> Vec<u32> {
         let values = match self.object.get(key) {
-            None => return Vec::from_iter(Some(default).filter(|token| (*token as usize) < vocab_size)),
+            None => return Vec::from_iter(default.filter(|token| (*token as usize) < vocab_size)),
             Some(Value::Null) => return Vec::new(),
             Some(Value::Array(values)) => values.as_slice(),
             Some(value) => std::slice::from_ref(value),

@@ -4,37 +4,11 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::families::{Biases, FAMILIES, Family, Windows};
 use super::problems::{ConfigError, ConfigProblem, Problems, Reader};
-use super::{LlamaConfig, RopeScaling};
+use super::{Linear, ModelConfig, RopeScaling};
 
-/// Model types that are understood, each with its architecture class and the defaults in which they differ.
-const FAMILIES: [Family; 2] = [
-    Family {
-        model_type: "llama",
-        architecture: "LlamaForCausalLM",
-        max_position_embeddings: 2048,
-        num_key_value_heads: None,
-        sliding_window: None,
-    },
-    Family {
-        model_type: "mistral",
-        architecture: "MistralForCausalLM",
-        max_position_embeddings: 131_072,
-        num_key_value_heads: Some(8),
-        sliding_window: Some(4096),
-    },
-];
-
-/// What transformers assumes where a config of this family is silent.
-struct Family {
-    model_type: &'static str,
-    architecture: &'static str,
-    max_position_embeddings: usize,
-    num_key_value_heads: Option<usize>,
-    sliding_window: Option<usize>,
-}
-
-impl LlamaConfig {
+impl ModelConfig {
     /// Reads a `config.json`.
     ///
     /// # Errors
@@ -54,7 +28,7 @@ impl LlamaConfig {
     }
 }
 
-fn parse(place: &str, text: &str) -> Result<LlamaConfig, ConfigError> {
+fn parse(place: &str, text: &str) -> Result<ModelConfig, ConfigError> {
     let value: Value =
         serde_json::from_str(text).map_err(|source| ConfigError::Syntax { place: place.to_owned(), source })?;
     let empty = Map::new();
@@ -70,10 +44,11 @@ fn parse(place: &str, text: &str) -> Result<LlamaConfig, ConfigError> {
     }
 }
 
-fn read(reader: &mut Reader) -> LlamaConfig {
+fn read(reader: &mut Reader) -> ModelConfig {
     let Some(family) = family(reader) else { return placeholder() };
     refuse_unsupported(reader);
 
+    let biases = biases(reader, family);
     let vocab_size = reader.count("vocab_size", 1..=1 << 24, None);
     let hidden_size = reader.count("hidden_size", 1..=1 << 20, None);
     let intermediate_size = reader.count("intermediate_size", 1..=1 << 22, None);
@@ -87,18 +62,14 @@ fn read(reader: &mut Reader) -> LlamaConfig {
         _ => num_attention_heads,
     };
     let num_key_value_heads = reader.count("num_key_value_heads", 1..=1 << 16, Some(default));
-    let head_dim = reader.count("head_dim", 1..=1 << 16, Some((hidden_size / num_attention_heads).max(1)));
+    let head_dim = family.head_dim.unwrap_or((hidden_size / num_attention_heads).max(1));
+    let head_dim = reader.count("head_dim", 1..=1 << 16, Some(head_dim));
     if reader.problems.is_empty() {
         check_heads(reader, hidden_size, num_attention_heads, num_key_value_heads, head_dim);
     }
 
     let (rope_theta, rope_scaling) = rope(reader, max_position_embeddings);
-    let sliding_window = match (reader.object.get("sliding_window"), family.sliding_window) {
-        (None, default) => default,
-        (Some(Value::Null), _) => None,
-        (Some(_), _) => Some(reader.count("sliding_window", 1..=1 << 32, None)),
-    };
-    LlamaConfig {
+    ModelConfig {
         model_type: family.model_type.to_owned(),
         vocab_size,
         hidden_size,
@@ -112,16 +83,18 @@ fn read(reader: &mut Reader) -> LlamaConfig {
         rope_theta,
         rope_scaling,
         tie_word_embeddings: reader.flag("tie_word_embeddings"),
-        sliding_window,
-        bos_token_id: reader.tokens("bos_token_id", 1, vocab_size).first().copied(),
-        eos_token_ids: reader.tokens("eos_token_id", 2, vocab_size),
+        windows: windows(reader, family, num_hidden_layers),
+        biases,
+        qk_norm: family.qk_norm,
+        bos_token_id: reader.tokens("bos_token_id", family.bos_token_id, vocab_size).first().copied(),
+        eos_token_ids: reader.tokens("eos_token_id", family.eos_token_id, vocab_size),
         initializer_range: reader.number("initializer_range", 0.0..=1.0, Some(0.02)),
     }
 }
 
 /// Stands in for a config whose family is unknown, which is refused whatever else it says.
-fn placeholder() -> LlamaConfig {
-    LlamaConfig {
+fn placeholder() -> ModelConfig {
+    ModelConfig {
         model_type: String::new(),
         vocab_size: 0,
         hidden_size: 0,
@@ -135,7 +108,9 @@ fn placeholder() -> LlamaConfig {
         rope_theta: 0.0,
         rope_scaling: None,
         tie_word_embeddings: false,
-        sliding_window: None,
+        windows: Vec::new(),
+        biases: [false; 7],
+        qk_norm: false,
         bos_token_id: None,
         eos_token_ids: Vec::new(),
         initializer_range: 0.0,
@@ -144,7 +119,7 @@ fn placeholder() -> LlamaConfig {
 
 fn family(reader: &mut Reader) -> Option<&'static Family> {
     let known = FAMILIES.each_ref().map(|family| format!("`{}`", family.model_type)).join(", ");
-    let hint = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and Mistral have these types";
+    let hint = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen2.5 and Qwen3 have these types";
     let Some(model_type) = reader.object.get("model_type") else {
         reader.problem("model_type", &format!("is missing, expected one of {known}"), Some(hint));
         return None;
@@ -172,11 +147,6 @@ fn refuse_unsupported(reader: &mut Reader) {
         Some(Value::String(name)) if name == "silu" || name == "swish" => {}
         Some(other) => reader.problem("hidden_act", &format!("= {other} is not supported, expected \"silu\""), None),
     }
-    for key in ["attention_bias", "mlp_bias"] {
-        if reader.flag(key) {
-            reader.problem(key, "= true is not supported: linear layers have no bias here", None);
-        }
-    }
     match reader.object.get("attention_dropout") {
         None | Some(Value::Null) => {}
         Some(value) if value.as_f64() == Some(0.0) => {}
@@ -191,12 +161,6 @@ fn refuse_unsupported(reader: &mut Reader) {
             reader.problem("partial_rotary_factor", &format!("= {other} is not supported, expected 1.0"), None);
         }
     }
-    if let Some(Value::Array(kinds)) = reader.object.get("layer_types")
-        && let Some(kind) = kinds.iter().find(|kind| *kind != "full_attention")
-    {
-        let message = format!("names {kind}; only \"full_attention\" in every layer is supported");
-        reader.problem("layer_types", &message, None);
-    }
     if let Some(quantization) = reader.object.get("quantization_config").filter(|value| !value.is_null()) {
         let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("unnamed");
         reader.problem(
@@ -205,6 +169,65 @@ fn refuse_unsupported(reader: &mut Reader) {
             Some("use the repository with the original bf16 or f16 weights"),
         );
     }
+}
+
+fn biases(reader: &mut Reader, family: &Family) -> [bool; 7] {
+    use Linear::{Key, Query, Value};
+    let has_key = |key| match family.biases {
+        Biases::None | Biases::QueryKeyValue => false,
+        Biases::AttentionKey => key == "attention_bias",
+        Biases::AttentionAndMlpKeys => true,
+    };
+    let mut flag = |key| {
+        let is_set = reader.flag(key);
+        if is_set && !has_key(key) {
+            reader.problem(key, &format!("= true is not supported for `{}`", family.model_type), None);
+        }
+        is_set
+    };
+    let (attention, mlp) = (flag("attention_bias"), flag("mlp_bias"));
+    Linear::ALL.map(|linear| match linear {
+        Query | Key | Value => attention || family.biases == Biases::QueryKeyValue,
+        Linear::Output => attention,
+        Linear::Gate | Linear::Up | Linear::Down => mlp,
+    })
+}
+
+/// The window of each layer, from `sliding_window` and the keys that say where it holds.
+fn windows(reader: &mut Reader, family: &Family, num_layers: usize) -> Vec<Option<usize>> {
+    let (default, first) = match family.windows {
+        Windows::Never => (None, 0),
+        Windows::Everywhere(default) => (Some(default), 0),
+        Windows::LaterLayers { .. } if !reader.flag("use_sliding_window") => (None, 0),
+        Windows::LaterLayers { default, first } => {
+            (Some(default), reader.count("max_window_layers", 0..=1 << 32, Some(first)))
+        }
+    };
+    let window = match (reader.object.get("sliding_window"), default) {
+        (_, None) | (Some(Value::Null), _) => None,
+        (None, Some(default)) => Some(default),
+        (Some(_), Some(_)) => Some(reader.count("sliding_window", 1..=1 << 32, None)),
+    };
+    let kinds = match reader.object.get("layer_types") {
+        Some(Value::Array(kinds)) if kinds.len() == num_layers => Some(kinds),
+        None | Some(Value::Null) => None,
+        Some(_) => {
+            reader.problem("layer_types", &format!("must name one type for each of the {num_layers} layers"), None);
+            None
+        }
+    };
+    let mut windows = Vec::with_capacity(num_layers);
+    for layer in 0..num_layers {
+        let kind = kinds.map(|kinds| &kinds[layer]);
+        let is_full = kind.map_or(layer < first, |kind| kind == "full_attention");
+        if let Some(kind) = kind.filter(|kind| !is_full && (window.is_none() || *kind != "sliding_attention")) {
+            let message = format!("names {kind} for layer {layer}, which is not supported here");
+            reader.problem("layer_types", &message, None);
+            break;
+        }
+        windows.push(window.filter(|_| !is_full));
+    }
+    windows
 }
 
 /// Widest projection of all heads: with the other limits, numbers of parameters and bytes stay far below 2^64.
@@ -312,8 +335,8 @@ mod tests {
     const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
         "num_hidden_layers": 2, "num_attention_heads": 4"#;
 
-    fn with(more: &str) -> Result<LlamaConfig, ConfigError> {
-        LlamaConfig::from_json(&format!("{BASE}{more}}}"))
+    fn with(more: &str) -> Result<ModelConfig, ConfigError> {
+        ModelConfig::from_json(&format!("{BASE}{more}}}"))
     }
 
     fn refusal(more: &str) -> String {
@@ -326,7 +349,8 @@ mod tests {
         assert_eq!((config.num_key_value_heads, config.head_dim, config.max_position_embeddings), (4, 16, 2048));
         assert_eq!((config.rope_theta, config.rms_norm_eps, config.initializer_range), (10_000.0, 1e-6, 0.02));
         assert_eq!((config.bos_token_id, config.eos_token_ids), (Some(1), vec![2]));
-        assert_eq!((config.rope_scaling, config.sliding_window, config.tie_word_embeddings), (None, None, false));
+        assert_eq!((config.rope_scaling, config.windows, config.tie_word_embeddings), (None, vec![None; 2], false));
+        assert_eq!((config.biases, config.qk_norm), ([false; 7], false));
     }
 
     #[test]
@@ -334,13 +358,37 @@ mod tests {
         let mistral = |more: &str| {
             let text =
                 format!("{BASE}{more}}}").replace("\"llama\"", "\"mistral\"").replace("heads\": 4", "heads\": 16");
-            LlamaConfig::from_json(&text).unwrap()
+            ModelConfig::from_json(&text).unwrap()
         };
         let config = mistral("");
-        assert_eq!((config.num_key_value_heads, config.sliding_window), (8, Some(4096)));
+        assert_eq!((config.num_key_value_heads, config.windows), (8, vec![Some(4096); 2]));
         assert_eq!(config.max_position_embeddings, 131_072);
         let config = mistral(r#", "sliding_window": null, "num_key_value_heads": null"#);
-        assert_eq!((config.num_key_value_heads, config.sliding_window), (16, None));
+        assert_eq!((config.num_key_value_heads, config.windows), (16, vec![None; 2]));
+    }
+
+    #[test]
+    fn qwen_has_biases_norms_of_heads_and_windows_where_its_config_says() {
+        let qwen = |kind: &str, more: &str| {
+            let text =
+                format!("{BASE}, \"num_key_value_heads\": 2{more}}}").replace("\"llama\"", &format!("\"{kind}\""));
+            ModelConfig::from_json(&text)
+        };
+        let config = qwen("qwen2", "").unwrap();
+        assert_eq!(config.biases, [true, true, true, false, false, false, false]);
+        assert_eq!((config.qk_norm, config.head_dim, config.windows), (false, 16, vec![None; 2]));
+        assert_eq!((config.bos_token_id, config.eos_token_ids), (None, vec![]));
+        let config = qwen("qwen3", "").unwrap();
+        assert_eq!((config.biases, config.qk_norm, config.head_dim), ([false; 7], true, 128));
+        let windows = |more: &str| qwen("qwen2", &format!(r#", "use_sliding_window": true{more}"#)).unwrap().windows;
+        assert_eq!(windows(""), [None, None]);
+        assert_eq!(windows(r#", "max_window_layers": 1"#), [None, Some(4096)]);
+        assert_eq!(
+            windows(r#", "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]"#),
+            [Some(7), None]
+        );
+        let refused = qwen("qwen2", r#", "attention_bias": true"#).unwrap_err().to_string();
+        assert!(refused.contains("`attention_bias` = true is not supported for `qwen2`"), "{refused}");
     }
 
     #[test]
@@ -386,11 +434,12 @@ mod tests {
 
     #[test]
     fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
-        let qwen = LlamaConfig::from_json(r#"{"model_type": "qwen2"}"#).unwrap_err().to_string();
-        assert!(qwen.contains("= \"qwen2\" is not supported, expected one of `llama`, `mistral`"), "{qwen}");
-        assert!(LlamaConfig::from_json("{}").unwrap_err().to_string().contains("`model_type` is missing"));
-        assert!(LlamaConfig::from_json("[]").unwrap_err().to_string().contains("not a JSON object"));
-        assert!(LlamaConfig::from_json("{").unwrap_err().to_string().contains("not valid JSON"));
+        let gemma = ModelConfig::from_json(r#"{"model_type": "gemma2"}"#).unwrap_err().to_string();
+        let expected = "= \"gemma2\" is not supported, expected one of `llama`, `mistral`, `qwen2`, `qwen3`";
+        assert!(gemma.contains(expected), "{gemma}");
+        assert!(ModelConfig::from_json("{}").unwrap_err().to_string().contains("`model_type` is missing"));
+        assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("not a JSON object"));
+        assert!(ModelConfig::from_json("{").unwrap_err().to_string().contains("not valid JSON"));
         assert!(refusal(r#", "architectures": ["LlamaForSequenceClassification"]"#).contains("LlamaForCausalLM"));
     }
 
@@ -398,11 +447,10 @@ mod tests {
     fn settings_that_change_the_computation_are_refused() {
         for (more, part) in [
             (r#", "hidden_act": "gelu""#, "`hidden_act` = \"gelu\" is not supported, expected \"silu\""),
-            (r#", "attention_bias": true"#, "`attention_bias` = true"),
-            (r#", "mlp_bias": true"#, "`mlp_bias` = true"),
             (r#", "attention_dropout": 0.1"#, "`attention_dropout` = 0.1"),
             (r#", "partial_rotary_factor": 0.5"#, "`partial_rotary_factor` = 0.5"),
-            (r#", "layer_types": ["sliding_attention"]"#, "`layer_types` names \"sliding_attention\""),
+            (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "names \"sliding_attention\" for layer 1"),
+            (r#", "layer_types": ["full_attention"]"#, "must name one type for each of the 2 layers"),
             (r#", "quantization_config": {"quant_method": "gptq"}"#, "method: gptq"),
         ] {
             assert!(refusal(more).contains(part), "{}", refusal(more));
@@ -413,7 +461,7 @@ mod tests {
     fn every_impossible_shape_is_listed_at_once() {
         let text = r#"{"model_type": "llama", "vocab_size": 0, "hidden_size": -3, "intermediate_size": 1e30,
             "num_hidden_layers": "two", "tie_word_embeddings": 1}"#;
-        let Err(ConfigError::Refused { problems, .. }) = LlamaConfig::from_json(text) else { panic!("accepted") };
+        let Err(ConfigError::Refused { problems, .. }) = ModelConfig::from_json(text) else { panic!("accepted") };
         let keys: Vec<&str> = problems.0.iter().map(|problem| problem.key.as_str()).collect();
         let expected = [
             "vocab_size",
@@ -429,7 +477,7 @@ mod tests {
         assert!(heads.contains("`head_dim` = 7 is odd"), "{heads}");
         let text = format!("{BASE}}}").replace("64", "66");
         assert!(
-            LlamaConfig::from_json(&text).unwrap_err().to_string().contains("`hidden_size` = 66 is not a multiple")
+            ModelConfig::from_json(&text).unwrap_err().to_string().contains("`hidden_size` = 66 is not a multiple")
         );
     }
 
@@ -437,7 +485,7 @@ mod tests {
     fn sizes_whose_product_is_no_number_are_refused() {
         let huge = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 65536, "intermediate_size": 96,
             "num_hidden_layers": 4096, "num_attention_heads": 65536, "head_dim": 65536}"#;
-        let error = LlamaConfig::from_json(huge).unwrap_err().to_string();
+        let error = ModelConfig::from_json(huge).unwrap_err().to_string();
         assert!(error.contains("65536 heads of `head_dim` = 65536, expected at most 4194304 in all"), "{error}");
     }
 }

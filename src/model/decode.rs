@@ -2,8 +2,9 @@
 
 use burn::tensor::{DType, Tensor};
 
+use super::Model;
 use super::block::BlockContext;
-use super::llama::Llama;
+
 use crate::lora::AdapterSet;
 use crate::ops::attention::attention;
 use crate::ops::cached_attention::KeyValueCache;
@@ -16,7 +17,7 @@ use crate::ops::norm::rms_norm;
 /// Whoever calls holds the text within `max_position_embeddings`.
 #[derive(Debug)]
 pub struct Decoder<'a> {
-    model: &'a Llama,
+    model: &'a Model,
     adapters: &'a AdapterSet,
     /// By layer.
     caches: Vec<KeyValueCache>,
@@ -26,9 +27,9 @@ pub struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     /// An empty text.
     #[must_use]
-    pub fn new(model: &'a Llama, adapters: &'a AdapterSet) -> Self {
-        let (heads, device) = (model.config.heads(), model.device());
-        let caches = model.blocks.iter().map(|_| KeyValueCache::new(heads, &device, model.compute)).collect();
+    pub fn new(model: &'a Model, adapters: &'a AdapterSet) -> Self {
+        let cache = |layer| KeyValueCache::new(model.config.heads(layer), &model.device(), model.compute);
+        let caches = (0..model.blocks.len()).map(cache).collect();
         Self { model, adapters, caches, num_tokens: 0 }
     }
 
@@ -63,8 +64,9 @@ impl<'a> Decoder<'a> {
         let table = model.rotary_table(self.num_tokens);
         let layout = Layout::new(1, vec![(0, count)], positions, table, &model.device(), model.compute);
         let mut x = model.embed(token_ids);
-        for ((block, adapters), cache) in model.blocks.iter().zip(&self.adapters.blocks).zip(&mut self.caches) {
-            let context = BlockContext::new(&model.config, &layout, adapters, None);
+        let blocks = model.blocks.iter().zip(&self.adapters.blocks).zip(&mut self.caches);
+        for (layer, ((block, adapters), cache)) in blocks.enumerate() {
+            let context = BlockContext::new(&model.config, layer, &layout, adapters, None);
             let activations = block.activations_with(x, &context, |q, k, v| {
                 cache.append(k, v);
                 if start == 0 { attention(q, k, v, &layout, context.heads) } else { cache.attend(q) }
@@ -83,23 +85,18 @@ mod tests {
     use crate::data::batch::{Batch, Document};
     use crate::device::Dtype;
     use crate::lora::config::{InitLoraWeights, LoraConfig};
-    use crate::model::config::LlamaConfig;
     use crate::model::load;
     use crate::model::weights::fixture::tiny_config;
     use crate::model::weights::{RandomWeights, Weights};
+    use crate::spec::ModelConfig;
 
     /// A random model with grouped queries and adapters that change its output.
-    fn fixture(config: &LlamaConfig, compute: Dtype, device: &Device) -> (Llama, AdapterSet) {
+    fn fixture(config: &ModelConfig, compute: Dtype, device: &Device) -> (Model, AdapterSet) {
         let weights = Weights::Random(RandomWeights::new(config, 3));
         let model = load::load(config, &weights, compute, compute, device).unwrap();
         let lora = LoraConfig { r: 3, ..LoraConfig::default() };
         let selection = lora.select(config.num_hidden_layers).unwrap();
-        let linears = config.block_linears();
-        let features = |projection| {
-            let [out_features, in_features] = linears[projection as usize].1;
-            (in_features, out_features)
-        };
-        let mut adapters = AdapterSet::new(&selection, features, InitLoraWeights::Gaussian, 0.0, 5, device);
+        let mut adapters = AdapterSet::new(config, &selection, InitLoraWeights::Gaussian, 0.0, 5, device);
         for adapter in adapters.iter_mut() {
             let [out_features, r] = adapter.lora_b.dims();
             #[expect(clippy::cast_precision_loss, reason = "small numbers")]
@@ -110,7 +107,7 @@ mod tests {
     }
 
     /// Largest difference to the logits of the full pass, over their largest size, at every split of the text.
-    fn worst_difference(config: &LlamaConfig, compute: Dtype, device: &Device, num_tokens: usize) -> f32 {
+    fn worst_difference(config: &ModelConfig, compute: Dtype, device: &Device, num_tokens: usize) -> f32 {
         let (model, adapters) = fixture(config, compute, device);
         #[expect(clippy::cast_possible_truncation, reason = "below the size of the vocabulary")]
         let ids: Vec<u32> = (0..num_tokens).map(|i| (i * 89 % config.vocab_size) as u32).collect();
@@ -143,8 +140,10 @@ mod tests {
     }
 
     /// Logits of size 1, so that differences mean something.
-    fn config(sliding_window: Option<usize>) -> LlamaConfig {
-        let config = LlamaConfig { initializer_range: 0.15, sliding_window, ..tiny_config() };
+    fn config(window: Option<usize>) -> ModelConfig {
+        let tiny = tiny_config();
+        let windows = vec![window; tiny.num_hidden_layers];
+        let config = ModelConfig { initializer_range: 0.15, windows, ..tiny };
         assert!(config.num_key_value_heads < config.num_attention_heads);
         config
     }

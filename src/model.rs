@@ -1,24 +1,34 @@
-//! A Llama model: embedding, blocks, norm and head. Blocks are run one by one by those who train or generate.
+//! A decoder model: embedding, blocks, norm and head. Blocks are run one by one by those who train or generate.
 
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::block::{Block, BlockContext};
-use super::config::LlamaConfig;
+use self::block::{Block, BlockContext};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
+use crate::ops::attention::Heads;
 use crate::ops::host;
 use crate::ops::layout::{Layout, RotaryTable};
 use crate::ops::linear::{Weight, linear};
 use crate::ops::norm::rms_norm;
 use crate::ops::profile::{self, Cost};
+use crate::spec::ModelConfig;
+
+pub mod block;
+pub mod config;
+pub mod decode;
+pub mod load;
+pub mod rope;
+pub mod weights;
+
+pub use config::{Init, ModelOptions, Quantization};
 
 /// Frozen weights of a model, on its device.
 #[derive(Clone, Debug)]
-pub struct Llama {
+pub struct Model {
     /// Shape and constants.
-    pub config: LlamaConfig,
+    pub config: ModelConfig,
     /// Type of the activations; weights may be stored in another.
     pub compute: DType,
     /// `[vocab_size, hidden_size]`.
@@ -33,11 +43,11 @@ pub struct Llama {
     rotary: Arc<Mutex<Arc<RotaryTable>>>,
 }
 
-impl Llama {
+impl Model {
     /// A model of these weights.
     #[must_use]
     pub fn new(
-        config: LlamaConfig,
+        config: ModelConfig,
         compute: DType,
         embed_tokens: Tensor<2>,
         blocks: Vec<Block>,
@@ -108,8 +118,8 @@ impl Llama {
     pub fn hidden(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let layout = self.layout(batch);
         let mut x = self.embed(&batch.input_ids);
-        for (block, adapters) in self.blocks.iter().zip(&adapters.blocks) {
-            let context = BlockContext::new(&self.config, &layout, adapters, None);
+        for (layer, (block, adapters)) in self.blocks.iter().zip(&adapters.blocks).enumerate() {
+            let context = BlockContext::new(&self.config, layer, &layout, adapters, None);
             x = block.output(&block.activations(x, &context), &context);
         }
         x
@@ -120,5 +130,18 @@ impl Llama {
     pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let (normed, _) = rms_norm(&self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
         linear(&normed, &self.lm_head, None).0.cast(DType::F32)
+    }
+}
+
+impl ModelConfig {
+    /// Heads of the attention of block `layer`.
+    #[must_use]
+    pub fn heads(&self, layer: usize) -> Heads {
+        Heads {
+            num_heads: self.num_attention_heads,
+            num_kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            window: self.windows[layer],
+        }
     }
 }

@@ -1,0 +1,56 @@
+//! Small models of every family, made by the formula of `scripts/make_golden.py`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use lora_train::spec::ModelConfig;
+use safetensors::tensor::{Dtype, TensorView};
+
+/// Folders of `tests/golden` with a `config.json`.
+pub(crate) const FAMILIES: [&str; 3] = ["qwen2", "qwen3", "llama-with-biases"];
+
+/// The numbers that `scripts/make_golden.py` calls `bits`.
+pub(crate) fn bits(name: &str) -> impl Iterator<Item = u64> + use<> {
+    let state = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    (1..).map(move |i: u64| {
+        let z = state.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    })
+}
+
+/// Numbers within `bound` that follow from a name.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "24 bits, as the script does it")]
+pub(crate) fn formula(name: &str, bound: f64) -> impl Iterator<Item = f32> + use<> {
+    let unit = bits(name).map(|bits| (bits >> 40) as f64 / f64::from(1 << 24));
+    unit.map(move |unit| ((unit * 2.0 - 1.0) * bound) as f32)
+}
+
+/// Writes the model of `tests/golden/NAME/config.json`, with the quickstart's tokenizer.
+#[allow(clippy::cast_precision_loss, reason = "a width")]
+pub(crate) fn write_family(name: &str, folder: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = source.join("tests/golden").join(name).join("config.json");
+    fs::copy(&config, folder.join("config.json")).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(source.join("quickstart/model").join(file), folder.join(file)).unwrap();
+    }
+    let tensor = |(name, shape): (String, Vec<usize>)| {
+        let (centre, bound) = match shape[..] {
+            [_, in_features] => (0.0, 1.7 / (in_features as f64).sqrt()),
+            _ => (if name.ends_with("norm.weight") { 1.0 } else { 0.0 }, 0.3),
+        };
+        let values = formula(&name, bound).take(shape.iter().product());
+        let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
+        (name, (shape, bytes))
+    };
+    let config = ModelConfig::from_file(&config).unwrap();
+    let tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = config.expected_tensors().into_iter().map(tensor).collect();
+    let view = |(shape, bytes)| TensorView::new(Dtype::F32, Vec::clone(shape), bytes).unwrap();
+    let views = tensors.iter().map(|(name, (shape, bytes))| (name, view((shape, bytes))));
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+}
