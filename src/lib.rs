@@ -20,6 +20,7 @@
 //! - [`diagnosis`] what the figures of a run say about it
 //! - [`metrics`] the figures of a step and where they are written
 //! - [`telemetry`] what the machine does meanwhile
+//! - [`figures`] every figure of a step, a row each
 //! - [`device`] the one file that names a backend
 //! - [`hub`] model files from the Hugging Face Hub
 //! - [`failure`] how a command ends when it does not end well
@@ -36,6 +37,7 @@ pub mod device;
 pub mod diagnosis;
 pub mod export;
 pub mod failure;
+pub mod figures;
 pub mod generate;
 pub mod hub;
 pub mod lora;

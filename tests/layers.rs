@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the street to the ground floor, as in `src/lib.rs`.
-const LAYERS: [&str; 23] = [
+const LAYERS: [&str; 24] = [
     "cli",
     "commands",
     "run",
@@ -22,6 +22,7 @@ const LAYERS: [&str; 23] = [
     "diagnosis",
     "metrics",
     "telemetry",
+    "figures",
     "device",
     "hub",
     "failure",

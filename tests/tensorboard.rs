@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use burn_train::Interrupter;
-use lora_train::metrics::{EvalMetrics, LoggingConfig, SCALAR_TAGS, Sample, SinkOptions, Sinks, StepMetrics};
+use lora_train::figures::tags;
+use lora_train::metrics::{EvalMetrics, LoggingConfig, Sample, SinkOptions, Sinks, StepMetrics};
 use serde_json::{Value, json};
 
 fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
@@ -38,8 +39,8 @@ fn step(step: u64, loss: f64) -> StepMetrics {
         "gpu_power_watts": 510.0,
     });
     let object = figures.as_object_mut().unwrap();
-    for (field, _) in SCALAR_TAGS {
-        object.entry(*field).or_insert(json!(1));
+    for (field, ..) in tags() {
+        object.entry(field).or_insert(json!(1));
     }
     StepMetrics { loss, ..serde_json::from_value(figures).unwrap() }
 }
@@ -84,7 +85,7 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
     let read = read_with_tensorboard(run_dir);
     let mut tags: Vec<_> = read["scalars"].as_object().unwrap().keys().map(String::as_str).collect();
     tags.sort_unstable();
-    let mut expected: Vec<_> = SCALAR_TAGS.iter().map(|(_, tag)| *tag).collect();
+    let mut expected: Vec<_> = lora_train::figures::tags().map(|(_, tag, _)| tag).collect();
     expected.sort_unstable();
     assert_eq!(tags, expected);
 

@@ -260,8 +260,8 @@ fn as_f64(count: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::tests::full_step;
     use super::*;
+    use crate::figures::tests::full_step;
 
     #[test]
     fn a_line_averages_the_steps_since_the_last_one_by_their_target_tokens() {

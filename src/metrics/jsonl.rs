@@ -87,9 +87,9 @@ impl KeepUpTo {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::tests::full_step;
     use super::super::{EvalMetrics, Sample, StepMetrics};
     use super::*;
+    use crate::figures::tests::full_step;
 
     fn steps(path: &Path) -> Vec<u64> {
         let text = std::fs::read_to_string(path).unwrap();

@@ -1,21 +1,18 @@
 //! The figures of a run, and where they are written.
 //!
-//! - [`figures`](StepMetrics): one field for each figure, under the name that metrics.jsonl gives it
 //! - [`summary`](Summary): the final figures, summary.json or unfinished.json
 //! - [`cost`](CostConfig): what the run costs
 //! - [`finding`](Finding): what they say about the run
 //! - `console`, `jsonl`, `tensorboard`, `dashboard`: the sinks
 //! - [`Sinks`]: all of them, called by name from the loop
 //!
-//! To add a figure: one field in `figures.rs`, a line in its tag table where TensorBoard shall show it, and the
-//! place that measures it.
+//! To add a figure: one row in [`crate::figures`], and the place that measures it.
 
 mod append;
 mod console;
 mod cost;
 #[cfg(feature = "tui")]
 mod dashboard;
-mod figures;
 mod finding;
 pub mod format;
 mod jsonl;
@@ -31,8 +28,8 @@ use serde::Serialize;
 
 use crate::schema::{Problem, Section};
 
+pub use crate::figures::{EvalMetrics, Sample, StepMetrics};
 pub use cost::CostConfig;
-pub use figures::{EvalMetrics, SCALAR_TAGS, Sample, StepMetrics};
 pub use finding::{Change, Finding, Severity};
 pub use sinks::{SinkOptions, Sinks};
 pub use summary::{Outcome, PerMillionTokens, SUMMARY_FILE, Summary, TimeSpent, UNFINISHED_FILE};

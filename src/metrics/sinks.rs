@@ -10,12 +10,12 @@ use super::append::AppendLog;
 use super::console::Console;
 #[cfg(feature = "tui")]
 use super::dashboard::Dashboard;
-use super::figures::{eval_scalars, tagged_scalars};
 use super::jsonl::{Jsonl, KeepUpTo};
 use super::tensorboard::TensorBoard;
 use super::{
     EvalMetrics, Finding, LoggingConfig, MetricsError, SUMMARY_FILE, Sample, StepMetrics, Summary, UNFINISHED_FILE,
 };
+use crate::figures::{eval_scalars, tagged_scalars};
 
 /// Warnings that summary.json lists; of further ones it says how many there were.
 const MAX_SUMMARY_WARNINGS: usize = 100;
@@ -373,8 +373,8 @@ fn open_dashboard(_: &Interrupter, _: u64, _: u64, _: &Path) -> Result<std::conv
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::tests::full_step;
     use super::*;
+    use crate::figures::tests::full_step;
 
     fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
         let interrupter = Interrupter::new();

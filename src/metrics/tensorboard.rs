@@ -195,9 +195,9 @@ fn create_event_file(folder: &Path, header: &[u8]) -> io::Result<AppendLog> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::tagged_scalars;
-    use super::super::figures::tests::full_step;
     use super::*;
+    use crate::figures::tagged_scalars;
+    use crate::figures::tests::full_step;
     use tensorboard_rs::masked_crc32c::masked_crc32c;
 
     /// The events of a file, with every length and checksum looked at.

@@ -7,6 +7,7 @@ use super::chart::{Chart, Line, Look};
 use super::record::Record;
 use super::split::split_note;
 use super::stack;
+use crate::figures::tags;
 
 /// Steps whose mean the calmer line over a noisy one shows: a fortieth of the run.
 const MEAN_SHARE: usize = 40;
@@ -22,34 +23,24 @@ pub(super) struct Charts {
 }
 
 /// A line to draw where its figure was measured: figure, name, colour, look.
-type Wanted = (&'static str, &'static str, usize, Look);
+type Wanted = (&'static str, String, usize, Look);
 
-const UTILIZATION: [Wanted; 6] = [
-    ("gpu_utilization_percent", "GPU", 1, Look::Solid),
-    ("gpu_sm_activity_percent", "GPU multiprocessors", 2, Look::Dashed),
-    // Of its bandwidth where the driver counts it, else of the time: the same name must do for both.
-    ("gpu_memory_activity_percent", "GPU memory activity", 3, Look::Dotted),
-    ("gpu_tensor_activity_percent", "GPU tensor cores", 6, Look::Dotted),
-    ("cpu_utilization_percent", "CPU", 4, Look::Solid),
-    ("mfu_percent", "MFU", 5, Look::Dashed),
-];
-const GPU_MEMORY: [Wanted; 5] = [
-    ("gpu_memory_used_bytes", "used, by all processes", 1, Look::Solid),
-    ("gpu_memory_reserved_bytes", "reserved by this process", 2, Look::Dashed),
-    ("gpu_memory_peak_bytes", "allocated in it, most seen in a step", 3, Look::Solid),
-    ("gpu_memory_allocated_bytes", "allocated in it, at the end of a step", 3, Look::Dotted),
-    ("gpu_other_processes_memory_bytes", "of other processes", 4, Look::Dashed),
-];
-const HOST_MEMORY: [Wanted; 2] =
-    [("host_memory_bytes", "process", 1, Look::Solid), ("host_swapped_bytes", "swapped out", 4, Look::Dashed)];
-const TEMPERATURE: [Wanted; 1] = [("gpu_temperature_celsius", "GPU temperature", 4, Look::Solid)];
-const CLOCKS: [Wanted; 2] =
-    [("gpu_sm_clock_mhz", "multiprocessors", 1, Look::Solid), ("gpu_memory_clock_mhz", "memory", 3, Look::Dashed)];
-const DISK: [Wanted; 1] = [("disk_read_bytes", "Read from disks in a step", 3, Look::Solid)];
-const PCIE: [Wanted; 2] = [
-    ("gpu_pcie_received_bytes_per_second", "to the GPU", 1, Look::Solid),
-    ("gpu_pcie_sent_bytes_per_second", "from the GPU", 3, Look::Dashed),
-];
+/// The figures of TensorBoard that `is_shown` picks by name, each a line named by its tag.
+fn all(is_shown: impl Fn(&str) -> bool) -> Vec<Wanted> {
+    let shown = tags().filter(|(figure, ..)| is_shown(figure)).enumerate();
+    let line = |(index, (figure, tag, _)): (usize, (&'static str, &str, &str))| {
+        let name = tag.rsplit('/').next().unwrap_or(tag).replace('_', " ");
+        let device = if tag.starts_with("gpu/") {
+            "GPU "
+        } else if tag.starts_with("cpu/") {
+            "CPU "
+        } else {
+            ""
+        };
+        (figure, format!("{device}{name}"), 1 + index % 6, [Look::Solid, Look::Dashed, Look::Dotted][index % 3])
+    };
+    shown.map(line).collect()
+}
 
 impl Charts {
     /// The charts of a run.
@@ -72,12 +63,12 @@ impl Charts {
 
 /// The lines of the figures that were measured.
 fn lines<'a>(record: &'a Record, steps: &'a [f64], wanted: &[Wanted]) -> Vec<Line<'a>> {
-    let line = |&(figure, name, color, look): &Wanted| {
+    let line = |&(figure, ref name, color, look): &Wanted| {
         let y = match figure {
             "mfu_percent" => Cow::Owned(record.steps.get("mfu")?.iter().map(|mfu| 100.0 * mfu).collect()),
             _ => Cow::Borrowed(record.steps.get(figure)?),
         };
-        Some(Line { name: name.to_owned(), x: steps, y, color, look })
+        Some(Line { name: name.clone(), x: steps, y, color, look })
     };
     // Beside others, what was nothing all the time, such as memory swapped out, says nothing.
     let says_something =
@@ -175,7 +166,7 @@ fn noted(title: &'static str, unit: Unit, (lines, note): (Vec<Line<'_>>, String)
 }
 
 fn learning_rate(record: &Record, steps: &[f64]) -> Option<String> {
-    let wanted = [("learning_rate", "Learning rate", 3, Look::Solid)];
+    let wanted = [("learning_rate", "Learning rate".into(), 3, Look::Solid)];
     single("Learning rate", Unit::Scientific, lines(record, steps, &wanted))
 }
 
@@ -198,9 +189,9 @@ fn throughput(record: &Record, steps: &[f64]) -> Vec<String> {
         record,
         steps,
         &[
-            ("tokens", "not padding", 1, Look::Solid),
-            ("target_tokens", "carrying loss", 4, Look::Dashed),
-            ("padding_tokens", "padding", 3, Look::Dotted),
+            ("tokens", "not padding".into(), 1, Look::Solid),
+            ("target_tokens", "carrying loss".into(), 4, Look::Dashed),
+            ("padding_tokens", "padding".into(), 3, Look::Dotted),
         ],
     );
     let charts = [rate.render(), noted("Tokens of a step", Unit::Count, tokens)];
@@ -208,7 +199,9 @@ fn throughput(record: &Record, steps: &[f64]) -> Vec<String> {
 }
 
 fn utilization(record: &Record, steps: &[f64]) -> Vec<String> {
-    let (lines, note) = calm_lines(record, steps, &UTILIZATION);
+    let mut percent = all(|figure| figure.ends_with("_percent"));
+    percent.push(("mfu_percent", "MFU".into(), 5, Look::Dashed));
+    let (lines, note) = calm_lines(record, steps, &percent);
     let chart = Chart {
         title: "Utilization",
         note,
@@ -219,18 +212,19 @@ fn utilization(record: &Record, steps: &[f64]) -> Vec<String> {
         may_be_log: false,
         marks: &[],
     };
+    let by_unit = |unit: &str| calm_lines(record, steps, &all(|figure| figure.ends_with(unit)));
     let charts = [
         chart.render(),
         single("GPU power", Unit::Watts, with_mean(record, steps, "gpu_power_watts", "power", 4)),
-        noted("GPU temperature", Unit::Celsius, calm_lines(record, steps, &TEMPERATURE)),
+        noted("GPU temperature", Unit::Celsius, by_unit("_celsius")),
         clocks(record, steps),
-        noted("PCIe traffic", Unit::BytesPerSecond, calm_lines(record, steps, &PCIE)),
+        noted("PCIe traffic", Unit::BytesPerSecond, by_unit("_bytes_per_second")),
         // A run whose rows are in memory reads nothing.
         record
             .steps
             .max("disk_read_bytes")
             .filter(|most| *most > 0.0)
-            .and_then(|_| noted("Read from disks in a step", Unit::Bytes, calm_lines(record, steps, &DISK))),
+            .and_then(|_| noted("Read from disks in a step", Unit::Bytes, by_unit("disk_read_bytes"))),
     ];
     charts.into_iter().flatten().collect()
 }
@@ -247,7 +241,7 @@ fn clocks(record: &Record, steps: &[f64]) -> Option<String> {
         title: "GPU clocks",
         note: if reasons.is_empty() { String::new() } else { format!("Kept down by: {reasons}.") },
         unit: Unit::Megahertz,
-        lines: lines(record, steps, &CLOCKS),
+        lines: lines(record, steps, &all(|figure| figure.ends_with("_mhz"))),
         from_zero: true,
         at_least: None,
         may_be_log: false,
@@ -257,9 +251,13 @@ fn clocks(record: &Record, steps: &[f64]) -> Option<String> {
 }
 
 fn memory(record: &Record, steps: &[f64]) -> Vec<String> {
+    // What the machine has left would dwarf what the process takes.
+    let of = |device: &str| {
+        all(|figure| figure.starts_with(device) && figure.ends_with("_bytes") && figure != "host_available_bytes")
+    };
     let charts = [
-        single("GPU memory", Unit::Bytes, lines(record, steps, &GPU_MEMORY)),
-        single("Host memory", Unit::Bytes, lines(record, steps, &HOST_MEMORY)),
+        single("GPU memory", Unit::Bytes, lines(record, steps, &of("gpu_"))),
+        single("Host memory", Unit::Bytes, lines(record, steps, &of("host_"))),
     ];
     charts.into_iter().flatten().collect()
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::nvml::GpuReading;
+use super::nvml::Reading;
 
 /// Where Linux shows the counters of running average power limits: Intel's and, since 5.8, AMD's.
 const POWERCAP: &str = "/sys/class/powercap";
@@ -18,8 +18,8 @@ pub(super) struct EnergyMeter {
 
 impl EnergyMeter {
     #[allow(clippy::cast_precision_loss, reason = "millijoules of a run stay far below 2^52")]
-    pub(super) fn add(&mut self, reading: &GpuReading, now: Instant) -> Option<f64> {
-        if let Some(watts) = reading.power_watts {
+    pub(super) fn add(&mut self, reading: &Reading, now: Instant) -> Option<f64> {
+        if let Some(watts) = reading.figures.gpu_power_watts {
             if let Some((before, watts_before)) = self.last_power {
                 // Trapezoid rule between two samples.
                 self.integral_joules += f64::midpoint(watts, watts_before) * now.duration_since(before).as_secs_f64();
@@ -105,33 +105,37 @@ fn number(path: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::figures::MachineSample;
     use std::time::Duration;
 
     #[test]
     fn energy_is_the_difference_of_the_counter() {
         let mut meter = EnergyMeter::default();
         let now = Instant::now();
-        let reading = |millijoules| GpuReading {
+        let reading = |millijoules| Reading {
             energy_millijoules: Some(millijoules),
-            power_watts: Some(1e6),
-            ..GpuReading::default()
+            figures: MachineSample { gpu_power_watts: Some(1e6), ..MachineSample::default() },
+            ..Reading::default()
         };
         assert_eq!(meter.add(&reading(7_000_000), now), Some(0.0));
         assert_eq!(meter.add(&reading(7_012_500), now + Duration::from_secs(1)), Some(12.5));
-        assert_eq!(meter.add(&GpuReading::default(), now + Duration::from_secs(2)), None);
+        assert_eq!(meter.add(&Reading::default(), now + Duration::from_secs(2)), None);
     }
 
     #[test]
     fn without_a_counter_energy_is_the_integral_of_power() {
         let mut meter = EnergyMeter::default();
         let start = Instant::now();
-        let reading = |watts| GpuReading { power_watts: Some(watts), ..GpuReading::default() };
+        let reading = |watts| Reading {
+            figures: MachineSample { gpu_power_watts: Some(watts), ..MachineSample::default() },
+            ..Reading::default()
+        };
         assert_eq!(meter.add(&reading(100.0), start), Some(0.0));
         // 2 s from 100 W to 300 W, then 1 s at 300 W.
         meter.add(&reading(300.0), start + Duration::from_secs(2));
         let joules = meter.add(&reading(300.0), start + Duration::from_secs(3)).unwrap();
         assert!((joules - 700.0).abs() < 1e-9, "{joules}");
-        assert_eq!(EnergyMeter::default().add(&GpuReading::default(), start), None);
+        assert_eq!(EnergyMeter::default().add(&Reading::default(), start), None);
     }
 
     #[test]

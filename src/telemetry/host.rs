@@ -4,21 +4,10 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::memory::{MemoryGroups, available_bytes, swapped_bytes};
+use crate::figures::MachineSample;
 
 /// Time between two readings of what changes slowly.
 const SLOW_INTERVAL: Duration = Duration::from_secs(1);
-
-/// What the host says at one moment. What it does not count is absent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct HostReading {
-    pub(super) resident_bytes: Option<u64>,
-    pub(super) available_bytes: Option<u64>,
-    pub(super) swapped_bytes: Option<u64>,
-    /// Since the process started.
-    pub(super) disk_read_bytes: Option<u64>,
-    /// Since the process started.
-    pub(super) major_page_faults: Option<u64>,
-}
 
 /// Reads the host.
 #[derive(Debug)]
@@ -33,18 +22,17 @@ impl Host {
         Self { groups: MemoryGroups::of_this_process(), slow: None }
     }
 
-    pub(super) fn read(&mut self) -> HostReading {
+    /// Adds the figures of the host at this moment; disk reads and page faults are those since the process started.
+    pub(super) fn read(&mut self, sample: &mut MachineSample) {
         let [available_bytes, swapped_bytes] = match self.slow {
             Some((at, known)) if at.elapsed() < SLOW_INTERVAL => known,
             _ => self.slow.insert((Instant::now(), [available_bytes(&self.groups), swapped_bytes()])).1,
         };
-        HostReading {
-            resident_bytes: host_memory_bytes(),
-            available_bytes,
-            swapped_bytes,
-            disk_read_bytes: disk_read_bytes(),
-            major_page_faults: major_page_faults(),
-        }
+        sample.host_memory_bytes = host_memory_bytes();
+        sample.host_available_bytes = available_bytes;
+        sample.host_swapped_bytes = swapped_bytes;
+        sample.disk_read_bytes = disk_read_bytes();
+        sample.major_page_faults = major_page_faults();
     }
 }
 

@@ -12,7 +12,6 @@ pub mod gpus;
 mod host;
 mod memory;
 mod nvml;
-mod sample;
 mod sampler;
 mod window;
 
@@ -22,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub use crate::figures::MachineSample;
 pub use alternation::ALTERNATION_VARIABLE;
 use alternation::{Alternation, Order};
 use energy::PackageEnergy;
@@ -30,8 +30,7 @@ pub use host::{
     ThreadTime, available_host_memory_bytes, free_disk_bytes, host_memory_bytes, peak_host_memory_bytes, thread_time,
     total_host_memory_bytes,
 };
-use nvml::GpuReading;
-pub use sample::MachineSample;
+use nvml::Reading;
 use sampler::{Gathered, Sampler};
 use window::Window;
 
@@ -136,7 +135,9 @@ impl Telemetry {
         }
         let gpu = gpu.or_else(|| library.as_ref().map(|_| NvmlSelector::Index(0)));
         let mut host = Host::new();
-        let window = Window::new(host.read());
+        let mut first = MachineSample::default();
+        host.read(&mut first);
+        let window = Window::new(&first);
         let gathered = Arc::new(Mutex::new(Gathered { window, ..Gathered::default() }));
         let interval = Duration::from_millis(sample_ms.max(10));
         let (orders, received) = mpsc::channel();
@@ -147,7 +148,7 @@ impl Telemetry {
         let has_packages = packages.is_some();
         let sampler = Sampler { gathered: Arc::clone(&gathered), interval, orders: received, host, packages };
         let sampler = std::thread::Builder::new().name("telemetry".into()).spawn(move || {
-            let Some(selector) = gpu else { return sampler.run(GpuReading::default) };
+            let Some(selector) = gpu else { return sampler.run(Reading::default) };
             let mut sampler = Some(sampler);
             let outcome = nvml::with_gpu(library.as_deref().map(OsStr::new), &selector, |gpu| {
                 // The receiver may have stopped waiting; sampling goes on all the same.
@@ -158,7 +159,7 @@ impl Telemetry {
             });
             if let (Err(reason), Some(sampler)) = (outcome, sampler) {
                 let _ = nvml_started.send(Err(reason));
-                sampler.run(GpuReading::default);
+                sampler.run(Reading::default);
             }
         });
         let (gpu, notice) = if without_gpu {

@@ -13,27 +13,16 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::gpm::{Gpm, GpmFigures};
 use super::{GpuStart, NvmlSelector};
+use crate::figures::MachineSample;
 
 /// Time between two readings of what takes the driver long, or changes seldom.
 const SLOW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What NVML says at one moment. What the GPU does not support is absent.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct GpuReading {
-    pub(super) utilization_percent: Option<f64>,
-    pub(super) sm_activity_percent: Option<f64>,
-    pub(super) memory_activity_percent: Option<f64>,
-    pub(super) tensor_activity_percent: Option<f64>,
-    pub(super) float_activity_percent: Option<f64>,
-    pub(super) memory_used_bytes: Option<u64>,
-    pub(super) power_watts: Option<f64>,
-    pub(super) temperature_celsius: Option<f64>,
-    pub(super) sm_clock_mhz: Option<f64>,
-    pub(super) memory_clock_mhz: Option<f64>,
+/// What NVML says at one moment; the host's figures are added to it. What the GPU does not support is absent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Reading {
+    pub(super) figures: MachineSample,
     pub(super) throttle_reasons: Option<ThrottleReasons>,
-    pub(super) pcie_received_bytes_per_second: Option<f64>,
-    pub(super) pcie_sent_bytes_per_second: Option<f64>,
-    pub(super) other_processes_memory_bytes: Option<u64>,
     /// The GPU's own counter, which started with its driver.
     pub(super) energy_millijoules: Option<u64>,
 }
@@ -87,7 +76,7 @@ impl Supported {
 }
 
 impl Gpu<'_> {
-    pub(super) fn read(&self) -> GpuReading {
+    pub(super) fn read(&self) -> Reading {
         let device = &self.device;
         let rates = self.utilization.read(|| device.utilization_rates());
         let clock = |supported: &Supported, clock| supported.read(|| device.clock_info(clock)).map(f64::from);
@@ -99,25 +88,36 @@ impl Gpu<'_> {
             self.slow.set(None);
         }
         let slow = self.read_slow();
-        GpuReading {
-            utilization_percent: rates.as_ref().map(|rates| f64::from(rates.gpu)),
-            sm_activity_percent: gpm.sm_activity_percent,
-            memory_activity_percent: if self.has_gpm() {
+        let utilization_percent = rates.as_ref().map(|rates| f64::from(rates.gpu));
+        let figures = MachineSample {
+            gpu_utilization_percent: utilization_percent,
+            gpu_utilization_max_percent: utilization_percent,
+            gpu_sm_activity_percent: gpm.sm_activity_percent,
+            gpu_memory_activity_percent: if self.has_gpm() {
                 gpm.memory_bandwidth_percent
             } else {
                 rates.map(|rates| f64::from(rates.memory))
             },
-            tensor_activity_percent: gpm.tensor_activity_percent,
-            float_activity_percent: gpm.float_activity_percent,
-            memory_used_bytes: self.memory.read(|| device.memory_info()).map(|memory| memory.used),
-            power_watts: self.power.read(|| device.power_usage()).map(|milliwatts| f64::from(milliwatts) / 1e3),
-            temperature_celsius: self.temperature.read(|| device.temperature(TemperatureSensor::Gpu)).map(f64::from),
-            sm_clock_mhz: clock(&self.sm_clock, Clock::SM),
-            memory_clock_mhz: clock(&self.memory_clock, Clock::Memory),
+            gpu_tensor_activity_percent: gpm.tensor_activity_percent,
+            gpu_float_activity_percent: gpm.float_activity_percent,
+            gpu_memory_used_bytes: self.memory.read(|| device.memory_info()).map(|memory| memory.used),
+            gpu_power_watts: self.power.read(|| device.power_usage()).map(|milliwatts| f64::from(milliwatts) / 1e3),
+            gpu_temperature_celsius: self
+                .temperature
+                .read(|| device.temperature(TemperatureSensor::Gpu))
+                .map(f64::from),
+            gpu_sm_clock_mhz: clock(&self.sm_clock, Clock::SM),
+            gpu_memory_clock_mhz: clock(&self.memory_clock, Clock::Memory),
+            gpu_pcie_received_bytes_per_second: gpm
+                .pcie_received_bytes_per_second
+                .or(slow.pcie_received_bytes_per_second),
+            gpu_pcie_sent_bytes_per_second: gpm.pcie_sent_bytes_per_second.or(slow.pcie_sent_bytes_per_second),
+            gpu_other_processes_memory_bytes: slow.other_processes_memory_bytes,
+            ..MachineSample::default()
+        };
+        Reading {
+            figures,
             throttle_reasons: self.throttle.read(|| device.current_throttle_reasons()),
-            pcie_received_bytes_per_second: gpm.pcie_received_bytes_per_second.or(slow.pcie_received_bytes_per_second),
-            pcie_sent_bytes_per_second: gpm.pcie_sent_bytes_per_second.or(slow.pcie_sent_bytes_per_second),
-            other_processes_memory_bytes: slow.other_processes_memory_bytes,
             energy_millijoules: self.energy.read(|| device.total_energy_consumption()),
         }
     }

@@ -8,7 +8,7 @@ use super::alternation::Order;
 use super::energy::{EnergyMeter, PackageEnergy};
 use super::host::{Host, thread_time};
 use super::lock;
-use super::nvml::GpuReading;
+use super::nvml::Reading;
 use super::window::Window;
 
 /// What the sampler thread hands over.
@@ -32,21 +32,22 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// Samples until the other end of `orders` is dropped.
-    pub(super) fn run(mut self, mut read_gpu: impl FnMut() -> GpuReading) {
+    pub(super) fn run(mut self, mut read_gpu: impl FnMut() -> Reading) {
         let mut energy = EnergyMeter::default();
         let mut next = Instant::now();
         loop {
             // Asked before the lock is taken: the training loop never waits for the driver.
-            let gpu = read_gpu();
-            let host = self.host.read();
+            let mut reading = read_gpu();
+            self.host.read(&mut reading.figures);
             let packages = self.packages.as_mut().map(PackageEnergy::read);
-            let energy_joules = energy.add(&gpu, Instant::now()).or(packages);
+            let energy_joules = energy.add(&reading, Instant::now()).or(packages);
             let sampler_time = thread_time().cpu;
             {
                 let mut gathered = lock(&self.gathered);
-                gathered.window.add(&gpu, host);
+                gathered.window.add(&reading);
                 gathered.energy_joules = energy_joules.or(gathered.energy_joules);
-                gathered.peak_gpu_memory_bytes = gathered.peak_gpu_memory_bytes.max(gpu.memory_used_bytes);
+                gathered.peak_gpu_memory_bytes =
+                    gathered.peak_gpu_memory_bytes.max(reading.figures.gpu_memory_used_bytes);
                 gathered.sampler_time = sampler_time;
             }
             // A fixed beat, without catching up after a pause.

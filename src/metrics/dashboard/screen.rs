@@ -245,8 +245,8 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    use super::super::super::figures::tests::full_step;
     use super::*;
+    use crate::figures::tests::full_step;
 
     fn shown(state: &State, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();

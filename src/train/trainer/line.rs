@@ -27,12 +27,14 @@ impl Trainer<'_> {
             line.worker_cpu_seconds = loading.cpu.map(|cpu| cpu.as_secs_f64());
             line.worker_queued_seconds = loading.queued.map(|queued| queued.as_secs_f64());
         }
+        line.set_machine(machine);
+        line.gpu_throttle_reasons = line.gpu_throttle_shares.as_ref().map(|shares| shares.keys().cloned().collect());
+        // Of all starts.
         if self.around.telemetry.counts_packages() {
-            line.cpu_energy_joules = self.energy_joules(machine.cpu_energy_joules);
+            line.cpu_energy_joules = self.energy_joules(line.cpu_energy_joules);
         } else {
-            line.energy_joules = self.energy_joules(machine.energy_joules);
+            line.energy_joules = self.energy_joules(line.energy_joules);
         }
-        describe_machine(line, machine);
     }
 
     /// Adds what the backend's pools hold now, and what they held after the last forward of this step, or of the last one
@@ -46,33 +48,6 @@ impl Trainer<'_> {
         let reserved = most(|pools| pools.reserved_bytes);
         self.figures.peak_gpu_memory_reserved_bytes = self.figures.peak_gpu_memory_reserved_bytes.max(reserved);
     }
-}
-
-fn describe_machine(line: &mut StepMetrics, machine: MachineSample) {
-    line.host_memory_bytes = machine.host_memory_bytes;
-    line.host_available_bytes = machine.host_available_bytes;
-    line.host_swapped_bytes = machine.host_swapped_bytes;
-    line.disk_read_bytes = machine.disk_read_bytes;
-    line.major_page_faults = machine.major_page_faults;
-    line.cpu_utilization_percent = machine.cpu_utilization_percent;
-    line.gpu_utilization_percent = machine.gpu_utilization_percent;
-    line.gpu_utilization_max_percent = machine.gpu_utilization_max_percent;
-    line.gpu_memory_used_bytes = machine.gpu_memory_used_bytes;
-    line.gpu_power_watts = machine.gpu_power_watts;
-    line.gpu_temperature_celsius = machine.gpu_temperature_celsius;
-    line.gpu_sm_activity_percent = machine.gpu_sm_activity_percent;
-    line.gpu_memory_activity_percent = machine.gpu_memory_activity_percent;
-    line.gpu_sm_clock_mhz = machine.gpu_sm_clock_mhz;
-    line.gpu_memory_clock_mhz = machine.gpu_memory_clock_mhz;
-    line.gpu_throttle_shares = machine
-        .gpu_throttle_shares
-        .map(|shares| shares.into_iter().map(|(name, share)| (name.to_owned(), share)).collect());
-    line.gpu_throttle_reasons = line.gpu_throttle_shares.as_ref().map(|shares| shares.keys().cloned().collect());
-    line.gpu_tensor_activity_percent = machine.gpu_tensor_activity_percent;
-    line.gpu_float_activity_percent = machine.gpu_float_activity_percent;
-    line.gpu_pcie_received_bytes_per_second = machine.gpu_pcie_received_bytes_per_second;
-    line.gpu_pcie_sent_bytes_per_second = machine.gpu_pcie_sent_bytes_per_second;
-    line.gpu_other_processes_memory_bytes = machine.gpu_other_processes_memory_bytes;
 }
 
 /// In a step that does not wait for the device between forward and backward, only the two together have a time.

@@ -1,0 +1,364 @@
+//! Every figure of a step: one row each, from which follow the line of metrics.jsonl, TensorBoard's tags and their
+//! descriptions, and how samples of the machine become one figure of the step.
+//!
+//! To add a figure: a row here, and the place that measures it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// How the samples that were taken during a step become its figure.
+#[derive(Clone, Copy)]
+pub(crate) enum Fold {
+    /// Their mean.
+    Mean,
+    /// The highest.
+    Max,
+    /// The lowest.
+    Min,
+    /// The latest.
+    Last,
+    /// What a counter has grown by since the step before.
+    Since,
+    /// Not sampled: measured once a step.
+    Once,
+}
+
+/// Samples of one figure since the last [`take`](Samples::take).
+#[derive(Debug, Default)]
+struct Samples {
+    sum: f64,
+    count: u32,
+    highest: Option<f64>,
+    lowest: Option<f64>,
+    last: Option<f64>,
+    /// The latest one of the time before.
+    before: Option<f64>,
+}
+
+impl Samples {
+    fn add(&mut self, value: Option<f64>) {
+        self.last = value;
+        let Some(value) = value else { return };
+        self.sum += value;
+        self.count += 1;
+        self.highest = Some(self.highest.map_or(value, |highest| highest.max(value)));
+        self.lowest = Some(self.lowest.map_or(value, |lowest| lowest.min(value)));
+    }
+
+    /// The figure, where there was no sample by the latest one before; the next one starts anew.
+    fn take(&mut self, fold: Fold) -> Option<f64> {
+        let next = Self { last: self.last, before: self.last, ..Self::default() };
+        let samples = std::mem::replace(self, next);
+        let figure = match fold {
+            Fold::Mean => (samples.count > 0).then(|| samples.sum / f64::from(samples.count)),
+            Fold::Max => samples.highest,
+            Fold::Min => samples.lowest,
+            Fold::Since => return Some((samples.last? - samples.before?).max(0.0)),
+            Fold::Last => None,
+            Fold::Once => return None,
+        };
+        figure.or(samples.last)
+    }
+}
+
+/// A figure that can be sampled.
+trait Sampled: Sized {
+    fn number(&self) -> Option<f64>;
+    fn of(number: f64) -> Option<Self>;
+}
+
+impl Sampled for f64 {
+    fn number(&self) -> Option<f64> {
+        Some(*self)
+    }
+
+    fn of(number: f64) -> Option<Self> {
+        Some(number)
+    }
+}
+
+/// Counts below 2^53.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+impl Sampled for u64 {
+    fn number(&self) -> Option<f64> {
+        Some(*self as f64)
+    }
+
+    fn of(number: f64) -> Option<Self> {
+        Some(number as Self)
+    }
+}
+
+impl Sampled for BTreeMap<String, f64> {
+    fn number(&self) -> Option<f64> {
+        None
+    }
+
+    fn of(_: f64) -> Option<Self> {
+        None
+    }
+}
+
+/// Makes [`StepMetrics`], [`MachineSample`], [`MachineSamples`] and the table of tags from rows: the sentence with its
+/// unit, the name, the type, for the machine's how samples fold, and TensorBoard's tag.
+macro_rules! figures {
+    (
+        always { $($(#[doc = $doc:literal])+ $(#[serde $serde:tt])? $name:ident: $type:ty $(, $tag:literal)?;)+ }
+        if_measured { $($(#[doc = $doc_if:literal])+ $name_if:ident: $type_if:ty $(, $tag_if:literal)?;)+ }
+        machine { $($(#[doc = $doc_of:literal])+ $name_of:ident: $type_of:ty, $fold:ident $(, $tag_of:literal)?;)+ }
+    ) => {
+        /// The figures of one step: a line of metrics.jsonl, field by field. What was not measured is absent; a number
+        /// that is not finite is `null` in JSON.
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct StepMetrics {
+            $($(#[doc = $doc])+ $(#[serde $serde])? pub $name: $type,)+
+            $($(#[doc = $doc_if])+ #[serde(skip_serializing_if = "Option::is_none")] pub $name_if: Option<$type_if>,)+
+            $($(#[doc = $doc_of])+ #[serde(skip_serializing_if = "Option::is_none")] pub $name_of: Option<$type_of>,)+
+        }
+
+        impl StepMetrics {
+            /// Takes over the figures of the machine.
+            pub fn set_machine(&mut self, machine: MachineSample) {
+                $(self.$name_of = machine.$name_of;)+
+            }
+        }
+
+        /// Figures of the machine, at a moment or over a step. What cannot be measured is absent.
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct MachineSample {
+            $($(#[doc = $doc_of])+ pub $name_of: Option<$type_of>,)+
+        }
+
+        /// Samples of the machine since the last [`take`](Self::take).
+        #[derive(Debug, Default)]
+        pub struct MachineSamples {
+            $($name_of: Samples,)+
+        }
+
+        impl MachineSamples {
+            /// Adds a sample.
+            pub fn add(&mut self, sample: &MachineSample) {
+                $(self.$name_of.add(sample.$name_of.as_ref().and_then(Sampled::number));)+
+            }
+
+            /// The figures since the last call; then they start anew. Where no sample fell into the time, the latest one
+            /// stands in.
+            pub fn take(&mut self) -> MachineSample {
+                MachineSample { $($name_of: self.$name_of.take(Fold::$fold).and_then(Sampled::of),)+ }
+            }
+        }
+
+        /// Every figure: its name, TensorBoard's tag (empty where it has none), the sentence.
+        const ROWS: &[(&str, &str, &str)] = &[
+            $((stringify!($name), concat!("" $(, $tag)?), concat!($($doc),+)),)+
+            $((stringify!($name_if), concat!("" $(, $tag_if)?), concat!($($doc_if),+)),)+
+            $((stringify!($name_of), concat!("" $(, $tag_of)?), concat!($($doc_of),+)),)+
+            ("eval_loss", "eval/loss", "Mean loss of all target tokens of the evaluation rows, in nats."),
+            ("eval_perplexity", "eval/perplexity", "exp of the evaluation loss."),
+        ];
+    };
+}
+
+figures! {
+    always {
+        /// Optimizer update, from 1.
+        step: u64;
+        /// Passes over the training rows so far.
+        epoch: f64, "train/epoch";
+        /// Mean loss of the step's target tokens, in nats.
+        #[serde(deserialize_with = "null_is_nan")]
+        loss: f64, "train/loss";
+        /// Learning rate of the step.
+        learning_rate: f64, "train/learning_rate";
+        /// Global norm of the gradient, before clipping.
+        #[serde(deserialize_with = "null_is_nan")]
+        grad_norm: f64, "train/grad_norm";
+        /// The update was left out, since the loss or the gradient was not finite.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        skipped: bool;
+        /// Rules of the diagnosis that have held for some time by this step and are reported from here on; `slow_step` where
+        /// it took far longer than those before it and its tokens explain.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        findings: Vec<String>;
+        /// Tokens of the step that are not padding.
+        tokens: u64, "train/tokens";
+        /// Tokens of the step that carry loss.
+        target_tokens: u64, "train/target_tokens";
+        /// Tokens that are not padding, per second of `step_seconds`.
+        tokens_per_second: f64, "throughput/tokens_per_second";
+        /// Seconds of the step, from the end of the previous one; evaluations, samples and checkpoints between the two are
+        /// left out. It ends when the update has been made; on a GPU, which the loop waits for where loss and gradient norm
+        /// are read, when it has been handed over: the rest of the update is in the next step.
+        step_seconds: f64, "time/step";
+        /// Seconds in which the loop waited for data.
+        data_wait_seconds: f64, "time/data_wait";
+        /// Seconds of the forward and backward passes, until their loss and gradient norm had been read. In steps of a GPU
+        /// that have no `forward_seconds`, the update of the step before is in it too.
+        forward_backward_seconds: f64, "time/forward_backward";
+        /// Seconds of clipping and the update. In steps of a GPU that have no `forward_seconds`: of handing it over.
+        optimizer_seconds: f64, "time/optimizer";
+    }
+    if_measured {
+        /// What the watchdog found wrong with the step: `skipped_step`, `loss_spike`, `zero_gradient`, `unmoved_adapters`.
+        anomaly: String;
+        /// Factor on the loss that keeps `f16` gradients above zero; only with `precision = "f16"`.
+        loss_scale: f64;
+        /// Model FLOPs per second over the fastest matrix product measured on the device, from 0 to 1.
+        mfu: f64, "throughput/mfu";
+        /// Seconds from the end of the previous step's figures to the end of this one's; for the first step, from the end
+        /// of start-up. Data wait, host-to-device, forward and backward, optimizer, logging, evaluation, checkpoint and other
+        /// add up to it.
+        wall_seconds: f64, "time/wall";
+        /// Seconds in which micro-batches were laid out and handed to the device. In steps of a GPU that have no
+        /// `forward_seconds` not until they were there.
+        host_to_device_seconds: f64, "time/host_to_device";
+        /// Seconds of the forward passes, with loss and its gradient. On a GPU only the second step after a start and every
+        /// 50th step have it: in them, the device is waited for at the end of every part.
+        forward_seconds: f64, "time/forward";
+        /// Seconds of the backward passes, with the gradient norm; absent where `forward_seconds` is.
+        backward_seconds: f64, "time/backward";
+        /// Seconds in which figures were written, those of the step before among them.
+        logging_seconds: f64, "time/logging";
+        /// Seconds of an evaluation before this step, and of the samples drawn at it.
+        evaluation_seconds: f64, "time/evaluation";
+        /// Seconds in which a checkpoint was written before this step.
+        checkpoint_seconds: f64, "time/checkpoint";
+        /// Seconds of the wall time that are in none of the other parts; in the first step, measuring the device's peak among
+        /// them, and in steps of a GPU that have `forward_seconds` the end of the update before.
+        other_seconds: f64, "time/other";
+        /// Rows that were read for the step.
+        rows: u64, "data/rows";
+        /// Rows of the step that were longer than `data.max_length` and were cut.
+        truncated_rows: u64, "data/truncated_rows";
+        /// Tokens of padding in the step's micro-batches, which a device with kernels that leave padding out does not
+        /// compute.
+        padding_tokens: u64, "data/padding_tokens";
+        /// Seconds in which data workers made the micro-batches that were finished during the step, all workers together.
+        worker_busy_seconds: f64, "data/worker_busy";
+        /// Seconds of processor time in `worker_busy_seconds`.
+        worker_cpu_seconds: f64, "data/worker_cpu";
+        /// Seconds in which a data worker could have run and no processor was free. The rest of `worker_busy_seconds` was
+        /// waiting, for the disk mostly.
+        worker_queued_seconds: f64, "data/worker_queued";
+        /// Bytes of live tensors in the backend's pools.
+        gpu_memory_allocated_bytes: u64, "gpu/memory_allocated";
+        /// Bytes that the backend's pools hold.
+        gpu_memory_reserved_bytes: u64, "gpu/memory_reserved";
+        /// Bytes of live tensors in the backend's pools, the most that were seen: at the end of the step, and after the forward
+        /// of the last micro-batch, in this step or the last one that asked then (those whose parts are measured, and the
+        /// first). What a block takes for a moment in between is not seen.
+        gpu_memory_peak_bytes: u64, "gpu/memory_peak";
+        /// What kept the GPU's clocks down during the step, by name; absent where nothing did, or where the driver does not
+        /// say.
+        gpu_throttle_reasons: Vec<String>;
+    }
+    machine {
+        /// Bytes of the process that are in RAM.
+        host_memory_bytes: u64, Last, "memory/host";
+        /// Bytes that the machine, or the process's control group, has left, lowest sample of the step.
+        host_available_bytes: u64, Min, "memory/host_available";
+        /// Bytes of the process that have been swapped out.
+        host_swapped_bytes: u64, Last, "memory/host_swapped";
+        /// Percent of all processor threads that the process used during the step.
+        cpu_utilization_percent: f64, Once, "cpu/utilization";
+        /// Bytes that the process read from disks during the step: not what was found in the page cache.
+        disk_read_bytes: u64, Since, "disk/read";
+        /// Page faults of the process during the step that waited for a disk.
+        major_page_faults: u64, Since, "disk/major_page_faults";
+        /// Percent of the time in which the GPU ran a kernel, mean over the step.
+        gpu_utilization_percent: f64, Mean, "gpu/utilization";
+        /// Percent of the time in which the GPU ran a kernel, highest sample of the step.
+        gpu_utilization_max_percent: f64, Max;
+        /// Bytes of the GPU's memory that are in use, by whatever process.
+        gpu_memory_used_bytes: u64, Max, "gpu/memory_used";
+        /// Watts that the GPU draws, mean over the step.
+        gpu_power_watts: f64, Mean, "gpu/power";
+        /// Joules that the GPU has used since the start.
+        energy_joules: f64, Once, "gpu/energy";
+        /// Joules that the processor's packages have used since the start, by whatever process; only where no GPU is used.
+        cpu_energy_joules: f64, Once, "cpu/energy";
+        /// Temperature of the GPU in degrees Celsius, highest sample of the step.
+        gpu_temperature_celsius: f64, Max, "gpu/temperature";
+        /// Percent of the GPU's multiprocessors that had work, mean over the step; absent where the driver does not count it.
+        gpu_sm_activity_percent: f64, Mean, "gpu/sm_activity";
+        /// Percent of the bandwidth of the GPU's memory that was used, where the driver counts it (Hopper and newer);
+        /// elsewhere percent of the time in which it was read or written. Mean over the step.
+        gpu_memory_activity_percent: f64, Mean, "gpu/memory_activity";
+        /// Percent of the time in which the GPU's tensor cores were at work, mean over the step; absent where the driver does
+        /// not count it.
+        gpu_tensor_activity_percent: f64, Mean, "gpu/tensor_activity";
+        /// Percent of the time in which the GPU's pipelines of single or half precision outside of the tensor cores were at
+        /// work, the busier of the two, mean over the step; absent where the driver does not count it.
+        gpu_float_activity_percent: f64, Mean, "gpu/float_activity";
+        /// MHz of the GPU's multiprocessors, mean over the step.
+        gpu_sm_clock_mhz: f64, Mean, "gpu/sm_clock";
+        /// MHz of the GPU's memory, mean over the step.
+        gpu_memory_clock_mhz: f64, Mean, "gpu/memory_clock";
+        /// The share of the step's samples in which each throttle reason kept the GPU's clocks down, from 0 to 1.
+        gpu_throttle_shares: BTreeMap<String, f64>, Once;
+        /// Bytes a second that the GPU received over PCI Express, mean over the step.
+        gpu_pcie_received_bytes_per_second: f64, Mean, "gpu/pcie_received";
+        /// Bytes a second that the GPU sent over PCI Express, mean over the step.
+        gpu_pcie_sent_bytes_per_second: f64, Mean, "gpu/pcie_sent";
+        /// Bytes of the GPU's memory that other processes hold.
+        gpu_other_processes_memory_bytes: u64, Max, "gpu/other_processes_memory";
+    }
+}
+
+/// The figures of one evaluation: a line of metrics.jsonl of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EvalMetrics {
+    /// Optimizer updates before this evaluation; 0 before the first.
+    pub step: u64,
+    /// Passes over the training rows so far.
+    pub epoch: f64,
+    /// Mean loss of all target tokens of the evaluation rows, in nats.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub eval_loss: f64,
+    /// `exp(eval_loss)`.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub eval_perplexity: f64,
+    /// Tokens of the evaluation rows that carry loss.
+    pub eval_target_tokens: u64,
+    /// Wall time of the evaluation.
+    pub eval_seconds: f64,
+}
+
+/// Text that the model wrote at an evaluation: a line of samples.jsonl.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Optimizer updates before this evaluation.
+    pub step: u64,
+    /// The prompt as the recipe gives it.
+    pub prompt: String,
+    /// What the model wrote after it.
+    pub text: String,
+}
+
+/// Figures that TensorBoard gets: the name, the tag, a sentence with the unit.
+pub fn tags() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    ROWS.iter().filter(|(_, tag, _)| !tag.is_empty()).map(|(name, tag, sentence)| (*name, *tag, sentence.trim()))
+}
+
+/// The tagged figures of a record, in the order of its fields. What is not finite comes as NaN.
+pub(crate) fn tagged_scalars(record: &impl Serialize) -> Vec<(&'static str, f64)> {
+    // The structs above serialise to objects of numbers; nothing else is handed in.
+    let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(record) else { return Vec::new() };
+    let tag = |name: &str| tags().find(|(field, ..)| *field == name).map(|(_, tag, _)| tag);
+    fields.iter().filter_map(|(name, value)| Some((tag(name)?, value.as_f64().unwrap_or(f64::NAN)))).collect()
+}
+
+/// The tagged figures of an evaluation; its epoch is a figure of the steps.
+pub(crate) fn eval_scalars(eval: &EvalMetrics) -> Vec<(&'static str, f64)> {
+    tagged_scalars(eval).into_iter().filter(|(tag, _)| tag.starts_with("eval/")).collect()
+}
+
+fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
