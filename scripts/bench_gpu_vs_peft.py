@@ -2,7 +2,7 @@
 """Our training step on a GPU next to transformers + PEFT, with and without Liger kernels, in one run.
 
 usage: bench_gpu_vs_peft.py [--binary lora-train[.xz]] [--nvrtc-binary FILE] [--rows NAME ...] [--sides NAME ...]
-                            [--products NAME ...] [--rounds 3] [--steps 6] [--budget SECONDS] [--device cuda]
+                            [--rounds 3] [--steps 6] [--budget SECONDS] [--device cuda]
                             [--set section.key=value ...] [--cache DIR] [--peak-tflops X] [--out benches/results]
 
 Models have random weights in the shape of configs/*.json: nothing is downloaded. bf16, LoRA r = 16 on every linear layer,
@@ -19,10 +19,8 @@ Targets: at least 1.2 times the tokens/s of the better peer at 0.7 times its mem
 5 s warm.
 
 Rows: 8b-1x4096, 1b-4x2048 (default); 8b-max-4096 doubles the micro-batch until it fails and reports the fastest for each
-side; tiny is for trying this script out. Sides: ours, ours-tiled (attention by kernels of our own,
-LORA_TRAIN_ATTENTION=tiled), ours-offload (gradient_checkpointing = "offload"), ours-nvrtc (the binary built with cuda-nvrtc),
-peft-sdpa, peft-flash, peft-liger; a peer whose package is not there is left out with a line.
---products compares single matrix products of a model's shapes with torch's (cuBLAS), and says whether ours add in f32.
+side; tiny is for trying this script out. Sides: ours, ours-offload (gradient_checkpointing = "offload"), ours-nvrtc (the
+binary built with cuda-nvrtc), peft-sdpa, peft-flash, peft-liger; a peer whose package is not there is left out with a line.
 --budget leaves out what would end later than that, for machines that are lent by the minute: run the script several times
 with other --rows and --sides then, keeping --cache.
 """
@@ -43,11 +41,9 @@ ROWS = {
     "tiny": {"config": "tiny", "rows": 2, "length": 64},
     "tiny-max": {"config": "tiny", "rows": 1, "length": 64, "until_it_fails": 4},
 }
-SIDES = ("ours", "ours-tiled", "ours-offload", "ours-nvrtc", "peft-sdpa", "peft-flash", "peft-liger")
+SIDES = ("ours", "ours-offload", "ours-nvrtc", "peft-sdpa", "peft-flash", "peft-liger")
 # The package that a side needs, and the attention of transformers that it runs.
 PEERS = {"peft-sdpa": ("peft", "sdpa"), "peft-flash": ("flash_attn", "flash_attention_2"), "peft-liger": ("liger_kernel", "sdpa")}
-# What a side of ours gets in its environment.
-SETTINGS = {"ours-tiled": {"LORA_TRAIN_ATTENTION": "tiled"}}
 # Dense bf16, in TFLOP/s, by the makers' data sheets.
 PEAKS = {"H200": 989.4, "H100 PCIe": 756.0, "H100": 989.4, "B200": 2250.0, "A100": 312.0, "L40S": 362.0, "4090": 165.2}
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
@@ -69,40 +65,13 @@ def peer_side(task: dict) -> None:
     benchlib.peft_steps(base, task, task["device"])
 
 
-def torch_products(task: dict) -> None:
-    """Times the products of our report with torch; prints them as one JSON object."""
-    import time
-
-    import torch
-
-    device, dtype = task["device"], getattr(torch, {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}[task["precision"]])
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    found = []
-    for product in task["products"]:
-        a = torch.randn(product["m"], product["k"], device=device).mul(0.02).to(dtype)
-        b = torch.randn((product["n"], product["k"]) if product["transposed"] else (product["k"], product["n"]), device=device).mul(0.02).to(dtype)
-        b = b.T if product["transposed"] else b
-        a @ b
-        wait()
-        best, began = float("inf"), time.perf_counter()
-        # As ours: the best round of eight in a tenth of a second.
-        while time.perf_counter() - began < 0.1:
-            start = time.perf_counter()
-            for _ in range(8):
-                a @ b
-            wait()
-            best = min(best, (time.perf_counter() - start) / 8)
-        found.append(best)
-    print(json.dumps({"seconds": found}))
-
-
 class Bench:
     """What all measurements share."""
 
     def __init__(self, args, work: pathlib.Path):
         self.args, self.work = args, work
         self.binaries = {"ours": benchlib.unpacked(args.binary, work)}
-        self.binaries["ours-tiled"] = self.binaries["ours-offload"] = self.binaries["ours"]
+        self.binaries["ours-offload"] = self.binaries["ours"]
         if args.nvrtc_binary:
             (work / "nvrtc").mkdir()
             self.binaries["ours-nvrtc"] = benchlib.unpacked(args.nvrtc_binary, work / "nvrtc")
@@ -127,7 +96,7 @@ class Bench:
             command = benchlib.bench_command(self.binaries[side], recipe, self.args.set)
         cache = self.kernel_cache(side, row["config"])
         cold = side not in PEERS and not cache.exists()
-        figures = benchlib.measure(command, self.gpu, self.args.timeout, {"XDG_CACHE_HOME": str(cache), **SETTINGS.get(side, {})})
+        figures = benchlib.measure(command, self.gpu, self.args.timeout, {"XDG_CACHE_HOME": str(cache)})
         n = parameters(row["config"])
         figures.update(rows=rows, cold=cold, tflops_4n=4 * n * figures["tokens_per_second"] / 1e12)
         return figures
@@ -149,16 +118,6 @@ class Bench:
             rows *= 2
             if rows > row.get("until_it_fails", 0):
                 return best
-
-    def products(self, config: str) -> dict:
-        """Our products of a model's shapes, with torch's times beside them."""
-        ours = benchlib.measure([str(self.binaries["ours"]), "products", str(CONFIGS / f"{config}.json"), "--device", self.args.device,
-                                 "--tokens", str(self.args.product_tokens)], None, self.args.timeout, {"XDG_CACHE_HOME": str(self.kernel_cache("ours", "products"))})
-        task = {"device": self.args.device, "precision": ours["precision"], "products": ours["products"]}
-        theirs = benchlib.measure([sys.executable, __file__, "--torch-products", json.dumps(task)], None, self.args.timeout)
-        for product, seconds in zip(ours["products"], theirs["seconds"], strict=True):
-            product["torch_tflops"] = product["tflops"] * product["seconds"] / seconds
-        return ours
 
 
 def parameters(config: str) -> int:
@@ -225,24 +184,12 @@ def step_report(found: dict, peak_tflops: float | None) -> tuple[str, list[dict]
     return benchlib.table(heads, lines), figures, targets
 
 
-def products_report(config: str, products: dict) -> str:
-    """A table of products, and whether they are added in f32."""
-    lines = [(p["name"], f"{p['m']} x {p['k']} x {p['n']}", f"{p['tflops']:.2f}", f"{p['torch_tflops']:.2f}", f"{p['tflops'] / p['torch_tflops']:.2f}x")
-             for p in products["products"]]
-    exact = products["sum_of_small"]
-    verdict = "met     sums are kept in f32" if exact == 256 else "MISSED  sums are NOT kept in f32"
-    return (benchlib.table((f"{config}, {products['precision']}", "m x k x n", "ours TFLOP/s", "torch TFLOP/s", "ratio"), lines)
-            + f"\n{verdict}: 65,536 times 2^-8 makes {exact:g}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--binary", type=pathlib.Path, default=benchlib.default_binary())
     parser.add_argument("--nvrtc-binary", type=pathlib.Path)
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=["8b-1x4096", "1b-4x2048"])
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "ours-tiled", "peft-sdpa", "peft-flash", "peft-liger"])
-    parser.add_argument("--products", nargs="*", default=["llama-3.2-1b", "llama-3.1-8b"], metavar="CONFIG")
-    parser.add_argument("--product-tokens", type=int, default=4096)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "peft-sdpa", "peft-flash", "peft-liger"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6, help="measured steps, after a warm-up")
     parser.add_argument("--budget", type=float, help="seconds for all measurements")
@@ -253,12 +200,9 @@ def main() -> None:
     parser.add_argument("--peak-tflops", type=float, help="the GPU's dense bf16 rate, where its name is not known here")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benches/results"))
     parser.add_argument("--peer-side", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--torch-products", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peer_side:
         return peer_side(args.peer_side)
-    if args.torch_products:
-        return torch_products(args.torch_products)
     sides = [side for side in args.sides if available(side)]
     if "ours-nvrtc" in sides and not args.nvrtc_binary:
         parser.error("the side ours-nvrtc needs --nvrtc-binary")
@@ -270,24 +214,16 @@ def main() -> None:
             print("no GPU memory: NVML does not load", file=sys.stderr)
         order = benchlib.interleaved(args.rounds, args.rows, sides)
         found = benchlib.rounds(order, args.rounds, bench.run, args.budget)
-        products = {}
-        for config in args.products:
-            try:
-                products[config] = bench.products(config)
-            except benchlib.Failed as failure:
-                bench.failures.append(f"products of {config}: {str(failure).strip().splitlines()[-1]}")
         versions = benchlib.versions(bench.binaries["ours"], ("torch", "transformers", "peft", "liger_kernel", "flash_attn", "triton"))
     text, figures, targets = step_report(found, peak)
     if figures:
         print(text)
-    for config, report in products.items():
-        print(products_report(config, report))
     for line in [*targets, *(f"failed  {failure}" for failure in bench.failures)]:
         print(line)
     result = {"machine": machine, "versions": versions, "peak_tflops": peak, "rows": {row: ROWS[row] for row in args.rows},
-              "medians": figures, "targets": targets, "failures": bench.failures, "products": products, "runs": found}
+              "medians": figures, "targets": targets, "failures": bench.failures, "runs": found}
     print(benchlib.write_result(args.out, "gpu", result), file=sys.stderr)
-    if not figures and not products:
+    if not figures:
         sys.exit("nothing ran")
 
 

@@ -7,15 +7,13 @@
 #   BINARY     lora-train built with --features cuda (target/release/lora-train); .xz is unpacked
 #   MODEL_DIR  a small model as a Hugging Face folder, for example quickstart/model
 #   OUT_DIR    gets gpu_check.json, and the runs behind it
-#   SECTION    correctness attention products offload memory telemetry plan commands bench-1b bench-8b (default: all, in this order)
+#   SECTION    correctness offload memory telemetry plan commands bench-1b bench-8b (default: all, in this order)
 #
 #   correctness  losses and gradient norms of 8 steps in f32 and bf16, against the CPU's
-#   attention    the same in bf16 with attention by our own kernels (LORA_TRAIN_ATTENTION=tiled)
-#   products     matrix products of each type keep their sums in f32; their rates at the 1B shapes
 #   offload      8 steps with block inputs in host memory: the same losses as without
 #   memory       200 steps: telemetry fields present and sane, memory flat
 #   telemetry    40 s of training beside nvidia-smi: every figure that the card offers, against nvidia-smi's; the UUID; parts against
-#                wall time; energy against power; what sampling costs (GPU_CHECK_SECONDS, GPU_CHECK_SMI)
+#                wall time; energy against power (GPU_CHECK_SECONDS, GPU_CHECK_SMI)
 #   plan         the peak that plan reckons against NVML's, for models of configs/ from tiny to 1B (GPU_CHECK_PLAN: so many of them)
 #   commands     doctor, plan --calibrate, and tune for a minute (GPU_CHECK_TUNE_MINUTES), as JSON
 #   bench-1b     Llama 3.2 1B shape, random weights, bf16, r=16, 4 x 2048
@@ -27,11 +25,11 @@
 # Exit code: 0 if every check held, 1 if one did not.
 set -euo pipefail
 
-[ $# -ge 3 ] || { sed -n '2,29s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,25s/^# \{0,1\}//p' "$0"; exit 2; }
 root="$(cd "$(dirname "$0")/.." && pwd)"
 binary=$1 model=$2 out=$3
 shift 3
-sections=${*:-correctness attention products offload memory telemetry plan commands bench-1b bench-8b}
+sections=${*:-correctness offload memory telemetry plan commands bench-1b bench-8b}
 device=${GPU_CHECK_DEVICE:-cuda}
 mkdir -p "$out"
 case $binary in
@@ -103,16 +101,6 @@ for section in $sections; do
             done
             recipe cpu-f32 f32 cpu 8
             ;;
-        attention)
-            [ -e "$out/cpu-f32/metrics.jsonl" ] || recipe cpu-f32 f32 cpu 8
-            LORA_TRAIN_ATTENTION=tiled recipe tiled-bf16 bf16 "$device" 8
-            ;;
-        products)
-            for precision in f32 bf16 f16; do
-                "$binary" products configs/llama-3.2-1b.json --device "$device" --precision $precision \
-                    --tokens "${GPU_CHECK_TOKENS:-8192}" >"$out/products-$precision.json"
-            done
-            ;;
         offload)
             recipe kept f32 "$device" 8
             recipe offload f32 "$device" 8 '"offload"'
@@ -135,8 +123,6 @@ patience = 0
 EOF
             rm -rf "$out"/telemetry "$out"/telemetry*.json
             python3 scripts/gpu_telemetry.py "$binary" "$out/telemetry.toml" "$out" "$seconds"
-            python3 scripts/bench_telemetry.py --within --recipe "$out/telemetry.toml" --binary "$binary" \
-                --seconds "$seconds" --slice 10 --out "$out/telemetry-cost.json" || echo "the cost of sampling was not measured" >&2
             ;;
         plan)
             python3 scripts/check_plan.py --configs --device "$device" --binary "$binary" --first "${GPU_CHECK_PLAN:-100}" \

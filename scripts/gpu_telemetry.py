@@ -144,7 +144,7 @@ def checks(out: pathlib.Path) -> list[tuple[str, str, str, bool]]:
     held += parts(rows)
     held += values(rows, samples, uuid)
     held += whole_run(folder, rows)
-    return held + cost(out)
+    return held
 
 
 def identity(uuid: str, environment: dict, on_gpu: bool) -> list:
@@ -251,17 +251,6 @@ def whole_run(folder: pathlib.Path, rows: list) -> list:
         busy = summary["telemetry_seconds"] / wall
         held.append(("telemetry: time of the sampling thread", f"{busy:.2%}", "less than 0.5 %", busy < 0.005))
     return held
-
-
-def cost(out: pathlib.Path) -> list:
-    """A step with sampling against one without, of scripts/bench_telemetry.py."""
-    path = out / "telemetry-cost.json"
-    if not path.exists():
-        return [("telemetry: cost of sampling", "not measured", "measured", False)]
-    found = json.loads(path.read_text())
-    low, high = found["interval_percent"]
-    return [("telemetry: cost of sampling", f"{found['cost_percent']:+.2f} % of a step ({low:+.2f} to {high:+.2f})",
-             "0.5 %, or not to be told from it", low <= 0.5)]
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, check, compare, doctor, generate, inspect, merge, plan, products, report, tune};
+use crate::commands::{bench, check, compare, doctor, generate, inspect, merge, plan, report, tune};
 use crate::failure::Failure;
 use crate::run::room::is_out_of_memory;
 use crate::run::{self, TrainArgs};
@@ -43,9 +43,6 @@ enum Command {
     Tune(tune::TuneArgs),
     /// Tell what this machine offers for training, what is wrong with it, and how to mend that
     Doctor(doctor::DoctorArgs),
-    /// Measure the matrix products of a model's shapes; prints one line of JSON
-    #[command(hide = true)]
-    Products(products::ProductsArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -142,7 +139,6 @@ fn dispatch(request: &Request) -> Result<(), Failure> {
         Request::Command(Command::Compare(args)) => compare::run(args),
         Request::Command(Command::Tune(args)) => tune::run(args),
         Request::Command(Command::Doctor(args)) => doctor::run(args),
-        Request::Command(Command::Products(args)) => products::run(args),
     }
 }
 

@@ -4,8 +4,10 @@
 //! and an arm in this file.
 
 mod cpu;
-#[expect(unsafe_code, reason = "the driver is a C library that is loaded at run time")]
+#[cfg(feature = "cuda")]
+#[expect(unsafe_code, reason = "the driver is a C library")]
 mod cuda_driver;
+mod cuda_gpu;
 mod dtype;
 mod error;
 #[cfg(feature = "kernel-cache")]
@@ -14,21 +16,20 @@ mod libdevice;
 mod peak;
 mod queue;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use burn::tensor::{Device, Tensor};
 use serde::Serialize;
 
+use crate::panics::guarded;
 use crate::schema::{Section, Value};
 
 pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
-pub use cuda_driver::{CudaGpu, DriverLibrary, driver_library};
+pub use cuda_gpu::{CudaGpu, DriverLibrary};
 pub use dtype::Dtype;
 pub use error::DeviceError;
 pub use libdevice::{Libdevice, find_libdevice};
-pub use peak::Product;
-pub use queue::{MemoryInUse, STAND_IN_VARIABLE};
+pub use queue::MemoryInUse;
 
 /// Section `[device]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -171,8 +172,6 @@ pub struct OpenDevice {
     pub reason: String,
     /// The GPU as the CUDA driver knows it; only for [`DeviceKind::Cuda`].
     pub cuda: Option<CudaGpu>,
-    /// The CPU is to be taken for a GPU, by a test.
-    stand_in: Option<queue::StandIn>,
     gemm_peak_flops: [OnceLock<Option<f64>>; 3],
 }
 
@@ -220,7 +219,6 @@ fn open_cpu(reason: String) -> OpenDevice {
         label: cpu::label(),
         reason,
         cuda: None,
-        stand_in: queue::StandIn::from_environment(),
         gemm_peak_flops: Default::default(),
     }
 }
@@ -229,32 +227,36 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
     if !kind.is_compiled_in() {
         return Err(DeviceError::NotCompiledIn { kind });
     }
-    let cuda = match kind {
-        DeviceKind::Cuda => Some(cuda_driver::probe(ordinal)?),
-        _ => None,
-    };
+    #[cfg(feature = "cuda")]
+    let cuda = (kind == DeviceKind::Cuda).then(|| cuda_driver::probe(ordinal)).transpose()?;
+    #[cfg(not(feature = "cuda"))]
+    let cuda: Option<CudaGpu> = None;
     if kind == DeviceKind::Cuda {
         libdevice::require()?;
     }
     #[cfg(feature = "kernel-cache")]
     kernel_cache::keep_between_runs();
-    let (device, name) = catch_unwind(|| gpu_handle(kind, ordinal))
-        .map_err(|panic| DeviceError::cannot_compute(kind, panic_text(panic.as_ref())))?
+    let (device, name) = guarded(|| gpu_handle(kind, ordinal))
+        .map_err(|panic| DeviceError::cannot_compute(kind, panic))?
         .ok_or(DeviceError::NoGpu { kind })?;
     try_out(kind, &device)?;
     let label = match &cuda {
         Some(gpu) => gpu.label(),
         None => format!("{} ({name})", kind.name()),
     };
-    Ok(OpenDevice {
-        device,
-        kind,
-        label,
-        reason: reason.into(),
-        cuda,
-        stand_in: None,
-        gemm_peak_flops: Default::default(),
-    })
+    Ok(OpenDevice { device, kind, label, reason: reason.into(), cuda, gemm_peak_flops: Default::default() })
+}
+
+/// Loads the CUDA driver's library and asks its version, which needs no GPU.
+///
+/// # Errors
+///
+/// Why it cannot be loaded, in one line.
+pub fn driver_library() -> Result<DriverLibrary, String> {
+    #[cfg(feature = "cuda")]
+    return cuda_driver::driver_library();
+    #[cfg(not(feature = "cuda"))]
+    Err("this binary is built without CUDA".into())
 }
 
 /// The handle of a GPU and the name that its driver gives it; `None` where the driver lists no GPU.
@@ -286,21 +288,16 @@ fn first_card(device_type: burn::tensor::DeviceType) -> Option<(Device, String)>
 
 /// Computes one small sum, which starts the backend and compiles a kernel.
 fn try_out(kind: DeviceKind, device: &Device) -> Result<(), DeviceError> {
-    let sum = catch_unwind(AssertUnwindSafe(|| {
+    let sum = guarded(|| {
         let ones = Tensor::<1>::ones([8], device);
         (ones.clone() + ones).sum().try_into_data().map(|data| data.iter::<f32>().next())
-    }));
+    });
     match sum {
         Ok(Ok(Some(value))) if (value - 16.0).abs() < 1e-6 => Ok(()),
         Ok(Ok(value)) => Err(DeviceError::cannot_compute(kind, format!("8 x (1 + 1) came out as {value:?}"))),
         Ok(Err(error)) => Err(DeviceError::cannot_compute(kind, error.to_string())),
-        Err(panic) => Err(DeviceError::cannot_compute(kind, panic_text(panic.as_ref()))),
+        Err(panic) => Err(DeviceError::cannot_compute(kind, panic)),
     }
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("the backend panicked").to_owned()
 }
 
 impl OpenDevice {
@@ -347,25 +344,11 @@ impl OpenDevice {
             peak::gpu_gemm_flops(&self.device, dtype, has_room)
         })
     }
-}
-
-impl OpenDevice {
-    /// Time of one matrix product in seconds; `None` where it failed.
-    #[must_use]
-    pub fn time_product(&self, dtype: Dtype, product: Product) -> Option<f64> {
-        catch_unwind(AssertUnwindSafe(|| peak::time_product(&self.device, dtype, product))).ok().flatten()
-    }
 
     /// Bytes that are read and written a second while a large tensor is copied with one addition; `None` where it failed.
     #[must_use]
     pub fn copy_bytes_per_second(&self) -> Option<f64> {
-        catch_unwind(AssertUnwindSafe(|| peak::copy_bytes_per_second(&self.device))).ok().flatten()
-    }
-
-    /// The sum of 65,536 products of 2^-8 by a matrix product: 256 if it is kept in `f32`. `None` where it failed.
-    #[must_use]
-    pub fn sum_of_small_products(&self, dtype: Dtype) -> Option<f64> {
-        catch_unwind(AssertUnwindSafe(|| peak::sum_of_small_products(&self.device, dtype))).ok().flatten()
+        guarded(|| peak::copy_bytes_per_second(&self.device)).ok().flatten()
     }
 }
 

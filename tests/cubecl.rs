@@ -1,9 +1,8 @@
 //! The path that every GPU takes (plain tensor calls, burn's fusion, `CubeCL`'s kernels) against the kernels of the CPU
 //! backend, in numbers.
 //!
-//! With `--features cubecl-cpu` attention runs on the processor, without a GPU but slowly (with
-//! `LORA_TRAIN_ATTENTION=tiled-anywhere` that of `ops::tiled`, in a minute; plain attention is tuned first). With
-//! `--features cuda` all run on the first NVIDIA GPU, where they are asked for by `--ignored`.
+//! With `--features cubecl-cpu` attention runs on the processor, without a GPU but slowly. With `--features cuda` all run
+//! on the first NVIDIA GPU, where they are asked for by `--ignored`.
 
 #![cfg(any(feature = "cubecl-cpu", feature = "cuda"))]
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
@@ -83,6 +82,17 @@ fn attention_of_packed_documents_and_grouped_heads_equals_the_cpus_kernels() {
                 assert!(error < tolerance, "{name} in {dtype:?}, window {:?}: {error}", heads.window);
             }
         }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU; on a processor CubeCL compiles and tunes its products for more than ten minutes"]
+fn products_keep_their_sums_in_f32() {
+    // In bf16 a sum of 2^-8 stops growing at 1, in f16 at 8.
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let small = Tensor::<2>::full([64, 65_536], 1.0 / 256.0, (&cubecl(), dtype));
+        let sums = values(&small.matmul(Tensor::<2>::ones([65_536, 64], (&cubecl(), dtype))));
+        assert!(sums.iter().all(|sum| *sum == 256.0), "{dtype:?}: {}", sums[0]);
     }
 }
 

@@ -8,6 +8,5 @@ pub mod generate;
 pub mod inspect;
 pub mod merge;
 pub mod plan;
-pub mod products;
 pub mod report;
 pub mod tune;

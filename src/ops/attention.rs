@@ -77,10 +77,6 @@ fn cost(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, products: usiz
 
 fn run(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, heads: Heads) -> Attended {
     let (Some(host_q), Some(host_k), Some(host_v)) = (host::view(q), host::view(k), host::view(v)) else {
-        #[cfg(feature = "gpu")]
-        if let Some(attended) = super::tiled::attention(q, k, v, layout, heads) {
-            return attended;
-        }
         return plain_attention(q, k, v, layout, heads);
     };
     let [tokens, width] = q.dims();
@@ -127,10 +123,6 @@ fn run_backward(
     let ([Some(host_d_o), Some(host_q), Some(host_k), Some(host_v), Some(host_o)], Some(lse)) =
         (views, host::view(&attended.lse))
     else {
-        #[cfg(feature = "gpu")]
-        if let Some(gradients) = super::tiled::attention_backward(d_o, [q, k, v], attended, layout, heads) {
-            return gradients;
-        }
         return plain_attention_backward(d_o, [q, k, v], attended, layout, heads);
     };
     let mut dq = vec![0.0; host_q.as_slice().len()];

@@ -58,9 +58,6 @@ pub struct Layout {
     angles: Option<(Tensor<2>, Tensor<2>)>,
     /// Present where a row holds several documents and the kernels do not run: `[rows, row_length]`.
     document_ids: Option<Tensor<2, Int>>,
-    /// Present where the kernels of [`super::tiled`] are asked for.
-    #[cfg(feature = "gpu")]
-    spans: Option<super::tiled::Spans>,
 }
 
 impl Layout {
@@ -77,17 +74,7 @@ impl Layout {
         dtype: DType,
     ) -> Self {
         let row_length = positions.len() / rows.max(1);
-        let mut layout = Self {
-            rows,
-            row_length,
-            documents,
-            positions,
-            table,
-            angles: None,
-            document_ids: None,
-            #[cfg(feature = "gpu")]
-            spans: None,
-        };
+        let mut layout = Self { rows, row_length, documents, positions, table, angles: None, document_ids: None };
         if !host::has_kernels(device, dtype) {
             layout.make_tensors(device);
         }
@@ -110,19 +97,8 @@ impl Layout {
             }
             Tensor::<2, Int>::from_data(TensorData::new(ids, [self.rows, self.row_length]), (device, DType::I32))
         });
-        #[cfg(feature = "gpu")]
-        if super::tiled::is_wanted() {
-            self.spans = Some(super::tiled::Spans::new(self.positions.len(), &self.documents, device));
-        }
         self.angles = Some(angles);
         self.document_ids = document_ids;
-    }
-
-    /// How far tokens look and are looked at, where the kernels of [`super::tiled`] are asked for.
-    #[cfg(feature = "gpu")]
-    #[must_use]
-    pub fn spans(&self) -> Option<&super::tiled::Spans> {
-        self.spans.as_ref()
     }
 
     /// Number of rows.

@@ -2,8 +2,7 @@
 //!
 //! Every operation is written twice: in plain tensor calls, which run on any backend, and, in [`cpu`], as kernels
 //! on slices of host memory. The public function picks: `f32` tensors of the CPU backend go to the kernels. The
-//! plain version is the kernels' oracle, and burn's autodiff is the oracle of the plain version's backward. Builds for a GPU
-//! have kernels for some operations as well, in `tiled`.
+//! plain version is the kernels' oracle, and burn's autodiff is the oracle of the plain version's backward.
 //!
 //! Tokens are flat: a micro-batch is a matrix `[tokens, width]` whose rows are the tokens of all sequences, end to
 //! end. [`Layout`](layout::Layout) knows where a sequence begins.
@@ -34,12 +33,3 @@ pub mod peak;
 pub mod profile;
 pub mod rotary;
 pub mod swiglu;
-#[cfg(feature = "gpu")]
-#[allow(
-    unsafe_code,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::too_many_arguments,
-    reason = "kernels are launched unchecked, index with what the host has checked, and take their tensors one by one"
-)]
-pub mod tiled;

@@ -4,7 +4,6 @@
 //! trainers down. A sampler thread asks at a fixed interval, and [`Telemetry::window`] only takes what has been
 //! gathered since the last call.
 
-mod alternation;
 mod energy;
 mod gpm;
 pub mod gpus;
@@ -22,8 +21,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use crate::figures::MachineSample;
-pub use alternation::ALTERNATION_VARIABLE;
-use alternation::{Alternation, Order};
 use energy::PackageEnergy;
 use host::Host;
 pub use host::{
@@ -77,10 +74,8 @@ pub struct Telemetry {
     /// Energy is that of the processor's packages.
     counts_packages: bool,
     processor_time: Mutex<ProcessorTime>,
-    /// Stretches without samples, where their cost is measured.
-    alternation: Option<Alternation>,
-    /// To the thread; dropped to end it.
-    orders: Option<Sender<Order>>,
+    /// Dropped to end the thread.
+    running: Option<Sender<()>>,
     sampler: Option<JoinHandle<()>>,
 }
 
@@ -118,13 +113,7 @@ impl Telemetry {
         let library = std::env::var_os(NVML_LIBRARY_VARIABLE);
         let visible = || NvmlSelector::from_visible_devices(&std::env::var("CUDA_VISIBLE_DEVICES").ok()?);
         let gpu = gpu.or_else(|| library.as_ref().and_then(|_| visible()));
-        let mut telemetry = Self::start_with_library(sample_ms, gpu, library);
-        telemetry.alternation = Alternation::from_environment();
-        if let Some(alternation) = &telemetry.alternation {
-            let notices = [telemetry.notice.take(), Some(alternation.notice())];
-            telemetry.notice = Some(notices.into_iter().flatten().collect::<Vec<_>>().join("; "));
-        }
-        telemetry
+        Self::start_with_library(sample_ms, gpu, library)
     }
 
     /// The same with an NVML library of one's own.
@@ -140,13 +129,13 @@ impl Telemetry {
         let window = Window::new(&first);
         let gathered = Arc::new(Mutex::new(Gathered { window, ..Gathered::default() }));
         let interval = Duration::from_millis(sample_ms.max(10));
-        let (orders, received) = mpsc::channel();
+        let (running, ended) = mpsc::channel();
         let (nvml_started, nvml_start) = mpsc::channel();
         let without_gpu = gpu.is_none();
         // The energy of a GPU is not to be mistaken for that of a processor.
         let packages = if without_gpu { PackageEnergy::open() } else { None };
         let has_packages = packages.is_some();
-        let sampler = Sampler { gathered: Arc::clone(&gathered), interval, orders: received, host, packages };
+        let sampler = Sampler { gathered: Arc::clone(&gathered), interval, ended, host, packages };
         let sampler = std::thread::Builder::new().name("telemetry".into()).spawn(move || {
             let Some(selector) = gpu else { return sampler.run(Reading::default) };
             let mut sampler = Some(sampler);
@@ -177,24 +166,15 @@ impl Telemetry {
             Err(error) => Some(format!("no figures of the machine: the sampler thread does not start ({error})")),
         };
         let processor_time = Mutex::new(ProcessorTime::now());
-        let (orders, sampler, alternation) = (Some(orders), sampler.ok(), None);
-        Self { gathered, notice, gpu, counts_packages: has_packages, processor_time, alternation, orders, sampler }
+        let (running, sampler) = (Some(running), sampler.ok());
+        Self { gathered, notice, gpu, counts_packages: has_packages, processor_time, running, sampler }
     }
 
     /// Samples nothing.
     fn off() -> Self {
         let notice = Some("no figures of the machine: `logging.gpu_sample_ms` is 0".to_owned());
         let (gathered, processor_time) = (Arc::default(), Mutex::new(ProcessorTime::now()));
-        Self {
-            gathered,
-            notice,
-            gpu: None,
-            counts_packages: false,
-            processor_time,
-            alternation: None,
-            orders: None,
-            sampler: None,
-        }
+        Self { gathered, notice, gpu: None, counts_packages: false, processor_time, running: None, sampler: None }
     }
 
     /// One line that says which figures are absent and why; `None` where all are there.
@@ -240,16 +220,6 @@ impl Telemetry {
         if self.sampler.is_none() {
             return MachineSample::default();
         }
-        let turn = self.alternation.as_ref().map(Alternation::next);
-        let sample = if turn.is_none_or(|turn| turn.is_sampled) { self.take() } else { MachineSample::default() };
-        if let Some((orders, order)) = self.orders.as_ref().zip(turn.and_then(|turn| turn.order)) {
-            // A thread that has ended samples nothing anyway.
-            let _ = orders.send(order);
-        }
-        sample
-    }
-
-    fn take(&self) -> MachineSample {
         let cpu_utilization_percent = self.processor_time_percent();
         let mut gathered = lock(&self.gathered);
         let (energy, of_packages) = (gathered.energy_joules, self.counts_packages);
@@ -300,7 +270,7 @@ impl Telemetry {
 
 impl Drop for Telemetry {
     fn drop(&mut self) {
-        self.orders = None;
+        self.running = None;
         if let Some(sampler) = self.sampler.take() {
             // A panic of the sampler has been printed; it must not end training.
             let _ = sampler.join();
@@ -357,26 +327,6 @@ mod tests {
         telemetry.counts_packages = false;
         let sample = telemetry.window();
         assert!(sample.cpu_energy_joules.is_none() && sample.energy_joules.is_some(), "{sample:?}");
-    }
-
-    #[test]
-    fn in_turns_without_samples_the_thread_sleeps_and_goes_on_after_them() {
-        let mut telemetry = Telemetry::start_with_library(10, None, None);
-        telemetry.alternation = Alternation::new(1);
-        let sleep = || std::thread::sleep(Duration::from_millis(60));
-        sleep();
-        assert!(telemetry.window().host_memory_bytes.is_some());
-        sleep();
-        let before = telemetry.seconds();
-        sleep();
-        assert_eq!(telemetry.seconds(), before);
-        assert_eq!(telemetry.window(), MachineSample::default());
-        let started = Instant::now();
-        while telemetry.seconds() == before {
-            assert!(started.elapsed() < Duration::from_secs(10), "it sleeps on");
-            sleep();
-        }
-        assert!(telemetry.window().host_memory_bytes.is_some());
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::alternation::Order;
 use super::energy::{EnergyMeter, PackageEnergy};
 use super::host::{Host, thread_time};
 use super::lock;
@@ -25,13 +24,13 @@ pub(super) struct Gathered {
 pub(super) struct Sampler {
     pub(super) gathered: Arc<Mutex<Gathered>>,
     pub(super) interval: Duration,
-    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) ended: mpsc::Receiver<()>,
     pub(super) host: Host,
     pub(super) packages: Option<PackageEnergy>,
 }
 
 impl Sampler {
-    /// Samples until the other end of `orders` is dropped.
+    /// Samples until the other end of `ended` is dropped.
     pub(super) fn run(mut self, mut read_gpu: impl FnMut() -> Reading) {
         let mut energy = EnergyMeter::default();
         let mut next = Instant::now();
@@ -52,27 +51,9 @@ impl Sampler {
             }
             // A fixed beat, without catching up after a pause.
             next = (next + self.interval).max(Instant::now());
-            if !self.wait(&mut next) {
+            if self.ended.recv_timeout(next.saturating_duration_since(Instant::now())) != Err(RecvTimeoutError::Timeout)
+            {
                 return;
-            }
-        }
-    }
-
-    /// Waits for the next beat; `false` where there is none any more.
-    fn wait(&self, next: &mut Instant) -> bool {
-        loop {
-            match self.orders.recv_timeout(next.saturating_duration_since(Instant::now())) {
-                Err(RecvTimeoutError::Timeout) => return true,
-                Err(RecvTimeoutError::Disconnected) => return false,
-                Ok(Order::GoOn) => {}
-                Ok(Order::Pause) => {
-                    let Ok(_) = self.orders.recv() else { return false };
-                    // The beats that it slept through are not made up for.
-                    let now = Instant::now();
-                    while *next <= now {
-                        *next += self.interval;
-                    }
-                }
             }
         }
     }

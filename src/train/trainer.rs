@@ -281,7 +281,7 @@ impl<'a> Trainer<'a> {
             let _ = self.around.telemetry.window();
         }
         self.laps.lap(Part::Measuring);
-        let time = self.laps.end_step(waits || !self.around.device.is_asynchronous());
+        let time = self.laps.end_step(waits || !self.around.device.is_gpu());
         self.figures.add(&work, &outcome, time.step_seconds(), &machine, peak);
         let mut metrics = self.metrics(learning_rate, &outcome, &work, verdict.anomaly);
         self.describe_pools(&mut metrics);
@@ -294,7 +294,7 @@ impl<'a> Trainer<'a> {
     fn is_split_due(&self) -> bool {
         let num_steps = self.figures.num_steps;
         let is_due = num_steps == 1 || (num_steps > 1 && (self.state.step + 1).is_multiple_of(SPLIT_STEPS));
-        is_due && self.around.device.is_asynchronous()
+        is_due && self.around.device.is_gpu()
     }
 
     /// Ends a lap; where the step waits for the device, once that is done with it.

@@ -77,7 +77,7 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     section
 }
 
-/// What a run on an NVIDIA GPU loads, whether this binary can or not.
+/// What a run on an NVIDIA GPU loads.
 fn cuda_libraries() -> Section {
     let mut section = Section::new("cuda libraries");
     match device::driver_library() {

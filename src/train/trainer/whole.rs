@@ -28,7 +28,7 @@ impl Trainer<'_> {
 
     /// Where the time of this start went, up to the last lap.
     pub(super) fn time_of_start(&self) -> TimeSpent {
-        self.laps.time_spent(self.figures.time.startup_seconds, self.around.device.is_asynchronous())
+        self.laps.time_spent(self.figures.time.startup_seconds, self.around.device.is_gpu())
     }
 
     /// Ends what came after the last step: writing the adapter.
