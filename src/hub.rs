@@ -6,8 +6,6 @@
 
 use std::path::PathBuf;
 
-mod cache;
-mod content;
 mod download;
 mod error;
 mod explain;
@@ -18,6 +16,7 @@ mod location;
 mod progress;
 mod settings;
 
+use download::Request;
 pub use error::HubError;
 pub use greeting::{Greeting, greet};
 pub use location::Location;
@@ -55,23 +54,10 @@ pub fn resolve(
             Some(revision) => Err(HubError::RevisionOfFolder { folder, revision: revision.to_owned() }),
         },
         Location::Repository(id) => {
-            let revision = revision.unwrap_or("main");
-            if !is_revision(revision) {
-                return Err(HubError::NoRevision { id, revision: revision.to_owned() });
-            }
-            if settings.offline {
-                cache::find(&id, revision, wanted, settings)
-            } else {
-                download::download(&id, revision, wanted, settings, progress)
-            }
+            let request = Request { id: &id, revision: revision.unwrap_or("main"), wanted, settings };
+            if settings.offline { request.find() } else { request.download(progress) }
         }
     }
-}
-
-/// Whether a branch, tag or commit can have this name. It becomes a path of the cache, which must not leave it.
-fn is_revision(name: &str) -> bool {
-    let is_part = |part: &str| !part.is_empty() && part != "." && !part.contains("..");
-    name.split('/').all(is_part) && !name.contains(|c: char| c == '\\' || c == ':' || c.is_control())
 }
 
 #[cfg(test)]
@@ -101,6 +87,10 @@ mod tests {
         ]
         .map(|(name, content)| (name.to_owned(), content))
         .into()
+    }
+
+    fn served() -> Behaviour {
+        Behaviour { files: files(), ..Behaviour::default() }
     }
 
     struct Case {
@@ -135,25 +125,20 @@ mod tests {
             result
         }
 
-        fn offline(&self) -> HubSettings {
-            HubSettings { offline: true, ..self.settings.clone() }
+        /// Without the network.
+        fn find(&self, revision: Option<&str>) -> Result<PathBuf, HubError> {
+            let offline = HubSettings { offline: true, ..self.settings.clone() };
+            resolve("org/model", revision, Wanted::Model, &offline, Progress::Quiet)
         }
     }
 
     #[test]
     fn only_what_is_needed_is_downloaded_and_a_second_run_fetches_nothing() {
-        let behaviour = Behaviour {
-            files: files(),
-            redirected: vec!["model-00001-of-00002.safetensors".into()],
-            ..Behaviour::default()
-        };
-        let case = case(behaviour);
+        let case = case(served());
         let folder = case.resolve(None).unwrap();
         assert_eq!(folder, case.settings.cache.join("models--org--model/snapshots").join(COMMIT));
-        let mut names: Vec<String> = std::fs::read_dir(&folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
         names.sort();
         assert_eq!(
             names,
@@ -184,14 +169,12 @@ mod tests {
 
     #[test]
     fn the_cache_serves_without_a_network_and_offline_asks_nobody() {
-        let mut case = case(Behaviour { files: files(), ..Behaviour::default() });
+        let mut case = case(served());
         let folder = case.resolve(Some("v1")).unwrap();
         case.hub.take_seen();
-        let offline = case.offline();
-        let find = |revision| resolve("org/model", Some(revision), Wanted::Model, &offline, Progress::Quiet);
-        assert_eq!(find("v1").unwrap(), folder);
-        assert_eq!(find(COMMIT).unwrap(), folder);
-        let error = find("main").unwrap_err().to_string();
+        assert_eq!(case.find(Some("v1")).unwrap(), folder);
+        assert_eq!(case.find(Some(COMMIT)).unwrap(), folder);
+        let error = case.find(None).unwrap_err().to_string();
         assert!(error.contains("HF_HUB_OFFLINE") && error.contains("org/model at `main`"), "{error}");
         assert_eq!(case.hub.take_seen(), []);
 
@@ -203,39 +186,56 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
+    fn a_cache_made_by_the_python_library_is_used_as_it_is() {
+        let case = case(served());
+        let folder = case.settings.cache.join("models--org--model");
+        let snapshot = folder.join("snapshots").join(COMMIT);
+        for made in [&snapshot, &folder.join("blobs"), &folder.join("refs")] {
+            std::fs::create_dir_all(made).unwrap();
+        }
+        std::fs::write(folder.join("refs/main"), COMMIT).unwrap();
+        for (name, content) in files().iter().filter(|(name, _)| !name.contains('/')) {
+            std::fs::write(folder.join("blobs").join(format!("hash-of-{name}")), content).unwrap();
+            std::os::unix::fs::symlink(format!("../../blobs/hash-of-{name}"), snapshot.join(name)).unwrap();
+        }
+        assert_eq!((case.find(None).unwrap(), case.resolve(None).unwrap()), (snapshot.clone(), snapshot));
+        let seen = case.hub.take_seen();
+        assert!(seen.iter().all(|seen| seen.path.starts_with("/api/")), "{seen:?}");
+    }
+
+    #[test]
     fn a_half_downloaded_model_is_named_offline_and_completed_online() {
-        let case = case(Behaviour { files: files(), ..Behaviour::default() });
+        let case = case(served());
         let folder = case.resolve(None).unwrap();
+        // Cut short, removed, and a link to what is not there any more.
+        let blob = |name: &str| std::fs::canonicalize(folder.join(name)).unwrap();
+        std::fs::write(blob("model-00001-of-00002.safetensors"), [7; 100]).unwrap();
         std::fs::remove_file(folder.join("model-00002-of-00002.safetensors")).unwrap();
-        // Cut short behind the client's back.
-        let shard = std::fs::canonicalize(folder.join("model-00001-of-00002.safetensors")).unwrap();
-        std::fs::write(&shard, [7; 100]).unwrap();
-        let error =
-            resolve("org/model", None, Wanted::Model, &case.offline(), Progress::Quiet).unwrap_err().to_string();
+        std::fs::remove_file(blob("tokenizer.json")).unwrap();
+        let error = case.find(None).unwrap_err().to_string();
         assert!(error.contains("half-downloaded") && error.contains("model-00002-of-00002.safetensors"), "{error}");
 
         case.hub.take_seen();
         case.resolve(None).unwrap();
-        assert_eq!(std::fs::read(folder.join("model-00001-of-00002.safetensors")).unwrap(), vec![7; 300_000]);
-        assert_eq!(std::fs::read(folder.join("model-00002-of-00002.safetensors")).unwrap(), vec![9; 1_000]);
+        for name in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "tokenizer.json"] {
+            assert_eq!(std::fs::read(folder.join(name)).unwrap(), files()[name]);
+        }
         let fetched: Vec<String> =
             case.hub.take_seen().into_iter().filter(|seen| seen.method == "GET").map(|seen| seen.path).collect();
-        assert!(fetched.iter().all(|path| path.starts_with("/api/") || path.contains("/model-0000")), "{fetched:?}");
+        // The content of the second shard was still there, and was only linked.
+        let is_needed = |path: &String| path.ends_with("/model-00001-of-00002.safetensors") || path.ends_with("r.json");
+        assert!(fetched.iter().all(|path| path.starts_with("/api/") || is_needed(path)), "{fetched:?}");
     }
 
     #[test]
     fn a_connection_that_breaks_off_is_tried_again_and_a_wrong_body_never_stays() {
         let broken = "model-00001-of-00002.safetensors";
-        let behaviour = Behaviour { files: files(), breaks_off: Some((broken.into(), 2)), ..Behaviour::default() };
-        let case = case(behaviour);
-        let folder = case.resolve(None).unwrap();
-        assert_eq!(std::fs::read(folder.join(broken)).unwrap().len(), 300_000);
+        let breaks_off = |times| Behaviour { breaks_off: Some((broken.into(), times)), ..served() };
+        let folder = case(breaks_off(1)).resolve(None).unwrap();
+        assert!(folder.ends_with(COMMIT));
 
-        let case = self::case(Behaviour {
-            files: files(),
-            breaks_off: Some((broken.into(), usize::MAX)),
-            ..Behaviour::default()
-        });
+        let case = case(breaks_off(usize::MAX));
         let error = case.resolve(None).unwrap_err();
         assert!(matches!(error, HubError::Network { .. }), "{error}");
         assert!(error.to_string().contains("the cache lacks"), "{error}");
@@ -246,28 +246,15 @@ mod tests {
         });
         let error = case.resolve(None).unwrap_err();
         let HubError::Incomplete { found: 36, expected: 300_000, .. } = error else { panic!("{error}") };
+        assert!(matches!(case.find(None), Err(HubError::HalfCached { missing, .. }) if missing[0] == broken));
         case.hub.change(|behaviour| behaviour.wrong_body = None);
         let folder = case.resolve(None).unwrap();
         assert_eq!(std::fs::read(folder.join(broken)).unwrap(), vec![7; 300_000]);
     }
 
     #[test]
-    fn a_body_that_does_not_end_is_left_where_the_file_should() {
-        for name in ["config.json", "model-00001-of-00002.safetensors"] {
-            let case = case(Behaviour { files: files(), endless_body: Some(name.into()), ..Behaviour::default() });
-            let error = case.resolve(None).unwrap_err();
-            let HubError::Incomplete { file, found, expected, .. } = error else { panic!("{error}") };
-            assert_eq!((file.as_str(), expected), (name, files()[name].len() as u64));
-            assert!(found > expected && found < expected + (1 << 20), "{found} of {expected}");
-            case.hub.change(|behaviour| behaviour.endless_body = None);
-            let folder = case.resolve(None).unwrap();
-            assert_eq!(std::fs::read(folder.join(name)).unwrap(), files()[name]);
-        }
-    }
-
-    #[test]
     fn a_gated_repository_names_its_page_and_what_the_token_lacks() {
-        let gated = |gate: &str| Behaviour { files: files(), gated_by: Some(gate.into()), ..Behaviour::default() };
+        let gated = |gate: &str| Behaviour { gated_by: Some(gate.into()), ..served() };
         case(gated("hf_secret")).resolve(None).unwrap();
         let case = case(gated("hf_other"));
         let error = case.resolve(None).unwrap_err();
@@ -280,7 +267,7 @@ mod tests {
 
     #[test]
     fn missing_repositories_revisions_and_models_are_told_apart() {
-        let case = case(Behaviour { files: files(), ..Behaviour::default() });
+        let case = case(served());
         let error = case.resolve_id("org/nothing", None).unwrap_err();
         assert!(matches!(error, HubError::NoRepository { .. }), "{error}");
         assert!(error.to_string().contains("private"), "{error}");
@@ -303,91 +290,10 @@ mod tests {
 
     #[test]
     fn answers_of_a_server_in_trouble_are_passed_on() {
-        let case = case(Behaviour { always: Some((418, "")), ..Behaviour::default() });
+        let case = case(Behaviour { always: Some(418), ..Behaviour::default() });
         let error = case.resolve(None).unwrap_err();
         assert!(matches!(error, HubError::Server { status: 418, .. }), "{error}");
         assert!(error.to_string().contains("as told"), "{error}");
-    }
-
-    #[test]
-    fn a_commit_that_is_a_path_leads_nowhere() {
-        for sha in ["../../../../outside", "/tmp/outside", "..", "", "0123456789abcdef0123456789abcdef0123456/"] {
-            let case = case(Behaviour { files: files(), sha: Some(sha), ..Behaviour::default() });
-            let error = case.resolve(None).unwrap_err();
-            assert!(error.to_string().contains("named no commit"), "{sha}: {error}");
-            assert_eq!(std::fs::read_dir(&case.settings.cache).unwrap().count(), 0, "{sha}");
-        }
-    }
-
-    #[test]
-    fn a_revision_that_is_a_path_is_never_asked_for() {
-        let case = case(Behaviour { files: files(), ..Behaviour::default() });
-        for revision in ["../main", "a/../../b", "/main", "main/", "a\\b", "C:x", "", "."] {
-            let error = case.resolve(Some(revision)).unwrap_err();
-            assert!(matches!(error, HubError::NoRevision { .. }), "{revision}: {error}");
-        }
-        assert_eq!(case.hub.take_seen(), []);
-        // A note in the cache that names another folder is no note.
-        let refs = case.settings.cache.join("models--org--model/refs");
-        std::fs::create_dir_all(&refs).unwrap();
-        std::fs::write(refs.join("main"), "../../../..").unwrap();
-        let error = resolve("org/model", None, Wanted::Model, &case.offline(), Progress::Quiet).unwrap_err();
-        assert!(matches!(error, HubError::NotCached { .. }), "{error}");
-    }
-
-    #[test]
-    fn another_content_of_the_same_length_never_stays() {
-        for name in ["tokenizer.json", "model-00001-of-00002.safetensors"] {
-            let case = case(Behaviour { files: files(), swapped_body: Some(name.into()), ..Behaviour::default() });
-            let error = case.resolve(None).unwrap_err();
-            assert!(matches!(&error, HubError::WrongContent { file, .. } if file == name), "{error}");
-            case.hub.change(|behaviour| behaviour.swapped_body = None);
-            let folder = case.resolve(None).unwrap();
-            assert_eq!(std::fs::read(folder.join(name)).unwrap(), files()[name]);
-        }
-    }
-
-    #[test]
-    fn lists_and_redirects_without_end_are_refused() {
-        let case = case(Behaviour { files: files(), endless_list: true, ..Behaviour::default() });
-        let error = case.resolve(None).unwrap_err().to_string();
-        assert!(error.contains("5000 files at the top and more"), "{error}");
-        let name = "model-00002-of-00002.safetensors";
-        case.hub.change(|behaviour| {
-            behaviour.endless_list = false;
-            behaviour.endless_redirect = Some(name.into());
-        });
-        let error = case.resolve(None).unwrap_err();
-        assert!(matches!(error, HubError::Network { .. }), "{error}");
-    }
-
-    #[test]
-    fn a_file_that_another_revision_has_brought_is_not_downloaded_again() {
-        let case = case(Behaviour { files: files(), ..Behaviour::default() });
-        let folder = case.resolve(None).unwrap();
-        std::fs::remove_dir_all(&folder).unwrap();
-        case.hub.take_seen();
-        assert_eq!(case.resolve(None).unwrap(), folder);
-        let seen = case.hub.take_seen();
-        assert!(seen.iter().all(|seen| seen.path.starts_with("/api/")), "{seen:?}");
-        assert_eq!(std::fs::read(folder.join("model-00001-of-00002.safetensors")).unwrap(), vec![7; 300_000]);
-    }
-
-    #[test]
-    fn what_a_killed_download_left_is_removed_but_not_that_of_a_living_one() {
-        let case = case(Behaviour { files: files(), ..Behaviour::default() });
-        let left = case.settings.cache.join("models--org--model/.unfinished-1");
-        std::fs::create_dir_all(&left).unwrap();
-        std::fs::write(left.join("model.safetensors"), [7; 100]).unwrap();
-        std::thread::scope(|scope| {
-            let living = cache::Lock::take("org/model", &case.settings, || panic!("nobody else downloads")).unwrap();
-            let other = scope.spawn(|| case.resolve(None).unwrap());
-            std::thread::sleep(std::time::Duration::from_millis(300));
-            assert!(left.is_dir() && !other.is_finished(), "another process is downloading");
-            drop(living);
-            let folder = other.join().unwrap();
-            assert!(folder.join("config.json").is_file() && !left.exists());
-        });
     }
 
     #[test]

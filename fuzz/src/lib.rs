@@ -4,8 +4,6 @@
 
 #[path = "../../tests/hostile/folder.rs"]
 mod folder;
-#[path = "../../tests/hostile/hub.rs"]
-mod hub;
 #[path = "../../tests/hostile/limits.rs"]
 mod limits;
 #[path = "../../tests/hostile/targets.rs"]

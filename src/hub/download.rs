@@ -1,17 +1,25 @@
-//! From the Hub into the cache.
+//! From the Hub into the cache that Hugging Face's tools share, and out of it without a network.
+//!
+//! Layout, locks and links of the cache are those of the `hf-hub` client. It does not compare what came with the size
+//! that the Hub lists, and gives up waiting for another process after ten seconds: both are done here. Files are
+//! fetched one by one, since its `snapshot_download` starts all weights again when one of them breaks off.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use hf_hub::repository::RepoTreeEntry;
-use hf_hub::{HFClient, HFError, HFRepositorySync, RepoTypeModel, split_id};
+use hf_hub::{HFError, HFRepositorySync, RepoTypeModel, split_id};
 
-use super::cache::{self, CONFIG, INDEX, SINGLE};
-use super::content::Content;
 use super::explain::explain;
-use super::progress::{Meter, Progress, TooLong};
+use super::progress::{FileMeter, Meter, Progress};
 use super::{HubError, HubSettings, Wanted};
 
+/// Config of the model.
+const CONFIG: &str = "config.json";
+/// Weights in one file.
+const SINGLE: &str = "model.safetensors";
+/// Which tensor is in which shard.
+const INDEX: &str = "model.safetensors.index.json";
 /// Small files that a model needs or that belong to it.
 const SIDE_FILES: [&str; 5] =
     [CONFIG, "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json"];
@@ -20,100 +28,68 @@ const REQUEST_RETRIES: usize = 3;
 /// Attempts at a file whose connection breaks off.
 const ATTEMPTS: usize = 4;
 
-/// Most files that a repository may have at its top; a list without end is refused there.
-const MAX_FILES: usize = 5_000;
-
-/// A file of the repository.
-#[derive(Clone, Debug)]
-struct RemoteFile {
-    name: String,
-    num_bytes: u64,
-    content: Content,
-}
-
-/// Downloads what is missing and gives the folder of the snapshot.
-pub(super) fn download(
-    id: &str,
-    revision: &str,
-    wanted: Wanted,
-    settings: &HubSettings,
-    progress: Progress,
-) -> Result<PathBuf, HubError> {
-    let request = Request { id, revision, settings };
-    match request.download(wanted, progress) {
-        // What is in the cache is good enough where the Hub is away.
-        Err(HubError::Network { endpoint, reason, .. }) => match cache::find(id, revision, wanted, settings) {
-            Ok(folder) => {
-                progress.note(&format!("cannot reach {endpoint} ({reason}); using {id} from the cache"));
-                Ok(folder)
-            }
-            Err(error) => {
-                let cached = match error {
-                    HubError::HalfCached { missing, .. } => format!("the cache lacks {}", missing.join(", ")),
-                    _ => format!("{id} is not in the cache"),
-                };
-                Err(HubError::Network { endpoint, reason, cached })
-            }
-        },
-        other => other,
-    }
-}
-
-/// A repository at a revision, and how to ask for it.
-struct Request<'a> {
-    id: &'a str,
-    revision: &'a str,
-    settings: &'a HubSettings,
+/// A repository at a revision, and where it is and is kept.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) id: &'a str,
+    pub(super) revision: &'a str,
+    pub(super) wanted: Wanted,
+    pub(super) settings: &'a HubSettings,
 }
 
 impl Request<'_> {
-    fn download(&self, wanted: Wanted, progress: Progress) -> Result<PathBuf, HubError> {
-        let mut client = HFClient::builder()
-            .endpoint(&self.settings.endpoint)
-            .cache_dir(&self.settings.cache)
-            .retry_max_attempts(REQUEST_RETRIES);
-        if let Some(token) = &self.settings.token {
-            client = client.token(token.secret());
-        }
-        let client = client.build_sync().map_err(|error| self.explain(error))?;
+    /// The folder in the cache, without any network.
+    pub(super) fn find(&self) -> Result<PathBuf, HubError> {
+        let id = self.id.to_owned();
+        let Some(folder) = self.cached_snapshot().filter(|folder| folder.is_dir()) else {
+            let (revision, cache) = (self.revision.to_owned(), self.settings.cache.clone());
+            return Err(HubError::NotCached { id, revision, cache });
+        };
+        let missing = missing_files(&folder, self.wanted);
+        if missing.is_empty() { Ok(folder) } else { Err(HubError::HalfCached { id, folder, missing }) }
+    }
+
+    /// The folder in the cache after what is missing was downloaded, or as it is where the Hub cannot be reached.
+    pub(super) fn download(&self, progress: Progress) -> Result<PathBuf, HubError> {
+        let (endpoint, reason) = match self.download_missing(progress) {
+            Err(HubError::Network { endpoint, reason, .. }) => (endpoint, reason),
+            other => return other,
+        };
+        let cached = match self.find() {
+            Ok(folder) => {
+                progress.note(&format!("cannot reach {endpoint} ({reason}); using {} from the cache", self.id));
+                return Ok(folder);
+            }
+            Err(HubError::HalfCached { missing, .. }) => format!("the cache lacks {}", missing.join(", ")),
+            Err(_) => format!("{} is not in the cache", self.id),
+        };
+        Err(HubError::Network { endpoint, reason, cached })
+    }
+
+    fn download_missing(&self, progress: Progress) -> Result<PathBuf, HubError> {
+        let client = self.settings.client(REQUEST_RETRIES).map_err(|error| self.explain(error))?;
         let (owner, name) = split_id(self.id);
         let repository = client.model(owner, name);
-
         let info = repository.info().revision(self.revision).send().map_err(|error| self.explain(error))?;
         // It becomes the name of a folder.
-        let commit = info.sha.filter(|commit| cache::is_commit(commit));
+        let commit = info.sha.filter(|commit| is_commit(commit));
         let commit = commit.ok_or_else(|| self.explain(HFError::malformed_response("the Hub named no commit")))?;
-        let entries = repository.list_tree().revision(commit.clone()).limit(MAX_FILES).send();
-        let entries = entries.map_err(|error| self.explain(error))?;
-        if entries.len() == MAX_FILES {
-            let reason = format!("its list has {MAX_FILES} files at the top and more");
-            return Err(HubError::Other { id: self.id.to_owned(), reason });
-        }
-        let files = self.select(&entries, wanted)?;
+        let entries = repository.list_tree().revision(&*commit).send().map_err(|error| self.explain(error))?;
+        let files = self.select(&entries)?;
 
-        let folder = cache::repository_folder(self.id, self.settings);
-        let snapshot = folder.join("snapshots").join(&commit);
+        let snapshot = self.folder().join("snapshots").join(&commit);
         // Before the files: what is cut short is then known as half-downloaded.
-        if !cache::is_commit(self.revision) {
-            self.write_ref(&folder, &commit).map_err(|source| self.cache_error(source))?;
+        if !is_commit(self.revision) {
+            self.write_ref(&commit).map_err(|source| self.cache_error(source))?;
         }
-        if self.absent(&files, &snapshot)?.is_empty() {
-            return Ok(snapshot);
-        }
-        let wait = || progress.note(&format!("waiting for another process that downloads {}", self.id));
-        let lock = cache::Lock::take(self.id, self.settings, wait);
-        if let Some(lock) = &lock {
-            lock.sweep();
-        }
-        // Another process may have brought them meanwhile.
-        let absent = self.absent(&files, &snapshot)?;
+        let absent: Vec<_> = files.iter().filter(|file| file.num_bytes_in(&snapshot) != Some(file.num_bytes)).collect();
         if !absent.is_empty() {
             let total_bytes = absent.iter().map(|file| file.num_bytes).sum();
             let meter = Meter::start(progress, self.id, absent.len(), total_bytes);
             for file in absent {
-                meter.start_file(&file.name, file.num_bytes);
-                self.fetch(&repository, file, &commit, &folder, &meter)?;
-                meter.finish_file();
+                let file_meter = meter.file(&file.name, file.num_bytes);
+                self.fetch(&repository, file, &commit, &snapshot, &file_meter)?;
+                file_meter.finish();
             }
             meter.finish();
         }
@@ -121,15 +97,12 @@ impl Request<'_> {
     }
 
     /// The files to have, of those in the repository's top folder.
-    fn select(&self, entries: &[RepoTreeEntry], wanted: Wanted) -> Result<Vec<RemoteFile>, HubError> {
+    fn select(&self, entries: &[RepoTreeEntry]) -> Result<Vec<RemoteFile>, HubError> {
         let files: Vec<RemoteFile> = entries
             .iter()
             .filter_map(|entry| match entry {
-                // The name becomes one here: it must not lead to another folder.
-                RepoTreeEntry::File { oid, path, size, lfs, .. } if !path.contains(['/', '\\']) => {
-                    let pointer_bytes = lfs.as_ref().and_then(|lfs| lfs.pointer_size);
-                    let content = Content { oid: oid.clone(), is_lfs: lfs.is_some(), pointer_bytes };
-                    Some(RemoteFile { name: path.clone(), num_bytes: *size, content })
+                RepoTreeEntry::File { path, size, .. } if !path.contains(['/', '\\']) => {
+                    Some(RemoteFile { name: path.clone(), num_bytes: *size })
                 }
                 _ => None,
             })
@@ -149,7 +122,7 @@ impl Request<'_> {
         let is_weight = |name: &str| {
             if single { name == SINGLE } else { name == INDEX || is_shard(name) }
         };
-        if wanted == Wanted::Model && !single && !has(&|name| name == INDEX) {
+        if self.wanted == Wanted::Model && !single && !has(&|name| name == INDEX) {
             let hint = if has(&|name| name.ends_with(".bin") || name.ends_with(".pth")) {
                 "\n  hint: PyTorch pickle files are not read; look for a `refs/pr/N` revision with safetensors"
             } else {
@@ -161,77 +134,48 @@ impl Request<'_> {
         let is_needed = |name: &str| {
             SIDE_FILES.contains(&name)
                 || (name.starts_with("tokenizer") && name.ends_with(".json"))
-                || (wanted == Wanted::Model && is_weight(name))
+                || (self.wanted == Wanted::Model && is_weight(name))
         };
         let mut needed: Vec<RemoteFile> = files.into_iter().filter(|file| is_needed(&file.name)).collect();
         // Small files first: what is wrong with them shows before gigabytes are downloaded.
-        needed.sort_by(|a, b| (is_weight(&a.name), &a.name).cmp(&(is_weight(&b.name), &b.name)));
+        needed.sort_by_key(|file| (file.name.ends_with(".safetensors"), file.name.clone()));
         Ok(needed)
     }
 
-    /// The files that are not complete in the snapshot; wrong ones are removed.
-    fn absent<'f>(&self, files: &'f [RemoteFile], snapshot: &Path) -> Result<Vec<&'f RemoteFile>, HubError> {
-        let mut absent = Vec::new();
-        for file in files {
-            let path = snapshot.join(&file.name);
-            match std::fs::metadata(&path) {
-                Ok(found) if found.len() == file.num_bytes => {}
-                Ok(_) => {
-                    cache::remove(&path).map_err(|source| self.cache_error(source))?;
-                    absent.push(file);
-                }
-                Err(_) => absent.push(file),
-            }
-        }
-        Ok(absent)
-    }
-
-    /// Downloads one file into the cache and holds its size and its hash against the Hub's list.
-    ///
-    /// The client's own cache is not used: it takes names of files and folders from the server's headers.
+    /// Downloads one file, and again where its connection breaks off or its size is not the one that the Hub lists.
     fn fetch(
         &self,
         repository: &HFRepositorySync<RepoTypeModel>,
         file: &RemoteFile,
         commit: &str,
-        folder: &Path,
-        meter: &Meter,
+        snapshot: &Path,
+        meter: &FileMeter,
     ) -> Result<(), HubError> {
-        let failed = |source| self.cache_error(source);
-        // Another revision may have brought it already.
-        if let Some(blob) = file.content.find(folder, file.num_bytes) {
-            return cache::link(folder, commit, &file.name, &blob).map_err(failed);
-        }
-        std::fs::create_dir_all(folder).map_err(failed)?;
-        let mut attempt = 1;
+        // The client takes whatever is there already.
+        let remove = || remove(&snapshot.join(&file.name)).map_err(|source| self.cache_error(source));
+        remove()?;
+        let (mut attempt, mut is_waiting) = (1, false);
         loop {
-            // In the same file system, so that it can be renamed; gone with the attempt.
-            let unfinished = cache::unfinished(folder).map_err(failed)?;
-            let download =
-                repository.download_file().filename(&file.name).revision(commit).local_dir(unfinished.path());
-            let result = within_its_length(|| download.progress(meter.clone()).send());
-            let path = unfinished.path().join(&file.name);
-            let found = std::fs::metadata(&path).map(|metadata| metadata.len()).ok();
-            let (id, name) = (self.id.to_owned(), file.name.clone());
-            let error = match (result, found) {
-                (Ok(Err(TooLong { found })), _) => {
+            let download = repository.download_file().filename(&*file.name).revision(commit).progress(meter.clone());
+            let error = match download.send() {
+                Ok(_) => {
+                    let found = file.num_bytes_in(snapshot).unwrap_or(0);
+                    if found == file.num_bytes {
+                        return Ok(());
+                    }
+                    remove()?;
+                    let (id, name) = (self.id.to_owned(), file.name.clone());
                     HubError::Incomplete { id, file: name, found, expected: file.num_bytes }
                 }
-                (Ok(_), Some(found)) if found == file.num_bytes => match file.content.name_of(&path).map_err(failed)? {
-                    Some(blob) => {
-                        cache::keep(folder, &path, &blob).map_err(failed)?;
-                        return cache::link(folder, commit, &file.name, &blob).map_err(failed);
+                Err(HFError::CacheLockTimeout { .. }) => {
+                    if !std::mem::replace(&mut is_waiting, true) {
+                        meter.note(&format!("waiting for another process that downloads {}", file.name));
                     }
-                    None => HubError::WrongContent { id, file: name },
-                },
-                (Ok(_), found) => {
-                    let (found, expected) = (found.unwrap_or(0), file.num_bytes);
-                    HubError::Incomplete { id, file: name, found, expected }
+                    continue;
                 }
-                (Err(error), _) => self.explain(error),
+                Err(error) => self.explain(error),
             };
-            let may_help =
-                matches!(error, HubError::Network { .. } | HubError::Incomplete { .. } | HubError::WrongContent { .. });
+            let may_help = matches!(error, HubError::Network { .. } | HubError::Incomplete { .. });
             if !may_help || attempt == ATTEMPTS {
                 return Err(error);
             }
@@ -240,9 +184,26 @@ impl Request<'_> {
         }
     }
 
-    fn write_ref(&self, folder: &Path, commit: &str) -> std::io::Result<()> {
-        let path = folder.join("refs").join(self.revision);
-        std::fs::create_dir_all(path.parent().unwrap_or(folder))?;
+    /// Where the repository is cached.
+    fn folder(&self) -> PathBuf {
+        self.settings.cache.join(format!("models--{}", self.id.replace('/', "--")))
+    }
+
+    /// The snapshot that the revision last was, whether or not it is complete. Read without the client, which cannot be
+    /// built on a machine that has no certificates.
+    fn cached_snapshot(&self) -> Option<PathBuf> {
+        let folder = self.folder();
+        let commit = if is_commit(self.revision) {
+            self.revision.to_owned()
+        } else {
+            std::fs::read_to_string(folder.join("refs").join(self.revision)).ok()?.trim().to_owned()
+        };
+        is_commit(&commit).then(|| folder.join("snapshots").join(commit))
+    }
+
+    fn write_ref(&self, commit: &str) -> std::io::Result<()> {
+        let path = self.folder().join("refs").join(self.revision);
+        std::fs::create_dir_all(path.parent().unwrap_or(&path))?;
         std::fs::write(path, commit)
     }
 
@@ -255,14 +216,60 @@ impl Request<'_> {
     }
 }
 
-/// What a download gives, unless it was ended because more of the file came than it has.
-fn within_its_length<T>(download: impl FnOnce() -> Result<T, HFError>) -> Result<Result<T, TooLong>, HFError> {
-    match catch_unwind(AssertUnwindSafe(download)) {
-        Ok(result) => result.map(Ok),
-        Err(panic) => match panic.downcast::<TooLong>() {
-            Ok(too_long) => Ok(Err(*too_long)),
-            Err(panic) => resume_unwind(panic),
-        },
+/// A file of the repository.
+struct RemoteFile {
+    name: String,
+    num_bytes: u64,
+}
+
+impl RemoteFile {
+    /// Its size in a snapshot, if it is there.
+    fn num_bytes_in(&self, snapshot: &Path) -> Option<u64> {
+        std::fs::metadata(snapshot.join(&self.name)).ok().map(|metadata| metadata.len())
+    }
+}
+
+/// Whether a revision is a full commit hash, which never changes.
+fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+/// Files without which the folder is no model: the config, and every file of the weights.
+fn missing_files(folder: &Path, wanted: Wanted) -> Vec<String> {
+    let absent = |name: &str| !folder.join(name).is_file();
+    let mut missing = Vec::new();
+    if absent(CONFIG) {
+        missing.push(CONFIG.to_owned());
+    }
+    if wanted == Wanted::Model && absent(SINGLE) {
+        match shards(&folder.join(INDEX)) {
+            None => missing.push(SINGLE.to_owned()),
+            Some(shards) => missing.extend(shards.into_iter().filter(|shard| absent(shard))),
+        }
+    }
+    missing
+}
+
+/// The files that an index names; `None` where there is no readable index.
+fn shards(index: &Path) -> Option<BTreeSet<String>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let index: Index = serde_json::from_str(&std::fs::read_to_string(index).ok()?).ok()?;
+    Some(index.weight_map.into_values().collect())
+}
+
+/// Removes a file of a snapshot, if it is there, and the content that it links to.
+fn remove(file: &Path) -> std::io::Result<()> {
+    let content = std::fs::canonicalize(file);
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        result => result?,
+    }
+    match content {
+        Ok(content) if content.exists() => std::fs::remove_file(content),
+        _ => Ok(()),
     }
 }
 

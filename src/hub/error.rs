@@ -152,20 +152,6 @@ pub enum HubError {
         /// Bytes that the Hub lists.
         expected: u64,
     },
-    /// A file came with another content than the Hub says.
-    #[error("`{file}` of {id} came with another hash than the Hub lists\n  hint: run again; complete files are kept")]
-    WrongContent {
-        /// The repository.
-        id: String,
-        /// The file.
-        file: String,
-    },
-    /// Another process is downloading the same file.
-    #[error("another process is downloading {id}\n  hint: wait for it, then run again")]
-    Busy {
-        /// The repository.
-        id: String,
-    },
     /// The cache cannot be written or read.
     #[error("cannot use the cache {}: {source}\n  hint: HF_HOME moves the cache", cache.display())]
     Cache {
@@ -191,8 +177,6 @@ impl From<HubError> for Failure {
             HubError::Network { .. }
             | HubError::Server { .. }
             | HubError::Incomplete { .. }
-            | HubError::WrongContent { .. }
-            | HubError::Busy { .. }
             | HubError::Cache { .. }
             | HubError::Other { .. } => Self::running(error),
             _ => Self::input(error),

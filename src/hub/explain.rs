@@ -34,7 +34,6 @@ pub(super) fn explain(error: HFError, id: &str, revision: &str, settings: &HubSe
             let hint = "try again later; what was downloaded is kept";
             HubError::Server { endpoint, status: context.status.as_u16(), detail, hint }
         }
-        (_, HFError::CacheLockTimeout { .. }) => HubError::Busy { id },
         (_, HFError::Io(source)) => HubError::Cache { cache: settings.cache.clone(), source },
         (_, error) => HubError::Other { id, reason: settings.redact(&error.to_string()) },
     }

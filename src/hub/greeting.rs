@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hf_hub::{HFClient, HFError};
+use hf_hub::HFError;
 
 use super::HubSettings;
 use super::explain::root_cause;
@@ -44,11 +44,7 @@ pub fn greet(settings: &HubSettings) -> Greeting {
     if settings.offline {
         return Greeting::Offline;
     }
-    let mut client = HFClient::builder().endpoint(&settings.endpoint).retry_max_attempts(1);
-    if let Some(token) = &settings.token {
-        client = client.token(token.secret());
-    }
-    let client = match client.build_sync() {
+    let client = match settings.client(1) {
         Ok(client) => client,
         Err(error) => return Greeting::Trouble { reason: settings.redact(&error.to_string()) },
     };
@@ -92,7 +88,7 @@ mod tests {
 
     #[test]
     fn silence_and_trouble_are_told_apart_and_offline_asks_nobody() {
-        let hub = Hub::start(Behaviour { always: Some((500, "")), ..Behaviour::default() });
+        let hub = Hub::start(Behaviour { always: Some(500), ..Behaviour::default() });
         assert!(matches!(greet(&settings(&hub.endpoint, None)), Greeting::Trouble { .. }));
         // A port that nobody listens on.
         assert!(matches!(greet(&settings("http://127.0.0.1:9", None)), Greeting::Unreachable { .. }));

@@ -43,27 +43,9 @@ impl Progress {
 }
 
 /// Follows the files of one download, one after the other.
-#[derive(Clone)]
 pub(super) struct Meter {
     kind: Progress,
     bar: ProgressBar,
-    state: Arc<Mutex<State>>,
-}
-
-struct State {
-    file: String,
-    file_bytes: u64,
-    file_start: Instant,
-    last_line: Instant,
-    completed_bytes: u64,
-    total_bytes: u64,
-}
-
-/// More of a file has come than it has: what a download is ended with, by a panic that carries it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TooLong {
-    /// Bytes that have come.
-    pub(super) found: u64,
 }
 
 impl Meter {
@@ -82,68 +64,66 @@ impl Meter {
             let plural = if num_files == 1 { "" } else { "s" };
             write_line(&format!("downloading {id}: {num_files} file{plural}, {}", HumanBytes(total_bytes)));
         }
-        let now = Instant::now();
-        let state = State {
-            file: String::new(),
-            file_bytes: 0,
-            file_start: now,
-            last_line: now,
-            completed_bytes: 0,
-            total_bytes,
-        };
-        Self { kind, bar, state: Arc::new(Mutex::new(state)) }
+        Self { kind, bar }
     }
 
-    pub(super) fn start_file(&self, name: &str, num_bytes: u64) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        (state.file, state.file_bytes) = (name.to_owned(), num_bytes);
-        (state.file_start, state.last_line) = (now, now);
+    /// Begins the next file.
+    pub(super) fn file(&self, name: &str, num_bytes: u64) -> FileMeter {
         self.bar.set_message(name.to_owned());
-        self.bar.set_position(state.completed_bytes);
-    }
-
-    pub(super) fn finish_file(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.completed_bytes += state.file_bytes;
-        self.bar.set_position(state.completed_bytes);
-        if self.kind == Progress::Lines {
-            let seconds = state.file_start.elapsed().as_secs_f64();
-            write_line(&format!("  {} {} in {seconds:.1} s", state.file, HumanBytes(state.file_bytes)));
-        }
+        let (bar, before_bytes, start) = (self.bar.clone(), self.bar.position(), Instant::now());
+        let last_line = Arc::new(Mutex::new(start));
+        FileMeter { kind: self.kind, bar, name: name.to_owned(), num_bytes, before_bytes, start, last_line }
     }
 
     pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }
+}
 
-    /// Bytes of the file that have come, where these are more than it has.
-    fn excess(&self, file_position: u64) -> Option<TooLong> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        (file_position > state.file_bytes).then_some(TooLong { found: file_position })
+/// Follows one file.
+#[derive(Clone)]
+pub(super) struct FileMeter {
+    kind: Progress,
+    bar: ProgressBar,
+    name: String,
+    num_bytes: u64,
+    /// Bytes of the files before.
+    before_bytes: u64,
+    start: Instant,
+    last_line: Arc<Mutex<Instant>>,
+}
+
+impl FileMeter {
+    /// A remark between what is drawn.
+    pub(super) fn note(&self, text: &str) {
+        self.bar.suspend(|| self.kind.note(text));
     }
 
-    fn advance(&self, file_position: u64) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let position = state.completed_bytes + file_position.min(state.file_bytes);
+    pub(super) fn finish(&self) {
+        self.bar.set_position(self.before_bytes + self.num_bytes);
+        if self.kind == Progress::Lines {
+            let seconds = self.start.elapsed().as_secs_f64();
+            write_line(&format!("  {} {} in {seconds:.1} s", self.name, HumanBytes(self.num_bytes)));
+        }
+    }
+
+    fn advance(&self, file_bytes: u64) {
+        let position = self.before_bytes + file_bytes.min(self.num_bytes);
         self.bar.set_position(position);
-        if self.kind == Progress::Lines && state.last_line.elapsed() >= LINE_INTERVAL {
-            state.last_line = Instant::now();
-            write_line(&format!("  {} {} of {}", state.file, HumanBytes(position), HumanBytes(state.total_bytes)));
+        let mut last_line = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.kind == Progress::Lines && last_line.elapsed() >= LINE_INTERVAL {
+            *last_line = Instant::now();
+            let total_bytes = HumanBytes(self.bar.length().unwrap_or(position));
+            write_line(&format!("  {} {} of {total_bytes}", self.name, HumanBytes(position)));
         }
     }
 }
 
-impl ProgressHandler for Meter {
+impl ProgressHandler for FileMeter {
     fn on_progress(&self, event: &ProgressEvent) {
         match event {
             ProgressEvent::Download(DownloadEvent::Progress { files }) => {
                 if let Some(file) = files.iter().find(|file| file.status == FileStatus::InProgress) {
-                    if let Some(too_long) = self.excess(file.bytes_completed) {
-                        // The client goes on for as long as the server does, and asks nobody: a panic, of which nothing
-                        // is printed, is the only way out.
-                        std::panic::resume_unwind(Box::new(too_long));
-                    }
                     self.advance(file.bytes_completed);
                 }
             }

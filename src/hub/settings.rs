@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use hf_hub::{HFClient, HFClientSync, HFError};
+
 /// Where the Hub and its cache are, and who asks.
 #[derive(Clone, Debug)]
 pub struct HubSettings {
@@ -25,11 +27,6 @@ impl Token {
     #[must_use]
     pub fn new(token: impl Into<String>) -> Self {
         Self(token.into())
-    }
-
-    /// The token itself, for the request header alone.
-    pub(super) fn secret(&self) -> &str {
-        &self.0
     }
 }
 
@@ -81,10 +78,19 @@ impl HubSettings {
         }
     }
 
+    /// A client of the Hub that repeats a request `retries` times where nobody answers.
+    pub(super) fn client(&self, retries: usize) -> Result<HFClientSync, HFError> {
+        let client = HFClient::builder().endpoint(&self.endpoint).cache_dir(&self.cache).retry_max_attempts(retries);
+        match &self.token {
+            Some(token) => client.token(&token.0).build_sync(),
+            None => client.build_sync(),
+        }
+    }
+
     /// A text without the token, should it have got into it.
     pub(super) fn redact(&self, text: &str) -> String {
         match &self.token {
-            Some(token) => text.replace(token.secret(), "***"),
+            Some(token) => text.replace(&token.0, "***"),
             None => text.to_owned(),
         }
     }

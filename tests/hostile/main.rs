@@ -13,7 +13,6 @@
 
 mod folder;
 mod grammar;
-mod hub;
 mod limits;
 mod mutations;
 mod seeds;
@@ -194,9 +193,4 @@ fn changed_runs_are_reported_or_refused() {
 #[test]
 fn changed_token_files_are_read_or_made_anew() {
     holds("tokens", 500, mutated("tokens"));
-}
-
-#[test]
-fn changed_answers_of_the_hub_are_used_or_refused() {
-    holds("hub", 60, mutated("hub"));
 }

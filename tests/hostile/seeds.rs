@@ -73,15 +73,6 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
             b"\x03\x00\x00\x05\x84\x00\x01\x05\xff".to_vec(),
             b"\x03\x00\x90\x00\x01\x01\x20\x00\x80".to_vec(),
         ],
-        "hub" => {
-            let tree = r#"[{"type":"file","oid":"1","size":2,"path":"config.json"},{"type":"file","oid":"2","size":2,"path":"model.safetensors"}]"#;
-            let commit = "0123456789abcdef0123456789abcdef01234567";
-            vec![
-                format!("\u{20}{commit}\0{commit}\0etag\0{tree}\0{{}}").into_bytes(),
-                format!("\u{20}../../../../up\0../../../x\0../../../../y\0{tree}\0{{}}").into_bytes(),
-                format!("\u{21}{commit}\0{commit}\0../../../../y\0{tree}\0{{}}").into_bytes(),
-            ]
-        }
         _ => panic!("no such target: {target}"),
     }
 }

@@ -30,7 +30,7 @@ use crate::folder::Folder;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 13] = [
+pub(crate) const TARGETS: [Target; 12] = [
     ("recipe", recipe),
     ("rows", rows),
     ("parquet", parquet),
@@ -43,7 +43,6 @@ pub(crate) const TARGETS: [Target; 13] = [
     ("logs", logs),
     ("report", report),
     ("tokens", crate::token_store::tokens),
-    ("hub", crate::hub::hub),
 ];
 
 /// Rows of a file that are read.
