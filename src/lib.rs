@@ -1,7 +1,7 @@
 //! lora-train: LoRA fine-tuning of decoder language models: Llama, Mistral, Qwen.
 //!
 //! The rooms, from the street to the ground floor; a file imports only from lines below its own
-//! (`tests/layers.rs` holds this):
+//! (`tests/it/layers.rs` holds this):
 //!
 //! - [`cli`] what was typed
 //! - [`commands`] one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`,

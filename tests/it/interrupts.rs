@@ -1,11 +1,8 @@
 //! Signals to real processes: in every phase of a run, twice, as process 1, with nobody reading what it says.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
 #![allow(unsafe_code, reason = "signals are system calls")]
 #![allow(clippy::print_stderr, reason = "what was skipped, and what was done")]
-
-mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -13,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Bench, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
+use crate::common::{Bench, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
 
 /// Longest time between a signal and the end of the process.
 const PROMPT: Duration = Duration::from_secs(5);

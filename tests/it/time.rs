@@ -1,12 +1,8 @@
 //! Where a run's time goes: every moment of it belongs to one part.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
-mod common;
-
 use std::fs;
 
-use common::{Bench, json, run, stderr, steps, train};
+use crate::common::{Bench, json, run, stderr, steps, train};
 use serde_json::Value;
 
 /// The parts of a step's wall time.

@@ -1,15 +1,11 @@
 //! Runs made to suffer from one thing each, and one from none: the diagnosis says which.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Bench, json, lora_train, stderr, steps, train};
+use crate::common::{Bench, json, lora_train, stderr, steps, train};
 use serde_json::Value;
 
 /// Trains with settings; the findings, and what was said.
@@ -170,14 +166,14 @@ fn a_step_in_which_the_process_was_stopped_is_marked_as_slow_and_longer_rows_are
     let mut program = command.spawn().unwrap();
     let dir = bench.path("run");
     let num_steps = || fs::read_to_string(dir.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
-    common::wait_until("steps", || num_steps() > 60);
-    common::signal(&program, libc::SIGSTOP);
+    crate::common::wait_until("steps", || num_steps() > 60);
+    crate::common::signal(&program, libc::SIGSTOP);
     std::thread::sleep(Duration::from_millis(2500));
-    common::signal(&program, libc::SIGCONT);
+    crate::common::signal(&program, libc::SIGCONT);
     let stopped_at = num_steps();
-    common::wait_until("more steps", || num_steps() > stopped_at + 20);
-    common::signal(&program, libc::SIGINT);
-    assert_eq!(common::wait(&mut program).code(), Some(130));
+    crate::common::wait_until("more steps", || num_steps() > stopped_at + 20);
+    crate::common::signal(&program, libc::SIGINT);
+    assert_eq!(crate::common::wait(&mut program).code(), Some(130));
     let lines = steps(&dir);
     let is_slow = |line: &Value| {
         line["findings"].as_array().is_some_and(|findings| findings.iter().any(|rule| rule == "slow_step"))

@@ -6,12 +6,10 @@
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
+use crate::common::families::{FAMILIES, bits, formula, write_family};
 use burn::tensor::{Device, Tensor};
-use common::families::{FAMILIES, bits, formula, write_family};
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::export::{adapter_set, adapter_weights, read_adapter, write_adapter};

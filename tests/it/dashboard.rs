@@ -4,9 +4,6 @@
 
 #![cfg(all(unix, feature = "tui"))]
 #![allow(unsafe_code, reason = "pseudo-terminals are made with system calls")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
-mod common;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -83,7 +80,8 @@ struct PseudoTerminal {
 impl PseudoTerminal {
     fn start(test: &str, mode: &str) -> Self {
         let mut program = Command::new(std::env::current_exe().unwrap());
-        program.args(["--exact", test, "--nocapture"]).env(CHILD, mode);
+        let test = format!("dashboard::{test}");
+        program.args(["--exact", &test, "--nocapture"]).env(CHILD, mode);
         Self::of(program)
     }
 
@@ -204,18 +202,18 @@ fn quitting_in_the_dashboard_stops_training_and_shows_what_was_said_meanwhile() 
 
 #[test]
 fn a_run_that_is_quit_in_the_dashboard_says_on_the_normal_screen_what_held_it_back() {
-    let bench = common::Bench::new();
+    let bench = crate::common::Bench::new();
     let recipe = bench.recipe("run", "");
     let args = [recipe.to_str().unwrap(), "--set", "train.max_steps=5000", "--tui"];
-    let mut terminal = PseudoTerminal::of(common::lora_train(&args));
-    let is_training = || common::metrics(&bench.path("run")).len() > 5;
-    common::wait_until("some steps", || bench.path("run/metrics.jsonl").exists() && is_training());
+    let mut terminal = PseudoTerminal::of(crate::common::lora_train(&args));
+    let is_training = || crate::common::metrics(&bench.path("run")).len() > 5;
+    crate::common::wait_until("some steps", || bench.path("run/metrics.jsonl").exists() && is_training());
     terminal.press("q");
     terminal.wait_for("Cancel");
     terminal.press("s");
     let (status, after) = terminal.end();
     assert_eq!(status.code(), Some(130), "{after}");
-    let summary = common::json(&bench.path("run/unfinished.json"));
+    let summary = crate::common::json(&bench.path("run/unfinished.json"));
     let interrupted = format!("interrupted at step {} of 5000", summary["steps"]);
     let verdict = summary["diagnosis"][0]["verdict"].as_str().unwrap();
     let said = ["checkpoint saved", &interrupted, verdict, "report: ", "to continue: lora-train "];
@@ -226,28 +224,28 @@ fn a_run_that_is_quit_in_the_dashboard_says_on_the_normal_screen_what_held_it_ba
 }
 
 /// The real command under its dashboard, after its first steps.
-fn training(bench: &common::Bench, settings: &[&str]) -> PseudoTerminal {
+fn training(bench: &crate::common::Bench, settings: &[&str]) -> PseudoTerminal {
     let recipe = bench.recipe("run", "");
     let changes = settings.iter().flat_map(|change| ["--set", change]);
     let args: Vec<&str> = [recipe.to_str().unwrap(), "--tui"].into_iter().chain(changes).collect();
-    let terminal = PseudoTerminal::of(common::lora_train(&args));
+    let terminal = PseudoTerminal::of(crate::common::lora_train(&args));
     terminal.wait_for(ENTER_DASHBOARD);
-    let has_steps = || bench.path("run/metrics.jsonl").exists() && !common::steps(&bench.path("run")).is_empty();
-    common::wait_until("a step", has_steps);
+    let has_steps = || bench.path("run/metrics.jsonl").exists() && !crate::common::steps(&bench.path("run")).is_empty();
+    crate::common::wait_until("a step", has_steps);
     terminal
 }
 
 #[test]
 fn a_signal_to_a_run_under_its_dashboard_saves_a_checkpoint_and_gives_the_terminal_back() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
-        let bench = common::Bench::new();
+        let bench = crate::common::Bench::new();
         let terminal = training(&bench, &["train.max_steps=5000"]);
-        common::signal(&terminal.program, signal);
+        crate::common::signal(&terminal.program, signal);
         let sent = Instant::now();
         let (status, after) = terminal.end();
         assert_eq!(status.code(), Some(130), "{after}");
         assert!(sent.elapsed() < Duration::from_secs(10), "{:?}", sent.elapsed());
-        let step = common::json(&bench.path("run/unfinished.json"))["steps"].as_u64().unwrap();
+        let step = crate::common::json(&bench.path("run/unfinished.json"))["steps"].as_u64().unwrap();
         assert!(bench.path(&format!("run/checkpoints/step-{step:06}/trainer_state.json")).is_file(), "{after}");
         let said = format!("stopped after step {step}, with a checkpoint; to continue: lora-train ");
         assert!(after.contains(&said), "{after}");
@@ -256,12 +254,12 @@ fn a_signal_to_a_run_under_its_dashboard_saves_a_checkpoint_and_gives_the_termin
 
 #[test]
 fn a_second_signal_to_a_run_under_its_dashboard_ends_it_at_once_with_its_terminal_given_back() {
-    let bench = common::Bench::new();
+    let bench = crate::common::Bench::new();
     // An evaluation is cut short at a batch, a step at a micro-batch, and this one takes seconds.
     let slow = ["train.max_steps=9", "checkpoint.save_steps=1", "train.micro_batch_size=24"];
     let terminal = training(&bench, &slow);
     for _ in 0..2 {
-        common::signal(&terminal.program, libc::SIGINT);
+        crate::common::signal(&terminal.program, libc::SIGINT);
     }
     let sent = Instant::now();
     let (status, after) = terminal.end();
@@ -270,9 +268,10 @@ fn a_second_signal_to_a_run_under_its_dashboard_ends_it_at_once_with_its_termina
     let recipe = bench.path("run.toml");
     let changes = slow.iter().flat_map(|change| ["--set", change]);
     let args: Vec<&str> = [recipe.to_str().unwrap(), "--resume"].into_iter().chain(changes).collect();
-    let output = common::run(&args);
-    assert!(output.status.success(), "{}", common::stderr(&output));
-    let seen: Vec<_> = common::steps(&bench.path("run")).iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    let output = crate::common::run(&args);
+    assert!(output.status.success(), "{}", crate::common::stderr(&output));
+    let seen: Vec<_> =
+        crate::common::steps(&bench.path("run")).iter().map(|line| line["step"].as_u64().unwrap()).collect();
     assert_eq!(seen, (1..=9).collect::<Vec<_>>());
 }
 
@@ -312,7 +311,7 @@ fn a_panic_leaves_a_usable_terminal_and_a_readable_message() {
     let (status, after) = terminal.end();
     assert_eq!(status.code(), Some(1), "{after}");
     let said = ["a warning in the middle", "this is a bug in lora-train ", "report it with the lines above"];
-    for text in [&said[..], &["a bug in the middle", "tests/dashboard.rs:"]].concat() {
+    for text in [&said[..], &["a bug in the middle", "tests/it/dashboard.rs:"]].concat() {
         assert!(after.contains(text), "{text}: {after}");
     }
 }

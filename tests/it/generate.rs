@@ -4,10 +4,6 @@
 //! on the CPU. stories15M and SmolLM2-135M are looked for in the folder that `LORA_TRAIN_MODELS` names
 //! (`scripts/get_models.py` makes them); their tests are ignored unless asked for, as `.ci/run` does.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
-
-mod common;
-
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -135,7 +131,7 @@ fn smollm2_answers_through_its_chat_template_as_in_transformers_and_ends_its_tur
 
 #[test]
 fn a_model_is_asked_in_the_form_it_was_trained_in() {
-    let bench = common::Bench::new();
+    let bench = crate::common::Bench::new();
     let turn = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
     let row = serde_json::json!({"messages": [turn("user", STORY), turn("assistant", "Max met a snail.")]});
     std::fs::write(bench.path("chat.jsonl"), format!("{row}\n").repeat(4)).unwrap();
@@ -149,7 +145,7 @@ fn a_model_is_asked_in_the_form_it_was_trained_in() {
         let data = format!("data.train=[{{path={:?}}}]", bench.path(rows).to_str().unwrap());
         let template = format!("data.chat_template={template:?}");
         let set = ["--set", &data, "--set", "data.eval=[]", "--set", &template, "--set", "train.max_steps=2"];
-        common::train(
+        crate::common::train(
             &bench.recipe(name, ""),
             &[&set[..], &["--set", "data.max_length=256", "--set", "checkpoint.save_steps=1"]].concat(),
         );

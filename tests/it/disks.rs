@@ -1,17 +1,14 @@
 //! Disks that are full, folders that are gone or cannot be written, checkpoints that are damaged, two runs in one folder.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
 #![allow(clippy::print_stderr, reason = "what was skipped, and what was done")]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{Bench, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
+use crate::common::{Bench, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
 
 fn adapter(run_dir: &Path) -> Vec<u8> {
     fs::read(run_dir.join("adapter/adapter_model.safetensors")).unwrap()
@@ -92,7 +89,7 @@ fn resume_before_the_first_checkpoint_starts_at_the_beginning_and_says_so() {
     let output = train(&recipe, &["--set", "train.max_steps=6", "--resume"]);
     assert!(stderr(&output).contains("there is no checkpoint in"), "{}", stderr(&output));
     assert_eq!(step_numbers(&dir), (1..=6).collect::<Vec<_>>());
-    assert_eq!(common::events::losses(&dir).len(), 6, "one curve in TensorBoard");
+    assert_eq!(crate::common::events::losses(&dir).len(), 6, "one curve in TensorBoard");
     // What the killed one had written down is not lost.
     assert!(stderr(&output).contains("an earlier start that left no checkpoint"), "{}", stderr(&output));
     assert!(step_count(&dir.join("superseded-1")) > 3);
@@ -334,7 +331,7 @@ fn a_full_disk_neither_ends_a_run_nor_tears_a_file_and_with_room_again_nothing_i
     assert!(while_full.contains("step-0000"), "the older checkpoint is still there: {while_full}");
     let copy = bench.path("copy");
     assert_eq!(step_numbers(&copy), (1..=400).collect::<Vec<_>>());
-    assert_eq!(common::events::losses(&copy).len(), 400);
+    assert_eq!(crate::common::events::losses(&copy).len(), 400);
     train(&bench.recipe("whole", ""), &["--set", "train.max_steps=400"]);
     assert_eq!(adapter(&copy), adapter(&bench.path("whole")));
     assert!(copy.join("checkpoints/step-000400").is_dir());

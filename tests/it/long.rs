@@ -1,10 +1,7 @@
 //! Long runs and late resumes on a model so small that they take no time: nothing grows, nothing is read again.
 
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 #![allow(clippy::print_stderr, reason = "the figures of the test")]
-
-mod common;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{Bench, lora_train, quickstart_model, signal, steps, train};
+use crate::common::{Bench, lora_train, quickstart_model, signal, steps, train};
 
 const STEPS: u64 = 20_000;
 
@@ -25,7 +22,7 @@ fn small_model(bench: &Bench) -> PathBuf {
         let file = entry.unwrap().path();
         fs::copy(&file, folder.join(file.file_name().unwrap())).unwrap();
     }
-    let mut config = common::json(&folder.join("config.json"));
+    let mut config = crate::common::json(&folder.join("config.json"));
     for (key, value) in [
         ("hidden_size", 16),
         ("intermediate_size", 32),

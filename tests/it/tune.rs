@@ -1,13 +1,9 @@
 //! `lora-train tune` on the quickstart's model.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
-mod common;
-
 use std::fs;
 use std::time::Instant;
 
-use common::{Bench, lora_train, run, stderr};
+use crate::common::{Bench, lora_train, run, stderr};
 use serde_json::Value;
 
 /// How long a search may take at most: its `--max-minutes`, what a run that is about to end gets beyond them, and what the

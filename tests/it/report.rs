@@ -1,14 +1,10 @@
 //! report.html: numbers in it are those of metrics.jsonl, nothing in it can run that should not, and it stays small.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use common::{Bench, json, metrics, run, stderr, steps, train};
+use crate::common::{Bench, json, metrics, run, stderr, steps, train};
 use serde_json::Value;
 
 /// What ends an element, an attribute or a script, if it is let through.

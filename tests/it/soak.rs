@@ -5,10 +5,7 @@
 //! moments. `scripts/soak.sh` runs a hundred.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
 #![allow(clippy::print_stderr, reason = "what was skipped, and what was done")]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Bench, events, lora_train, run, signal, stderr, train, wait};
+use crate::common::{Bench, events, lora_train, run, signal, stderr, train, wait};
 use lora_train::checkpoint::verify;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -1,13 +1,9 @@
 //! Numbers that go wrong: weights that are no numbers, learning rates that are too high or too low.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Bench, json, quickstart_model, run, stderr, steps, train};
+use crate::common::{Bench, json, quickstart_model, run, stderr, steps, train};
 
 /// A copy of the quickstart model whose final norm holds a number that is none.
 fn broken_model(bench: &Bench) -> PathBuf {

@@ -1,6 +1,5 @@
 //! A folder with a recipe and rows, and the binary run on it.
 #![allow(dead_code, reason = "every test binary uses its own part")]
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 #![allow(unsafe_code, reason = "signals are system calls")]
 #![allow(clippy::unnecessary_debug_formatting, reason = "a quoted path is TOML")]
 

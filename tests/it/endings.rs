@@ -1,16 +1,13 @@
 //! Runs that do not come to their end: each says what held it back, and leaves a page that says how it ended.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
-mod common;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Bench, json, lora_train, run, signal, stderr, steps, train, wait, wait_until};
+use crate::common::{Bench, json, lora_train, run, signal, stderr, steps, train, wait, wait_until};
 use serde_json::Value;
 
 /// Starts a run of 5000 steps whose stderr goes to `log`, and waits for three of them.

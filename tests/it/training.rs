@@ -1,15 +1,11 @@
 //! Training with the binary, on the pretrained model of the repository.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::families::{FAMILIES, write_family};
-use common::{Bench, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
+use crate::common::families::{FAMILIES, write_family};
+use crate::common::{Bench, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
 use serde_json::Value;
 
 /// The adapter that a run wrote, as bytes.
@@ -422,7 +418,7 @@ fn a_recipe_that_changes_while_it_is_trained_or_comes_from_a_pipe_is_kept_as_it_
     let bench = Bench::new();
     let recipe = bench.recipe("run", "# the end of it\n");
     let text = fs::read_to_string(&recipe).unwrap();
-    let mut run = common::lora_train(&["/dev/stdin", "--set", "train.max_steps=2", "--quiet"]);
+    let mut run = crate::common::lora_train(&["/dev/stdin", "--set", "train.max_steps=2", "--quiet"]);
     let mut run = run.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     run.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let output = run.wait_with_output().unwrap();
@@ -439,7 +435,7 @@ fn a_recipe_whose_path_is_no_text_is_trained() {
     let bench = Bench::new();
     let recipe = bench.folder.path().join(std::ffi::OsStr::from_bytes(b"r\xff.toml"));
     fs::rename(bench.recipe("run", ""), &recipe).unwrap();
-    let output = common::lora_train(&["--set", "train.max_steps=2"]).arg(&recipe).output().unwrap();
+    let output = crate::common::lora_train(&["--set", "train.max_steps=2"]).arg(&recipe).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let environment = fs::read_to_string(bench.path("run/environment.json")).unwrap();
     assert!(environment.contains("r\u{fffd}.toml"), "{environment}");

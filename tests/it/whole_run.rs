@@ -1,16 +1,13 @@
 //! Final figures of runs that were resumed: those of all starts, and nothing of them twice.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
-mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{Bench, json, lora_train, run, signal, stderr, steps, train, wait, wait_until};
+use crate::common::{Bench, json, lora_train, run, signal, stderr, steps, train, wait, wait_until};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 

@@ -119,7 +119,7 @@ fn merge_writes_a_model_folder_once_and_refuses_to_overwrite_it() {
     let path = |name: &str| folder.path().join(name);
     std::fs::create_dir_all(path("base")).unwrap();
     std::fs::create_dir_all(path("run/adapter")).unwrap();
-    let json = include_str!("../configs/tiny.json");
+    let json = include_str!("../../configs/tiny.json");
     std::fs::write(path("base/config.json"), json).unwrap();
     let config = lora_train::spec::ModelConfig::from_json(json).unwrap();
     let base: Vec<_> = config.expected_tensors().into_iter().map(|(name, shape)| (name, shape, 1.0)).collect();

@@ -1,14 +1,10 @@
 //! `compare`: what it says of real runs, and its exit codes.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Bench, json, run, stderr, steps, train};
+use crate::common::{Bench, json, run, stderr, steps, train};
 use serde_json::Value;
 
 /// A run's folder whose steps take so long, and scatter by so much of it.

@@ -1,13 +1,11 @@
 //! The token cache under the real command: signals, full disks, two at once.
 
-mod common;
-
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{Bench, lora_train, run, signal, stderr, wait_until};
+use crate::common::{Bench, lora_train, run, signal, stderr, wait_until};
 
 /// Names in the cache of `bench`.
 fn entries(bench: &Bench) -> Vec<String> {
@@ -173,7 +171,7 @@ fn a_signal_while_rows_are_tokenised_and_weights_are_loaded_waits_for_neither() 
     let recipe = large_recipe(&bench);
     let model = bench.path("model");
     fs::create_dir(&model).unwrap();
-    for entry in fs::read_dir(common::quickstart_model()).unwrap() {
+    for entry in fs::read_dir(crate::common::quickstart_model()).unwrap() {
         let file = entry.unwrap().path();
         fs::copy(&file, model.join(file.file_name().unwrap())).unwrap();
     }

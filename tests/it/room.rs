@@ -1,14 +1,11 @@
 //! Too little memory: told before the first step, and again when it runs out.
 
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
-mod common;
 
 use std::fs;
 use std::process::{Command, Output};
 
-use common::{Bench, lora_train, stderr};
+use crate::common::{Bench, lora_train, stderr};
 
 /// Rows as long as `data.max_length`, so that a step is as large as it is reckoned to be.
 fn large_recipe(bench: &Bench) -> std::path::PathBuf {

@@ -1,9 +1,5 @@
 //! The access token goes to the Hub and nowhere else.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -11,7 +7,7 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::{Arc, Mutex};
 
-use common::{Bench, lora_train};
+use crate::common::{Bench, lora_train};
 
 const TOKEN: &str = "hf_OnlyTheHubMaySeeThisToken";
 
@@ -70,7 +66,7 @@ fn a_run_writes_the_token_neither_to_its_files_nor_to_the_terminal() {
         .env("LORA_TRAIN_CACHE", bench.path("cache"))
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", common::stderr(&output));
+    assert!(output.status.success(), "{}", crate::common::stderr(&output));
     says_no_token(&output);
     assert!(bench.path("run/environment.json").is_file() && bench.path("run/resolved.toml").is_file());
     holds_no_token(bench.folder.path());
@@ -82,7 +78,7 @@ fn a_run_of_a_local_model_says_nothing_to_anybody() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "[eval]\ngenerate = [\"a\"]\n[checkpoint]\nsave_steps = 1\n");
     let recipe = recipe.to_str().unwrap();
-    let model = common::quickstart_model();
+    let model = crate::common::quickstart_model();
     let model = model.to_str().unwrap();
     let adapter = bench.path("run/adapter");
     let run_dir = bench.path("run");
@@ -108,13 +104,13 @@ fn a_run_of_a_local_model_says_nothing_to_anybody() {
             command.env_remove("HF_HUB_OFFLINE").env_remove("no_proxy").env_remove("NO_PROXY").output().unwrap()
         };
         let output = with_hub(lora_train(command));
-        assert!(output.status.success(), "{command:?}: {}", common::stderr(&output));
+        assert!(output.status.success(), "{command:?}: {}", crate::common::stderr(&output));
         assert_eq!(*heard.lock().unwrap(), "", "{command:?}");
         #[cfg(target_os = "linux")]
         if let Some(traced) = traced(command, &bench.path("calls")) {
             fs::remove_dir_all(run_dir).unwrap();
             let output = with_hub(traced);
-            assert!(output.status.success(), "{}", common::stderr(&output));
+            assert!(output.status.success(), "{}", crate::common::stderr(&output));
             let calls = fs::read_to_string(bench.path("calls")).unwrap();
             assert!(!calls.contains("sa_family=AF_INET"), "{command:?} spoke to the network:\n{calls}");
         }
@@ -159,7 +155,7 @@ fn a_hub_that_repeats_the_token_in_its_errors_is_not_quoted() {
                 .env("RUST_LOG", "trace")
                 .output()
                 .unwrap();
-            assert!(matches!(output.status.code(), Some(1 | 2)), "{status}: {}", common::stderr(&output));
+            assert!(matches!(output.status.code(), Some(1 | 2)), "{status}: {}", crate::common::stderr(&output));
             says_no_token(&output);
         }
         assert!(heard.lock().unwrap().contains(TOKEN), "{status}: the Hub itself was told the token");

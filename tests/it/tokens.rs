@@ -3,8 +3,6 @@
 //!
 //! The models are looked for in the folder that `LORA_TRAIN_MODELS` names (`scripts/get_models.py` makes them).
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 
 use lora_train::data::encode::Encoder;

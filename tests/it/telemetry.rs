@@ -1,15 +1,11 @@
 //! The sampler against a stand-in NVML, from the shared library to the figures.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-mod common;
-
-use common::{Bench, json as read_json, lora_train, stderr, steps};
+use crate::common::{Bench, json as read_json, lora_train, stderr, steps};
 use lora_train::telemetry::{NvmlSelector, Telemetry};
 use serde_json::{Value, json};
 

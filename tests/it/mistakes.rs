@@ -3,8 +3,6 @@
 //! Memory that runs out, on the host and on a GPU, is in `room`; a type that the device does not have is a unit test of
 //! its message, since a CPU has them all.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
 mod table;
 
 use std::fs;

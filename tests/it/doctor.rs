@@ -1,15 +1,12 @@
 //! `lora-train doctor --json` on a machine whose driver is a stand-in.
 
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
-
-mod common;
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use common::lora_train;
+use crate::common::lora_train;
 use serde_json::{Value, json};
 
 /// What it prints of a machine with two GPUs, the first of them full and the second divided, of which CUDA sees `visible`.
@@ -32,7 +29,7 @@ fn doctor(folder: &Path, visible: Option<&str>, is_complete: bool) -> Value {
         fs::write(folder.join("toolkit/version.json"), r#"{"cuda": {"version": "12.8.1"}}"#).unwrap();
     }
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", common::stderr(&output));
+    assert!(output.status.success(), "{}", crate::common::stderr(&output));
     assert!(!String::from_utf8_lossy(&output.stdout).contains("hf_secret"));
     serde_json::from_slice(&output.stdout).unwrap()
 }

@@ -1,0 +1,36 @@
+//! The library and the binary from outside: one test binary, since each links the whole tree of crates.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
+
+mod common;
+
+mod cli;
+mod compare;
+mod cubecl;
+mod dashboard;
+mod diagnosis;
+mod disks;
+mod doctor;
+mod endings;
+mod engine;
+mod generate;
+mod golden;
+mod interrupts;
+mod layers;
+mod long;
+mod mistakes;
+mod numbers;
+mod plan;
+mod recipes;
+mod report;
+mod room;
+mod secrets;
+mod soak;
+mod telemetry;
+mod tensorboard;
+mod time;
+mod token_cache;
+mod tokens;
+mod training;
+mod tune;
+mod whole_run;
