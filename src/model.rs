@@ -1,5 +1,6 @@
 //! A decoder model: embedding, blocks, norm and head. Blocks are run one by one by those who train or generate.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -64,7 +65,7 @@ impl Model {
         self.norm.device()
     }
 
-    /// Whether the kernels of [`crate::ops::cpu`] run this model; padding is then left out of batches.
+    /// Whether the kernels of [`crate::ops::cpu`] run this model, which need no padding.
     #[must_use]
     pub fn has_kernels(&self) -> bool {
         host::has_kernels(&self.device(), self.compute)
@@ -80,14 +81,21 @@ impl Model {
         Arc::clone(&table)
     }
 
-    /// Where the sequences of a micro-batch lie.
+    /// A micro-batch as this model's operations take it: where no kernels run, padded to rows of one length.
+    #[must_use]
+    pub fn arranged<'a>(&self, batch: &'a Batch) -> Cow<'a, Batch> {
+        if self.has_kernels() { Cow::Borrowed(batch) } else { Cow::Owned(batch.padded()) }
+    }
+
+    /// Where the sequences of a micro-batch that is [`arranged`](Self::arranged) lie.
     #[must_use]
     pub fn layout(&self, batch: &Batch) -> Layout {
         let positions = batch.positions();
         let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
         let documents = batch.documents.iter().map(|document| (document.start, document.len)).collect();
         let table = self.rotary_table(longest);
-        Layout::new(batch.num_rows(), documents, positions, table, &self.device(), self.compute)
+        let num_rows = if self.has_kernels() { 1 } else { batch.num_rows() };
+        Layout::new(num_rows, documents, positions, table, &self.device(), self.compute)
     }
 
     /// Token ids on the device, `[tokens]`.
@@ -116,6 +124,7 @@ impl Model {
     /// The output of the last block, `[tokens, hidden_size]`, for evaluation: nothing is kept, dropout is off.
     #[must_use]
     pub fn hidden(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
+        let batch = &*self.arranged(batch);
         let layout = self.layout(batch);
         let mut x = self.embed(&batch.input_ids);
         for (layer, (block, adapters)) in self.blocks.iter().zip(&adapters.blocks).enumerate() {

@@ -256,7 +256,8 @@ impl Iterator for SyntheticBatches {
         // The last token of a row has nothing to predict.
         let is_last = |position: usize| (position + 1).is_multiple_of(row_length);
         let targets = (0..input_ids.len()).filter(|position| !is_last(*position)).map(target).collect();
-        Some(Batch { row_length, input_ids, documents, targets, sources: Vec::new() })
+        let row_lengths = vec![row_length; num_rows];
+        Some(Batch { input_ids, row_lengths, documents, targets, sources: Vec::new() })
     }
 }
 

@@ -2,16 +2,15 @@
 
 use super::encode::EncodedRow;
 
-/// One micro-batch: rows of tokens, padded on the right to one length.
-///
-/// Every token belongs to at most one [`Document`]; what belongs to none is padding.
+/// One micro-batch: rows of tokens end to end, without padding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Length of every row, in tokens.
-    pub row_length: usize,
-    /// Token ids, `[rows * row_length]`.
+    /// Token ids of all rows, `[tokens]`.
     pub input_ids: Vec<u32>,
-    /// Stretches that attend to nothing but themselves and whose positions start at 0, in order.
+    /// Tokens of each row.
+    pub row_lengths: Vec<usize>,
+    /// Stretches that attend to nothing but themselves and whose positions start at 0, in order; none reaches over the end
+    /// of its row.
     pub documents: Vec<Document>,
     /// The tokens to predict, in order of their position. Already shifted: `token` is what follows `position`.
     pub targets: Vec<Target>,
@@ -47,14 +46,13 @@ pub struct RowSource {
 }
 
 impl Batch {
-    /// Puts documents into rows, `rows[i]` end to end into row i, each row padded on the right with `pad_id` to the
-    /// longest. The first token of a document is not predicted, so no target crosses a boundary.
+    /// Puts documents end to end, `rows[i]` into row i. The first token of a document is not predicted, so no target
+    /// crosses a boundary.
     #[must_use]
-    pub fn of_rows(rows: &[Vec<(RowSource, EncodedRow)>], pad_id: u32) -> Self {
-        let length = |row: &Vec<(RowSource, EncodedRow)>| row.iter().map(|(_, document)| document.ids.len()).sum();
-        let row_length = rows.iter().map(length).max().unwrap_or(0);
-        let mut batch = Self { row_length, ..Self::default() };
-        for (index, row) in rows.iter().enumerate() {
+    pub fn of_rows(rows: &[Vec<(RowSource, EncodedRow)>]) -> Self {
+        let mut batch = Self::default();
+        for row in rows {
+            let row_start = batch.input_ids.len();
             for (source, document) in row {
                 let start = batch.input_ids.len();
                 batch.input_ids.extend(&document.ids);
@@ -65,7 +63,7 @@ impl Batch {
                 let targets = tokens.filter(|(_, (_, carries_loss))| **carries_loss);
                 batch.targets.extend(targets.map(|(at, (&token, _))| Target { position: start + at - 1, token }));
             }
-            batch.input_ids.resize((index + 1) * row_length, pad_id);
+            batch.row_lengths.push(batch.input_ids.len() - row_start);
         }
         batch
     }
@@ -73,7 +71,17 @@ impl Batch {
     /// Number of rows.
     #[must_use]
     pub fn num_rows(&self) -> usize {
-        self.input_ids.len().checked_div(self.row_length).unwrap_or(0)
+        self.row_lengths.len()
+    }
+
+    /// Tokens of padding that [`padded`](Self::padded) adds.
+    #[must_use]
+    pub fn num_padding_tokens(&self) -> usize {
+        self.num_rows() * self.longest_row() - self.input_ids.len()
+    }
+
+    fn longest_row(&self) -> usize {
+        self.row_lengths.iter().copied().max().unwrap_or(0)
     }
 
     /// Number of tokens that are not padding.
@@ -88,7 +96,7 @@ impl Batch {
         self.targets.len()
     }
 
-    /// Position of every token within its document, `[rows * row_length]`; padding is at 0.
+    /// Position of every token within its document, `[tokens]`; padding is at 0.
     #[must_use]
     pub fn positions(&self) -> Vec<u32> {
         let mut positions = vec![0; self.input_ids.len()];
@@ -100,23 +108,27 @@ impl Batch {
         positions
     }
 
-    /// The same documents end to end in a single row, without padding.
+    /// The rows at one length, padded on the right with token 0, which belongs to no document.
     #[must_use]
-    pub fn without_padding(&self) -> Self {
-        let num_tokens = self.num_tokens();
-        let mut new_index = vec![0; self.input_ids.len()];
-        let mut input_ids = Vec::with_capacity(num_tokens);
-        let mut documents = Vec::with_capacity(self.documents.len());
-        for document in &self.documents {
-            let start = input_ids.len();
-            documents.push(Document { start, len: document.len });
-            for offset in 0..document.len {
-                new_index[document.start + offset] = start + offset;
-                input_ids.push(self.input_ids[document.start + offset]);
+    pub fn padded(&self) -> Self {
+        let length = self.longest_row();
+        let mut padded =
+            Self { row_lengths: vec![length; self.num_rows()], sources: self.sources.clone(), ..Self::default() };
+        let (mut start, mut documents, mut targets) =
+            (0, self.documents.iter().peekable(), self.targets.iter().peekable());
+        for (row, row_length) in self.row_lengths.iter().enumerate() {
+            let (end, padding) = (start + row_length, row * length - start);
+            while let Some(document) = documents.next_if(|document| document.start < end) {
+                padded.documents.push(Document { start: document.start + padding, ..*document });
             }
+            while let Some(target) = targets.next_if(|target| target.position < end) {
+                padded.targets.push(Target { position: target.position + padding, ..*target });
+            }
+            padded.input_ids.extend(&self.input_ids[start..end]);
+            padded.input_ids.resize((row + 1) * length, 0);
+            start = end;
         }
-        let targets = self.targets.iter().map(|t| Target { position: new_index[t.position], token: t.token }).collect();
-        Self { row_length: num_tokens, input_ids, documents, targets, sources: self.sources.clone() }
+        padded
     }
 }
 
@@ -125,18 +137,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn removing_padding_keeps_documents_targets_and_positions() {
+    fn padding_keeps_documents_targets_and_positions() {
         let batch = Batch {
-            row_length: 4,
-            input_ids: vec![1, 2, 0, 0, 3, 4, 5, 0],
-            documents: vec![Document { start: 0, len: 2 }, Document { start: 4, len: 3 }],
-            targets: vec![Target { position: 0, token: 2 }, Target { position: 5, token: 5 }],
-            sources: vec![RowSource { file: 0, row: 0 }, RowSource { file: 0, row: 1 }],
+            input_ids: vec![1, 2, 3, 4, 5, 6],
+            row_lengths: vec![2, 4],
+            documents: vec![
+                Document { start: 0, len: 2 },
+                Document { start: 2, len: 3 },
+                Document { start: 5, len: 1 },
+            ],
+            targets: vec![Target { position: 0, token: 2 }, Target { position: 3, token: 5 }],
+            sources: vec![RowSource { file: 0, row: 0 }; 3],
         };
-        let flat = batch.without_padding();
-        assert_eq!(flat.input_ids, [1, 2, 3, 4, 5]);
-        assert_eq!(flat.targets, [Target { position: 0, token: 2 }, Target { position: 3, token: 5 }]);
-        assert_eq!(flat.positions(), [0, 1, 0, 1, 2]);
-        assert_eq!((flat.num_rows(), flat.num_tokens(), batch.num_rows()), (1, 5, 2));
+        let padded = batch.padded();
+        assert_eq!(padded.input_ids, [1, 2, 0, 0, 3, 4, 5, 6]);
+        assert_eq!(padded.documents.iter().map(|d| (d.start, d.len)).collect::<Vec<_>>(), [(0, 2), (4, 3), (7, 1)]);
+        assert_eq!(padded.targets, [Target { position: 0, token: 2 }, Target { position: 5, token: 5 }]);
+        assert_eq!(padded.positions(), [0, 1, 0, 0, 0, 1, 2, 0]);
+        assert_eq!((batch.num_padding_tokens(), padded.num_padding_tokens(), padded.num_tokens()), (2, 0, 6));
+        assert_eq!(padded.padded(), padded);
     }
 }

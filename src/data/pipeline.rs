@@ -430,7 +430,7 @@ impl Shared {
             }
             encoded_rows.push(documents);
         }
-        Ok((Batch::of_rows(&encoded_rows, self.tokenizer.pad_id()), counts))
+        Ok((Batch::of_rows(&encoded_rows), counts))
     }
 }
 

@@ -285,13 +285,6 @@ impl Tokenizer {
         self.unk.as_ref()
     }
 
-    /// Id that rows are filled up with: the padding token, else EOS, else 0. Padding is told from tokens by
-    /// [`Batch::documents`](super::batch::Batch::documents), never by this id.
-    #[must_use]
-    pub fn pad_id(&self) -> u32 {
-        self.pad.as_ref().or(self.eos.as_ref()).map_or(0, |token| token.id)
-    }
-
     /// Ids at which generation stops, ascending: EOS, what `generation_config.json` and `config.json` name, and the
     /// end of a turn in chat models (`<|im_end|>`, `<|eot_id|>`, ...).
     #[must_use]

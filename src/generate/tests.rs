@@ -53,7 +53,7 @@ fn greedy_without_cache(model: &Model, prompt_ids: &[u32], num_new: usize) -> Ve
     let mut ids = prompt_ids.to_vec();
     for _ in 0..num_new {
         let documents = vec![Document { start: 0, len: ids.len() }];
-        let batch = Batch { row_length: ids.len(), input_ids: ids.clone(), documents, ..Batch::default() };
+        let batch = Batch { row_lengths: vec![ids.len()], input_ids: ids.clone(), documents, ..Batch::default() };
         let logits: Vec<f32> = model.logits(&batch, &adapters).into_data().try_to_vec().unwrap();
         let last = &logits[logits.len() - model.config.vocab_size..];
         let best = (0..).zip(last).max_by(|a: &(u32, &f32), b| a.1.total_cmp(b.1)).unwrap();

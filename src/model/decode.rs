@@ -112,8 +112,8 @@ mod tests {
         #[expect(clippy::cast_possible_truncation, reason = "below the size of the vocabulary")]
         let ids: Vec<u32> = (0..num_tokens).map(|i| (i * 89 % config.vocab_size) as u32).collect();
         let batch = Batch {
-            row_length: num_tokens,
             input_ids: ids.clone(),
+            row_lengths: vec![num_tokens],
             documents: vec![Document { start: 0, len: num_tokens }],
             ..Batch::default()
         };

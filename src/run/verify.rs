@@ -55,8 +55,8 @@ fn are_close(ours: &[f32], theirs: &[f32], tolerance: f32) -> bool {
 fn batch_of_many_tokens(vocab_size: usize) -> Batch {
     let id = |index: usize| u32::try_from(index * vocab_size / NUM_TOKENS).unwrap_or_default();
     Batch {
-        row_length: NUM_TOKENS,
         input_ids: (0..NUM_TOKENS).map(id).collect(),
+        row_lengths: vec![NUM_TOKENS],
         documents: vec![Document { start: 0, len: NUM_TOKENS }],
         targets: Vec::new(),
         sources: Vec::new(),

@@ -57,7 +57,11 @@ impl Inputs {
     /// Lays a micro-batch out on the model's device; `None` where it has no target tokens.
     #[must_use]
     pub fn new(model: &Model, batch: &Batch) -> Option<Self> {
-        (!batch.targets.is_empty()).then(|| Self {
+        if batch.targets.is_empty() {
+            return None;
+        }
+        let batch = &*model.arranged(batch);
+        Some(Self {
             layout: model.layout(batch),
             input_ids: model.token_ids(&batch.input_ids),
             target_rows: target_rows(model, batch),
@@ -192,6 +196,7 @@ pub fn losses(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossCh
     if batch.targets.is_empty() {
         return None;
     }
+    let batch = &*model.arranged(batch);
     let hidden = model.hidden(batch, adapters).select(0, target_rows(model, batch));
     let (normed, _) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
     Some(linear_cross_entropy_loss(&normed, &model.lm_head, &target_tokens(batch), chunk))

@@ -54,7 +54,7 @@ impl StepWork {
         self.rows += loaded.report;
         let num_tokens = loaded.batch.num_tokens();
         self.tokens += num_tokens as u64;
-        self.padding_tokens += (loaded.batch.input_ids.len() - num_tokens) as u64;
+        self.padding_tokens += loaded.batch.num_padding_tokens() as u64;
         self.sources.extend(loaded.batch.sources);
     }
 

@@ -117,8 +117,8 @@ mod tests {
 
     fn batch() -> Batch {
         Batch {
-            row_length: 5,
-            input_ids: vec![1; 10],
+            input_ids: vec![1; 8],
+            row_lengths: vec![5, 3],
             documents: vec![Document { start: 0, len: 5 }, Document { start: 5, len: 3 }],
             targets: vec![Target { position: 1, token: 2 }, Target { position: 6, token: 2 }],
             sources: Vec::new(),

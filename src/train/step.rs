@@ -206,8 +206,7 @@ impl TrainStep {
     /// [`forward`](Self::forward) and [`backward`](Self::backward).
     #[must_use]
     pub fn lay_out(&self, batch: &Batch) -> Option<Inputs> {
-        let dense = self.model.has_kernels().then(|| batch.without_padding());
-        Inputs::new(&self.model, dense.as_ref().unwrap_or(batch))
+        Inputs::new(&self.model, batch)
     }
 
     /// Forward of a micro-batch, with its loss.
@@ -364,8 +363,6 @@ impl TrainStep {
 
 /// Loss of a micro-batch under `adapters`, without dropout and without gradients.
 fn eval_loss(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> LossSum {
-    let dense = model.has_kernels().then(|| batch.without_padding());
-    let batch = dense.as_ref().unwrap_or(batch);
     let losses = read(backprop::losses(model, adapters, batch, chunk).into_iter().collect());
     LossSum { sum: losses.iter().map(|&loss| f64::from(loss)).sum(), target_tokens: batch.num_target_tokens() as u64 }
 }

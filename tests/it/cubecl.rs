@@ -103,7 +103,7 @@ fn batch() -> Batch {
     let target = |position: usize| Target { position, token: input_ids[position + 1] };
     let is_last = |position: usize| [23, 33, 47].contains(&position);
     let targets = (0..48).filter(|position| !is_last(*position)).map(target).collect();
-    Batch { row_length: 24, input_ids, documents, targets, sources: Vec::new() }
+    Batch { row_lengths: vec![24; 2], input_ids, documents, targets, sources: Vec::new() }
 }
 
 /// Losses and gradient norms of three steps of two micro-batches, and the adapters after them.

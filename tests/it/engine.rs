@@ -61,18 +61,10 @@ fn rows() -> Vec<Vec<u32>> {
     (0..8).map(|row| (0..length(row)).map(|i| ((row * 131 + i * i * 7 + i * 3) % 250) as u32 + 3).collect()).collect()
 }
 
-/// One row of the batch for each of `rows`, padded on the right. Row `i` is masked up to its token `i % 4`.
-fn padded(rows: &[(usize, Vec<u32>)]) -> Batch {
-    let row_length = rows.iter().map(|(_, ids)| ids.len()).max().unwrap();
-    let mut batch = Batch { row_length, ..Batch::default() };
-    for (index, ids) in rows {
-        let start = batch.input_ids.len();
-        batch.documents.push(Document { start, len: ids.len() });
-        batch.targets.extend(targets(*index, start, ids));
-        batch.input_ids.extend(ids);
-        batch.input_ids.resize(start + row_length, 0);
-    }
-    batch
+/// One row of the batch for each of `rows`. Row `i` is masked up to its token `i % 4`.
+fn in_rows(rows: &[(usize, Vec<u32>)]) -> Batch {
+    let row_lengths = rows.iter().map(|(_, ids)| ids.len()).collect();
+    Batch { row_lengths, ..packed(rows) }
 }
 
 /// All rows end to end in one row.
@@ -84,7 +76,7 @@ fn packed(rows: &[(usize, Vec<u32>)]) -> Batch {
         batch.targets.extend(targets(*index, start, ids));
         batch.input_ids.extend(ids);
     }
-    batch.row_length = batch.input_ids.len();
+    batch.row_lengths = vec![batch.input_ids.len()];
     batch
 }
 
@@ -121,9 +113,9 @@ fn eight_micro_batches_of_one_row_and_one_of_eight_give_equal_gradients_and_upda
     let model = model(Dtype::F32, Dtype::F32);
     let mut one = step(&model, adapters(&model, 0.0), &TrainConfig::default());
     let mut eight = step(&model, adapters(&model, 0.0), &TrainConfig::default());
-    one.forward_backward(&padded(&indexed()));
+    one.forward_backward(&in_rows(&indexed()));
     for row in indexed() {
-        eight.forward_backward(&padded(&[row]));
+        eight.forward_backward(&in_rows(&[row]));
     }
     assert!(relative_error(&grads(&eight), &grads(&one)) < 1e-6);
     let (of_one, of_eight) = (one.update(1e-2), eight.update(1e-2));
@@ -133,11 +125,11 @@ fn eight_micro_batches_of_one_row_and_one_of_eight_give_equal_gradients_and_upda
     let means: Vec<f64> = indexed()
         .into_iter()
         .map(|row| {
-            let sum = one.eval_loss(&padded(&[row]));
+            let sum = one.eval_loss(&in_rows(&[row]));
             sum.sum / sum.target_tokens.max(1) as f64
         })
         .collect();
-    let whole = one.eval_loss(&padded(&indexed()));
+    let whole = one.eval_loss(&in_rows(&indexed()));
     assert!((means.iter().sum::<f64>() / 8.0 - whole.sum / whole.target_tokens as f64).abs() > 1e-2);
 }
 
@@ -148,7 +140,7 @@ fn packed_rows_give_the_loss_and_gradients_of_padded_ones() {
         let model = if compute == Dtype::F32 { model.clone() } else { self::model(Dtype::Bf16, compute) };
         let mut apart = step(&model, adapters(&model, 0.0), &TrainConfig::default());
         let mut together = step(&model, adapters(&model, 0.0), &TrainConfig::default());
-        apart.forward_backward(&padded(&indexed()));
+        apart.forward_backward(&in_rows(&indexed()));
         together.forward_backward(&packed(&indexed()));
         let tolerance = if compute == Dtype::F32 { 1e-5 } else { 3e-2 };
         let error = relative_error(&grads(&together), &grads(&apart));
@@ -177,8 +169,8 @@ fn recomputing_blocks_from_device_or_host_memory_changes_no_bit_of_the_gradients
             let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
             let mut step = step(&model, adapters(&model, dropout), &train);
             // Two micro-batches: the way to host memory is used again.
-            step.forward_backward(&padded(&indexed()));
-            step.forward_backward(&padded(&indexed()));
+            step.forward_backward(&in_rows(&indexed()));
+            step.forward_backward(&in_rows(&indexed()));
             grads(&step)
         });
         assert_eq!(gradients[1], gradients[0]);
@@ -189,7 +181,7 @@ fn recomputing_blocks_from_device_or_host_memory_changes_no_bit_of_the_gradients
 #[test]
 fn chunks_of_the_loss_change_no_bit_of_losses_and_gradients() {
     let model = model(Dtype::F32, Dtype::F32);
-    let batch = padded(&indexed());
+    let batch = in_rows(&indexed());
     let run = |loss_chunk_tokens| {
         let train = TrainConfig { loss_chunk_tokens, ..TrainConfig::default() };
         let mut step = step(&model, adapters(&model, 0.0), &train);
@@ -206,7 +198,7 @@ fn chunks_of_the_loss_change_no_bit_of_losses_and_gradients() {
 #[test]
 fn dropout_is_on_in_training_off_in_evaluation_and_on_the_input_of_a_only() {
     let model = model(Dtype::F32, Dtype::F32);
-    let batch = padded(&indexed());
+    let batch = in_rows(&indexed());
     let gradients = |dropout| {
         let mut step = step(&model, adapters(&model, dropout), &TrainConfig::default());
         step.forward_backward(&batch);
@@ -238,7 +230,7 @@ fn clipping_scales_all_gradients_by_the_global_norm_after_accumulation() {
         let train = TrainConfig { max_grad_norm, ..TrainConfig::default() };
         let mut step = step(&model, adapters(&model, 0.0), &train);
         for row in indexed() {
-            step.forward_backward(&padded(&[row]));
+            step.forward_backward(&in_rows(&[row]));
         }
         let gradient = grads(&step);
         let outcome = step.update(1.0);
@@ -264,7 +256,7 @@ fn a_step_with_a_loss_that_is_not_finite_changes_nothing_and_is_reported() {
     broken.norm = broken.norm.clone() * f32::NAN;
     let mut step = step(&broken, adapters(&model, 0.0), &TrainConfig::default());
     let before = (weights_of(step.adapters()), step.state());
-    step.forward_backward(&padded(&indexed()));
+    step.forward_backward(&in_rows(&indexed()));
     let outcome = step.update(1e-2);
     assert_eq!(outcome.skipped, Some(SkipReason::NonFiniteLoss));
     assert_eq!(weights_of(step.adapters()), before.0);
@@ -276,7 +268,7 @@ fn a_step_with_a_loss_that_is_not_finite_changes_nothing_and_is_reported() {
 fn a_batch_without_target_tokens_is_skipped() {
     let model = model(Dtype::F32, Dtype::F32);
     let mut step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
-    let batch = Batch { targets: Vec::new(), ..padded(&indexed()) };
+    let batch = Batch { targets: Vec::new(), ..in_rows(&indexed()) };
     step.forward_backward(&batch);
     assert_eq!(step.update(1e-2).skipped, Some(SkipReason::NoTargetTokens));
     assert_eq!(step.eval_loss(&batch).target_tokens, 0);
@@ -288,7 +280,7 @@ fn only_adapters_are_trained_and_kept_and_all_of_it_in_f32() {
         let model = model(storage, compute);
         let mut step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
         let frozen = values(&model.blocks[0].linears[0].values.clone().cast(DType::F32));
-        step.forward_backward(&padded(&indexed()));
+        step.forward_backward(&in_rows(&indexed()));
         let outcome = step.update(1e-2);
         assert_eq!(outcome.skipped, None, "{compute:?}");
         assert_eq!(values(&step.model().blocks[0].linears[0].values.clone().cast(DType::F32)), frozen);
@@ -305,7 +297,7 @@ fn only_adapters_are_trained_and_kept_and_all_of_it_in_f32() {
 fn half_precisions_stay_close_to_f32_in_loss_and_gradient() {
     let reference = model(Dtype::F32, Dtype::F32);
     let mut step32 = step(&reference, adapters(&reference, 0.0), &TrainConfig::default());
-    step32.forward_backward(&padded(&indexed()));
+    step32.forward_backward(&in_rows(&indexed()));
     let expected = grads(&step32);
     let loss = step32.update(0.0).loss;
     // Relative precision is 2^-9 and 2^-12; a few dozen roundings lie between the input and the gradients.
@@ -317,7 +309,7 @@ fn half_precisions_stay_close_to_f32_in_loss_and_gradient() {
     ] {
         let model = model_on(device, dtype, dtype);
         let mut step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
-        step.forward_backward(&padded(&indexed()));
+        step.forward_backward(&in_rows(&indexed()));
         let error = relative_error(&grads(&step), &expected);
         assert!(error < grad_tolerance, "{dtype:?}: gradient off by {error}");
         let found = step.update(0.0).loss;
@@ -335,7 +327,7 @@ fn an_overflow_in_f16_skips_the_step_and_halves_the_loss_scale() {
     let mut step = step(&model, set, &TrainConfig::default());
     let scale = |step: &TrainStep| serde_json::to_value(step.state().counters).unwrap()["loss_scale"]["scale"].as_f64();
     let before = scale(&step).unwrap();
-    step.forward_backward(&padded(&indexed()));
+    step.forward_backward(&in_rows(&indexed()));
     assert!(step.update(1e-2).skipped.is_some());
     assert_eq!(scale(&step), Some(before / 2.0));
 }
@@ -344,7 +336,7 @@ fn an_overflow_in_f16_skips_the_step_and_halves_the_loss_scale() {
 fn eight_rows_can_be_memorised() {
     let model = model(Dtype::F32, Dtype::F32);
     let mut step = step(&model, fresh_adapters(&model, 0.0), &TrainConfig::default());
-    let batch = padded(&indexed());
+    let batch = in_rows(&indexed());
     let losses: Vec<f64> = (0..150)
         .map(|_| {
             step.forward_backward(&batch);
@@ -358,11 +350,11 @@ fn eight_rows_can_be_memorised() {
 fn evaluation_is_deterministic_and_weighted_by_tokens() {
     let model = model(Dtype::F32, Dtype::F32);
     let step = step(&model, adapters(&model, 0.4), &TrainConfig::default());
-    let whole = step.eval_loss(&padded(&indexed()));
-    assert_eq!(step.eval_loss(&padded(&indexed())), whole);
+    let whole = step.eval_loss(&in_rows(&indexed()));
+    assert_eq!(step.eval_loss(&in_rows(&indexed())), whole);
     let parts = indexed()
         .chunks(3)
-        .map(|rows| step.eval_loss(&padded(rows)))
+        .map(|rows| step.eval_loss(&in_rows(rows)))
         .fold((0.0, 0), |(sum, tokens), part| (sum + part.sum, tokens + part.target_tokens));
     assert_eq!(parts.1, whole.target_tokens);
     assert!((parts.0 - whole.sum).abs() < 1e-4 * whole.sum);
@@ -374,8 +366,8 @@ fn a_restored_state_continues_bit_for_bit_also_with_dropout() {
     let train = TrainConfig::default();
     let run = |step: &mut TrainStep, from: usize, to: usize| {
         for i in from..to {
-            step.forward_backward(&padded(&indexed()[i % 8..=i % 8]));
-            step.forward_backward(&padded(&indexed()[(i + 3) % 8..=(i + 3) % 8]));
+            step.forward_backward(&in_rows(&indexed()[i % 8..=i % 8]));
+            step.forward_backward(&in_rows(&indexed()[(i + 3) % 8..=(i + 3) % 8]));
             step.update(1e-2);
         }
     };
@@ -402,7 +394,7 @@ fn layers_below_the_first_adapter_and_projections_without_one_get_no_gradient() 
     let selection = lora.select(model.config.num_hidden_layers).unwrap();
     let set = AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, 0.0, 2, &model.device());
     let mut step = step(&model, set, &TrainConfig::default());
-    step.forward_backward(&padded(&indexed()));
+    step.forward_backward(&in_rows(&indexed()));
     assert_eq!(step.grads().iter().count(), 2);
     assert_eq!(step.update(1e-2).skipped, None);
 }

@@ -130,17 +130,15 @@ fn lora_config(lora: &Value) -> LoraConfig {
     }
 }
 
-/// Rows padded on the right to one length. A mask says of each token whether it is to be predicted.
+/// A mask says of each token whether it is to be predicted.
 fn batch(rows: &[(Vec<u32>, Vec<u64>)]) -> Batch {
-    let row_length = rows.iter().map(|(ids, _)| ids.len()).max().unwrap();
-    let mut batch = Batch { row_length, ..Batch::default() };
+    let mut batch = Batch { row_lengths: rows.iter().map(|(ids, _)| ids.len()).collect(), ..Batch::default() };
     for (ids, mask) in rows {
         let start = batch.input_ids.len();
         batch.documents.push(Document { start, len: ids.len() });
         let predicted = (1..ids.len()).filter(|&i| mask[i] == 1);
         batch.targets.extend(predicted.map(|i| Target { position: start + i - 1, token: ids[i] }));
         batch.input_ids.extend(ids);
-        batch.input_ids.resize(start + row_length, 0);
     }
     batch
 }
@@ -159,19 +157,19 @@ fn assert_near(found: f64, expected: f64, tolerance: f64, what: &str) {
 /// Logits within 1e-4 of their norm, loss within 1e-5, every gradient within 1e-3 of its norm.
 fn compare_cases(golden: &Golden, storage: Dtype) {
     let model = golden.model(storage);
-    let padded = batch(&rows(&golden.json["batch"]));
+    let batch = batch(&rows(&golden.json["batch"]));
     for (case, expected) in golden.json["cases"].as_object().unwrap() {
         let adapters = Golden::adapters(expected, &model);
-        compare_logits(golden, case, &model, &adapters, &padded);
+        compare_logits(golden, case, &model, &adapters, &batch);
         for gradient_checkpointing in [true, false] {
             let train = TrainConfig { gradient_checkpointing: gradient_checkpointing.into(), ..TrainConfig::default() };
             let mut step =
                 TrainStep::new(model.clone(), adapters.clone(), &train, &OptimizerConfig::default(), None, 0);
-            step.forward_backward(&padded);
+            step.forward_backward(&batch);
             let grads: Vec<_> = step.grads().iter().cloned().collect();
             let names: Vec<_> = adapters.iter().map(|(layer, p, _)| p.module_name(layer)).collect();
             #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
-            let num_targets = padded.num_target_tokens() as f64;
+            let num_targets = batch.num_target_tokens() as f64;
             let outcome = step.update(0.0);
             assert_near(outcome.loss, expected["loss"].as_f64().unwrap(), 1e-5, &format!("{case} loss"));
             if expected["lora"].is_null() {
@@ -204,9 +202,8 @@ fn compare_projections(key: &str, found: &[f32], divisor: f64, expected: &Value,
     assert!(error < tolerance, "{key}: relative error {error:.2e} against {tolerance:.0e} of norm {norm}");
 }
 
-fn compare_logits(golden: &Golden, case: &str, model: &Model, adapters: &AdapterSet, padded: &Batch) {
-    let dense = padded.without_padding();
-    let logits = model.logits(&dense, adapters);
+fn compare_logits(golden: &Golden, case: &str, model: &Model, adapters: &AdapterSet, rows: &Batch) {
+    let logits = model.logits(rows, adapters);
     let [tokens, _] = logits.dims();
     let all = values(&logits);
     let columns = golden.columns(case);

@@ -1,9 +1,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::data::batch::Target;
 use crate::data::config::DataFormat;
-use crate::data::fixture::{BOS, EOS, Files, IM_END, chat_tokenizer, config, numbered_rows, tokenizer};
+use crate::data::fixture::{BOS, EOS, Files, chat_tokenizer, config, numbered_rows, tokenizer};
 use crate::data::loader::LoadedBatch;
 
 fn open(config: &DataConfig) -> DataPipeline {
@@ -25,39 +24,20 @@ fn rows(batches: &[LoadedBatch]) -> Vec<usize> {
 }
 
 #[test]
-fn rows_are_padded_to_the_longest_and_labels_are_shifted_once() {
+fn rows_are_end_to_end_and_labels_are_shifted_once() {
     let files = Files::new();
     let source = files
         .write("r.jsonl", "{\"prompt\": \"x\", \"completion\": \"yz\"}\n{\"prompt\": \"\", \"completion\": \"w\"}");
     let loaded = &take(&open(&config(vec![source])), Cursor::default(), 2, 1)[0];
     let [x, y, z, w] = [120, 121, 122, 119];
-    assert_eq!(loaded.batch.row_length, 5);
-    assert_eq!(loaded.batch.input_ids, [BOS, x, y, z, EOS, BOS, w, EOS, EOS, EOS]);
+    assert_eq!(loaded.batch.row_lengths, [5, 3]);
+    assert_eq!(loaded.batch.input_ids, [BOS, x, y, z, EOS, BOS, w, EOS]);
     let targets: Vec<(usize, u32)> = loaded.batch.targets.iter().map(|t| (t.position, t.token)).collect();
-    // The real EOS of the second row carries loss; the padding behind it, which is EOS too, does not.
     assert_eq!(targets, [(1, y), (2, z), (3, EOS), (5, w), (6, EOS)]);
     assert_eq!(loaded.batch.documents.iter().map(|d| (d.start, d.len)).collect::<Vec<_>>(), [(0, 5), (5, 3)]);
     let counts = RowCounts { rows: 2, tokens: 8, target_tokens: 5, longest_tokens: 5, ..RowCounts::default() };
     assert_eq!(loaded.report, counts);
     assert!(loaded.last_of_epoch);
-}
-
-#[test]
-fn a_turn_end_that_is_also_the_padding_carries_loss() {
-    let files = Files::new();
-    let row = |answer: &str| {
-        format!(
-            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"q\"}}, {{\"role\": \"assistant\", \"content\": \"{answer}\"}}]}}\n"
-        )
-    };
-    let source = files.write("r.jsonl", &(row("long answer") + &row("no")));
-    let pipeline = DataPipeline::open(&config(vec![source]), chat_tokenizer(), 7, &OpenOptions::default()).unwrap();
-    let batch = &take(&pipeline, Cursor::default(), 2, 1)[0].batch;
-    let ends: Vec<&Target> = batch.targets.iter().filter(|target| target.token == IM_END).collect();
-    assert_eq!(ends.len(), 2);
-    let second = batch.documents[1];
-    assert!(second.len < batch.row_length && batch.input_ids[second.start + second.len] == IM_END, "padded with it");
-    assert!(ends[1].position < second.start + second.len);
 }
 
 #[test]
@@ -248,7 +228,7 @@ fn packed_rows_hold_the_same_documents_and_targets() {
                     })
                     .sum::<usize>()
             );
-            assert!(batch.row_length <= 32);
+            assert!(batch.row_lengths.iter().all(|length| *length <= 32));
         }
         documents.sort_unstable();
         (count, documents)

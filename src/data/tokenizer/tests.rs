@@ -27,7 +27,6 @@ fn special_tokens_are_read_in_every_spelling_and_from_every_file() {
     assert_eq!(tokenizer.unk().unwrap().text, "!");
     assert_eq!(tokenizer.eos().unwrap(), &SpecialToken { text: "</s>".into(), id: EOS });
     assert!(tokenizer.pad().is_none());
-    assert_eq!(tokenizer.pad_id(), EOS);
     assert_eq!(tokenizer.eos_ids(), [7, 8, EOS, IM_END]);
 }
 
