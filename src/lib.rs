@@ -25,10 +25,10 @@
 //! - [`hub`] model files from the Hugging Face Hub
 //! - [`failure`] how a command ends when it does not end well
 //! - [`panics`] panics that are caught
-//! - [`budget`] a limit to the memory of a piece of work
+//! - [`allocator`] the command's allocator
 //! - [`schema`] strict reading of a TOML table
 
-pub mod budget;
+pub mod allocator;
 pub mod checkpoint;
 pub mod cli;
 pub mod commands;

@@ -27,7 +27,7 @@ const LAYERS: [&str; 24] = [
     "hub",
     "failure",
     "panics",
-    "budget",
+    "allocator",
     "schema",
 ];
 
