@@ -12,6 +12,7 @@ use time::OffsetDateTime;
 
 use super::jinja;
 use super::tokenizer::Tokenizer;
+use crate::panics::guarded;
 
 mod trace;
 
@@ -383,9 +384,10 @@ impl ChatTemplate {
         };
         let mut out = jinja::BoundedText::default();
         let template = self.environment.get_template(jinja::TEMPLATE_NAME);
-        template
-            .and_then(|template| template.render_captured_to(variables, &mut out).map(drop))
-            .map_err(|error| full_message(&error))
+        let render = || template?.render_captured_to(variables, &mut out).map(drop);
+        // The library panics on some formats.
+        guarded(render)
+            .and_then(|rendered| rendered.map_err(|error| full_message(&error)))
             .and_then(|()| out.into_text())
             .map_err(|reason| TemplateError::Render { origin: self.origin.clone(), reason })
     }

@@ -1,8 +1,6 @@
 //! Where a run's time goes: every moment of it belongs to one part.
 
-use std::fs;
-
-use crate::common::{Bench, json, stderr, steps, train};
+use crate::common::{Bench, json, steps, train};
 use serde_json::Value;
 
 /// The parts of a step's wall time.

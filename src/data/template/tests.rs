@@ -71,6 +71,12 @@ fn a_template_that_writes_the_start_differently_later_is_refused() {
 }
 
 #[test]
+fn a_template_on_which_the_library_panics_is_refused() {
+    let error = answers("{{ '%\u{35b}' | format('a') }}", &[("user", "a"), ("assistant", "b")]).unwrap_err();
+    assert!(matches!(error, TemplateError::Render { .. }), "{error}");
+}
+
+#[test]
 fn what_a_template_drops_is_an_error_that_says_what_and_why() {
     // A system prompt is written before the last message alone, tools and their calls never.
     let source = "{% for m in messages %}{% if m.role == 'system' %}{% if loop.length == 1 %}{{ m.content }}{% endif %}\
