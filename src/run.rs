@@ -111,7 +111,7 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
     let facts = facts(&recipe, &source.config, &selection, &data, &device, model.has_kernels());
     let prompt_form = prompt_form(&recipe, &data);
     let mut plan = plan(&recipe, &data, schedule, facts, inputs(&source, &data), prompt_form.clone());
-    let of_checkpoint = resumed.as_ref().map(|resumed| resumed.state.totals.num_starts());
+    let of_checkpoint = resumed.as_ref().map(|resumed| resumed.state.totals.figures.num_starts);
     plan.earlier_starts = dir.num_starts().max(of_checkpoint.unwrap_or_default());
     let restored = resumed.is_some().then(|| adapters.clone());
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;

@@ -118,7 +118,7 @@ fn long_run(folder: &Path, num_steps: u64) {
              \"host_memory_bytes\":2000000000,\"cpu_utilization_percent\":{percent},\"gpu_utilization_percent\":{percent},\
              \"gpu_memory_used_bytes\":30000000000,\"gpu_memory_reserved_bytes\":28000000000,\
              \"gpu_memory_allocated_bytes\":25000000000,\"gpu_power_watts\":{watts},\"gpu_sm_clock_mhz\":1700,\
-             \"gpu_temperature_celsius\":61,\"gpu_throttle_reasons\":[\"power_cap\"]}}",
+             \"gpu_temperature_celsius\":61,\"gpu_throttle_shares\":{{\"power_cap\":1.0}}}}",
             loss = 2.0 + wave + spike,
             rate = 1800.0 + 100.0 * wave,
             percent = 90.0 + 9.0 * wave,

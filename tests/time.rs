@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::{Bench, events, json, lora_train, run, stderr, steps, train};
+use common::{Bench, events, json, lora_train, stderr, steps, train};
 use serde_json::Value;
 
 /// The parts of a step's wall time.
@@ -88,32 +88,6 @@ fn the_parts_of_every_step_add_up_to_its_wall_time_and_the_steps_to_the_runs() {
         let of_steps: f64 = lines.iter().map(|line| number(line, part)).sum();
         assert!(number(time, part) > of_steps, "{part} after the last step is missing: {summary}");
     }
-}
-
-#[test]
-fn a_run_whose_figures_were_written_by_an_older_version_is_resumed_and_keeps_them() {
-    let bench = Bench::new();
-    let recipe = bench.recipe("run", "");
-    let save = ["--set", "checkpoint.save_steps=2"];
-    train(&recipe, &["--set", "train.max_steps=2", save[0], save[1]]);
-    // The fields that there were at first.
-    let old = ["step", "epoch", "loss", "learning_rate", "grad_norm", "tokens", "target_tokens", "tokens_per_second"];
-    let old: Vec<&str> = old.into_iter().chain(["step_seconds", "data_wait_seconds", "eval_loss"]).collect();
-    let path = bench.path("run/metrics.jsonl");
-    let strip = |line: &str| {
-        let mut line: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
-        line.retain(|name, _| old.contains(&name.as_str()));
-        format!("{}\n", Value::Object(line))
-    };
-    let stripped: String = fs::read_to_string(&path).unwrap().lines().map(strip).collect();
-    fs::write(&path, &stripped).unwrap();
-    let output = run(&[recipe.to_str().unwrap(), "--set", "train.max_steps=4", save[0], save[1], "--resume"]);
-    assert!(output.status.success(), "{}", stderr(&output));
-    let text = fs::read_to_string(&path).unwrap();
-    assert!(text.starts_with(&stripped), "{text}");
-    let lines = steps(&bench.path("run"));
-    assert_eq!(lines.len(), 4);
-    assert!(lines[1].get("wall_seconds").is_none() && number(&lines[2], "wall_seconds") > 0.0);
 }
 
 /// A run in which the CPU is taken for a GPU whose pools hold 700 bytes, then 300, and so on.

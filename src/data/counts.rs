@@ -18,14 +18,12 @@ pub struct RowCounts {
     /// Rows that were left out, since no token of theirs carries loss (those of `answer_cut` among them).
     pub without_targets: u64,
     /// Rows that cannot be used and were left out, as `on_bad_row = "skip"` asks for.
-    #[serde(default)]
     pub bad: u64,
     /// Tokens of the rows that were not left out.
     pub tokens: u64,
     /// Tokens that carry loss.
     pub target_tokens: u64,
     /// Length of the longest row before truncation.
-    #[serde(default)]
     pub longest_tokens: u64,
 }
 

@@ -207,10 +207,8 @@ impl Figures {
         self.float_activity_percent.add(line.gpu_float_activity_percent, seconds);
         self.sm_clock_mhz.add(line.gpu_sm_clock_mhz, seconds);
         self.power_watts.add(line.gpu_power_watts, seconds);
-        for reason in line.gpu_throttle_reasons.iter().flatten() {
-            // Lines of earlier versions do not say for how much of the step.
-            let share = line.gpu_throttle_shares.as_ref().and_then(|shares| shares.get(reason)).copied();
-            *self.throttled_seconds.entry(reason.clone()).or_default() += share.unwrap_or(1.0) * seconds;
+        for (reason, share) in line.gpu_throttle_shares.iter().flatten() {
+            *self.throttled_seconds.entry(reason.clone()).or_default() += share * seconds;
         }
         self.add_memory(line);
         self.add_reads(line);

@@ -289,8 +289,7 @@ fn time_percent(record: &Record, part: &str) -> Option<f64> {
     if let Some(time) = record.summary.get("time") {
         return Some(100.0 * time.get(&name)?.as_f64()? / record.figure("wall_seconds")?);
     }
-    let whole = record.steps.sum("wall_seconds").or_else(|| record.steps.sum("step_seconds"))?;
-    Some(100.0 * record.steps.sum(&name)? / whole)
+    Some(100.0 * record.steps.sum(&name)? / record.steps.sum("wall_seconds")?)
 }
 
 /// Mean of the finite values of the last tenth, of at least one.

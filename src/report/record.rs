@@ -122,8 +122,8 @@ impl Record {
         self.summary.get(name)?.as_f64()
     }
 
-    /// The most memory of the GPU, or of the process, that was in use at any time of the run: summary.json's, or a higher
-    /// one of a step, since that of older versions begins with the last start.
+    /// The most memory of the GPU, or of the process, that was in use at any time of the run; of a run without a summary,
+    /// at any step.
     #[must_use]
     pub fn peak_memory_bytes(&self, of_gpu: bool) -> Option<f64> {
         let (summary, step) = if of_gpu {
@@ -131,7 +131,7 @@ impl Record {
         } else {
             ("peak_host_memory_bytes", "host_memory_bytes")
         };
-        [self.figure(summary), self.steps.max(step)].into_iter().flatten().reduce(f64::max)
+        self.figure(summary).or_else(|| self.steps.max(step))
     }
 
     /// Starts of the process, where the run says so; 0 where it does not.
@@ -182,12 +182,10 @@ impl Record {
                     if !rules.is_empty() {
                         self.findings.push((step, rules.join(", ")));
                     }
-                    let reasons = fields.get("gpu_throttle_reasons").and_then(Value::as_array);
-                    for reason in reasons.into_iter().flatten().filter_map(Value::as_str) {
-                        // Lines of earlier versions do not say for how much of the step.
-                        let shares = fields.get("gpu_throttle_shares");
-                        let share = shares.and_then(|shares| shares.get(reason)?.as_f64()).unwrap_or(1.0);
-                        *self.throttles.entry(reason.to_owned()).or_default() += share.clamp(0.0, 1.0);
+                    let shares = fields.get("gpu_throttle_shares").and_then(Value::as_object);
+                    for (reason, share) in shares.into_iter().flatten() {
+                        let share = share.as_f64().unwrap_or_default();
+                        *self.throttles.entry(reason.clone()).or_default() += share.clamp(0.0, 1.0);
                     }
                     self.steps.push(&fields);
                 }

@@ -40,7 +40,7 @@ const PARTS: [(&str, &str, &str); 9] = [
     ("other_seconds", "other", "p-other"),
 ];
 
-/// The parts of each step's wall time; they add up to `wall_seconds`, in runs of older versions to `step_seconds`.
+/// The parts of each step's wall time; they add up to `wall_seconds`.
 pub(super) fn parts(steps: &Columns) -> Vec<Part> {
     let column = |name: &str| -> Vec<f64> {
         let finite = |value: &f64| if value.is_finite() { *value } else { 0.0 };
@@ -60,13 +60,6 @@ pub(super) fn parts(steps: &Columns) -> Vec<Part> {
         // What of the two passes cannot be told apart.
         let passes = column("forward_backward_seconds");
         parts.insert(0, Part { name: "forward + backward", class: "p-passes", seconds: passes });
-    }
-    if steps.get("other_seconds").is_none()
-        && let Some(whole) = steps.get("wall_seconds").or_else(|| steps.get("step_seconds"))
-    {
-        let told = |at: usize| parts.iter().map(|part| part.seconds[at]).sum::<f64>();
-        let seconds = (0..steps.len()).map(|at| (whole[at] - told(at)).max(0.0)).map(|s| if s > 0.0 { s } else { 0.0 });
-        parts.push(Part { name: "other", class: "p-other", seconds: seconds.collect() });
     }
     parts.retain(|part| part.seconds.iter().sum::<f64>() > 0.0);
     parts
@@ -326,14 +319,6 @@ mod tests {
         let expected = ["forward", "backward", "optimizer", "waiting for data", "logging", "evaluation", "other"];
         assert_eq!(names, expected);
         assert!((parts.iter().map(|part| part.seconds[0]).sum::<f64>() - 1.0).abs() < 1e-12);
-    }
-
-    #[test]
-    fn a_run_of_an_older_version_has_the_passes_in_one_and_what_is_left() {
-        let line = r#"{"step":1,"step_seconds":0.8,"forward_backward_seconds":0.5,"optimizer_seconds":0.1}"#;
-        let parts = parts(&columns(&[line]));
-        let told: Vec<_> = parts.iter().map(|part| (part.name, (part.seconds[0] * 1e6).round() / 1e6)).collect();
-        assert_eq!(told, [("forward + backward", 0.5), ("optimizer", 0.1), ("other", 0.2)]);
     }
 
     #[test]

@@ -144,7 +144,6 @@ impl Laps {
             checkpoint_seconds: self.total.seconds(Part::Checkpoint),
             logging_seconds: self.total.seconds(Part::Logging),
             other_seconds: self.total.other_seconds(),
-            ..TimeSpent::default()
         }
     }
 }

@@ -30,10 +30,9 @@ pub struct TrainerState {
     /// Sums over the run.
     pub totals: Totals,
     /// What training read.
-    #[serde(default)]
     pub inputs: Inputs,
     /// What the watchdog found wrong with the last steps before it was saved, if anything.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
 
@@ -87,16 +86,16 @@ impl fmt::Display for RowOrder {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inputs {
     /// Content of the files of `data.train`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub train_rows: Option<String>,
     /// tokenizer.json.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     /// The chat template.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
     /// Of the files of weights: names, sizes and parts of their content.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
 }
 

@@ -27,40 +27,15 @@ pub struct Totals {
     /// Energy of the GPU, or of the processor's packages in starts that use none, where it is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
-    /// Where the time went, and what the machine did; absent in checkpoints of older versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub figures: Option<RunFigures>,
-}
-
-impl Totals {
-    /// Starts of the process.
-    #[must_use]
-    pub fn num_starts(&self) -> u64 {
-        self.figures.map_or(1, |figures| figures.num_starts)
-    }
-
-    /// The figures of the starts before a checkpoint after `step`. Of those that a checkpoint does not know, the time is
-    /// there, and not where it went.
-    pub(super) fn earlier_figures(&self, step: u64) -> RunFigures {
-        self.figures.unwrap_or_else(|| RunFigures {
-            num_starts: 1,
-            since_step: Some(step),
-            time: TimeSpent { earlier_seconds: self.wall_seconds, ..TimeSpent::default() },
-            ..RunFigures::default()
-        })
-    }
+    /// Where the time went, and what the machine did.
+    pub figures: RunFigures,
 }
 
 /// What the steps of a run took and what the machine did meanwhile: over one start of it, or over all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct RunFigures {
     /// Starts of the process.
     pub num_starts: u64,
-    /// Step after which these figures begin, where the start before it was of a version that kept none; absent: all
-    /// steps are in them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub since_step: Option<u64>,
     /// Steps.
     pub num_steps: u64,
     /// Loss of the last step that had something to predict, in nats.
@@ -129,7 +104,6 @@ impl RunFigures {
         };
         Self {
             num_starts: self.num_starts + earlier.num_starts,
-            since_step: self.since_step.or(earlier.since_step),
             num_steps: self.num_steps + earlier.num_steps,
             last_loss: self.last_loss.or(earlier.last_loss),
             tokens: self.tokens + earlier.tokens,
@@ -152,7 +126,6 @@ impl RunFigures {
 
 /// Mean of a figure over the time of the steps that have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct MeanOverTime {
     /// Sum of figure times seconds.
     pub sum: f64,
@@ -219,21 +192,9 @@ mod tests {
         // Utilization is that of the steps which have it.
         assert_eq!((whole.gpu_utilization_percent.get(), whole.cpu_utilization_percent.get()), (Some(80.0), None));
         assert_eq!((whole.peak_host_memory_bytes, whole.peak_gpu_memory_bytes), (Some(700), None));
-        assert_eq!((whole.telemetry_seconds, whole.last_loss, whole.since_step), (Some(0.25), Some(2.0), None));
-        let json = serde_json::to_string(&Totals { figures: Some(whole), ..Totals::default() }).unwrap();
-        assert_eq!(serde_json::from_str::<Totals>(&json).unwrap().figures, Some(whole));
-    }
-
-    #[test]
-    fn a_checkpoint_without_these_figures_has_its_time_and_says_from_which_step_the_others_are() {
-        let rows = serde_json::to_string(&RowCounts::default()).unwrap();
-        let old = format!(
-            r#"{{"tokens":1000,"target_tokens":500,"skipped_steps":0,"anomalous_steps":0,"rows":{rows},"wall_seconds":12.5}}"#
-        );
-        let totals: Totals = serde_json::from_str(&old).unwrap();
-        let whole = start(5e9, None, 100).after(&totals.earlier_figures(40));
-        assert_eq!((whole.num_starts, whole.since_step, whole.num_steps), (2, Some(40), 2));
-        assert_eq!((whole.time.earlier_seconds, whole.time.total_seconds()), (12.5, 16.0));
+        assert_eq!((whole.telemetry_seconds, whole.last_loss), (Some(0.25), Some(2.0)));
+        let json = serde_json::to_string(&Totals { figures: whole, ..Totals::default() }).unwrap();
+        assert_eq!(serde_json::from_str::<Totals>(&json).unwrap().figures, whole);
     }
 
     #[test]

@@ -121,11 +121,9 @@ pub struct Watchdog {
     /// Finite losses seen.
     num_losses: u64,
     /// The first of them.
-    #[serde(default)]
     first_losses: [f64; START_LOSSES],
     /// Loss at the start: that of the evaluation before the first step or a low one of the first losses, whichever is
     /// higher. A high one could already be that of a run that has diverged.
-    #[serde(default)]
     start_loss: Option<f64>,
     /// Running mean of the losses.
     mean: f64,
@@ -137,7 +135,6 @@ pub struct Watchdog {
     skipped_steps: u64,
     /// Which of the last [`HISTORY_STEPS`] steps were skipped, but for the search for a loss scale: the lowest bit is the
     /// last one. Steps without tokens that carry loss are not among them.
-    #[serde(default)]
     skipped_lately: u64,
     /// Steps in a row with a loss spike.
     spike_steps: u64,

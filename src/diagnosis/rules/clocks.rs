@@ -141,7 +141,7 @@ mod tests {
     fn heat_is_told_from_power_and_power_that_costs_clocks_from_power_that_does_not() {
         let held = |reason: &'static str, clock: f64| {
             let mut run = gpu_run(move |line: &mut StepMetrics| {
-                line.gpu_throttle_reasons = line.step.is_multiple_of(2).then(|| vec![reason.into()]);
+                line.gpu_throttle_shares = line.step.is_multiple_of(2).then(|| [(reason.into(), 1.0)].into());
                 line.gpu_sm_clock_mhz = Some(clock);
             });
             run.facts.max_sm_clock_mhz = Some(1980.0);
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn a_card_at_its_usual_power_limit_does_what_its_power_allows() {
         let mut stock = gpu_run(|line| {
-            line.gpu_throttle_reasons = Some(vec!["power cap".into()]);
+            line.gpu_throttle_shares = Some([("power cap".into(), 1.0)].into());
             line.gpu_sm_clock_mhz = Some(1400.0);
         });
         stock.facts.max_sm_clock_mhz = Some(1980.0);
@@ -187,7 +187,7 @@ mod tests {
         stock.facts.default_power_limit_watts = Some(700.0);
         assert_eq!(throttled(&stock).unwrap().severity, Severity::Advice);
         let mut braked = gpu_run(|line| {
-            line.gpu_throttle_reasons = Some(vec!["power brake".into(), "power cap".into()]);
+            line.gpu_throttle_shares = Some([("power brake".into(), 1.0), ("power cap".into(), 1.0)].into());
             line.gpu_sm_clock_mhz = Some(1400.0);
         });
         braked.facts = stock.facts;
@@ -217,7 +217,6 @@ mod tests {
     fn what_was_seen_in_few_samples_names_neither_the_finding_nor_its_share() {
         let mostly_power = |hot: f64| {
             gpu_run(move |line| {
-                line.gpu_throttle_reasons = Some(vec!["power cap".into(), "thermal slowdown".into()]);
                 let shares = [("power cap".to_owned(), 1.0), ("thermal slowdown".to_owned(), hot)];
                 line.gpu_throttle_shares = Some(shares.into());
             })
@@ -232,7 +231,9 @@ mod tests {
         assert_eq!(flicker.evidence[0], "share of the samples in 100 steps: power cap 100%, thermal slowdown 1.0%");
         let hot = throttled(&mostly_power(0.3)).unwrap();
         assert_eq!(hot.verdict, "THERMAL THROTTLING: thermal slowdown for 30% of the time");
-        let rarely = gpu_run(|line| line.gpu_throttle_reasons = (line.step == 50).then(|| vec!["power cap".into()]));
+        let rarely = gpu_run(|line| {
+            line.gpu_throttle_shares = (line.step == 50).then(|| [("power cap".into(), 1.0)].into());
+        });
         assert!(throttled(&rarely).is_none());
     }
 }

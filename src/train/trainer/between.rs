@@ -90,7 +90,7 @@ impl Trainer<'_> {
         let StepState { moments, counters } = self.step.state();
         self.state.counters = counters;
         let (wall_seconds, figures) = self.whole_run();
-        (self.state.totals.wall_seconds, self.state.totals.figures) = (wall_seconds, Some(figures));
+        (self.state.totals.wall_seconds, self.state.totals.figures) = (wall_seconds, figures);
         self.state.totals.energy_joules = self.energy_joules(self.around.telemetry.energy_joules());
         self.state.trouble = trouble;
         // What is counted as done must be on the disk before the checkpoint says that it is done.

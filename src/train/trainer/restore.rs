@@ -41,7 +41,7 @@ impl Trainer<'_> {
         self.earlier = state.totals;
         // Those that ended without a checkpoint are counted too.
         let num_starts = self.plan.earlier_starts;
-        self.earlier_figures = RunFigures { num_starts, ..state.totals.earlier_figures(state.step) };
+        self.earlier_figures = RunFigures { num_starts, ..state.totals.figures };
         self.state = TrainerState { order: self.plan.order, inputs: self.plan.inputs.clone(), trouble: None, ..state };
         self.is_saved = true;
         self.sound_checkpoint = sound_checkpoint;

@@ -44,7 +44,6 @@ impl Trainer<'_> {
         let has_steps = figures.step_seconds > 0.0;
         Summary {
             starts: figures.num_starts,
-            figures_since_step: figures.since_step,
             steps: *step,
             skipped_steps: totals.skipped_steps,
             anomalous_steps: totals.anomalous_steps,
