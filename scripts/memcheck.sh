@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 limit="${1:-300}"
 shift || true
 filters=("$@")
-[ ${#filters[@]} -gt 0 ] || filters=(ops::cpu budget model::weights telemetry device train::stop metrics::dashboard)
+[ ${#filters[@]} -gt 0 ] || filters=(ops::cpu allocator model::weights telemetry device train::stop metrics::dashboard)
 
 binary="$(cargo test --release --locked --lib --no-run --message-format=json 2>/dev/null |
     sed -n 's/.*"executable":"\([^"]*lora_train-[^"]*\)".*/\1/p' | tail -n 1)"

@@ -68,8 +68,6 @@ A recipe with the name of a command is given with its folder: lora-train ./check
 pub fn main() -> ExitCode {
     // A usage error ends the process here, with 2; `--help` and `--version` with 0.
     let request = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
-    #[cfg(unix)]
-    crate::budget::before_the_end(crate::metrics::give_terminal_back);
     ExitCode::from(ended(|| dispatch(&request)))
 }
 

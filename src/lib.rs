@@ -23,10 +23,10 @@
 //! - [`hub`] model files from the Hugging Face Hub
 //! - [`failure`] how a command ends when it does not end well
 //! - [`panics`] panics that are caught
-//! - [`budget`] a limit to the memory of a piece of work
+//! - [`allocator`] small pieces of memory from mimalloc, large ones from the system
 //! - [`schema`] strict reading of a TOML table
 
-pub mod budget;
+pub mod allocator;
 pub mod checkpoint;
 pub mod cli;
 pub mod commands;

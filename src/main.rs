@@ -1,7 +1,7 @@
 //! The `lora-train` command.
 
 #[global_allocator]
-static ALLOCATOR: lora_train::budget::Budgeted = lora_train::budget::Budgeted;
+static ALLOCATOR: lora_train::allocator::BySize = lora_train::allocator::BySize;
 
 fn main() -> std::process::ExitCode {
     lora_train::cli::main()

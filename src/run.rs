@@ -175,7 +175,8 @@ fn read_inputs(
 ) -> Result<(DataPipeline, Llama), Failure> {
     let is_stopped = || stop.requested();
     let progress = Progress::detect(args.quiet);
-    let options = OpenOptions { cache: CacheSettings::from_env(), progress, max_rows: None, is_stopped: &is_stopped };
+    let options =
+        OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
     // Dropped once the rows are read.
     let (reading, is_read) = mpsc::channel::<Infallible>();
     let (data, model) = std::thread::scope(|scope| {

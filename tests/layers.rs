@@ -25,7 +25,7 @@ const LAYERS: [&str; 22] = [
     "hub",
     "failure",
     "panics",
-    "budget",
+    "allocator",
     "schema",
 ];
 

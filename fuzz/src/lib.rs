@@ -22,7 +22,7 @@ pub fn keep_caught_panics() {
     drop(shown);
     std::panic::set_hook(Box::new(|info| {
         let is_known = info.location().is_some_and(|place| {
-            ["/tokenizers-", "/parquet-", "/onig-", "/spm_precompiled-"].iter().any(|name| place.file().contains(name))
+            ["/tokenizers-", "/onig-", "/spm_precompiled-"].iter().any(|name| place.file().contains(name))
         });
         if !is_known {
             eprintln!("{info}\n{}", std::backtrace::Backtrace::force_capture());

@@ -2,11 +2,11 @@
 //! any weight is loaded.
 //!
 //! The table goes to stdout, or one JSON object with `--json`. Memory follows from shapes alone ([`memory`]), with every row
-//! at full length; time from the FLOPs of steps on rows like those of the files ([`survey`]) and a share of the device's
-//! rate of matrix products.
+//! at full length; time from the FLOPs of the steps of an epoch ([`forecast`]) and a share of the device's rate of matrix
+//! products.
 //!
 //! [`memory`]: crate::train::memory
-//! [`survey`]: crate::data::survey
+//! [`forecast`]: crate::train::forecast
 
 mod gpus;
 mod measured;
@@ -81,21 +81,22 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
             return Err(problem.hint("leave out --calibrate, or --device").into());
         }
     };
-    let survey = measured::survey(&recipe, &source);
+    // On the CPU padding is left out of the batch.
+    let forecast = measured::forecast(&recipe, &source, &workload, !target.is_cpu);
     let prices = prices(args, &recipe);
     let report = Report::new(&Basis {
         recipe: &recipe,
         workload: &workload,
         target: &target,
         prices: &prices,
-        survey: survey.as_ref().ok(),
+        forecast: forecast.as_ref().ok(),
         calibrated,
         wants_fit: args.fit,
     });
     let text = if args.json {
         serde_json::to_string(&report).map_err(Failure::running)?
     } else {
-        table::table(&report, &target, &prices, survey.as_ref().err().map(String::as_str))
+        table::table(&report, &target, &prices, forecast.as_ref().err().map(String::as_str))
     };
     writeln!(io::stdout(), "{text}").map_err(Failure::running)
 }

@@ -25,6 +25,8 @@ pub struct OpenOptions<'a> {
     pub progress: Progress,
     /// Rows of each file that are looked at; all where absent. A .txt file is read whole.
     pub max_rows: Option<usize>,
+    /// Whether a large file whose tokens are not kept is refused, since to make them takes long.
+    pub refuse_large: bool,
     /// Whether somebody wants the command to end.
     pub is_stopped: &'a (dyn Fn() -> bool + Sync),
 }
@@ -32,7 +34,13 @@ pub struct OpenOptions<'a> {
 impl Default for OpenOptions<'_> {
     /// Nothing is kept, nothing shown, nothing stops it.
     fn default() -> Self {
-        Self { cache: CacheSettings::default(), progress: Progress::Quiet, max_rows: None, is_stopped: &|| false }
+        Self {
+            cache: CacheSettings::default(),
+            progress: Progress::Quiet,
+            max_rows: None,
+            refuse_large: false,
+            is_stopped: &|| false,
+        }
     }
 }
 

@@ -16,11 +16,7 @@ use super::error::DataError;
 use crate::panics::guarded;
 
 mod columns;
-pub(super) mod excerpt;
-mod footer;
-mod pages;
 mod scan;
-mod thrift;
 
 use scan::Scan;
 
@@ -136,11 +132,6 @@ impl RowFile {
             RowProblem::Failed(DataError::File { path: self.path.clone(), reason })
         })?;
         parse_row(self.kind, &bytes).map_err(RowProblem::Bad)
-    }
-
-    /// The file.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Bytes of a row in the mean.

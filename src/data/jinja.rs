@@ -10,11 +10,9 @@ use regex::Regex;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-mod bounds;
-mod memory;
 mod output;
 
-pub(super) use output::{BoundedText, MAX_RENDERED_BYTES};
+pub(super) use output::BoundedText;
 
 /// Steps that a template may take for one rendering: a long conversation needs some ten thousand.
 const FUEL_PER_RENDERING: u64 = 5_000_000;
@@ -22,9 +20,6 @@ const FUEL_PER_RENDERING: u64 = 5_000_000;
 /// `{% generation %}` and its end, with their white-space marks.
 static GENERATION_TAG: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").ok());
-
-/// `{% raw %}`.
-static WRITTEN_TAGS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\{%[-+]?\s*raw\b").ok());
 
 /// An environment with transformers' settings and functions, `source` compiled as [`TEMPLATE_NAME`].
 ///
@@ -42,8 +37,6 @@ pub(super) fn compile(source: &str, now: OffsetDateTime) -> Result<Environment<'
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.set_formatter(write_as_python);
     env.set_unknown_method_callback(python_method);
-    bounds::add(&mut env);
-    memory::add(&mut env);
     env.add_filter("tojson", tojson);
     env.add_filter("trim", |text: &str, chars: Option<&str>| match chars {
         Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
@@ -83,14 +76,10 @@ static DATE_CALL: LazyLock<Option<Regex>> =
 /// Name under which [`compile`] keeps its template.
 pub(super) const TEMPLATE_NAME: &str = "chat_template";
 
-/// `source` with plain line ends, and without those behind a backslash in a string of a tag: Jinja2 reads both so. What it
-/// assigns is [checked](memory), unless it writes tags as text.
+/// `source` with plain line ends, and without those behind a backslash in a string of a tag: Jinja2 reads both so.
 fn with_tags_as_jinja(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
-    let writes_tags = WRITTEN_TAGS.as_ref().is_some_and(|tag| tag.is_match(&source));
     let mut out = String::with_capacity(source.len());
-    // Where the tag that is being read starts in `out`.
-    let mut tag_start = 0;
     // The end of the tag that is being read, and the quote of the string in it.
     let (mut tag_end, mut quote) = (None, None);
     let mut rest = source.as_str();
@@ -100,16 +89,9 @@ fn with_tags_as_jinja(source: &str) -> String {
             (None, _) => {
                 let tags = [("{{", "}}"), ("{%", "%}"), ("{#", "#}")];
                 tag_end = tags.iter().find(|(start, _)| rest.starts_with(start)).map(|(_, end)| *end);
-                tag_start = out.len();
                 taken = if tag_end.is_some() { 2 } else { taken };
             }
-            (Some(end), None) if rest.starts_with(end) => {
-                let checked = memory::checked_assignment(&out[tag_start..]).filter(|_| end == "%}" && !writes_tags);
-                if let Some(checked) = checked {
-                    out.replace_range(tag_start.., &checked);
-                }
-                (tag_end, taken) = (None, 2);
-            }
+            (Some(end), None) if rest.starts_with(end) => (tag_end, taken) = (None, 2),
             (Some(end), None) if end != "#}" && matches!(character, '"' | '\'') => quote = Some(character),
             (Some(_), Some(_)) if rest.starts_with("\\\n") => {
                 rest = &rest[2..];
@@ -137,7 +119,6 @@ fn without_generation_tags(source: &str) -> String {
 
 /// Writes a value as Python's `str()` would.
 fn write_as_python(out: &mut Output<'_>, _state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
-    memory::check()?;
     let mut text = String::new();
     match value.kind() {
         ValueKind::Undefined => {}
@@ -149,8 +130,6 @@ fn write_as_python(out: &mut Output<'_>, _state: &State<'_, '_>, value: &Value) 
 
 /// Python's `repr()` of JSON-like values.
 fn push_repr(out: &mut String, value: &Value) -> Result<(), Error> {
-    memory::check()?;
-    memory::check_length(value)?;
     let separated = |out: &mut String, first: &mut bool| {
         if !std::mem::take(first) {
             out.push_str(", ");
@@ -207,7 +186,6 @@ fn is_python_space(character: char) -> bool {
 
 /// The methods of `minijinja_contrib::pycompat`, and some that it lacks.
 fn python_method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    memory::check()?;
     let argument = args.first().and_then(Value::as_str);
     if let (Some(text), [], "strip" | "lstrip" | "rstrip") = (value.as_str(), args, method) {
         let text = if method == "rstrip" { text } else { text.trim_start_matches(is_python_space) };
@@ -234,10 +212,6 @@ fn python_method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Val
             parts.reverse();
             list(&parts)
         }
-        (Some(text), "format", _) => {
-            bounds::check_braces(text)?;
-            minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
-        }
         _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
     }
 }
@@ -246,9 +220,6 @@ fn python_method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Val
 /// escaping, `", "` and `": "` between items on one line.
 #[expect(clippy::needless_pass_by_value, reason = "minijinja passes keyword arguments so")]
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    memory::check()?;
-    memory::check_length(value)?;
-    bounds::check(&options.peek("indent").unwrap_or_default())?;
     let indent: Option<usize> = options.get("indent")?;
     let sort_keys: Option<bool> = options.get("sort_keys")?;
     let separators: Option<Vec<String>> = options.get("separators")?;

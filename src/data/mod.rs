@@ -4,7 +4,7 @@
 //! conversation as text, [`tokenizer`] cuts it into tokens, [`encode`] marks those that carry loss, [`sources`] does
 //! that for all rows on all cores; [`cache`] keeps the tokens of large files on disk, those of others are in memory.
 //! From then on [`pipeline`] puts rows in order, several into one if they are packed, and into a [`batch`], and
-//! [`loader`] reads them ahead on its own threads. [`survey`] estimates from some of the rows what all will be like.
+//! [`loader`] reads them ahead on its own threads.
 
 mod ahead;
 pub mod batch;
@@ -25,7 +25,6 @@ mod packing;
 pub mod pipeline;
 mod progress;
 pub mod sources;
-pub mod survey;
 pub mod template;
 pub mod tokenizer;
 mod windows;

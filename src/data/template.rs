@@ -12,15 +12,8 @@ use time::OffsetDateTime;
 
 use super::jinja;
 use super::tokenizer::Tokenizer;
-use crate::budget;
 
 mod trace;
-
-/// Memory that a template may take for one rendering, besides the conversation: eight times the longest text there may be.
-const MAX_RENDERING_BYTES: usize = 512 << 20;
-/// What is said of a template that takes more.
-const OVER_BUDGET: &str = "the chat template takes more than 512 MiB for one conversation\n  hint: it may double a text or \
-                           repeat a list again and again; `data.chat_template` can name a file with another one";
 
 /// Why a chat template could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -210,7 +203,6 @@ impl ChatTemplate {
         tools: Option<&Value>,
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
-        self.check_length(messages)?;
         let messages: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
         self.render_values(&messages, tools, if add_generation_prompt { Prompt::Answer } else { Prompt::None })
     }
@@ -256,7 +248,6 @@ impl ChatTemplate {
         messages: &[Value],
         tools: Option<&Value>,
     ) -> Result<(String, Vec<minijinja::Value>), TemplateError> {
-        self.check_length(messages)?;
         let values: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
         let text = self.render_values(&values, tools, Prompt::None)?;
         self.check_trace(&text, messages, tools)?;
@@ -371,17 +362,6 @@ impl ChatTemplate {
         turn_end.unwrap_or(answer.len())
     }
 
-    /// Refuses a conversation of more text than a rendering may have: templates copy its parts a few times, and that must
-    /// not be taken for a template that fills the memory.
-    fn check_length(&self, messages: &[Value]) -> Result<(), TemplateError> {
-        let bytes: usize = messages.iter().map(text_bytes).sum();
-        if bytes <= jinja::MAX_RENDERED_BYTES {
-            return Ok(());
-        }
-        let reason = format!("the conversation has {bytes} bytes of text, of at most {}", jinja::MAX_RENDERED_BYTES);
-        Err(TemplateError::Render { origin: self.origin.clone(), reason })
-    }
-
     fn render_values(
         &self,
         messages: &[minijinja::Value],
@@ -402,11 +382,9 @@ impl ChatTemplate {
             ])
         };
         let mut out = jinja::BoundedText::default();
-        let render = || {
-            let template = self.environment.get_template(jinja::TEMPLATE_NAME)?;
-            template.render_captured_to(variables, &mut out).map(drop)
-        };
-        budget::within(MAX_RENDERING_BYTES, OVER_BUDGET, render)
+        let template = self.environment.get_template(jinja::TEMPLATE_NAME);
+        template
+            .and_then(|template| template.render_captured_to(variables, &mut out).map(drop))
             .map_err(|error| full_message(&error))
             .and_then(|()| out.into_text())
             .map_err(|reason| TemplateError::Render { origin: self.origin.clone(), reason })
@@ -466,16 +444,6 @@ fn full_message(error: &minijinja::Error) -> String {
         source = cause.source();
     }
     message
-}
-
-/// Bytes of all text in a value.
-fn text_bytes(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(values) => values.iter().map(text_bytes).sum(),
-        Value::Object(fields) => fields.values().map(text_bytes).sum(),
-        _ => 0,
-    }
 }
 
 #[cfg(test)]

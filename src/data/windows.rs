@@ -41,37 +41,6 @@ pub(super) fn tokenise<E: From<DataError>>(
     tokenizer.eos().filter(|eos| last != Some(eos.id)).map_or(Ok(()), |eos| sink(eos.id))
 }
 
-/// Tokens of the text file `path`.
-///
-/// # Errors
-/// As [`tokenise`].
-pub(super) fn num_tokens(path: &Path, tokenizer: &Tokenizer) -> Result<usize, DataError> {
-    let mut count = 0;
-    tokenise::<DataError>(path, tokenizer, &mut |_| {
-        count += 1;
-        Ok(())
-    })?;
-    Ok(count)
-}
-
-/// Tokens that the text file `path` will have, by those of pieces of it, `bytes` together.
-///
-/// # Errors
-/// A file that cannot be read, or is not UTF-8.
-pub(super) fn tokens_in_proportion(path: &Path, tokenizer: &Tokenizer, bytes: usize) -> Result<usize, DataError> {
-    const NUM_PIECES: usize = 16;
-    let text = TextFile::open(path)?;
-    let piece = (bytes / NUM_PIECES).clamp(1, text.len);
-    let count = |index: usize| -> Result<[usize; 2], DataError> {
-        let start = (text.len - piece) / (NUM_PIECES - 1) * index;
-        let (_, text) = text.read(start..start + piece)?;
-        Ok([tokenizer.encode_tokens(&text, false)?.len(), text.len()])
-    };
-    let counts: Vec<[usize; 2]> = (0..NUM_PIECES).into_par_iter().map(count).collect::<Result<_, _>>()?;
-    let [tokens, bytes] = [0, 1].map(|of| counts.iter().map(|count| count[of] as u128).sum::<u128>());
-    Ok(usize::try_from(tokens * text.len as u128 / bytes.max(1)).unwrap_or(usize::MAX).max(1))
-}
-
 /// A UTF-8 file that is read in pieces.
 #[derive(Debug)]
 struct TextFile {
@@ -235,7 +204,9 @@ mod tests {
         let files = Files::new();
         std::fs::write(files.path("latin.txt"), b"caf\xe9").unwrap();
         files.write("empty.txt", " \n");
-        let error = |name: &str| num_tokens(&files.path(name), &tokenizer()).unwrap_err().to_string();
+        let error = |name: &str| {
+            tokenise::<DataError>(&files.path(name), &tokenizer(), &mut |_| Ok(())).unwrap_err().to_string()
+        };
         assert!(error("latin.txt").contains("not UTF-8 at byte 3\n  hint: `iconv`"), "{}", error("latin.txt"));
         assert!(error("empty.txt").ends_with("the file has no text"));
     }

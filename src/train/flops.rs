@@ -1,7 +1,6 @@
 //! Floating-point operations that a step of LoRA needs, however it is computed: the numerator of MFU.
 
 use crate::data::batch::Batch;
-use crate::data::survey::RowSize;
 use crate::model::config::LlamaConfig;
 
 /// Model FLOPs of forward and backward, by what they grow with.
@@ -42,22 +41,10 @@ impl StepFlops {
             + self.per_attention_pair * as_f64(pairs)
     }
 
-    /// FLOPs of a micro-batch of `rows`, for each its documents. `is_padded`: all rows are computed at the length of the
-    /// longest.
+    /// FLOPs that are computed for the padding of a micro-batch beside those that it [needs](Self::of).
     #[must_use]
-    pub fn of_documents(&self, rows: &[Vec<RowSize>], is_padded: bool) -> f64 {
-        let length = |row: &Vec<RowSize>| row.iter().map(|document| document.tokens).sum::<usize>();
-        let tokens: usize = if is_padded {
-            rows.len() * rows.iter().map(length).max().unwrap_or(0)
-        } else {
-            rows.iter().map(length).sum()
-        };
-        let documents = || rows.iter().flatten();
-        let targets: usize = documents().map(|document| document.target_tokens).sum();
-        let pairs: usize = documents().map(|document| self.attention_pairs(document.tokens)).sum();
-        self.per_token * as_f64(tokens)
-            + self.per_target_token * as_f64(targets)
-            + self.per_attention_pair * as_f64(pairs)
+    pub fn of_padding(&self, batch: &Batch) -> f64 {
+        self.per_token * as_f64(batch.input_ids.len() - batch.num_tokens())
     }
 
     /// FLOPs of one row of `len` tokens, each of which but the last predicts the next.
@@ -131,16 +118,10 @@ mod tests {
     }
 
     #[test]
-    fn documents_take_what_their_batch_takes_and_padding_only_where_it_is_computed() {
-        let flops = StepFlops::new(&config(None), 7);
-        let row = |tokens| vec![RowSize { tokens, target_tokens: 1 }];
-        let rows = [row(5), row(3)];
-        assert_eq!(flops.of_documents(&rows, false), flops.of(&batch()));
+    fn padding_takes_the_products_of_its_places() {
         // Two places of padding.
-        let padded = flops.of_documents(&rows, true);
-        assert!((padded - flops.of(&batch()) - 2.0 * (4.0 * 288.0 + 6.0 * 7.0)).abs() < 1e-6, "{padded}");
-        // In one row, documents still see only themselves.
-        assert_eq!(flops.of_documents(&[rows.concat()], true), flops.of(&batch()));
+        let padding = StepFlops::new(&config(None), 7).of_padding(&batch());
+        assert!((padding - 2.0 * (4.0 * 288.0 + 6.0 * 7.0)).abs() < 1e-6, "{padding}");
     }
 
     #[test]

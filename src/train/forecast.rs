@@ -3,11 +3,14 @@
 use super::config::TrainConfig;
 use super::flops::StepFlops;
 use super::schedule::{steps_per_epoch, total_steps};
-use crate::data::survey::Survey;
+use crate::data::error::DataError;
+use crate::data::pipeline::{Cursor, DataPipeline};
 
 /// The steps of a run, before it starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Forecast {
+    /// Rows that an epoch visits.
+    pub rows_per_epoch: usize,
     /// Steps of the whole run.
     pub steps: u64,
     /// Tokens of a step, padding left out, mean.
@@ -17,35 +20,35 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// The steps on rows like those of `survey`. `is_padded`: the rows of a micro-batch are computed at the length of the
-    /// longest.
-    #[must_use]
-    pub fn new(survey: &Survey, train: &TrainConfig, flops: &StepFlops, is_padded: bool) -> Self {
-        let (mut tokens, mut computed) = (0, 0.0);
-        for batch in survey.micro_batches(train.micro_batch_size) {
-            tokens += batch.iter().flatten().map(|document| document.tokens).sum::<usize>();
-            computed += flops.of_documents(&batch, is_padded);
-        }
-        let batches = usize::try_from(survey.batches_per_epoch(train.micro_batch_size)).unwrap_or(usize::MAX);
+    /// The steps of the first epoch, as far as the run comes. `is_padded`: the rows of a micro-batch are computed at the
+    /// length of the longest.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    pub fn new(
+        data: &DataPipeline,
+        train: &TrainConfig,
+        flops: &StepFlops,
+        is_padded: bool,
+    ) -> Result<Self, DataError> {
         let accumulated = train.gradient_accumulation_steps;
-        // Of the last step of an epoch too, which may be smaller.
-        let rows_per_step = as_f64(survey.rows_per_epoch) / as_f64(steps_per_epoch(batches, accumulated).max(1));
-        let of_step = rows_per_step / as_f64(survey.num_rows().max(1) as u64);
-        Self {
-            steps: total_steps(batches, accumulated, train.num_epochs, train.max_steps),
-            step_tokens: as_f64(tokens as u64) * of_step,
-            step_flops: computed * of_step,
+        let per_epoch = usize::try_from(data.batches_per_epoch(train.micro_batch_size)).unwrap_or(usize::MAX);
+        let steps = total_steps(per_epoch, accumulated, train.num_epochs, train.max_steps);
+        let num_batches = per_epoch.min(usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(accumulated));
+        let mut loader = data.loader(Cursor::default(), train.micro_batch_size)?;
+        let (mut tokens, mut computed) = (0, 0.0);
+        for _ in 0..num_batches {
+            let batch = loader.next_batch()?.batch;
+            tokens += batch.num_tokens() as u64;
+            computed += flops.of(&batch) + if is_padded { flops.of_padding(&batch) } else { 0.0 };
         }
-    }
-
-    /// Tokens of the whole run, padding left out.
-    #[must_use]
-    pub fn tokens(&self) -> f64 {
-        as_f64(self.steps) * self.step_tokens
+        let num_steps = as_f64(steps_per_epoch(num_batches, accumulated).max(1));
+        let (step_tokens, step_flops) = (as_f64(tokens) / num_steps, computed / num_steps);
+        Ok(Self { rows_per_epoch: data.rows_per_epoch(), steps, step_tokens, step_flops })
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "rows, steps and tokens, far below 2^53")]
+#[expect(clippy::cast_precision_loss, reason = "steps and tokens, far below 2^53")]
 fn as_f64(count: u64) -> f64 {
     count as f64
 }

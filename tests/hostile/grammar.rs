@@ -183,7 +183,7 @@ pub(crate) fn template() -> impl Strategy<Value = Vec<u8>> {
         let block = proptest::collection::vec(inner, 0..4).prop_map(|parts| join(&parts, ""));
         prop_oneof![
             (expression.clone(), block.clone()).prop_map(|(e, b)| format!("{{% for x in {e} %}}{b}{{% endfor %}}")),
-            block.clone().prop_map(|b| format!("{{% for i in range(99999) %}}{b}{{% endfor %}}")),
+            block.clone().prop_map(|b| format!("{{% for i in range(9999) %}}{b}{{% endfor %}}")),
             block.clone().prop_map(|b| format!("{{% for m in messages %}}{{{{ m.role }}}}{b}{{% endfor %}}")),
             (expression.clone(), block.clone()).prop_map(|(e, b)| format!("{{% if {e} %}}{b}{{% endif %}}")),
             block.clone().prop_map(|b| format!("{{% macro m(a) %}}{b}{{{{ m(a) }}}}{{% endmacro %}}")),

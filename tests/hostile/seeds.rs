@@ -2,15 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::Arc;
 
 use lora_train::device::Dtype;
 use lora_train::export::{HostMatrix, LowRankPair, write_adapter};
 use lora_train::lora::config::{LoraConfig, TargetModules};
 use lora_train::model::weights::convert;
-use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
-use parquet::file::properties::WriterProperties;
-use parquet::file::writer::SerializedFileWriter;
 use safetensors::tensor::TensorView;
 
 use crate::folder::Folder;
@@ -33,7 +29,6 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
             ]
         }
         "rows" => ROWS.iter().map(|(choice, text)| [&[*choice][..], text.as_bytes()].concat()).collect(),
-        "parquet" => vec![parquet_file(false), parquet_file(true)],
         "config" => {
             vec![read("configs/tiny.json"), read("configs/llama-3.2-1b.json"), read("configs/mistral-7b-v0.1.json")]
         }
@@ -61,7 +56,7 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
         "report" => {
             let line = |step: u32| {
                 format!(
-                    "{{\"step\":{step},\"epoch\":0.1,\"loss\":2.5,\"learning_rate\":1e-3,\"tokens\":64,\"wall_seconds\":0.5,\"gpu_throttle_reasons\":[\"x\"]}}\n"
+                    "{{\"step\":{step},\"epoch\":0.1,\"loss\":2.5,\"learning_rate\":1e-3,\"tokens\":64,\"wall_seconds\":0.5,\"gpu_throttle_shares\":{{\"x\":0.5}}}}\n"
                 )
             };
             let metrics: String = (1..30).map(line).collect();
@@ -178,11 +173,12 @@ fn adapter(target_modules: TargetModules) -> Vec<u8> {
 fn checkpoint() -> Vec<u8> {
     let state = r#"{"step":500,"cursor":{"epoch":1,"batch":7},"rows_of_epoch":56,"order":{"seed":0,"micro_batch_size":8,"shuffle":true,"rows_per_epoch":600},
 "counters":{"num_updates":500,"num_micro_batches":500,"loss_scale":null},"evaluations":{"last_step":500,"first_loss":3.5,"last_loss":1.5,"best_loss":1.25,"best_step":400,"since_best":1},
-"watchdog":WATCHDOG,"totals":{"tokens":1000,"target_tokens":500,"skipped_steps":0,"anomalous_steps":0,"rows":ROWS,"wall_seconds":12.5}}"#;
+"watchdog":WATCHDOG,"totals":{"tokens":1000,"target_tokens":500,"skipped_steps":0,"anomalous_steps":0,"rows":ROWS,"wall_seconds":12.5,"figures":FIGURES},"inputs":{}}"#;
     let json = |value: serde_json::Value| value.to_string();
     let watchdog = json(serde_json::to_value(lora_train::train::watchdog::Watchdog::default()).unwrap());
     let rows = json(serde_json::to_value(lora_train::data::pipeline::RowCounts::default()).unwrap());
-    let state = state.replace("WATCHDOG", &watchdog).replace("ROWS", &rows);
+    let figures = json(serde_json::to_value(lora_train::train::totals::RunFigures::default()).unwrap());
+    let state = state.replace("WATCHDOG", &watchdog).replace("ROWS", &rows).replace("FIGURES", &figures);
     let recipe = "[model]\npath = \"m\"\n";
     let sum = |text: &[u8]| {
         use sha2::Digest as _;
@@ -191,30 +187,4 @@ fn checkpoint() -> Vec<u8> {
     let sums = format!("{}  resolved.toml\n{}  trainer_state.json\n", sum(recipe.as_bytes()), sum(state.as_bytes()));
     let moments = b"{\"a.m\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}\0abcdefgh";
     [state.as_bytes(), b"\0", sums.as_bytes(), b"\0", recipe.as_bytes(), b"\0", moments].concat()
-}
-
-/// Rows of text, of numbers and of lists.
-fn parquet_file(compressed: bool) -> Vec<u8> {
-    let schema = "message rows { required binary text (UTF8); optional int64 id; optional group tags (LIST) { repeated group list { optional binary element (UTF8); } } }";
-    let schema = Arc::new(parquet::schema::parser::parse_message_type(schema).unwrap());
-    let compression =
-        if compressed { parquet::basic::Compression::SNAPPY } else { parquet::basic::Compression::UNCOMPRESSED };
-    let properties =
-        WriterProperties::builder().set_compression(compression).set_dictionary_enabled(compressed).build();
-    let mut bytes = Vec::new();
-    let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::new(properties)).unwrap();
-    let mut group = writer.next_row_group().unwrap();
-    let text = |words: &[&str]| words.iter().map(|word| ByteArray::from(*word)).collect::<Vec<_>>();
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<ByteArrayType>().write_batch(&text(&["a frog", "the beach", "a frog"]), None, None).unwrap();
-    column.close().unwrap();
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<Int64Type>().write_batch(&[1, 2], Some(&[1, 0, 1]), None).unwrap();
-    column.close().unwrap();
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<ByteArrayType>().write_batch(&text(&["x", "y"]), Some(&[3, 3, 0, 1]), Some(&[0, 1, 0, 0])).unwrap();
-    column.close().unwrap();
-    group.close().unwrap();
-    writer.close().unwrap();
-    bytes
 }

@@ -30,10 +30,9 @@ use crate::folder::Folder;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 13] = [
+pub(crate) const TARGETS: [Target; 12] = [
     ("recipe", recipe),
     ("rows", rows),
-    ("parquet", parquet),
     ("config", config),
     ("tokenizer", tokenizer),
     ("template", template),
@@ -112,15 +111,6 @@ pub(crate) fn rows(data: &[u8]) {
     ];
     let format = formats[usize::from(choice >> 2) % formats.len()];
     let on_bad_row = if choice & 0x80 == 0 { OnBadRow::Skip } else { OnBadRow::Error };
-    read_rows(name, content, format, on_bad_row);
-}
-
-/// A Parquet file.
-pub(crate) fn parquet(data: &[u8]) {
-    read_rows("rows.parquet", data, DataFormat::Auto, OnBadRow::Skip);
-}
-
-fn read_rows(name: &str, content: &[u8], format: DataFormat, on_bad_row: OnBadRow) {
     let folder = Folder::new();
     let config = data_config(&folder.write(name, content), format, on_bad_row);
     let Ok(pipeline) = DataPipeline::open(&config, quickstart_tokenizer().clone(), 0, &OpenOptions::default()) else {
@@ -226,8 +216,8 @@ pub(crate) fn template(data: &[u8]) {
     }
 }
 
-/// Whether a template can double a text again and again, or repeat a list any number of times. The engine counts steps but
-/// not memory, so that such a template can fill it; it is compiled here but not rendered.
+/// Whether a template can double a text again and again, repeat a list any number of times, or name a huge width. The engine
+/// counts steps but not memory, so that such a template can fill it; it is compiled here but not rendered.
 fn may_grow(source: &str) -> bool {
     // Whole words: `startswith` and `format` neither copy nor loop.
     let words = || source.split(|c: char| !c.is_alphanumeric() && c != '_');
@@ -236,7 +226,14 @@ fn may_grow(source: &str) -> bool {
     let num_loops = 2 * (count("for") + count("macro") + count("range")) + count("map");
     // One `set` makes a text longer once: what it sets in a loop is gone with the turn, and a namespace needs two.
     let grows_in_loops = num_loops > 0 && (num_copies > 1 || (num_copies > 0 && count("range") > 0));
-    num_copies > 3 || grows_in_loops || multiplies(source) || num_loops > 4
+    num_copies > 3 || grows_in_loops || multiplies(source) || names_large_numbers(source) || num_loops > 4
+}
+
+/// Whether a number in a template has more than four digits or an exponent.
+fn names_large_numbers(source: &str) -> bool {
+    let words = source.split(|c: char| !c.is_ascii_alphanumeric());
+    let mut numbers = words.filter(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+    numbers.any(|number| number.len() > 4 || number.contains('e'))
 }
 
 /// Whether a template multiplies by more than a digit, or more than once.

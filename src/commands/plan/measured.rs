@@ -1,12 +1,19 @@
 //! What of a plan can be known better than by reckoning: the time of a step by taking some, the number of steps and their
-//! tokens by looking at some of the rows.
+//! tokens by reading the rows.
 
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
-use crate::data::survey::Survey;
+use crate::data::cache::CacheSettings;
+use crate::data::config::DataConfig;
+use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::failure::Failure;
+use crate::hub::Progress;
 use crate::recipe::{Recipe, RecipeArgs};
 use crate::run::inputs::ModelSource;
+use crate::train::flops::StepFlops;
+use crate::train::forecast::Forecast;
+use crate::train::memory::Workload;
 
 /// Time of a step on full-length rows: `lora-train bench` in a process of its own, since it loads the model.
 /// `has_warmup_steps`: the recipe gives `scheduler.warmup_steps`, which may be more than are taken here.
@@ -37,12 +44,28 @@ pub(super) fn step_seconds(args: &RecipeArgs, has_warmup_steps: bool) -> Result<
     seconds.ok_or_else(|| Failure::running("`lora-train bench` printed no time of a step"))
 }
 
-/// Looks at the training rows, or says in one line why that cannot be done here.
-pub(super) fn survey(recipe: &Recipe, source: &ModelSource) -> Result<Survey, String> {
+/// The steps by the training rows, or one line that says why these cannot be looked at here. A large file is not tokenised
+/// for it.
+pub(super) fn forecast(
+    recipe: &Recipe,
+    source: &ModelSource,
+    workload: &Workload<'_>,
+    is_padded: bool,
+) -> Result<Forecast, String> {
     if recipe.data.train.is_empty() {
         return Err("the recipe names no training data".into());
     }
     let first_line = |text: String| text.lines().next().unwrap_or_default().to_owned();
     let tokenizer = source.tokenizer().map_err(|failure| first_line(failure.messages().join("\n")))?;
-    Survey::look(&recipe.data, &tokenizer, recipe.seed).map_err(|error| first_line(error.to_string()))
+    let config = DataConfig { eval: Vec::new(), ..recipe.data.clone() };
+    let options = OpenOptions {
+        cache: CacheSettings::from_env(),
+        progress: Progress::detect(false),
+        refuse_large: true,
+        ..OpenOptions::default()
+    };
+    let flops = StepFlops::new(workload.config, workload.plan().num_trainable);
+    DataPipeline::open(&config, Arc::new(tokenizer), recipe.seed, &options)
+        .and_then(|data| Forecast::new(&data, &recipe.train, &flops, is_padded))
+        .map_err(|error| first_line(error.to_string()))
 }

@@ -4,7 +4,6 @@ use serde::Serialize;
 
 use super::as_f64;
 use super::target::Target;
-use crate::data::survey::Survey;
 use crate::metrics::CostConfig;
 use crate::recipe::Recipe;
 use crate::train::config::GradientCheckpointing;
@@ -20,8 +19,8 @@ pub(super) struct Basis<'a> {
     pub(super) workload: &'a Workload<'a>,
     pub(super) target: &'a Target,
     pub(super) prices: &'a CostConfig,
-    /// The training rows; `None` where they cannot be looked at.
-    pub(super) survey: Option<&'a Survey>,
+    /// The steps by the training rows; `None` where these cannot be looked at.
+    pub(super) forecast: Option<&'a Forecast>,
     /// Time that a step on full-length rows was seen to take.
     pub(super) calibrated: Option<f64>,
     /// Whether the largest micro-batch is asked for.
@@ -54,7 +53,7 @@ pub(super) struct Report {
     pub(super) step_seconds: Option<f64>,
     /// Steps were taken for it, instead of reckoning.
     pub(super) is_calibrated: bool,
-    /// What the training rows are like; absent where they cannot be looked at.
+    /// Absent where the training rows cannot be looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rows: Option<Rows>,
     /// Steps of the whole run.
@@ -100,16 +99,12 @@ pub(super) struct Host {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Rows {
     /// Rows that an epoch visits.
-    pub(super) per_epoch: u64,
-    /// They were counted; else their number follows from the bytes of the files.
-    pub(super) are_counted: bool,
-    /// Rows that were tokenised, by which the lengths of all are estimated.
-    pub(super) num_sampled: usize,
+    pub(super) per_epoch: usize,
 }
 
 impl Report {
     pub(super) fn new(basis: &Basis<'_>) -> Self {
-        let Basis { recipe, workload, target, prices, survey, calibrated, wants_fit } = *basis;
+        let Basis { recipe, workload, target, prices, forecast, calibrated, wants_fit } = *basis;
         let plan = workload.plan();
         let host = workload.host_plan().map(|plan| Host {
             free_memory_bytes: target.host_free_bytes.map(whole),
@@ -127,8 +122,6 @@ impl Report {
         let reckoned = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);
         let step_seconds = calibrated.or(reckoned);
 
-        // On the CPU padding is left out of the batch.
-        let forecast = survey.map(|survey| Forecast::new(survey, &recipe.train, &flops, !target.is_cpu));
         let steps = forecast.map_or(recipe.train.max_steps, |forecast| Some(forecast.steps));
         let mean_step_tokens = forecast.map_or(as_f64(tokens_per_step), |forecast| forecast.step_tokens);
         let of_full_step = forecast.map_or(1.0, |forecast| forecast.step_flops / flops_per_step);
@@ -153,17 +146,13 @@ impl Report {
             tokens_per_step,
             step_seconds,
             is_calibrated: calibrated.is_some(),
-            rows: survey.map(|survey| Rows {
-                per_epoch: survey.rows_per_epoch,
-                are_counted: survey.is_counted,
-                num_sampled: survey.num_sampled,
-            }),
+            rows: forecast.map(|forecast| Rows { per_epoch: forecast.rows_per_epoch }),
             steps,
             mean_step_tokens,
             mean_step_seconds,
             total_tokens: of_all_steps(mean_step_tokens).map(whole),
             seconds,
-            is_at_most: survey.is_none(),
+            is_at_most: forecast.is_none(),
             energy_kwh,
             cost,
             currency: cost.map(|_| prices.currency.clone()),

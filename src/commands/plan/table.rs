@@ -104,13 +104,8 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
             with_commas(report.tokens_per_step as u64)
         ));
     }
-    if let Some(Rows { per_epoch, are_counted, num_sampled }) = report.rows {
-        let counted = if are_counted { "" } else { "about " };
-        lines.push(format!(
-            "rows: {counted}{} an epoch, whose lengths are estimated from {}",
-            with_commas(per_epoch),
-            with_commas(num_sampled as u64)
-        ));
+    if let Some(Rows { per_epoch }) = report.rows {
+        lines.push(format!("rows: {} an epoch", with_commas(per_epoch as u64)));
     }
     let (Some(steps), Some(tokens)) = (report.steps, report.total_tokens) else {
         let why = without_rows.unwrap_or_default();

@@ -136,21 +136,28 @@ fn kept_tokens_are_those_of_a_fresh_pass_in_every_format() {
 }
 
 #[test]
-fn only_large_files_keep_tokens() {
+fn only_large_files_keep_tokens_and_are_refused_without_them_where_that_is_asked_for() {
     let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
-    let open = |config: &DataConfig| {
+    let try_open = |config: &DataConfig, refuse_large: bool| {
         let cache = CacheSettings { min_file_bytes: LARGE_FILE_BYTES, ..cache.options().cache };
-        let options = OpenOptions { cache, ..OpenOptions::default() };
-        DataPipeline::open(config, Arc::clone(&tokenizer), 7, &options).unwrap()
+        let options = OpenOptions { cache, refuse_large, ..OpenOptions::default() };
+        DataPipeline::open(config, Arc::clone(&tokenizer), 7, &options)
     };
+    let open = |config: &DataConfig| try_open(config, false).unwrap();
     let small = packed(vec![files.write("r.jsonl", &numbered_rows(3))]);
     assert!(open(&small).files()[0].kept_tokens.is_none());
+    assert!(try_open(&small, true).is_ok());
     assert!(cache.entries().is_empty(), "nothing is written for it");
     let row = json!({"text": "ab ".repeat(100)}).to_string() + "\n";
     let large = files.write("large.jsonl", &row.repeat(1 + (16 << 20) / row.len()));
     let large = DataConfig { max_length: 8, ..config(vec![large]) };
+    let error = try_open(&large, true).unwrap_err().to_string();
+    assert!(
+        error.ends_with("large.jsonl: large, and its tokens are not kept yet: `lora-train check` makes them"),
+        "{error}"
+    );
     open(&large);
-    assert!(is_hit(&open(&large)));
+    assert!(is_hit(&try_open(&large, true).unwrap()));
 }
 
 #[test]

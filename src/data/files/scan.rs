@@ -91,16 +91,6 @@ impl Scan {
         }
     }
 
-    /// Whether it is an array, as far as has been seen.
-    pub(super) fn is_array(&self) -> bool {
-        matches!(self.layout, Layout::Array(_))
-    }
-
-    /// Where rows start, as far as has been seen.
-    pub(super) fn starts(&self) -> &[u64] {
-        &self.starts
-    }
-
     /// Whether the file is an array, and where its rows start; the last place is where the last row ends.
     pub(super) fn finish(mut self) -> Result<(bool, Vec<u64>), String> {
         let (is_array, end) = match self.layout {

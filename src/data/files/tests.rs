@@ -1,10 +1,6 @@
-use std::io::Write as _;
 use std::sync::Arc;
 
-use parquet::basic::Compression;
-use parquet::column::writer::ColumnCloseResult;
 use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
-use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
@@ -134,82 +130,15 @@ fn parquet_rows_with_lists_of_structs_are_read() {
 }
 
 #[test]
-fn every_changed_byte_of_a_parquet_file_is_read_or_refused() {
+fn a_parquet_file_that_is_cut_or_is_none_is_refused_by_its_name() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("r.parquet");
     write_parquet(&path, &[vec![("user", "Hi")], vec![("assistant", "a frog")]]);
     let whole = std::fs::read(&path).unwrap();
-    for index in 0..whole.len() {
-        for mask in [1, 0x80, 0xff] {
-            let mut bytes = whole.clone();
-            bytes[index] ^= mask;
-            // Rows, or what is wrong: never a panic, of which the library has many.
-            drop(rows("r.parquet", bytes));
-        }
+    for len in 0..whole.len() {
+        let error = rows("r.parquet", &whole[..len]).unwrap_err();
+        assert!(error.starts_with("/r.parquet: "), "{len} bytes: {error}");
     }
-}
-
-#[test]
-fn a_parquet_file_without_columns_has_no_rows_whatever_it_says() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("r.parquet");
-    let schema = Arc::new(parse_message_type("message rows { }").unwrap());
-    let properties = Arc::new(WriterProperties::builder().build());
-    SerializedFileWriter::new(File::create(&path).unwrap(), schema, properties).unwrap().close().unwrap();
-    let error = rows("r.parquet", std::fs::read(&path).unwrap()).unwrap_err();
-    assert!(error.contains("the file has no columns"), "{error}");
-}
-
-/// A Parquet file of one text, whose page says that it unpacks to `unpacked` bytes, and whose header ends with `end`.
-fn with_a_page_of(unpacked: u32, end: u8) -> Vec<u8> {
-    let varint = |number: u32| -> Vec<u8> {
-        let zigzag = u64::from(number) << 1;
-        (0..5).map(|index| (zigzag >> (7 * index)) as u8 & 127 | if index < 4 { 128 } else { 0 }).collect()
-    };
-    // A text of five bytes behind its length, as Snappy packs what has no repetition, and the head of such a page.
-    let packed = [&[9, 8 << 2][..], &5_u32.to_le_bytes(), b"a fro"].concat();
-    let header = [&[0x15, 0, 0x15][..], &varint(unpacked), &[0x15], &varint(packed.len() as u32)].concat();
-    let page = [&header[..], &[0x2c, 0x15, 2, 0x15, 0, 0x15, 6, 0x15, 6, 0, end], &packed].concat();
-    let schema = Arc::new(parse_message_type("message rows { required binary text (UTF8); }").unwrap());
-    let mut writer = SerializedFileWriter::new(Vec::new(), schema, Arc::default()).unwrap();
-    let column = writer.schema_descr().column(0);
-    let len = i64::try_from(page.len()).unwrap();
-    let metadata = ColumnChunkMetaData::builder(column)
-        .set_compression(Compression::SNAPPY)
-        .set_data_page_offset(0)
-        .set_num_values(1)
-        .set_total_compressed_size(len)
-        .set_total_uncompressed_size(len)
-        .build()
-        .unwrap();
-    let (bytes_written, rows_written) = (page.len() as u64, 1);
-    let (bloom_filter, column_index, offset_index) = (None, None, None);
-    let closed = ColumnCloseResult { bytes_written, rows_written, metadata, bloom_filter, column_index, offset_index };
-    let mut group = writer.next_row_group().unwrap();
-    let mut chunk = tempfile::tempfile().unwrap();
-    chunk.write_all(&page).unwrap();
-    group.append_column(&chunk, closed).unwrap();
-    group.close().unwrap();
-    writer.into_inner().unwrap()
-}
-
-#[test]
-fn a_page_of_some_bytes_that_says_it_has_gigabytes_is_refused_before_it_is_unpacked() {
-    assert_eq!(rows("r.parquet", with_a_page_of(9, 0)).unwrap(), [json!({"text": "a fro"})]);
-    for (gigabytes, end) in [(1 << 30, 0), (i32::MAX as u32, 0), (1 << 30, 0x10)] {
-        let error = rows("r.parquet", with_a_page_of(gigabytes, end)).unwrap_err();
-        assert!(
-            error.contains("made to fill memory: ") && error.contains(" of row group 1 are to unpack to "),
-            "{error}"
-        );
-    }
-}
-
-/// 20 bytes that ask for a hundred gigabytes of columns.
-#[test]
-fn a_footer_of_some_bytes_that_says_it_lists_millions_is_refused() {
-    let footer = [&[0x15, 2, 0x19, 0xfc][..], &[0xff, 0xff, 0xff, 0x7f]].concat();
-    let file = [b"PAR1", &footer[..], &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat();
-    let error = rows("r.parquet", file).unwrap_err();
-    assert!(error.starts_with("/r.parquet: "), "{error}");
+    let error = rows("r.parquet", "{\"text\": \"a frog\"}\n".repeat(9)).unwrap_err();
+    assert!(error.starts_with("/r.parquet: not a whole Parquet file: "), "{error}");
 }

@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::tokens::{DataFile, PIECE_TOKENS};
-use crate::budget;
 use crate::data::ahead::{OpenOptions, for_each_chunk};
 use crate::data::cache::{self, CacheKey, Chunk, Details, KeyParts, RowEntry, Signature, StoreWriter, TokenStore};
 use crate::data::config::{DataConfig, DataFormat, DataSource};
@@ -93,6 +92,9 @@ impl Opened {
         let kept = key.zip(folder).and_then(|(key, folder)| TokenStore::open(&key.path(folder), key).ok());
         let rows = match kept {
             Some(kept) => Rows::Kept(Box::new(kept)),
+            None if is_large && options.refuse_large => {
+                return Err(failed("large, and its tokens are not kept yet: `lora-train check` makes them".into()));
+            }
             None if kind == FileKind::Txt => Rows::Text,
             None => {
                 let file = RowFile::open(path, kind)?;
@@ -271,8 +273,7 @@ impl Made {
             let value = file.read(row)?;
             format.add_unused(&value, encoder.template, &mut self.unused);
             let sample = format.read(&value, encoder.template).map_err(RowProblem::Bad)?;
-            let encoded = budget::on_row(file.path(), row, || encoder.encode_with_notes(&sample));
-            encoded.map_err(|error| RowProblem::Bad(error.to_string()))
+            encoder.encode_with_notes(&sample).map_err(|error| RowProblem::Bad(error.to_string()))
         };
         match encode() {
             Ok((encoded, note)) => {

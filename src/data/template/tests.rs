@@ -178,17 +178,3 @@ fn a_template_can_be_the_models_a_files_or_none() {
     let error = ChatTemplate::open("/no/such.jinja", &tokenizer).unwrap_err().to_string();
     assert!(error.starts_with("`data.chat_template` = \"/no/such.jinja\": No such file"), "{error}");
 }
-
-#[test]
-fn a_conversation_of_more_text_than_there_may_be_is_a_bad_row_whatever_the_template_does() {
-    let long = "x".repeat(20 << 20);
-    let turns = [("user", long.as_str()), ("assistant", &long), ("user", &long), ("assistant", &long)];
-    let template = template("{{ messages|length }}");
-    assert!(template.render(&conversation(&turns[..3]), None, false).is_ok());
-    for error in [
-        template.render(&conversation(&turns), None, false).unwrap_err(),
-        template.render_with_answers(&conversation(&turns), None).unwrap_err(),
-    ] {
-        assert!(error.to_string().contains("the conversation has 83886"), "{error}");
-    }
-}

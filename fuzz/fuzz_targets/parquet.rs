@@ -1,3 +1,0 @@
-#![no_main]
-
-lora_train_fuzz::target!("parquet");

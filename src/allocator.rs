@@ -1,0 +1,95 @@
+//! The allocator of the command: small pieces of memory from mimalloc, large ones from the system.
+//!
+//! Tokenising spends nearly half of its time in glibc's allocator, on pieces of some bytes; with mimalloc it takes 0.7 of the
+//! time. Large pieces, those of tensors, are left to the system: the memory plan of a step is estimated with it in mind.
+
+#![expect(unsafe_code, reason = "an allocator is made so")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+
+use mimalloc::MiMalloc;
+
+/// Pieces of up to this size are mimalloc's, in bytes.
+const SMALL: usize = 1024;
+
+/// Hands each request to mimalloc or to the system, by its size.
+#[derive(Debug)]
+pub struct BySize;
+
+fn is_small(layout: Layout) -> bool {
+    layout.size() <= SMALL
+}
+
+// SAFETY: every request is handed on as it is, to the one of two allocators that its layout names: a piece goes back to the
+// allocator that it came from, since it comes back with its layout.
+unsafe impl GlobalAlloc for BySize {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { if is_small(layout) { MiMalloc.alloc(layout) } else { System.alloc(layout) } }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { if is_small(layout) { MiMalloc.alloc_zeroed(layout) } else { System.alloc_zeroed(layout) } }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller promises that the size, rounded up to the alignment, is one that there can be.
+        let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        if is_small(layout) == is_small(new) {
+            // SAFETY: the caller's promise.
+            return unsafe {
+                if is_small(layout) {
+                    MiMalloc.realloc(pointer, layout, size)
+                } else {
+                    System.realloc(pointer, layout, size)
+                }
+            };
+        }
+        // SAFETY: the caller's promise. The new piece is another one and as long as what is copied; where there is none,
+        // the old one stays.
+        unsafe {
+            let moved = self.alloc(new);
+            if !moved.is_null() {
+                std::ptr::copy_nonoverlapping(pointer, moved, layout.size().min(size));
+                self.dealloc(pointer, layout);
+            }
+            moved
+        }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { if is_small(layout) { MiMalloc.dealloc(pointer, layout) } else { System.dealloc(pointer, layout) } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_keeps_its_content_and_alignment_between_the_two_allocators() {
+        let allocator = BySize;
+        // SAFETY: each pointer is used with its layout, and not after it is given back.
+        unsafe {
+            for align in [1, 8, 64, 256] {
+                let sizes = [100, SMALL, SMALL + 1, 5000, SMALL + 1, SMALL, 10];
+                let mut layout = Layout::from_size_align(sizes[0], align).unwrap();
+                let mut piece = allocator.alloc(layout);
+                piece.write_bytes(7, 10);
+                for size in sizes {
+                    piece = allocator.realloc(piece, layout, size);
+                    layout = Layout::from_size_align(size, align).unwrap();
+                    assert!(piece.addr().is_multiple_of(align), "{size} at {align}");
+                    assert_eq!(std::slice::from_raw_parts(piece, 10), [7; 10]);
+                    piece.add(size - 1).write(7);
+                }
+                allocator.dealloc(piece, layout);
+                let zeroed = allocator.alloc_zeroed(layout);
+                assert_eq!(std::slice::from_raw_parts(zeroed, 10), [0; 10]);
+                allocator.dealloc(zeroed, layout);
+            }
+        }
+    }
+}
