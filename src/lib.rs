@@ -25,7 +25,7 @@
 //! - [`hub`] model files from the Hugging Face Hub
 //! - [`failure`] how a command ends when it does not end well
 //! - [`panics`] panics that are caught
-//! - [`allocator`] the command's allocator
+//! - [`allocator`] small pieces of memory from mimalloc, large ones from the system
 //! - [`schema`] strict reading of a TOML table
 
 pub mod allocator;
