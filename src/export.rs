@@ -11,8 +11,7 @@ mod adapter_config;
 mod adapter_file;
 mod adapter_folder;
 mod adapter_set;
-pub mod atomic;
-mod error;
+pub mod error;
 mod merge;
 mod prompt_form;
 

@@ -25,6 +25,8 @@
 //! - [`hub`] model files from the Hugging Face Hub
 //! - [`failure`] how a command ends when it does not end well
 //! - [`panics`] panics that are caught
+//! - [`files`] files that are complete or absent
+//! - [`text`] numbers for people
 //! - [`allocator`] small pieces of memory from mimalloc, large ones from the system
 //! - [`schema`] strict reading of a TOML table
 
@@ -38,6 +40,7 @@ pub mod diagnosis;
 pub mod export;
 pub mod failure;
 pub mod figures;
+pub mod files;
 pub mod generate;
 pub mod hub;
 pub mod lora;
@@ -51,4 +54,5 @@ pub mod run;
 pub mod schema;
 pub mod spec;
 pub mod telemetry;
+pub mod text;
 pub mod train;

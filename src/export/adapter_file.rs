@@ -7,7 +7,8 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
 use super::adapter_config;
-use super::{AdapterWeights, ExportError, HostMatrix, LowRankPair, atomic};
+use super::{AdapterWeights, ExportError, HostMatrix, LowRankPair};
+use crate::files;
 use crate::lora::config::LoraConfig;
 use crate::model::weights::{convert, layout};
 
@@ -52,14 +53,14 @@ pub fn write_adapter(
     }
     let path = folder.join(WEIGHTS);
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    atomic::write_file(&path, |path| {
+    files::write_with(&path, |path| {
         safetensors::serialize_to_file(views, Some(metadata), path).map_err(std::io::Error::other)
     })
     .map_err(ExportError::io("write", &path))?;
 
     let path = folder.join(CONFIG);
     let json = adapter_config::to_json(config, weights.keys(), base_model_name_or_path);
-    atomic::write_file(&path, |path| std::fs::write(path, format!("{json:#}\n")))
+    files::write_with(&path, |path| std::fs::write(path, format!("{json:#}\n")))
         .map_err(ExportError::io("write", &path))
 }
 

@@ -7,8 +7,9 @@ use std::sync::{Mutex, PoisonError};
 
 use safetensors::View;
 
-use super::{ExportError, LowRankPair, PromptForm, SavedAdapter, atomic, check_adapter, read_adapter};
+use super::{ExportError, LowRankPair, PromptForm, SavedAdapter, check_adapter, read_adapter};
 use crate::device::Dtype;
+use crate::files;
 use crate::lora::targets::Selection;
 use crate::model::weights::{StoredTensor, WeightFiles, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
@@ -79,7 +80,7 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template) }) = PromptForm::read(adapter)? {
         // The model was trained with this one.
         let path = unfinished.0.join(CHAT_TEMPLATE);
-        atomic::write_file(&path, |path| std::fs::write(path, template)).map_err(ExportError::io("write", &path))?;
+        files::write_with(&path, |path| std::fs::write(path, template)).map_err(ExportError::io("write", &path))?;
     }
     WeightFiles::open(&unfinished.0)?.check(&config)?;
     // An empty folder gives way; one that is not was refused above, and still is here.
@@ -87,7 +88,7 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
         std::fs::remove_dir(out).map_err(ExportError::io("replace", out))?;
     }
     std::fs::rename(&unfinished.0, out).map_err(ExportError::io("write", out))?;
-    atomic::sync_folder(parent).map_err(ExportError::io("write", parent))?;
+    files::sync_folder(parent).map_err(ExportError::io("write", parent))?;
     Ok(MergeSummary {
         num_modules: saved.weights.len(),
         num_files: files.shard_names().count(),
@@ -117,7 +118,7 @@ fn require_absent_or_empty(out: &Path) -> Result<(), ExportError> {
 fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
     // Content alone: files of a cache are often links to write-protected ones.
     let content = std::fs::read(from).map_err(ExportError::io("read", from))?;
-    atomic::write_file(to, |path| std::fs::write(path, content)).map_err(ExportError::io("write", to))
+    files::write_with(to, |path| std::fs::write(path, content)).map_err(ExportError::io("write", to))
 }
 
 /// Scale of every adapted module.
@@ -144,7 +145,7 @@ fn write_shard(
         (name.as_str(), MergedTensor { files, name, stored, update, failure: &failure })
     });
     let metadata = files.shard_metadata(shard).cloned();
-    let written = atomic::write_file(path, |path| {
+    let written = files::write_with(path, |path| {
         safetensors::serialize_to_file(views, metadata, path).map_err(std::io::Error::other)
     });
     tensors.for_each(|(_, stored)| files.release(stored));

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ExportError, atomic};
+use super::ExportError;
+use crate::files;
 
 /// File of the form, in the folder of an adapter.
 pub const PROMPT_FORM_FILE: &str = "prompt_form.json";
@@ -34,7 +35,7 @@ impl PromptForm {
         let path = folder.join(PROMPT_FORM_FILE);
         let written = serde_json::to_string_pretty(self).map_err(std::io::Error::other);
         written
-            .and_then(|json| atomic::write_file(&path, |path| std::fs::write(path, format!("{json}\n"))))
+            .and_then(|json| files::write_with(&path, |path| std::fs::write(path, format!("{json}\n"))))
             .map_err(ExportError::io("write", &path))
     }
 

@@ -9,8 +9,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use ending::summary_text;
 
-use super::format::{bytes, duration, thousands};
 use super::{EvalMetrics, Sample, StepMetrics, Summary};
+use crate::text::{bytes, duration, thousands};
 
 /// Where lines for people go.
 #[derive(Debug)]

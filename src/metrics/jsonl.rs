@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::append::AppendLog;
 use super::sinks::LogFile;
+use crate::files;
 
 /// A file of JSON lines. Every line is with the operating system when [`Jsonl::write`] returns, so a crash of the
 /// process loses none.
@@ -80,7 +81,7 @@ impl KeepUpTo {
         if kept.iter().map(|line| line.len()).sum::<usize>() == text.len() {
             return Ok(());
         }
-        super::replace_whole(path, &kept.concat())?;
+        files::write(path, kept.concat())?;
         Ok(())
     }
 }

@@ -14,15 +14,13 @@ mod cost;
 #[cfg(feature = "tui")]
 mod dashboard;
 mod finding;
-pub mod format;
 mod jsonl;
 mod sinks;
 mod summary;
 mod tags;
 mod tensorboard;
 
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -86,21 +84,4 @@ pub struct MetricsError {
     pub action: &'static str,
     /// What the system said.
     pub source: std::io::Error,
-}
-
-/// Writes a file whole or not at all, through a neighbour of a fixed name: what a crash leaves of it is overwritten by the
-/// next start.
-fn replace_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let partial = path.with_file_name(format!(".{name}.partial"));
-    let written = std::fs::File::create(&partial).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&partial, path)
-    });
-    if written.is_err() {
-        // The first error is the one to report.
-        drop(std::fs::remove_file(&partial));
-    }
-    written
 }

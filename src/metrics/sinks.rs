@@ -16,6 +16,7 @@ use super::{
     EvalMetrics, Finding, LoggingConfig, MetricsError, SUMMARY_FILE, Sample, StepMetrics, Summary, UNFINISHED_FILE,
 };
 use crate::figures::{eval_scalars, tagged_scalars};
+use crate::files;
 
 /// Warnings that summary.json lists; of further ones it says how many there were.
 const MAX_SUMMARY_WARNINGS: usize = 100;
@@ -293,7 +294,7 @@ impl Sinks {
         let written = std::fs::create_dir_all(&self.run_dir).and_then(|()| {
             let mut json = serde_json::to_vec_pretty(&summary)?;
             json.push(b'\n');
-            super::replace_whole(&path, &json)
+            files::write(&path, &json)
         });
         written.map_err(|source| MetricsError { path, action: "write", source })
     }

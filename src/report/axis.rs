@@ -1,6 +1,6 @@
 //! Axes: round marks, and numbers with their units.
 
-use crate::metrics::format::thousands;
+use crate::text::thousands;
 
 /// What a number of a chart counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 pub use columns::Columns;
 pub use record::{PlannedComponent, PlannedMemory, Record};
 
+use crate::files;
 use crate::panics::guarded;
 
 /// The file's name in the run's folder.
@@ -113,7 +114,7 @@ fn torn(num_lines: usize) -> String {
 pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
     let page = page::render(&Record::read(folder)?)?;
     let path = out.map_or_else(|| folder.join(REPORT_FILE), Path::to_owned);
-    put(&path, &page)?;
+    files::write(&path, page).map_err(|source| ReportError::Io { path: path.clone(), action: "write", source })?;
     Ok(path)
 }
 
@@ -143,19 +144,9 @@ pub fn write_within(folder: &Path, limit: impl Fn() -> Duration) -> Result<PathB
             Err(_) => return Err(ReportError::NotInTime { path: folder.to_owned(), limit: limit() }),
         }
     };
-    put(&path, &page.map_err(ReportError::Panic)??)?;
+    let page = page.map_err(ReportError::Panic)??;
+    files::write(&path, page).map_err(|source| ReportError::Io { path: path.clone(), action: "write", source })?;
     Ok(path)
-}
-
-/// Writes a file whole or not at all.
-fn put(path: &Path, text: &str) -> Result<(), ReportError> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let partial = path.with_file_name(format!(".{name}.partial"));
-    std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path)).map_err(|source| {
-        // The first error is the one to report.
-        drop(std::fs::remove_file(&partial));
-        ReportError::Io { path: path.to_owned(), action: "write", source }
-    })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::memory::{Memory, Peak};
 use super::record::Record;
 use super::stack::{self, Piece};
 use super::statistics::{num_warmup_steps, quantile};
-use crate::metrics::format::{duration, thousands};
+use crate::text::{duration, thousands};
 
 /// Prompts whose texts are shown, and texts of each.
 const MAX_PROMPTS: usize = 12;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::files;
 use crate::metrics::{SUMMARY_FILE, Summary, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
 use lock::Lock;
@@ -290,15 +291,10 @@ impl RunDir {
         self.put(name, bytes)
     }
 
-    /// Writes a file under another name and renames it, so that a reader never sees half of it.
+    /// Writes a file whole or not at all.
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
         let path = self.path.join(name);
-        let partial = self.path.join(format!(".{name}.partial"));
-        fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, &path)).map_err(|e| {
-            // A full disk needs the room; the first error is the one to report.
-            drop(fs::remove_file(&partial));
-            io_error(&path, "write", e)
-        })
+        files::write(&path, bytes).map_err(|e| io_error(&path, "write", e))
     }
 }
 

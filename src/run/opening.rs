@@ -6,6 +6,7 @@ use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
+use crate::text::with_commas;
 use crate::train::config::GradientCheckpointing;
 use crate::train::schedule::{Schedule, steps_per_epoch};
 
@@ -142,30 +143,5 @@ impl Opening<'_> {
             warmup => format!("warm-up in the first {warmup}"),
         };
         format!("{total} steps: {epochs:.2} epochs of {per_epoch} steps; {warmup}")
-    }
-}
-
-/// `1,234,567`.
-fn with_commas(number: usize) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn digits_are_grouped_by_three() {
-        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(with_commas(number), text);
-        }
     }
 }

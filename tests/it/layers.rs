@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the street to the ground floor, as in `src/lib.rs`.
-const LAYERS: [&str; 24] = [
+const LAYERS: [&str; 26] = [
     "cli",
     "commands",
     "run",
@@ -27,6 +27,8 @@ const LAYERS: [&str; 24] = [
     "hub",
     "failure",
     "panics",
+    "files",
+    "text",
     "allocator",
     "schema",
 ];

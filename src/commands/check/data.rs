@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use indicatif::HumanCount;
 
-use super::findings::{Findings, with_commas};
+use super::findings::Findings;
 use crate::data::cache::CacheSettings;
 use crate::data::config::{DataConfig, DataSource};
 use crate::data::error::DataError;
@@ -14,6 +14,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::hub::Progress;
 use crate::recipe::Recipe;
 use crate::schema::Problem;
+use crate::text::with_commas;
 use crate::train::schedule::{steps_per_epoch, total_steps};
 
 /// Opens every file, tokenises its rows, at most `max_rows` of each, and counts steps.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::findings::{Findings, with_commas};
+use super::findings::Findings;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::config::LoraConfig;
@@ -11,6 +11,7 @@ use crate::model::weights::WeightFiles;
 use crate::model::{Init, ModelOptions};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
+use crate::text::with_commas;
 
 /// What of a model could be read.
 #[derive(Debug, Default)]

@@ -4,6 +4,7 @@ use super::as_f64;
 use super::report::{Host, Report, Rows, whole};
 use super::target::Target;
 use crate::metrics::CostConfig;
+use crate::text::with_commas;
 use crate::train::fit::{USABLE, size};
 use crate::train::memory::Component;
 
@@ -101,11 +102,11 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
             "{}: {rate:.0} tokens/s, {} a step of {} tokens at full length",
             if report.is_calibrated { "measured" } else { "estimated" },
             duration(step),
-            with_commas(report.tokens_per_step as u64)
+            with_commas(report.tokens_per_step)
         ));
     }
     if let Some(Rows { per_epoch }) = report.rows {
-        lines.push(format!("rows: {} an epoch", with_commas(per_epoch as u64)));
+        lines.push(format!("rows: {} an epoch", with_commas(per_epoch)));
     }
     let (Some(steps), Some(tokens)) = (report.steps, report.total_tokens) else {
         let why = without_rows.unwrap_or_default();
@@ -123,13 +124,6 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
         lines.push(format!("note: every row is taken to be of full length, since the rows cannot be looked at: {why}"));
     }
     lines
-}
-
-/// `1,234,567`.
-fn with_commas(number: u64) -> String {
-    let digits = number.to_string();
-    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
-    groups.collect::<Vec<_>>().join(",")
 }
 
 fn duration(seconds: f64) -> String {

@@ -1,8 +1,8 @@
 //! What the console says at the end of a run.
 
 use super::as_f64;
-use crate::metrics::format::{bytes, duration, thousands};
 use crate::metrics::{Severity, Summary};
+use crate::text::{bytes, duration, thousands};
 
 /// Findings that are shown; summary.json has all.
 const MAX_FINDINGS: usize = 4;

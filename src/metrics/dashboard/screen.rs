@@ -7,9 +7,9 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Clear, Dataset, Gauge, GraphType, Paragraph, Sparkline, Wrap};
 
-use super::super::format::{bytes, duration, thousands};
 use super::super::{EvalMetrics, StepMetrics};
 use super::state::{PARTS, Question, State};
+use crate::text::{bytes, duration, thousands};
 
 const TRAIN: Color = Color::Cyan;
 const EVAL: Color = Color::Yellow;

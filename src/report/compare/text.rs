@@ -2,7 +2,7 @@
 
 use super::super::axis::Unit;
 use super::{Comparison, FIGURES, Side, Verdict};
-use crate::metrics::format::thousands;
+use crate::text::thousands;
 
 /// A side against the baseline.
 pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {

@@ -6,18 +6,19 @@ pub fn thousands(number: f64) -> String {
     if !number.is_finite() {
         return number.to_string();
     }
-    let digits = format!("{:.0}", number.abs());
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3 + 1);
-    if number < 0.0 {
-        text.push('-');
-    }
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    let sign = if number < 0.0 { "-" } else { "" };
+    format!("{sign}{}", grouped(&format!("{:.0}", number.abs())))
+}
+
+/// A count with its thousands grouped: `1,234,567`.
+#[must_use]
+pub fn with_commas(count: impl std::fmt::Display) -> String {
+    grouped(&count.to_string())
+}
+
+fn grouped(digits: &str) -> String {
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
+    groups.collect::<Vec<_>>().join(",")
 }
 
 /// A size: `812 MiB`, `12.3 GiB`.
@@ -56,6 +57,7 @@ mod tests {
         let numbers = [0.0, 999.4, 1000.0, 1_234_567.0, -4321.0].map(thousands);
         assert_eq!(numbers, ["0", "999", "1,000", "1,234,567", "-4,321"]);
         assert_eq!(thousands(f64::NAN), "NaN");
+        assert_eq!([0, 999, 1000, 1_234_567].map(with_commas), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([0, 812 << 20, 1 << 30, 13_200_000_000].map(bytes), ["0 MiB", "812 MiB", "1.0 GiB", "12.3 GiB"]);
     }
 

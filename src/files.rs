@@ -9,10 +9,11 @@ use std::path::Path;
 ///
 /// # Errors
 /// Whatever `write` or the file system reports; `path` is then as it was.
-pub fn write_file(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+pub fn write_with(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name");
     let name = path.file_name().ok_or_else(no_name)?.to_string_lossy();
-    let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    // Of a fixed name: what a crash leaves of it is overwritten by the next start.
+    let temporary = path.with_file_name(format!(".{name}.partial"));
     // Whatever `write` uses, the file gets the permissions that a new file has.
     let written = File::create(&temporary).and_then(|file| file.metadata()).and_then(|fresh| {
         write(&temporary)?;
@@ -26,6 +27,14 @@ pub fn write_file(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> i
         return written;
     }
     sync_folder(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// Writes a file whole or not at all, as [`write_with`].
+///
+/// # Errors
+/// Whatever the file system reports; `path` is then as it was.
+pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+    write_with(path, |path| std::fs::write(path, bytes))
 }
 
 /// Forces the entries of a folder to disk, so that a rename in it survives a power cut.
@@ -49,15 +58,15 @@ mod tests {
     fn a_failed_write_leaves_the_old_file_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        write_file(&path, |path| std::fs::write(path, "old")).unwrap();
-        let failed = write_file(&path, |path| {
+        write(&path, "old").unwrap();
+        let failed = write_with(&path, |path| {
             std::fs::write(path, "half")?;
             Err(io::Error::other("disk full"))
         });
         assert_eq!(failed.unwrap_err().to_string(), "disk full");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-        write_file(&path, |path| std::fs::write(path, "new")).unwrap();
+        write(&path, "new").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
     }
 }
