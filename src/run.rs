@@ -25,7 +25,6 @@ use crate::data::cache::CacheSettings;
 use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::template::ChatTemplate;
 use crate::device::{self, OpenDevice};
-use crate::diagnosis::Facts;
 use crate::export::{PromptForm, adapter_set, read_adapter};
 use crate::failure::Failure;
 use crate::hub::Progress;
@@ -36,16 +35,18 @@ use crate::model::Model;
 use crate::recipe::{Purpose, Recipe};
 use crate::schema::Places;
 use crate::telemetry::Telemetry;
-use crate::train::plan::{Around, Plan};
+use crate::train::flops::StepFlops;
+use crate::train::recorder::Recorder;
+use crate::train::saver::{AdapterFiles, Saver};
 use crate::train::schedule::{Schedule, total_steps};
-use crate::train::state::{Inputs, RowOrder};
+use crate::train::state::{Inputs, RowOrder, TrainerState};
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
-use crate::train::trainer::{Trainer, restore_step};
+use crate::train::trainer::Trainer;
 
 use clock::process_start;
 use dir::{RunDir, RunDirError, Start};
-use ending::{Ending, trainer_failure};
+use ending::Ending;
 use environment::Environment;
 use facts::facts;
 use inputs::{ModelSource, nvml_selector};
@@ -108,21 +109,30 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
     }
     let adapters = adapters(&recipe, &source, &selection, resumed.as_ref(), &device)?;
     let num_trainable = adapters.num_parameters();
-    let facts = facts(&recipe, &source.config, &selection, &data, &device, model.has_kernels());
-    let prompt_form = prompt_form(&recipe, &data);
-    let mut plan = plan(&recipe, &data, schedule, facts, inputs(&source, &data), prompt_form.clone());
-    let of_checkpoint = resumed.as_ref().map(|resumed| resumed.state.totals.num_starts());
-    plan.earlier_starts = dir.num_starts().max(of_checkpoint.unwrap_or_default());
+    let mut facts = facts(&recipe, &source.config, &selection, &data, &device, model.has_kernels());
+    let (order, inputs) = (row_order(&recipe, &data), inputs(&source, &data));
+    let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
+    // Starts that ended without a checkpoint are counted too.
+    earlier.figures.num_starts = earlier.figures.num_starts.max(dir.num_starts());
     let restored = resumed.is_some().then(|| adapters.clone());
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
     let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
-    if let (Some(Resumed { checkpoint, state, .. }), Some(adapters)) = (&resumed, restored) {
-        restore_step(&mut step, checkpoint, state, adapters, &plan.order).map_err(trainer_failure)?;
+    if let (Some(resumed), Some(adapters)) = (&resumed, restored) {
+        resumed.restore(&mut step, adapters, &order)?;
     }
 
     // From here on the folder is written to, and a signal waits for a checkpoint.
     stop.defer();
-    let mut sinks = open_run(args, &recipe, &dir, &device, resumed.as_ref(), &plan, &stop)?;
+    let mut sinks = open_run(
+        args,
+        &recipe,
+        &dir,
+        &device,
+        resumed.as_ref(),
+        earlier.figures.num_starts + 1,
+        schedule.total_steps(),
+        &stop,
+    )?;
     keep_recipe(args, &given, &resolved, &dir)?;
     let (config, selection) = (&source.config, &selection);
     dir.write_memory_plan(&room.plan).map_err(Failure::running)?;
@@ -132,23 +142,37 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
         sinks.warn(warning);
     }
     let telemetry = start_telemetry(&recipe, &device, &mut sinks);
-    tell_resumption(args, resumed.as_ref(), &plan.inputs, &checkpoints, &recipe, &mut sinks)?;
+    tell_resumption(args, resumed.as_ref(), &inputs, &checkpoints, &recipe, &mut sinks)?;
 
-    plan.facts.max_sm_clock_mhz = telemetry.max_sm_clock_mhz();
-    plan.facts.power_limit_watts = telemetry.power_limit_watts();
-    plan.facts.default_power_limit_watts = telemetry.default_power_limit_watts();
-    let around = Around {
-        data: &data,
-        device: &device,
-        telemetry: &telemetry,
-        checkpoints: &checkpoints,
-        sinks: &mut sinks,
-        stop: &stop,
+    facts.max_sm_clock_mhz = telemetry.max_sm_clock_mhz();
+    facts.power_limit_watts = telemetry.power_limit_watts();
+    facts.default_power_limit_watts = telemetry.default_power_limit_watts();
+    let adapter_files = AdapterFiles {
+        lora: recipe.lora.clone(),
+        base_model_name_or_path: recipe.model.path.clone(),
+        prompt_form: prompt_form(&recipe, &data),
     };
-    let mut trainer = Trainer::new(step, plan, around, process_start);
-    if let Some(Resumed { state, sound, .. }) = resumed {
-        trainer.go_on_from(state, sound);
+    let mut saver = Saver::new(recipe.checkpoint.clone(), checkpoints, adapter_files, resolved);
+    let mut state = TrainerState::new(order, inputs, step.counters());
+    if let Some(Resumed { state: resumed, sound, .. }) = resumed {
+        state = TrainerState { order, inputs: state.inputs, trouble: None, ..resumed };
+        saver = saver.resumed(sound);
     }
+    let flops = StepFlops::new(config, num_trainable);
+    let recorder = Recorder::new(flops, &device, telemetry, recipe.train.precision, facts, earlier, process_start);
+    let mut trainer = Trainer {
+        step,
+        state,
+        train: recipe.train.clone(),
+        eval: recipe.eval.clone(),
+        watchdog: recipe.watchdog,
+        schedule,
+        data: &data,
+        stop: &stop,
+        recorder,
+        saver,
+        sinks,
+    };
     let ending = Ending {
         args,
         recipe: &recipe,
@@ -160,7 +184,6 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
         num_trainable,
         num_parameters: opening.num_parameters(),
         total_steps: schedule.total_steps(),
-        prompt_form,
     };
     ending.train(&mut trainer)
 }
@@ -271,7 +294,8 @@ fn open_run(
     dir: &RunDir,
     device: &OpenDevice,
     resumed: Option<&Resumed>,
-    plan: &Plan,
+    starts: u64,
+    total_steps: u64,
     stop: &Stop,
 ) -> Result<Sinks, Failure> {
     let aside = match start_of(resumed) {
@@ -279,14 +303,13 @@ fn open_run(
         Start::Resume => None,
     };
     dir.reopen(start_of(resumed)).map_err(Failure::running)?;
-    let starts = plan.earlier_starts + 1;
     let environment = Environment { starts, gpu: device.cuda.clone(), ..Environment::of_this_process(&device.label) };
     dir.write_environment(&environment).map_err(Failure::running)?;
     let options = SinkOptions {
         run_dir: dir.path(),
         resume_step: resumed.map(|resumed| resumed.state.step),
         has_evaluated: resumed.is_some_and(|resumed| resumed.state.evaluations.last_step == Some(resumed.state.step)),
-        total_steps: plan.schedule.total_steps(),
+        total_steps,
         quiet: args.quiet,
         tui: args.tui,
         interrupter: stop.interrupter().clone(),
@@ -309,35 +332,14 @@ fn keep_recipe(args: &TrainArgs, given: &str, resolved: &str, dir: &RunDir) -> R
     dir.write_recipe(given, &changes, resolved).map_err(Failure::running)
 }
 
-/// What of the recipe the loop needs.
-fn plan(
-    recipe: &Recipe,
-    data: &DataPipeline,
-    schedule: Schedule,
-    facts: Facts,
-    inputs: Inputs,
-    prompt_form: PromptForm,
-) -> Plan {
-    Plan {
-        train: recipe.train.clone(),
-        eval: recipe.eval.clone(),
-        checkpoint: recipe.checkpoint.clone(),
-        watchdog: recipe.watchdog,
-        schedule,
-        inputs,
-        facts,
-        recipe: recipe.to_toml(),
-        earlier_starts: 0,
-        order: RowOrder {
-            seed: recipe.seed,
-            micro_batch_size: recipe.train.micro_batch_size,
-            shuffle: recipe.data.shuffle,
-            packed_length: recipe.data.packing.then_some(recipe.data.max_length),
-            rows_per_epoch: data.rows_per_epoch(),
-        },
-        lora: recipe.lora.clone(),
-        base_model_name_or_path: recipe.model.path.clone(),
-        prompt_form,
+/// What fixes which rows are in which micro-batch.
+fn row_order(recipe: &Recipe, data: &DataPipeline) -> RowOrder {
+    RowOrder {
+        seed: recipe.seed,
+        micro_batch_size: recipe.train.micro_batch_size,
+        shuffle: recipe.data.shuffle,
+        packed_length: recipe.data.packing.then_some(recipe.data.max_length),
+        rows_per_epoch: data.rows_per_epoch(),
     }
 }
 

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use common::{Bench, json, lora_train, run, signal, stderr, steps, train, wait, wait_until};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 fn number(value: &Value, name: &str) -> f64 {
     value[name].as_f64().unwrap_or_else(|| panic!("`{name}` is missing in {value}"))
@@ -170,38 +169,4 @@ fn what_a_killed_run_did_after_its_last_checkpoint_is_not_counted_twice() {
     is_of_all_steps(&summary, &dir);
     let wall = number(&summary, "wall_seconds");
     assert!(wall > saved && wall <= saved + second, "{wall} s, {saved} at the checkpoint and {second} since");
-}
-
-#[test]
-fn a_run_resumed_from_a_checkpoint_of_an_older_version_says_what_its_figures_are_of() {
-    let bench = Bench::new();
-    let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\n[checkpoint]\nsave_steps = 2\n");
-    let dir = bench.path("run");
-    train(&recipe, &["--set", "train.max_steps=2"]);
-    // Older versions kept no figures.
-    let checkpoint = dir.join("checkpoints/step-000002");
-    let mut state = json(&checkpoint.join("trainer_state.json"));
-    let earlier = number(&state["totals"], "wall_seconds");
-    state["totals"].as_object_mut().unwrap().remove("figures").unwrap();
-    let state = state.to_string();
-    fs::write(checkpoint.join("trainer_state.json"), &state).unwrap();
-    let sums = fs::read_to_string(checkpoint.join("SHA256SUMS")).unwrap();
-    let digest = Sha256::digest(&state).iter().fold(String::new(), |sum, byte| sum + &format!("{byte:02x}"));
-    let is_state = |line: &str| line.ends_with("  trainer_state.json");
-    let line =
-        |line: &str| if is_state(line) { format!("{digest}  trainer_state.json\n") } else { format!("{line}\n") };
-    fs::write(checkpoint.join("SHA256SUMS"), sums.lines().map(line).collect::<String>()).unwrap();
-    let output = train(&recipe, &["--resume", "--set", "train.max_steps=6"]);
-    assert!(stderr(&output).contains("are measured since step 2"), "{}", stderr(&output));
-    let summary = json(&dir.join("summary.json"));
-    assert_eq!((&summary["figures_since_step"], &summary["starts"]), (&2.into(), &2.into()));
-    assert_eq!(number(&summary["time"], "earlier_seconds"), earlier);
-    let parts: f64 = summary["time"].as_object().unwrap().values().map(|part| part.as_f64().unwrap()).sum();
-    let wall = number(&summary, "wall_seconds");
-    assert!((parts - wall).abs() < 1e-6 && wall > earlier, "{summary:#}");
-    let lines = &steps(&dir)[2..];
-    let rate = sum(lines, "tokens") / sum(lines, "step_seconds");
-    assert!((number(&summary, "tokens_per_second") / rate - 1.0).abs() < 1e-6, "{summary:#}");
-    let page = fs::read_to_string(dir.join("report.html")).unwrap();
-    assert!(page.contains("earlier starts"), "the page shows no earlier starts");
 }

@@ -62,10 +62,6 @@ pub struct Summary {
     pub steps: u64,
     /// Starts of the process, those that were killed included. 0 in files of older versions.
     pub starts: u64,
-    /// Step after which speed, MFU, peaks, utilization, padding and telemetry are measured, where a run was resumed from a
-    /// checkpoint of an older version, which does not have them; absent: over all steps.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub figures_since_step: Option<u64>,
     /// Updates that it was to make, where it did not come to its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
@@ -203,15 +199,6 @@ pub struct TimeSpent {
     pub logging_seconds: f64,
     /// The rest: bookkeeping, measuring the device's peak, ending.
     pub other_seconds: f64,
-    /// Earlier starts, where a run was resumed from a checkpoint of an older version, which does not say where their time
-    /// went.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub earlier_seconds: f64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references over")]
-fn is_zero(seconds: &f64) -> bool {
-    *seconds == 0.0
 }
 
 impl Add for TimeSpent {
@@ -229,7 +216,6 @@ impl Add for TimeSpent {
             checkpoint_seconds: self.checkpoint_seconds + other.checkpoint_seconds,
             logging_seconds: self.logging_seconds + other.logging_seconds,
             other_seconds: self.other_seconds + other.other_seconds,
-            earlier_seconds: self.earlier_seconds + other.earlier_seconds,
         }
     }
 }
@@ -250,7 +236,7 @@ impl TimeSpent {
 
     /// The parts with their names for people.
     #[must_use]
-    pub fn parts(&self) -> [(&'static str, f64); 10] {
+    pub fn parts(&self) -> [(&'static str, f64); 9] {
         [
             ("startup", self.startup_seconds),
             ("data", self.data_wait_seconds),
@@ -261,7 +247,6 @@ impl TimeSpent {
             ("checkpoint", self.checkpoint_seconds),
             ("logging", self.logging_seconds),
             ("other", self.other_seconds),
-            ("earlier starts", self.earlier_seconds),
         ]
     }
 }

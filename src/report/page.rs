@@ -22,7 +22,7 @@ const MAX_TEXT: usize = 4000;
 const MAX_RECIPE: usize = 60_000;
 
 /// Parts of the run's wall time in summary.json: field, name, class of the colour.
-const TIME_PARTS: [(&str, &str, &str); 10] = [
+const TIME_PARTS: [(&str, &str, &str); 9] = [
     ("startup_seconds", "start-up", "p-startup"),
     ("forward_backward_seconds", "forward + backward", "p-passes"),
     ("optimizer_seconds", "optimizer", "p-optimizer"),
@@ -32,7 +32,6 @@ const TIME_PARTS: [(&str, &str, &str); 10] = [
     ("evaluation_seconds", "evaluation", "p-evaluation"),
     ("checkpoint_seconds", "checkpoints, adapter", "p-checkpoint"),
     ("other_seconds", "other", "p-other"),
-    ("earlier_seconds", "earlier starts", "p-startup"),
 ];
 
 /// What the template shows.

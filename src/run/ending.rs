@@ -15,13 +15,13 @@ use super::room::panic_reason;
 use super::verify::adapter_reloads;
 use crate::data::pipeline::{DataPipeline, RowCounts};
 use crate::device::OpenDevice;
-use crate::export::{PromptForm, adapter_weights, write_adapter};
+use crate::export::adapter_weights;
 use crate::failure::Failure;
 use crate::metrics::{Outcome, Sinks, Summary};
 use crate::panics::guarded;
 use crate::recipe::Recipe;
 use crate::report;
-use crate::train::step::TrainStep;
+use crate::train::laps::Part;
 use crate::train::stop::Stop;
 use crate::train::trainer::{Trainer, TrainerError};
 
@@ -52,8 +52,6 @@ pub(super) struct Ending<'a> {
     pub(super) num_parameters: usize,
     /// Steps of the whole run.
     pub(super) total_steps: u64,
-    /// In which form the rows are put before the model.
-    pub(super) prompt_form: PromptForm,
 }
 
 /// What a run that came to its end has to show.
@@ -76,7 +74,7 @@ impl Ending<'_> {
     ///
     /// An interruption; what training fails by, or what the end of a run that came to it does.
     pub(super) fn train(&self, trainer: &mut Trainer<'_>) -> Result<(), Failure> {
-        let first_step = trainer.state().step;
+        let first_step = trainer.state.step;
         let ran = catch_unwind(AssertUnwindSafe(|| self.train_and_export(trainer)));
         let cut = match ran {
             Ok(Ok(done)) => return self.finish(trainer, &done),
@@ -84,12 +82,12 @@ impl Ending<'_> {
             Err(panic) => Cut::Panicked(panic),
         };
         if let Err(bug) = guarded(|| self.end_before_its_end(trainer, &cut, first_step)) {
-            trainer.sinks().warn(&format!("no report: {bug}"));
+            trainer.sinks.warn(&format!("no report: {bug}"));
         }
         match cut {
             Cut::Interrupted => {
-                let text = self.how_to_continue(trainer.state().step);
-                trainer.sinks().say(&text);
+                let text = self.how_to_continue(trainer.state.step);
+                trainer.sinks.say(&text);
                 Err(Failure::Interrupted)
             }
             Cut::Failed { failure, .. } => Err(failure),
@@ -107,20 +105,18 @@ impl Ending<'_> {
             return Err(Cut::Interrupted);
         }
         let adapter_verified =
-            self.export(trainer.step()).map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
-        trainer.end_export();
+            self.export(trainer).map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
+        trainer.recorder.part(Part::Checkpoint);
         Ok(Done { outcome, adapter_verified })
     }
 
     /// Writes the adapter; whether it gives the same logits when it is read back.
-    fn export(&self, step: &TrainStep) -> Result<bool, Failure> {
+    fn export(&self, trainer: &Trainer<'_>) -> Result<bool, Failure> {
+        let step = &trainer.step;
         let folder = self.dir.adapter();
         self.dir.clear_leftovers();
         let weights = adapter_weights(step.adapters());
-        let write = |folder: &Path| {
-            write_adapter(folder, &weights, &self.recipe.lora, &self.recipe.model.path)?;
-            self.prompt_form.write(folder)
-        };
+        let write = |folder: &Path| trainer.saver.adapter_files().write(folder, &weights);
         if let Err(error) = write(&folder) {
             // Hours of work are in memory: whichever disk takes them is good enough.
             let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
@@ -140,7 +136,7 @@ impl Ending<'_> {
     fn finish(&self, trainer: &mut Trainer<'_>, done: &Done) -> Result<(), Failure> {
         let mut summary = self.summary(trainer, done.outcome);
         summary.adapter_verified = Some(done.adapter_verified);
-        let sinks = trainer.sinks();
+        let sinks = &mut trainer.sinks;
         restore_files(self.dir, sinks);
         let written = sinks.finish(&summary).map_err(Failure::running);
         // Without the final figures the page still has those of the steps.
@@ -152,7 +148,7 @@ impl Ending<'_> {
     /// The diagnosis and the page of one that did not. What cannot be written is a warning: how the run ends is decided.
     fn end_before_its_end(&self, trainer: &mut Trainer<'_>, cut: &Cut, first_step: u64) {
         let (outcome, reason) = match cut {
-            Cut::Interrupted => (Outcome::Interrupted, self.how_to_continue(trainer.state().step)),
+            Cut::Interrupted => (Outcome::Interrupted, self.how_to_continue(trainer.state.step)),
             Cut::Failed { outcome, failure } => (*outcome, failure.to_string()),
             Cut::Panicked(panic) => (Outcome::Failed, panic_reason(&**panic, self.advice)),
         };
@@ -163,7 +159,7 @@ impl Ending<'_> {
             // No step of this start could be diagnosed: it would be called healthy.
             summary.diagnosis.clear();
         }
-        let sinks = trainer.sinks();
+        let sinks = &mut trainer.sinks;
         restore_files(self.dir, sinks);
         if let Err(error) = sinks.finish(&summary) {
             sinks.warn(&error.to_string());
@@ -188,7 +184,7 @@ impl Ending<'_> {
             all_parameters: self.num_parameters as u64,
             // What cannot be read now was read before the first step.
             warnings: self.data.train_counts().map_or_else(|_| Vec::new(), |counts| rows_left_out(&counts, max_length)),
-            ..trainer.summary()
+            ..trainer.recorder.summary(&trainer.state)
         };
         summary.with_cost(&self.recipe.cost)
     }
@@ -253,9 +249,7 @@ fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
 /// A row or a checkpoint that does not fit is a mistake in the inputs.
 pub(super) fn trainer_failure(error: TrainerError) -> Failure {
     match error {
-        TrainerError::Checkpoint(_) | TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => {
-            Failure::running(error)
-        }
+        TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => Failure::running(error),
         TrainerError::Data(error) => data_failure(error),
         error => Failure::input(error),
     }

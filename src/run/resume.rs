@@ -7,9 +7,11 @@ use super::changes::{Change, Effect, changes};
 use super::dir::RunDir;
 use crate::checkpoint::{self, Checkpoints};
 use crate::failure::Failure;
+use crate::lora::AdapterSet;
 use crate::metrics::{Sinks, Summary};
 use crate::schema::{Problem, Problems};
-use crate::train::state::{Inputs, TrainerState};
+use crate::train::state::{Inputs, RowOrder, TrainerState};
+use crate::train::step::{StepState, TrainStep};
 
 /// A checkpoint to go on from.
 #[derive(Debug)]
@@ -84,6 +86,26 @@ impl Resumed {
         };
         let problems: Vec<Problem> = self.changes.iter().filter_map(problem).collect();
         if problems.is_empty() { Ok(()) } else { Err(Failure::Input(Problems(problems))) }
+    }
+
+    /// Puts the checkpoint's adapters and moments into a step. `order` is what the recipe's rows are in now.
+    ///
+    /// # Errors
+    ///
+    /// A checkpoint that is damaged, or of other adapters, or in the middle of other data.
+    pub(super) fn restore(&self, step: &mut TrainStep, adapters: AdapterSet, order: &RowOrder) -> Result<(), Failure> {
+        let shown = self.checkpoint.display();
+        let state = &self.state;
+        if state.order != *order && state.cursor.batch != 0 {
+            return Err(Failure::input(format!(
+                "checkpoint {shown}: it lies within an epoch of {}, and the recipe has {order}\n  hint: keep `seed`, \
+                 `train.micro_batch_size` and the data as they were; between two epochs they can be changed",
+                state.order
+            )));
+        }
+        let moments = checkpoint::load_moments(&self.checkpoint).map_err(Failure::running)?;
+        let saved = StepState { moments, counters: state.counters };
+        step.restore(adapters, &saved).map_err(|error| Failure::input(format!("checkpoint {shown}: {error}")))
     }
 
     /// Holds that steps are left to take, once it is known how many there are.

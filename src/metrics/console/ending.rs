@@ -47,9 +47,6 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     if !machine.is_empty() {
         lines.push(format!("  {}", machine.join(", ")));
     }
-    if let Some(step) = summary.figures_since_step {
-        lines.push(format!("  speed, mfu, peaks and utilization are measured since step {step}"));
-    }
     lines.extend(price_line(summary));
     if summary.wall_seconds > 0.0 {
         let share = |seconds: f64| 100.0 * seconds / summary.wall_seconds;
@@ -145,10 +142,9 @@ mod tests {
         let expected = "  INPUT-BOUND: waited\n    try `data.num_workers` 1 -> 4: about 1.50x\n  PADDING: some";
         assert!(text.ends_with(expected), "{text}");
 
-        let resumed = Summary { starts: 3, figures_since_step: Some(8), ..interrupted };
+        let resumed = Summary { starts: 3, ..interrupted };
         let text = summary_text(&resumed);
         assert!(text.starts_with("interrupted at step 20 of 80, after 10s (3 starts), 1,234 tokens/s"), "{text}");
-        assert!(text.contains("\n  speed, mfu, peaks and utilization are measured since step 8\n"), "{text}");
         // The diagnosis has seen the last start only.
         assert!(text.contains("\n  of the last start:\n  INPUT-BOUND: waited\n"), "{text}");
     }
