@@ -55,7 +55,7 @@ fn a_recipe_without_mistakes_is_summed_up_and_nothing_is_written() {
     assert_eq!(facts[0], "output: out (new)");
     assert!(facts[1].starts_with("model: model (llama, ") && facts[1].ends_with("parameters, stored as bf16)"));
     assert_eq!(facts[2], format!("adapted layers: {} x all-linear", 7 * config.num_hidden_layers));
-    let trainable = findings::with_commas(num_trainable);
+    let trainable = overview::with_commas(num_trainable);
     assert!(facts[3].starts_with(&format!("trainable params: {trainable} || all params: ")), "{}", facts[3]);
     assert_eq!(
         facts[4],

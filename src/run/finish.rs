@@ -8,51 +8,26 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::time::Duration;
 
-use super::args::TrainArgs;
+use super::Run;
+use super::device_memory::panic_reason;
 use super::dir::RunDir;
 use super::inputs::data_failure;
-use super::room::panic_reason;
+use super::overview::num_parameters;
+use super::prepare::Prepared;
 use super::verify::adapter_reloads;
-use crate::data::pipeline::{DataPipeline, RowCounts};
-use crate::device::OpenDevice;
+use crate::data::pipeline::RowCounts;
 use crate::export::adapter_weights;
 use crate::failure::Failure;
 use crate::metrics::{Outcome, Sinks, Summary};
 use crate::panics::guarded;
-use crate::recipe::Recipe;
 use crate::report;
 use crate::train::laps::Part;
-use crate::train::stop::Stop;
 use crate::train::trainer::{Trainer, TrainerError};
 
 /// How long the end of a run waits for its page, which takes 1.5 s for 100,000 steps on a busy machine.
 const REPORT_LIMIT: Duration = Duration::from_mins(10);
 /// The same where somebody has asked it to stop: whoever did may kill it soon.
 const INTERRUPT_REPORT_LIMIT: Duration = Duration::from_secs(2);
-
-/// What the end of a run needs to know beside its trainer.
-pub(super) struct Ending<'a> {
-    /// What was typed.
-    pub(super) args: &'a TrainArgs,
-    /// The recipe.
-    pub(super) recipe: &'a Recipe,
-    /// The run's folder.
-    pub(super) dir: &'a RunDir,
-    /// Its rows.
-    pub(super) data: &'a DataPipeline,
-    /// Where it was computed.
-    pub(super) device: &'a OpenDevice,
-    /// Whether somebody has asked it to stop.
-    pub(super) stop: &'a Stop,
-    /// What to say where memory has run out.
-    pub(super) advice: Option<&'a str>,
-    /// Parameters that are trained.
-    pub(super) num_trainable: usize,
-    /// Parameters of base and adapters.
-    pub(super) num_parameters: usize,
-    /// Steps of the whole run.
-    pub(super) total_steps: u64,
-}
 
 /// What a run that came to its end has to show.
 struct Done {
@@ -67,7 +42,7 @@ enum Cut {
     Panicked(Box<dyn Any + Send>),
 }
 
-impl Ending<'_> {
+impl Run<'_> {
     /// Trains, and ends the run whichever way it goes.
     ///
     /// # Errors
@@ -129,7 +104,7 @@ impl Ending<'_> {
                 ),
             }));
         }
-        adapter_reloads(&folder, step.model(), step.adapters(), self.device.is_gpu()).map_err(Failure::running)
+        adapter_reloads(&folder, step.model(), step.adapters(), self.prepared.device.is_gpu()).map_err(Failure::running)
     }
 
     /// Final figures and page of a run that came to its end.
@@ -150,11 +125,11 @@ impl Ending<'_> {
         let (outcome, reason) = match cut {
             Cut::Interrupted => (Outcome::Interrupted, self.how_to_continue(trainer.state.step)),
             Cut::Failed { outcome, failure } => (*outcome, failure.to_string()),
-            Cut::Panicked(panic) => (Outcome::Failed, panic_reason(&**panic, self.advice)),
+            Cut::Panicked(panic) => (Outcome::Failed, panic_reason(&**panic, &self.prepared.memory.advice)),
         };
         let mut summary = self.summary(trainer, outcome);
         summary.reason = Some(reason);
-        summary.total_steps = Some(self.total_steps);
+        summary.total_steps = Some(trainer.schedule.total_steps());
         if summary.steps == first_step {
             // No step of this start could be diagnosed: it would be called healthy.
             summary.diagnosis.clear();
@@ -175,18 +150,19 @@ impl Ending<'_> {
     }
 
     fn summary(&self, trainer: &Trainer<'_>, outcome: Outcome) -> Summary {
-        let max_length = self.recipe.data.max_length;
+        let Prepared { recipe, device, .. } = self.prepared;
+        let max_length = recipe.data.max_length;
         let summary = Summary {
             outcome,
-            device: self.device.label.clone(),
-            precision: self.recipe.train.precision.name().to_owned(),
-            trainable_parameters: self.num_trainable as u64,
-            all_parameters: self.num_parameters as u64,
+            device: device.label.clone(),
+            precision: recipe.train.precision.name().to_owned(),
+            trainable_parameters: self.prepared.num_trainable() as u64,
+            all_parameters: num_parameters(self.prepared) as u64,
             // What cannot be read now was read before the first step.
             warnings: self.data.train_counts().map_or_else(|_| Vec::new(), |counts| rows_left_out(&counts, max_length)),
             ..trainer.recorder.summary(&trainer.state)
         };
-        summary.with_cost(&self.recipe.cost)
+        summary.with_cost(&recipe.cost)
     }
 
     /// Makes report.html. The figures are there: where it fails, it can be made anew from them.
@@ -247,10 +223,10 @@ fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
 }
 
 /// A row or a checkpoint that does not fit is a mistake in the inputs.
-pub(super) fn trainer_failure(error: TrainerError) -> Failure {
+fn trainer_failure(error: TrainerError) -> Failure {
     match error {
         TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => Failure::running(error),
         TrainerError::Data(error) => data_failure(error),
-        error => Failure::input(error),
+        error @ TrainerError::Generate(_) => Failure::input(error),
     }
 }
