@@ -10,7 +10,7 @@ use clap::{Args, FromArgMatches, Subcommand};
 
 use crate::commands::{bench, check, compare, doctor, generate, inspect, merge, plan, report, tune};
 use crate::failure::Failure;
-use crate::run::room::is_out_of_memory;
+use crate::run::device_memory::is_out_of_memory;
 use crate::run::{self, TrainArgs};
 
 /// What the command line asks for.

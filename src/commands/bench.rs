@@ -13,7 +13,6 @@ use crate::failure::Failure;
 use crate::ops::peak::gemm_peak_flops;
 use crate::ops::profile::{self, Row};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::clock::process_start;
 use crate::run::inputs::{ModelSource, nvml_selector};
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::train::flops::StepFlops;
@@ -79,7 +78,7 @@ struct BenchReport {
 ///
 /// A recipe, model or device that cannot be used.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let process_start = process_start();
+    let process_start = Instant::now();
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     // As many as `max_steps` are measured.
     let num_steps = args.warmup + recipe.train.max_steps.unwrap_or(DEFAULT_NUM_STEPS);

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use crate::device;
 use crate::failure::Failure;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::room::Room;
+use crate::run::device_memory::StepMemory;
+use crate::run::overview;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use findings::Findings;
@@ -83,13 +84,7 @@ fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     }
     if let Some(config) = &model.config {
         model::examine_adapters(&recipe.lora, config, &mut findings);
-        let (longest, positions) = (recipe.data.max_length, config.max_position_embeddings);
-        if longest > positions {
-            findings.warn(format!(
-                "`data.max_length` = {longest} is longer than the {positions} positions that the model was made for\n  \
-                 hint: set it to {positions} or less"
-            ));
-        }
+        findings.warnings.extend(overview::length_warning(recipe, config));
     }
     match model.tokenizer {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
@@ -106,21 +101,17 @@ fn examine_device(recipe: &Recipe, config: Option<&ModelConfig>, findings: &mut 
         Ok(device) => device,
         Err(error) => return findings.error(&error),
     };
+    findings.facts.push(overview::device(recipe, &device));
     let precision = recipe.train.precision;
-    let storage = recipe.model.dtype.unwrap_or(precision);
-    findings.fact(
-        "device",
-        format!("{} ({}); computes in {precision}, base stored in {storage}", device.label, device.reason),
-    );
-    for dtype in [precision, storage] {
+    for dtype in [precision, recipe.model.dtype.unwrap_or(precision)] {
         if let Err(error) = device.require_dtype(dtype) {
             findings.error(&error);
         }
     }
-    // What is wrong with the layers that are adapted has been told already.
+    // What is wrong with the layers that are adapted has been reported already.
     if let Some((config, selection)) =
         config.and_then(|config| Some((config, recipe.lora.select(config.num_hidden_layers).ok()?)))
-        && let Some(warning) = Room::look(recipe, config, &selection, &device).warning
+        && let Some(warning) = StepMemory::estimate(recipe, config, &selection, &device).warning
     {
         findings.warn(warning);
     }

@@ -1,7 +1,7 @@
 //! The folder of a run: who may write into it, and its plain files.
 
-mod aside;
 mod lock;
+mod superseded;
 
 use std::cell::RefCell;
 use std::fs;
@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::failure::Failure;
 use crate::files;
 use crate::metrics::{SUMMARY_FILE, Summary, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
@@ -66,6 +67,16 @@ pub enum RunDirError {
         /// Why it failed.
         source: io::Error,
     },
+}
+
+impl From<RunDirError> for Failure {
+    /// A folder that must not be used is a mistake in the recipe; a disk that fails is not.
+    fn from(error: RunDirError) -> Self {
+        match error {
+            RunDirError::Io { .. } => Self::running(error),
+            error => Self::input(error),
+        }
+    }
 }
 
 /// How a run starts.
@@ -126,22 +137,16 @@ impl RunDir {
         )
     }
 
-    /// Holds that a run may start here.
+    /// Holds that a run may start here from the beginning.
     ///
     /// # Errors
     ///
-    /// For [`Start::Fresh`] where a finished run or checkpoints are there.
-    pub fn refuse_other_runs(&self, start: Start) -> Result<(), RunDirError> {
-        if start == Start::Resume {
-            return Ok(());
-        }
+    /// Where a finished run or checkpoints are there.
+    pub fn refuse_other_runs(&self) -> Result<(), RunDirError> {
         if self.is_finished() {
             return Err(RunDirError::Finished { path: self.path.clone() });
         }
-        let is_checkpoint = |name: &str| name.starts_with("step-") || name.ends_with(".replaced");
-        let has_checkpoints = fs::read_dir(self.path.join("checkpoints"))
-            .is_ok_and(|entries| entries.flatten().any(|e| is_checkpoint(&e.file_name().to_string_lossy())));
-        if has_checkpoints { Err(RunDirError::Unfinished { path: self.path.clone() }) } else { Ok(()) }
+        if has_checkpoints(&self.path) { Err(RunDirError::Unfinished { path: self.path.clone() }) } else { Ok(()) }
     }
 
     /// The folder.
@@ -253,7 +258,7 @@ impl RunDir {
         self.write_json(ENVIRONMENT_FILE, environment)
     }
 
-    /// Writes `memory_plan.json`: the memory that the steps are planned to take, as `lora-train plan` reckons it.
+    /// Writes `memory_plan.json`: the memory that the steps are planned to take, as `lora-train plan` estimates it.
     ///
     /// # Errors
     ///
@@ -298,6 +303,14 @@ impl RunDir {
     }
 }
 
+/// Whether a run has left checkpoints in its folder.
+#[must_use]
+pub fn has_checkpoints(path: &Path) -> bool {
+    let is_checkpoint = |name: &str| name.starts_with("step-") || name.ends_with(".replaced");
+    fs::read_dir(path.join("checkpoints"))
+        .is_ok_and(|entries| entries.flatten().any(|e| is_checkpoint(&e.file_name().to_string_lossy())))
+}
+
 /// The nearest of a path and the folders above it that exists; it decides whether the rest can be created.
 #[must_use]
 pub fn nearest_existing(path: &Path) -> &Path {
@@ -331,11 +344,10 @@ mod tests {
         assert!(matches!(&error, RunDirError::NotAFolder { file, .. } if file.ends_with("file")), "{error}");
         let run = RunDir::create(&path).unwrap();
         assert_eq!(run.warning(), None);
-        run.refuse_other_runs(Start::Fresh).unwrap();
+        run.refuse_other_runs().unwrap();
         fs::write(path.join(SUMMARY_FILE), "{}").unwrap();
-        let error = run.refuse_other_runs(Start::Fresh).unwrap_err();
+        let error = run.refuse_other_runs().unwrap_err();
         assert!(matches!(error, RunDirError::Finished { .. }), "{error}");
-        run.refuse_other_runs(Start::Resume).unwrap();
         assert!(run.is_finished());
         run.reopen(Start::Resume).unwrap();
         assert!(!run.is_finished());
@@ -361,9 +373,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("checkpoints/step-000010")).unwrap();
         let run = RunDir::create(folder.path()).unwrap();
-        let error = run.refuse_other_runs(Start::Fresh).unwrap_err();
+        let error = run.refuse_other_runs().unwrap_err();
         assert!(error.to_string().contains("--resume"), "{error}");
-        run.refuse_other_runs(Start::Resume).unwrap();
     }
 
     #[test]

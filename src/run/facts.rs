@@ -1,26 +1,19 @@
 //! What the diagnosis knows of a run beforehand.
 
 use super::inputs::workload;
+use super::prepare::Prepared;
 use crate::data::pipeline::DataPipeline;
 use crate::data::sources::FileInfo;
-use crate::device::{OpenDevice, num_cpu_threads};
+use crate::device::num_cpu_threads;
 use crate::diagnosis::Facts;
-use crate::lora::targets::Selection;
-use crate::recipe::Recipe;
-use crate::spec::ModelConfig;
 use crate::telemetry::total_host_memory_bytes;
 use crate::train::config::GradientCheckpointing;
 use crate::train::memory::Workload;
 
 /// The recipe and the machine, as far as a rule speaks of them.
-pub(super) fn facts(
-    recipe: &Recipe,
-    config: &ModelConfig,
-    selection: &Selection,
-    data: &DataPipeline,
-    device: &OpenDevice,
-    leaves_padding_out: bool,
-) -> Facts {
+pub(super) fn facts(prepared: &Prepared, data: &DataPipeline, leaves_padding_out: bool) -> Facts {
+    let Prepared { recipe, source, selection, device, .. } = prepared;
+    let config = &source.config;
     let (train, rows) = (&recipe.train, recipe.train.micro_batch_size);
     let host_memory_bytes = total_host_memory_bytes();
     let workload = workload(recipe, config, selection, !device.is_gpu());

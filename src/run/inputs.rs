@@ -41,18 +41,17 @@ impl ModelSource {
     ///
     /// A model that is not there or not supported, or weights that are not those of its config.
     pub fn open(options: &ModelOptions, seed: u64, quiet: bool) -> Result<Self, Failure> {
-        let path = Path::new(&options.path);
-        let (folder, config) = if options.init == Init::Random && path.is_file() {
-            (path.parent().unwrap_or(Path::new("")).to_owned(), path.to_owned())
-        } else {
-            let wanted = match options.init {
-                Init::Pretrained => Wanted::Model,
-                Init::Random => Wanted::WithoutWeights,
-            };
-            let (revision, progress) = (options.revision.as_deref(), Progress::detect(quiet));
-            let folder = hub::resolve(&options.path, revision, wanted, &HubSettings::from_env(), progress)?;
-            let config = folder.join("config.json");
-            (folder, config)
+        let (folder, config) = match config_alone(options) {
+            Some(alone) => alone,
+            None => {
+                let wanted = match options.init {
+                    Init::Pretrained => Wanted::Model,
+                    Init::Random => Wanted::WithoutWeights,
+                };
+                let (revision, progress) = (options.revision.as_deref(), Progress::detect(quiet));
+                let folder = hub::resolve(&options.path, revision, wanted, &HubSettings::from_env(), progress)?;
+                (folder.clone(), folder.join("config.json"))
+            }
         };
         let config = ModelConfig::from_file(&config).map_err(Failure::input)?;
         let weights = match options.init {
@@ -83,15 +82,10 @@ impl ModelSource {
     /// Files that cannot be read or understood; a tokenizer that belongs to another model.
     pub fn tokenizer(&self) -> Result<Tokenizer, Failure> {
         let tokenizer = Tokenizer::open(&self.folder).map_err(Failure::input)?;
-        let (max_id, vocab_size) = (tokenizer.max_id() as usize, self.config.vocab_size);
-        if max_id >= vocab_size {
-            let folder = self.folder.display();
-            return Err(Failure::input(format!(
-                "{folder}: the tokenizer has ids up to {max_id}, and the model has embeddings for {vocab_size}\n  hint: \
-                 tokenizer.json and config.json are of different models"
-            )));
+        match vocabulary_problem(&self.folder, &tokenizer, &self.config) {
+            Some(problem) => Err(problem.into()),
+            None => Ok(tokenizer),
         }
-        Ok(tokenizer)
     }
 
     /// Tokenizer and rows.
@@ -125,6 +119,27 @@ impl ModelSource {
         let init = lora.init_lora_weights;
         AdapterSet::new(&self.config, selection, init, lora.lora_dropout, seed, &device.device)
     }
+}
+
+/// Folder and config.json of a model that is to have random weights and is named by its config.json alone.
+#[must_use]
+pub fn config_alone(options: &ModelOptions) -> Option<(PathBuf, PathBuf)> {
+    let path = Path::new(&options.path);
+    let folder = || path.parent().unwrap_or(Path::new("")).to_owned();
+    (options.init == Init::Random && path.is_file()).then(|| (folder(), path.to_owned()))
+}
+
+/// What is wrong with a tokenizer that has more ids than the model has embeddings.
+#[must_use]
+pub fn vocabulary_problem(folder: &Path, tokenizer: &Tokenizer, config: &ModelConfig) -> Option<Problem> {
+    let (max_id, vocab_size) = (tokenizer.max_id() as usize, config.vocab_size);
+    (max_id >= vocab_size).then(|| {
+        let folder = folder.display();
+        Problem::new(format!(
+            "{folder}: the tokenizer has ids up to {max_id}, and the model has embeddings for {vocab_size}"
+        ))
+        .hint("tokenizer.json and config.json are of different models")
+    })
 }
 
 /// How a command ends that cannot read its rows: a worker that fails is no mistake in them.

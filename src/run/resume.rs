@@ -1,17 +1,20 @@
-//! Where a resumed run goes on, and what has changed since.
+//! Where a resumed run continues, and what has changed since.
 
 use std::path::{Path, PathBuf};
 
-use super::args::Resume;
+use super::args::{Resume, TrainArgs};
 use super::changes::{Change, Effect, changes};
 use super::dir::RunDir;
 use crate::checkpoint::{self, Checkpoints};
 use crate::failure::Failure;
+use crate::lora::AdapterSet;
 use crate::metrics::{Sinks, Summary};
+use crate::recipe::Recipe;
 use crate::schema::{Problem, Problems};
-use crate::train::state::{Inputs, TrainerState};
+use crate::train::state::{Inputs, RowOrder, TrainerState};
+use crate::train::step::{StepState, TrainStep};
 
-/// A checkpoint to go on from.
+/// A checkpoint to continue from.
 #[derive(Debug)]
 pub(super) struct Resumed {
     /// Its folder.
@@ -33,7 +36,7 @@ impl Resumed {
     ///
     /// Checkpoints of which none is good, one that is named and is not, or changes of the recipe with which it cannot
     /// be continued.
-    pub(super) fn find(resume: &Resume, checkpoints: &Checkpoints, recipe: &str) -> Result<Option<Self>, Failure> {
+    fn find(resume: &Resume, checkpoints: &Checkpoints, recipe: &str) -> Result<Option<Self>, Failure> {
         let (checkpoint, damaged) = match resume {
             Resume::Checkpoint(path) => {
                 let found = checkpoint::verify(path).map_err(|error| with_other_checkpoint(&error, path, checkpoints));
@@ -86,6 +89,26 @@ impl Resumed {
         if problems.is_empty() { Ok(()) } else { Err(Failure::Input(Problems(problems))) }
     }
 
+    /// Puts the checkpoint's adapters and moments into a step. `order` is what the recipe's rows are in now.
+    ///
+    /// # Errors
+    ///
+    /// A checkpoint that is damaged, or of other adapters, or in the middle of other data.
+    pub(super) fn restore(&self, step: &mut TrainStep, adapters: AdapterSet, order: &RowOrder) -> Result<(), Failure> {
+        let shown = self.checkpoint.display();
+        let state = &self.state;
+        if state.order != *order && state.cursor.batch != 0 {
+            return Err(Failure::input(format!(
+                "checkpoint {shown}: it lies within an epoch of {}, and the recipe has {order}\n  hint: keep `seed`, \
+                 `train.micro_batch_size` and the data as they were; between two epochs they can be changed",
+                state.order
+            )));
+        }
+        let moments = checkpoint::load_moments(&self.checkpoint).map_err(Failure::running)?;
+        let saved = StepState { moments, counters: state.counters };
+        step.restore(adapters, &saved).map_err(|error| Failure::input(format!("checkpoint {shown}: {error}")))
+    }
+
     /// Holds that steps are left to take, once it is known how many there are.
     ///
     /// # Errors
@@ -97,12 +120,12 @@ impl Resumed {
         if step < total_steps { Ok(()) } else { Err(nothing_left(dir, &finished, true)) }
     }
 
-    /// Says where training goes on and what has changed, and sets later checkpoints of this run aside.
+    /// Says where training continues and what has changed, and renames later checkpoints of this run.
     ///
     /// # Errors
     ///
     /// Checkpoints that cannot be renamed.
-    pub(super) fn tell(
+    pub(super) fn report(
         &self,
         inputs: &Inputs,
         checkpoints: &Checkpoints,
@@ -156,18 +179,37 @@ impl Resumed {
     }
 }
 
+/// Locks `output_dir` where it is there, and finds the checkpoint that `--resume` means.
+///
+/// # Errors
+///
+/// Another run in the folder, a finished one among them; what [`Resumed::find`] refuses.
+pub(super) fn open_folder(args: &TrainArgs, recipe: &Recipe) -> Result<(Option<RunDir>, Option<Resumed>), Failure> {
+    let dir = RunDir::open(&recipe.output_dir)?;
+    let Some(resume) = &args.resume else {
+        if let Some(dir) = &dir {
+            dir.refuse_other_runs()?;
+        }
+        return Ok((dir, None));
+    };
+    let (checkpoints, resolved) = (Checkpoints::new(&recipe.output_dir, &recipe.checkpoint), recipe.to_toml());
+    let resumed = Resumed::find(resume, &checkpoints, &resolved)?;
+    if let Some(dir) = &dir {
+        refuse_finished(resume, resumed.as_ref(), dir, &resolved)?;
+        if resumed.is_none() {
+            dir.refuse_other_runs()?;
+        }
+    }
+    Ok((dir, resumed))
+}
+
 /// Holds that a run which has finished is not resumed, as far as that is known before anything large is read: `--resume`
 /// goes on at its end, and `recipe` asks for no more steps than it took.
 ///
 /// # Errors
 ///
 /// A finished run.
-pub(super) fn refuse_finished(
-    resume: &Resume,
-    resumed: Option<&Resumed>,
-    dir: &RunDir,
-    recipe: &str,
-) -> Result<(), Failure> {
+fn refuse_finished(resume: &Resume, resumed: Option<&Resumed>, dir: &RunDir, recipe: &str) -> Result<(), Failure> {
     let Some(finished) = dir.finished() else { return Ok(()) };
     let is_at_its_end = match resume {
         Resume::Latest => true,

@@ -1,27 +1,35 @@
-//! Evaluation: the loss of the evaluation rows, token by token, with dropout off.
+//! Evaluation: the loss of the evaluation rows, token by token, with dropout off, and text that the model writes.
 
+use super::config::{EvalConfig, TrainConfig};
 use super::step::{LossSum, TrainStep};
 use super::stop::Stop;
 use crate::data::error::DataError;
-use crate::data::loader::LoadedBatch;
+use crate::data::pipeline::DataPipeline;
+use crate::generate::{GenerateError, Generator};
+use crate::metrics::Sample;
 
-/// Loss over all target tokens of `batches`; `None` where it was stopped before the end.
+/// Loss over all target tokens of the evaluation rows; `None` where it was stopped before the end.
 ///
-/// A sum over tokens, not a mean over micro-batches: a short one weighs less. `progress` is told how many micro-batches
-/// are done.
+/// A sum over tokens, not a mean over micro-batches: a short one weighs less. `progress` gets how many micro-batches of
+/// how many are done.
 ///
 /// # Errors
 ///
 /// A row that cannot be read.
-pub fn evaluate(
+pub(super) fn eval_loss(
     step: &TrainStep,
-    batches: impl Iterator<Item = Result<LoadedBatch, DataError>>,
+    data: &DataPipeline,
+    train: &TrainConfig,
+    eval: &EvalConfig,
     stop: &Stop,
-    mut progress: impl FnMut(usize),
+    mut progress: impl FnMut(usize, usize),
 ) -> Result<Option<LossSum>, DataError> {
+    let (micro_batch_size, max_batches) = (train.micro_batch_size, eval.max_batches);
+    let num_batches = data.num_eval_batches(micro_batch_size, max_batches);
+    let batches = data.eval_batches(micro_batch_size, max_batches)?.until(|| stop.requested());
     let mut total = LossSum::default();
     for (done, loaded) in batches.enumerate() {
-        progress(done);
+        progress(done, num_batches);
         if stop.requested() {
             return Ok(None);
         }
@@ -35,4 +43,23 @@ pub fn evaluate(
     }
     // They may have ended early.
     Ok((!stop.requested()).then_some(total))
+}
+
+/// Continues the prompts of `eval.generate` after `num_steps`, greedily: written as the rows are, through the chat template
+/// where they are conversations. `None` where it was stopped.
+///
+/// # Errors
+///
+/// A prompt that cannot be continued.
+pub(super) fn samples(
+    num_steps: u64,
+    step: &TrainStep,
+    data: &DataPipeline,
+    prompts: &[String],
+    is_stopped: impl Fn() -> bool,
+) -> Result<Option<Vec<Sample>>, GenerateError> {
+    let generator = Generator { model: step.model(), adapters: step.adapters(), tokenizer: data.tokenizer() };
+    let texts = generator.samples(prompts, data.template(), is_stopped)?;
+    let sample = |(prompt, text): (&String, String)| Sample { step: num_steps, prompt: prompt.clone(), text };
+    Ok(texts.map(|texts| prompts.iter().zip(texts).map(sample).collect()))
 }

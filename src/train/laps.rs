@@ -6,7 +6,7 @@ use crate::metrics::TimeSpent;
 
 /// What a lap was for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     /// Waiting for a micro-batch.
     DataWait,
     /// Laying a micro-batch out and handing it to the device. On a device that is not waited for, this and the next three

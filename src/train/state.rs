@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::figures::StepWork;
 use super::step::{StepCounters, StepOutcome};
+use super::step_work::StepWork;
 use super::totals::Totals;
 use super::watchdog::Watchdog;
 use crate::data::pipeline::Cursor;
@@ -37,6 +37,23 @@ pub struct TrainerState {
 }
 
 impl TrainerState {
+    /// Where a run begins.
+    #[must_use]
+    pub fn new(order: RowOrder, inputs: Inputs, counters: StepCounters) -> Self {
+        Self {
+            step: 0,
+            cursor: Cursor::default(),
+            rows_of_epoch: 0,
+            order,
+            counters,
+            evaluations: Evaluations::default(),
+            watchdog: Watchdog::default(),
+            totals: Totals::default(),
+            inputs,
+            trouble: None,
+        }
+    }
+
     /// Passes over the training rows so far.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "rows and epochs are counted far below 2^53")]
@@ -44,7 +61,7 @@ impl TrainerState {
         self.cursor.epoch as f64 + self.rows_of_epoch as f64 / self.order.rows_per_epoch.max(1) as f64
     }
 
-    /// Takes in a step.
+    /// Adds a step.
     pub(super) fn advance(&mut self, work: &StepWork, outcome: &StepOutcome) {
         self.step += 1;
         self.rows_of_epoch =
@@ -163,18 +180,8 @@ mod tests {
     #[test]
     fn epochs_count_rows_and_a_whole_epoch_is_a_whole_number() {
         let order = RowOrder { seed: 0, micro_batch_size: 4, shuffle: true, packed_length: None, rows_per_epoch: 10 };
-        let mut state = TrainerState {
-            step: 0,
-            cursor: Cursor::default(),
-            rows_of_epoch: 0,
-            order,
-            counters: StepCounters { num_updates: 0, num_micro_batches: 0, loss_scale: None },
-            evaluations: Evaluations::default(),
-            watchdog: Watchdog::default(),
-            totals: Totals::default(),
-            inputs: Inputs::default(),
-            trouble: None,
-        };
+        let counters = StepCounters { num_updates: 0, num_micro_batches: 0, loss_scale: None };
+        let mut state = TrainerState::new(order, Inputs::default(), counters);
         let outcome = StepOutcome { loss: 1.0, grad_norm: 1.0, target_tokens: 5, skipped: None };
         for (epoch, batch, rows, epochs) in [(0, 2, 8, 0.8), (1, 0, 2, 1.0), (1, 1, 4, 1.4)] {
             let mut work = StepWork::new(Cursor { epoch, batch });

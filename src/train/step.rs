@@ -67,7 +67,7 @@ pub enum SkipReason {
 impl SkipReason {
     /// For people.
     #[must_use]
-    pub fn told(self) -> &'static str {
+    pub fn text(self) -> &'static str {
         match self {
             Self::NonFiniteLoss => "no update, its loss is not a finite number",
             Self::NonFiniteGradient => "no update, its gradient is not finite",
@@ -248,8 +248,8 @@ impl TrainStep {
     }
 
     /// Drops the micro-batches of the step under way, as if they had not been.
-    pub fn discard(&mut self, num_micro_batches: u64) {
-        self.num_micro_batches -= num_micro_batches;
+    pub fn discard(&mut self) {
+        self.num_micro_batches -= self.losses.len() as u64;
         self.clear();
     }
 

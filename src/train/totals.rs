@@ -2,11 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::figures::StepWork;
-use super::step::StepOutcome;
 use crate::data::pipeline::RowCounts;
-use crate::metrics::TimeSpent;
-use crate::telemetry::MachineSample;
+use crate::metrics::{StepMetrics, TimeSpent};
 
 /// Sums over the whole run, over all its starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -72,27 +69,20 @@ pub struct RunFigures {
 }
 
 impl RunFigures {
-    /// Takes in a step. `peak` is the device's peak in FLOP/s.
-    pub(super) fn add(
-        &mut self,
-        work: &StepWork,
-        outcome: &StepOutcome,
-        step_seconds: f64,
-        machine: &MachineSample,
-        peak: Option<f64>,
-    ) {
-        if outcome.target_tokens > 0 {
-            self.last_loss = Some(outcome.loss);
+    /// Adds a step.
+    pub(super) fn add(&mut self, line: &StepMetrics) {
+        if line.target_tokens > 0 {
+            self.last_loss = Some(line.loss);
         }
         self.num_steps += 1;
-        self.tokens += work.tokens;
-        self.padding_tokens += work.padding_tokens;
-        self.step_seconds += step_seconds;
-        self.mfu.add(peak.map(|peak| work.flops / step_seconds / peak), step_seconds);
+        self.tokens += line.tokens;
+        self.padding_tokens += line.padding_tokens.unwrap_or_default();
+        self.step_seconds += line.step_seconds;
+        self.mfu.add(line.mfu, line.step_seconds);
         // The kernel's own peak may lag behind a sample by some pages.
-        self.peak_host_memory_bytes = self.peak_host_memory_bytes.max(machine.host_memory_bytes);
-        self.gpu_utilization_percent.add(machine.gpu_utilization_percent, step_seconds);
-        self.cpu_utilization_percent.add(machine.cpu_utilization_percent, step_seconds);
+        self.peak_host_memory_bytes = self.peak_host_memory_bytes.max(line.host_memory_bytes);
+        self.gpu_utilization_percent.add(line.gpu_utilization_percent, line.step_seconds);
+        self.cpu_utilization_percent.add(line.cpu_utilization_percent, line.step_seconds);
     }
 
     /// These figures together with those of the starts before.
@@ -163,21 +153,26 @@ impl MeanOverTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::pipeline::Cursor;
 
     /// A start of two steps of a second each.
     fn start(peak_flops: f64, gpu_percent: Option<f64>, peak_host: u64) -> RunFigures {
-        let mut work = StepWork::new(Cursor::default());
-        (work.tokens, work.padding_tokens, work.flops) = (100, 20, 1e9);
-        let machine = MachineSample { gpu_utilization_percent: gpu_percent, ..MachineSample::default() };
-        let outcome = StepOutcome { loss: 2.0, grad_norm: 1.0, target_tokens: 50, skipped: None };
+        let line = StepMetrics {
+            loss: 2.0,
+            tokens: 100,
+            target_tokens: 50,
+            padding_tokens: Some(20),
+            step_seconds: 1.0,
+            mfu: Some(1e9 / peak_flops),
+            gpu_utilization_percent: gpu_percent,
+            ..StepMetrics::default()
+        };
         let time = TimeSpent { startup_seconds: 1.0, forward_backward_seconds: 2.0, ..TimeSpent::default() };
         let telemetry_seconds = gpu_percent.map(|_| 0.25);
         let mut figures =
             RunFigures { num_starts: 1, time: time.within(3.5), telemetry_seconds, ..RunFigures::default() };
         figures.peak_host_memory_bytes = Some(peak_host);
         for _ in 0..2 {
-            figures.add(&work, &outcome, 1.0, &machine, Some(peak_flops));
+            figures.add(&line);
         }
         figures
     }
@@ -185,16 +180,16 @@ mod tests {
     #[test]
     fn the_figures_of_two_starts_are_sums_means_over_time_and_the_higher_peak() {
         // The second start runs on a device with half the peak, which has no GPU.
-        let whole = start(5e9, None, 100).after(&start(10e9, Some(80.0), 700));
-        assert_eq!((whole.num_starts, whole.num_steps, whole.tokens, whole.padding_tokens), (2, 4, 400, 80));
-        assert_eq!((whole.step_seconds, whole.time.total_seconds(), whole.time.other_seconds), (4.0, 7.0, 1.0));
-        assert!((whole.mfu.get().unwrap() - 0.15).abs() < 1e-12, "half the time at 0.2, half at 0.1");
+        let sum = start(5e9, None, 100).after(&start(10e9, Some(80.0), 700));
+        assert_eq!((sum.num_starts, sum.num_steps, sum.tokens, sum.padding_tokens), (2, 4, 400, 80));
+        assert_eq!((sum.step_seconds, sum.time.total_seconds(), sum.time.other_seconds), (4.0, 7.0, 1.0));
+        assert!((sum.mfu.get().unwrap() - 0.15).abs() < 1e-12, "half the time at 0.2, half at 0.1");
         // Utilization is that of the steps which have it.
-        assert_eq!((whole.gpu_utilization_percent.get(), whole.cpu_utilization_percent.get()), (Some(80.0), None));
-        assert_eq!((whole.peak_host_memory_bytes, whole.peak_gpu_memory_bytes), (Some(700), None));
-        assert_eq!((whole.telemetry_seconds, whole.last_loss), (Some(0.25), Some(2.0)));
-        let json = serde_json::to_string(&Totals { figures: whole, ..Totals::default() }).unwrap();
-        assert_eq!(serde_json::from_str::<Totals>(&json).unwrap().figures, whole);
+        assert_eq!((sum.gpu_utilization_percent.get(), sum.cpu_utilization_percent.get()), (Some(80.0), None));
+        assert_eq!((sum.peak_host_memory_bytes, sum.peak_gpu_memory_bytes), (Some(700), None));
+        assert_eq!((sum.telemetry_seconds, sum.last_loss), (Some(0.25), Some(2.0)));
+        let json = serde_json::to_string(&Totals { figures: sum, ..Totals::default() }).unwrap();
+        assert_eq!(serde_json::from_str::<Totals>(&json).unwrap().figures, sum);
     }
 
     #[test]

@@ -1,36 +1,25 @@
 //! The loop: steps are the only clock. Evaluation, samples, checkpoints and figures are called here by name.
 
-mod between;
-mod line;
-mod restore;
-mod told;
-mod whole;
-
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::figures::StepWork;
-use super::flops::StepFlops;
-use super::laps::{Laps, Part};
-use super::plan::{Around, Plan};
-use super::state::{Evaluations, TrainerState};
-use super::step::{SkipReason, StepOutcome, TrainStep};
-use super::totals::{RunFigures, Totals};
-use super::watchdog::{self, Anomaly, Observation, Verdict, Watchdog};
+use super::config::{EvalConfig, TrainConfig};
+use super::eval::{eval_loss, samples};
+use super::laps::Part;
+use super::recorder::Recorder;
+use super::saver::Saver;
+use super::schedule::Schedule;
+use super::state::TrainerState;
+use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
+use super::step_work::StepWork;
+use super::stop::Stop;
+use super::watchdog::{self, Observation, Verdict, WatchdogConfig};
 use crate::checkpoint::CheckpointError;
 use crate::data::error::DataError;
-use crate::data::loader::Loader;
-use crate::data::pipeline::{Cursor, RowCounts};
-use crate::device::MemoryInUse;
+use crate::data::loader::{LoadedBatch, Loader};
+use crate::data::pipeline::DataPipeline;
 use crate::generate::GenerateError;
-use crate::metrics::{Outcome, Sinks, StepMetrics};
-use crate::ops::peak::gemm_peak_flops;
-pub use restore::restore_step;
-use told::Gathered;
-
-/// On a device that is not waited for, one step in so many waits at the end of every part, so that each has a time. The
-/// first of them is the second step after a start.
-const SPLIT_STEPS: u64 = 50;
+use crate::metrics::{EvalMetrics, Outcome, Sinks, StepMetrics};
 
 /// Why training failed.
 #[derive(Debug, thiserror::Error)]
@@ -41,9 +30,6 @@ pub enum TrainerError {
     /// A prompt of `eval.generate` cannot be continued.
     #[error("`eval.generate`: {0}")]
     Generate(#[from] GenerateError),
-    /// A checkpoint cannot be read.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
     /// Training was to stop, and its state could not be saved.
     #[error("stopped after step {step}, which is not saved: {source}{}", earlier_hint(earlier.as_deref()))]
     NotSaved {
@@ -62,95 +48,35 @@ pub enum TrainerError {
         /// What is wrong, and what to do.
         reason: String,
     },
-    /// A checkpoint does not fit this recipe.
-    #[error("checkpoint {}: {reason}", path.display())]
-    Mismatch {
-        /// Folder of the checkpoint.
-        path: PathBuf,
-        /// What does not fit, and what would.
-        reason: String,
-    },
 }
 
 /// The training loop and where it stands.
 pub struct Trainer<'a> {
-    step: TrainStep,
-    plan: Plan,
-    flops: StepFlops,
-    around: Around<'a>,
-    state: TrainerState,
-    /// The state is on disk as a checkpoint.
-    is_saved: bool,
-    /// When the last checkpoint was saved, or failed to be; at first, when training started.
-    last_save: Instant,
-    /// The newest checkpoint that was saved while nothing was wrong.
-    sound_checkpoint: Option<PathBuf>,
-    /// Sums of the earlier starts of this run.
-    earlier: Totals,
-    /// The same of time and machine.
-    earlier_figures: RunFigures,
-    /// What the backend's pools held after the last forward of a step, when they were last asked then.
-    pools_after_forward: Option<MemoryInUse>,
-    process_start: Instant,
-    /// Where the time goes; writing a step's figures belongs to the next step.
-    laps: Laps,
-    /// Those of this start, but for what is asked at its end only.
-    figures: RunFigures,
-    gathered: Gathered,
+    /// Model, adapters and optimizer.
+    pub step: TrainStep,
+    /// Where training stands.
+    pub state: TrainerState,
+    /// Micro-batches and steps.
+    pub train: TrainConfig,
+    /// Evaluations.
+    pub eval: EvalConfig,
+    /// What is watched.
+    pub watchdog: WatchdogConfig,
+    /// Learning rate by step; knows the number of steps.
+    pub schedule: Schedule,
+    /// Rows.
+    pub data: &'a DataPipeline,
+    /// Whether to stop.
+    pub stop: &'a Stop,
+    /// Stopwatch and figures.
+    pub recorder: Recorder<'a>,
+    /// Checkpoints.
+    pub saver: Saver,
+    /// Where figures and lines go.
+    pub sinks: Sinks,
 }
 
-impl<'a> Trainer<'a> {
-    /// A loop before its first step. `process_start` is where the wall time starts.
-    #[must_use]
-    pub fn new(step: TrainStep, plan: Plan, around: Around<'a>, process_start: Instant) -> Self {
-        let state = TrainerState {
-            step: 0,
-            cursor: Cursor::default(),
-            rows_of_epoch: 0,
-            order: plan.order,
-            counters: step.counters(),
-            evaluations: Evaluations::default(),
-            watchdog: Watchdog::default(),
-            totals: Totals::default(),
-            inputs: plan.inputs.clone(),
-            trouble: None,
-        };
-        Self {
-            gathered: Gathered::new(plan.facts.clone()),
-            earlier_figures: RunFigures { num_starts: plan.earlier_starts, ..RunFigures::default() },
-            flops: StepFlops::new(&step.model().config, step.adapters().num_parameters()),
-            step,
-            plan,
-            around,
-            state,
-            is_saved: false,
-            last_save: Instant::now(),
-            sound_checkpoint: None,
-            earlier: Totals::default(),
-            pools_after_forward: None,
-            process_start,
-            laps: Laps::start(process_start),
-            figures: RunFigures::default(),
-        }
-    }
-
-    /// Where training stands.
-    #[must_use]
-    pub fn state(&self) -> &TrainerState {
-        &self.state
-    }
-
-    /// Where figures and lines go.
-    pub fn sinks(&mut self) -> &mut Sinks {
-        self.around.sinks
-    }
-
-    /// Model, adapters and optimizer.
-    #[must_use]
-    pub fn step(&self) -> &TrainStep {
-        &self.step
-    }
-
+impl Trainer<'_> {
     /// Trains until all steps are done, the evaluation loss stops falling, or somebody wants to stop; then a
     /// checkpoint has been saved.
     ///
@@ -161,151 +87,105 @@ impl<'a> Trainer<'a> {
     pub fn run(&mut self) -> Result<Outcome, TrainerError> {
         let first_step = self.state.step;
         let outcome = self.run_steps();
-        let is_row_or_prompt = matches!(outcome, Err(TrainerError::Data(_) | TrainerError::Generate(_)));
-        if is_row_or_prompt && self.state.step > first_step && !self.is_saved {
-            // Once that is mended, training goes on from here.
-            self.save_or_warn();
-        }
-        if matches!(outcome, Err(TrainerError::Watchdog { .. })) {
-            self.save_beside_the_others();
+        match outcome {
+            Err(TrainerError::Data(_) | TrainerError::Generate(_))
+                if self.state.step > first_step && !self.saver.is_saved =>
+            {
+                // Once that is mended, training continues from here.
+                self.save_or_warn();
+            }
+            Err(TrainerError::Watchdog { .. }) => self.save_beside_the_others(),
+            _ => {}
         }
         outcome
     }
 
     fn run_steps(&mut self) -> Result<Outcome, TrainerError> {
-        let mut loader = self.around.data.loader(self.state.cursor, self.plan.train.micro_batch_size)?;
-        let now = Instant::now();
-        self.figures.time.startup_seconds = now.duration_since(self.process_start).as_secs_f64();
-        self.laps = Laps::start(now);
-        self.last_save = now;
-        // Only what happens in steps belongs to the first step's figures.
-        let _ = self.around.telemetry.window();
-        self.around.sinks.start();
+        let mut loader = self.data.loader(self.state.cursor, self.train.micro_batch_size)?;
+        self.recorder.start();
+        self.saver.start();
+        self.sinks.start();
         loop {
             // Evaluation comes before the checkpoint, so that the checkpoint knows its result.
             if self.is_evaluation_due() && !self.evaluate()? {
                 return self.interrupt();
             }
-            if self.state.evaluations.patience_is_over(self.plan.eval.early_stopping_patience) {
+            if self.state.evaluations.patience_is_over(self.eval.early_stopping_patience) {
                 return Ok(Outcome::StoppedEarly);
             }
-            if self.is_checkpoint_due() {
+            if self.saver.is_due(self.state.step) {
                 self.save_or_warn();
             }
-            if self.state.step >= self.plan.schedule.total_steps() {
+            if self.state.step >= self.schedule.total_steps() {
                 return Ok(Outcome::Finished);
             }
-            let Some((mut metrics, rows, verdict)) = self.take_step(&mut loader)? else { return self.interrupt() };
-            let findings = self.gather(&mut metrics, rows);
-            self.around.sinks.step(&metrics);
-            for finding in &findings {
-                self.around.sinks.finding(metrics.step, finding);
-            }
-            self.laps.lap(Part::Logging);
+            let Some(verdict) = self.take_step(&mut loader)? else { return self.interrupt() };
             if let Some(reason) = verdict.stop {
                 return Err(TrainerError::Watchdog { step: self.state.step, reason });
             }
         }
     }
 
-    /// One step: micro-batches, an update, its figures. `None` where somebody wants to stop: then nothing happened, as
-    /// after an error.
-    fn take_step(&mut self, loader: &mut Loader) -> Result<Option<(StepMetrics, RowCounts, Verdict)>, TrainerError> {
+    /// One step: the gradients of its micro-batches, an update, its figures. `None` where somebody wants to stop: then
+    /// nothing happened, as after an error.
+    fn take_step(&mut self, loader: &mut Loader) -> Result<Option<Verdict>, TrainerError> {
         let mut work = StepWork::new(self.state.cursor);
-        let waits = self.is_split_due();
-        if waits {
-            // The update of the step before is none of this one's parts.
-            self.end_part(Part::Other, waits);
-        }
-        let num_micro_batches = self.plan.train.gradient_accumulation_steps;
+        self.recorder.start_step(self.state.step);
+        let num_micro_batches = self.train.gradient_accumulation_steps;
         for index in 1..=num_micro_batches {
-            if self.stop_requested() {
-                self.step.discard(work.num_micro_batches);
-                return Ok(None);
-            }
-            self.laps.lap(Part::Other);
-            let stop_requested = || self.stop_requested();
-            let loaded = match loader.next_batch_unless(&stop_requested) {
-                Ok(Some(loaded)) => loaded,
-                other => {
-                    self.step.discard(work.num_micro_batches);
-                    return other.map(|_| None).map_err(TrainerError::from);
-                }
-            };
-            self.laps.lap(Part::DataWait);
-            if let Some(inputs) = self.step.lay_out(&loaded.batch) {
-                self.end_part(Part::HostToDevice, waits);
-                let forward = self.step.forward(inputs);
-                self.end_part(Part::Forward, waits);
-                let is_last = index == num_micro_batches || loaded.last_of_epoch;
-                if is_last && (waits || self.pools_after_forward.is_none()) {
-                    // All that the backward starts from is there, beside the gradients of the micro-batches before. Asking
-                    // takes the host's lead over the device away.
-                    self.pools_after_forward = self.around.device.memory_in_use();
-                }
-                self.step.backward(forward);
-                self.end_part(Part::Backward, waits);
-                work.num_micro_batches += 1;
-                work.flops += self.flops.of(&loaded.batch);
-            }
-            let is_last_of_epoch = loaded.last_of_epoch;
-            work.add(loaded);
+            let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(None) };
             // The last step of an epoch takes what is left of it.
-            if is_last_of_epoch {
+            let is_last = index == num_micro_batches || loaded.last_of_epoch;
+            if let Some(inputs) = self.step.lay_out(&loaded.batch) {
+                self.recorder.part(Part::HostToDevice);
+                let forward = self.step.forward(inputs);
+                self.recorder.forward(is_last);
+                self.step.backward(forward);
+                self.recorder.part(Part::Backward);
+            }
+            work.add(loaded, &self.recorder.flops);
+            if is_last {
                 break;
             }
         }
         // The one wait for a GPU in most steps, and so the end of their forwards and backwards, and of the update before.
-        self.laps.lap(Part::Other);
+        self.recorder.part(Part::Other);
         let figures = self.step.read_figures();
-        self.laps.lap(Part::Backward);
-
-        let learning_rate = self.plan.schedule.learning_rate(self.state.step + 1);
+        self.recorder.part(Part::Backward);
+        let learning_rate = self.schedule.learning_rate(self.state.step + 1);
         let mut outcome = self.step.apply(figures, learning_rate);
+        self.recorder.part(Part::Optimizer);
+
         if outcome.target_tokens == 0 {
             // A mean over nothing: no point of a curve.
             (outcome.loss, outcome.grad_norm) = (f64::NAN, f64::NAN);
         }
-        self.end_part(Part::Optimizer, waits);
-
         self.state.advance(&work, &outcome);
-        self.is_saved = false;
+        self.saver.is_saved = false;
         let verdict = self.watch(learning_rate, &outcome, &work);
-        let loading = loader.take_work();
-        let machine = self.around.telemetry.window();
-        self.laps.lap(Part::Other);
-        // Measured once, after the first step: measuring takes a moment that is not the step's.
-        let peak = gemm_peak_flops(self.around.device, self.plan.train.precision);
-        if self.figures.num_steps == 0 {
-            // Nor are the samples of the machine that were taken meanwhile the next step's.
-            let _ = self.around.telemetry.window();
+        let mut line = self.line(learning_rate, &outcome, &work, &verdict);
+        let findings = self.recorder.end_step(&mut line, &work, &loader.take_work());
+        self.sinks.step(&line);
+        for finding in &findings {
+            self.sinks.finding(line.step, finding);
         }
-        self.laps.lap(Part::Measuring);
-        let time = self.laps.end_step(waits || !self.around.device.is_gpu());
-        self.figures.add(&work, &outcome, time.step_seconds(), &machine, peak);
-        let mut metrics = self.metrics(learning_rate, &outcome, &work, verdict.anomaly);
-        self.describe_pools(&mut metrics);
-        self.describe(&mut metrics, &work, &time, &loading, machine, peak);
-        Ok(Some((metrics, work.rows, verdict)))
+        self.recorder.part(Part::Logging);
+        Ok(Some(verdict))
     }
 
-    /// Whether the next step is to wait for the device at the end of every part. The first after a start is not: kernels
-    /// are compiled in it.
-    fn is_split_due(&self) -> bool {
-        let num_steps = self.figures.num_steps;
-        let is_due = num_steps == 1 || (num_steps > 1 && (self.state.step + 1).is_multiple_of(SPLIT_STEPS));
-        is_due && self.around.device.is_gpu()
-    }
-
-    /// Ends a lap; where the step waits for the device, once that is done with it.
-    fn end_part(&mut self, part: Part, waits: bool) {
-        if waits {
-            self.around.device.wait();
+    /// Waits for a micro-batch. `None` where somebody wants to stop: then those of the step are dropped, as after an error.
+    fn next_micro_batch(&mut self, loader: &mut Loader) -> Result<Option<LoadedBatch>, TrainerError> {
+        self.recorder.part(Part::Other);
+        let loaded = if self.stop_requested() { Ok(None) } else { loader.next_batch_unless(&|| self.stop_requested()) };
+        if let Ok(Some(_)) = loaded {
+            self.recorder.part(Part::DataWait);
+        } else {
+            self.step.discard();
         }
-        self.laps.lap(part);
+        Ok(loaded?)
     }
 
-    /// What is wrong with a step; told to the user, with its rows.
+    /// What is wrong with a step; reported to the user, with its rows.
     fn watch(&mut self, learning_rate: f64, outcome: &StepOutcome, work: &StepWork) -> Verdict {
         let step = self.state.step;
         let has_loss_scale = self.step.counters().loss_scale.is_some_and(|loss_scale| loss_scale.scale() > 1.0);
@@ -318,24 +198,17 @@ impl<'a> Trainer<'a> {
             learning_rate,
             adapters_digest: is_look_due.then(|| self.step.adapters_digest()),
         };
-        let verdict = self.state.watchdog.observe(&self.plan.watchdog, &observation);
+        let verdict = self.state.watchdog.observe(&self.watchdog, &observation);
         self.state.totals.anomalous_steps += u64::from(verdict.anomaly.is_some());
-        let what = outcome.skipped.map(|reason| reason.told().to_owned()).or_else(|| verdict.warning.clone());
+        let what = outcome.skipped.map(|reason| reason.text().to_owned()).or_else(|| verdict.warning.clone());
         if let Some(what) = what {
-            let warning = work.warning(step, &what, self.around.data.files());
-            self.around.sinks.warn(&warning);
+            self.sinks.warn(&work.warning(step, &what, self.data.files()));
         }
         verdict
     }
 
     /// What the line of metrics.jsonl says about the step itself.
-    fn metrics(
-        &self,
-        learning_rate: f64,
-        outcome: &StepOutcome,
-        work: &StepWork,
-        anomaly: Option<Anomaly>,
-    ) -> StepMetrics {
+    fn line(&self, learning_rate: f64, outcome: &StepOutcome, work: &StepWork, verdict: &Verdict) -> StepMetrics {
         StepMetrics {
             step: self.state.step,
             epoch: self.state.epochs(),
@@ -343,7 +216,7 @@ impl<'a> Trainer<'a> {
             learning_rate,
             grad_norm: outcome.grad_norm,
             skipped: outcome.skipped.is_some(),
-            anomaly: anomaly.map(|anomaly| anomaly.name().to_owned()),
+            anomaly: verdict.anomaly.map(|anomaly| anomaly.name().to_owned()),
             loss_scale: self.step.counters().loss_scale.map(|loss_scale| loss_scale.scale()),
             tokens: work.tokens,
             target_tokens: outcome.target_tokens,
@@ -356,27 +229,130 @@ impl<'a> Trainer<'a> {
 
     /// A signal, or the dashboard's user.
     fn stop_requested(&self) -> bool {
-        self.around.stop.requested() || self.around.sinks.stop_requested()
+        self.stop.requested() || self.sinks.stop_requested()
     }
 
     /// Before the first step, after the last one, and every `eval_steps`; not twice after one step.
     fn is_evaluation_due(&self) -> bool {
         let step = self.state.step;
-        let every = self.plan.eval.eval_steps.is_some_and(|every| step.is_multiple_of(every));
+        let every = self.eval.eval_steps.is_some_and(|every| step.is_multiple_of(every));
         (every || self.is_at_an_edge()) && self.state.evaluations.last_step != Some(step)
     }
 
     /// Before the first step of the run, or after its last one.
     fn is_at_an_edge(&self) -> bool {
-        self.state.step == 0 || self.state.step >= self.plan.schedule.total_steps()
+        self.state.step == 0 || self.state.step >= self.schedule.total_steps()
     }
 
-    /// Every `save_steps`, or `save_minutes` after the last one.
-    fn is_checkpoint_due(&self) -> bool {
-        let (step, checkpoint) = (self.state.step, &self.plan.checkpoint);
-        let every = checkpoint.save_steps.is_some_and(|every| step.is_multiple_of(every));
-        let is_late = checkpoint.save_seconds().is_some_and(|wait| self.last_save.elapsed().as_secs_f64() >= wait);
-        (every || is_late) && step > 0 && !self.is_saved
+    /// Measures the evaluation loss and samples text. `false` where somebody wants to stop: then nothing happened.
+    fn evaluate(&mut self) -> Result<bool, TrainerError> {
+        self.recorder.part(Part::Other);
+        let (eval_start, step, epoch) = (Instant::now(), self.state.step, self.state.epochs());
+        let mut metrics = None;
+        if self.data.num_eval_rows() > 0 {
+            let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
+            let total = eval_loss(&self.step, self.data, &self.train, &self.eval, self.stop, progress)?;
+            let Some(total) = total else { return Ok(false) };
+            metrics = total.mean().map(|eval_loss| EvalMetrics {
+                step,
+                epoch,
+                eval_loss,
+                eval_perplexity: eval_loss.exp(),
+                eval_target_tokens: total.target_tokens,
+                eval_seconds: eval_start.elapsed().as_secs_f64(),
+            });
+            if metrics.is_none() {
+                self.sinks.warn(&format!(
+                    "step {step}: there is no evaluation loss, no token of the evaluation rows carries loss"
+                ));
+            }
+        }
+        let samples = samples(step, &self.step, self.data, &self.eval.generate, || self.stop_requested())?;
+        let Some(samples) = samples else { return Ok(false) };
+
+        if let Some(EvalMetrics { eval_loss, .. }) = &metrics {
+            if !eval_loss.is_finite() {
+                self.sinks.warn(&format!("step {step}: the evaluation loss is not a finite number"));
+            }
+            if step == 0 {
+                self.state.watchdog.start_at(*eval_loss);
+            }
+        }
+        self.recorder.evaluated(self.is_at_an_edge());
+        // Written only now that all is there: an interruption leaves no half of an evaluation behind.
+        if let Some(metrics) = &metrics {
+            self.sinks.eval(metrics);
+        }
+        for (index, sample) in samples.iter().enumerate() {
+            self.sinks.sample(index, sample);
+        }
+        self.state.evaluations.record(step, metrics.map(|metrics| metrics.eval_loss));
+        self.saver.is_saved = false;
+        self.recorder.pause(Part::Logging);
+        Ok(true)
+    }
+
+    /// Saves a checkpoint of the steps done, as one that was saved in such `trouble`; returns its folder.
+    fn save(&mut self, trouble: Option<String>) -> Result<PathBuf, CheckpointError> {
+        self.recorder.part(Part::Other);
+        let StepState { moments, counters } = self.step.state();
+        self.state.counters = counters;
+        self.recorder.update(&mut self.state.totals);
+        self.state.trouble = trouble;
+        // What is counted as done must be on the disk before the checkpoint says that it is done.
+        self.sinks.sync();
+        let saved = self.saver.save(&self.step, &moments, &self.state);
+        if saved.is_ok() {
+            self.sinks.note(&format!("step {}: checkpoint saved", self.state.step));
+            self.recorder.saved();
+        }
+        self.recorder.pause(Part::Checkpoint);
+        saved
+    }
+
+    /// Saves a checkpoint, then deletes the oldest. Where the disk refuses, training goes on.
+    fn save_or_warn(&mut self) {
+        let step = self.state.step;
+        let warning = match self.save(self.state.watchdog.trouble()) {
+            Ok(path) => self.saver.rotate(&path).err().map(|error| error.to_string()),
+            Err(error) => Some(format!(
+                "step {step}: no checkpoint was saved, older ones are still there, and training goes on: {error}{}",
+                self.saver.next_save(step, self.schedule.total_steps())
+            )),
+        };
+        if let Some(warning) = warning {
+            self.sinks.warn(&warning);
+        }
+        self.recorder.part(Part::Checkpoint);
+    }
+
+    /// Saves where it can be done without deleting an older checkpoint, which may be a better one.
+    fn save_beside_the_others(&mut self) {
+        let trouble = self.state.watchdog.trouble();
+        // Whoever resumes here wants to see whether it has got better.
+        self.state.watchdog.forgive();
+        if let Err(error) = self.save(trouble) {
+            self.sinks.warn(&format!("step {}: no checkpoint was saved: {error}", self.state.step));
+        }
+    }
+
+    /// Saves what a resumed run needs, unless it is there.
+    fn interrupt(&mut self) -> Result<Outcome, TrainerError> {
+        if self.saver.is_saved {
+            return Ok(Outcome::Interrupted);
+        }
+        self.sinks.note("stopping; a checkpoint is being saved");
+        match self.save(self.state.watchdog.trouble()) {
+            Ok(path) => {
+                if let Err(error) = self.saver.rotate(&path) {
+                    self.sinks.warn(&error.to_string());
+                }
+                Ok(Outcome::Interrupted)
+            }
+            Err(source) => {
+                Err(TrainerError::NotSaved { step: self.state.step, source, earlier: self.saver.newest_good() })
+            }
+        }
     }
 }
 

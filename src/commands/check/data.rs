@@ -13,9 +13,8 @@ use crate::data::sources::matching_files;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Progress;
 use crate::recipe::Recipe;
+use crate::run::overview;
 use crate::schema::Problem;
-use crate::text::with_commas;
-use crate::train::schedule::{steps_per_epoch, total_steps};
 
 /// Opens every file, tokenises its rows, at most `max_rows` of each, and counts steps.
 pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<usize>, findings: &mut Findings) {
@@ -75,17 +74,13 @@ pub(super) fn examine_paths(data: &DataConfig, findings: &mut Findings) {
 
 fn examine_files(config: &DataConfig, data: &DataPipeline, findings: &mut Findings) {
     for file in data.files() {
-        let subject = if file.is_eval { "evaluation data" } else { "training data" };
-        let rows = with_commas(file.num_rows);
-        let (path, format, form) = (file.path.display(), file.format.name(), data.form_of(file));
-        findings.fact(subject, format!("{path} ({rows} rows, {format}){form}"));
+        findings.facts.push(overview::file(data, file));
         if !file.unused_columns.is_empty() {
             findings.warn(format!("{}: columns not read: {}", file.path.display(), file.unused_columns.join(", ")));
         }
     }
     if config.eval_split.is_some() {
-        let (held_out, left) = (with_commas(data.num_eval_rows()), with_commas(data.num_train_rows()));
-        findings.fact("evaluation data", format!("{held_out} rows held out, {left} rows left to train on"));
+        findings.facts.push(overview::held_out(data));
     }
     data.warnings().into_iter().for_each(|warning| findings.warn(warning));
 }
@@ -111,9 +106,7 @@ fn examine_rows(data: &DataPipeline, findings: &mut Findings) {
 
 fn examine_steps(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) {
     let train = &recipe.train;
-    let batches = usize::try_from(data.batches_per_epoch(train.micro_batch_size)).unwrap_or(usize::MAX);
-    let per_epoch = steps_per_epoch(batches, train.gradient_accumulation_steps);
-    let total = total_steps(batches, train.gradient_accumulation_steps, train.num_epochs, train.max_steps);
+    let (per_epoch, total) = (overview::steps_per_epoch(recipe, data), overview::total_steps(recipe, data));
     let rows = train.micro_batch_size * train.gradient_accumulation_steps;
     findings.fact("steps", format!("{total} of {rows} rows; an epoch has {per_epoch}"));
     if let Some(warmup) = recipe.scheduler.warmup_steps.filter(|warmup| *warmup >= total) {

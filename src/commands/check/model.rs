@@ -9,7 +9,8 @@ use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::config::LoraConfig;
 use crate::model::weights::WeightFiles;
 use crate::model::{Init, ModelOptions};
-use crate::schema::Problem;
+use crate::run::inputs::{config_alone, vocabulary_problem};
+use crate::run::overview;
 use crate::spec::ModelConfig;
 use crate::text::with_commas;
 
@@ -53,7 +54,7 @@ pub(super) fn examine(options: &ModelOptions, findings: &mut Findings) -> Model 
         findings.warn(warning);
     }
     if let Some(config) = &config {
-        let ModelConfig { model_type, num_hidden_layers, hidden_size, vocab_size, .. } = config;
+        let ModelConfig { model_type, num_hidden_layers, hidden_size, .. } = config;
         let parameters = with_commas(config.num_parameters());
         findings.fact(
             "model",
@@ -62,25 +63,16 @@ pub(super) fn examine(options: &ModelOptions, findings: &mut Findings) -> Model 
                 options.path
             ),
         );
-        let max_id = tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.max_id() as usize);
-        if max_id >= *vocab_size {
-            let folder = files.folder.display();
-            let message = format!(
-                "{folder}: the tokenizer has ids up to {max_id}, and the model has embeddings for {vocab_size}"
-            );
-            let hint = "tokenizer.json and config.json are of different models";
-            findings.problem(Problem::new(message).hint(hint));
-        }
+        let problem = tokenizer.as_ref().and_then(|tokenizer| vocabulary_problem(&files.folder, tokenizer, config));
+        problem.into_iter().for_each(|problem| findings.problem(problem));
     }
     Model { config, tokenizer }
 }
 
 /// Finds the files of a model. Of a repository that is not in the cache, only config and tokenizer are downloaded.
 fn find(options: &ModelOptions) -> Result<Files, HubError> {
-    let path = Path::new(&options.path);
-    if options.init == Init::Random && path.is_file() {
-        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        return Ok(Files { folder, config: path.to_owned(), has_weights: false });
+    if let Some((folder, config)) = config_alone(options) {
+        return Ok(Files { folder, config, has_weights: false });
     }
     let resolve = |wanted, settings: &HubSettings| {
         hub::resolve(&options.path, options.revision.as_deref(), wanted, settings, Progress::detect(false))
@@ -118,14 +110,5 @@ pub(super) fn examine_adapters(lora: &LoraConfig, config: &ModelConfig, findings
         Ok(selection) => selection,
         Err(errors) => return errors.iter().for_each(|error| findings.error(error)),
     };
-    let num_trainable = selection.num_parameters(config);
-    let all = config.num_parameters() + num_trainable;
-    #[expect(clippy::cast_precision_loss, reason = "shown with four digits")]
-    let percent = 100.0 * num_trainable as f64 / all as f64;
-    let hits: Vec<String> = selection.hits.iter().map(|hits| format!("{} x {}", hits.num_hits, hits.target)).collect();
-    findings.fact("adapted layers", hits.join(", "));
-    findings.fact(
-        "trainable params",
-        format!("{} || all params: {} || trainable%: {percent:.4}", with_commas(num_trainable), with_commas(all)),
-    );
+    findings.facts.extend([overview::layers(&selection), overview::parameters(&selection, config)]);
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::findings::Findings;
-use crate::run::dir::{RunDirError, nearest_existing};
+use crate::run::dir::{RunDirError, has_checkpoints, nearest_existing};
 use crate::schema::Problem;
 
 /// Looks at `output_dir` without creating it.
@@ -29,9 +29,4 @@ pub(super) fn examine(output_dir: &Path, findings: &mut Findings) {
             findings.problem(Problem::new(format!("`output_dir` = {shown}: cannot write in {where_}: {error}")));
         }
     }
-}
-
-fn has_checkpoints(output_dir: &Path) -> bool {
-    std::fs::read_dir(output_dir.join("checkpoints"))
-        .is_ok_and(|entries| entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("step-")))
 }

@@ -6,7 +6,7 @@ use crate::device::{self, DeviceKind, Dtype, OpenDevice};
 use crate::failure::Failure;
 use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::room::Resources;
+use crate::run::device_memory::Resources;
 use crate::schema::{Problem, Problems};
 use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit::Memories;

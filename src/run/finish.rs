@@ -8,53 +8,26 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::time::Duration;
 
-use super::args::TrainArgs;
+use super::Run;
+use super::device_memory::panic_reason;
 use super::dir::RunDir;
 use super::inputs::data_failure;
-use super::room::panic_reason;
+use super::overview::num_parameters;
+use super::prepare::Prepared;
 use super::verify::adapter_reloads;
-use crate::data::pipeline::{DataPipeline, RowCounts};
-use crate::device::OpenDevice;
-use crate::export::{PromptForm, adapter_weights, write_adapter};
+use crate::data::pipeline::RowCounts;
+use crate::export::adapter_weights;
 use crate::failure::Failure;
 use crate::metrics::{Outcome, Sinks, Summary};
 use crate::panics::guarded;
-use crate::recipe::Recipe;
 use crate::report;
-use crate::train::step::TrainStep;
-use crate::train::stop::Stop;
+use crate::train::laps::Part;
 use crate::train::trainer::{Trainer, TrainerError};
 
 /// How long the end of a run waits for its page, which takes 1.5 s for 100,000 steps on a busy machine.
 const REPORT_LIMIT: Duration = Duration::from_mins(10);
 /// The same where somebody has asked it to stop: whoever did may kill it soon.
 const INTERRUPT_REPORT_LIMIT: Duration = Duration::from_secs(2);
-
-/// What the end of a run needs to know beside its trainer.
-pub(super) struct Ending<'a> {
-    /// What was typed.
-    pub(super) args: &'a TrainArgs,
-    /// The recipe.
-    pub(super) recipe: &'a Recipe,
-    /// The run's folder.
-    pub(super) dir: &'a RunDir,
-    /// Its rows.
-    pub(super) data: &'a DataPipeline,
-    /// Where it was computed.
-    pub(super) device: &'a OpenDevice,
-    /// Whether somebody has asked it to stop.
-    pub(super) stop: &'a Stop,
-    /// What to say where memory has run out.
-    pub(super) advice: Option<&'a str>,
-    /// Parameters that are trained.
-    pub(super) num_trainable: usize,
-    /// Parameters of base and adapters.
-    pub(super) num_parameters: usize,
-    /// Steps of the whole run.
-    pub(super) total_steps: u64,
-    /// In which form the rows are put before the model.
-    pub(super) prompt_form: PromptForm,
-}
 
 /// What a run that came to its end has to show.
 struct Done {
@@ -69,14 +42,14 @@ enum Cut {
     Panicked(Box<dyn Any + Send>),
 }
 
-impl Ending<'_> {
+impl Run<'_> {
     /// Trains, and ends the run whichever way it goes.
     ///
     /// # Errors
     ///
     /// An interruption; what training fails by, or what the end of a run that came to it does.
     pub(super) fn train(&self, trainer: &mut Trainer<'_>) -> Result<(), Failure> {
-        let first_step = trainer.state().step;
+        let first_step = trainer.state.step;
         let ran = catch_unwind(AssertUnwindSafe(|| self.train_and_export(trainer)));
         let cut = match ran {
             Ok(Ok(done)) => return self.finish(trainer, &done),
@@ -84,12 +57,12 @@ impl Ending<'_> {
             Err(panic) => Cut::Panicked(panic),
         };
         if let Err(bug) = guarded(|| self.end_before_its_end(trainer, &cut, first_step)) {
-            trainer.sinks().warn(&format!("no report: {bug}"));
+            trainer.sinks.warn(&format!("no report: {bug}"));
         }
         match cut {
             Cut::Interrupted => {
-                let text = self.how_to_continue(trainer.state().step);
-                trainer.sinks().say(&text);
+                let text = self.how_to_continue(trainer.state.step);
+                trainer.sinks.say(&text);
                 Err(Failure::Interrupted)
             }
             Cut::Failed { failure, .. } => Err(failure),
@@ -107,20 +80,18 @@ impl Ending<'_> {
             return Err(Cut::Interrupted);
         }
         let adapter_verified =
-            self.export(trainer.step()).map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
-        trainer.end_export();
+            self.export(trainer).map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
+        trainer.recorder.part(Part::Checkpoint);
         Ok(Done { outcome, adapter_verified })
     }
 
     /// Writes the adapter; whether it gives the same logits when it is read back.
-    fn export(&self, step: &TrainStep) -> Result<bool, Failure> {
+    fn export(&self, trainer: &Trainer<'_>) -> Result<bool, Failure> {
+        let step = &trainer.step;
         let folder = self.dir.adapter();
         self.dir.clear_leftovers();
         let weights = adapter_weights(step.adapters());
-        let write = |folder: &Path| {
-            write_adapter(folder, &weights, &self.recipe.lora, &self.recipe.model.path)?;
-            self.prompt_form.write(folder)
-        };
+        let write = |folder: &Path| trainer.saver.adapter_files().write(folder, &weights);
         if let Err(error) = write(&folder) {
             // Hours of work are in memory: whichever disk takes them is good enough.
             let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
@@ -133,14 +104,14 @@ impl Ending<'_> {
                 ),
             }));
         }
-        adapter_reloads(&folder, step.model(), step.adapters(), self.device.is_gpu()).map_err(Failure::running)
+        adapter_reloads(&folder, step.model(), step.adapters(), self.prepared.device.is_gpu()).map_err(Failure::running)
     }
 
     /// Final figures and page of a run that came to its end.
     fn finish(&self, trainer: &mut Trainer<'_>, done: &Done) -> Result<(), Failure> {
         let mut summary = self.summary(trainer, done.outcome);
         summary.adapter_verified = Some(done.adapter_verified);
-        let sinks = trainer.sinks();
+        let sinks = &mut trainer.sinks;
         restore_files(self.dir, sinks);
         let written = sinks.finish(&summary).map_err(Failure::running);
         // Without the final figures the page still has those of the steps.
@@ -152,18 +123,18 @@ impl Ending<'_> {
     /// The diagnosis and the page of one that did not. What cannot be written is a warning: how the run ends is decided.
     fn end_before_its_end(&self, trainer: &mut Trainer<'_>, cut: &Cut, first_step: u64) {
         let (outcome, reason) = match cut {
-            Cut::Interrupted => (Outcome::Interrupted, self.how_to_continue(trainer.state().step)),
+            Cut::Interrupted => (Outcome::Interrupted, self.how_to_continue(trainer.state.step)),
             Cut::Failed { outcome, failure } => (*outcome, failure.to_string()),
-            Cut::Panicked(panic) => (Outcome::Failed, panic_reason(&**panic, self.advice)),
+            Cut::Panicked(panic) => (Outcome::Failed, panic_reason(&**panic, &self.prepared.memory.advice)),
         };
         let mut summary = self.summary(trainer, outcome);
         summary.reason = Some(reason);
-        summary.total_steps = Some(self.total_steps);
+        summary.total_steps = Some(trainer.schedule.total_steps());
         if summary.steps == first_step {
             // No step of this start could be diagnosed: it would be called healthy.
             summary.diagnosis.clear();
         }
-        let sinks = trainer.sinks();
+        let sinks = &mut trainer.sinks;
         restore_files(self.dir, sinks);
         if let Err(error) = sinks.finish(&summary) {
             sinks.warn(&error.to_string());
@@ -179,18 +150,19 @@ impl Ending<'_> {
     }
 
     fn summary(&self, trainer: &Trainer<'_>, outcome: Outcome) -> Summary {
-        let max_length = self.recipe.data.max_length;
+        let Prepared { recipe, device, .. } = self.prepared;
+        let max_length = recipe.data.max_length;
         let summary = Summary {
             outcome,
-            device: self.device.label.clone(),
-            precision: self.recipe.train.precision.name().to_owned(),
-            trainable_parameters: self.num_trainable as u64,
-            all_parameters: self.num_parameters as u64,
+            device: device.label.clone(),
+            precision: recipe.train.precision.name().to_owned(),
+            trainable_parameters: self.prepared.num_trainable() as u64,
+            all_parameters: num_parameters(self.prepared) as u64,
             // What cannot be read now was read before the first step.
             warnings: self.data.train_counts().map_or_else(|_| Vec::new(), |counts| rows_left_out(&counts, max_length)),
-            ..trainer.summary()
+            ..trainer.recorder.summary(&trainer.state)
         };
-        summary.with_cost(&self.recipe.cost)
+        summary.with_cost(&recipe.cost)
     }
 
     /// Makes report.html. The figures are there: where it fails, it can be made anew from them.
@@ -251,12 +223,10 @@ fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
 }
 
 /// A row or a checkpoint that does not fit is a mistake in the inputs.
-pub(super) fn trainer_failure(error: TrainerError) -> Failure {
+fn trainer_failure(error: TrainerError) -> Failure {
     match error {
-        TrainerError::Checkpoint(_) | TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => {
-            Failure::running(error)
-        }
+        TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => Failure::running(error),
         TrainerError::Data(error) => data_failure(error),
-        error => Failure::input(error),
+        error @ TrainerError::Generate(_) => Failure::input(error),
     }
 }

@@ -33,24 +33,24 @@ impl RunDir {
     /// # Errors
     ///
     /// Where the file system refuses.
-    pub fn set_aside_killed(&self) -> Result<Option<PathBuf>, RunDirError> {
+    pub fn supersede_killed(&self) -> Result<Option<PathBuf>, RunDirError> {
         let has_adapter = self.adapter().join("adapter_model.safetensors").exists();
         let was_killed = has_step(&self.path.join("metrics.jsonl")) && !self.path.join(UNFINISHED_FILE).exists();
         if !has_adapter && !was_killed {
             return Ok(None);
         }
-        let aside =
+        let folder =
             (1..u32::MAX).map(|number| self.path.join(format!("superseded-{number}"))).find(|path| !path.exists());
-        let Some(aside) = aside else { return Ok(None) };
-        fs::create_dir(&aside).map_err(|e| io_error(&aside, "create the folder", e))?;
+        let Some(folder) = folder else { return Ok(None) };
+        fs::create_dir(&folder).map_err(|e| io_error(&folder, "create the folder", e))?;
         for name in WRITTEN {
             let path = self.path.join(name);
-            match fs::rename(&path, aside.join(name)) {
+            match fs::rename(&path, folder.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error(&path, "move", error)),
                 _ => {}
             }
         }
-        Ok(Some(aside))
+        Ok(Some(folder))
     }
 }
 
@@ -79,16 +79,16 @@ mod tests {
         };
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("metrics.jsonl", "{\"step\": 0, \"eval_loss\": 1.0}\n");
-        assert_eq!(run.set_aside_killed().unwrap(), None, "it has no step");
+        assert_eq!(run.supersede_killed().unwrap(), None, "it has no step");
         write("metrics.jsonl", "torn\n{\"step\": 1, \"loss\": 2.0, \"learning_rate\": 1e-3}\n");
         write(UNFINISHED_FILE, "{}");
-        assert_eq!(run.set_aside_killed().unwrap(), None, "it has ended by itself");
+        assert_eq!(run.supersede_killed().unwrap(), None, "it has ended by itself");
         fs::remove_file(folder.path().join(UNFINISHED_FILE)).unwrap();
         write("samples.jsonl", "");
         write("notes.txt", "the user's own");
         for number in 1..3 {
-            let aside = run.set_aside_killed().unwrap().unwrap();
-            assert_eq!(aside, folder.path().join(format!("superseded-{number}")));
+            let moved = run.supersede_killed().unwrap().unwrap();
+            assert_eq!(moved, folder.path().join(format!("superseded-{number}")));
             // An adapter that was exported, and then the power went.
             fs::create_dir(run.adapter()).unwrap();
             write("adapter/adapter_model.safetensors", "");

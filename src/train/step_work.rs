@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 
+use super::flops::StepFlops;
 use crate::data::batch::RowSource;
 use crate::data::files::FileKind;
 use crate::data::loader::LoadedBatch;
@@ -24,8 +25,6 @@ pub(super) struct StepWork {
     pub(super) rows: RowCounts,
     /// Where the rows were read.
     pub(super) sources: Vec<RowSource>,
-    /// Micro-batches that had something to train on.
-    pub(super) num_micro_batches: u64,
     /// Tokens that were not padding.
     pub(super) tokens: u64,
     /// Tokens that were.
@@ -37,19 +36,14 @@ pub(super) struct StepWork {
 impl StepWork {
     /// Nothing yet, at `cursor`.
     pub(super) fn new(cursor: Cursor) -> Self {
-        Self {
-            cursor,
-            rows: RowCounts::default(),
-            sources: Vec::new(),
-            num_micro_batches: 0,
-            tokens: 0,
-            padding_tokens: 0,
-            flops: 0.0,
-        }
+        Self { cursor, rows: RowCounts::default(), sources: Vec::new(), tokens: 0, padding_tokens: 0, flops: 0.0 }
     }
 
-    /// Takes in a micro-batch that has been computed.
-    pub(super) fn add(&mut self, loaded: LoadedBatch) {
+    /// Adds a micro-batch that has been computed.
+    pub(super) fn add(&mut self, loaded: LoadedBatch, flops: &StepFlops) {
+        if !loaded.batch.targets.is_empty() {
+            self.flops += flops.of(&loaded.batch);
+        }
         self.cursor = loaded.cursor_after;
         self.rows += loaded.report;
         let num_tokens = loaded.batch.num_tokens();

@@ -1,4 +1,4 @@
-//! Whether there is room for a run: told before it starts, and when it turns out that there was none.
+//! The memory that a step takes beside what the device has, and what to say when it runs out.
 
 use std::any::Any;
 use std::cell::OnceCell;
@@ -63,9 +63,9 @@ impl Resources {
     }
 }
 
-/// A step's memory beside what the device has.
+/// A step's memory, and whether the device has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct StepMemory {
     /// The memory of a step, part by part.
     pub plan: MemoryPlan,
     /// Why it may be too little; absent where it should do.
@@ -74,10 +74,10 @@ pub struct Room {
     pub advice: String,
 }
 
-impl Room {
-    /// Reckons the memory of a recipe's step and asks the device for its own. Nothing is loaded.
+impl StepMemory {
+    /// Estimates the memory of a recipe's step and asks the device for its own. Nothing is loaded.
     #[must_use]
-    pub fn look(recipe: &Recipe, config: &ModelConfig, selection: &Selection, device: &OpenDevice) -> Self {
+    pub fn estimate(recipe: &Recipe, config: &ModelConfig, selection: &Selection, device: &OpenDevice) -> Self {
         let on_cpu = device.kind == DeviceKind::Cpu;
         let workload = inputs::workload(recipe, config, selection, on_cpu);
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
@@ -99,7 +99,7 @@ impl Room {
 /// # Errors
 ///
 /// Those of `work`, and memory that has run out.
-pub(super) fn told_when_it_runs_out<T>(
+pub(super) fn with_advice<T>(
     advice: &OnceCell<String>,
     work: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
@@ -110,9 +110,9 @@ pub(super) fn told_when_it_runs_out<T>(
 }
 
 /// Why training ended by a panic: the advice where memory has run out, else what the panic says.
-pub(super) fn panic_reason(panic: &(dyn Any + Send), advice: Option<&str>) -> String {
+pub(super) fn panic_reason(panic: &(dyn Any + Send), advice: &str) -> String {
     let said = || Some(text_of(panic)).filter(|text| !text.is_empty()).unwrap_or("a panic");
-    advice.filter(|_| is_out_of_memory(panic)).unwrap_or_else(said).to_owned()
+    if is_out_of_memory(panic) { advice } else { said() }.to_owned()
 }
 
 /// Whether a panic says that memory has run out, in the words of CubeCL, CUDA or wgpu.
@@ -160,7 +160,7 @@ mod tests {
 
     fn outcome(text: &'static str) -> Result<(), Failure> {
         let advice = OnceCell::from("take less".to_owned());
-        told_when_it_runs_out(&advice, || panic!("{text}"))
+        with_advice(&advice, || panic!("{text}"))
     }
 
     #[test]
@@ -178,8 +178,8 @@ mod tests {
     fn another_panic_stays_one() {
         let panic = catch_unwind(|| outcome("index out of bounds")).unwrap_err();
         assert_eq!(panic.downcast_ref::<String>().unwrap(), "index out of bounds");
-        assert_eq!(panic_reason(&*panic, Some("take less")), "index out of bounds");
-        assert_eq!(panic_reason(&"CUDA out of memory", Some("take less")), "take less");
-        assert_eq!(panic_reason(&5, None), "a panic");
+        assert_eq!(panic_reason(&*panic, "take less"), "index out of bounds");
+        assert_eq!(panic_reason(&"CUDA out of memory", "take less"), "take less");
+        assert_eq!(panic_reason(&5, "take less"), "a panic");
     }
 }

@@ -1,0 +1,156 @@
+//! The values that follow from recipe, model and data, for people: what `check` prints, and a run before its first step.
+
+use super::prepare::Prepared;
+use crate::data::pipeline::DataPipeline;
+use crate::data::sources::FileInfo;
+use crate::device::OpenDevice;
+use crate::lora::targets::Selection;
+use crate::metrics::Sinks;
+use crate::recipe::Recipe;
+use crate::spec::ModelConfig;
+use crate::text::with_commas;
+use crate::train::config::GradientCheckpointing;
+use crate::train::schedule::{self, Schedule};
+
+/// A subject, and what is so about it.
+pub type Fact = (&'static str, String);
+
+/// Notes every value, line by line; what is odd as a warning.
+pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule, sinks: &mut Sinks) {
+    let Prepared { recipe, source, selection, device: open, .. } = prepared;
+    let config = &source.config;
+    let mut facts = vec![device(recipe, open), model(recipe, config), parameters(selection, config), layers(selection)];
+    facts.extend(data.files().iter().map(|info| with_columns(file(data, info), info)));
+    if recipe.data.eval_split.is_some() {
+        facts.push(held_out(data));
+    }
+    facts.push(batch(recipe));
+    for (subject, fact) in facts {
+        sinks.note(&format!("{subject}: {fact}"));
+    }
+    sinks.note(&steps(recipe, data, schedule));
+    for warning in data.warnings() {
+        sinks.warn(&warning);
+    }
+    if recipe.train.gradient_checkpointing == GradientCheckpointing::Offload && !open.is_gpu() {
+        sinks.warn(
+            "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU block inputs are in host memory \
+             anyway, and are copied once more\n  hint: set it to true",
+        );
+    }
+    if let Some(warning) = length_warning(recipe, config) {
+        sinks.warn(&warning);
+    }
+}
+
+/// Parameters of base and adapters.
+pub(super) fn num_parameters(prepared: &Prepared) -> usize {
+    prepared.source.config.num_parameters() + prepared.num_trainable()
+}
+
+/// The device and its types.
+#[must_use]
+pub fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
+    let precision = recipe.train.precision;
+    let storage = recipe.model.dtype.unwrap_or(precision);
+    let OpenDevice { label, reason, .. } = device;
+    let (precision, storage) = (precision.name(), storage.name());
+    ("device", format!("{label} ({reason}); computes in {precision}, base stored in {storage}"))
+}
+
+fn model(recipe: &Recipe, config: &ModelConfig) -> Fact {
+    let ModelConfig { model_type, num_hidden_layers, hidden_size, .. } = config;
+    let path = &recipe.model.path;
+    ("model", format!("{path} ({model_type}, {num_hidden_layers} layers of width {hidden_size})"))
+}
+
+/// How many parameters are trained, and of how many.
+#[must_use]
+pub fn parameters(selection: &Selection, config: &ModelConfig) -> Fact {
+    let trainable = selection.num_parameters(config);
+    let all = config.num_parameters() + trainable;
+    #[allow(clippy::cast_precision_loss, reason = "shown with four digits")]
+    let percent = 100.0 * trainable as f64 / all as f64;
+    let (trainable, all) = (with_commas(trainable), with_commas(all));
+    ("trainable params", format!("{trainable} || all params: {all} || trainable%: {percent:.4}"))
+}
+
+/// The adapted layers.
+#[must_use]
+pub fn layers(selection: &Selection) -> Fact {
+    let hits = selection.hits.iter().map(|hits| format!("{} x {}", hits.num_hits, hits.target));
+    ("adapted layers", hits.collect::<Vec<_>>().join(", "))
+}
+
+/// A file of rows.
+#[must_use]
+pub fn file(data: &DataPipeline, file: &FileInfo) -> Fact {
+    let subject = if file.is_eval { "evaluation data" } else { "training data" };
+    let (path, rows, format) = (file.path.display(), with_commas(file.num_rows), file.format.name());
+    (subject, format!("{path} ({rows} rows, {format}){}", data.form_of(file)))
+}
+
+fn with_columns((subject, mut fact): Fact, file: &FileInfo) -> Fact {
+    if !file.unused_columns.is_empty() {
+        fact.push_str(&format!("; columns not read: {}", file.unused_columns.join(", ")));
+    }
+    if let Some(kept) = file.kept_tokens {
+        fact.push_str(&format!("; {kept}"));
+    }
+    (subject, fact)
+}
+
+/// The rows of `data.eval_split`.
+#[must_use]
+pub fn held_out(data: &DataPipeline) -> Fact {
+    let (held_out, left) = (with_commas(data.num_eval_rows()), with_commas(data.num_train_rows()));
+    ("evaluation data", format!("{held_out} rows held out, {left} rows left to train on"))
+}
+
+fn batch(recipe: &Recipe) -> Fact {
+    let (rows, steps) = (recipe.train.micro_batch_size, recipe.train.gradient_accumulation_steps);
+    let tokens = with_commas(rows * steps * recipe.data.max_length);
+    ("effective batch", format!("{} sequences ({rows} x {steps}), at most {tokens} tokens", rows * steps))
+}
+
+fn steps(recipe: &Recipe, data: &DataPipeline, schedule: &Schedule) -> String {
+    let (total, warmup) = (schedule.total_steps(), schedule.warmup_steps());
+    let per_epoch = steps_per_epoch(recipe, data);
+    #[allow(clippy::cast_precision_loss, reason = "shown with two decimals")]
+    let epochs = total as f64 / per_epoch.max(1) as f64;
+    let warmup = match warmup {
+        0 => "no warm-up".to_owned(),
+        warmup => format!("warm-up in the first {warmup}"),
+    };
+    format!("{total} steps: {epochs:.2} epochs of {per_epoch} steps; {warmup}")
+}
+
+/// Steps of an epoch.
+#[must_use]
+pub fn steps_per_epoch(recipe: &Recipe, data: &DataPipeline) -> u64 {
+    schedule::steps_per_epoch(batches_per_epoch(recipe, data), recipe.train.gradient_accumulation_steps)
+}
+
+/// Steps of the whole run.
+#[must_use]
+pub fn total_steps(recipe: &Recipe, data: &DataPipeline) -> u64 {
+    let train = &recipe.train;
+    let batches = batches_per_epoch(recipe, data);
+    schedule::total_steps(batches, train.gradient_accumulation_steps, train.num_epochs, train.max_steps)
+}
+
+fn batches_per_epoch(recipe: &Recipe, data: &DataPipeline) -> usize {
+    usize::try_from(data.batches_per_epoch(recipe.train.micro_batch_size)).unwrap_or(usize::MAX)
+}
+
+/// That rows may be longer than the model was made for.
+#[must_use]
+pub fn length_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
+    let (longest, positions) = (recipe.data.max_length, config.max_position_embeddings);
+    (longest > positions).then(|| {
+        format!(
+            "`data.max_length` = {longest} is longer than the {positions} positions that the model was made for\n  hint: \
+             set it to {positions} or less"
+        )
+    })
+}

@@ -1,0 +1,290 @@
+//! What a run takes: time by part, the machine meanwhile, sums over steps and starts, and what the diagnosis makes of
+//! them.
+
+use std::time::Instant;
+
+use super::flops::StepFlops;
+use super::laps::{Laps, Part, StepTime};
+use super::state::TrainerState;
+use super::step_work::{StepWork, per_second, share};
+use super::totals::{MeanOverTime, RunFigures, Totals};
+use crate::data::work::Work;
+use crate::device::{Dtype, MemoryInUse, OpenDevice};
+use crate::diagnosis::{Facts, Figures, Finding, Run, Watch, diagnose};
+use crate::metrics::{StepMetrics, Summary, TimeSpent};
+use crate::ops::peak::gemm_peak_flops;
+use crate::telemetry::{Telemetry, peak_host_memory_bytes};
+
+/// On a device that is not waited for, one step in so many waits at the end of every part, so that each has a time. The
+/// first of them is the second step after a start.
+const SPLIT_STEPS: u64 = 50;
+
+/// Stopwatch and figures of a run.
+pub struct Recorder<'a> {
+    pub(super) flops: StepFlops,
+    device: &'a OpenDevice,
+    telemetry: Telemetry,
+    precision: Dtype,
+    process_start: Instant,
+    startup_seconds: f64,
+    laps: Laps,
+    /// The step under way waits for the device at the end of every part.
+    is_split: bool,
+    /// What the backend's pools held after the last forward of a step, when they were last asked then.
+    pools_after_forward: Option<MemoryInUse>,
+    /// Sums over the earlier starts.
+    earlier: Totals,
+    /// Sums over this start.
+    figures: RunFigures,
+    /// What the diagnosis looks at, of this start.
+    run: Run,
+    watch: Watch,
+    reported: Vec<Finding>,
+    /// All of this start, and those of them before the first step and after the last one.
+    num_evaluations: [u64; 2],
+    num_checkpoints: u64,
+}
+
+impl<'a> Recorder<'a> {
+    /// A recorder of the start of the process at `process_start`; `earlier` are the totals of the starts before.
+    #[must_use]
+    pub fn new(
+        flops: StepFlops,
+        device: &'a OpenDevice,
+        telemetry: Telemetry,
+        precision: Dtype,
+        facts: Facts,
+        earlier: Totals,
+        process_start: Instant,
+    ) -> Self {
+        Self {
+            flops,
+            device,
+            telemetry,
+            precision,
+            process_start,
+            startup_seconds: 0.0,
+            laps: Laps::start(process_start),
+            is_split: false,
+            pools_after_forward: None,
+            earlier,
+            figures: RunFigures { num_starts: 1, ..RunFigures::default() },
+            watch: Watch::new(facts.clone()),
+            run: Run { facts, figures: Figures::default() },
+            reported: Vec::new(),
+            num_evaluations: [0; 2],
+            num_checkpoints: 0,
+        }
+    }
+
+    /// Ends the start-up.
+    pub(super) fn start(&mut self) {
+        let now = Instant::now();
+        self.startup_seconds = now.duration_since(self.process_start).as_secs_f64();
+        self.laps = Laps::start(now);
+        let _ = self.telemetry.window();
+    }
+
+    /// Ends a part of the loop; in a step that is split, once the device is done with it.
+    pub(crate) fn part(&mut self, part: Part) {
+        if self.is_split {
+            self.device.wait();
+        }
+        self.laps.lap(part);
+    }
+
+    /// Ends a part between two steps: what the machine did meanwhile is of neither.
+    pub(super) fn pause(&mut self, part: Part) {
+        let _ = self.telemetry.window();
+        self.part(part);
+    }
+
+    /// Begins the step after `step`. The first after a start is not split: kernels are compiled in it.
+    pub(super) fn start_step(&mut self, step: u64) {
+        let num_steps = self.figures.num_steps;
+        let is_due = num_steps == 1 || (num_steps > 1 && (step + 1).is_multiple_of(SPLIT_STEPS));
+        self.is_split = is_due && self.device.is_gpu();
+        // In a split step, this waits for the update of the step before.
+        self.part(Part::Other);
+    }
+
+    /// Ends a forward. After the last of a step, all that the backward starts from is there, beside the gradients of the
+    /// micro-batches before: then the pools are asked, not in every step, since that takes the host's lead away.
+    pub(super) fn forward(&mut self, is_last: bool) {
+        self.part(Part::Forward);
+        if is_last && (self.is_split || self.pools_after_forward.is_none()) {
+            self.pools_after_forward = self.device.memory_in_use();
+        }
+    }
+
+    /// Ends a step and completes its line. Returns what the diagnosis reports from this step on.
+    pub(super) fn end_step(&mut self, line: &mut StepMetrics, work: &StepWork, loading: &Work) -> Vec<Finding> {
+        let machine = self.telemetry.window();
+        self.part(Part::Other);
+        // Measured once, after the first step: measuring takes a moment that is not the step's.
+        let peak = gemm_peak_flops(self.device, self.precision);
+        if self.figures.num_steps == 0 {
+            // Nor are the samples of the machine that were taken meanwhile the next step's.
+            let _ = self.telemetry.window();
+        }
+        self.part(Part::Measuring);
+        let time = self.laps.end_step(self.is_split || !self.device.is_gpu());
+        self.is_split = false;
+
+        set_time(line, &time);
+        line.tokens_per_second = per_second(work.tokens, line.step_seconds);
+        line.mfu = peak.map(|peak| work.flops / line.step_seconds / peak);
+        if loading.num_batches > 0 {
+            line.worker_busy_seconds = Some(loading.busy.as_secs_f64());
+            line.worker_cpu_seconds = loading.cpu.map(|cpu| cpu.as_secs_f64());
+            line.worker_queued_seconds = loading.queued.map(|queued| queued.as_secs_f64());
+        }
+        line.set_machine(machine);
+        line.gpu_throttle_reasons = line.gpu_throttle_shares.as_ref().map(|shares| shares.keys().cloned().collect());
+        if self.telemetry.counts_packages() {
+            line.cpu_energy_joules = self.energy_joules(line.cpu_energy_joules);
+        } else {
+            line.energy_joules = self.energy_joules(line.energy_joules);
+        }
+        self.set_pools(line);
+        self.figures.add(line);
+        self.diagnose_step(line, work)
+    }
+
+    /// What the backend's pools hold now, and what they held after the last forward of this step, or of the last one that
+    /// asked.
+    fn set_pools(&mut self, line: &mut StepMetrics) {
+        let (at_end, after_forward) = (self.device.memory_in_use(), self.pools_after_forward);
+        let most = |bytes: fn(MemoryInUse) -> u64| at_end.map(bytes).max(after_forward.map(bytes));
+        line.gpu_memory_allocated_bytes = at_end.map(|pools| pools.allocated_bytes);
+        line.gpu_memory_reserved_bytes = at_end.map(|pools| pools.reserved_bytes);
+        line.gpu_memory_peak_bytes = most(|pools| pools.allocated_bytes);
+        let reserved = most(|pools| pools.reserved_bytes);
+        self.figures.peak_gpu_memory_reserved_bytes = self.figures.peak_gpu_memory_reserved_bytes.max(reserved);
+    }
+
+    /// Hands a step to the diagnosis. What has lasted is marked in the step's line.
+    fn diagnose_step(&mut self, line: &mut StepMetrics, work: &StepWork) -> Vec<Finding> {
+        let figures = &mut self.run.figures;
+        let longest = work.rows.longest_tokens;
+        figures.longest_row_tokens = figures.longest_row_tokens.max((longest > 0).then_some(longest));
+        if self.figures.num_steps == 1 {
+            figures.add_first(line);
+            return Vec::new();
+        }
+        if self.watch.is_slow(line) {
+            line.findings.push("slow_step".into());
+        }
+        figures.add(line);
+        let findings = self.watch.observe(line);
+        line.findings.extend(findings.iter().map(|finding| finding.rule.clone()));
+        self.reported.extend_from_slice(&findings);
+        findings
+    }
+
+    /// Ends an evaluation; `is_at_an_edge`: before the first step of the run or after its last one.
+    pub(super) fn evaluated(&mut self, is_at_an_edge: bool) {
+        self.num_evaluations[0] += 1;
+        self.num_evaluations[1] += u64::from(is_at_an_edge);
+        self.part(Part::Evaluation);
+    }
+
+    /// Counts a checkpoint.
+    pub(super) fn saved(&mut self) {
+        self.num_checkpoints += 1;
+    }
+
+    /// Sets what is measured of a run's totals, until now and over all starts.
+    pub(super) fn update(&self, totals: &mut Totals) {
+        let wall_seconds = self.process_start.elapsed().as_secs_f64();
+        let time = self.time_of_start().within(wall_seconds);
+        let figures = RunFigures {
+            time,
+            forward_share: MeanOverTime::of(self.laps.forward_share(), time.forward_backward_seconds),
+            peak_host_memory_bytes: peak_host_memory_bytes().max(self.figures.peak_host_memory_bytes),
+            peak_gpu_memory_bytes: self.telemetry.peak_gpu_memory_bytes(),
+            telemetry_seconds: self.telemetry.seconds(),
+            ..self.figures
+        };
+        totals.wall_seconds = self.earlier.wall_seconds + wall_seconds;
+        totals.energy_joules = self.energy_joules(self.telemetry.energy_joules());
+        totals.figures = figures.after(&self.earlier.figures);
+    }
+
+    /// The final figures, as far as the loop knows them: of the whole run, but for the diagnosis.
+    #[must_use]
+    pub fn summary(&self, state: &TrainerState) -> Summary {
+        let TrainerState { step, evaluations, mut totals, .. } = state.clone();
+        self.update(&mut totals);
+        let figures = totals.figures;
+        let has_steps = figures.step_seconds > 0.0;
+        Summary {
+            starts: figures.num_starts,
+            steps: step,
+            skipped_steps: totals.skipped_steps,
+            anomalous_steps: totals.anomalous_steps,
+            epochs: state.epochs(),
+            final_loss: figures.last_loss,
+            initial_eval_loss: evaluations.first_loss,
+            final_eval_loss: evaluations.last_loss,
+            best_eval_loss: evaluations.best_loss,
+            best_eval_step: evaluations.best_step,
+            tokens: totals.tokens,
+            target_tokens: totals.target_tokens,
+            tokens_per_second: has_steps.then(|| per_second(figures.tokens, figures.step_seconds)),
+            mfu: figures.mfu.get(),
+            peak_host_memory_bytes: figures.peak_host_memory_bytes,
+            peak_gpu_memory_bytes: figures.peak_gpu_memory_bytes,
+            peak_gpu_memory_reserved_bytes: figures.peak_gpu_memory_reserved_bytes,
+            mean_gpu_utilization_percent: figures.gpu_utilization_percent.get(),
+            mean_cpu_utilization_percent: figures.cpu_utilization_percent.get(),
+            padding_share: share(figures.padding_tokens, figures.tokens + figures.padding_tokens),
+            energy_joules: totals.energy_joules,
+            diagnosis: self.diagnosis(),
+            told: self.reported.clone(),
+            telemetry_seconds: figures.telemetry_seconds,
+            wall_seconds: totals.wall_seconds,
+            time: figures.time,
+            forward_share: figures.forward_share.get(),
+            ..Summary::default()
+        }
+    }
+
+    /// What held the steps of this start back, the worst first.
+    fn diagnosis(&self) -> Vec<Finding> {
+        let mut run = self.run.clone();
+        run.figures.end(&self.time_of_start(), self.num_evaluations, self.num_checkpoints);
+        diagnose(&run)
+    }
+
+    /// Where the time of this start went, up to the last lap.
+    fn time_of_start(&self) -> TimeSpent {
+        self.laps.time_spent(self.startup_seconds, self.device.is_gpu())
+    }
+
+    /// Energy since the start of the run, from that since the start of the process.
+    fn energy_joules(&self, since_start: Option<f64>) -> Option<f64> {
+        match (self.earlier.energy_joules, since_start) {
+            (None, None) => None,
+            (earlier, since_start) => Some(earlier.unwrap_or(0.0) + since_start.unwrap_or(0.0)),
+        }
+    }
+}
+
+/// In a step that does not wait for the device between forward and backward, only the two together have a time.
+fn set_time(line: &mut StepMetrics, time: &StepTime) {
+    let StepTime { wall_seconds, parts, is_split } = time;
+    let alone = |part| is_split.then(|| parts.seconds(part));
+    line.step_seconds = time.step_seconds();
+    line.wall_seconds = Some(*wall_seconds);
+    line.data_wait_seconds = parts.seconds(Part::DataWait);
+    line.host_to_device_seconds = Some(parts.seconds(Part::HostToDevice));
+    line.forward_seconds = alone(Part::Forward);
+    line.backward_seconds = alone(Part::Backward);
+    line.forward_backward_seconds = parts.forward_backward_seconds();
+    line.optimizer_seconds = parts.seconds(Part::Optimizer);
+    line.logging_seconds = Some(parts.seconds(Part::Logging));
+    line.evaluation_seconds = Some(parts.seconds(Part::Evaluation));
+    line.checkpoint_seconds = Some(parts.seconds(Part::Checkpoint));
+    line.other_seconds = Some(parts.other_seconds());
+}

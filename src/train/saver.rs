@@ -1,0 +1,124 @@
+//! When checkpoints are saved, and which are kept.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::state::TrainerState;
+use super::step::TrainStep;
+use crate::checkpoint::{CheckpointConfig, CheckpointError, Checkpoints, HostTensor};
+use crate::export::{AdapterWeights, ExportError, PromptForm, adapter_weights, write_adapter};
+use crate::lora::config::LoraConfig;
+
+/// What is written beside an adapter's weights.
+pub struct AdapterFiles {
+    /// Into `adapter_config.json`.
+    pub lora: LoraConfig,
+    /// The model that the adapter belongs to, into the same file.
+    pub base_model_name_or_path: String,
+    /// In which form rows are put before the model.
+    pub prompt_form: PromptForm,
+}
+
+impl AdapterFiles {
+    /// Writes an adapter.
+    ///
+    /// # Errors
+    ///
+    /// Files that cannot be written.
+    pub fn write(&self, folder: &Path, weights: &AdapterWeights) -> Result<(), ExportError> {
+        write_adapter(folder, weights, &self.lora, &self.base_model_name_or_path)?;
+        self.prompt_form.write(folder)
+    }
+}
+
+/// Saves checkpoints.
+pub struct Saver {
+    config: CheckpointConfig,
+    checkpoints: Checkpoints,
+    adapter_files: AdapterFiles,
+    /// The whole recipe as TOML, every default filled in.
+    recipe: String,
+    /// The state is on disk as a checkpoint.
+    pub(super) is_saved: bool,
+    /// When the last checkpoint was saved, or failed to be; at first, when training started.
+    last_save: Instant,
+    /// The newest checkpoint that was saved while nothing was wrong.
+    sound: Option<PathBuf>,
+}
+
+impl Saver {
+    /// A saver before the first step of a run.
+    #[must_use]
+    pub fn new(
+        config: CheckpointConfig,
+        checkpoints: Checkpoints,
+        adapter_files: AdapterFiles,
+        recipe: String,
+    ) -> Self {
+        let last_save = Instant::now();
+        Self { config, checkpoints, adapter_files, recipe, is_saved: false, last_save, sound: None }
+    }
+
+    /// A run that continues from a checkpoint; `sound` is the newest one that was saved while nothing was wrong.
+    #[must_use]
+    pub fn resumed(self, sound: Option<PathBuf>) -> Self {
+        Self { is_saved: true, sound, ..self }
+    }
+
+    /// What is written beside an adapter.
+    #[must_use]
+    pub fn adapter_files(&self) -> &AdapterFiles {
+        &self.adapter_files
+    }
+
+    /// Training starts: `save_minutes` are counted from here.
+    pub(super) fn start(&mut self) {
+        self.last_save = Instant::now();
+    }
+
+    /// Every `save_steps`, or `save_minutes` after the last one.
+    pub(super) fn is_due(&self, step: u64) -> bool {
+        let every = self.config.save_steps.is_some_and(|every| step.is_multiple_of(every));
+        let is_late = self.config.save_seconds().is_some_and(|wait| self.last_save.elapsed().as_secs_f64() >= wait);
+        (every || is_late) && step > 0 && !self.is_saved
+    }
+
+    /// Saves a checkpoint; returns its folder.
+    pub(super) fn save(
+        &mut self,
+        step: &TrainStep,
+        moments: &[HostTensor],
+        state: &TrainerState,
+    ) -> Result<PathBuf, CheckpointError> {
+        let weights = adapter_weights(step.adapters());
+        let write = |folder: &Path| self.adapter_files.write(folder, &weights);
+        self.last_save = Instant::now();
+        let path = self.checkpoints.save(state.step, write, moments, state, &self.recipe)?;
+        if state.trouble.is_none() {
+            self.sound = Some(path.clone());
+        }
+        self.is_saved = true;
+        Ok(path)
+    }
+
+    /// Deletes the oldest, but not the newest one that was saved while nothing was wrong: while a run goes wrong, it is what
+    /// can be resumed.
+    pub(super) fn rotate(&self, newest: &Path) -> Result<(), CheckpointError> {
+        let keep = [Some(newest), self.sound.as_deref()];
+        self.checkpoints.rotate(&keep.into_iter().flatten().collect::<Vec<_>>())
+    }
+
+    /// The newest checkpoint that is whole.
+    pub(super) fn newest_good(&self) -> Option<PathBuf> {
+        self.checkpoints.newest_good().ok().and_then(|found| found.checkpoint)
+    }
+
+    /// When the next checkpoint after `step` is due, as a hint; empty where none is.
+    pub(super) fn next_save(&self, step: u64, total_steps: u64) -> String {
+        let next = self.config.save_steps.map(|every| (step / every + 1) * every);
+        let next = next.filter(|next| *next <= total_steps).map(|next| format!("after step {next}"));
+        let later = self.config.save_seconds().map(|wait| format!("in {} minutes", wait / 60.0));
+        let times: Vec<String> = next.into_iter().chain(later).collect();
+        if times.is_empty() { String::new() } else { format!("\n  hint: it is tried again {}", times.join(" or ")) }
+    }
+}
