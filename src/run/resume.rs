@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::args::Resume;
-use super::changes::{Change, Effect, changes};
+use super::changes::{Change, changes};
 use super::dir::RunDir;
 use crate::checkpoint::{self, Checkpoints};
 use crate::failure::Failure;
 use crate::metrics::{Sinks, Summary};
-use crate::schema::{Problem, Problems};
+use crate::schema::{Effect, Problem, Problems};
 use crate::train::state::{Inputs, TrainerState};
 
 /// A checkpoint to go on from.
