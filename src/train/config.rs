@@ -216,6 +216,8 @@ section! {
         eval_steps: Option<u64> = None => optional_count(1..) like 100,
             ["eval_interval", "evals_per_epoch", "steps_per_eval", "run_val_every_n_steps", "evaluation_strategy",
              "eval_strategy", "val_check_interval", "eval_every", "steps", "every", "interval", "every_n_steps"];
+        /// Evaluate before the first step; false leaves that evaluation out.
+        eval_on_start: bool = true => boolean(), ["val_at_start", "val_before_train"];
         /// Micro-batches in an evaluation. Default: the whole set.
         max_batches: Option<usize> = None => optional_count(1..) like 50,
             ["val_batches", "eval_max_batches", "max_iters", "limit_val_batches", "eval_iters", "batches", "max_steps"];
