@@ -22,7 +22,7 @@ use burn::tensor::{Device, Tensor};
 use serde::Serialize;
 
 use crate::panics::guarded;
-use crate::schema::{Section, Value};
+use crate::schema::{Value, section};
 
 pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
 pub use cuda_gpu::{CudaGpu, DriverLibrary};
@@ -31,38 +31,29 @@ pub use error::DeviceError;
 pub use libdevice::{Libdevice, find_libdevice};
 pub use queue::MemoryInUse;
 
-/// Section `[device]` of a recipe.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DeviceConfig {
-    /// `auto`, `cpu`, `cuda`, `cuda:N`, or another backend that is compiled in.
-    pub name: String,
-}
-
-impl Default for DeviceConfig {
-    fn default() -> Self {
-        Self { name: "auto".into() }
+section! {
+    /// Section `[device]` of a recipe. Whether the device is there is known to [`open`] only.
+    pub struct DeviceConfig {
+        /// "auto" takes the first GPU that works, or the CPU; "cpu", "cuda", "cuda:N", or what else is compiled in.
+        name: String = "auto".into() => any(EXPECTED, accept_name),
+            ["device", "device_map", "accelerator", "backend", "devices", "gpu", "type"];
     }
 }
 
-impl DeviceConfig {
-    /// Reads section `[device]`. Whether the device is there is known to [`open`] only.
-    pub fn read(section: &mut Section) -> Self {
-        let expected = "\"auto\", \"cpu\", \"cuda\", \"cuda:N\", \"vulkan\", \"metal\" or \"rocm\"";
-        let name = section.optional("name", expected, |value| {
-            let Value::String(name) = value else { return Err(None) };
-            let hint = match (name.parse::<DeviceName>(), name.as_str()) {
-                (Ok(_), _) => return Ok(name.clone()),
-                (_, "gpu" | "nvidia") => "this trainer calls it `cuda`",
-                (_, "mps") => "this trainer calls it `metal`",
-                (Err(DeviceError::UnknownName { hint, .. }), _) if !hint.is_empty() => {
-                    return Err(Some(hint.trim_start_matches("\n  hint: ").to_owned()));
-                }
-                _ => return Err(None),
-            };
-            Err(Some(hint.to_owned()))
-        });
-        Self { name: name.unwrap_or_else(|| Self::default().name) }
-    }
+const EXPECTED: &str = "\"auto\", \"cpu\", \"cuda\", \"cuda:N\", \"vulkan\", \"metal\" or \"rocm\"";
+
+fn accept_name(value: &Value) -> Result<String, Option<String>> {
+    let Value::String(name) = value else { return Err(None) };
+    let hint = match (name.parse::<DeviceName>(), name.as_str()) {
+        (Ok(_), _) => return Ok(name.clone()),
+        (_, "gpu" | "nvidia") => "this trainer calls it `cuda`",
+        (_, "mps") => "this trainer calls it `metal`",
+        (Err(DeviceError::UnknownName { hint, .. }), _) if !hint.is_empty() => {
+            return Err(Some(hint.trim_start_matches("\n  hint: ").to_owned()));
+        }
+        _ => return Err(None),
+    };
+    Err(Some(hint.to_owned()))
 }
 
 /// What `device.name` and `--device` ask for.

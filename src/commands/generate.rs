@@ -15,8 +15,8 @@ use crate::export::{PromptForm, SavedAdapter, find_adapter, read_adapter};
 use crate::failure::Failure;
 use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
 use crate::lora::AdapterSet;
+use crate::model::ModelOptions;
 use crate::model::weights::{StoredTensor, Weights};
-use crate::model::{Init, ModelOptions, Quantization};
 use crate::run::inputs::ModelSource;
 use crate::schema::Problem;
 use crate::train::stop::Stop;
@@ -232,13 +232,8 @@ fn prompt(text: &str) -> Result<String, Failure> {
 }
 
 fn model_options(args: &GenerateArgs) -> ModelOptions {
-    ModelOptions {
-        path: args.model.clone(),
-        revision: args.revision.clone(),
-        dtype: args.dtype,
-        quantization: Quantization::None,
-        init: Init::Pretrained,
-    }
+    let (path, revision) = (args.model.clone(), args.revision.clone());
+    ModelOptions { path, revision, dtype: args.dtype, ..ModelOptions::default() }
 }
 
 /// In what type the weights are held, and in what is computed. The files' own type, unless another is asked for or the

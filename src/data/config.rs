@@ -5,76 +5,62 @@ use std::ops::Bound;
 
 use serde::{Deserialize, Serialize};
 
-use crate::schema::{Choice, Problem, Section, Value};
+use crate::schema::{Choice, Problem, Section, Value, section};
 
-/// Section `[data]`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DataConfig {
-    /// Files to train on.
-    pub train: Vec<DataSource>,
-    /// Files to evaluate on; excludes `eval_split`.
-    pub eval: Vec<DataSource>,
-    /// Longest sequence in tokens; longer rows are truncated, counted and reported.
-    pub max_length: usize,
-    /// Several documents in one row, each of which sees itself alone.
-    pub packing: bool,
-    /// Loss on every token, not on answers only.
-    pub train_on_inputs: bool,
-    /// Rows held out of the training files for evaluation: a share below 1, or a number of rows.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_split: Option<EvalSplit>,
-    /// Visit rows in an order drawn from the seed and the epoch.
-    pub shuffle: bool,
-    /// Threads that make micro-batches ahead.
-    pub num_workers: usize,
-    /// Micro-batches made ahead of the one in use.
-    pub prefetch_batches: usize,
-    /// `auto`, `none` or a file with a Jinja template.
-    pub chat_template: String,
-    /// What becomes of a row that cannot be used.
-    pub on_bad_row: OnBadRow,
-}
-
-impl Default for DataConfig {
-    fn default() -> Self {
-        Self {
-            train: Vec::new(),
-            eval: Vec::new(),
-            max_length: 1024,
-            packing: false,
-            train_on_inputs: false,
-            eval_split: None,
-            shuffle: true,
-            num_workers: 1,
-            prefetch_batches: 4,
-            chat_template: "auto".into(),
-            on_bad_row: OnBadRow::Error,
-        }
+section! {
+    /// Section `[data]`. Whether training rows are needed is not decided here.
+    pub struct DataConfig then check {
+        /// One such section for each file to train on.
+        train: Vec<DataSource> = Vec::new() => sections() like { path = "data/train.jsonl" } of DataSource, OtherRows,
+            ["datasets", "dataset", "train_file", "train_files", "train_data", "dataset_path", "data_path", "dataset_name",
+             "data_files", "train_dataset", "training_data"];
+        /// One such section for each file to evaluate on; its keys are those of `[[data.train]]`.
+        eval: Vec<DataSource> = Vec::new() => sections() like { path = "data/eval.jsonl" } of DataSource, None,
+            ["test_datasets", "eval_dataset", "eval_data", "eval_file", "validation_file", "val_data", "valid",
+             "validation", "test", "val_dataset"];
+        /// Longest sequence, in tokens; longer rows are cut, counted and reported.
+        max_length: usize = 1024 => count(2..), OtherRows,
+            ["sequence_len", "sequence_length", "max_seq_length", "max_seq_len", "seq_len", "seq_length", "cutoff_len",
+             "model_max_length", "context_length", "block_size", "max_len", "max_tokens", "max_source_length"];
+        /// Several rows in one sequence of `max_length`, none of which sees another: less padding.
+        packing: bool = false => boolean(), OtherRows,
+            ["sample_packing", "packed", "pack", "pad_to_sequence_len", "neat_packing"];
+        /// Loss on every token; false keeps it to the answers.
+        train_on_inputs: bool = false => boolean(), OtherRows,
+            ["train_on_input", "train_on_prompt", "train_on_source", "train_on_prompts"],
+            ["mask_prompt", "mask_inputs", "completion_only_loss", "assistant_only_loss", "train_on_responses_only";
+             "it means the opposite: train_on_inputs = false, the default, keeps loss to the answers"];
+        /// Rows held out of the training files for evaluation: a share below 1, or a number of rows. Excludes
+        /// `[[data.eval]]`.
+        eval_split: Option<EvalSplit> = None => any(EvalSplit::EXPECTED, EvalSplit::accept) like 0.05, OtherRows,
+            ["val_set_size", "val_size", "test_size", "validation_split", "val_split_fraction"];
+        /// Visit the rows of each epoch in an order drawn from the seed.
+        shuffle: bool = true => boolean(), OtherRows,
+            ["shuffle_dataset", "shuffle_data", "shuffle_merged_datasets", "shuffle_buffer_size"];
+        /// Threads that make micro-batches ahead. Tokenising, before the first step, takes all cores.
+        num_workers: usize = 1 => count(1..=256), None,
+            ["dataloader_num_workers", "dataset_num_proc", "num_proc", "dataset_processes",
+             "preprocessing_num_workers"];
+        /// Micro-batches made ahead of the one in use.
+        prefetch_batches: usize = 4 => count(1..=1024), None,
+            ["dataloader_prefetch_factor", "prefetch_factor", "prefetch"];
+        /// "auto" takes the model's own template, "none" takes none; otherwise a file with a Jinja template. Questions with
+        /// answers (alpaca, `prompt_completion`) go through it too, where there is one.
+        chat_template: String = "auto".into() => path(), OtherRows,
+            ["template", "chat_template_path", "chat_template_jinja", "prompt_template"];
+        /// What becomes of rows that cannot be used, or of which the template drops something: "error" ends the command
+        /// before the first step and names them; "skip" leaves them out, counts them and names the first ones.
+        on_bad_row: OnBadRow = OnBadRow::Error => choice(), LaterSteps;
     }
 }
 
 impl DataConfig {
-    /// Reads section `[data]`. Whether training rows are needed is not decided here.
-    pub fn read(section: &mut Section) -> Self {
-        let default = Self::default();
-        let config = Self {
-            train: section.sections("train", DataSource::read),
-            eval: section.sections("eval", DataSource::read),
-            max_length: section.count("max_length", default.max_length, 2..),
-            packing: section.boolean("packing", default.packing),
-            train_on_inputs: section.boolean("train_on_inputs", default.train_on_inputs),
-            eval_split: section.optional("eval_split", EvalSplit::EXPECTED, EvalSplit::accept),
-            shuffle: section.boolean("shuffle", default.shuffle),
-            num_workers: section.count("num_workers", default.num_workers, 1..=256),
-            prefetch_batches: section.count("prefetch_batches", default.prefetch_batches, 1..=1024),
-            chat_template: section.path("chat_template").unwrap_or(default.chat_template),
-            on_bad_row: section.choice("on_bad_row", default.on_bad_row),
-        };
-        if config.eval_split.is_some() && !config.eval.is_empty() {
+    fn check(self, section: &mut Section) -> Self {
+        if self.eval_split.is_some() && !self.eval.is_empty() {
             let message = "`data.eval_split` excludes [[data.eval]]: evaluation rows come from one of them";
             section.reject("eval_split", Problem::new(message).hint("keep one of the two"));
         }
-        config
+        self
     }
 }
 
@@ -109,27 +95,37 @@ pub enum EvalSplit {
 impl EvalSplit {
     const EXPECTED: &'static str = "a share of the rows in (0, 1) or a number of rows of at least 1";
 
-    fn accept(value: &Value) -> Result<Self, Option<String>> {
+    fn accept(value: &Value) -> Result<Option<Self>, Option<String>> {
         match value {
-            Value::Float(share) if *share > 0.0 && *share < 1.0 => Ok(Self::Share(*share)),
-            Value::Integer(rows) if *rows >= 1 => usize::try_from(*rows).map(Self::Rows).map_err(|_| None),
+            Value::Float(share) if *share > 0.0 && *share < 1.0 => Ok(Some(Self::Share(*share))),
+            Value::Integer(rows) if *rows >= 1 => {
+                usize::try_from(*rows).map(|rows| Some(Self::Rows(rows))).map_err(|_| None)
+            }
             _ => Err(None),
         }
     }
 }
 
-/// One `[[data.train]]` or `[[data.eval]]` entry.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DataSource {
-    /// A .json, .jsonl, .parquet or .txt file; globs are allowed. A relative path starts at the current directory,
-    /// like `output_dir` and like the data paths of other trainers.
-    pub path: String,
-    /// How a row is read.
-    pub format: DataFormat,
-    /// New name of a column, by the name that the format expects: `{ prompt = "question" }`.
-    pub columns: BTreeMap<String, String>,
-    /// How often the rows of this file are visited in an epoch, relative to the other files.
-    pub weight: f64,
+section! {
+    /// One `[[data.train]]` or `[[data.eval]]` entry.
+    pub struct DataSource then check {
+        /// A .json, .jsonl, .parquet or .txt file; a glob such as data/*.jsonl names several.
+        path: String = String::new() => required_path("a .json, .jsonl, .parquet or .txt file, or a glob of them"),
+            ["file", "files", "data_files", "data_path", "dataset", "name", "file_name", "source", "data_file", "ds_path",
+             "url"];
+        /// "messages", "sharegpt", "alpaca", "`prompt_completion`" or "text"; "auto" looks at the columns of the first row.
+        format: DataFormat = DataFormat::Auto => choice(),
+            ["type", "ds_type", "kind", "formatting", "style", "conversation_style", "template"];
+        /// Names of the columns in the file, by the names that the format expects: { prompt = "question" }.
+        columns: BTreeMap<String, String> = BTreeMap::new() => strings_by_name(),
+            ["column_map", "columns_map", "field", "field_messages", "field_instruction", "field_input", "field_output",
+             "message_property_mappings", "text_column", "text_field", "dataset_text_field", "prompt_feature",
+             "completion_feature", "text_feature", "rename";
+             "our name first: columns = { prompt = \"question\", completion = \"answer\" }"];
+        /// How often the rows of this file are visited in an epoch, relative to the other files.
+        weight: f64 = 1.0 => number((Bound::Excluded(0.0), Bound::Unbounded)),
+            ["weights", "probability", "interleave_probs", "mix", "ratio", "sampling_weight"];
+    }
 }
 
 /// How a row is read.
@@ -177,18 +173,11 @@ impl Choice for DataFormat {
 }
 
 impl DataSource {
-    /// Reads one `[[data.train]]` or `[[data.eval]]` entry.
-    pub fn read(section: &mut Section) -> Self {
-        let source = Self {
-            path: section.required_path("path", "a .json, .jsonl, .parquet or .txt file, or a glob of them"),
-            format: section.choice("format", DataFormat::Auto),
-            columns: section.strings_by_name("columns"),
-            weight: section.number("weight", 1.0, (Bound::Excluded(0.0), Bound::Unbounded)),
-        };
+    fn check(self, section: &mut Section) -> Self {
         if !section.is_wrong("format") {
-            source.check_columns(section);
+            self.check_columns(section);
         }
-        source
+        self
     }
 
     /// Holds that `columns` renames only what the format reads.

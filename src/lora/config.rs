@@ -6,97 +6,75 @@ use std::ops::Bound;
 use regex::Regex;
 use serde::Serialize;
 
-use crate::schema::{Node, Problem, Section, Value, closest};
+use crate::schema::{Node, Problem, Section, Value, closest, section};
 use crate::spec::Linear;
 
 /// Any number above 0.
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
-/// Section `[lora]`: names and meaning as in PEFT's `LoraConfig`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LoraConfig {
-    /// Rank of the update.
-    pub r: usize,
-    /// Numerator of the scale `lora_alpha / r`.
-    pub lora_alpha: f64,
-    /// Dropout on the input of A, in `[0, 1)`.
-    pub lora_dropout: f64,
-    /// Which linear layers are adapted.
-    pub target_modules: TargetModules,
-    /// Scale by `lora_alpha / sqrt(r)` instead.
-    pub use_rslora: bool,
-    /// Weight-decomposed LoRA (not available yet: `true` is refused).
-    pub use_dora: bool,
-    /// How A starts; B starts at zero.
-    pub init_lora_weights: InitLoraWeights,
-    /// Only these layers; absent: all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub layers_to_transform: Option<Vec<usize>>,
-    /// Rank by module name (the end of the name, or a regex, as in PEFT).
-    pub rank_pattern: BTreeMap<String, usize>,
-    /// `lora_alpha` by module name.
-    pub alpha_pattern: BTreeMap<String, f64>,
-    /// Learning rate of B over that of A (LoRA+); absent: 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub loraplus_lr_ratio: Option<f64>,
-}
-
-impl Default for LoraConfig {
-    fn default() -> Self {
-        Self {
-            r: 8,
-            lora_alpha: 16.0,
-            lora_dropout: 0.0,
-            target_modules: TargetModules::AllLinear,
-            use_rslora: false,
-            use_dora: false,
-            init_lora_weights: InitLoraWeights::Kaiming,
-            layers_to_transform: None,
-            rank_pattern: BTreeMap::new(),
-            alpha_pattern: BTreeMap::new(),
-            loraplus_lr_ratio: None,
-        }
+section! {
+    /// Section `[lora]`: names and meaning as in PEFT's `LoraConfig`.
+    pub struct LoraConfig then check {
+        /// Rank of the update.
+        r: usize = 8 => count(1..), OtherAdapter, ["lora_r", "rank", "lora_rank", "lora_dim", "adapter_rank"];
+        /// The update is scaled by `lora_alpha / r`.
+        lora_alpha: f64 = 16.0 => number(POSITIVE), OtherAdapter,
+            ["alpha", "lora_alphas"],
+            ["scale", "lora_scale", "scaling"; "the scale is lora_alpha / r: multiply yours by r"];
+        /// Dropout on the adapters' input, in `[0, 1)`.
+        lora_dropout: f64 = 0.0 => number(0.0..1.0), LaterSteps, ["dropout", "lora_drop", "adapter_dropout"];
+        /// Layers that get an adapter: "all-linear", a list such as `["q_proj", "v_proj"]`, or a regular expression that
+        /// whole module names must match, such as `'.*\.self_attn\.[qv]_proj'`.
+        target_modules: TargetModules = TargetModules::AllLinear
+            => any(TargetModules::EXPECTED, TargetModules::accept), OtherAdapter,
+            ["lora_target_modules", "lora_target", "lora_targets", "targets", "lora_modules", "lora_attn_modules", "keys",
+             "lora_layers_keys"],
+            ["lora_target_linear", "apply_lora_to_mlp", "lora_mlp", "lora_query", "lora_key", "lora_value";
+             "\"all-linear\", or a list such as [\"q_proj\", \"v_proj\"]"];
+        /// Scale by `lora_alpha / sqrt(r)` instead (rank-stabilised LoRA).
+        use_rslora: bool = false => boolean(), OtherAdapter,
+            ["rslora", "peft_use_rslora", "lora_use_rslora", "use_rs_lora"];
+        /// Weight-decomposed LoRA: not available yet.
+        use_dora: bool = false => boolean(), OtherAdapter, ["dora", "peft_use_dora", "lora_use_dora"];
+        /// How A starts: true for PEFT's uniform distribution, or "gaussian". B starts at zero.
+        init_lora_weights: InitLoraWeights = InitLoraWeights::Kaiming
+            // Of no meaning once the adapters are there.
+            => any(InitLoraWeights::EXPECTED, InitLoraWeights::accept), None,
+            ["lora_init", "init_weights", "peft_init_lora_weights"];
+        /// Only these layers, counted from 0. Default: all.
+        layers_to_transform: Option<Vec<usize>> = None => any(LAYERS, accept_layers) like [14, 15], OtherAdapter,
+            ["lora_layers_to_transform", "peft_layers_to_transform", "lora_layers", "num_layers"];
+        /// Another rank for modules whose name ends like this (or matches, as a regular expression).
+        rank_pattern: BTreeMap<String, usize> = BTreeMap::new() => counts_by_name(1..), OtherAdapter,
+            ["lora_rank_pattern", "ranks"];
+        /// Another `lora_alpha` for modules whose name ends like this.
+        alpha_pattern: BTreeMap<String, f64> = BTreeMap::new() => numbers_by_name(POSITIVE), OtherAdapter,
+            ["lora_alpha_pattern", "alphas"];
+        /// Learning rate of B over that of A (LoRA+). Default: both the same.
+        loraplus_lr_ratio: Option<f64> = None => optional_number(POSITIVE) like 16.0, LaterSteps,
+            ["lora_plus_lr_ratio", "loraplus_ratio", "loraplus", "lora_plus"];
     }
 }
 
 impl LoraConfig {
-    /// Reads section `[lora]`.
-    pub fn read(section: &mut Section) -> Self {
-        let default = Self::default();
-        let config = Self {
-            r: section.count("r", default.r, 1..),
-            lora_alpha: section.number("lora_alpha", default.lora_alpha, POSITIVE),
-            lora_dropout: section.number("lora_dropout", default.lora_dropout, 0.0..1.0),
-            target_modules: section
-                .optional("target_modules", TargetModules::EXPECTED, TargetModules::accept)
-                .unwrap_or(default.target_modules),
-            use_rslora: section.boolean("use_rslora", default.use_rslora),
-            use_dora: section.boolean("use_dora", default.use_dora),
-            init_lora_weights: section
-                .optional("init_lora_weights", InitLoraWeights::EXPECTED, InitLoraWeights::accept)
-                .unwrap_or(default.init_lora_weights),
-            layers_to_transform: section.optional("layers_to_transform", LAYERS, accept_layers),
-            rank_pattern: section.counts_by_name("rank_pattern", 1..),
-            alpha_pattern: section.numbers_by_name("alpha_pattern", POSITIVE),
-            loraplus_lr_ratio: section.optional_number("loraplus_lr_ratio", POSITIVE),
-        };
-        if config.use_dora {
+    fn check(self, section: &mut Section) -> Self {
+        if self.use_dora {
             section.not_yet("use_dora", "leave it out for plain LoRA");
         }
-        let ranks = config.rank_pattern.keys().map(|name| ("rank_pattern", name));
-        for (key, name) in ranks.chain(config.alpha_pattern.keys().map(|name| ("alpha_pattern", name))) {
+        let ranks = self.rank_pattern.keys().map(|name| ("rank_pattern", name));
+        for (key, name) in ranks.chain(self.alpha_pattern.keys().map(|name| ("alpha_pattern", name))) {
             if let Err(error) = Regex::new(&format!(r"^(?:.*\.)?(?:{name})$")) {
                 let message = format!("`lora.{key}` has the name `{name}`, which is no regular expression");
                 section.reject(key, Problem::new(message).hint(last_line(&error)));
             }
         }
-        config
+        self
     }
 }
 
 const LAYERS: &str = "a list of layer numbers from 0, each once";
 
-fn accept_layers(value: &Value) -> Result<Vec<usize>, Option<String>> {
+fn accept_layers(value: &Value) -> Result<Option<Vec<usize>>, Option<String>> {
     let number = |value: &Value| match value {
         Value::Integer(layer) => usize::try_from(*layer).ok(),
         _ => None,
@@ -108,10 +86,10 @@ fn accept_layers(value: &Value) -> Result<Vec<usize>, Option<String>> {
             layers.sort_unstable();
             match layers.windows(2).find(|pair| pair[0] == pair[1]) {
                 Some(pair) => Err(Some(format!("{} is there twice", pair[0]))),
-                None => Ok(layers),
+                None => Ok(Some(layers)),
             }
         }
-        single => number(single).map(|layer| vec![layer]).ok_or(None),
+        single => number(single).map(|layer| Some(vec![layer])).ok_or(None),
     }
 }
 

@@ -1,48 +1,25 @@
 //! What a run costs: section `[cost]` of a recipe.
 
-use serde::Serialize;
-
 use super::{PerMillionTokens, Summary};
-use crate::schema::{Problem, Section};
+use crate::schema::section;
 
 const JOULES_PER_KWH: f64 = 3.6e6;
 const SECONDS_PER_HOUR: f64 = 3600.0;
 const MILLION: f64 = 1e6;
 
-/// Section `[cost]`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct CostConfig {
-    /// Price of an hour of the machine, in `currency`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub price_per_hour: Option<f64>,
-    /// Price of a kWh, in `currency`, where energy is paid for besides the hours.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub price_per_kwh: Option<f64>,
-    /// Name of the currency.
-    pub currency: String,
-}
-
-impl Default for CostConfig {
-    fn default() -> Self {
-        Self { price_per_hour: None, price_per_kwh: None, currency: "USD".into() }
+section! {
+    /// Section `[cost]`.
+    pub struct CostConfig {
+        /// Price of an hour of the machine. Default: none.
+        price_per_hour: Option<f64> = None => optional_number(0.0..) like 2.5;
+        /// Price of a kWh, where energy is paid for besides. Default: none.
+        price_per_kwh: Option<f64> = None => optional_number(0.0..) like 0.3;
+        /// Name of the currency.
+        currency: String = "USD".into() => string();
     }
 }
 
 impl CostConfig {
-    /// Reads section `[cost]`.
-    pub fn read(section: &mut Section) -> Self {
-        let config = Self {
-            price_per_hour: section.optional_number("price_per_hour", 0.0..),
-            price_per_kwh: section.optional_number("price_per_kwh", 0.0..),
-            currency: section.string("currency", &Self::default().currency),
-        };
-        if config.currency.trim().is_empty() && !section.is_wrong("currency") {
-            let message = "`cost.currency` is empty, expected the name of a currency".to_owned();
-            section.reject("currency", Problem::new(message).hint("for example \"EUR\""));
-        }
-        config
-    }
-
     /// Price of so many seconds and, where it is known, so much energy; `None` where the recipe names no price that
     /// could be reckoned with.
     #[must_use]

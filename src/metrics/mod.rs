@@ -22,9 +22,7 @@ mod tensorboard;
 
 use std::path::PathBuf;
 
-use serde::Serialize;
-
-use crate::schema::{Problem, Section};
+use crate::schema::{Problem, Section, section};
 
 pub use crate::figures::{EvalMetrics, Sample, StepMetrics};
 pub use cost::CostConfig;
@@ -40,37 +38,29 @@ pub fn give_terminal_back() {
     dashboard::give_back_in_handler();
 }
 
-/// Section `[logging]` of a recipe.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct LoggingConfig {
-    /// Steps between two lines on the console (metrics.jsonl and TensorBoard get every step).
-    pub logging_steps: u64,
-    /// Write TensorBoard event files.
-    pub tensorboard: bool,
-    /// Milliseconds between two samples of the GPU and the host; 0: they are not sampled.
-    pub gpu_sample_ms: u64,
-}
-
-impl Default for LoggingConfig {
-    fn default() -> Self {
-        Self { logging_steps: 1, tensorboard: true, gpu_sample_ms: 100 }
+section! {
+    /// Section `[logging]` of a recipe.
+    #[derive(Eq)]
+    pub struct LoggingConfig then check {
+        /// Steps between two lines on the console. metrics.jsonl and TensorBoard get every step.
+        logging_steps: u64 = 1 => count(1..),
+            ["log_steps", "steps_per_report", "log_every_n_steps", "log_interval", "log_every", "logging_strategy",
+             "steps", "every", "interval", "every_n_steps"];
+        /// Write TensorBoard event files.
+        tensorboard: bool = true => boolean(), ["use_tensorboard", "report_to", "use_tb", "log_with"];
+        /// Milliseconds between two samples of the GPU and the host, from 10; 0 turns them off.
+        gpu_sample_ms: u64 = 100 => count(0..=60_000),
+            ["sample_ms", "gpu_sample_interval_ms", "log_peak_memory_stats"];
     }
 }
 
 impl LoggingConfig {
-    /// Reads section `[logging]`.
-    pub fn read(section: &mut Section) -> Self {
-        let default = Self::default();
-        let config = Self {
-            logging_steps: section.count("logging_steps", default.logging_steps, 1..),
-            tensorboard: section.boolean("tensorboard", default.tensorboard),
-            gpu_sample_ms: section.count("gpu_sample_ms", default.gpu_sample_ms, 0..=60_000),
-        };
-        if (1..10).contains(&config.gpu_sample_ms) {
-            let message = format!("`logging.gpu_sample_ms` = {}, expected 0 or 10 to 60000", config.gpu_sample_ms);
+    fn check(self, section: &mut Section) -> Self {
+        if (1..10).contains(&self.gpu_sample_ms) {
+            let message = format!("`logging.gpu_sample_ms` = {}, expected 0 or 10 to 60000", self.gpu_sample_ms);
             section.reject("gpu_sample_ms", Problem::new(message).hint("0 turns sampling off"));
         }
-        config
+        self
     }
 }
 

@@ -3,23 +3,31 @@
 use serde::Serialize;
 
 use crate::device::Dtype;
-use crate::schema::{Choice, Problem, Section};
+use crate::schema::{Choice, Problem, Section, section};
 
-/// Section `[model]` of a recipe.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ModelOptions {
-    /// Local Hugging Face folder, or Hub repository id.
-    pub path: String,
-    /// Branch, tag or commit on the Hub.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub revision: Option<String>,
-    /// Storage type of the frozen base; absent: the compute type of `train.precision`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dtype: Option<Dtype>,
-    /// Quantisation of the frozen base.
-    pub quantization: Quantization,
-    /// Where the weights come from.
-    pub init: Init,
+section! {
+    /// Section `[model]` of a recipe.
+    pub struct ModelOptions then check {
+        /// A local Hugging Face folder, or the id of a repository on the Hub.
+        path: String = String::new() => required_path("a local Hugging Face folder or the id of a Hub repository")
+            like "meta-llama/Llama-3.2-1B-Instruct", OtherAdapter,
+            ["base_model", "model_name_or_path", "model_name", "model_id", "model_path", "base_model_name_or_path",
+             "pretrained_model_name_or_path", "hf_model_id", "repo_id", "tokenizer_name_or_path",
+             "name", "id", "repo", "name_or_path"];
+        /// Branch, tag or commit on the Hub. Default: main.
+        revision: Option<String> = None => optional_string() like "main", OtherAdapter,
+            ["model_revision", "revision_of_model", "base_model_revision", "branch", "commit"];
+        /// Storage of the frozen weights: "bf16", "f16" or "f32". Default: train.precision.
+        dtype: Option<Dtype> = None => optional_choice() like "bf16", LaterSteps,
+            ["torch_dtype", "model_dtype", "weights_dtype", "base_dtype"];
+        /// Quantisation of the frozen weights: "none".
+        quantization: Quantization = Quantization::None => choice(), OtherAdapter,
+            ["load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "quantize", "qlora", "quantization_bit";
+             "only \"none\" is available yet"],
+            ["quantisation", "quant"];
+        /// "pretrained" reads the weights; "random" makes some from config.json alone, for benchmarks.
+        init: Init = Init::Pretrained => choice(), OtherAdapter;
+    }
 }
 
 /// Quantisation of the frozen base. Only `none` exists so far.
@@ -54,21 +62,14 @@ impl Choice for Init {
 }
 
 impl ModelOptions {
-    /// Reads section `[model]`.
-    pub fn read(section: &mut Section) -> Self {
-        let path = section.required_path("path", "a local Hugging Face folder or the id of a Hub repository");
+    fn check(self, section: &mut Section) -> Self {
+        let path = &self.path;
         for site in ["https://huggingface.co/", "http://huggingface.co/", "hf://"] {
             if let Some(id) = path.strip_prefix(site) {
                 let message = format!("`model.path` = \"{path}\" is an address, expected a folder or a repository id");
                 section.reject("path", Problem::new(message).hint(format!("write \"{id}\"")));
             }
         }
-        Self {
-            path,
-            revision: section.optional_string("revision"),
-            dtype: section.optional_choice("dtype"),
-            quantization: section.choice("quantization", Quantization::None),
-            init: section.choice("init", Init::Pretrained),
-        }
+        self
     }
 }

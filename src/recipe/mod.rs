@@ -7,56 +7,71 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-
 use crate::checkpoint::CheckpointConfig;
 use crate::data::config::DataConfig;
 use crate::device::DeviceConfig;
 use crate::lora::config::LoraConfig;
 use crate::metrics::{CostConfig, LoggingConfig};
 use crate::model::ModelOptions;
-use crate::schema::{self, Override, Places, Problem, Problems, Section};
+use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, section};
 use crate::train::config::{EvalConfig, LrScheduler, OptimizerConfig, SchedulerConfig, TrainConfig};
 use crate::train::watchdog::WatchdogConfig;
 
 pub use args::RecipeArgs;
-pub use peers::PEERS;
+pub use peers::peers;
 
-/// Everything that a run is told: one TOML file, every default filled in.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Recipe {
-    /// Folder that the run writes; a relative one starts at the current directory. Absent in the file:
-    /// `runs/` and the recipe's name.
-    pub output_dir: PathBuf,
-    /// Seed of everything random: A, dropout, the order of rows, the held-out rows, sampled text.
-    pub seed: u64,
-    /// The frozen base.
-    pub model: ModelOptions,
-    /// The adapters.
-    pub lora: LoraConfig,
-    /// Rows and how they become batches.
-    pub data: DataConfig,
-    /// Steps.
-    pub train: TrainConfig,
-    /// What makes an update of a gradient.
-    pub optimizer: OptimizerConfig,
-    /// The learning rate over the steps.
-    pub scheduler: SchedulerConfig,
-    /// What is measured between steps.
-    pub eval: EvalConfig,
-    /// What is saved between steps.
-    pub checkpoint: CheckpointConfig,
-    /// What is watched.
-    pub watchdog: WatchdogConfig,
-    /// What is written down.
-    pub logging: LoggingConfig,
-    /// What it costs.
-    pub cost: CostConfig,
-    /// Where it is computed.
-    pub device: DeviceConfig,
-    /// Where all that was written.
-    #[serde(skip)]
-    pub places: Places,
+section! {
+    /// Everything that a run is told: one TOML file, every default filled in.
+    pub struct Recipe {
+        /// Folder that the run writes. Default: runs/ and the name of the recipe.
+        /// Relative paths, here and below, start at the directory in which lora-train is started. In every path `~` is the
+        /// home folder, and `${VARIABLE}` the environment's.
+        output_dir: PathBuf = PathBuf::new() => path() like "runs/reference", None,
+            ["output", "out_dir", "output_path", "adapter_path", "save_dir", "checkpoint_dir"];
+        /// Seed of everything random: adapters, dropout, order of rows, held-out rows, sampled text.
+        // TOML's whole numbers are signed.
+        seed: u64 = 0 => count(0..=i64::MAX as u64), OtherRows,
+            ["random_seed", "manual_seed", "random_state", "data_seed"];
+        /// The frozen base.
+        model: ModelOptions = ModelOptions::default() => section() of ModelOptions,
+            ["base", "base_model_config", "model_args", "model_config"];
+        /// The adapters; names and meaning as in PEFT.
+        lora: LoraConfig = LoraConfig::default() => section() of LoraConfig,
+            ["peft", "adapter", "adapters", "lora_parameters", "lora_config", "peft_config", "lora_args"];
+        /// Rows, and how they become batches. Tokens of files of 16 MiB and more are kept in lora-train/tokens in the user's
+        /// cache folder (`XDG_CACHE_HOME`, ~/.cache), where the next run finds them; the environment variable
+        /// `LORA_TRAIN_CACHE` names another folder. Of more than 32 GiB those go that were not used for longest.
+        data: DataConfig = DataConfig::default() => section() of DataConfig, LaterSteps + steps,
+            ["dataset_config", "data_args", "data_config"];
+        /// The steps.
+        train: TrainConfig = TrainConfig::default() => section() of TrainConfig,
+            ["training", "trainer", "training_args", "training_arguments", "train_args"];
+        /// What makes an update of a gradient.
+        optimizer: OptimizerConfig = OptimizerConfig::default() => section() of OptimizerConfig, LaterSteps,
+            ["optim", "optimizer_args", "optimiser"];
+        /// The learning rate over the steps.
+        scheduler: SchedulerConfig = SchedulerConfig::default() => section() of SchedulerConfig, LaterSteps,
+            ["lr_schedule", "schedule", "scheduler_args"];
+        /// What is measured between steps.
+        eval: EvalConfig = EvalConfig::default() => section() of EvalConfig, None + steps,
+            ["evaluation", "validation", "eval_args"];
+        /// What is saved between steps.
+        checkpoint: CheckpointConfig = CheckpointConfig::default() => section() of CheckpointConfig, None,
+            ["checkpointer", "checkpointing", "checkpoints", "saving"];
+        /// Warns at once of what goes wrong, and stops a run that does not recover, with a checkpoint and exit code 1.
+        watchdog: WatchdogConfig = WatchdogConfig::default() => section() of WatchdogConfig, None;
+        /// What is written down.
+        logging: LoggingConfig = LoggingConfig::default() => section() of LoggingConfig, None,
+            ["log", "logger", "metric_logger", "report"];
+        /// What the machine costs; where a price is given, summary.json has the run's cost and that of a million tokens.
+        cost: CostConfig = CostConfig::default() => section() of CostConfig, None;
+        /// Where it is computed.
+        device: DeviceConfig = DeviceConfig::default() => section() of DeviceConfig, None;
+    } with {
+        /// Where all that was written.
+        #[serde(skip)]
+        pub places: Places,
+    }
 }
 
 /// What a recipe is read for, which decides what must be in it.
@@ -103,32 +118,14 @@ impl Recipe {
     }
 
     fn read(path: &Path, text: &str, overrides: &[Override], purpose: Purpose) -> (Option<Self>, Problems) {
-        let read = |root: &mut Section| Self::sections(root, path, purpose);
-        let (read, problems) = schema::read(&path.display().to_string(), text, overrides, PEERS, read);
-        (read.map(|(recipe, places)| Self { places, ..recipe }), problems)
-    }
-
-    fn sections(root: &mut Section, path: &Path, purpose: Purpose) -> Self {
-        let recipe = Self {
-            output_dir: root.path("output_dir").unwrap_or_else(|| default_output_dir(path)).into(),
-            // TOML's whole numbers are signed.
-            seed: root.count("seed", 0, 0..=i64::MAX as u64),
-            model: root.section("model", ModelOptions::read),
-            lora: root.section("lora", LoraConfig::read),
-            data: root.section("data", DataConfig::read),
-            train: root.section("train", TrainConfig::read),
-            optimizer: root.section("optimizer", OptimizerConfig::read),
-            scheduler: root.section("scheduler", SchedulerConfig::read),
-            eval: root.section("eval", EvalConfig::read),
-            checkpoint: root.section("checkpoint", CheckpointConfig::read),
-            watchdog: root.section("watchdog", WatchdogConfig::read),
-            logging: root.section("logging", LoggingConfig::read),
-            cost: root.section("cost", CostConfig::read),
-            device: root.section("device", DeviceConfig::read),
-            places: Places::default(),
+        let read = |root: &mut Section| {
+            let default = Self { output_dir: default_output_dir(path).into(), ..Self::default() };
+            let recipe = <Self as Keys>::read(root, default);
+            recipe.hold_together(root, purpose);
+            recipe
         };
-        recipe.hold_together(root, purpose);
-        recipe
+        let (read, problems) = schema::read(&path.display().to_string(), text, overrides, &peers(), read);
+        (read.map(|(recipe, places)| Self { places, ..recipe }), problems)
     }
 
     /// What one section says against another.

@@ -5,6 +5,9 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
+use crate::recipe::Recipe;
+use crate::schema::{Effect, Keys, rows_to};
+
 /// A recipe key whose value has changed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Change {
@@ -18,98 +21,15 @@ pub(super) struct Change {
     pub(super) effect: Effect,
 }
 
-/// What a change does to a run that is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
-    /// How long it trains, what it writes down, where it is computed: every step means the same as before.
-    None,
-    /// Later steps are taken in another way.
-    LaterSteps,
-    /// A place in the rows means another one: sound only between two epochs.
-    OtherRows,
-    /// The adapter of the checkpoint is not the one that the recipe describes: never sound.
-    OtherAdapter,
-}
-
-/// Keys by their effect; an entry that ends with `.` or `[` stands for all that begin so. What is not here changes later
-/// steps.
-const EFFECTS: [(Effect, &[&str]); 3] = [
-    (
-        Effect::None,
-        &[
-            "checkpoint.",
-            "cost.",
-            "data.eval[",
-            "data.num_workers",
-            "data.prefetch_batches",
-            "device.",
-            "eval.",
-            "logging.",
-            // Of no meaning once the adapters are there.
-            "lora.init_lora_weights",
-            "train.gradient_checkpointing",
-            "train.loss_chunk_tokens",
-            "train.max_steps",
-            "train.num_epochs",
-            "watchdog.",
-        ],
-    ),
-    (
-        Effect::OtherRows,
-        &[
-            "data.chat_template",
-            "data.eval_split",
-            "data.max_length",
-            "data.packing",
-            "data.shuffle",
-            "data.train[",
-            "data.train_on_inputs",
-            "seed",
-            "train.micro_batch_size",
-        ],
-    ),
-    (
-        Effect::OtherAdapter,
-        &[
-            "lora.alpha_pattern.",
-            "lora.layers_to_transform",
-            "lora.lora_alpha",
-            "lora.r",
-            "lora.rank_pattern.",
-            "lora.target_modules",
-            "lora.use_dora",
-            "lora.use_rslora",
-            "model.init",
-            "model.path",
-            "model.quantization",
-            "model.revision",
-        ],
-    ),
-];
-
-impl Effect {
-    fn of(key: &str) -> Self {
-        let is_meant = |entry: &str| {
-            if entry.ends_with(['.', '[']) { key.starts_with(entry) } else { key == entry }
-        };
-        let found = EFFECTS.iter().find(|(_, entries)| entries.iter().any(|entry| is_meant(entry)));
-        found.map_or(Self::LaterSteps, |(effect, _)| *effect)
-    }
+/// What another value of a key does. Of what is no key any more nothing is known: later steps may be other ones.
+fn effect_of(key: &str) -> Effect {
+    rows_to(Recipe::ROWS, key).iter().rev().find_map(|row| row.effect).unwrap_or(Effect::LaterSteps)
 }
 
 impl Change {
     /// Whether a run that has finished may have steps left with it.
     pub(super) fn may_add_steps(&self) -> bool {
-        [
-            "data.",
-            "eval.",
-            "train.gradient_accumulation_steps",
-            "train.max_steps",
-            "train.micro_batch_size",
-            "train.num_epochs",
-        ]
-        .iter()
-        .any(|start| self.key.starts_with(start))
+        rows_to(Recipe::ROWS, &self.key).iter().any(|row| row.adds_steps)
     }
 }
 
@@ -135,7 +55,7 @@ pub(super) fn changes(earlier: &str, now: &str) -> Vec<Change> {
         .filter(|key| *key != "output_dir")
         .map(|key| (key, value_of(&before, key), value_of(&after, key)))
         .filter(|(key, before, after)| before != after && !(key.ends_with(".path") && is_same_place(before, after)))
-        .map(|(key, before, after)| Change { key: key.clone(), before, after, effect: Effect::of(key) })
+        .map(|(key, before, after)| Change { key: key.clone(), before, after, effect: effect_of(key) })
         .collect()
 }
 
@@ -198,7 +118,7 @@ mod tests {
             ("lora.rank_pattern.q_proj", Effect::OtherAdapter),
             ("model.path", Effect::OtherAdapter),
         ] {
-            assert_eq!(Effect::of(key), effect, "{key}");
+            assert_eq!(effect_of(key), effect, "{key}");
         }
         let may_add_steps = |now: &str| changes("", now).iter().all(Change::may_add_steps);
         assert!(may_add_steps("[train]\nmax_steps = 2\n") && may_add_steps("[[data.train]]\npath = \"a\"\n"));

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use super::args::{Resume, TrainArgs};
-use super::changes::{Change, Effect, changes};
+use super::changes::{Change, changes};
 use super::dir::RunDir;
 use crate::checkpoint::{self, Checkpoints};
 use crate::failure::Failure;
 use crate::lora::AdapterSet;
 use crate::metrics::{Sinks, Summary};
 use crate::recipe::Recipe;
-use crate::schema::{Problem, Problems};
+use crate::schema::{Effect, Problem, Problems};
 use crate::train::state::{Inputs, RowOrder, TrainerState};
 use crate::train::step::{StepState, TrainStep};
 

@@ -1,10 +1,11 @@
 //! Strict reading of a TOML table.
 //!
-//! A [`Section`] hands out values key by key; each read names the key, its type, its range and its default, so a
-//! key is described in one place. Mistakes are recorded, not returned: all of them are reported together, sorted
-//! by place, and a key that nobody asked for is an error with a suggestion.
+//! A key is a row of its section's table ([`Row`]), which says everything about it. A [`Section`] hands out values key by
+//! key. Mistakes are recorded, not returned: all of them are reported together, sorted by place, and a key that nobody
+//! asked for is an error with a suggestion.
 
 mod accept;
+mod keys;
 mod overrides;
 mod path;
 mod places;
@@ -16,6 +17,8 @@ mod tree;
 
 use std::sync::Arc;
 
+pub(crate) use keys::section;
+pub use keys::{Effect, Keys, Names, Row, peers, rows_to};
 pub use overrides::Override;
 pub use path::searched_folder;
 pub use places::{Excerpt, Places};

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::ops::RangeBounds;
 
 use super::accept::{TEXT, accept_count, accept_number, accept_text, describe_count, describe_number};
+use super::keys::Keys;
 use super::path::expand;
 use super::places::Place;
 use super::problem::Problem;
@@ -115,7 +116,18 @@ impl<'a> Section<'a> {
     }
 
     /// A value of any form: `accept` makes it, or says with a hint that it cannot be.
-    pub fn optional<T>(
+    pub fn any<T>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        expected: &str,
+        accept: impl FnOnce(&Value) -> Result<T, Option<String>>,
+    ) -> T {
+        self.optional(key, expected, accept).unwrap_or(default)
+    }
+
+    /// A value of any form, or nothing.
+    fn optional<T>(
         &mut self,
         key: &'static str,
         expected: &str,
@@ -133,14 +145,13 @@ impl<'a> Section<'a> {
 
     /// `true` or `false`.
     pub fn boolean(&mut self, key: &'static str, default: bool) -> bool {
-        self.optional(key, "true or false", |value| match value {
+        self.any(key, default, "true or false", |value| match value {
             Value::Boolean(boolean) => Ok(*boolean),
             Value::String(text) if text == "true" || text == "false" => {
                 Err(Some(format!("write {text} without quotes")))
             }
             _ => Err(None),
         })
-        .unwrap_or(default)
     }
 
     /// A whole number.
@@ -148,25 +159,30 @@ impl<'a> Section<'a> {
     where
         T: Copy + PartialOrd + Display + TryFrom<i128>,
     {
-        self.optional_count(key, range).unwrap_or(default)
+        self.any(key, default, &describe_count(&range), |value| accept_count(value, &range))
     }
 
     /// A whole number, or nothing.
-    pub fn optional_count<T>(&mut self, key: &'static str, range: impl RangeBounds<T>) -> Option<T>
+    pub fn optional_count<T>(&mut self, key: &'static str, default: Option<T>, range: impl RangeBounds<T>) -> Option<T>
     where
         T: Copy + PartialOrd + Display + TryFrom<i128>,
     {
-        self.optional(key, &describe_count(&range), |value| accept_count(value, &range))
+        self.any(key, default, &describe_count(&range), |value| accept_count(value, &range).map(Some))
     }
 
     /// A number; whole ones need no point.
     pub fn number(&mut self, key: &'static str, default: f64, range: impl RangeBounds<f64>) -> f64 {
-        self.optional_number(key, range).unwrap_or(default)
+        self.any(key, default, &describe_number(&range), |value| accept_number(value, &range))
     }
 
     /// A number, or nothing.
-    pub fn optional_number(&mut self, key: &'static str, range: impl RangeBounds<f64>) -> Option<f64> {
-        self.optional(key, &describe_number(&range), |value| accept_number(value, &range))
+    pub fn optional_number(
+        &mut self,
+        key: &'static str,
+        default: Option<f64>,
+        range: impl RangeBounds<f64>,
+    ) -> Option<f64> {
+        self.any(key, default, &describe_number(&range), |value| accept_number(value, &range).map(Some))
     }
 
     /// A list of exactly `N` numbers.
@@ -177,83 +193,75 @@ impl<'a> Section<'a> {
         range: impl RangeBounds<f64>,
     ) -> [f64; N] {
         let expected = format!("a list of {N} numbers, each {}", describe_number(&range));
-        self.optional(key, &expected, |value| {
+        self.any(key, default, &expected, |value| {
             let Value::Array(items) = value else { return Err(None) };
             let numbers: Result<Vec<f64>, _> = items.iter().map(|item| accept_number(&item.value, &range)).collect();
             numbers?.try_into().map_err(|_| None)
         })
-        .unwrap_or(default)
     }
 
     /// Text, not empty.
-    pub fn string(&mut self, key: &'static str, default: &str) -> String {
-        self.optional_string(key).unwrap_or_else(|| default.to_owned())
+    pub fn string(&mut self, key: &'static str, default: String) -> String {
+        self.any(key, default, TEXT, accept_text)
     }
 
     /// Text, not empty, or nothing.
-    pub fn optional_string(&mut self, key: &'static str) -> Option<String> {
-        self.optional(key, TEXT, accept_text)
+    pub fn optional_string(&mut self, key: &'static str, default: Option<String>) -> Option<String> {
+        self.any(key, default, TEXT, |value| accept_text(value).map(Some))
     }
 
-    /// A path, or nothing: `~` at its beginning is the home folder, `${VARIABLE}` the environment's.
-    pub fn path(&mut self, key: &'static str) -> Option<String> {
-        let path = self.optional_string(key)?;
-        let node = self.node(key)?;
-        expand(&path)
-            .map_err(|problem| {
+    /// A path: `~` at its beginning is the home folder, `${VARIABLE}` the environment's.
+    pub fn path<T: From<String>>(&mut self, key: &'static str, default: T) -> T {
+        let Some((path, node)) = self.optional(key, TEXT, accept_text).zip(self.node(key)) else { return default };
+        match expand(&path) {
+            Ok(path) => path.into(),
+            Err(problem) => {
                 let message = format!("`{}` = {}: {}", self.full_name(key), node.shown(), problem.message);
                 self.record.problems.push((node.place.clone(), Problem { message, ..problem }));
-            })
-            .ok()
+                default
+            }
+        }
     }
 
-    /// A path that must be given; `meaning` says what is missing. Empty where it is missing or wrong.
-    pub fn required_path(&mut self, key: &'static str, meaning: &str) -> String {
+    /// A path that must be given; `meaning` says what is missing.
+    pub fn required_path(&mut self, key: &'static str, default: String, meaning: &str) -> String {
         if !self.has(key) {
             let message = format!("`{}` is missing: {meaning}", self.full_name(key));
             self.record.problems.push((self.place.clone(), Problem::new(message)));
         }
-        self.path(key).unwrap_or_default()
+        self.path(key, default)
     }
 
-    /// A list of texts, none of them empty; without the key an empty list.
-    pub fn strings(&mut self, key: &'static str) -> Vec<String> {
-        self.list(key, "a list of texts, none of them empty", |value| accept_text(value).ok()).unwrap_or_default()
-    }
-
-    /// A list, each item made by `accept`, or nothing.
-    pub fn list<T>(
-        &mut self,
-        key: &'static str,
-        expected: &str,
-        accept: impl Fn(&Value) -> Option<T>,
-    ) -> Option<Vec<T>> {
-        self.optional(key, expected, |value| match value {
-            Value::Array(items) => items.iter().map(|item| accept(&item.value)).collect::<Option<_>>().ok_or(None),
-            single if accept(single).is_some() => Err(Some("a list is written in brackets: [...]".to_owned())),
+    /// A list of texts, none of them empty.
+    pub fn strings(&mut self, key: &'static str, default: Vec<String>) -> Vec<String> {
+        self.any(key, default, "a list of texts, none of them empty", |value| match value {
+            Value::Array(items) => {
+                items.iter().map(|item| accept_text(&item.value).ok()).collect::<Option<_>>().ok_or(None)
+            }
+            single if accept_text(single).is_ok() => Err(Some("a list is written in brackets: [...]".to_owned())),
             _ => Err(None),
         })
     }
 
     /// One of the words of [`Choice::NAMES`].
     pub fn choice<T: Choice>(&mut self, key: &'static str, default: T) -> T {
-        self.optional_choice(key).unwrap_or(default)
+        self.optional_choice(key, None).unwrap_or(default)
     }
 
     /// One of the words of [`Choice::NAMES`], or nothing.
-    pub fn optional_choice<T: Choice>(&mut self, key: &'static str) -> Option<T> {
-        let node = self.node(key)?;
+    pub fn optional_choice<T: Choice>(&mut self, key: &'static str, default: Option<T>) -> Option<T> {
+        let Some(node) = self.node(key) else { return default };
         let names: Vec<&str> = T::NAMES.iter().map(|(name, _)| *name).collect();
         let Value::String(text) = &node.value else {
             self.wrong(&self.full_name(key), node, &one_of(&names), None);
-            return None;
+            return default;
         };
         if let Some((_, value)) = T::NAMES.iter().find(|(name, _)| name == text) {
             return Some(*value);
         }
         if T::LATER.contains(&text.as_str()) {
             self.not_yet(key, &format!("what there is: {}", quoted_list(&names)));
-            return None;
+            return default;
         }
         let lower = text.to_lowercase();
         let hint = match T::PEERS.iter().find(|(peer, _)| *peer == lower) {
@@ -261,7 +269,7 @@ impl<'a> Section<'a> {
             None => closest(text, names.iter().copied()).map(|name| format!("did you mean `{name}`?")),
         };
         self.wrong(&self.full_name(key), node, &one_of(&names), hint);
-        None
+        default
     }
 
     /// Records that what a key asks for is planned and not there yet.
@@ -272,39 +280,54 @@ impl<'a> Section<'a> {
     }
 
     /// A whole number for each of some names.
-    pub fn counts_by_name<T>(&mut self, key: &'static str, range: impl RangeBounds<T>) -> BTreeMap<String, T>
+    pub fn counts_by_name<T>(
+        &mut self,
+        key: &'static str,
+        default: BTreeMap<String, T>,
+        range: impl RangeBounds<T>,
+    ) -> BTreeMap<String, T>
     where
         T: Copy + PartialOrd + Display + TryFrom<i128>,
     {
-        self.by_name(key, &describe_count(&range), |_, value| accept_count(value, &range))
+        self.by_name(key, default, &describe_count(&range), |value| accept_count(value, &range))
     }
 
     /// A number for each of some names.
-    pub fn numbers_by_name(&mut self, key: &'static str, range: impl RangeBounds<f64>) -> BTreeMap<String, f64> {
-        self.by_name(key, &describe_number(&range), |_, value| accept_number(value, &range))
+    pub fn numbers_by_name(
+        &mut self,
+        key: &'static str,
+        default: BTreeMap<String, f64>,
+        range: impl RangeBounds<f64>,
+    ) -> BTreeMap<String, f64> {
+        self.by_name(key, default, &describe_number(&range), |value| accept_number(value, &range))
     }
 
     /// Text for each of some names.
-    pub fn strings_by_name(&mut self, key: &'static str) -> BTreeMap<String, String> {
-        self.by_name(key, TEXT, |_, value| accept_text(value))
+    pub fn strings_by_name(
+        &mut self,
+        key: &'static str,
+        default: BTreeMap<String, String>,
+    ) -> BTreeMap<String, String> {
+        self.by_name(key, default, TEXT, accept_text)
     }
 
     /// A value for each of some names, made by `accept`.
     fn by_name<T>(
         &mut self,
         key: &'static str,
+        default: BTreeMap<String, T>,
         expected: &str,
-        accept: impl Fn(&str, &Value) -> Result<T, Option<String>>,
+        accept: impl Fn(&Value) -> Result<T, Option<String>>,
     ) -> BTreeMap<String, T> {
-        let mut values = BTreeMap::new();
-        let Some(node) = self.node(key) else { return values };
+        let Some(node) = self.node(key) else { return default };
         let Value::Table(table) = &node.value else {
             let hint = format!("write {key} = {{ name = value }}");
             self.wrong(&self.full_name(key), node, "a table", Some(hint));
-            return values;
+            return default;
         };
+        let mut values = BTreeMap::new();
         for (name, item) in table.iter() {
-            match accept(name, &item.value) {
+            match accept(&item.value) {
                 Ok(value) => {
                     values.insert(name.to_owned(), value);
                 }
@@ -315,7 +338,7 @@ impl<'a> Section<'a> {
     }
 
     /// A table below this one.
-    pub fn section<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Section<'_>) -> T) -> T {
+    pub fn section<T: Keys>(&mut self, key: &'static str, default: T) -> T {
         let node = self.node(key);
         let name = self.child_name(key);
         let header = format!("[{name}]");
@@ -330,11 +353,11 @@ impl<'a> Section<'a> {
             }
         };
         let path = self.full_name(key);
-        self.child(name, header, path, place, table, read)
+        self.child(name, header, path, place, table, default)
     }
 
     /// A list of tables below this one.
-    pub fn sections<T>(&mut self, key: &'static str, read: impl Fn(&mut Section<'_>) -> T) -> Vec<T> {
+    pub fn sections<T: Keys>(&mut self, key: &'static str, default: Vec<T>) -> Vec<T> {
         let node = self.node(key);
         let name = self.child_name(key);
         let header = format!("[[{name}]]");
@@ -349,7 +372,7 @@ impl<'a> Section<'a> {
                         continue;
                     };
                     let (name, header) = (name.clone(), header.clone());
-                    values.push(self.child(name, header, path, item.place.clone(), Some(table), &read));
+                    values.push(self.child(name, header, path, item.place.clone(), Some(table), T::default()));
                 }
             }
             Some((Value::Table(_), node)) => {
@@ -357,14 +380,14 @@ impl<'a> Section<'a> {
                 self.wrong(&self.full_name(key), node, &expected, Some(hint));
             }
             Some((_, node)) => self.wrong(&self.full_name(key), node, &expected, None),
-            None => {}
+            None => values = default,
         }
         if values.is_empty() {
             // The keys of an element exist even where no element was written: other sections' hints name them.
             let mut unused = Record::default();
             let empty = Table::default();
             let mut child = Section { name: name.clone(), ..Section::root(&empty, &mut unused) };
-            read(&mut child);
+            T::read(&mut child, T::default());
             self.record.declared.append(&mut unused.declared);
             self.record.headers.insert(name, header);
         }
@@ -375,18 +398,18 @@ impl<'a> Section<'a> {
         if self.name.is_empty() { key.to_owned() } else { format!("{}.{key}", self.name) }
     }
 
-    fn child<T>(
+    fn child<T: Keys>(
         &mut self,
         name: String,
         header: String,
         path: String,
         place: Place,
         table: Option<&Table>,
-        read: impl FnOnce(&mut Section<'_>) -> T,
+        default: T,
     ) -> T {
         self.record.headers.insert(name.clone(), header);
         let mut child = Section { name, path, place, table, asked: vec![], record: self.record };
-        let value = read(&mut child);
+        let value = T::read(&mut child, default);
         child.finish();
         value
     }

@@ -4,12 +4,12 @@ use super::problem::Problem;
 use super::section::{Record, Unknown, quoted_list};
 
 /// Names under which other trainers know a key of ours.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Peer {
     /// Their spellings.
     pub names: &'static [&'static str],
     /// Section of our key (`lora`, `data.train`, empty for the top), or of several.
-    pub section: &'static str,
+    pub section: String,
     /// Our key; absent when there is none for it, and `note` says what to do.
     pub key: Option<&'static str>,
     /// What else has to be said.
@@ -56,22 +56,22 @@ pub(super) fn unknown_key(unknown: &Unknown, record: &Record, peers: &[Peer]) ->
     let mut known: Vec<&Peer> = peers.iter().filter(|peer| peer.names.contains(&spelling.as_str())).collect();
     // [adapter] is a section, `adapter = "lora"` a key.
     let leads_to_section =
-        |peer: &Peer| peer.key.is_some_and(|ours| record.headers.contains_key(&child(peer.section, ours)));
+        |peer: &Peer| peer.key.is_some_and(|ours| record.headers.contains_key(&child(&peer.section, ours)));
     if known.iter().any(|peer| leads_to_section(peer) == *is_section) {
         known.retain(|peer| leads_to_section(peer) == *is_section);
     }
     let homes: Vec<&str> =
         record.declared.iter().filter(|(_, declared)| *declared == key).map(|(section, _)| section.as_str()).collect();
-    let here = known.iter().find(|peer| peer.section == section);
+    let here = known.iter().find(|peer| peer.section == *section);
     if let Some(peer) = here.or(known.first().filter(|_| homes.is_empty())) {
         let message = match peer.key {
             None => what,
             Some(ours) => {
-                let name = child(peer.section, ours);
+                let name = child(&peer.section, ours);
                 let ours = match record.headers.get(&name) {
                     Some(header) => header.clone(),
-                    None if peer.section == section => format!("`{ours}`"),
-                    None => format!("`{ours}`, {}", in_header(peer.section)),
+                    None if peer.section == *section => format!("`{ours}`"),
+                    None => format!("`{ours}`, {}", in_header(&peer.section)),
                 };
                 format!("{what}; this trainer calls it {ours}")
             }

@@ -6,72 +6,58 @@ use serde::Serialize;
 
 use crate::device::Dtype;
 use crate::ops::cross_entropy::LossChunk;
-use crate::schema::{Choice, Problem, Section, Value};
+use crate::schema::{Choice, Problem, Section, Value, section};
 
 /// Any number above 0.
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
-/// Section `[train]`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TrainConfig {
-    /// Type of activations and matrix products. Adapters, moments, norms and the loss stay in `f32`.
-    pub precision: Dtype,
-    /// Rows in one forward and backward pass.
-    pub micro_batch_size: usize,
-    /// Micro-batches in one step.
-    pub gradient_accumulation_steps: usize,
-    /// Passes over the training rows; absent when only `max_steps` is given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub num_epochs: Option<f64>,
-    /// Steps after which training ends, whatever `num_epochs` says.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_steps: Option<u64>,
-    /// What the backward finds of the forward, and what it computes again.
-    pub gradient_checkpointing: GradientCheckpointing,
-    /// Target tokens whose logits exist at a time; absent: as many as fill 96 MiB.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub loss_chunk_tokens: Option<usize>,
-    /// Gradients whose global norm is larger are scaled down to it; 0 turns clipping off.
-    pub max_grad_norm: f64,
-}
-
-impl Default for TrainConfig {
-    fn default() -> Self {
-        Self {
-            precision: Dtype::F32,
-            micro_batch_size: 4,
-            gradient_accumulation_steps: 1,
-            num_epochs: None,
-            max_steps: None,
-            gradient_checkpointing: GradientCheckpointing::On,
-            loss_chunk_tokens: None,
-            max_grad_norm: 1.0,
-        }
+section! {
+    /// Section `[train]`.
+    pub struct TrainConfig then check {
+        /// Type of activations and matrix products: "f32", "bf16" or "f16". Adapters, optimizer and loss stay in f32.
+        precision: Dtype = Dtype::F32 => choice(), LaterSteps,
+            ["bf16", "use_bf16"; "write precision = \"bf16\""],
+            ["fp16", "use_fp16", "f16"; "write precision = \"f16\""],
+            ["fp32", "tf32", "f32"; "write precision = \"f32\""],
+            ["mixed_precision", "compute_dtype", "amp", "bnb_4bit_compute_dtype", "dtype"];
+        /// Rows in one forward and backward pass.
+        micro_batch_size: usize = 4 => count(1..), OtherRows + steps,
+            ["batch_size", "per_device_train_batch_size", "micro_batch", "train_batch_size", "per_device_batch_size", "mbs",
+             "device_batch_size"];
+        /// Micro-batches in one step: the update is that of all their rows together.
+        gradient_accumulation_steps: usize = 1 => count(1..), LaterSteps + steps,
+            ["global_batch_size", "effective_batch_size";
+             "rows in a step are micro_batch_size x gradient_accumulation_steps"],
+            ["grad_accum", "gradient_accumulation", "grad_accumulation_steps", "accumulate_grad_batches",
+             "grad_accum_steps"];
+        /// Passes over the training rows. Default: 1, or none where `max_steps` is given.
+        num_epochs: Option<f64> = Some(1.0) => optional_number(POSITIVE), None + steps,
+            ["epochs", "num_train_epochs", "n_epochs", "max_epochs", "epoch"];
+        /// Steps after which training ends in any case. Default: none.
+        max_steps: Option<u64> = None => optional_count(1..) like 1000, None + steps,
+            ["iters", "steps", "num_steps", "max_train_steps", "max_steps_per_epoch", "num_iters"];
+        /// Keep only the input of every block and compute the rest again on the way back: less memory. "offload" keeps
+        /// those inputs in host memory meanwhile, for long sequences on a GPU.
+        gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::On
+            => any("true, false or \"offload\"", GradientCheckpointing::accept), None,
+            ["enable_activation_checkpointing", "activation_checkpointing", "grad_checkpoint",
+             "use_gradient_checkpointing", "checkpoint_activations", "gradient_checkpoint"];
+        /// Target tokens whose logits exist at a time: more are fewer passes over the head, fewer need less memory.
+        /// Default: as many as fill 96 MiB.
+        loss_chunk_tokens: Option<usize> = None => optional_count(1..) like 512, None,
+            ["num_output_chunks", "chunked_cross_entropy_num_chunks", "loss_chunk_size", "loss_chunk";
+             "it is the target tokens of a chunk, not the number of chunks"];
+        /// Gradients of a larger global norm are scaled down to it; 0 turns this off.
+        max_grad_norm: f64 = 1.0 => number(0.0..), LaterSteps,
+            ["gradient_clipping", "grad_clip", "clip_grad_norm", "max_norm", "gradient_clip_val", "grad_clip_norm", "clip"];
     }
 }
 
 impl TrainConfig {
-    /// Reads section `[train]`. Without `num_epochs` and `max_steps` it is one epoch.
-    pub fn read(section: &mut Section) -> Self {
-        let default = Self::default();
-        let config = Self {
-            precision: section.choice("precision", default.precision),
-            micro_batch_size: section.count("micro_batch_size", default.micro_batch_size, 1..),
-            gradient_accumulation_steps: section.count(
-                "gradient_accumulation_steps",
-                default.gradient_accumulation_steps,
-                1..,
-            ),
-            num_epochs: section.optional_number("num_epochs", POSITIVE),
-            max_steps: section.optional_count("max_steps", 1..),
-            gradient_checkpointing: GradientCheckpointing::read(section).unwrap_or(default.gradient_checkpointing),
-            loss_chunk_tokens: section.optional_count("loss_chunk_tokens", 1..),
-            max_grad_norm: section.number("max_grad_norm", default.max_grad_norm, 0.0..),
-        };
-        match (config.num_epochs, config.max_steps) {
-            (None, None) => Self { num_epochs: Some(1.0), ..config },
-            _ => config,
-        }
+    /// Where only `max_steps` says when to end, there is no default besides.
+    fn check(self, section: &mut Section) -> Self {
+        let num_epochs = self.num_epochs.filter(|_| section.has("num_epochs") || self.max_steps.is_none());
+        Self { num_epochs, ..self }
     }
 
     /// How many target tokens' logits exist at a time.
@@ -93,10 +79,8 @@ pub enum GradientCheckpointing {
 }
 
 impl GradientCheckpointing {
-    const KEY: &'static str = "gradient_checkpointing";
-
-    fn read(section: &mut Section) -> Option<Self> {
-        section.optional(Self::KEY, "true, false or \"offload\"", |value| match value {
+    fn accept(value: &Value) -> Result<Self, Option<String>> {
+        match value {
             Value::Boolean(on) => Ok(Self::from(*on)),
             Value::String(text) => match text.to_lowercase().as_str() {
                 "offload" if text == "offload" => Ok(Self::Offload),
@@ -108,7 +92,7 @@ impl GradientCheckpointing {
                 _ => Err(None),
             },
             _ => Err(None),
-        })
+        }
     }
 }
 
@@ -129,24 +113,23 @@ impl Serialize for GradientCheckpointing {
     }
 }
 
-/// Section `[optimizer]`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct OptimizerConfig {
-    /// Which optimizer.
-    pub name: OptimizerName,
-    /// Peak learning rate.
-    pub learning_rate: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Decay of the first and second moment, in `[0, 1)`.
-    pub betas: [f64; 2],
-    /// Added to the root of the second moment.
-    pub eps: f64,
-}
-
-impl Default for OptimizerConfig {
-    fn default() -> Self {
-        Self { name: OptimizerName::Adamw, learning_rate: 2e-4, weight_decay: 0.0, betas: [0.9, 0.999], eps: 1e-8 }
+section! {
+    /// Section `[optimizer]`.
+    pub struct OptimizerConfig {
+        /// "adamw".
+        name: OptimizerName = OptimizerName::Adamw => choice(),
+            ["optim", "optimizer_type", "type", "_component_", "optimizer_name", "optimizer"];
+        /// Peak learning rate.
+        learning_rate: f64 = 2e-4 => number((Bound::Excluded(0.0), Bound::Included(1.0))),
+            ["lr", "max_lr", "peak_lr", "base_lr", "learning_rate_init"];
+        /// Decoupled weight decay.
+        weight_decay: f64 = 0.0 => number(0.0..=1.0), ["wd", "decay", "l2"];
+        /// Decay of the first and second moment.
+        betas: [f64; 2] = [0.9, 0.999] => numbers(0.0..1.0),
+            ["adam_beta1", "adam_beta2", "beta1", "beta2", "adam_betas", "optim_args";
+             "both in one list: betas = [0.9, 0.999]"];
+        /// Added to the root of the second moment.
+        eps: f64 = 1e-8 => number(POSITIVE), ["adam_epsilon", "epsilon", "adam_eps"];
     }
 }
 
@@ -171,37 +154,24 @@ impl Choice for OptimizerName {
     ];
 }
 
-impl OptimizerConfig {
-    /// Reads section `[optimizer]`.
-    pub fn read(section: &mut Section) -> Self {
-        let default = Self::default();
-        Self {
-            name: section.choice("name", default.name),
-            learning_rate: section.number(
-                "learning_rate",
-                default.learning_rate,
-                (Bound::Excluded(0.0), Bound::Included(1.0)),
-            ),
-            weight_decay: section.number("weight_decay", default.weight_decay, 0.0..=1.0),
-            betas: section.numbers("betas", default.betas, 0.0..1.0),
-            eps: section.number("eps", default.eps, POSITIVE),
-        }
+section! {
+    /// Section `[scheduler]`.
+    pub struct SchedulerConfig then check {
+        /// Shape after warm-up: "cosine", "linear" or "constant".
+        lr_scheduler: LrScheduler = LrScheduler::Cosine => choice(),
+            ["lr_scheduler_type", "scheduler", "schedule", "lr_schedule", "decay_type", "name", "type"];
+        /// Share of all steps in which the learning rate rises from 0. Excludes `warmup_steps`. Default: no warm-up.
+        warmup_ratio: Option<f64> = None => optional_number(0.0..1.0) like 0.03,
+            ["warmup_fraction", "lr_warmup_fraction", "warmup_proportion"];
+        /// The same as a number of steps.
+        warmup_steps: Option<u64> = None => optional_count(0..) like 10,
+            ["num_warmup_steps", "warmup", "lr_warmup_steps", "warmup_iters", "steps"];
+        /// Where the decay ends, as a share of the peak.
+        min_lr_ratio: f64 = 0.0 => number(0.0..=1.0),
+            ["min_lr", "cosine_min_lr", "min_learning_rate", "end_lr", "lr_end";
+             "it is a share of the peak: min_lr / learning_rate"],
+            ["cosine_min_lr_ratio", "min_lr_rate", "lr_scheduler_kwargs"];
     }
-}
-
-/// Section `[scheduler]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct SchedulerConfig {
-    /// Shape of the decay after warm-up.
-    pub lr_scheduler: LrScheduler,
-    /// Share of all steps in which the learning rate rises from 0; excludes `warmup_steps`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub warmup_ratio: Option<f64>,
-    /// Steps in which the learning rate rises from 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub warmup_steps: Option<u64>,
-    /// Where the decay ends, as a share of the peak.
-    pub min_lr_ratio: f64,
 }
 
 /// Shape of the learning rate after warm-up.
@@ -229,46 +199,33 @@ impl Choice for LrScheduler {
 }
 
 impl SchedulerConfig {
-    /// Reads section `[scheduler]`.
-    pub fn read(section: &mut Section) -> Self {
-        let config = Self {
-            lr_scheduler: section.choice("lr_scheduler", LrScheduler::Cosine),
-            warmup_ratio: section.optional_number("warmup_ratio", 0.0..1.0),
-            warmup_steps: section.optional_count("warmup_steps", 0..),
-            min_lr_ratio: section.number("min_lr_ratio", 0.0, 0.0..=1.0),
-        };
+    fn check(self, section: &mut Section) -> Self {
         if section.has("warmup_ratio") && section.has("warmup_steps") {
             let message = "`scheduler.warmup_steps` excludes `scheduler.warmup_ratio`: they say the same thing twice";
             section.reject("warmup_steps", Problem::new(message).hint("keep one of the two"));
         }
-        config
+        self
     }
 }
 
-/// Section `[eval]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct EvalConfig {
-    /// Steps between evaluations; absent: before the first step and after the last only.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_steps: Option<u64>,
-    /// Micro-batches in an evaluation; absent: the whole set.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_batches: Option<usize>,
-    /// Evaluations without a better loss after which training stops.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub early_stopping_patience: Option<usize>,
-    /// Prompts continued at every evaluation.
-    pub generate: Vec<String>,
-}
-
-impl EvalConfig {
-    /// Reads section `[eval]`.
-    pub fn read(section: &mut Section) -> Self {
-        Self {
-            eval_steps: section.optional_count("eval_steps", 1..),
-            max_batches: section.optional_count("max_batches", 1..),
-            early_stopping_patience: section.optional_count("early_stopping_patience", 1..),
-            generate: section.strings("generate"),
-        }
+section! {
+    /// Section `[eval]`.
+    #[derive(Eq)]
+    pub struct EvalConfig {
+        /// Steps between evaluations. One also runs before the first step and after the last; that is the default.
+        eval_steps: Option<u64> = None => optional_count(1..) like 100,
+            ["eval_interval", "evals_per_epoch", "steps_per_eval", "run_val_every_n_steps", "evaluation_strategy",
+             "eval_strategy", "val_check_interval", "eval_every", "steps", "every", "interval", "every_n_steps"];
+        /// Evaluate before the first step; false leaves that evaluation out.
+        eval_on_start: bool = true => boolean(), ["val_at_start", "val_before_train"];
+        /// Micro-batches in an evaluation. Default: the whole set.
+        max_batches: Option<usize> = None => optional_count(1..) like 50,
+            ["val_batches", "eval_max_batches", "max_iters", "limit_val_batches", "eval_iters", "batches", "max_steps"];
+        /// Stop after so many evaluations without a better loss. Default: never.
+        early_stopping_patience: Option<usize> = None => optional_count(1..) like 3,
+            ["early_stopping", "patience", "early_stop_patience", "early_stopping_rounds"];
+        /// Prompts answered at every evaluation, into samples.jsonl.
+        generate: Vec<String> = Vec::new() => strings(),
+            ["prompts", "sample_prompts", "eval_prompts", "samples", "do_sample_eval"];
     }
 }

@@ -154,7 +154,9 @@ impl Evaluations {
     pub fn record(&mut self, step: u64, loss: Option<f64>) {
         self.last_step = Some(step);
         let Some(loss) = loss else { return };
-        self.first_loss.get_or_insert(loss);
+        if step == 0 {
+            self.first_loss = Some(loss);
+        }
         self.last_loss = Some(loss);
         // A loss that is not a number is never an improvement.
         if self.best_loss.is_none_or(|best| loss < best) && loss.is_finite() {

@@ -232,11 +232,12 @@ impl Trainer<'_> {
         self.stop.requested() || self.sinks.stop_requested()
     }
 
-    /// Before the first step, after the last one, and every `eval_steps`; not twice after one step.
+    /// Before the first step if `eval_on_start`, after the last one, and every `eval_steps`; not twice after one step.
     fn is_evaluation_due(&self) -> bool {
-        let step = self.state.step;
-        let every = self.eval.eval_steps.is_some_and(|every| step.is_multiple_of(every));
-        (every || self.is_at_an_edge()) && self.state.evaluations.last_step != Some(step)
+        let (step, eval) = (self.state.step, &self.eval);
+        let every = eval.eval_steps.is_some_and(|every| step.is_multiple_of(every));
+        let is_left_out = step == 0 && !eval.eval_on_start;
+        (every || self.is_at_an_edge()) && !is_left_out && self.state.evaluations.last_step != Some(step)
     }
 
     /// Before the first step of the run, or after its last one.

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::step::SkipReason;
-use crate::schema::Section;
+use crate::schema::section;
 
 /// Losses after which a spike can be told from noise.
 const WARM_UP_LOSSES: u64 = 20;
@@ -30,34 +30,19 @@ const MIN_SKIPS_OF_TROUBLE: u32 = 2;
 /// Steps between two looks at the adapters.
 pub const LOOK_STEPS: u64 = 10;
 
-/// Section `[watchdog]` of a recipe.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct WatchdogConfig {
-    /// Steps in a row without an update after which training stops; 0: never.
-    pub max_skipped_steps: u64,
-    /// Standard deviations above the running mean at which a loss is a spike; 0: none is.
-    pub loss_spike_z: f64,
-    /// Steps in a row with a loss spike, with a gradient of zero, or with adapters that do not move, after which
-    /// training stops; 0: never.
-    pub patience: u64,
-}
-
-impl Default for WatchdogConfig {
-    fn default() -> Self {
+section! {
+    /// Section `[watchdog]` of a recipe.
+    #[derive(Copy)]
+    pub struct WatchdogConfig {
+        /// Steps in a row whose loss or gradient is no finite number, so that no update is made, after which training
+        /// stops; 0: never.
         // The search for f16's loss scale may skip 16 steps in a row.
-        Self { max_skipped_steps: 20, loss_spike_z: 6.0, patience: 50 }
-    }
-}
-
-impl WatchdogConfig {
-    /// Reads section `[watchdog]`.
-    pub fn read(section: &mut Section) -> Self {
-        let default = Self::default();
-        Self {
-            max_skipped_steps: section.count("max_skipped_steps", default.max_skipped_steps, 0..),
-            loss_spike_z: section.number("loss_spike_z", default.loss_spike_z, 0.0..),
-            patience: section.count("patience", default.patience, 0..),
-        }
+        max_skipped_steps: u64 = 20 => count(0..);
+        /// Standard deviations above its running mean at which a loss is a spike; 0: none is.
+        loss_spike_z: f64 = 6.0 => number(0.0..);
+        /// Steps in a row with a loss spike or losses 2 nats above where they started, with a gradient of exactly zero, or
+        /// with adapters that do not move, after which training stops; 0: never.
+        patience: u64 = 50 => count(0..);
     }
 }
 

@@ -1,18 +1,19 @@
-//! The recipes of this repository: all of them can be read, and `recipes/reference.toml` shows every key.
+//! The recipes of this repository: all of them can be read, and `recipes/reference.toml` is what the keys' rows say.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use lora_train::checkpoint::CheckpointConfig;
-use lora_train::data::config::{DataConfig, DataFormat, DataSource, EvalSplit};
-use lora_train::device::{DeviceConfig, Dtype};
-use lora_train::lora::config::LoraConfig;
-use lora_train::metrics::{CostConfig, LoggingConfig};
-use lora_train::model::{Init, ModelOptions, Quantization};
-use lora_train::recipe::{PEERS, Purpose, Recipe};
-use lora_train::schema::Places;
-use lora_train::train::config::{EvalConfig, OptimizerConfig, SchedulerConfig, TrainConfig};
-use lora_train::train::watchdog::WatchdogConfig;
+use lora_train::recipe::{Purpose, Recipe, peers};
+use lora_train::schema::{Keys, Row, rows_to};
+use toml::Value;
+
+/// What stands above the keys in `recipes/reference.toml`.
+const HEADER: &str = "\
+# Every key of a recipe, with its default and what it means. Keys without a default are commented out with an
+# example. tests/recipes.rs writes this file, of the keys' rows in the program.
+#
+# A recipe needs `path` in [model] and one [[data.train]]; everything else can be left out.
+
+";
 
 fn recipes() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes")
@@ -22,72 +23,50 @@ fn reference() -> String {
     std::fs::read_to_string(recipes().join("reference.toml")).unwrap()
 }
 
-/// A recipe that says everything that can be said: nothing is absent, so that every key is serialised.
-fn complete() -> Recipe {
-    let source =
-        DataSource { path: "rows.jsonl".into(), format: DataFormat::Auto, columns: BTreeMap::new(), weight: 1.0 };
-    Recipe {
-        output_dir: "out".into(),
-        seed: 0,
-        model: ModelOptions {
-            path: "m".into(),
-            revision: Some("main".into()),
-            dtype: Some(Dtype::F32),
-            quantization: Quantization::None,
-            init: Init::Pretrained,
-        },
-        lora: LoraConfig { layers_to_transform: Some(vec![0]), loraplus_lr_ratio: Some(1.0), ..LoraConfig::default() },
-        data: DataConfig {
-            train: vec![source.clone()],
-            eval: vec![source],
-            eval_split: Some(EvalSplit::Rows(1)),
-            ..DataConfig::default()
-        },
-        train: TrainConfig {
-            num_epochs: Some(1.0),
-            max_steps: Some(1),
-            loss_chunk_tokens: Some(1),
-            ..TrainConfig::default()
-        },
-        optimizer: OptimizerConfig::default(),
-        scheduler: SchedulerConfig { warmup_ratio: Some(0.1), warmup_steps: Some(1), ..SchedulerConfig::default() },
-        eval: EvalConfig {
-            eval_steps: Some(1),
-            max_batches: Some(1),
-            early_stopping_patience: Some(1),
-            generate: vec![],
-        },
-        checkpoint: CheckpointConfig { save_steps: Some(1), save_minutes: Some(1.0), save_total_limit: Some(1) },
-        logging: LoggingConfig::default(),
-        cost: CostConfig { price_per_hour: Some(1.0), price_per_kwh: Some(1.0), ..CostConfig::default() },
-        watchdog: WatchdogConfig::default(),
-        device: DeviceConfig::default(),
-        places: Places::default(),
-    }
+/// Keys and sections, `data.train.path`.
+fn names(section: &str, rows: &[Row]) -> Vec<String> {
+    let of = |row: &Row| {
+        let name = full(section, row.name);
+        let below = names(&name, row.keys);
+        std::iter::once(name).chain(below)
+    };
+    rows.iter().flat_map(of).collect()
 }
 
-/// Every key of a TOML text: `lora.r`, `data.train.path`. A table that says something by names of the user's own
-/// is one key.
-fn keys(toml: &str) -> BTreeSet<String> {
-    fn walk(value: &toml::Value, path: &str, keys: &mut BTreeSet<String>) {
-        let by_name = ["columns", "rank_pattern", "alpha_pattern"].iter().any(|name| path.ends_with(name));
-        match value {
-            toml::Value::Table(table) if !by_name => {
-                for (key, value) in table {
-                    walk(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, keys);
-                }
-            }
-            toml::Value::Array(items) if items.iter().any(toml::Value::is_table) => {
-                items.iter().for_each(|item| walk(item, path, keys));
-            }
-            _ => {
-                keys.insert(path.to_owned());
-            }
+fn full(section: &str, key: &str) -> String {
+    if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
+}
+
+/// The keys of a table as the reference shows them, and the tables below it. What two lists share is explained once.
+fn write_table(section: &str, rows: &[Row], entry: Option<&Value>, text: &mut String) {
+    let explain = |row: &Row, text: &mut String| {
+        let lines: String = row.sentence.lines().map(|line| format!("# {}\n", line.trim())).collect();
+        let lines = lines.replace('`', "");
+        if !text.contains(&lines) {
+            text.push_str(&lines);
         }
+    };
+    for row in rows.iter().filter(|row| row.keys.is_empty()) {
+        explain(row, text);
+        let default = (row.default)();
+        let mark = if default.is_some() { "" } else { "# " };
+        let example = entry.and_then(|entry| entry.get(row.name)).map(Value::to_string);
+        let value = match (example.or(row.example.map(str::to_owned)), default) {
+            (Some(example), _) => example,
+            (None, Some(Value::Float(small))) if small != 0.0 && small.abs() < 1e-3 => format!("{small:e}"),
+            (None, default) => default.unwrap_or_else(|| panic!("{section}.{} has no example", row.name)).to_string(),
+        };
+        text.push_str(&format!("{mark}{} = {value}\n", row.name));
     }
-    let mut found = BTreeSet::new();
-    walk(&toml::Value::Table(toml.parse().unwrap()), "", &mut found);
-    found
+    for row in rows.iter().filter(|row| !row.keys.is_empty()) {
+        let name = full(section, row.name);
+        text.push('\n');
+        explain(row, text);
+        let is_list = matches!((row.default)(), Some(Value::Array(_)));
+        text.push_str(&if is_list { format!("[[{name}]]\n") } else { format!("[{name}]\n") });
+        let entry = row.example.map(|example| example.parse::<Value>().unwrap());
+        write_table(&name, row.keys, entry.as_ref(), text);
+    }
 }
 
 /// The text with its commented-out keys in force: `# key = value`.
@@ -117,11 +96,25 @@ fn every_recipe_of_the_repository_can_be_read() {
 
 #[test]
 fn the_reference_shows_every_key_and_no_other() {
-    let shown = keys(&uncommented(&reference()));
-    let exist = keys(&complete().to_toml());
-    let missing: Vec<_> = exist.difference(&shown).collect();
-    let unknown: Vec<_> = shown.difference(&exist).collect();
-    assert!(missing.is_empty() && unknown.is_empty(), "not shown: {missing:?}; shown and unknown: {unknown:?}");
+    let mut text = HEADER.to_owned();
+    write_table("", Recipe::ROWS, None, &mut text);
+    if std::env::var_os("LORA_TRAIN_REWRITE").is_some() {
+        std::fs::write(recipes().join("reference.toml"), &text).unwrap();
+    }
+    assert!(
+        reference() == text,
+        "recipes/reference.toml is not what the rows say; this rewrites it:\n\
+         LORA_TRAIN_REWRITE=1 cargo test --test recipes shows_every_key"
+    );
+}
+
+#[test]
+fn every_key_says_what_another_value_does_to_a_continued_run() {
+    for key in names("", Recipe::ROWS) {
+        let path = rows_to(Recipe::ROWS, &key);
+        let is_section = path.last().is_some_and(|row| !row.keys.is_empty());
+        assert!(is_section || path.iter().any(|row| row.effect.is_some()), "{key}");
+    }
 }
 
 #[test]
@@ -150,18 +143,15 @@ fn the_examples_of_the_reference_are_valid() {
 
 #[test]
 fn names_of_other_trainers_lead_to_keys_that_exist() {
-    let exist = keys(&complete().to_toml());
-    let full = |section: &str, key: &str| if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
-    for peer in PEERS {
-        if let Some(key) = peer.key {
-            let ours = full(peer.section, key);
-            let is_section = exist.iter().any(|exists| exists.starts_with(&format!("{ours}.")));
-            assert!(exist.contains(&ours) || is_section, "{ours} does not exist");
+    let exist = names("", Recipe::ROWS);
+    for peer in peers() {
+        match peer.key {
+            Some(key) => assert!(exist.contains(&full(&peer.section, key)), "{key} does not exist"),
+            None => assert!(peer.note.is_some(), "{:?} leads nowhere", peer.names),
         }
-        assert!(peer.key.is_some() || peer.note.is_some(), "{:?} leads nowhere", peer.names);
         for name in peer.names {
             assert!(name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'), "{name}");
-            assert!(!exist.contains(&full(peer.section, name)), "{name} is a key of [{}] itself", peer.section);
+            assert!(!exist.contains(&full(&peer.section, name)), "{name} is a key of [{}] itself", peer.section);
         }
     }
 }
@@ -195,7 +185,7 @@ fn names_of_other_trainers_are_explained() {
     for (section, theirs, ours) in cases {
         let mut text: toml::Table =
             "model.path = \"m\"\ndata.train = [{ path = \"rows.jsonl\" }]".parse::<toml::Table>().unwrap();
-        let table = text.entry(section).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        let table = text.entry(section).or_insert_with(|| Value::Table(toml::Table::new()));
         table.as_table_mut().unwrap().insert(theirs.into(), 1.into());
         let toml = toml::to_string(&text).unwrap();
         let problems = Recipe::parse(Path::new("r.toml"), &toml, &[], Purpose::Training).unwrap_err();

@@ -324,6 +324,21 @@ fn training_stops_early_when_the_evaluation_loss_does_not_improve() {
 }
 
 #[test]
+fn the_evaluation_before_the_first_step_can_be_left_out() {
+    let bench = Bench::new();
+    for (eval_on_start, expected) in [("true", &[0, 2, 3][..]), ("false", &[2, 3])] {
+        let (recipe, key) = (bench.recipe(eval_on_start, ""), format!("eval.eval_on_start={eval_on_start}"));
+        train(&recipe, &["--set", "train.max_steps=3", "--set", "eval.eval_steps=2", "--set", &key]);
+        let run = bench.path(eval_on_start);
+        let evaluations = metrics(&run).into_iter().filter(|line| line.get("eval_loss").is_some());
+        let evaluated: Vec<u64> = evaluations.map(|line| line["step"].as_u64().unwrap()).collect();
+        assert_eq!(evaluated, expected);
+        let initial = &json(&run.join("summary.json"))["initial_eval_loss"];
+        assert_eq!(initial.is_number(), eval_on_start == "true", "{initial}");
+    }
+}
+
+#[test]
 fn a_checkpoint_of_another_shape_is_refused_by_name() {
     let bench = Bench::new();
     train(&bench.recipe("run", ""), &["--set", "train.max_steps=2", "--set", "checkpoint.save_steps=1"]);
