@@ -207,6 +207,8 @@ figures! {
         loss_scale: f64;
         /// Model FLOPs per second over the fastest matrix product measured on the device, from 0 to 1.
         mfu: f64, "throughput/mfu";
+        /// Tokens that are not padding, per joule that the GPU draws.
+        tokens_per_joule: f64, "throughput/tokens_per_joule";
         /// Seconds from the end of the previous step's figures to the end of this one's; for the first step, from the end
         /// of start-up. Data wait, host-to-device, forward and backward, optimizer, logging, evaluation, checkpoint and other
         /// add up to it.

@@ -140,6 +140,8 @@ impl<'a> Recorder<'a> {
             line.worker_queued_seconds = loading.queued.map(|queued| queued.as_secs_f64());
         }
         line.set_machine(machine);
+        let watts = line.gpu_power_watts.filter(|watts| *watts > 0.0);
+        line.tokens_per_joule = watts.map(|watts| line.tokens_per_second / watts);
         line.gpu_throttle_reasons = line.gpu_throttle_shares.as_ref().map(|shares| shares.keys().cloned().collect());
         if self.telemetry.counts_packages() {
             line.cpu_energy_joules = self.energy_joules(line.cpu_energy_joules);
