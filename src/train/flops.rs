@@ -45,7 +45,7 @@ impl StepFlops {
     /// FLOPs that are computed for the padding of a micro-batch beside those that it [needs](Self::of).
     #[must_use]
     pub fn of_padding(&self, batch: &Batch) -> f64 {
-        self.per_token * as_f64(batch.input_ids.len() - batch.num_tokens())
+        self.per_token * as_f64(batch.num_padding_tokens())
     }
 
     /// FLOPs of one row of `len` tokens, each of which but the last predicts the next.

@@ -219,6 +219,8 @@ fn every_figure_of_nvml_arrives_in_the_lines_and_the_summary_of_a_run() {
     {
         assert_eq!(line[name], value, "{name} in {line}");
     }
+    let tokens_per_second = line["tokens_per_second"].as_f64().unwrap();
+    assert!((line["tokens_per_joule"].as_f64().unwrap() - tokens_per_second / 300.0).abs() < 1e-9, "{line}");
     assert_eq!(line["gpu_throttle_shares"]["power cap"], 1.0, "{line}");
     for name in ["gpu_utilization_percent", "gpu_utilization_max_percent", "energy_joules", "host_available_bytes"] {
         assert!(line[name].as_f64().unwrap() > 0.0, "{name} in {line}");

@@ -54,7 +54,7 @@ impl Summary {
         let mut batched_rows = 0;
         loop {
             let loaded = loader.next_batch()?;
-            summary.batched_places += loaded.batch.input_ids.len();
+            summary.batched_places += loaded.batch.num_tokens() + loaded.batch.num_padding_tokens();
             summary.batched_tokens += loaded.batch.num_tokens();
             batched_rows += loaded.report.rows;
             if loaded.last_of_epoch || batched_rows >= MAX_BATCHED_ROWS {
