@@ -1,8 +1,8 @@
 //! Model files from the Hugging Face Hub.
 //!
-//! `model.path` is a local folder or a Hub repository id; [`resolve`] makes a local folder of either. Files are kept
-//! in the cache that all of Hugging Face's tools share, and the environment variables are theirs: `HF_HOME`,
-//! `HF_HUB_CACHE`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`.
+//! `model.path` is a local folder or a Hub repository id; [`resolve`] returns a local folder for either. Files are kept
+//! in the cache that all Hugging Face tools share, and the environment variables are theirs: `HF_HOME`, `HF_HUB_CACHE`,
+//! `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`.
 
 use std::path::PathBuf;
 
@@ -28,19 +28,20 @@ pub use settings::{HubSettings, Token};
 pub enum Wanted {
     /// Config, tokenizer and weights.
     Model,
-    /// Config and tokenizer alone, for weights drawn at random.
+    /// Only config and tokenizer, for weights drawn at random.
     WithoutWeights,
 }
 
-/// The local folder of a model: the folder itself, or the Hub's files in the local cache, downloaded where they are
-/// not there yet.
+/// The local folder of a model: the folder itself, or the Hub's files in the local cache. Files that are missing there
+/// are downloaded.
 ///
-/// `revision` is a branch, tag or commit on the Hub, `main` where absent. Files that are complete are not downloaded
-/// again, so that a download which was cut short goes on with the file at which it stopped.
+/// `revision` is a branch, tag or commit on the Hub, `main` where absent. Complete files are not downloaded again, so
+/// an interrupted download continues with the file at which it stopped.
 ///
 /// # Errors
 /// A path that does not exist; a repository that does not exist, is gated or cannot be reached; a model that is not in
-/// the cache while offline. Where the Hub cannot be reached and the model is in the cache, that is used, and said.
+/// the cache while offline. If the Hub cannot be reached and the model is in the cache, the cache is used, and a note
+/// says so.
 pub fn resolve(
     path_or_id: &str,
     revision: Option<&str>,
@@ -65,7 +66,7 @@ mod tests {
     use super::fixture::{Behaviour, COMMIT, Hub};
     use super::*;
 
-    /// A repository with what is needed and what is not.
+    /// A repository with files that a model needs and files that it does not need.
     fn files() -> std::collections::BTreeMap<String, Vec<u8>> {
         let index =
             r#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}"#;
@@ -105,7 +106,7 @@ mod tests {
         let settings = HubSettings {
             endpoint: hub.endpoint.clone(),
             cache: cache.path().to_owned(),
-            // Given, so that the client does not look for the token of whoever runs this.
+            // Set, so that the client does not read the token of the user who runs this test.
             token: Some(Token::new("hf_secret")),
             offline: false,
         };
@@ -125,7 +126,7 @@ mod tests {
             result
         }
 
-        /// Without the network.
+        /// Finds the model without the network.
         fn find(&self, revision: Option<&str>) -> Result<PathBuf, HubError> {
             let offline = HubSettings { offline: true, ..self.settings.clone() };
             resolve("org/model", revision, Wanted::Model, &offline, Progress::Quiet)
@@ -162,7 +163,7 @@ mod tests {
         assert_eq!(case.resolve(None).unwrap(), folder);
         let seen = case.hub.take_seen();
         assert!(seen.iter().all(|seen| seen.path.starts_with("/api/")), "{seen:?}");
-        // Python's library finds the same files: the branch is written down.
+        // The branch is recorded, so that Python's library finds the same files.
         let main = std::fs::read_to_string(case.settings.cache.join("models--org--model/refs/main")).unwrap();
         assert_eq!(main, COMMIT);
     }
@@ -178,7 +179,7 @@ mod tests {
         assert!(error.contains("HF_HUB_OFFLINE") && error.contains("org/model at `main`"), "{error}");
         assert_eq!(case.hub.take_seen(), []);
 
-        // A port on which nobody listens.
+        // No server listens on this port.
         case.settings.endpoint = "http://127.0.0.1:9".into();
         assert_eq!(case.resolve(Some("v1")).unwrap(), folder);
         let error = case.resolve(Some("main")).unwrap_err().to_string();
@@ -208,7 +209,7 @@ mod tests {
     fn a_half_downloaded_model_is_named_offline_and_completed_online() {
         let case = case(served());
         let folder = case.resolve(None).unwrap();
-        // Cut short, removed, and a link to what is not there any more.
+        // One file is cut short, one removed, and one is a link to a file that no longer exists.
         let blob = |name: &str| std::fs::canonicalize(folder.join(name)).unwrap();
         std::fs::write(blob("model-00001-of-00002.safetensors"), [7; 100]).unwrap();
         std::fs::remove_file(folder.join("model-00002-of-00002.safetensors")).unwrap();
@@ -223,7 +224,7 @@ mod tests {
         }
         let fetched: Vec<String> =
             case.hub.take_seen().into_iter().filter(|seen| seen.method == "GET").map(|seen| seen.path).collect();
-        // The content of the second shard was still there, and was only linked.
+        // The content of the second shard was still in the cache, so it was linked and not downloaded.
         let is_needed = |path: &String| path.ends_with("/model-00001-of-00002.safetensors") || path.ends_with("r.json");
         assert!(fetched.iter().all(|path| path.starts_with("/api/") || is_needed(path)), "{fetched:?}");
     }

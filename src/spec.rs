@@ -1,7 +1,7 @@
-//! What a model is: its shape and constants from `config.json`, and what follows from them: linear layers, tensors and
-//! their names, numbers of parameters.
+//! Describes a model: its shape and constants from `config.json`, and what follows from them: linear layers, names of
+//! tensors, numbers of parameters.
 //!
-//! A family that is a variation of the decoder block is a row in `families`.
+//! A family whose decoder block is a variation of the common one is a row in `families`.
 
 use serde::Serialize;
 
@@ -48,7 +48,7 @@ impl Linear {
         }
     }
 
-    /// Last component of the name: what `target_modules` can name.
+    /// Last component of the name, as used in `target_modules`.
     #[must_use]
     pub fn short_name(self) -> &'static str {
         self.name().rsplit('.').next().unwrap_or_default()
@@ -88,19 +88,19 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// Change of the rotary frequencies for long contexts.
     pub rope_scaling: Option<RopeScaling>,
-    /// `lm_head` is the embedding matrix.
+    /// Whether `lm_head` is the embedding matrix.
     pub tie_word_embeddings: bool,
-    /// By layer, tokens that a token can look back, itself included (Mistral 7B v0.1: 4096); absent: all.
+    /// For each layer, how many tokens a token can look back, itself included (Mistral 7B v0.1: 4096); absent: all.
     pub windows: Vec<Option<usize>>,
     /// Whether each linear layer of a block adds a bias, in the order of [`Linear::ALL`].
     pub biases: [bool; 7],
-    /// Queries and keys are normed head by head before the rotary embedding (Qwen3).
+    /// Whether queries and keys are normed head by head before the rotary embedding (Qwen3).
     pub qk_norm: bool,
     /// Token that starts a sequence.
     pub bos_token_id: Option<u32>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
-    /// Standard deviation of fresh weights, for `init = "random"`.
+    /// Standard deviation of randomly initialised weights, for `init = "random"`.
     pub initializer_range: f64,
 }
 
@@ -113,11 +113,11 @@ pub enum RopeScaling {
         /// Divisor of the positions.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies divided by `factor`, high ones kept, a ramp between.
+    /// Llama 3.1: low frequencies are divided by `factor`, high ones are kept, with a ramp between.
     Llama3 {
         /// Divisor of the low frequencies.
         factor: f64,
-        /// Wavelengths above `original / low_freq_factor` are scaled in full.
+        /// Wavelengths above `original / low_freq_factor` are scaled by the full factor.
         low_freq_factor: f64,
         /// Wavelengths below `original / high_freq_factor` are kept.
         high_freq_factor: f64,
@@ -146,13 +146,14 @@ impl ModelConfig {
         }
     }
 
-    /// Numbers in the linear layers of one block.
+    /// Number of weights in the linear layers of one block.
     #[must_use]
     pub fn block_linear_size(&self) -> usize {
         Linear::ALL.into_iter().map(|linear| self.linear(linear).iter().product::<usize>()).sum()
     }
 
-    /// Every tensor of the model with its shape, in Hugging Face's names; no `lm_head.weight` where it is tied.
+    /// Every tensor of the model with its shape, under Hugging Face's names. `lm_head.weight` is left out where it is
+    /// tied.
     #[must_use]
     pub fn expected_tensors(&self) -> Vec<(String, Vec<usize>)> {
         let mut tensors = vec![("model.embed_tokens.weight".to_owned(), vec![self.vocab_size, self.hidden_size])];

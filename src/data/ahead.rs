@@ -1,4 +1,4 @@
-//! All rows of a file at once: on all cores, in order, a bounded part of them in memory.
+//! All rows of a file are processed at once: on all cores, in order, with a bounded part of them in memory.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,29 +10,28 @@ use super::error::DataError;
 use super::progress::Meter;
 use crate::hub::Progress;
 
-/// Rows that one thread tokenises at a time.
 const CHUNK_ROWS: usize = 128;
-/// Chunks that a thread has in one round: enough that threads seldom wait for the last one.
+/// Chunks that a thread gets in one round: enough that threads seldom wait for the last chunk.
 const CHUNKS_PER_THREAD: usize = 16;
-/// Bytes of rows that are tokenised at a time at most, unless a single row has more.
+/// Most bytes of rows that are tokenised at a time, unless a single row has more.
 const MAX_ROUND_BYTES: usize = 32 << 20;
 
 /// How data is opened, besides what the recipe says.
 pub struct OpenOptions<'a> {
     /// Where tokens are kept between runs.
     pub cache: CacheSettings,
-    /// How tokenising a large file shows itself.
+    /// How the progress of tokenising a large file is shown.
     pub progress: Progress,
-    /// Rows of each file that are looked at; all where absent. A .txt file is read whole.
+    /// How many rows of each file are read; all where absent. A .txt file is read whole.
     pub max_rows: Option<usize>,
-    /// Whether a large file whose tokens are not kept is refused, since to make them takes long.
+    /// Whether to refuse a large file whose tokens are not in the cache, since making them takes long.
     pub refuse_large: bool,
-    /// Whether somebody wants the command to end.
+    /// Whether the user wants the command to end.
     pub is_stopped: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl Default for OpenOptions<'_> {
-    /// Nothing is kept, nothing shown, nothing stops it.
+    /// Keeps nothing on disk, shows nothing, and is never stopped.
     fn default() -> Self {
         Self {
             cache: CacheSettings::default(),
@@ -51,8 +50,8 @@ impl fmt::Debug for OpenOptions<'_> {
     }
 }
 
-/// Makes chunks of the rows `0..num_rows` with `encode` on all cores and hands them to `sink` in order. While one round
-/// of chunks goes to `sink`, the next is made.
+/// Makes chunks of the rows `0..num_rows` with `encode` on all cores and hands them to `sink` in order. The next round
+/// of chunks is made while the current round goes to `sink`.
 ///
 /// `row_bytes` is the mean size of a row.
 pub(super) fn for_each_chunk<C: Send, E: Send + From<DataError>>(
@@ -89,7 +88,7 @@ pub(super) fn for_each_chunk<C: Send, E: Send + From<DataError>>(
                 done = rows.end;
                 sink(rows, chunk)?;
             }
-            // Not at every chunk: the first of a round would look as if it alone had taken all the time.
+            // Once per round, not per chunk: otherwise the round's first chunk would seem to have taken all the time.
             if done > 0 {
                 meter.advance(done);
             }

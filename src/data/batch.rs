@@ -9,8 +9,8 @@ pub struct Batch {
     pub input_ids: Vec<u32>,
     /// Tokens of each row.
     pub row_lengths: Vec<usize>,
-    /// Stretches that attend to nothing but themselves and whose positions start at 0, in order; none reaches over the end
-    /// of its row.
+    /// Stretches of tokens, in order. Each attends only to itself, its positions start at 0, and it lies within one
+    /// row.
     pub documents: Vec<Document>,
     /// The tokens to predict, in order of their position. Already shifted: `token` is what follows `position`.
     pub targets: Vec<Target>,
@@ -27,16 +27,16 @@ pub struct Document {
     pub len: usize,
 }
 
-/// A token that carries loss.
+/// A token that carries loss (is to be predicted).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Index in [`Batch::input_ids`] of the token from which it is predicted.
+    /// Index in [`Batch::input_ids`] of the token that predicts it.
     pub position: usize,
-    /// Its token id.
+    /// Id of the token to predict.
     pub token: u32,
 }
 
-/// Where a row was read.
+/// The file and row that a document was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowSource {
     /// Index of the file, in the order of the pipeline's file list.
@@ -47,7 +47,7 @@ pub struct RowSource {
 
 impl Batch {
     /// Puts documents end to end, `rows[i]` into row i. The first token of a document is not predicted, so no target
-    /// crosses a boundary.
+    /// crosses a document boundary.
     #[must_use]
     pub fn of_rows(rows: &[Vec<(RowSource, EncodedRow)>]) -> Self {
         let mut batch = Self::default();
@@ -58,7 +58,7 @@ impl Batch {
                 batch.input_ids.extend(&document.ids);
                 batch.documents.push(Document { start, len: document.ids.len() });
                 batch.sources.push(*source);
-                // The one place where labels are shifted: the token at `at` is predicted from `at - 1`.
+                // Labels are shifted only here: the token at `at` is predicted from `at - 1`.
                 let tokens = document.ids.iter().zip(&document.carries_loss).enumerate().skip(1);
                 let targets = tokens.filter(|(_, (_, carries_loss))| **carries_loss);
                 batch.targets.extend(targets.map(|(at, (&token, _))| Target { position: start + at - 1, token }));
@@ -74,7 +74,7 @@ impl Batch {
         self.row_lengths.len()
     }
 
-    /// Tokens of padding that [`padded`](Self::padded) adds.
+    /// Number of padding tokens that [`padded`](Self::padded) adds.
     #[must_use]
     pub fn num_padding_tokens(&self) -> usize {
         self.num_rows() * self.longest_row() - self.input_ids.len()
@@ -96,7 +96,7 @@ impl Batch {
         self.targets.len()
     }
 
-    /// Position of every token within its document, `[tokens]`; padding is at 0.
+    /// Position of every token within its document, `[tokens]`; padding has position 0.
     #[must_use]
     pub fn positions(&self) -> Vec<u32> {
         let mut positions = vec![0; self.input_ids.len()];
@@ -108,7 +108,7 @@ impl Batch {
         positions
     }
 
-    /// The rows at one length, padded on the right with token 0, which belongs to no document.
+    /// The batch with all rows at one length, padded on the right with token 0. Padding belongs to no document.
     #[must_use]
     pub fn padded(&self) -> Self {
         let length = self.longest_row();

@@ -1,11 +1,12 @@
 //! Tokens of data files, kept on disk between runs.
 //!
-//! A file of tokens is named by a key (`CacheKey`): the content of the data file and all that decides its tokens. It is
-//! complete or absent, since it is written under another name and renamed; what is in it is checked before it is
-//! used, and a damaged one is made again. Rows are whole: `max_length` cuts them when they are read. Rows are read with
-//! one `pread` each rather than through a mapping: mapped pages would count as the process's memory once they were
-//! touched, so that an epoch over a large file would look (and, in a container, be billed) as if it were all in memory,
-//! and a file cut short under a mapping ends the process.
+//! The name of a token file is a key (`CacheKey`) made from the content of the data file and everything else that
+//! decides its tokens. A token file is either complete or absent, since it is written under another name and then
+//! renamed. Its content is checked before use, and a damaged file is made again. Rows are stored whole; `max_length`
+//! cuts them when they are read. Each row is read with one `pread` rather than through a mapping, for two reasons.
+//! Mapped pages count as the process's memory once they are touched, so an epoch over a large file would look (and, in
+//! a container, be billed) as if the whole file were in memory. And a file that is cut short while it is mapped ends
+//! the process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,32 +28,32 @@ pub(super) use store::{Chunk, Details, RowEntry, StoreWriter, TokenStore};
 
 /// Environment variable that names the cache folder.
 pub const CACHE_VARIABLE: &str = "LORA_TRAIN_CACHE";
-/// Tokens of files from this size on are kept: those of smaller ones are made again before they were found.
+/// Smallest data file whose tokens are kept. Tokenising a smaller file takes less time than looking its tokens up.
 pub const LARGE_FILE_BYTES: u64 = 16 << 20;
-/// Bytes of token files that are kept; beyond, those go that were not used for longest.
+/// Most bytes of token files that are kept. Beyond that, the least recently used files are removed.
 pub const MAX_CACHE_BYTES: u64 = 32 << 30;
-/// Goes up with every change of a token file: of its layout, and of what encoding makes of a row.
+/// Increase this with every change to the layout of a token file or to how a row is encoded.
 const FORMAT_VERSION: u32 = 4;
-/// How names of token files end.
+/// Suffix of token file names.
 const STORE_SUFFIX: &str = ".tokens";
-/// How names of files that are being written end.
+/// Suffix of the names of files that are still being written.
 const UNFINISHED_SUFFIX: &str = ".unfinished";
-/// A file that nobody has written to for so long was left by a process that was killed.
+/// An unfinished file that was last written to this long ago was left by a process that was killed.
 const UNFINISHED_AGE: Duration = Duration::from_hours(24);
 
-/// Where tokens are kept between runs.
+/// Where tokens are kept between runs, and how many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheSettings {
-    /// The folder; `None` where nothing is kept.
+    /// The cache folder; `None` where no tokens are kept.
     pub folder: Option<PathBuf>,
-    /// Bytes that are kept.
+    /// Most bytes that are kept.
     pub max_bytes: u64,
     /// Size of the smallest data file whose tokens are kept.
     pub min_file_bytes: u64,
 }
 
 impl CacheSettings {
-    /// `LORA_TRAIN_CACHE`, else `lora-train` in `XDG_CACHE_HOME`, else in `~/.cache`; there, `tokens`.
+    /// Folder: `$LORA_TRAIN_CACHE/tokens`, else `$XDG_CACHE_HOME/lora-train/tokens`, else `~/.cache/lora-train/tokens`.
     #[must_use]
     pub fn from_env() -> Self {
         let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -67,12 +68,12 @@ impl CacheSettings {
     }
 }
 
-/// All that decides the tokens of a file.
+/// Everything that decides the tokens of a file.
 #[derive(Debug, Serialize)]
 pub(super) struct KeyParts<'a> {
     /// SHA-256 of the data file.
     pub(super) content: [u8; 32],
-    /// The layout that the file's name asks for.
+    /// The layout that the file's extension stands for.
     pub(super) kind: FileKind,
     pub(super) format: DataFormat,
     pub(super) columns: &'a BTreeMap<String, String>,
@@ -81,26 +82,25 @@ pub(super) struct KeyParts<'a> {
     pub(super) train_on_inputs: bool,
 }
 
-/// Name of the tokens of a file.
+/// Name of a token file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CacheKey(pub(super) [u8; 32]);
 
 impl CacheKey {
     pub(super) fn new(parts: &KeyParts<'_>) -> Self {
         let versions = (FORMAT_VERSION, env!("CARGO_PKG_VERSION"));
-        // Numbers, lists and text alone: they can always be written.
+        // Only numbers, lists and text: writing them cannot fail.
         let text = serde_json::to_string(&(versions, parts)).unwrap_or_default();
         Self(Sha256::digest(text).into())
     }
 
-    /// The file of tokens in `folder`.
     pub(super) fn path(&self, folder: &Path) -> PathBuf {
         folder.join(format!("{}{STORE_SUFFIX}", hex(&self.0)))
     }
 }
 
-/// Removes what nobody will finish and, beyond `max_bytes`, the token files that were not used for longest; never `keep`.
-/// What cannot be removed stays.
+/// Removes abandoned unfinished files and, beyond `max_bytes`, the least recently used token files, but never `keep`. A
+/// file that cannot be removed stays.
 pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let mut stores: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
@@ -127,7 +127,7 @@ pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
     }
 }
 
-/// Notes that a token file is in use: [`tidy`] goes by its time.
+/// Marks a token file as used now: [`tidy`] removes the oldest by modification time.
 pub(super) fn touch(file: &File) -> io::Result<()> {
     file.set_modified(SystemTime::now())
 }

@@ -64,15 +64,15 @@ impl DataConfig {
     }
 }
 
-/// What becomes of a row that cannot be used: no valid JSON, a column that is missing or of another type, a conversation
-/// that the chat template refuses.
+/// What to do with a row that cannot be used: invalid JSON, a column that is missing or has another type, a
+/// conversation that the chat template refuses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadRow {
-    /// The command ends and names it.
+    /// End the command and name the row.
     #[default]
     Error,
-    /// It is left out, counted, and the first ones are named.
+    /// Leave the row out, count it, and name the first such rows.
     Skip,
 }
 
@@ -180,7 +180,7 @@ impl DataSource {
         self
     }
 
-    /// Holds that `columns` renames only what the format reads.
+    /// Checks that `columns` renames only columns that the format reads.
     fn check_columns(&self, section: &mut Section) {
         let formats: Vec<DataFormat> = match self.format {
             DataFormat::Auto => DataFormat::NAMES.iter().map(|(_, format)| *format).collect(),

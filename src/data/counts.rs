@@ -1,4 +1,4 @@
-//! What rows turned out to be.
+//! Counts of what was found in the rows.
 
 use std::ops::AddAssign;
 
@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use super::encode::EncodedRow;
 
-/// What rows turned out to be.
+/// Counts of what was found in the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowCounts {
     /// Rows that were read.
     pub rows: u64,
     /// Rows that were longer than `max_length`.
     pub truncated: u64,
-    /// Truncated rows of whose answer nothing was left.
+    /// Truncated rows that have nothing left of their answer.
     pub answer_cut: u64,
-    /// Rows that were left out, since no token of theirs carries loss (those of `answer_cut` among them).
+    /// Rows that were left out because none of their tokens carries loss (includes the rows of `answer_cut`).
     pub without_targets: u64,
-    /// Rows that cannot be used and were left out, as `on_bad_row = "skip"` asks for.
+    /// Rows that cannot be used and were left out because of `on_bad_row = "skip"`.
     pub bad: u64,
     /// Tokens of the rows that were not left out.
     pub tokens: u64,
@@ -28,7 +28,7 @@ pub struct RowCounts {
 }
 
 impl RowCounts {
-    /// Counts a row; whether it has tokens that carry loss, and so is not left out.
+    /// Counts a row. Returns whether any of its tokens carries loss; otherwise the row is left out.
     pub fn add(&mut self, row: &EncodedRow) -> bool {
         let target_tokens = row.num_target_tokens();
         self.rows += 1;

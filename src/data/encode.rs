@@ -1,4 +1,4 @@
-//! Samples to tokens: rendering, masking, tokenising, truncation.
+//! Turns samples into tokens: rendering, masking, tokenising, truncation.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::tokenizer::{Token, Tokenizer, TokenizerError};
 /// Why a sample could not be made into tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum EncodeError {
-    /// A conversation, and no template to write it with.
+    /// The sample is a conversation, and there is no chat template to write it with.
     #[error(
         "a conversation needs a chat template and the model has none\n  hint: set `data.chat_template` to a Jinja file"
     )]
@@ -23,29 +23,28 @@ pub enum EncodeError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// A row as the model sees it.
+/// A row as token ids with its loss mask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncodedRow {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// Whether a token carries loss, that is, is to be predicted from what precedes it; parallel to `ids`. Not shifted.
-    /// The first token never does: nothing precedes it.
+    /// For each of `ids`, whether it carries loss, that is, is to be predicted from the tokens before it. Not shifted.
+    /// The first token never carries loss: nothing precedes it.
     pub carries_loss: Vec<bool>,
     /// Length in tokens before truncation.
     pub full_length: usize,
-    /// Tokens that would carry loss before truncation.
+    /// Number of tokens that carried loss before truncation.
     pub full_target_tokens: usize,
-    /// Why the row cannot be used, if it cannot. It has no tokens then.
+    /// Why the row cannot be used; such a row has no tokens.
     pub problem: Option<String>,
 }
 
 impl EncodedRow {
-    /// What stands for a row that cannot be used.
+    /// A placeholder for a row that cannot be used.
     pub(super) fn bad(problem: String) -> Self {
         Self { problem: Some(problem), ..Self::default() }
     }
 
-    /// A whole row.
     pub(super) fn of_parts(ids: Vec<u32>, mut carries_loss: Vec<bool>) -> Self {
         if let Some(first) = carries_loss.first_mut() {
             *first = false;
@@ -54,7 +53,7 @@ impl EncodedRow {
         Self { full_length: ids.len(), ids, carries_loss, full_target_tokens, problem: None }
     }
 
-    /// A window of a longer text, every token of which carries loss.
+    /// A window of a longer text; every token carries loss.
     #[must_use]
     pub(super) fn window(ids: Vec<u32>) -> Self {
         let carries_loss = vec![true; ids.len()];
@@ -88,44 +87,43 @@ impl EncodedRow {
     }
 }
 
-/// Samples to tokens, with the settings that all rows share.
+/// Turns samples into tokens, with the settings that all rows share.
 ///
-/// A text is tokenised once, as a whole, so that the ids are those that the model sees in use. Which tokens carry loss
-/// follows from the bytes that each stands for: **a token carries loss if any of its bytes are part of an answer**.
-/// A token that straddles the boundary, half prompt and half answer, therefore carries loss.
+/// A text is tokenised once, as a whole, so that training sees the ids that the model sees in use. Each token stands
+/// for a range of bytes: **a token carries loss if any of its bytes are part of an answer**. A token that is half
+/// prompt and half answer therefore carries loss.
 #[derive(Debug)]
 pub struct Encoder<'a> {
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// For conversations.
+    /// The chat template for conversations.
     pub template: Option<&'a ChatTemplate>,
-    /// Loss on every token.
+    /// Whether every token carries loss.
     pub train_on_inputs: bool,
 }
 
 impl<'a> Encoder<'a> {
-    /// With the settings of a recipe.
     pub(super) fn new(tokenizer: &'a Tokenizer, template: Option<&'a ChatTemplate>, config: &DataConfig) -> Self {
         Self { tokenizer, template, train_on_inputs: config.train_on_inputs }
     }
 
-    /// Tokens of a sample, all of them.
+    /// All tokens of a sample, untruncated.
     ///
     /// - A conversation is rendered by the chat template and tokenised with nothing added: the template writes BOS
-    ///   itself. The assistant's messages carry loss, the token that ends their turn included.
-    /// - A prompt and its completion are joined as they are and tokenised together, BOS in front as the tokenizer adds
-    ///   it, EOS behind; the completion and EOS carry loss.
+    ///   itself. The assistant's messages carry loss, including the token that ends their turn.
+    /// - A prompt and its completion are joined as they are and tokenised together. BOS goes in front where the
+    ///   tokenizer adds it, EOS goes behind; the completion and EOS carry loss.
     /// - A text gets BOS and EOS in the same way; all of it carries loss.
     ///
-    /// A BOS or EOS that the text itself has is not doubled. An empty answer carries no loss.
+    /// A BOS or EOS that the text already has is not doubled. An empty answer carries no loss.
     ///
     /// # Errors
-    /// A conversation without a template; what the template or the tokenizer refuse.
+    /// A conversation without a template; an error of the template or the tokenizer.
     pub fn encode(&self, sample: &Sample) -> Result<EncodedRow, EncodeError> {
         self.encode_with_notes(sample).map(|(row, _)| row)
     }
 
-    /// As [`encode`](Self::encode), with what is odd about the row but no mistake.
+    /// As [`encode`](Self::encode), and also returns a note on what is unusual about the row but not wrong.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -144,7 +142,7 @@ impl<'a> Encoder<'a> {
             }
             Sample::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
-                // One byte more than the text: EOS stands there.
+                // One byte more than the text, for EOS.
                 let answer = prompt.len()..text.len() + 1;
                 let answers = if completion.is_empty() { vec![] } else { vec![answer] };
                 let note = completion.is_empty().then(|| "the completion is empty and carries no loss".to_owned());
@@ -178,11 +176,11 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// Whether each token carries loss: those that share a byte with one of `answers`, which are ascending.
+/// Whether each token carries loss, that is, shares a byte with one of `answers` (ascending).
 fn loss_mask(tokens: &[Token], answers: &[Range<usize>], everything: bool) -> Vec<bool> {
     let mut answers = answers.iter().peekable();
     let carries_loss = |token: &Token| {
-        // A token of spaces alone may have lost its start, see `Token`.
+        // The range of a token made only of spaces may have lost its start, see `Token`.
         let start = if token.start == token.end { token.end.saturating_sub(1) } else { token.start };
         while answers.next_if(|answer| answer.end <= start).is_some() {}
         answers.peek().is_some_and(|answer| answer.start < token.end && start < answer.end)
@@ -205,7 +203,7 @@ mod tests {
         Sample::Completion { prompt: prompt.into(), completion: completion.into() }
     }
 
-    /// The ids of a row, and of those that carry loss.
+    /// All ids of a row, and the ids that carry loss.
     fn ids(row: &EncodedRow) -> (Vec<u32>, Vec<u32>) {
         let with_loss = row.ids.iter().zip(&row.carries_loss).filter(|(_, loss)| **loss).map(|(id, _)| *id);
         (row.ids.clone(), with_loss.collect())
@@ -233,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_completion_of_spaces_alone_carries_loss() {
-        // The tokenizer leaves spaces out of the bytes of a token.
+        // The byte range that the tokenizer reports for a token leaves out spaces.
         let tokenizer = tokenizer();
         let row = encoder(&tokenizer).encode(&completion("x", "  ")).unwrap();
         assert_eq!(ids(&row).1, [32, 32, EOS]);

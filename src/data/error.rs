@@ -1,4 +1,4 @@
-//! What can be wrong with data.
+//! Errors of reading data.
 
 use std::path::PathBuf;
 
@@ -8,26 +8,26 @@ use super::tokenizer::TokenizerError;
 /// Why data could not be opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// A `[[data.train]]` or `[[data.eval]]` entry matches no file, or nothing is given.
+    /// A `[[data.train]]` or `[[data.eval]]` entry matches no file, or there is no entry.
     #[error("{0}")]
     Config(String),
-    /// A path of the recipe names nothing that can be read.
+    /// A path in the recipe matches nothing that can be read.
     #[error("`{key}` = {reason}")]
     Path {
         /// The key, such as `data.train[0].path`.
         key: String,
-        /// The path, what is wrong with it, where it was looked for, and what would help.
+        /// The path, what is wrong with it, where it was searched for, and how to fix it.
         reason: String,
     },
-    /// Rows that cannot be used, an error for each kind.
+    /// Rows that cannot be used, one error for each kind.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Rows(Vec<DataError>),
-    /// Tokens that were written cannot be read.
+    /// A token file that was written cannot be read.
     #[error("{}: {reason}", path.display())]
     Tokens {
         /// The file of tokens.
         path: PathBuf,
-        /// What is wrong, and what would help.
+        /// What is wrong, and how to fix it.
         reason: String,
     },
     /// A file cannot be used.
@@ -35,7 +35,7 @@ pub enum DataError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what would help.
+        /// What is wrong, and how to fix it.
         reason: String,
     },
     /// A row cannot be used.
@@ -45,7 +45,7 @@ pub enum DataError {
         path: PathBuf,
         /// `line 12` or `row 12`, counted from 1.
         place: String,
-        /// What is wrong, and what would help.
+        /// What is wrong, and how to fix it.
         reason: String,
     },
     /// The chat template cannot be used.
@@ -57,16 +57,16 @@ pub enum DataError {
     /// A worker thread could not be started or has panicked.
     #[error("a data worker failed: {0}")]
     Worker(String),
-    /// Somebody wanted the command to end while rows were tokenised.
+    /// The user stopped the command while rows were being tokenised.
     #[error("interrupted while rows were tokenised")]
     Interrupted,
-    /// The loader was asked for more after an error.
+    /// The loader was asked for another micro-batch after an error.
     #[error("the data loader has stopped after an earlier error")]
     Stopped,
 }
 
 impl DataError {
-    /// Whether the recipe or a file is at fault, and not the trainer or the machine.
+    /// Whether the error is a mistake in the recipe or a file, rather than a failure of the trainer or the machine.
     #[must_use]
     pub fn is_mistake(&self) -> bool {
         match self {

@@ -1,8 +1,8 @@
 //! Rows of .json, .jsonl and .parquet files, by number.
 //!
-//! Opening a file reads it once and keeps only where every row starts (8 bytes a row); rows are then read one by one,
-//! so host memory does not grow with the data. Parquet files, which cannot be read so, are decoded once into an unnamed
-//! temporary file of JSON lines.
+//! Opening a file reads it once and keeps only the offset where every row starts (8 bytes a row). Rows are then read
+//! one by one, so host memory does not grow with the data. Parquet files cannot be read this way; they are decoded once
+//! into an unnamed temporary file of JSON lines.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ mod scan;
 
 use scan::Scan;
 
-/// Bytes that are read at a time while rows are looked for.
+/// Bytes that are read at a time while searching for rows.
 const BLOCK_BYTES: usize = 1 << 20;
 
 /// How a file is laid out.
@@ -37,7 +37,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// Kind of a file by its name, `None` for a name that is not one of ours.
+    /// The kind of a file by its extension; `None` for an extension that is not supported.
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
@@ -49,7 +49,7 @@ impl FileKind {
         }
     }
 
-    /// What messages call it.
+    /// Name of the kind in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -61,12 +61,12 @@ impl FileKind {
     }
 }
 
-/// Why a row has no tokens.
+/// Why a row could not be tokenised.
 #[derive(Debug)]
 pub(super) enum RowProblem {
-    /// It cannot be used, and why. Its place is not known yet: to find its line takes long.
+    /// The row cannot be used, and the reason. Its place is not included: finding its line takes long.
     Bad(String),
-    /// Something else than the row has failed.
+    /// Something other than the row failed.
     Failed(DataError),
 }
 
@@ -75,15 +75,15 @@ pub(super) enum RowProblem {
 pub(super) struct RowFile {
     path: PathBuf,
     kind: FileKind,
-    /// The file, or what a Parquet file was decoded into.
+    /// The file itself, or the temporary file that a Parquet file was decoded into.
     file: File,
-    /// Where every row starts in `file`, and where the last one ends.
+    /// Offsets in `file` where every row starts, and the offset where the last one ends.
     bounds: Vec<u64>,
 }
 
 impl RowFile {
-    /// Finds the rows of `path`, which is `kind` by its name. A .json file that holds one object a line is read as
-    /// such, and a .jsonl file that holds one array as that.
+    /// Finds the rows of `path`, whose extension says `kind`. A .json file with one object a line is read as JSON
+    /// lines, and a .jsonl file with one array as JSON.
     pub(super) fn open(path: &Path, kind: FileKind) -> Result<Self, DataError> {
         let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
         let file = File::open(path).map_err(|error| failed(error.to_string()))?;
@@ -115,7 +115,7 @@ impl RowFile {
         self.bounds.len() - 1
     }
 
-    /// The first row: it says what the others look like.
+    /// The first row: it shows the columns of all others.
     pub(super) fn first_row(&self) -> Result<Value, DataError> {
         self.read(0).map_err(|problem| match problem {
             RowProblem::Bad(reason) => self.row_error(0, reason),
@@ -134,20 +134,20 @@ impl RowFile {
         parse_row(self.kind, &bytes).map_err(RowProblem::Bad)
     }
 
-    /// Bytes of a row in the mean.
+    /// Mean number of bytes of a row.
     pub(super) fn mean_row_bytes(&self) -> usize {
         let all = self.bounds.last().copied().unwrap_or(0) - self.bounds[0];
         usize::try_from(all / self.num_rows() as u64).unwrap_or(usize::MAX)
     }
 
-    /// An error about row `index`, which names the file and the row's place in it.
+    /// An error about row `index`, with the file and the row's place in it.
     pub(super) fn row_error(&self, index: usize, reason: String) -> DataError {
         let place = self.places(&[index]).pop().unwrap_or_default();
         DataError::Row { path: self.path.clone(), place, reason }
     }
 
-    /// Where the rows of ascending `indices` stand: `line 12`; `12:7`, line and column, of what is no JSON; `row 12` in a
-    /// file that has no lines.
+    /// The places of the rows at ascending `indices`: `line 12`; `12:7` (line and column) for invalid JSON; `row 12` in
+    /// a file that has no lines.
     pub(super) fn places(&self, indices: &[usize]) -> Vec<String> {
         let mut places = Vec::with_capacity(indices.len());
         let (mut at, mut line, mut column) = (0, 1, 1);
@@ -158,7 +158,7 @@ impl RowFile {
         places
     }
 
-    /// Where row `index` stands. `at`, with its line and column, is a place before it, and then its start.
+    /// The place of row `index`. `at`, with its line and column, is an earlier offset; it is moved to the row's start.
     fn place(&self, index: usize, at: &mut u64, line: &mut usize, column: &mut usize) -> io::Result<String> {
         let start = self.bounds[index];
         for_each_block(&self.file, *at..start, &mut |block| (*line, *column) = walk(block, *line, *column))?;
@@ -178,10 +178,10 @@ impl RowFile {
     }
 }
 
-/// What a row of a file of this kind is that starts with `bytes`.
+/// The JSON value at the start of `bytes`, which come from a file of this kind.
 fn json(kind: FileKind, bytes: &[u8]) -> serde_json::Result<Value> {
     if kind == FileKind::Json {
-        // A comma may follow.
+        // The next element's comma may follow.
         let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
         values.next().unwrap_or(Ok(Value::Null))
     } else {
@@ -189,25 +189,25 @@ fn json(kind: FileKind, bytes: &[u8]) -> serde_json::Result<Value> {
     }
 }
 
-/// The row of a file of this kind that starts with `bytes`, or why it cannot be used.
+/// The row at the start of `bytes`, or why it cannot be used.
 fn parse_row(kind: FileKind, bytes: &[u8]) -> Result<Value, String> {
     match json(kind, bytes) {
         Ok(row) if row.is_object() => Ok(row),
         Ok(_) => Err("a row must be a JSON object".into()),
         Err(error) => {
-            // The line and the column are those of the row, not of the file.
+            // serde_json counts line and column from the row, not from the file.
             let place = format!(" at line {} column {}", error.line(), error.column());
             Err(format!("not valid JSON: {}", error.to_string().trim_end_matches(&place)))
         }
     }
 }
 
-/// Line and column, in characters, behind `bytes` that start at `line` and `column`.
+/// Line and column (in characters) after `bytes`, which start at `line` and `column`.
 fn walk(bytes: &[u8], mut line: usize, mut column: usize) -> (usize, usize) {
     for byte in bytes {
         match byte {
             b'\n' => (line, column) = (line + 1, 1),
-            // A byte that continues a character.
+            // A continuation byte of a UTF-8 character.
             0b1000_0000..=0b1011_1111 => {}
             _ => column += 1,
         }
@@ -215,7 +215,7 @@ fn walk(bytes: &[u8], mut line: usize, mut column: usize) -> (usize, usize) {
     (line, column)
 }
 
-/// Hands the bytes of a file in `range`, as far as there are so many, to `sink`, a block at a time.
+/// Hands the bytes of a file in `range` to `sink`, a block at a time; stops early at the end of the file.
 fn for_each_block(file: &File, range: Range<u64>, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
     let mut block = vec![0; BLOCK_BYTES];
     let mut at = range.start;
@@ -235,7 +235,7 @@ pub(super) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::R
     std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
 }
 
-/// Reads `bytes.len()` bytes from `offset`. The cursor moves, but nobody uses it.
+/// Reads `bytes.len()` bytes from `offset`. Moves the file's cursor, which nothing else uses.
 #[cfg(windows)]
 pub(super) fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !bytes.is_empty() {

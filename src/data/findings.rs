@@ -1,36 +1,34 @@
-//! What is wrong or odd with the rows of a file: grouped, counted, with the first places of each.
+//! What is wrong or unusual with the rows of a file: grouped, counted, with the first places of each group.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Kinds that are kept apart.
 const MAX_KINDS: usize = 20;
-/// Rows of a kind that are named.
+/// Rows of each kind that are named.
 const MAX_NAMED: usize = 5;
 
-/// Rows with something to be said of them.
+/// Rows that need a message to the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RowFindings {
-    /// Rows in all.
     pub(super) num_rows: u64,
     kinds: Vec<Kind>,
 }
 
-/// Rows of which the same is to be said, but for names and numbers.
+/// Rows whose messages differ only in names and numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Kind {
-    /// What is said of the first.
+    /// The message for the first row.
     text: String,
     shape: String,
     num_rows: u64,
-    /// The first rows, and once they are [known](RowFindings::place), where they stand in the file.
+    /// The first rows; `places` has their positions in the file after [`RowFindings::place`].
     rows: Vec<usize>,
     places: Vec<String>,
 }
 
 impl RowFindings {
-    /// Adds row `row`. Rows come in ascending order.
+    /// Adds row `row`. Rows must come in ascending order.
     pub(super) fn add(&mut self, row: usize, text: &str) {
         self.num_rows += 1;
         let shape = shape(text);
@@ -49,7 +47,7 @@ impl RowFindings {
         }
     }
 
-    /// Notes where the rows stand: `place` tells so of rows in ascending order.
+    /// Records where the rows are in the file. `place` returns the positions of rows in ascending order.
     pub(super) fn place(&mut self, place: impl FnOnce(&[usize]) -> Vec<String>) {
         let mut rows: Vec<usize> = self.kinds.iter().flat_map(|kind| &kind.rows).copied().collect();
         rows.sort_unstable();
@@ -61,23 +59,23 @@ impl RowFindings {
         }
     }
 
-    /// A text for each kind: its first place, what is said, how many more there are and where.
+    /// One message for each kind: the first place, the text, and how many more rows there are and where.
     pub(super) fn messages(&self) -> impl Iterator<Item = RowMessage<'_>> {
         self.kinds.iter().map(RowMessage)
     }
 
-    /// Rows of further kinds, of which nothing is said.
+    /// Number of rows of kinds beyond the first `MAX_KINDS`, for which there is no message.
     pub(super) fn num_unnamed(&self) -> u64 {
         self.kinds.iter().fold(self.num_rows, |rest, kind| rest.saturating_sub(kind.num_rows))
     }
 }
 
-/// What is said of one kind of rows.
+/// The message for one kind of rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowMessage<'a>(&'a Kind);
 
 impl RowMessage<'_> {
-    /// Where the first one stands.
+    /// Position of the first row.
     pub(super) fn place(self) -> String {
         self.0.places.first().cloned().unwrap_or_default()
     }
@@ -98,7 +96,7 @@ impl fmt::Display for RowMessage<'_> {
     }
 }
 
-/// The text without its numbers and quotations: what rows with the same mistake share.
+/// The text without its numbers and quotations: rows with the same mistake share it.
 fn shape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut quote = None;

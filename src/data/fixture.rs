@@ -17,7 +17,7 @@ pub(super) const IM_END: u32 = 259;
 /// The token of the two letters `ab`; every other token is a byte or a special one.
 pub(super) const AB: u32 = 260;
 
-/// `ChatML` with a default system message, as `SmolLM2` has it.
+/// `ChatML` with a default system message, as in `SmolLM2`.
 pub(super) const CHATML: &str = "{% for message in messages %}\
     {% if loop.first and message.role != 'system' %}{{ '<|im_start|>system\nbe kind<|im_end|>\n' }}{% endif %}\
     {{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}\
@@ -33,8 +33,8 @@ fn byte_character(byte: u8) -> char {
     char::from_u32(256 + u32::try_from(place).unwrap()).unwrap()
 }
 
-/// A model folder whose tokens are bytes, `ab`, and four special ones. BOS is put in front of texts. `config` is
-/// `tokenizer_config.json`.
+/// A model folder whose tokens are bytes, `ab`, and four special tokens. BOS is put in front of texts. `config` is the
+/// content of `tokenizer_config.json`.
 pub(super) fn model_folder(config: &Value) -> TempDir {
     let folder = TempDir::new().unwrap();
     let mut vocab: BTreeMap<String, u32> = (0..=255).map(|b| (byte_character(b).to_string(), u32::from(b))).collect();
@@ -98,7 +98,7 @@ impl Files {
         self.0.path().join(name)
     }
 
-    /// Writes a file; the entry of a recipe that names it.
+    /// Writes a file and returns the recipe entry that names it.
     pub(super) fn write(&self, name: &str, content: &str) -> DataSource {
         std::fs::write(self.path(name), content).unwrap();
         self.source(name)
@@ -110,12 +110,12 @@ impl Files {
     }
 }
 
-/// A recipe's section that trains on `sources`, in the order of the files.
+/// A `[data]` section that trains on `sources`, without shuffling.
 pub(super) fn config(sources: Vec<DataSource>) -> DataConfig {
     DataConfig { train: sources, shuffle: false, ..DataConfig::default() }
 }
 
-/// Lines `{"text": "row 0"}` and so on.
+/// Lines `{"text": "row 0"}`, `{"text": "row 1"}` and so on.
 pub(super) fn numbered_rows(count: usize) -> String {
     (0..count).map(|row| serde_json::json!({"text": format!("row {row}")}).to_string() + "\n").collect()
 }

@@ -1,4 +1,4 @@
-//! The formats of data rows: what a JSON object means.
+//! The formats of data rows: what the columns of a row mean.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,22 +10,22 @@ use crate::schema::Choice as _;
 
 mod chat;
 
-/// What a row is to be trained on.
+/// What one row trains on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sample {
     /// A conversation for the chat template.
     Chat {
-        /// Objects with `role` and `content` or `tool_calls`, as OpenAI and transformers write them; the arguments of
-        /// a call are an object.
+        /// Objects with `role` and `content` or `tool_calls`, as in OpenAI's API and transformers; the arguments of a
+        /// call are an object.
         messages: Vec<Value>,
         /// Tools for the template: objects with `type` and `function`.
         tools: Option<Value>,
     },
-    /// A text of which only the second part carries loss.
+    /// A prompt and its completion; only the completion carries loss.
     Completion {
-        /// Without loss.
+        /// The text without loss.
         prompt: String,
-        /// With loss.
+        /// The text with loss.
         completion: String,
     },
     /// A text that carries loss.
@@ -33,13 +33,13 @@ pub enum Sample {
 }
 
 impl DataFormat {
-    /// As it is written in a recipe.
+    /// The format's name in a recipe.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, format)| *format == self).map_or("", |(name, _)| name)
     }
 
-    /// Columns that a row must have, then those that it may have.
+    /// The required columns, then the optional ones.
     pub(super) fn columns(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
             Self::Auto => (&[], &[]),
@@ -51,7 +51,7 @@ impl DataFormat {
         }
     }
 
-    /// Whether its rows are written by the chat template, where the model has one.
+    /// Whether rows of this format go through the chat template, if the model has one.
     pub(super) fn uses_template(self) -> bool {
         self != Self::Text
     }
@@ -61,10 +61,11 @@ impl DataFormat {
 const DETECTION_ORDER: [DataFormat; 5] =
     [DataFormat::Messages, DataFormat::Sharegpt, DataFormat::Alpaca, DataFormat::PromptCompletion, DataFormat::Text];
 
-/// A format, the names of its two columns, and of an optional one: the format's and the file's.
+/// A format, its two columns, and an optional third one: the format's names or the file's.
 type Pair = (DataFormat, [&'static str; 2], Option<[&'static str; 2]>);
 
-/// Other names under which rows of a question and an answer are common, read where a row has one of these pairs only.
+/// Other common names for the columns of a question and an answer. Used only where a row has exactly one of these
+/// pairs.
 const PAIRS: [Pair; 6] = [
     (DataFormat::Alpaca, ["instruction", "response"], Some(["input", "context"])),
     (DataFormat::PromptCompletion, ["question", "answer"], None),
@@ -78,9 +79,10 @@ const PAIRS: [Pair; 6] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowFormat {
     format: DataFormat,
-    /// Column of the file by the name that the format expects.
+    /// For each column name of the format, the column in the file.
     columns: BTreeMap<String, String>,
-    /// Nobody has said what the columns are: good and bad answers are refused.
+    /// Whether the columns were guessed rather than named in the recipe; rows with good and bad answers are then
+    /// refused.
     is_detected: bool,
 }
 
@@ -88,8 +90,8 @@ impl RowFormat {
     /// The format of a file, from what the recipe says and the file's first row.
     ///
     /// # Errors
-    /// What is wrong and what would help: a renamed column that does not exist, a column that the format needs and the
-    /// row does not have, columns of no known format.
+    /// What is wrong and how to fix it: a renamed column that does not exist, a column that the format needs and the
+    /// row lacks, columns that match no known format.
     pub fn detect(format: DataFormat, columns: &BTreeMap<String, String>, first_row: &Value) -> Result<Self, String> {
         let found: Vec<&str> =
             first_row.as_object().map(|row| row.keys().map(String::as_str).collect()).unwrap_or_default();
@@ -100,7 +102,7 @@ impl RowFormat {
             refuse_preferences(first_row)?;
         }
         if format == DataFormat::Auto && !columns.contains_key("messages") && first_row["messages"].is_null() {
-            // Conversations under ShareGPT's name, with the keys of `messages`.
+            // A conversation under ShareGPT's column name, but with the keys of `messages`.
             let name = columns.get("conversations").map_or("conversations", String::as_str).to_owned();
             if !first_row[&name][0]["role"].is_null() {
                 columns.remove("conversations");
@@ -149,7 +151,7 @@ impl RowFormat {
         Ok(format)
     }
 
-    /// The format of a row with one of [`PAIRS`].
+    /// The format of a row that has one of [`PAIRS`].
     fn of_pair(row: &Value, found: &[&str]) -> Result<Self, String> {
         let pairs: Vec<_> =
             PAIRS.iter().filter(|(_, pair, _)| pair.iter().all(|name| row.get(*name).is_some())).collect();
@@ -164,20 +166,20 @@ impl RowFormat {
         Ok(Self { format: *format, columns, is_detected: true })
     }
 
-    /// Rows that are text, as the windows of a .txt file are.
+    /// The format of rows that are plain text, such as the windows of a .txt file.
     #[must_use]
     pub fn text() -> Self {
         Self { format: DataFormat::Text, columns: BTreeMap::new(), is_detected: false }
     }
 
-    /// The format that was found.
+    /// The detected format.
     #[must_use]
     pub fn format(&self) -> DataFormat {
         self.format
     }
 
-    /// Adds the columns of `row` that this format does not read to `unused`, and the keys of its messages that neither
-    /// the format nor the template reads, as `messages[].key`.
+    /// Adds to `unused` the columns of `row` that this format does not read, and the message keys that neither the
+    /// format nor the template reads, as `messages[].key`.
     pub fn add_unused(&self, row: &Value, template: Option<&ChatTemplate>, unused: &mut BTreeSet<String>) {
         let (required, optional) = self.format.columns();
         let is_used = |column: &str| {
@@ -205,7 +207,7 @@ impl RowFormat {
         }
     }
 
-    /// What `row` is to be trained on. Without `template`, the model's, a question and its answer are plain text.
+    /// What `row` trains on. Without the model's `template`, a question and its answer are plain text.
     ///
     /// # Errors
     /// What is wrong with the row.
@@ -268,7 +270,7 @@ impl RowFormat {
     fn chat(&self, mut messages: Vec<Value>, row: &Value) -> Result<Sample, String> {
         chat::number_calls(&mut messages);
         let mut name = self.name_of("tools");
-        // OpenAI's older name.
+        // `functions` is OpenAI's older name.
         match [name, "functions"].map(|name| row.get(name).is_some_and(|tools| !tools.is_null())) {
             [true, true] => return Err(format!("has `{name}` and `functions`, which are one thing")),
             [false, true] => name = "functions",
@@ -320,7 +322,7 @@ impl RowFormat {
     }
 }
 
-/// Refuses rows that hold good and bad answers: training on all of them would teach the bad ones.
+/// Refuses rows with good and bad answers: training on all of them would teach the bad answers.
 fn refuse_preferences(row: &Value) -> Result<(), String> {
     let what = if !row["chosen"].is_null() && !row["rejected"].is_null() {
         "`chosen` and `rejected`"
@@ -340,7 +342,7 @@ fn refuse_preferences(row: &Value) -> Result<(), String> {
     ))
 }
 
-/// Refuses a row with images, sound or video beside its messages.
+/// Refuses a row that has images, sound or video as well as messages.
 fn refuse_media(row: &Value) -> Result<(), String> {
     let is_filled = |value: &Value| match value {
         Value::Null => false,
@@ -354,7 +356,7 @@ fn refuse_media(row: &Value) -> Result<(), String> {
     }
 }
 
-/// What is said of columns that are those of no format, with a hint that names the user's own.
+/// The message for columns that match no format, with a hint that uses the user's own column names.
 fn unknown_columns(row: &Value, found: &[&str]) -> String {
     let formats: Vec<String> =
         DETECTION_ORDER.iter().map(|format| format!("{} ({})", format.name(), format.columns().0.join(", "))).collect();
@@ -389,7 +391,7 @@ fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
     }
 }
 
-/// What JSON calls the type of a value.
+/// JSON's name for the type of a value.
 pub(super) fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -14,18 +14,19 @@ mod output;
 
 pub(super) use output::BoundedText;
 
-/// Steps that a template may take for one rendering: a long conversation needs some ten thousand.
+/// Most steps for one rendering; a long conversation needs some ten thousand.
 const FUEL_PER_RENDERING: u64 = 5_000_000;
 
-/// `{% generation %}` and its end, with their white-space marks.
+/// `{% generation %}` and `{% endgeneration %}`, with their white-space marks.
 static GENERATION_TAG: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").ok());
 
-/// An environment with transformers' settings and functions, `source` compiled as [`TEMPLATE_NAME`].
+/// An environment with transformers' settings and functions, in which `source` is compiled as [`TEMPLATE_NAME`].
 ///
-/// `trim_blocks`, `lstrip_blocks`, loop controls, Python's methods on strings, lists and dicts, `raise_exception`,
-/// `strftime_now` (of `now`, so that all rows see one date), `tojson` as `json.dumps(ensure_ascii=False)`. There is no
-/// loader: a template cannot read files. `{% generation %}` has no effect on text and is made one.
+/// It has `trim_blocks`, `lstrip_blocks`, loop controls, Python's methods on strings, lists and dicts,
+/// `raise_exception`, `strftime_now` (always of `now`, so that all rows see one date) and `tojson` as
+/// `json.dumps(ensure_ascii=False)`. It has no loader, so a template cannot read files. `{% generation %}` does not
+/// change the text; it is replaced.
 ///
 /// # Errors
 /// A syntax error, with its line.
@@ -50,8 +51,8 @@ pub(super) fn compile(source: &str, now: OffsetDateTime) -> Result<Environment<'
     Ok(env)
 }
 
-/// What a template can see of the date: the results of its calls of `strftime_now`. `None` where it uses the function
-/// otherwise than with a format written out, so that this cannot be told.
+/// The dates that a template can see: the results of its calls of `strftime_now`. `None` where a call's format is not a
+/// literal string, so that the results cannot be known in advance.
 pub(super) fn dates(source: &str, now: OffsetDateTime) -> Option<Vec<String>> {
     let (questions, calls) = (DATE_QUESTION.as_ref()?, DATE_CALL.as_ref()?);
     let formats: Vec<&str> = calls
@@ -65,22 +66,23 @@ pub(super) fn dates(source: &str, now: OffsetDateTime) -> Option<Vec<String>> {
     formats.into_iter().map(|format| strftime(format, now).ok()).collect()
 }
 
-/// The question whether there is such a function.
+/// The test whether `strftime_now` is defined.
 static DATE_QUESTION: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"strftime_now\s+is\s+(?:not\s+)?defined").ok());
 
-/// Calls of `strftime_now` with a format written out.
+/// Calls of `strftime_now` with a literal format.
 static DATE_CALL: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r#"strftime_now\s*\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)"#).ok());
 
 /// Name under which [`compile`] keeps its template.
 pub(super) const TEMPLATE_NAME: &str = "chat_template";
 
-/// `source` with plain line ends, and without those behind a backslash in a string of a tag: Jinja2 reads both so.
+/// `source` with plain line ends, and without line ends after a backslash in a string of a tag: Jinja2 reads both this
+/// way.
 fn with_tags_as_jinja(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());
-    // The end of the tag that is being read, and the quote of the string in it.
+    // The closing mark of the current tag, and the quote of the current string in the tag.
     let (mut tag_end, mut quote) = (None, None);
     let mut rest = source.as_str();
     while let Some(character) = rest.chars().next() {
@@ -107,7 +109,8 @@ fn with_tags_as_jinja(source: &str) -> String {
     out
 }
 
-/// `{% generation %}...{% endgeneration %}` as a condition that always holds: the same text, the same white space.
+/// Replaces `{% generation %}...{% endgeneration %}` with a condition that is always true, which keeps text and white
+/// space.
 fn without_generation_tags(source: &str) -> String {
     let Some(tag) = GENERATION_TAG.as_ref() else { return source.to_owned() };
     tag.replace_all(source, |captures: &regex::Captures<'_>| {
@@ -179,12 +182,12 @@ fn push_repr(out: &mut String, value: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-/// What Python's `str.strip` takes for white space: four control characters more than Rust does.
+/// Characters that Python's `str.strip` treats as white space: four control characters more than Rust.
 fn is_python_space(character: char) -> bool {
     character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
 }
 
-/// The methods of `minijinja_contrib::pycompat`, and some that it lacks.
+/// The methods of `minijinja_contrib::pycompat`, and some methods that it lacks.
 fn python_method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let argument = args.first().and_then(Value::as_str);
     if let (Some(text), [], "strip" | "lstrip" | "rstrip") = (value.as_str(), args, method) {
@@ -216,8 +219,8 @@ fn python_method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Val
     }
 }
 
-/// `json.dumps(value, ensure_ascii=False, indent=..., separators=..., sort_keys=...)`, as transformers has it: no HTML
-/// escaping, `", "` and `": "` between items on one line.
+/// `json.dumps(value, ensure_ascii=False, indent=..., separators=..., sort_keys=...)`, as in transformers: no HTML
+/// escaping; on one line, items are separated by `", "` and `": "`.
 #[expect(clippy::needless_pass_by_value, reason = "minijinja passes keyword arguments so")]
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
@@ -246,7 +249,7 @@ fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
 struct PythonFormatter {
     item: Vec<u8>,
     key: Vec<u8>,
-    /// Spaces of a level; all on one line where absent.
+    /// Spaces per level; everything on one line where absent.
     indent: Option<usize>,
     level: usize,
     has_value: bool,

@@ -1,4 +1,4 @@
-//! Micro-batches made ahead by worker threads, in order.
+//! Micro-batches that worker threads make ahead, in order.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,21 +12,21 @@ use super::error::DataError;
 use super::pipeline::{Cursor, Order, RowCounts, Shared};
 use super::work::Work;
 
-/// How often the wish to stop is looked at while a micro-batch is waited for.
+/// While waiting for a micro-batch, how often to check whether the run should stop.
 const STOP_CHECK: Duration = Duration::from_millis(50);
 
-/// A micro-batch and its place.
+/// A micro-batch and its place in the training rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadedBatch {
-    /// The rows. Those without a token that carries loss are left out, so there may be none.
+    /// The rows. Rows without a token that carries loss are left out, so the batch may be empty.
     pub batch: Batch,
-    /// Where the next micro-batch is.
+    /// Cursor of the next micro-batch.
     pub cursor_after: Cursor,
     /// Pass over the training rows, from 0.
     pub epoch: u64,
-    /// Whether it is the last micro-batch of that pass.
+    /// Whether this is the last micro-batch of that pass.
     pub last_of_epoch: bool,
-    /// What its rows turned out to be.
+    /// Counts of its rows.
     pub report: RowCounts,
 }
 
@@ -50,18 +50,20 @@ impl Loader {
     /// The next micro-batch; waits if it is not ready.
     ///
     /// # Errors
-    /// A row that cannot be read, with its place; a worker that panicked. The loader then has nothing more to give.
+    /// A row that cannot be read, with its place; a worker that panicked. After an error the loader returns no more
+    /// batches.
     pub fn next_batch(&mut self) -> Result<LoadedBatch, DataError> {
         self.prefetch.next(&|| false).unwrap_or(Err(DataError::Stopped))
     }
 
-    /// What the workers have done since this was last asked.
+    /// The work that the workers have done since the last call.
     #[must_use]
     pub fn take_work(&mut self) -> Work {
         std::mem::take(&mut self.prefetch.queue.lock().work)
     }
 
-    /// The same, but does not wait once `is_stopped` holds: `None`, and the loader is not to be used any more.
+    /// Like [`next_batch`](Self::next_batch), but returns `None` without waiting once `is_stopped` is true. Do not use
+    /// the loader after that.
     ///
     /// # Errors
     /// As [`next_batch`](Self::next_batch).
@@ -96,7 +98,7 @@ impl EvalLoader {
 }
 
 impl EvalLoader {
-    /// The micro-batches, which end early once `is_stopped` holds.
+    /// Iterates over the micro-batches; ends early once `is_stopped` is true.
     pub fn until(mut self, is_stopped: impl Fn() -> bool) -> impl Iterator<Item = Result<LoadedBatch, DataError>> {
         std::iter::from_fn(move || self.prefetch.next(&is_stopped).filter(|_| !is_stopped()))
     }
@@ -110,24 +112,22 @@ impl Iterator for EvalLoader {
     }
 }
 
-/// Whether epoch follows epoch.
+/// Whether the plan repeats epochs or ends after one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Epochs {
     One,
     Endless,
 }
 
-/// Which rows are in which micro-batch.
+/// Which rows go into which micro-batch.
 #[derive(Debug)]
 struct Plan {
     cursor: Cursor,
-    /// Rows of the cursor's epoch.
     order: Arc<Order>,
     micro_batch_size: usize,
     epochs: Epochs,
 }
 
-/// One micro-batch to make.
 #[derive(Debug)]
 struct Job {
     order: Arc<Order>,
@@ -186,8 +186,9 @@ impl Job {
 
 /// Worker threads and the bounded queue between them and the consumer.
 ///
-/// A worker takes the next job and its number under the lock, makes the micro-batch without it, and puts the result in
-/// its place; the consumer takes results by number. So the order does not depend on the number of workers.
+/// A worker takes the next job and its number under the lock, makes the micro-batch without the lock, and stores the
+/// result under the job's number. The consumer takes results by number, so the order does not depend on the number of
+/// workers.
 #[derive(Debug)]
 struct Prefetch {
     queue: Arc<Queue>,
@@ -198,9 +199,9 @@ struct Prefetch {
 #[derive(Debug)]
 struct Queue {
     state: Mutex<QueueState>,
-    /// A result was put in its place.
+    /// A result was stored.
     ready: Condvar,
-    /// A result was taken out: there is room for another job.
+    /// A result was taken out, so there is room for another job.
     room: Condvar,
     stopped: AtomicBool,
 }
@@ -210,19 +211,18 @@ struct QueueState {
     plan: Plan,
     /// Number of the next job to be taken by a worker.
     next_job: u64,
-    /// Number of the next result to be given out.
+    /// Number of the next result to hand out.
     next_result: u64,
     /// Number of jobs, once the plan has ended.
     num_jobs: Option<u64>,
-    /// A worker has ended by a panic outside a job.
+    /// A worker ended with a panic outside a job.
     has_failed: bool,
-    /// What finished jobs took.
     work: Work,
     results: BTreeMap<u64, Result<LoadedBatch, DataError>>,
 }
 
 impl Queue {
-    /// A panic under this lock is not possible while the state is half changed; so a poisoned lock is a sound one.
+    /// The state is never half changed when code under this lock can panic, so a poisoned lock is safe to use.
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -231,7 +231,7 @@ impl Queue {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// The body of a worker: jobs until the plan ends or the loader is dropped.
+    /// The body of a worker thread: runs jobs until the plan ends or the loader is dropped.
     fn work(&self, shared: &Shared, capacity: u64) {
         loop {
             let mut state = self.lock();
@@ -259,7 +259,7 @@ impl Queue {
     }
 
     fn stop(&self) {
-        // Under the lock, so that no worker can be between looking at the flag and waiting.
+        // Under the lock, so that no worker is between checking the flag and starting to wait.
         let state = self.lock();
         self.stopped.store(true, Ordering::Relaxed);
         drop(state);
@@ -300,8 +300,8 @@ impl Prefetch {
         Ok(prefetch)
     }
 
-    /// The next result in order, `None` at the end of the plan, after an error, or where `is_stopped` holds before it
-    /// is there.
+    /// The next result in order. `None` at the end of the plan, after an error, or once `is_stopped` is true before the
+    /// result is there.
     fn next(&mut self, is_stopped: &dyn Fn() -> bool) -> Option<Result<LoadedBatch, DataError>> {
         if self.queue.is_stopped() {
             return None;
@@ -329,7 +329,7 @@ impl Prefetch {
                 if is_stopped() {
                     return None;
                 }
-                // A signal wakes nobody who waits here, so the wish to stop is looked at now and then.
+                // A signal does not wake this wait, so check at intervals whether to stop.
                 let woken = self.queue.ready.wait_timeout(state, STOP_CHECK).unwrap_or_else(PoisonError::into_inner);
                 state = woken.0;
             }
@@ -345,7 +345,7 @@ impl Drop for Prefetch {
     fn drop(&mut self) {
         self.queue.stop();
         for worker in self.workers.drain(..) {
-            // A worker catches its panics; one that still ended by panic has nothing left to say.
+            // Workers catch their panics; if one still ended by panic, there is nothing more to report.
             let _ = worker.join();
         }
     }
@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn dropping_a_loader_stops_its_threads_at_once() {
         let files = Files::new();
-        // A row takes a while, a micro-batch very long.
+        // A row takes noticeable time, a micro-batch very long.
         let row = format!("{{\"text\": \"{}\"}}\n", "words and ".repeat(2000));
         let source = files.write("r.jsonl", &row.repeat(1000));
         let config = DataConfig { num_workers: 2, max_length: 100_000, ..config(vec![source]) };

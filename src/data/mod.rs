@@ -1,10 +1,10 @@
 //! Rows to token batches, in host memory: no tensor is made here.
 //!
-//! Before the first step: [`files`] finds the rows of a file, [`formats`] says what a row means, [`template`] writes a
-//! conversation as text, [`tokenizer`] cuts it into tokens, [`encode`] marks those that carry loss, [`sources`] does
-//! that for all rows on all cores; [`cache`] keeps the tokens of large files on disk, those of others are in memory.
-//! From then on [`pipeline`] puts rows in order, several into one if they are packed, and into a [`batch`], and
-//! [`loader`] reads them ahead on its own threads.
+//! Before the first step: [`files`] finds the rows of a file, [`formats`] interprets a row, [`template`] writes a
+//! conversation as text, [`tokenizer`] turns the text into tokens, and [`encode`] marks the tokens that carry loss.
+//! [`sources`] does this for all rows on all cores. [`cache`] keeps the tokens of large files on disk; the tokens of
+//! other files stay in memory. From then on [`pipeline`] puts rows in order, packs several into one if asked to, and
+//! makes a [`batch`] of them; [`loader`] reads batches ahead on its own threads.
 
 mod ahead;
 pub mod batch;

@@ -5,12 +5,12 @@ use std::ops::Range;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
-/// What a permutation is drawn for: draws for different purposes have nothing to do with each other.
+/// What a permutation is for. Draws for different purposes are independent.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Purpose {
     /// Rows held out by `eval_split`.
     EvalSplit,
-    /// Rows of one source that an epoch visits, where its weight is not a whole number.
+    /// The subset of a source's rows that an epoch visits, where the weight is not a whole number.
     Subset {
         /// Index of the source.
         source: usize,
@@ -22,7 +22,7 @@ pub(super) enum Purpose {
 }
 
 /// The rows of a source that epoch `epoch` visits, in the order of the files: each of `rows` as often as `weight` says.
-/// Of a weight that is not a whole number, the rest is a subset drawn for the epoch.
+/// The fractional part of a weight is visited as a subset drawn for the epoch.
 pub(super) fn visits(rows: &Range<u32>, weight: f64, seed: u64, epoch: u64, source: usize) -> Vec<u32> {
     let num_rows = rows.len();
     let mut visits = Vec::with_capacity(num_visits(weight, num_rows));
@@ -40,14 +40,14 @@ pub(super) fn visits(rows: &Range<u32>, weight: f64, seed: u64, epoch: u64, sour
     visits
 }
 
-/// Rows that an epoch visits of a source with `num_rows` rows; at least one.
+/// Number of rows that an epoch visits of a source with `num_rows` rows; at least one unless the source is empty.
 pub(super) fn num_visits(weight: f64, num_rows: usize) -> usize {
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let visits = (weight * num_rows as f64).round() as usize;
     if num_rows == 0 { 0 } else { visits.max(1) }
 }
 
-/// Rows that are held out of `0..num_rows`, ascending: `count` of them, drawn by the seed.
+/// The rows held out of `0..num_rows`, ascending: `count` rows drawn by the seed.
 pub(super) fn held_out(count: usize, num_rows: u32, seed: u64) -> Vec<u32> {
     let mut held_out = permutation(num_rows, seed, 0, Purpose::EvalSplit);
     held_out.truncate(count);
@@ -56,7 +56,7 @@ pub(super) fn held_out(count: usize, num_rows: u32, seed: u64) -> Vec<u32> {
 }
 
 /// The numbers `0..len` in an order drawn from `(seed, epoch, purpose)`: Fisher-Yates with `ChaCha8`. The draw is
-/// written out here, so that it cannot change with the version of a crate.
+/// written out here, so that a new version of a crate cannot change it.
 pub(super) fn permutation(len: u32, seed: u64, epoch: u64, purpose: Purpose) -> Vec<u32> {
     let mut order: Vec<u32> = (0..len).collect();
     shuffle(&mut order, seed, epoch, purpose);
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(permutation(8, 42, 0, Purpose::Epoch), FIRST_EPOCH_OF_SEED_42);
     }
 
-    /// Written down once: runs must resume, and be repeated, under later versions too.
+    /// Never change these numbers: later versions must be able to resume and repeat runs.
     const FIRST_EPOCH_OF_SEED_42: [u32; 8] = [4, 2, 7, 5, 3, 6, 1, 0];
 
     #[test]

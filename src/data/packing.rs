@@ -2,21 +2,21 @@
 
 use std::collections::BTreeMap;
 
-/// Documents that are sorted by length before they are placed. Larger ones leave less room over, smaller ones keep
-/// documents of all lengths in all rows.
+/// Number of documents that are sorted by length before they are placed. A larger window leaves less room unused, a
+/// smaller one keeps documents of all lengths in all rows.
 const WINDOW_DOCUMENTS: usize = 1024;
 
-/// Puts the documents of `order` into rows of at most `capacity` tokens, by best fit: windows of documents in the order
-/// given, the longest of a window first, each into the row where the least room is left.
+/// Puts the documents of `order` into rows of at most `capacity` tokens, by best fit. Documents are taken in windows,
+/// in the order given; the longest of a window first, each into the row with the least room that still fits it.
 ///
-/// `lengths[document]` is at most `capacity`; a document of no tokens takes no room.
+/// `lengths[document]` is at most `capacity`; a document with no tokens takes no room.
 pub(super) fn best_fit(order: &[u32], lengths: &[u32], capacity: u32) -> Vec<Vec<u32>> {
     let length = |document: u32| lengths[document as usize];
     let mut rows: Vec<Vec<u32>> = Vec::new();
     let mut rows_by_room: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for window in order.chunks(WINDOW_DOCUMENTS) {
         let mut window = window.to_vec();
-        // Stable, so that equal lengths keep the order of the epoch.
+        // The sort is stable, so that equal lengths keep the order of the epoch.
         window.sort_by_key(|document| std::cmp::Reverse(length(*document)));
         for document in window {
             let tightest = rows_by_room.range_mut(length(document)..).next();

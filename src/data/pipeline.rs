@@ -1,4 +1,4 @@
-//! From the files of a recipe to rows of tokens.
+//! Turns the files of a recipe into rows of tokens.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -21,9 +21,9 @@ use super::tokenizer::Tokenizer;
 pub use super::ahead::OpenOptions;
 pub use super::counts::RowCounts;
 
-/// The exact place of a micro-batch: a resumed run that starts here sees what the first one would have seen.
+/// The exact place of a micro-batch: a resumed run that starts here sees the rows that the first run would have seen.
 ///
-/// It holds for one `micro_batch_size`, one seed and one set of files.
+/// It is valid for one `micro_batch_size`, one seed and one set of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
     /// Pass over the training rows, from 0.
@@ -48,23 +48,23 @@ pub(super) struct Shared {
     infos: Vec<FileInfo>,
     train: FileSet,
     eval: FileSet,
-    /// Training rows that are trained on, ascending: neither left out nor held out.
+    /// Rows to train on, ascending: neither left out nor held out.
     train_rows: Vec<u32>,
-    /// Rows that are evaluated on, ascending: of the evaluation files, or training rows that `eval_split` holds out.
+    /// Rows to evaluate on, ascending: rows of the evaluation files, or training rows that `eval_split` holds out.
     eval_rows: Vec<u32>,
-    /// Rows of the first epoch once they are packed: to know, they must be.
+    /// Number of packed rows in the first epoch. Counting them requires packing them.
     num_packed: OnceLock<usize>,
     warnings: Vec<String>,
 }
 
-/// One of the two sets of files.
+/// Training files or evaluation files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Set {
     Train,
     Eval,
 }
 
-/// The rows of batches, in the order in which they are visited.
+/// The rows of batches, in the order of the visits.
 #[derive(Debug)]
 pub(super) struct Order {
     set: Set,
@@ -73,9 +73,9 @@ pub(super) struct Order {
 
 #[derive(Debug)]
 enum OrderRows {
-    /// A document each.
+    /// One document per row.
     Single(Vec<u32>),
-    /// Several documents each.
+    /// Several documents per row.
     Packed(Vec<Vec<u32>>),
 }
 
@@ -105,16 +105,16 @@ impl Order {
 impl DataPipeline {
     /// Finds the rows of all files and decides how they are read.
     ///
-    /// All rows are tokenised, on all cores. Tokens of files of
-    /// [`LARGE_FILE_BYTES`](super::cache::LARGE_FILE_BYTES) and more are kept in the cache of `options`, where the next
-    /// start finds them. Rows that cannot be used, and those in which nothing carries loss, are left out.
+    /// All rows are tokenised, on all cores. Tokens of files of [`LARGE_FILE_BYTES`](super::cache::LARGE_FILE_BYTES) or
+    /// more are kept in the cache of `options` for the next start. Rows that cannot be used, and rows without a token
+    /// that carries loss, are left out.
     ///
-    /// `chat_template` and the paths of `config` are used as they are: relative ones start at the current directory.
+    /// `chat_template` and the paths of `config` are used unchanged: relative paths start at the current directory.
     ///
     /// # Errors
-    /// No files, a file that cannot be read, columns of no known format, conversations without a chat template, an
-    /// `eval_split` that leaves nothing to train on; rows that cannot be used, unless they are to be skipped; no row in
-    /// which anything carries loss; a wish to stop meanwhile.
+    /// No files; a file that cannot be read; columns of no known format; conversations without a chat template; an
+    /// `eval_split` that leaves nothing to train on; rows that cannot be used, unless they are to be skipped; no row
+    /// with a token that carries loss; a request to stop.
     pub fn open(
         config: &DataConfig,
         tokenizer: Arc<Tokenizer>,
@@ -128,7 +128,7 @@ impl DataPipeline {
             let message = "`data.eval_split` excludes [[data.eval]]: evaluation rows come from one of them";
             return Err(DataError::Config(message.into()));
         }
-        // Whether it is needed is known once the files are open; what is kept of them depends on it.
+        // Only the opened files show whether the template is needed, but the cached tokens depend on it.
         let template = ChatTemplate::open(&config.chat_template, &tokenizer);
         let kept_with = template.as_ref().ok().and_then(Option::as_ref);
         let train = OpenedSet::open(&config.train, false, config, &tokenizer, kept_with, options)?;
@@ -186,7 +186,7 @@ impl DataPipeline {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// The files, those of `[[data.train]]` first; [`RowSource::file`] counts in this list.
+    /// The files, first those of `[[data.train]]`; [`RowSource::file`] is an index into this list.
     #[must_use]
     pub fn files(&self) -> &[FileInfo] {
         &self.shared.infos
@@ -204,7 +204,7 @@ impl DataPipeline {
         self.shared.train.digest()
     }
 
-    /// How the questions and answers of a file are put before the model, where that is not plain from its format.
+    /// How a file's questions and answers are written for the model, where the format alone does not say it.
     #[must_use]
     pub fn form_of(&self, file: &FileInfo) -> &'static str {
         match (file.format, self.template().is_some()) {
@@ -216,16 +216,16 @@ impl DataPipeline {
         }
     }
 
-    /// The chat template, if rows are written with one.
+    /// The chat template; `None` if no rows are written with one.
     #[must_use]
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.shared.template.as_ref()
     }
 
-    /// What is odd about the files but no error.
+    /// Warnings about the files.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        // However the path is written.
+        // Compare canonical paths: one file can be written in several ways.
         let file = |file: &FileInfo| file.path.canonicalize().unwrap_or_else(|_| file.path.clone());
         let train: HashSet<PathBuf> = self.shared.train.infos().map(file).collect();
         let both = self.shared.eval.infos().filter(|info| train.contains(&file(info)));
@@ -244,7 +244,7 @@ impl DataPipeline {
         warnings
     }
 
-    /// What the training rows turned out to be, those that `eval_split` holds out among them. Reads those that are cut.
+    /// Counts of the training rows, including rows that `eval_split` holds out. Reads the rows that are cut.
     ///
     /// # Errors
     /// A row that cannot be read.
@@ -252,35 +252,35 @@ impl DataPipeline {
         self.shared.train.counts(self.shared.tokenizer.max_id())
     }
 
-    /// Rows that are trained on: neither left out, nor held out by `eval_split`.
+    /// Number of rows to train on: neither left out, nor held out by `eval_split`.
     #[must_use]
     pub fn num_train_rows(&self) -> usize {
         self.shared.train_rows.len()
     }
 
-    /// Training rows that an epoch visits, by the weight of their source. With `packing` too, these are rows of the
-    /// files.
+    /// Number of training rows that an epoch visits, by the weight of their source. With `packing`, these are still
+    /// rows of the files.
     #[must_use]
     pub fn rows_per_epoch(&self) -> usize {
         let sources = self.shared.config.train.iter().zip(self.shared.train_ranges());
         sources.map(|(source, rows)| num_visits(source.weight, rows.len())).sum()
     }
 
-    /// Rows to evaluate on, by the weight of their source.
+    /// Number of rows to evaluate on, by the weight of their source.
     #[must_use]
     pub fn num_eval_rows(&self) -> usize {
         self.shared.eval_rows().1.len()
     }
 
-    /// Micro-batches of an evaluation.
+    /// Number of micro-batches of an evaluation.
     #[must_use]
     pub fn num_eval_batches(&self, micro_batch_size: usize, max_batches: Option<usize>) -> usize {
         let num_batches = self.shared.eval_order().num_rows().div_ceil(micro_batch_size.max(1));
         num_batches.min(max_batches.unwrap_or(usize::MAX))
     }
 
-    /// Micro-batches of an epoch; the last one may have fewer rows. With `packing`, those of the first epoch: a later
-    /// one, packed in its own order, may differ by a few.
+    /// Number of micro-batches of an epoch; the last one may have fewer rows. With `packing`, this is the first epoch's
+    /// number: a later epoch is packed in its own order and may differ by a few.
     #[must_use]
     pub fn batches_per_epoch(&self, micro_batch_size: usize) -> u64 {
         let num_rows = if self.shared.config.packing {
@@ -297,24 +297,24 @@ impl DataPipeline {
     /// A row that cannot be read, with its place.
     ///
     /// # Panics
-    /// Where there is no such row.
+    /// If there is no such row.
     pub fn train_row(&self, index: usize) -> Result<(RowSource, EncodedRow), DataError> {
         self.shared.read(Set::Train, self.shared.train_rows[index])
     }
 
-    /// Rows of the training files, those that are left out or held out among them.
+    /// Number of rows in the training files, including rows that are left out or held out.
     #[must_use]
     pub fn num_file_rows(&self) -> usize {
         self.shared.train.lengths().len()
     }
 
-    /// Row `index` of [`num_file_rows`](Self::num_file_rows). One that cannot be used has no tokens.
+    /// Row `index` of [`num_file_rows`](Self::num_file_rows). A row that cannot be used has no tokens.
     ///
     /// # Errors
     /// A row that cannot be read.
     ///
     /// # Panics
-    /// Where there is no such row.
+    /// If there is no such row.
     pub fn file_row(&self, index: usize) -> Result<(RowSource, EncodedRow), DataError> {
         assert!(index < self.num_file_rows(), "there is no row {index}");
         self.shared.read(Set::Train, u32::try_from(index).unwrap_or(u32::MAX))
@@ -325,7 +325,7 @@ impl DataPipeline {
         Arc::clone(&self.shared)
     }
 
-    /// Micro-batches of `micro_batch_size` rows from `from` on, without end: epoch follows epoch.
+    /// Micro-batches of `micro_batch_size` rows, starting at `from`, without end: epochs repeat.
     ///
     /// # Errors
     /// A thread that cannot be started.
@@ -343,7 +343,6 @@ impl DataPipeline {
 }
 
 impl Shared {
-    /// Training rows in the order of epoch `epoch`.
     pub(super) fn train_order(&self, epoch: u64) -> Order {
         let mut rows = self.visits(&self.config.train, self.train_ranges(), epoch);
         for row in &mut rows {
@@ -354,7 +353,7 @@ impl Shared {
         }
         let mut order = self.order(Set::Train, rows);
         if let (OrderRows::Packed(packs), true) = (&mut order.rows, self.config.shuffle) {
-            // Packing leaves rows full of long documents beside each other.
+            // Packing leaves rows full of long documents next to each other.
             shuffle(packs, self.seed, epoch, Purpose::Packs);
         }
         order
@@ -385,7 +384,7 @@ impl Shared {
         Order { set, rows }
     }
 
-    /// Which of `train_rows` are of each source.
+    /// The range of `train_rows` that belongs to each source.
     fn train_ranges(&self) -> impl Iterator<Item = Range<u32>> {
         ranges(self.train.sources(), &self.train_rows)
     }
@@ -397,7 +396,7 @@ impl Shared {
             .collect()
     }
 
-    /// The tokens of a row and where it was read.
+    /// The tokens of a row, and the place it was read from.
     fn read(&self, set: Set, row: u32) -> Result<(RowSource, EncodedRow), DataError> {
         let max_id = self.tokenizer.max_id();
         match set {
@@ -409,7 +408,7 @@ impl Shared {
         }
     }
 
-    /// One micro-batch of rows `rows` of `order`.
+    /// The micro-batch of rows `rows` of `order`.
     pub(super) fn batch(
         &self,
         order: &Order,
@@ -434,7 +433,7 @@ impl Shared {
     }
 }
 
-/// Which of `rows`, ascending, are in each of `sources`.
+/// The range of `rows` (ascending) that lies in each of `sources`.
 fn ranges(sources: &[Range<u32>], rows: &[u32]) -> impl Iterator<Item = Range<u32>> {
     let before = |row: u32| u32::try_from(rows.partition_point(|used| *used < row)).unwrap_or(u32::MAX);
     sources.iter().map(move |source| before(source.start)..before(source.end))

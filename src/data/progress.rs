@@ -1,4 +1,4 @@
-//! How tokenising a large file shows itself on standard error.
+//! How the progress of tokenising a large file is shown on standard error.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -7,12 +7,11 @@ use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::hub::Progress;
 
-/// What is done sooner than this is not told.
+/// Tokenising that ends sooner than this is not reported.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Time between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Follows the rows of one file.
+/// Reports the progress of one file.
 #[derive(Debug)]
 pub(super) struct Meter {
     kind: Progress,
@@ -24,7 +23,7 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// `num_rows` of a file are to be tokenised.
+    /// Starts with `num_rows` rows to tokenise.
     pub(super) fn start(kind: Progress, file: String, num_rows: usize) -> Self {
         let bar = ProgressBar::with_draw_target(Some(num_rows as u64), ProgressDrawTarget::hidden());
         if let Ok(style) = ProgressStyle::with_template("{wide_msg} [{bar:24}] {human_pos}/{human_len} rows {eta}") {
@@ -34,7 +33,7 @@ impl Meter {
         Self { kind, file, num_rows, bar, start: Instant::now(), last_line: None }
     }
 
-    /// The rows before `done` are done.
+    /// Reports that the rows before `done` are tokenised.
     pub(super) fn advance(&mut self, done: usize) {
         let elapsed = self.start.elapsed();
         if self.kind == Progress::Quiet || elapsed < SILENCE {
@@ -56,7 +55,6 @@ impl Meter {
         }
     }
 
-    /// All rows are done.
     pub(super) fn finish(self) {
         self.bar.finish_and_clear();
         if self.last_line.is_some() {
@@ -68,6 +66,6 @@ impl Meter {
 }
 
 fn write_line(text: &str) {
-    // Nowhere to report that standard error is closed.
+    // If standard error is closed, there is nowhere to report it.
     drop(writeln!(std::io::stderr(), "{text}"));
 }

@@ -25,22 +25,22 @@ mod tokens;
 use file::Opened;
 use tokens::DataFile;
 
-/// A file of the recipe, and what was found in it.
+/// A file of the recipe, and what was found out about it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileInfo {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its layout.
+    /// How the file is laid out.
     pub kind: FileKind,
-    /// How its rows are read; what `auto` found.
+    /// How its rows are read: the recipe's format, or the format that `auto` found.
     pub format: DataFormat,
-    /// Its rows; for a .txt file, windows of `max_length` tokens.
+    /// Number of rows; for a .txt file, of windows of `max_length` tokens.
     pub num_rows: usize,
     /// Columns that are not read.
     pub unused_columns: Vec<String>,
     /// Whether it comes from `[[data.eval]]`.
     pub is_eval: bool,
-    /// Its tokens, where they are kept.
+    /// Its tokens in the cache, if they are kept there.
     pub kept_tokens: Option<KeptTokens>,
 }
 
@@ -49,7 +49,7 @@ pub struct FileInfo {
 pub struct KeptTokens {
     /// Size on disk.
     pub bytes: u64,
-    /// Whether this start has written them.
+    /// Whether this start wrote them.
     pub is_new: bool,
 }
 
@@ -64,16 +64,16 @@ impl fmt::Display for KeptTokens {
     }
 }
 
-/// The files of `[[data.train]]` or of `[[data.eval]]`, their rows numbered through, as they are before any is tokenised.
+/// The files of `[[data.train]]` or of `[[data.eval]]` before tokenising. Their rows are numbered consecutively across
+/// files.
 #[derive(Debug)]
 pub(super) struct OpenedSet {
     files: Vec<Opened>,
-    /// Files of each entry.
     sources: Vec<Range<usize>>,
 }
 
 impl OpenedSet {
-    /// Opens the files of `sources`. Nothing is tokenised yet.
+    /// Opens the files of `sources` without tokenising them.
     pub(super) fn open(
         sources: &[DataSource],
         is_eval: bool,
@@ -94,13 +94,12 @@ impl OpenedSet {
         Ok(set)
     }
 
-    /// Each file with the format of its rows.
     pub(super) fn formats(&self) -> impl Iterator<Item = (&Path, DataFormat)> {
         self.files.iter().map(|file| (file.path(), file.format()))
     }
 
-    /// Tokenises what is not kept; what cannot be kept is a warning. Bad rows of all files are one error, unless they are
-    /// to be skipped.
+    /// Tokenises the files whose tokens are not cached. Failing to cache tokens is only a warning. The bad rows of all
+    /// files are reported as one error, unless they are to be skipped.
     pub(super) fn tokenise(
         self,
         encoder: &Encoder<'_>,
@@ -139,14 +138,14 @@ impl OpenedSet {
     }
 }
 
-/// The files of `[[data.train]]` or of `[[data.eval]]` as tokens, their rows numbered through.
+/// The files of `[[data.train]]` or of `[[data.eval]]` as tokens. Their rows are numbered consecutively across files.
 #[derive(Debug)]
 pub(super) struct FileSet {
     files: Vec<DataFile>,
-    /// Rows of each entry.
+    /// Range of rows of each entry.
     sources: Vec<Range<u32>>,
-    /// Tokens of every row, at most `max_length`; 0 for one that is left out, since it cannot be used or nothing in it
-    /// carries loss.
+    /// Number of tokens of every row, at most `max_length`; 0 for a row that is left out because it cannot be used or
+    /// no token carries loss.
     lengths: Vec<u32>,
     max_length: u32,
 }
@@ -163,12 +162,12 @@ impl FileSet {
         u32::try_from(self.lengths.len()).unwrap_or(u32::MAX)
     }
 
-    /// Tokens of every row, 0 for one that is left out.
+    /// Number of tokens of every row, 0 for a row that is left out.
     pub(super) fn lengths(&self) -> &[u32] {
         &self.lengths
     }
 
-    /// Rows of each entry, in the order of the recipe.
+    /// Range of rows of each entry, in the order of the recipe.
     pub(super) fn sources(&self) -> &[Range<u32>] {
         &self.sources
     }
@@ -177,12 +176,12 @@ impl FileSet {
         self.files.iter().map(|file| &file.info)
     }
 
-    /// What is to be said of rows that are left out, cut or odd.
+    /// Warnings about rows that are left out, cut or unusual.
     pub(super) fn warnings(&self) -> Vec<String> {
         self.files.iter().flat_map(|file| file.warnings(self.max_length as usize)).collect()
     }
 
-    /// What the rows turned out to be. Reads those that are cut.
+    /// Counts of the rows. Reads the rows that are cut.
     pub(super) fn counts(&self, max_id: u32) -> Result<RowCounts, DataError> {
         let mut counts = RowCounts::default();
         for file in &self.files {
@@ -191,7 +190,7 @@ impl FileSet {
         Ok(counts)
     }
 
-    /// The tokens of row `row` of the set, and where it was read. One that cannot be used has none.
+    /// The tokens of row `row` of the set, and the place it was read from. A row that cannot be used has no tokens.
     pub(super) fn read(&self, row: u32, max_id: u32) -> Result<(RowSource, EncodedRow), DataError> {
         let file = self.files.partition_point(|file| file.first_row <= row) - 1;
         let row = (row - self.files[file].first_row) as usize;
@@ -199,10 +198,10 @@ impl FileSet {
     }
 }
 
-/// The files that a `path` names, sorted. `key` is the place of the path in the recipe.
+/// The files that match a `path`, sorted. `key` is the path's key in the recipe.
 ///
 /// # Errors
-/// A path or pattern that no file has.
+/// A path or pattern that matches no file.
 pub fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let literal = PathBuf::from(pattern);
     let failed = |reason: String| DataError::Path { key: key.to_owned(), reason: format!("\"{pattern}\" {reason}") };
@@ -216,7 +215,7 @@ pub fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataErro
         let ending = ending.map_or_else(|| "jsonl".into(), |ending| ending.to_string_lossy().into_owned());
         return Err(failed(format!("is a folder\n  hint: name its files, such as \"{pattern}/*.{ending}\"")));
     }
-    // Of a pattern, the part before the first folder with a wildcard.
+    // For a pattern, the part before the first folder with a wildcard.
     let fixed: PathBuf =
         literal.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '['])).collect();
     if !pattern.contains(['*', '?', '[']) {
@@ -238,7 +237,7 @@ pub fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataErro
     }
 }
 
-/// The chat template, if a file needs one: `opened` is what the recipe asks for.
+/// The chat template, if a file needs one. `opened` is the result of opening the template that the recipe names.
 pub(super) fn needed_template<'a>(
     config: &DataConfig,
     opened: Result<Option<ChatTemplate>, TemplateError>,
@@ -246,7 +245,8 @@ pub(super) fn needed_template<'a>(
 ) -> Result<Option<ChatTemplate>, DataError> {
     let files: Vec<(&Path, DataFormat)> = files.filter(|(_, format)| format.uses_template()).collect();
     if files.is_empty() {
-        // What a recipe names must be there, also where no row needs it; the model's own template is nobody's mistake.
+        // A template that the recipe names must be usable even where no row needs it. An unusable template of the model
+        // is ignored.
         return match opened {
             Err(error) if config.chat_template != "auto" => Err(error.into()),
             _ => Ok(None),

@@ -1,4 +1,4 @@
-//! Chat templates: conversations to text, and which part of the text is an answer.
+//! Chat templates: they turn conversations into text, and the assistant's answers are located in that text.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -43,17 +43,17 @@ pub enum TemplateError {
         /// What it said.
         reason: String,
     },
-    /// Something that the user wrote is not in the text.
+    /// A part of what the user wrote is missing from the text.
     #[error("{what} in the text that the chat template of {origin} writes{why}")]
     Dropped {
-        /// What, and that it leaves no trace.
+        /// The missing part.
         what: String,
         /// Where the template came from.
         origin: String,
-        /// Why, and what would help.
+        /// Why it is missing, and how to fix it.
         why: String,
     },
-    /// What the template wrote for the first messages is not how it starts the whole conversation.
+    /// The text of the first messages alone is not a prefix of the text of the whole conversation.
     #[error(
         "the chat template of {origin} writes the start up to message {last} differently once more messages follow \
          (…{alone:?} against …{within:?}), so answer {last} cannot be separated from the rest\n  hint: give a \
@@ -64,9 +64,9 @@ pub enum TemplateError {
         origin: String,
         /// Index of the last message that was rendered.
         last: usize,
-        /// What the first messages alone look like where the two differ.
+        /// Where the two differ: the text of the first messages alone.
         alone: String,
-        /// What the whole conversation looks like there.
+        /// Where the two differ: the text of the whole conversation.
         within: String,
     },
 }
@@ -76,10 +76,11 @@ pub enum TemplateError {
 pub struct Rendered {
     /// The whole conversation.
     pub text: String,
-    /// Bytes of `text` that the assistant writes, ascending: after the generation prompt, up to the end of the token
-    /// that ends the turn (`<|im_end|>`, `<|eot_id|>`). Empty answers and those of `weight` 0 are not among them.
+    /// Byte ranges of `text` that the assistant writes, ascending. Each starts after the generation prompt and ends
+    /// with the token that ends the turn (`<|im_end|>`, `<|eot_id|>`). Empty answers and answers of `weight` 0 are left
+    /// out.
     pub answers: Vec<Range<usize>>,
-    /// Index of the first message that is an empty answer.
+    /// Index of the first message that is an empty assistant answer.
     pub empty_answer: Option<usize>,
 }
 
@@ -89,21 +90,20 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
     origin: String,
-    /// `bos_token` and the like.
+    /// `bos_token` and the other special tokens, by name.
     special_tokens: BTreeMap<&'static str, String>,
     identity: Option<[u8; 32]>,
-    /// Text of the tokens that the tokenizer marks as special.
     special_texts: Vec<String>,
     /// Text of the tokens at which generation stops.
     turn_ends: Vec<String>,
     reads_parts: OnceLock<bool>,
-    /// Kinds of places in a conversation of which it is known that the template writes them.
+    /// Hashes of the kinds of places in a conversation that the template is known to write.
     traced: Mutex<HashSet<u64>>,
 }
 
 impl ChatTemplate {
-    /// The template that `data.chat_template` asks for: `"auto"`, the model's own; `"none"`; or a file. `None` where
-    /// there is none.
+    /// The template that `data.chat_template` asks for: `"auto"` (the model's own), `"none"`, or a file. `None` where
+    /// there is no template.
     ///
     /// # Errors
     /// A file that cannot be read, a template that is not valid.
@@ -119,7 +119,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Compiles `source`. `origin` names it in errors. The date that `strftime_now` gives is that of this call.
+    /// Compiles `source`. `origin` names it in errors. `strftime_now` gives the date at which this function was called.
     ///
     /// # Errors
     /// A syntax error, with its line.
@@ -152,25 +152,25 @@ impl ChatTemplate {
         })
     }
 
-    /// Its source.
+    /// Its Jinja source.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Whether the template's source has this word.
+    /// Whether the template's source contains this word.
     #[must_use]
     pub fn mentions(&self, word: &str) -> bool {
         self.source.contains(word)
     }
 
-    /// Whether the template's source has this role as a text.
+    /// Whether the template's source contains this role as a string literal.
     #[must_use]
     pub fn names_role(&self, role: &str) -> bool {
         ['"', '\''].iter().any(|quote| self.source.contains(&format!("{quote}{role}{quote}")))
     }
 
-    /// Whether the template reads a `content` that is a list of parts; others would print the list as it is.
+    /// Whether the template reads a `content` that is a list of parts. Other templates would print the list itself.
     #[must_use]
     pub fn reads_parts(&self) -> bool {
         *self.reads_parts.get_or_init(|| {
@@ -180,8 +180,8 @@ impl ChatTemplate {
         })
     }
 
-    /// SHA-256 of all that decides what the template writes for given messages: its source, special tokens, and the
-    /// date as far as it uses it. `None` where it uses the time in a way that cannot be foreseen.
+    /// SHA-256 of everything besides the messages that decides the template's text: its source, the special tokens, and
+    /// the dates that it uses. `None` where its use of the time cannot be known in advance.
     #[must_use]
     pub fn identity(&self) -> Option<[u8; 32]> {
         self.identity
@@ -193,11 +193,11 @@ impl ChatTemplate {
         &self.origin
     }
 
-    /// Text of a conversation. `messages` are objects with `role` and `content`; with `add_generation_prompt` the text
-    /// ends where the assistant's answer starts.
+    /// The text of a conversation. `messages` are objects with `role` and `content`. With `add_generation_prompt`, the
+    /// text ends where the assistant's answer starts.
     ///
     /// # Errors
-    /// What the template raises, and a template that runs too long.
+    /// An exception that the template raises; a template that runs too long.
     pub fn render(
         &self,
         messages: &[Value],
@@ -208,14 +208,14 @@ impl ChatTemplate {
         self.render_values(&messages, tools, if add_generation_prompt { Prompt::Answer } else { Prompt::None })
     }
 
-    /// Text of a conversation, and which parts of it the assistant writes.
+    /// The text of a conversation, and the parts of it that the assistant writes.
     ///
-    /// The parts are found by rendering prefixes: what is written up to an assistant's message, with the generation
-    /// prompt, and what is written up to its end. The difference is the answer.
+    /// The parts are found by rendering prefixes of the conversation: up to an assistant's message, with the generation
+    /// prompt, and up to the end of that message. The difference is the answer.
     ///
     /// # Errors
-    /// As [`render`](Self::render), something in the conversation that leaves no trace in the text, and a template that
-    /// writes the start of a conversation differently once more messages follow.
+    /// The errors of [`render`](Self::render); a part of the conversation that leaves no trace in the text; a template
+    /// that writes the start of a conversation differently once more messages follow.
     pub fn render_with_answers(&self, messages: &[Value], tools: Option<&Value>) -> Result<Rendered, TemplateError> {
         let (text, values) = self.render_whole(messages, tools)?;
         let mut rendered = Rendered { text, answers: Vec::new(), empty_answer: None };
@@ -236,10 +236,10 @@ impl ChatTemplate {
         Ok(rendered)
     }
 
-    /// Text of a whole conversation, all of which is in it.
+    /// The text of a whole conversation, checked to contain all of it.
     ///
     /// # Errors
-    /// As [`render`](Self::render), and something in the conversation that leaves no trace in the text.
+    /// The errors of [`render`](Self::render); a part of the conversation that leaves no trace in the text.
     pub fn render_traced(&self, messages: &[Value], tools: Option<&Value>) -> Result<String, TemplateError> {
         self.render_whole(messages, tools).map(|(text, _)| text)
     }
@@ -255,7 +255,7 @@ impl ChatTemplate {
         Ok((text, values))
     }
 
-    /// Where answer `index` of the conversation starts in `text`: behind what a generation prompt supplies.
+    /// Offset in `text` where answer `index` of the conversation starts: after what a generation prompt supplies.
     fn answer_start(
         &self,
         text: &str,
@@ -265,7 +265,7 @@ impl ChatTemplate {
         tools: Option<&Value>,
     ) -> Result<usize, TemplateError> {
         let before = &values[..index];
-        // An empty thought that the template writes into answers without one is supplied by the second kind of prompt.
+        // Some templates write an empty thought into answers without a thought; `WithoutThinking` prompts include it.
         let kinds: &[Prompt] = if self.mentions("enable_thinking") {
             &[Prompt::WithoutThinking, Prompt::Answer]
         } else {
@@ -276,8 +276,8 @@ impl ChatTemplate {
         if let Some(prompt) = prompts.iter().find(|prompt| text.starts_with(prompt.as_str())) {
             return Ok(prompt.len());
         }
-        // A prompt that opens a thought, which the text does not have: what both have ends with the token that starts
-        // the assistant's turn.
+        // The prompt may open a thought that the text does not have. Their common start then ends with the token that
+        // starts the assistant's turn.
         let asked = self.render_values(before, tools, Prompt::None)?;
         for prompt in &prompts {
             let common = &text[..common_prefix(text, prompt)];
@@ -286,7 +286,8 @@ impl ChatTemplate {
                 return Ok(end);
             }
         }
-        // Something further up depends on what follows. What stands between the message before and the answer does not.
+        // An earlier part of the text depends on later messages. The part between the previous message and the answer
+        // does not.
         if let Some(previous) = index.checked_sub(1) {
             let altered = self.altered(messages, previous, tools, text);
             for (kind, prompt) in kinds.iter().zip(&prompts) {
@@ -302,8 +303,7 @@ impl ChatTemplate {
         Err(self.not_a_prefix(text, &prompts[prompts.len() - 1], index))
     }
 
-    /// Where answer `index` of the conversation, which starts at `start` in `text`, ends: behind the token that ends the
-    /// turn.
+    /// Offset in `text` where answer `index`, which starts at `start`, ends: after the token that ends the turn.
     fn answer_end(
         &self,
         text: &str,
@@ -320,8 +320,8 @@ impl ChatTemplate {
         if text.starts_with(&answered) && start <= answered.len() {
             return Ok(start + self.turn_length(&text[start..answered.len()]));
         }
-        // Something is written into the last answer only. The last end of a turn before the content of the next message
-        // is that of the answer.
+        // The template adds something to the last answer only. This answer ends at the last end of a turn before the
+        // content of the next message.
         let altered = self.altered(messages, index + 1, tools, text);
         let upto = text.get(start..common_prefix(text, &altered.text)).filter(|_| altered.text != text);
         let upto = upto.unwrap_or_default();
@@ -330,7 +330,7 @@ impl ChatTemplate {
         Ok(start + self.turn_length(&upto[..end]))
     }
 
-    /// The conversation with another content of message `index`, which starts and ends differently.
+    /// The conversation with the content of message `index` replaced by one with another first and last character.
     fn altered(&self, messages: &[Value], index: usize, tools: Option<&Value>, text: &str) -> Altered {
         let content = trace::text_of(&messages[index]["content"]);
         let content = content.trim();
@@ -338,15 +338,16 @@ impl ChatTemplate {
         let mut messages = messages.to_vec();
         messages[index]["content"] = other.unwrap_or_default().into();
         let values: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
-        // What a template refuses is of no use here.
+        // If the template refuses the change, use the unchanged text: callers see that nothing was altered.
         let text = self.render_values(&values, tools, Prompt::None).unwrap_or_else(|_| text.to_owned());
         Altered { messages, text }
     }
 
-    /// Length of an answer up to the end of the token that ends the turn. What follows it is never generated.
+    /// Length of an answer up to the end of the token that ends the turn. Whatever follows that token is never
+    /// generated.
     ///
-    /// Behind the answer's own text stand only special tokens and white space; the first one of these at which
-    /// generation stops ends the turn, else the last. An answer without any is taken whole.
+    /// Only special tokens and white space follow the answer's own text. The first of these tokens at which generation
+    /// stops ends the turn, or else the last of them. An answer without special tokens is taken whole.
     fn turn_length(&self, answer: &str) -> usize {
         let mut rest = answer;
         let mut turn_end = None;
@@ -369,7 +370,7 @@ impl ChatTemplate {
         tools: Option<&Value>,
         prompt: Prompt,
     ) -> Result<String, TemplateError> {
-        // Only where it is asked for: templates look whether it is there.
+        // Set only where needed: templates test whether the variable is defined.
         let thinking: BTreeMap<&str, bool> =
             (prompt == Prompt::WithoutThinking).then_some(("enable_thinking", false)).into_iter().collect();
         let variables = context! {
@@ -385,14 +386,14 @@ impl ChatTemplate {
         let mut out = jinja::BoundedText::default();
         let template = self.environment.get_template(jinja::TEMPLATE_NAME);
         let render = || template?.render_captured_to(variables, &mut out).map(drop);
-        // The library panics on some formats.
+        // minijinja panics on some formats.
         guarded(render)
             .and_then(|rendered| rendered.map_err(|error| full_message(&error)))
             .and_then(|()| out.into_text())
             .map_err(|reason| TemplateError::Render { origin: self.origin.clone(), reason })
     }
 
-    /// The error for `prefix`, with which `text` does not start.
+    /// The error for a `prefix` that `text` does not start with.
     fn not_a_prefix(&self, text: &str, prefix: &str, last: usize) -> TemplateError {
         let at = common_prefix(text, prefix);
         let excerpt = |text: &str| text[at..].chars().take(30).collect();
@@ -400,13 +401,13 @@ impl ChatTemplate {
     }
 }
 
-/// A conversation in which one message is another, and what the template makes of it.
+/// A conversation with one message changed, and the template's text for it.
 struct Altered {
     messages: Vec<Value>,
     text: String,
 }
 
-/// What a rendering ends with.
+/// The end of a rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Prompt {
     None,
@@ -416,7 +417,7 @@ enum Prompt {
     WithoutThinking,
 }
 
-/// An assistant's message that says nothing and calls nothing.
+/// Whether an assistant's message has neither text nor calls.
 fn is_empty(message: &Value) -> bool {
     message["tool_calls"].is_null()
         && trace::TEXT_KEYS.iter().all(|key| {
@@ -425,13 +426,13 @@ fn is_empty(message: &Value) -> bool {
         })
 }
 
-/// Bytes of whole characters that two texts start with alike.
+/// Number of bytes, in whole characters, that two texts have in common at the start.
 fn common_prefix(one: &str, other: &str) -> usize {
     let differs = one.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);
     differs.map_or(one.len().min(other.len()), |((at, _), _)| at)
 }
 
-/// Bytes of whole characters that two texts end with alike.
+/// Number of bytes, in whole characters, that two texts have in common at the end.
 fn common_suffix(one: &str, other: &str) -> usize {
     let pairs = one.chars().rev().zip(other.chars().rev());
     pairs.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()

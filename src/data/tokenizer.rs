@@ -16,7 +16,7 @@ mod stream;
 use files::{read_chat_template, read_json, token_ids, token_text};
 pub use stream::DecodeStream;
 
-/// Tokens that chat models write at the end of a turn. Where a vocabulary has one, generation stops at it.
+/// Tokens that chat models write at the end of a turn. Generation stops at those that the vocabulary has.
 const TURN_END_TOKENS: [&str; 5] = ["<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>"];
 
 /// Why a tokenizer could not be opened or used.
@@ -28,7 +28,7 @@ pub enum TokenizerError {
          `AutoTokenizer.from_pretrained(...).save_pretrained(...)` of transformers writes one", .0.display()
     )]
     Missing(PathBuf),
-    /// A file is there but cannot be read.
+    /// A file exists but cannot be read.
     #[error("{}: {reason}", path.display())]
     File {
         /// The file.
@@ -41,9 +41,9 @@ pub enum TokenizerError {
     UnknownToken {
         /// The file that names the token.
         path: PathBuf,
-        /// The key, such as `bos_token`.
+        /// The token's name, such as `bos_token`.
         key: &'static str,
-        /// Its text.
+        /// The token's text.
         token: String,
     },
     /// A text could not be tokenised.
@@ -51,7 +51,7 @@ pub enum TokenizerError {
     Encode {
         /// Start of the text.
         text: String,
-        /// What the tokenizer said.
+        /// Error message of the tokenizer.
         reason: String,
     },
     /// Token ids could not be turned into text.
@@ -62,16 +62,16 @@ pub enum TokenizerError {
 /// A special token by text and id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecialToken {
-    /// As it is written in text.
+    /// Its text.
     pub text: String,
     /// Its id.
     pub id: u32,
 }
 
-/// A token and the bytes of the text that it stands for.
+/// A token and the byte range of the text that it stands for.
 ///
-/// Some tokenizers leave the space out that a token starts with, so `start` may be a few bytes late, and equal to `end`
-/// for a token of spaces alone. A token that was added in front has `0..0`, one that was added behind `len..len + 1`.
+/// Some tokenizers leave a token's leading space out of the range, so `start` may be a few bytes late, and equal to
+/// `end` for a token made only of spaces. A token added in front has `0..0`, a token added behind has `len..len + 1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
     /// Token id.
@@ -83,14 +83,14 @@ pub struct Token {
 }
 
 impl Token {
-    /// A token that was added behind a text of `len` bytes.
+    /// A token added behind a text of `len` bytes.
     #[must_use]
     pub fn behind(id: u32, len: usize) -> Self {
         Self { id, start: len, end: len + 1 }
     }
 }
 
-/// Text to token ids and back, as the model folder says. Can be shared between threads.
+/// Converts text to token ids and back, as the model folder specifies. Can be shared between threads.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -99,7 +99,7 @@ pub struct Tokenizer {
     eos: Option<SpecialToken>,
     pad: Option<SpecialToken>,
     unk: Option<SpecialToken>,
-    /// Whether `encode(.., true)` starts with BOS: what `tokenizer_config.json` says, else what `tokenizer.json` does.
+    /// Whether `encode(.., true)` starts with BOS: as `tokenizer_config.json` says, otherwise as `tokenizer.json` does.
     add_bos: bool,
     eos_ids: Vec<u32>,
     max_id: u32,
@@ -109,11 +109,11 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     /// Reads `tokenizer.json` and the small files beside it in `model_dir`: `tokenizer_config.json`,
-    /// `special_tokens_map.json`, `chat_template.jinja`, `generation_config.json`, `config.json`. All but the
-    /// first may be absent. Truncation and padding settings of `tokenizer.json` are not used.
+    /// `special_tokens_map.json`, `chat_template.jinja`, `generation_config.json`, `config.json`. Only `tokenizer.json`
+    /// is required. Its truncation and padding settings are not used.
     ///
     /// # Errors
-    /// A missing `tokenizer.json`, a file that is not valid, a special token that the vocabulary does not have.
+    /// A missing `tokenizer.json`, an invalid file, a special token that is not in the vocabulary.
     pub fn open(model_dir: &Path) -> Result<Self, TokenizerError> {
         let path = model_dir.join("tokenizer.json");
         if !path.is_file() {
@@ -121,7 +121,7 @@ impl Tokenizer {
         }
         let failed = |reason: String| TokenizerError::File { path: path.clone(), reason };
         let content = std::fs::read(&path).map_err(|error| failed(error.to_string()))?;
-        // The library unwraps what is no JSON in some places, and panics at other oddities.
+        // The library unwraps in some places on invalid JSON, and panics on other unexpected values.
         let refused = |reason: String| failed(format!("{reason}\n  hint: put the model's own tokenizer.json there"));
         serde_json::from_slice::<IgnoredAny>(&content).map_err(|error| refused(error.to_string()))?;
         let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(&content))
@@ -147,7 +147,7 @@ impl Tokenizer {
         };
         let generation_config = read_json(&model_dir.join("generation_config.json"))?.unwrap_or(Value::Null);
         let model_config = read_json(&model_dir.join("config.json"))?.unwrap_or(Value::Null);
-        // Where the tokenizer's own files name no BOS or EOS, the model's ids stand in.
+        // Where the tokenizer's files name no BOS or EOS, use the ids of the model's config.
         let of_model = |key: &str| {
             let id = token_ids(&model_config[key]).next()?;
             inner.id_to_token(id).map(|text| SpecialToken { text, id })
@@ -186,16 +186,16 @@ impl Tokenizer {
         })
     }
 
-    /// Token ids of `text`. With `add_special_tokens`, the ids that the tokenizer puts around a text (BOS) are added;
-    /// text that a chat template wrote already has them. Special tokens written out in the text become their ids.
+    /// Token ids of `text`. `add_special_tokens` adds the ids that the tokenizer puts around a text (BOS); text from a
+    /// chat template already has them. Special tokens that are spelled out in the text become their ids.
     ///
     /// # Errors
-    /// What the tokenizer refuses, such as a character that the vocabulary cannot express.
+    /// A text that the tokenizer refuses, such as a character that the vocabulary cannot express.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
         Ok(self.encode_tokens(text, add_special_tokens)?.into_iter().map(|token| token.id).collect())
     }
 
-    /// As [`encode`](Self::encode), with the bytes of `text` that each token stands for.
+    /// Like [`encode`](Self::encode), with the byte range of `text` that each token stands for.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -236,7 +236,7 @@ impl Tokenizer {
             .map_err(|error| TokenizerError::Decode(error.to_string()))
     }
 
-    /// Text of ids that arrive one at a time.
+    /// A decoder for ids that arrive one at a time.
     #[must_use]
     pub fn decode_stream(&self, skip_special_tokens: bool) -> DecodeStream<'_> {
         DecodeStream::new(self, skip_special_tokens)
@@ -273,19 +273,19 @@ impl Tokenizer {
         self.eos.as_ref()
     }
 
-    /// Token that fills rows up. Many base models have none.
+    /// Token used for padding. Many base models have no such token.
     #[must_use]
     pub fn pad(&self) -> Option<&SpecialToken> {
         self.pad.as_ref()
     }
 
-    /// Token for what the vocabulary does not have.
+    /// Token for text that is not in the vocabulary.
     #[must_use]
     pub fn unk(&self) -> Option<&SpecialToken> {
         self.unk.as_ref()
     }
 
-    /// Ids at which generation stops, ascending: EOS, what `generation_config.json` and `config.json` name, and the
+    /// Ids at which generation stops, ascending: EOS, the ids in `generation_config.json` and `config.json`, and the
     /// end of a turn in chat models (`<|im_end|>`, `<|eot_id|>`, ...).
     #[must_use]
     pub fn eos_ids(&self) -> &[u32] {
@@ -298,21 +298,21 @@ impl Tokenizer {
         self.chat_template.as_deref()
     }
 
-    /// Number of tokens, added ones included.
+    /// Number of tokens, including added tokens.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
-    /// Largest id that can come out of [`encode`](Self::encode). A model whose `vocab_size` is not larger cannot use
-    /// this tokenizer.
+    /// Largest id that [`encode`](Self::encode) can return. The model's `vocab_size` must be larger to use this
+    /// tokenizer.
     #[must_use]
     pub fn max_id(&self) -> u32 {
         self.max_id
     }
 
-    /// SHA-256 of all that decides the ids of a text and the special tokens of a template: `tokenizer.json`, and the
-    /// special tokens that the files beside it name.
+    /// SHA-256 of everything that decides the ids of a text and the special tokens of a template: `tokenizer.json`, and
+    /// the special tokens that the files beside it name.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         self.digest

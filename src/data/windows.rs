@@ -1,4 +1,4 @@
-//! The tokens of a .txt file, which is one document.
+//! The tokens of a .txt file, which is treated as one document.
 
 use std::fs::File;
 use std::ops::Range;
@@ -10,23 +10,21 @@ use super::error::DataError;
 use super::files::read_exact_at;
 use super::tokenizer::{Token, Tokenizer};
 
-/// How a text is tokenised in pieces.
 #[derive(Clone, Copy, Debug)]
 struct Pieces {
-    /// Bytes of text that are tokenised at a time.
     bytes: usize,
-    /// Bytes of text that neighbouring pieces share, so that tokens at a seam are those of the whole text.
+    /// Bytes of text that neighbouring pieces share, so that the tokens at a seam equal those of the whole text.
     overlap: usize,
-    /// Pieces that are tokenised at the same time, as far as there are cores.
+    /// Pieces that are tokenised in parallel, if there are enough cores.
     at_once: usize,
 }
 
 const PIECES: Pieces = Pieces { bytes: 256 * 1024, overlap: 8 * 1024, at_once: 16 };
 
-/// Tokenises the text file `path`: BOS as the tokenizer adds it, the text, EOS. Hands the ids to `sink`, in order.
+/// Tokenises the text file `path`: BOS if the tokenizer adds it, the text, EOS. Hands the tokens to `sink`, in order.
 ///
 /// # Errors
-/// A file that cannot be read, or is not UTF-8; what `sink` says.
+/// A file that cannot be read, or is not UTF-8; an error of `sink`.
 pub(super) fn tokenise<E: From<DataError>>(
     path: &Path,
     tokenizer: &Tokenizer,
@@ -46,9 +44,8 @@ pub(super) fn tokenise<E: From<DataError>>(
 struct TextFile {
     path: PathBuf,
     file: File,
-    /// Bytes of text.
     len: usize,
-    /// Where the text starts: behind a byte order mark.
+    /// Offset where the text starts: after a byte order mark.
     start: usize,
 }
 
@@ -69,11 +66,11 @@ impl TextFile {
         Ok(text)
     }
 
-    /// The text from the first character that starts at or behind `range.start` to the first one that starts at or
-    /// behind `range.end`, and where it starts.
+    /// The text between the first character that starts at or after `range.start` and the first character that starts
+    /// at or after `range.end`, and the offset where it starts.
     fn read(&self, range: Range<usize>) -> Result<(usize, String), DataError> {
         let failed = |reason: String| DataError::File { path: self.path.clone(), reason };
-        // The last character may have three bytes more.
+        // Up to three more bytes, to complete the last character.
         let mut bytes = vec![0; (range.end + 3).min(self.len) - range.start];
         let offset = (self.start + range.start) as u64;
         read_exact_at(&self.file, &mut bytes, offset).map_err(|error| failed(error.to_string()))?;
@@ -93,9 +90,9 @@ impl TextFile {
     }
 }
 
-/// Hands the tokens of `text` to `sink`, tokenising it in pieces. Two pieces are joined at the last place in their
-/// overlap where both have a token boundary, away from the end of the first, whose tokens may be due to its being cut
-/// there.
+/// Hands the tokens of `text` to `sink`, tokenising it in pieces. Two pieces are joined in their overlap, at the last
+/// place where both have a token boundary. Places near the end of the first piece are not used, because the cut there
+/// may change its tokens.
 fn for_each_token<E: From<DataError>>(
     text: &TextFile,
     tokenizer: &Tokenizer,
@@ -114,7 +111,7 @@ fn for_each_token<E: From<DataError>>(
     let starts: Vec<usize> = (0..text.len.saturating_sub(pieces.overlap).max(1)).step_by(stride).collect();
     let mut written_to = 0;
     let mut emit = |piece: &Piece, to: usize| {
-        // BOS ends at 0.
+        // BOS ends at 0, so it must pass although `written_to` starts at 0.
         let new = |token: &&Token| token.end <= to && (token.end > written_to || token.end == 0);
         piece.tokens.iter().filter(new).try_for_each(|token| sink(*token))?;
         written_to = to;
@@ -129,7 +126,7 @@ fn for_each_token<E: From<DataError>>(
             if let Some(previous) = previous {
                 match previous.seam(&piece, pieces.overlap) {
                     Some(seam) => emit(&previous, seam)?,
-                    // Where the two never agree, the next one starts afresh behind the first.
+                    // If the two have no common boundary, tokenise the next piece again from the end of the first.
                     None => {
                         emit(&previous, previous.end)?;
                         piece = encode(previous.end..piece.end)?;
@@ -139,11 +136,11 @@ fn for_each_token<E: From<DataError>>(
             previous = Some(piece);
         }
     }
-    // What was added behind the text ends one byte behind it.
+    // A token added behind the text ends one byte after it.
     previous.map_or(Ok(()), |last| emit(&last, last.end + 1))
 }
 
-/// The tokens of a piece of text; places count from the start of the whole text.
+/// The tokens of a piece of text; offsets count from the start of the whole text.
 #[derive(Debug)]
 struct Piece {
     tokens: Vec<Token>,
@@ -152,7 +149,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// The last place where both this piece and the next have a token boundary.
+    /// The last offset where both this piece and the next have a token boundary.
     fn seam(&self, next: &Self, overlap: usize) -> Option<usize> {
         let trusted = self.end.saturating_sub(overlap / 2);
         let ends = self.tokens.iter().rev().map(|token| token.end);
@@ -166,7 +163,7 @@ mod tests {
     use super::*;
     use crate::data::fixture::{Files, tokenizer};
 
-    /// Ids of `text` as a file, tokenised in pieces.
+    /// Ids of `text`, written to a file and tokenised in pieces.
     fn in_pieces(text: &str, bytes: usize, overlap: usize) -> Vec<u32> {
         let files = Files::new();
         files.write("t.txt", text);
@@ -182,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_text_in_pieces_has_the_tokens_of_the_whole() {
-        // `aab` and `ab` shift against each other, characters have 1 to 4 bytes, spaces are left out of a token's bytes.
+        // `aab` and `ab` shift against each other, characters have 1 to 4 bytes, and byte ranges leave out spaces.
         let text: String = (0..500).map(|i| ["ab", "a", "é", "  ", "😀b", "aab", "\n"][i * i % 7]).collect();
         let whole = tokenizer().encode(&text, true).unwrap();
         for (bytes, overlap) in [(64, 16), (64, 40), (101, 33), (4000, 100)] {
@@ -193,7 +190,7 @@ mod tests {
 
     #[test]
     fn pieces_without_a_common_boundary_still_hold_the_whole_text() {
-        // One endless character run: with an overlap of 4 bytes the emoji leaves no boundary to join at.
+        // One endless run of characters: with an overlap of 4 bytes, the emoji leaves no boundary to join at.
         let text = "😀".repeat(50);
         let ids = in_pieces(&text, 16, 4);
         assert_eq!(tokenizer().decode(&ids[1..], true).unwrap(), text);

@@ -1,26 +1,26 @@
-//! What making micro-batches takes.
+//! The time that making micro-batches takes.
 
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
 use crate::telemetry::thread_time;
 
-/// What making micro-batches took, all workers together.
+/// The time that making micro-batches took, summed over all workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Micro-batches made.
     pub num_batches: u64,
-    /// Time by the clock.
+    /// Wall-clock time.
     pub busy: Duration,
-    /// Processor time; absent where the system does not count it by thread.
+    /// CPU time; absent where the system does not count it by thread.
     pub cpu: Option<Duration>,
-    /// Time in which the thread could have run and no processor was free; absent where the system does not say. What
-    /// `busy` has beyond this and `cpu` was waiting, for a disk mostly.
+    /// Time in which the thread could have run but no processor was free; absent where the system does not report it.
+    /// The part of `busy` beyond this and `cpu` was spent waiting, mostly for a disk.
     pub queued: Option<Duration>,
 }
 
 impl Work {
-    /// Runs a job on this thread; what it took.
+    /// Runs a job on this thread; returns its result and the time it took.
     pub(super) fn of<R>(job: impl FnOnce() -> R) -> (R, Self) {
         let (start, before) = (Instant::now(), thread_time());
         let result = job();

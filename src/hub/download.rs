@@ -1,8 +1,9 @@
-//! From the Hub into the cache that Hugging Face's tools share, and out of it without a network.
+//! Downloads from the Hub into the cache that Hugging Face tools share, and finds models there without a network.
 //!
-//! Layout, locks and links of the cache are those of the `hf-hub` client. It does not compare what came with the size
-//! that the Hub lists, and gives up waiting for another process after ten seconds: both are done here. Files are
-//! fetched one by one, since its `snapshot_download` starts all weights again when one of them breaks off.
+//! Layout, locks and links of the cache are those of the `hf-hub` client. The client does not compare the size of a
+//! downloaded file with the size that the Hub lists, and stops waiting for another process after ten seconds. This
+//! module does the comparison and the longer wait. Files are fetched one by one, since the client's `snapshot_download`
+//! starts all weights again when one of them breaks off.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,21 +15,19 @@ use super::explain::explain;
 use super::progress::{FileMeter, Meter, Progress};
 use super::{HubError, HubSettings, Wanted};
 
-/// Config of the model.
 const CONFIG: &str = "config.json";
-/// Weights in one file.
 const SINGLE: &str = "model.safetensors";
-/// Which tensor is in which shard.
+/// Lists which tensor is in which shard.
 const INDEX: &str = "model.safetensors.index.json";
 /// Small files that a model needs or that belong to it.
 const SIDE_FILES: [&str; 5] =
     [CONFIG, "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json"];
-/// Times that a request is repeated where nobody answers: about a second in all, since the cache may do as well.
+/// How often a request is repeated if no server answers: about a second in all, since the cache may do instead.
 const REQUEST_RETRIES: usize = 3;
-/// Attempts at a file whose connection breaks off.
+/// Attempts to download a file when the connection breaks off.
 const ATTEMPTS: usize = 4;
 
-/// A repository at a revision, and where it is and is kept.
+/// A repository at a revision, with the Hub's and the cache's location.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     pub(super) id: &'a str,
@@ -38,7 +37,7 @@ pub(super) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// The folder in the cache, without any network.
+    /// The model's folder in the cache; does not use the network.
     pub(super) fn find(&self) -> Result<PathBuf, HubError> {
         let id = self.id.to_owned();
         let Some(folder) = self.cached_snapshot().filter(|folder| folder.is_dir()) else {
@@ -49,7 +48,8 @@ impl Request<'_> {
         if missing.is_empty() { Ok(folder) } else { Err(HubError::HalfCached { id, folder, missing }) }
     }
 
-    /// The folder in the cache after what is missing was downloaded, or as it is where the Hub cannot be reached.
+    /// Downloads the missing files and returns the model's folder in the cache; if the Hub cannot be reached, returns
+    /// the cached folder.
     pub(super) fn download(&self, progress: Progress) -> Result<PathBuf, HubError> {
         let (endpoint, reason) = match self.download_missing(progress) {
             Err(HubError::Network { endpoint, reason, .. }) => (endpoint, reason),
@@ -71,14 +71,14 @@ impl Request<'_> {
         let (owner, name) = split_id(self.id);
         let repository = client.model(owner, name);
         let info = repository.info().revision(self.revision).send().map_err(|error| self.explain(error))?;
-        // It becomes the name of a folder.
+        // The commit becomes a folder name, so it must be a plain hash.
         let commit = info.sha.filter(|commit| is_commit(commit));
         let commit = commit.ok_or_else(|| self.explain(HFError::malformed_response("the Hub named no commit")))?;
         let entries = repository.list_tree().revision(&*commit).send().map_err(|error| self.explain(error))?;
         let files = self.select(&entries)?;
 
         let snapshot = self.folder().join("snapshots").join(&commit);
-        // Before the files: what is cut short is then known as half-downloaded.
+        // Written before the files, so that an interrupted download is later recognised as half-downloaded.
         if !is_commit(self.revision) {
             self.write_ref(&commit).map_err(|source| self.cache_error(source))?;
         }
@@ -96,7 +96,7 @@ impl Request<'_> {
         Ok(snapshot)
     }
 
-    /// The files to have, of those in the repository's top folder.
+    /// The files to download, out of those in the repository's top folder.
     fn select(&self, entries: &[RepoTreeEntry]) -> Result<Vec<RemoteFile>, HubError> {
         let files: Vec<RemoteFile> = entries
             .iter()
@@ -137,12 +137,13 @@ impl Request<'_> {
                 || (self.wanted == Wanted::Model && is_weight(name))
         };
         let mut needed: Vec<RemoteFile> = files.into_iter().filter(|file| is_needed(&file.name)).collect();
-        // Small files first: what is wrong with them shows before gigabytes are downloaded.
+        // Small files first, so that a problem with them shows before gigabytes are downloaded.
         needed.sort_by_key(|file| (file.name.ends_with(".safetensors"), file.name.clone()));
         Ok(needed)
     }
 
-    /// Downloads one file, and again where its connection breaks off or its size is not the one that the Hub lists.
+    /// Downloads one file; repeats this if the connection breaks off or the size differs from the one that the Hub
+    /// lists.
     fn fetch(
         &self,
         repository: &HFRepositorySync<RepoTypeModel>,
@@ -151,7 +152,7 @@ impl Request<'_> {
         snapshot: &Path,
         meter: &FileMeter,
     ) -> Result<(), HubError> {
-        // The client takes whatever is there already.
+        // Needed because the client accepts any file that is already there.
         let remove = || remove(&snapshot.join(&file.name)).map_err(|source| self.cache_error(source));
         remove()?;
         let (mut attempt, mut is_waiting) = (1, false);
@@ -184,13 +185,13 @@ impl Request<'_> {
         }
     }
 
-    /// Where the repository is cached.
+    /// The repository's folder in the cache.
     fn folder(&self) -> PathBuf {
         self.settings.cache.join(format!("models--{}", self.id.replace('/', "--")))
     }
 
-    /// The snapshot that the revision last was, whether or not it is complete. Read without the client, which cannot be
-    /// built on a machine that has no certificates.
+    /// The last known snapshot of the revision, complete or not. Read without the client, which cannot be built on a
+    /// machine that has no certificates.
     fn cached_snapshot(&self) -> Option<PathBuf> {
         let folder = self.folder();
         let commit = if is_commit(self.revision) {
@@ -216,14 +217,13 @@ impl Request<'_> {
     }
 }
 
-/// A file of the repository.
 struct RemoteFile {
     name: String,
     num_bytes: u64,
 }
 
 impl RemoteFile {
-    /// Its size in a snapshot, if it is there.
+    /// Its size in a snapshot; `None` if it is not there.
     fn num_bytes_in(&self, snapshot: &Path) -> Option<u64> {
         std::fs::metadata(snapshot.join(&self.name)).ok().map(|metadata| metadata.len())
     }
@@ -234,7 +234,7 @@ fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.chars().all(|c| c.is_ascii_hexdigit())
 }
 
-/// Files without which the folder is no model: the config, and every file of the weights.
+/// Required files that the folder lacks: the config, and every file of the weights.
 fn missing_files(folder: &Path, wanted: Wanted) -> Vec<String> {
     let absent = |name: &str| !folder.join(name).is_file();
     let mut missing = Vec::new();
@@ -250,7 +250,7 @@ fn missing_files(folder: &Path, wanted: Wanted) -> Vec<String> {
     missing
 }
 
-/// The files that an index names; `None` where there is no readable index.
+/// The files that an index names; `None` where the index cannot be read.
 fn shards(index: &Path) -> Option<BTreeSet<String>> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -260,7 +260,7 @@ fn shards(index: &Path) -> Option<BTreeSet<String>> {
     Some(index.weight_map.into_values().collect())
 }
 
-/// Removes a file of a snapshot, if it is there, and the content that it links to.
+/// Removes a file of a snapshot, if it exists, and the content that it links to.
 fn remove(file: &Path) -> std::io::Result<()> {
     let content = std::fs::canonicalize(file);
     match std::fs::remove_file(file) {
@@ -273,7 +273,7 @@ fn remove(file: &Path) -> std::io::Result<()> {
     }
 }
 
-/// `model-00001-of-00004.safetensors`
+/// Whether a name has the form `model-00001-of-00004.safetensors`.
 fn is_shard(name: &str) -> bool {
     name.strip_prefix("model-")
         .and_then(|rest| rest.strip_suffix(".safetensors"))

@@ -1,4 +1,4 @@
-//! What can go wrong between a model's name and its files.
+//! Errors of turning a model's name into its files.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::schema::searched_folder;
 /// Why there is no local folder for a model.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// A path that is not there.
+    /// A path that does not exist.
     #[error("{}: no such folder in {}{}", path.display(), searched_folder(path).display(), no_folder_hint(path))]
     NoFolder {
         /// The path.
@@ -26,10 +26,10 @@ pub enum HubError {
         searched_folder(name.as_ref()).display()
     )]
     NotAName {
-        /// What was given.
+        /// The given name.
         name: String,
     },
-    /// A revision of something that has none.
+    /// A revision was given for a local folder.
     #[error(
         "revision `{revision}` was given, but {} is a local folder\n  hint: leave `model.revision` out", folder.display()
     )]
@@ -39,7 +39,7 @@ pub enum HubError {
         /// The revision.
         revision: String,
     },
-    /// The repository wants a licence accepted.
+    /// The user must accept the repository's licence first.
     #[error(
         "{id} is gated{}\n  hint: accept its licence at {endpoint}/{id}, then {}",
         if *has_token { ", and the token that was sent gives no access to it" } else { "" },
@@ -84,36 +84,36 @@ pub enum HubError {
         /// The revision.
         revision: String,
     },
-    /// The repository holds no model that can be used.
+    /// The repository has no model that can be used.
     #[error("{id} has no {missing}{hint}")]
     NotAModel {
         /// The repository.
         id: String,
-        /// What is not there.
+        /// The files that are missing.
         missing: &'static str,
-        /// What is there instead, on a line of its own.
+        /// The files that are there instead, on a line of its own.
         hint: String,
     },
-    /// The Hub cannot be reached, and the cache does not help.
+    /// The Hub cannot be reached, and the cache does not have the complete model.
     #[error("cannot reach {endpoint}: {reason}\n  hint: {cached}; a local folder works without a network")]
     Network {
         /// Address of the Hub.
         endpoint: String,
         /// The innermost cause.
         reason: String,
-        /// What the cache has.
+        /// What the cache has of the model.
         cached: String,
     },
-    /// The Hub answered with an error of its own.
+    /// The Hub answered with an error that has no variant here.
     #[error("{endpoint} answered {status}{detail}\n  hint: {hint}")]
     Server {
         /// Address of the Hub.
         endpoint: String,
         /// HTTP status.
         status: u16,
-        /// What it said.
+        /// The Hub's message.
         detail: String,
-        /// What to do about it.
+        /// How to fix it.
         hint: &'static str,
     },
     /// Network use is switched off and the model is not in the cache.
@@ -140,7 +140,7 @@ pub enum HubError {
         /// The files.
         missing: Vec<String>,
     },
-    /// A file came out shorter or longer than the Hub says.
+    /// A downloaded file is shorter or longer than the Hub lists.
     #[error("`{file}` of {id} came as {found} bytes, expected {expected}\n  hint: run again; complete files are kept")]
     Incomplete {
         /// The repository.
@@ -157,21 +157,21 @@ pub enum HubError {
     Cache {
         /// The cache folder.
         cache: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// Anything else that the Hub's client reports.
+    /// Any other error of the Hub's client.
     #[error("cannot download {id}: {reason}")]
     Other {
         /// The repository.
         id: String,
-        /// What it said.
+        /// The client's message.
         reason: String,
     },
 }
 
 impl From<HubError> for Failure {
-    /// What the network, the Hub or the disk refuses failed on the way; everything else is a wrong input.
+    /// Refusals by the network, the Hub or the disk are failures on the way; every other error is a wrong input.
     fn from(error: HubError) -> Self {
         match error {
             HubError::Network { .. }

@@ -1,10 +1,10 @@
-//! What the errors of the Hub's client mean to the user.
+//! Turns the errors of the Hub's client into errors that the user understands.
 
 use hf_hub::HFError;
 
 use super::{HubError, HubSettings};
 
-/// The user's view of an error; no address with a query and no token gets into it.
+/// The user's view of an error. It contains neither addresses with a query nor the token.
 pub(super) fn explain(error: HFError, id: &str, revision: &str, settings: &HubSettings) -> HubError {
     let (code, message) = code_and_message(&error);
     let (id, endpoint, has_token) = (id.to_owned(), settings.endpoint.clone(), settings.token.is_some());
@@ -12,11 +12,11 @@ pub(super) fn explain(error: HFError, id: &str, revision: &str, settings: &HubSe
     match (code.as_str(), error) {
         ("GatedRepo", _) | (_, HFError::Forbidden { .. }) => HubError::Gated { id, endpoint, has_token },
         (_, HFError::AuthRequired { .. }) if message.contains("Invalid credentials") => HubError::BadToken { endpoint },
-        // Without a token the Hub answers 401 for what does not exist, not to give private names away.
+        // Without a token the Hub answers 401 for anything that does not exist, to keep private names secret.
         ("RepoNotFound", _) | (_, HFError::AuthRequired { .. } | HFError::RepoNotFound { .. }) => {
             HubError::NoRepository { id, endpoint, has_token }
         }
-        // A repository without `main` is none; servers that send no code do not tell the two apart.
+        // A repository without `main` counts as absent: servers that send no code do not tell the two cases apart.
         ("", HFError::RevisionNotFound { .. }) if revision == "main" => {
             HubError::NoRepository { id, endpoint, has_token }
         }

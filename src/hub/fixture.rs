@@ -7,25 +7,26 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-/// The commit that every revision of the served repository is.
+/// The commit that all revisions of the served repository point to.
 pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// How the server behaves.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Behaviour {
-    /// Files by name; names with a slash are in folders. Weights are at another address, as large files are.
+    /// File contents by name; a slash in a name means a folder. Weights are served from another address, as the Hub
+    /// does for large files.
     pub(super) files: BTreeMap<String, Vec<u8>>,
-    /// Token without which files are gated.
+    /// If set, files can only be read with this token.
     pub(super) gated_by: Option<String>,
-    /// Weights whose body breaks off in the middle, so many times.
+    /// Weights whose body breaks off in the middle, and how often.
     pub(super) breaks_off: Option<(String, usize)>,
-    /// Weights whose body is another text, of another length.
+    /// Weights that get a wrong body, of another length.
     pub(super) wrong_body: Option<String>,
-    /// Status of every answer.
+    /// If set, the status of every answer.
     pub(super) always: Option<u16>,
 }
 
-/// What was asked.
+/// A request that the server received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) method: String,
@@ -33,7 +34,6 @@ pub(super) struct Seen {
     pub(super) token: Option<String>,
 }
 
-/// A running server.
 pub(super) struct Hub {
     pub(super) endpoint: String,
     behaviour: Arc<Mutex<Behaviour>>,
@@ -50,7 +50,7 @@ impl Hub {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (behaviour, seen) = (behaviour.clone(), seen.clone());
-                // A client that goes away in the middle is its own business.
+                // An error of a client that disconnects early is ignored.
                 std::thread::spawn(move || drop(serve(&stream, port, &behaviour, &seen)));
             }
         });
@@ -61,7 +61,7 @@ impl Hub {
         change(&mut self.behaviour.lock().unwrap());
     }
 
-    /// Takes the requests since the last call.
+    /// Returns the requests since the last call.
     pub(super) fn take_seen(&self) -> Vec<Seen> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
@@ -127,7 +127,7 @@ fn answer(path: &str, token: Option<&str>, port: u16, behaviour: &mut Behaviour)
         };
     }
     let Some(name) = path.strip_prefix(&format!("/org/model/resolve/{COMMIT}/")) else {
-        // The Hub's answer for what does not exist, to those who did not log in.
+        // The Hub's answer to users who are not logged in, for a repository that does not exist.
         return error_reply(401, "RepoNotFound", "Invalid username or password.");
     };
     if behaviour.gated_by.as_deref().is_some_and(|gate| token != Some(gate)) {

@@ -1,4 +1,4 @@
-//! Whether the Hub answers, and what it thinks of the access token.
+//! Checks whether the Hub answers and whether it accepts the access token.
 
 use std::time::{Duration, Instant};
 
@@ -7,38 +7,38 @@ use hf_hub::HFError;
 use super::HubSettings;
 use super::explain::root_cause;
 
-/// What came of asking the Hub who is asking.
+/// Result of asking the Hub for the name of the account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Greeting {
-    /// `HF_HUB_OFFLINE` is set: nobody was asked.
+    /// `HF_HUB_OFFLINE` is set: no request was sent.
     Offline,
-    /// It answers, and no token was sent.
+    /// The Hub answers; no token was sent.
     Anonymous {
-        /// Time of the answer.
+        /// How long the answer took.
         time: Duration,
     },
-    /// It answers and knows the token.
+    /// The Hub answers and accepts the token.
     Known {
-        /// Time of the answer.
+        /// How long the answer took.
         time: Duration,
         /// Name of the account.
         account: String,
     },
-    /// It answers and does not know the token.
+    /// The Hub answers and rejects the token.
     Refused,
-    /// It answers with an error of its own.
+    /// The Hub answers with another error.
     Trouble {
-        /// What it said, without the token.
+        /// The Hub's message, without the token.
         reason: String,
     },
-    /// Nobody answers.
+    /// The Hub does not answer.
     Unreachable {
         /// The innermost cause.
         reason: String,
     },
 }
 
-/// Asks the Hub who is asking, once.
+/// Asks the Hub once for the name of the account.
 #[must_use]
 pub fn greet(settings: &HubSettings) -> Greeting {
     if settings.offline {
@@ -90,7 +90,7 @@ mod tests {
     fn silence_and_trouble_are_told_apart_and_offline_asks_nobody() {
         let hub = Hub::start(Behaviour { always: Some(500), ..Behaviour::default() });
         assert!(matches!(greet(&settings(&hub.endpoint, None)), Greeting::Trouble { .. }));
-        // A port that nobody listens on.
+        // No server listens on this port.
         assert!(matches!(greet(&settings("http://127.0.0.1:9", None)), Greeting::Unreachable { .. }));
         hub.take_seen();
         let offline = HubSettings { offline: true, ..settings(&hub.endpoint, None) };

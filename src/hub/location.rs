@@ -1,4 +1,4 @@
-//! Whether a name is a folder or a repository.
+//! Decides whether a name is a folder or a repository.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,10 @@ pub enum Location {
 }
 
 impl Location {
-    /// An existing folder wins; what looks like a path must exist; anything else is a repository id.
+    /// An existing folder comes first; a name that looks like a path must exist; any other name is a repository id.
     ///
     /// # Errors
-    /// A path that does not exist or is a file, and a name that no repository can have.
+    /// A path that does not exist or is a file; a name that no repository can have.
     pub fn parse(path_or_id: &str) -> Result<Self, HubError> {
         let path = Path::new(path_or_id);
         if path.is_dir() {

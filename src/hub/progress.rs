@@ -1,4 +1,4 @@
-//! How a download shows itself on standard error.
+//! How the progress of a download is shown on standard error.
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,12 +10,12 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Time between two lines about the same file.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How a download shows itself.
+/// How the progress of a download is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// A bar that is redrawn.
     Bar,
-    /// A line per file, and one every ten seconds.
+    /// A line per file, and one more every ten seconds.
     Lines,
     /// Nothing.
     Quiet,
@@ -34,7 +34,7 @@ impl Progress {
         }
     }
 
-    /// A remark that belongs to the download.
+    /// Shows a remark about the download.
     pub(super) fn note(self, text: &str) {
         if self != Self::Quiet {
             write_line(text);
@@ -42,7 +42,7 @@ impl Progress {
     }
 }
 
-/// Follows the files of one download, one after the other.
+/// Reports the progress of one download, file by file.
 pub(super) struct Meter {
     kind: Progress,
     bar: ProgressBar,
@@ -80,21 +80,20 @@ impl Meter {
     }
 }
 
-/// Follows one file.
 #[derive(Clone)]
 pub(super) struct FileMeter {
     kind: Progress,
     bar: ProgressBar,
     name: String,
     num_bytes: u64,
-    /// Bytes of the files before.
+    /// Bytes of the earlier files.
     before_bytes: u64,
     start: Instant,
     last_line: Arc<Mutex<Instant>>,
 }
 
 impl FileMeter {
-    /// A remark between what is drawn.
+    /// Shows a remark without disturbing the bar or the lines.
     pub(super) fn note(&self, text: &str) {
         self.bar.suspend(|| self.kind.note(text));
     }
@@ -136,6 +135,6 @@ impl ProgressHandler for FileMeter {
 }
 
 fn write_line(text: &str) {
-    // Nowhere to report that standard error is closed.
+    // If standard error is closed, there is nowhere to report it.
     drop(writeln!(std::io::stderr(), "{text}"));
 }

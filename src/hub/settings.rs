@@ -1,11 +1,11 @@
-//! What the environment says about the Hub.
+//! Settings of the Hub from environment variables.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use hf_hub::{HFClient, HFClientSync, HFError};
 
-/// Where the Hub and its cache are, and who asks.
+/// Addresses of the Hub and its cache, and the access token.
 #[derive(Clone, Debug)]
 pub struct HubSettings {
     /// Address of the Hub, without a slash at the end.
@@ -14,11 +14,11 @@ pub struct HubSettings {
     pub cache: PathBuf,
     /// Access token.
     pub token: Option<Token>,
-    /// Never use the network.
+    /// Whether to never use the network.
     pub offline: bool,
 }
 
-/// An access token, which no message ever shows.
+/// An access token; no message ever shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -43,7 +43,7 @@ impl HubSettings {
         Self::from_variables(|name| std::env::var(name).ok())
     }
 
-    /// Reads variables as Hugging Face's Python library does; an empty one counts as absent.
+    /// Reads variables as Hugging Face's Python library does. An empty variable counts as absent.
     #[must_use]
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
@@ -78,7 +78,7 @@ impl HubSettings {
         }
     }
 
-    /// A client of the Hub that repeats a request `retries` times where nobody answers.
+    /// A client of the Hub that repeats a request up to `retries` times if no server answers.
     pub(super) fn client(&self, retries: usize) -> Result<HFClientSync, HFError> {
         let client = HFClient::builder().endpoint(&self.endpoint).cache_dir(&self.cache).retry_max_attempts(retries);
         match &self.token {
@@ -87,7 +87,7 @@ impl HubSettings {
         }
     }
 
-    /// A text without the token, should it have got into it.
+    /// The text with the token removed, in case it contains it.
     pub(super) fn redact(&self, text: &str) -> String {
         match &self.token {
             Some(token) => text.replace(&token.0, "***"),

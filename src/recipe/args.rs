@@ -34,8 +34,8 @@ impl RecipeArgs {
         Recipe::load(&self.recipe, &self.overrides(), purpose)
     }
 
-    /// Reads the recipe with its changes; and gives the text of its file, which may be another one later, or none: a pipe
-    /// is read once.
+    /// Reads the recipe with its changes, and returns the text of its file too. The file may later change or be gone: a
+    /// pipe is read only once.
     ///
     /// # Errors
     ///
@@ -46,13 +46,13 @@ impl RecipeArgs {
         Ok((recipe, text))
     }
 
-    /// What can be read of the recipe with its changes, and all mistakes in it; `None` where nothing can be read.
+    /// As much of the recipe with its changes as can be read, and all mistakes in it; `None` where nothing can be read.
     #[must_use]
     pub fn examine(&self, purpose: Purpose) -> (Option<Recipe>, Problems) {
         Recipe::examine(&self.recipe, &self.overrides(), purpose)
     }
 
-    /// The changes to the recipe, in their order; `--device` is the last.
+    /// The changes to the recipe, in order; `--device` comes last.
     #[must_use]
     pub fn overrides(&self) -> Vec<Override> {
         let device = self.device.iter().map(|name| Override::argument("--device", "device.name", name));

@@ -1,4 +1,4 @@
-//! The recipe: its sections composed.
+//! The recipe: all sections together.
 
 mod args;
 mod peers;
@@ -74,7 +74,7 @@ section! {
     }
 }
 
-/// What a recipe is read for, which decides what must be in it.
+/// Why a recipe is read; this decides what it must contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Training, checking or inspecting: there must be training rows.
@@ -94,8 +94,8 @@ impl Recipe {
         Self::parse(path, &text, overrides, purpose)
     }
 
-    /// What can be read of a recipe file, for a command that looks for as many mistakes as there are: a key that is wrong
-    /// or missing has its default. `None` where nothing can be read.
+    /// Reads as much of a recipe file as possible, for a command that reports as many mistakes as possible. A key that
+    /// is wrong or missing gets its default. `None` where nothing can be read.
     #[must_use]
     pub fn examine(path: &Path, overrides: &[Override], purpose: Purpose) -> (Option<Self>, Problems) {
         let text = match read_text(path) {
@@ -105,7 +105,7 @@ impl Recipe {
         Self::read(path, &text, overrides, purpose)
     }
 
-    /// Reads a recipe from its text; `path` is its name in messages and gives `output_dir` its default.
+    /// Reads a recipe from its text. `path` is its name in messages, and gives `output_dir` its default.
     ///
     /// # Errors
     ///
@@ -128,9 +128,9 @@ impl Recipe {
         (read.map(|(recipe, places)| Self { places, ..recipe }), problems)
     }
 
-    /// What one section says against another.
+    /// Checks that the sections do not contradict each other.
     fn hold_together(&self, root: &mut Section, purpose: Purpose) {
-        // What was written and is wrong has its own problem: it does not count as absent here.
+        // A wrong value has its own problem already, so it does not count as absent here.
         let has_train = !self.data.train.is_empty() || root.is_wrong("data.train");
         let has_eval_split = self.data.eval_split.is_some() || root.is_wrong("data.eval_split");
         let has_eval = !self.data.eval.is_empty() || root.is_wrong("data.eval") || has_eval_split;
@@ -174,7 +174,7 @@ impl Recipe {
     ///
     /// # Panics
     ///
-    /// Never: there is nothing in a recipe that TOML does not hold.
+    /// Never: TOML can express everything in a recipe.
     #[must_use]
     #[expect(clippy::expect_used, reason = "every field is text, a number, a list or a table: TOML holds them all")]
     pub fn to_toml(&self) -> String {
@@ -182,16 +182,15 @@ impl Recipe {
     }
 }
 
-/// Longest recipe: a weights or data file in its place is refused before it is read.
+/// Longest recipe. A file of weights or data given by mistake is refused before it is read.
 const MAX_RECIPE_BYTES: u64 = 1 << 20;
 
-/// `runs/` and the recipe's name.
+/// The default of `output_dir`: `runs/` and the recipe's name.
 fn default_output_dir(path: &Path) -> String {
     let stem = path.file_stem().map_or_else(|| "run".to_owned(), |stem| stem.to_string_lossy().into_owned());
     format!("runs/{stem}")
 }
 
-/// The text of a recipe file.
 fn read_text(path: &Path) -> Result<String, Problem> {
     let problem = |message: String| Problem::new(message).at(path.display());
     let failed = |error: io::Error| match error.kind() {

@@ -1,10 +1,10 @@
-//! Other trainers' names for our keys: axolotl, TRL and transformers, PEFT, Unsloth, torchtune, mlx-lm,
+//! Names that other trainers use for our keys: axolotl, TRL and transformers, PEFT, Unsloth, torchtune, mlx-lm,
 //! LLaMA-Factory.
 
 use super::Recipe;
 use crate::schema::{self, Keys, Peer};
 
-/// Other trainers' names: those of the keys' rows, and those for which there is no key here. Where a name stands twice, the
+/// Other trainers' names: those in the rows of our keys, and those without a key here. If a name appears twice, the
 /// entry of the section in which it was written applies.
 #[must_use]
 pub fn peers() -> Vec<Peer> {
@@ -17,7 +17,7 @@ pub fn peers() -> Vec<Peer> {
     schema::peers(Recipe::ROWS, "").into_iter().chain(NO_KEY.iter().map(none)).collect()
 }
 
-/// Keys of other trainers for which there is none here, and what to do instead.
+/// Keys of other trainers that have no key here, and what to do instead.
 const NO_KEY: &[(&[&str], &str)] = &[
     (&["modules_to_save", "lora_modules_to_save", "additional_target"], "only adapters are trained here"),
     (&["bias", "lora_bias"], "biases stay frozen here, PEFT's bias = \"none\""),

@@ -1,14 +1,14 @@
-//! Which values a key takes, and how that is said.
+//! Checks which values a key takes, and describes the allowed values.
 
 use std::fmt::Display;
 use std::ops::{Bound, RangeBounds};
 
 use super::tree::{Value, shown_number};
 
-/// What a text must be.
+/// Description of an allowed text.
 pub(super) const TEXT: &str = "text that is not empty";
 
-/// A text that is not empty; where it is a number or the like, a hint.
+/// Accepts a text that is not empty; otherwise returns a hint if the value is a number or similar.
 pub(super) fn accept_text(value: &Value) -> Result<String, Option<String>> {
     let written = match value {
         Value::String(text) if !text.trim().is_empty() => return Ok(text.clone()),
@@ -21,7 +21,7 @@ pub(super) fn accept_text(value: &Value) -> Result<String, Option<String>> {
     Err(Some(format!("put it in quotes: \"{written}\", and all of that in '...' after `--set`")))
 }
 
-/// A whole number in a range; where it is none, a hint.
+/// Accepts a whole number in a range; otherwise returns a hint if there is one.
 pub(super) fn accept_count<T>(value: &Value, range: &impl RangeBounds<T>) -> Result<T, Option<String>>
 where
     T: Copy + PartialOrd + TryFrom<i128>,
@@ -36,7 +36,7 @@ where
     }
 }
 
-/// A number in a range, whole or not; where it is none, a hint.
+/// Accepts a number in a range, whole or not; otherwise returns a hint if there is one.
 #[expect(clippy::cast_precision_loss, reason = "a whole number beyond 2^53 is out of every range here")]
 pub(super) fn accept_number(value: &Value, range: &impl RangeBounds<f64>) -> Result<f64, Option<String>> {
     match value {
@@ -51,7 +51,7 @@ fn without_quotes(text: &str) -> String {
     format!("write it without quotes: {}", text.trim())
 }
 
-/// `a whole number of at least 1`.
+/// Describes a range, such as `a whole number of at least 1`.
 pub(super) fn describe_count<T: Display>(range: &impl RangeBounds<T>) -> String {
     match (range.start_bound(), range.end_bound()) {
         (Bound::Included(low), Bound::Included(high)) => format!("a whole number from {low} to {high}"),
@@ -60,7 +60,7 @@ pub(super) fn describe_count<T: Display>(range: &impl RangeBounds<T>) -> String 
     }
 }
 
-/// `a number in [0, 1)`.
+/// Describes a range, such as `a number in [0, 1)`.
 pub(super) fn describe_number(range: &impl RangeBounds<f64>) -> String {
     let opening = |bound| match bound {
         Bound::Included(low) => Some(format!("[{low}")),

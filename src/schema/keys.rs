@@ -1,27 +1,28 @@
-//! The keys of a section: a row each, from which follow the struct, its default, its reading, the names in other trainers,
-//! the effect on a resumed run, and recipes/reference.toml.
+//! The keys of a section, one row each. From the rows follow the struct, its defaults, how it is read, the names in
+//! other trainers, the effect on a resumed run, and recipes/reference.toml.
 //!
-//! To add a key: a row in its section's table, and the place that uses it.
+//! To add a key, add a row to its section's table, and use the key where it is needed.
 
 use serde::Serialize;
 
 use super::section::Section;
 use super::suggest::Peer;
 
-/// What another value of a key does to a run that is continued from a checkpoint.
+/// The effect of changing a key's value when a run is continued from a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// How long it trains, what it writes down, where it is computed: every step means the same as before.
+    /// The value affects only how long the run trains, what it writes or where it computes: every step means the same
+    /// as before.
     None,
-    /// Later steps are taken in another way.
+    /// Later steps are computed differently.
     LaterSteps,
-    /// A place in the rows means another one: sound only between two epochs.
+    /// A place in the rows refers to other rows, so the value may change only between two epochs.
     OtherRows,
-    /// The adapter of the checkpoint is not the one that the recipe describes: never sound.
+    /// The recipe no longer describes the adapter of the checkpoint: the value may never change.
     OtherAdapter,
 }
 
-/// Names in other trainers, in lower case and with underscores, and what else has to be said.
+/// Names in other trainers, in lower case and with underscores, and a note if one is needed.
 pub type Names = (&'static [&'static str], Option<&'static str>);
 
 /// A key of a section.
@@ -29,32 +30,33 @@ pub type Names = (&'static [&'static str], Option<&'static str>);
 pub struct Row {
     /// Its name.
     pub name: &'static str,
-    /// What it means, in lines.
+    /// What it means, one or more lines.
     pub sentence: &'static str,
     /// Its default as TOML; `None` where it has none.
     pub default: fn() -> Option<toml::Value>,
-    /// A value as TOML, where the default shows none; of a list of sections, one of them as an inline table.
+    /// An example value as TOML, where the default does not show one. For a list of sections: one of them as an inline
+    /// table.
     pub example: Option<&'static str>,
-    /// Its keys, where it is a section or a list of them.
+    /// The keys below it, if it is a section or a list of sections.
     pub keys: &'static [Row],
-    /// What another value does to a continued run; absent: what its section's row says, or its keys'.
+    /// The effect of another value on a continued run. If absent, the row of its section or those of its keys say it.
     pub effect: Option<Effect>,
-    /// Whether a finished run may have steps left with another value.
+    /// Whether another value may give a finished run more steps.
     pub adds_steps: bool,
-    /// What other trainers call it.
+    /// Its names in other trainers.
     pub peers: &'static [Names],
 }
 
-/// A table of a recipe; `section!` makes it of rows.
+/// A table of a recipe; `section!` generates it from rows.
 pub trait Keys: Default + Serialize {
     /// Its keys.
     const ROWS: &'static [Row];
 
-    /// Reads every key; one that is absent or wrong has its value in `default`.
+    /// Reads every key. A key that is absent or wrong gets its value from `default`.
     fn read(section: &mut Section<'_>, default: Self) -> Self;
 }
 
-/// The rows from the top to a key: of `data.train[0].path`, those of `data`, `train` and `path`.
+/// The rows from the top down to a key: for `data.train[0].path`, the rows of `data`, `train` and `path`.
 #[must_use]
 pub fn rows_to(rows: &'static [Row], key: &str) -> Vec<&'static Row> {
     let mut below = rows;
@@ -67,7 +69,7 @@ pub fn rows_to(rows: &'static [Row], key: &str) -> Vec<&'static Row> {
     key.split('.').map_while(row).collect()
 }
 
-/// What other trainers call the keys of a section; of its own before those of the sections below it.
+/// Other trainers' names for the keys of a section; its own keys come before those of the sections below it.
 #[must_use]
 pub fn peers(rows: &'static [Row], section: &str) -> Vec<Peer> {
     let peer =
@@ -77,12 +79,13 @@ pub fn peers(rows: &'static [Row], section: &str) -> Vec<Peer> {
     own.chain(rows.iter().flat_map(|row| peers(row.keys, &name(row)))).collect()
 }
 
-/// Makes a section of a recipe of its rows: the sentence, which is the comment in recipes/reference.toml too; name, type
-/// and default; the method of [`Section`] that reads it, and what that takes besides name and default; `like` an example,
-/// where the default shows none; `of` the type of a section below; what another value does to a continued run (see
-/// [`Effect`]), `+ steps` where it may add some; names in other trainers, some of them with a note.
+/// Generates a section of a recipe from its rows. A row has the sentence, which is also the comment in
+/// recipes/reference.toml; name, type and default; the method of [`Section`] that reads the key, and the method's
+/// arguments after name and default; `like` with an example, where the default does not show one; `of` with the type of
+/// a section below; the effect of another value on a continued run (see [`Effect`]), with `+ steps` where it may add
+/// steps; names in other trainers, some with a note.
 ///
-/// `then check` names a method that checks what has been read, and `with` adds fields that are no keys.
+/// `then check` names a method that checks the values after reading, and `with` adds fields that are not keys.
 macro_rules! section {
     (
         $(#[$meta:meta])*

@@ -1,8 +1,8 @@
 //! Strict reading of a TOML table.
 //!
-//! A key is a row of its section's table ([`Row`]), which says everything about it. A [`Section`] hands out values key by
-//! key. Mistakes are recorded, not returned: all of them are reported together, sorted by place, and a key that nobody
-//! asked for is an error with a suggestion.
+//! Each key is a row of its section's table ([`Row`]), which describes it completely. A [`Section`] returns values key
+//! by key. Mistakes are recorded, not returned, so that all of them are reported together, sorted by place. A key that
+//! no section declares is an error with a suggestion.
 
 mod accept;
 mod keys;
@@ -30,13 +30,13 @@ pub use tree::{Node, Table, Value};
 use places::Lines;
 use section::Record;
 
-/// Reads a TOML text, with the changes of the command line, by `read`; and keeps where its keys were written.
+/// Reads a TOML text, with the changes of the command line, using `read`; also returns where its keys were written.
 ///
-/// `file` is its name in messages; `peers` the names that other trainers have for our keys. What could be read is there
-/// beside the problems: a key that is wrong or missing has its default.
+/// `file` is its name in messages; `peers` are other trainers' names for our keys. Whatever could be read is returned
+/// beside the problems: a key that is wrong or missing gets its default.
 ///
-/// The problems of the text and the changes are sorted by place. Where the text is not TOML there is nothing but the places
-/// where it is not: what follows such a place cannot be trusted.
+/// The problems of the text and the changes are sorted by place. If the text is not TOML, only its syntax errors are
+/// returned, since whatever follows a syntax error cannot be trusted.
 pub fn read<T>(
     file: &str,
     text: &str,

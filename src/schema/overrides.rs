@@ -12,7 +12,7 @@ use super::tree::{Entry, Node, Table, Value, argument};
 pub struct Override {
     /// As typed, for messages.
     shown: String,
-    /// `section.key=value`, or the key and its text.
+    /// `section.key=value`, or a key and its text.
     change: Change,
 }
 
@@ -23,22 +23,22 @@ enum Change {
 }
 
 impl Override {
-    /// `--set section.key=value`. The value is TOML; what is not, and does not begin like a list, a table or a
-    /// quoted text, is text. Nothing after `=` takes the key out of the recipe. An element of a list is
-    /// `data.train[0].path` or `data.train.0.path`.
+    /// `--set section.key=value`. The value is read as TOML. A value that is not TOML is text, unless it begins like a
+    /// list, a table or a quoted text. An empty value takes the key out of the recipe. An element of a list is written
+    /// as `data.train[0].path` or `data.train.0.path`.
     pub fn set(assignment: impl Into<String>) -> Self {
         let assignment = assignment.into();
         Self { shown: format!("--set {assignment}"), change: Change::Assignment(assignment) }
     }
 
-    /// Another argument that gives a key its text: `--device cpu` for `device.name`.
+    /// Another argument that sets a key to a text: `--device cpu` sets `device.name`.
     #[must_use]
     pub fn argument(flag: &str, key: &str, text: &str) -> Self {
         let change = Change::Text { key: key.to_owned(), text: text.to_owned() };
         Self { shown: format!("{flag} {text}"), change }
     }
 
-    /// Makes the change; `index` is the argument's place among the others.
+    /// Applies the change to `root`; `index` is the argument's position among the changes.
     pub(super) fn apply(&self, root: &mut Table, index: usize) -> Result<(), (Place, Problem)> {
         let place = argument(index, &self.shown);
         let result = match &self.change {
@@ -61,10 +61,10 @@ impl Override {
     }
 }
 
-/// One step from a table or a list to what is in it.
+/// One step from a table or a list to something in it.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
-    /// A name between dots: a key, or an index where there is a list.
+    /// A name between dots: a key, or an index if the value is a list.
     Name(String),
     /// `[0]`.
     Index(usize),
@@ -79,10 +79,10 @@ impl Step {
     }
 }
 
-/// Most steps to a key: no recipe is nested nearly as deep, and each takes a frame of the stack.
+/// Most steps in a path: no recipe is nested nearly as deep, and each step takes a stack frame.
 const MAX_STEPS: usize = 32;
 
-/// The steps of `data.train[0].path`; names with dots in quotes: `lora.rank_pattern."layers.0"`.
+/// Splits `data.train[0].path` into steps; names with dots are quoted: `lora.rank_pattern."layers.0"`.
 pub(super) fn steps(path: &str) -> Result<Vec<Step>, Problem> {
     let invalid = || Problem::new(format!("`{path}` is not the name of a key")).hint("write section.key=value");
     let mut steps = Vec::new();
@@ -211,7 +211,7 @@ fn change_node(
     }
 }
 
-/// What a new key holds before the change: a list where the next step is an index, a table otherwise.
+/// The value of a new key before the change: a list where the next step is an index, a table otherwise.
 fn empty_for(rest: &[Step], place: &Place) -> Node {
     let value = match rest.first() {
         Some(step) if step.index().is_some() => Value::Array(Vec::new()),

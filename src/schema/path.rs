@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::problem::Problem;
 
-/// The path with `~` at its beginning and every `${VARIABLE}` replaced.
+/// The path with a leading `~` and every `${VARIABLE}` replaced.
 pub(super) fn expand(path: &str) -> Result<String, Problem> {
     expand_with(path, |name| match name {
         "HOME" => env::home_dir().and_then(|home| home.into_os_string().into_string().ok()),
@@ -50,7 +50,7 @@ fn expand_with(path: &str, variable: impl Fn(&str) -> Option<String>) -> Result<
     Ok(expanded + rest)
 }
 
-/// The folder in which a path was looked for that is not there: the nearest above it that exists.
+/// The folder in which a missing path was searched for: its nearest parent folder that exists.
 #[must_use]
 pub fn searched_folder(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());

@@ -1,4 +1,4 @@
-//! Where the keys and values of a recipe were written.
+//! Records where the keys and values of a recipe were written.
 
 use std::cell::Cell;
 use std::fmt;
@@ -16,16 +16,16 @@ use super::tree::{Node, Table, Value};
 pub(super) enum Place {
     /// The file as a whole.
     File,
-    /// These bytes of the file's text.
+    /// A byte range of the file's text.
     Span {
-        /// The first.
+        /// First byte.
         start: usize,
-        /// After the last.
+        /// One past the last byte.
         end: usize,
     },
     /// A command-line argument.
     Argument {
-        /// Its index among those that change the recipe.
+        /// Its position among the arguments that change the recipe.
         index: usize,
         /// As typed: `--set lora.r=x`.
         text: Arc<str>,
@@ -38,8 +38,8 @@ impl From<Range<usize>> for Place {
     }
 }
 
-/// The places of a recipe's keys, its file's and those of the command line: what is found out about a key after the
-/// recipe was read is reported where it was written.
+/// The places of a recipe's keys, in its file and on the command line. A problem that is found after the recipe was
+/// read can thus be reported where the key was written.
 #[derive(Clone, Default)]
 pub struct Places {
     /// The file's name in messages.
@@ -49,8 +49,8 @@ pub struct Places {
 }
 
 impl Places {
-    /// The problem at the key that its message begins with, such as `` `data.train[0].path` ``. One that has a place, and
-    /// one about no key that was written, stays as it is.
+    /// Adds a place to a problem: that of the key at the start of its message, such as `` `data.train[0].path` ``. A
+    /// problem that already has a place, or whose key was not written, is returned unchanged.
     #[must_use]
     pub fn locate(&self, problem: Problem) -> Problem {
         if problem.place.is_some() {
@@ -63,7 +63,7 @@ impl Places {
         }
     }
 
-    /// The problem at a place.
+    /// Adds `place` to the problem.
     pub(super) fn put(&self, problem: Problem, place: &Place, lines: &Lines<'_>) -> Problem {
         let file = &self.file;
         match *place {
@@ -96,22 +96,22 @@ impl fmt::Debug for Places {
     }
 }
 
-/// What recipes say decides whether they are equal, not where they say it.
+/// All are equal: recipes are compared by their values, not by where the values were written.
 impl PartialEq for Places {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-/// A line of a recipe, with what is wrong in it.
+/// A line of a recipe with a mistake in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excerpt {
     text: Arc<str>,
-    /// Bytes of the text.
+    /// Bytes of the mistake in the text.
     span: Range<usize>,
-    /// Number of the line in which it begins.
+    /// Number of the line where the mistake begins.
     line: usize,
-    /// Where that line begins.
+    /// Offset of that line.
     line_start: usize,
 }
 
@@ -119,7 +119,7 @@ pub struct Excerpt {
 const MAX_EXCERPT_BYTES: usize = 400;
 
 impl Excerpt {
-    /// The line and a caret below what is wrong, each ending with a line end; nothing for a line that is too long.
+    /// The line, and a caret below the mistake, each with a line end; empty for a line that is too long.
     pub(super) fn shown(&self, colour: bool) -> String {
         let text = &self.text[self.line_start..];
         let length = text.bytes().take(MAX_EXCERPT_BYTES + 1).position(|byte| byte == b'\n').unwrap_or(text.len());
@@ -138,7 +138,7 @@ impl Excerpt {
 pub(super) struct Lines<'t> {
     text: &'t str,
     starts: Vec<usize>,
-    /// The offset that was asked for last, and its column: a long line is not counted again for each of its problems.
+    /// The last offset asked for, and its column, so that a long line is not counted again for each of its problems.
     last: Cell<(usize, usize)>,
 }
 
@@ -156,7 +156,7 @@ impl<'t> Lines<'t> {
         let start = self.starts[line - 1];
         let (from, column) = if (start..=offset).contains(&last) { (last, column) } else { (start, 1) };
         let before = self.text.as_bytes().get(from..offset).unwrap_or_default();
-        // Every byte but those that continue a character.
+        // Count every byte except UTF-8 continuation bytes.
         let column = column + before.iter().filter(|byte| **byte & 0b1100_0000 != 0b1000_0000).count();
         self.last.set((offset, column));
         (line, column)

@@ -1,4 +1,4 @@
-//! What is wrong, where, and what would be right.
+//! Problems: what is wrong, where, and what would be right.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use super::places::Excerpt;
 /// One mistake in a recipe, in the arguments or in an input file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where: `recipes/llama.toml:14:1`, `--set lora.r=x`; absent when there is no such place.
+    /// The place: `recipes/llama.toml:14:1`, `--set lora.r=x`; absent when there is no such place.
     pub place: Option<String>,
     /// What is wrong, and what is allowed.
     pub message: String,
-    /// What to do about it.
+    /// How to fix it.
     pub hint: Option<String>,
-    /// What is written at the place, where that is a line of a file.
+    /// The text at the place, where that is a line of a file.
     pub excerpt: Option<Box<Excerpt>>,
 }
 
@@ -24,13 +24,13 @@ impl Problem {
         Self { place: None, message: message.into(), hint: None, excerpt: None }
     }
 
-    /// The same, at a place.
+    /// This problem with a place.
     #[must_use]
     pub fn at(self, place: impl fmt::Display) -> Self {
         Self { place: Some(place.to_string()), ..self }
     }
 
-    /// The same, with a hint.
+    /// This problem with a hint.
     #[must_use]
     pub fn hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
@@ -38,13 +38,13 @@ impl Problem {
 }
 
 impl Problem {
-    /// As it is shown to the user: `place: message`, the line of the file with a caret, hints on lines of their own.
+    /// The text for the user: `place: message`, the line of the file with a caret, and each hint on its own line.
     #[must_use]
     pub fn shown(&self, colour: bool) -> String {
         self.text(&self.excerpt.as_ref().map(|excerpt| excerpt.shown(colour)).unwrap_or_default())
     }
 
-    /// The text, with an excerpt between its first line and the others.
+    /// The text, with an excerpt after its first line.
     fn text(&self, excerpt: &str) -> String {
         let place = self.place.iter().map(|place| format!("{place}: ")).collect::<String>();
         let hint = self.hint.iter().map(|hint| format!("\n  hint: {hint}")).collect::<String>();
@@ -56,7 +56,7 @@ impl Problem {
     }
 }
 
-/// `place: message`, and the hint on a line of its own.
+/// Shows `place: message`, and the hint on its own line.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text(""))

@@ -12,45 +12,45 @@ use super::problem::Problem;
 use super::suggest::closest;
 use super::tree::{Node, Table, Value};
 
-/// A type that recipes name by one of a few words.
+/// A type whose values recipes write as one of a few words.
 pub trait Choice: Copy + PartialEq + 'static {
-    /// The words and what they mean.
+    /// The words and their values.
     const NAMES: &'static [(&'static str, Self)];
-    /// Words of other trainers, and ours for the same.
+    /// Words of other trainers, with our words for the same value.
     const PEERS: &'static [(&'static str, &'static str)] = &[];
-    /// Words that are planned: refused with "not available yet".
+    /// Words that are planned: they are refused with "not available yet".
     const LATER: &'static [&'static str] = &[];
 }
 
-/// What a reader found out: problems, and the keys that were asked for.
+/// Results of reading: problems, and the keys that were declared.
 #[derive(Default)]
 pub(super) struct Record {
     pub(super) problems: Vec<(Place, Problem)>,
     pub(super) unknown: Vec<Unknown>,
-    /// Every key that exists, by the name of its section.
+    /// Section and name of every key that exists.
     pub(super) declared: Vec<(String, &'static str)>,
     /// How a section is written: `[lora]`, `[[data.train]]`.
     pub(super) headers: BTreeMap<String, String>,
 }
 
-/// A key that nobody asked for.
+/// A key that no section declares.
 pub(super) struct Unknown {
     pub(super) place: Place,
-    /// Name of its section: `lora`, `data.train`, empty at the top.
+    /// Name of its section: `lora`, `data.train`; empty at the top.
     pub(super) section: String,
     pub(super) key: String,
-    /// Its value is a table or a list of tables.
+    /// Whether its value is a table or a list of tables.
     pub(super) is_section: bool,
 }
 
-/// One table of a recipe: every read names its key, type, range and default, in one place.
+/// One table of a recipe. Each read names a key with its type, range and default, in one place.
 ///
-/// A read never fails: it records what is wrong and returns the default, so that all mistakes of a file
-/// are reported together. A key of the table that was not read is reported as unknown.
+/// A read never fails: it records what is wrong and returns the default, so that all mistakes of a file are reported
+/// together. A key of the table that was never read is reported as unknown.
 pub struct Section<'a> {
-    /// `lora`, `data.train`: the same for every element of a list.
+    /// `lora`, `data.train`: equal for all elements of a list.
     name: String,
-    /// `lora`, `data.train[0]`: for messages.
+    /// `lora`, `data.train[0]`: used in messages.
     path: String,
     place: Place,
     table: Option<&'a Table>,
@@ -70,13 +70,13 @@ impl<'a> Section<'a> {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
-    /// Whether a key is written.
+    /// Whether a key was written.
     #[must_use]
     pub fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.get(key).is_some())
     }
 
-    /// Whether a key is written and its value was refused; it may lie in a table below (`data.eval_split`).
+    /// Whether a key was written and its value refused; the key may be in a table below (`data.eval_split`).
     #[must_use]
     pub fn is_wrong(&self, path: &str) -> bool {
         let node = path.split('.').try_fold((self.table, None), |(table, _), key| {
@@ -87,7 +87,6 @@ impl<'a> Section<'a> {
         self.record.problems.iter().any(|(place, _)| *place == node.place)
     }
 
-    /// Declares a key and returns its value.
     fn node(&mut self, key: &'static str) -> Option<&'a Node> {
         if !self.asked.contains(&key) {
             self.asked.push(key);
@@ -96,14 +95,14 @@ impl<'a> Section<'a> {
         self.table?.get(key)
     }
 
-    /// Records that a value is not what it should be.
+    /// Records that a value is not the expected one.
     fn wrong(&mut self, name: &str, node: &Node, expected: &str, hint: Option<String>) {
         let message = format!("`{name}` = {}, expected {expected}", node.shown());
         self.record.problems.push((node.place.clone(), Problem { hint, ..Problem::new(message) }));
     }
 
-    /// Records a problem at a key, which may lie in a table below (`eval.eval_steps`); where it is not written,
-    /// at the section.
+    /// Records a problem at a key, which may be in a table below (`eval.eval_steps`). If the key was not written, the
+    /// problem is placed at the section.
     pub fn reject(&mut self, path: &str, problem: Problem) {
         let mut place = self.place.clone();
         let mut table = self.table;
@@ -115,7 +114,7 @@ impl<'a> Section<'a> {
         self.record.problems.push((place, problem));
     }
 
-    /// A value of any form: `accept` makes it, or says with a hint that it cannot be.
+    /// Reads a value of any form: `accept` converts it, or refuses it with an optional hint.
     pub fn any<T>(
         &mut self,
         key: &'static str,
@@ -126,7 +125,7 @@ impl<'a> Section<'a> {
         self.optional(key, expected, accept).unwrap_or(default)
     }
 
-    /// A value of any form, or nothing.
+    /// Reads a value of any form that may be absent.
     fn optional<T>(
         &mut self,
         key: &'static str,
@@ -143,7 +142,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// `true` or `false`.
+    /// Reads `true` or `false`.
     pub fn boolean(&mut self, key: &'static str, default: bool) -> bool {
         self.any(key, default, "true or false", |value| match value {
             Value::Boolean(boolean) => Ok(*boolean),
@@ -154,7 +153,7 @@ impl<'a> Section<'a> {
         })
     }
 
-    /// A whole number.
+    /// Reads a whole number.
     pub fn count<T>(&mut self, key: &'static str, default: T, range: impl RangeBounds<T>) -> T
     where
         T: Copy + PartialOrd + Display + TryFrom<i128>,
@@ -162,7 +161,7 @@ impl<'a> Section<'a> {
         self.any(key, default, &describe_count(&range), |value| accept_count(value, &range))
     }
 
-    /// A whole number, or nothing.
+    /// Reads a whole number that may be absent.
     pub fn optional_count<T>(&mut self, key: &'static str, default: Option<T>, range: impl RangeBounds<T>) -> Option<T>
     where
         T: Copy + PartialOrd + Display + TryFrom<i128>,
@@ -170,12 +169,12 @@ impl<'a> Section<'a> {
         self.any(key, default, &describe_count(&range), |value| accept_count(value, &range).map(Some))
     }
 
-    /// A number; whole ones need no point.
+    /// Reads a number; a whole number needs no decimal point.
     pub fn number(&mut self, key: &'static str, default: f64, range: impl RangeBounds<f64>) -> f64 {
         self.any(key, default, &describe_number(&range), |value| accept_number(value, &range))
     }
 
-    /// A number, or nothing.
+    /// Reads a number that may be absent.
     pub fn optional_number(
         &mut self,
         key: &'static str,
@@ -185,7 +184,7 @@ impl<'a> Section<'a> {
         self.any(key, default, &describe_number(&range), |value| accept_number(value, &range).map(Some))
     }
 
-    /// A list of exactly `N` numbers.
+    /// Reads a list of exactly `N` numbers.
     pub fn numbers<const N: usize>(
         &mut self,
         key: &'static str,
@@ -200,17 +199,17 @@ impl<'a> Section<'a> {
         })
     }
 
-    /// Text, not empty.
+    /// Reads a text that is not empty.
     pub fn string(&mut self, key: &'static str, default: String) -> String {
         self.any(key, default, TEXT, accept_text)
     }
 
-    /// Text, not empty, or nothing.
+    /// Reads a text that is not empty and may be absent.
     pub fn optional_string(&mut self, key: &'static str, default: Option<String>) -> Option<String> {
         self.any(key, default, TEXT, |value| accept_text(value).map(Some))
     }
 
-    /// A path: `~` at its beginning is the home folder, `${VARIABLE}` the environment's.
+    /// Reads a path: a leading `~` is the home folder, `${VARIABLE}` an environment variable.
     pub fn path<T: From<String>>(&mut self, key: &'static str, default: T) -> T {
         let Some((path, node)) = self.optional(key, TEXT, accept_text).zip(self.node(key)) else { return default };
         match expand(&path) {
@@ -223,7 +222,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A path that must be given; `meaning` says what is missing.
+    /// Reads a path that must be given; `meaning` describes it when it is missing.
     pub fn required_path(&mut self, key: &'static str, default: String, meaning: &str) -> String {
         if !self.has(key) {
             let message = format!("`{}` is missing: {meaning}", self.full_name(key));
@@ -232,7 +231,7 @@ impl<'a> Section<'a> {
         self.path(key, default)
     }
 
-    /// A list of texts, none of them empty.
+    /// Reads a list of texts, each not empty.
     pub fn strings(&mut self, key: &'static str, default: Vec<String>) -> Vec<String> {
         self.any(key, default, "a list of texts, none of them empty", |value| match value {
             Value::Array(items) => {
@@ -243,12 +242,12 @@ impl<'a> Section<'a> {
         })
     }
 
-    /// One of the words of [`Choice::NAMES`].
+    /// Reads one of the words of [`Choice::NAMES`].
     pub fn choice<T: Choice>(&mut self, key: &'static str, default: T) -> T {
         self.optional_choice(key, None).unwrap_or(default)
     }
 
-    /// One of the words of [`Choice::NAMES`], or nothing.
+    /// Reads one of the words of [`Choice::NAMES`] that may be absent.
     pub fn optional_choice<T: Choice>(&mut self, key: &'static str, default: Option<T>) -> Option<T> {
         let Some(node) = self.node(key) else { return default };
         let names: Vec<&str> = T::NAMES.iter().map(|(name, _)| *name).collect();
@@ -272,14 +271,14 @@ impl<'a> Section<'a> {
         default
     }
 
-    /// Records that what a key asks for is planned and not there yet.
+    /// Records that a key asks for something that is planned but not available yet.
     pub fn not_yet(&mut self, key: &'static str, hint: &str) {
         let Some(node) = self.node(key) else { return };
         let message = format!("`{}` = {} is not available yet", self.full_name(key), node.shown());
         self.record.problems.push((node.place.clone(), Problem::new(message).hint(hint)));
     }
 
-    /// A whole number for each of some names.
+    /// Reads a table of names with a whole number each.
     pub fn counts_by_name<T>(
         &mut self,
         key: &'static str,
@@ -292,7 +291,7 @@ impl<'a> Section<'a> {
         self.by_name(key, default, &describe_count(&range), |value| accept_count(value, &range))
     }
 
-    /// A number for each of some names.
+    /// Reads a table of names with a number each.
     pub fn numbers_by_name(
         &mut self,
         key: &'static str,
@@ -302,7 +301,7 @@ impl<'a> Section<'a> {
         self.by_name(key, default, &describe_number(&range), |value| accept_number(value, &range))
     }
 
-    /// Text for each of some names.
+    /// Reads a table of names with a text each.
     pub fn strings_by_name(
         &mut self,
         key: &'static str,
@@ -311,7 +310,7 @@ impl<'a> Section<'a> {
         self.by_name(key, default, TEXT, accept_text)
     }
 
-    /// A value for each of some names, made by `accept`.
+    /// Reads a table of names with a value each, converted by `accept`.
     fn by_name<T>(
         &mut self,
         key: &'static str,
@@ -337,7 +336,7 @@ impl<'a> Section<'a> {
         values
     }
 
-    /// A table below this one.
+    /// Reads a table below this one.
     pub fn section<T: Keys>(&mut self, key: &'static str, default: T) -> T {
         let node = self.node(key);
         let name = self.child_name(key);
@@ -356,7 +355,7 @@ impl<'a> Section<'a> {
         self.child(name, header, path, place, table, default)
     }
 
-    /// A list of tables below this one.
+    /// Reads a list of tables below this one.
     pub fn sections<T: Keys>(&mut self, key: &'static str, default: Vec<T>) -> Vec<T> {
         let node = self.node(key);
         let name = self.child_name(key);
@@ -383,7 +382,7 @@ impl<'a> Section<'a> {
             None => values = default,
         }
         if values.is_empty() {
-            // The keys of an element exist even where no element was written: other sections' hints name them.
+            // Declare the keys of an element even where no element was written: hints of other sections name them.
             let mut unused = Record::default();
             let empty = Table::default();
             let mut child = Section { name: name.clone(), ..Section::root(&empty, &mut unused) };
@@ -414,7 +413,7 @@ impl<'a> Section<'a> {
         value
     }
 
-    /// Records the keys that were not asked for.
+    /// Records the keys that were never read as unknown.
     pub(super) fn finish(self) {
         for entry in self.table.iter().flat_map(|table| &table.entries) {
             if self.asked.contains(&entry.key.as_str()) {
@@ -435,7 +434,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// `one of "a", "b"`: as they are written in a recipe.
+/// `one of "a", "b"`, with the words as a recipe writes them.
 fn one_of(names: &[&str]) -> String {
     match names {
         [only] => format!("\"{only}\""),

@@ -1,27 +1,27 @@
-//! "did you mean": what an unknown key was probably meant to be.
+//! "did you mean": finds the key that the user probably meant.
 
 use super::problem::Problem;
 use super::section::{Record, Unknown, quoted_list};
 
-/// Names under which other trainers know a key of ours.
+/// Names that other trainers use for one of our keys.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Their spellings.
+    /// Spellings of the name.
     pub names: &'static [&'static str],
-    /// Section of our key (`lora`, `data.train`, empty for the top), or of several.
+    /// Section or sections of our key (`lora`, `data.train`; empty for the top).
     pub section: String,
-    /// Our key; absent when there is none for it, and `note` says what to do.
+    /// Our key; absent where there is no such key and `note` says what to do instead.
     pub key: Option<&'static str>,
-    /// What else has to be said.
+    /// An additional note for the user.
     pub note: Option<&'static str>,
 }
 
-/// Longest word that may be a slip of the keyboard: none of ours is nearly as long.
+/// Longest word that may be a typing mistake: none of our keys is nearly as long.
 const MAX_MISTYPED_BYTES: usize = 64;
 
-/// The candidate most like `word`, if any is like it at all.
+/// The candidate most similar to `word`, if any is similar enough.
 pub fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
-    // To compare takes the time and the memory of both lengths.
+    // The comparison's time and memory grow with both lengths.
     if word.len() > MAX_MISTYPED_BYTES {
         return None;
     }
@@ -38,8 +38,8 @@ pub fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Opt
         .map(|(_, candidate)| candidate)
 }
 
-/// The problem of a key that nobody asked for: another trainer's name, the right key in the wrong section,
-/// a slip of the keyboard, in this order.
+/// The problem for an unknown key. It checks in this order: another trainer's name, a correct key in the wrong section,
+/// a typing mistake.
 pub(super) fn unknown_key(unknown: &Unknown, record: &Record, peers: &[Peer]) -> Problem {
     let Unknown { section, key, is_section, .. } = unknown;
     let child = |section: &str, key: &str| if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
@@ -51,7 +51,7 @@ pub(super) fn unknown_key(unknown: &Unknown, record: &Record, peers: &[Peer]) ->
     };
     let is_declared = |section: &str, key: &str| record.declared.iter().any(|(s, k)| s == section && *k == key);
 
-    // Another trainer's name; the entry for this section goes before those for others.
+    // Another trainer's name; the entry for this section is preferred.
     let spelling = key.to_lowercase().replace('-', "_");
     let mut known: Vec<&Peer> = peers.iter().filter(|peer| peer.names.contains(&spelling.as_str())).collect();
     // [adapter] is a section, `adapter = "lora"` a key.
@@ -79,7 +79,7 @@ pub(super) fn unknown_key(unknown: &Unknown, record: &Record, peers: &[Peer]) ->
         return Problem { hint: peer.note.map(str::to_owned), ..Problem::new(message) };
     }
 
-    // The right key in the wrong section; sections below this one go first.
+    // A correct key in the wrong section; sections below this one come first.
     let mut homes: Vec<&str> = homes.into_iter().filter(|home| home != section).collect();
     homes.dedup();
     let below = format!("{section}.");
@@ -91,7 +91,7 @@ pub(super) fn unknown_key(unknown: &Unknown, record: &Record, peers: &[Peer]) ->
         return Problem::new(format!("{what}; it belongs {}", homes.join(" or ")));
     }
 
-    // A slip of the keyboard: here first, then anywhere.
+    // A typing mistake: search this section first, then all others.
     let here: Vec<&str> =
         record.declared.iter().filter(|(declared, _)| declared == section).map(|(_, key)| *key).collect();
     if let Some(meant) = closest(key, here.iter().copied()) {

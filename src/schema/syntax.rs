@@ -1,4 +1,4 @@
-//! Texts that are not TOML: what is wrong with them, in words.
+//! Explains in words why a text is not TOML.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ use super::problem::Problem;
 use super::section::Record;
 use super::tree::{Node, Table, Value};
 
-/// The table of a TOML text, and whether it can be trusted: a key given twice is a mistake, but the rest stands.
+/// Parses a TOML text. Returns its table, and whether the table can be trusted: a key given twice is a mistake, but the
+/// rest is valid.
 pub(super) fn parse(text: &str, record: &mut Record) -> (Table, bool) {
     let (table, mut errors) = DeTable::parse_recoverable(text);
     let table = Table::new(table.into_inner(), None);
@@ -23,7 +24,7 @@ pub(super) fn parse(text: &str, record: &mut Record) -> (Table, bool) {
     }
     let lines = Lines::new(text);
     let start = |error: &Error| error.span().unwrap_or_default().start;
-    // A bracket that does not end takes in what follows, where nothing is a mistake of its own.
+    // An unclosed bracket swallows the text after it, so errors after the bracket are not reported.
     let unclosed = errors
         .iter()
         .find(|error| error.message().starts_with("unclosed array,") || error.message().starts_with("unclosed inline"));
@@ -32,7 +33,8 @@ pub(super) fn parse(text: &str, record: &mut Record) -> (Table, bool) {
         let message = format!("not valid TOML: the bracket `{}` is not closed", &text[opening..=opening]);
         record.problems.push(((opening..opening + 1).into(), Problem::new(message)));
     }
-    // The parser goes on after a mistake and may stumble over its rest: the first of a line is the real one.
+    // The parser continues after a mistake and may stumble over its rest, so only the first error of a line is
+    // reported.
     let line = |error: &Error| lines.position(start(error)).0;
     errors.sort_by_key(line);
     errors.dedup_by_key(|error| line(error));
@@ -56,7 +58,7 @@ fn is_duplicate(error: &Error) -> bool {
     error.message() == "duplicate key"
 }
 
-/// What is wrong at the place of an error; the parser's own words where there are no better ones.
+/// Explains a syntax error in words; uses the parser's message where there is no better one.
 pub(super) fn in_words(error: &Error, text: &str) -> String {
     let found = error.span().and_then(|span| text.get(span)).unwrap_or_default();
     let line = error.span().and_then(|span| text.get(..span.start)?.lines().next_back()).unwrap_or_default();
@@ -83,7 +85,7 @@ pub(super) fn in_words(error: &Error, text: &str) -> String {
     }
 }
 
-/// A file of another language, by its first line.
+/// Recognises a file in another language by its first line.
 fn another_language(text: &str) -> Option<(Place, Problem)> {
     let line = text.trim_start_matches('\u{feff}').lines().map(str::trim);
     let line = line.clone().find(|line| !line.is_empty() && !line.starts_with('#'))?;
@@ -101,7 +103,7 @@ fn another_language(text: &str) -> Option<(Place, Problem)> {
     Some(((start..start + line.len()).into(), problem.hint("recipes/reference.toml shows every key")))
 }
 
-/// Where the innermost list or table in brackets begins that has not ended at `offset`.
+/// Offset of the innermost list or table in brackets that is still open at `offset`.
 fn last_opening(table: &Table, offset: usize) -> Option<usize> {
     let inside = |node: &Node| match &node.value {
         Value::Array(items) => items.iter().filter_map(|item| own_opening(item, offset)).max(),
@@ -111,7 +113,7 @@ fn last_opening(table: &Table, offset: usize) -> Option<usize> {
     table.entries.iter().filter_map(|entry| inside(&entry.node).max(own_opening(&entry.node, offset))).max()
 }
 
-/// Where a list or table in brackets begins, if `offset` is in it or at its end.
+/// Offset where a list or table in brackets begins, if `offset` is in it or at its end.
 fn own_opening(node: &Node, offset: usize) -> Option<usize> {
     match (&node.value, &node.place) {
         (Value::Array(_) | Value::Table(_), &Place::Span { start, end }) => {
@@ -121,11 +123,11 @@ fn own_opening(node: &Node, offset: usize) -> Option<usize> {
     }
 }
 
-/// Where keys were given, to find the first of one that is given twice.
+/// Places where keys were given, to find the first place of a key given twice.
 struct Keys<'t> {
-    /// By name, in order.
+    /// Offsets by name, in order.
     starts: BTreeMap<&'t str, Vec<usize>>,
-    /// Lines such as `[lora]`, and where they begin.
+    /// Lines such as `[lora]`, with their offsets.
     headers: Vec<(usize, &'t str)>,
 }
 
@@ -154,7 +156,7 @@ impl<'t> Keys<'t> {
         }
     }
 
-    /// Where the key that is given again at `offset` was given before, in the same section.
+    /// Offset where the key that is repeated at `offset` was first given in the same section.
     fn first(&self, key: &str, offset: usize) -> Option<usize> {
         let header = |offset: usize| {
             let before = self.headers.partition_point(|(start, _)| *start <= offset);
@@ -163,7 +165,7 @@ impl<'t> Keys<'t> {
         let starts = self.starts.get(key.trim_matches(['"', '\'']))?;
         let before = &starts[..starts.partition_point(|start| *start < offset)];
         let in_section = before.iter().rfind(|start| header(**start) == header(offset)).or(before.last());
-        // Of a section that is given twice the parser keeps the second place.
+        // If a section is given twice, the parser keeps only the second place.
         let section = || self.headers.iter().find(|(_, line)| Some(line) == header(offset)).map(|(start, _)| *start);
         in_section.copied().or_else(section)
     }

@@ -1,4 +1,4 @@
-//! TOML values that know where they were written.
+//! TOML values with the places where they were written.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub enum Value {
     Float(f64),
     /// `true` or `false`.
     Boolean(bool),
-    /// A date, a time or both: as text, no key takes one.
+    /// A date, a time or both, kept as text: no key takes one.
     Datetime(String),
     /// A list.
     Array(Vec<Node>),
@@ -34,13 +34,12 @@ pub enum Value {
     Table(Table),
 }
 
-/// Keys and values in the order in which they were written.
+/// Keys and values in the order of the text.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     pub(super) entries: Vec<Entry>,
 }
 
-/// One key of a table.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
@@ -55,7 +54,7 @@ impl Node {
         &self.value
     }
 
-    /// The table, where it is one.
+    /// The table; `None` for another value.
     pub(super) fn table(&self) -> Option<&Table> {
         match &self.value {
             Value::Table(table) => Some(table),
@@ -63,7 +62,7 @@ impl Node {
         }
     }
 
-    /// The value as it is quoted in a message: on one line, not too long.
+    /// The value as messages quote it: on one line, shortened if long.
     pub(super) fn shown(&self) -> String {
         match &self.value {
             Value::String(text) => {
@@ -85,7 +84,7 @@ impl Node {
     }
 }
 
-/// A number as TOML writes it: `1e-8` rather than `0.00000001`, `16.0` rather than `16`.
+/// A number as TOML writes it: `1e-8` instead of `0.00000001`, `16.0` instead of `16`.
 pub(super) fn shown_number(number: f64) -> String {
     format!("{number:?}").replace("NaN", "nan")
 }
@@ -108,7 +107,7 @@ impl Table {
 }
 
 impl Table {
-    /// A table of TOML's parser. Everything in it is at `place`; absent: where it is in the file.
+    /// Converts a table of TOML's parser. Everything in it gets `place`; if absent, its place in the file.
     pub(super) fn new(table: DeTable<'_>, place: Option<&Place>) -> Self {
         let entry = |(key, value): (Spanned<Cow<'_, str>>, Spanned<DeValue<'_>>)| Entry {
             key_place: place.cloned().unwrap_or_else(|| key.span().into()),
@@ -120,12 +119,12 @@ impl Table {
 }
 
 impl Node {
-    /// A value of TOML's parser, and what is in it, at `place`; absent: where it is in the file.
+    /// Converts a value of TOML's parser and everything in it. It gets `place`; if absent, its place in the file.
     fn new(value: Spanned<DeValue<'_>>, place: Option<&Place>) -> Self {
         let own_place = place.cloned().unwrap_or_else(|| value.span().into());
         let value = match value.into_inner() {
             DeValue::String(text) => Value::String(text.into_owned()),
-            // Beyond i128 only the magnitude matters: no key takes so large a number.
+            // Beyond i128 the exact value does not matter: no key takes so large a number.
             DeValue::Integer(integer) => match i128::from_str_radix(integer.as_str(), integer.radix()) {
                 Ok(integer) => Value::Integer(integer),
                 Err(_) => Value::Float(integer.as_str().parse().unwrap_or(f64::INFINITY)),

@@ -1,6 +1,6 @@
-//! The families of models that are variations of one decoder block: a row each.
+//! The families of models that are variations of one decoder block, one row each.
 
-/// What varies between families, and what transformers assumes where a config is silent.
+/// What varies between families, and the values that transformers assumes if a config lacks a key.
 pub(super) struct Family {
     pub(super) model_type: &'static str,
     pub(super) architecture: &'static str,
@@ -8,7 +8,7 @@ pub(super) struct Family {
     /// Queries and keys are normed head by head before the rotary embedding.
     pub(super) qk_norm: bool,
     pub(super) windows: Windows,
-    /// Width of a head; absent: that of the residual stream over the number of heads.
+    /// Width of a head; absent: `hidden_size` divided by the number of heads.
     pub(super) head_dim: Option<usize>,
     /// Absent: as many as query heads.
     pub(super) num_key_value_heads: Option<usize>,
@@ -20,28 +20,29 @@ pub(super) struct Family {
 /// Which linear layers add a bias.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Biases {
-    /// None, whatever the config says: the family has no such key.
+    /// No layer, whatever the config says: the family has no such key.
     None,
-    /// Those of queries, keys and values, whatever the config says.
+    /// The layers of queries, keys and values, whatever the config says.
     QueryKeyValue,
-    /// `attention_bias` decides about the four of the attention.
+    /// `attention_bias` decides for the four attention layers.
     AttentionKey,
-    /// `attention_bias`, and `mlp_bias` about those of the feed-forward layer.
+    /// `attention_bias`, and `mlp_bias` for the feed-forward layers.
     AttentionAndMlpKeys,
 }
 
 /// Which layers have a sliding window.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Windows {
-    /// None.
+    /// No layer.
     Never,
-    /// All, where `sliding_window` (this much where absent) is not null.
+    /// All layers, unless `sliding_window` is null; the number is its value where absent.
     Everywhere(usize),
-    /// With `use_sliding_window`, those that `layer_types` names, or else those from `max_window_layers` on.
+    /// With `use_sliding_window`: the layers that `layer_types` names, or otherwise the layers from `max_window_layers`
+    /// on.
     LaterLayers {
-        /// Where `sliding_window` is absent.
+        /// Value of `sliding_window` where absent.
         default: usize,
-        /// Where `max_window_layers` is absent.
+        /// Value of `max_window_layers` where absent.
         first: usize,
     },
 }
@@ -71,7 +72,7 @@ const QWEN2: Family = Family {
     ..LLAMA
 };
 
-/// Every family that is understood.
+/// Every supported family.
 pub(super) const FAMILIES: [Family; 4] = [
     LLAMA,
     Family {

@@ -1,4 +1,4 @@
-//! Reads `config.json` with the defaults of transformers, and refuses what this trainer cannot honour.
+//! Reads `config.json` with the defaults of transformers, and refuses settings that this trainer does not implement.
 
 use std::path::Path;
 
@@ -92,7 +92,7 @@ fn read(reader: &mut Reader) -> ModelConfig {
     }
 }
 
-/// Stands in for a config whose family is unknown, which is refused whatever else it says.
+/// A placeholder for a config with an unknown family, which is refused anyway.
 fn placeholder() -> ModelConfig {
     ModelConfig {
         model_type: String::new(),
@@ -193,7 +193,7 @@ fn biases(reader: &mut Reader, family: &Family) -> [bool; 7] {
     })
 }
 
-/// The window of each layer, from `sliding_window` and the keys that say where it holds.
+/// The window of each layer, from `sliding_window` and the keys that choose its layers.
 fn windows(reader: &mut Reader, family: &Family, num_layers: usize) -> Vec<Option<usize>> {
     let (default, first) = match family.windows {
         Windows::Never => (None, 0),
@@ -230,7 +230,7 @@ fn windows(reader: &mut Reader, family: &Family, num_layers: usize) -> Vec<Optio
     windows
 }
 
-/// Widest projection of all heads: with the other limits, numbers of parameters and bytes stay far below 2^64.
+/// Limit on the total width of all heads: with the other limits, it keeps parameter and byte counts far below 2^64.
 const MAX_HEADS_WIDTH: usize = 1 << 22;
 
 fn check_heads(reader: &mut Reader, hidden: usize, heads: usize, key_value_heads: usize, head_dim: usize) {

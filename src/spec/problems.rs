@@ -1,4 +1,4 @@
-//! Typed values out of a JSON object, and what was wrong with them.
+//! Reads typed values from a JSON object, and records what is wrong with them.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -14,7 +14,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The text is not JSON.
@@ -25,7 +25,7 @@ pub enum ConfigError {
         /// Line, column and reason.
         source: serde_json::Error,
     },
-    /// Values that are wrong, or that this trainer does not support; all of them.
+    /// All values that are wrong or not supported by this trainer.
     #[error("{}", problems.at(place))]
     Refused {
         /// The file, or `config.json`.
@@ -40,9 +40,9 @@ pub enum ConfigError {
 pub struct ConfigProblem {
     /// Key, with dots where objects are nested.
     pub key: String,
-    /// What is there and what is allowed.
+    /// The value found, and the allowed values.
     pub message: String,
-    /// What to do about it.
+    /// How to fix it.
     pub hint: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl Problems {
     }
 }
 
-/// Takes typed values out of an object and notes what is wrong with them.
+/// Reads typed values from an object and records what is wrong with them.
 pub(super) struct Reader<'a> {
     pub(super) object: &'a Map<String, Value>,
     pub(super) problems: Vec<ConfigProblem>,
@@ -76,7 +76,7 @@ impl Reader<'_> {
         self.problems.push(ConfigProblem { key, message, hint });
     }
 
-    /// A whole number; a mistake is noted and 1 stands in for it.
+    /// A whole number. A mistake is recorded, and 1 is returned instead.
     pub(super) fn count(&mut self, key: &str, range: RangeInclusive<usize>, default: Option<usize>) -> usize {
         let allowed = format!("expected a whole number from {} to {}", range.start(), range.end());
         match (self.object.get(key), default) {
@@ -93,7 +93,7 @@ impl Reader<'_> {
         1
     }
 
-    /// A number; a mistake is noted and 1 stands in for it.
+    /// A number. A mistake is recorded, and 1 is returned instead.
     pub(super) fn number(&mut self, key: &str, range: RangeInclusive<f64>, default: Option<f64>) -> f64 {
         let allowed = format!("expected a number from {} to {}", range.start(), range.end());
         match (self.object.get(key), default) {

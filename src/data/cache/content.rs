@@ -1,4 +1,4 @@
-//! SHA-256 of data files, remembered as long as a file looks untouched.
+//! SHA-256 of data files, remembered for as long as the file's metadata is unchanged.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
@@ -10,14 +10,13 @@ use sha2::{Digest as _, Sha256};
 
 use super::hex;
 
-/// Bytes that are read at a time.
 const BLOCK_BYTES: usize = 1 << 20;
-/// A file that changed more lately than this may change again without its times showing it.
+/// A file that changed within this time may change again without its timestamps showing it.
 const SETTLING: Duration = Duration::from_secs(2);
-/// Longest note that is read; ours have some 300 bytes.
+/// Longest note that is read; a note has about 300 bytes.
 const MAX_NOTE_BYTES: u64 = 4096;
 
-/// What of a file's metadata changes with its content. The time of the last change of its metadata (ctime) is among it,
+/// The metadata of a file that changes with its content. It includes the time of the last metadata change (ctime),
 /// which no program can set back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::data) struct Signature {
@@ -45,7 +44,7 @@ impl Signature {
         }
     }
 
-    /// Whether the file has been left alone for so long that another change would show.
+    /// Whether the last change is old enough that another change would show in the timestamps.
     fn is_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let before = now.saturating_sub(SETTLING).as_nanos();
@@ -53,7 +52,7 @@ impl Signature {
     }
 }
 
-/// Time of the last change of the metadata, device and inode.
+/// ctime, device and inode.
 #[cfg(unix)]
 fn identity(metadata: &Metadata) -> (i128, u64, u64) {
     use std::os::unix::fs::MetadataExt as _;
@@ -61,20 +60,20 @@ fn identity(metadata: &Metadata) -> (i128, u64, u64) {
     (changed, metadata.dev(), metadata.ino())
 }
 
-/// Size and time of the last change have to do.
+/// Other systems lack these: the signature is only size and modification time there.
 #[cfg(not(unix))]
 fn identity(_: &Metadata) -> (i128, u64, u64) {
     (0, 0, 0)
 }
 
-/// What is noted about a file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
     signature: Signature,
     sha256: String,
 }
 
-/// SHA-256 of the file `path`, and the signature of the file that was read. Notes in `folder` save reading it again.
+/// SHA-256 of the file `path`, and the signature of the file that was read. Notes in `folder` avoid reading an
+/// unchanged file again.
 pub(in crate::data) fn content_hash(path: &Path, folder: &Path) -> io::Result<(Signature, [u8; 32])> {
     let note = std::fs::canonicalize(path)
         .map(|path| folder.join(format!("{}.sha256", hex(&Sha256::digest(path.as_os_str().as_encoded_bytes())))))?;
@@ -87,7 +86,7 @@ pub(in crate::data) fn content_hash(path: &Path, folder: &Path) -> io::Result<(S
     }
     let (signature, hash) = hash_of(path)?;
     if signature.is_settled() && Signature::of(path)? == signature {
-        // Only the next start would be quicker with it.
+        // A failure is harmless: the next start only hashes the file again.
         drop(write_note(&note, &Note { signature: signature.clone(), sha256: hex(&hash) }));
     }
     Ok((signature, hash))
@@ -149,7 +148,7 @@ mod tests {
         assert_eq!(hash_of_file(), hash("old"));
         assert!(!notes.exists(), "it changed a moment ago");
 
-        // A note that lies tells that it is used.
+        // A false hash in the note shows that the note is used.
         let note = notes.join(format!(
             "{}.sha256",
             hex(&Sha256::digest(std::fs::canonicalize(&path).unwrap().as_os_str().as_encoded_bytes()))
@@ -159,7 +158,7 @@ mod tests {
         assert_eq!(read_note(&note), Some(lie));
         assert_eq!(hash_of_file(), hash("lie"));
 
-        // The same size and time of modification, and other content.
+        // Size and modification time stay equal, the content changes.
         let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
         std::thread::sleep(Duration::from_millis(20));
         std::fs::write(&path, "new").unwrap();

@@ -7,8 +7,8 @@
 //! details     JSON
 //! ```
 //!
-//! Numbers are little-endian; a token has four bytes, the highest bit of which says whether it carries loss. Every length
-//! is held against that of the file before it is used.
+//! Numbers are little-endian. A token has four bytes; its highest bit says whether it carries loss. Every length is
+//! compared with the length of the file before it is used.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek as _, SeekFrom, Write as _};
@@ -28,29 +28,27 @@ const HEADER_BYTES: usize = 128;
 const CRC_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 12;
 const LOSS_BIT: u32 = 1 << 31;
-/// Longest details that are read.
 const MAX_DETAILS_BYTES: u64 = 1 << 20;
 /// Bytes of a table that are read at a time: a whole number of entries.
 const BLOCK_BYTES: usize = (1 << 20) / ENTRY_BYTES * ENTRY_BYTES;
-/// Bytes of the text of why a row cannot be used.
+/// Most bytes that are kept of the reason why a row cannot be used.
 const MAX_PROBLEM_BYTES: usize = 500;
 
-/// What was found out about the data file when it was tokenised.
+/// What tokenising found out about the data file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::data) struct Details {
     pub(in crate::data) kind: FileKind,
     pub(in crate::data) format: DataFormat,
     pub(in crate::data) unused_columns: Vec<String>,
-    /// Rows that cannot be used.
     pub(in crate::data) bad_rows: RowFindings,
-    /// Rows that are odd but no mistake.
+    /// Rows that are unusual but not wrong.
     pub(in crate::data) odd_rows: RowFindings,
 }
 
-/// What the table says of a row.
+/// The table's entry for a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::data) struct RowEntry {
-    /// Its tokens, or the bytes of its problem.
+    /// Number of tokens, or bytes of the problem text.
     length: u32,
     /// Index of the first token that carries loss.
     first_target: u32,
@@ -80,22 +78,22 @@ impl RowEntry {
         self.first_target == Self::BAD
     }
 
-    /// Its tokens, 0 for one that cannot be used.
+    /// Number of tokens; 0 for a row that cannot be used.
     pub(in crate::data) fn num_tokens(self) -> u32 {
         if self.is_bad() { 0 } else { self.length }
     }
 
-    /// Whether any of its tokens carries loss.
+    /// Whether any token of the row carries loss.
     pub(in crate::data) fn has_targets(self) -> bool {
         self.first_target < Self::BAD
     }
 
-    /// Whether any of its first `max_length` tokens carries loss.
+    /// Whether any of the first `max_length` tokens carries loss.
     pub(in crate::data) fn is_usable(self, max_length: u32) -> bool {
         self.has_targets() && self.first_target < max_length
     }
 
-    /// Tokens that carry loss.
+    /// Number of tokens that carry loss.
     pub(in crate::data) fn num_targets(self) -> u32 {
         self.num_targets
     }
@@ -118,10 +116,9 @@ impl RowEntry {
     }
 }
 
-/// Rows that follow each other, made by one thread.
+/// Consecutive rows, encoded by one thread.
 #[derive(Debug, Default)]
 pub(in crate::data) struct Chunk {
-    /// Their records.
     bytes: Vec<u8>,
     entries: Vec<RowEntry>,
 }
@@ -143,7 +140,6 @@ impl Chunk {
     }
 }
 
-/// The start of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     key: CacheKey,
@@ -183,7 +179,7 @@ impl Header {
         })
     }
 
-    /// Bytes of the table, if these are the numbers of a file of `bytes`.
+    /// Bytes of the table, or `None` where the header's numbers do not fit a file of `bytes`.
     fn table_bytes(&self, bytes: u64) -> Option<u64> {
         let table = self.num_rows.checked_mul(ENTRY_BYTES as u64)?;
         let all = table.checked_add(HEADER_BYTES as u64)?.checked_add(self.records_bytes)?;
@@ -192,8 +188,7 @@ impl Header {
     }
 }
 
-/// Tokens that are being written: into a file under a name of its own, which is gone unless it is finished, or into
-/// memory.
+/// Writes tokens into memory, or into a file under a temporary name. The file is removed unless it is finished.
 #[derive(Debug)]
 pub(in crate::data) struct StoreWriter {
     out: Out,
@@ -208,7 +203,7 @@ enum Out {
 }
 
 impl StoreWriter {
-    /// Starts the tokens of `key` in `folder`, which is made where there is none.
+    /// Starts the token file of `key` in `folder`, and creates the folder if it is absent.
     pub(in crate::data) fn in_folder(folder: &Path, key: CacheKey) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let (file, unfinished) = tempfile::Builder::new().suffix(UNFINISHED_SUFFIX).tempfile_in(folder)?.into_parts();
@@ -269,9 +264,9 @@ impl StoreWriter {
 /// Why a file of tokens cannot be used.
 #[derive(Debug)]
 pub(in crate::data) enum Unusable {
-    /// It is cut short, changed, or another's.
+    /// It is cut short or changed, or belongs to another key.
     Damaged,
-    /// There is none, or it cannot be read.
+    /// It does not exist or cannot be read.
     Unreadable,
 }
 
@@ -281,7 +276,7 @@ impl From<io::Error> for Unusable {
     }
 }
 
-/// The tokens of a file of data. Of those in a file, 8 bytes a row are in memory.
+/// The tokens of a data file. When they are on disk, only 8 bytes a row are in memory.
 #[derive(Debug)]
 pub(in crate::data) struct TokenStore {
     records: Records,
@@ -294,7 +289,7 @@ enum Records {
     Memory(Vec<u8>),
 }
 
-/// Where a record ends, from the first one, and whether it is the text of a problem.
+/// Where a record ends, counted from the first record, and whether the record is a problem text.
 #[derive(Clone, Copy, Debug)]
 struct RecordEnd(u64);
 
@@ -320,7 +315,7 @@ fn ends_of(entries: &[RowEntry]) -> Vec<RecordEnd> {
 }
 
 impl TokenStore {
-    /// Opens the tokens of `key` at `path`. All but the records is checked.
+    /// Opens the tokens of `key` at `path`. Checks everything except the records.
     pub(in crate::data) fn open(path: &Path, key: CacheKey) -> Result<(Self, Vec<RowEntry>, Details), Unusable> {
         let file = File::open(path)?;
         let bytes = file.metadata()?.len();
@@ -355,7 +350,7 @@ impl TokenStore {
         self.ends.len()
     }
 
-    /// The file that they are in, if they are not in memory.
+    /// The file with the tokens; `None` where they are in memory.
     pub(in crate::data) fn file(&self) -> Option<(&File, &Path)> {
         match &self.records {
             Records::File { file, path } => Some((file, path)),
@@ -391,7 +386,7 @@ impl TokenStore {
     }
 }
 
-/// Hands `len` bytes from `at` on to `sink`, a block at a time.
+/// Hands `len` bytes from `at` to `sink`, a block at a time.
 fn for_each_block(file: &File, at: u64, len: u64, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
     let mut block = vec![0; usize::try_from(len).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES)];
     let mut done = 0;

@@ -16,7 +16,7 @@ use crate::data::tokenizer::Tokenizer;
 
 mod damage;
 
-/// A cache folder that is not there yet.
+/// A cache folder that does not exist yet.
 struct Cache(TempDir);
 
 impl Cache {
@@ -37,7 +37,6 @@ impl Cache {
         DataPipeline::open(config, Arc::clone(tokenizer), 7, &self.options())
     }
 
-    /// The token files.
     fn stores(&self) -> Vec<PathBuf> {
         let mut paths: Vec<_> =
             self.entries().into_iter().filter(|path| path.extension().unwrap() == "tokens").collect();
@@ -71,7 +70,7 @@ fn packed(sources: Vec<DataSource>) -> DataConfig {
     DataConfig { packing: true, max_length: 64, ..config(sources) }
 }
 
-/// A file of each format and layout, some rows of which are cut and some of which have no answer left.
+/// A file of each format and layout. Some rows are cut, and some have no answer left.
 fn all_formats(files: &Files) -> Vec<DataSource> {
     let mut sources = Vec::new();
     let mut lines = |name: &str, row: &dyn Fn(usize) -> serde_json::Value| {
@@ -192,7 +191,7 @@ fn whatever_changes_tokens_makes_them_anew() {
         assert!(opens(config, tokenizer), "{what}");
     }
 
-    // The same size, and perhaps the same time.
+    // The size stays equal, and perhaps the time too.
     let before = rows(&cache.open(&config, &tokenizer).unwrap());
     files.write("m.jsonl", &"{\"a\": \"x\", \"text\": \"z\"}\n".repeat(5));
     let changed = cache.open(&config, &tokenizer).unwrap();
@@ -230,13 +229,13 @@ fn a_changed_template_makes_tokens_anew_and_one_that_asks_for_the_time_keeps_non
     assert_eq!(cache.stores().len(), kept);
 }
 
-/// If this fails, what is kept of a row has changed: `FORMAT_VERSION` must go up, and this number with it.
+/// If this fails, the stored form of a row has changed: increase `FORMAT_VERSION` and update this number.
 #[test]
 fn what_is_kept_of_a_row_changes_only_with_the_version() {
     let (files, cache, tokenizer) = (Files::new(), Cache::new(), chat_tokenizer());
     let sources = all_formats(&files);
     cache.open(&packed(sources.clone()), &tokenizer).unwrap();
-    // Each file alone, in the order of their content, whatever they are called in the cache.
+    // Each file alone, ordered by content, since the names in the cache vary.
     let mut records: Vec<u32> = cache
         .stores()
         .iter()
@@ -278,7 +277,7 @@ fn bad_rows_are_skipped_counted_and_named_kept_or_not() {
         let mut loader = fresh.loader(Cursor::default(), 500).unwrap();
         let loaded = loader.next_batch().unwrap();
         assert_eq!((loaded.report.bad, loaded.report.rows, loaded.batch.sources.len()), (0, 493, 493));
-        // What was skipped under one setting is an error under the other, though its tokens are there.
+        // A row skipped under one setting is an error under the other, even though its tokens are cached.
         let error =
             cache.open(&DataConfig { on_bad_row: OnBadRow::Error, packing: true, ..skip }, &tokenizer).unwrap_err();
         assert!(error.to_string().contains("r.jsonl:line 4: `text` must be text"), "{error}");

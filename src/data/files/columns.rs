@@ -25,7 +25,7 @@ fn row_to_json(row: &Row) -> Value {
     Value::Object(row.get_column_iter().map(|(name, field)| (name.clone(), field_to_json(field))).collect())
 }
 
-/// Text, numbers, lists and structs as they are; dates and decimals as text.
+/// Text, numbers, lists and structs keep their type; dates and decimals become text.
 fn field_to_json(field: &Field) -> Value {
     match field {
         Field::Null => Value::Null,

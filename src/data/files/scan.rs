@@ -1,10 +1,10 @@
-//! Where the rows of a JSON file start, found while its bytes go by.
+//! Finds where the rows of a JSON file start, while reading the file in blocks.
 
-/// Looks for rows in blocks of bytes. Whether the file is an array or has one object a line is told by its first byte
-/// that is not blank.
+/// Searches blocks of bytes for rows. The first non-blank byte decides whether the file is an array or has one object a
+/// line.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
-    /// Bytes seen.
+    /// Offset in the file.
     at: u64,
     starts: Vec<u64>,
     layout: Layout,
@@ -12,7 +12,7 @@ pub(super) struct Scan {
 
 #[derive(Debug, Default)]
 enum Layout {
-    /// Nothing but blanks so far.
+    /// Only blanks so far.
     #[default]
     Unknown,
     Lines {
@@ -20,11 +20,11 @@ enum Layout {
         line: u64,
         is_blank: bool,
     },
-    /// Only brackets and strings are looked at: that every element is valid is seen when it is read.
+    /// Only brackets and strings are tracked: whether an element is valid shows when it is read.
     Array(Nesting),
-    /// Bytes that neither is.
+    /// The file starts neither like an array nor like an object.
     Neither,
-    /// Bytes behind the end of the array, at this place.
+    /// There are bytes after the end of the array, from this offset on.
     Trailing(u64),
 }
 
@@ -33,16 +33,15 @@ struct Nesting {
     depth: u32,
     in_string: bool,
     escaped: bool,
-    /// The next byte of the array itself that is not blank starts an element.
+    /// Whether the next non-blank byte at the array's own level starts an element.
     expects_element: bool,
-    /// Where the array ended.
     end: Option<u64>,
 }
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 impl Scan {
-    /// Takes the next bytes of the file.
+    /// Scans the next bytes of the file.
     pub(super) fn feed(&mut self, block: &[u8]) {
         let mut block = block;
         if self.at == 0 && block.starts_with(BYTE_ORDER_MARK) {
@@ -91,7 +90,8 @@ impl Scan {
         }
     }
 
-    /// Whether the file is an array, and where its rows start; the last place is where the last row ends.
+    /// Whether the file is an array, and the offsets where its rows start, followed by the offset where the last row
+    /// ends.
     pub(super) fn finish(mut self) -> Result<(bool, Vec<u64>), String> {
         let (is_array, end) = match self.layout {
             Layout::Unknown | Layout::Lines { .. } => (false, self.at),
@@ -115,7 +115,7 @@ impl Scan {
 }
 
 impl Nesting {
-    /// Takes the byte at `at`; whether an element of the array starts with it.
+    /// Processes the byte at `at`. Returns whether an element of the array starts there.
     fn takes(&mut self, byte: u8, at: u64) -> bool {
         if self.in_string {
             match byte {
@@ -135,7 +135,7 @@ impl Nesting {
         match byte {
             b'"' => self.in_string = true,
             b'[' | b'{' => {
-                // Deeper than any row that can be read.
+                // Saturates only at a depth that no readable row reaches.
                 self.depth = self.depth.saturating_add(1);
                 self.expects_element |= self.depth == 1;
             }
@@ -158,7 +158,7 @@ mod tests {
 
     fn scanned(text: &str, block: usize) -> Result<(bool, Vec<u64>), String> {
         let mut scan = Scan::default();
-        // The mark at the start is in the first block of a real file.
+        // A real file has its byte order mark in the first block.
         let first = block.max(3).min(text.len());
         scan.feed(&text.as_bytes()[..first]);
         text.as_bytes()[first..].chunks(block).for_each(|block| scan.feed(block));

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// The rows of a file with this content, or what is wrong.
+/// The rows of a file with this content, or the error.
 fn rows(name: &str, content: impl AsRef<[u8]>) -> Result<Vec<Value>, String> {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join(name);
@@ -72,7 +72,7 @@ fn a_bad_row_is_named_by_its_line_or_number() {
     assert!(invalid.starts_with("/r.jsonl:1:8: not valid JSON"), "{invalid}");
 }
 
-/// Writes conversations of (role, content), an id and a score.
+/// Writes conversations (lists of role and content), with an id and a score each.
 fn write_parquet(path: &Path, conversations: &[Vec<(&str, &str)>]) {
     let schema = "message rows {
         required int64 id;

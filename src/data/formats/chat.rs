@@ -1,4 +1,4 @@
-//! Messages, turns and tools as people write them, in the one form that chat templates are given: OpenAI's, with the
+//! Converts the common forms of messages, turns and tools to the one form that chat templates get: OpenAI's, with the
 //! arguments of a call as an object.
 
 use std::collections::VecDeque;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::kind_of;
 use crate::data::template::ChatTemplate;
 
-/// Names of roles, and what chat templates call them.
+/// Names of roles in data files, and the names that chat templates use.
 const ROLES: [(&str, &str); 16] = [
     ("human", "user"),
     ("user", "user"),
@@ -28,7 +28,7 @@ const ROLES: [(&str, &str); 16] = [
     ("function_response", "tool"),
 ];
 
-/// Keys of a message that are read, or say only who it is.
+/// Keys of a message that are read, or that only name the speaker.
 pub(super) const KEYS: [&str; 12] = [
     "role",
     "content",
@@ -44,7 +44,7 @@ pub(super) const KEYS: [&str; 12] = [
     "type",
 ];
 
-/// What the template calls a role. One that is not known is taken as it is where the template names it.
+/// The template's name for a role. An unknown role is kept if the template names it.
 fn role(name: &str, template: Option<&ChatTemplate>) -> Result<String, String> {
     let is_named = template.is_some_and(|template| template.names_role(name));
     match ROLES.iter().find(|(known, _)| *known == name) {
@@ -67,7 +67,7 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
         let hint = if message["from"].is_null() { "" } else { "\n  hint: `from` and `value` are format \"sharegpt\"" };
         return Err(format!("has no text in `role`; it has {}{hint}", keys()));
     };
-    // Parquet writes the keys that a message does not have as null, and templates ask whether a key is there.
+    // Parquet writes absent keys as null, and templates test whether a key is present.
     let mut out: Map<String, Value> =
         object.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())).collect();
     out.insert("role".into(), role(name, template)?.into());
@@ -75,7 +75,7 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
     if out.contains_key("refusal") {
         return Err("has a `refusal`, which this trainer does not read; put it into `content`".into());
     }
-    // OpenAI's older way to call one function.
+    // `function_call` is OpenAI's older form for calling one function.
     let calls = match (out.remove("tool_calls"), out.remove("function_call")) {
         (Some(_), Some(_)) => return Err("has `tool_calls` and `function_call`, which are one thing".into()),
         (Some(calls), None) => Some(calls),
@@ -87,12 +87,12 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
     if let Some(weight) = out.remove("weight") {
         match weight.as_f64() {
             Some(1.0) => {}
-            // The one key that this trainer reads itself: `ChatTemplate` knows it.
+            // The trainer reads this key itself, in `ChatTemplate`; the template does not.
             Some(0.0) => drop(out.insert("weight".into(), json!(0))),
             _ => return Err("`weight` must be 0 or 1: whether an answer carries loss".into()),
         }
     }
-    // Names of one thing, as transformers gives them to templates.
+    // These keys mean the same thing; transformers passes them to templates.
     let mut thoughts = ["reasoning_content", "thinking", "reasoning"].map(|key| out.remove(key)).into_iter().flatten();
     let thought = thoughts.next();
     if thoughts.any(|other| Some(&other) != thought.as_ref()) {
@@ -105,7 +105,7 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
         out.insert("thinking".into(), thought);
     }
     match out.get("content") {
-        // Qwen3's template asks for it.
+        // Qwen3's template needs `content` to be present.
         None if out.contains_key("tool_calls") => drop(out.insert("content".into(), "".into())),
         None => return Err(format!("has no `content`; it has {}", keys())),
         Some(Value::String(_)) => {}
@@ -118,8 +118,8 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
     Ok(Value::Object(out))
 }
 
-/// A list of text parts as the template wants it: a list where it reads lists, else one text, with nothing between the
-/// parts, as templates that read lists write them.
+/// The content for a list of text parts: the list itself where the template reads lists, otherwise one text. The parts
+/// are joined with nothing between them, as templates that read lists do.
 fn content_of_parts(parts: &[Value], template: Option<&ChatTemplate>) -> Result<Value, String> {
     let texts = parts.iter().map(|part| match (part, part["type"].as_str(), part["text"].as_str()) {
         (Value::String(text), ..) => Ok(text.as_str()),
@@ -157,7 +157,7 @@ pub(super) fn turn(turn: &Value, template: Option<&ChatTemplate>) -> Result<Valu
         let hint = if turn["role"].is_null() { "" } else { "\n  hint: `role` and `content` are format \"messages\"" };
         return Err(format!("needs text in `from` and `value`; it has {}{hint}", keys.join(", ")));
     };
-    // The rest is as in `messages`.
+    // All other keys are those of `messages`.
     let mut message: Map<String, Value> =
         object.iter().filter(|(key, _)| !["from", "value"].contains(&key.as_str())).map(owned).collect();
     if ["role", "content"].iter().any(|key| message.get(*key).is_some_and(|value| !value.is_null())) {
@@ -186,7 +186,7 @@ pub(super) fn turn(turn: &Value, template: Option<&ChatTemplate>) -> Result<Valu
     self::message(&Value::Object(message), template)
 }
 
-/// Calls with `type`, `function.name`, `function.arguments` as an object, and whatever else they have.
+/// Calls with `type`, `function.name`, `function.arguments` as an object, and all their other keys.
 fn tool_calls(calls: &Value) -> Result<Value, String> {
     let Some(calls) = calls.as_array() else {
         return Err(format!("`tool_calls` must be a list, not {}", kind_of(calls)));
@@ -212,7 +212,7 @@ fn tool_call(call: &Value) -> Result<Value, String> {
         }
     };
     let id = call.get("id").filter(|id| !id.is_null()).cloned();
-    // Keys and their order stay: some templates write a call as JSON.
+    // Keys and their order are kept: some templates write a call as JSON.
     let mut out = if call["function"].is_object() {
         Value::Object(call.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()).map(owned).collect())
     } else {
@@ -232,8 +232,8 @@ fn owned((key, value): (&String, &Value)) -> (String, Value) {
     (key.clone(), value.clone())
 }
 
-/// Gives calls without an id one, and the results that follow them the ids of the calls in their order. Some templates
-/// (Mistral's) refuse calls without; nine letters and digits suit them all.
+/// Gives an id to calls without one, and gives the results that follow them those ids, in order. Some templates
+/// (Mistral's) refuse calls without an id. All templates accept nine letters and digits.
 pub(super) fn number_calls(messages: &mut [Value]) {
     let (mut num_calls, mut unanswered) = (0, VecDeque::new());
     for message in messages {
@@ -257,7 +257,8 @@ pub(super) fn number_calls(messages: &mut [Value]) {
     }
 }
 
-/// The tools of a row, which may be a list or its JSON text; a bare function gets the frame that templates expect.
+/// The tools of a row, given as a list or as its JSON text. A bare function is wrapped in the object that templates
+/// expect.
 pub(super) fn tools(tools: Option<&Value>) -> Result<Option<Value>, String> {
     let tools = match tools {
         None | Some(Value::Null) => return Ok(None),

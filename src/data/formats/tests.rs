@@ -14,7 +14,7 @@ fn template() -> ChatTemplate {
     ChatTemplate::new("{{ messages }}{{ tools }}{% if 'critic' %}{% endif %}", "the test", &tokenizer()).unwrap()
 }
 
-/// What `auto` makes of a row.
+/// The sample that `auto` makes of a row.
 fn read(row: &Value, has_template: bool) -> Result<Sample, String> {
     let template = has_template.then(template);
     detect(DataFormat::Auto, &[], row)?.read(row, template.as_ref())

@@ -1,11 +1,10 @@
-//! What a template writes, of bounded length.
+//! The text that a template writes, with a limit on its length.
 
 use std::io;
 
-/// Longest text of one rendering: a conversation of a million tokens has some megabytes.
+/// Longest text of one rendering; a conversation of a million tokens has some megabytes.
 const MAX_RENDERED_BYTES: usize = 64_000_000;
 
-/// What a template writes.
 #[derive(Debug, Default)]
 pub(in crate::data) struct BoundedText(Vec<u8>);
 

@@ -18,7 +18,7 @@ fn take(pipeline: &DataPipeline, from: Cursor, micro_batch_size: usize, count: u
     (0..count).map(|_| loader.next_batch().unwrap()).collect()
 }
 
-/// Numbers of the rows of `file` in batches.
+/// Row numbers within their file, of all rows in the batches.
 fn rows(batches: &[LoadedBatch]) -> Vec<usize> {
     batches.iter().flat_map(|batch| batch.batch.sources.iter().map(|source| source.row)).collect()
 }
@@ -125,7 +125,7 @@ fn evaluation_files_are_read_in_order_and_a_file_in_both_lists_is_warned_of() {
     let pipeline = open(&config);
     let batches: Vec<_> = pipeline.eval_batches(4, None).unwrap().collect::<Result<_, _>>().unwrap();
     let sources: Vec<_> = batches.iter().flat_map(|batch| &batch.batch.sources).map(|s| (s.file, s.row)).collect();
-    // The third window of the text file is EOS alone, which nothing predicts.
+    // The third window of the text file is only EOS, which no token predicts.
     assert_eq!(sources, [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (2, 0), (2, 1)]);
     let names: Vec<_> =
         pipeline.files().iter().map(|file| (file.path.extension().unwrap().to_owned(), file.is_eval)).collect();
@@ -184,7 +184,7 @@ fn rows_that_lose_their_answer_are_counted_and_left_out() {
             "{warnings:?}"
         );
         assert!(warnings[1].contains("1 of 3 rows are longer than `data.max_length` = 10 and lose"), "{warnings:?}");
-        // What is left out is in no micro-batch: none is empty.
+        // Rows that are left out are in no micro-batch, so no micro-batch is empty.
         assert_eq!((pipeline.num_train_rows(), pipeline.rows_per_epoch()), (2, 2));
         let batches = take(&pipeline, Cursor::default(), 1, 2);
         let mut sum = RowCounts::default();
@@ -204,7 +204,7 @@ fn packed_rows_hold_the_same_documents_and_targets() {
     let source = files.write("r.jsonl", &content);
     let plain = DataConfig { shuffle: true, max_length: 32, ..config(vec![source]) };
     let packed = open(&DataConfig { packing: true, ..plain.clone() });
-    // Documents of an epoch as (source, ids, targets relative to their start).
+    // The documents of an epoch as (source, ids, targets relative to the document's start).
     let documents = |pipeline: &DataPipeline| {
         let count = usize::try_from(pipeline.batches_per_epoch(2)).unwrap();
         let batches = take(pipeline, Cursor::default(), 2, count);
@@ -317,7 +317,7 @@ fn conversations_need_a_template_and_alpaca_rows_do_not() {
     let message = DataPipeline::open(&none, chat_tokenizer(), 7, &OpenOptions::default()).unwrap_err().to_string();
     assert!(message.contains("and `data.chat_template` = \"none\" turns it off\n  hint: set"), "{message}");
 
-    // A question and an answer are turns where the model has a template.
+    // Where the model has a template, a question and an answer become turns.
     let rows = files.write("p.jsonl", "{\"prompt\": \"ab\", \"completion\": \"c\"}");
     let text = |chat_template: &str| {
         let config = DataConfig { chat_template: chat_template.into(), ..config(vec![rows.clone()]) };

@@ -1,4 +1,4 @@
-//! A file before its rows are tokenised: opening it, and tokenising all of it.
+//! A file before its rows are tokenised, and tokenising it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,7 +19,7 @@ use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::windows;
 
-/// Characters of what is said about a row.
+/// Most characters that a message about a row may have.
 const MAX_MESSAGE_CHARACTERS: usize = 500;
 
 /// A file before its rows are tokenised.
@@ -30,7 +30,7 @@ pub(super) struct Opened {
     content: [u8; 32],
     signature: Signature,
     rows: Rows,
-    /// What its tokens are to be kept under.
+    /// The key in the cache, if the tokens are to be kept.
     key: Option<CacheKey>,
 }
 
@@ -41,14 +41,14 @@ enum Rows {
     Objects { file: RowFile, format: RowFormat },
     /// A .txt file.
     Text,
-    /// Tokens that are in the cache. The details say of what format the rows were.
+    /// Tokens from the cache; the details have the format of the rows.
     Kept(Box<(TokenStore, Vec<RowEntry>, Details)>),
 }
 
 /// Why the rows of a file were not all tokenised.
 enum AheadError {
     Data(DataError),
-    /// They cannot be written.
+    /// The tokens cannot be written.
     Store(io::Error),
 }
 
@@ -65,7 +65,7 @@ impl From<io::Error> for AheadError {
 }
 
 impl Opened {
-    /// Opens a file of `source`: its tokens, if they are kept and there, else its rows.
+    /// Opens a file of `source`: its tokens if they are in the cache, otherwise its rows.
     pub(super) fn open(
         path: &Path,
         is_eval: bool,
@@ -119,7 +119,7 @@ impl Opened {
         }
     }
 
-    /// Tokenises the rows: into the cache if they are to be kept and can be, else into memory.
+    /// Tokenises the rows into the cache if they should and can be kept there, otherwise into memory.
     pub(super) fn tokenise(
         self,
         encoder: &Encoder<'_>,
@@ -133,7 +133,7 @@ impl Opened {
             }
             _ => self.tokens(encoder, options, warnings)?,
         };
-        // It is only for `tidy` to know.
+        // A failure is ignored: only `tidy` uses the time.
         if let Some((file, _)) = tokens.file() {
             drop(cache::touch(file));
         }
@@ -148,11 +148,11 @@ impl Opened {
     ) -> Result<(TokenStore, Vec<RowEntry>, Details, bool), DataError> {
         if let (Some(key), Some(folder)) = (self.key, &options.cache.folder) {
             let path = key.path(folder);
-            // Another file of the recipe may be the same one, or another process may have been quicker.
+            // The recipe may name the file twice, or another process may have tokenised it meanwhile.
             if let Ok((tokens, entries, details)) = TokenStore::open(&path, key) {
                 return Ok((tokens, entries, details, false));
             }
-            // What is not needed any more makes room first.
+            // Remove old token files first, to make room.
             cache::tidy(folder, options.cache.max_bytes, &path);
             let writer = StoreWriter::in_folder(folder, key).map_err(AheadError::Store);
             match writer.and_then(|writer| self.write(writer, encoder, options)) {
@@ -258,7 +258,6 @@ impl Opened {
     }
 }
 
-/// What one thread made of some rows.
 #[derive(Default)]
 struct Made {
     chunk: Chunk,
@@ -291,7 +290,7 @@ impl Made {
     }
 }
 
-/// Under what the tokens of a file are kept; `None` for one whose tokens cannot be.
+/// The cache key of a file's tokens; `None` if they cannot be cached.
 fn key(
     content: [u8; 32],
     kind: FileKind,
@@ -301,7 +300,7 @@ fn key(
     template: Option<&ChatTemplate>,
 ) -> Option<CacheKey> {
     let template = match template {
-        // A template that asks for the time of day writes something else each time.
+        // `None` for a template that uses the time: its text differs each time.
         Some(template) => Some(template.identity()?),
         None => None,
     };

@@ -1,4 +1,4 @@
-//! A file as tokens: what its rows turned out to be, and reading them.
+//! The tokens of a file: reading them, and counts of its rows.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,23 +13,23 @@ use crate::data::error::DataError;
 use crate::data::files::FileKind;
 use crate::data::findings::RowFindings;
 
-/// Tokens of a piece in which those of a .txt file are kept.
+/// The tokens of a .txt file are stored in pieces of this many tokens.
 pub(super) const PIECE_TOKENS: usize = 1024;
 
-/// A file as tokens.
+/// The tokens of a file.
 #[derive(Debug)]
 pub(super) struct DataFile {
     pub(super) info: FileInfo,
-    /// Number of its first row among those of the set.
+    /// Number of the file's first row within the set.
     pub(super) first_row: u32,
     /// SHA-256 of its content.
     pub(super) content: [u8; 32],
     pub(super) bad_rows: RowFindings,
     counts: RowCounts,
     odd_rows: RowFindings,
-    /// Rows that lose their end and not all that carries loss: `counts` does not have their target tokens.
+    /// Rows that are cut but still have tokens with loss. `counts` lacks their target tokens.
     cut_rows: Vec<usize>,
-    /// Rows in which nothing carries loss: they have no answer, or it is cut off.
+    /// Rows without a token that carries loss: they have no answer, or it is cut off.
     without_targets: RowFindings,
     tokens: TokenStore,
 }
@@ -52,14 +52,14 @@ impl DataFile {
         Self { info, first_row: 0, content, bad_rows, counts, odd_rows, cut_rows, without_targets, tokens }
     }
 
-    /// Tokens of every row at `max_length`, 0 for one that is left out. Counts them.
+    /// Number of tokens of every row at `max_length`, 0 for a row that is left out. Updates the counts.
     pub(super) fn rows(&mut self, entries: &[RowEntry], max_length: usize) -> Vec<u32> {
         let limit = u32::try_from(max_length).unwrap_or(u32::MAX);
         if self.info.kind == FileKind::Txt {
             let all: u64 = entries.iter().map(|entry| u64::from(entry.num_tokens())).sum();
             let lengths = (0..all).step_by(max_length).map(|start| {
                 let length = u32::try_from(all - start).map_or(limit, |left| left.min(limit));
-                // The first token is not predicted.
+                // The first token is not predicted, so a window of one token has no target.
                 if length < 2 { 0 } else { length }
             });
             let lengths: Vec<u32> = lengths.collect();
@@ -101,7 +101,7 @@ impl DataFile {
         lengths
     }
 
-    /// What the rows turned out to be. Reads those that are cut.
+    /// Counts of the rows. Reads the rows that are cut.
     pub(super) fn all_counts(&self, max_length: usize, max_id: u32) -> Result<RowCounts, DataError> {
         let target_tokens = |row: &usize| self.read(*row, max_length, max_id).map(|row| row.num_target_tokens() as u64);
         let of_cut: u64 = self.cut_rows.par_iter().map(target_tokens).sum::<Result<_, _>>()?;
@@ -122,7 +122,7 @@ impl DataFile {
         errors
     }
 
-    /// What is to be said of rows that are left out, cut or odd.
+    /// Warnings about rows that are left out, cut or unusual.
     pub(super) fn warnings(&self, max_length: usize) -> Vec<String> {
         let (path, rows) = (self.info.path.display(), self.info.num_rows);
         let list = |findings: &RowFindings| -> String {
@@ -178,10 +178,10 @@ impl DataFile {
         Ok(EncodedRow::window(ids))
     }
 
-    /// A record of the tokens. They were checked when they were written: one that is damaged by now is the disk's.
+    /// Reads a record of the token file. Records were checked when written, so damage here comes from the disk.
     fn record(&self, index: usize, max_id: u32) -> Result<EncodedRow, DataError> {
         self.tokens.read(index, max_id).ok_or_else(|| {
-            // The next start makes them anew.
+            // Without the file, the next start makes the tokens again.
             let path = self.tokens.file().map(|(_, path)| path);
             if let Some(path) = path {
                 drop(std::fs::remove_file(path));

@@ -17,8 +17,8 @@ fn answers(source: &str, turns: &[(&str, &str)]) -> Result<Vec<String>, Template
     Ok(rendered.answers.iter().map(|range| rendered.text[range.clone()].to_owned()).collect())
 }
 
-/// What Llama 3's template does, written anew: BOS by the template, a date, stripped content, a system turn that
-/// is always there, tools of an optional variable.
+/// Imitates Llama 3's template: it writes BOS and a date, strips content, always has a system turn, and reads tools
+/// from an optional variable.
 const LLAMA_LIKE: &str = "{{- bos_token }}\n\
     {%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}\n\
     {%- if messages[0]['role'] == 'system' %}\n\
@@ -78,7 +78,7 @@ fn a_template_on_which_the_library_panics_is_refused() {
 
 #[test]
 fn what_a_template_drops_is_an_error_that_says_what_and_why() {
-    // A system prompt is written before the last message alone, tools and their calls never.
+    // This template writes a system prompt only when it is the only message, and never writes tools or calls.
     let source = "{% for m in messages %}{% if m.role == 'system' %}{% if loop.length == 1 %}{{ m.content }}{% endif %}\
                   {% elif m.role in ['user', 'assistant'] %}<{{ m.role }}>{{ m.content | trim }}<end>{% endif %}\
                   {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
@@ -88,7 +88,7 @@ fn what_a_template_drops_is_an_error_that_says_what_and_why() {
     };
     let turns = conversation(&[("system", "a"), ("user", "banana"), ("assistant", " b\n")]);
     for _ in 0..2 {
-        // Twice, and though its text stands elsewhere too.
+        // Checked twice; the dropped `a` also appears elsewhere in the text.
         assert_eq!(
             error(&turns, None),
             "message 0: its role `system` leaves no trace in the text that the chat template of the test writes: it \
@@ -123,7 +123,7 @@ fn a_part_of_a_text_that_is_dropped_is_named() {
 
 #[test]
 fn what_a_generation_prompt_supplies_and_what_follows_the_turn_carry_no_loss() {
-    // As Qwen3: an empty thought in the last answer only, which a prompt without thinking has too.
+    // Like Qwen3: only the last answer gets an empty thought; a prompt without thinking has one too.
     let source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
                   {% if m.role == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}\
                   {{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}\

@@ -1,8 +1,8 @@
-//! What of a conversation leaves no trace in the text that the template writes.
+//! Finds parts of a conversation that leave no trace in the template's text.
 //!
-//! A template is free to move, trim and escape what it is given. What it must not do is drop it: then the text is the
-//! same whatever was there. That is what is asked, by changing one thing and rendering again; once for each kind of place
-//! (a role between two others, with or without tools), and in each row for texts that are not found as they are.
+//! A template may move, trim and escape what it is given, but must not drop it. A dropped part can be changed without
+//! changing the text. So the check changes one part and renders again. This is done once for each kind of place (a role
+//! between two other roles, with or without tools), and in every row for texts that are not found unchanged.
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
@@ -12,16 +12,16 @@ use serde_json::{Value, json};
 
 use super::{ChatTemplate, Prompt, TemplateError};
 
-/// What is put into a text to see whether the rendering changes.
+/// Text that is inserted to see whether the rendering changes.
 const MARK: &str = "qzxj";
-/// Lines of a text that are looked for one by one where the whole is not found.
+/// How many lines are searched for one by one when the whole text is not found.
 const MAX_LINES: usize = 8;
 /// Characters of an excerpt.
 const EXCERPT: usize = 40;
 /// Keys of a message whose text is part of the conversation.
 pub(super) const TEXT_KEYS: [&str; 2] = ["content", "reasoning_content"];
 
-/// Whether the rendering stays the same when a message is altered so.
+/// Whether the rendering stays the same after this change to a message.
 type Unchanged<'a> = dyn Fn(&dyn Fn(&mut Value)) -> bool + 'a;
 
 /// The text of a content: a string, or the text parts of a list.
@@ -36,7 +36,7 @@ pub(super) fn text_of(content: &Value) -> Cow<'_, str> {
 }
 
 impl ChatTemplate {
-    /// Refuses a conversation that is not all in `text`, which is what the template makes of it.
+    /// Refuses a conversation unless all of it is in `text`, its rendering.
     pub(super) fn check_trace(
         &self,
         text: &str,
@@ -67,7 +67,7 @@ impl ChatTemplate {
             self.check_calls(text, index, message, &place, &unchanged)?;
             for key in TEXT_KEYS.into_iter().filter(|key| !message[*key].is_null()) {
                 let content = text_of(&message[key]);
-                // As it is, or without an empty thought.
+                // Unchanged, or without an empty thought.
                 let whole = content.trim();
                 let content =
                     if text[cursor..].contains(whole) { Cow::from(whole) } else { without_empty_thought(whole) };
@@ -78,7 +78,7 @@ impl ChatTemplate {
                 if content.is_empty() || (found.is_some() && self.is_known(&place)) {
                     continue;
                 }
-                // A text that is not there as it was written may be escaped, or a part of it dropped.
+                // A text that is not found unchanged may be escaped, or partly dropped.
                 let changed: Vec<(&str, String)> = if found.is_some() {
                     vec![(content, marked(content))]
                 } else {
@@ -90,7 +90,7 @@ impl ChatTemplate {
                 for (line, marked) in changed {
                     let alter = |message: &mut Value| {
                         replace_text(&mut message[key], line, &marked);
-                        // The same under another name.
+                        // Some templates read the reasoning under this name.
                         if key == "reasoning_content" {
                             message["thinking"] = message[key].clone();
                         }
@@ -170,7 +170,7 @@ impl ChatTemplate {
         Ok(())
     }
 
-    /// Why a text is dropped, as far as that can be seen.
+    /// Why the template drops a text, as far as the template's source shows it.
     fn why_text(&self, role: &str, place: &Place<'_>) -> &'static str {
         match role {
             "assistant" if place.before_last_user && self.mentions("think") => {
@@ -183,13 +183,13 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether the template writes this instead as `text`. What it refuses leaves a trace.
+    /// Whether the changed conversation also renders as `text`. An error of the template counts as a difference.
     fn is_same(&self, text: &str, messages: &[Value], tools: Option<&Value>) -> bool {
         let values: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
         self.render_values(&values, tools, Prompt::None).is_ok_and(|altered| altered == text)
     }
 
-    /// Whether what stands in this kind of place is known to leave a trace.
+    /// Whether content in this kind of place is known to leave a trace.
     fn is_known(&self, place: &impl Hash) -> bool {
         self.traced.lock().unwrap_or_else(PoisonError::into_inner).contains(&hash_of(place))
     }
@@ -203,11 +203,11 @@ impl ChatTemplate {
     }
 }
 
-/// What templates may let depend on it whether they write something of a message.
+/// The features of a message that a template's choice to write it may depend on.
 #[derive(Hash)]
 struct Place<'a> {
     role: &'a str,
-    /// Roles of the messages before and behind.
+    /// Roles of the previous and the next message.
     around: [Option<&'a str>; 2],
     from_start: usize,
     from_end: usize,
@@ -222,13 +222,13 @@ fn hash_of(place: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// The text with a mark in its middle, where no template cuts.
+/// The text with a mark in its middle, where templates do not cut.
 fn marked(text: &str) -> String {
     let middle = text.char_indices().nth(text.chars().count() / 2).map_or(text.len(), |(at, _)| at);
     format!("{}{MARK}{}", &text[..middle], &text[middle..])
 }
 
-/// The text with a mark near its start, in its middle and near its end: a part of it may be dropped.
+/// The text with a mark near its start, in its middle, and near its end, since a part may be dropped.
 fn marks(text: &str) -> [String; 3] {
     let last = text.char_indices().next_back().map_or(0, |(at, _)| at);
     let first = text.chars().next().map_or(0, char::len_utf8);
@@ -236,7 +236,7 @@ fn marks(text: &str) -> [String; 3] {
     [at(first), marked(text), at(last)]
 }
 
-/// The text without a thought that says nothing, which templates may write and leave out as they like.
+/// The text without an empty thought, which templates may add or remove.
 pub(super) fn without_empty_thought(text: &str) -> Cow<'_, str> {
     let thought = text.split_once("<think>").and_then(|(before, rest)| Some((before, rest.split_once("</think>")?)));
     match thought {
@@ -245,7 +245,7 @@ pub(super) fn without_empty_thought(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Lines of `content` to look for one by one: all, or of very many those that are not in `text` as they are.
+/// The lines of `content` to check one by one: all of them, or if there are very many, those not found in `text`.
 fn lines_of<'a>(text: &str, content: &'a str) -> Vec<&'a str> {
     let lines: Vec<&str> = content.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if lines.len() <= MAX_LINES {

@@ -1,7 +1,7 @@
-//! Where transformers gives other token ids than tokenizer.json says.
+//! Finds where transformers gives token ids that differ from those of tokenizer.json.
 //!
-//! `AutoTokenizer` of transformers 5 takes only vocabulary, merges, added tokens and post-processor from tokenizer.json
-//! for some values of `tokenizer_class`; normalizer and pre-tokenizer are those that the class builds itself.
+//! For some values of `tokenizer_class`, `AutoTokenizer` of transformers 5 takes only vocabulary, merges, added tokens
+//! and post-processor from tokenizer.json. The class then builds its own normalizer and pre-tokenizer.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use super::Tokenizer;
 use super::files::read_json;
 use crate::panics::guarded;
 
-/// Texts in which tokenizers differ: spaces, digits, line ends, letters that are composed, scripts, special tokens.
+/// Texts on which tokenizers differ: spaces, digits, line ends, composed letters, scripts, special tokens.
 const SAMPLES: [&str; 16] = [
     "Hello world",
     " leading and  double   spaces",
@@ -30,8 +30,8 @@ const SAMPLES: [&str; 16] = [
 ];
 
 impl Tokenizer {
-    /// A warning where transformers 5 gives other ids for some texts, because of the folder's `tokenizer_class`. Reads the
-    /// tokenizer once more, which takes as long as opening it.
+    /// A warning if transformers 5 gives other ids for some texts because of the folder's `tokenizer_class`. Reads the
+    /// tokenizer again, which takes as long as opening it.
     #[must_use]
     pub fn class_warning(&self) -> Option<String> {
         let (class, rebuilt) = self.rebuilt_by_class()?;
@@ -52,13 +52,14 @@ impl Tokenizer {
         ))
     }
 
-    /// The folder's `tokenizer_class`, and the tokenizer that transformers 5 makes of tokenizer.json for it; `None` where that
-    /// is tokenizer.json's own. Files that cannot be read any more are no matter of a warning.
+    /// The folder's `tokenizer_class`, and the tokenizer that transformers 5 builds for it from tokenizer.json; `None`
+    /// where it uses tokenizer.json unchanged. Files that can no longer be read are ignored: this is only for a
+    /// warning.
     fn rebuilt_by_class(&self) -> Option<(String, tokenizers::Tokenizer)> {
         let read = |name: &str| read_json(&self.folder.join(name)).ok().flatten().unwrap_or(Value::Null);
         let (config, model_config) = (read("tokenizer_config.json"), read("config.json"));
         let class = config["tokenizer_class"].as_str().or_else(|| model_config["tokenizer_class"].as_str())?;
-        // Code of the repository's own, and a family for which transformers always takes tokenizer.json.
+        // Skip repositories with code of their own, and a family for which transformers always uses tokenizer.json.
         if !config["auto_map"].is_null() || model_config["model_type"] == "mistral" {
             return None;
         }
@@ -79,7 +80,7 @@ impl Tokenizer {
     }
 }
 
-/// Normalizer, pre-tokenizer and settings of the model that a class builds.
+/// The normalizer, the pre-tokenizer and the model's settings that a class builds.
 ///
 /// Source: `__init__` of these classes in transformers 5.23.
 fn parts_of_class(class: &str, config: &Value) -> Option<(Value, Value, Value)> {
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
     use crate::data::fixture::model_folder;
 
-    /// The warning for a class, after a change to the fixture's tokenizer.json.
+    /// The warning for a class after `change` to the fixture's tokenizer.json.
     fn warning(class: &str, model_type: &str, change: impl FnOnce(&mut Value)) -> Option<String> {
         let folder = model_folder(&json!({"tokenizer_class": class}));
         let path = folder.path().join("tokenizer.json");
@@ -146,7 +147,7 @@ mod tests {
         {
             assert_eq!(warning(class, "llama", as_it_is), None, "{class}");
         }
-        // A normalizer that the class leaves out.
+        // The class does not build this normalizer.
         let lower_case = |tokenizer: &mut Value| tokenizer["normalizer"] = json!({"type": "Lowercase"});
         let warned = warning("GPT2TokenizerFast", "llama", lower_case).unwrap();
         assert!(warned.contains("`tokenizer_class` is \"GPT2TokenizerFast\": 4 of 16 sample texts"), "{warned}");

@@ -1,4 +1,4 @@
-//! What the small files beside `tokenizer.json` say.
+//! Reads the small files beside `tokenizer.json`.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::TokenizerError;
 
-/// Name of the template that is used where `tokenizer_config.json` lists several.
+/// Name of the template to use where `tokenizer_config.json` lists several.
 const DEFAULT_TEMPLATE_NAME: &str = "default";
 
 /// Contents of a JSON file; `None` where there is no such file.
@@ -26,19 +26,19 @@ fn read_text(path: &Path) -> Result<Option<String>, TokenizerError> {
     }
 }
 
-/// A special token is written as its text or as an object with `content`.
+/// The text of a special token, which is written as a string or as an object with `content`.
 pub(super) fn token_text(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
 }
 
-/// Token ids are written as a number or a list of numbers.
+/// Token ids, which are written as a number or a list of numbers.
 pub(super) fn token_ids(value: &Value) -> impl Iterator<Item = u32> {
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     list.iter().filter_map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
 }
 
-/// `chat_template.jinja` goes before `tokenizer_config.json`, as in transformers. The latter has a string or a list of
-/// `{name, template}`.
+/// The chat template: `chat_template.jinja` if it exists, else `tokenizer_config.json`, as in transformers. The latter
+/// has a string or a list of `{name, template}`.
 pub(super) fn read_chat_template(
     dir: &Path,
     config: &Value,

@@ -1,19 +1,19 @@
-//! Text of token ids that arrive one at a time.
+//! Decodes token ids that arrive one at a time.
 
 use super::{Tokenizer, TokenizerError};
 
-/// Text of ids that arrive one at a time: gives out text only in whole characters.
+/// Decodes ids that arrive one at a time, and returns text only in whole characters.
 ///
-/// A character may be spread over several tokens, and a decoder may treat the first token of a sequence differently
-/// (it drops a leading space). So the ids since the last whole character before this one are decoded together, and
-/// what was already given out is taken off.
+/// A character may be spread over several tokens, and a decoder may treat the first token of a sequence differently (it
+/// drops a leading space). So each call decodes the new ids together with the ids of the last returned text, and
+/// removes the text that was already returned.
 #[derive(Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
     skip_special_tokens: bool,
-    /// Ids whose text may still change, and those before them that the decoder needs to see.
+    /// Ids whose text may still change, and earlier ids that the decoder needs.
     ids: Vec<u32>,
-    /// How many of `ids` have been given out.
+    /// How many of `ids` have been returned as text.
     shown: usize,
 }
 
@@ -22,7 +22,7 @@ impl<'a> DecodeStream<'a> {
         Self { tokenizer, skip_special_tokens, ids: Vec::new(), shown: 0 }
     }
 
-    /// Adds an id; the new text, empty while a character is incomplete.
+    /// Adds an id and returns the new text, which is empty while a character is incomplete.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
@@ -37,7 +37,7 @@ impl<'a> DecodeStream<'a> {
         Ok(text)
     }
 
-    /// What is left at the end: an incomplete character, as U+FFFD.
+    /// Returns the rest of the text at the end: an incomplete character, as U+FFFD.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].

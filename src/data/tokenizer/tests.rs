@@ -55,7 +55,7 @@ fn bos_is_added_as_the_configuration_says_and_truncation_and_padding_are_not_use
 fn tokens_know_their_bytes() {
     let tokens = tokenizer().encode_tokens("é</s>ab", true).unwrap();
     let bytes: Vec<_> = tokens.iter().map(|token| (token.id, token.start, token.end)).collect();
-    // Both halves of é stand for the whole character.
+    // Each half of é has the byte range of the whole character.
     assert_eq!(bytes, [(BOS, 0, 0), (0xc3, 0, 2), (0xa9, 0, 2), (EOS, 2, 6), (260, 6, 8)]);
 }
 
@@ -95,7 +95,7 @@ fn the_template_file_goes_before_the_configuration() {
     );
 }
 
-/// The library reads these parts twice, and unwraps the second time.
+/// The library reads these parts twice, and unwraps on the second read.
 #[test]
 fn a_tokenizer_that_is_no_json_deep_inside_is_refused() {
     for decoder in ["{1: 2}", "{\"type\": \"Strip\", 7}", "{\"type\": \"ByteFallback\""] {

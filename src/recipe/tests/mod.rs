@@ -17,12 +17,12 @@ fn parse(text: &str, set: &[&str]) -> Result<Recipe, Problems> {
     Recipe::parse(Path::new("dir/r.toml"), text, &overrides, Purpose::Training)
 }
 
-/// The least recipe that trains, and `more` in lines 5 and after.
+/// The smallest recipe that trains, with `more` from line 5 on.
 fn least(more: &str) -> String {
     format!("[model]\npath = \"m\"\n[[data.train]]\npath = \"rows.jsonl\"\n{more}")
 }
 
-/// The problems of the least recipe with `more`.
+/// The problems of the smallest recipe with `more`.
 fn problems(more: &str) -> Vec<String> {
     lines(parse(&least(more), &[]))
 }

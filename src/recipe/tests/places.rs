@@ -1,7 +1,7 @@
 use super::*;
 use crate::failure::Failure;
 
-/// What is shown of the problems of a recipe.
+/// The problems of a recipe as the user sees them.
 fn shown(result: Result<Recipe, Problems>) -> String {
     let problems = result.unwrap_err().0;
     problems.iter().map(|problem| problem.shown(false).replace("dir/r.toml", "r")).collect::<Vec<_>>().join("\n")

@@ -1,4 +1,4 @@
-//! Files of tokens that are cut, changed, foreign, or cannot be written.
+//! Token files that are cut short, changed, made for another data file, or cannot be written.
 
 use super::*;
 use crate::data::cache::store::Unusable;
@@ -10,7 +10,7 @@ fn damaged_and_foreign_files_are_never_believed() {
     let expected = rows(&cache.open(&config, &tokenizer).unwrap());
     let store = cache.stores().remove(0);
     let sound = fs::read(&store).unwrap();
-    // Every byte of the header, and some of each record, of the table and of the details.
+    // Every byte of the header, and some bytes of each record, the table and the details.
     let records = records(&sound);
     let places = (0..128).chain(records.clone().step_by(7)).chain((records.end..sound.len()).step_by(3));
     let mut num_found_at_start = 0;
@@ -20,7 +20,7 @@ fn damaged_and_foreign_files_are_never_believed() {
         fs::write(&store, &bytes).unwrap();
         let opened = cache.open(&config, &tokenizer).unwrap();
         if is_hit(&opened) {
-            // A record is checked when it is read; then the file is thrown away.
+            // A record is checked when it is read; if it is damaged, the whole file is thrown away.
             assert!(records.contains(&place), "byte {place}");
             let error = (0..40).find_map(|row| opened.train_row(row).err()).unwrap();
             assert!(matches!(error, DataError::Tokens { .. }) && !error.is_mistake(), "{error}");
@@ -74,7 +74,7 @@ fn lengths_that_no_file_has_are_refused_before_anything_is_allocated() {
         let opened = TokenStore::open(&store, key);
         assert!(matches!(opened, Err(Unusable::Damaged)), "{number} at {at}");
     }
-    // A token that the model has no embedding for, with a right checksum.
+    // A token id beyond the model's embedding, with a correct checksum.
     let mut bytes = sound.clone();
     let first = 128..128 + 4 + 4 * rows(&cache.open(&config, &tokenizer).unwrap())[0].1.full_length;
     bytes[first.start + 4..first.start + 8].copy_from_slice(&261_u32.to_le_bytes());
@@ -91,7 +91,7 @@ fn a_folder_that_cannot_be_written_is_a_warning() {
     let (files, tokenizer) = (Files::new(), Arc::new(tokenizer()));
     let config = packed(vec![files.write("r.jsonl", &numbered_rows(40))]);
     let fresh = DataPipeline::open(&config, Arc::clone(&tokenizer), 7, &OpenOptions::default()).unwrap();
-    // A file where the folder is to be: refused for root too.
+    // A file stands where the folder should be: that fails even for root.
     let folder = files.path("r.jsonl").join("tokens");
     let cache = CacheSettings { folder: Some(folder), max_bytes: 0, min_file_bytes: 0 };
     let options = OpenOptions { cache, ..OpenOptions::default() };
