@@ -30,24 +30,21 @@ use crate::export::PROMPT_FORM_FILE;
 
 pub use config::CheckpointConfig;
 
-/// File of the optimizer's moments.
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
-/// File of everything else.
 const STATE_FILE: &str = "trainer_state.json";
-/// File of the recipe, every default filled in.
 const RECIPE_FILE: &str = "resolved.toml";
 
-/// The files of a checkpoint that have a checksum.
+/// Whether a file of this name belongs to a checkpoint, and so has a checksum.
 fn is_own_file(name: &str) -> bool {
     ["adapter_model.safetensors", "adapter_config.json", PROMPT_FORM_FILE, OPTIMIZER_FILE, STATE_FILE, RECIPE_FILE]
         .contains(&name)
 }
 
-/// End of the name of a checkpoint that is being written.
+/// Suffix of a checkpoint that is being written.
 const PARTIAL: &str = ".partial";
-/// End of the name of a checkpoint in whose place another one is being put.
+/// Suffix of a checkpoint that is being replaced by a new one of the same step.
 const REPLACED: &str = ".replaced";
-/// End of the name of a checkpoint that is being deleted.
+/// Suffix of a checkpoint that is being deleted.
 const DELETED: &str = ".deleted";
 
 /// Why a checkpoint could not be written or read.
@@ -58,7 +55,7 @@ pub enum CheckpointError {
     Io {
         /// File or folder.
         path: PathBuf,
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
         /// Why it failed.
         source: io::Error,
@@ -71,7 +68,7 @@ pub enum CheckpointError {
         /// Why it failed.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The files are not those that were written.
+    /// A file is missing or has changed since it was written.
     #[error("checkpoint {}: {problem}", path.display())]
     Damaged {
         /// The folder.
@@ -79,7 +76,7 @@ pub enum CheckpointError {
         /// Which file, and what is wrong with it.
         problem: String,
     },
-    /// A file of the checkpoint is not what this program writes.
+    /// A file does not have the format that this program writes.
     #[error("checkpoint {}: {problem}\n  hint: choose another checkpoint with `--resume DIR`", path.display())]
     Malformed {
         /// The file.
@@ -109,9 +106,9 @@ pub struct HostTensor {
 /// What [`Checkpoints::newest_good`] found.
 #[derive(Debug, Default)]
 pub struct NewestGood {
-    /// The folder of the newest checkpoint that is as it was written; absent where there is none.
+    /// The folder of the newest undamaged checkpoint; absent where there is none.
     pub checkpoint: Option<PathBuf>,
-    /// Newer ones, which are damaged.
+    /// The damaged checkpoints that are newer than it.
     pub damaged: Vec<CheckpointError>,
 }
 
@@ -129,13 +126,13 @@ impl Checkpoints {
         Self { folder: output_dir.join("checkpoints"), save_total_limit: config.save_total_limit }
     }
 
-    /// The checkpoints in a folder, whichever run's it is.
+    /// The checkpoints in any folder, also one of another run.
     #[must_use]
     pub fn of_folder(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), save_total_limit: None }
     }
 
-    /// The folder that holds them.
+    /// The folder that holds the checkpoints.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -167,7 +164,7 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
-    /// The checkpoint of the highest step whose files are as they were written.
+    /// The undamaged checkpoint with the highest step.
     ///
     /// # Errors
     ///
@@ -188,13 +185,13 @@ impl Checkpoints {
 
     /// Writes the checkpoint of `step`.
     ///
-    /// Everything is written into a folder of another name, forced to the disk, and renamed: a checkpoint that can be
-    /// seen is whole. `write_adapter` fills the folder that it is given with PEFT's two files; `recipe` is the recipe
-    /// with every default filled in. Older checkpoints are left alone: [`rotate`](Self::rotate) deletes them.
+    /// All files are written into a folder with a temporary name, synced to disk, and the folder is renamed: every
+    /// visible checkpoint is complete. `write_adapter` writes PEFT's two files into the folder that it gets; `recipe`
+    /// is the recipe with every default filled in. Older checkpoints stay: [`rotate`](Self::rotate) deletes them.
     ///
     /// # Errors
     ///
-    /// Where the file system refuses; what was written is then deleted again, and older checkpoints are all still there.
+    /// Where the file system refuses. The partial checkpoint is then deleted, and all older checkpoints stay.
     pub fn save<E: std::error::Error + Send + Sync + 'static>(
         &self,
         step: u64,
@@ -218,12 +215,12 @@ impl Checkpoints {
             sync_folder(&partial)
         })();
         if written.is_err() {
-            // A full disk needs the room. The first error is the one to report.
+            // The disk may be full, so make room. The first error is the one to report.
             drop(remove_folder(&partial));
             return written.map(|()| target);
         }
 
-        // A run that was resumed from an earlier step comes by here again.
+        // A run that was resumed from an earlier step saves the same step again.
         let replaced = self.folder.join(format!(".{}{REPLACED}", folder_name(step)));
         if target.exists() {
             remove_folder(&replaced)?;
@@ -237,7 +234,7 @@ impl Checkpoints {
         Ok(target)
     }
 
-    /// Deletes what saves and deletions that were cut short have left.
+    /// Deletes what interrupted saves and deletions left behind.
     fn remove_partial(&self) -> Result<(), CheckpointError> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let is_partial =
@@ -247,8 +244,8 @@ impl Checkpoints {
             .try_for_each(|entry| remove_folder(&entry.path()))
     }
 
-    /// Renames the checkpoints after `step`, so that a run resumed from there neither continues nor counts them, and
-    /// deletes what was cut short. Returns their new names.
+    /// Renames the checkpoints after `step`, so that a run resumed from there neither continues nor counts them. Also
+    /// deletes what interrupted saves and deletions left behind. Returns the new names.
     ///
     /// # Errors
     ///
@@ -265,7 +262,7 @@ impl Checkpoints {
         Ok(renamed)
     }
 
-    /// Deletes the oldest checkpoints beyond `save_total_limit`, never `newest`, which [`save`](Self::save) has written.
+    /// Deletes the oldest checkpoints beyond `save_total_limit`, but none that is in `keep`.
     ///
     /// # Errors
     ///
@@ -278,7 +275,7 @@ impl Checkpoints {
         oldest.filter(|path| !keep.contains(path)).try_for_each(discard)
     }
 
-    /// The newest whole checkpoint up to `step` that was saved while nothing was wrong, by what `is_sound` says of it.
+    /// The newest complete checkpoint for which `is_sound` returns true.
     ///
     /// # Errors
     ///
@@ -289,11 +286,11 @@ impl Checkpoints {
     }
 }
 
-/// Holds the files of a checkpoint against their checksums.
+/// Checks the files of a checkpoint against their checksums.
 ///
 /// # Errors
 ///
-/// Where the folder is no checkpoint, or one of its files is missing or not as it was written.
+/// Where the folder is no checkpoint, or a file is missing or has changed.
 pub fn verify(checkpoint: &Path) -> Result<(), CheckpointError> {
     if !checkpoint.join(STATE_FILE).exists() && !checkpoint.join(checksums::SUMS_FILE).exists() {
         return Err(CheckpointError::NotACheckpoint { path: checkpoint.to_owned() });
@@ -312,7 +309,7 @@ pub fn load_recipe(checkpoint: &Path) -> Option<String> {
 ///
 /// # Errors
 ///
-/// Where the folder is no checkpoint, or the file cannot be read or is not of this program.
+/// Where the folder is no checkpoint, or the file cannot be read or does not have this program's format.
 pub fn load_state<S: DeserializeOwned>(checkpoint: &Path) -> Result<S, CheckpointError> {
     let file = checkpoint.join(STATE_FILE);
     let json = match fs::read(&file) {
@@ -324,11 +321,11 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path) -> Result<S, Checkpoin
     serde_json::from_slice(&json).map_err(|e| malformed(&file, &e))
 }
 
-/// Reads `optimizer.safetensors` of a checkpoint, in the order of the names.
+/// Reads `optimizer.safetensors` of a checkpoint, sorted by name.
 ///
 /// # Errors
 ///
-/// Where the file cannot be read or is not of this program.
+/// Where the file cannot be read or does not have this program's format.
 pub fn load_moments(checkpoint: &Path) -> Result<Vec<HostTensor>, CheckpointError> {
     let file = checkpoint.join(OPTIMIZER_FILE);
     let bytes = fs::read(&file).map_err(|e| io_error(&file, "read", e))?;
@@ -384,7 +381,7 @@ fn step_named(path: &Path, name: &str) -> Option<u64> {
     (path.is_dir() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
-/// Forces the files of a folder, and the folder, to the disk.
+/// Syncs the files of a folder, and the folder, to disk.
 fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
     for entry in fs::read_dir(folder).map_err(|e| io_error(folder, "read the folder", e))? {
         sync(&entry.map_err(|e| io_error(folder, "read the folder", e))?.path())?;
@@ -392,13 +389,13 @@ fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
     sync(folder)
 }
 
-/// Forces a file, or the names in a folder, to the disk.
+/// Syncs a file, or the names in a folder, to disk.
 fn sync(path: &Path) -> Result<(), CheckpointError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(|e| io_error(path, "force to the disk", e))
 }
 
-/// Deletes a checkpoint: under another name first, so that one that can be seen is whole also where the process ends
-/// meanwhile. What is then left is swept with what else was cut short.
+/// Deletes a checkpoint. It is renamed first, so that every visible checkpoint is complete even if the process ends
+/// halfway. [`Checkpoints::remove_partial`] deletes the rest later.
 fn discard(checkpoint: &Path) -> Result<(), CheckpointError> {
     let Some(name) = checkpoint.file_name() else { return Ok(()) };
     let deleted = checkpoint.with_file_name(format!(".{}{DELETED}", name.to_string_lossy().trim_start_matches('.')));

@@ -26,7 +26,7 @@ pub use prompt_form::{PROMPT_FORM_FILE, PromptForm};
 /// The matrices of an adapter by module, for example `model.layers.0.self_attn.q_proj`.
 pub type AdapterWeights = BTreeMap<String, LowRankPair>;
 
-/// The two factors of the update of one linear layer.
+/// The two factors of a linear layer's update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LowRankPair {
     /// `A`, `[r, in_features]`.

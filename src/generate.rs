@@ -1,4 +1,4 @@
-//! Text from a model, token by token: a prompt is encoded, the model continues it, the text comes out as it is made.
+//! Text generation: the model continues an encoded prompt token by token, and the text is passed on as it is made.
 
 mod prompt;
 mod sampler;
@@ -18,22 +18,22 @@ use sampler::Sampler;
 /// Length of the texts that are sampled at evaluations, in tokens.
 const SAMPLE_TOKENS: usize = 96;
 
-/// Tokens of the prompt that decoding looks back on: enough for one character and the space before it.
+/// Tokens at the end of the prompt that the decoder sees first: enough for one character and the space before it.
 const DECODE_CONTEXT: usize = 8;
 
 /// How a text is continued.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GenerateOptions {
-    /// Tokens after which to stop, where the model does not end by itself.
+    /// Most tokens to generate, where the model does not end the text earlier.
     pub max_new_tokens: usize,
     /// Divisor of the logits; at 0 the most likely token is always taken (greedy).
     pub temperature: f64,
-    /// Only the most likely tokens that together reach this probability are drawn from (Holtzman et al., 2020);
-    /// in (0, 1], 1 for all.
+    /// Tokens are drawn only from the most likely ones that together reach this probability (Holtzman et al., 2020); in
+    /// (0, 1], 1 for all.
     pub top_p: f64,
-    /// Only so many of the most likely tokens are drawn from; absent: all.
+    /// Tokens are drawn only from this many most likely ones; absent: all.
     pub top_k: Option<usize>,
-    /// Names the draw.
+    /// Seed of the draws.
     pub seed: u64,
 }
 
@@ -52,21 +52,21 @@ pub enum GenerateError {
     /// The chat template failed.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// A system message without a chat template to write it with.
+    /// There is a system message, but no chat template to format it.
     #[error(
         "a system message needs a chat template, and the prompt is taken as it is\n  hint: put it into the prompt, or give --chat"
     )]
     SystemWithoutTemplate,
-    /// Nothing to continue.
+    /// The prompt has no tokens.
     #[error("the prompt has no tokens, and the tokenizer adds none: there is nothing to continue")]
     EmptyPrompt,
-    /// Positions that the model was not made for are refused.
+    /// The prompt is longer than the model's `max_position_embeddings`.
     #[error(
         "the prompt is {num_tokens} tokens long, and the model was made for {max_position_embeddings} positions\n  \
          hint: shorten the prompt"
     )]
     PromptTooLong {
-        /// Length of the prompt.
+        /// Length of the prompt, in tokens.
         num_tokens: usize,
         /// Positions of the model.
         max_position_embeddings: usize,
@@ -91,9 +91,9 @@ pub enum Ending {
     EndOfText,
     /// `max_new_tokens` were written.
     MaxNewTokens,
-    /// All positions that the model was made for are taken.
+    /// The text has reached the model's `max_position_embeddings`.
     MaxPositions,
-    /// The caller wanted it.
+    /// The caller stopped it.
     Stopped,
     /// The logits were not finite numbers.
     NonFiniteLogits,
@@ -102,17 +102,17 @@ pub enum Ending {
 /// What a model wrote.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
-    /// Without the token that ended it.
+    /// The new tokens, without the token that ended the text.
     pub token_ids: Vec<u32>,
     /// The text of these tokens, without special tokens.
     pub text: String,
-    /// Why it ended.
+    /// Why the text ended.
     pub ending: Ending,
-    /// From the start to the first logits: what the prompt took.
+    /// Seconds from the start to the first logits: the time for the prompt.
     pub prompt_seconds: f64,
-    /// What the tokens after the first took.
+    /// Seconds for the tokens after the first.
     pub decode_seconds: f64,
-    /// Passes of single tokens within `decode_seconds`.
+    /// Forward passes of single tokens within `decode_seconds`.
     pub num_passes: usize,
 }
 
@@ -125,20 +125,20 @@ impl Generated {
     }
 }
 
-/// A model that can be asked for text.
+/// A model with adapters and tokenizer that generates text.
 #[derive(Clone, Copy, Debug)]
 pub struct Generator<'a> {
     /// The base model.
     pub model: &'a Model,
-    /// Applied unmerged; [`AdapterSet::none`] for the base model's own text.
+    /// Applied unmerged; use [`AdapterSet::none`] for the base model alone.
     pub adapters: &'a AdapterSet,
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
 }
 
 impl Generator<'_> {
-    /// Continues `prompt_ids`. `on_text` gets every token's text as it is made (empty while a character is incomplete)
-    /// and can break off. Dropout is off.
+    /// Continues `prompt_ids`. `on_text` gets the text of every token as it is made (empty while a character is
+    /// incomplete) and can stop the generation. Dropout is off.
     ///
     /// # Errors
     /// A prompt without tokens, with tokens that the model does not have, or longer than `max_position_embeddings`.
@@ -204,7 +204,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A decoder that has seen the end of the prompt: what follows a word starts with a space.
+    /// A decoder that has seen the end of the prompt, so that a word after it starts with a space.
     fn stream_after(&self, prompt_ids: &[u32]) -> Result<DecodeStream<'_>, TokenizerError> {
         let mut stream = self.tokenizer.decode_stream(true);
         for &id in &prompt_ids[prompt_ids.len().saturating_sub(DECODE_CONTEXT)..] {
@@ -213,13 +213,13 @@ impl Generator<'_> {
         Ok(stream)
     }
 
-    /// Continues each prompt greedily, in a few sentences: what a run shows at its evaluations. The same model gives
-    /// the same texts. `None` where `stop` becomes true on the way.
+    /// Continues each prompt greedily by a few sentences: the samples that a run shows at its evaluations. The same
+    /// model gives the same texts. `None` where `stop` returns true before the end.
     ///
-    /// With `template`, a prompt is a user's turn and the text is the answer; without, it is continued as it is.
+    /// With `template`, a prompt is a user's turn and the text is the answer; without, the prompt itself is continued.
     ///
     /// # Errors
-    /// As [`generate`](Self::generate), and what tokenizer and template refuse.
+    /// Those of [`generate`](Self::generate), and those of the tokenizer and the template.
     pub fn samples(
         &self,
         prompts: &[String],

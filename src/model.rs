@@ -1,4 +1,4 @@
-//! A decoder model: embedding, blocks, norm and head. Blocks are run one by one by those who train or generate.
+//! A decoder model: embedding, blocks, norm and head. The training and generation code runs the blocks one by one.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,7 @@ pub use config::{Init, ModelOptions, Quantization};
 pub struct Model {
     /// Shape and constants.
     pub config: ModelConfig,
-    /// Type of the activations; weights may be stored in another.
+    /// Type of the activations; weights may be stored in another type.
     pub compute: DType,
     /// `[vocab_size, hidden_size]`.
     pub embed_tokens: Tensor<2>,
@@ -38,14 +38,14 @@ pub struct Model {
     pub blocks: Vec<Block>,
     /// Weight of the last norm, `[hidden_size]`.
     pub norm: Tensor<1>,
-    /// `[vocab_size, hidden_size]`; shares the memory of the embedding where they are tied.
+    /// `[vocab_size, hidden_size]`; shares the embedding's memory where the two are tied.
     pub lm_head: Weight,
-    /// Rotary angles of the positions seen so far; grows on demand.
+    /// Rotary angles up to the longest position so far; grows on demand.
     rotary: Arc<Mutex<Arc<RotaryTable>>>,
 }
 
 impl Model {
-    /// A model of these weights.
+    /// Makes a model from its weights.
     #[must_use]
     pub fn new(
         config: ModelConfig,
@@ -65,7 +65,7 @@ impl Model {
         self.norm.device()
     }
 
-    /// Whether the kernels of [`crate::ops::cpu`] run this model, which need no padding.
+    /// Whether the kernels of [`crate::ops::cpu`] run this model; they need no padding.
     #[must_use]
     pub fn has_kernels(&self) -> bool {
         host::has_kernels(&self.device(), self.compute)
@@ -81,13 +81,13 @@ impl Model {
         Arc::clone(&table)
     }
 
-    /// A micro-batch as this model's operations take it: where no kernels run, padded to rows of one length.
+    /// A micro-batch in the form that this model's operations expect: padded to equal row lengths where no kernels run.
     #[must_use]
     pub fn arranged<'a>(&self, batch: &'a Batch) -> Cow<'a, Batch> {
         if self.has_kernels() { Cow::Borrowed(batch) } else { Cow::Owned(batch.padded()) }
     }
 
-    /// Where the sequences of a micro-batch that is [`arranged`](Self::arranged) lie.
+    /// Positions of the sequences in a micro-batch that is [`arranged`](Self::arranged).
     #[must_use]
     pub fn layout(&self, batch: &Batch) -> Layout {
         let positions = batch.positions();
@@ -121,7 +121,7 @@ impl Model {
         profile::measure("embedding", || Cost { bytes, ..Cost::default() }, embed)
     }
 
-    /// The output of the last block, `[tokens, hidden_size]`, for evaluation: nothing is kept, dropout is off.
+    /// The output of the last block, `[tokens, hidden_size]`, for evaluation: without dropout, and nothing is kept.
     #[must_use]
     pub fn hidden(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let batch = &*self.arranged(batch);

@@ -1,4 +1,4 @@
-//! A training run, as a straight line.
+//! A training run, from start to end.
 
 pub mod args;
 mod changes;
@@ -31,7 +31,7 @@ use dir::RunDir;
 use load::Loaded;
 use prepare::Prepared;
 
-/// A run whose folder, rows and weights are there.
+/// A run whose folder, rows and weights are loaded.
 struct Run<'a> {
     args: &'a TrainArgs,
     prepared: &'a Prepared,
@@ -45,23 +45,23 @@ struct Run<'a> {
 ///
 /// # Errors
 ///
-/// Mistakes in the recipe or its inputs, failures on the way, an interruption.
+/// Mistakes in the recipe or its inputs, failures during training, an interruption.
 pub fn train(args: &TrainArgs) -> Result<(), Failure> {
     let (advice, places) = (OnceCell::new(), OnceCell::new());
     with_advice(&advice, || train_within(args, &advice, &places))
         .map_err(|failure| failure.located(places.get_or_init(Places::default)))
 }
 
-/// Trains; `advice` becomes what to say if memory runs out, `places` where the recipe's keys were written.
+/// Trains. `advice` is set to the message for out-of-memory errors, `places` to where the recipe's keys were written.
 fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<Places>) -> Result<(), Failure> {
-    // The system's record of when the process started would count a caller that turned into this program: `cargo run`'s
-    // build.
+    // The system's start time of the process would include a caller that replaced itself by this program, such as the
+    // build of `cargo run`.
     let process_start = Instant::now();
     let stop = Stop::on_signals().map_err(Failure::running)?;
     let (recipe, given) = args.recipe.load_with_text(Purpose::Training)?;
     let _ = places.set(recipe.places.clone());
 
-    // What fails cheaply comes first: no weight and no row is read before all this is known to be there.
+    // Cheap checks come first: no weight and no row is read before all this is known to exist.
     let (existing, resumed) = resume::open_folder(args, &recipe)?;
     let prepared = Prepared::new(recipe, args.quiet)?;
     stop.on_abort(&prepared.memory.advice);

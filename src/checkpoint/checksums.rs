@@ -1,4 +1,4 @@
-//! `SHA256SUMS`: what the files of a checkpoint hold. In the format of coreutils, so that `sha256sum -c` reads it too.
+//! `SHA256SUMS`: checksums of a checkpoint's files, in the format of coreutils, so that `sha256sum -c` can check them.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -7,12 +7,11 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// The file of checksums.
 pub(super) const SUMS_FILE: &str = "SHA256SUMS";
 /// Bytes read at a time.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Writes the checksums of the files of a folder that `is_own` into it.
+/// Writes the checksums of those files in `folder` for which `is_own` returns true.
 ///
 /// # Errors
 ///
@@ -32,12 +31,12 @@ pub(super) fn write(folder: &Path, is_own: impl Fn(&str) -> bool) -> io::Result<
     fs::write(folder.join(SUMS_FILE), sums)
 }
 
-/// Holds the files of a folder against their checksums. What else lies there, of a file manager or by the user's hand,
-/// has none and does no harm.
+/// Checks the files of a folder against their checksums. Other files in the folder, from a file manager or the user,
+/// have no checksum and are ignored.
 ///
 /// # Errors
 ///
-/// What is wrong, for people: a file that is missing, cannot be read or has changed.
+/// What is wrong, as text for the user: a file that is missing, cannot be read or has changed.
 pub(super) fn verify(folder: &Path, is_own: impl Fn(&str) -> bool) -> Result<(), String> {
     let sums = match fs::read_to_string(folder.join(SUMS_FILE)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(format!("{SUMS_FILE} is missing")),
@@ -58,7 +57,7 @@ pub(super) fn verify(folder: &Path, is_own: impl Fn(&str) -> bool) -> Result<(),
     if sums.is_empty() {
         return Err(format!("{SUMS_FILE} is empty"));
     }
-    // A list that was cut between two lines would vouch for the rest of the files alone.
+    // A list cut off at the end of a line still matches the files that it lists, so every file must be listed.
     let is_listed =
         |name: &str| sums.lines().any(|line| line.split_once("  ").is_some_and(|(_, listed)| listed == name));
     let entries = fs::read_dir(folder).map_err(|error| format!("cannot be read: {error}"))?;
@@ -100,7 +99,7 @@ mod tests {
         fs::write(path("a"), "abc").unwrap();
         fs::write(path("b"), "").unwrap();
         write(folder.path(), is_own).unwrap();
-        // FIPS 180-4's example.
+        // The example of FIPS 180-4.
         let sums = fs::read_to_string(path(SUMS_FILE)).unwrap();
         assert!(sums.starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a\n"), "{sums}");
         assert_eq!(verify(folder.path(), is_own), Ok(()));
@@ -122,7 +121,7 @@ mod tests {
             assert_eq!(verify(folder.path(), is_own), Err(format!("{name} is missing")));
             fs::write(path(name), whole).unwrap();
         }
-        // A list that ends early is whole lines, each of them right.
+        // Cut off at the end of a line: every line that is left is correct.
         let first = sums.lines().next().unwrap();
         fs::write(path(SUMS_FILE), format!("{first}\n")).unwrap();
         assert_eq!(verify(folder.path(), is_own), Err("SHA256SUMS is damaged: it does not list b".into()));

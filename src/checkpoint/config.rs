@@ -21,8 +21,8 @@ section! {
 }
 
 impl CheckpointConfig {
-    /// Where the recipe says when to save, there are no defaults besides. `save_minutes = 0` is kept: without it, the
-    /// default would be meant.
+    /// Where the recipe says when to save, the other default does not apply. `save_minutes = 0` is kept: removing it
+    /// would bring the default back.
     fn check(self, section: &mut Section) -> Self {
         let says_when = section.has("save_steps") || section.has("save_minutes");
         Self {
@@ -32,7 +32,7 @@ impl CheckpointConfig {
         }
     }
 
-    /// Seconds after the last checkpoint until the next one, where time decides.
+    /// Seconds after the last checkpoint until the next one; absent where time does not trigger a save.
     #[must_use]
     pub fn save_seconds(&self) -> Option<f64> {
         self.save_minutes.filter(|minutes| *minutes > 0.0).map(|minutes| 60.0 * minutes)

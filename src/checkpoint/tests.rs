@@ -55,7 +55,7 @@ fn rotation_keeps_the_newest() {
         checkpoints.rotate(&[&newest]).unwrap();
     }
     assert_eq!(names(&run.path().join("checkpoints")), ["step-000030", "step-000040"]);
-    // One that is to be kept is kept besides.
+    // A checkpoint in `keep` is kept in addition.
     let kept = run.path().join("checkpoints/step-000030");
     for step in [50, 60] {
         let newest = checkpoints.save(step, adapter, &moments(), &step, "").unwrap();
@@ -125,7 +125,7 @@ fn a_damaged_newest_checkpoint_is_noticed_and_the_one_before_it_found() {
     let run = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(run.path(), &CheckpointConfig::default());
     let paths = [10, 20, 30].map(|step| checkpoints.save(step, adapter, &moments(), &step, "").unwrap());
-    // What a disk that loses a sector, or a copy that was cut short, leaves.
+    // What a bad sector, or a copy that was cut short, leaves.
     let file = paths[2].join(OPTIMIZER_FILE);
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 0x40;

@@ -8,8 +8,8 @@ use super::{AdapterWeights, ExportError};
 use crate::lora::targets::Selection;
 use crate::spec::ModelConfig;
 
-/// Checks that an adapter sits on layers of the model, in their shapes, with the ranks that its config says, and on
-/// every layer that its config targets.
+/// Checks that the adapter's layers are exactly those that its config targets in this model, with matching shapes and
+/// ranks.
 ///
 /// # Errors
 /// Every matrix that is missing, unexpected or misshapen.
@@ -24,7 +24,7 @@ pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig)
     Err(ExportError::AdapterTensors { path: folder.join(WEIGHTS), expected_by: "the model", problems })
 }
 
-/// Every matrix that is missing, unexpected or misshapen, where `selection` says which there should be.
+/// Every matrix that is missing, unexpected or misshapen, compared with what `selection` expects.
 pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, model: &ModelConfig) -> Vec<String> {
     let mut problems = Vec::new();
     let mut expected = HashSet::new();

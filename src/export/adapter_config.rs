@@ -1,4 +1,4 @@
-//! `adapter_config.json`, as PEFT's `LoraConfig` has it.
+//! `adapter_config.json`, with the keys of PEFT's `LoraConfig`.
 
 use std::collections::BTreeMap;
 
@@ -24,17 +24,17 @@ const WITHOUT_EFFECT: [&str; 11] = [
 
 /// `adapter_config.json` of an adapter on `modules`.
 ///
-/// Only keys that PEFT has known for long are written: older versions refuse the others.
+/// Only keys that PEFT has had for a long time are written: older versions refuse keys that they do not know.
 pub(super) fn to_json<'a>(
     config: &LoraConfig,
     modules: impl Iterator<Item = &'a String>,
     base_model_name_or_path: &str,
 ) -> Value {
-    // PEFT cannot combine a regular expression with `layers_to_transform`: the layers are then named one by one.
+    // PEFT cannot combine a regular expression with `layers_to_transform`, so the layers are listed one by one.
     let one_by_one = matches!(config.target_modules, TargetModules::Regex(_)) && config.layers_to_transform.is_some();
     let target_modules = match &config.target_modules {
         TargetModules::AllLinear => {
-            // What PEFT calls it once it has met a model.
+            // PEFT writes the layer names once it has resolved "all-linear" for a model.
             let mut names = Linear::ALL.map(Linear::short_name);
             names.sort_unstable();
             json!(names)
@@ -75,7 +75,7 @@ pub(super) fn to_json<'a>(
     json!(keys)
 }
 
-/// Whole numbers without a fraction: PEFT declares `lora_alpha` as an integer.
+/// Writes whole numbers without a fraction: PEFT declares `lora_alpha` as an integer.
 fn number(value: f64) -> Value {
     #[allow(clippy::cast_possible_truncation)] // checked in the line that follows
     let whole = value as i64;
@@ -83,10 +83,10 @@ fn number(value: f64) -> Value {
     if whole as f64 == value { json!(whole) } else { json!(value) }
 }
 
-/// Reads `adapter_config.json` and the name of the base model in it; `modules` are those that the tensors name.
+/// Reads `adapter_config.json` and the base model's name in it; `modules` are the module names of the tensors.
 ///
 /// # Errors
-/// Everything in it that this trainer cannot honour.
+/// Every setting that this trainer does not support.
 pub(super) fn from_json<'a>(
     text: &str,
     modules: impl Iterator<Item = &'a String>,
@@ -101,7 +101,7 @@ pub(super) fn from_json<'a>(
 
     let default = LoraConfig::default();
     let mut config = LoraConfig {
-        // PEFT's own defaults, for files that leave them out.
+        // PEFT's own defaults, for missing keys.
         r: reader.take("r", "a whole number from 1", count).unwrap_or(8),
         lora_alpha: reader.take("lora_alpha", "a number above 0", positive).unwrap_or(8.0),
         lora_dropout: reader.take("lora_dropout", "a number in [0, 1)", share).unwrap_or(0.0),
@@ -118,7 +118,7 @@ pub(super) fn from_json<'a>(
     let excludes = reader.object.remove("exclude_modules").is_some_and(|value| !is_empty(&value));
     config.target_modules = match targets {
         Some(targets) if !excludes => targets,
-        // PEFT chose the modules by the model, or left some out: the tensors say which they are.
+        // PEFT chose the modules by model, or some are excluded: take the modules from the tensors.
         _ => TargetModules::Names(modules.cloned().collect()),
     };
     let base = reader.take("base_model_name_or_path", "a name", |value| value.as_str().map(str::to_owned));
@@ -138,7 +138,7 @@ fn share(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| (0.0..1.0).contains(number))
 }
 
-/// Null, false, or nothing in it: as good as absent.
+/// Null, false or empty: treated as absent.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -149,7 +149,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Takes known keys out of the object, so that what is left is unknown.
+/// Removes the known keys from the object; the keys that are left are unknown.
 struct Reader {
     object: Map<String, Value>,
     problems: Vec<String>,
@@ -165,7 +165,7 @@ impl Reader {
         taken
     }
 
-    /// A key with one supported value, which is also what its absence means.
+    /// A key with one supported value; a missing key means the same value.
     fn only(&mut self, key: &str, supported: &Value, hint: &str) {
         let value = self.object.remove(key).filter(|value| !value.is_null());
         if let Some(value) = value.filter(|value| value != supported) {
@@ -248,7 +248,7 @@ impl Reader {
             Value::Array(names) => {
                 let names: Option<Vec<String>> = names.iter().map(|name| name.as_str().map(str::to_owned)).collect();
                 names.map(|mut names| {
-                    // PEFT writes a set, in no order.
+                    // PEFT writes a set, in random order.
                     names.sort();
                     TargetModules::Names(names)
                 })
@@ -257,7 +257,7 @@ impl Reader {
         })
     }
 
-    /// Whatever is left may change the computation, unless it is known not to or is switched off.
+    /// Refuses unknown keys, which may change the computation, unless they have no effect or are switched off.
     fn refuse_unknown(&mut self) {
         for (key, value) in &self.object {
             if !WITHOUT_EFFECT.contains(&key.as_str()) && !is_empty(value) {

@@ -12,25 +12,23 @@ use crate::files;
 use crate::lora::config::LoraConfig;
 use crate::model::weights::{convert, layout};
 
-/// The matrices.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
-/// Rank, scale and places.
 pub(super) const CONFIG: &str = "adapter_config.json";
-/// What PEFT puts before the name of a module.
+/// PEFT's prefix of module names.
 const PREFIX: &str = "base_model.model.";
 
 /// An adapter from disk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedAdapter {
-    /// The matrices by module, in `f32` whatever the file has.
+    /// The matrices by module, converted to `f32` from the file's type.
     pub weights: AdapterWeights,
-    /// Rank, scale and places.
+    /// Rank, scale and target modules.
     pub config: LoraConfig,
-    /// The model that it was trained on, as its config names it.
+    /// The model that it was trained on, as named in the adapter's config.
     pub base_model_name_or_path: Option<String>,
 }
 
-/// Writes an adapter as PEFT does, in `f32`; each of the two files is complete or absent.
+/// Writes an adapter as PEFT does, in `f32`; each of the two files is written completely or not at all.
 ///
 /// # Errors
 /// Where a file cannot be written.
@@ -68,10 +66,10 @@ pub(super) fn tensor_name(module: &str, letter: char) -> String {
     format!("{PREFIX}{module}.lora_{letter}.weight")
 }
 
-/// Reads an adapter folder, ours or PEFT's.
+/// Reads an adapter folder written by this program or by PEFT.
 ///
-/// # Errors
-/// Where a file is missing or damaged, and where the adapter is more than low-rank updates of linear layers; every
+/// Where a file is missing or damaged, or where the adapter has more than low-rank updates of linear layers. All
+/// reasons are reported at once.
 /// reason at once.
 pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     let (config_path, weights_path) = (folder.join(CONFIG), folder.join(WEIGHTS));
@@ -80,7 +78,7 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
             return Err(ExportError::NoAdapter { folder: folder.to_owned(), missing, hint: no_adapter_hint(folder) });
         }
     }
-    // The config goes first: what it says about the method explains odd tensors better than their names do.
+    // Read the config first: its method explains unexpected tensors better than their names do.
     let text = std::fs::read_to_string(&config_path).map_err(ExportError::io("read", &config_path))?;
     let refused = |problems| ExportError::AdapterConfig { path: config_path.clone(), problems };
     adapter_config::from_json(&text, [].iter()).map_err(refused)?;
@@ -134,7 +132,7 @@ fn read_tensors(path: &PathBuf) -> Result<AdapterWeights, ExportError> {
     Err(ExportError::AdapterTensors { path: path.clone(), expected_by: "the format of LoRA adapters", problems })
 }
 
-/// Module, and 0 for A or 1 for B.
+/// Module name, and 0 for A or 1 for B.
 fn module_of(name: &str) -> Option<(&str, usize)> {
     let inner = name.strip_prefix(PREFIX)?;
     [".lora_A.weight", ".lora_B.weight"]
@@ -143,7 +141,7 @@ fn module_of(name: &str) -> Option<(&str, usize)> {
         .find_map(|(index, suffix)| Some((inner.strip_suffix(suffix)?, index)))
 }
 
-/// Why a tensor is in an adapter file that this trainer cannot use.
+/// Why this trainer cannot use a tensor of an adapter file.
 fn unexpected_reason(name: &str) -> &'static str {
     if name.contains("lora_embedding_") {
         ": adapters of embeddings are not supported"

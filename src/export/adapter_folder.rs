@@ -1,4 +1,4 @@
-//! An adapter folder as the user names it, put on a device for a model.
+//! An adapter folder as the user names it, loaded onto a device for a model.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
 use crate::spec::ModelConfig;
 
-/// Matrices that are named where an adapter does not fit.
+/// Number of mismatched matrices that an error lists.
 const MAX_PROBLEMS: usize = 8;
 
-/// The adapter in `folder`: `folder` itself, such as a checkpoint, or `folder/adapter`, where `folder` is the
-/// `output_dir` of a run. A folder without either comes back as it is, for [`read_adapter`](super::read_adapter) to
-/// explain.
+/// Where the adapter is: `folder` itself, such as a checkpoint, or `folder/adapter`, where `folder` is the `output_dir`
+/// of a run. Where neither holds an adapter, returns `folder`, and [`read_adapter`](super::read_adapter) reports the
+/// error.
 #[must_use]
 pub fn find_adapter(folder: &Path) -> PathBuf {
     let inner = folder.join("adapter");
@@ -23,13 +23,13 @@ pub fn find_adapter(folder: &Path) -> PathBuf {
 }
 
 impl SavedAdapter {
-    /// Puts the adapter, which was read from `folder`, on a device, for a model of this shape. Dropout is off.
+    /// Loads the adapter, read from `folder`, onto a device, for a model of this shape. Dropout is off.
     ///
     /// # Errors
-    /// Matrices that do not fit the model; the first ones are named, the others counted.
+    /// Matrices that do not fit the model; the first ones are listed, the others counted.
     pub fn into_set(self, folder: &Path, config: &ModelConfig, device: &Device) -> Result<AdapterSet, ExportError> {
         let misfit = |mut problems: Vec<String>| {
-            // An adapter of another model fits nowhere: some places say that as well as all.
+            // For another model's adapter every matrix mismatches: a few examples are enough.
             let others = problems.len().saturating_sub(MAX_PROBLEMS);
             problems.truncate(MAX_PROBLEMS);
             problems.extend((others > 0).then(|| format!("and {others} more")));

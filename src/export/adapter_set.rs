@@ -1,4 +1,4 @@
-//! Adapters on a device, from and to host memory.
+//! Copies adapters between a device and host memory.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::lora::{Adapter, AdapterSet};
 use crate::ops::host;
 use crate::spec::ModelConfig;
 
-/// The matrices of an adapter, read from its device.
+/// The matrices of an adapter, copied from its device.
 #[must_use]
 pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
     let pairs = adapters.iter().map(|(layer, linear, adapter)| {
@@ -21,10 +21,10 @@ pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
     pairs.collect()
 }
 
-/// Puts the matrices that were read from `folder` on a device: exactly those that `selection` asks for, with its scales.
+/// Puts the matrices read from `folder` on a device. They must be exactly those of `selection`, which gives the scales.
 ///
 /// # Errors
-/// Every matrix that is missing, has another shape, or that `selection` does not ask for.
+/// Every matrix that is missing, has another shape, or is not in `selection`.
 pub fn adapter_set(
     folder: &Path,
     mut weights: AdapterWeights,

@@ -1,4 +1,4 @@
-//! What can go wrong with adapters and merged models on disk.
+//! Errors of adapters and merged models on disk.
 
 use std::path::{Path, PathBuf};
 
@@ -26,12 +26,12 @@ pub enum ExportError {
     NoAdapter {
         /// The folder.
         folder: PathBuf,
-        /// The file that is not there.
+        /// The missing file.
         missing: &'static str,
-        /// What is there instead, on a line of its own.
+        /// What is there instead, on a separate line.
         hint: String,
     },
-    /// `adapter_config.json` asks for something that this trainer does not have, or is not valid.
+    /// `adapter_config.json` is not valid, or needs something that this trainer does not support.
     #[error("{}: this adapter cannot be used:{}", path.display(), Lines(problems))]
     AdapterConfig {
         /// The file.
@@ -39,7 +39,7 @@ pub enum ExportError {
         /// One entry per key.
         problems: Vec<String>,
     },
-    /// The tensors of an adapter are not what its config or the model implies.
+    /// The tensors of an adapter do not match its config or the model.
     #[error("{}: these tensors do not fit {expected_by}:{}", path.display(), Lines(problems))]
     AdapterTensors {
         /// The file.
@@ -55,15 +55,15 @@ pub enum ExportError {
     /// The config of the model cannot be used.
     #[error(transparent)]
     Model(#[from] ConfigError),
-    /// A merged value is too large for the base's type.
+    /// A merged value is too large for the base model's type.
     #[error("a merged value of `{name}` is too large for {dtype}\n  hint: convert the base model to bf16 first")]
     MergeOverflow {
         /// The tensor.
         name: String,
-        /// The base's type.
+        /// The base model's type.
         dtype: Dtype,
     },
-    /// Something is already there.
+    /// The output folder exists and is not empty.
     #[error(
         "{} exists and is not empty\n  hint: give a folder that does not exist yet; nothing is overwritten", path.display()
     )]
@@ -74,7 +74,7 @@ pub enum ExportError {
 }
 
 impl ExportError {
-    /// Wraps an error of the file system with what was being done where.
+    /// Adds the action and the path to a file system error.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
@@ -82,7 +82,7 @@ impl ExportError {
 }
 
 impl From<ExportError> for Failure {
-    /// What the disk refuses failed on the way; everything else is a wrong input.
+    /// A failing disk is a failure of the run; every other error is a wrong input.
     fn from(error: ExportError) -> Self {
         match error {
             ExportError::Io { .. } => Self::running(error),

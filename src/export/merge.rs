@@ -1,4 +1,4 @@
-//! An adapter added to its base model: a Hugging Face folder that needs no PEFT.
+//! Adds an adapter to its base model: a Hugging Face folder that needs no PEFT.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,9 +15,9 @@ use crate::model::weights::{StoredTensor, WeightFiles, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
 use crate::spec::ModelConfig;
 
-/// The chat template, which goes before one in `tokenizer_config.json`.
+/// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
-/// What belongs to a model besides its weights; copied where the base has it.
+/// Files of a model besides its weights; copied where the base has them.
 const SIDE_FILES: [&str; 11] = [
     "config.json",
     "generation_config.json",
@@ -31,10 +31,10 @@ const SIDE_FILES: [&str; 11] = [
     CHAT_TEMPLATE,
     "chat_template.json",
 ];
-/// Which tensor is in which shard; the same in the merged model.
+/// Which tensor is in which shard; copied unchanged into the merged model.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// What was merged.
+/// Summary of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MergeSummary {
     /// Linear layers that the adapter changed.
@@ -43,19 +43,19 @@ pub struct MergeSummary {
     pub num_files: usize,
     /// Size of all tensors.
     pub num_bytes: usize,
-    /// The model that the adapter says it was trained on.
+    /// The model that the adapter's config names as its base.
     pub trained_on: Option<String>,
 }
 
-/// Writes `W + scale B A` for every adapted layer, and everything else of the model as it is.
+/// Writes `W + scale B A` for every adapted layer, and copies the rest of the model unchanged.
 ///
-/// Sums are computed in `f32` from the base's own files and rounded once, to the base's type. Files are those of the
-/// base, one after the other and tensor by tensor, so that host memory stays below one file's size. The folder `out`
-/// appears when it is complete.
+/// Sums are computed in `f32` from the base's own files and rounded once, to the base's type. The files are split as in
+/// the base. They are written one after the other and tensor by tensor, so that host memory stays below one file's
+/// size. The folder `out` appears only when it is complete.
 ///
 /// # Errors
-/// A model or adapter that cannot be used or do not fit each other; an `out` that is not empty; a sum that its type
-/// cannot hold.
+/// A model or adapter that cannot be used, an adapter that does not fit the model, an `out` that is not empty, or a sum
+/// that is too large for its type.
 pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, ExportError> {
     require_absent_or_empty(out)?;
     let config = ModelConfig::from_file(&model.join("config.json"))?;
@@ -78,12 +78,12 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
         copy(&model.join(name), &unfinished.0.join(name))?;
     }
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template) }) = PromptForm::read(adapter)? {
-        // The model was trained with this one.
+        // The adapter was trained with this template.
         let path = unfinished.0.join(CHAT_TEMPLATE);
         files::write_with(&path, |path| std::fs::write(path, template)).map_err(ExportError::io("write", &path))?;
     }
     WeightFiles::open(&unfinished.0)?.check(&config)?;
-    // An empty folder gives way; one that is not was refused above, and still is here.
+    // Replace an empty folder. A folder with files was refused above; if files were added since, it is refused here.
     if out.is_dir() {
         std::fs::remove_dir(out).map_err(ExportError::io("replace", out))?;
     }
@@ -97,12 +97,12 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
     })
 }
 
-/// A folder that is removed unless it got its final name.
+/// A folder that is deleted unless it was renamed to its final name.
 struct Unfinished(PathBuf);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // After the rename there is nothing under this name.
+        // After the rename nothing has this name.
         drop(std::fs::remove_dir_all(&self.0));
     }
 }
@@ -116,14 +116,14 @@ fn require_absent_or_empty(out: &Path) -> Result<(), ExportError> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
-    // Content alone: files of a cache are often links to write-protected ones.
+    // Copy only the content, not the permissions: files of a cache are often links to write-protected files.
     let content = std::fs::read(from).map_err(ExportError::io("read", from))?;
     files::write_with(to, |path| std::fs::write(path, content)).map_err(ExportError::io("write", to))
 }
 
 /// Scale of every adapted module.
 fn scales(adapter: &SavedAdapter, config: &ModelConfig) -> BTreeMap<String, f64> {
-    // That the selection exists was checked together with the adapter.
+    // `select` cannot fail here: the adapter check has already made this selection.
     let selection = adapter.config.select(config.num_hidden_layers).ok();
     let layers = selection.iter().flat_map(Selection::iter);
     layers.map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect()
@@ -155,14 +155,14 @@ fn write_shard(
     written.map_err(ExportError::io("write", path))
 }
 
-/// What is added to a weight.
+/// The update that is added to a weight.
 struct Update<'a> {
     pair: &'a LowRankPair,
     scale: f64,
     dtype: Dtype,
 }
 
-/// A tensor of the merged model, which is computed when it is written.
+/// A tensor of the merged model, computed when it is written.
 struct MergedTensor<'a> {
     files: &'a WeightFiles,
     name: &'a str,
@@ -191,7 +191,7 @@ impl View for MergedTensor<'_> {
             Err(convert::Overflow) => {
                 let error = ExportError::MergeOverflow { name: self.name.to_owned(), dtype };
                 self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                // The file is given up as soon as this is over.
+                // The unfinished file is deleted after this error.
                 Cow::Owned(vec![0; self.data_len()])
             }
         }
@@ -202,7 +202,7 @@ impl View for MergedTensor<'_> {
     }
 }
 
-/// `weight += scale B A`, with the product rounded before it is scaled, as PEFT has it.
+/// `weight += scale B A`. The product is rounded before it is scaled, as in PEFT.
 fn add_update(weight: &mut [f32], pair: &LowRankPair, scale: f64) {
     let [rank, in_features] = pair.lora_a.shape();
     let mut update = vec![0.0; weight.len()];
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::model::weights::fixture::{self, tiny_config};
 
-    /// A tiny model and an adapter for it, in a folder that goes away.
+    /// A tiny model and an adapter for it, in a temporary folder.
     fn folders(num_shards: usize, dtype: Dtype, adapter: &SavedAdapter) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("base")).unwrap();
@@ -280,7 +280,7 @@ mod tests {
                         num_merged += 1;
                         assert_ne!(before, after);
                         for (after, expected) in after.iter().zip(expected(&before, pair, scale)) {
-                            // Half a unit in the last place of the type, and the rounding of the sum in f32.
+                            // Half a unit in the last place of the type, plus the rounding of the sum in f32.
                             let allowed = expected.abs() * epsilon + 1e-6;
                             assert!((f64::from(*after) - expected).abs() <= allowed, "{name}: {after} {expected}");
                         }

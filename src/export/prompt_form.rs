@@ -1,6 +1,6 @@
-//! In which form a model was taught to be asked: a small file beside its adapter.
+//! How prompts were formatted in training: a small file beside the adapter.
 //!
-//! PEFT refuses keys in `adapter_config.json` that it does not know, and reads no other files of the folder.
+//! PEFT refuses keys in `adapter_config.json` that it does not know, and ignores other files of the folder.
 
 use std::path::Path;
 
@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 use super::ExportError;
 use crate::files;
 
-/// File of the form, in the folder of an adapter.
+/// The file's name, in the folder of an adapter.
 pub const PROMPT_FORM_FILE: &str = "prompt_form.json";
 
-/// How a prompt is put before a model.
+/// How a prompt is passed to a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "prompt_form", rename_all = "snake_case")]
 pub enum PromptForm {
-    /// As it is, to be continued.
+    /// As plain text that the model continues.
     Raw,
     /// As a user's turn.
     ChatTemplate {
-        /// The template, where it is not the model's own.
+        /// The template, where it differs from the model's own.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         chat_template: Option<String>,
     },
 }
 
 impl PromptForm {
-    /// Writes it beside an adapter; the file is complete or absent.
+    /// Writes it beside an adapter; the file is written completely or not at all.
     ///
     /// # Errors
     /// Where the file cannot be written.
@@ -39,7 +39,7 @@ impl PromptForm {
             .map_err(ExportError::io("write", &path))
     }
 
-    /// That of an adapter; `None` where it is not known, as with those that another program wrote.
+    /// Reads the form of an adapter; `None` where it is unknown, as for adapters that another program wrote.
     ///
     /// # Errors
     /// A file that cannot be read or understood.

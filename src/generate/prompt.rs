@@ -1,4 +1,4 @@
-//! What the user typed, as the tokens that the model continues.
+//! Encodes the user's prompt.
 
 use serde_json::json;
 
@@ -6,11 +6,11 @@ use super::GenerateError;
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
 
-/// Token ids of a prompt: with `template`, a conversation of `system` and a user's turn, up to where the answer starts;
-/// without, the text as it is, after BOS where the tokenizer adds one.
+/// Token ids of a prompt. With `template`: a conversation of `system` and a user's turn, up to where the answer starts.
+/// Without: the plain text, after BOS where the tokenizer adds one.
 ///
 /// # Errors
-/// What tokenizer and template refuse; `system` without `template`.
+/// Errors of tokenizer and template; `system` without `template`.
 pub fn encode_prompt(
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
@@ -27,6 +27,6 @@ pub fn encode_prompt(
     let user = json!({"role": "user", "content": prompt});
     let messages: Vec<_> = system.into_iter().chain([user]).collect();
     let text = template.render(&messages, None, true)?;
-    // The template has written BOS itself.
+    // The template has already written BOS.
     Ok(tokenizer.encode(&text, false)?)
 }

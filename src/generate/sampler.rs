@@ -1,4 +1,4 @@
-//! The choice of the next token from its logits, as transformers makes it: temperature, then top-k, then top-p.
+//! Chooses the next token from its logits, in the order of transformers: temperature, then top-k, then top-p.
 
 use burn::tensor::Tensor;
 use rand::{Rng, SeedableRng};
@@ -8,7 +8,7 @@ use super::GenerateOptions;
 
 /// The logits of one token, in host memory.
 pub(super) fn read(logits: Tensor<1>) -> Vec<f32> {
-    // They are f32 by construction, on every device.
+    // They are always f32, on every device.
     logits.into_data().try_to_vec().unwrap_or_default()
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Sampler {
     rng: ChaCha8Rng,
 }
 
-/// A token that may be drawn, and its weight: its probability but for a common factor.
+/// A token that may be drawn, and its weight: its probability times a common factor.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     id: u32,
@@ -51,11 +51,11 @@ impl Sampler {
             left -= candidate.weight;
             left < 0.0
         });
-        // Rounding may leave a rest behind the last one.
+        // Rounding may leave the drawn number beyond the last candidate.
         drawn.or(candidates.last()).map(|candidate| candidate.id)
     }
 
-    /// The tokens to draw from. Without top-k and top-p, all of them, in their order.
+    /// The tokens to draw from. Without top-k and top-p: all tokens, in the order of their ids.
     fn candidates(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
         let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / self.temperature).exp();
         let mut candidates: Vec<Candidate> =
@@ -63,7 +63,7 @@ impl Sampler {
         if let Some(k) = self.top_k.filter(|&k| k < candidates.len()) {
             let (_, last, _) = candidates.select_nth_unstable_by(k.max(1) - 1, by_weight);
             let least = last.weight;
-            // Those that are as likely as the last one stay too.
+            // Tokens with the same weight as the last one stay too.
             candidates.retain(|candidate| candidate.weight >= least);
         }
         if self.top_p < 1.0 {
@@ -72,10 +72,10 @@ impl Sampler {
         candidates
     }
 
-    /// Keeps the most likely candidates that together reach `top_p`; the one that reaches it is kept.
+    /// Keeps the most likely candidates that together reach `top_p`, including the candidate that reaches it.
     fn keep_top_p(&self, candidates: &mut Vec<Candidate>) {
         let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
-        // All tokens below this share together stay below 1 - top_p: they go without being sorted.
+        // Tokens below this weight together have less than 1 - top_p: drop them without sorting.
         #[expect(clippy::cast_precision_loss, reason = "vocabularies are far below 2^53")]
         let negligible = total * (1.0 - self.top_p) / candidates.len() as f64;
         candidates.retain(|candidate| candidate.weight >= negligible);
@@ -89,12 +89,12 @@ impl Sampler {
     }
 }
 
-/// The most likely first; the order of equals is that of their ids, on every machine.
+/// Most likely first; equal weights are ordered by id, so that every machine gives the same order.
 fn by_weight(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
 }
 
-/// The first of the largest logits, and its value; `None` where that is not a finite number.
+/// The first of the largest logits, and its value; `None` where the value is not a finite number.
 fn greedy(logits: &[f32]) -> Option<(u32, f32)> {
     let mut best: Option<(u32, f32)> = None;
     for (id, &logit) in (0..).zip(logits) {
@@ -171,7 +171,7 @@ mod tests {
     fn top_k_comes_before_top_p_and_keeps_equals() {
         let with = |top_k, top_p| GenerateOptions { top_k: Some(top_k), top_p, ..options(1.0) };
         assert_shares(with(2, 1.0), [0.0, 0.5 / 0.75, 0.0, 0.25 / 0.75, 0.0]);
-        // Of the two that are left the first has two thirds: 0.6 is reached by it alone.
+        // The first of the two tokens left has two thirds: it reaches 0.6 alone.
         assert_shares(with(2, 0.6), [0.0, 1.0, 0.0, 0.0, 0.0]);
         let mut sampler = Sampler::new(&with(1, 1.0));
         let drawn: std::collections::BTreeSet<_> = (0..100).filter_map(|_| sampler.next(&[2.0, 2.0, 1.0])).collect();

@@ -14,9 +14,9 @@ use crate::model::weights::fixture::tiny_config;
 use crate::model::weights::{RandomWeights, Weights};
 use crate::spec::ModelConfig;
 
-/// Special tokens that no text ends at, unless the config says so.
+/// Special tokens that end no text, unless the config says so.
 const PLAIN: [&str; 3] = ["<a>", "<b>", "<c>"];
-/// Those of [`CHAT`].
+/// The special tokens of [`CHAT`].
 const TURNS: [&str; 3] = ["<s>", "</s>", "<|im_end|>"];
 
 /// Writes a tokenizer of the 256 bytes and three special tokens.
@@ -47,7 +47,7 @@ fn model(num_positions: usize) -> Model {
     load::load(&config, &weights, Dtype::F32, Dtype::F32, &Device::flex()).unwrap()
 }
 
-/// The greedy continuation by full passes, without a cache.
+/// The greedy continuation by full forward passes, without a cache.
 fn greedy_without_cache(model: &Model, prompt_ids: &[u32], num_new: usize) -> Vec<u32> {
     let adapters = AdapterSet::none(model.blocks.len());
     let mut ids = prompt_ids.to_vec();
@@ -109,7 +109,7 @@ fn positions_that_the_model_was_not_made_for_are_never_used() {
     let (model, adapters) = (model(16), AdapterSet::none(2));
     let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
     let generate = |prompt_ids: &[u32]| generator.generate(prompt_ids, &GenerateOptions::default(), go_on);
-    // The last of 16 positions gives one more token, which takes no position.
+    // The last of 16 positions gives one more token, which needs no position.
     let generated = generate(&[1; 10]).unwrap();
     assert_eq!((generated.ending, generated.token_ids.len(), generated.num_passes), (Ending::MaxPositions, 7, 6));
     let generated = generate(&[1; 16]).unwrap();
@@ -156,6 +156,6 @@ fn a_prompt_is_a_users_turn_where_there_is_a_template_and_bos_is_there_once() {
     assert_eq!(decoded(template.as_ref(), Some("Be brief")).unwrap(), "<s>s:Be brief<|im_end|>u:Hi<|im_end|>a:");
     assert_eq!(decoded(None, None).unwrap(), "<s>Hi");
     assert!(matches!(decoded(None, Some("Be brief")), Err(GenerateError::SystemWithoutTemplate)));
-    // The end of a turn ends the text, besides EOS.
+    // The end of a turn ends the text, as EOS does.
     assert_eq!(tokenizer.eos_ids(), [257, 258]);
 }

@@ -1,4 +1,4 @@
-//! The adapters of a model: what is trained.
+//! The adapters of a model: its trained weights.
 
 use burn::tensor::{DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
@@ -16,7 +16,7 @@ pub struct Adapter {
     pub lora_a: Tensor<2>,
     /// `B`, `[out_features, r]`, in `f32`.
     pub lora_b: Tensor<2>,
-    /// Factor of the update.
+    /// Scale of the update.
     pub scale: f64,
 }
 
@@ -33,10 +33,9 @@ pub struct AdapterSet {
 }
 
 impl AdapterSet {
-    /// Fresh adapters: A drawn from `seed`, B zero, so that the model's output is the base model's.
+    /// New adapters: A drawn from `seed`, B zero, so that the model's output is the base model's.
     ///
-    /// The numbers are drawn on the host, adapter by
-    /// adapter, so a seed means the same adapters on every device.
+    /// The numbers are drawn on the host, adapter by adapter, so that a seed gives the same adapters on every device.
     #[must_use]
     pub fn new(
         config: &ModelConfig,
@@ -68,7 +67,7 @@ impl AdapterSet {
         Self { blocks: (0..num_layers).map(|_| BlockAdapters::default()).collect(), dropout: 0.0 }
     }
 
-    /// Number of trained numbers.
+    /// Number of trained parameters.
     #[must_use]
     pub fn num_parameters(&self) -> usize {
         self.iter().map(|(_, _, a)| a.lora_a.shape().num_elements() + a.lora_b.shape().num_elements()).sum()
@@ -82,7 +81,7 @@ impl AdapterSet {
         })
     }
 
-    /// Every adapter, for changing it, in the order of [`iter`](Self::iter).
+    /// Every adapter, mutable, in the order of [`iter`](Self::iter).
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Adapter> {
         self.blocks.iter_mut().flatten().flatten()
     }

@@ -93,7 +93,7 @@ fn accept_layers(value: &Value) -> Result<Option<Vec<usize>>, Option<String>> {
     }
 }
 
-/// The last line of a regular expression's error: what is wrong, without the drawing above it.
+/// The last line of a regular expression's error: the reason, without the drawing above it.
 fn last_line(error: &regex::Error) -> String {
     error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
@@ -149,7 +149,7 @@ fn accept_name(item: &Node) -> Result<String, Option<String>> {
     }
 }
 
-/// The layer that a name was probably meant to be, or what there is.
+/// The layer name closest to `name`, or the list of layer names, as a hint.
 pub(super) fn meant_layer(name: &str) -> String {
     let last = name.rsplit('.').next().unwrap_or_default().trim_matches(|c: char| !c.is_ascii_alphanumeric());
     match closest(last, Linear::ALL.into_iter().map(Linear::short_name)) {
@@ -162,7 +162,7 @@ fn is_linear_layer(name: &str) -> bool {
     name.rsplit('.').next().is_some_and(|last| Linear::ALL.into_iter().any(|linear| linear.short_name() == last))
 }
 
-/// Has nothing of a regular expression.
+/// Whether the text has no regular expression syntax.
 fn is_plain_name(text: &str) -> bool {
     text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }

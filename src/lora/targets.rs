@@ -10,7 +10,7 @@ use crate::spec::{Linear, ModelConfig};
 pub struct AdapterShape {
     /// Rank.
     pub r: usize,
-    /// Factor of the update.
+    /// Scale of the update.
     pub scale: f64,
 }
 
@@ -23,7 +23,7 @@ pub struct TargetHits {
     pub num_hits: usize,
 }
 
-/// What a `[lora]` section selects in a model.
+/// The layers that a `[lora]` section selects in a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection {
     /// By block, in the order of [`Linear::ALL`]; absent: not adapted.
@@ -41,7 +41,7 @@ impl Selection {
         })
     }
 
-    /// Number of trained numbers in a model of this shape.
+    /// Number of trained parameters in a model of this shape.
     #[must_use]
     pub fn num_parameters(&self, config: &ModelConfig) -> usize {
         self.iter().map(|(_, linear, shape)| shape.r * config.linear(linear).iter().sum::<usize>()).sum()
@@ -57,7 +57,7 @@ pub enum TargetError {
         /// The target.
         target: String,
     },
-    /// The head, which the chunked loss keeps frozen.
+    /// The head, which the chunked loss needs frozen, or the embedding, which stays frozen too.
     #[error(
         "`lora.target_modules`: `{target}` cannot be adapted: the head and the embedding stay frozen\n  hint: \
          `\"all-linear\"` takes every linear layer but these, as in PEFT"
@@ -100,7 +100,7 @@ impl LoraConfig {
     /// Finds the linear layers to adapt in a model of `num_layers` blocks.
     ///
     /// # Errors
-    /// Everything in the section that does not fit the model, at once.
+    /// Everything in the section that does not fit the model, all at once.
     pub fn select(&self, num_layers: usize) -> Result<Selection, Vec<TargetError>> {
         let mut errors = Vec::new();
         let targets = self.targets(&mut errors);
@@ -155,7 +155,7 @@ impl LoraConfig {
     }
 
     fn targets(&self, errors: &mut Vec<TargetError>) -> Vec<(String, Regex)> {
-        // A list entry is a whole module name or the end of one, from a dot on; a regex must match the whole name.
+        // A list entry is a whole module name, or the end of one after a dot; a regex must match the whole name.
         let (key, targets): (_, Vec<_>) = match &self.target_modules {
             TargetModules::AllLinear => return vec![("all-linear".into(), all())],
             TargetModules::Names(names) => (
@@ -180,7 +180,7 @@ fn all() -> Regex {
     Regex::new("").expect("the empty pattern compiles")
 }
 
-/// `rank_pattern` and `alpha_pattern` keys, matched as PEFT does: a regex for the end of the name, from a dot on.
+/// `rank_pattern` and `alpha_pattern` keys, matched as in PEFT: a regex for the end of the name, after a dot.
 fn patterns<'a>(
     key: &'static str,
     patterns: impl Iterator<Item = &'a String>,

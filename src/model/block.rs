@@ -1,7 +1,7 @@
 //! One transformer block, forward and backward by hand.
 //!
-//! The base is frozen, so the backward needs the gradients of the block's input and of its adapters only. What the
-//! forward keeps for it is in [`Activations`]; normed inputs and the feed-forward product are cheaper to make again.
+//! The base is frozen, so the backward only needs the gradients of the block's input and of its adapters. The forward
+//! keeps [`Activations`] for it; normed inputs and the feed-forward product are cheaper to recompute.
 
 use burn::tensor::Tensor;
 
@@ -31,10 +31,10 @@ pub struct Block {
     pub linears: [Weight; 7],
 }
 
-/// What a block needs to know besides its weights and its input.
+/// The inputs of a block besides its weights and activations.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockContext<'a> {
-    /// Where the sequences lie.
+    /// Positions of the sequences.
     pub layout: &'a Layout,
     /// Heads of the attention.
     pub heads: Heads,
@@ -42,7 +42,7 @@ pub struct BlockContext<'a> {
     pub eps: f64,
     /// Adapters of this block.
     pub adapters: &'a BlockAdapters,
-    /// Dropout on the inputs of the adapters, with a seed that names this block's masks; absent in evaluation.
+    /// Dropout on the inputs of the adapters, with the seed of this block's masks; absent in evaluation.
     pub dropout: Option<Dropout>,
 }
 
@@ -66,7 +66,7 @@ impl<'a> BlockContext<'a> {
     }
 }
 
-/// What the forward of a block keeps for its backward.
+/// The tensors that a block's forward keeps for its backward.
 #[derive(Clone, Debug)]
 pub struct Activations {
     /// Input of the block, `[tokens, hidden_size]`.
@@ -86,11 +86,11 @@ pub struct Activations {
     /// `[tokens, intermediate_size]`.
     gate: Tensor<2>,
     up: Tensor<2>,
-    /// `drop(x) A^T` by projection, `[tokens, r]`; that of the down projection is made in the backward.
+    /// `drop(x) A^T` by projection, `[tokens, r]`; the down projection's is computed in the backward.
     xa: [Option<Tensor<2>>; 7],
 }
 
-/// What the backward of a norm of heads needs: its input, `[tokens * heads, head_dim]`, and the factor of each head.
+/// What the backward of a head norm needs: its input, `[tokens * heads, head_dim]`, and the factor of each head.
 type HeadNormInput = (Tensor<2>, Tensor<1>);
 
 /// Gradients of a block's adapters, in the order of [`Linear::ALL`].
@@ -101,7 +101,7 @@ impl Block {
         &self.linears[linear as usize]
     }
 
-    /// Norms every head of queries (`which` = 0) or keys (1), where the family does.
+    /// Norms every head of queries (`which` = 0) or keys (1), if the model family has such norms.
     fn norm_heads(&self, which: usize, x: Tensor<2>, eps: f64) -> (Tensor<2>, Option<HeadNormInput>) {
         let Some(norms) = &self.qk_norms else { return (x, None) };
         let ([tokens, width], [head_dim]) = (x.dims(), norms[which].dims());
@@ -118,7 +118,7 @@ impl Block {
         rms_norm_backward(&dy, &x, &norms[which], &rstd, dy.zeros_like()).reshape(shape)
     }
 
-    /// Everything that the backward needs, up to the input of the down projection.
+    /// The tensors that the backward needs, up to the input of the down projection.
     ///
     /// # Shapes
     /// `x`: `[tokens, hidden_size]`.
@@ -127,8 +127,8 @@ impl Block {
         self.activations_with(x, context, |q, k, v| attention(q, k, v, context.layout, context.heads))
     }
 
-    /// [`activations`](Self::activations) with an attention of the caller's: of queries, keys (both after the rotary
-    /// embedding) and values. So a cache can keep keys and values, and put earlier ones before them.
+    /// [`activations`](Self::activations) with the caller's own attention function of queries, keys (both after the
+    /// rotary embedding) and values. A cache can so store keys and values, and prepend earlier ones.
     #[must_use]
     pub fn activations_with(
         &self,
@@ -247,8 +247,8 @@ mod tests {
     use crate::lora::{Adapter, AdapterSet};
     use crate::spec::ModelConfig;
 
-    /// Grouped queries, heads narrower than the hidden size, an odd number of tokens. The block has what any family has:
-    /// biases everywhere, norms of heads.
+    /// Grouped queries, heads narrower than the hidden size, an odd number of tokens. The block has every option of any
+    /// family: biases everywhere, and head norms.
     fn config() -> ModelConfig {
         ModelConfig::from_json(
             r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 40,
@@ -259,7 +259,7 @@ mod tests {
         .unwrap()
     }
 
-    /// Normal numbers that depend on nothing but the seed: burn's generator is shared by the tests of a process.
+    /// Normal numbers that depend only on the seed: all tests of a process share burn's generator.
     fn random<const D: usize>(shape: [usize; D], scale: f32, rng: &mut ChaCha8Rng, device: &Device) -> Tensor<D> {
         let values = (0..shape.iter().product()).map(|_| scale * normal(rng)).collect();
         crate::ops::host::tensor(values, shape, device)
@@ -284,7 +284,7 @@ mod tests {
         (block, adapters, random([22, 40], 1.0, rng, device), random([22, 40], 1.0, rng, device))
     }
 
-    /// Two rows of 11 tokens; the first holds two documents, the second one and two tokens of padding.
+    /// Two rows of 11 tokens: the first holds two documents, the second holds one document and two tokens of padding.
     fn layout(device: &Device) -> Layout {
         let documents = vec![(0, 4), (4, 7), (11, 9)];
         let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
@@ -311,7 +311,7 @@ mod tests {
         error / norm
     }
 
-    /// Output, input gradient and adapter gradients by burn's autodiff through the plain forward.
+    /// Output, input gradient and adapter gradients from burn's autodiff of the plain forward.
     fn by_autodiff(window: Option<usize>, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
         let device = Device::flex().autodiff();
         let (block, adapters, x, dy) = fixture(&device, false);
@@ -382,7 +382,7 @@ mod tests {
         let plain = by_hand(&Device::flex().autodiff(), true, None, None);
         let exact = by_hand(&Device::flex(), false, None, None);
         for (index, found) in found.iter().enumerate() {
-            // Where sums in another order straddle a tie, a number rounds the other way: one bit of 2^-9.
+            // Where sums in another order straddle a tie, a number rounds in the other direction: one bit of 2^-9.
             let (error, rounding) = (relative_error(found, &plain[index]), relative_error(found, &exact[index]));
             assert!(error < 1e-3, "tensor {index}: {error} from the plain products");
             assert!((1e-4..2e-2).contains(&rounding), "tensor {index}: {rounding} from f32");

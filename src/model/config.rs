@@ -34,12 +34,12 @@ section! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Quantization {
-    /// Weights as stored.
+    /// Weights stay as stored.
     #[default]
     None,
 }
 
-/// Where base weights come from.
+/// The source of the base weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Init {

@@ -14,7 +14,7 @@ use crate::ops::norm::rms_norm;
 
 /// A model, its adapters (unmerged), and the keys and values of the text so far.
 ///
-/// Whoever calls holds the text within `max_position_embeddings`.
+/// The caller must keep the text within `max_position_embeddings`.
 #[derive(Debug)]
 pub struct Decoder<'a> {
     model: &'a Model,
@@ -39,9 +39,9 @@ impl<'a> Decoder<'a> {
         self.num_tokens
     }
 
-    /// Appends tokens; the logits of what follows them, `[vocab_size]` in `f32`. Dropout is off.
+    /// Appends tokens and returns the logits of the next token, `[vocab_size]` in `f32`. Dropout is off.
     ///
-    /// The first call takes all its tokens (the prompt) in one pass, later ones take theirs one by one.
+    /// The first call processes all its tokens (the prompt) in one pass; later calls process theirs one by one.
     ///
     /// # Panics
     /// Where `token_ids` is empty.
@@ -54,8 +54,8 @@ impl<'a> Decoder<'a> {
         linear(&normed, &self.model.lm_head, None).0.cast(DType::F32).squeeze_dim(0)
     }
 
-    /// The output of the last block for the last of `token_ids`, `[1, hidden_size]`: of any number of tokens at the
-    /// start of the text, of one token later on.
+    /// The output of the last block for the last of `token_ids`, `[1, hidden_size]`. The first pass of a text takes any
+    /// number of tokens, later passes take one token.
     fn pass(&mut self, token_ids: &[u32]) -> Tensor<2> {
         let model = self.model;
         let (start, count) = (self.num_tokens, token_ids.len());
@@ -106,7 +106,7 @@ mod tests {
         (model, adapters)
     }
 
-    /// Largest difference to the logits of the full pass, over their largest size, at every split of the text.
+    /// Largest difference from the logits of the full pass, relative to the largest logit, over all splits.
     fn worst_difference(config: &ModelConfig, compute: Dtype, device: &Device, num_tokens: usize) -> f32 {
         let (model, adapters) = fixture(config, compute, device);
         #[expect(clippy::cast_possible_truncation, reason = "below the size of the vocabulary")]
@@ -139,7 +139,7 @@ mod tests {
         worst / scale
     }
 
-    /// Logits of size 1, so that differences mean something.
+    /// Makes logits of about size 1, so that differences are meaningful.
     fn config(window: Option<usize>) -> ModelConfig {
         let tiny = tiny_config();
         let windows = vec![window; tiny.num_hidden_layers];
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn it_holds_in_plain_tensor_calls_and_when_the_cache_grows() {
-        // Tensors that autodiff could track do not reach the kernels.
+        // The kernels do not run for tensors on an autodiff device.
         let device = Device::flex().autodiff();
         for (window, num_tokens) in [(None, 20), (Some(6), 20), (None, 270)] {
             let worst = worst_difference(&config(window), Dtype::F32, &device, num_tokens);

@@ -1,4 +1,4 @@
-//! From weight files to a model on its device.
+//! Loads the weight files into a model on its device.
 
 use burn::tensor::{DType, Device};
 use rayon::prelude::*;
@@ -11,11 +11,11 @@ use crate::ops::host;
 use crate::ops::linear::Weight;
 use crate::spec::{Linear, ModelConfig};
 
-/// Loads a model: `storage` is the type of its linear layers and embeddings, `compute` that of the arithmetic.
-/// Weights of norms and biases are kept in `f32`: they are small, and every stored type fits into it.
+/// Loads a model. `storage` is the type of its linear layers and embeddings, `compute` the type of the arithmetic.
+/// Weights of norms and biases are kept in `f32`: they are small, and `f32` holds every stored type exactly.
 ///
-/// In `bf16`, where the kernels of [`crate::ops::cpu`] run, only the operands of the products with frozen weights are
-/// rounded: activations and sums are in `f32`.
+/// In `bf16`, where the kernels of [`crate::ops::cpu`] run, only the operands of products with frozen weights are
+/// rounded: activations and sums stay in `f32`.
 ///
 /// # Errors
 /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
@@ -31,7 +31,7 @@ pub fn load(
     let has_kernels = host::has_kernels(device, DType::F32);
     let rounds = has_kernels && compute == Dtype::Bf16;
     let block = |layer| load_block(config, weights, layer, storage, rounds, device);
-    // On the host several tensors are converted at a time; a GPU takes them one by one.
+    // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
     let blocks: Result<Vec<Block>, WeightsError> = if has_kernels {
         (0..config.num_hidden_layers).into_par_iter().map(block).collect()
     } else {

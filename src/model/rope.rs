@@ -17,7 +17,7 @@ impl ModelConfig {
     pub fn inverse_frequencies(&self) -> Vec<f32> {
         let half = self.head_dim / 2;
         let frequencies = (0..half).map(|i| {
-            // In f32 like the reference: high positions multiply the difference to f64 into visible angles.
+            // In f32, as in the reference: at high positions the difference from f64 grows into visible angles.
             let exponent = (2 * i) as f32 / self.head_dim as f32;
             1.0 / (self.rope_theta as f32).powf(exponent)
         });
@@ -48,7 +48,7 @@ impl ModelConfig {
         }
     }
 
-    /// Cosines and sines of positions `0..num_positions`. Angles are computed in `f32`, whatever the precision.
+    /// Cosines and sines of positions `0..num_positions`. Angles are computed in `f32` for every precision.
     #[must_use]
     pub fn rotary_table(&self, num_positions: usize) -> Arc<RotaryTable> {
         let frequencies = self.inverse_frequencies();

@@ -17,7 +17,7 @@ pub use error::{TensorProblem, WeightsError};
 pub use files::{StoredTensor, WeightFiles};
 pub use random::RandomWeights;
 
-/// Where the tensors of a model come from.
+/// The source of a model's tensors.
 #[derive(Debug)]
 pub enum Weights {
     /// The safetensors files of a model folder.
@@ -27,7 +27,7 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// Checks that exactly the tensors of `config` are there, each in its shape.
+    /// Checks that the tensors are exactly those of `config`, each in its shape.
     ///
     /// # Errors
     /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
@@ -38,8 +38,7 @@ impl Weights {
         }
     }
 
-    /// By what other weights under the same name are told apart; absent of those drawn at random. See
-    /// [`WeightFiles::digest`].
+    /// Digest that identifies the weights, whatever their path; absent for random weights. See [`WeightFiles::digest`].
     #[must_use]
     pub fn digest(&self) -> Option<[u8; 32]> {
         match self {

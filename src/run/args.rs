@@ -27,7 +27,7 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
-    /// What to type to continue this run at its latest checkpoint.
+    /// The command line that continues this run at its latest checkpoint.
     #[must_use]
     pub fn resume_command(&self) -> String {
         let mut words = vec!["lora-train".to_owned(), self.recipe.recipe.display().to_string()];
@@ -40,7 +40,7 @@ impl TrainArgs {
     }
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -50,7 +50,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Where training goes on.
+/// The checkpoint where training continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
     /// At the latest checkpoint of `output_dir`.

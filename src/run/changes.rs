@@ -1,4 +1,4 @@
-//! What differs between the recipe of a checkpoint and the one with which it is to be continued.
+//! Differences between a checkpoint's recipe and the recipe that continues it.
 
 use std::fmt;
 use std::path::Path;
@@ -13,21 +13,21 @@ use crate::schema::{Effect, Keys, rows_to};
 pub(super) struct Change {
     /// `train.max_steps`, `data.train[0].path`.
     pub(super) key: String,
-    /// Its value in the checkpoint's recipe, as TOML; `none` where it has none.
+    /// Its value in the checkpoint's recipe, as TOML; `none` where it is absent.
     pub(super) before: String,
     /// Its value now.
     pub(super) after: String,
-    /// What it does to training.
+    /// Effect of the change on training.
     pub(super) effect: Effect,
 }
 
-/// What another value of a key does. Of what is no key any more nothing is known: later steps may be other ones.
+/// Effect of changing a key. For a key that no longer exists it is unknown, so later steps may differ.
 fn effect_of(key: &str) -> Effect {
     rows_to(Recipe::ROWS, key).iter().rev().find_map(|row| row.effect).unwrap_or(Effect::LaterSteps)
 }
 
 impl Change {
-    /// Whether a run that has finished may have steps left with it.
+    /// Whether a finished run may have steps left after this change.
     pub(super) fn may_add_steps(&self) -> bool {
         rows_to(Recipe::ROWS, &self.key).iter().any(|row| row.adds_steps)
     }
@@ -39,7 +39,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// Keys whose value differs between two recipes with every default filled in, other than where the output goes.
+/// Keys whose values differ between two recipes with every default filled in, except the output folder.
 pub(super) fn changes(earlier: &str, now: &str) -> Vec<Change> {
     let (Ok(earlier), Ok(now)) = (earlier.parse::<Table>(), now.parse::<Table>()) else { return Vec::new() };
     let (mut before, mut after) = (Vec::new(), Vec::new());
@@ -59,13 +59,13 @@ pub(super) fn changes(earlier: &str, now: &str) -> Vec<Change> {
         .collect()
 }
 
-/// Whether two paths, in quotes, are of one file or folder: it may be called from another directory.
+/// Whether two quoted paths name the same file or folder: the command may run from another directory.
 fn is_same_place(before: &str, after: &str) -> bool {
     let place = |quoted: &str| Path::new(quoted.trim_matches('"')).canonicalize().ok();
     place(before).is_some_and(|before| Some(before) == place(after))
 }
 
-/// Every key with its value, `data.train[0].path`.
+/// Lists every key with its value, such as `data.train[0].path`.
 fn flatten(prefix: &str, value: &Value, entries: &mut Vec<(String, String)>) {
     match value {
         Value::Table(table) => {

@@ -1,4 +1,4 @@
-//! The memory that a step takes beside what the device has, and what to say when it runs out.
+//! The memory that a step needs, compared with the device's, and the message for when it runs out.
 
 use std::any::Any;
 use std::cell::OnceCell;
@@ -15,19 +15,19 @@ use crate::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total
 use crate::train::fit::{self, Memories};
 use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan};
 
-/// What a device has.
+/// Memory and power of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Resources {
-    /// Its memory.
+    /// Total memory of the device.
     pub memory_bytes: Option<u64>,
-    /// What of it this process can have now: what nobody uses, and what it uses itself.
+    /// Memory that this process can have: what is free, and what it uses already.
     pub free_memory_bytes: Option<u64>,
-    /// The most power that it may draw; only of a GPU that NVML knows.
+    /// The highest power that it may draw; only of a GPU that NVML knows.
     pub power_limit_watts: Option<f64>,
 }
 
 impl Resources {
-    /// Those of an open device that has computed nothing yet.
+    /// Resources of an open device that has computed nothing yet.
     #[must_use]
     pub fn of(device: &OpenDevice) -> Self {
         if device.kind == DeviceKind::Cpu {
@@ -40,13 +40,13 @@ impl Resources {
         Self::of_listed(&listed, &cuda.uuid, cuda.memory_bytes)
     }
 
-    /// Those of the GPU, or the slice of one, with this UUID, as CUDA gives it: without a prefix.
+    /// Resources of the GPU, or of its slice, with this UUID. CUDA gives the UUID without a prefix.
     fn of_listed(listed: &Gpus, uuid: &str, memory_bytes: u64) -> Self {
         let is_it =
             |listed: Option<&String>| listed.and_then(|listed| listed.split_once('-')).is_some_and(|it| it.1 == uuid);
         let gpu = listed.gpus.iter().find(|gpu| is_it(gpu.uuid.as_ref()));
         let slice = listed.gpus.iter().flat_map(|gpu| &gpu.mig_slices).find(|slice| is_it(slice.uuid.as_ref()));
-        // This process has its context on the GPU already, which is part of what is planned.
+        // This process already has its context on the GPU, and the plan includes that context.
         let free = |bytes: u64| (bytes + GPU_CONTEXT_BYTES as u64).min(memory_bytes);
         let free_bytes = gpu.map_or_else(|| slice?.free_memory_bytes, |gpu| gpu.free_memory_bytes);
         Self {
@@ -56,26 +56,26 @@ impl Resources {
         }
     }
 
-    /// What a step has to fit into: what is free, or all where that is not known.
+    /// Memory that a step has to fit into: the free memory, or all where the free memory is not known.
     #[must_use]
     pub fn usable_bytes(&self) -> Option<u64> {
         self.free_memory_bytes.or(self.memory_bytes)
     }
 }
 
-/// A step's memory, and whether the device has it.
+/// Planned memory of a step, and whether the device has enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepMemory {
     /// The memory of a step, part by part.
     pub plan: MemoryPlan,
-    /// Why it may be too little; absent where it should do.
+    /// Why the memory may be too small; absent where it should be enough.
     pub warning: Option<String>,
-    /// What to say if it was too little.
+    /// Message for the case that memory runs out.
     pub advice: String,
 }
 
 impl StepMemory {
-    /// Estimates the memory of a recipe's step and asks the device for its own. Nothing is loaded.
+    /// Estimates the memory of a recipe's step and asks the device how much it has. Nothing is loaded.
     #[must_use]
     pub fn estimate(recipe: &Recipe, config: &ModelConfig, selection: &Selection, device: &OpenDevice) -> Self {
         let on_cpu = device.kind == DeviceKind::Cpu;
@@ -93,12 +93,12 @@ impl StepMemory {
     }
 }
 
-/// Runs `work`. Should the device's memory run out, which burn's backends report by a panic, that becomes a failure with
-/// the advice that has been given by then.
+/// Runs `work`. If the device's memory runs out, which burn's backends report by a panic, the panic becomes a failure
+/// with the advice that is set by then.
 ///
 /// # Errors
 ///
-/// Those of `work`, and memory that has run out.
+/// Those of `work`, and an out-of-memory failure.
 pub(super) fn with_advice<T>(
     advice: &OnceCell<String>,
     work: impl FnOnce() -> Result<T, Failure>,
@@ -109,13 +109,13 @@ pub(super) fn with_advice<T>(
     })
 }
 
-/// Why training ended by a panic: the advice where memory has run out, else what the panic says.
+/// Why training ended by a panic: the advice if memory ran out, else the panic's own message.
 pub(super) fn panic_reason(panic: &(dyn Any + Send), advice: &str) -> String {
     let said = || Some(text_of(panic)).filter(|text| !text.is_empty()).unwrap_or("a panic");
     if is_out_of_memory(panic) { advice } else { said() }.to_owned()
 }
 
-/// Whether a panic says that memory has run out, in the words of CubeCL, CUDA or wgpu.
+/// Whether a panic is an out-of-memory error, in the words of CubeCL, CUDA or wgpu.
 pub(crate) fn is_out_of_memory(panic: &(dyn Any + Send)) -> bool {
     let text = text_of(panic).to_lowercase();
     ["out of memory", "out-of-memory", "outofmemory", "out_of_memory"].iter().any(|words| text.contains(words))
@@ -145,12 +145,12 @@ mod tests {
         let free_memory_bytes = Some((60 << 30) + (500 << 20));
         let expected = Resources { memory_bytes: Some(80 << 30), free_memory_bytes, power_limit_watts: Some(350.0) };
         assert_eq!((found, found.usable_bytes()), (expected, free_memory_bytes));
-        // Nobody uses it: the context does not make it larger.
+        // No process uses the GPU: adding the context must not exceed its memory.
         let idle = Gpus { gpus: vec![gpu("GPU-0a", 80 << 30)], ..Gpus::default() };
         assert_eq!(Resources::of_listed(&idle, "0a", 80 << 30).usable_bytes(), Some(80 << 30));
         let unknown = Resources::of_listed(&listed, "0c", 10 << 30);
         assert_eq!((unknown.free_memory_bytes, unknown.usable_bytes()), (None, Some(10 << 30)));
-        // The limit is that of the whole card.
+        // The power limit is that of the whole card.
         let mig_slices =
             vec![MigSlice { uuid: Some("MIG-0c".into()), free_memory_bytes: Some(4 << 30), ..MigSlice::default() }];
         let sliced = Gpus { gpus: vec![GpuInfo { mig_slices, ..gpu("GPU-0a", 1 << 30) }], ..Gpus::default() };

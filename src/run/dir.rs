@@ -1,4 +1,4 @@
-//! The folder of a run: who may write into it, and its plain files.
+//! The folder of a run: its lock and its plain files.
 
 mod lock;
 mod superseded;
@@ -17,15 +17,13 @@ use crate::metrics::{SUMMARY_FILE, Summary, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
 use lock::Lock;
 
-/// Program, machine and number of starts.
 const ENVIRONMENT_FILE: &str = "environment.json";
-/// The recipe, every default filled in.
 const RESOLVED_FILE: &str = "resolved.toml";
 
 /// Why a run folder cannot be used.
 #[derive(Debug, Error)]
 pub enum RunDirError {
-    /// A finished run is there.
+    /// It holds a finished run.
     #[error(
         "`output_dir` = {}: holds a finished run ({SUMMARY_FILE})\n  hint: choose another folder with `--set output_dir=...`, or delete this one", path.display()
     )]
@@ -33,7 +31,7 @@ pub enum RunDirError {
         /// The folder.
         path: PathBuf,
     },
-    /// An interrupted run is there.
+    /// It holds an interrupted run.
     #[error(
         "`output_dir` = {}: holds checkpoints of an unfinished run\n  hint: continue it with `--resume`, choose another folder with `--set output_dir=...`, or delete this one", path.display()
     )]
@@ -41,7 +39,7 @@ pub enum RunDirError {
         /// The folder.
         path: PathBuf,
     },
-    /// There is a file in its place, or in that of a folder above it.
+    /// A file has the path of the folder, or of a folder above it.
     #[error("`output_dir` = {}: {} is a file, expected a folder", path.display(), file.display())]
     NotAFolder {
         /// The folder.
@@ -54,7 +52,7 @@ pub enum RunDirError {
     Locked {
         /// The folder.
         path: PathBuf,
-        /// Process that holds the lock, where it left its number.
+        /// Process that holds the lock, if it left its id.
         pid: Option<String>,
     },
     /// The file system refused.
@@ -62,7 +60,7 @@ pub enum RunDirError {
     Io {
         /// File or folder.
         path: PathBuf,
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
         /// Why it failed.
         source: io::Error,
@@ -70,7 +68,7 @@ pub enum RunDirError {
 }
 
 impl From<RunDirError> for Failure {
-    /// A folder that must not be used is a mistake in the recipe; a disk that fails is not.
+    /// An unusable folder is a mistake in the recipe; a failing disk is not.
     fn from(error: RunDirError) -> Self {
         match error {
             RunDirError::Io { .. } => Self::running(error),
@@ -92,13 +90,13 @@ pub enum Start {
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    /// Its plain files as they were written.
+    /// The plain files, as they were written.
     files: RefCell<Vec<(&'static str, Vec<u8>)>>,
     lock: Lock,
 }
 
 impl RunDir {
-    /// Locks the folder if it is there, so that nothing in it changes while it is looked at.
+    /// Locks the folder if it exists, so that nothing in it changes while it is checked.
     ///
     /// # Errors
     ///
@@ -128,7 +126,7 @@ impl RunDir {
         Ok(Self { path: path.to_owned(), files: RefCell::default(), lock: Lock::take(path)? })
     }
 
-    /// What to be careful about, where other runs cannot be kept out of the folder.
+    /// A warning, where the file system cannot keep other runs out of the folder.
     #[must_use]
     pub fn warning(&self) -> Option<&'static str> {
         (!self.lock.is_held()).then_some(
@@ -137,11 +135,11 @@ impl RunDir {
         )
     }
 
-    /// Holds that a run may start here from the beginning.
+    /// Checks that a run may start from the beginning in this folder.
     ///
     /// # Errors
     ///
-    /// Where a finished run or checkpoints are there.
+    /// Where the folder holds a finished run or checkpoints.
     pub fn refuse_other_runs(&self) -> Result<(), RunDirError> {
         if self.is_finished() {
             return Err(RunDirError::Finished { path: self.path.clone() });
@@ -155,50 +153,50 @@ impl RunDir {
         &self.path
     }
 
-    /// Where the adapter goes.
+    /// Folder of the adapter.
     #[must_use]
     pub fn adapter(&self) -> PathBuf {
         self.path.join("adapter")
     }
 
-    /// Deletes what a process that was killed while it wrote the adapter has left: names that begin with a dot.
+    /// Deletes the files that a killed process left while writing the adapter: their names begin with a dot.
     pub fn clear_leftovers(&self) {
         let entries = fs::read_dir(self.adapter()).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with('.')) {
-            // They take room, but harm nobody.
+            // If this fails, they only take up space.
             drop(fs::remove_file(entry.path()));
         }
     }
 
-    /// Whether a finished run is here.
+    /// Whether the folder holds a finished run.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.path.join(SUMMARY_FILE).exists()
     }
 
-    /// The final figures of the finished run that is here, as far as they can be read.
+    /// The final figures of the finished run in this folder; absent where there is none, or it cannot be read.
     #[must_use]
     pub fn finished(&self) -> Option<Summary> {
         let json = fs::read(self.path.join(SUMMARY_FILE)).ok()?;
         Some(serde_json::from_slice(&json).unwrap_or_default())
     }
 
-    /// The recipe of the latest start, every default filled in; empty where there is none.
+    /// The recipe of the latest start, every default filled in; empty where there is no recipe.
     #[must_use]
     pub fn recipe(&self) -> String {
         fs::read_to_string(self.path.join(RESOLVED_FILE)).unwrap_or_default()
     }
 
-    /// Starts that have written into the folder.
+    /// Number of starts that have written into the folder.
     #[must_use]
     pub fn num_starts(&self) -> u64 {
         let json = fs::read(self.path.join(ENVIRONMENT_FILE)).unwrap_or_default();
         serde_json::from_slice::<serde_json::Value>(&json).ok().and_then(|json| json["starts"].as_u64()).unwrap_or(0)
     }
 
-    /// Deletes what earlier starts left that this one must not keep: that they finished, and, for [`Start::Fresh`], what a
-    /// start that came to nothing left to look at: how it ended, and its TensorBoard events, which would be drawn as a
-    /// second curve. For [`Start::Resume`], how they ended is true until a step is taken: see [`Self::earlier_end`].
+    /// Deletes the final figures of earlier starts. For [`Start::Fresh`], also deletes the files on how a start ended,
+    /// and its TensorBoard events, which would be drawn as a second curve. For [`Start::Resume`], the files on how a
+    /// start ended stay true until a step is taken: see [`Self::earlier_end`].
     ///
     /// # Errors
     ///
@@ -226,13 +224,13 @@ impl RunDir {
         Ok(())
     }
 
-    /// The files that tell how an earlier start ended, whether or not they are there.
+    /// The files that say how an earlier start ended, whether or not they exist.
     #[must_use]
     pub fn earlier_end(&self) -> [PathBuf; 2] {
         [UNFINISHED_FILE, REPORT_FILE].map(|name| self.path.join(name))
     }
 
-    /// Writes `recipe.toml`, as the user wrote it with the arguments that change it in comments above, and `resolved.toml`.
+    /// Writes `resolved.toml`, and `recipe.toml`: the user's own text below comments with the arguments that change it.
     ///
     /// # Errors
     ///
@@ -258,7 +256,7 @@ impl RunDir {
         self.write_json(ENVIRONMENT_FILE, environment)
     }
 
-    /// Writes `memory_plan.json`: the memory that the steps are planned to take, as `lora-train plan` estimates it.
+    /// Writes `memory_plan.json`: the planned memory of a step, as `lora-train plan` estimates it.
     ///
     /// # Errors
     ///
@@ -274,7 +272,7 @@ impl RunDir {
         self.write(name, &json)
     }
 
-    /// Writes the plain files again that have been deleted since; returns their names.
+    /// Writes plain files again that have been deleted since; returns their names.
     ///
     /// # Errors
     ///
@@ -290,20 +288,20 @@ impl RunDir {
         Ok(restored)
     }
 
-    /// Writes a file, and remembers it.
+    /// Writes a file, and remembers it for [`restore`](Self::restore).
     fn write(&self, name: &'static str, bytes: &[u8]) -> Result<(), RunDirError> {
         self.files.borrow_mut().push((name, bytes.to_owned()));
         self.put(name, bytes)
     }
 
-    /// Writes a file whole or not at all.
+    /// Writes a file completely or not at all.
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
         let path = self.path.join(name);
         files::write(&path, bytes).map_err(|e| io_error(&path, "write", e))
     }
 }
 
-/// Whether a run has left checkpoints in its folder.
+/// Whether the folder holds checkpoints of a run.
 #[must_use]
 pub fn has_checkpoints(path: &Path) -> bool {
     let is_checkpoint = |name: &str| name.starts_with("step-") || name.ends_with(".replaced");
@@ -311,7 +309,7 @@ pub fn has_checkpoints(path: &Path) -> bool {
         .is_ok_and(|entries| entries.flatten().any(|e| is_checkpoint(&e.file_name().to_string_lossy())))
 }
 
-/// The nearest of a path and the folders above it that exists; it decides whether the rest can be created.
+/// The nearest existing path among `path` and the folders above it; it decides whether the rest can be created.
 #[must_use]
 pub fn nearest_existing(path: &Path) -> &Path {
     let mut existing = path;
@@ -380,7 +378,7 @@ mod tests {
     #[test]
     fn two_runs_cannot_share_a_folder_but_a_dead_one_does_not_block() {
         let folder = tempfile::tempdir().unwrap();
-        // What a process that was killed leaves behind.
+        // What a killed process leaves behind.
         fs::write(folder.path().join(LOCK_FILE), "999999999\n").unwrap();
         let first = RunDir::create(folder.path()).unwrap();
         let error = RunDir::create(folder.path()).unwrap_err();

@@ -1,4 +1,4 @@
-//! `environment.json`: what has to be known to repeat a run elsewhere.
+//! `environment.json`: the information needed to repeat a run elsewhere.
 
 use serde::Serialize;
 
@@ -9,23 +9,23 @@ use crate::device::{self, CudaGpu, DeviceKind};
 pub struct Environment {
     /// Version of this program.
     pub lora_train_version: &'static str,
-    /// Commit that the binary was built from, where the build knew it.
+    /// Commit that the binary was built from; absent where the build did not know it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub git_commit: Option<&'static str>,
     /// Version of burn.
     pub burn_version: &'static str,
     /// Cargo features of the binary.
     pub features: Vec<&'static str>,
-    /// Starts that have written into this folder, this one included.
+    /// Number of starts that have written into this folder, including this one.
     pub starts: u64,
-    /// What was typed; what is not UTF-8 in it is shown by a replacement character.
+    /// The command line; invalid UTF-8 is shown as a replacement character.
     pub command_line: Vec<String>,
     /// Start of the run, RFC 3339, UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_at: Option<String>,
-    /// Device that trains, in words.
+    /// Description of the device that trains.
     pub device: String,
-    /// The GPU that trains, as CUDA knows it.
+    /// The GPU that trains, as CUDA reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<CudaGpu>,
     /// Operating system and its version.
@@ -37,13 +37,13 @@ pub struct Environment {
     pub architecture: &'static str,
     /// Name of the processor.
     pub cpu: String,
-    /// Threads that this process may run at the same time.
+    /// Threads that this process may run in parallel.
     pub num_cpu_threads: usize,
-    /// Vector instructions of the processor that matter here.
+    /// Vector instructions of the processor that affect training.
     pub cpu_features: Vec<&'static str>,
     /// Memory of the machine.
     pub host_memory_bytes: u64,
-    /// Environment variables that change how a run computes, where they are set.
+    /// Environment variables that change how a run computes; only those that are set.
     pub variables: std::collections::BTreeMap<&'static str, String>,
 }
 

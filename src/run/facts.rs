@@ -1,4 +1,4 @@
-//! What the diagnosis knows of a run beforehand.
+//! The facts about a run that the diagnosis gets at the start.
 
 use super::inputs::workload;
 use super::prepare::Prepared;
@@ -10,7 +10,7 @@ use crate::telemetry::total_host_memory_bytes;
 use crate::train::config::GradientCheckpointing;
 use crate::train::memory::Workload;
 
-/// The recipe and the machine, as far as a rule speaks of them.
+/// The facts about recipe and machine that the diagnosis rules use.
 pub(super) fn facts(prepared: &Prepared, data: &DataPipeline, leaves_padding_out: bool) -> Facts {
     let Prepared { recipe, source, selection, device, .. } = prepared;
     let config = &source.config;
@@ -20,12 +20,12 @@ pub(super) fn facts(prepared: &Prepared, data: &DataPipeline, leaves_padding_out
     let peak = |gradient_checkpointing| Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes;
     let own_peak = workload.plan().peak_bytes;
     let doubled_peak = Workload { rows: 2 * workload.rows, ..workload.clone() }.plan().peak_bytes;
-    // With it off, what it would save is asked; else what this way of it saves.
+    // If checkpointing is off: the memory with it on. Otherwise: the memory of the chosen kind.
     let least = match train.gradient_checkpointing {
         GradientCheckpointing::Off => peak(GradientCheckpointing::On),
         GradientCheckpointing::On | GradientCheckpointing::Offload => own_peak,
     };
-    // Rows come from the tokens that were kept of their file, where some were.
+    // Rows are read from the tokenised copy of a file, where there is one.
     let size = |file: &FileInfo| match file.kept_tokens {
         Some(kept) => Some(kept.bytes),
         None => std::fs::metadata(&file.path).map(|metadata| metadata.len()).ok(),

@@ -1,7 +1,7 @@
-//! How a run ends: with its adapter and the final figures, or before its end; in both cases with the diagnosis and
+//! Ends a run, complete or not. A complete run gets its adapter and the final figures; every run gets the diagnosis and
 //! report.html.
 //!
-//! What must not be lost comes first: a checkpoint is saved by the time that anything here is written.
+//! Nothing important can be lost here: a checkpoint is saved before this writes anything.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -24,18 +24,18 @@ use crate::report;
 use crate::train::laps::Part;
 use crate::train::trainer::{Trainer, TrainerError};
 
-/// How long the end of a run waits for its page, which takes 1.5 s for 100,000 steps on a busy machine.
+/// How long the end of a run waits for its report, which takes 1.5 s for 100,000 steps on a busy machine.
 const REPORT_LIMIT: Duration = Duration::from_mins(10);
-/// The same where somebody has asked it to stop: whoever did may kill it soon.
+/// How long it waits after an interruption: the sender of the signal may kill the run soon.
 const INTERRUPT_REPORT_LIMIT: Duration = Duration::from_secs(2);
 
-/// What a run that came to its end has to show.
+/// Results of a complete run.
 struct Done {
     outcome: Outcome,
     adapter_verified: bool,
 }
 
-/// Why a run did not come to its end.
+/// Why a run ended early.
 enum Cut {
     Interrupted,
     Failed { outcome: Outcome, failure: Failure },
@@ -43,11 +43,11 @@ enum Cut {
 }
 
 impl Run<'_> {
-    /// Trains, and ends the run whichever way it goes.
+    /// Trains, and ends the run in every case.
     ///
     /// # Errors
     ///
-    /// An interruption; what training fails by, or what the end of a run that came to it does.
+    /// An interruption, an error of training, or an error at the end of a complete run.
     pub(super) fn train(&self, trainer: &mut Trainer<'_>) -> Result<(), Failure> {
         let first_step = trainer.state.step;
         let ran = catch_unwind(AssertUnwindSafe(|| self.train_and_export(trainer)));
@@ -85,7 +85,7 @@ impl Run<'_> {
         Ok(Done { outcome, adapter_verified })
     }
 
-    /// Writes the adapter; whether it gives the same logits when it is read back.
+    /// Writes the adapter; returns whether it gives the same logits when it is read back.
     fn export(&self, trainer: &Trainer<'_>) -> Result<bool, Failure> {
         let step = &trainer.step;
         let folder = self.dir.adapter();
@@ -93,7 +93,7 @@ impl Run<'_> {
         let weights = adapter_weights(step.adapters());
         let write = |folder: &Path| trainer.saver.adapter_files().write(folder, &weights);
         if let Err(error) = write(&folder) {
-            // Hours of work are in memory: whichever disk takes them is good enough.
+            // Hours of work are only in memory, so any disk will do.
             let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
             let place = elsewhere.display();
             return Err(Failure::running(match write(&elsewhere) {
@@ -107,20 +107,20 @@ impl Run<'_> {
         adapter_reloads(&folder, step.model(), step.adapters(), self.prepared.device.is_gpu()).map_err(Failure::running)
     }
 
-    /// Final figures and page of a run that came to its end.
+    /// Writes the final figures and the report of a complete run.
     fn finish(&self, trainer: &mut Trainer<'_>, done: &Done) -> Result<(), Failure> {
         let mut summary = self.summary(trainer, done.outcome);
         summary.adapter_verified = Some(done.adapter_verified);
         let sinks = &mut trainer.sinks;
         restore_files(self.dir, sinks);
         let written = sinks.finish(&summary).map_err(Failure::running);
-        // Without the final figures the page still has those of the steps.
+        // Without the final figures, the report still has those of the steps.
         self.write_report(sinks);
         written?;
         judge(&summary, self.dir)
     }
 
-    /// The diagnosis and the page of one that did not. What cannot be written is a warning: how the run ends is decided.
+    /// Writes diagnosis and report of an incomplete run. Failing to do so is only a warning: the outcome is decided.
     fn end_before_its_end(&self, trainer: &mut Trainer<'_>, cut: &Cut, first_step: u64) {
         let (outcome, reason) = match cut {
             Cut::Interrupted => (Outcome::Interrupted, self.how_to_continue(trainer.state.step)),
@@ -131,7 +131,7 @@ impl Run<'_> {
         summary.reason = Some(reason);
         summary.total_steps = Some(trainer.schedule.total_steps());
         if summary.steps == first_step {
-            // No step of this start could be diagnosed: it would be called healthy.
+            // This start has no step to diagnose: an empty diagnosis would call it healthy.
             summary.diagnosis.clear();
         }
         let sinks = &mut trainer.sinks;
@@ -139,7 +139,7 @@ impl Run<'_> {
         if let Err(error) = sinks.finish(&summary) {
             sinks.warn(&error.to_string());
         }
-        // Before the first evaluation and the first step there is nothing to draw.
+        // Before the first evaluation or step there is nothing to draw.
         if summary.steps > 0 || summary.initial_eval_loss.is_some() {
             self.write_report(sinks);
         }
@@ -158,14 +158,14 @@ impl Run<'_> {
             precision: recipe.train.precision.name().to_owned(),
             trainable_parameters: self.prepared.num_trainable() as u64,
             all_parameters: num_parameters(self.prepared) as u64,
-            // What cannot be read now was read before the first step.
+            // The counts were read before the first step, so ignore a failure now.
             warnings: self.data.train_counts().map_or_else(|_| Vec::new(), |counts| rows_left_out(&counts, max_length)),
             ..trainer.recorder.summary(&trainer.state)
         };
         summary.with_cost(&recipe.cost)
     }
 
-    /// Makes report.html. The figures are there: where it fails, it can be made anew from them.
+    /// Writes report.html. If that fails, it can be made later from the figures on disk.
     fn write_report(&self, sinks: &mut Sinks) {
         let limit = || if self.stop.requested() { INTERRUPT_REPORT_LIMIT } else { REPORT_LIMIT };
         match report::write_within(self.dir.path(), limit) {
@@ -175,7 +175,7 @@ impl Run<'_> {
     }
 }
 
-/// Refuses a run that learned from nothing, and an adapter that is not the one that was trained.
+/// Refuses a run that learned from nothing, and an adapter that differs from the trained one.
 fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
     if summary.steps > 0 && summary.skipped_steps == summary.steps {
         return Err(Failure::running(format!(
@@ -194,7 +194,7 @@ fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes again what was deleted of the folder while training; says so.
+/// Writes files again that were deleted from the folder during training, and reports it.
 fn restore_files(dir: &RunDir, sinks: &mut Sinks) {
     match dir.restore() {
         Ok(names) if names.is_empty() => {}
@@ -203,7 +203,7 @@ fn restore_files(dir: &RunDir, sinks: &mut Sinks) {
     }
 }
 
-/// What was cut off or left out of the rows.
+/// Warnings about rows that were cut or left out.
 fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
     let RowCounts { rows, truncated, answer_cut, without_targets, bad, .. } = *counts;
     let mut warnings = Vec::new();
@@ -222,7 +222,7 @@ fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
     warnings
 }
 
-/// A row or a checkpoint that does not fit is a mistake in the inputs.
+/// An unreadable row or a checkpoint that does not fit is a mistake in the inputs.
 fn trainer_failure(error: TrainerError) -> Failure {
     match error {
         TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => Failure::running(error),

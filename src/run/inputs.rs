@@ -1,4 +1,4 @@
-//! What a run reads: model files, tokenizer, rows. Mistakes in them end the command with exit code 2.
+//! The inputs of a run: model files, tokenizer, rows. Mistakes in them end the command with exit code 2.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::spec::ModelConfig;
 use crate::telemetry::NvmlSelector;
 use crate::train::memory::Workload;
 
-/// A model on disk: its config has been read, its weights have been mapped but not read.
+/// A model on disk: its config is read, its weights are mapped but not read.
 #[derive(Debug)]
 pub struct ModelSource {
     /// Its folder.
@@ -35,11 +35,11 @@ pub struct ModelSource {
 
 impl ModelSource {
     /// Finds a model: a folder, a repository of the Hub, or, for random weights, a config.json alone. A download shows
-    /// its progress unless it is to be `quiet`.
+    /// its progress unless `quiet`.
     ///
     /// # Errors
     ///
-    /// A model that is not there or not supported, or weights that are not those of its config.
+    /// A model that is missing or not supported, or weights that do not match its config.
     pub fn open(options: &ModelOptions, seed: u64, quiet: bool) -> Result<Self, Failure> {
         let (folder, config) = match config_alone(options) {
             Some(alone) => alone,
@@ -62,11 +62,11 @@ impl ModelSource {
         Ok(Self { folder, config, weights })
     }
 
-    /// Reads the weights onto a device: stored as `dtype`, absent: as `precision`, in which it computes.
+    /// Reads the weights onto a device, stored as `dtype` or, if absent, as `precision`: the type of the computation.
     ///
     /// # Errors
     ///
-    /// A type that the device does not have, weights that do not fit it.
+    /// A type that the device does not support, or weights that do not fit the type.
     pub fn load(&self, dtype: Option<Dtype>, precision: Dtype, device: &OpenDevice) -> Result<Model, Failure> {
         let storage = dtype.unwrap_or(precision);
         for dtype in [storage, precision] {
@@ -75,7 +75,7 @@ impl ModelSource {
         load::load(&self.config, &self.weights, storage, precision, &device.device).map_err(Failure::input)
     }
 
-    /// The tokenizer beside the model.
+    /// The tokenizer in the model's folder.
     ///
     /// # Errors
     ///
@@ -88,11 +88,11 @@ impl ModelSource {
         }
     }
 
-    /// Tokenizer and rows.
+    /// The tokenizer and the rows.
     ///
     /// # Errors
     ///
-    /// Files that cannot be read or understood; a tokenizer that belongs to another model; a wish to stop while rows
+    /// Files that cannot be read or understood; a tokenizer that belongs to another model; a stop request while rows
     /// are tokenised.
     pub fn open_data(&self, data: &DataConfig, seed: u64, options: &OpenOptions<'_>) -> Result<DataPipeline, Failure> {
         let tokenizer = self.tokenizer().map_err(|failure| failure.about("model.path"))?;
@@ -113,7 +113,7 @@ impl ModelSource {
         })
     }
 
-    /// Fresh adapters, with which the model is still the base model.
+    /// New adapters, which leave the model's output unchanged.
     #[must_use]
     pub fn new_adapters(&self, selection: &Selection, lora: &LoraConfig, seed: u64, device: &OpenDevice) -> AdapterSet {
         let init = lora.init_lora_weights;
@@ -121,7 +121,7 @@ impl ModelSource {
     }
 }
 
-/// Folder and config.json of a model that is to have random weights and is named by its config.json alone.
+/// Folder and config.json of a model with random weights whose path names only a config.json.
 #[must_use]
 pub fn config_alone(options: &ModelOptions) -> Option<(PathBuf, PathBuf)> {
     let path = Path::new(&options.path);
@@ -129,7 +129,7 @@ pub fn config_alone(options: &ModelOptions) -> Option<(PathBuf, PathBuf)> {
     (options.init == Init::Random && path.is_file()).then(|| (folder(), path.to_owned()))
 }
 
-/// What is wrong with a tokenizer that has more ids than the model has embeddings.
+/// The error for a tokenizer that has more ids than the model has embeddings.
 #[must_use]
 pub fn vocabulary_problem(folder: &Path, tokenizer: &Tokenizer, config: &ModelConfig) -> Option<Problem> {
     let (max_id, vocab_size) = (tokenizer.max_id() as usize, config.vocab_size);
@@ -142,13 +142,13 @@ pub fn vocabulary_problem(folder: &Path, tokenizer: &Tokenizer, config: &ModelCo
     })
 }
 
-/// How a command ends that cannot read its rows: a worker that fails is no mistake in them.
+/// Failure of a command that cannot read its rows. A failed worker is not counted as a mistake in the inputs.
 #[must_use]
 pub fn data_failure(error: DataError) -> Failure {
     if error.is_mistake() { Failure::input(error) } else { Failure::running(error) }
 }
 
-/// What decides the memory of a recipe's steps.
+/// The quantities that determine the memory of a recipe's steps.
 #[must_use]
 pub fn workload<'a>(recipe: &Recipe, config: &'a ModelConfig, selection: &'a Selection, on_cpu: bool) -> Workload<'a> {
     let precision = recipe.train.precision;
@@ -167,7 +167,7 @@ pub fn workload<'a>(recipe: &Recipe, config: &'a ModelConfig, selection: &'a Sel
     }
 }
 
-/// By what NVML finds the GPU that is trained on.
+/// How NVML finds the GPU that trains.
 #[must_use]
 pub fn nvml_selector(device: &OpenDevice) -> Option<NvmlSelector> {
     device.cuda.as_ref().map(|gpu| NvmlSelector::Uuid(gpu.uuid.clone()))

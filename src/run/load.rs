@@ -21,11 +21,11 @@ use crate::train::state::RowOrder;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
 
-/// Said where there was nothing to save.
+/// Message when a run stops before there is anything to save.
 const STOPPED: &str = "stopped before the first step";
-/// How long rows that are being tokenised may take once the run is to stop.
+/// How long tokenising may continue after a stop request.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often the wish to stop is looked at while rows are read.
+/// How often stop requests are checked while rows are read.
 const STOP_CHECK: Duration = Duration::from_millis(50);
 
 /// Rows, and the model with its adapters: fresh ones, or those of a checkpoint.
@@ -35,11 +35,11 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// Reads them.
+    /// Reads the rows and the model.
     ///
     /// # Errors
     ///
-    /// Files that cannot be read or understood; a checkpoint that does not fit, or with no step left to take.
+    /// Files that cannot be read or understood; a checkpoint that does not fit or has no steps left.
     pub(super) fn read(
         args: &TrainArgs,
         prepared: &Prepared,
@@ -63,7 +63,7 @@ impl Loaded {
     }
 }
 
-/// What fixes which rows are in which micro-batch.
+/// The settings that determine which rows are in which micro-batch.
 pub(super) fn row_order(recipe: &Recipe, data: &DataPipeline) -> RowOrder {
     RowOrder {
         seed: recipe.seed,
@@ -74,7 +74,7 @@ pub(super) fn row_order(recipe: &Recipe, data: &DataPipeline) -> RowOrder {
     }
 }
 
-/// The tokenizer takes as long to parse as a small model to load, so they are read at the same time.
+/// Reads rows and model in parallel, since parsing the tokenizer takes as long as loading a small model.
 fn read_rows_and_model(args: &TrainArgs, prepared: &Prepared, stop: &Stop) -> Result<(DataPipeline, Model), Failure> {
     let Prepared { recipe, source, device, .. } = prepared;
     let is_stopped = || stop.requested();
@@ -86,7 +86,7 @@ fn read_rows_and_model(args: &TrainArgs, prepared: &Prepared, stop: &Stop) -> Re
     let (data, model) = std::thread::scope(|scope| {
         let data = scope.spawn(|| {
             let _reading = reading;
-            // A signal waits for the rows at hand, so that no file is left half written; not for the model.
+            // A signal waits for the current rows, so that no file is left incomplete. It does not wait for the model.
             stop.defer();
             let data = source.open_data(&recipe.data, recipe.seed, &options);
             stop.at_once();
@@ -98,7 +98,7 @@ fn read_rows_and_model(args: &TrainArgs, prepared: &Prepared, stop: &Stop) -> Re
         scope.spawn(move || {
             while is_read.recv_timeout(STOP_CHECK) == Err(RecvTimeoutError::Timeout) {
                 if stop.requested() {
-                    // The threads that make tokens may be busy with weights. What is kept bears an end at any moment.
+                    // The tokenising threads may be busy with weights. The row cache can be interrupted at any moment.
                     let _ = is_read.recv_timeout(GRACE);
                     Stop::end(STOPPED);
                 }

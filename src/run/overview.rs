@@ -1,4 +1,4 @@
-//! The values that follow from recipe, model and data, for people: what `check` prints, and a run before its first step.
+//! The values that follow from recipe, model and data, as text: printed by `check`, and by a run before its first step.
 
 use super::prepare::Prepared;
 use crate::data::pipeline::DataPipeline;
@@ -12,10 +12,10 @@ use crate::text::with_commas;
 use crate::train::config::GradientCheckpointing;
 use crate::train::schedule::{self, Schedule};
 
-/// A subject, and what is so about it.
+/// A label and its value.
 pub type Fact = (&'static str, String);
 
-/// Notes every value, line by line; what is odd as a warning.
+/// Prints every value on a line of its own; unusual values as warnings.
 pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule, sinks: &mut Sinks) {
     let Prepared { recipe, source, selection, device: open, .. } = prepared;
     let config = &source.config;
@@ -143,7 +143,7 @@ fn batches_per_epoch(recipe: &Recipe, data: &DataPipeline) -> usize {
     usize::try_from(data.batches_per_epoch(recipe.train.micro_batch_size)).unwrap_or(usize::MAX)
 }
 
-/// That rows may be longer than the model was made for.
+/// Warns if rows may be longer than the model was made for.
 #[must_use]
 pub fn length_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
     let (longest, positions) = (recipe.data.max_length, config.max_position_embeddings);

@@ -1,4 +1,4 @@
-//! What a run is asked to do, before any weight is read and any row is tokenised.
+//! The checked settings of a run, before any weight is read and any row is tokenised.
 
 use super::device_memory::StepMemory;
 use super::inputs::ModelSource;
@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
 
-/// What was asked for, and that it can be had.
+/// The recipe, and the model and device for it.
 pub(super) struct Prepared {
     pub(super) recipe: Recipe,
     pub(super) source: ModelSource,
@@ -21,7 +21,7 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// A model, layers or a device that are not there.
+    /// A model, layers or a device that do not exist.
     pub(super) fn new(recipe: Recipe, quiet: bool) -> Result<Self, Failure> {
         let source =
             ModelSource::open(&recipe.model, recipe.seed, quiet).map_err(|failure| failure.about("model.path"))?;
@@ -31,7 +31,7 @@ impl Prepared {
         Ok(Self { recipe, source, selection, device, memory })
     }
 
-    /// Parameters that are trained.
+    /// Number of trained parameters.
     pub(super) fn num_trainable(&self) -> usize {
         self.selection.num_parameters(&self.source.config)
     }

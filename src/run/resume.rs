@@ -1,4 +1,4 @@
-//! Where a resumed run continues, and what has changed since.
+//! Finds where a resumed run continues, and what has changed since.
 
 use std::path::{Path, PathBuf};
 
@@ -19,23 +19,23 @@ use crate::train::step::{StepState, TrainStep};
 pub(super) struct Resumed {
     /// Its folder.
     pub(super) checkpoint: PathBuf,
-    /// Where training stood.
+    /// State of training at the checkpoint.
     pub(super) state: TrainerState,
     /// Recipe keys that have changed since.
     changes: Vec<Change>,
-    /// What is wrong with newer checkpoints.
+    /// Errors of newer checkpoints, which are damaged.
     damaged: Vec<String>,
-    /// The newest of the run's checkpoints up to it that was saved while nothing was wrong.
+    /// The newest checkpoint of the run, up to this one, that was saved while the watchdog found nothing wrong.
     pub(super) sound: Option<PathBuf>,
 }
 
 impl Resumed {
-    /// Finds and reads the checkpoint that `--resume` means; `None` where the run has not saved any yet.
+    /// Finds and reads the checkpoint that `--resume` names; `None` where the run has not saved any yet.
     ///
     /// # Errors
     ///
-    /// Checkpoints of which none is good, one that is named and is not, or changes of the recipe with which it cannot
-    /// be continued.
+    /// No checkpoint is undamaged, the named folder is no checkpoint, or the recipe has changed so that the checkpoint
+    /// cannot be continued.
     fn find(resume: &Resume, checkpoints: &Checkpoints, recipe: &str) -> Result<Option<Self>, Failure> {
         let (checkpoint, damaged) = match resume {
             Resume::Checkpoint(path) => {
@@ -65,7 +65,7 @@ impl Resumed {
         Ok(Some(resumed))
     }
 
-    /// Holds that the recipe still is one that the checkpoint fits.
+    /// Checks that the checkpoint still fits the recipe.
     fn refuse_unsound_changes(&self) -> Result<(), Failure> {
         let is_between_epochs = self.state.cursor.batch == 0;
         let shown = self.checkpoint.display();
@@ -89,11 +89,11 @@ impl Resumed {
         if problems.is_empty() { Ok(()) } else { Err(Failure::Input(Problems(problems))) }
     }
 
-    /// Puts the checkpoint's adapters and moments into a step. `order` is what the recipe's rows are in now.
+    /// Loads the checkpoint's adapters and moments into a step. `order` is the row order of the current recipe.
     ///
     /// # Errors
     ///
-    /// A checkpoint that is damaged, or of other adapters, or in the middle of other data.
+    /// A checkpoint that is damaged, that belongs to other adapters, or that is within an epoch of other data.
     pub(super) fn restore(&self, step: &mut TrainStep, adapters: AdapterSet, order: &RowOrder) -> Result<(), Failure> {
         let shown = self.checkpoint.display();
         let state = &self.state;
@@ -109,7 +109,7 @@ impl Resumed {
         step.restore(adapters, &saved).map_err(|error| Failure::input(format!("checkpoint {shown}: {error}")))
     }
 
-    /// Holds that steps are left to take, once it is known how many there are.
+    /// Checks that steps are left, once the total is known.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl Resumed {
         if step < total_steps { Ok(()) } else { Err(nothing_left(dir, &finished, true)) }
     }
 
-    /// Says where training continues and what has changed, and renames later checkpoints of this run.
+    /// Reports where training continues and what has changed, and renames later checkpoints of this run.
     ///
     /// # Errors
     ///
@@ -169,7 +169,7 @@ impl Resumed {
         Ok(())
     }
 
-    /// Whether the checkpoint is one of this run's own.
+    /// Whether the checkpoint belongs to this run.
     #[must_use]
     fn is_within(&self, output_dir: &Path) -> bool {
         match (self.checkpoint.canonicalize(), output_dir.canonicalize()) {
@@ -179,11 +179,11 @@ impl Resumed {
     }
 }
 
-/// Locks `output_dir` where it is there, and finds the checkpoint that `--resume` means.
+/// Locks `output_dir` if it exists, and finds the checkpoint that `--resume` names.
 ///
 /// # Errors
 ///
-/// Another run in the folder, a finished one among them; what [`Resumed::find`] refuses.
+/// Another run in the folder, also a finished one; errors of [`Resumed::find`].
 pub(super) fn open_folder(args: &TrainArgs, recipe: &Recipe) -> Result<(Option<RunDir>, Option<Resumed>), Failure> {
     let dir = RunDir::open(&recipe.output_dir)?;
     let Some(resume) = &args.resume else {
@@ -203,8 +203,8 @@ pub(super) fn open_folder(args: &TrainArgs, recipe: &Recipe) -> Result<(Option<R
     Ok((dir, resumed))
 }
 
-/// Holds that a run which has finished is not resumed, as far as that is known before anything large is read: `--resume`
-/// goes on at its end, and `recipe` asks for no more steps than it took.
+/// Refuses to resume a finished run, as far as this is known before anything large is read: `--resume` continues at its
+/// end, and `recipe` asks for no more steps than the run took.
 ///
 /// # Errors
 ///
@@ -232,7 +232,7 @@ fn nothing_left(dir: &RunDir, finished: &Summary, has_checkpoint: bool) -> Failu
     problem.hint(format!("{longer}{hint}")).into()
 }
 
-/// No checkpoint can be used.
+/// The error when all checkpoints are damaged.
 fn none_is_good(damaged: Vec<String>, checkpoints: &Checkpoints) -> Failure {
     let mut problems: Vec<Problem> = damaged.into_iter().map(Problem::new).collect();
     let folder = checkpoints.folder().display();
@@ -243,10 +243,10 @@ fn none_is_good(damaged: Vec<String>, checkpoints: &Checkpoints) -> Failure {
     Failure::Input(Problems(problems))
 }
 
-/// A checkpoint that was named and cannot be used, with the one that can.
+/// The error for a named checkpoint that cannot be used, with an undamaged checkpoint as a hint.
 fn with_other_checkpoint(error: &checkpoint::CheckpointError, named: &Path, checkpoints: &Checkpoints) -> Failure {
     let problem = Problem::new(error.to_string());
-    // Those beside it: it may be of another run.
+    // Search next to the named checkpoint: it may belong to another run.
     let beside = named.parent().filter(|folder| *folder != checkpoints.folder()).map(Checkpoints::of_folder);
     let other = beside.as_ref().unwrap_or(checkpoints).newest_good().ok().and_then(|found| found.checkpoint);
     match other {

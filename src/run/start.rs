@@ -1,4 +1,4 @@
-//! From rows and weights to a trainer: the folder's files, the sinks, the telemetry, and where a resumed run stands.
+//! Makes a trainer of rows and weights: opens the folder's files, sinks and telemetry, and restores the state.
 
 use super::Run;
 use super::dir::Start;
@@ -26,8 +26,8 @@ use crate::train::step::TrainStep;
 use crate::train::trainer::Trainer;
 
 impl<'a> Run<'a> {
-    /// Writes what is known before the first step, opens the sinks and starts to sample the machine. `given` is the text of
-    /// the recipe's file.
+    /// Writes the files that are known before the first step, opens the sinks and starts sampling the machine. `given`
+    /// is the text of the recipe's file.
     ///
     /// # Errors
     ///
@@ -39,12 +39,12 @@ impl<'a> Run<'a> {
         let mut facts = facts(prepared, data, step.model().has_kernels());
         let inputs = inputs(self);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
-        // Starts that ended without a checkpoint are counted too.
+        // Count starts that ended without a checkpoint too.
         earlier.figures.num_starts = earlier.figures.num_starts.max(dir.num_starts());
         let rate = recipe.optimizer.learning_rate;
         let schedule = Schedule::new(&recipe.scheduler, rate, overview::total_steps(recipe, data));
 
-        // From here on the folder is written to, and a signal waits for a checkpoint.
+        // From here on this writes to the folder, so a signal waits for a checkpoint.
         stop.defer();
         let mut sinks = self.open_sinks(resumed.as_ref(), earlier.figures.num_starts + 1, schedule.total_steps())?;
         self.write_recipe(given)?;
@@ -84,7 +84,7 @@ impl<'a> Run<'a> {
         Ok(Trainer { step, state, train, eval, watchdog, schedule, data, stop, recorder, saver, sinks })
     }
 
-    /// Sets aside what a killed start has left, and opens the sinks.
+    /// Moves the files of a killed start aside, and opens the sinks.
     fn open_sinks(&self, resumed: Option<&Resumed>, starts: u64, total_steps: u64) -> Result<Sinks, Failure> {
         let (recipe, device, dir) = (&self.prepared.recipe, &self.prepared.device, self.dir);
         let start = if resumed.is_some() { Start::Resume } else { Start::Fresh };
@@ -116,7 +116,7 @@ impl<'a> Run<'a> {
         Ok(sinks)
     }
 
-    /// Writes the recipe into the run's folder: as it was read, since its file may have changed while the model was loaded.
+    /// Writes the recipe into the run's folder as it was read: its file may have changed while the model was loaded.
     fn write_recipe(&self, given: &str) -> Result<(), Failure> {
         let args = &self.args.recipe;
         let device = args.device.iter().map(|name| format!("--device {name}"));
@@ -124,7 +124,7 @@ impl<'a> Run<'a> {
         self.dir.write_recipe(given, &changes, &self.prepared.recipe.to_toml()).map_err(Failure::running)
     }
 
-    /// Starts to sample the machine; says what is sampled, and what is not.
+    /// Starts sampling the machine; reports what is sampled and what is not.
     fn start_telemetry(&self, sinks: &mut Sinks) -> Telemetry {
         let Prepared { recipe, device, .. } = self.prepared;
         let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
@@ -138,16 +138,16 @@ impl<'a> Run<'a> {
     }
 }
 
-/// In which form the rows are put before the model, so that it can be asked in the same.
+/// The form in which rows are passed to the model, so that prompts can use the same form.
 fn prompt_form(recipe: &Recipe, data: &DataPipeline) -> PromptForm {
-    // The model's own template is found beside the model.
+    // The model's own template is stored with the model.
     let is_own = recipe.data.chat_template == "auto";
     data.template().map_or(PromptForm::Raw, |template| PromptForm::ChatTemplate {
         chat_template: (!is_own).then(|| template.source().to_owned()),
     })
 }
 
-/// What is read, to be known again by a resumed run.
+/// Digests of the inputs, so that a resumed run can compare them.
 fn inputs(run: &Run<'_>) -> Inputs {
     let (source, data) = (&run.prepared.source, run.data);
     let hexadecimal = |digest: [u8; 32]| digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

@@ -1,4 +1,4 @@
-//! The adapter on disk is read back and must give what the one in memory gives.
+//! Reads the adapter back from disk and compares its output with that of the adapter in memory.
 
 use std::path::Path;
 
@@ -10,18 +10,18 @@ use crate::model::Model;
 /// Tokens whose logits are compared.
 const NUM_TOKENS: usize = 16;
 
-/// How far logits may lie apart on a GPU, relative to the largest: two calls may run different kernels, in half
-/// precision too. On the CPU they are equal.
+/// Allowed difference of logits on a GPU, relative to the largest: two calls may run different kernels, in half
+/// precision too. On the CPU they must be equal.
 const GPU_TOLERANCE: f32 = 0.05;
 
-/// Whether the adapter in `folder` has the numbers of `adapters`, bit for bit, and gives their logits, on tokens from
-/// all over the vocabulary.
+/// Whether the adapter in `folder` has the same numbers as `adapters`, bit for bit, and the same logits, for tokens
+/// from the whole vocabulary.
 ///
-/// Targets, rank and scale are taken from the file's own config, so that this holds them too.
+/// Targets, rank and scale are read from the file's own config, so this checks the config too.
 ///
 /// # Errors
 ///
-/// An adapter that cannot be read, or that is not of this model.
+/// An adapter that cannot be read, or that belongs to another model.
 pub(super) fn adapter_reloads(
     folder: &Path,
     model: &Model,
@@ -37,21 +37,21 @@ pub(super) fn adapter_reloads(
     let reloaded = adapter_set(folder, saved.weights, &selection, &model.config, 0.0, &model.device())?;
     let batch = batch_of_many_tokens(model.config.vocab_size);
     let logits = |adapters: &AdapterSet| -> Vec<f32> {
-        // What cannot be read is empty, and then not equal.
+        // Logits that cannot be read become empty, which counts as different.
         model.logits(&batch, adapters).into_data().try_to_vec().unwrap_or_default()
     };
     let tolerance = if is_gpu { GPU_TOLERANCE } else { 0.0 };
     Ok(has_same_numbers && are_close(&logits(adapters), &logits(&reloaded), tolerance))
 }
 
-/// Whether numbers are equal, or apart by no more than `tolerance` times the largest.
+/// Whether two lists of numbers differ by at most `tolerance` times the largest number.
 fn are_close(ours: &[f32], theirs: &[f32], tolerance: f32) -> bool {
     let largest = ours.iter().fold(0.0_f32, |largest, logit| largest.max(logit.abs()));
     let is_close = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || (a - b).abs() <= tolerance * largest;
     !ours.is_empty() && ours.len() == theirs.len() && ours.iter().zip(theirs).all(is_close)
 }
 
-/// One row of tokens, evenly spaced in the vocabulary.
+/// One row of tokens, evenly spaced over the vocabulary.
 fn batch_of_many_tokens(vocab_size: usize) -> Batch {
     let id = |index: usize| u32::try_from(index * vocab_size / NUM_TOKENS).unwrap_or_default();
     Batch {

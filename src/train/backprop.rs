@@ -1,8 +1,8 @@
 //! Block-wise backpropagation: the graph of the whole model never exists.
 //!
-//! The forward walks the blocks and keeps, by choice, either what each block's backward needs or only the block's
-//! input. The loss and the gradient of the last hidden states are made in chunks of target tokens. The backward
-//! walks the blocks from the last, and hands the adapters' gradients over block by block.
+//! The forward runs the blocks in order and keeps either what each block's backward needs or only the block's input.
+//! The loss and the gradient of the last hidden states are computed in chunks of target tokens. The backward runs the
+//! blocks in reverse order, and adds the adapters' gradients to the sums block by block.
 
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 
@@ -19,27 +19,27 @@ use crate::ops::linear::Dropout;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile::{self, Cost};
 
-/// What of a block's forward is kept for its backward.
+/// What a block's forward keeps for its backward.
 #[derive(Clone, Copy, Debug)]
 pub enum Keep<'a> {
     /// All that the backward needs.
     Activations,
-    /// The block's input; the rest is made again in the backward.
+    /// Only the block's input; the backward recomputes the rest.
     Input,
-    /// The same, and the input waits in host memory.
+    /// Only the block's input, which is moved to host memory.
     InputOnHost(&'a HostParking),
 }
 
 /// How a micro-batch is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// What of a block's forward is kept for its backward.
+    /// What a block's forward keeps for its backward.
     pub keep: Keep<'a>,
-    /// Names the dropout masks of this micro-batch.
+    /// Seed of this micro-batch's dropout masks.
     pub dropout_seed: u64,
-    /// Factor of the gradients inside the backward, against underflow in `f16`; the sums get them without it.
+    /// Scale of the gradients inside the backward, against underflow in `f16`; it is removed before they are summed.
     pub grad_scale: f64,
-    /// How many target tokens' logits exist at a time.
+    /// Number of target tokens whose logits exist at a time.
     pub loss_chunk: LossChunk,
 }
 
@@ -54,7 +54,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Lays a micro-batch out on the model's device; `None` where it has no target tokens.
+    /// Copies a micro-batch to the model's device; `None` where it has no target tokens.
     #[must_use]
     pub fn new(model: &Model, batch: &Batch) -> Option<Self> {
         if batch.targets.is_empty() {
@@ -79,7 +79,7 @@ impl Inputs {
 /// A micro-batch between its forward and its backward.
 pub struct Forward {
     layout: Layout,
-    /// Of each block from the first with an adapter on.
+    /// Kept tensors of each block, starting at the first block with an adapter.
     kept: Vec<Kept>,
     /// The loss of every target token in nats, `[targets]`, `f32`, still on the device.
     losses: Tensor<1>,
@@ -95,7 +95,7 @@ impl Forward {
     }
 }
 
-/// What a block's backward starts from.
+/// The kept tensors from which a block's backward starts.
 enum Kept {
     Input(Tensor<2>),
     Leaving(Leaving),
@@ -112,7 +112,7 @@ impl Kept {
     }
 }
 
-/// Forward of one micro-batch, with its loss and the loss's gradient.
+/// Forward of one micro-batch, with its loss and the gradient of the loss.
 #[must_use]
 pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Options<'_>) -> Forward {
     let Inputs { layout, input_ids, target_rows, target_tokens } = inputs;
@@ -127,7 +127,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Op
         if layer >= first {
             kept.push(match options.keep {
                 Keep::Activations => Kept::Activations(Box::new(activations)),
-                // The last block's backward comes at once.
+                // The last block's backward comes next, so its input stays on the device.
                 Keep::InputOnHost(parking) if layer + 1 < model.blocks.len() => Kept::Leaving(parking.park(input)),
                 Keep::Input | Keep::InputOnHost(_) => Kept::Input(input),
             });
@@ -137,7 +137,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Op
     Forward { layout, kept, losses, dx }
 }
 
-/// Backward of a micro-batch, under the options of its forward; adds the gradients of the summed losses to `sums`.
+/// Backward of a micro-batch, with the options of its forward; adds the gradients of the summed losses to `sums`.
 ///
 /// Returns the loss of every target token in nats, `[targets]`, `f32`, still on the device.
 #[must_use]
@@ -154,7 +154,7 @@ pub fn backward(
         let (block, context) = (&model.blocks[layer], context(model, adapters, &layout, options, layer));
         let Some(this) = kept.pop() else { break };
         let this = this.called_back(options.keep);
-        // One block ahead, while this one computes.
+        // Fetch the next block's input while this block computes.
         let next = kept.pop().map(|next| next.called_back(options.keep));
         kept.extend(next);
         let activations = match this {
@@ -171,13 +171,13 @@ pub fn backward(
     losses
 }
 
-/// The first block with an adapter. Below it nothing is trained: no backward, nothing kept.
+/// The first block with an adapter. Blocks below it need no backward, and nothing is kept for them.
 fn first_adapted(model: &Model, adapters: &AdapterSet) -> usize {
     let first = adapters.blocks.iter().position(|block| block.iter().any(Option::is_some));
     first.unwrap_or(model.blocks.len())
 }
 
-/// What a block is computed with: the same in its forward and when that is made again.
+/// The context of a block; its forward and the recomputation use the same one.
 fn context<'a>(
     model: &'a Model,
     adapters: &'a AdapterSet,

@@ -54,27 +54,27 @@ section! {
 }
 
 impl TrainConfig {
-    /// Where only `max_steps` says when to end, there is no default besides.
+    /// If only `max_steps` says when to end, the default number of epochs does not apply.
     fn check(self, section: &mut Section) -> Self {
         let num_epochs = self.num_epochs.filter(|_| section.has("num_epochs") || self.max_steps.is_none());
         Self { num_epochs, ..self }
     }
 
-    /// How many target tokens' logits exist at a time.
+    /// Number of target tokens whose logits exist at a time.
     #[must_use]
     pub fn loss_chunk(&self) -> LossChunk {
         self.loss_chunk_tokens.map_or(LossChunk::Auto, LossChunk::Tokens)
     }
 }
 
-/// What of a block's forward is kept for its backward. In a recipe: `false`, `true` or `"offload"`.
+/// What a block's forward keeps for its backward. In a recipe: `false`, `true` or `"offload"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientCheckpointing {
     /// Everything that the backward needs.
     Off,
-    /// The block's input; the rest is computed again on the way back.
+    /// Only the block's input; the backward computes the rest again.
     On,
-    /// The block's input, in host memory until the backward comes near it: for long sequences on a GPU.
+    /// Only the block's input, in host memory until shortly before its backward: for long sequences on a GPU.
     Offload,
 }
 
@@ -103,7 +103,7 @@ impl From<bool> for GradientCheckpointing {
 }
 
 impl Serialize for GradientCheckpointing {
-    /// As it is written in a recipe.
+    /// Writes the value in the form that a recipe uses.
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Off => serializer.serialize_bool(false),
@@ -133,7 +133,7 @@ section! {
     }
 }
 
-/// Which optimizer.
+/// The optimizer's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerName {

@@ -1,4 +1,4 @@
-//! Evaluation: the loss of the evaluation rows, token by token, with dropout off, and text that the model writes.
+//! Evaluation: the loss of the evaluation rows, summed over tokens without dropout, and sample texts of the model.
 
 use super::config::{EvalConfig, TrainConfig};
 use super::step::{LossSum, TrainStep};
@@ -8,10 +8,10 @@ use crate::data::pipeline::DataPipeline;
 use crate::generate::{GenerateError, Generator};
 use crate::metrics::Sample;
 
-/// Loss over all target tokens of the evaluation rows; `None` where it was stopped before the end.
+/// Loss over all target tokens of the evaluation rows; `None` where it was stopped early.
 ///
-/// A sum over tokens, not a mean over micro-batches: a short one weighs less. `progress` gets how many micro-batches of
-/// how many are done.
+/// This is a sum over tokens, not a mean over micro-batches, so a short micro-batch weighs less. `progress` gets the
+/// number of finished micro-batches and the total.
 ///
 /// # Errors
 ///
@@ -41,12 +41,12 @@ pub(super) fn eval_loss(
         total.sum += sum;
         total.target_tokens += target_tokens;
     }
-    // They may have ended early.
+    // The micro-batches may have ended early.
     Ok((!stop.requested()).then_some(total))
 }
 
-/// Continues the prompts of `eval.generate` after `num_steps`, greedily: written as the rows are, through the chat template
-/// where they are conversations. `None` where it was stopped.
+/// Continues the prompts of `eval.generate` after `num_steps`, greedily. Prompts are formatted like the rows: with the
+/// chat template where these are conversations. `None` where it was stopped.
 ///
 /// # Errors
 ///

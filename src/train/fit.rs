@@ -1,4 +1,4 @@
-//! What makes a recipe's step fit into a memory, with the sizes.
+//! Finds settings with which a recipe's step fits into memory, and their sizes.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use super::memory::{Component, MemoryPlan, Workload};
 use crate::device::Dtype;
 use crate::ops::cross_entropy::LossChunk;
 
-/// Share of a device's memory that may be used: drivers, the desktop and fragmentation take the rest.
+/// Usable share of a device's memory: drivers, the desktop and fragmentation take the rest.
 pub const USABLE: f64 = 0.95;
 
 /// Parts of a step's memory that a message names.
@@ -18,12 +18,12 @@ const MAX_CHANGES_NAMED: usize = 3;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// A change to the recipe and what the peak would be with it.
+/// A change to the recipe and the resulting peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Suggestion {
-    /// `section.key=value`, one after the other.
+    /// `section.key=value`, separated by spaces.
     pub settings: String,
-    /// The most memory that a step would need at a time.
+    /// Peak memory of a step with this change.
     pub peak_bytes: usize,
 }
 
@@ -35,17 +35,17 @@ impl Suggestion {
     }
 }
 
-/// The memories that a step has to fit into.
+/// The memory sizes that a step has to fit into.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Memories {
-    /// Of the device, in bytes.
+    /// Memory of the device, in bytes.
     pub device_bytes: f64,
-    /// Of the host beside a GPU, in bytes; `None` where it is not known, and on the CPU.
+    /// Memory of the host beside a GPU, in bytes; `None` where it is not known, and on the CPU.
     pub host_bytes: Option<f64>,
 }
 
 impl Memories {
-    /// That of a device alone.
+    /// The memory of a device, without a host limit.
     #[must_use]
     pub fn of_device(device_bytes: f64) -> Self {
         Self { device_bytes, host_bytes: None }
@@ -58,24 +58,24 @@ pub fn fits(plan: &MemoryPlan, memory_bytes: f64) -> bool {
     is_room(plan.peak_bytes, memory_bytes)
 }
 
-/// The same for a peak, of whatever memory.
+/// Whether a peak fits into `memory_bytes`, of which [`USABLE`] can be used.
 #[must_use]
 pub fn is_room(peak_bytes: usize, memory_bytes: f64) -> bool {
     as_f64(peak_bytes) <= memory_bytes * USABLE
 }
 
-/// Whether a step fits into the memory of the host beside a GPU, as far as that is known.
+/// Whether a step fits into the memory of the host beside a GPU; true where that is not known.
 fn fits_host(workload: &Workload<'_>, memories: Memories) -> bool {
     workload.host_plan().zip(memories.host_bytes).is_none_or(|(plan, bytes)| is_room(plan.peak_bytes, bytes))
 }
 
-/// The largest micro-batch that fits as the recipe is, or with the changes that save most, the mildest first.
+/// The largest micro-batch that fits, without changes or with those that save most memory, the mildest first.
 #[must_use]
 pub fn largest_that_fit(workload: &Workload<'_>, memories: Memories) -> Vec<Suggestion> {
     suggestions(workload, memories, |rows| (rows, vec![format!("train.micro_batch_size={rows}")]))
 }
 
-/// Changes after which the step fits and still trains on as many rows, the mildest first.
+/// Changes with which the step fits and still trains on as many rows, the mildest first.
 #[must_use]
 pub fn that_fit(workload: &Workload<'_>, memories: Memories) -> Vec<Suggestion> {
     let rows_of_step = workload.rows * workload.gradient_accumulation_steps;
@@ -83,7 +83,7 @@ pub fn that_fit(workload: &Workload<'_>, memories: Memories) -> Vec<Suggestion> 
         if most >= workload.rows {
             return (workload.rows, Vec::new());
         }
-        // The most of which a whole number makes the step.
+        // The largest number of rows that divides the rows of a step.
         let rows = (1..=most).rev().find(|rows| rows_of_step.is_multiple_of(*rows)).unwrap_or(1);
         let passes = rows_of_step / rows;
         let settings = [("micro_batch_size", rows), ("gradient_accumulation_steps", passes)];
@@ -91,15 +91,15 @@ pub fn that_fit(workload: &Workload<'_>, memories: Memories) -> Vec<Suggestion> 
     })
 }
 
-/// Combinations of storage and checkpointing, each with the rows and settings that `of_rows` makes of the most rows that
-/// fit.
+/// Combinations of storage and checkpointing. For each, `of_rows` turns the largest fitting number of rows into the
+/// number to use and its settings.
 fn suggestions(
     workload: &Workload<'_>,
     memories: Memories,
     of_rows: impl Fn(usize) -> (usize, Vec<String>),
 ) -> Vec<Suggestion> {
     let checkpointing = [workload.gradient_checkpointing, GradientCheckpointing::On, GradientCheckpointing::Offload];
-    // Logits of so many tokens were a wish for speed: the first thing to go.
+    // A large chunk of logits only adds speed, so it is the first setting to reduce.
     let vocab_size = workload.config.vocab_size;
     let most = LossChunk::Auto.most_tokens(vocab_size);
     let has_large_chunk = workload.loss_chunk.most_tokens(vocab_size) > most;
@@ -131,7 +131,7 @@ fn suggestions(
             let (rows, of_rows) = of_rows(most_rows);
             settings.extend(of_rows);
             let suggestion = Suggestion { settings: settings.join(" "), peak_bytes: with_rows(rows).plan().peak_bytes };
-            // Smaller weights that make no room for more rows are no gain.
+            // Smaller weights are no gain unless they allow more rows.
             if !suggestion.settings.is_empty() && !seen.contains(&(gradient_checkpointing, rows)) {
                 seen.push((gradient_checkpointing, rows));
                 found.push(suggestion);
@@ -141,7 +141,7 @@ fn suggestions(
     found
 }
 
-/// What a step needs and what there is, where that is too little; for people. `place` names the device's memory.
+/// A message about what a step needs and what is available, if that is too little. `place` names the device's memory.
 #[must_use]
 pub fn shortage(workload: &Workload<'_>, memories: Memories, place: &str) -> Option<String> {
     let plan = workload.plan();
@@ -163,12 +163,12 @@ pub fn shortage(workload: &Workload<'_>, memories: Memories, place: &str) -> Opt
     })
 }
 
-/// What to say when memory has run out although the step was reckoned to fit: what takes most, and what takes less.
+/// Message for when memory ran out although the step should fit: its largest parts, and settings that need less.
 #[must_use]
 pub fn advice(workload: &Workload<'_>, memory_bytes: Option<f64>, host_bytes: Option<f64>, place: &str) -> String {
     let plan = workload.plan();
     let there_is = memory_bytes.unwrap_or(f64::INFINITY);
-    // A quarter less than what was too much.
+    // Aim for a quarter less than the size that was too large.
     let enough = 0.75 * there_is.min(as_f64(plan.peak_bytes) / USABLE);
     format!(
         "{place} has no memory left; a step whose rows are all as long as `data.max_length` is reckoned to need {} ({})\n  \
@@ -196,7 +196,7 @@ fn hint(suggestions: &[Suggestion]) -> String {
     format!("less is needed with {}", named.collect::<Vec<_>>().join(", or with "))
 }
 
-/// The largest number up to 4096 that holds, where all below it hold too.
+/// The largest number up to 4096 for which `holds` is true, if it is true for all smaller ones too.
 fn largest(holds: impl Fn(usize) -> bool) -> Option<usize> {
     let (mut low, mut high) = (0, 4097);
     while high - low > 1 {
@@ -276,7 +276,7 @@ mod tests {
             let rows = number("micro_batch_size").unwrap_or(8);
             assert!(rows <= 8 && rows * number("gradient_accumulation_steps").unwrap_or(2) == 16, "{settings}");
         }
-        // Whatever fits: 5 rows of 2 x 7 would make an update of 15.
+        // The rows of a step must stay equal, even if more would fit: 5 rows of 2 x 7 would make an update of 15.
         for tenths in 10..60 {
             let odd = Workload { rows: 7, ..workload.clone() };
             for Suggestion { settings, .. } in that_fit(&odd, Memories::of_device(f64::from(tenths) * 2e8)) {
@@ -313,7 +313,7 @@ mod tests {
             ..workload(&config, &selection)
         };
         let without = Workload { loss_chunk: LossChunk::Auto, ..workload.clone() }.plan().peak_bytes;
-        // All 2048 tokens at a time, of which a quarter are what fills 96 MiB.
+        // All 2048 tokens at a time; a quarter of them fills 96 MiB.
         assert_eq!(workload.plan().peak_bytes - without, 3 * 512 * 49_152 * 4);
         let found = that_fit(&workload, Memories::of_device(1.001 * as_f64(without) / USABLE));
         let first = Suggestion { settings: "train.loss_chunk_tokens=512".into(), peak_bytes: without };
@@ -333,7 +333,7 @@ mod tests {
         };
         let all: usize = offloads(None).unwrap();
         assert_eq!(offloads(Some(64.0 * GIB)), Some(all));
-        // A row parks 30 layers of 2,048 x 576 numbers, 135 MiB: of 2 GiB the process leaves room for six.
+        // A row parks 30 layers of 2,048 x 576 numbers, 135 MiB: beside the process, 2 GiB have room for six rows.
         let few = offloads(Some(2.0 * GIB)).unwrap();
         assert!(few < all && (5..=6).contains(&few), "{few} of {all} rows");
         assert_eq!(offloads(Some(0.5 * GIB)), None);

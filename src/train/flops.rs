@@ -3,13 +3,13 @@
 use crate::data::batch::Batch;
 use crate::spec::ModelConfig;
 
-/// Model FLOPs of forward and backward, by what they grow with.
+/// Model FLOPs of forward and backward, as coefficients.
 ///
-/// A matrix product with a frozen weight of `n` numbers takes `2n` a token forward and `2n` for the gradient of its
-/// input; there is no weight gradient: `4n`. The adapters' own products take `6` a parameter. Attention takes, for
-/// every pair of a query and a key that it may see, two products forward and four backward: `12 * head_dim` a head.
-/// The head is counted for the tokens that carry loss, since no other token needs it. What is computed again by
-/// gradient checkpointing does not count (Chowdhery et al., 2022, appendix B).
+/// A product with a frozen weight of `n` numbers takes `2n` per token in the forward and `2n` for the gradient of its
+/// input. There is no weight gradient, so the sum is `4n`. The adapters' own products take `6` per parameter. Attention
+/// takes two products in the forward and four in the backward for every visible pair of query and key: `12 * head_dim`
+/// per head. The head is counted only for tokens that carry loss. Recomputation by gradient checkpointing is not
+/// counted (Chowdhery et al., 2022, appendix B).
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepFlops {
     per_token: f64,
@@ -42,13 +42,13 @@ impl StepFlops {
             + self.per_attention_pair * as_f64(pairs)
     }
 
-    /// FLOPs that are computed for the padding of a micro-batch beside those that it [needs](Self::of).
+    /// FLOPs spent on the padding of a micro-batch, in addition to those that it [needs](Self::of).
     #[must_use]
     pub fn of_padding(&self, batch: &Batch) -> f64 {
         self.per_token * as_f64(batch.num_padding_tokens())
     }
 
-    /// FLOPs of one row of `len` tokens, each of which but the last predicts the next.
+    /// FLOPs of one row of `len` tokens, where each token except the last predicts the next.
     #[must_use]
     pub fn of_full_row(&self, len: usize) -> f64 {
         self.per_token * as_f64(len)
@@ -56,8 +56,8 @@ impl StepFlops {
             + self.per_attention_pair * as_f64(self.attention_pairs(len))
     }
 
-    /// Keys that the queries of a document of `len` tokens see together in all layers: token `i` sees itself and those
-    /// before it, within the window.
+    /// Number of visible query-key pairs of a document of `len` tokens, in all layers: token `i` sees itself and the
+    /// tokens before it, within the window.
     fn attention_pairs(&self, len: usize) -> usize {
         let pairs = |window: &Option<usize>| {
             let window = window.unwrap_or(len).min(len);
@@ -67,7 +67,7 @@ impl StepFlops {
     }
 }
 
-/// Counts of operations need no more than the 53 bits of an `f64`.
+/// Operation counts need at most the 53 bits of an `f64`.
 #[allow(clippy::cast_precision_loss)]
 fn as_f64(count: usize) -> f64 {
     count as f64

@@ -1,4 +1,4 @@
-//! What the steps of a run will be like: how many, and what each takes in the mean.
+//! The number of steps of a run, and the mean size of a step.
 
 use super::config::TrainConfig;
 use super::flops::StepFlops;
@@ -13,15 +13,15 @@ pub struct Forecast {
     pub rows_per_epoch: usize,
     /// Steps of the whole run.
     pub steps: u64,
-    /// Tokens of a step, padding left out, mean.
+    /// Mean number of tokens of a step, without padding.
     pub step_tokens: f64,
-    /// FLOPs that a step computes, mean: those of padding too, where there is any.
+    /// Mean FLOPs of a step, including those of padding.
     pub step_flops: f64,
 }
 
 impl Forecast {
-    /// The steps of the first epoch, as far as the run comes. `is_padded`: the rows of a micro-batch are computed at the
-    /// length of the longest.
+    /// The steps of the first epoch, or of the whole run if it is shorter. `is_padded`: the rows of a micro-batch are
+    /// computed at the length of the longest row.
     ///
     /// # Errors
     /// A row that cannot be read.

@@ -51,7 +51,7 @@ impl GradSums {
         self.blocks.iter().flatten().flatten()
     }
 
-    /// Whether nothing was added yet.
+    /// Whether no gradient was added yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()

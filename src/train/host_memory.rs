@@ -1,17 +1,17 @@
-//! How much host memory a recipe takes whose steps a GPU computes.
+//! Host memory of a recipe whose steps run on a GPU.
 
 use serde::Serialize;
 
 use super::config::GradientCheckpointing;
 use super::memory::{Component, Workload};
 
-/// The binary, the driver's part in the process, kernels being compiled. Not measured by this project yet.
+/// The binary, the driver's part in the process, kernels being compiled. An estimate: this project has not measured it.
 const PROCESS_BYTES: usize = 1 << 30;
-/// A tensor that is loaded lies in the mapped file and, converted, on its way to the device.
+/// While a tensor is loaded, it is both in the mapped file and, converted, on its way to the device.
 const COPIES_WHILE_LOADING: usize = 2;
-/// Bytes of a token in a micro-batch: its id, and its target with its place.
+/// Bytes of a token in a micro-batch: its id, its target and the target's position.
 const TOKEN_BYTES: usize = 4 + 16;
-/// Adapters and both moments are copied to be written.
+/// Adapters and both moments are copied before they are written.
 const COPIES_WHILE_SAVING: usize = 3;
 
 /// Host memory beside a GPU.
@@ -19,13 +19,12 @@ const COPIES_WHILE_SAVING: usize = 3;
 pub struct HostPlan {
     /// Its parts.
     pub components: Vec<Component>,
-    /// The most that is needed at a time: weights are loaded before the first step, when nothing else is there but the
-    /// process.
+    /// Peak memory. Weights are loaded before the first step, when only the process itself takes memory.
     pub peak_bytes: usize,
 }
 
 impl Workload<'_> {
-    /// Memory of the host; `None` on the CPU, whose [`plan`](Self::plan) is of nothing else.
+    /// Memory of the host; `None` on the CPU, where [`plan`](Self::plan) already is the host's memory.
     #[must_use]
     pub fn host_plan(&self) -> Option<HostPlan> {
         if self.on_cpu {
@@ -40,7 +39,7 @@ impl Workload<'_> {
         } else {
             0
         };
-        // The micro-batch in use is not in the queue any more.
+        // The micro-batch in use has left the queue.
         let queue = (self.prefetch_batches + 1) * tokens * TOKEN_BYTES;
         let saving = COPIES_WHILE_SAVING * self.adapter_bytes();
         let part = |name, bytes, depends_on| Component { name, bytes, depends_on };
@@ -87,11 +86,11 @@ mod tests {
         let offloaded = Workload { gradient_checkpointing: GradientCheckpointing::Offload, ..on_gpu.clone() };
         let parked = offloaded.host_plan().unwrap();
         assert_eq!(bytes(&kept, "parked block inputs"), 0);
-        // 32 layers, 16,384 tokens, 4,096 numbers of two bytes: 4 GiB, which the device does not hold any more.
+        // 32 layers, 16,384 tokens, 4,096 numbers of two bytes: 4 GiB, which the device no longer holds.
         assert_eq!(bytes(&parked, "parked block inputs"), 4 << 30);
         assert!(on_gpu.plan().peak_bytes - offloaded.plan().peak_bytes > (4 << 30) * 15 / 16);
         assert_eq!(bytes(&parked, "rows in the queue"), 5 * 16_384 * 20);
-        // The embedding, twice, is all that the process holds while it loads: the queue is filled later.
+        // While loading, the process holds only two copies of the embedding: the queue is filled later.
         let loading = 2 * 128_256 * 4096 * 2;
         assert_eq!((bytes(&kept, "weights being loaded"), kept.peak_bytes), (loading, (1 << 30) + loading));
         let in_steps = bytes(&parked, "rows in the queue") + (4 << 30) + bytes(&parked, "adapters being saved");

@@ -1,16 +1,16 @@
-//! Where the loop's time goes, lap by lap: every moment belongs to one part.
+//! Divides the loop's time into laps; every moment belongs to one part.
 
 use std::time::{Duration, Instant};
 
 use crate::metrics::TimeSpent;
 
-/// What a lap was for.
+/// The purpose of a lap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// Waiting for a micro-batch.
     DataWait,
-    /// Laying a micro-batch out and handing it to the device. On a device that is not waited for, this and the next three
-    /// parts are the time of handing work over, but in steps that wait at their ends.
+    /// Laying out a micro-batch and handing it to the device. On an asynchronous device, this and the next three parts
+    /// only measure handing work over, except in steps that wait at the end of each part.
     HostToDevice,
     /// Forward, with the loss.
     Forward,
@@ -24,13 +24,13 @@ pub(crate) enum Part {
     Evaluation,
     /// Checkpoints.
     Checkpoint,
-    /// Measuring the device's peak, once: the one thing in a step that is not of the step.
+    /// Measuring the device's peak, once. It happens within a step but is not counted as part of it.
     Measuring,
-    /// What the loop does besides.
+    /// Everything else in the loop.
     Other,
 }
 
-/// What the device computes, or is given to compute with.
+/// Parts that the device computes, and the transfer of its input.
 const OF_DEVICE: [Part; 4] = [Part::HostToDevice, Part::Forward, Part::Backward, Part::Optimizer];
 
 const NUM_PARTS: usize = Part::Other as usize + 1;
@@ -45,7 +45,7 @@ impl Parts {
         self.0[part as usize].as_secs_f64()
     }
 
-    /// What is neither forward nor backward nor any other part with a name in a step's figures.
+    /// Seconds in parts that have no name in a step's figures.
     pub(super) fn other_seconds(&self) -> f64 {
         self.seconds(Part::Other) + self.seconds(Part::Measuring)
     }
@@ -60,48 +60,48 @@ impl Parts {
     }
 }
 
-/// A step's time.
+/// The time of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepTime {
-    /// From the end of the step before to the end of this one, by the clock.
+    /// Wall-clock time from the end of the previous step to the end of this one.
     pub(super) wall_seconds: f64,
-    /// The same by part.
+    /// The wall-clock time by part.
     pub(super) parts: Parts,
-    /// The parts that the device computes ended when it was done with them, not when they had been handed over.
+    /// Whether each part that runs on the device ended when the device finished it, not when it was handed over.
     pub(super) is_split: bool,
 }
 
 impl StepTime {
-    /// The step without evaluations, checkpoints and the measuring of the device.
+    /// The step's time without evaluations, checkpoints and measuring the device.
     pub(super) fn step_seconds(&self) -> f64 {
         let between = [Part::Evaluation, Part::Checkpoint, Part::Measuring];
         self.wall_seconds - between.into_iter().map(|part| self.parts.seconds(part)).sum::<f64>()
     }
 }
 
-/// A watch that is read wherever one part of the loop ends and the next begins.
+/// A stopwatch that is read wherever one part of the loop ends and the next begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Laps {
     last: Instant,
     step_start: Instant,
     step: Parts,
     total: Parts,
-    /// Those of the steps whose parts ended when the device was done with them.
+    /// Times of the steps in which every part ended when the device had finished it.
     split: Parts,
 }
 
 impl Laps {
-    /// A watch that starts at `now`.
+    /// A stopwatch that starts at `now`.
     pub(super) fn start(now: Instant) -> Self {
         Self { last: now, step_start: now, step: Parts::default(), total: Parts::default(), split: Parts::default() }
     }
 
-    /// Ends a lap now: the time since the last one was for `part`.
+    /// Ends a lap now: the time since the last lap belongs to `part`.
     pub(super) fn lap(&mut self, part: Part) {
         self.lap_at(part, Instant::now());
     }
 
-    /// The same at a moment that has just passed.
+    /// Ends a lap at a moment that has just passed.
     pub(super) fn lap_at(&mut self, part: Part, end: Instant) {
         let time = end.saturating_duration_since(self.last);
         self.step.add(part, time);
@@ -109,7 +109,7 @@ impl Laps {
         self.last = self.last.max(end);
     }
 
-    /// Ends a step with the last lap. `is_split`: its parts ended when the device was done with them.
+    /// Ends a step with the last lap. `is_split`: each part of it ended when the device had finished that part.
     pub(super) fn end_step(&mut self, is_split: bool) -> StepTime {
         if is_split {
             OF_DEVICE.into_iter().for_each(|part| self.split.add(part, self.step.0[part as usize]));
@@ -119,16 +119,16 @@ impl Laps {
         StepTime { wall_seconds, parts: std::mem::take(&mut self.step), is_split }
     }
 
-    /// Share of forward and backward that is forward, from 0 to 1, by the steps that tell the two apart; `None` where
-    /// none does.
+    /// Share of forward in forward and backward, from 0 to 1, measured in the steps that separate the two; `None` where
+    /// there is no such step.
     pub(super) fn forward_share(&self) -> Option<f64> {
         let both = self.split.forward_backward_seconds();
         (both > 0.0).then(|| self.split.seconds(Part::Forward) / both)
     }
 
-    /// All laps so far, those after the last step among them, after `startup_seconds` before the first. Of a device that
-    /// is not waited for, the parts that it computes have their sum as measured, and their shares of it as in the steps
-    /// that waited for them.
+    /// Time of all laps so far, including those after the last step, plus `startup_seconds` before the first lap. On an
+    /// asynchronous device, the sum of the device's parts is as measured; it is divided among them in the proportions
+    /// of the steps that waited for each part.
     pub(super) fn time_spent(&self, startup_seconds: f64, is_asynchronous: bool) -> TimeSpent {
         let sum = |parts: &Parts| OF_DEVICE.into_iter().map(|part| parts.seconds(part)).sum::<f64>();
         let split = sum(&self.split);
@@ -163,7 +163,7 @@ mod tests {
         laps.lap_at(Part::DataWait, at(210));
         laps.lap_at(Part::Backward, at(400));
         laps.lap_at(Part::Measuring, at(450));
-        // A moment that lies before the last one adds nothing, and takes nothing away.
+        // A moment before the last lap's end changes nothing.
         laps.lap_at(Part::Other, at(440));
         let first = laps.end_step(true);
         assert!((first.wall_seconds - 0.45).abs() < 1e-12 && (first.step_seconds() - 0.30).abs() < 1e-12);
@@ -183,7 +183,7 @@ mod tests {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut laps = Laps::start(start);
-        // Handed over at once, and waited for where the loss is read: with the update of the step before.
+        // Handed over at once. The loop waits where the loss is read, also for the update of the previous step.
         laps.lap_at(Part::HostToDevice, at(1));
         laps.lap_at(Part::Forward, at(2));
         laps.lap_at(Part::Backward, at(98));
@@ -197,7 +197,7 @@ mod tests {
         laps.lap_at(Part::Backward, at(190));
         laps.lap_at(Part::Optimizer, at(200));
         laps.end_step(true);
-        // Of 200 ms a tenth, eight tenths and a tenth.
+        // 200 ms, divided into a tenth, eight tenths and a tenth.
         let time = laps.time_spent(0.0, true);
         assert!((time.host_to_device_seconds - 0.02).abs() < 1e-12, "{time:?}");
         assert!((time.forward_backward_seconds - 0.16).abs() < 1e-12, "{time:?}");
@@ -206,7 +206,7 @@ mod tests {
             "{time:?}"
         );
         assert!((laps.forward_share().unwrap() - 0.375).abs() < 1e-12);
-        // On a device that computes within the call, each part is what it was.
+        // On a synchronous device, each part is as measured.
         assert!((laps.time_spent(0.0, false).optimizer_seconds - 0.012).abs() < 1e-12);
     }
 
@@ -218,7 +218,7 @@ mod tests {
             (0..10_000).for_each(|_| std::hint::black_box(&mut laps).lap(Part::Other));
             start.elapsed() / 10_000
         };
-        // The best of several, since the machine has other work.
+        // Take the fastest of several runs, since the machine has other work.
         let best = (0..20).map(|_| time()).min().unwrap();
         println!("a lap takes {best:?}");
         assert!(best < Duration::from_micros(1), "{best:?}");

@@ -1,8 +1,8 @@
-//! How much memory a recipe's step takes, component by component, known from shapes alone.
+//! Estimates the memory of a recipe's step, component by component, from shapes alone.
 //!
-//! The sizes are those of what [`backprop`](super::backprop) keeps and makes. What the CPU's kernels need besides is
-//! counted as they allocate it; on other devices, where operations run in plain tensor calls, temporary tensors are
-//! counted as those calls make them. `scripts/check_plan.py` holds the totals against measured peaks.
+//! The sizes are those of the tensors that [`backprop`](super::backprop) keeps and computes. Additional memory of the
+//! CPU's kernels is counted as they allocate it. On other devices, where operations are plain tensor calls, the
+//! temporary tensors of those calls are counted. `scripts/check_plan.py` compares the totals with measured peaks.
 
 use serde::Serialize;
 
@@ -12,10 +12,10 @@ use crate::lora::targets::{AdapterShape, Selection};
 use crate::ops::cross_entropy::LossChunk;
 use crate::spec::ModelConfig;
 
-/// Bytes of a float of the adapters, gradients and moments.
+/// Bytes of a number in adapters, gradients and moments.
 const F32: usize = 4;
 
-/// What decides the memory of a step.
+/// The settings that determine the memory of a step.
 #[derive(Clone, Debug)]
 pub struct Workload<'a> {
     /// Shape of the model.
@@ -24,21 +24,21 @@ pub struct Workload<'a> {
     pub selection: &'a Selection,
     /// Type in which the base is stored.
     pub storage: Dtype,
-    /// Type in which is computed.
+    /// Type of the computation.
     pub precision: Dtype,
-    /// Sequences of a micro-batch.
+    /// Sequences per micro-batch.
     pub rows: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub row_length: usize,
-    /// What is kept for the backward.
+    /// What a block's forward keeps for its backward.
     pub gradient_checkpointing: GradientCheckpointing,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     pub gradient_accumulation_steps: usize,
-    /// How many target tokens' logits exist at a time.
+    /// Number of target tokens whose logits exist at a time.
     pub loss_chunk: LossChunk,
-    /// Micro-batches that are made ahead.
+    /// Micro-batches that are prepared ahead.
     pub prefetch_batches: usize,
-    /// Whether the kernels of [`crate::ops::cpu`] run: on the CPU.
+    /// Whether the kernels of [`crate::ops::cpu`] run, which they do on the CPU.
     pub on_cpu: bool,
 }
 
@@ -56,21 +56,21 @@ pub struct Component {
 /// The memory of a step at its peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
-    /// The parts that are there at the peak; their sum is [`peak_bytes`](Self::peak_bytes).
+    /// The parts that exist at the peak; their sum is [`peak_bytes`](Self::peak_bytes).
     pub components: Vec<Component>,
-    /// The most that is needed at a time.
+    /// Peak memory, in bytes.
     pub peak_bytes: usize,
-    /// Parameters that are trained.
+    /// Number of trained parameters.
     pub num_trainable: usize,
 }
 
-/// Sizes of one block, in numbers a token.
+/// Sizes of a block, as numbers per token.
 struct BlockSizes {
-    /// What the backward needs, the block's input included.
+    /// Tensors that the backward needs, including the block's input.
     kept: usize,
-    /// What comes and goes while the forward makes it.
+    /// Temporary tensors of the forward.
     forward: usize,
-    /// What comes and goes in the backward of the feed-forward layer and of the attention.
+    /// Temporary tensors of the backward of the feed-forward layer and of the attention.
     backward: usize,
 }
 
@@ -79,12 +79,12 @@ impl Workload<'_> {
         self.rows * self.row_length
     }
 
-    /// Bytes of an activation: the CPU's kernels compute on `f32`, whatever rounds the products.
+    /// Bytes of an activation: the CPU's kernels compute in `f32`, even where they round the operands of products.
     fn activation_bytes(&self) -> usize {
         if self.on_cpu && self.precision == Dtype::Bf16 { F32 } else { self.precision.num_bytes() }
     }
 
-    /// Ranks of the block with the most, summed, and parameters of all blocks.
+    /// The sum of ranks of the block with the largest sum, and the parameters of all blocks.
     fn adapters(&self) -> (usize, usize) {
         let ranks = |layer: &[Option<AdapterShape>; 7]| layer.iter().flatten().map(|shape| shape.r).sum();
         let most = self.selection.shapes.iter().map(ranks).max().unwrap_or(0);
@@ -115,15 +115,15 @@ impl Workload<'_> {
         let qk_norm = if self.config.qk_norm { query + key_value + heads } else { 0 };
         let statistics = self.config.num_attention_heads + 2 + qk_norm;
         let kept = 2 * hidden + 2 * query + 2 * key_value + 2 * ffn + statistics + ranks;
-        // The feed-forward product and the output beside its residual, in the forward.
+        // In the forward: the feed-forward product, and the output beside its residual.
         let forward = ffn + hidden;
         let feed_forward = 3 * ffn + 2 * hidden;
-        // The kernels keep each head's gradients of keys and values, and partial sums of those of the queries.
+        // The kernels keep each head's gradients of keys and values, and partial sums of the queries' gradients.
         let attention = if self.on_cpu { 6 * query } else { 4 * query } + 2 * key_value + 3 * hidden;
         BlockSizes { kept, forward, backward: feed_forward.max(attention) }
     }
 
-    /// Bytes of attention's scores in plain tensor calls: a chunk, its exponentials and their gradients.
+    /// Bytes of the attention scores in plain tensor calls: a chunk, its exponentials and their gradients.
     fn score_bytes(&self) -> usize {
         let all = self.rows * self.config.num_attention_heads * self.row_length * self.row_length * F32;
         if self.on_cpu { 0 } else { 4 * all.min(crate::ops::attention::CHUNK_BYTES) }
@@ -148,7 +148,7 @@ impl Workload<'_> {
             GradientCheckpointing::Off => layers * block.kept * tokens * width,
             GradientCheckpointing::On => layers * hidden,
             GradientCheckpointing::Offload if self.on_cpu => layers * hidden,
-            // Two blocks' inputs are on their way at a time.
+            // The inputs of two blocks are in transfer at a time.
             GradientCheckpointing::Offload => 2 * hidden,
         };
         let recomputed =
@@ -163,7 +163,7 @@ impl Workload<'_> {
         };
         let logits = self.logits_bytes();
         let in_loss = 5 * hidden;
-        // The logits' memory is kept between steps on the CPU, and goes back to the pool elsewhere.
+        // On the CPU the logits' memory is kept between steps; elsewhere it returns to the pool.
         let (loss, inside) = if self.on_cpu {
             (logits, in_backward.max(in_loss).max(in_forward) + rounded)
         } else if logits + in_loss > in_backward {
@@ -191,7 +191,7 @@ impl Workload<'_> {
         ];
         if !self.on_cpu {
             let live: usize = components.iter().map(|component| component.bytes).sum::<usize>() - overhead;
-            // Pools round sizes up and keep what is free.
+            // Pools round sizes up and keep freed memory.
             let bytes = live / 10;
             components.push(Component { name: "the allocator's pools", bytes, depends_on: "the device" });
         }
@@ -200,11 +200,11 @@ impl Workload<'_> {
     }
 }
 
-/// The binary, its threads, what the two allocators keep: with this, `scripts/check_plan.py` is off by about as much upwards
-/// as downwards in its smallest recipes.
+/// The binary, its threads, and memory that the two allocators keep. With this value, `scripts/check_plan.py` errs by
+/// about as much upwards as downwards in its smallest recipes.
 const HOST_PROCESS_BYTES: usize = 35 << 20;
 
-/// What CUDA's context and loaded kernels take. Not measured by this project yet; drivers take 300 to 600 MiB.
+/// CUDA's context and loaded kernels. An estimate: this project has not measured it; drivers take 300 to 600 MiB.
 pub const GPU_CONTEXT_BYTES: usize = 500 << 20;
 
 #[cfg(test)]
@@ -258,7 +258,7 @@ mod tests {
         assert!(plan(|w| w.rows = 1).peak_bytes < whole.peak_bytes);
         let logits = |tokens| bytes(&plan(|w| w.loss_chunk = LossChunk::Tokens(tokens)), "logits of a chunk");
         assert_eq!([logits(128), logits(1024)], [128, 1024].map(|tokens| tokens * 49_152 * 4));
-        // 1024 tokens are two chunks of what fills 96 MiB.
+        // 1024 tokens are two chunks of 96 MiB.
         assert_eq!(bytes(&whole, "logits of a chunk"), logits(512));
         let gpu = |checkpointing| {
             plan(|w| (w.on_cpu, w.precision, w.gradient_checkpointing) = (false, Dtype::Bf16, checkpointing))

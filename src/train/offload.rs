@@ -1,21 +1,20 @@
-//! Block inputs in host memory between the forward and the backward of their block.
+//! Keeps block inputs in host memory between the forward and the backward of their block.
 //!
-//! A thread of its own copies them out of the device, on a stream of its own where the backend has streams, so that
-//! neither the loop nor the device's computing waits. The loop may run ahead of that thread by
-//! `MAX_LEAVING` tensors: without a bound it would have given the device the whole forward before the first input
-//! has left it, and nothing would be saved. The way back is prepared by the same thread one block ahead (into
-//! page-locked memory where the backend has it), and the copy to the device itself is queued by the loop, in the order
-//! of its computing.
+//! A separate thread copies them out of the device, on a separate stream where the backend has streams, so that neither
+//! the loop nor the device's computation waits. The loop may be at most `MAX_LEAVING` tensors ahead of that thread.
+//! Without this limit, the loop would queue the whole forward before the first input has left the device, and no memory
+//! would be saved. The same thread prepares the way back one block ahead (into page-locked memory where the backend has
+//! it). The loop itself queues the copy to the device, in the order of its computation.
 
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::thread::JoinHandle;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-/// Tensors that may be waiting to leave the device when the next one is handed over.
+/// Number of tensors that may be waiting to leave the device when the next one is handed over.
 const MAX_LEAVING: usize = 1;
 
-/// The thread that copies. Dropping it ends the thread.
+/// The thread that copies; it ends when this is dropped.
 #[derive(Debug)]
 pub struct HostParking {
     device: Device,
@@ -28,11 +27,11 @@ pub struct HostParking {
 enum Job {
     /// Copy from the device.
     Leave(TensorData, Sender<TensorData>),
-    /// Move to where the device reads it fastest.
+    /// Move to the memory that the device reads fastest.
     Return(Receiver<TensorData>, Sender<TensorData>),
 }
 
-/// A tensor on its way to host memory, or there.
+/// A tensor that is in host memory, or on its way there.
 #[derive(Debug)]
 pub struct Leaving(Receiver<TensorData>);
 
@@ -53,17 +52,17 @@ impl HostParking {
         Self { device, jobs: Some(jobs), thread: thread.ok() }
     }
 
-    /// Lets a tensor leave the device; its memory there is free once it has been copied, if nobody else holds it.
-    /// Waits while earlier ones are still leaving.
+    /// Moves a tensor to host memory. Its device memory is freed after the copy, if nothing else holds the tensor.
+    /// Waits while earlier tensors are still leaving.
     #[must_use]
     pub fn park(&self, tensor: Tensor<2>) -> Leaving {
         let (done, data) = mpsc::channel();
-        // On a GPU this hands the computing over that leads to the tensor and copies nothing yet.
+        // On a GPU this queues the computation of the tensor, and copies nothing yet.
         self.send(Job::Leave(tensor.into_data(), done));
         Leaving(data)
     }
 
-    /// Prepares the way back.
+    /// Prepares the tensor's way back.
     #[must_use]
     pub fn call_back(&self, parked: Leaving) -> Returning {
         let (done, data) = mpsc::channel();
@@ -72,7 +71,7 @@ impl HostParking {
     }
 
     fn send(&self, job: Job) {
-        // Where the thread has ended, `Returning::tensor` says so.
+        // If the thread has ended, `Returning::tensor` reports it.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 }
@@ -81,14 +80,14 @@ impl Drop for HostParking {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // It ended early only by a panic of the backend, which came up in `Returning::tensor`.
+            // The thread only ends early by a panic of the backend, which `Returning::tensor` has reported.
             let _ = thread.join();
         }
     }
 }
 
 impl Returning {
-    /// The tensor, on the device again.
+    /// The tensor, back on the device.
     ///
     /// # Panics
     /// If the device's memory could not be read.
@@ -104,8 +103,8 @@ fn work(jobs: &Receiver<Job>, device: &Device) {
     for job in jobs {
         match job {
             Job::Leave(data, done) => {
-                // CubeCL's bytes are read at the first access and hold the device's memory as long as they live: a
-                // copy of our own lets it go.
+                // CubeCL reads its bytes at the first access and holds the device memory as long as the bytes live. Our
+                // own copy releases it.
                 let copy = data.as_bytes().to_vec();
                 let copy = TensorData::from_bytes_vec(copy, data.shape().clone(), data.dtype());
                 drop(data);

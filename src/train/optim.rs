@@ -26,18 +26,17 @@ impl Moments {
 #[derive(Clone, Debug)]
 pub struct AdamW {
     config: OptimizerConfig,
-    /// Learning rate of B over that of A.
+    /// Ratio of B's learning rate to A's.
     loraplus_lr_ratio: f64,
-    /// Number of updates done.
     num_updates: u64,
-    /// Of A and B, in the order of [`AdapterSet::iter`].
+    /// Moments of A and B, in the order of [`AdapterSet::iter`].
     moments: Vec<[Moments; 2]>,
 }
 
-/// Moments that do not belong to these adapters.
+/// The moments do not belong to these adapters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptimizerStateError {
-    /// A tensor is not there.
+    /// A tensor is missing.
     #[error("optimizer state: `{0}` is missing")]
     Missing(String),
     /// A tensor has another shape.
@@ -53,7 +52,7 @@ pub enum OptimizerStateError {
 }
 
 impl AdamW {
-    /// An optimizer at its first update.
+    /// An optimizer before its first update.
     #[must_use]
     pub fn new(config: OptimizerConfig, loraplus_lr_ratio: Option<f64>, adapters: &AdapterSet) -> Self {
         let moments = adapters.iter().map(|(_, _, a)| [Moments::zeros(&a.lora_a), Moments::zeros(&a.lora_b)]);
@@ -81,7 +80,7 @@ impl AdamW {
         let (update_a, update_b) = (update(learning_rate), update(learning_rate * self.loraplus_lr_ratio));
         let mut moments = std::mem::take(&mut self.moments).into_iter();
         let mut grads = grads.iter();
-        // Tensors move through the update: a second owner would make it copy them.
+        // Tensors are moved through the update: a second owner would force a copy.
         adapters.blocks = std::mem::take(&mut adapters.blocks)
             .into_iter()
             .map(|block| {
@@ -122,7 +121,7 @@ impl AdamW {
         tensors
     }
 
-    /// Puts the moments of a checkpoint back.
+    /// Restores the moments of a checkpoint.
     ///
     /// # Errors
     /// A tensor that is missing or has another shape.

@@ -1,5 +1,5 @@
-//! What a run takes: time by part, the machine meanwhile, sums over steps and starts, and what the diagnosis makes of
-//! them.
+//! Records what a run takes: time by part, use of the machine, sums over steps and starts. Passes them to the
+//! diagnosis.
 
 use std::time::Instant;
 
@@ -15,8 +15,8 @@ use crate::metrics::{StepMetrics, Summary, TimeSpent};
 use crate::ops::peak::gemm_peak_flops;
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 
-/// On a device that is not waited for, one step in so many waits at the end of every part, so that each has a time. The
-/// first of them is the second step after a start.
+/// On an asynchronous device, one step in this many waits at the end of every part, so that each part has a time. The
+/// first such step is the second step after a start.
 const SPLIT_STEPS: u64 = 50;
 
 /// Stopwatch and figures of a run.
@@ -28,25 +28,25 @@ pub struct Recorder<'a> {
     process_start: Instant,
     startup_seconds: f64,
     laps: Laps,
-    /// The step under way waits for the device at the end of every part.
+    /// Whether the current step waits for the device at the end of every part.
     is_split: bool,
-    /// What the backend's pools held after the last forward of a step, when they were last asked then.
+    /// Memory of the backend's pools after the last forward of a step, when last measured.
     pools_after_forward: Option<MemoryInUse>,
     /// Sums over the earlier starts.
     earlier: Totals,
     /// Sums over this start.
     figures: RunFigures,
-    /// What the diagnosis looks at, of this start.
+    /// Input of the diagnosis, for this start.
     run: Run,
     watch: Watch,
     reported: Vec<Finding>,
-    /// All of this start, and those of them before the first step and after the last one.
+    /// Evaluations of this start: all, and those before the first step or after the last one.
     num_evaluations: [u64; 2],
     num_checkpoints: u64,
 }
 
 impl<'a> Recorder<'a> {
-    /// A recorder of the start of the process at `process_start`; `earlier` are the totals of the starts before.
+    /// A recorder of the start whose process began at `process_start`; `earlier` are the totals of the earlier starts.
     #[must_use]
     pub fn new(
         flops: StepFlops,
@@ -85,7 +85,7 @@ impl<'a> Recorder<'a> {
         let _ = self.telemetry.window();
     }
 
-    /// Ends a part of the loop; in a step that is split, once the device is done with it.
+    /// Ends a part of the loop; in a split step, after the device has finished it.
     pub(crate) fn part(&mut self, part: Part) {
         if self.is_split {
             self.device.wait();
@@ -93,23 +93,23 @@ impl<'a> Recorder<'a> {
         self.laps.lap(part);
     }
 
-    /// Ends a part between two steps: what the machine did meanwhile is of neither.
+    /// Ends a part between two steps. Samples of the machine during it count for neither step.
     pub(super) fn pause(&mut self, part: Part) {
         let _ = self.telemetry.window();
         self.part(part);
     }
 
-    /// Begins the step after `step`. The first after a start is not split: kernels are compiled in it.
+    /// Begins the step after `step`. The first step after a start is not split, because kernels are compiled in it.
     pub(super) fn start_step(&mut self, step: u64) {
         let num_steps = self.figures.num_steps;
         let is_due = num_steps == 1 || (num_steps > 1 && (step + 1).is_multiple_of(SPLIT_STEPS));
         self.is_split = is_due && self.device.is_gpu();
-        // In a split step, this waits for the update of the step before.
+        // In a split step, this waits for the update of the previous step.
         self.part(Part::Other);
     }
 
-    /// Ends a forward. After the last of a step, all that the backward starts from is there, beside the gradients of the
-    /// micro-batches before: then the pools are asked, not in every step, since that takes the host's lead away.
+    /// Ends a forward. After a step's last forward, all input of the backward exists, so the pools are measured. This
+    /// is not done in every step, since it ends the host's lead over the device.
     pub(super) fn forward(&mut self, is_last: bool) {
         self.part(Part::Forward);
         if is_last && (self.is_split || self.pools_after_forward.is_none()) {
@@ -117,14 +117,14 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Ends a step and completes its line. Returns what the diagnosis reports from this step on.
+    /// Ends a step and completes its line. Returns the new findings of the diagnosis.
     pub(super) fn end_step(&mut self, line: &mut StepMetrics, work: &StepWork, loading: &Work) -> Vec<Finding> {
         let machine = self.telemetry.window();
         self.part(Part::Other);
-        // Measured once, after the first step: measuring takes a moment that is not the step's.
+        // Measured once, after the first step; the time for it is not counted as the step's.
         let peak = gemm_peak_flops(self.device, self.precision);
         if self.figures.num_steps == 0 {
-            // Nor are the samples of the machine that were taken meanwhile the next step's.
+            // Samples of the machine during the measurement do not belong to the next step.
             let _ = self.telemetry.window();
         }
         self.part(Part::Measuring);
@@ -153,8 +153,8 @@ impl<'a> Recorder<'a> {
         self.diagnose_step(line, work)
     }
 
-    /// What the backend's pools hold now, and what they held after the last forward of this step, or of the last one that
-    /// asked.
+    /// Sets the memory of the backend's pools: now, and after the last forward of this step, or of the last step that
+    /// measured it.
     fn set_pools(&mut self, line: &mut StepMetrics) {
         let (at_end, after_forward) = (self.device.memory_in_use(), self.pools_after_forward);
         let most = |bytes: fn(MemoryInUse) -> u64| at_end.map(bytes).max(after_forward.map(bytes));
@@ -165,7 +165,7 @@ impl<'a> Recorder<'a> {
         self.figures.peak_gpu_memory_reserved_bytes = self.figures.peak_gpu_memory_reserved_bytes.max(reserved);
     }
 
-    /// Hands a step to the diagnosis. What has lasted is marked in the step's line.
+    /// Passes a step to the diagnosis. Lasting problems are marked in the step's line.
     fn diagnose_step(&mut self, line: &mut StepMetrics, work: &StepWork) -> Vec<Finding> {
         let figures = &mut self.run.figures;
         let longest = work.rows.longest_tokens;
@@ -184,19 +184,19 @@ impl<'a> Recorder<'a> {
         findings
     }
 
-    /// Ends an evaluation; `is_at_an_edge`: before the first step of the run or after its last one.
+    /// Ends an evaluation; `is_at_an_edge`: it ran before the run's first step or after its last one.
     pub(super) fn evaluated(&mut self, is_at_an_edge: bool) {
         self.num_evaluations[0] += 1;
         self.num_evaluations[1] += u64::from(is_at_an_edge);
         self.part(Part::Evaluation);
     }
 
-    /// Counts a checkpoint.
+    /// Counts a saved checkpoint.
     pub(super) fn saved(&mut self) {
         self.num_checkpoints += 1;
     }
 
-    /// Sets what is measured of a run's totals, until now and over all starts.
+    /// Sets the measured values of a run's totals, up to now and over all starts.
     pub(super) fn update(&self, totals: &mut Totals) {
         let wall_seconds = self.process_start.elapsed().as_secs_f64();
         let time = self.time_of_start().within(wall_seconds);
@@ -213,7 +213,7 @@ impl<'a> Recorder<'a> {
         totals.figures = figures.after(&self.earlier.figures);
     }
 
-    /// The final figures, as far as the loop knows them: of the whole run, but for the diagnosis.
+    /// The final figures of the whole run, as far as the loop knows them; the diagnosis is of this start only.
     #[must_use]
     pub fn summary(&self, state: &TrainerState) -> Summary {
         let TrainerState { step, evaluations, mut totals, .. } = state.clone();
@@ -252,19 +252,19 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// What held the steps of this start back, the worst first.
+    /// What slowed down the steps of this start, the worst first.
     fn diagnosis(&self) -> Vec<Finding> {
         let mut run = self.run.clone();
         run.figures.end(&self.time_of_start(), self.num_evaluations, self.num_checkpoints);
         diagnose(&run)
     }
 
-    /// Where the time of this start went, up to the last lap.
+    /// Time of this start by part, up to the last lap.
     fn time_of_start(&self) -> TimeSpent {
         self.laps.time_spent(self.startup_seconds, self.device.is_gpu())
     }
 
-    /// Energy since the start of the run, from that since the start of the process.
+    /// Energy since the start of the run, computed from the energy since the start of the process.
     fn energy_joules(&self, since_start: Option<f64>) -> Option<f64> {
         match (self.earlier.energy_joules, since_start) {
             (None, None) => None,
@@ -273,7 +273,7 @@ impl<'a> Recorder<'a> {
     }
 }
 
-/// In a step that does not wait for the device between forward and backward, only the two together have a time.
+/// In a step that does not wait for the device between forward and backward, only their sum is known.
 fn set_time(line: &mut StepMetrics, time: &StepTime) {
     let StepTime { wall_seconds, parts, is_split } = time;
     let alone = |part| is_split.then(|| parts.seconds(part));

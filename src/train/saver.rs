@@ -1,4 +1,4 @@
-//! When checkpoints are saved, and which are kept.
+//! Decides when checkpoints are saved, and which are kept.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,11 +11,11 @@ use crate::lora::config::LoraConfig;
 
 /// What is written beside an adapter's weights.
 pub struct AdapterFiles {
-    /// Into `adapter_config.json`.
+    /// The settings for `adapter_config.json`.
     pub lora: LoraConfig,
-    /// The model that the adapter belongs to, into the same file.
+    /// The model that the adapter belongs to, for `adapter_config.json`.
     pub base_model_name_or_path: String,
-    /// In which form rows are put before the model.
+    /// The form in which rows are passed to the model.
     pub prompt_form: PromptForm,
 }
 
@@ -38,11 +38,11 @@ pub struct Saver {
     adapter_files: AdapterFiles,
     /// The whole recipe as TOML, every default filled in.
     recipe: String,
-    /// The state is on disk as a checkpoint.
+    /// Whether the current state is on disk as a checkpoint.
     pub(super) is_saved: bool,
-    /// When the last checkpoint was saved, or failed to be; at first, when training started.
+    /// When the last checkpoint was saved or failed to be saved; at first, when training started.
     last_save: Instant,
-    /// The newest checkpoint that was saved while nothing was wrong.
+    /// The newest checkpoint that was saved while the watchdog found nothing wrong.
     sound: Option<PathBuf>,
 }
 
@@ -59,24 +59,24 @@ impl Saver {
         Self { config, checkpoints, adapter_files, recipe, is_saved: false, last_save, sound: None }
     }
 
-    /// A run that continues from a checkpoint; `sound` is the newest one that was saved while nothing was wrong.
+    /// Continues from a checkpoint; `sound` is the newest one that was saved while the watchdog found nothing wrong.
     #[must_use]
     pub fn resumed(self, sound: Option<PathBuf>) -> Self {
         Self { is_saved: true, sound, ..self }
     }
 
-    /// What is written beside an adapter.
+    /// What is written beside an adapter's weights.
     #[must_use]
     pub fn adapter_files(&self) -> &AdapterFiles {
         &self.adapter_files
     }
 
-    /// Training starts: `save_minutes` are counted from here.
+    /// Starts the count of `save_minutes`.
     pub(super) fn start(&mut self) {
         self.last_save = Instant::now();
     }
 
-    /// Every `save_steps`, or `save_minutes` after the last one.
+    /// Whether a checkpoint is due: every `save_steps`, or `save_minutes` after the last one.
     pub(super) fn is_due(&self, step: u64) -> bool {
         let every = self.config.save_steps.is_some_and(|every| step.is_multiple_of(every));
         let is_late = self.config.save_seconds().is_some_and(|wait| self.last_save.elapsed().as_secs_f64() >= wait);
@@ -101,19 +101,19 @@ impl Saver {
         Ok(path)
     }
 
-    /// Deletes the oldest, but not the newest one that was saved while nothing was wrong: while a run goes wrong, it is what
-    /// can be resumed.
+    /// Deletes the oldest checkpoints, but keeps `newest` and the newest one that was saved while the watchdog found
+    /// nothing wrong: a run that goes wrong can be resumed from it.
     pub(super) fn rotate(&self, newest: &Path) -> Result<(), CheckpointError> {
         let keep = [Some(newest), self.sound.as_deref()];
         self.checkpoints.rotate(&keep.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    /// The newest checkpoint that is whole.
+    /// The newest undamaged checkpoint.
     pub(super) fn newest_good(&self) -> Option<PathBuf> {
         self.checkpoints.newest_good().ok().and_then(|found| found.checkpoint)
     }
 
-    /// When the next checkpoint after `step` is due, as a hint; empty where none is.
+    /// When the next checkpoint after `step` is due, as a hint; empty if no checkpoint is due.
     pub(super) fn next_save(&self, step: u64, total_steps: u64) -> String {
         let next = self.config.save_steps.map(|every| (step / every + 1) * every);
         let next = next.filter(|next| *next <= total_steps).map(|next| format!("after step {next}"));

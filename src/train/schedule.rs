@@ -4,8 +4,8 @@ use crate::train::config::{LrScheduler, SchedulerConfig};
 
 /// The learning rate as a pure function of the step.
 ///
-/// Step `n` (from 1) has the rate that `get_scheduler` of transformers gives to its `n`-th optimizer step: the factor
-/// of `LambdaLR` at `n - 1`. With a warm-up the first step therefore has rate 0.
+/// Step `n` (from 1) has the rate that `get_scheduler` of transformers gives its `n`-th optimizer step, which is the
+/// factor of `LambdaLR` at `n - 1`. With a warm-up, the first step therefore has rate 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     shape: LrScheduler,
@@ -16,7 +16,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of a run of `total_steps` steps whose highest rate is `peak`.
+    /// The schedule of a run of `total_steps` steps with the highest rate `peak`.
     ///
     /// `warmup_ratio` is a share of `total_steps`, rounded up, as `TrainingArguments.get_warmup_steps` does.
     #[must_use]
@@ -29,13 +29,13 @@ impl Schedule {
         Self { shape: config.lr_scheduler, peak, min_lr_ratio: config.min_lr_ratio, warmup_steps, total_steps }
     }
 
-    /// Steps in which the rate rises.
+    /// Number of steps in which the rate rises.
     #[must_use]
     pub fn warmup_steps(&self) -> u64 {
         self.warmup_steps
     }
 
-    /// Steps after which the rate has reached its end.
+    /// Number of steps after which the rate has reached its end.
     #[must_use]
     pub fn total_steps(&self) -> u64 {
         self.total_steps
@@ -51,7 +51,7 @@ impl Schedule {
         self.peak * self.factor(step.saturating_sub(1))
     }
 
-    /// What `LambdaLR` multiplies the peak with after `done` steps.
+    /// The factor by which `LambdaLR` multiplies the peak after `done` steps.
     fn factor(&self, done: u64) -> f64 {
         if done < self.warmup_steps {
             return as_f64(done) / as_f64(self.warmup_steps);
@@ -69,11 +69,10 @@ impl Schedule {
     }
 }
 
-/// Steps of a run, from the micro-batches of an epoch.
+/// Number of steps of a run, from the micro-batches of an epoch.
 ///
-/// The last step of an epoch may have fewer micro-batches than the others. As in transformers: `num_epochs` is
-/// multiplied with the steps of an epoch and rounded up; `max_steps` ends a run earlier than that, or says its length
-/// alone.
+/// The last step of an epoch may have fewer micro-batches than the others. As in transformers, `num_epochs` is
+/// multiplied by the steps of an epoch and rounded up. `max_steps` ends a run earlier, or sets its length alone.
 #[must_use]
 pub fn total_steps(
     micro_batches_per_epoch: usize,
@@ -91,7 +90,7 @@ pub fn total_steps(
     }
 }
 
-/// Steps of an epoch; the last one takes what is left.
+/// Number of steps of an epoch; the last step takes the remaining micro-batches.
 #[must_use]
 pub fn steps_per_epoch(micro_batches_per_epoch: usize, gradient_accumulation_steps: usize) -> u64 {
     micro_batches_per_epoch.div_ceil(gradient_accumulation_steps.max(1)) as u64

@@ -1,4 +1,4 @@
-//! What training knows besides the adapter and the optimizer's moments: `trainer_state.json` of a checkpoint.
+//! The state of training besides the adapter and the optimizer's moments: `trainer_state.json` of a checkpoint.
 
 use std::fmt;
 
@@ -10,34 +10,34 @@ use super::totals::Totals;
 use super::watchdog::Watchdog;
 use crate::data::pipeline::Cursor;
 
-/// `trainer_state.json`: where training stands after a whole number of steps.
+/// `trainer_state.json`: the state of training after a whole number of steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
-    /// Steps done.
+    /// Number of finished steps.
     pub step: u64,
     /// The next micro-batch.
     pub cursor: Cursor,
-    /// Rows of the cursor's epoch before it.
+    /// Rows of the cursor's epoch that come before it.
     pub rows_of_epoch: u64,
-    /// What the cursor counts in.
+    /// The row order that the cursor refers to.
     pub order: RowOrder,
-    /// The engine's counters: updates, dropout masks, loss scale.
+    /// Counters of the training step: updates, dropout masks, loss scale.
     pub counters: StepCounters,
-    /// Evaluations so far.
+    /// Results of the evaluations so far.
     pub evaluations: Evaluations,
-    /// What the watchdog has seen.
+    /// State of the watchdog.
     pub watchdog: Watchdog,
     /// Sums over the run.
     pub totals: Totals,
-    /// What training read.
+    /// Digests of the inputs of training.
     pub inputs: Inputs,
-    /// What the watchdog found wrong with the last steps before it was saved, if anything.
+    /// What the watchdog found wrong with the last steps before the checkpoint, if anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
 
 impl TrainerState {
-    /// Where a run begins.
+    /// The state at the beginning of a run.
     #[must_use]
     pub fn new(order: RowOrder, inputs: Inputs, counters: StepCounters) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl TrainerState {
         }
     }
 
-    /// Passes over the training rows so far.
+    /// Number of passes over the training rows so far.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "rows and epochs are counted far below 2^53")]
     pub fn epochs(&self) -> f64 {
@@ -74,7 +74,7 @@ impl TrainerState {
     }
 }
 
-/// What fixes which rows are in which micro-batch: a cursor means nothing under another order.
+/// The settings that determine which rows are in which micro-batch. A cursor has no meaning under another order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowOrder {
     /// `seed`.
@@ -83,10 +83,10 @@ pub struct RowOrder {
     pub micro_batch_size: usize,
     /// `data.shuffle`.
     pub shuffle: bool,
-    /// `data.max_length` where rows are packed into it; absent where they are not.
+    /// `data.max_length` if rows are packed; absent otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub packed_length: Option<usize>,
-    /// Rows that an epoch visits.
+    /// Number of rows in an epoch.
     pub rows_per_epoch: usize,
 }
 
@@ -98,26 +98,26 @@ impl fmt::Display for RowOrder {
     }
 }
 
-/// What training read, as digests (SHA-256, in hexadecimal digits): a path may name something else by the time that a run is
-/// resumed. Absent where it is not known, or never the same.
+/// Digests of the inputs (SHA-256, in hexadecimal digits), because a path may point to something else when a run is
+/// resumed. Absent where a digest is not known, or differs every time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inputs {
-    /// Content of the files of `data.train`.
+    /// Digest of the content of the files of `data.train`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub train_rows: Option<String>,
-    /// tokenizer.json.
+    /// Digest of tokenizer.json.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
-    /// The chat template.
+    /// Digest of the chat template.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
-    /// Of the files of weights: names, sizes and parts of their content.
+    /// Digest of the files of weights: names, sizes and parts of their content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
 }
 
 impl Inputs {
-    /// What of it is known to be another than it was: for people.
+    /// The inputs that are known to have changed, as text for the user.
     #[must_use]
     pub fn changes_since(&self, earlier: &Self) -> Vec<&'static str> {
         let parts = [
@@ -131,7 +131,7 @@ impl Inputs {
     }
 }
 
-/// Evaluations so far, and what early stopping counts.
+/// Results of the evaluations so far, and the count for early stopping.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluations {
     /// Step after which the last evaluation ran.
@@ -142,15 +142,15 @@ pub struct Evaluations {
     pub last_loss: Option<f64>,
     /// Lowest loss.
     pub best_loss: Option<f64>,
-    /// Step after which the lowest loss was seen.
+    /// Step after which the lowest loss was reached.
     pub best_step: Option<u64>,
-    /// Evaluations since then.
+    /// Number of evaluations since then.
     pub since_best: usize,
 }
 
 impl Evaluations {
-    /// Takes in the loss of an evaluation after `step`; absent where there are no evaluation rows and text was sampled
-    /// only.
+    /// Records the loss of an evaluation after `step`; absent where there are no evaluation rows and only text was
+    /// sampled.
     pub fn record(&mut self, step: u64, loss: Option<f64>) {
         self.last_step = Some(step);
         let Some(loss) = loss else { return };
@@ -168,7 +168,7 @@ impl Evaluations {
         }
     }
 
-    /// Whether `patience` evaluations in a row were no improvement.
+    /// Whether the last `patience` evaluations brought no improvement.
     #[must_use]
     pub fn patience_is_over(&self, patience: Option<usize>) -> bool {
         patience.is_some_and(|patience| self.since_best >= patience)
@@ -204,7 +204,7 @@ mod tests {
         };
         let earlier = inputs("a", Some("w"));
         assert!(inputs("a", Some("w")).changes_since(&earlier).is_empty());
-        // Where one of the two is not known, nothing is said.
+        // Where one of the two digests is unknown, no change is reported.
         assert_eq!(inputs("b", None).changes_since(&earlier), ["the training rows"]);
         assert_eq!(inputs("b", Some("v")).changes_since(&earlier), ["the training rows", "the model's weights"]);
         assert!(inputs("b", Some("v")).changes_since(&Inputs::default()).is_empty());

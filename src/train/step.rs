@@ -1,4 +1,4 @@
-//! One training step: micro-batches to gradients to an update. No input or output.
+//! One training step: computes gradients from micro-batches and updates the adapters. No input or output.
 
 use std::cell::OnceCell;
 
@@ -19,7 +19,7 @@ use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::mix;
 use crate::ops::profile::{self, Cost};
 
-/// Model, adapters and optimizer, and the step under way.
+/// Model, adapters and optimizer, and the step in progress.
 #[derive(Debug)]
 pub struct TrainStep {
     model: Model,
@@ -27,28 +27,28 @@ pub struct TrainStep {
     optimizer: AdamW,
     gradient_checkpointing: GradientCheckpointing,
     loss_chunk: LossChunk,
-    /// Started when the first block input leaves the device.
+    /// Started when the first block input is moved to host memory.
     parking: OnceCell<HostParking>,
     max_grad_norm: f64,
     seed: u64,
     loss_scale: Option<LossScale>,
-    /// Micro-batches of all steps so far: names the dropout masks.
+    /// Number of micro-batches so far, in all steps; seeds the dropout masks.
     num_micro_batches: u64,
     sums: GradSums,
     losses: Vec<Tensor<1>>,
     target_tokens: u64,
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepOutcome {
     /// Mean loss of the step's target tokens, in nats.
     pub loss: f64,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub grad_norm: f64,
-    /// Tokens that carried loss.
+    /// Number of tokens that carried loss.
     pub target_tokens: u64,
-    /// Why there was no update, if there was none.
+    /// Why there was no update, if it was skipped.
     pub skipped: Option<SkipReason>,
 }
 
@@ -58,14 +58,14 @@ pub struct StepOutcome {
 pub enum SkipReason {
     /// The loss was not a finite number.
     NonFiniteLoss,
-    /// The gradient was not finite; in `f16` the loss scale was too high and has been halved.
+    /// The gradient was not finite. In `f16` the loss scale was too high, and has been halved.
     NonFiniteGradient,
     /// No token carried loss.
     NoTargetTokens,
 }
 
 impl SkipReason {
-    /// For people.
+    /// The reason as text for the user.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
@@ -86,7 +86,7 @@ pub struct LossSum {
 }
 
 impl LossSum {
-    /// Mean loss of a target token, in nats; `None` where there is none.
+    /// Mean loss per target token, in nats; `None` where there is no target token.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
     pub fn mean(&self) -> Option<f64> {
@@ -108,7 +108,7 @@ impl LossScale {
         Self { scale: 65_536.0, good_steps: 0 }
     }
 
-    /// What the loss is multiplied with.
+    /// The factor by which the loss is multiplied.
     #[must_use]
     pub fn scale(&self) -> f64 {
         self.scale
@@ -123,28 +123,28 @@ impl LossScale {
     }
 }
 
-/// What of a [`TrainStep`] a checkpoint keeps, besides the adapters.
+/// State of a [`TrainStep`] for a checkpoint, without the adapters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepState {
     /// Moments of the optimizer.
     pub moments: Vec<HostTensor>,
-    /// The rest.
+    /// Counters and scales.
     pub counters: StepCounters,
 }
 
-/// Counters and scales that a checkpoint keeps.
+/// Counters and scales of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepCounters {
-    /// Updates done by the optimizer (skipped steps are not in it).
+    /// Number of updates by the optimizer, without skipped steps.
     pub num_updates: u64,
-    /// Micro-batches of all steps so far.
+    /// Number of micro-batches so far, in all steps.
     pub num_micro_batches: u64,
     /// Loss scale; absent unless the precision is `f16`.
     pub loss_scale: Option<LossScale>,
 }
 
 impl TrainStep {
-    /// A step to be filled with micro-batches. `seed` names the dropout masks.
+    /// A step without micro-batches. `seed` determines the dropout masks.
     #[must_use]
     pub fn new(
         model: Model,
@@ -177,13 +177,13 @@ impl TrainStep {
         &self.model
     }
 
-    /// The adapters as they are now.
+    /// The current adapters.
     #[must_use]
     pub fn adapters(&self) -> &AdapterSet {
         &self.adapters
     }
 
-    /// Digest of the B of the first and the last adapter: few numbers, which every update moves. Reads the device.
+    /// Digest of B of the first and the last adapter: few numbers, and every update changes them. Reads the device.
     #[must_use]
     pub fn adapters_digest(&self) -> u64 {
         let mut all = self.adapters.iter().map(|(_, _, adapter)| &adapter.lora_b);
@@ -191,7 +191,7 @@ impl TrainStep {
         digest(first.into_iter().chain(last).flat_map(|b| b.to_data().try_to_vec().unwrap_or_default()))
     }
 
-    /// Forward and backward of one micro-batch, added to the step under way. Reads nothing from the device.
+    /// Forward and backward of one micro-batch, added to the step in progress. Reads nothing from the device.
     pub fn forward_backward(&mut self, batch: &Batch) {
         match self.lay_out(batch) {
             Some(inputs) => {
@@ -202,8 +202,8 @@ impl TrainStep {
         }
     }
 
-    /// Hands a micro-batch to the device; `None` where it has no target tokens. To be followed by
-    /// [`forward`](Self::forward) and [`backward`](Self::backward).
+    /// Copies a micro-batch to the device; `None` where it has no target tokens. Call [`forward`](Self::forward) and
+    /// [`backward`](Self::backward) next.
     #[must_use]
     pub fn lay_out(&self, batch: &Batch) -> Option<Inputs> {
         Inputs::new(&self.model, batch)
@@ -216,7 +216,7 @@ impl TrainStep {
         backprop::forward(&self.model, &self.adapters, inputs, options)
     }
 
-    /// Backward of the micro-batch whose forward was the last one, added to the step under way.
+    /// Backward of the micro-batch of the last forward, added to the step in progress.
     pub fn backward(&mut self, forward: Forward) {
         let num_targets = forward.num_targets();
         let mut sums = std::mem::take(&mut self.sums);
@@ -228,7 +228,7 @@ impl TrainStep {
         self.num_micro_batches += 1;
     }
 
-    /// How the next micro-batch is run.
+    /// Options for the next micro-batch.
     fn options(&self, num_targets: usize) -> Options<'_> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         let num_targets = num_targets.max(1) as f64;
@@ -241,13 +241,13 @@ impl TrainStep {
                 }
             },
             dropout_seed: mix(self.seed ^ mix(self.num_micro_batches)),
-            // In f16 the gradient of the micro-batch's mean is what fits the format.
+            // In f16, the gradient of the micro-batch's mean loss is what fits the format's range.
             grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale / num_targets),
             loss_chunk: self.loss_chunk,
         }
     }
 
-    /// Drops the micro-batches of the step under way, as if they had not been.
+    /// Discards the micro-batches of the step in progress and does not count them.
     pub fn discard(&mut self) {
         self.num_micro_batches -= self.losses.len() as u64;
         self.clear();
@@ -265,8 +265,8 @@ impl TrainStep {
         self.apply(figures, learning_rate)
     }
 
-    /// Loss and gradient norm of the step under way: the one point of a step that waits for the device, which then
-    /// has done all forwards and backwards.
+    /// Loss and gradient norm of the step in progress. This is the only point of a step that waits for the device:
+    /// after it, all forwards and backwards are finished.
     #[must_use]
     pub fn read_figures(&mut self) -> StepOutcome {
         let (losses, target_tokens) = (std::mem::take(&mut self.losses), self.target_tokens);
@@ -293,14 +293,14 @@ impl TrainStep {
         StepOutcome { loss, grad_norm, target_tokens, skipped }
     }
 
-    /// Updates with the gradients that `figures` (of [`read_figures`](Self::read_figures)) describe, and ends the
-    /// step. Waits for nothing: a GPU may still be updating when it returns.
+    /// Updates with the gradients that `figures` (from [`read_figures`](Self::read_figures)) describe, and ends the
+    /// step. Does not wait: a GPU may still be updating when this returns.
     pub fn apply(&mut self, figures: StepOutcome, learning_rate: f64) -> StepOutcome {
         let num_targets = self.num_targets();
         let sums = std::mem::take(&mut self.sums);
         self.clear();
         if figures.skipped.is_none() && !sums.is_empty() {
-            // As torch.nn.utils.clip_grad_norm_ does.
+            // As in torch.nn.utils.clip_grad_norm_.
             let clip = match self.max_grad_norm {
                 max if max > 0.0 => (max / (figures.grad_norm + 1e-6)).min(1.0),
                 _ => 1.0,
@@ -318,7 +318,7 @@ impl TrainStep {
         self.target_tokens.max(1) as f64
     }
 
-    /// The gradient sums of the step under way.
+    /// The gradient sums of the step in progress.
     #[must_use]
     pub fn grads(&self) -> &GradSums {
         &self.sums
@@ -330,13 +330,13 @@ impl TrainStep {
         eval_loss(&self.model, &self.adapters, batch, self.loss_chunk)
     }
 
-    /// What a checkpoint keeps, besides the adapters.
+    /// State for a checkpoint, without the adapters.
     #[must_use]
     pub fn state(&self) -> StepState {
         StepState { moments: self.optimizer.state(&self.adapters), counters: self.counters() }
     }
 
-    /// The part of [`state`](Self::state) that is not on the device.
+    /// The part of [`state`](Self::state) that is in host memory.
     #[must_use]
     pub fn counters(&self) -> StepCounters {
         StepCounters {
@@ -354,7 +354,7 @@ impl TrainStep {
         self.optimizer.restore(&adapters, &state.moments, state.counters.num_updates)?;
         self.adapters = adapters;
         self.num_micro_batches = state.counters.num_micro_batches;
-        // A run that goes on in f16 after another precision looks for its scale anew.
+        // A run that switches to f16 from another precision starts with a new scale.
         self.loss_scale = self.loss_scale.map(|fresh| state.counters.loss_scale.unwrap_or(fresh));
         self.clear();
         Ok(())

@@ -1,4 +1,4 @@
-//! What a step took.
+//! The rows, tokens and FLOPs of a step.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,36 +10,33 @@ use crate::data::loader::LoadedBatch;
 use crate::data::pipeline::{Cursor, RowCounts};
 use crate::data::sources::FileInfo;
 
-/// Rows that a warning names before it says how many more there are.
+/// Number of rows that a warning names before it only counts the others.
 const MAX_ROWS_NAMED: usize = 8;
 
 /// Files up to this size are searched for the line of a row that a warning names.
 const MAX_SEARCHED_BYTES: u64 = 64 << 20;
 
-/// The micro-batches of one step and what they took.
+/// The micro-batches of one step, and their rows, tokens and FLOPs.
 #[derive(Debug)]
 pub(super) struct StepWork {
-    /// The micro-batch after the step.
+    /// Position after the step.
     pub(super) cursor: Cursor,
-    /// What the rows turned out to be.
     pub(super) rows: RowCounts,
     /// Where the rows were read.
     pub(super) sources: Vec<RowSource>,
-    /// Tokens that were not padding.
+    /// Number of tokens, without padding.
     pub(super) tokens: u64,
-    /// Tokens that were.
     pub(super) padding_tokens: u64,
-    /// Model FLOPs.
     pub(super) flops: f64,
 }
 
 impl StepWork {
-    /// Nothing yet, at `cursor`.
+    /// An empty step at `cursor`.
     pub(super) fn new(cursor: Cursor) -> Self {
         Self { cursor, rows: RowCounts::default(), sources: Vec::new(), tokens: 0, padding_tokens: 0, flops: 0.0 }
     }
 
-    /// Adds a micro-batch that has been computed.
+    /// Adds a finished micro-batch.
     pub(super) fn add(&mut self, loaded: LoadedBatch, flops: &StepFlops) {
         if !loaded.batch.targets.is_empty() {
             self.flops += flops.of(&loaded.batch);
@@ -52,7 +49,7 @@ impl StepWork {
         self.sources.extend(loaded.batch.sources);
     }
 
-    /// What is odd about the step, and which rows it had.
+    /// A warning about the step, with the rows that it had.
     pub(super) fn warning(&self, step: u64, what: &str, files: &[FileInfo]) -> String {
         let named = self.sources.iter().take(MAX_ROWS_NAMED).filter_map(|source| {
             let file = files.get(source.file)?;
@@ -72,8 +69,8 @@ impl StepWork {
     }
 }
 
-/// Line of a row in a file of one row a line, from 1: blank lines are no rows. `None` for other files, and for those that
-/// would take long to read.
+/// Line number of a row in a file with one row per line, from 1; blank lines are no rows. `None` for other files, and
+/// for files that would take long to read.
 fn line_of(file: &FileInfo, row: usize) -> Option<usize> {
     if file.kind != FileKind::JsonLines || fs::metadata(&file.path).ok()?.len() > MAX_SEARCHED_BYTES {
         return None;
@@ -83,13 +80,13 @@ fn line_of(file: &FileInfo, row: usize) -> Option<usize> {
     rows.map(|(index, _)| index + 1).nth(row)
 }
 
-/// A part of a whole, from 0 to 1; `None` where there is none.
+/// A part of a whole, from 0 to 1; `None` where the whole is 0.
 #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
 pub(super) fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// A count over a time.
+/// A count per second.
 #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
 pub(super) fn per_second(count: u64, seconds: f64) -> f64 {
     count as f64 / seconds
@@ -120,7 +117,7 @@ mod tests {
         work.sources = (0..10).map(|row| RowSource { file: 0, row }).collect();
         assert!(warn(&work, &file).ends_with("rows.json row 8 and 2 more"), "{}", warn(&work, &file));
 
-        // Where a row is a line, blank ones are not counted.
+        // In a file with one row per line, blank lines are not counted.
         let folder = tempfile::tempdir().unwrap();
         (file.path, file.kind) = (folder.path().join("rows.jsonl"), FileKind::JsonLines);
         fs::write(&file.path, "{}\n\n{}\n \n{}").unwrap();

@@ -1,4 +1,4 @@
-//! The wish to stop: SIGINT, SIGTERM, the end of the terminal, or the dashboard's quit key.
+//! Stop requests: SIGINT, SIGTERM, a closed terminal, or the dashboard's quit key.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -11,24 +11,23 @@ use signal_hook::flag;
 /// Exit code of a run that was stopped by a signal.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
-/// Whether somebody wants the run to stop. Clones share one wish.
+/// Whether the run was asked to stop. Clones share one request.
 ///
-/// The loop looks at it between micro-batches; nothing else happens in the signal handler than setting a flag, or
-/// ending the process.
+/// The loop checks it between micro-batches. The signal handler only sets a flag or ends the process.
 #[derive(Clone, Default)]
 pub struct Stop {
     signal: Arc<AtomicBool>,
-    /// A signal ends the process: there is nothing yet that would have to be saved.
+    /// A signal ends the process at once, because there is nothing to save yet.
     at_once: Arc<AtomicBool>,
     interrupter: Interrupter,
 }
 
 impl Stop {
-    /// Listens to signals from now on. Until [`defer`](Self::defer) the first one ends the
-    /// process with [`EXIT_INTERRUPTED`]: also as process 1 of a container, where the kernel's own way of ending a
-    /// process by a signal does nothing.
+    /// Handles signals from now on. Until [`defer`](Self::defer), the first signal ends the process with
+    /// [`EXIT_INTERRUPTED`]. This also works as process 1 of a container, where the kernel's default action for a
+    /// signal does nothing.
     ///
-    /// A write beyond the limit of a file's size becomes an error like that of a full disk, instead of a deadly signal.
+    /// Writing beyond the file size limit becomes an error, like that of a full disk, instead of a deadly signal.
     ///
     /// # Errors
     ///
@@ -37,7 +36,7 @@ impl Stop {
         let stop = Self::default();
         stop.at_once.store(true, Ordering::Relaxed);
         for signal in stop_signals() {
-            // In this order: at the second signal the flag is set already, and the second handler ends the process.
+            // The order matters: at the second signal the flag is already set, and the second handler ends the process.
             flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), stop.at_once.clone())?;
             flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), stop.signal.clone())?;
             flag::register(signal, stop.signal.clone())?;
@@ -47,26 +46,26 @@ impl Stop {
         Ok(stop)
     }
 
-    /// From now on the first signal is a wish, to be met once all on the disk is whole; a second one ends the process.
+    /// From now on the first signal is a request, met once all files are complete; a second signal ends the process.
     pub fn defer(&self) {
         self.at_once.store(false, Ordering::Relaxed);
     }
 
-    /// From now on a signal ends the process again.
+    /// From now on a signal ends the process at once again.
     pub fn at_once(&self) {
         self.at_once.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the process as a signal does, after `message`: where nothing is being written, and what else is being done
-    /// need not come to its end.
+    /// Ends the process as a signal does, after `message`. Call it only where no file is being written, and where other
+    /// work may be cut off.
     pub fn end(message: &str) -> ! {
-        // Nobody is told where standard error is closed.
+        // If standard error is closed, there is no place for the message.
         drop(writeln!(io::stderr(), "{message}"));
         signal_hook::low_level::exit(i32::from(EXIT_INTERRUPTED))
     }
 
-    /// What to say, besides, when the process is about to abort: which is how it ends where the system refuses it memory.
-    /// It then ends with exit code 1 instead of a signal. Only the first call counts.
+    /// Sets a message for when the process aborts, which happens where the system refuses it memory. The process then
+    /// ends with exit code 1 instead of a signal. Only the first call has an effect.
     pub fn on_abort(&self, advice: &str) {
         #[cfg(unix)]
         abort::say(advice);
@@ -74,20 +73,20 @@ impl Stop {
         let _ = advice;
     }
 
-    /// Whether to stop.
+    /// Whether the run was asked to stop.
     #[must_use]
     pub fn requested(&self) -> bool {
         self.signal.load(Ordering::Relaxed) || self.interrupter.should_stop()
     }
 
-    /// burn-train's handle on the same wish, for its dashboard.
+    /// burn-train's handle on the same request, for its dashboard.
     #[must_use]
     pub fn interrupter(&self) -> &Interrupter {
         &self.interrupter
     }
 }
 
-/// SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends, unless `nohup` has turned that off.
+/// SIGINT, SIGTERM, and, unless `nohup` has turned it off, SIGHUP, which a closed terminal sends.
 fn stop_signals() -> Vec<i32> {
     #[cfg(unix)]
     if !is_ignored(signal_hook::consts::SIGHUP) {
@@ -107,18 +106,18 @@ mod abort {
 
     pub(super) fn say(advice: &str) {
         if ADVICE.set(format!("error: if this was for want of memory: {advice}\n")).is_ok() {
-            // SAFETY: the action reads what is set once, and makes only system calls that may be made in a handler.
-            // Where it is refused, the process ends by the signal, as it would have.
+            // SAFETY: the action reads a value that is set once, and makes only system calls that are allowed in a
+            // handler. If registering it fails, the process ends by the signal, as it would without the action.
             let _ = unsafe { signal_hook::low_level::register(SIGABRT, || end()) };
         }
     }
 
     /// Runs in the signal handler.
     fn end() -> ! {
-        // What is said on the dashboard's screen is gone with it.
+        // Text on the dashboard's screen would be lost with that screen.
         crate::metrics::give_terminal_back();
         if let Some(advice) = ADVICE.get() {
-            // SAFETY: a system call on memory that stays; nobody is told where standard error is closed.
+            // SAFETY: a system call on memory that stays valid. If standard error is closed, the message is lost.
             unsafe { libc::write(libc::STDERR_FILENO, advice.as_ptr().cast(), advice.len()) };
         }
         signal_hook::low_level::exit(1)
@@ -129,7 +128,7 @@ mod abort {
 #[expect(unsafe_code, reason = "signal handlers are asked for with system calls")]
 fn is_ignored(signal: i32) -> bool {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: with a null pointer for the new action nothing is changed; `action` outlives the call, which fills it
+    // SAFETY: with a null pointer for the new action, nothing is changed. `action` outlives the call, which fills it
     // where it returns 0.
     unsafe {
         libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0

@@ -1,50 +1,50 @@
-//! Sums and peaks over a run, which its checkpoints carry from start to start.
+//! Sums and peaks over a run; checkpoints carry them from start to start.
 
 use serde::{Deserialize, Serialize};
 
 use crate::data::pipeline::RowCounts;
 use crate::metrics::{StepMetrics, TimeSpent};
 
-/// Sums over the whole run, over all its starts.
+/// Sums over all starts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Tokens that were not padding.
+    /// Number of tokens, without padding.
     pub tokens: u64,
-    /// Tokens that carried loss.
+    /// Number of tokens that carried loss.
     pub target_tokens: u64,
-    /// Steps whose loss or gradient was not finite: no update was made.
+    /// Steps without an update, because the loss or the gradient was not finite.
     pub skipped_steps: u64,
-    /// Steps with which the watchdog found something wrong.
+    /// Steps that the watchdog found anomalous.
     pub anomalous_steps: u64,
     /// What the training rows turned out to be.
     pub rows: RowCounts,
-    /// Wall time, from the start of each process. What a killed process did after its last checkpoint is not in it: those
-    /// steps are made again.
+    /// Wall time since the start of each process. Time of a killed process after its last checkpoint is not included:
+    /// those steps are repeated.
     pub wall_seconds: f64,
-    /// Energy of the GPU, or of the processor's packages in starts that use none, where it is measured.
+    /// Energy of the GPU, or of the processor's packages in starts without a GPU, where it is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
     /// Where the time went, and what the machine did.
     pub figures: RunFigures,
 }
 
-/// What the steps of a run took and what the machine did meanwhile: over one start of it, or over all.
+/// Figures of the steps and the machine, over one start of a run or over all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunFigures {
-    /// Starts of the process.
+    /// Number of starts of the process.
     pub num_starts: u64,
-    /// Steps.
+    /// Number of steps.
     pub num_steps: u64,
-    /// Loss of the last step that had something to predict, in nats.
+    /// Loss of the last step with target tokens, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_loss: Option<f64>,
-    /// Tokens that were not padding.
+    /// Number of tokens, without padding.
     pub tokens: u64,
-    /// Tokens that were.
+    /// Number of padding tokens.
     pub padding_tokens: u64,
-    /// Time of the steps, without what came between them.
+    /// Time of the steps, without the time between them.
     pub step_seconds: f64,
-    /// Where all time went.
+    /// All time by part.
     pub time: TimeSpent,
     /// Share of the time of forward and backward that was forward, from 0 to 1.
     pub forward_share: MeanOverTime,
@@ -54,16 +54,16 @@ pub struct RunFigures {
     pub gpu_utilization_percent: MeanOverTime,
     /// Share of all processor threads that the process used, in percent.
     pub cpu_utilization_percent: MeanOverTime,
-    /// The most memory of the process that was in RAM.
+    /// Peak memory of the process in RAM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_host_memory_bytes: Option<u64>,
-    /// The most memory of the GPU that was in use, by whatever process.
+    /// Peak memory in use on the GPU, by all processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_gpu_memory_bytes: Option<u64>,
-    /// The most memory that the backend's pools were seen to hold.
+    /// The highest measured memory of the backend's pools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_gpu_memory_reserved_bytes: Option<u64>,
-    /// Processor time that sampling the machine took.
+    /// Processor time spent on sampling the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub telemetry_seconds: Option<f64>,
 }
@@ -79,13 +79,13 @@ impl RunFigures {
         self.padding_tokens += line.padding_tokens.unwrap_or_default();
         self.step_seconds += line.step_seconds;
         self.mfu.add(line.mfu, line.step_seconds);
-        // The kernel's own peak may lag behind a sample by some pages.
+        // The kernel's own peak may lag some pages behind a sample.
         self.peak_host_memory_bytes = self.peak_host_memory_bytes.max(line.host_memory_bytes);
         self.gpu_utilization_percent.add(line.gpu_utilization_percent, line.step_seconds);
         self.cpu_utilization_percent.add(line.cpu_utilization_percent, line.step_seconds);
     }
 
-    /// These figures together with those of the starts before.
+    /// These figures combined with those of the earlier starts.
     #[must_use]
     pub(super) fn after(self, earlier: &Self) -> Self {
         let sum = |one: Option<f64>, other: Option<f64>| match (one, other) {
@@ -114,7 +114,7 @@ impl RunFigures {
     }
 }
 
-/// Mean of a figure over the time of the steps that have it.
+/// Mean of a figure, weighted by the time of the steps that have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MeanOverTime {
     /// Sum of figure times seconds.
@@ -124,14 +124,14 @@ pub struct MeanOverTime {
 }
 
 impl MeanOverTime {
-    /// That of so many seconds.
+    /// The mean of a single figure over `seconds`.
     pub(super) fn of(value: Option<f64>, seconds: f64) -> Self {
         let mut mean = Self::default();
         mean.add(value, seconds);
         mean
     }
 
-    /// Takes a step in; one whose figure is no number counts as one that has none.
+    /// Adds a step; a figure that is no finite number is treated as absent.
     fn add(&mut self, value: Option<f64>, seconds: f64) {
         if let Some(value) = value.filter(|value| (value * seconds).is_finite()) {
             self.sum += value * seconds;
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!((sum.num_starts, sum.num_steps, sum.tokens, sum.padding_tokens), (2, 4, 400, 80));
         assert_eq!((sum.step_seconds, sum.time.total_seconds(), sum.time.other_seconds), (4.0, 7.0, 1.0));
         assert!((sum.mfu.get().unwrap() - 0.15).abs() < 1e-12, "half the time at 0.2, half at 0.1");
-        // Utilization is that of the steps which have it.
+        // Utilization is the mean over the steps that have it.
         assert_eq!((sum.gpu_utilization_percent.get(), sum.cpu_utilization_percent.get()), (Some(80.0), None));
         assert_eq!((sum.peak_host_memory_bytes, sum.peak_gpu_memory_bytes), (Some(700), None));
         assert_eq!((sum.telemetry_seconds, sum.last_loss), (Some(0.25), Some(2.0)));

@@ -1,4 +1,4 @@
-//! The loop: steps are the only clock. Evaluation, samples, checkpoints and figures are called here by name.
+//! The training loop, which counts only in steps. It calls evaluation, samples, checkpoints and figures by name.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -30,60 +30,60 @@ pub enum TrainerError {
     /// A prompt of `eval.generate` cannot be continued.
     #[error("`eval.generate`: {0}")]
     Generate(#[from] GenerateError),
-    /// Training was to stop, and its state could not be saved.
+    /// Training was asked to stop, but its state could not be saved.
     #[error("stopped after step {step}, which is not saved: {source}{}", earlier_hint(earlier.as_deref()))]
     NotSaved {
-        /// Steps done.
+        /// Number of finished steps.
         step: u64,
-        /// Why not.
+        /// Why saving failed.
         source: CheckpointError,
-        /// The newest checkpoint that is whole.
+        /// The newest undamaged checkpoint.
         earlier: Option<PathBuf>,
     },
-    /// The watchdog has lost its patience.
+    /// The watchdog stopped training: its patience is over.
     #[error("step {step}: {reason}")]
     Watchdog {
-        /// Steps done.
+        /// Number of finished steps.
         step: u64,
-        /// What is wrong, and what to do.
+        /// What is wrong, and how to fix it.
         reason: String,
     },
 }
 
-/// The training loop and where it stands.
+/// The training loop and its state.
 pub struct Trainer<'a> {
     /// Model, adapters and optimizer.
     pub step: TrainStep,
-    /// Where training stands.
+    /// State of training.
     pub state: TrainerState,
-    /// Micro-batches and steps.
+    /// Section `[train]` of the recipe.
     pub train: TrainConfig,
-    /// Evaluations.
+    /// Section `[eval]` of the recipe.
     pub eval: EvalConfig,
-    /// What is watched.
+    /// Section `[watchdog]` of the recipe.
     pub watchdog: WatchdogConfig,
-    /// Learning rate by step; knows the number of steps.
+    /// Learning rate by step, and the number of steps.
     pub schedule: Schedule,
-    /// Rows.
+    /// The rows.
     pub data: &'a DataPipeline,
-    /// Whether to stop.
+    /// Stop requests.
     pub stop: &'a Stop,
     /// Stopwatch and figures.
     pub recorder: Recorder<'a>,
-    /// Checkpoints.
+    /// Saves checkpoints.
     pub saver: Saver,
-    /// Where figures and lines go.
+    /// Where figures and messages are written.
     pub sinks: Sinks,
 }
 
 impl Trainer<'_> {
-    /// Trains until all steps are done, the evaluation loss stops falling, or somebody wants to stop; then a
+    /// Trains until all steps are done, the evaluation loss stops falling, or the run is asked to stop; then a
     /// checkpoint has been saved.
     ///
     /// # Errors
     ///
-    /// A row that cannot be read; figures with which it makes no sense to go on; a stop whose checkpoint cannot be
-    /// written. Wherever it can be, a checkpoint of the steps done is saved first.
+    /// A row that cannot be read; figures with which training should not continue; a stop whose checkpoint cannot be
+    /// written. Where possible, a checkpoint of the finished steps is saved first.
     pub fn run(&mut self) -> Result<Outcome, TrainerError> {
         let first_step = self.state.step;
         let outcome = self.run_steps();
@@ -91,7 +91,7 @@ impl Trainer<'_> {
             Err(TrainerError::Data(_) | TrainerError::Generate(_))
                 if self.state.step > first_step && !self.saver.is_saved =>
             {
-                // Once that is mended, training continues from here.
+                // Once the row is fixed, training can continue from here.
                 self.save_or_warn();
             }
             Err(TrainerError::Watchdog { .. }) => self.save_beside_the_others(),
@@ -106,7 +106,7 @@ impl Trainer<'_> {
         self.saver.start();
         self.sinks.start();
         loop {
-            // Evaluation comes before the checkpoint, so that the checkpoint knows its result.
+            // Evaluation comes first, so that the checkpoint contains its result.
             if self.is_evaluation_due() && !self.evaluate()? {
                 return self.interrupt();
             }
@@ -126,15 +126,15 @@ impl Trainer<'_> {
         }
     }
 
-    /// One step: the gradients of its micro-batches, an update, its figures. `None` where somebody wants to stop: then
-    /// nothing happened, as after an error.
+    /// Runs one step: gradients of its micro-batches, an update, its figures. `None` where the run was asked to stop:
+    /// the step is then dropped, as after an error.
     fn take_step(&mut self, loader: &mut Loader) -> Result<Option<Verdict>, TrainerError> {
         let mut work = StepWork::new(self.state.cursor);
         self.recorder.start_step(self.state.step);
         let num_micro_batches = self.train.gradient_accumulation_steps;
         for index in 1..=num_micro_batches {
             let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(None) };
-            // The last step of an epoch takes what is left of it.
+            // The last step of an epoch has only the remaining micro-batches.
             let is_last = index == num_micro_batches || loaded.last_of_epoch;
             if let Some(inputs) = self.step.lay_out(&loaded.batch) {
                 self.recorder.part(Part::HostToDevice);
@@ -148,7 +148,7 @@ impl Trainer<'_> {
                 break;
             }
         }
-        // The one wait for a GPU in most steps, and so the end of their forwards and backwards, and of the update before.
+        // The only wait for a GPU in most steps: it ends their forwards and backwards, and the previous step's update.
         self.recorder.part(Part::Other);
         let figures = self.step.read_figures();
         self.recorder.part(Part::Backward);
@@ -157,7 +157,7 @@ impl Trainer<'_> {
         self.recorder.part(Part::Optimizer);
 
         if outcome.target_tokens == 0 {
-            // A mean over nothing: no point of a curve.
+            // A mean over no tokens: no point of a curve.
             (outcome.loss, outcome.grad_norm) = (f64::NAN, f64::NAN);
         }
         self.state.advance(&work, &outcome);
@@ -173,7 +173,7 @@ impl Trainer<'_> {
         Ok(Some(verdict))
     }
 
-    /// Waits for a micro-batch. `None` where somebody wants to stop: then those of the step are dropped, as after an error.
+    /// Waits for a micro-batch. `None` where the run was asked to stop: the step's micro-batches are then dropped.
     fn next_micro_batch(&mut self, loader: &mut Loader) -> Result<Option<LoadedBatch>, TrainerError> {
         self.recorder.part(Part::Other);
         let loaded = if self.stop_requested() { Ok(None) } else { loader.next_batch_unless(&|| self.stop_requested()) };
@@ -185,7 +185,7 @@ impl Trainer<'_> {
         Ok(loaded?)
     }
 
-    /// What is wrong with a step; reported to the user, with its rows.
+    /// Asks the watchdog about a step; reports to the user what is wrong, with the step's rows.
     fn watch(&mut self, learning_rate: f64, outcome: &StepOutcome, work: &StepWork) -> Verdict {
         let step = self.state.step;
         let has_loss_scale = self.step.counters().loss_scale.is_some_and(|loss_scale| loss_scale.scale() > 1.0);
@@ -207,7 +207,7 @@ impl Trainer<'_> {
         verdict
     }
 
-    /// What the line of metrics.jsonl says about the step itself.
+    /// The step's line of metrics.jsonl, to be completed by the recorder.
     fn line(&self, learning_rate: f64, outcome: &StepOutcome, work: &StepWork, verdict: &Verdict) -> StepMetrics {
         StepMetrics {
             step: self.state.step,
@@ -227,12 +227,12 @@ impl Trainer<'_> {
         }
     }
 
-    /// A signal, or the dashboard's user.
+    /// Whether a signal or the dashboard's user asked to stop.
     fn stop_requested(&self) -> bool {
         self.stop.requested() || self.sinks.stop_requested()
     }
 
-    /// Before the first step if `eval_on_start`, after the last one, and every `eval_steps`; not twice after one step.
+    /// Before the first step if `eval_on_start`, after the last one, and every `eval_steps`; never twice after a step.
     fn is_evaluation_due(&self) -> bool {
         let (step, eval) = (self.state.step, &self.eval);
         let every = eval.eval_steps.is_some_and(|every| step.is_multiple_of(every));
@@ -240,12 +240,12 @@ impl Trainer<'_> {
         (every || self.is_at_an_edge()) && !is_left_out && self.state.evaluations.last_step != Some(step)
     }
 
-    /// Before the first step of the run, or after its last one.
+    /// Whether training is before the run's first step or after its last one.
     fn is_at_an_edge(&self) -> bool {
         self.state.step == 0 || self.state.step >= self.schedule.total_steps()
     }
 
-    /// Measures the evaluation loss and samples text. `false` where somebody wants to stop: then nothing happened.
+    /// Measures the evaluation loss and samples text. `false` where the run was asked to stop: nothing is recorded.
     fn evaluate(&mut self) -> Result<bool, TrainerError> {
         self.recorder.part(Part::Other);
         let (eval_start, step, epoch) = (Instant::now(), self.state.step, self.state.epochs());
@@ -280,7 +280,7 @@ impl Trainer<'_> {
             }
         }
         self.recorder.evaluated(self.is_at_an_edge());
-        // Written only now that all is there: an interruption leaves no half of an evaluation behind.
+        // Written only when complete, so that an interruption leaves no partial evaluation behind.
         if let Some(metrics) = &metrics {
             self.sinks.eval(metrics);
         }
@@ -293,14 +293,14 @@ impl Trainer<'_> {
         Ok(true)
     }
 
-    /// Saves a checkpoint of the steps done, as one that was saved in such `trouble`; returns its folder.
+    /// Saves a checkpoint of the finished steps, marked with `trouble`; returns its folder.
     fn save(&mut self, trouble: Option<String>) -> Result<PathBuf, CheckpointError> {
         self.recorder.part(Part::Other);
         let StepState { moments, counters } = self.step.state();
         self.state.counters = counters;
         self.recorder.update(&mut self.state.totals);
         self.state.trouble = trouble;
-        // What is counted as done must be on the disk before the checkpoint says that it is done.
+        // Logs of the finished steps must be on disk before the checkpoint counts these steps.
         self.sinks.sync();
         let saved = self.saver.save(&self.step, &moments, &self.state);
         if saved.is_ok() {
@@ -311,7 +311,7 @@ impl Trainer<'_> {
         saved
     }
 
-    /// Saves a checkpoint, then deletes the oldest. Where the disk refuses, training goes on.
+    /// Saves a checkpoint, then deletes the oldest. If the disk refuses, training continues.
     fn save_or_warn(&mut self) {
         let step = self.state.step;
         let warning = match self.save(self.state.watchdog.trouble()) {
@@ -327,17 +327,17 @@ impl Trainer<'_> {
         self.recorder.part(Part::Checkpoint);
     }
 
-    /// Saves where it can be done without deleting an older checkpoint, which may be a better one.
+    /// Saves a checkpoint without deleting an older one, which may be better.
     fn save_beside_the_others(&mut self) {
         let trouble = self.state.watchdog.trouble();
-        // Whoever resumes here wants to see whether it has got better.
+        // After resuming here, the user wants to see whether training has improved.
         self.state.watchdog.forgive();
         if let Err(error) = self.save(trouble) {
             self.sinks.warn(&format!("step {}: no checkpoint was saved: {error}", self.state.step));
         }
     }
 
-    /// Saves what a resumed run needs, unless it is there.
+    /// Saves what a resumed run needs, unless it is already saved.
     fn interrupt(&mut self) -> Result<Outcome, TrainerError> {
         if self.saver.is_saved {
             return Ok(Outcome::Interrupted);
@@ -357,7 +357,7 @@ impl Trainer<'_> {
     }
 }
 
-/// What is left where a stop could not be saved.
+/// A hint at the last checkpoint, where a stop could not be saved.
 fn earlier_hint(earlier: Option<&Path>) -> String {
     match earlier {
         Some(path) => format!("\n  hint: `--resume` goes on from {}, once the disk takes files again", path.display()),

@@ -1,33 +1,33 @@
-//! The watchdog: notices that a run goes wrong, from its figures alone.
+//! The watchdog: detects from its figures alone that a run goes wrong.
 //!
-//! It warns at once and asks to stop after a set patience, so that a run that is left alone overnight is not found in
-//! the morning with hours of nothing, and one odd batch does not end it.
+//! It warns at once and asks to stop only after a set patience. So a run left alone overnight does not waste hours, and
+//! one odd batch does not end it.
 
 use serde::{Deserialize, Serialize};
 
 use super::step::SkipReason;
 use crate::schema::section;
 
-/// Losses after which a spike can be told from noise.
+/// Number of losses after which a spike can be distinguished from noise.
 const WARM_UP_LOSSES: u64 = 20;
 /// Weight of a new loss in the running mean and variance: the last 50 losses count most.
 const LOSS_WEIGHT: f64 = 0.02;
-/// Losses from which the loss at the start is taken: the first row may be a short or an odd one.
+/// Number of first losses that determine the loss at the start: the first row alone may be short or odd.
 const START_LOSSES: usize = 8;
-/// So many of them may be unusually low. With an evaluation before the first step, none needs to be left out.
+/// Number of these that may be unusually low. With an evaluation before the first step, all of them count.
 const ODD_START_LOSSES: usize = 2;
-/// Losses that stay so many nats above where they started have diverged: the perplexity is 7 times as high. A model that a
-/// high learning rate has ruined settles not far above that, at the loss of the most frequent tokens.
+/// Losses have diverged if they stay this many nats above the start, which is 7 times its perplexity. A model ruined by
+/// a high learning rate settles not far above that, at the loss of the most frequent tokens.
 const DIVERGED_NATS: f64 = 2.0;
-/// Weight of a new loss in the mean of the last few, which is held against the start.
+/// Weight of a new loss in the mean of the last few losses, which is compared with the start.
 const RECENT_WEIGHT: f64 = 0.2;
-/// Least standard deviation, relative to the mean: an almost constant loss has no spikes in its last digits.
+/// Least standard deviation, relative to the mean: the last digits of an almost constant loss are no spikes.
 const LEAST_DEVIATION: f64 = 0.01;
-/// Steps of which is known which were skipped.
+/// Number of last steps for which the watchdog remembers whether they were skipped.
 const HISTORY_STEPS: u32 = u64::BITS;
-/// Skipped steps among them from which on something is wrong.
+/// Number of skipped steps among them that counts as trouble.
 const MIN_SKIPS_OF_TROUBLE: u32 = 2;
-/// Steps between two looks at the adapters.
+/// Number of steps between two checks of the adapters.
 pub const LOOK_STEPS: u64 = 10;
 
 section! {
@@ -55,7 +55,7 @@ pub enum Anomaly {
     LossSpike,
     /// Every gradient is exactly zero.
     ZeroGradient,
-    /// Updates were made, and the adapters are what they were before.
+    /// Updates were made, but the adapters did not change.
     UnmovedAdapters,
 }
 
@@ -72,43 +72,43 @@ impl Anomaly {
     }
 }
 
-/// The figures of a step that the watchdog looks at.
+/// The figures of a step that the watchdog checks.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation {
     /// Mean loss of the target tokens, in nats.
     pub loss: f64,
     /// Global norm of the gradient.
     pub grad_norm: f64,
-    /// Why there was no update, if there was none.
+    /// Why there was no update, if it was skipped.
     pub skipped: Option<SkipReason>,
-    /// The step was skipped because `f16`'s loss scale was too high, which is how the right one is found.
+    /// The step was skipped because `f16`'s loss scale was too high; this is how the right scale is found.
     pub is_scale_search: bool,
     /// Learning rate of the update.
     pub learning_rate: f64,
-    /// Digest of some of the adapters' numbers after the step; every [`LOOK_STEPS`] is enough.
+    /// Digest of some of the adapters' numbers after the step; needed only every [`LOOK_STEPS`] steps.
     pub adapters_digest: Option<u64>,
 }
 
-/// What the watchdog says about a step.
+/// The watchdog's result for a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
-    /// What is wrong with it.
+    /// What is wrong with the step.
     pub anomaly: Option<Anomaly>,
-    /// What to tell the user, at the first of several such steps; a skipped step has its own warning.
+    /// Warning for the user, at the first of several such steps; a skipped step has its own warning.
     pub warning: Option<String>,
-    /// Why training should stop: patience is over.
+    /// Why training should stop, if patience is over.
     pub stop: Option<String>,
 }
 
-/// What the watchdog remembers: part of a checkpoint, so that a resumed run is judged as an uninterrupted one.
+/// The watchdog's state. It is part of a checkpoint, so that a resumed run is judged like an uninterrupted one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Watchdog {
-    /// Finite losses seen.
+    /// Number of finite losses so far.
     num_losses: u64,
-    /// The first of them.
+    /// The first finite losses.
     first_losses: [f64; START_LOSSES],
-    /// Loss at the start: that of the evaluation before the first step or a low one of the first losses, whichever is
-    /// higher. A high one could already be that of a run that has diverged.
+    /// Loss at the start: the loss of the evaluation before the first step, or a low one of the first losses, whichever
+    /// is higher. A high one of the first losses could already come from a run that has diverged.
     start_loss: Option<f64>,
     /// Running mean of the losses.
     mean: f64,
@@ -118,37 +118,36 @@ pub struct Watchdog {
     variance: f64,
     /// Skipped steps in a row.
     skipped_steps: u64,
-    /// Which of the last [`HISTORY_STEPS`] steps were skipped, but for the search for a loss scale: the lowest bit is the
-    /// last one. Steps without tokens that carry loss are not among them.
+    /// Which of the last [`HISTORY_STEPS`] steps were skipped, except by the search for a loss scale; the lowest bit is
+    /// the last step. Steps without target tokens are not included.
     skipped_lately: u64,
     /// Steps in a row with a loss spike.
     spike_steps: u64,
     /// Steps in a row with a gradient of zero.
     zero_gradient_steps: u64,
-    /// Updates in a row that left the adapters as they were.
+    /// Updates in a row that did not change the adapters.
     unmoved_updates: u64,
-    /// Updates since the last look at the adapters.
+    /// Updates since the last check of the adapters.
     updates_since_look: u64,
-    /// What was seen then.
+    /// Digest at that check.
     adapters_digest: Option<u64>,
 }
 
 impl Watchdog {
-    /// Takes in the loss of the evaluation before the first step.
+    /// Records the loss of the evaluation before the first step.
     pub fn start_at(&mut self, eval_loss: f64) {
         if eval_loss.is_finite() && self.num_losses == 0 {
             self.start_loss = Some(eval_loss);
         }
     }
 
-    /// Forgets what was wrong so far, but not what is normal: whoever goes on after a stop wants to see whether it has got
-    /// better.
+    /// Forgets past trouble, but not what is normal: after a stop, a resumed run should show whether it has improved.
     pub fn forgive(&mut self) {
         (self.skipped_steps, self.spike_steps, self.zero_gradient_steps, self.unmoved_updates) = (0, 0, 0, 0);
         self.skipped_lately = 0;
     }
 
-    /// What is wrong with the last steps, if anything: for people, as the end of "saved while".
+    /// What is wrong with the last steps, if anything: text that completes "saved while".
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
         let lately = self.skipped_lately.count_ones();
@@ -166,11 +165,11 @@ impl Watchdog {
         Some(trouble)
     }
 
-    /// Looks at a step.
+    /// Checks a step.
     pub fn observe(&mut self, config: &WatchdogConfig, step: &Observation) -> Verdict {
         match step.skipped {
             None => {}
-            // A matter of the rows, not of the training.
+            // This is caused by the rows, not by training.
             Some(SkipReason::NoTargetTokens) => return Verdict::default(),
             Some(_) => return self.observe_skipped(config, step),
         }
@@ -218,7 +217,7 @@ impl Watchdog {
         } else if self.skipped_steps >= config.max_skipped_steps {
             Some(format!("{} steps in a row", self.skipped_steps))
         } else if lately > HISTORY_STEPS / 2 && u64::from(lately) >= config.max_skipped_steps {
-            // One that is not among them every now and then makes it no better.
+            // An occasional update in between is no improvement.
             Some(format!("{lately} of the last {HISTORY_STEPS} steps"))
         } else {
             None
@@ -232,7 +231,7 @@ impl Watchdog {
         Verdict { anomaly: (!is_scale_search).then_some(Anomaly::SkippedStep), warning: None, stop }
     }
 
-    /// The anomaly of a loss, and its warning where it is the first in a row.
+    /// The anomaly of a loss, with a warning if it is the first in a row.
     fn observe_loss(&mut self, config: &WatchdogConfig, loss: f64) -> Option<(Anomaly, Option<String>)> {
         if self.num_losses == 0 {
             self.recent = loss;
@@ -243,13 +242,13 @@ impl Watchdog {
         let z = (loss - self.mean) / deviation.max(f64::MIN_POSITIVE);
         let is_known = self.num_losses >= WARM_UP_LOSSES;
         let is_spike = is_known && z > config.loss_spike_z;
-        // Until there are enough losses, the start is not known.
+        // The start is only known after enough losses.
         let is_started = self.num_losses + 1 >= START_LOSSES as u64;
         let start_loss = self.start_loss.filter(|_| is_started);
         let has_diverged = start_loss.is_some_and(|start| self.recent > start + DIVERGED_NATS);
         let mean = self.mean;
-        // A spike counts as the highest loss that is none: one does not hide the next, and where the loss stays high for
-        // good reason, as with harder rows, that becomes the normal.
+        // A spike is counted as the highest loss that is no spike. So one spike does not hide the next, and where the
+        // loss stays high for good reason, as with harder rows, the mean follows.
         let counted = if is_spike { mean + config.loss_spike_z * deviation } else { loss };
         self.count_loss(counted);
         if config.loss_spike_z <= 0.0 || !(is_spike || has_diverged) {
@@ -268,7 +267,7 @@ impl Watchdog {
         Some((Anomaly::LossSpike, warning))
     }
 
-    /// Takes in one of the first losses; with the last of them, the loss at the start is known.
+    /// Records one of the first losses; after the last of them, the loss at the start is known.
     fn find_start(&mut self, loss: f64) {
         let index = usize::try_from(self.num_losses).unwrap_or(usize::MAX);
         let Some(place) = self.first_losses.get_mut(index) else { return };
@@ -320,7 +319,7 @@ impl Watchdog {
     }
 }
 
-/// Digest of numbers, bit by bit (FNV-1a, 64 bits): equal for equal ones, on every machine.
+/// Digest of numbers, bit by bit (FNV-1a, 64 bits): equal for equal numbers, on every machine.
 #[must_use]
 pub fn digest(values: impl IntoIterator<Item = f32>) -> u64 {
     values

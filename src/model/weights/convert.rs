@@ -1,4 +1,4 @@
-//! Conversion between storage types, in parallel, straight into the buffer that becomes a tensor.
+//! Converts between storage types, in parallel, directly into the buffer that becomes a tensor.
 
 use burn::tensor::{Bytes, bf16, f16};
 use half::slice::HalfFloatSliceExt;
@@ -6,16 +6,16 @@ use rayon::prelude::*;
 
 use crate::device::Dtype;
 
-/// Elements that a thread takes at a time: 1 MiB of `f32`.
+/// Elements that a thread converts per task: 1 MiB of `f32`.
 const CHUNK_ELEMENTS: usize = 1 << 18;
-/// Elements that are converted at a time, within the first-level cache.
+/// Elements converted at a time: they fit into the first-level cache.
 const BLOCK_ELEMENTS: usize = 1 << 11;
 
 /// A finite number became infinite in the target type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overflow;
 
-/// The type behind a safetensors type; `None` where it is not a floating-point type that can be loaded.
+/// The float type of a safetensors type; `None` where it is no floating-point type that can be loaded.
 #[must_use]
 pub fn float_dtype(stored: safetensors::Dtype) -> Option<Dtype> {
     match stored {
@@ -39,15 +39,15 @@ pub fn stored_dtype(dtype: Dtype) -> safetensors::Dtype {
 /// Converts little-endian numbers of type `from` into a fresh buffer of type `to`.
 ///
 /// # Errors
-/// Where a number does not fit `to`, which only happens with `f16`.
+/// Where a number is too large for `to`, which only happens with `f16`.
 pub fn into_buffer(source: &[u8], from: Dtype, to: Dtype) -> Result<Bytes, Overflow> {
     buffer(source.len() / from.num_bytes(), to, |target| fill(source, from, target, to))
 }
 
-/// A fresh buffer of numbers of type `to`, which `block` writes as `f32`, from the given element on.
+/// A new buffer of numbers of type `to`. `block` writes them as `f32`, starting at the element that it gets.
 ///
 /// # Errors
-/// Where a number does not fit `to`, which only happens with `f16`.
+/// Where a number is too large for `to`, which only happens with `f16`.
 pub fn generate(num_elements: usize, to: Dtype, block: impl Fn(usize, &mut [f32]) + Sync) -> Result<Bytes, Overflow> {
     buffer(num_elements, to, |target| fill_blocks(target, to, block))
 }
@@ -64,14 +64,14 @@ pub fn to_f32(source: &[u8], from: Dtype) -> Vec<f32> {
 /// Converts `f32` numbers to little-endian numbers of type `to`.
 ///
 /// # Errors
-/// Where a number does not fit `to`, which only happens with `f16`.
+/// Where a number is too large for `to`, which only happens with `f16`.
 pub fn from_f32(source: &[f32], to: Dtype) -> Result<Vec<u8>, Overflow> {
     let mut target = vec![0u8; source.len() * to.num_bytes()];
     fill(bytemuck::cast_slice(source), Dtype::F32, &mut target, to)?;
     Ok(target)
 }
 
-/// A buffer aligned for its type. Zeroed vectors of this size are fresh pages of the system: nothing is written twice.
+/// A buffer aligned for its type. A zeroed vector of this size is fresh system pages: nothing is written twice.
 fn buffer(
     num_elements: usize,
     to: Dtype,
@@ -116,7 +116,7 @@ fn fill_blocks(target: &mut [u8], to: Dtype, block: impl Fn(usize, &mut [f32]) +
     })
 }
 
-/// Files do not promise aligned data, so every block goes through aligned memory.
+/// Data in files may be unaligned, so every block is copied through aligned memory.
 fn widen(source: &[u8], from: Dtype, wide: &mut [f32]) {
     let mut bits = [0u16; BLOCK_ELEMENTS];
     let bits = &mut bits[..wide.len()];

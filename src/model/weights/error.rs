@@ -1,4 +1,4 @@
-//! What can be wrong with the weights of a model.
+//! Errors in the weights of a model.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -21,17 +21,17 @@ pub enum WeightsError {
     NoWeights {
         /// The model folder.
         folder: PathBuf,
-        /// What is there instead, and what to do about it.
+        /// What is there instead, and how to fix it.
         hint: String,
     },
-    /// A file is not safetensors, or not all of it.
+    /// A file is not safetensors, or is incomplete.
     #[error("{}: {reason}{hint}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
-        /// What to do about it, on a line of its own.
+        /// How to fix it, on a separate line.
         hint: String,
     },
     /// The index of a sharded model is not usable.
@@ -42,7 +42,7 @@ pub enum WeightsError {
         /// Every disagreement between the index and the files.
         reason: String,
     },
-    /// The tensors are not those of the config.
+    /// The tensors do not match the config.
     #[error("{}: the weights do not fit config.json:{}", folder.display(), Lines(problems))]
     Mismatch {
         /// The model folder.
@@ -59,15 +59,15 @@ pub enum WeightsError {
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// The storage type that was asked for.
+        /// The storage type that was requested.
         dtype: Dtype,
     },
 }
 
-/// One tensor that is not as the config says.
+/// A tensor that does not match the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorProblem {
-    /// It is not in the files.
+    /// The files do not have it.
     Missing {
         /// Name of the tensor.
         name: String,
@@ -81,7 +81,7 @@ pub enum TensorProblem {
         /// Shape in the file.
         found: Vec<usize>,
     },
-    /// It has another shape.
+    /// Its shape is not the expected one.
     Shape {
         /// Name of the tensor.
         name: String,
@@ -90,14 +90,14 @@ pub enum TensorProblem {
         /// Shape that the config implies.
         expected: Vec<usize>,
     },
-    /// Its numbers are of a type that cannot be trained on.
+    /// Its type cannot be used for training.
     Dtype {
         /// Name of the tensor.
         name: String,
-        /// Type in the file, in safetensors' spelling.
+        /// Type in the file, as safetensors spells it.
         found: String,
     },
-    /// `lm_head.weight` is stored, is not the embedding, and the config says that it is tied.
+    /// `lm_head.weight` is stored and differs from the embedding, but the config says that the two are tied.
     UntiedHead,
 }
 
@@ -119,7 +119,7 @@ impl fmt::Display for TensorProblem {
     }
 }
 
-/// Each on a line of its own, indented.
+/// Writes each item on a separate line, indented.
 pub(crate) struct Lines<'a, T>(pub(crate) &'a [T]);
 
 impl<T: fmt::Display> fmt::Display for Lines<'_, T> {

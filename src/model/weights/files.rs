@@ -17,21 +17,19 @@ use super::layout::{damaged, no_weights_hint, read_index};
 use crate::device::Dtype;
 use crate::spec::ModelConfig;
 
-/// File of a model in one piece.
 const SINGLE: &str = "model.safetensors";
-/// File that says which tensor is in which shard.
 const INDEX: &str = "model.safetensors.index.json";
-/// Tensors that some old files carry and nobody reads: the rotary frequencies follow from the config.
+/// Tensors that some old files hold and that are not needed: the rotary frequencies follow from the config.
 const IGNORED_SUFFIX: &str = "rotary_emb.inv_freq";
 
-/// Places of each file that its digest looks at, and how many bytes there.
+/// Number of samples that a digest reads from each file, and bytes of a sample.
 const NUM_SAMPLES: usize = 64;
 const SAMPLE_BYTES: usize = 4096;
 
 /// The weights of a model folder: `model.safetensors`, or the shards of `model.safetensors.index.json`.
 ///
-/// Files are memory-mapped, and pages are given back once their tensor has been read, so that host memory never
-/// holds the model twice. A file that is cut short while it is mapped ends the process, as with every mapping.
+/// Files are memory-mapped. Pages are released once their tensor has been read, so that host memory never holds the
+/// model twice. If a mapped file is cut short, the process ends, as with every mapping.
 #[derive(Debug)]
 pub struct WeightFiles {
     folder: PathBuf,
@@ -39,7 +37,6 @@ pub struct WeightFiles {
     tensors: BTreeMap<String, StoredTensor>,
 }
 
-/// A mapped file.
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
@@ -47,21 +44,21 @@ struct Shard {
     metadata: Option<std::collections::HashMap<String, String>>,
 }
 
-/// Where a tensor is stored, and as what.
+/// Place and type of a stored tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
     /// Sizes of the dimensions.
     pub shape: Vec<usize>,
     /// Type of the numbers in the file.
     pub dtype: safetensors::Dtype,
-    /// Place of its file in [`WeightFiles::shard_names`].
+    /// Index of its file in [`WeightFiles::shard_names`].
     pub shard: usize,
     /// Bytes in that file.
     range: Range<usize>,
 }
 
 impl StoredTensor {
-    /// The type of its numbers; `None` where it is not a floating-point type that can be loaded.
+    /// The float type of its numbers; `None` where it is no floating-point type that can be loaded.
     #[must_use]
     pub fn float_dtype(&self) -> Option<Dtype> {
         convert::float_dtype(self.dtype)
@@ -69,7 +66,7 @@ impl StoredTensor {
 }
 
 impl WeightFiles {
-    /// Maps the files of a model folder and reads their headers; no weight is read.
+    /// Maps the files of a model folder and reads their headers, but no weights.
     ///
     /// # Errors
     /// Where there are no safetensors files, where one is damaged or cut short, or where index and files disagree.
@@ -119,15 +116,15 @@ impl WeightFiles {
     fn add_shard(&mut self, path: PathBuf, weight_map: Option<&BTreeMap<String, String>>) -> Result<(), WeightsError> {
         let io_error = |source| WeightsError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io_error)?;
-        // SAFETY: the mapping is read-only and lives as long as the shard. Another process could write to the file
-        // meanwhile; values would then be wrong, as they would be had they been read a moment later.
+        // SAFETY: the mapping is read-only and lives as long as the shard. If another process writes to the file
+        // meanwhile, values are wrong, just as if they had been read a moment later.
         let map = unsafe { Mmap::map(&file) }.map_err(io_error)?;
         let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| damaged(&path, &map, &error))?;
         let data_start = header_len + size_of::<u64>();
         let shard = self.shards.len();
         let file_name = path.file_name().unwrap_or_default();
         for (name, info) in header.tensors() {
-            // Two shards may hold a tensor; the index says which one counts.
+            // Two shards may hold the same tensor; the index says which is used.
             if weight_map.and_then(|map| map.get(&name)).is_some_and(|file| **file != *file_name) {
                 continue;
             }
@@ -139,8 +136,8 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// SHA-256 of the files' names, sizes, and of 64 pages spread over each: fine-tuning changes all of a model's
-    /// numbers, and reading them all takes long.
+    /// SHA-256 of the files' names and sizes, and of 64 pages spread over each file. Reading all of a file takes long,
+    /// and a sample is enough because fine-tuning changes all numbers of a model.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
@@ -179,10 +176,10 @@ impl WeightFiles {
         self.tensors.values().map(|tensor| tensor.range.len()).sum()
     }
 
-    /// Checks that exactly the tensors of `config` are there, each in its shape.
+    /// Checks that the tensors are exactly those of `config`, each in its shape.
     ///
-    /// Rotary frequencies of old files are ignored, and so is a stored head that equals the embedding where both
-    /// are tied.
+    /// Rotary frequencies of old files are ignored. So is a stored head that equals the embedding, where the two are
+    /// tied.
     ///
     /// # Errors
     /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
@@ -255,14 +252,14 @@ impl WeightFiles {
         &self.shards[stored.shard].map[stored.range.clone()]
     }
 
-    /// Gives the pages of a tensor back to the system; they can be read again, from the file.
+    /// Releases the pages of a tensor to the system; they can be read from the file again.
     #[expect(unsafe_code, reason = "pages of a mapping can only be released so")]
     pub fn release(&self, stored: &StoredTensor) {
         let map = &self.shards[stored.shard].map;
-        // SAFETY: the mapping is of a file and read-only, so dropped pages come back with the same content.
+        // SAFETY: the mapping is of a file and read-only, so released pages come back with the same content.
         let released =
             unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, stored.range.start, stored.range.len()) };
-        // Advice only: where the system refuses it, the pages stay until the mapping ends.
+        // This is only advice: where the system refuses it, the pages stay until the mapping ends.
         drop(released);
     }
 
@@ -346,7 +343,7 @@ mod tests {
         };
         let as_it_is = digest(&|_| {});
         assert_eq!(digest(&|_| {}), as_it_is);
-        // As another training step would.
+        // As further training would change them.
         let other = digest(&|bytes| {
             let start = bytes.len() / 2;
             bytes[start..].iter_mut().step_by(4).for_each(|byte| *byte ^= 1);

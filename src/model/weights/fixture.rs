@@ -44,7 +44,7 @@ pub(crate) fn write_tensors(path: &Path, tensors: &Tensors, dtype: Dtype) {
     safetensors::serialize_to_file(views, Some(metadata), path).unwrap();
 }
 
-/// Writes a model folder with `num_shards` files, and gives the values that are stored.
+/// Writes a model folder with `num_shards` files, and returns the stored values.
 pub(crate) fn write_model(
     folder: &Path,
     config: &ModelConfig,

@@ -1,11 +1,11 @@
-//! Which files hold the weights, and what a folder without usable ones is likely to be.
+//! Finds the files that hold the weights, and explains a folder that has no usable files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::error::{Lines, WeightsError};
 
-/// Tensor name to file name.
+/// Maps tensor names to file names.
 pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -29,7 +29,7 @@ pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, Weight
     Ok(index.weight_map)
 }
 
-/// What a file that safetensors refuses is likely to be.
+/// The likely reason why safetensors refuses a file.
 pub(crate) fn damaged(path: &Path, content: &[u8], error: &safetensors::SafeTensorError) -> WeightsError {
     use safetensors::SafeTensorError::{HeaderTooSmall, InvalidHeaderLength, MetadataIncompleteBuffer};
     let (reason, hint) = if content.starts_with(b"version https://git-lfs") {

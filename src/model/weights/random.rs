@@ -40,7 +40,7 @@ impl RandomWeights {
             return Ok(Tensor::zeros(shape, options));
         }
         let seed = self.seed ^ fnv1a(name);
-        // Backends without memory pools compute in host memory, and draw on one thread only.
+        // Backends without memory pools compute in host memory, and draw on a single thread.
         if device.memory_pool_usage().is_none() {
             let draw = |first: usize, block: &mut [f32]| draw(seed, first, self.initializer_range, block);
             let buffer = convert::generate(shape.iter().product(), dtype, draw)
@@ -52,8 +52,8 @@ impl RandomWeights {
     }
 }
 
-/// Numbers with mean 0 and the given deviation from position `first` of a stream on: each a sum of four uniform ones,
-/// which is close to normal and cheap enough for models of any size.
+/// Numbers with mean 0 and the given deviation, starting at position `first` of a stream. Each is a sum of four uniform
+/// numbers: close to normal, and cheap enough for models of any size.
 fn draw(seed: u64, first: usize, deviation: f64, block: &mut [f32]) {
     // A 16-bit integer has a variance of (2^32 - 1) / 12; the sum of four has four times that.
     #[allow(clippy::cast_possible_truncation)]
@@ -74,7 +74,7 @@ fn splitmix64(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The 64-bit FNV-1a hash, which is the same in every build.
+/// The 64-bit FNV-1a hash, which never changes between builds.
 fn fnv1a(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -1,4 +1,4 @@
-//! Who writes into a run's folder.
+//! The lock of a run's folder.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -9,17 +9,17 @@ use super::{RunDirError, io_error};
 /// File that is locked while a process writes into the folder.
 pub(super) const LOCK_FILE: &str = ".lock";
 
-/// Who writes into the folder.
+/// Lock on a folder.
 #[derive(Debug)]
 pub(super) struct Lock {
-    /// The lock ends with the file handle, also when the process dies.
+    /// The lock ends with the file handle, even if the process is killed.
     _file: File,
-    /// Whether the file system has locks.
+    /// Whether the file system supports locks.
     is_held: bool,
 }
 
 impl Lock {
-    /// Takes the folder's lock and leaves the number of this process in it, for messages.
+    /// Locks the folder and writes this process's id into the lock file, for messages.
     ///
     /// # Errors
     ///
@@ -28,7 +28,7 @@ impl Lock {
         lock(folder, File::try_lock)
     }
 
-    /// Whether the lock keeps others out: some file systems have none.
+    /// Whether the lock keeps other processes out: some file systems have no locks.
     pub(super) fn is_held(&self) -> bool {
         self.is_held
     }
@@ -51,7 +51,7 @@ fn lock(folder: &Path, try_lock: impl FnOnce(&File) -> Result<(), TryLockError>)
             let read = file.read_to_string(&mut pid).is_ok() && !pid.trim().is_empty();
             return Err(RunDirError::Locked { path: folder.to_owned(), pid: read.then(|| pid.trim().to_owned()) });
         }
-        // Some network file systems have no locks: better a run without one than none.
+        // Some network file systems have no locks: running without a lock is better than not running.
         Err(TryLockError::Error(error)) if has_no_locks(&error) => false,
         Err(TryLockError::Error(error)) => return Err(io_error(&path, "lock", error)),
     };

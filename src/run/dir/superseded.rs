@@ -1,4 +1,4 @@
-//! What a start that was killed has left.
+//! Files of a start that was killed.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, Read as _};
@@ -8,10 +8,10 @@ use super::{ENVIRONMENT_FILE, RESOLVED_FILE, RunDir, RunDirError, io_error};
 use crate::metrics::UNFINISHED_FILE;
 use crate::report::REPORT_FILE;
 
-/// How far a metrics.jsonl is searched for a step: evaluations before the first one are few and short.
+/// Bytes of a metrics.jsonl that are searched for a step: evaluations before the first step are few and short.
 const MAX_SEARCHED_BYTES: u64 = 1 << 20;
 
-/// What a start writes into the folder, but for checkpoints.
+/// Names that a start writes into the folder, except checkpoints.
 const WRITTEN: [&str; 10] = [
     "adapter",
     ENVIRONMENT_FILE,
@@ -26,9 +26,9 @@ const WRITTEN: [&str; 10] = [
 ];
 
 impl RunDir {
-    /// Moves what a start has left that was killed after its first step, before its first checkpoint, into a folder of its
-    /// own, so that a new one does not write over it; returns that folder. A start that could end by itself has said what came
-    /// of it.
+    /// Moves the files of a start that was killed after its first step, before its first checkpoint, into a new folder,
+    /// so that a new start does not overwrite them; returns that folder. A start that ended by itself has left a file
+    /// that says how.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ mod tests {
         for number in 1..3 {
             let moved = run.supersede_killed().unwrap().unwrap();
             assert_eq!(moved, folder.path().join(format!("superseded-{number}")));
-            // An adapter that was exported, and then the power went.
+            // An adapter was exported, then the power failed.
             fs::create_dir(run.adapter()).unwrap();
             write("adapter/adapter_model.safetensors", "");
         }

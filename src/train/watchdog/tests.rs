@@ -1,6 +1,6 @@
 use super::*;
 
-/// A step as it should be.
+/// A healthy step.
 fn step(loss: f64) -> Observation {
     Observation {
         loss,
@@ -39,14 +39,14 @@ fn one_spike_is_warned_of_and_forgotten() {
     assert_eq!((verdict.anomaly, verdict.stop), (Some(Anomaly::LossSpike), None));
     assert!(verdict.warning.unwrap().contains("standard deviations above"));
     assert_eq!(watchdog.observe(&config, &step(healthy(200))), Verdict::default());
-    // It has not become so normal that the next one is not seen.
+    // The mean has not risen so far that the next spike is missed.
     assert_eq!(watchdog.observe(&config, &step(4.0)).anomaly, Some(Anomaly::LossSpike));
 }
 
 #[test]
 fn a_loss_that_has_diverged_stops_the_run_after_its_patience_and_warns_once() {
     let config = WatchdogConfig { patience: 12, ..WatchdogConfig::default() };
-    // Late, and in the first steps, where no deviation is known yet: once the start is known, after eight losses.
+    // Late in a run, and in the first steps without a known deviation: once the start is known, after eight losses.
     for (num_steps, stop_at) in [(200, 12), (3, 16)] {
         let mut watchdog = after_healthy_steps(num_steps);
         let mut warnings = 0;
@@ -76,14 +76,14 @@ fn harder_rows_become_the_normal_before_patience_is_over() {
 #[test]
 fn an_evaluation_before_the_first_step_says_where_the_loss_starts() {
     let config = WatchdogConfig { patience: 12, ..WatchdogConfig::default() };
-    // The first rows happen to be easy ones.
+    // The first rows happen to be easy.
     let mut watchdog = Watchdog::default();
     watchdog.start_at(3.0);
     let easy_then_usual = [0.1; 10].into_iter().chain([3.5; 10]);
     assert!(
         easy_then_usual.map(|loss| watchdog.observe(&config, &step(loss))).all(|verdict| verdict.anomaly.is_none())
     );
-    // A learning rate that ruins the model with its first update.
+    // A learning rate that ruins the model with the first update.
     let mut watchdog = Watchdog::default();
     watchdog.start_at(2.5);
     watchdog.observe(&config, &step(2.6));
@@ -115,7 +115,7 @@ fn skipped_steps_in_a_row_stop_the_run_and_an_update_in_between_begins_anew() {
     let verdict = watchdog.observe(&config, &skipped);
     assert_eq!(verdict.anomaly, Some(Anomaly::SkippedStep));
     assert!(verdict.stop.unwrap().starts_with("3 steps in a row made no update"));
-    // The losses that are no numbers are in no mean.
+    // Losses that are not finite are in no mean.
     assert_eq!((watchdog.num_losses, watchdog.mean), (1, 1.0));
 }
 
@@ -206,9 +206,9 @@ fn an_update_now_and_then_does_not_hide_that_most_steps_make_none() {
             watchdog.observe(&config, &observation).stop.is_some()
         })
     };
-    // 33 of the last 64: the 33rd is the 36th, and where every other one is skipped it never comes to that.
+    // Stops at 33 skips in the last 64 steps: here at step 35. With every other step skipped there are at most 32.
     assert_eq!((stops_at(15, false), stops_at(2, false)), (Some(35), None));
-    // Rows without targets are no sign of anything else.
+    // Rows without targets are no sign of other trouble.
     let empty = Observation { skipped: Some(SkipReason::NoTargetTokens), ..step(f64::NAN) };
     let mut watchdog = after_healthy_steps(100);
     let before = watchdog;
@@ -216,7 +216,7 @@ fn an_update_now_and_then_does_not_hide_that_most_steps_make_none() {
         assert_eq!(watchdog.observe(&config, &empty), Verdict::default(), "step {number}");
     }
     assert_eq!(watchdog, before);
-    // That is how the right scale is found, unless it is not found at all.
+    // Skips by the scale search are normal, unless it never finds a scale.
     assert_eq!((stops_at(15, true), stops_at(1000, true)), (None, Some(20)));
 }
 
