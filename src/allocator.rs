@@ -1,7 +1,7 @@
 //! The allocator of the command: small pieces of memory from mimalloc, large ones from the system.
 //!
-//! Tokenising spends nearly half of its time in glibc's allocator, on pieces of some bytes; with mimalloc it takes 0.7 of the
-//! time. Large pieces, those of tensors, are left to the system: the memory plan of a step is estimated with it in mind.
+//! Tokenising with glibc's allocator spends nearly half of its time there, on small pieces; with mimalloc it takes 0.7
+//! of the time. Large pieces, those of tensors, stay with the system: the memory plan of a step assumes so.
 
 #![expect(unsafe_code, reason = "an allocator is made so")]
 
@@ -9,10 +9,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 
 use mimalloc::MiMalloc;
 
-/// Pieces of up to this size are mimalloc's, in bytes.
+/// Largest piece that mimalloc serves, in bytes.
 const SMALL: usize = 1024;
 
-/// Hands each request to mimalloc or to the system, by its size.
+/// Sends each request to mimalloc or to the system, by its size.
 #[derive(Debug)]
 pub struct BySize;
 
@@ -20,8 +20,8 @@ fn is_small(layout: Layout) -> bool {
     layout.size() <= SMALL
 }
 
-// SAFETY: every request is handed on as it is, to the one of two allocators that its layout names: a piece goes back to the
-// allocator that it came from, since it comes back with its layout.
+// SAFETY: every request is passed on unchanged to one of the two allocators, chosen by its layout. A piece comes back
+// with the same layout, so it goes back to the allocator that it came from.
 unsafe impl GlobalAlloc for BySize {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for BySize {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller promises that the size, rounded up to the alignment, is one that there can be.
+        // SAFETY: the caller promises that the size, rounded up to the alignment, does not overflow an `isize`.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         if is_small(layout) == is_small(new) {
             // SAFETY: the caller's promise.
@@ -46,8 +46,8 @@ unsafe impl GlobalAlloc for BySize {
                 }
             };
         }
-        // SAFETY: the caller's promise. The new piece is another one and as long as what is copied; where there is none,
-        // the old one stays.
+        // SAFETY: the caller's promise. The new piece does not overlap the old one and is as long as what is copied; if
+        // there is no new piece, the old one stays.
         unsafe {
             let moved = self.alloc(new);
             if !moved.is_null() {

@@ -1,4 +1,4 @@
-//! What was typed: arguments, sub-commands and exit codes.
+//! The command line: arguments, sub-commands and exit codes.
 
 use std::any::Any;
 use std::ffi::OsString;
@@ -63,15 +63,15 @@ A recipe with the name of a command is given with its folder: lora-train ./check
 /// Parses the command line, does what it asks for and reports how that ended.
 #[must_use]
 pub fn main() -> ExitCode {
-    // A usage error ends the process here, with 2; `--help` and `--version` with 0.
+    // A usage error ends the process here with exit code 2, `--help` and `--version` with 0.
     let request = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
     ExitCode::from(ended(|| dispatch(&request)))
 }
 
-/// Does `work` and says what went wrong with it; the exit code. A panic, which is a bug, ends with 1 like other failures.
+/// Runs `work`, reports its error and returns the exit code. A panic is a bug; it ends with 1 like other failures.
 #[must_use]
 pub fn ended(work: impl FnOnce() -> Result<(), Failure>) -> u8 {
-    // What `work` has left half done is not looked at any more.
+    // Nothing that `work` left half done is used after this.
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Failure::running(of_panic(&*panic))));
     result.map_or_else(
         |failure| {
@@ -82,7 +82,7 @@ pub fn ended(work: impl FnOnce() -> Result<(), Failure>) -> u8 {
     )
 }
 
-/// What to say after a panic, which has itself said where it was.
+/// What to say after a panic. The panic has already printed where it was.
 fn of_panic(panic: &(dyn Any + Send)) -> String {
     if is_out_of_memory(panic) {
         return "the device has no memory left\n  hint: `lora-train plan` tells what takes how much; lower \
@@ -98,7 +98,7 @@ fn of_panic(panic: &(dyn Any + Send)) -> String {
     )
 }
 
-/// The command line: sub-commands, and the arguments of training without one.
+/// The command line: sub-commands, or the arguments of training.
 fn definition() -> clap::Command {
     Command::augment_subcommands(TrainArgs::augment_args(clap::Command::new("lora-train")))
         .version(env!("CARGO_PKG_VERSION"))
@@ -151,7 +151,7 @@ fn resume_before_recipe(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     args
 }
 
-/// A recipe that does not exist may be a sub-command with a slip in it.
+/// A recipe that does not exist may be a misspelt sub-command: suggests the nearest one.
 fn with_command_hint(mut failure: Failure, args: &TrainArgs) -> Failure {
     let typed = &args.recipe.recipe;
     let is_missing_word = typed.extension().is_none() && typed.components().count() == 1 && !typed.exists();
@@ -179,7 +179,7 @@ fn tell(failure: &Failure) {
         if is_plain { ("error:", "hint:") } else { ("\x1b[1;31merror:\x1b[0m", "\x1b[36mhint:\x1b[0m") };
     for message in failure.shown(!is_plain) {
         let message = message.replace("\n  hint:", &format!("\n  {hint}"));
-        // Where stderr is closed there is nobody left to tell.
+        // With stderr closed there is nobody to report to.
         let _ = writeln!(stderr, "{error} {message}");
     }
 }

@@ -1,7 +1,7 @@
 //! The one file that names a backend.
 //!
-//! Everything else takes a [`burn::tensor::Device`] and runs wherever that leads. A backend is a Cargo feature
-//! and an arm in this file.
+//! Everything else takes a [`burn::tensor::Device`] and runs on any backend. A backend is a Cargo feature and an arm in
+//! this file.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -56,7 +56,7 @@ fn accept_name(value: &Value) -> Result<String, Option<String>> {
     Err(Some(hint.to_owned()))
 }
 
-/// What `device.name` and `--device` ask for.
+/// A device as `device.name` and `--device` name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceName {
     /// The fastest kind that is compiled in and present.
@@ -80,8 +80,8 @@ impl std::str::FromStr for DeviceName {
     ///
     /// # Errors
     ///
-    /// Where it is none of `auto`, `cpu`, `cuda`, `cuda:N`, `vulkan`, `metal`, `rocm`. Whether that device is
-    /// there is known to [`open`] only.
+    /// If the name is not one of `auto`, `cpu`, `cuda`, `cuda:N`, `vulkan`, `metal`, `rocm`. Only [`open`] finds out
+    /// whether that device exists.
     fn from_str(name: &str) -> Result<Self, DeviceError> {
         match name {
             "auto" => Ok(Self::Auto),
@@ -131,7 +131,7 @@ impl DeviceKind {
         }
     }
 
-    /// Whether this binary was built with it.
+    /// Whether this binary was built with the backend.
     #[must_use]
     pub fn is_compiled_in(self) -> bool {
         match self {
@@ -143,7 +143,7 @@ impl DeviceKind {
         }
     }
 
-    /// Whether it has memory of its own or computes on a GPU.
+    /// Whether the backend computes on a GPU.
     #[must_use]
     pub fn is_gpu(self) -> bool {
         self != Self::Cpu
@@ -168,12 +168,12 @@ pub struct OpenDevice {
 
 /// Opens a device by its recipe name.
 ///
-/// Drivers are looked at before burn is, since burn panics, partly on threads of its own, where a driver or a GPU
-/// is missing. A GPU computes one small sum here, so that what cannot work fails now.
+/// The drivers are asked before burn: without a driver or a GPU burn panics, partly on threads of its own. A GPU
+/// computes one small sum here, so that a GPU that does not work fails now.
 ///
 /// # Errors
 ///
-/// An unknown name; a backend that is not compiled in; no driver, no such GPU, or a GPU that cannot compute.
+/// If the name is unknown, the backend is not compiled in, or there is no driver, no such GPU or no working GPU.
 pub fn open(name: &str) -> Result<OpenDevice, DeviceError> {
     match name.parse()? {
         DeviceName::Auto => open_auto(),
@@ -190,7 +190,7 @@ fn open_auto() -> Result<OpenDevice, DeviceError> {
     for kind in DeviceKind::ALL.into_iter().filter(|kind| kind.is_gpu() && kind.is_compiled_in()) {
         match open_gpu(kind, 0, "auto: the first GPU that works") {
             Ok(device) => return Ok(device),
-            // A GPU that is there but cannot be used is worth an error: days on the CPU are not what was meant.
+            // A GPU that is present but does not work is an error: nobody wants days on the CPU instead.
             Err(error @ (DeviceError::CannotCompute { .. } | DeviceError::NoLibdevice { .. })) => return Err(error),
             Err(error) => refusals.push(error.short()),
         }
@@ -242,7 +242,7 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
 ///
 /// # Errors
 ///
-/// Why it cannot be loaded, in one line.
+/// If it cannot be loaded: why, in one line.
 pub fn driver_library() -> Result<DriverLibrary, String> {
     #[cfg(feature = "cuda")]
     return cuda_driver::driver_library();
@@ -250,7 +250,7 @@ pub fn driver_library() -> Result<DriverLibrary, String> {
     Err("this binary is built without CUDA".into())
 }
 
-/// The handle of a GPU and the name that its driver gives it; `None` where the driver lists no GPU.
+/// The handle of a GPU and the name that its driver gives it; `None` if the driver lists no GPU.
 fn gpu_handle(kind: DeviceKind, ordinal: u32) -> Option<(Device, String)> {
     match kind {
         #[cfg(feature = "cuda")]
@@ -268,7 +268,7 @@ fn gpu_handle(kind: DeviceKind, ordinal: u32) -> Option<(Device, String)> {
     }
 }
 
-/// The first device of a type that is a real card: a software rasteriser would be slower than the CPU backend.
+/// The first real card of a type: a software rasteriser would be slower than the CPU backend.
 #[cfg(any(feature = "vulkan", feature = "metal", feature = "rocm"))]
 fn first_card(device_type: burn::tensor::DeviceType) -> Option<(Device, String)> {
     Device::enumerate(device_type).into_vec().into_iter().find_map(|device| {
@@ -298,11 +298,11 @@ impl OpenDevice {
         self.kind.is_gpu()
     }
 
-    /// Holds that tensors of a type can be stored and computed with.
+    /// Checks that tensors of a type can be stored and computed with.
     ///
     /// # Errors
     ///
-    /// Where they cannot, with the types that can instead.
+    /// If they cannot; the error lists the types that can.
     pub fn require_dtype(&self, dtype: Dtype) -> Result<(), DeviceError> {
         if self.supports(dtype) {
             return Ok(());
@@ -317,11 +317,11 @@ impl OpenDevice {
         self.device.supports_dtype(burn::tensor::DType::from(dtype))
     }
 
-    /// The fastest matrix product that was measured on this device, in floating-point operations per second: the
-    /// denominator of MFU. Measured at the first call for a type (about 0.1 seconds on a CPU; on a GPU the
-    /// backend may also tune its kernels), then remembered. `None` where nothing could be measured.
+    /// The fastest matrix product measured on this device, in floating-point operations per second: the denominator of
+    /// MFU. Measured at the first call for a type, then remembered. That takes about 0.1 seconds on a CPU; on a GPU the
+    /// backend may also tune its kernels. `None` if nothing could be measured.
     ///
-    /// On the CPU this is the `f32` product whatever `dtype` says, since that is what the backend computes.
+    /// On the CPU this is the `f32` product for every `dtype`, since the backend computes in `f32`.
     #[must_use]
     pub fn gemm_peak_flops(&self, dtype: Dtype) -> Option<f64> {
         let dtype = if self.is_gpu() { dtype } else { Dtype::F32 };
@@ -336,7 +336,7 @@ impl OpenDevice {
         })
     }
 
-    /// Bytes that are read and written a second while a large tensor is copied with one addition; `None` where it failed.
+    /// Bytes read and written per second by adding a number to a large tensor; `None` if the measurement fails.
     #[must_use]
     pub fn copy_bytes_per_second(&self) -> Option<f64> {
         guarded(|| peak::copy_bytes_per_second(&self.device)).ok().flatten()

@@ -1,4 +1,4 @@
-//! How a command ends when it does not end well, and the exit code that says so.
+//! How a command ends without its result, and the exit code that says so.
 
 use std::error::Error;
 use std::fmt;
@@ -10,30 +10,30 @@ use crate::schema::{Places, Problem, Problems};
 pub enum Failure {
     /// The recipe, the arguments or an input file is wrong: nothing was computed. Exit code 2.
     Input(Problems),
-    /// Something failed on the way. Exit code 1.
+    /// Something failed while running. Exit code 1.
     Running(Box<dyn Error + Send + Sync>),
     /// SIGINT or SIGTERM, after a checkpoint was saved. Exit code 130.
     Interrupted,
 }
 
 impl Failure {
-    /// An input mistake that another module describes, hint included.
+    /// An input mistake, hint included, that another module describes.
     pub fn input(error: impl fmt::Display) -> Self {
         Self::Input(Problem::new(error.to_string()).into())
     }
 
-    /// A failure on the way.
+    /// A failure while running.
     pub fn running(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Running(error.into())
     }
 
-    /// The same; mistakes are put behind the name of the key of the recipe that they are about.
+    /// Puts the recipe key that the mistakes are about before each message.
     #[must_use]
     pub fn about(self, key: &str) -> Self {
         self.map(|problem| Problem { message: format!("`{key}`: {}", problem.message), ..problem })
     }
 
-    /// The same; mistakes that begin with a key of the recipe, such as `` `data.train[0].path` ``, are where it was written.
+    /// Adds to each mistake that begins with a recipe key, such as `` `data.train[0].path` ``, the place of that key.
     #[must_use]
     pub fn located(self, places: &Places) -> Self {
         self.map(|problem| places.locate(problem))
@@ -56,8 +56,8 @@ impl Failure {
         }
     }
 
-    /// What to tell the user, one text for each mistake: first line, then indented hints. Nothing for
-    /// [`Interrupted`](Self::Interrupted): the run has said so itself.
+    /// What to print for the user, one text for each mistake: first line, then indented hints. Empty for
+    /// [`Interrupted`](Self::Interrupted), since the run has already reported it.
     #[must_use]
     pub fn messages(&self) -> Vec<String> {
         match self {
@@ -67,7 +67,7 @@ impl Failure {
         }
     }
 
-    /// The same, with the lines of the recipe that are wrong; in colour where it is for a terminal.
+    /// Like [`messages`](Self::messages), with the wrong lines of the recipe; in colour for a terminal.
     #[must_use]
     pub fn shown(&self, colour: bool) -> Vec<String> {
         match self {
@@ -77,7 +77,7 @@ impl Failure {
     }
 }
 
-/// The error and what caused it, where its own text does not say that already.
+/// The error and its causes, unless its own text already includes them.
 fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,24 +1,20 @@
-//! Every figure of a step: one row each, from which follow the line of metrics.jsonl, TensorBoard's tags and their
+//! Every figure of a step, one row each. The rows determine the lines of metrics.jsonl, TensorBoard's tags and their
 //! descriptions, and how samples of the machine become one figure of the step.
 //!
-//! To add a figure: a row here, and the place that measures it.
+//! To add a figure, add a row here and the code that measures it.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// How the samples that were taken during a step become its figure.
+/// How the samples taken during a step become its figure.
 #[derive(Clone, Copy)]
 pub(crate) enum Fold {
-    /// Their mean.
     Mean,
-    /// The highest.
     Max,
-    /// The lowest.
     Min,
-    /// The latest.
     Last,
-    /// What a counter has grown by since the step before.
+    /// How much a counter has grown since the step before.
     Since,
     /// Not sampled: measured once a step.
     Once,
@@ -32,7 +28,7 @@ struct Samples {
     highest: Option<f64>,
     lowest: Option<f64>,
     last: Option<f64>,
-    /// The latest one of the time before.
+    /// The latest sample before the current time span.
     before: Option<f64>,
 }
 
@@ -46,7 +42,7 @@ impl Samples {
         self.lowest = Some(self.lowest.map_or(value, |lowest| lowest.min(value)));
     }
 
-    /// The figure, where there was no sample by the latest one before; the next one starts anew.
+    /// Returns the figure and starts anew. Without a sample, the latest earlier one stands in.
     fn take(&mut self, fold: Fold) -> Option<f64> {
         let next = Self { last: self.last, before: self.last, ..Self::default() };
         let samples = std::mem::replace(self, next);
@@ -100,16 +96,16 @@ impl Sampled for BTreeMap<String, f64> {
     }
 }
 
-/// Makes [`StepMetrics`], [`MachineSample`], [`MachineSamples`] and the table of tags from rows: the sentence with its
-/// unit, the name, the type, for the machine's how samples fold, and TensorBoard's tag.
+/// Makes [`StepMetrics`], [`MachineSample`], [`MachineSamples`] and the table of tags from rows. A row is the sentence
+/// with its unit, the name, the type, how samples fold (machine only), and TensorBoard's tag.
 macro_rules! figures {
     (
         always { $($(#[doc = $doc:literal])+ $(#[serde $serde:tt])? $name:ident: $type:ty $(, $tag:literal)?;)+ }
         if_measured { $($(#[doc = $doc_if:literal])+ $name_if:ident: $type_if:ty $(, $tag_if:literal)?;)+ }
         machine { $($(#[doc = $doc_of:literal])+ $name_of:ident: $type_of:ty, $fold:ident $(, $tag_of:literal)?;)+ }
     ) => {
-        /// The figures of one step: a line of metrics.jsonl, field by field. What was not measured is absent; a number
-        /// that is not finite is `null` in JSON.
+        /// The figures of one step: a line of metrics.jsonl, field by field. Figures that were not measured are absent;
+        /// numbers that are not finite are `null` in JSON.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(default)]
         pub struct StepMetrics {
@@ -125,7 +121,7 @@ macro_rules! figures {
             }
         }
 
-        /// Figures of the machine, at a moment or over a step. What cannot be measured is absent.
+        /// Figures of the machine, at a moment or over a step. Figures that cannot be measured are absent.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct MachineSample {
             $($(#[doc = $doc_of])+ pub $name_of: Option<$type_of>,)+
@@ -143,14 +139,14 @@ macro_rules! figures {
                 $(self.$name_of.add(sample.$name_of.as_ref().and_then(Sampled::number));)+
             }
 
-            /// The figures since the last call; then they start anew. Where no sample fell into the time, the latest one
+            /// The figures since the last call, which then start anew. Without a sample since then, the latest one
             /// stands in.
             pub fn take(&mut self) -> MachineSample {
                 MachineSample { $($name_of: self.$name_of.take(Fold::$fold).and_then(Sampled::of),)+ }
             }
         }
 
-        /// Every figure: its name, TensorBoard's tag (empty where it has none), the sentence.
+        /// Every figure: its name, TensorBoard's tag (empty if it has none), the sentence.
         const ROWS: &[(&str, &str, &str)] = &[
             $((stringify!($name), concat!("" $(, $tag)?), concat!($($doc),+)),)+
             $((stringify!($name_if), concat!("" $(, $tag_if)?), concat!($($doc_if),+)),)+
@@ -309,7 +305,7 @@ figures! {
     }
 }
 
-/// The figures of one evaluation: a line of metrics.jsonl of its own.
+/// The figures of one evaluation, in one line of metrics.jsonl.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EvalMetrics {
@@ -345,15 +341,15 @@ pub fn tags() -> impl Iterator<Item = (&'static str, &'static str, &'static str)
     ROWS.iter().filter(|(_, tag, _)| !tag.is_empty()).map(|(name, tag, sentence)| (*name, *tag, sentence.trim()))
 }
 
-/// The tagged figures of a record, in the order of its fields. What is not finite comes as NaN.
+/// The tagged figures of a record, in the order of its fields. Numbers that are not finite come as NaN.
 pub(crate) fn tagged_scalars(record: &impl Serialize) -> Vec<(&'static str, f64)> {
-    // The structs above serialise to objects of numbers; nothing else is handed in.
+    // Only the structs above are passed in; they serialise to objects of numbers.
     let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(record) else { return Vec::new() };
     let tag = |name: &str| tags().find(|(field, ..)| *field == name).map(|(_, tag, _)| tag);
     fields.iter().filter_map(|(name, value)| Some((tag(name)?, value.as_f64().unwrap_or(f64::NAN)))).collect()
 }
 
-/// The tagged figures of an evaluation; its epoch is a figure of the steps.
+/// The tagged figures of an evaluation, without its epoch, which is a figure of the steps.
 pub(crate) fn eval_scalars(eval: &EvalMetrics) -> Vec<(&'static str, f64)> {
     tagged_scalars(eval).into_iter().filter(|(tag, _)| tag.starts_with("eval/")).collect()
 }

@@ -4,17 +4,17 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-/// Writes a file through a temporary neighbour: `write` fills the path that it is given, then the content is forced
-/// to disk and takes the place of `path` in one step.
+/// Writes a file through a temporary file beside it: `write` fills the path that it is given, then the content is
+/// forced to disk and replaces `path` in one step.
 ///
 /// # Errors
-/// Whatever `write` or the file system reports; `path` is then as it was.
+/// Whatever `write` or the file system reports; `path` is then unchanged.
 pub fn write_with(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name");
     let name = path.file_name().ok_or_else(no_name)?.to_string_lossy();
-    // Of a fixed name: what a crash leaves of it is overwritten by the next start.
+    // A fixed name: the next start overwrites what a crash left behind.
     let temporary = path.with_file_name(format!(".{name}.partial"));
-    // Whatever `write` uses, the file gets the permissions that a new file has.
+    // However `write` makes the file, it gets the permissions of a newly created file.
     let written = File::create(&temporary).and_then(|file| file.metadata()).and_then(|fresh| {
         write(&temporary)?;
         std::fs::set_permissions(&temporary, fresh.permissions())?;
@@ -29,10 +29,10 @@ pub fn write_with(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> i
     sync_folder(path.parent().unwrap_or(Path::new(".")))
 }
 
-/// Writes a file whole or not at all, as [`write_with`].
+/// Writes a file whole or not at all, like [`write_with`].
 ///
 /// # Errors
-/// Whatever the file system reports; `path` is then as it was.
+/// Whatever the file system reports; `path` is then unchanged.
 pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
     write_with(path, |path| std::fs::write(path, bytes))
 }

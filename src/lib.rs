@@ -1,14 +1,13 @@
 //! lora-train: LoRA fine-tuning of decoder language models: Llama, Mistral, Qwen.
 //!
-//! The rooms, from the street to the ground floor; a file imports only from lines below its own
-//! (`tests/it/layers.rs` holds this):
+//! The modules, from top to bottom. A file imports only from lines below its own (`tests/it/layers.rs` checks this):
 //!
-//! - [`cli`] what was typed
+//! - [`cli`] the command line
 //! - [`commands`] one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`,
 //!   `generate`, `merge`, `bench`, `report`, `compare`
 //! - [`run`] training, as a straight line
 //! - [`recipe`] the TOML file: its sections composed, all problems reported at once
-//! - [`report`] what a run has written, to look at
+//! - [`report`] a run's files made into a report
 //! - [`train`] the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation
 //! - [`generate`] text from a model, token by token
 //! - [`checkpoint`], [`export`] what is written to disk: training state, PEFT adapters, merged models
@@ -19,11 +18,11 @@
 //! - [`spec`] what a model is: shapes, tensors and names, from config.json; a family is a row
 //! - [`diagnosis`] what the figures of a run say about it
 //! - [`metrics`] the figures of a step and where they are written
-//! - [`telemetry`] what the machine does meanwhile
-//! - [`figures`] every figure of a step, a row each
+//! - [`telemetry`] samples of the machine during training
+//! - [`figures`] every figure of a step, one row each
 //! - [`device`] the one file that names a backend
 //! - [`hub`] model files from the Hugging Face Hub
-//! - [`failure`] how a command ends when it does not end well
+//! - [`failure`] how a command ends without its result
 //! - [`panics`] panics that are caught
 //! - [`files`] files that are complete or absent
 //! - [`text`] numbers for people

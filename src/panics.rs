@@ -1,4 +1,4 @@
-//! Panics that are caught: code of others panics where a file is odd.
+//! Panics that are caught: third-party code panics on odd files.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -8,19 +8,19 @@ thread_local! {
     static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a panic of this thread would be caught: it is then no end of anything, and not to be printed.
+/// Whether a panic of this thread would be caught. It then ends nothing and must not be printed.
 #[must_use]
 pub fn is_guarded() -> bool {
     IS_GUARDED.get()
 }
 
-/// What `call` gives; where it panics, what it said, which is then not printed.
+/// Returns the result of `call` or, if it panics, the panic's message, which is then not printed.
 ///
-/// What it was working on must not be used again, or must not be able to be half changed.
+/// After a panic, do not use anything that `call` worked on, unless it cannot be left half changed.
 ///
 /// # Errors
 ///
-/// Where it panics.
+/// If `call` panics.
 pub fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {

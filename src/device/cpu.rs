@@ -1,4 +1,4 @@
-//! What the processor is and can do.
+//! The processor: its name, threads and vector instructions.
 
 use std::fs;
 

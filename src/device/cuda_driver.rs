@@ -1,8 +1,8 @@
-//! The CUDA driver, asked before burn is.
+//! The CUDA driver, asked before burn starts.
 //!
-//! burn panics where there is no driver or no such GPU, so the driver is loaded and asked here first. It also
-//! gives the GPU's UUID, by which NVML finds the same GPU whatever `CUDA_VISIBLE_DEVICES` and
-//! `CUDA_DEVICE_ORDER` say, MIG slices included.
+//! burn panics if there is no driver or no such GPU, so the driver is loaded and asked here first. The driver also
+//! gives the GPU's UUID. By it NVML finds the same GPU, MIG slices included, for any `CUDA_VISIBLE_DEVICES` and
+//! `CUDA_DEVICE_ORDER`.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ const NO_DRIVER_HINT: &str =
 ///
 /// # Errors
 ///
-/// Why it cannot be loaded, in one line.
+/// If it cannot be loaded: why, in one line.
 pub(super) fn driver_library() -> Result<DriverLibrary, String> {
     let cuda_version = ask(cuda_version)?;
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -32,7 +32,7 @@ pub(super) fn driver_library() -> Result<DriverLibrary, String> {
 ///
 /// # Errors
 ///
-/// Where the driver is missing or does not start, or where it sees no such GPU.
+/// If the driver is missing, does not start, or sees no such GPU.
 pub(super) fn probe(ordinal: u32) -> Result<CudaGpu, DeviceError> {
     let no_driver = |reason| DeviceError::NoCudaDriver { reason, hint: NO_DRIVER_HINT };
     let num_gpus = ask(|| result::init().and_then(|()| result::device::get_count())).map_err(no_driver)?;
@@ -50,7 +50,7 @@ pub(super) fn probe(ordinal: u32) -> Result<CudaGpu, DeviceError> {
     ask(|| describe(ordinal)).map_err(no_driver)
 }
 
-/// Asks the driver. cudarc loads it at the first call, and panics where it is missing or lacks a function.
+/// Calls the driver. cudarc loads it at the first call and panics if it is missing or lacks a function.
 fn ask<T>(call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, String> {
     // SAFETY: loading NVIDIA's driver library runs its initialisers only.
     if !unsafe { sys::is_culib_present() } {
@@ -75,10 +75,10 @@ fn describe(ordinal: u32) -> Result<CudaGpu, DriverError> {
         let value = unsafe { result::device::get_attribute(device, attribute) }?;
         Ok(u32::try_from(value).unwrap_or(0))
     };
-    // SAFETY: the same.
+    // SAFETY: `device` comes from cuDeviceGet.
     let memory_bytes = unsafe { result::device::total_mem(device) }? as u64;
     let mut uuid = sys::CUuuid { bytes: [0; 16] };
-    // Only version 2 tells the slices of a MIG GPU apart.
+    // Only version 2 distinguishes the slices of a MIG GPU.
     // SAFETY: `uuid` outlives the call, and `device` comes from cuDeviceGet.
     unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) }.result()?;
     Ok(CudaGpu {

@@ -37,10 +37,10 @@ impl CudaGpu {
     }
 }
 
-/// The driver's library, as this machine has it.
+/// The driver's library on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DriverLibrary {
-    /// The file; absent where the loader does not tell it.
+    /// Path of the library; absent if the loader does not report it.
     pub path: Option<PathBuf>,
     /// Newest CUDA that it supports, major and minor.
     pub cuda_version: (u32, u32),

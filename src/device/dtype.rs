@@ -72,7 +72,7 @@ impl FromStr for Dtype {
     ///
     /// # Errors
     ///
-    /// Where it is none of [`Dtype::ALL`]; the caller knows the place and says so.
+    /// If it is not the name of one of [`Dtype::ALL`]; the caller adds where the name stands.
     fn from_str(name: &str) -> Result<Self, ()> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or(())
     }
@@ -101,11 +101,11 @@ impl From<Dtype> for FloatDType {
 impl TryFrom<DType> for Dtype {
     type Error = DType;
 
-    /// The recipe's name of a tensor's type.
+    /// The recipe's format of a tensor's type.
     ///
     /// # Errors
     ///
-    /// Gives the type back where a recipe has no name for it.
+    /// Returns the type if recipes have no name for it.
     fn try_from(dtype: DType) -> Result<Self, DType> {
         match dtype {
             DType::F32 => Ok(Self::F32),

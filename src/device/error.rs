@@ -5,7 +5,7 @@ use super::{DeviceKind, Dtype};
 /// A device cannot be used. The text says what to do instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// The name is not one that this trainer knows.
+    /// The name is unknown.
     #[error("unknown device `{name}`, expected `auto`, `cpu`, `cuda`, `cuda:N`, `vulkan`, `metal` or `rocm`{hint}")]
     UnknownName {
         /// The name as it was given.
@@ -24,7 +24,7 @@ pub enum DeviceError {
     NoCudaDriver {
         /// What the driver or the loader said.
         reason: String,
-        /// What to look at.
+        /// What to check.
         hint: &'static str,
     },
     /// Kernels cannot be compiled for an NVIDIA GPU.
@@ -34,7 +34,7 @@ pub enum DeviceError {
          holds nvvm; or use `--device cpu`"
     )]
     NoLibdevice {
-        /// Where it was looked for.
+        /// Where libdevice was looked for.
         places: String,
     },
     /// CUDA has fewer GPUs than the name asks for.
@@ -55,7 +55,7 @@ pub enum DeviceError {
         /// The backend.
         kind: DeviceKind,
     },
-    /// The GPU is there, but a first small computation failed.
+    /// The GPU is present, but its first small computation failed.
     #[error("device `{}` does not compute: {reason}\n  hint: see that nothing else fills the GPU, update its driver, or use `--device cpu`", kind.name())]
     CannotCompute {
         /// The backend.

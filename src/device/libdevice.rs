@@ -1,5 +1,5 @@
-//! The one file of the CUDA toolkit that a GPU machine needs besides the driver: CUDA's mathematical functions, which
-//! kernels that take an exponential or a logarithm are linked with when they are compiled there.
+//! The one file of the CUDA toolkit that a GPU machine needs besides the driver: CUDA's mathematical functions. Kernels
+//! with an exponential or a logarithm are linked with it when they are compiled on that machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use serde::Serialize;
 
 use super::DeviceError;
 
-/// Where it lies in a toolkit.
+/// Path within a toolkit.
 const FILE: &str = "nvvm/libdevice/libdevice.10.bc";
 
 /// Where `CubeCL` looks for a toolkit, unless `CUDA_PATH` is set.
 const ROOTS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/usr"];
 
-/// Holds that the file is there. A build with NVRTC does not need it.
+/// Checks that the file exists. A build with NVRTC does not need it.
 ///
 /// # Errors
 ///
-/// Where it is not, and how to get it.
+/// If it is missing; the error says how to get it.
 pub(super) fn require() -> Result<(), DeviceError> {
     if cfg!(feature = "cuda-nvrtc") { Ok(()) } else { require_below(std::env::var_os("CUDA_PATH").map(PathBuf::from)) }
 }
@@ -34,17 +34,17 @@ fn require_below(cuda_path: Option<PathBuf>) -> Result<(), DeviceError> {
     Err(DeviceError::NoLibdevice { places })
 }
 
-/// The file, as this machine has it.
+/// The libdevice file of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Libdevice {
-    /// Where it lies.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Version of the toolkit that it is part of, where that says so.
+    /// Version of the toolkit that it belongs to, if the toolkit says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub toolkit_version: Option<String>,
 }
 
-/// Looks for the file where a run on a GPU would.
+/// Looks for the file in the places where a run on a GPU looks.
 #[must_use]
 pub fn find_libdevice() -> Option<Libdevice> {
     find_below(std::env::var_os("CUDA_PATH").map(PathBuf::from).as_deref())

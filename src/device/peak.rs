@@ -1,4 +1,4 @@
-//! The fastest matrix product that a device was seen to compute.
+//! Measures a device: its fastest matrix product and its copy speed.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,8 @@ const GPU_BUDGET: Duration = Duration::from_millis(200);
 /// Side lengths of the square products that are tried on a CPU.
 const CPU_SIZES: [usize; 2] = [512, 1024];
 
-/// Side lengths of the square products that are tried on a GPU. The larger one takes 0.4 GB in two-byte types, where
-/// it is the faster one; in `f32` it is no faster and tuning its kernels takes seconds.
+/// Side lengths of the square products that are tried on a GPU. The larger one takes 0.4 GB in two-byte types and is
+/// faster there; in `f32` it is no faster, and tuning its kernels takes seconds.
 fn gpu_sizes(dtype: Dtype, has_room: bool) -> &'static [usize] {
     match (has_room, dtype) {
         (false, _) => &[2048],
@@ -33,7 +33,7 @@ pub(super) fn cpu_gemm_flops() -> Option<f64> {
     for n in CPU_SIZES {
         let (a, b, mut c) = (vec![0.5_f32; n * n], vec![0.25_f32; n * n], vec![0.0_f32; n * n]);
         let started = Instant::now();
-        // The first round also touches the pages of `c` and wakes the threads; the best of several is kept.
+        // The first round also touches the pages of `c` and wakes the threads, so the best of several rounds counts.
         while started.elapsed() < CPU_BUDGET / 2 {
             let round = Instant::now();
             square_gemm(n, &mut c, &a, &b);
@@ -78,7 +78,7 @@ fn square_gemm(n: usize, c: &mut [f32], a: &[f32], b: &[f32]) {
 
 /// The fastest product of burn's own `matmul` in a type, in FLOP/s, with the device synchronised at both ends.
 ///
-/// `has_room`: 2 GiB of the device's memory are free. A GPU that runs full may not recover, so then only small
+/// `has_room`: 2 GiB of the device's memory are free. A GPU that runs full may not recover, so without room only small
 /// matrices are multiplied.
 pub(super) fn gpu_gemm_flops(device: &Device, dtype: Dtype, has_room: bool) -> Option<f64> {
     let mut best = 0.0_f64;
@@ -86,15 +86,15 @@ pub(super) fn gpu_gemm_flops(device: &Device, dtype: Dtype, has_room: bool) -> O
         let Ok(Some(flops)) = guarded(|| time_matmul(device, dtype, n)) else { break };
         best = best.max(flops);
     }
-    // The model needs the memory more than another measurement does.
+    // The model needs this memory more than another measurement would.
     device.memory_cleanup();
     (best.is_finite() && best > 0.0).then_some(best)
 }
 
-/// Rate of burn's `matmul` of two `[n, n]` matrices, in FLOP/s: the best of several rounds, with the device synchronised at
-/// both ends of each.
+/// Rate of burn's `matmul` of two `[n, n]` matrices, in FLOP/s: the best of several rounds. The device is synchronised
+/// at both ends of each round.
 fn time_matmul(device: &Device, dtype: Dtype, n: usize) -> Option<f64> {
-    // Zeros and ones draw less power than real numbers do, and are multiplied faster.
+    // Zeros and ones draw less power than real numbers and are multiplied faster.
     let random = || Tensor::<2>::random([n, n], Distribution::Normal(0.0, 0.02), (device, DType::from(dtype)));
     let (a, b) = (random(), random());
     let multiply = || a.clone().matmul(b.clone());
@@ -110,7 +110,7 @@ fn time_matmul(device: &Device, dtype: Dtype, n: usize) -> Option<f64> {
         let round = Instant::now();
         for _ in 0..ROUNDS {
             drop(multiply());
-            // Where operations are fused lazily, a product that nobody reads might otherwise never run.
+            // Where operations are fused lazily, a product that nobody reads might never run.
             device.flush().ok()?;
         }
         device.sync().ok()?;
@@ -119,10 +119,10 @@ fn time_matmul(device: &Device, dtype: Dtype, n: usize) -> Option<f64> {
     Some(square_gemm_flops(n) / best)
 }
 
-/// Bytes that are read and written a second by adding a number to all numbers of a large tensor, the best of several rounds.
+/// Bytes read and written per second by adding a number to a large tensor, the best of several rounds.
 #[expect(clippy::cast_precision_loss, reason = "2^29 is exact")]
 pub(super) fn copy_bytes_per_second(device: &Device) -> Option<f64> {
-    /// Numbers in the tensor: more than any cache holds, 256 MiB.
+    /// Numbers in the tensor, 256 MiB: more than any cache holds.
     const COPIED: usize = 64 << 20;
     let from = Tensor::<1>::ones([COPIED], (device, DType::F32));
     let copy = || -> Option<()> {

@@ -1,4 +1,4 @@
-//! The device as the loop sees it: work that can be waited for, and pools that say what they hold.
+//! The device as the training loop sees it: its work can be waited for, and its memory pools report what they hold.
 
 use super::OpenDevice;
 
@@ -12,16 +12,16 @@ pub struct MemoryInUse {
 }
 
 impl OpenDevice {
-    /// Waits until all that was handed over is done; returns at once on the CPU, which computes within the call.
+    /// Waits until all work handed over is done. Returns at once on the CPU, which computes within the call.
     pub fn wait(&self) {
         if self.is_gpu() {
-            // Work that failed fails again where its result is read, with a way to tell of it.
+            // Failed work fails again where its result is read, and that call can report the error.
             drop(self.device.sync());
         }
     }
 
-    /// What the backend's pools hold, by what has been handed over; `None` where the backend does not say (the CPU, which is
-    /// not asked).
+    /// What the backend's pools hold, counting the work handed over so far; `None` if the backend does not report it
+    /// (the CPU is not asked).
     #[must_use]
     pub fn memory_in_use(&self) -> Option<MemoryInUse> {
         let usage = if self.is_gpu() { self.device.memory_pool_usage() } else { None }?;

@@ -1,16 +1,16 @@
-//! A file to which whole records are appended, or nothing.
+//! A file to which records are appended whole or not at all.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Memory for records that wait for a disk that is full.
+/// Memory for records that wait while the disk is full.
 const MAX_WAITING_BYTES: usize = 16 << 20;
 
-/// A file that grows by whole records. Where a record does not fit on the disk, what was written of it is cut off
-/// again, so that readers find whole records only; the record waits and is written once there is room. Where the file
-/// is deleted meanwhile, it is made anew.
+/// A file that grows by whole records. If a record does not fit on the disk, its written part is cut off again, so that
+/// readers find whole records only; the record waits and is written once there is room. If the file is deleted
+/// meanwhile, it is created again.
 #[derive(Debug)]
 pub(super) struct AppendLog {
     path: PathBuf,
@@ -27,22 +27,22 @@ pub(super) struct AppendLog {
 }
 
 impl AppendLog {
-    /// Opens a file at its end, or makes an empty one.
+    /// Opens a file at its end, or creates an empty one.
     ///
     /// # Errors
     ///
-    /// Where the file cannot be opened for writing.
+    /// If the file cannot be opened for writing.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         let whole_bytes = file.metadata()?.len();
         Ok(Self::new(path, file, whole_bytes, Vec::new()))
     }
 
-    /// Makes a file that must not exist yet, and begins it with a header.
+    /// Creates a file that must not exist yet, with a header at its start.
     ///
     /// # Errors
     ///
-    /// Where it exists or cannot be made or written.
+    /// If it exists, or cannot be created or written.
     pub(super) fn create_new(path: &Path, header: Vec<u8>) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create_new(true).open(path)?;
         let mut log = Self::new(path, file, 0, header);
@@ -64,11 +64,11 @@ impl AppendLog {
         }
     }
 
-    /// Appends one record after those that wait; all are with the operating system when this returns.
+    /// Appends one record after those that wait. On success the operating system has all of them.
     ///
     /// # Errors
     ///
-    /// Where they cannot be written whole. The file then ends with a whole record, and the others wait.
+    /// If they cannot be written whole. The file then ends with a whole record, and the others wait.
     pub(super) fn append(&mut self, record: &[u8]) -> io::Result<()> {
         if self.waiting_bytes + record.len() > MAX_WAITING_BYTES {
             self.num_lost += 1;
@@ -79,7 +79,7 @@ impl AppendLog {
         self.flush()
     }
 
-    /// Writes the records that wait.
+    /// Writes the waiting records.
     ///
     /// # Errors
     ///
@@ -108,12 +108,12 @@ impl AppendLog {
         self.file.sync_data()
     }
 
-    /// Records that are in no file: those that wait, and those for which there was no room to wait.
+    /// Number of records missing from the file: those that wait, and those dropped because too many waited.
     pub(super) fn num_unwritten(&self) -> u64 {
         self.num_lost + self.waiting.len() as u64
     }
 
-    /// Whether the file had to be made anew since this was last asked: what it held is gone.
+    /// Whether the file was created again since the last call: its earlier content is lost.
     pub(super) fn take_restarted(&mut self) -> bool {
         std::mem::take(&mut self.has_restarted)
     }
@@ -129,14 +129,14 @@ impl AppendLog {
                 Ok(())
             }
             Err(error) => {
-                // Where cutting fails too, it is tried again before the next record.
+                // If cutting fails too, it is tried again before the next record.
                 self.torn = self.file.set_len(self.whole_bytes).is_err();
                 Err(error)
             }
         }
     }
 
-    /// A deleted file can still be written to, but nobody would ever read it.
+    /// Writing to a deleted file would succeed, but nobody could ever read it.
     fn make_anew_if_gone(&mut self) -> io::Result<()> {
         match fs::metadata(&self.path) {
             Ok(there) if is_same_file(&there, &self.file.metadata()?) => return Ok(()),
@@ -163,7 +163,7 @@ fn is_same_file(a: &Metadata, b: &Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// Elsewhere a file that is open is not deleted.
+/// On other systems an open file is not deleted.
 #[cfg(not(unix))]
 fn is_same_file(_: &Metadata, _: &Metadata) -> bool {
     true
@@ -190,7 +190,7 @@ mod tests {
         let path = folder.path().join("log");
         let mut log = AppendLog::open(&path).unwrap();
         log.append(b"one\n").unwrap();
-        // What a full disk leaves behind where the file could not be cut at once.
+        // What a full disk leaves behind if the file could not be cut at once.
         fs::write(&path, "one\ntw").unwrap();
         log.torn = true;
         log.append(b"three\n").unwrap();

@@ -48,8 +48,8 @@ struct Averages {
 }
 
 impl Console {
-    /// A bar where stderr is a terminal, else lines; with `quiet` neither. With `held`, lines wait until
-    /// [`Self::release`], since another program draws on the terminal.
+    /// A bar if stderr is a terminal, otherwise lines; neither with `quiet`. With `held`, another program draws on the
+    /// terminal, so lines wait until [`Self::release`].
     pub(super) fn new(quiet: bool, held: bool, logging_steps: u64, first_step: u64, total_steps: u64) -> Self {
         let terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         // https://no-color.org: present and not empty.
@@ -72,7 +72,7 @@ impl Console {
         }
     }
 
-    /// Prints what was held back.
+    /// Prints the lines that waited.
     pub(super) fn release(&mut self) {
         if let View::Held(lines) = &mut self.view {
             let lines = std::mem::take(lines);
@@ -81,7 +81,7 @@ impl Console {
         }
     }
 
-    /// A line that is no progress: what was found, what was chosen.
+    /// A line that is not progress, such as a finding or a choice.
     pub(super) fn note(&mut self, text: &str) {
         if !self.quiet {
             self.print(text);
@@ -120,7 +120,7 @@ impl Console {
         step.is_multiple_of(self.logging_steps) || step >= self.total_steps
     }
 
-    /// Rows of the evaluation set that are done; shown on a terminal only.
+    /// Shows how many rows of the evaluation set are done, on a terminal only.
     pub(super) fn evaluating(&mut self, done: usize, total: usize) {
         if let View::Bar(bar) = &self.view {
             bar.set_message(format!("evaluating {done}/{total}"));
@@ -161,14 +161,14 @@ impl Console {
         self.release();
     }
 
-    /// From the steps of this start alone: what came before a resume may have run on another machine.
+    /// Estimated from the steps of this start only: earlier ones may have run on another machine.
     fn remaining_seconds(&self, step: u64) -> Option<f64> {
         let done = step.checked_sub(self.first_step).filter(|&done| done > 0)?;
         let left = self.total_steps.saturating_sub(step);
         Some(self.started.elapsed().as_secs_f64() / as_f64(done) * as_f64(left))
     }
 
-    /// The first step begins now: what came before is start-up, which says nothing about the time left.
+    /// The first step begins. The time before it is start-up and says nothing about the time left.
     pub(super) fn start_clock(&mut self) {
         self.started = Instant::now();
     }
@@ -205,7 +205,7 @@ fn bar(first_step: u64, total_steps: u64, colors: bool) -> ProgressBar {
         bar.set_style(style.progress_chars("━╸ "));
     }
     bar.set_message("starting");
-    // Redraws long steps too, so that a person sees that it lives.
+    // Redraws during long steps too, so that people see that it is alive.
     bar.enable_steady_tick(Duration::from_secs(1));
     bar
 }
@@ -231,7 +231,7 @@ fn step_line(step: &StepMetrics, averages: &Averages, total_steps: u64, remainin
         format!("{} tok/s", thousands(if rate.is_finite() { rate } else { step.tokens_per_second })),
         format!("{:.3}s/step", averages.seconds / as_f64(averages.steps.max(1))),
     ];
-    // A tenth of the time is worth a look at `data.num_workers`.
+    // Above a tenth of the time, `data.num_workers` is worth a look.
     if step.data_wait_seconds > 0.1 * step.step_seconds {
         parts.push(format!("data wait {:.3}s", step.data_wait_seconds));
     }

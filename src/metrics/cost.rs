@@ -20,8 +20,7 @@ section! {
 }
 
 impl CostConfig {
-    /// Price of so many seconds and, where it is known, so much energy; `None` where the recipe names no price that
-    /// could be reckoned with.
+    /// Price of a number of seconds and, if known, of the energy; `None` if no price of the recipe applies.
     #[must_use]
     pub fn price(&self, seconds: f64, energy_kwh: Option<f64>) -> Option<f64> {
         let hours = self.price_per_hour.map(|price| price * seconds / SECONDS_PER_HOUR);
@@ -66,7 +65,7 @@ mod tests {
         let million = with.per_million_tokens.unwrap();
         assert_eq!((million.seconds, million.energy_kwh), (1800.0, Some(0.5)));
         assert!((million.cost.unwrap() - 1.4).abs() < 1e-12);
-        // What is not known costs nothing, and where nothing is known there is no cost.
+        // An unknown part costs nothing; if every part is unknown, there is no cost.
         let without_energy = Summary { energy_joules: None, wall_seconds: 3600.0, ..summary.clone() };
         assert_eq!(without_energy.clone().with_cost(&config).cost, Some(2.5));
         let only_energy = CostConfig { price_per_hour: None, ..config };

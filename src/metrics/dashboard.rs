@@ -1,4 +1,4 @@
-//! The live dashboard behind `--tui`, drawn by a thread of its own, so that the loop only hands figures over.
+//! The live dashboard behind `--tui`. Its own thread draws it, so that the training loop only hands figures over.
 
 mod screen;
 mod state;
@@ -19,11 +19,11 @@ pub(super) use terminal::give_back_in_handler;
 
 use super::{EvalMetrics, StepMetrics};
 
-/// Between two looks at the keyboard.
+/// Time between two checks of the keyboard.
 const POLL: Duration = Duration::from_millis(50);
-/// Between two drawings, at least: over ssh every one costs.
+/// Shortest time between two drawings: over ssh every one costs.
 const MIN_REDRAW: Duration = Duration::from_millis(200);
-/// Between two drawings, at most: the clock goes on.
+/// Longest time between two drawings: the clock keeps running.
 const MAX_REDRAW: Duration = Duration::from_secs(1);
 
 /// The dashboard. Dropping it gives the terminal back.
@@ -37,7 +37,7 @@ impl Dashboard {
     ///
     /// # Errors
     ///
-    /// Says why where stdin or stdout is no terminal, or it cannot be taken.
+    /// If stdin or stdout is not a terminal, or the terminal cannot be taken over; the text says why.
     pub(super) fn open(
         interrupter: Interrupter,
         first_step: u64,
@@ -55,7 +55,7 @@ impl Dashboard {
         Ok(Self { state, drawing: Some(drawing) })
     }
 
-    /// The first step begins: the time left is reckoned from here.
+    /// The first step begins: the time left is estimated from here.
     pub(super) fn start(&self) {
         self.change(|state| state.started = Some(Instant::now()));
     }
@@ -77,7 +77,7 @@ impl Dashboard {
         self.change(|state| state.warning(text));
     }
 
-    /// Shows what was found to hold the run back.
+    /// Shows a finding about what holds the run back.
     pub(super) fn finding(&self, verdict: &str) {
         self.change(|state| state.finding = Some(verdict.to_owned()));
     }
@@ -93,13 +93,13 @@ impl Drop for Dashboard {
     fn drop(&mut self) {
         lock(&self.state).is_closed = true;
         if let Some(drawing) = self.drawing.take() {
-            // Where it panicked, the hook has given the terminal back.
+            // If the thread panicked, the hook has given the terminal back.
             drop(drawing.join());
         }
     }
 }
 
-/// A panic elsewhere leaves figures that can be shown.
+/// After a panic elsewhere the figures can still be shown.
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -125,7 +125,7 @@ fn draw_until_closed(mut terminal: Terminal, shared: &Mutex<State>, interrupter:
             state.is_changed = false;
             let picture = state.clone();
             drop(state);
-            // A terminal that is gone takes no drawing; training goes on.
+            // If the terminal is gone, drawing fails and training continues.
             drop(terminal.draw(|frame| screen::draw(frame, &picture)));
             drawn = Some(Instant::now());
         }
@@ -133,9 +133,9 @@ fn draw_until_closed(mut terminal: Terminal, shared: &Mutex<State>, interrupter:
     terminal.give_back();
 }
 
-/// Waits a moment for keys; whether there was one, or the window changed.
+/// Waits a moment for keys. Returns whether a key was pressed or the window changed.
 fn answer_keys(shared: &Mutex<State>, interrupter: &Interrupter) -> bool {
-    // Where the keyboard is gone, the wait remains.
+    // If the keyboard is gone, only wait.
     let Ok(is_ready) = event::poll(POLL) else {
         std::thread::sleep(POLL);
         return false;

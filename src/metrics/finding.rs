@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 pub enum Severity {
     /// The run was held back, or something is wrong.
     Problem,
-    /// It could be better with a change of the recipe.
+    /// A change of the recipe could make the run better.
     Advice,
     /// Worth knowing.
     #[default]
     Note,
-    /// Nothing is to be found fault with.
+    /// Nothing is wrong.
     Healthy,
 }
 
@@ -42,13 +42,13 @@ pub struct Finding {
     pub verdict: String,
     /// The figures behind it, one line each.
     pub evidence: Vec<String>,
-    /// Share of the run's time after start-up that it took, from 0 to 1, where it is a matter of time.
+    /// Share of the run's time after start-up that it took, from 0 to 1; absent if it is not about time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_of_time: Option<f64>,
     /// Recipe keys worth changing, the best first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<Change>,
-    /// First and last step at which it was seen, where it was not seen throughout.
+    /// First and last step at which it was seen; absent if it was seen throughout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<(u64, u64)>,
 }
@@ -63,7 +63,7 @@ pub struct Change {
     pub from: String,
     /// The value to try, as TOML.
     pub to: String,
-    /// What it should bring, in figures of this run.
+    /// What the change should bring, in figures of this run.
     pub expected: String,
 }
 

@@ -10,19 +10,19 @@ use super::append::AppendLog;
 use super::sinks::LogFile;
 use crate::files;
 
-/// A file of JSON lines. Every line is with the operating system when [`Jsonl::write`] returns, so a crash of the
-/// process loses none.
+/// A file of JSON lines. When [`Jsonl::write`] returns, the operating system has the line, so a crash of the process
+/// loses no line.
 #[derive(Debug)]
 pub(super) struct Jsonl {
     log: AppendLog,
 }
 
 impl Jsonl {
-    /// Starts a file anew, or where a run is resumed goes on after the lines that are kept.
+    /// Starts a new file or, in a resumed run, continues after the lines that are kept.
     ///
     /// # Errors
     ///
-    /// Where the file cannot be read or written.
+    /// If the file cannot be read or written.
     pub(super) fn open(path: &Path, resume: Option<KeepUpTo>) -> io::Result<Self> {
         match resume {
             // A pipe or a device has no lines to drop, and perhaps no end.
@@ -40,7 +40,7 @@ impl Jsonl {
     ///
     /// # Errors
     ///
-    /// Where it cannot be written whole; the file then ends with a whole line, and this one waits.
+    /// If it cannot be written whole; the file then ends with a whole line, and this one waits.
     pub(super) fn write(&mut self, record: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(record)?;
         line.push(b'\n');
@@ -57,23 +57,23 @@ impl LogFile for Jsonl {
 /// Which lines of an earlier start a resumed run keeps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeepUpTo {
-    /// Those up to this step.
+    /// Lines up to this step are kept.
     pub(super) step: u64,
-    /// Those of the evaluation after this very step too.
+    /// Lines of the evaluation after this step are kept too.
     pub(super) has_evaluated: bool,
 }
 
 impl KeepUpTo {
-    /// Drops the lines that the resumed run writes again, and lines that a crash tore.
+    /// Drops the lines that the resumed run writes again, and lines that a crash cut off.
     fn trim(self, path: &Path) -> io::Result<()> {
         let text = std::fs::read(path)?;
         let is_due = |line: &Value| {
-            // Only steps have a learning rate, not evaluations and samples.
+            // Only steps have a learning rate; evaluations and samples have none.
             let is_step = line["learning_rate"].is_number();
             let step = line["step"].as_u64();
             step.is_some_and(|step| step < self.step || step == self.step && (self.has_evaluated || is_step))
         };
-        // All of a line is read: whoever reads the file later does so too.
+        // Each line is parsed whole, because later readers do so too.
         let is_kept = |line: &&[u8]| {
             line.ends_with(b"\n") && serde_json::from_slice::<Value>(line).is_ok_and(|line| is_due(&line))
         };

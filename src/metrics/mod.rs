@@ -2,7 +2,7 @@
 //!
 //! - [`summary`](Summary): the final figures, summary.json or unfinished.json
 //! - [`cost`](CostConfig): what the run costs
-//! - [`finding`](Finding): what they say about the run
+//! - [`finding`](Finding): what the figures say about the run
 //! - `console`, `jsonl`, `tensorboard`, `dashboard`: the sinks
 //! - [`Sinks`]: all of them, called by name from the loop
 //!
@@ -30,8 +30,8 @@ pub use finding::{Change, Finding, Severity};
 pub use sinks::{SinkOptions, Sinks};
 pub use summary::{Outcome, PerMillionTokens, SUMMARY_FILE, Summary, TimeSpent, UNFINISHED_FILE};
 
-/// Gives the terminal back where the dashboard has it. Makes only calls that may be made in a signal handler: for one in
-/// which the process ends.
+/// Gives the terminal back if the dashboard has it. Makes only calls that are allowed in a signal handler, for a
+/// handler in which the process ends.
 #[cfg(unix)]
 pub fn give_terminal_back() {
     #[cfg(feature = "tui")]
@@ -64,7 +64,7 @@ impl LoggingConfig {
     }
 }
 
-/// A file for figures cannot be opened. Once training runs, a file that fails is a warning instead.
+/// A file for figures cannot be opened. During training, a file that fails is a warning instead.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: cannot {action}: {source}", path = path.display())]
 pub struct MetricsError {

@@ -18,16 +18,16 @@ use super::{
 use crate::figures::{eval_scalars, tagged_scalars};
 use crate::files;
 
-/// Warnings that summary.json lists; of further ones it says how many there were.
+/// Most warnings that summary.json lists; further ones are only counted.
 const MAX_SUMMARY_WARNINGS: usize = 100;
 
-/// What [`Sinks::open`] needs to know beside the recipe's `[logging]`.
+/// What [`Sinks::open`] needs besides the recipe's `[logging]`.
 pub struct SinkOptions<'a> {
     /// The run's folder; it exists.
     pub run_dir: &'a Path,
-    /// The step of the checkpoint that the run goes on from. What the files hold after it is dropped.
+    /// The step of the checkpoint that the run resumes from. Anything in the files after it is dropped.
     pub resume_step: Option<u64>,
-    /// That checkpoint knows the result of the evaluation after its step; where not, it is made and written again.
+    /// Whether that checkpoint includes the evaluation after its step; if not, it is made and written again.
     pub has_evaluated: bool,
     /// Steps of the whole run.
     pub total_steps: u64,
@@ -41,12 +41,11 @@ pub struct SinkOptions<'a> {
 
 /// A sink that is one growing file.
 pub(super) trait LogFile {
-    /// The file.
     fn log(&mut self) -> &mut AppendLog;
 }
 
-/// Everything that figures are written to. No call fails: a sink that cannot write warns once, is tried again at
-/// every step, and training goes on.
+/// Everything that figures are written to. No call fails: a sink that cannot write warns once and tries again at every
+/// step, while training continues.
 pub struct Sinks {
     console: Console,
     #[cfg(feature = "tui")]
@@ -58,13 +57,13 @@ pub struct Sinks {
     interrupter: Interrupter,
     warnings: Vec<String>,
     num_warnings_left_out: u64,
-    /// What is in no file has been told.
+    /// Records that are in no file have been reported.
     has_ended: bool,
-    /// Files that a step makes untrue.
+    /// Files that are no longer true after a step.
     outdated_by_step: Vec<PathBuf>,
 }
 
-/// A sink and whether its user has been told that it fails.
+/// A sink and whether the user has been warned that it fails.
 #[derive(Debug)]
 struct FileSink<S> {
     name: &'static str,
@@ -78,7 +77,7 @@ impl<S: LogFile> FileSink<S> {
         Ok(Self { name, sink, has_warned: false })
     }
 
-    /// Writes, and gives a warning at the first failure and when it is over.
+    /// Writes. Returns a warning at the first failure, when writing works again, and when the file was deleted.
     fn write(&mut self, write: impl FnOnce(&mut S) -> io::Result<()>) -> Option<String> {
         let written = write(&mut self.sink);
         let name = self.name;
@@ -99,7 +98,7 @@ impl<S: LogFile> FileSink<S> {
         }
     }
 
-    /// A warning about what could not be written until the end.
+    /// A warning about records that were not written until the end.
     fn unwritten(&mut self) -> Option<String> {
         let flushed = self.sink.log().flush().err().map(|error| format!(": {error}")).unwrap_or_default();
         match self.sink.log().num_unwritten() {
@@ -114,7 +113,7 @@ impl Sinks {
     ///
     /// # Errors
     ///
-    /// Where one of the files cannot be opened. That is not forgiven here, since nothing has been computed yet.
+    /// If one of the files cannot be opened. This is an error, since nothing has been computed yet.
     pub fn open(config: &LoggingConfig, options: SinkOptions<'_>) -> Result<Self, MetricsError> {
         let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, quiet, tui, interrupter } = options;
         let resume = resume_step.map(|step| KeepUpTo { step, has_evaluated });
@@ -125,7 +124,7 @@ impl Sinks {
         let tensorboard = config.tensorboard.then(|| {
             FileSink::open("tensorboard", &run_dir.join("tensorboard"), |path| TensorBoard::open(path, resume_step))
         });
-        // Before the console, whose bar would leave its traces on the dashboard's terminal.
+        // Before the console: its bar would leave traces on the dashboard's terminal.
         let first_step = resume_step.unwrap_or(0);
         let dashboard = tui.then(|| open_dashboard(&interrupter, first_step, total_steps, run_dir));
         let holds_terminal = matches!(dashboard, Some(Ok(_)));
@@ -154,17 +153,17 @@ impl Sinks {
         Ok(sinks)
     }
 
-    /// The recipe with which the steps after `step` are taken, for TensorBoard's text tab.
+    /// Writes the recipe of the steps after `step` to TensorBoard's text tab.
     pub fn recipe(&mut self, step: u64, toml: &str) {
         self.tensorboard(|sink| sink.text(step, "recipe", &format!("```toml\n{toml}\n```")));
     }
 
-    /// Files that are true until a step is taken or the run ends, and are deleted then: those of an earlier end.
+    /// Takes files of an earlier end of the run. They are deleted when a step is taken or the run ends.
     pub fn delete_with_first_step(&mut self, files: impl IntoIterator<Item = PathBuf>) {
         self.outdated_by_step.extend(files);
     }
 
-    /// The first step begins: the time left is reckoned from here.
+    /// The first step begins: the time left is estimated from here.
     pub fn start(&mut self) {
         self.console.start_clock();
         #[cfg(feature = "tui")]
@@ -178,7 +177,7 @@ impl Sinks {
         self.delete_outdated(None);
         self.json(step);
         let mut scalars = tagged_scalars(step);
-        // A mean over no target tokens is no point of a curve.
+        // A mean over no target tokens is not a point of a curve.
         scalars.retain(|(_, value)| step.target_tokens > 0 || value.is_finite());
         self.tensorboard(|sink| sink.scalars(step.step, &scalars));
         if step.anomaly.is_some() || !step.findings.is_empty() {
@@ -192,7 +191,7 @@ impl Sinks {
         }
     }
 
-    /// Shows what has lasted for some time by a step.
+    /// Shows a finding that has lasted for some time at this step.
     pub fn finding(&mut self, step: u64, finding: &Finding) {
         self.tensorboard(|sink| sink.text(step, &format!("diagnosis/{}", finding.rule), &finding.markdown()));
         self.console.note(&format!("step {step}: {}", finding.lines().join("\n")));
@@ -222,27 +221,27 @@ impl Sinks {
         }
     }
 
-    /// Writes a text that the model wrote. `index` is its prompt's number among the recipe's.
+    /// Writes a text that the model wrote. `index` is the number of its prompt in the recipe.
     pub fn sample(&mut self, index: usize, sample: &Sample) {
         let warning = self.samples.write(|sink| sink.write(sample));
         self.warn_about(warning);
-        // Indented by four, Markdown shows it as it is.
+        // Markdown shows text that is indented by four as it is.
         let text = format!("{}\n{}", sample.prompt, sample.text).replace('\n', "\n    ");
         self.tensorboard(|sink| sink.text(sample.step, &format!("samples/{index}"), &format!("    {text}")));
         self.console.sample(sample);
     }
 
-    /// A line for people that is no figure.
+    /// Shows people a line that is not a figure.
     pub fn note(&mut self, text: &str) {
         self.console.note(text);
     }
 
-    /// A line for people that is shown even with `--quiet`.
+    /// Shows people a line, even with `--quiet`.
     pub fn say(&mut self, text: &str) {
         self.console.say(text);
     }
 
-    /// Forces the files to the disk. What fails has been or will be told where it is written.
+    /// Forces the files to disk. Failures are not reported here but where the files are written.
     pub fn sync(&mut self) {
         let logs = [Some(self.metrics.sink.log()), Some(self.samples.sink.log())];
         let tensorboard = self.tensorboard.as_mut().map(|sink| sink.sink.log());
@@ -251,7 +250,7 @@ impl Sinks {
         }
     }
 
-    /// A warning. It is shown even with `--quiet`, and the first of them stand in summary.json.
+    /// Shows a warning, even with `--quiet`. summary.json lists the first of them.
     pub fn warn(&mut self, text: &str) {
         self.console.warn(text);
         if self.warnings.len() < MAX_SUMMARY_WARNINGS {
@@ -265,18 +264,18 @@ impl Sinks {
         }
     }
 
-    /// Whether the dashboard's user, or whoever else holds the interrupter, wants training to stop.
+    /// Whether the dashboard's user, or another holder of the interrupter, asks training to stop.
     #[must_use]
     pub fn stop_requested(&self) -> bool {
         self.interrupter.should_stop()
     }
 
-    /// Writes the final figures, with the warnings of this run added to those that they bring, to summary.json, or to
-    /// unfinished.json where the run did not come to its end; gives the terminal back and shows them.
+    /// Writes the final figures, with this run's warnings added, to summary.json, or to unfinished.json if the run did
+    /// not finish. Gives the terminal back and shows the figures.
     ///
     /// # Errors
     ///
-    /// Where the file cannot be written.
+    /// If the file cannot be written.
     pub fn finish(&mut self, summary: &Summary) -> Result<(), MetricsError> {
         self.close();
         let findings = summary.diagnosis.iter().map(Finding::markdown).collect::<Vec<_>>().join("\n\n");
@@ -290,7 +289,7 @@ impl Sinks {
             summary.warnings.push(format!("{} more warnings", self.num_warnings_left_out));
         }
         self.console.finish(&summary);
-        // Its folder may have been deleted meanwhile.
+        // The folder may have been deleted meanwhile.
         let written = std::fs::create_dir_all(&self.run_dir).and_then(|()| {
             let mut json = serde_json::to_vec_pretty(&summary)?;
             json.push(b'\n');
@@ -299,7 +298,7 @@ impl Sinks {
         written.map_err(|source| MetricsError { path, action: "write", source })
     }
 
-    /// Deletes what is no longer true, except for a file that is about to be replaced.
+    /// Deletes files that are no longer true, except for a file that is about to be replaced.
     fn delete_outdated(&mut self, replaced: Option<&Path>) {
         for file in std::mem::take(&mut self.outdated_by_step) {
             if replaced == Some(&file) {
@@ -314,7 +313,7 @@ impl Sinks {
         }
     }
 
-    /// Warns of the records that are in no file, once.
+    /// Warns once of the records that are in no file.
     fn tell_unwritten(&mut self) {
         if std::mem::replace(&mut self.has_ended, true) {
             return;
@@ -342,7 +341,7 @@ impl Sinks {
     }
 
     fn close(&mut self) {
-        // First the terminal, then what waited for it.
+        // First the terminal, then the lines that waited for it.
         #[cfg(feature = "tui")]
         drop(self.dashboard.take());
         self.console.release();

@@ -1,4 +1,4 @@
-//! The final figures: summary.json, and unfinished.json of a run that did not come to its end.
+//! The final figures: summary.json, or unfinished.json of a run that did not finish.
 
 use std::ops::Add;
 
@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::Finding;
 
-/// The final figures of a run that came to its end; that the file exists means just that.
+/// The final figures of a run that finished; the file exists only then.
 pub const SUMMARY_FILE: &str = "summary.json";
-/// The same of one that was interrupted, stopped or failed, until it is resumed and takes a step.
+/// The final figures of a run that was interrupted, stopped or failed, until it is resumed and takes a step.
 pub const UNFINISHED_FILE: &str = "unfinished.json";
 
 /// How a run ended.
@@ -22,7 +22,7 @@ pub enum Outcome {
     StoppedEarly,
     /// SIGINT, SIGTERM or the dashboard; a checkpoint was saved.
     Interrupted,
-    /// The watchdog lost its patience; a checkpoint was saved.
+    /// The watchdog's patience ran out; a checkpoint was saved.
     StoppedByWatchdog,
     /// An error ended it.
     Failed,
@@ -41,31 +41,31 @@ impl Outcome {
         }
     }
 
-    /// Whether the run came to its end, with an adapter.
+    /// Whether the run finished, with an adapter.
     #[must_use]
     pub fn is_finished(self) -> bool {
         matches!(self, Self::Finished | Self::StoppedEarly)
     }
 }
 
-/// The final figures of a run, over all its starts where it was resumed, except for those that say otherwise. What a
-/// killed start did after its last checkpoint is in none of them: its steps were made again.
+/// The final figures of a run, over all its starts if it was resumed, unless a field says otherwise. The work of a
+/// killed start after its last checkpoint is not included: its steps were made again.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Summary {
     /// How the run ended.
     pub outcome: Outcome,
-    /// Why, and what to do, where it did not come to its end.
+    /// Why the run did not finish, and what to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Optimizer updates.
     pub steps: u64,
-    /// Starts of the process, those that were killed included.
+    /// Starts of the process, including those that were killed.
     pub starts: u64,
-    /// Updates that it was to make, where it did not come to its end.
+    /// Updates that the run was to make, if it did not finish.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
-    /// Steps whose update was left out, since the loss or the gradient was not finite.
+    /// Steps without an update, because the loss or the gradient was not finite.
     pub skipped_steps: u64,
     /// Steps with which the watchdog found something wrong; `anomaly` in metrics.jsonl says what.
     pub anomalous_steps: u64,
@@ -114,17 +114,17 @@ pub struct Summary {
     /// Share of the micro-batches' tokens that was padding, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub padding_share: Option<f64>,
-    /// Energy that the GPU used; of a run that uses no GPU, the processor's packages, by whatever process. Where some
-    /// starts of a run used a GPU and some did not, the sum of both.
+    /// Energy that the GPU used or, in a run without a GPU, the processor's packages, other processes included. If only
+    /// some starts of a run used a GPU, the sum of both.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
-    /// The same in kWh.
+    /// `energy_joules` in kWh.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_kwh: Option<f64>,
     /// What the run cost by the recipe's `[cost]`: the hours of the machine and the energy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<f64>,
-    /// In which currency.
+    /// Currency of `cost`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub currency: Option<String>,
     /// Time, energy and cost of a million tokens.
@@ -133,12 +133,12 @@ pub struct Summary {
     /// Processor time that sampling the machine took, on its own thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub telemetry_seconds: Option<f64>,
-    /// Wall time, from the start of each process.
+    /// Wall time, counted from the start of each process.
     pub wall_seconds: f64,
-    /// Where that time went.
+    /// How the wall time was spent.
     pub time: TimeSpent,
-    /// Share of `time.forward_backward_seconds` that was forward, with the loss, from 0 to 1: on a GPU by the steps that
-    /// waited for it between the two.
+    /// Share of `time.forward_backward_seconds` that was the forward with the loss, from 0 to 1. On a GPU it is
+    /// measured in the steps that waited between forward and backward.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forward_share: Option<f64>,
     /// The device, for people.
@@ -155,7 +155,7 @@ pub struct Summary {
     /// What held the run back since the last start, the worst first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub diagnosis: Vec<Finding>,
-    /// What was told of it meanwhile since the last start, with the steps through which it had lasted.
+    /// Findings reported while the run was going, since the last start, with the steps through which each had lasted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub told: Vec<Finding>,
     /// Warnings of the run, in order.
@@ -184,8 +184,8 @@ pub struct TimeSpent {
     pub startup_seconds: f64,
     /// Waiting for data.
     pub data_wait_seconds: f64,
-    /// Laying micro-batches out and handing them to the device. On a GPU, which is not waited for after every part, this
-    /// and the next two parts have their sum as measured, and their shares of it as in the steps that did wait.
+    /// Laying out micro-batches and handing them to the device. A GPU is not waited for after every part: the sum of
+    /// this and the next two parts is measured, and divided as in the steps that did wait.
     pub host_to_device_seconds: f64,
     /// Forward and backward passes.
     pub forward_backward_seconds: f64,
@@ -197,7 +197,7 @@ pub struct TimeSpent {
     pub checkpoint_seconds: f64,
     /// Writing figures.
     pub logging_seconds: f64,
-    /// The rest: bookkeeping, measuring the device's peak, ending.
+    /// The rest: bookkeeping, measuring the device's peak, ending the run.
     pub other_seconds: f64,
 }
 
@@ -221,7 +221,7 @@ impl Add for TimeSpent {
 }
 
 impl TimeSpent {
-    /// Adds to `other_seconds` what the parts lack of `wall_seconds`.
+    /// Adds the time that is missing in the parts, compared with `wall_seconds`, to `other_seconds`.
     #[must_use]
     pub fn within(mut self, wall_seconds: f64) -> Self {
         self.other_seconds += (wall_seconds - self.total_seconds()).max(0.0);

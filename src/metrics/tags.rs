@@ -1,4 +1,4 @@
-//! What TensorBoard says about its tags, and which it shows together.
+//! Descriptions of TensorBoard's tags, and which of them it shows together.
 
 use crate::figures::tags;
 
@@ -43,12 +43,12 @@ const LAYOUT: &[(&str, &[Chart])] = &[
     ),
 ];
 
-/// The time of a whole step.
+/// Whether the tag is the time of a whole step.
 fn is_whole(tag: &str) -> bool {
     matches!(tag, "time/step" | "time/wall")
 }
 
-/// What a tag is, in a sentence with its unit.
+/// A sentence that says what a tag is, with its unit.
 pub(super) fn description(tag: &str) -> Option<&'static str> {
     tags().find(|(_, known, _)| *known == tag).map(|(.., text)| text)
 }
@@ -59,7 +59,7 @@ pub(super) fn layout() -> Vec<u8> {
     let categories = LAYOUT.iter().map(|(title, charts)| {
         let charts = charts.iter().map(|(title, is_shown)| {
             let shown = tags().filter(|(name, tag, _)| is_shown(name, tag));
-            // A tag is a regular expression there, and ours have none of its characters.
+            // TensorBoard reads a tag as a regular expression; our tags have no special characters.
             let lines: Vec<u8> = shown.flat_map(|(_, tag, _)| field(1, format!("^{tag}$").as_bytes())).collect();
             field(2, &[field(1, title.as_bytes()), field(2, &lines)].concat())
         });
@@ -73,7 +73,7 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     const LENGTH_DELIMITED: u8 = 2;
     let mut field = vec![number << 3 | LENGTH_DELIMITED];
     let mut length = bytes.len();
-    // Seven bits a byte, the lowest first.
+    // Seven bits per byte, the lowest first.
     while length >= 0x80 {
         field.push(u8::try_from(length & 0x7f).unwrap_or_default() | 0x80);
         length >>= 7;

@@ -1,7 +1,7 @@
 //! TensorBoard event files.
 //!
 //! Records are made with tensorboard-rs and its event types, but written here: its own `SummaryWriter` unwraps every
-//! I/O error on a thread of its own and panics at the next call, so that a full disk would end the run.
+//! I/O error on its own thread and panics at the next call, so a full disk would end the run.
 
 use std::collections::HashSet;
 use std::io;
@@ -25,7 +25,7 @@ use super::tags;
 #[derive(Debug)]
 pub(super) struct TensorBoard {
     log: AppendLog,
-    /// Tags whose description the file has.
+    /// Tags that the file already describes.
     described: HashSet<String>,
 }
 
@@ -35,12 +35,12 @@ const DATA_CLASS_FIELD: u32 = 4;
 const DATA_CLASS_SCALAR: u64 = 1;
 
 impl TensorBoard {
-    /// Makes an event file in a folder, which is made too, with the layout of the custom scalars tab. With `resume_step` TensorBoard is told to forget what
-    /// older files hold after that step.
+    /// Creates an event file, and its folder, with the layout of the custom scalars tab. With `resume_step`,
+    /// TensorBoard is asked to forget what older files hold after that step.
     ///
     /// # Errors
     ///
-    /// Where the folder or the file cannot be made or written.
+    /// If the folder or the file cannot be created or written.
     pub(super) fn open(folder: &Path, resume_step: Option<u64>) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let mut version = Event::new();
@@ -58,11 +58,11 @@ impl TensorBoard {
         Ok(file)
     }
 
-    /// Writes the figures of a step, by tag; with the first of each tag what it is.
+    /// Writes the figures of a step, by tag; the first figure of each tag comes with its description.
     ///
     /// # Errors
     ///
-    /// Where the record cannot be written whole; the file then ends with the one before it.
+    /// If the record cannot be written whole; the file then ends with the previous record.
     pub(super) fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
         if scalars.is_empty() {
             return Ok(());
@@ -165,7 +165,7 @@ fn record(mut event: Event, step: u64) -> io::Result<Vec<u8>> {
     Ok(record)
 }
 
-/// The highest time in the names of the event files that are there.
+/// The latest time in the names of the existing event files.
 fn latest_seconds(folder: &Path) -> Option<u64> {
     let names = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
     let seconds = |name: std::ffi::OsString| {
@@ -176,7 +176,7 @@ fn latest_seconds(folder: &Path) -> Option<u64> {
 }
 
 /// `events.out.tfevents.<seconds>.<host>.<process>.<n>`: TensorBoard reads the files of a run in the order of their
-/// names, so a resumed run must come after the one it goes on from.
+/// names, so the file of a resumed run must come after those of the earlier starts.
 fn create_event_file(folder: &Path, header: &[u8]) -> io::Result<AppendLog> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     // Two starts within a second, or a clock that was set back, must not change the order.
@@ -200,7 +200,7 @@ mod tests {
     use crate::figures::tests::full_step;
     use tensorboard_rs::masked_crc32c::masked_crc32c;
 
-    /// The events of a file, with every length and checksum looked at.
+    /// Reads the events of a file and checks every length and checksum.
     fn read(path: &Path) -> Vec<Event> {
         let bytes = std::fs::read(path).unwrap();
         let mut rest = bytes.as_slice();
@@ -296,7 +296,7 @@ mod tests {
             TensorBoard { log: AppendLog::open(Path::new("/dev/full")).unwrap(), described: HashSet::new() };
         let error = tensorboard.scalars(1, &[("train/loss", 1.0)]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        // And again at every later step, each tried anew.
+        // Every later step tries again.
         assert!(tensorboard.scalars(2, &[("train/loss", 1.0)]).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Causal self-attention with grouped queries, without the matrix of all scores in either direction.
 //!
-//! The forward keeps the log-sum-exp of each row of scores, from which the backward makes the probabilities again
-//! (Dao et al., 2022). Keys and values are never expanded to the number of query heads.
+//! The forward keeps the log-sum-exp of each row of scores; from it the backward recomputes the probabilities (Dao et
+//! al., 2022). Keys and values are never expanded to the number of query heads.
 
 use burn::tensor::{Bool, DType, Int, Tensor};
 
@@ -20,7 +20,7 @@ pub struct Heads {
     pub num_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Tokens that a token can look back, itself included; absent: all.
+    /// Tokens that a token sees, itself included; absent if it sees all before it.
     pub window: Option<usize>,
 }
 
@@ -44,7 +44,7 @@ impl Heads {
     }
 }
 
-/// Output of attention, and what its backward needs of it.
+/// Output of attention, and what its backward needs.
 #[derive(Clone, Debug)]
 pub struct Attended {
     /// `[tokens, num_heads * head_dim]`.
@@ -53,7 +53,7 @@ pub struct Attended {
     pub lse: Tensor<1>,
 }
 
-/// `softmax(scale q k^T + mask) v` for every head; a token sees itself and what precedes it in its document.
+/// `softmax(scale q k^T + mask) v` for every head; a token sees itself and the tokens before it in its document.
 ///
 /// # Shapes
 /// `q`: `[tokens, num_heads * head_dim]`, `k`, `v`: `[tokens, num_kv_heads * head_dim]`.
@@ -62,7 +62,7 @@ pub fn attention(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, h
     profile::measure("attention", || cost([q, k, v], layout, heads, 2), || run(q, k, v, layout, heads))
 }
 
-/// `products` products for every pair of a query and a key that it may see, for each query head.
+/// Cost of `products` products for every visible pair of a query and a key, for each query head.
 fn cost(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, products: usize) -> Cost {
     let window = |len: usize| heads.window.map_or(len, |window| window.min(len));
     let pairs = |len: usize| window(len) * (window(len) + 1) / 2 + (len - window(len)) * window(len);
@@ -145,7 +145,7 @@ fn run_backward(
     [host::tensor(dq, q.dims(), &device), host::tensor(dk, k.dims(), &device), host::tensor(dv, v.dims(), &device)]
 }
 
-/// A stretch of query rows and the keys that any of them can see.
+/// A range of query rows and the keys that any of them can see.
 struct Chunk {
     start: usize,
     len: usize,
@@ -181,7 +181,7 @@ fn join_heads(x: Tensor<4>, layout: &Layout, heads: Heads) -> Tensor<2> {
         .reshape([layout.rows() * layout.row_length(), heads.num_kv_heads * group * heads.head_dim])
 }
 
-/// Where a query of the chunk may not look: `[rows or 1, len, keys]`.
+/// Marks the keys that a query of the chunk must not see: `[rows or 1, len, keys]`.
 fn hidden_keys(chunk: &Chunk, layout: &Layout, heads: Heads, like: &Tensor<4>) -> Tensor<3, Bool> {
     let device = like.device();
     let range = |start: usize, end: usize| {

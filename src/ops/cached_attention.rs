@@ -1,4 +1,4 @@
-//! Attention with the keys and values of earlier tokens kept from pass to pass: what makes generation linear in the
+//! Attention that keeps the keys and values of earlier tokens from pass to pass, so that generation is linear in the
 //! length of the text.
 
 use burn::tensor::{DType, Device, Tensor};
@@ -11,8 +11,8 @@ const CHUNK_TOKENS: usize = 256;
 
 /// Keys and values of one layer for the tokens of one sequence, on the device where they are used.
 ///
-/// Keys are kept after the rotary embedding. Appending a token copies that token alone, but for one token in
-/// `CHUNK_TOKENS`, at which the memory grows.
+/// Keys are kept after the rotary embedding. Appending a token copies only that token, except when the memory grows,
+/// once in `CHUNK_TOKENS` tokens.
 #[derive(Debug)]
 pub struct KeyValueCache {
     heads: Heads,
@@ -54,7 +54,7 @@ impl KeyValueCache {
     pub fn append(&mut self, k: &Tensor<2>, v: &Tensor<2>) {
         let [count, _] = k.dims();
         let end = self.num_tokens + count;
-        // Taken out, so that nobody else holds the tensors and they are written in place.
+        // Taken out, so that nothing else holds the tensors and they are written in place.
         self.held = match std::mem::take(&mut self.held) {
             Held::Host { mut keys, mut values } => {
                 for (held, new) in [(&mut keys, k), (&mut values, v)] {
@@ -77,7 +77,7 @@ impl KeyValueCache {
         self.num_tokens = end;
     }
 
-    /// Attention of the last token, whose query is `q`, on all tokens of the cache (of which it is one).
+    /// Attention of the last token, whose query is `q`, on all tokens of the cache, itself included.
     ///
     /// # Shapes
     /// `q`: `[1, num_heads * head_dim]`.
@@ -108,7 +108,7 @@ impl Default for Held {
     }
 }
 
-/// The same tensor, with room for at least `num_tokens` tokens.
+/// The tensor, enlarged if needed, with room for at least `num_tokens` tokens.
 fn with_room_for(all: Tensor<3>, num_tokens: usize) -> Tensor<3> {
     let [num_kv_heads, capacity, head_dim] = all.dims();
     if num_tokens <= capacity {

@@ -6,21 +6,21 @@ use super::linear::{InputGrad, Weight, linear, plain_linear, plain_linear_backwa
 use super::profile::{self, Cost};
 use super::{cpu, host, linear_host};
 
-/// Bytes of `f32` logits made at a time where nothing else is asked for.
+/// Bytes of `f32` logits made at a time by default.
 const CHUNK_BYTES: usize = 96 << 20;
 
-/// How many target tokens' logits exist at a time: the more, the fewer passes over the head's weights, and the more memory.
+/// How many target tokens' logits exist at a time. More take fewer passes over the head's weights and more memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LossChunk {
     /// As many as fill 96 MiB, but not fewer than 16 and not more than 4096.
     #[default]
     Auto,
-    /// At most so many; what is less than 1 counts as 1.
+    /// At most this many; values below 1 count as 1.
     Tokens(usize),
 }
 
 impl LossChunk {
-    /// The most target tokens of a chunk, of `vocab_size` logits each.
+    /// The most target tokens in a chunk, with `vocab_size` logits each.
     #[must_use]
     pub fn most_tokens(self, vocab_size: usize) -> usize {
         match self {
@@ -29,8 +29,8 @@ impl LossChunk {
         }
     }
 
-    /// Target tokens of each chunk, where there are `num_targets` in all: chunks are of one size, since a last one of a few
-    /// tokens would cost a pass over the whole head.
+    /// Target tokens per chunk, for `num_targets` in all. Chunks are of one size, since a small last one would cost a
+    /// pass over the whole head.
     #[must_use]
     pub fn tokens(self, vocab_size: usize, num_targets: usize) -> usize {
         let num_chunks = num_targets.div_ceil(self.most_tokens(vocab_size)).max(1);
@@ -78,7 +78,7 @@ fn cost_shape(head: &Weight) -> String {
     format!("{width} -> {vocab_size}")
 }
 
-/// By the kernels, where they run; without `grad_scale` the gradient is left empty.
+/// Runs the kernels, if they apply; without `grad_scale` the gradient is left empty.
 fn on_host(
     hidden: &Tensor<2>,
     head: &Weight,

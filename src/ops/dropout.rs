@@ -1,4 +1,4 @@
-//! Dropout masks that can be made again: a mask is a pure function of its seed.
+//! Dropout masks that can be recomputed: a mask is a pure function of its seed.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 

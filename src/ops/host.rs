@@ -1,11 +1,11 @@
-//! Tensors as slices of host memory, where they are that.
+//! Slices of tensors that are in host memory.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_flex::{Flex, FlexTensor};
 
 /// The tensor's elements, if it is `f32` and lives in host memory on the CPU backend, untracked by autodiff.
 ///
-/// Costs no copy when the tensor is contiguous; a view that is not is made so.
+/// No copy if the tensor is contiguous; otherwise it is made contiguous.
 #[must_use]
 pub fn view<const D: usize>(tensor: &Tensor<D>) -> Option<HostView> {
     (tensor.dtype() == DType::F32).then(|| primitive(tensor))?.map(HostView)
@@ -18,7 +18,7 @@ pub fn primitive<const D: usize>(tensor: &Tensor<D>) -> Option<FlexTensor> {
     Some(if flex.is_contiguous() { flex } else { flex.to_contiguous() })
 }
 
-/// Whether tensors of this device and type take the kernels of [`cpu`](super::cpu).
+/// Whether tensors of this device and type run on the kernels of [`cpu`](super::cpu).
 #[must_use]
 pub fn has_kernels(device: &Device, dtype: DType) -> bool {
     dtype == DType::F32 && view(&Tensor::<1>::zeros([1], (device, DType::F32))).is_some()
@@ -35,7 +35,7 @@ impl HostView {
     }
 }
 
-/// Takes the elements of a host tensor for changing them: without a copy if nobody else holds them.
+/// Takes the elements of a host tensor in order to change them: without a copy if nothing else holds them.
 #[must_use]
 pub fn take<const D: usize>(tensor: Tensor<D>) -> Option<FlexTensor> {
     if tensor.dtype() != DType::F32 {
@@ -54,7 +54,7 @@ pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Devi
     Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
 
-/// The tensor that a changed host tensor has become.
+/// Makes a changed host tensor a tensor again.
 #[must_use]
 pub fn restore<const D: usize>(flex: FlexTensor) -> Tensor<D> {
     Tensor::from_primitive::<Flex>(flex)

@@ -54,9 +54,9 @@ pub struct Layout {
     documents: Vec<(usize, usize)>,
     positions: Vec<u32>,
     table: std::sync::Arc<RotaryTable>,
-    /// Present where the kernels of [`super::cpu`] do not run: cos and sin by token, `[tokens, half]`.
+    /// Cos and sin by token, `[tokens, half]`; present if the kernels of [`super::cpu`] do not run.
     angles: Option<(Tensor<2>, Tensor<2>)>,
-    /// Present where a row holds several documents and the kernels do not run: `[rows, row_length]`.
+    /// `[rows, row_length]`; present if a row holds several documents and the kernels do not run.
     document_ids: Option<Tensor<2, Int>>,
 }
 
@@ -113,7 +113,7 @@ impl Layout {
         self.row_length
     }
 
-    /// The stretches that attend to nothing but themselves: (start, length) in flat tokens.
+    /// The ranges of tokens that attend only to themselves: (start, length) in flat tokens.
     #[must_use]
     pub fn documents(&self) -> &[(usize, usize)] {
         &self.documents
@@ -134,7 +134,7 @@ impl Layout {
     /// Cosine and sine of every token, `[tokens, head_dim / 2]`.
     ///
     /// # Panics
-    /// Where the kernels run: they read the table instead.
+    /// If the kernels run: they read the table instead.
     #[must_use]
     #[expect(clippy::expect_used, reason = "a layout of the plain path carries its angles by construction")]
     pub fn angles(&self) -> (Tensor<2>, Tensor<2>) {

@@ -6,15 +6,15 @@ use burn::tensor::{DType, Tensor};
 use super::profile::{self, Cost};
 use super::{dropout, linear_host};
 
-/// A matrix `[out_features, in_features]` in any float type, and how it is multiplied with.
+/// A matrix `[out_features, in_features]` in any float type, and how its products are computed.
 #[derive(Clone, Debug)]
 pub struct Weight {
     /// The elements.
     pub values: Tensor<2>,
     /// Added to the product, `[out_features]` in `f32`.
     pub bias: Option<Tensor<1>>,
-    /// Round both operands of a product to `bf16`, and sum in `f32`: the matrix products of `bf16` between activations
-    /// that stay in `f32`.
+    /// Round both operands of a product to `bf16` and sum in `f32`: the matrix products of `bf16`, while the
+    /// activations stay in `f32`.
     pub rounds: bool,
 }
 
@@ -115,7 +115,7 @@ pub fn low_rank_input(x: &Tensor<2>, lora: &LowRank<'_>) -> Tensor<2> {
     linear(&lora.dropped(x), &Weight::new(lora.a.clone()), None).0
 }
 
-/// What [`linear_backward`] is to compute of the input's gradient.
+/// What [`linear_backward`] computes of the input's gradient.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes, passed once a layer")]
 pub enum InputGrad {
@@ -123,11 +123,11 @@ pub enum InputGrad {
     Skip,
     /// The gradient.
     Fresh,
-    /// The gradient, added to this one: another layer has the same input.
+    /// The gradient, added to this tensor: another layer has the same input.
     AddTo(Tensor<2>),
 }
 
-/// The gradients of [`linear`]: with respect to `x` as `input_grad` asks, and to the low-rank update.
+/// The gradients of [`linear`] with respect to `x`, as `input_grad` asks, and to the low-rank update.
 ///
 /// # Shapes
 /// `dy`: `[tokens, out_features]`, `x`: `[tokens, in_features]`, `xa`: as returned by the forward.
@@ -148,7 +148,7 @@ pub fn linear_backward(
     profile::measure("linear_backward", || cost_of_backward(x, weight, low_rank, has_input_grad), work)
 }
 
-/// Base product and, with a low-rank update, `x A^T` and the product with B.
+/// Cost of the base product and, with a low-rank update, of `x A^T` and the product with B.
 fn cost(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>, with_base: bool) -> Cost {
     let ([tokens, _], [out_features, in_features]) = (x.dims(), weight.dims());
     let r = lora.map_or(0, |lora| lora.a.dims()[0]);

@@ -1,4 +1,4 @@
-//! [`linear`](super::linear) by the kernels, where they run; where not, what was passed in comes back.
+//! [`linear`](super::linear) by the kernels, if they apply; otherwise what was passed in is returned.
 
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::FlexTensor;
@@ -20,7 +20,7 @@ pub(super) fn elements(flex: &FlexTensor, rounds: bool) -> Option<cpu::Weight<'_
     Some(weight?.rounding(rounds))
 }
 
-/// Calls `run` with the update as the kernels take it.
+/// Calls `run` with the update in the form that the kernels take.
 fn with_lora<R>(lora: &LowRank<'_>, run: impl FnOnce(&cpu::Lora<'_>) -> R) -> Option<R> {
     let (a, b) = (host::view(lora.a)?, host::view(lora.b)?);
     #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
@@ -46,7 +46,7 @@ pub(super) fn linear(
     let ([tokens, in_features], [out_features, _]) = (x.dims(), dims(&flex_w));
     let accumulate = residual.is_some() || weight.bias.is_some();
     let mut sum = match residual {
-        // The kernels add to what is there; a shared residual is copied once by `storage_mut`.
+        // The kernels add to the existing values; `storage_mut` copies a shared residual once.
         Some(residual) => match host::take(residual.clone()) {
             Some(flex) => flex,
             None => return Err(Some(residual)),
@@ -145,7 +145,7 @@ fn dims(weight: &FlexTensor) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-/// `FlexTensor::empty` fills a buffer of bytes and then copies it to one that is aligned for floats; this is neither.
+/// Not `FlexTensor::empty`: it fills a buffer of bytes and then copies it to one that is aligned for floats.
 fn zeros(shape: [usize; 2]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(vec![0f32; shape[0] * shape[1]], shape))
 }

@@ -1,4 +1,4 @@
-//! RMSNorm (Zhang and Sennrich, 2019), as Llama has it: statistic in `f32`, frozen weight.
+//! RMSNorm (Zhang and Sennrich, 2019), as Llama uses it: statistic in `f32`, frozen weight.
 
 use burn::tensor::{DType, Tensor};
 

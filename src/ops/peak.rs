@@ -11,10 +11,10 @@ use crate::device::{Dtype, OpenDevice};
 /// Time that the measurement of the CPU's `bf16` products may take.
 const BUDGET: Duration = Duration::from_millis(100);
 
-/// The fastest product that was measured on the device in this precision, in FLOP/s; `None` where nothing could be
-/// measured. Measured at the first call, then remembered.
+/// The fastest product measured on the device in this precision, in FLOP/s; `None` if nothing could be measured.
+/// Measured at the first call, then remembered.
 ///
-/// The CPU's `bf16` products are those of [`cpu`], since burn has none; its `f16` is computed in `f32`.
+/// The CPU's `bf16` products come from [`cpu`], since burn has none; its `f16` is computed in `f32`.
 #[must_use]
 pub fn gemm_peak_flops(device: &OpenDevice, precision: Dtype) -> Option<f64> {
     static CPU_BF16: OnceLock<f64> = OnceLock::new();
@@ -22,7 +22,7 @@ pub fn gemm_peak_flops(device: &OpenDevice, precision: Dtype) -> Option<f64> {
     if device.is_gpu() || precision != Dtype::Bf16 {
         return peak;
     }
-    // Without the instruction, rounding makes a product slower than one in f32, which is then what could be reached.
+    // Without the instruction, rounding makes a product slower than in f32; then the f32 rate is what can be reached.
     Some(CPU_BF16.get_or_init(cpu_bf16_flops).max(peak.unwrap_or(0.0)))
 }
 

@@ -1,7 +1,7 @@
 //! Where the time and the bytes of a step go, operation by operation.
 //!
-//! Off, as it is but for `bench --profile`, an operation pays one relaxed load for it. On, a device is waited for after
-//! every operation, so that each has its own time: a profiled step is slower than one that is not.
+//! Profiling is on only in `bench --profile`. Off, it costs an operation one relaxed load. On, every operation is
+//! followed by a wait for the device and so has its own time; a profiled step is slower than others.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +11,12 @@ use std::time::Instant;
 use burn::tensor::{Device, Tensor};
 use serde::Serialize;
 
-/// What one call of an operation must do, however it is written.
+/// The work of one call of an operation, in any implementation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cost {
     /// Sizes that tell calls of one operation apart, such as `576 -> 1536`.
     pub shape: String,
-    /// Floating-point operations of its matrix products; 0 where there are none.
+    /// Floating-point operations of its matrix products; 0 if it has none.
     pub flops: f64,
     /// Bytes of its operands and results, each counted once.
     pub bytes: f64,
@@ -58,7 +58,7 @@ pub fn start(device: &Device) {
     IS_ON.store(true, Ordering::Relaxed);
 }
 
-/// What was counted since [`start`], the longest first; nothing is counted any more.
+/// Stops counting and returns what was counted since [`start`], the longest first.
 #[must_use]
 pub fn finish() -> Vec<Row> {
     IS_ON.store(false, Ordering::Relaxed);
@@ -67,7 +67,7 @@ pub fn finish() -> Vec<Row> {
     rows
 }
 
-/// Runs an operation, and counts it where a profile is taken.
+/// Runs an operation, and counts it if a profile is being taken.
 pub fn measure<R>(operation: &'static str, cost: impl FnOnce() -> Cost, work: impl FnOnce() -> R) -> R {
     if !IS_ON.load(Ordering::Relaxed) {
         return work();
@@ -77,7 +77,7 @@ pub fn measure<R>(operation: &'static str, cost: impl FnOnce() -> Cost, work: im
     let start = Instant::now();
     let result = work();
     if let Some(device) = device {
-        // An error of the device comes up again where its numbers are read.
+        // A device error is reported again where its numbers are read.
         let _ = device.sync();
     }
     let seconds = start.elapsed().as_secs_f64();
@@ -107,7 +107,7 @@ pub fn bytes<const D: usize>(tensor: &Tensor<D>) -> f64 {
     count(tensor.dims().iter().product::<usize>() * tensor.dtype().size())
 }
 
-/// A count as a number to reckon with.
+/// A count as a floating-point number.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "counts of operations need no more than 53 bits")]
 pub fn count(count: usize) -> f64 {
@@ -134,7 +134,7 @@ mod tests {
         let rows = finish();
         let _ = run();
         assert!(finish().is_empty());
-        // Other tests of this process may run operations meanwhile: on other shapes.
+        // Other tests of this process may run operations meanwhile, but on other shapes.
         let row = rows.iter().find(|row| row.operation == "linear" && row.shape == "7 -> 3").unwrap();
         assert_eq!((row.calls, row.flops, row.bytes), (2, 2.0 * 210.0, 2.0 * 4.0 * (35.0 + 21.0 + 15.0)));
         assert!(row.seconds > 0.0);

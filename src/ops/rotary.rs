@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::{cpu, host, layout::Layout, profile};
 
-/// Turns every head of `x` by its token's angles; `inverse` turns back, which is the gradient.
+/// Rotates every head of `x` by its token's angles; `inverse` rotates back, which is the gradient.
 ///
 /// # Shapes
 /// `x`: `[tokens, num_heads * head_dim]`.

@@ -8,7 +8,7 @@ use super::nvml::Reading;
 /// Where Linux shows the counters of running average power limits: Intel's and, since 5.8, AMD's.
 const POWERCAP: &str = "/sys/class/powercap";
 
-/// Energy since the first sample: from the GPU's counter, or the integral of its power where it has none.
+/// Energy since the first sample: from the GPU's counter or, without one, the integral of its power.
 #[derive(Debug, Default)]
 pub(super) struct EnergyMeter {
     counter_at_start: Option<u64>,
@@ -30,7 +30,7 @@ impl EnergyMeter {
             let start = *self.counter_at_start.get_or_insert(counter);
             return Some(counter.saturating_sub(start) as f64 / 1e3);
         }
-        // A counter that was there once and fails now must not be replaced by a figure of another kind.
+        // A counter that worked once and fails now must not be replaced by a figure of another kind.
         if self.counter_at_start.is_some() {
             return None;
         }
@@ -48,13 +48,13 @@ pub(super) struct PackageEnergy {
 #[derive(Debug)]
 struct Counter {
     path: PathBuf,
-    /// Where it starts again at 0.
+    /// Value at which it starts again at 0.
     range_microjoules: u64,
     last_microjoules: u64,
 }
 
 impl PackageEnergy {
-    /// The counters of this machine; `None` where there are none that may be read, as for all but root on many systems.
+    /// Opens this machine's counters; `None` if none may be read, as on many systems where only root may.
     pub(super) fn open() -> Option<Self> {
         Self::open_in(Path::new(POWERCAP))
     }
@@ -66,7 +66,7 @@ impl PackageEnergy {
         (!counters.is_empty()).then_some(Self { counters, joules: 0.0 })
     }
 
-    /// Joules since it was opened.
+    /// Joules since the counters were opened.
     pub(super) fn read(&mut self) -> f64 {
         self.joules += self.counters.iter_mut().map(Counter::advance).sum::<f64>();
         self.joules
@@ -80,7 +80,7 @@ impl Counter {
         Some(Self { last_microjoules: number(&path)?, path, range_microjoules })
     }
 
-    /// Joules since the last time.
+    /// Joules since the last call.
     #[allow(clippy::cast_precision_loss, reason = "microjoules between two samples stay far below 2^52")]
     fn advance(&mut self) -> f64 {
         let Some(now) = number(&self.path) else { return 0.0 };
@@ -90,8 +90,8 @@ impl Counter {
     }
 }
 
-/// `package-0` and `dram`, but not `core` and `uncore`, which are in a package, nor `psys`, which holds all of it. A zone
-/// of `intel-rapl-mmio` is another view of a package.
+/// `package-0` and `dram`. Not `core` and `uncore`, which are part of a package, nor `psys`, which includes everything.
+/// A zone of `intel-rapl-mmio` is another view of a package.
 fn is_package_or_memory(zone: &Path) -> bool {
     let file = zone.file_name().unwrap_or_default().to_string_lossy();
     let name = std::fs::read_to_string(zone.join("name")).unwrap_or_default();

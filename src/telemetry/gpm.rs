@@ -1,4 +1,4 @@
-//! What a GPU's own performance counters say: Hopper and newer.
+//! A GPU's own performance counters: Hopper and newer.
 
 use std::cell::{Cell, RefCell};
 
@@ -16,7 +16,7 @@ pub(super) struct GpmFigures {
     pub(super) memory_bandwidth_percent: Option<f64>,
     /// Share of the time in which the tensor cores were at work, in percent.
     pub(super) tensor_activity_percent: Option<f64>,
-    /// The same of the pipelines of single and half precision outside of them, the busier of the two.
+    /// Percent of the time in which the busier pipeline outside the tensor cores, single or half precision, worked.
     pub(super) float_activity_percent: Option<f64>,
     pub(super) pcie_received_bytes_per_second: Option<f64>,
     pub(super) pcie_sent_bytes_per_second: Option<f64>,
@@ -30,13 +30,13 @@ pub(super) struct Gpm<'nvml> {
     trust: Trust,
 }
 
-/// Failures in a row after which the counters are given up, so that the older figures stand in for them.
+/// Failures in a row after which the counters are given up and the older figures are used.
 const MAX_FAILURES: u32 = 3;
 
 /// Whether the counters are still worth asking for.
 #[derive(Default)]
 struct Trust {
-    /// Some machines keep the counters to root.
+    /// Some machines let only root read the counters.
     is_refused: Cell<bool>,
     num_failures: Cell<u32>,
 }
@@ -46,7 +46,7 @@ impl Trust {
         !self.is_refused.get() && self.num_failures.get() < MAX_FAILURES
     }
 
-    /// Takes in how an attempt went.
+    /// Records how an attempt ended.
     fn after<T>(&self, outcome: Result<T, NvmlError>) -> Option<T> {
         use NvmlError::{FailedToLoadSymbol, NoPermission, NotSupported};
         if let Err(NotSupported | NoPermission | FailedToLoadSymbol(_)) = &outcome {
@@ -58,16 +58,16 @@ impl Trust {
         outcome.ok()
     }
 
-    /// Forgets the failures before figures that came.
+    /// Forgets earlier failures once there are figures.
     fn renew(&self) {
         self.num_failures.set(0);
     }
 }
 
-/// Whose counters they are.
+/// Whose counters are read.
 enum CountersOf<'nvml> {
     Card,
-    /// The card is asked for those of its GPU instance with this number, which a process that runs on it has.
+    /// One GPU instance of the card. A process that runs on the slice has the instance's number.
     Slice {
         card: Device<'nvml>,
         instance: Cell<Option<u32>>,
@@ -75,7 +75,7 @@ enum CountersOf<'nvml> {
 }
 
 impl<'nvml> Gpm<'nvml> {
-    /// `None` where the GPU or its driver has no such counters.
+    /// `None` if the GPU or its driver has no such counters.
     pub(super) fn open(nvml: &'nvml Nvml, device: &Device<'nvml>, is_slice: bool) -> Option<Self> {
         let has_counters = |card: &Device<'nvml>| card.gpm_support().is_ok_and(|is_supported| is_supported);
         let of = if is_slice {
@@ -87,7 +87,7 @@ impl<'nvml> Gpm<'nvml> {
         Some(Self { nvml, of, last: RefCell::new(None), trust: Trust::default() })
     }
 
-    /// Takes in the GPU instance of a process that runs on the slice.
+    /// Remembers the GPU instance of a process that runs on the slice.
     pub(super) fn runs_on(&self, instance_of_process: Option<u32>) {
         if let CountersOf::Slice { instance, .. } = &self.of
             && instance_of_process.is_some()
@@ -96,12 +96,12 @@ impl<'nvml> Gpm<'nvml> {
         }
     }
 
-    /// Whether the counters may be read, and have not failed again and again.
+    /// Whether the counters may be read and have not failed too often in a row.
     pub(super) fn is_allowed(&self) -> bool {
         self.trust.is_left()
     }
 
-    /// Figures since the last reading; none at the first.
+    /// Figures since the last reading; empty at the first.
     pub(super) fn read(&self, device: &Device<'nvml>) -> GpmFigures {
         const BYTES_PER_MIB: f64 = 1_048_576.0;
         if !self.is_allowed() {
@@ -111,7 +111,7 @@ impl<'nvml> Gpm<'nvml> {
             CountersOf::Card => device.gpm_sample(),
             CountersOf::Slice { card, instance } => match instance.get() {
                 Some(instance) => card.gpm_mig_sample(instance),
-                // Nothing has run on it yet, so that there is nothing to count.
+                // No process has run on it yet, so there is nothing to count.
                 None => return GpmFigures::default(),
             },
         };
@@ -153,7 +153,7 @@ mod tests {
         let trust = Trust::default();
         let fail = || trust.after::<()>(Err(NvmlError::Unknown));
         for _ in 0..3 {
-            // A sample that comes is no figure yet.
+            // A sample alone is not a figure yet.
             assert_eq!((fail(), trust.after(Ok(1)), fail(), trust.is_left()), (None, Some(1), None, true));
             trust.renew();
         }

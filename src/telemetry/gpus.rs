@@ -16,20 +16,20 @@ pub struct Gpus {
     pub gpus: Vec<GpuInfo>,
 }
 
-/// A GPU. What its driver does not say is absent.
+/// A GPU. Figures that its driver does not report are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GpuInfo {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// `GPU-...`.
     pub uuid: Option<String>,
     /// Its memory.
     pub memory_bytes: Option<u64>,
-    /// What of it nobody uses.
+    /// The part of its memory that is free.
     pub free_memory_bytes: Option<u64>,
     /// Processes that compute on it.
     pub num_processes: Option<usize>,
-    /// The most power that it may draw.
+    /// The highest power that it may draw.
     pub power_limit_watts: Option<f64>,
     /// Temperature of the chip.
     pub temperature_celsius: Option<u32>,
@@ -41,19 +41,19 @@ pub struct GpuInfo {
 /// A slice of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct MigSlice {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// `MIG-...`.
     pub uuid: Option<String>,
     /// Its memory.
     pub memory_bytes: Option<u64>,
-    /// What of it nobody uses.
+    /// The part of its memory that is free.
     pub free_memory_bytes: Option<u64>,
 }
 
 impl GpuInfo {
-    /// Whether CUDA sees this GPU, NVML's number `index`, or a slice of it, where `CUDA_VISIBLE_DEVICES` is `visible`. CUDA
-    /// counts as NVML does where `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`, or all GPUs are alike.
+    /// Whether CUDA sees this GPU, NVML's number `index`, or a slice of it when `CUDA_VISIBLE_DEVICES` is `visible`.
+    /// CUDA numbers GPUs as NVML does if `CUDA_DEVICE_ORDER` is `PCI_BUS_ID` or all GPUs are alike.
     #[must_use]
     pub fn is_visible(&self, index: usize, visible: &str) -> bool {
         visible.split(',').map(str::trim).any(|name| match name.parse::<usize>() {
@@ -68,7 +68,7 @@ impl GpuInfo {
     }
 }
 
-/// Asks NVML, or another library in its place.
+/// Asks NVML, or another library that stands in for it.
 ///
 /// # Errors
 ///
@@ -101,7 +101,7 @@ pub fn list(library: Option<&OsStr>) -> Result<Gpus, String> {
     })
 }
 
-/// The slices of a GPU; places that hold none are passed over.
+/// The slices of a GPU; empty places are skipped.
 fn mig_slices(device: &Device<'_>) -> Vec<MigSlice> {
     let slices = (0..device.mig_device_count().unwrap_or(0)).filter_map(|index| device.mig_device_by_index(index).ok());
     let described = slices.map(|slice| {

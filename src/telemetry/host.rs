@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use super::memory::{MemoryGroups, available_bytes, swapped_bytes};
 use crate::figures::MachineSample;
 
-/// Time between two readings of what changes slowly.
+/// Time between two readings of values that change slowly.
 const SLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reads the host.
 #[derive(Debug)]
 pub(super) struct Host {
     groups: MemoryGroups,
-    /// When memory left and swapped were read, and what they were.
+    /// When available and swapped memory were last read, and their values.
     slow: Option<(Instant, [Option<u64>; 2])>,
 }
 
@@ -22,7 +22,7 @@ impl Host {
         Self { groups: MemoryGroups::of_this_process(), slow: None }
     }
 
-    /// Adds the figures of the host at this moment; disk reads and page faults are those since the process started.
+    /// Adds the current figures of the host. Disk reads and page faults count from the start of the process.
     pub(super) fn read(&mut self, sample: &mut MachineSample) {
         let [available_bytes, swapped_bytes] = match self.slow {
             Some((at, known)) if at.elapsed() < SLOW_INTERVAL => known,
@@ -36,7 +36,7 @@ impl Host {
     }
 }
 
-/// What this process had read from disks, in blocks that were not in the page cache.
+/// Bytes that this process read from disks because the page cache did not have them.
 fn disk_read_bytes() -> Option<u64> {
     read_bytes_from_io(&std::fs::read_to_string("/proc/self/io").ok()?)
 }
@@ -74,7 +74,7 @@ pub fn peak_host_memory_bytes() -> Option<u64> {
     return peak_from_rusage();
 }
 
-/// Memory of this machine, or what this process's control group may use of it.
+/// Memory of this machine, or the limit of this process's control groups if that is lower.
 #[must_use]
 pub fn total_host_memory_bytes() -> Option<u64> {
     let mut system = sysinfo::System::new();
@@ -83,14 +83,14 @@ pub fn total_host_memory_bytes() -> Option<u64> {
     Some(system.total_memory().min(limit)).filter(|bytes| *bytes > 0)
 }
 
-/// Memory that this process can still take: what is free on this machine or in its control group, files in the page cache
-/// counted as free, and no more than its limit of address space (`ulimit -v`) leaves.
+/// Memory that this process can still take: what is free on this machine or in its control group, the page cache
+/// counted as free. A limit of address space (`ulimit -v`) lowers it.
 #[must_use]
 pub fn available_host_memory_bytes() -> Option<u64> {
     Some(available_bytes(&MemoryGroups::of_this_process())?.min(free_address_space_bytes())).filter(|bytes| *bytes > 0)
 }
 
-/// What `ulimit -v` leaves; everything where there is no limit.
+/// What `ulimit -v` leaves; everything if there is no limit.
 #[cfg(target_os = "linux")]
 fn free_address_space_bytes() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
@@ -104,7 +104,7 @@ fn free_address_space_bytes() -> u64 {
     limit.rlim_cur.saturating_sub(pages.zip(page_bytes()).map_or(0, |(pages, bytes)| pages * bytes))
 }
 
-/// What this user may still write to the disk of a folder.
+/// Bytes that this user may still write to the disk of a folder.
 #[cfg(unix)]
 #[must_use]
 pub fn free_disk_bytes(folder: &std::path::Path) -> Option<u64> {
@@ -121,7 +121,7 @@ pub fn free_disk_bytes(folder: &std::path::Path) -> Option<u64> {
     Some(disk.f_bavail as u64 * disk.f_frsize as u64)
 }
 
-/// What this user may still write to the disk of a folder.
+/// Bytes that this user may still write to the disk of a folder.
 #[cfg(not(unix))]
 #[must_use]
 pub fn free_disk_bytes(_folder: &std::path::Path) -> Option<u64> {
@@ -177,7 +177,7 @@ fn rusage() -> Option<libc::rusage> {
 
 #[cfg(all(unix, not(target_os = "linux")))]
 fn peak_from_rusage() -> Option<u64> {
-    // Bytes on Apple's systems, kilobytes on the other ones.
+    // Bytes on Apple's systems, kilobytes elsewhere.
     let unit = if cfg!(target_vendor = "apple") { 1 } else { 1024 };
     Some(u64::try_from(rusage()?.ru_maxrss).ok()? * unit)
 }
@@ -212,7 +212,7 @@ pub struct ThreadTime {
     pub queued: Option<Duration>,
 }
 
-/// Time of the calling thread; absent where the system does not count it.
+/// Time of the calling thread; absent if the system does not count it.
 #[must_use]
 pub fn thread_time() -> ThreadTime {
     ThreadTime { cpu: thread_processor_time(), queued: thread_queued_time() }
@@ -237,7 +237,7 @@ fn thread_processor_time() -> Option<Duration> {
 }
 
 fn thread_queued_time() -> Option<Duration> {
-    // What it says of processor time is older than the last tick of the system's clock, so only this is read of it.
+    // The processor time in it is only as new as the last tick of the system's clock, so only the queued time is read.
     queued_from_schedstat(&std::fs::read_to_string("/proc/thread-self/schedstat").ok()?)
 }
 
@@ -279,7 +279,7 @@ mod tests {
         assert!(host_memory_bytes().unwrap() >= 64 << 20);
         assert!(peak_host_memory_bytes().unwrap() >= 64 << 20);
         drop(block);
-        // Two sources read one after the other agree, but for what the others did between them.
+        // Two sources read one after the other agree, except for what the other tests did in between.
         let agree = (0..2000).any(|_| {
             let (ours, other) = (host_memory_bytes().unwrap(), resident_from_sysinfo().unwrap());
             ours.abs_diff(other) < 8 << 20

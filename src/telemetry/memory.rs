@@ -1,16 +1,16 @@
-//! Memory that is left, and what of this process was swapped out.
+//! Memory that is left, and how much of this process is swapped out.
 
 use std::path::{Path, PathBuf};
 
 /// Where control groups are shown.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// What a version of control groups calls its files.
+/// File names of one version of control groups.
 #[derive(Debug)]
 struct Names {
     limit: &'static str,
     used: &'static str,
-    /// Fields of `memory.stat`: pages of files, which can be dropped.
+    /// Fields of `memory.stat` that count pages of files, which can be dropped.
     files: [&'static str; 2],
 }
 
@@ -22,7 +22,7 @@ const VERSION_1: Names = Names {
 const VERSION_2: Names =
     Names { limit: "memory.max", used: "memory.current", files: ["inactive_file ", "active_file "] };
 
-/// The control groups of this process that limit memory: its own, and those around it.
+/// This process's control groups that limit memory: its own and those around it.
 #[derive(Debug, Default)]
 pub(super) struct MemoryGroups(Vec<MemoryGroup>);
 
@@ -38,7 +38,7 @@ impl MemoryGroups {
         Self::of(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default(), Path::new(CGROUPS))
     }
 
-    /// Those that `/proc/self/cgroup` names, below `root`.
+    /// The groups that `/proc/self/cgroup` names, below `root`.
     fn of(cgroup: &str, root: &Path) -> Self {
         let mut groups = Vec::new();
         for line in cgroup.lines() {
@@ -57,7 +57,7 @@ impl MemoryGroups {
         Self(groups)
     }
 
-    /// The lowest of the limits; `None` where there is none.
+    /// The lowest limit; `None` if no group has one.
     pub(super) fn limit_bytes(&self) -> Option<u64> {
         self.0.iter().map(|group| group.limit_bytes).min()
     }
@@ -77,7 +77,7 @@ impl MemoryGroup {
     }
 }
 
-/// Memory that this process may still take without anything being swapped out.
+/// Memory that this process may still take without swapping.
 pub(super) fn available_bytes(groups: &MemoryGroups) -> Option<u64> {
     let of_groups = groups.0.iter().filter_map(MemoryGroup::available_bytes).min();
     [available_on_machine(), of_groups].into_iter().flatten().min()

@@ -1,8 +1,8 @@
-//! What the machine does meanwhile, sampled on a thread of its own.
+//! Samples the machine during training, on its own thread.
 //!
-//! NVML is never asked from the training loop: its calls wait for the driver, and polling it there has slowed
-//! trainers down. A sampler thread asks at a fixed interval, and [`Telemetry::window`] only takes what has been
-//! gathered since the last call.
+//! The training loop never calls NVML: its calls wait for the driver, and polling it there has slowed trainers down. A
+//! sampler thread calls it at a fixed interval, and [`Telemetry::window`] only takes what was gathered since the last
+//! call.
 
 mod energy;
 mod gpm;
@@ -31,18 +31,18 @@ use nvml::Reading;
 use sampler::{Gathered, Sampler};
 use window::Window;
 
-/// Names an NVML library to load instead of the system's. Where it is set, the first GPU of that library is
-/// sampled even when training runs on the CPU, which is how the path from NVML to the files is tested.
+/// Names an NVML library to load instead of the system's. If it is set, the first GPU of that library is sampled even
+/// when training runs on the CPU; this tests the path from NVML to the files.
 pub const NVML_LIBRARY_VARIABLE: &str = "LORA_TRAIN_NVML";
 
-/// How long the start of NVML is waited for. Without the persistence daemon the first call wakes the driver.
+/// How long to wait for NVML to start. Without the persistence daemon the first call wakes the driver.
 const NVML_START_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Why a run on the CPU has no energy, after why it has no GPU figures.
+/// Why a run on the CPU has no energy; follows the reason for having no GPU figures.
 const NO_ENERGY: &str =
     "; no energy either: the processor's counters (/sys/class/powercap) are not there or may not be read";
 
-/// By what NVML finds a GPU.
+/// How NVML finds a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NvmlSelector {
     /// NVML's own number of the GPU, which neither `CUDA_VISIBLE_DEVICES` nor `CUDA_DEVICE_ORDER` changes.
@@ -52,8 +52,8 @@ pub enum NvmlSelector {
 }
 
 impl NvmlSelector {
-    /// The first GPU that `CUDA_VISIBLE_DEVICES` names: a number, or the beginning of a UUID. CUDA counts as NVML does where
-    /// `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`, or all GPUs are alike. `None` where it names none.
+    /// The first GPU that `CUDA_VISIBLE_DEVICES` names, by number or beginning of a UUID; `None` if it names no GPU.
+    /// CUDA numbers GPUs as NVML does if `CUDA_DEVICE_ORDER` is `PCI_BUS_ID` or all GPUs are alike.
     #[must_use]
     pub fn from_visible_devices(value: &str) -> Option<Self> {
         let first = value.split(',').next()?.trim();
@@ -71,7 +71,7 @@ pub struct Telemetry {
     gathered: Arc<Mutex<Gathered>>,
     notice: Option<String>,
     gpu: Option<GpuStart>,
-    /// Energy is that of the processor's packages.
+    /// Whether energy is that of the processor's packages.
     counts_packages: bool,
     processor_time: Mutex<ProcessorTime>,
     /// Dropped to end the thread.
@@ -79,7 +79,7 @@ pub struct Telemetry {
     sampler: Option<JoinHandle<()>>,
 }
 
-/// What is asked of a GPU once.
+/// Figures that are read from a GPU once.
 #[derive(Debug)]
 struct GpuStart {
     /// Name and UUID.
@@ -104,10 +104,10 @@ impl ProcessorTime {
 }
 
 impl Telemetry {
-    /// Starts to sample every `sample_ms` milliseconds (at least 10), the host always and a GPU where one is given; 0:
-    /// never.
+    /// Starts to sample the host, and a GPU if one is given, every `sample_ms` milliseconds (at least 10; with 0,
+    /// never).
     ///
-    /// It does not fail: where NVML is not there, the GPU's figures are absent and [`Self::notice`] says why.
+    /// It does not fail: without NVML the GPU's figures are absent and [`Self::notice`] says why.
     #[must_use]
     pub fn start(sample_ms: u64, gpu: Option<NvmlSelector>) -> Self {
         let library = std::env::var_os(NVML_LIBRARY_VARIABLE);
@@ -116,7 +116,7 @@ impl Telemetry {
         Self::start_with_library(sample_ms, gpu, library)
     }
 
-    /// The same with an NVML library of one's own.
+    /// Like [`start`](Self::start), with an NVML library of one's own.
     #[must_use]
     pub fn start_with_library(sample_ms: u64, gpu: Option<NvmlSelector>, library: Option<OsString>) -> Self {
         if sample_ms == 0 {
@@ -132,7 +132,7 @@ impl Telemetry {
         let (running, ended) = mpsc::channel();
         let (nvml_started, nvml_start) = mpsc::channel();
         let without_gpu = gpu.is_none();
-        // The energy of a GPU is not to be mistaken for that of a processor.
+        // In a run on a GPU, the processor's energy must not pass for the GPU's.
         let packages = if without_gpu { PackageEnergy::open() } else { None };
         let has_packages = packages.is_some();
         let sampler = Sampler { gathered: Arc::clone(&gathered), interval, ended, host, packages };
@@ -140,7 +140,7 @@ impl Telemetry {
             let Some(selector) = gpu else { return sampler.run(Reading::default) };
             let mut sampler = Some(sampler);
             let outcome = nvml::with_gpu(library.as_deref().map(OsStr::new), &selector, |gpu| {
-                // The receiver may have stopped waiting; sampling goes on all the same.
+                // The receiver may have stopped waiting; sampling continues anyway.
                 let _ = nvml_started.send(Ok((gpu.start(), gpu.notice())));
                 if let Some(sampler) = sampler.take() {
                     sampler.run(|| gpu.read());
@@ -177,7 +177,7 @@ impl Telemetry {
         Self { gathered, notice, gpu: None, counts_packages: false, processor_time, running: None, sampler: None }
     }
 
-    /// One line that says which figures are absent and why; `None` where all are there.
+    /// One line that says which figures are absent and why; `None` if no figure is absent.
     #[must_use]
     pub fn notice(&self) -> Option<&str> {
         self.notice.as_deref()
@@ -189,19 +189,19 @@ impl Telemetry {
         self.gpu.as_ref().map(|gpu| gpu.label.as_str()).filter(|label| !label.is_empty())
     }
 
-    /// The clock that the multiprocessors of the GPU may run at, where nothing keeps it down.
+    /// The clock that the GPU's multiprocessors reach if nothing keeps it down.
     #[must_use]
     pub fn max_sm_clock_mhz(&self) -> Option<f64> {
         self.gpu.as_ref()?.max_sm_clock_mhz
     }
 
-    /// The power that the GPU is held to.
+    /// The GPU's power limit in force.
     #[must_use]
     pub fn power_limit_watts(&self) -> Option<f64> {
         self.gpu.as_ref()?.power_limit_watts
     }
 
-    /// The power that a GPU of its kind is held to where nobody has set another limit.
+    /// The GPU's default power limit, in force if nobody has set another one.
     #[must_use]
     pub fn default_power_limit_watts(&self) -> Option<f64> {
         self.gpu.as_ref()?.default_power_limit_watts
@@ -213,8 +213,7 @@ impl Telemetry {
         lock(&self.gathered).sampler_time.map(|time| time.as_secs_f64())
     }
 
-    /// Figures over the time since the previous call, or since the start. Where no sample fell into that time, the
-    /// latest one stands in.
+    /// Figures since the previous call, or since the start. Without a sample in that time, the latest one stands in.
     #[must_use]
     pub fn window(&self) -> MachineSample {
         if self.sampler.is_none() {
@@ -237,7 +236,7 @@ impl Telemetry {
         self.counts_packages
     }
 
-    /// Energy since the start: of the GPU, or where there is none of the processor's packages.
+    /// Energy since the start: of the GPU or, without a GPU, of the processor's packages.
     #[must_use]
     pub fn energy_joules(&self) -> Option<f64> {
         lock(&self.gathered).energy_joules
@@ -249,13 +248,13 @@ impl Telemetry {
         lock(&self.gathered).peak_gpu_memory_bytes
     }
 
-    /// Share of all threads that this process used since the previous call. Asking costs a microsecond, and only
-    /// both ends of the window give its exact figure, so this one is read by the caller's thread.
+    /// Share of all threads that this process used since the previous call. An exact figure needs both ends of the
+    /// window, and asking costs only a microsecond, so the caller's thread reads it.
     fn processor_time_percent(&self) -> Option<f64> {
         let mut last = lock(&self.processor_time);
         let (now, used) = (Instant::now(), host::processor_time());
         let elapsed = now.duration_since(last.at).as_secs_f64();
-        // Shorter than the kernel's accounting can tell: the last figure stands, and the window stays open.
+        // Too short for the kernel's accounting: the last figure stands, and the window stays open.
         if elapsed < 0.001 {
             return last.percent;
         }
@@ -278,7 +277,7 @@ impl Drop for Telemetry {
     }
 }
 
-/// A panic while the lock was held leaves figures that are whole, since each is one assignment.
+/// After a panic while the lock was held the figures are still whole, since each is one assignment.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -312,7 +311,7 @@ mod tests {
         assert_eq!(sample, only_host);
         assert_eq!(telemetry.notice().unwrap().lines().count(), 1);
         assert_eq!((telemetry.gpu(), telemetry.peak_gpu_memory_bytes()), (None, None));
-        // Its own work is measured, and is little.
+        // The sampler measures its own work, which is little.
         let seconds = telemetry.seconds().unwrap();
         assert!(seconds > 0.0 && seconds < 0.1, "{seconds} s of 0.12 s");
     }
@@ -353,7 +352,7 @@ mod tests {
         };
         let before = counted();
         std::fs::read(file.path()).unwrap();
-        // Nothing on a file system in memory; else what the system has counted has to arrive.
+        // 0 on a file system in memory; otherwise all that the system has counted must arrive.
         let expected = counted() - before;
         assert!(expected == 0 || expected >= 8 << 20, "{expected}");
         let mut read = 0;

@@ -15,15 +15,15 @@ use super::gpm::{Gpm, GpmFigures};
 use super::{GpuStart, NvmlSelector};
 use crate::figures::MachineSample;
 
-/// Time between two readings of what takes the driver long, or changes seldom.
+/// Time between two readings of figures that the driver answers slowly or that change seldom.
 const SLOW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What NVML says at one moment; the host's figures are added to it. What the GPU does not support is absent.
+/// What NVML says at one moment; the host's figures are added to it. Figures that the GPU does not support are absent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Reading {
     pub(super) figures: MachineSample,
     pub(super) throttle_reasons: Option<ThrottleReasons>,
-    /// The GPU's own counter, which started with its driver.
+    /// The GPU's own counter, which starts with its driver.
     pub(super) energy_millijoules: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Gpu<'nvml> {
     slow: Cell<Option<(Instant, Slow)>>,
 }
 
-/// What is read once a second only.
+/// Figures that are read only once a second.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slow {
     pcie_received_bytes_per_second: Option<f64>,
@@ -55,7 +55,7 @@ struct Slow {
     other_processes_memory_bytes: Option<u64>,
 }
 
-/// Whether a figure is there. One that the GPU does not support is not asked for again.
+/// Whether the GPU supports a figure. An unsupported figure is not asked for again.
 struct Supported(Cell<bool>);
 
 impl Supported {
@@ -69,7 +69,7 @@ impl Supported {
                 self.0.set(false);
                 None
             }
-            // The GPU is busy or on its way out: this sample lacks the figure, the next may have it.
+            // The GPU is busy or failing: this sample lacks the figure, the next may have it.
             Err(_) => None,
         }
     }
@@ -80,11 +80,11 @@ impl Gpu<'_> {
         let device = &self.device;
         let rates = self.utilization.read(|| device.utilization_rates());
         let clock = |supported: &Supported, clock| supported.read(|| device.clock_info(clock)).map(f64::from);
-        // First, since the rest depends on whether the counters may be read.
+        // First, since the other figures depend on whether the counters may be read.
         let had_gpm = self.has_gpm();
         let gpm = self.gpm.as_ref().map_or_else(GpmFigures::default, |gpm| gpm.read(device));
         if had_gpm && !self.has_gpm() {
-            // What was read seldom left out what the counters were to say.
+            // The slow figures lack those that the counters were to give, so they are read again.
             self.slow.set(None);
         }
         let slow = self.read_slow();
@@ -126,7 +126,7 @@ impl Gpu<'_> {
         self.gpm.as_ref().is_some_and(Gpm::is_allowed)
     }
 
-    /// The same as the last time, within a second of it.
+    /// Repeats the last reading for up to a second.
     fn read_slow(&self) -> Slow {
         if let Some((at, slow)) = self.slow.get()
             && at.elapsed() < SLOW_INTERVAL
@@ -134,7 +134,7 @@ impl Gpu<'_> {
             return slow;
         }
         let device = &self.device;
-        // The driver counts for 20 ms before it answers. Performance counters have the figure without that.
+        // The driver counts for 20 ms before it answers; performance counters have the figure without that wait.
         let pcie = |counter| {
             let kib = || self.pcie.read(|| device.pcie_throughput(counter));
             if self.has_gpm() { None } else { kib().map(|kib| f64::from(kib) * 1024.0) }
@@ -152,9 +152,9 @@ impl Gpu<'_> {
         slow
     }
 
-    /// What is asked for once. Where it is not known, the samples' figures are asked for all the same.
+    /// Figures that are read once. If they are unknown, the samples' figures are still asked for.
     pub(super) fn start(&self) -> GpuStart {
-        // What NVML says of a slice's limits is the whole card's.
+        // For a slice, NVML gives the limits of the whole card.
         let whole = (!self.is_mig).then_some(&self.device);
         let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
         GpuStart {
@@ -165,15 +165,15 @@ impl Gpu<'_> {
         }
     }
 
-    /// What will be absent, for the user.
+    /// Tells the user which figures will be absent.
     pub(super) fn notice(&self) -> Option<String> {
         let there = if self.has_gpm() { "its memory and what its counters say" } else { "its memory" };
         self.is_mig.then(|| format!("the device is a MIG slice: NVML gives {there}, the other GPU figures are absent"))
     }
 }
 
-/// Memory of the processes other than `own`. In a container NVML gives the numbers that processes have outside of it, so
-/// that one's own is not among them: then all but the largest belong to others for certain.
+/// Memory of processes other than `own`. In a container NVML gives process numbers from outside of it, so `own` is not
+/// among them; then all processes but the largest certainly belong to others.
 fn of_others(processes: &[ProcessInfo], own: u32) -> Option<u64> {
     let used = |process: &ProcessInfo| match process.used_gpu_memory {
         UsedGpuMemory::Used(bytes) => Some(bytes),
@@ -188,7 +188,7 @@ fn of_others(processes: &[ProcessInfo], own: u32) -> Option<u64> {
     Some(total - ours.unwrap_or(0))
 }
 
-/// What keeps clocks down, and its name for people. An idle GPU's low clocks are not held against it.
+/// What keeps clocks down, with names for people. An idle GPU's low clocks are left out.
 const THROTTLES: [(ThrottleReasons, &str); 8] = [
     (ThrottleReasons::SW_POWER_CAP, "power cap"),
     (ThrottleReasons::SW_THERMAL_SLOWDOWN, "thermal slowdown"),
@@ -200,7 +200,6 @@ const THROTTLES: [(ThrottleReasons, &str); 8] = [
     (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display clocks"),
 ];
 
-/// Names of what keeps clocks down.
 pub(super) fn throttle_names(reasons: ThrottleReasons) -> Vec<&'static str> {
     THROTTLES.iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, name)| *name).collect()
 }
@@ -224,7 +223,7 @@ pub(super) fn with_gpu(
         find(&nvml, selector).map_err(|error| one_line(&format!("NVML does not find {selector} ({error})")))?;
     let is_mig = device.mig_is_mig_device_handle().unwrap_or(false);
     let yes = || Supported(Cell::new(true));
-    // What NVML says of a slice's power, clocks, temperature and energy is the whole card's.
+    // For a slice, NVML gives power, clocks, temperature and energy of the whole card.
     let whole = || Supported(Cell::new(!is_mig));
     let label = [device.name().ok(), device.uuid().ok()].into_iter().flatten().collect::<Vec<_>>().join(", ");
     let gpu = Gpu {
@@ -254,13 +253,13 @@ fn find<'nvml>(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Device<'nvm
         NvmlSelector::Uuid(uuid) if uuid.starts_with("GPU-") || uuid.starts_with("MIG-") => {
             nvml.device_by_uuid(uuid.as_str()).or_else(|error| by_prefix(nvml, uuid).ok_or(error))
         }
-        // CUDA gives the bytes only, which say not whether they name a card or a slice of one.
+        // CUDA gives only the bytes, which do not say whether they name a card or a slice.
         NvmlSelector::Uuid(uuid) => {
             nvml.device_by_uuid(format!("GPU-{uuid}")).or_else(|_| nvml.device_by_uuid(format!("MIG-{uuid}")))
         }
     };
     match found {
-        // Virtual GPUs may carry another UUID here; where there is but one, it is meant.
+        // A virtual GPU may have another UUID here; if the machine has only one GPU, that one is meant.
         Err(error) if matches!(selector, NvmlSelector::Uuid(uuid) if !uuid.starts_with("MIG-")) => {
             only_card(nvml).ok_or(error)
         }
@@ -268,14 +267,14 @@ fn find<'nvml>(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Device<'nvm
     }
 }
 
-/// The GPU of a machine that has but one, unless it is cut into slices: one of them is not all of it.
+/// The only GPU of a machine, unless it is divided into slices: a slice is not the whole GPU.
 fn only_card(nvml: &Nvml) -> Option<Device<'_>> {
     const ENABLED: u32 = 1;
     let card = nvml.device_by_index(0).ok().filter(|_| matches!(nvml.device_count(), Ok(1)))?;
     (!card.mig_mode().is_ok_and(|mode| mode.current == ENABLED)).then_some(card)
 }
 
-/// The one GPU whose UUID begins so: `CUDA_VISIBLE_DEVICES` takes abbreviations.
+/// The one GPU whose UUID begins with `prefix`: `CUDA_VISIBLE_DEVICES` takes abbreviations.
 fn by_prefix<'nvml>(nvml: &'nvml Nvml, prefix: &str) -> Option<Device<'nvml>> {
     let devices = (0..nvml.device_count().ok()?).filter_map(|index| nvml.device_by_index(index).ok());
     let mut matching = devices.filter(|device| device.uuid().is_ok_and(|uuid| uuid.starts_with(prefix)));
@@ -310,7 +309,7 @@ mod tests {
         let all = [process(10, 5), process(11, 7), process(12, 2)];
         assert_eq!(of_others(&all, 11), Some(7));
         assert_eq!(of_others(&all, 10), Some(9));
-        // In a container none of them has our number, and one of them is us.
+        // In a container our number is missing, but one of the processes is ours.
         assert_eq!(of_others(&all, 99), Some(7));
         assert_eq!((of_others(&all[..1], 99), of_others(&[], 99)), (Some(0), Some(0)));
         let unknown = ProcessInfo { used_gpu_memory: UsedGpuMemory::Unavailable, ..process(13, 0) };

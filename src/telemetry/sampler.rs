@@ -1,4 +1,4 @@
-//! The thread that samples.
+//! The sampler thread.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,6 @@ pub(super) struct Gathered {
     pub(super) sampler_time: Option<Duration>,
 }
 
-/// What the sampler thread works with.
 pub(super) struct Sampler {
     pub(super) gathered: Arc<Mutex<Gathered>>,
     pub(super) interval: Duration,
@@ -35,7 +34,7 @@ impl Sampler {
         let mut energy = EnergyMeter::default();
         let mut next = Instant::now();
         loop {
-            // Asked before the lock is taken: the training loop never waits for the driver.
+            // Read before the lock is taken, so that the training loop never waits for the driver.
             let mut reading = read_gpu();
             self.host.read(&mut reading.figures);
             let packages = self.packages.as_mut().map(PackageEnergy::read);
@@ -49,7 +48,7 @@ impl Sampler {
                     gathered.peak_gpu_memory_bytes.max(reading.figures.gpu_memory_used_bytes);
                 gathered.sampler_time = sampler_time;
             }
-            // A fixed beat, without catching up after a pause.
+            // A fixed interval, without catching up after a pause.
             next = (next + self.interval).max(Instant::now());
             if self.ended.recv_timeout(next.saturating_duration_since(Instant::now())) != Err(RecvTimeoutError::Timeout)
             {

@@ -1,4 +1,4 @@
-//! Samples since the last look.
+//! Collects samples between two looks at them.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(super) struct Window {
     latest_throttle_reasons: Option<ThrottleReasons>,
 }
 
-/// In how many samples the clocks were kept down by what.
+/// In how many samples each reason kept the clocks down.
 #[derive(Debug, Default)]
 struct Throttles {
     num_samples: u32,
@@ -31,7 +31,7 @@ impl Throttles {
         }
     }
 
-    /// Shares of the samples, from 0 to 1; `None` where nothing kept the clocks down.
+    /// Share of the samples for each reason, from 0 to 1; `None` if nothing kept the clocks down.
     fn shares(&self) -> Option<BTreeMap<String, f64>> {
         let share =
             |(name, count): (&&str, &u32)| ((*name).to_owned(), f64::from(*count) / f64::from(self.num_samples));

@@ -7,7 +7,7 @@ use crate::text::{bytes, duration, thousands};
 /// Findings that are shown; summary.json has all.
 const MAX_FINDINGS: usize = 4;
 
-/// How it went, in a few lines.
+/// How the run went, in a few lines.
 pub(super) fn summary_text(summary: &Summary) -> String {
     let outcome = summary.outcome.name();
     let starts = if summary.starts > 1 { format!(" ({} starts)", summary.starts) } else { String::new() };
@@ -26,7 +26,7 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     let mut lines = vec![first.join(", ")];
     let mut losses = Vec::new();
     losses.extend(summary.final_loss.map(|loss| format!("loss {loss:.4}")));
-    // A run that was cut short may have evaluated once.
+    // A run that was cut short may have evaluated only once.
     let has_evaluated_again = summary.outcome.is_finished() || summary.initial_eval_loss != summary.final_eval_loss;
     if let (Some(initial), Some(last)) = (summary.initial_eval_loss, summary.final_eval_loss)
         && has_evaluated_again
@@ -60,7 +60,7 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     for finding in summary.diagnosis.iter().take(MAX_FINDINGS) {
         let shown = match finding.severity {
             Severity::Note => finding.lines().into_iter().take(1).collect(),
-            // Whoever stopped the run, or must mend it, wants to know what to change; the page has the figures.
+            // After an unfinished run the user wants to know what to change; the page has the figures.
             _ if !summary.outcome.is_finished() => finding.without_evidence().lines(),
             _ => finding.lines(),
         };
@@ -145,7 +145,7 @@ mod tests {
         let resumed = Summary { starts: 3, ..interrupted };
         let text = summary_text(&resumed);
         assert!(text.starts_with("interrupted at step 20 of 80, after 10s (3 starts), 1,234 tokens/s"), "{text}");
-        // The diagnosis has seen the last start only.
+        // The diagnosis covers the last start only.
         assert!(text.contains("\n  of the last start:\n  INPUT-BOUND: waited\n"), "{text}");
     }
 }

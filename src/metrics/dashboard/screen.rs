@@ -1,4 +1,4 @@
-//! The picture: all that matters on 80 columns and 24 lines, more of the curves where there is room.
+//! The picture: all that matters fits on 80 columns and 24 lines; larger windows show more of the curves.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -45,7 +45,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State) {
     draw_question(frame, area, state);
 }
 
-/// The run on the left, how far it is on the right.
+/// The run on the left, its progress on the right.
 fn draw_title(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let done = state.done();
     let what = match (state.evaluating, state.remaining_seconds()) {
@@ -132,7 +132,7 @@ fn draw_figures(frame: &mut Frame<'_>, area: Rect, state: &State) {
     frame.render_widget(Paragraph::new(rows.collect::<Vec<_>>()).block(block), area);
 }
 
-/// Names and values, the most telling first: a small window cuts the last ones off.
+/// Names and values, the most important first: a small window cuts off the last ones.
 fn figures(step: Option<&StepMetrics>, eval: Option<&EvalMetrics>) -> Vec<(&'static str, String)> {
     let mut figures = Vec::new();
     if let Some(step) = step {
@@ -199,7 +199,7 @@ fn time_text(state: &State) -> String {
     format!("time: {}", parts.collect::<Vec<_>>().join(", "))
 }
 
-/// What holds the run back, or the last warning: whichever came last.
+/// The last finding or the last warning, whichever came later.
 fn draw_finding(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let (text, color) = match (&state.finding, &state.last_warning) {
         (Some(finding), _) => (finding.clone(), Color::Magenta),
@@ -292,7 +292,7 @@ mod tests {
         ] {
             assert!(text.contains(expected), "`{expected}` is not in:\n{text}");
         }
-        // A warning that comes after it is shown in its place.
+        // A later warning is shown in its place.
         let mut warned = state.clone();
         warned.warning("the disk is full\n  hint: none");
         let later = shown(&warned, 80, 24).join("\n");

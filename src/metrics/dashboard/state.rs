@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::super::{EvalMetrics, StepMetrics};
 
-/// Points of the loss that are kept; of a longer run they are thinned.
+/// Points of the loss that are kept; those of a longer run are thinned.
 const MAX_POINTS: usize = 1024;
 /// Recent values that the small curves show.
 const RECENT: usize = 256;
@@ -46,11 +46,11 @@ pub(super) struct State {
 }
 
 pub(super) const NUM_PARTS: usize = 6;
-/// What a step's time is shown by.
+/// The parts that a step's time is divided into.
 pub(super) const PARTS: [&str; NUM_PARTS] =
     ["data", "forward+backward", "optimizer", "evaluation", "checkpoint", "other"];
 
-/// Points over the steps, thinned evenly where there are many: neighbours become their mean.
+/// Points over the steps. Many points are thinned evenly: neighbours become their mean.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Curve {
     pub(super) points: Vec<(f64, f64)>,
@@ -148,7 +148,7 @@ impl State {
         self.last.as_ref().map_or(self.first_step, |step| step.step)
     }
 
-    /// Seconds until the last step, at the pace since the first one of this start.
+    /// Seconds until the last step, at the pace since the first step of this start.
     #[expect(clippy::cast_precision_loss, reason = "shown with two units")]
     pub(super) fn remaining_seconds(&self) -> Option<f64> {
         let steps = self.done().checked_sub(self.first_step).filter(|steps| *steps > 0)?;

@@ -1,11 +1,11 @@
-//! The terminal under the dashboard: what must work even when the dashboard does not get to end by itself.
+//! The terminal under the dashboard: what must work even if the dashboard does not end normally.
 //!
 //! - Ctrl-C sends SIGINT, which raw mode turns off.
 //! - SIGINT and SIGTERM give the terminal back at once: training still finishes its micro-batch and saves, and a
 //!   second signal, which ends the process, must not leave raw mode behind.
-//! - Ctrl-Z and Ctrl-\, which would leave the shell with raw mode, are keys like others.
-//! - A panic anywhere gives it back before its message is printed, which is not drawn over; one that is caught is none.
-//! - So does an abort, which is how a process ends to which the system refuses memory.
+//! - Ctrl-Z and Ctrl-\, which would leave the shell in raw mode, are keys like others.
+//! - An uncaught panic gives it back before its message is printed, so that no drawing covers the message.
+//! - An abort gives it back too: a process ends that way when the system refuses it memory.
 
 use std::io::{self, Stdout, Write};
 use std::panic::{set_hook, take_hook};
@@ -17,7 +17,7 @@ use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
 
-/// The dashboard draws on stdout.
+/// Whether the dashboard draws on stdout.
 static IS_OPEN: AtomicBool = AtomicBool::new(false);
 
 /// The terminal while the dashboard has it.
@@ -33,11 +33,11 @@ pub(super) fn is_open() -> bool {
 }
 
 impl Terminal {
-    /// Takes the terminal over: its other screen, without echo.
+    /// Takes the terminal over: its alternate screen, without echo.
     ///
     /// # Errors
     ///
-    /// Where it does not do what it is asked for.
+    /// If the terminal refuses.
     pub(super) fn take() -> io::Result<Self> {
         give_back_on_panic();
         #[cfg(unix)]
@@ -45,7 +45,7 @@ impl Terminal {
         enable_raw_mode()?;
         #[cfg(unix)]
         unix::keep_ctrl_c();
-        // From here on it is to be given back, whatever happens.
+        // From here on the terminal must be given back, whatever happens.
         IS_OPEN.store(true, Ordering::Relaxed);
         let drawn_on = execute!(io::stdout(), EnterAlternateScreen)
             .and_then(|()| ratatui::Terminal::new(CrosstermBackend::new(io::stdout())))
@@ -66,7 +66,7 @@ impl Terminal {
         self.drawn_on.draw(draw).map(|_| ())
     }
 
-    /// Gives the terminal back, unless a signal or a panic has.
+    /// Gives the terminal back, unless a signal or a panic already has.
     pub(super) fn give_back(self) {
         drop(self);
     }
@@ -82,10 +82,10 @@ impl Drop for Terminal {
     }
 }
 
-/// The normal screen, a cursor, echo; once.
+/// Restores the normal screen, the cursor and echo, once.
 fn leave() {
     if IS_OPEN.swap(false, Ordering::Relaxed) {
-        // A terminal that is gone needs nothing.
+        // If the terminal is gone, there is nothing to restore.
         drop(execute!(io::stdout(), LeaveAlternateScreen, ratatui::crossterm::cursor::Show));
         drop(io::stdout().flush());
         drop(disable_raw_mode());
@@ -107,7 +107,7 @@ fn give_back_on_panic() {
             if crate::panics::is_guarded() {
                 return;
             }
-            // A drawing that is under way must not be written over the message.
+            // A drawing in progress must not write over the message.
             #[cfg(unix)]
             unix::give_back();
             #[cfg(not(unix))]
@@ -130,7 +130,7 @@ mod unix {
     /// Settings of the terminal before the dashboard.
     static BEFORE: OnceLock<libc::termios> = OnceLock::new();
 
-    /// The normal screen, a cursor.
+    /// Switches to the normal screen and shows the cursor.
     const LEAVE: &[u8] = b"\x1b[?1049l\x1b[?25h";
 
     pub(super) fn remember_settings() {
@@ -143,7 +143,7 @@ mod unix {
         // SAFETY: the action makes only system calls that may be made in a signal handler (tcsetattr, write, open,
         // dup2, close) and reads atomics.
         let register = |signal| unsafe { signal_hook::low_level::register(signal, give_back) };
-        // Where a handler is refused, the dashboard works all the same.
+        // If a handler is refused, the dashboard still works.
         [SIGINT, SIGTERM, SIGABRT].into_iter().filter_map(|signal| register(signal).ok()).collect()
     }
 
@@ -162,8 +162,8 @@ mod unix {
         silence_stdout();
     }
 
-    /// Sends what is written to stdout from now on nowhere: a drawing that is under way must not reach the normal
-    /// screen. Training prints nothing there. May be called in a signal handler.
+    /// Sends later output to stdout nowhere: a drawing in progress must not reach the normal screen. Training prints
+    /// nothing there. May be called in a signal handler.
     fn silence_stdout() {
         // SAFETY: plain system calls on file descriptors; where the first fails, the others are not made.
         unsafe {

@@ -71,8 +71,8 @@ vectorised! { fn scale<'a, S>(_simd, x: &'a mut [f32], factor: f32) {
     }
 } }
 
-/// Floats between rows of logits, for rows that do not lie a multiple of 64 KiB apart, give or take a few: those of a
-/// block would share a few sets of the caches.
+/// Floats between rows of logits. Distances close to a multiple of 64 KiB are avoided: the rows of a block would share
+/// a few sets of the caches.
 fn row_stride(vocab_size: usize) -> usize {
     const LINE_FLOATS: usize = 16;
     const WAY_LINES: usize = 1024;
@@ -82,14 +82,14 @@ fn row_stride(vocab_size: usize) -> usize {
     while lines.is_multiple_of(2) || !(MIN_DISTANCE..=WAY_LINES - MIN_DISTANCE).contains(&(lines % WAY_LINES)) {
         lines += 1;
     }
-    // Where all rows together fit, there is nothing to spread.
+    // If all rows fit together, nothing needs spreading.
     if vocab_size < WAY_LINES { vocab_size } else { lines * LINE_FLOATS }
 }
 
-/// Cross-entropy of `softmax(hidden head^T)` at `targets`, in nats, to `losses`; and, where wanted, `dhidden` becomes
-/// `grad_scale` times the gradient of the losses' sum with respect to `hidden`.
+/// Writes the cross-entropy of `softmax(hidden head^T)` at `targets`, in nats, to `losses`. With `gradient`, `dhidden`
+/// becomes `grad_scale` times the gradient of the losses' sum with respect to `hidden`.
 ///
-/// The logits of all rows are in memory at a time, in a buffer that the thread keeps: pass rows in chunks.
+/// The logits of all rows exist at once, in a buffer that the thread keeps, so pass rows in chunks.
 ///
 /// # Shapes
 /// `hidden`, `dhidden`: `[rows, width]`; `head`: `[vocab_size, width]`; `targets`, `losses`: `[rows]`.
@@ -144,8 +144,8 @@ fn row_loss(logits: &[f32], target: u32) -> f32 {
     sum_exp(logits, max).ln() + (max - logits[target as usize])
 }
 
-/// [`row_loss`], and the sum of `e^(logit - max)`; the logits become the loss's gradient times that sum:
-/// `e^(logit - max) - sum onehot(target)`. The sum is divided out where there are fewer numbers, after the product.
+/// [`row_loss`], and the sum of `e^(logit - max)`. The logits become the loss's gradient times that sum:
+/// `e^(logit - max) - sum onehot(target)`. The product has fewer numbers, so the sum is divided out after it.
 fn row_gradient(logits: &mut [f32], target: u32) -> (f32, f32) {
     let max = row_max(logits);
     let target_logit = logits[target as usize];
@@ -154,7 +154,7 @@ fn row_gradient(logits: &mut [f32], target: u32) -> (f32, f32) {
     (sum.ln() + (max - target_logit), sum)
 }
 
-/// Rounds a row to pairs of bfloat16 in its first half, where the machine multiplies those.
+/// Rounds a row to pairs of bfloat16 in its first half, if the machine multiplies such pairs.
 fn to_pairs_in_place(row: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if has_bf16_products() {

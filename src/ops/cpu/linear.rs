@@ -39,8 +39,8 @@ impl<'a> Weight<'a> {
         Self { values: Values::F16(values), rounds: false }
     }
 
-    /// With `rounds`, both operands of a product are rounded to bfloat16 for it, which modern CPUs multiply at twice
-    /// the rate of `f32`; sums stay in `f32`.
+    /// With `rounds`, both operands of a product are rounded to bfloat16, which modern CPUs multiply at twice the rate
+    /// of `f32`; sums stay in `f32`.
     #[must_use]
     pub fn rounding(self, rounds: bool) -> Self {
         Self { rounds, ..self }

@@ -11,7 +11,7 @@ use super::simd::{SharedMut, with_scratch};
 
 /// Columns of the features that one task sums over all tokens.
 const BLOCK_FEATURES: usize = 96;
-/// Tokens whose part of a block of columns stays in the caches meanwhile.
+/// Tokens whose part of a block of columns stays in the caches.
 const BLOCK_TOKENS: usize = 128;
 /// Floats of the longest vector.
 const VECTOR: usize = 16;
@@ -65,7 +65,7 @@ impl Lora<'_> {
 }
 
 /// `y = x w^T + scale * xa b^T`, or `y += ...` if `accumulate`, with `xa = dropout(x) a^T`, which the backward pass
-/// wants again.
+/// needs again.
 ///
 /// # Shapes
 /// `x`: `[tokens, in_features]`; `w`: `[out_features, in_features]`; `y`: `[tokens, out_features]`;
@@ -104,7 +104,7 @@ pub fn lora_linear(
     gemm(tokens, out_features, y, Term { a: x, k: in_features, b: base }, Some(low_rank), accumulate);
 }
 
-/// Gradients of [`lora_linear`]: `dx` set, or added to if `accumulate`, or left out; the adapter's always added.
+/// Gradients of [`lora_linear`]: `dx` is set, added to if `accumulate`, or left out; the adapter's are always added.
 ///
 /// With `d_xa = scale * dy b`: `dx = dy w + dropout(d_xa a)`, `da = d_xa^T dropout(x)`, `db = scale * dy^T xa`.
 ///
@@ -183,7 +183,7 @@ struct OverTokens<'a> {
     width: usize,
 }
 
-/// Adds each sum to its slice; one task takes a block of columns of one of them, over all tokens.
+/// Adds each sum to its slice. One task takes a block of columns of one sum, over all tokens.
 fn add_over_tokens(sums: [(OverTokens<'_>, &mut [f32]); 2]) {
     let sums = sums.map(|(sum, out)| {
         assert_eq!(out.len(), sum.rank * sum.width, "lora: gradient of rank {}", sum.rank);
@@ -214,7 +214,7 @@ fn add_over_tokens(sums: [(OverTokens<'_>, &mut [f32]); 2]) {
         for column in first + whole..first + columns {
             for i in 0..sum.rank {
                 let terms = sum.left[i..].iter().step_by(sum.rank).zip(sum.right[column..].iter().step_by(sum.width));
-                // SAFETY: as above, for a column that the vectors left over.
+                // SAFETY: as above, for a column left over after the vectors.
                 unsafe { *out.get().add(i * sum.width + column) += terms.map(|(x, y)| x * y).sum::<f32>() };
             }
         }

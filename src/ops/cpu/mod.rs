@@ -1,7 +1,7 @@
 //! CPU kernels of a training step on plain `f32` slices: vectorised for the machine at run time, on all cores.
 //!
-//! Matrices are row-major and contiguous; tokens lie flat, the rows of a batch end to end. Every result is the same,
-//! bit for bit, whatever the number of threads: work is cut at fixed places and summed in a fixed order.
+//! Matrices are row-major and contiguous; tokens lie flat, the rows of a batch end to end. The number of threads never
+//! changes a bit of a result: work is cut at fixed places and summed in a fixed order.
 
 mod attention;
 mod cross_entropy;

@@ -1,7 +1,7 @@
-//! The product of one token with a frozen weight: what generation spends its time on.
+//! The product of one token with a frozen weight, on which generation spends its time.
 //!
-//! Every weight is used once, so memory sets the speed: weights are read as they are stored, by all cores, and widened
-//! in registers or in the first-level cache.
+//! Every weight is used once, so memory sets the speed. All cores read the weights as they are stored and widen them in
+//! registers or in the first-level cache.
 
 use std::ops::Range;
 

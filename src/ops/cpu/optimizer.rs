@@ -21,7 +21,7 @@ pub struct AdamW {
     pub grad_scale: f64,
 }
 
-/// [`AdamW`] as the inner loop wants it.
+/// [`AdamW`] in the form that the inner loop uses.
 #[derive(Clone, Copy)]
 struct Constants {
     decay: f32,

@@ -35,7 +35,7 @@ pub(super) struct Product<'a> {
     pub(super) a: Left<'a>,
     pub(super) b: &'a [f32],
     pub(super) b_stride: usize,
-    /// A second left operand of this depth, whose product with the rows of `b` below the first k is added.
+    /// A second left operand and its depth; its product with the rows of `b` below the first k is added.
     pub(super) then: Option<(Left<'a>, usize)>,
     pub(super) accumulate: bool,
 }
@@ -67,7 +67,7 @@ impl Rows {
     /// Row `i` must lie inside the operand.
     #[inline(always)]
     unsafe fn at_row(self, i: usize) -> Self {
-        // An operand without depth has no elements: its pointer stays where it is.
+        // An operand without depth has no elements, so its pointer stays.
         // SAFETY: by the caller's promise.
         if self.k == 0 { self } else { unsafe { Self { a: self.a.add(i * self.row), ..self } } }
     }
@@ -96,12 +96,12 @@ pub(super) struct ProductInto<'a> {
     pub(super) accumulate: bool,
 }
 
-/// [`ProductInto`] with the promise of [`ProductInto::promise`] given.
+/// [`ProductInto`] after [`ProductInto::promise`].
 pub(super) struct Promised<'a>(ProductInto<'a>);
 
 impl<'a> ProductInto<'a> {
     /// # Safety
-    /// `m` rows of `n` floats, `c_stride` apart, must be writable at `c`, by nobody else meanwhile.
+    /// `m` rows of `n` floats, `c_stride` apart, must be writable at `c`; nothing else may use them meanwhile.
     #[inline(always)]
     pub(super) unsafe fn promise(self) -> Promised<'a> {
         Promised(self)
@@ -213,8 +213,8 @@ impl WithSimd for Promised<'_> {
             accumulate: product.accumulate,
         };
         while vectors > 0 {
-            // SAFETY: the assertions above hold every row, column and depth inside the slices, and the panels taken
-            // so far and this one make up at most n columns.
+            // SAFETY: the assertions above keep every row, column and depth inside the slices, and the panels so far
+            // and this one have at most n columns together.
             let taken = unsafe {
                 if S::REGISTER_COUNT >= 32 {
                     match vectors {
@@ -245,9 +245,9 @@ impl WithSimd for Promised<'_> {
             };
             vectors -= taken;
             if vectors > 0 {
-                // SAFETY: columns remain, so that the pointer stays inside its slice.
+                // SAFETY: columns remain, so the pointer stays inside its slice.
                 corner.c = unsafe { corner.c.add(taken * S::F32_LANES) };
-                // Not `add`: without depth there is nothing behind the pointer, and nothing is read.
+                // Not `add`: without depth nothing lies behind the pointer, and nothing is read.
                 corner.b = corner.b.wrapping_add(taken * S::F32_LANES);
             }
         }

@@ -15,7 +15,7 @@ pub(super) fn assert_close(got: &[f32], exact: &[f64], tolerance: f64) {
     assert_close_at_scale(got, exact, tolerance, 1e-30);
 }
 
-/// [`assert_close`] that takes the norm as at least `scale`, for results that cancel to zero.
+/// [`assert_close`] with a norm of at least `scale`, for results that cancel to zero.
 #[track_caller]
 pub(super) fn assert_close_at_scale(got: &[f32], exact: &[f64], tolerance: f64, scale: f64) {
     assert_eq!(got.len(), exact.len());

@@ -17,7 +17,7 @@ vectorised! { fn rope_row<'a, S>(_simd, x: &'a mut [f32], cos: &'a [f32], sin: &
     }
 } }
 
-/// Rotates every head of every token by the angles of the token's position, in place; back again if `inverse`.
+/// Rotates every head of every token by the angles of the token's position, in place; `inverse` rotates back.
 ///
 /// Elements `i` and `i + head_dim / 2` of a head form a pair. The inverse is also the gradient.
 ///

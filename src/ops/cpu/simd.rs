@@ -135,13 +135,13 @@ pub(super) fn store<S: Simd>(x: &mut [f32], value: S::f32s) {
 #[derive(Clone, Copy)]
 pub(super) struct SharedMut(pub(super) *mut f32);
 
-// SAFETY: the pointer is only dereferenced at indices that the task using it owns alone; every use says which.
+// SAFETY: each task dereferences the pointer only at indices that it alone owns; every use says which.
 unsafe impl Send for SharedMut {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMut {}
 
 impl SharedMut {
-    /// The pointer, by a method so that closures capture the wrapper and not the bare pointer.
+    /// The pointer. A method makes closures capture the wrapper instead of the bare pointer.
     #[inline(always)]
     pub(super) fn get(self) -> *mut f32 {
         self.0
@@ -154,12 +154,12 @@ thread_local! {
     static SCRATCH: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `work` on a cache-line aligned buffer of `len` floats with arbitrary contents, kept by the thread for reuse.
+/// Runs `work` on a cache-line aligned buffer of `len` floats with arbitrary contents; the thread keeps it for reuse.
 ///
-/// Calls may nest, also when rayon runs another task on the thread meanwhile: each gets its own buffer.
+/// Calls may nest, also when rayon runs another task on the thread meanwhile; each call gets its own buffer.
 pub(super) fn with_scratch<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
     let mut buffer = SCRATCH.with_borrow_mut(|pool| {
-        // The smallest that is large enough, else the largest, which then grows.
+        // The smallest buffer that is large enough, otherwise the largest, which then grows.
         let best = (0..pool.len()).min_by_key(|&i| {
             let held = pool[i].len();
             if held >= len + CACHE_LINE_FLOATS { (false, held) } else { (true, usize::MAX - held) }
@@ -176,8 +176,8 @@ pub(super) fn with_scratch<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) ->
     result
 }
 
-/// Asks for pages of 2 MiB under a buffer of many of them: thousands of page faults less, and rows that lie far apart
-/// miss less in the TLB. A refusal changes nothing.
+/// Asks for pages of 2 MiB under a buffer of many of them: this saves thousands of page faults, and rows that lie far
+/// apart miss less in the TLB. A refusal changes nothing.
 fn use_huge_pages(buffer: &mut [f32]) {
     #[cfg(target_os = "linux")]
     {

@@ -11,8 +11,8 @@ use crate::ops::cpu::pack::{pack_columns, pack_rows};
 use crate::ops::cpu::product::{Left, Product};
 use crate::ops::cpu::simd::{SharedMut, dot, exp2_bounded, rows_per_chunk, with_scratch};
 
-/// A block of keys is at least this long, and at least a quarter of its document: the tasks of one head are at most
-/// four, and so are the partial gradients of its queries.
+/// A block of keys is at least this long and at least a quarter of its document, so that one head has at most four
+/// tasks per document and at most four partial gradients of its queries.
 const MIN_BLOCK_KEYS: usize = 5 * TILE;
 
 /// One task: the keys `keys` of the document at `start`, and the queries `queries` that see them.
@@ -34,7 +34,7 @@ fn tasks(documents: &[(usize, usize)], shape: &AttentionShape) -> (Vec<Task>, us
         for head in 0..shape.num_heads {
             for first in (0..len).step_by(block) {
                 let keys = first..len.min(first + block);
-                // The first block writes all of dq, also where no key of the block is seen.
+                // The first block writes all of dq, including queries that see no key of the block.
                 let end = if first == 0 { len } else { shape.end_query(keys.end - 1, len) };
                 let queries = first..end;
                 let partial = (first > 0).then_some(partial_len);
@@ -51,7 +51,7 @@ fn tasks(documents: &[(usize, usize)], shape: &AttentionShape) -> (Vec<Task>, us
 /// Gradients of [`attention`](super::attention) with respect to `q`, `k` and `v`; zeros outside all documents.
 ///
 /// # Shapes
-/// As in [`attention`](super::attention): `d_o`, `dq` like `q`; `dk`, `dv` like `k`; `o`, `lse` as it left them.
+/// As in [`attention`](super::attention): `d_o`, `dq` like `q`; `dk`, `dv` like `k`; `o`, `lse` as its results.
 #[allow(clippy::too_many_arguments)]
 pub fn attention_backward(
     d_o: &[f32],
@@ -84,8 +84,8 @@ pub fn attention_backward(
         tasks.par_iter().with_max_len(1).for_each(|task| {
             let head = task.head * per_head + (task.start + task.keys.start) * shape.head_dim;
             let len = task.keys.len() * shape.head_dim;
-            // SAFETY: the keys of different tasks of one head are disjoint, so that the task alone uses these
-            // stretches of its head's part of the scratch.
+            // SAFETY: the keys of different tasks of one head are disjoint, so this task alone uses these ranges of its
+            // head's part of the scratch.
             let (dk, dv) = unsafe {
                 (
                     std::slice::from_raw_parts_mut(dk_shared.get().add(head), len),
@@ -93,11 +93,11 @@ pub fn attention_backward(
                 )
             };
             let dq = match task.partial {
-                // SAFETY: the stretch of the partial sums that was counted for this task alone.
+                // SAFETY: this range of the partial sums belongs to this task alone.
                 Some(at) => (unsafe { partial_shared.get().add(at) }, shape.head_dim),
                 None => {
                     let at = (task.start + task.queries.start) * shape.q_width() + task.head * shape.head_dim;
-                    // SAFETY: inside dq; the first block of a head alone writes the head's columns.
+                    // SAFETY: inside dq; only the first block of a head writes the head's columns.
                     (unsafe { dq_shared.get().add(at) }, shape.q_width())
                 }
             };
@@ -121,7 +121,7 @@ fn add_partial(tasks: &[Task], partial: &[f32], shape: &AttentionShape, dq: &mut
     }
 }
 
-/// Sums the gradients of the query heads that share a key head; zeros where there is no document.
+/// Sums the gradients of the query heads that share a key head; zeros outside all documents.
 fn sum_groups(heads: &[f32], documents: &[(usize, usize)], shape: &AttentionShape, out: &mut [f32]) {
     let (head_dim, width) = (shape.head_dim, shape.kv_width());
     let per_head = heads.len() / shape.num_heads;
@@ -282,13 +282,13 @@ impl WithSimd for KeyBlock<'_> {
 }
 
 impl KeyBlock<'_> {
-    /// Adds what one tile of queries and one tile of keys give each other.
+    /// Adds what one tile of queries and one tile of keys contribute to each other's gradients.
     #[inline(always)]
     fn pair<S: Simd>(&mut self, simd: S, first_key: usize, num_keys: usize, first_query: usize, num_queries: usize) {
         let (head_dim, dim) = (self.shape.head_dim, self.shape.padded_dim());
         let diagonal = first_query == first_key;
         let row = first_query - self.task.queries.start;
-        // Keys of the tile that the queries below `end` see; the rest is masked and neither computed nor read.
+        // Keys of the tile that the queries below `end` see; the rest is masked, so it is neither computed nor read.
         let seen = |end: usize| if diagonal { end.min(num_keys) } else { num_keys };
         for query in (0..num_queries).step_by(STRIP) {
             let rows = STRIP.min(num_queries - query);

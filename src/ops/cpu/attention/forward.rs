@@ -34,7 +34,7 @@ pub fn attention(
     }
     let mut tasks = Vec::new();
     for &(start, len) in documents {
-        // The last tiles see the most keys: they go first.
+        // The last tiles see the most keys, so they go first.
         for first_query in (0..len).step_by(TILE).rev() {
             tasks.extend((0..shape.num_kv_heads).map(|kv_head| (start, len, first_query, kv_head)));
         }
@@ -99,10 +99,10 @@ struct QueryTile<'a> {
     heads: Heads<'a>,
 }
 
-/// What belongs to one query head, or to several, one after the other.
+/// Data of one query head, or of several, one after the other.
 struct Heads<'a> {
     transposed_q: &'a mut [f32],
-    /// Still to be divided by `sum`.
+    /// Not yet divided by `sum`.
     output: &'a mut [f32],
     /// In units of log2.
     max: &'a mut [f32],
@@ -163,7 +163,7 @@ impl QueryTile<'_> {
         let diagonal = first_key == self.first_query;
         let head = self.heads.member(member, dim);
         for key in (0..num_keys).step_by(STRIP) {
-            // On the diagonal no query before the strip sees its keys.
+            // On the diagonal, no query before the strip sees its keys.
             let column = if diagonal { key } else { 0 };
             let rows = STRIP.min(num_keys - key);
             Product {
@@ -208,14 +208,14 @@ impl QueryTile<'_> {
             let mut highest = [lowest; 4];
             for quad in (0..keys).step_by(4) {
                 for (i, highest) in highest.iter_mut().enumerate() {
-                    // A row that is read twice changes no maximum.
+                    // Reading a row twice does not change the maximum.
                     *highest = simd.max_f32s(load::<S>(&self.scores[at((quad + i).min(keys - 1))..]), *highest);
                 }
             }
             let highest = simd.max_f32s(simd.max_f32s(highest[0], highest[1]), simd.max_f32s(highest[2], highest[3]));
             let before = load::<S>(&head.max[column..]);
             let max = simd.max_f32s(before, highest);
-            // A query that sees none of the keys so far: keep its exponents at -inf instead of NaN.
+            // For a query that has seen no key so far, keep the exponents at -inf instead of NaN.
             let shift = simd.select_f32s(simd.equal_f32s(max, lowest), zero, max);
             let correction = exp2_bounded(simd, simd.sub_f32s(before, shift));
             let mut sum = simd.mul_f32s(load::<S>(&head.sum[column..]), correction);

@@ -16,7 +16,7 @@ pub use forward::attention;
 /// Queries and keys in a tile: a multiple of 6 and 8 rows and of every vector length.
 const TILE: usize = 96;
 
-/// Rows of a tile on the diagonal whose masked part is cut off together.
+/// Rows of a tile on the diagonal whose masked part is skipped together.
 const STRIP: usize = 32;
 
 /// What attention needs to know about the heads.
@@ -24,13 +24,13 @@ const STRIP: usize = 32;
 pub struct AttentionShape {
     /// Heads of the queries.
     pub num_heads: usize,
-    /// Heads of keys and values; divides `num_heads`, and that many query heads share one (grouped-query attention).
+    /// Key and value heads; divides `num_heads`. `num_heads / num_kv_heads` query heads share one (grouped queries).
     pub num_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
     /// Factor on the scores before the softmax, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// Keys that a query sees, itself included; `None` for all that precede it in its document.
+    /// Keys that a query sees, itself included; `None` if it sees all before it in its document.
     pub window: Option<usize>,
 }
 

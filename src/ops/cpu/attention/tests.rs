@@ -66,7 +66,7 @@ struct Got {
     dv: Vec<f32>,
 }
 
-/// Runs both passes on outputs full of rubbish, which must all be overwritten.
+/// Runs both passes on outputs full of garbage, which must all be overwritten.
 fn kernels(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usize)], shape: &AttentionShape) -> Got {
     let tokens = q.len() / shape.q_width();
     let rubbish = |len| vec![f32::NAN; len];

@@ -8,7 +8,7 @@ use std::arch::x86_64::{
 use super::super::pack::PANEL;
 use super::{Arithmetic, Block, Term, panel};
 
-/// Pairs of bfloat16 along the depth, a pair in a word.
+/// Pairs of bfloat16 along the depth, one pair per word.
 pub(super) struct Pairs;
 
 impl Arithmetic for Pairs {
@@ -28,8 +28,8 @@ impl Arithmetic for Pairs {
         for (a, stride, depth) in block.a {
             assert!(depth == 0 || (block.rows - 1) * stride + depth <= a.len());
         }
-        // SAFETY: the assertions keep the reads inside the operands, the caller's promise the writes inside the
-        // result; `gemm` chose this arithmetic because the machine has the instructions.
+        // SAFETY: the assertions keep the reads inside the operands; the caller promises that the writes stay inside
+        // the result. `gemm` chose this arithmetic because the machine has the instructions.
         unsafe { multiply(block) };
     }
 }
@@ -118,10 +118,10 @@ unsafe fn register_tile<const ROWS: usize, const VECTORS: usize>(block: &Block<'
     }
 }
 
-/// The same bits, as the instruction's operand type.
+/// Reinterprets the bits as the instruction's operand type.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn pairs(words: std::arch::x86_64::__m512i) -> __m512bh {
-    // SAFETY: two types of 512 bits that are valid for all of them.
+    // SAFETY: both types have 512 bits, and all bits are valid for both.
     unsafe { std::mem::transmute(words) }
 }

@@ -1,8 +1,8 @@
 //! Products of activations with frozen weights, and with a low-rank term in the same pass.
 //!
-//! Each task takes up to 128 columns of the result, packs the weight's columns for a stretch of the depth into panels
-//! that stay in the second-level cache, and lets the rows stream past. Nothing is packed twice but for the few tasks
-//! that share columns, and no thread waits for another.
+//! Each task takes up to 128 columns of the result. It packs the weight's columns for a stretch of the depth into
+//! panels that stay in the second-level cache and streams the rows past them. Only the few tasks that share columns
+//! pack them again, and no thread waits for another.
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
@@ -17,13 +17,13 @@ use super::pack::{PANEL, Word};
 use super::product::{Left, ProductInto};
 use super::simd::{CHUNK, SharedMut, vectorised, with_scratch};
 
-/// Rows that pass by one group of panels before the next stretch of the depth: they stay in the second-level cache.
+/// Rows that pass one group of panels before the next stretch of the depth; they stay in the second-level cache.
 const BLOCK_ROWS: usize = 96;
 /// Panels that one task packs together.
 const GROUP_PANELS: usize = 2;
 /// Longest stretch of the depth, in words, that is packed at once.
 const BLOCK_DEPTH: usize = 640;
-/// A task has at least this many rows where there are enough; fewer would not pay for the packing.
+/// A task has at least this many rows if there are enough; fewer would not pay for the packing.
 const MIN_TASK_ROWS: usize = 2 * BLOCK_ROWS;
 
 /// One product `a b` of a sum.
@@ -59,7 +59,7 @@ trait Arithmetic {
     /// Multiplies rows with a packed panel.
     ///
     /// # Safety
-    /// `rows` rows of `columns` floats, `c_stride` apart, must be writable at `c`, by nobody else meanwhile.
+    /// `rows` rows of `columns` floats, `c_stride` apart, must be writable at `c`; nothing else may use them meanwhile.
     unsafe fn multiply(block: &Block<'_, Self::Word>);
 }
 
@@ -157,7 +157,7 @@ pub(super) fn gemm(m: usize, n: usize, c: &mut [f32], first: Term<'_>, second: O
     gemm_strided(m, n, c, n, first, first.k, second, accumulate);
 }
 
-/// [`gemm`] whose result and first left operand have rows that are `c_stride` and `a_stride` apart.
+/// [`gemm`] with rows of the result `c_stride` apart and rows of the first left operand `a_stride` apart.
 pub(super) fn gemm_strided(
     m: usize,
     n: usize,
@@ -215,8 +215,8 @@ pub(super) fn gemm_strided(
     });
 }
 
-/// Rows that were [rounded to pairs](round_to_pairs) by the caller, `stride` words apart, times `b`; only where the
-/// machine [multiplies pairs](has_bf16_products).
+/// Multiplies rows that the caller has [rounded to pairs](round_to_pairs), `stride` words apart, with `b`; only for
+/// machines that [multiply pairs](has_bf16_products).
 ///
 /// # Shapes
 /// `c`: `[m, n]`, contiguous; `words`: rows of `k.div_ceil(2)` words.
@@ -272,7 +272,7 @@ fn stretches(words: usize) -> Vec<Stretch> {
         .collect()
 }
 
-/// `c` and the left operands come with the strides of their rows.
+/// `c` and the left operands come with their row strides.
 fn run<A: Arithmetic>(
     m: usize,
     n: usize,
@@ -287,8 +287,8 @@ fn run<A: Arithmetic>(
     let stretches = stretches(words[0]);
     let columns_per_task = GROUP_PANELS * PANEL;
     let groups = n.div_ceil(columns_per_task);
-    // Enough tasks to keep all threads busy to the end, as parts of the rows pack their columns again; the split
-    // changes no sum.
+    // Enough tasks to keep all threads busy to the end, but no more: each part of the rows packs its columns again. The
+    // split changes no sum.
     let parts = (4 * rayon::current_num_threads()).div_ceil(groups).min(m / MIN_TASK_ROWS).max(1);
     let rows_per_task = m.div_ceil(parts).next_multiple_of(BLOCK_ROWS);
     let c = SharedMut(c.as_mut_ptr());
@@ -320,7 +320,7 @@ fn run<A: Arithmetic>(
                     ];
                     for (panel, first) in panels.chunks_exact(panel_len).zip((0..columns).step_by(PANEL)) {
                         let width = PANEL.min(columns - first);
-                        // SAFETY: inside c; this task alone has these rows and columns of it.
+                        // SAFETY: inside c; only this task uses these rows and columns.
                         let c = unsafe { c.get().add(row * c_stride + column + first) };
                         let block = Block {
                             rows: block_rows,
@@ -345,7 +345,7 @@ fn run<A: Arithmetic>(
     });
 }
 
-/// [`Arithmetic::multiply`] for a panel whose last vector is not whole: through a buffer.
+/// [`Arithmetic::multiply`] through a buffer, for a panel whose last vector is not whole.
 ///
 /// # Safety
 /// As for [`Arithmetic::multiply`], with `width` columns instead of the block's.

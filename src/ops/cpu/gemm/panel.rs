@@ -21,7 +21,7 @@ vectorised! { fn scale<'a, S>(_simd, x: &'a mut [f32], factor: f32) {
 } }
 
 vectorised! {
-/// Words with `low` in the low and `high` in the high halves; without `high`, zeros there.
+/// Words with `low` in the low half and `high` in the high half; without `high`, the high half is zero.
 fn interleave<'a, S>(_simd, low: &'a [bf16], high: Option<&'a [bf16]>, words: &'a mut [u32]) {
     match high {
         Some(high) => {
@@ -91,7 +91,7 @@ pub(super) fn pack_pairs(
     columns: usize,
     panel: &mut [u32],
 ) {
-    // Numbers of the depth that the words hold; the last word may hold one.
+    // Numbers of the depth that the words hold; the last word may hold only one.
     let (number, numbers) = (2 * first, (2 * depth).min(k - 2 * first));
     if b.transposed {
         with_scratch(columns * depth + numbers, |scratch| {
