@@ -1,5 +1,5 @@
-//! Every operation of a step on the CPU, forward and backward, by its kernel and in plain tensor calls, on the shapes
-//! of stories15M and SmolLM2-135M: `cargo bench --bench kernels [FILTER]`. `scripts/bench_kernels.py` runs it next to
+//! Every operation of a CPU step, forward and backward, as a kernel and in plain tensor calls, on the shapes of
+//! stories15M and SmolLM2-135M: `cargo bench --bench kernels [FILTER]`. `scripts/bench_kernels.py` compares it with
 //! PyTorch's operations.
 //!
 //! Names are `MODEL OPERATION DTYPE/VERSION`. Tensors that autodiff could track take the plain version.
@@ -27,7 +27,7 @@ use lora_train::spec::{Linear, ModelConfig};
 /// Tokens of a micro-batch.
 const TOKENS: usize = 1024;
 
-/// Target tokens that pass the head at a time.
+/// Target tokens per chunk of the head.
 const TARGETS: usize = 512;
 
 /// A model's file in `configs/`, and the rank of its adapters.
@@ -36,7 +36,7 @@ const MODELS: [(&str, &str, usize); 2] = [
     ("stories", include_str!("../configs/stories15m.json"), 8),
 ];
 
-/// Values that are neither special nor equal.
+/// Values without special numbers or repetitions.
 fn filled<const D: usize>(shape: [usize; D], seed: u32, device: &Device) -> Tensor<D> {
     let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
     let next = || {
@@ -46,11 +46,11 @@ fn filled<const D: usize>(shape: [usize; D], seed: u32, device: &Device) -> Tens
     host::tensor(std::iter::repeat_with(next).take(shape.iter().product()).collect(), shape, device)
 }
 
-/// The kernels' arithmetic, or the plain version.
+/// The arithmetic of the kernels, or the plain version.
 #[derive(Clone, Copy, PartialEq)]
 enum Version {
     Kernel,
-    /// Base stored in bf16 and products in bf16; of the operations with a frozen weight.
+    /// Base stored in bf16 and products in bf16, for the operations with a frozen weight.
     KernelBf16,
     Plain,
 }
@@ -166,7 +166,7 @@ fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
     let (x, dy, weight) = (narrow(1), narrow(2), filled([config.hidden_size], 3, &device));
     let (_, rstd) = rms_norm(&x, &weight, 1e-5);
     bench.run("rms_norm", || rms_norm(&x, &weight, 1e-5));
-    // As in a block, the residual is nobody else's; here a new one each time, which both versions pay for.
+    // In a block, nothing else uses the residual; here each run makes a new one, which both versions pay for.
     bench.run("rms_norm_backward", || rms_norm_backward(&dy, &x, &weight, &rstd, dy.clone() * 1.0));
 
     let layout = layout(config, 1, TOKENS, &device);

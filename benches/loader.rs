@@ -1,8 +1,8 @@
 //! How many tokens a second one data worker delivers: `cargo bench --bench loader [MODEL_FOLDER] [NUM_ROWS] [FILTER]`.
 //!
-//! Rows are tokenised as they are visited, and read from the token cache; padded and packed. Also the time to the first
-//! micro-batch, at the start of the data and at a place far into it: the two are alike, since a cursor needs nothing
-//! that came before it. The last column is the most memory that the process has had so far.
+//! Rows are tokenised when visited, or read from the token cache; padded and packed. It also measures the time to the
+//! first micro-batch, at the start of the data and at a place far into it. The two are alike, because a cursor needs
+//! nothing that came before it. The last column is the process's peak memory so far.
 
 #![allow(clippy::print_stdout, reason = "the console is the job")]
 #![allow(clippy::unwrap_used, reason = "a benchmark ends where something is missing")]
@@ -21,13 +21,13 @@ use lora_train::data::pipeline::{Cursor, DataPipeline, OpenOptions};
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::telemetry::peak_host_memory_bytes;
 
-/// How long micro-batches are taken.
+/// Time to take micro-batches for.
 const BUDGET: Duration = Duration::from_secs(2);
 const MICRO_BATCH_SIZE: usize = 8;
 const WORDS: [&str; 12] =
     ["river", "seven", "apples", "carried", "the", "of", "morning", "slowly", "because", "a", "stones", "counted"];
 
-/// Writes rows of 40 to 200 words, the same ones each time.
+/// Writes rows of 40 to 200 words, the same ones in every run.
 fn write_rows(path: &Path, num_rows: usize) {
     let mut file = BufWriter::new(File::create(path).unwrap());
     let mut state = 1_u32;
@@ -46,7 +46,7 @@ fn write_rows(path: &Path, num_rows: usize) {
 }
 
 fn main() {
-    // Cargo adds `--bench`.
+    // Skip the `--bench` that Cargo adds.
     let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
     let model = PathBuf::from(arguments.next().unwrap_or("quickstart/model".into()));
     let num_rows: usize = arguments.next().map_or(20_000, |number| number.parse().unwrap());

@@ -5,14 +5,14 @@ usage: bench_data.py [--model models/smollm2-135m] [--rows 1000000] [--sentences
                      [--num-proc 2] [--binary target/release/lora-train] [--sides ours hf] [--work FOLDER]
                      [--out benches/results]
 
-The rows are made by this script, the same on every machine: sentences of words from a fixed list, drawn by a fixed
-seed; an answer has up to --sentences of them (35: a kilobyte a row). For each kind of rows and each side, every measurement a process of its own:
+This script makes the rows, equal on every machine: sentences of words from a fixed list, drawn with a fixed seed. An
+answer has up to --sentences of them (35: a kilobyte a row). For each kind of rows and each side, in a process of its own:
 
-  cold          the first start: from the file to tokens on disk, nothing cached, from process start to end; rows/s of it,
+  cold          the first start: from the file to tokens on disk, nothing cached, from process start to end; its rows/s,
                 and the processor time of all processes, which a busy machine changes less
-  cached        the second start: ours until model, data and data workers stand ready to step, with the rows of the first
-                epoch shuffled; theirs until the first rows of the shuffled set are there, without a model
-  killed        ours only: the start that follows one that was killed half-way; its tokens must be those of the first, byte
+  cached        the second start: ours until model, data and data workers are ready to step, with the rows of the first
+                epoch shuffled; theirs until the first rows of the shuffled set are loaded, without a model
+  killed        ours only: a start after another was killed half-way; its tokens must equal those of the cold start, byte
                 for byte
   memory        peak resident memory: of the process (VmHWM), or, where there are several, of their largest sum
 
@@ -57,7 +57,7 @@ POLL_SECONDS = 0.05
 
 
 def write_rows(path, kind, num_rows, max_sentences):
-    """`num_rows` rows of a kind, the same ones each time."""
+    """Writes `num_rows` rows of a kind, equal in every run."""
     draw = random.Random(20_26)
     def sentence(low, high):
         words = draw.choices(WORDS, k=draw.randint(low, high))
@@ -84,7 +84,7 @@ def memory_of(pid):
 
 
 def children_of(pid):
-    """A process and all that it started."""
+    """A process and all its descendants."""
     found = [pid]
     for parent in found:
         try:
@@ -139,7 +139,7 @@ name = "cpu"
 
 
 def ours(args, work, rows_path):
-    """Cold and cached, with lora-train."""
+    """The cold and cached measurements of lora-train."""
     recipe, output, cache = work / "recipe.toml", work / "run", work / "cache-ours"
     recipe.write_text(RECIPE.format(output=output, model=args.model.resolve(), rows=rows_path, batch=BATCH_ROWS))
     shutil.rmtree(cache, ignore_errors=True)
@@ -168,7 +168,7 @@ def ours(args, work, rows_path):
 
 
 def tokens_in(cache):
-    """Hashes of the finished files of tokens, by name."""
+    """Hashes of the finished token files, by name."""
     found = {}
     for path in cache.rglob("*.tokens"):
         with open(path, "rb") as file:
@@ -177,7 +177,7 @@ def tokens_in(cache):
 
 
 def hf(args, work, rows_path, kind):
-    """Cold and cached, with datasets; each in a process of its own, which runs `hf_process`."""
+    """The cold and cached measurements of datasets, each in a process that runs `hf_process`."""
     cache = work / "cache-hf"
     shutil.rmtree(cache, ignore_errors=True)
     env = os.environ | {"HF_HOME": str(cache), "HF_DATASETS_CACHE": str(cache), "HF_HUB_OFFLINE": "1",
@@ -194,7 +194,7 @@ def hf(args, work, rows_path, kind):
 
 
 def hf_process(args):
-    """What a process of the Hugging Face side does."""
+    """The process of the Hugging Face side."""
     import datasets
     import transformers
 
@@ -221,7 +221,7 @@ def hf_process(args):
 
 
 def versions(binary):
-    """What was measured."""
+    """Versions of the measured programs."""
     found = {"lora-train": subprocess.run([binary, "--version"], capture_output=True, text=True).stdout.strip(),
              "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=pathlib.Path(__file__).parent).stdout.strip(),
              "python": platform.python_version()}

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Makes runs suffer from one thing each, and one from none, and holds what the trainer says of them against what happens
-when its advice is taken.
+"""Runs with one deliberate fault each, and a healthy one: checks the diagnosis, and what following its advice gains.
 
 usage: bench_diagnosis.py [--model models/stories15M] [--binary target/release/lora-train] [--out benches/results]
 
-Each run is made from rows of this script's own. What it is diagnosed with, the first change proposed and the gain to expect
-stand beside the gain measured by a second run with that change, in target tokens over the time of the loop. Prints a table
-and writes JSON with hardware, versions and command line to --out. Exit code 1 if a run is not diagnosed with what ails it.
+This script makes the rows of each run. The table shows its diagnosis, the first proposed change and the expected gain,
+beside the gain of a second run with that change, measured in target tokens over the time of the loop. Prints the table and
+writes JSON with hardware, versions and command line to --out. Exit code 1 if the diagnosis misses the fault of a run.
 """
 
 import argparse
@@ -19,7 +18,7 @@ import tempfile
 import benchlib
 
 SENTENCE = "Once there was a little cat in the garden. "
-# name, sentences of each row in turn, rows, settings, the rule that must be found
+# name, sentences per row (cycled), number of rows, settings, the rule to find
 RUNS = [
     ("rows of very different lengths", (1, 1, 1, 24), 400, {"train.gradient_checkpointing": "false"}, "padding"),
     ("a checkpoint at every step", (10,), 400, {"checkpoint.save_steps": 1, "lora.r": 64, "train.micro_batch_size": 1,

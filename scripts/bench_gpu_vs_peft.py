@@ -10,19 +10,19 @@ AdamW, clipping at 1, random tokens at full length, gradient checkpointing. Ever
 each round runs every side once per row, every second round in the opposite order. Reported are medians over the rounds:
 
   tokens/s      from the median step after the warm-up; both sides read the loss once a step and wait nowhere else
-  memory        the most that the GPU had in use above what was in use before, by NVML every 20 ms, from outside
+  memory        peak of the GPU's used memory above what was in use before, from outside by NVML every 20 ms
   MFU           4 N FLOPs a token over the GPU's dense bf16 rate (its data sheet's, or --peak-tflops)
-  first step    end of the first step since the start of the process; ours: the first run with an empty kernel cache
-                (cold), the median of the later ones with what it has left there (warm)
+  first step    time from process start to the end of the first step; ours: the first run with an empty kernel cache
+                (cold), and the median of the later runs with the cache that it left (warm)
 
 Targets: at least 1.2 times the tokens/s of the better peer at 0.7 times its memory or less; first step within 30 s cold and
 5 s warm.
 
 Rows: 8b-1x4096, 1b-4x2048 (default); 8b-max-4096 doubles the micro-batch until it fails and reports the fastest for each
-side; tiny is for trying this script out. Sides: ours, ours-offload (gradient_checkpointing = "offload"), ours-nvrtc (the
-binary built with cuda-nvrtc), peft-sdpa, peft-flash, peft-liger; a peer whose package is not there is left out with a line.
---budget leaves out what would end later than that, for machines that are lent by the minute: run the script several times
-with other --rows and --sides then, keeping --cache.
+side; tiny is for testing this script. Sides: ours, ours-offload (gradient_checkpointing = "offload"), ours-nvrtc (the
+binary built with cuda-nvrtc), peft-sdpa, peft-flash, peft-liger; a peer without its package is skipped with a message.
+--budget skips what would end later than that, for machines lent by the minute: run the script several times with other
+--rows and --sides then, and keep --cache.
 """
 
 import argparse
@@ -42,9 +42,9 @@ ROWS = {
     "tiny-max": {"config": "tiny", "rows": 1, "length": 64, "until_it_fails": 4},
 }
 SIDES = ("ours", "ours-offload", "ours-nvrtc", "peft-sdpa", "peft-flash", "peft-liger")
-# The package that a side needs, and the attention of transformers that it runs.
+# The package that a side needs, and its attention implementation in transformers.
 PEERS = {"peft-sdpa": ("peft", "sdpa"), "peft-flash": ("flash_attn", "flash_attention_2"), "peft-liger": ("liger_kernel", "sdpa")}
-# Dense bf16, in TFLOP/s, by the makers' data sheets.
+# Dense bf16 rates in TFLOP/s, from the makers' data sheets.
 PEAKS = {"H200": 989.4, "H100 PCIe": 756.0, "H100": 989.4, "B200": 2250.0, "A100": 312.0, "L40S": 362.0, "4090": 165.2}
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 SPEED_TARGET, MEMORY_TARGET, COLD_TARGET, WARM_TARGET = 1.2, 0.7, 30.0, 5.0
@@ -66,7 +66,7 @@ def peer_side(task: dict) -> None:
 
 
 class Bench:
-    """What all measurements share."""
+    """Settings shared by all measurements."""
 
     def __init__(self, args, work: pathlib.Path):
         self.args, self.work = args, work
@@ -80,7 +80,7 @@ class Bench:
         self.failures: list[str] = []
 
     def kernel_cache(self, side: str, of: str) -> pathlib.Path:
-        """A kernel cache of its own for each model and side: the first run finds none."""
+        """A separate kernel cache for each model and side, so that the first run finds none."""
         return self.cache / side / of
 
     def once(self, side: str, row: dict, rows: int) -> dict:
@@ -121,7 +121,7 @@ class Bench:
 
 
 def parameters(config: str) -> int:
-    """All parameters of a model of a config.json; a tied head is counted once."""
+    """All parameters of the model of a config.json; a tied head counts once."""
     c = json.loads((CONFIGS / f"{config}.json").read_text())
     hidden, heads = c["hidden_size"], c["num_attention_heads"]
     head = c.get("head_dim") or hidden // heads
@@ -131,7 +131,7 @@ def parameters(config: str) -> int:
 
 
 def available(side: str) -> bool:
-    """Whether a side can run here; says so where not."""
+    """Whether a side can run here; prints a message if not."""
     import importlib.util
 
     if side not in PEERS:
@@ -149,7 +149,7 @@ def step_report(found: dict, peak_tflops: float | None) -> tuple[str, list[dict]
         entries = {}
         for side, runs in sides.items():
             entry = {"row": row, "side": side, **benchlib.medians(runs)}
-            # With a first run of the process's kernels: a time of its own, and no step of it is slower for it.
+            # A cold run's first step includes building its kernels, so it is a separate figure; later steps are not slower.
             warm = [run["first_step_seconds"] for run in runs if not run["cold"]]
             entry["first_step_cold_seconds"] = next((run["first_step_seconds"] for run in runs if run["cold"]), None)
             entry["first_step_warm_seconds"] = sorted(warm)[len(warm) // 2] if warm else None

@@ -4,7 +4,7 @@
 usage: bench_kernels.py [--filter TEXT] [--out benches/results]
 
 Runs `cargo bench --bench kernels`, then the same operations on the same shapes in PyTorch, as transformers and PEFT
-write them. A time is the median of runs; a backward is that of `torch.autograd.grad` alone. `plain` is our version in
+write them. A time is the median of runs; a backward's covers `torch.autograd.grad` alone. `plain` is our version in
 plain tensor calls. In bf16, PyTorch has every tensor in bf16; ours has activations in f32 and products in bf16.
 Needs Rust and PyTorch. Prints a table and writes JSON with hardware, versions and command line to --out.
 """
@@ -26,7 +26,7 @@ SECONDS = 1.0
 
 
 def median_seconds(work) -> float:
-    """Median of at least five runs, after two that are not counted."""
+    """Median of at least five runs, after two that do not count."""
     work(), work()
     seconds, began = [], time.perf_counter()
     while len(seconds) < 5 or time.perf_counter() - began < SECONDS:
@@ -37,7 +37,7 @@ def median_seconds(work) -> float:
 
 
 def torch_operations(config: dict, rank: int, dtype):
-    """Names and functions of PyTorch's operations; a pair is made anew for each name, so that memory is freed."""
+    """Names and functions of PyTorch's operations. Each pair is created on demand, so that memory is freed."""
     import torch
     import torch.nn.functional as F
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Tokens per second and peak memory against sequence length, next to PEFT, on this machine, in one run; and the plot.
+"""Tokens per second and peak memory by sequence length, next to PEFT, on this machine, in one run; and the plot.
 
 usage: bench_lengths.py [--models models] [--lengths 256 512 ...] [--sides NAME ...] [--binary target/release/lora-train]
                         [--plot FILE.svg] [--out benches/results]
        bench_lengths.py --draw RESULT.json --plot FILE.svg
 
-One row of each length through SmolLM2-135M, LoRA r=16 on every linear layer, gradient checkpointing on both sides; the
-second step of a process of its own. Memory is the peak of resident memory (VmHWM). Prints a table and writes JSON with
-hardware, versions and command line to --out; --plot needs matplotlib. --draw plots a result that is there already.
+One row of each length through SmolLM2-135M, LoRA r=16 on every linear layer, gradient checkpointing on both sides. Each
+measures the second step of its own process. Memory is the peak of resident memory (VmHWM). Prints a table and writes JSON
+with hardware, versions and command line to --out; --plot needs matplotlib. --draw plots an existing result.
 """
 
 import argparse

@@ -7,13 +7,13 @@ usage: bench_packing.py --data ROWS.jsonl [--columns '{ instruction = "question"
 SmolLM2-135M, LoRA r=16 on every linear layer, f32, micro-batches of four rows, gradient checkpointing. Sides:
 
   ours-packed     packing = true: documents packed into rows of --length
-  ours            packing = false; padding is left out of a micro-batch on the CPU
+  ours            packing = false; on the CPU, micro-batches have no padding
   peft-longest    padded to the longest row of the micro-batch
   peft-length     padded to --length
 
-A step's target tokens are those that carry loss; a side's figure is those of all measured steps over their time, the
-first two left out. PEFT gets the same rows in the same order with the tokens that `lora-train inspect` would show:
-the chat template's, with loss on the answer. Prints a table and writes JSON to --out.
+Target tokens carry loss. A side's figure is the target tokens of all measured steps over their time, without the first
+two steps. PEFT gets the same rows in the same order, with the tokens that `lora-train inspect` would show: the chat
+template's, with loss on the answer. Prints a table and writes JSON to --out.
 """
 
 import argparse
@@ -54,7 +54,7 @@ name = "cpu"
 
 
 def rate(steps: list[tuple[float, int, int]]) -> dict:
-    """Of steps of (seconds, tokens, target tokens), without the warm-up."""
+    """Rates over steps of (seconds, tokens, target tokens), without the warm-up."""
     steps = steps[benchlib.NUM_WARMUP_STEPS:]
     seconds, tokens, targets = (sum(step[i] for step in steps) for i in range(3))
     return {"target_tokens_per_second": targets / seconds, "tokens_per_second": tokens / seconds, "seconds": seconds,

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""What sampling the machine costs a step: the same run with it on and off, in turn.
+"""The cost of sampling the machine per step: one run with it on and off, in turn.
 
 usage: bench_telemetry.py [--recipe recipes/quickstart.toml] [--steps 150] [--pairs 8] [--sample-ms 100] [--stand-in]
                           [--set section.key=value]... [--binary target/release/lora-train] [--out FILE.json]
 
-A pair is two runs right after one another, in turn on first and off first, so that a machine that gets slower or faster
-meanwhile favours neither. Off is `logging.gpu_sample_ms = 0`. A run's figure is the median of its steps' `step_seconds`,
-the first five left out; a pair's is on over off; the result is the median of the pairs, with its quartiles. Beside it
-stands the processor time of the sampler thread over the run's wall time, which other work on the machine does not move.
-`--stand-in` compiles the library of the tests that stands in for NVML, so that a machine without a GPU takes the GPU's
-path, but for what a real driver takes. No evaluations, checkpoints and TensorBoard, which are measured elsewhere. The
-model has to be at hand. Only the standard library is needed.
+A pair is two consecutive runs, with on and off first by turns, so that a machine that becomes slower or faster favours
+neither. Off is `logging.gpu_sample_ms = 0`. A run's figure is the median `step_seconds` of its steps, without the first
+five; a pair's is on over off; the result is the median of the pairs, with its quartiles. Also printed is the processor
+time of the sampler thread over the run's wall time, which does not depend on other work on the machine. `--stand-in`
+compiles the tests' stand-in for NVML, so that a machine without a GPU takes the GPU's path, except for the time of a real
+driver. Without evaluations, checkpoints and TensorBoard, which are measured elsewhere. The model must be on this machine.
+Needs only the standard library.
 """
 
 import argparse
@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def run(sample_ms: int, args, work: pathlib.Path, environment: dict, number: int) -> dict:
-    """A run of so many steps."""
+    """A run of `args.steps` steps."""
     output = work / f"run-{number}"
     settings = [f"output_dir={json.dumps(str(output))}", f"train.max_steps={args.steps}", "eval.max_batches=1", "eval.generate=[]",
                 "logging.tensorboard=false", f"logging.gpu_sample_ms={sample_ms}", *args.set]

@@ -9,8 +9,8 @@ the opposite order, so that a machine that slows down slows both. A step is micr
 length, LoRA on every linear layer, AdamW, clipping at 1. Reported are medians over the rounds of
 
   step          median step after the warm-up, in seconds, and tokens per second from it
-  first step    end of the first step since the start of the process, in seconds
-  memory        the process's peak resident memory, read from outside (VmHWM), the same way for both sides
+  first step    time from process start to the end of the first step, in seconds
+  memory        the process's peak resident memory, read from outside (VmHWM), in the same way for both sides
 
 and the ratios to PEFT in f32. Prints a table and writes JSON with hardware, versions and command line to --out.
 
@@ -55,7 +55,7 @@ def run_side(side: str, row: dict, args, work: pathlib.Path) -> dict:
 
 
 def table(found: dict[str, dict[str, list[dict]]]) -> tuple[str, list[dict]]:
-    """What to print, and the same figures for the file."""
+    """The table to print, and its figures for the file."""
     lines, figures = [], []
     for row, sides in found.items():
         medians = {side: benchlib.medians(runs) for side, runs in sides.items()}

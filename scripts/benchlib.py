@@ -1,4 +1,4 @@
-"""What the side-by-side benchmarks share: a measurement as a process of its own, interleaved rounds, tables, files."""
+"""Shared parts of the side-by-side benchmarks: measurements as processes, interleaved rounds, tables, files."""
 
 import contextlib
 import ctypes
@@ -45,7 +45,7 @@ name = "{device}"
 
 
 class Failed(Exception):
-    """A measurement that did not come to its end; the text is the end of its stderr."""
+    """A measurement that failed; the text is the end of its stderr."""
 
 
 def recipe(task: dict, output: pathlib.Path) -> str:
@@ -62,13 +62,13 @@ def seconds_since_start() -> float:
 
 
 class GpuMemory:
-    """Used memory of a GPU, read from NVML: the same way whoever uses it."""
+    """Used memory of a GPU, read from NVML, whichever side uses it."""
 
     class _Info(ctypes.Structure):
         _fields_ = [("version", ctypes.c_uint), *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used"))]
 
     def __init__(self, index: int | None = None):
-        # The library that our own telemetry takes, so that a stand-in serves both.
+        # The library that our own telemetry loads, so that a stand-in serves both.
         self.library = ctypes.CDLL(os.environ.get("LORA_TRAIN_NVML", "libnvidia-ml.so.1"))
         if index is None:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -91,8 +91,8 @@ class GpuMemory:
 
 
 def measure(command: list[str], gpu: GpuMemory | None = None, timeout: float | None = None, env: dict | None = None) -> dict:
-    """The last line of a process's stdout as JSON, and the peaks of its memory: resident (VmHWM) and, with `gpu`, what
-    the GPU had in use above what was in use before."""
+    """The last line of a process's stdout as JSON, and its peak memory: resident (VmHWM) and, with `gpu`, the GPU's used
+    memory above what was in use before."""
     before = gpu.used_bytes() if gpu else 0
     peak_gpu, done = before, threading.Event()
 
@@ -159,7 +159,7 @@ def peft_steps(base, task: dict, device: str = "cpu") -> None:
         torch.nn.utils.clip_grad_norm_(trainable, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        # Waits for the device, as our side does where it reads the loss.
+        # Waits for the device, as our side does when it reads the loss.
         value = loss.item()
         seconds.append(time.perf_counter() - began)
         if first is None:
@@ -211,7 +211,7 @@ def machine() -> dict:
 
 
 def said(command: list[str]) -> str:
-    """What a program prints."""
+    """The output of a program."""
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
@@ -229,7 +229,7 @@ def versions(binary: pathlib.Path, packages: tuple[str, ...]) -> dict:
 
 
 def unpacked(binary: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """The binary; out of an .xz, put into `folder`."""
+    """The binary; an .xz is unpacked into `folder`."""
     if binary.suffix != ".xz":
         return binary
     path = folder / binary.stem
@@ -254,7 +254,7 @@ def default_binary() -> pathlib.Path:
 
 def rounds(order: Iterator[tuple[int, str, str]], num_rounds: int, run: Callable[[int, str, str], dict | None],
            budget: float | None = None) -> dict[str, dict[str, list[dict]]]:
-    """Runs all measurements; one that would end after `budget` seconds, judged by its last time, is left out."""
+    """Runs all measurements; skips one that would end after `budget` seconds, judged by its last time."""
     began, found, took = time.monotonic(), {}, {}
     for index, row, side in order:
         if budget and time.monotonic() - began + took.get((row, side), 0) > budget:

@@ -5,12 +5,13 @@ usage: check_peft.py load BASE ADAPTER LOGITS.safetensors [--tolerance 1e-4]
        check_peft.py train BASE ROWS.jsonl OUT_DIR [--r 4] [--steps 30]
 
 `load`: PEFT loads an adapter that we exported and must give our logits. LOGITS.safetensors holds `input_ids` [rows,
-length] (unpadded, any integer type), `logits` f32 [rows, length, columns] and, where not every column is stored,
-`columns` [columns]. The difference is the largest absolute one over the largest absolute logit. Prints one JSON object;
-exit status 1 when the difference is above the tolerance.
+length] (unpadded, any integer type), `logits` f32 [rows, length, columns] and, where only some columns are stored,
+`columns` [columns]. The difference is the largest absolute difference over the largest absolute logit. Prints one JSON
+object; exit status 1 when the difference is above the tolerance.
 
-`train`: PEFT trains a small adapter on rows of messages and saves it its own way in OUT_DIR/adapter; OUT_DIR/logits.safetensors,
-of the same layout as above, holds the logits that we must get after loading it. With `base_logits`, those without it.
+`train`: PEFT trains a small adapter on rows of messages and saves it in its own way in OUT_DIR/adapter.
+OUT_DIR/logits.safetensors, with the layout above, holds the logits that we must get after loading the adapter, and as
+`base_logits` those without it.
 
 Everything in f32 on the CPU. Needs torch, transformers, peft, safetensors (scripts/setup_python.sh).
 """
@@ -60,7 +61,7 @@ def load(args) -> None:
 
 
 def train(args) -> None:
-    """An adapter made by PEFT, and what it must compute."""
+    """An adapter made by PEFT, and its logits."""
     torch.manual_seed(5)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(args.base / "tokenizer.json"))
     tokenizer.chat_template = json.loads((args.base / "tokenizer_config.json").read_text())["chat_template"]

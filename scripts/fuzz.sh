@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Fuzzes what reads files and answers that somebody else wrote: the targets of tests/hostile, under libFuzzer.
+# Fuzzes the readers of files and answers from others: the targets of tests/hostile, under libFuzzer.
 #
 #   scripts/fuzz.sh [SECONDS_PER_TARGET [TARGET...]]    default: 60, all targets
 #   scripts/fuzz.sh --totals                            inputs tried, hours and findings of all runs so far
-#   scripts/fuzz.sh --keep                              makes fuzz/corpus.tar.gz of what was found worth keeping
+#   scripts/fuzz.sh --keep                              makes fuzz/corpus.tar.gz of the inputs worth keeping
 #
-# Starts from fuzz/corpus, from fuzz/corpus.tar.gz (of all inputs that longer runs have found worth keeping, the fewest that
-# reach the same code), and from what earlier runs here found. Builds, corpora, findings and the record of runs are
-# in $LORA_TRAIN_FUZZ (default: fuzz/target). Ends with 1 where an input was found that panics, takes more than 20
-# seconds, or takes far more memory than it is long; the input is in findings/ and its file name is printed.
+# Starts from fuzz/corpus, from fuzz/corpus.tar.gz (the fewest inputs of longer runs that reach the same code as all of
+# them), and from the inputs of earlier runs here. Builds, corpora, findings and the record of runs are in
+# $LORA_TRAIN_FUZZ (default: fuzz/target). Exit code 1 if an input panics, takes more than 20 seconds, or takes far more
+# memory than its length; the input is then in findings/ and its file name is printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -62,8 +62,8 @@ if [ ${#targets[@]} -eq 0 ]; then
 fi
 
 cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked --version 0.13.2
-# No sanitizer, so that the stable compiler will do: the code is safe but for the kernels, which no target reaches, and
-# memory is watched by an allocator of our own. A target folder given to cargo is the trainer's, with other flags.
+# No sanitizer, so that the stable compiler suffices: the code is safe except for the kernels, which no target reaches, and
+# our own allocator watches memory. A target folder given to cargo is the trainer's, with other flags.
 env -u CARGO_TARGET_DIR cargo fuzz build --sanitizer none --strip-dead-code --target-dir "$state"
 mkdir -p "$state/corpus"
 if [ ! "$state/corpus/.unpacked" -nt fuzz/corpus.tar.gz ]; then
@@ -82,7 +82,7 @@ for target in "${targets[@]}"; do
         -print_final_stats=1 -artifact_prefix="$state/findings/$target-" "$corpus" "fuzz/corpus/$target" >"$log" 2>&1 ||
         findings=1
     inputs="$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)"
-    # Where an input ends the process at once, there are no statistics.
+    # If an input ends the process at once, there are no statistics.
     [ -n "$inputs" ] || inputs="$(sed -n 's/^#\([0-9]*\).*/\1/p' "$log" | tail -n 1)"
     printf '%s\t%s\t%d\t%d\t%d\n' "$(date -u +%FT%TZ)" "$target" $((SECONDS - start)) "${inputs:-0}" "$findings" >>"$record"
     echo "$target: ${inputs:-0} inputs in $((SECONDS - start)) s"

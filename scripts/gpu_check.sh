@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks a CUDA build on a machine with a GPU: what it computes, what it reports, how fast it is. The machine needs the
-# built binary, this checkout's scripts and configs, and a small model; no Rust and no network.
+# Checks a CUDA build on a machine with a GPU: its results, its figures, its speed. The machine needs the built binary,
+# this checkout's scripts and configs, and a small model, but neither Rust nor a network.
 #
 # usage: [GPU_CHECK_DEVICE=cuda] scripts/gpu_check.sh BINARY MODEL_DIR OUT_DIR [SECTION...]
 #
@@ -12,15 +12,15 @@
 #   correctness  losses and gradient norms of 8 steps in f32 and bf16, against the CPU's
 #   offload      8 steps with block inputs in host memory: the same losses as without
 #   memory       200 steps: telemetry fields present and sane, memory flat
-#   telemetry    40 s of training beside nvidia-smi: every figure that the card offers, against nvidia-smi's; the UUID; parts against
-#                wall time; energy against power (GPU_CHECK_SECONDS, GPU_CHECK_SMI)
-#   plan         the peak that plan reckons against NVML's, for models of configs/ from tiny to 1B (GPU_CHECK_PLAN: so many of them)
+#   telemetry    40 s of training beside nvidia-smi: every figure that the card offers, against nvidia-smi's; the UUID; parts
+#                against wall time; energy against power (GPU_CHECK_SECONDS, GPU_CHECK_SMI)
+#   plan         plan's estimated peak against NVML's, for models of configs/ from tiny to 1B (GPU_CHECK_PLAN: how many of them)
 #   commands     doctor, plan --calibrate, and tune for a minute (GPU_CHECK_TUNE_MINUTES), as JSON
 #   bench-1b     Llama 3.2 1B shape, random weights, bf16, r=16, 4 x 2048
 #   bench-8b     Llama 3.1 8B shape, random weights, bf16, r=16, 1 x 4096, gradient checkpointing
 #
-# scripts/bench_gpu_vs_peft.py is the benchmark against PEFT. GPU_CHECK_DEVICE=cpu tries the first sections out without a GPU;
-# scripts/gpu_check_rehearsal.sh does so for telemetry, plan and commands, and holds that figures which are missing are noticed.
+# scripts/bench_gpu_vs_peft.py is the benchmark against PEFT. GPU_CHECK_DEVICE=cpu tests the first sections without a GPU;
+# scripts/gpu_check_rehearsal.sh tests telemetry, plan and commands, and that missing figures are noticed.
 #
 # Exit code: 0 if every check held, 1 if one did not.
 set -euo pipefail
@@ -109,7 +109,7 @@ for section in $sections; do
         telemetry)
             seconds=${GPU_CHECK_SECONDS:-40}
             write telemetry bf16 "$device" 1000000
-            # So long that neither epochs nor steps end it, and with some evaluations and checkpoints in it.
+            # Too long for epochs or steps to end it, with some evaluations and checkpoints.
             sed -i -e '/^max_steps/a num_epochs = 1000000' "$out/telemetry.toml"
             cat >>"$out/telemetry.toml" <<EOF
 [checkpoint]

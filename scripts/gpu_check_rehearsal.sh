@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Rehearses scripts/gpu_check.sh without a GPU: telemetry, plan and commands on the CPU, beside the tests' stand-ins for NVML and
-# nvidia-smi. All checks have to hold; and of each stand-in that lacks a figure, or says a wrong one, just that has to be told.
+# Rehearses scripts/gpu_check.sh without a GPU: telemetry, plan and commands on the CPU, with the tests' stand-ins for NVML
+# and nvidia-smi. All checks must hold. For a stand-in with a missing or wrong figure, exactly that must be reported.
 #
 # usage: scripts/gpu_check_rehearsal.sh BINARY [SECONDS]
 set -euo pipefail
@@ -20,7 +20,7 @@ stand_in() { # NAME [DEFINE]...
     cc -shared -fPIC -O1 "${@/#/-D}" -o "$LORA_TRAIN_NVML" tests/fixtures/nvml_stand_in.c
 }
 
-# Its energy counter runs at another rate than its power says, for the tests' sake; without one power is integrated.
+# For the tests, its energy counter disagrees with its power; without a counter, power is integrated.
 stand_in whole NO_ENERGY_COUNTER
 scripts/gpu_check.sh "$binary" quickstart/model "$work/whole" telemetry plan commands
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What a run says of its GPU, held against nvidia-smi, for scripts/gpu_check.sh.
+"""Compares a run's GPU figures with nvidia-smi, for scripts/gpu_check.sh.
 
 usage: gpu_telemetry.py BINARY RECIPE OUT_DIR [SECONDS]
 
-Trains RECIPE, whose output goes to OUT_DIR/telemetry, for so many seconds (default 40), ends it by SIGINT, and asks nvidia-smi
-meanwhile. OUT_DIR/telemetry.json gets what nvidia-smi said, and at which step. scripts/gpu_check.py calls `checks`.
-GPU_CHECK_SMI names another program in nvidia-smi's place.
+Trains RECIPE, whose output goes to OUT_DIR/telemetry, for SECONDS (default 40), polls nvidia-smi meanwhile, and ends the run
+by SIGINT. OUT_DIR/telemetry.json gets nvidia-smi's figures with their steps. scripts/gpu_check.py calls `checks`.
+GPU_CHECK_SMI names a program to run instead of nvidia-smi.
 """
 
 import json
@@ -19,16 +19,16 @@ import subprocess
 import sys
 import time
 
-# Steps before these are left out: kernels are compiled, clocks rise, the first samples are taken.
+# Earlier steps are left out: they compile kernels, clocks rise, and the first samples come in.
 NUM_WARMUP_STEPS = 20
 INTERRUPTED = 130
 MIB = 2**20
 PARTS = tuple(f"{part}_seconds" for part in ("data_wait", "host_to_device", "forward_backward", "optimizer", "logging", "evaluation",
                                              "checkpoint", "other"))
-THROTTLE = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # the new name, and that of older drivers
+THROTTLE = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # the new name, and the name in older drivers
 QUERY = ("uuid", "compute_cap", "utilization.gpu", "utilization.memory", "memory.used", "power.draw", "temperature.gpu", "clocks.sm",
          "clocks.mem")
-# Figures that every card has, and those for which nvidia-smi says whether this one has them.
+# Figures of every card, and figures for which nvidia-smi shows whether this card has them.
 ALWAYS = ("energy_joules", "gpu_other_processes_memory_bytes", "gpu_pcie_received_bytes_per_second", "gpu_pcie_sent_bytes_per_second")
 POOLS = ("gpu_memory_allocated_bytes", "gpu_memory_reserved_bytes")
 OFFERED = {
@@ -40,16 +40,16 @@ OFFERED = {
     "clocks.sm": ("gpu_sm_clock_mhz",),
     "clocks.mem": ("gpu_memory_clock_mhz",),
 }
-# Of a MIG slice NVML says its memory; what else it says is the whole card's.
+# For a MIG slice, NVML gives only the memory; its other figures are those of the whole card.
 OF_A_SLICE = ("gpu_memory_used_bytes", "gpu_other_processes_memory_bytes")
-# Counters of Hopper and later.
+# Counters from Hopper on.
 GPM_SINCE, GPM_FIELD = 9.0, "gpu_sm_activity_percent"
-# Reasons for which clocks are held down, without an idle GPU, its clocks as set, and waiting for another in its group.
+# Reasons for throttled clocks, except an idle GPU, set clocks, and waiting for another GPU of its group.
 HELD_DOWN = ~(0x1 | 0x2 | 0x10)
 
 
 def steps(folder: pathlib.Path) -> list[dict]:
-    """The lines of metrics.jsonl that hold a training step; a torn last line is left out."""
+    """The step lines of metrics.jsonl, without a torn last line."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     rows = []
@@ -78,7 +78,7 @@ class Smi:
         return values if said.returncode == 0 and len(values) == len(fields) else None
 
     def sample(self) -> dict | None:
-        """Numbers, and texts where they are none; what the card does not offer is left out."""
+        """Numbers, and texts of other values; figures that the card lacks are left out."""
         fields = QUERY + ((self.throttle,) if self.throttle else ())
         values = self.ask(fields)
         if values is None:
@@ -96,7 +96,7 @@ class Smi:
 
 
 def run(binary: str, recipe: pathlib.Path, out: pathlib.Path, seconds: float) -> dict:
-    """Trains for so long, and asks nvidia-smi meanwhile."""
+    """Trains for that time and polls nvidia-smi meanwhile."""
     folder, said = out / "telemetry", out / "telemetry.stderr"
     found = {"uuid": None, "samples": []}
     with said.open("w") as stderr:
@@ -121,12 +121,12 @@ def run(binary: str, recipe: pathlib.Path, out: pathlib.Path, seconds: float) ->
 
 
 def mean(rows: list[dict], field: str) -> float:
-    """Over time: a long step counts for more."""
+    """Mean over time: a long step counts for more."""
     return sum(row[field] * row["wall_seconds"] for row in rows) / sum(row["wall_seconds"] for row in rows)
 
 
 def checks(out: pathlib.Path) -> list[tuple[str, str, str, bool]]:
-    """What was found, what is expected of it, and whether it holds."""
+    """The checks: what was found, what is expected, and whether it holds."""
     if not (out / "telemetry.json").exists():
         return []
     found = json.loads((out / "telemetry.json").read_text())
@@ -148,14 +148,14 @@ def checks(out: pathlib.Path) -> list[tuple[str, str, str, bool]]:
 
 
 def identity(uuid: str, environment: dict, on_gpu: bool) -> list:
-    """The GPU that is sampled is the one that trains."""
+    """The sampled GPU is the GPU that trains."""
     trains = environment.get("gpu", {}).get("uuid")
     expected = f"that of CUDA's GPU, {trains}" if on_gpu else "one"
     return [("telemetry: UUID of the sampled GPU", uuid or "none", expected, bool(uuid) and (not on_gpu or uuid[4:] == trains))]
 
 
 def fields(rows: list, samples: list, is_slice: bool, on_gpu: bool) -> list:
-    """Every figure that this card offers is there at every step, and none that it cannot offer."""
+    """Every step has all figures that this card offers, and no others."""
     has_gpm = any(sample.get("compute_cap", 0) >= GPM_SINCE for sample in samples)
     offered = {field for sample in samples for field in sample}
     expected = [*OF_A_SLICE] if is_slice else [*ALWAYS, *(ours for theirs, all_ours in OFFERED.items() if theirs in offered for ours in all_ours)]
@@ -173,7 +173,7 @@ def fields(rows: list, samples: list, is_slice: bool, on_gpu: bool) -> list:
 
 
 def parts(rows: list) -> list:
-    """The parts of each step add up to its wall time, forward and backward to no more than both."""
+    """The parts of each step add up to its wall time; forward and backward are at most their joint time."""
     lacking = sorted({field for row in rows for field in (*PARTS, "wall_seconds") if field not in row})
     if lacking:
         return [("telemetry: parts of a step", f"without {', '.join(lacking)}", "all there", False)]
@@ -187,7 +187,7 @@ def parts(rows: list) -> list:
 
 
 def values(rows: list, samples: list, uuid: str) -> list:
-    """Our figures over the steps that nvidia-smi was asked at, against its own."""
+    """Our figures, over the steps at which nvidia-smi was polled, against its figures."""
     if len(samples) < 2 or uuid.startswith("MIG-"):
         return []
     rows = [row for row in rows if samples[0]["step"] <= row["step"] <= samples[-1]["step"]]
@@ -203,7 +203,7 @@ def values(rows: list, samples: list, uuid: str) -> list:
             return None
         return (mean(rows, field), statistics.fmean(said)) if of == "mean" else (max(row[field] for row in rows), max(said))
 
-    # Two samplers of one thing see different moments of it: the more it varies, the wider.
+    # Two samplers see different moments: the more a figure varies, the wider its tolerance.
     if pair := both("gpu_utilization_percent", "utilization.gpu"):
         compare("mean utilization", *pair, 15, "%")
     if (pair := both("gpu_memory_activity_percent", "utilization.memory")) and not any(GPM_FIELD in row for row in rows):
@@ -221,7 +221,7 @@ def values(rows: list, samples: list, uuid: str) -> list:
     if down:
         ours = statistics.fmean("gpu_throttle_reasons" in row and bool(row["gpu_throttle_reasons"]) for row in rows)
         theirs = statistics.fmean(down)
-        # Where it flickers, one sample of a step is enough for ours.
+        # With flicker, a single sample marks our whole step.
         agrees = (ours >= 0.5) if theirs > 0.9 else (ours <= 0.5 if theirs < 0.02 else True)
         held.append(("telemetry: steps with clocks held down", f"{ours:.0%}", f"{theirs:.0%} of the samples by nvidia-smi", agrees))
     if all("gpu_power_watts" in row and "energy_joules" in row for row in rows) and len(rows) > 2:
@@ -233,7 +233,7 @@ def values(rows: list, samples: list, uuid: str) -> list:
 
 
 def whole_run(folder: pathlib.Path, rows: list) -> list:
-    """The figures of the whole run are those of its steps."""
+    """The figures of the whole run agree with those of its steps."""
     path = next((folder / name for name in ("summary.json", "unfinished.json") if (folder / name).exists()), None)
     if path is None:
         return [("telemetry: figures of the whole run", "none", "summary.json or unfinished.json", False)]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Golden files: what transformers + PEFT compute in f32 on the CPU, for our tests to compare with.
+"""Golden files: results of transformers + PEFT in f32 on the CPU, for our tests to compare with.
 
 usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--curve] [--seed N]
        make_golden.py family FOLDER
@@ -14,25 +14,25 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
   tokenizer    texts with their token ids
   chat         conversations as rendered by the chat template, with their token ids
 
-`family` does so for a small model of the shape of FOLDER/config.json, beside it, with the quickstart's tokenizer. Its
-weights are not stored; they follow from the formula, with the tensor's name in it: those of norms around 1 and biases
-around 0 with a bound of 0.3, matrices with 1.7 / sqrt(in_features).
+`family` writes them beside FOLDER/config.json for a small model of that shape, with the quickstart's tokenizer. Its
+weights are not stored; they follow from the formula below and the tensor's name: norms around 1 and biases around 0 with
+a bound of 0.3, matrices with 1.7 / sqrt(in_features).
 
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
 
-Adapters are not stored; they follow from a formula, so that a test makes the same numbers (`formula` below). The name in
-it is PEFT's key of the tensor, such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
+Adapters are not stored; a test makes the same numbers by a formula (`formula` below). Its `name` is PEFT's key of the
+tensor, such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
 
     bits(name, i) = splitmix64's output for the state fnv1a64(name) + (i + 1) * 0x9E3779B97F4A7C15   (mod 2^64)
     value(name, i, bound) = f32(((bits >> 40) / 2^24 * 2 - 1) * bound)          computed in f64, row-major i
     A: bound = 1 / sqrt(in_features);   B: bound = the case's `b_bound`
 
-Gradients are stored by their f64 norm and eight projections on vectors of signs, sum_i(g_i * s_i) in f64, where sign j is
-that of the lowest bit of bits("<name>#<j>", i): 1 is plus, 0 is minus. For a difference d of two gradients the mean
-square of the projections of d is an unbiased estimate of |d|^2. `--whole-gradients` stores them whole as well.
+Gradients are stored as their f64 norm and eight projections on sign vectors, sum_i(g_i * s_i) in f64. The lowest bit of
+bits("<name>#<j>", i) is sign i of vector j: 1 is plus, 0 is minus. For a difference d of two gradients, the mean square
+of the projections of d is an unbiased estimate of |d|^2. `--whole-gradients` also stores the whole gradients.
 
-Logits are stored for real tokens only, rows one after the other, for some columns; with the norm over all columns and
-the log-sum-exp. Needs torch, transformers, peft, safetensors (scripts/setup_python.sh).
+Logits are stored only for real tokens and some columns, row after row, with the norm over all columns and the
+log-sum-exp. Needs torch, transformers, peft, safetensors (scripts/setup_python.sh).
 """
 
 import argparse
@@ -119,7 +119,7 @@ def token_rows(tokenizer, lengths, seed: int) -> list[list[int]]:
 
 
 def loss_masks(rows, seed: int) -> list[list[int]]:
-    """1 where a token carries loss: in each row an answer after a prompt, once with a hole in it; never the first token."""
+    """1 for tokens with loss: in each row an answer after a prompt, once with a gap; never the first token."""
     masks = []
     for index, row in enumerate(rows):
         prompt = 1 + int(bits(f"prompt {seed} {index}", 1)[0] % np.uint64(max(1, len(row) // 2)))
@@ -201,7 +201,7 @@ def case(model, named, batch, whole: bool) -> tuple[dict, dict[str, np.ndarray]]
 
 
 def curve(folder: pathlib.Path, tokenizer, lora: dict, seed: int) -> dict:
-    """A short training run, and everything that is needed to repeat it."""
+    """A short training run, and everything needed to repeat it."""
     model, named = with_adapter(folder, lora, 0.0)
     model.train()
     steps, size, accumulation = CURVE["steps"], CURVE["micro_batch_size"], CURVE["gradient_accumulation_steps"]
@@ -256,7 +256,7 @@ def chats(tokenizer) -> list[dict]:
 
 
 def made_by() -> dict:
-    """Versions and command line. Paths are cut to their last part."""
+    """Versions and command line, with only the last part of each path."""
     versions = {m.__name__: m.__version__ for m in (torch, transformers, peft, tokenizers, safetensors, np)}
     words = [pathlib.Path(w).name if "/" in w and not w.startswith("tests/") else w for w in sys.argv]
     return {"command": shlex.join(words), "python": platform.python_version(), "versions": versions, "dtype": "float32",

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# Runs the tests of the modules with `unsafe` code under Valgrind's memcheck: reads and writes out of bounds, and results
-# that depend on memory that was never written.
+# Runs the tests of the modules with `unsafe` code under Valgrind's memcheck, which finds reads and writes out of bounds,
+# and results that depend on uninitialised memory.
 #
 #   scripts/memcheck.sh [SECONDS_PER_TEST [FILTER...]]    default: 300, the modules with `unsafe` code
 #
-# In place of Miri, which is not part of the stable toolchain and knows neither the kernels' vector instructions nor the
-# system calls of the other modules. Valgrind offers the kernels AVX2, not AVX-512: of each kernel, the AVX2 and the plain
-# version run. Ends with 1 where memory is misused. Told, but no failure: a test that takes longer than the limit (some
-# compare millions of numbers), and one whose own assertion does not hold, since under Valgrind times are others. Needs
-# `valgrind`.
+# It replaces Miri, which is not part of the stable toolchain and supports neither the kernels' vector instructions nor the
+# system calls of the other modules. Valgrind supports AVX2, not AVX-512, so the AVX2 and the plain version of each kernel
+# run. Exit code 1 if memory is misused. Reported, but no failure: a test that exceeds the time limit (some compare
+# millions of numbers), and a failed assertion, because times differ under Valgrind. Needs `valgrind`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 

@@ -7,8 +7,8 @@ Writes OUT/model/ (a Hugging Face folder: config.json, generation_config.json, t
 model.safetensors in bf16), OUT/train.jsonl and OUT/eval.jsonl. All text comes from quickstart_text.py. About fifteen
 minutes on two CPU cores with bf16 instructions; `--only data` writes the rows alone, in a second.
 
-Pretraining has two stages: stories and chats of all kinds, then short stories and what is asked about them, with most
-of the loss on the answers. It is there that the model learns to copy names, animals and places from its prompt.
+Pretraining has two stages: stories and chats of all kinds, then short stories and questions about them, with most of the
+loss on the answers. In the second stage the model learns to copy names, animals and places from its prompt.
 
 Needs torch, transformers, tokenizers and safetensors (scripts/setup_python.sh).
 """
@@ -105,7 +105,7 @@ def train_tokenizer(out: pathlib.Path):
 
 
 def answer_weights(ids: list[int], assistant: list[int]) -> list[float]:
-    """ANSWER_WEIGHT for the tokens of an assistant's turn, 1 for others: answers are where a word must be copied."""
+    """ANSWER_WEIGHT for the tokens of an assistant's turn, because answers must copy words; 1 for others."""
     weights, inside = [], False
     for at, token in enumerate(ids):
         if ids[at - len(assistant):at] == assistant:
@@ -118,9 +118,8 @@ def answer_weights(ids: list[int], assistant: list[int]) -> list[float]:
 def batches_of(world: World, tokenizer):
     """Endless batches of about TOKENS_PER_STEP tokens: documents of like length, each in a row of its own.
 
-    Rows that hold several documents would be fuller, but then most of what a word can be copied from is in the wrong
-    document, and the model learns to copy from its prompt many times later. Yields ids, and
-    the weight of each one in the loss (0 on padding).
+    Rows of several documents would be fuller. But then most words to copy are in the wrong document, and the model takes
+    many times longer to learn to copy from its prompt. Yields ids, and the weight of each in the loss (0 on padding).
     """
     import torch
 
@@ -214,7 +213,7 @@ def focus_batch(world: World, tokenizer):
 
 
 def focus(out: pathlib.Path, tokenizer, steps: int, threads: int) -> None:
-    """The second stage: goes on from OUT/model with AdamW and a cosine, and writes it again."""
+    """The second stage: continues from OUT/model with AdamW and a cosine, and writes it again."""
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import LlamaConfig, LlamaForCausalLM

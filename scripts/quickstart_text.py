@@ -1,8 +1,8 @@
 """The small world of the quickstart: a grammar that writes little English stories and chats about them.
 
-Everything the quickstart's tokenizer, base model and fine-tuning rows are made of comes from this file and a seed;
-no text of others is in it. The world holds people who go to places and meet animals, in some weather, with some thing
-in their hands and some feeling afterwards.
+All text of the quickstart's tokenizer, base model and fine-tuning rows comes from this file and a seed, and none from
+other sources. In its world, people go to places and meet animals, in some weather, with some thing in their hands and
+some feeling afterwards.
 
     World(seed).document()      one pretraining document: a story, a chat in ChatML, or a note in JSON
     World(seed).extraction()    one fine-tuning row: a story, and who, which animal and where as named fields
@@ -261,7 +261,7 @@ class World:
         return messages
 
     def note(self) -> str:
-        """A few facts as a small JSON object, so that the base model has seen the signs it will write with."""
+        """A few facts as a small JSON object, so that the base model has seen the characters of JSON."""
         f = self.facts()
         pool = {"name": f.who, "friend": f.friend, "animal": f.animal, "place": f.place, "colour": f.colour, "thing": f.thing,
                 "food": f.food, "weather": f.weather, "feeling": f.feeling, "size": f.size}

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""What TensorBoard itself reads from a run's event files.
+"""Prints what TensorBoard itself reads from a run's event files.
 
 usage: read_tensorboard.py RUN_DIR/tensorboard
 
 Prints one JSON object: {"version": TensorBoard's, "scalars": {tag: [[step, value], ...]}, "texts": {tag: [[step,
 text], ...]}, "descriptions": {tag: text}, "layout": {category: {chart: [tag, ...]}}}. A value that is not finite is
-null. Nothing is sampled or dropped, except what TensorBoard itself drops
-because a resumed run wrote those steps again.
+null. Nothing is sampled. Only the steps that a resumed run wrote again are dropped, by TensorBoard itself.
 
 Needs the package tensorboard (scripts/setup_python.sh).
 """

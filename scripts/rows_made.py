@@ -1,4 +1,4 @@
-"""Rows for check_rows.py: seeded ones of every format and what is awkward in each, real ones, and rows that must be refused."""
+"""Rows for check_rows.py: seeded rows of every format with its awkward cases, real rows, and rows that must be refused."""
 
 import itertools
 import json
@@ -51,7 +51,7 @@ class Made:
         return self.random.choice([[], [], [self.text()], ["Be brief."], [""]])
 
     def content(self, text: str):
-        """Sometimes as a list of parts, whose texts are the whole."""
+        """The text, sometimes as a list of parts that add up to it."""
         if self.random.random() < 0.85 or text != text.strip():
             return text
         cut = self.random.randint(0, len(text))
@@ -106,7 +106,7 @@ class Made:
 
     def messages_with_tools(self) -> dict:
         if self.random.random() < 0.1:
-            return chat(U, A)  # a file of which no row can be used is an error
+            return chat(U, A)  # a file without a usable row is an error
         tools, steps = self.conversation_with_tools()
         has_ids, as_text = self.random.random() < 0.7, self.random.random() < 0.5
         messages, counter, open_ids = [], itertools.count(), []
@@ -174,7 +174,7 @@ TOOL = [{"type": "function", "function": TOOLS[2]}]
 U, A = ("user", "Hi"), ("assistant", "Ho")
 IMAGE = ("user", [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "x.png"}}])
 AUDIO = ("user", [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}])
-# (what, template, format, row, what must be said); a pattern that starts with "+" is a report, not an error.
+# (name, template, format, row, expected message); a pattern that starts with "+" is a report, not an error.
 REFUSED = [
     ("a role that nobody knows", "qwen2_5", "messages", chat(("critic", "Hm"), U, A), "critic"),
     ("a role that the template would write", "llama3_2", "messages", chat(("critic", "Hm"), U, A), "critic"),

@@ -1,7 +1,7 @@
-"""What transformers makes of a row: the reference of check_rows.py.
+"""The tokens and masks that transformers makes of a row: the reference of check_rows.py.
 
-The templates come from npm packages and are not kept here. `{% generation %}` is put around what the assistant writes by the
-edits below, each of which must fit exactly; the edited template must write what the original writes.
+The templates come from npm packages and are not kept here. The edits below put `{% generation %}` around the assistant's
+text. Each edit must match exactly, and the edited template must write the same text as the original.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ class Template:
     sha256: str  # of the package's archive
     end: str  # the token that ends the assistant's turn
     edits: list[tuple]  # (old, new) or (old, new, times)
-    refuses: dict[str, str] = dataclasses.field(default_factory=dict)  # what of a row it loses, and what is to be said
+    refuses: dict[str, str] = dataclasses.field(default_factory=dict)  # what it loses of a row, and the expected message
     takes_lists: bool = False  # contents may be lists of parts
 
     def source(self, folder: pathlib.Path) -> str:
-        """The template as it is shipped; of several, the one for plain conversations."""
+        """The template as shipped; of several, the template for plain conversations."""
         source = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
         return source if isinstance(source, str) else next(t["template"] for t in source if t["name"] == "default")
 
@@ -61,7 +61,7 @@ TEMPLATES = [
         ("{{- '\\n<tool_call>\\n", "{{- ('' if loop.first and not message.content else '\\n') + '<tool_call>\\n"),
         QWEN_END,
     ], {"reasoning": "reasoning"}),
-    # The empty thought can come from a generation prompt (enable_thinking = false); one with text is the assistant's.
+    # An empty thought can come from a generation prompt (enable_thinking = false); a thought with text is the assistant's.
     Template("qwen3", "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4", "<|im_end|>", [
         ("{{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' "
          "+ content.lstrip('\\n') }}",
@@ -172,7 +172,7 @@ def internal_form(kind: str, row: dict, takes_lists: bool) -> tuple[list[dict], 
 
 
 def as_object(arguments):
-    """Arguments of a call, read where they are the JSON text of an object."""
+    """Arguments of a call, parsed if they are the JSON text of an object."""
     try:
         read = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
@@ -181,9 +181,9 @@ def as_object(arguments):
 
 
 def losses(messages: list[dict], tools) -> set[str]:
-    """What a template might lose of a conversation."""
+    """Parts of a conversation that a template might lose."""
     found = {"tools"} if tools else set()
-    # Qwen3 takes a user's message that looks like a result of a tool for one.
+    # Qwen3 treats a user's message that looks like a tool result as a tool result.
     last_user = max((i for i, message in enumerate(messages) if message["role"] == "user" and not re.fullmatch(
         "<tool_response>.*</tool_response>", str(message["content"]), re.DOTALL)), default=len(messages) - 1)
     for i, message in enumerate(messages):
@@ -201,7 +201,7 @@ def losses(messages: list[dict], tools) -> set[str]:
 
 @dataclasses.dataclass
 class Expected:
-    """What a row must become."""
+    """The expected result of a row."""
 
     text: str
     ids: list[int]
@@ -212,7 +212,7 @@ class Expected:
     transformers_mask: list[bool]
 
     def unlike_transformers(self, i: int) -> str:
-        """Why token `i`, on which our rule and transformers do not agree, has no loss."""
+        """Why token `i`, on which our rule and transformers disagree, has no loss."""
         start, end = self.spans[i]
         if self.mask[i] or not self.transformers_mask[i]:
             return "transformers marks no loss"
@@ -231,14 +231,14 @@ class Reference:
                    if key in ("bos_token", "eos_token", "pad_token", "unk_token") and value}
         self.template, self.bos, self.add_bos = template, text_of.get("bos_token"), config.get("add_bos_token")
         self.eos = text_of["eos_token"]
-        # Not AutoTokenizer: it makes some classes anew, with other ids than tokenizer.json's.
+        # Not AutoTokenizer: it rebuilds some classes, with other ids than tokenizer.json.
         self.fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **text_of)
         self.raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.source = template.source(folder)
         self.with_tags = template.with_tags(self.source)
 
     def expected(self, kind: str, row: dict) -> tuple[Expected | None, str | None]:
-        """What a row must become, or a pattern of why it must be refused."""
+        """The expected result of a row, or a pattern for the reason to refuse it."""
         if kind == "text":
             return self.plain_text(row["text"]), None
         messages, tools = internal_form(kind, row, self.template.takes_lists)
@@ -264,7 +264,7 @@ class Reference:
         encoding = self.raw.encode(text, add_special_tokens=False)
         assert encoding.ids == out["input_ids"], f"{self.template.name}: transformers' ids are not those of tokenizer.json"
         spans, end = [], 0
-        for start, stop in encoding.offsets:  # white space that the offsets leave out is that of the token that follows
+        for start, stop in encoding.offsets:  # white space missing in the offsets belongs to the next token
             spans.append((min(start, end), stop))
             end = max(end, stop)
         taught = [(a, a + len(self.until_the_end(text[a:b]))) for a, b in blocks]
@@ -272,7 +272,7 @@ class Reference:
         return Expected(text, encoding.ids, spans, blocks, taught, mask, [bool(m) for m in out["assistant_masks"]])
 
     def until_the_end(self, block: str) -> str:
-        """What of an answer carries loss: none of one without text, and nothing behind an end token that its text ends with."""
+        """The part of an answer with loss: nothing without text, and nothing after an end token at the end of the text."""
         if not block.removesuffix(self.template.end).strip():
             return ""
         end = re.escape(self.template.end)

@@ -3,10 +3,10 @@
 
 usage: screenshots.py [--binary target/release/lora-train] [--chromium PROGRAM] [--out docs]
 
-Trains recipes/quickstart.toml with --tui on a pseudo-terminal of 80 x 24, keeps its screen at three fifths of the steps
-as dashboard.svg, and takes report-light.png and report-dark.png of the report that the run ends with. The same report is then
-opened as on a phone of 390 points and printed, also without scripts: where it would have to be scrolled to the side, or
-prints to no page or too many, this ends with exit code 1. --keep DIR keeps these pictures and the PDF to look at.
+Trains recipes/quickstart.toml with --tui on a pseudo-terminal of 80 x 24, saves its screen at three fifths of the steps
+as dashboard.svg, and takes report-light.png and report-dark.png of the run's final report. That report is then opened as on
+a phone of 390 points and printed, also without scripts. Exit code 1 if it would need sideways scrolling, or if it prints
+no page or too many. --keep DIR keeps these pictures and the PDF for inspection.
 
 Needs Chromium, and the Python packages pyte and pillow.
 """
@@ -42,16 +42,16 @@ COLORS = {
     "default": "#d8dee6", "black": "#14171b", "red": "#ff8f85", "green": "#59d3a2", "brown": "#f0c05a",
     "blue": "#3d83c4", "magenta": "#d9a0f0", "cyan": "#6db6f5", "white": "#ffffff",
 }
-# The same where a program asks for them by number.
+# Colours that a program selects by number.
 COLORS |= {"0000ee": COLORS["blue"], "00cdcd": COLORS["cyan"], "cdcd00": COLORS["brown"], "00cd00": COLORS["green"],
            "cd00cd": COLORS["magenta"], "cd0000": COLORS["red"]}
 BACKGROUND = "#14171b"
 # Points of a phone's window, and the most A4 sheets that a report should take.
 PHONE_WIDTH, MAX_SHEETS = 390, 12
-# Eighths of a cell that are filled from below, and from the left.
+# Filled eighths of a cell, from below and from the left.
 LOWER = "▁▂▃▄▅▆▇█"
 LEFT = "▏▎▍▌▋▊▉█"
-# Which of up, down, left and right a line goes from the middle of the cell.
+# Directions of a line from the middle of the cell: up, down, left, right.
 BOX = {"─": "lr", "│": "ud", "┌": "dr", "┐": "dl", "└": "ur", "┘": "ul", "├": "udr", "┤": "udl", "┬": "dlr", "┴": "ulr",
        "┼": "udlr"}
 # Bits of a braille character by place: column, row.
@@ -59,7 +59,7 @@ BRAILLE = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]
 
 
 def train(binary: pathlib.Path, folder: pathlib.Path) -> str:
-    """Trains with the dashboard; its screen at three fifths of the steps, as SVG."""
+    """Trains with the dashboard; returns its screen at three fifths of the steps, as SVG."""
     for name in ("quickstart", "recipes"):
         (folder / name).symlink_to(ROOT / name)
     master, slave = pty.openpty()
@@ -76,14 +76,14 @@ def train(binary: pathlib.Path, folder: pathlib.Path) -> str:
     while True:
         try:
             shown = os.read(master, 1 << 16)
-        except OSError:  # the terminal's last user has gone
+        except OSError:  # the last user of the terminal has exited
             break
         if not shown:
             break
         stream.feed(shown)
         done = re.search(r"step (\d+)/(\d+)", "\n".join(screen.display))
         if kept is None and done and 5 * int(done[1]) >= 3 * int(done[2]):
-            # Until the whole picture has come.
+            # Until the whole picture has arrived.
             time.sleep(0.05)
             kept = draw(screen)
     if process.wait() != 0 or kept is None:
@@ -92,7 +92,7 @@ def train(binary: pathlib.Path, folder: pathlib.Path) -> str:
 
 
 def draw(screen: pyte.Screen) -> str:
-    """The screen as SVG, in which the shapes of a terminal's font are drawn: a viewer's font may lack them."""
+    """The screen as SVG. It draws the terminal font's special shapes, because a viewer's font may lack them."""
     texts, shapes = [], []
     for y in range(LINES):
         for x in range(COLUMNS):
@@ -122,7 +122,7 @@ def draw(screen: pyte.Screen) -> str:
 
 
 def glyph(character: str, left: int, top: int, color: str) -> str | None:
-    """A block, a box line or braille as shapes; None where it is a letter."""
+    """A block, a box line or braille as shapes; None for a letter."""
     code = ord(character[0]) if character else 32
     if character and character in LOWER:
         height = HEIGHT * (LOWER.index(character) + 1) / 8

@@ -2,9 +2,9 @@
 # Prepares a Debian or Ubuntu machine to build `--features cuda`. Neither a GPU nor the CUDA toolkit is needed to build:
 # the driver, and NVRTC where kernels go through it, are loaded when the program starts on a CUDA device.
 #
-# burn's CubeCL compiles kernels with LLVM. Its build script downloads a bundle of its own; where that download is not
-# possible, this script puts the distribution's LLVM in the bundle's place. It is one major version behind what the
-# bundle would hold (22 instead of 23), which builds and links; scripts/gpu_check.sh shows what it computes.
+# burn's CubeCL compiles kernels with LLVM. Its build script downloads its own bundle. Where that download is not possible,
+# this script puts the distribution's LLVM in the bundle's place. It is one major version older than the bundle's (22
+# instead of 23), but builds and links; scripts/gpu_check.sh checks its results.
 #
 # usage: scripts/setup_cuda_build.sh            (needs root or sudo for the packages)
 set -euo pipefail

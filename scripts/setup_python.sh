@@ -4,9 +4,9 @@
 # usage: scripts/setup_python.sh [--without-torch] [VENV]        (default: .venv)
 #
 # Everything is pinned: requirements.txt holds what the tests and get_models.py need (a minute), requirements-torch.txt
-# adds torch, transformers and PEFT for golden files, benchmarks and the PEFT checks (some gigabytes where the index
-# offers only the CUDA build of torch; PIP_EXTRA_INDEX_URL may name one with the CPU build). An environment that is up
-# to date is left alone.
+# adds torch, transformers and PEFT for golden files, benchmarks and the PEFT checks (some gigabytes if the index offers
+# only the CUDA build of torch; PIP_EXTRA_INDEX_URL may name an index with the CPU build). An up-to-date environment is
+# left alone.
 set -euo pipefail
 
 here="$(dirname "$0")"

@@ -18,7 +18,7 @@ use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::train::flops::StepFlops;
 use crate::train::step::TrainStep;
 
-/// Steps where the recipe has no `train.max_steps`.
+/// Measured steps where the recipe has no `train.max_steps`.
 const DEFAULT_NUM_STEPS: u64 = 10;
 
 /// Arguments of `lora-train bench`.
@@ -44,7 +44,7 @@ struct BenchReport {
     tokens_per_second: f64,
     /// Median time of a step.
     step_seconds: f64,
-    /// From the start of the process to the end of the first step.
+    /// Time from the start of the process to the end of the first step.
     first_step_seconds: f64,
     /// `gflops / gemm_peak_gflops`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,19 +60,18 @@ struct BenchReport {
     peak_gpu_memory_bytes: Option<u64>,
     device: String,
     precision: &'static str,
-    /// Steps that were measured.
     measured_steps: usize,
     tokens_per_step: u64,
     trainable_parameters: usize,
     all_parameters: usize,
-    /// Loss of the last step: about ln(`vocab_size`) for random weights; a number that is not finite would be a bug.
+    /// Loss of the last step: about ln(`vocab_size`) for random weights. A value that is not finite would be a bug.
     loss: f64,
-    /// Operations of a step, the longest first; `seconds` are of one step.
+    /// Operations of a step, the longest first; `seconds` are per step.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     profile: Vec<Row>,
 }
 
-/// Runs `max_steps` steps on synthetic full-length batches, after some that are not measured, and prints the figures.
+/// Runs `max_steps` steps on synthetic full-length batches, after some unmeasured ones, and prints the figures.
 ///
 /// # Errors
 ///
@@ -80,7 +79,7 @@ struct BenchReport {
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let process_start = Instant::now();
     let recipe = args.recipe.load(Purpose::Benchmark)?;
-    // As many as `max_steps` are measured.
+    // `max_steps` counts only the measured steps.
     let num_steps = args.warmup + recipe.train.max_steps.unwrap_or(DEFAULT_NUM_STEPS);
     let source = ModelSource::open(&recipe.model, recipe.seed, false)
         .map_err(|failure| failure.about("model.path").located(&recipe.places))?;
@@ -104,8 +103,8 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         for batch in &batches {
             step.forward_backward(batch);
         }
-        // As in training: the loop waits for a GPU where it reads the step's loss, and a step's time is that from one
-        // such point to the next.
+        // As in training: the loop waits for a GPU when it reads the step's loss, and a step lasts from one such point
+        // to the next.
         let outcome = step.update(recipe.optimizer.learning_rate);
         let seconds = step_start.elapsed().as_secs_f64();
         if number == 1 {
@@ -124,7 +123,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
 
     let measured_steps = step_seconds.len();
     let step_seconds = median(&mut step_seconds);
-    // Taken before the products that are measured below.
+    // Read before the products below are measured.
     let (peak_host_memory_bytes, peak_gpu_memory_bytes) = (peak_host_memory_bytes(), telemetry.peak_gpu_memory_bytes());
     let peak = gemm_peak_flops(&device, recipe.train.precision);
     let profile = if args.profile { profile_step(&mut step, &mut batches, &recipe, &device) } else { Vec::new() };
@@ -158,7 +157,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
 /// Steps that are profiled.
 const NUM_PROFILED_STEPS: usize = 2;
 
-/// Operations of a step, from a few steps that wait for the device after each of them.
+/// Operations of a step, profiled over a few steps that wait for the device after each operation.
 fn profile_step(
     step: &mut TrainStep,
     batches: &mut SyntheticBatches,
@@ -184,7 +183,7 @@ fn profile_step(
     rows
 }
 
-/// The rows as a Markdown table; what they leave of a step that was not profiled is the last row.
+/// The rows as a Markdown table. The last row is the remaining time of a step that was not profiled.
 fn profile_table(rows: &[Row], step_seconds: f64) -> String {
     let mut table = String::from(
         "| operation | shape | calls | ms | share | GFLOP/s | GB/s |\n|---|---|---:|---:|---:|---:|---:|\n",
@@ -204,20 +203,20 @@ fn profile_table(rows: &[Row], step_seconds: f64) -> String {
     table + &format!("| all of these | | | {milliseconds:.1} | {share:.1} % of a step that is not profiled | | |")
 }
 
-/// Waits until a GPU has done what it was given.
+/// Waits until a GPU has finished its work.
 fn synchronize(device: &OpenDevice) {
     if device.is_gpu() {
-        // An error of the device comes up again where its numbers are read.
+        // A device error shows up again when its numbers are read.
         let _ = device.device.sync();
     }
 }
 
-/// Where stderr is closed there is nobody to tell.
+/// Errors are ignored: where stderr is closed, nobody reads this.
 fn say(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// The middle value; the mean of both where their number is even. There is at least one.
+/// The median; the mean of the middle two for an even number of values. There is at least one.
 pub(super) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

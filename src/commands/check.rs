@@ -1,6 +1,6 @@
-//! `lora-train check`: every mistake that can be known before training, all at once.
+//! `lora-train check`: finds every mistake that can be known before training, all at once.
 //!
-//! Of weights only the headers are read. What was found goes to stdout, warnings and mistakes to stderr.
+//! It reads only the headers of the weights. Findings go to stdout, warnings and mistakes to stderr.
 
 mod data;
 mod findings;
@@ -32,11 +32,11 @@ pub struct CheckArgs {
     pub rows: Option<NonZeroUsize>,
 }
 
-/// Checks a recipe and all that it names.
+/// Checks a recipe and everything that it names.
 ///
 /// # Errors
 ///
-/// All mistakes that were found.
+/// All mistakes found.
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     let (recipe, mut problems) = args.recipe.examine(Purpose::Training);
     let Some(recipe) = recipe else { return Err(Failure::Input(problems)) };
@@ -46,9 +46,9 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         print(&findings).map_err(Failure::running)?;
         problems = findings.problems;
     } else {
-        // What a mistake in the recipe says about steps or rows is not to be believed, but a file is there or it is not.
+        // With a mistake in the recipe, findings about steps or rows are unreliable, but a file exists or it does not.
         let others = examine(&without_gaps(recipe), max_rows).problems.0;
-        // Rows and steps are refused for some of the same mistakes, without their place.
+        // Rows and steps can fail for the same mistakes, then without their place in the recipe.
         let is_known = |other: &Problem| problems.0.iter().any(|problem| is_same(problem, other));
         let others: Vec<Problem> = others.into_iter().filter(|other| !is_known(other)).collect();
         problems.0.extend(others);
@@ -56,7 +56,7 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     if problems.0.is_empty() { Ok(()) } else { Err(Failure::Input(problems).located(&places)) }
 }
 
-/// Whether two problems are one: the same text, or something about the same value of the same key.
+/// Whether two problems are the same: equal text, or about the same value of the same key.
 fn is_same(one: &Problem, other: &Problem) -> bool {
     let assignment = |problem: &Problem| -> Option<String> {
         let words: Vec<&str> = problem.message.split(' ').take(3).collect();
@@ -65,14 +65,14 @@ fn is_same(one: &Problem, other: &Problem) -> bool {
     one.message == other.message || (assignment(one).is_some() && assignment(one) == assignment(other))
 }
 
-/// The recipe without the data files whose path could not be read: their mistake is known already.
+/// The recipe without the data files whose `path` could not be parsed, which are reported already.
 fn without_gaps(mut recipe: Recipe) -> Recipe {
     recipe.data.train.retain(|source| !source.path.is_empty());
     recipe.data.eval.retain(|source| !source.path.is_empty());
     recipe
 }
 
-/// Looks at everything that the recipe names. One mistake hides no other, unless what it spoils is needed to look.
+/// Checks everything that the recipe names. A mistake hides others only where it makes looking for them impossible.
 fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     let mut findings = Findings::default();
     output::examine(&recipe.output_dir, &mut findings);
@@ -108,7 +108,7 @@ fn examine_device(recipe: &Recipe, config: Option<&ModelConfig>, findings: &mut 
             findings.error(&error);
         }
     }
-    // What is wrong with the layers that are adapted has been reported already.
+    // Mistakes in the adapted layers have been reported already.
     if let Some((config, selection)) =
         config.and_then(|config| Some((config, recipe.lora.select(config.num_hidden_layers).ok()?)))
         && let Some(warning) = StepMemory::estimate(recipe, config, &selection, &device).warning

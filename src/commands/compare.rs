@@ -45,7 +45,7 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     };
     print(&text)?;
     for text in &checked.not_checked {
-        // Where stderr is closed there is nobody left to tell.
+        // Errors are ignored: where stderr is closed, nobody reads this.
         let _ = writeln!(std::io::stderr(), "not checked: {text}");
     }
     if checked.regressions.is_empty() {

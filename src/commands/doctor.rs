@@ -1,6 +1,6 @@
-//! `lora-train doctor`: what this machine offers for training, what is wrong with it, and how to mend that.
+//! `lora-train doctor`: what this machine offers for training, its problems, and how to fix them.
 //!
-//! The report goes to stdout, as text or as one JSON object. Nothing is changed, and the access token is never shown.
+//! The report goes to stdout, as text or as one JSON object. It changes nothing and never shows the access token.
 
 mod devices;
 mod machine;
@@ -24,7 +24,7 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// One thing that was looked at.
+/// One subject of the report.
 #[derive(Debug)]
 struct Section {
     name: String,
@@ -32,7 +32,7 @@ struct Section {
     problems: Vec<Trouble>,
 }
 
-/// A figure, for programs and for people.
+/// A fact, for programs and for people.
 #[derive(Debug)]
 struct Fact {
     name: &'static str,
@@ -40,7 +40,7 @@ struct Fact {
     text: String,
 }
 
-/// What is wrong, and what to do about it.
+/// A problem and its remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Trouble {
     problem: String,
@@ -52,7 +52,7 @@ impl Section {
         Self { name: name.into(), facts: Vec::new(), problems: Vec::new() }
     }
 
-    /// Adds a fact that reads the same for all.
+    /// Adds a fact with one text for programs and people.
     fn fact(&mut self, name: &'static str, text: impl Into<String>) {
         let text = text.into();
         self.facts.push(Fact { name, value: Value::from(text.clone()), text });
@@ -73,7 +73,7 @@ impl Section {
         self.problems.push(Trouble { problem: problem.into(), remedy: remedy.into() });
     }
 
-    /// Adds what another module refused: its first line, and its hint as the remedy.
+    /// Adds an error of another module: its first line, and its hint as the remedy.
     fn refusal(&mut self, error: &impl ToString) {
         let text = error.to_string();
         let (problem, remedy) = text.split_once("\n  hint: ").unwrap_or((&text, "see the message"));
@@ -81,11 +81,11 @@ impl Section {
     }
 }
 
-/// Looks at everything and prints it.
+/// Examines everything and prints the report.
 ///
 /// # Errors
 ///
-/// A standard output that cannot be written.
+/// Standard output that cannot be written.
 pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let mut sections = vec![program(), machine::look()];
     sections.extend(devices::look());
@@ -107,7 +107,7 @@ fn program() -> Section {
     section
 }
 
-/// Reaching the Hub, and the token.
+/// Access to the Hub, and the token.
 fn hub(settings: &HubSettings) -> Section {
     let mut section = Section::new("hub");
     section.fact("endpoint", settings.endpoint.clone());
@@ -176,7 +176,7 @@ fn size(bytes: u64) -> String {
     if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
 }
 
-/// A rate in FLOP/s, for people.
+/// A rate in FLOP/s, as text.
 fn flops(rate: f64) -> String {
     if rate < 1e12 { format!("{:.0} GFLOP/s", rate / 1e9) } else { format!("{:.1} TFLOP/s", rate / 1e12) }
 }

@@ -1,6 +1,6 @@
 //! `lora-train generate`: text from a model, with or without an adapter.
 //!
-//! The text goes to stdout as it is made, everything else to stderr.
+//! The text goes to stdout as it is generated, everything else to stderr.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::ControlFlow;
@@ -106,7 +106,7 @@ fn dtype(text: &str) -> Result<Dtype, String> {
     text.parse().map_err(|()| "expected f32, bf16 or f16".to_owned())
 }
 
-/// Writes the model's answer to stdout as it is made.
+/// Writes the model's answer to stdout as it is generated.
 ///
 /// # Errors
 ///
@@ -164,7 +164,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     }
 }
 
-/// The chat template to ask through, if any, and a line that says so, with the reason.
+/// The chat template to use, if any, and a line that names it with the reason.
 fn template(
     args: &GenerateArgs,
     form: Option<PromptForm>,
@@ -214,12 +214,12 @@ fn options(args: &GenerateArgs) -> Result<GenerateOptions, Failure> {
         temperature: args.temperature,
         top_p: args.top_p.unwrap_or(1.0),
         top_k: args.top_k,
-        // Short enough to be typed again.
+        // Short enough to type again.
         seed: args.seed.unwrap_or_else(|| rand::rng().random_range(0..1_000_000)),
     })
 }
 
-/// The prompt, from stdin if it is `-`; the line end that `echo` adds is no part of it.
+/// The prompt, from stdin if it is `-`, without the line end that `echo` adds.
 fn prompt(text: &str) -> Result<String, Failure> {
     if text != "-" {
         return Ok(text.to_owned());
@@ -236,8 +236,8 @@ fn model_options(args: &GenerateArgs) -> ModelOptions {
     ModelOptions { path, revision, dtype: args.dtype, ..ModelOptions::default() }
 }
 
-/// In what type the weights are held, and in what is computed. The files' own type, unless another is asked for or the
-/// device lacks it: then nothing is rounded.
+/// The types of weights and of computation: the files' own type, so that nothing is rounded, unless another is
+/// requested or the device lacks it.
 fn dtypes(asked_for: Option<Dtype>, source: &ModelSource, device: &OpenDevice) -> (Dtype, Dtype) {
     let stored = match &source.weights {
         Weights::Files(files) => files.tensors().values().find_map(StoredTensor::float_dtype),
@@ -262,7 +262,7 @@ fn misfit(error: &crate::export::ExportError, base: Option<&str>) -> Failure {
     }
 }
 
-/// The text on stdout.
+/// The generated text on stdout.
 #[derive(Debug, Default)]
 struct Output {
     ends_with_newline: bool,
@@ -270,7 +270,7 @@ struct Output {
 }
 
 impl Output {
-    /// Writes and flushes; `false` where that was not possible.
+    /// Writes and flushes; `false` where that failed.
     fn write(&mut self, text: &str) -> bool {
         if text.is_empty() {
             return true;
@@ -282,7 +282,7 @@ impl Output {
         self.error.is_none()
     }
 
-    /// Ends the last line. A reader that has gone away (`| head`) is no error.
+    /// Ends the last line. A closed reader (`| head`) is no error.
     fn finish(mut self) -> io::Result<()> {
         if self.error.is_none() && !self.ends_with_newline {
             self.write("\n");
@@ -317,7 +317,7 @@ fn note(args: &GenerateArgs, line: &str) {
     }
 }
 
-/// Where stderr is closed there is nobody left to tell.
+/// Errors are ignored: where stderr is closed, nobody reads this.
 fn write_line(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }

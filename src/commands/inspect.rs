@@ -1,4 +1,4 @@
-//! `lora-train inspect`: what the model will really see.
+//! `lora-train inspect`: shows what the model will see.
 
 use std::io::{self, BufWriter, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
@@ -70,7 +70,7 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
     let marks = (!args.json).then_some(marks);
     match inspect(recipe, &data, &tokenizer, args.rows, marks, &mut BufWriter::new(stdout.lock())) {
         Ok(warnings) => warn(&warnings).map_err(Failure::running),
-        // Whoever reads, such as `head`, has seen enough.
+        // The reader, such as `head`, has stopped reading.
         Err(InspectError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(InspectError::Write(error)) => Err(Failure::running(error)),
         Err(InspectError::Data(error)) => Err(data_failure(error)),
@@ -78,7 +78,7 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
     }
 }
 
-/// Writes everything to `out`, as JSON without `marks`; returns what is to be warned of.
+/// Writes everything to `out`, as JSON without `marks`; returns the warnings.
 fn inspect(
     recipe: &Recipe,
     data: &DataPipeline,
@@ -137,7 +137,7 @@ fn write_files(recipe: &Recipe, data: &DataPipeline, out: &mut dyn Write) -> io:
     Ok(())
 }
 
-/// Where the tokenizer is: beside the model's config. Weights are not needed.
+/// The location of the tokenizer, beside the model's config. Weights are not needed.
 fn tokenizer_folder(model: &ModelOptions) -> Result<PathBuf, Failure> {
     let path = Path::new(&model.path);
     if model.init == Init::Random && path.is_file() {

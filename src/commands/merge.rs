@@ -57,12 +57,12 @@ pub fn run(args: &MergeArgs) -> Result<(), Failure> {
     if let Some(trained_on) = summary.trained_on.filter(|trained_on| *trained_on != args.model) {
         let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
     }
-    // Where stderr is closed there is nobody left to tell.
+    // Errors are ignored: where stderr is closed, nobody reads this.
     let _ = writeln!(std::io::stderr(), "{text}");
     Ok(())
 }
 
-/// An adapter that does not fit may say what it was trained on.
+/// Names the base that an adapter was trained on, if known, where it does not fit.
 fn failure(error: ExportError, adapter: &Path) -> Failure {
     let saved = match &error {
         ExportError::AdapterTensors { .. } => export::read_adapter(adapter).ok(),

@@ -1,9 +1,9 @@
 //! `lora-train plan`: the memory that a recipe will take, component by component, and how long it will run, before
 //! any weight is loaded.
 //!
-//! The table goes to stdout, or one JSON object with `--json`. Memory follows from shapes alone ([`memory`]), with every row
-//! at full length; time from the FLOPs of the steps of an epoch ([`forecast`]) and a share of the device's rate of matrix
-//! products.
+//! The table, or with `--json` one JSON object, goes to stdout. Memory follows from shapes alone ([`memory`]), with
+//! every row at full length. Time follows from the FLOPs of the steps of an epoch ([`forecast`]) and a fraction of the
+//! device's matrix-product rate.
 //!
 //! [`memory`]: crate::train::memory
 //! [`forecast`]: crate::train::forecast
@@ -65,7 +65,7 @@ fn positive(text: &str) -> Result<f64, String> {
 ///
 /// # Errors
 ///
-/// Mistakes in the recipe or the model's config; a device that neither is there nor is known.
+/// Mistakes in the recipe or the model's config; a device that is neither present nor known.
 pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let (target, recipe) = target::open(args)?;
     let options = ModelOptions { init: Init::Random, ..recipe.model.clone() };
@@ -81,7 +81,7 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
             return Err(problem.hint("leave out --calibrate, or --device").into());
         }
     };
-    // On the CPU padding is left out of the batch.
+    // On the CPU the batch has no padding.
     let forecast = measured::forecast(&recipe, &source, &workload, !target.is_cpu);
     let prices = prices(args, &recipe);
     let report = Report::new(&Basis {
@@ -101,7 +101,7 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     writeln!(io::stdout(), "{text}").map_err(Failure::running)
 }
 
-/// The recipe's prices, and what was typed instead.
+/// The recipe's prices, overridden by those on the command line.
 fn prices(args: &PlanArgs, recipe: &Recipe) -> CostConfig {
     CostConfig { price_per_hour: args.price_per_hour.or(recipe.cost.price_per_hour), ..recipe.cost.clone() }
 }

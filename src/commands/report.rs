@@ -1,4 +1,4 @@
-//! `lora-train report`: report.html of a run, made anew from its files.
+//! `lora-train report`: makes report.html of a run from its files.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub struct ReportArgs {
     pub out: Option<PathBuf>,
 }
 
-/// Writes the report and prints where it is.
+/// Writes the report and prints its path.
 ///
 /// # Errors
 ///
@@ -28,7 +28,7 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     print(&path.display().to_string())
 }
 
-/// Writes a line to stdout. That whoever reads, such as `head`, has seen enough is no failure.
+/// Writes a line to stdout. A closed reader, such as `head`, is no failure.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::running(error)),
@@ -36,7 +36,7 @@ pub(super) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// What is wrong with the arguments ends with 2, what goes wrong with 1.
+/// Wrong arguments end with exit code 2, later failures with 1.
 pub(super) fn failure(error: ReportError) -> Failure {
     if error.is_input() { Failure::input(error) } else { Failure::running(error) }
 }

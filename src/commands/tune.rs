@@ -1,8 +1,8 @@
-//! `lora-train tune`: tries the changes to a recipe that are likely to make it faster, in short measured runs on its own
-//! rows, within the memory that there is, and writes the fastest recipe.
+//! `lora-train tune`: tries changes that are likely to make a recipe faster, in short measured runs on its own rows
+//! within the available memory, and writes the fastest recipe.
 //!
-//! Every trial is a process of its own, so that one that runs out of memory takes nothing with it. A candidate is run in
-//! pairs with the fastest recipe before it. What was tried goes to stdout as a table or as JSON, progress to stderr.
+//! Every trial is a process of its own, so that running out of memory ends only that trial. A candidate runs in pairs
+//! with the fastest recipe so far. The results go to stdout as a table or as JSON, progress to stderr.
 
 mod axis;
 mod pairs;
@@ -35,7 +35,7 @@ use settings::changes;
 use table::table;
 use trial::{Length, Runner};
 
-/// First line of a recipe that this command wrote, which it may overwrite.
+/// First line of a recipe that this command wrote, and so may overwrite.
 const WRITTEN_BY: &str = "# Written by `lora-train tune`";
 
 /// Arguments of `lora-train tune`.
@@ -75,26 +75,26 @@ pub struct TuneArgs {
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     device: &'a str,
-    /// In the order in which they were tried; the first is the recipe as it is.
+    /// In the order of trials; the first is the original recipe.
     trials: &'a [Trial],
-    /// Settings of the fastest trial, as `--set` takes them; none where the recipe stays.
+    /// Settings of the fastest trial, in the syntax of `--set`; empty where the recipe stays.
     fastest: Vec<String>,
     /// Time of the whole search.
     seconds: f64,
-    /// Speed of the fastest over that of the recipe as it is, both run in turn once more at the end; absent where the recipe
-    /// stays.
+    /// Speed of the fastest relative to the original recipe, from final runs of the two in turn; absent where the
+    /// recipe stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     speedup: Option<f64>,
-    /// What became of the fastest trial at the end, where the recipe stays all the same.
+    /// Why the fastest trial was rejected at the end, so that the recipe stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_confirmed: Option<String>,
-    /// The recipe that was written.
+    /// Path of the recipe that was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     written: Option<PathBuf>,
 }
 
 impl Report<'_> {
-    /// Takes in what the last pairs of the fastest trial showed.
+    /// Records the final pairs of the fastest trial.
     fn confirm(&mut self, settings: Vec<String>, outcome: Result<Paired, String>) {
         match outcome {
             Ok(paired) if paired.is_faster() => (self.fastest, self.speedup) = (settings, Some(paired.ratio)),
@@ -108,11 +108,12 @@ impl Report<'_> {
     }
 }
 
-/// Tries, measures, and writes the fastest recipe.
+/// Runs the trials and writes the fastest recipe.
 ///
 /// # Errors
 ///
-/// Mistakes in the recipe, a recipe that does not run as it is, a file that cannot be written or is not of this command.
+/// Mistakes in the recipe, a recipe that does not run unchanged, a file that cannot be written or is not of this
+/// command.
 pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Training)?;
     let out = args.out.clone().unwrap_or_else(|| args.recipe.recipe.with_extension("tuned.toml"));
@@ -127,7 +128,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let does_fit = |recipe: &Recipe| {
         let workload = workload(recipe, &source.config, &selection, !device.is_gpu());
         let device = Some((workload.plan().peak_bytes, memory_bytes));
-        // Beside a GPU, where block inputs may wait.
+        // Host memory next to a GPU, where block inputs may be offloaded.
         let host = workload.host_plan().map(|plan| (plan.peak_bytes, host_bytes));
         let mut peaks = [device, host].into_iter().flatten().filter_map(|(peak, bytes)| Some((peak, bytes?)));
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
@@ -144,7 +145,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let deadline = Duration::try_from_secs_f64(60.0 * args.max_minutes).ok().and_then(|time| started.checked_add(time));
     let figures = runner.start().map_err(|error| match runner.exit_code {
-        // What is wrong is the recipe or its rows.
+        // The recipe or its rows are at fault.
         Some(2) => Failure::input(error),
         _ => Failure::running(error),
     })?;
@@ -170,7 +171,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let fastest = changes(&recipe, &found.best);
     if !fastest.is_empty() {
         tell("once more, in turn: the recipe as it is and the fastest");
-        // Of many candidates one may have been lucky. This is not cut off: the result is worth a few runs more.
+        // Among many candidates one may have been lucky. No time limit here: the result is worth a few more runs.
         let outcome = pairs::run(&recipe, &found.best, &mut |of| runner.measure(&changes(&recipe, of), None));
         report.confirm(fastest, outcome.map(|(_, paired)| paired));
     }
@@ -183,24 +184,24 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     writeln!(io::stdout(), "{text}").map_err(Failure::running)
 }
 
-/// A time of at least nothing.
+/// A time that is not negative.
 fn seconds(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0.0..=3600.0).contains(number));
     number.ok_or_else(|| "expected seconds in [0, 3600]".into())
 }
 
-/// A time of more than nothing.
+/// A time above zero.
 fn minutes(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     number.ok_or_else(|| "expected minutes above 0".into())
 }
 
 fn tell(text: &str) {
-    // Nobody is told where standard error is closed.
+    // Errors are ignored: where stderr is closed, nobody reads this.
     drop(writeln!(io::stderr(), "{text}"));
 }
 
-/// Refuses to overwrite a recipe that somebody wrote.
+/// Refuses to overwrite a recipe that this command did not write.
 fn refuse_foreign(out: &Path) -> Result<(), Failure> {
     match fs::read_to_string(out) {
         Ok(text) if text.starts_with(WRITTEN_BY) => Ok(()),
@@ -213,9 +214,9 @@ fn refuse_foreign(out: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Writes the fastest recipe, under the table of all trials.
+/// Writes the fastest recipe, with the table of all trials above it.
 fn write_recipe(out: &Path, args: &TuneArgs, report: &Report<'_>, mut recipe: Recipe) -> Result<(), Failure> {
-    // A folder of its own, beside that of the recipe, which may have been trained already.
+    // An output folder of its own, beside that of the original recipe, which may hold a trained run.
     recipe.output_dir.as_mut_os_string().push("-tuned");
     let comment: String = table(report).lines().map(|line| format!("# {line}").trim_end().to_owned() + "\n").collect();
     let text = format!(

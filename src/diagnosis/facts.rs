@@ -1,12 +1,12 @@
-//! What was known of a run beforehand.
+//! What was known about a run beforehand.
 
-/// The recipe and the machine, as far as a rule speaks of them. What is not known is absent.
+/// The recipe and the machine, as far as rules need them. A fact that is not known is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "they are what a recipe says")]
 pub struct Facts {
-    /// It trains on a GPU, which is handed work and waited for once a step.
+    /// Training runs on a GPU. The host hands it work and waits for it once a step.
     pub is_gpu: bool,
-    /// Its kernels leave padding out.
+    /// The kernels skip padding.
     pub leaves_padding_out: bool,
     /// Threads that the process may run at the same time.
     pub num_cpu_threads: u64,
@@ -20,7 +20,8 @@ pub struct Facts {
     pub max_length: u64,
     /// Positions of the model: no row can be longer.
     pub max_positions: Option<u64>,
-    /// What a pass over the rows reads: the tokens that were kept of their files, or the files where none were.
+    /// What one pass over the rows reads: the kept tokens of their files, or the files themselves where no tokens were
+    /// kept.
     pub data_bytes: Option<u64>,
     /// `data.shuffle`.
     pub shuffle: bool,
@@ -36,25 +37,25 @@ pub struct Facts {
     pub eval_steps: Option<u64>,
     /// Micro-batches of an evaluation.
     pub eval_batches: Option<u64>,
-    /// Text is drawn at every evaluation (`eval.generate`).
+    /// Every evaluation samples text (`eval.generate`).
     pub draws_samples: bool,
     /// `checkpoint.save_steps`.
     pub save_steps: Option<u64>,
     /// `logging.tensorboard`.
     pub tensorboard: bool,
-    /// Clock that the GPU's multiprocessors may run at, where nothing keeps it down.
+    /// Highest clock of the GPU's multiprocessors when nothing limits it.
     pub max_sm_clock_mhz: Option<f64>,
-    /// Power that the GPU is held to.
+    /// Power limit of the GPU.
     pub power_limit_watts: Option<f64>,
-    /// Power that it is held to as it is sold.
+    /// Factory power limit of the GPU.
     pub default_power_limit_watts: Option<f64>,
-    /// Memory of the device that trains: the GPU's, or the host's.
+    /// Memory of the training device: the GPU's, or the host's.
     pub device_memory_bytes: Option<u64>,
-    /// Memory that the host has.
+    /// Memory of the host.
     pub host_memory_bytes: Option<u64>,
-    /// What the peak would grow by without checkpointing, or shrink by with it.
+    /// By how much the peak would grow without checkpointing, or shrink with it.
     pub activation_bytes: Option<u64>,
-    /// What the peak would grow by with twice the rows in a micro-batch, or rows of twice the length.
+    /// By how much the peak would grow with twice the rows in a micro-batch, or with rows twice as long.
     pub doubling_bytes: Option<u64>,
     /// Parameters of the blocks.
     pub block_parameters: u64,

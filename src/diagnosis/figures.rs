@@ -6,96 +6,95 @@ use super::facts::Facts;
 use super::statistics::{Buckets, Distribution, Line, Mean};
 use crate::metrics::{StepMetrics, TimeSpent};
 
-/// Steps from which on a share of their time means something.
+/// With fewer steps than this, shares of their time mean nothing.
 const MIN_STEPS: u64 = 5;
 
 /// What a rule looks at.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
-    /// What does not change from step to step.
+    /// Facts that stay the same from step to step.
     pub facts: Facts,
-    /// What was measured.
+    /// Measured figures.
     pub figures: Figures,
 }
 
-/// Sums over steps. The first step of a start is not in what a step takes: it compiles, measures the device and waits for
-/// the first batch.
+/// Sums over steps. The first step of a start does not count towards the time of a step: it compiles, measures the
+/// device and waits for the first batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// First and last step that are counted.
+    /// First and last counted step.
     pub steps: Option<(u64, u64)>,
-    /// Steps that are counted.
+    /// Number of counted steps.
     pub num_steps: u64,
-    /// Time of the first step, evaluations left out.
+    /// Time of the first step, without evaluations.
     pub first_step_seconds: Option<f64>,
-    /// All time after start-up, that of the first step and evaluations included.
+    /// All time after start-up, including the first step and evaluations.
     pub wall_seconds: f64,
-    /// Evaluations in it.
+    /// Time of evaluations within `wall_seconds`.
     pub evaluation_seconds: f64,
-    /// Checkpoints in it.
+    /// Time of checkpoints within `wall_seconds`.
     pub checkpoint_seconds: f64,
-    /// Writing figures in it.
+    /// Time of writing figures within `wall_seconds`.
     pub logging_seconds: f64,
-    /// Time of the steps, evaluations and checkpoints left out.
+    /// Time of the counted steps, without evaluations and checkpoints.
     pub step_seconds: f64,
-    /// Waiting for data in them.
+    /// Time that the counted steps waited for data.
     pub data_wait_seconds: f64,
-    /// Handing micro-batches to the device.
+    /// Time of handing micro-batches to the device.
     pub host_to_device_seconds: f64,
-    /// Share of forwards and backwards that was forwards, by the steps that tell the two apart: sum of the times of the
-    /// first, and of both.
+    /// Time of forwards, and of forwards and backwards together, over the steps that measure the two apart.
     pub forward_of_passes_seconds: Option<(f64, f64)>,
-    /// Forwards and backwards.
+    /// Time of forwards and backwards.
     pub forward_backward_seconds: f64,
-    /// Updates.
+    /// Time of updates.
     pub optimizer_seconds: f64,
-    /// Writing figures in the steps that are counted.
+    /// Time of writing figures within the counted steps.
     pub step_logging_seconds: f64,
-    /// What the loop did in them besides.
+    /// Other time of the loop within the counted steps.
     pub other_seconds: f64,
     /// Steps before which an evaluation ran.
     pub num_evaluations: u64,
-    /// Those of them before the first step of a run and after its last one, which are made in any case.
+    /// Evaluations before the first step of a run and after its last one, which happen whatever `eval.eval_steps` is.
     pub num_edge_evaluations: u64,
     /// Steps before which a checkpoint was written.
     pub num_checkpoints: u64,
-    /// Time of a step.
+    /// Times of single steps.
     pub step_time: Distribution,
-    /// Time of forwards, backwards and updates, by the step's tokens.
+    /// Time of forwards, backwards and updates against the step's tokens.
     pub compute_by_tokens: Line,
-    /// The same by its tokens and padding.
+    /// Time of forwards, backwards and updates against the step's tokens and padding.
     pub compute_by_padded_tokens: Line,
     /// Tokens that were not padding.
     pub tokens: u64,
     /// Tokens that carried loss.
     pub target_tokens: u64,
-    /// Padding.
+    /// Padding tokens.
     pub padding_tokens: u64,
     /// Rows read.
     pub rows: u64,
-    /// Rows that were cut.
+    /// Rows that were truncated.
     pub truncated_rows: u64,
-    /// Length of the longest row before it was cut.
+    /// Length of the longest row before truncation.
     pub longest_row_tokens: Option<u64>,
-    /// Time in which data workers were at work.
+    /// Time that data workers were working.
     pub worker_busy_seconds: Option<f64>,
-    /// Processor time in it.
+    /// Processor time within `worker_busy_seconds`.
     pub worker_cpu_seconds: Option<f64>,
-    /// Time in it in which no processor was free for them.
+    /// Time within `worker_busy_seconds` in which the workers waited for a free processor.
     pub worker_queued_seconds: Option<f64>,
     /// Model FLOPs utilization.
     pub mfu: Mean,
-    /// Share of all threads that the process used, in percent.
+    /// Share of all threads that the process kept busy, in percent.
     pub cpu_percent: Mean,
     /// GPU utilization, in percent.
     pub gpu_percent: Mean,
-    /// Share of multiprocessors at work, in percent.
+    /// Share of active multiprocessors, in percent.
     pub sm_activity_percent: Mean,
-    /// Memory of the GPU at work, in percent.
+    /// Activity of the GPU's memory, in percent.
     pub memory_activity_percent: Mean,
-    /// Tensor cores at work, in percent.
+    /// Activity of the tensor cores, in percent.
     pub tensor_activity_percent: Mean,
-    /// Arithmetic of single or half precision outside of them at work, in percent.
+    /// Activity of single and half precision arithmetic outside the tensor cores, in percent.
     pub float_activity_percent: Mean,
     /// Clock of the multiprocessors.
     pub sm_clock_mhz: Mean,
@@ -103,61 +102,61 @@ pub struct Figures {
     pub power_watts: Mean,
     /// Temperature of the GPU.
     pub temperature_celsius: Mean,
-    /// Time in which something kept the clocks down, by its name: a step's by the share of its samples.
+    /// Time in which the clocks were throttled, by reason. A step counts by the share of its samples with that reason.
     pub throttled_seconds: BTreeMap<String, f64>,
     /// Bytes read from disks, over the steps.
     pub disk_reads: Buckets,
     /// Waiting for data, over the steps, in microseconds.
     pub data_waits: Buckets,
-    /// Time of the steps, over them, in microseconds.
+    /// Step times, over the steps, in microseconds.
     pub step_times: Buckets,
-    /// Time of a step, by what it waited for data.
+    /// Step time against its waiting for data.
     pub step_by_wait: Line,
-    /// Passes over the rows where this start began; `None`: with the first step that is counted.
+    /// Epoch in which this start began; `None`: the epoch of the first counted step.
     pub start_epoch: Option<f64>,
-    /// What was read after the first pass of this start.
+    /// Reads after the first pass of this start.
     pub later_reads: LaterReads,
     /// Page faults that waited for a disk.
     pub major_page_faults: Option<u64>,
-    /// Passes over the rows.
+    /// Epochs so far.
     pub epochs: f64,
-    /// The least memory that the host had left.
+    /// The lowest available memory of the host.
     pub host_available_bytes: Option<u64>,
-    /// Memory swapped out: at the first step, and the most.
+    /// Swapped-out memory: at the first step, and the maximum.
     pub host_swapped_bytes: Option<(u64, u64)>,
-    /// Memory of the process in RAM, by step.
+    /// Resident memory of the process, against the step.
     pub host_memory: Line,
-    /// Memory of live tensors on the GPU, by step.
+    /// Memory of live tensors on the GPU, against the step.
     pub allocated: Line,
-    /// Memory that the backend's pools hold, by step.
+    /// Memory held by the backend's pools, against the step.
     pub reserved: Line,
-    /// The most of it.
+    /// The most memory that the backend's pools held.
     pub reserved_bytes: Option<u64>,
-    /// The most memory of the GPU that was in use.
+    /// The most GPU memory in use.
     pub gpu_memory_used_bytes: Option<u64>,
-    /// The most memory of the GPU that other processes held.
+    /// The most GPU memory held by other processes.
     pub other_processes_memory_bytes: Option<u64>,
 }
 
-/// Bytes read from disks when all rows had been read once.
+/// Disk reads after every row has been read once.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LaterReads {
     /// Bytes.
     pub bytes: u64,
-    /// Steps in which they were read.
+    /// Steps that made these reads.
     pub num_steps: u64,
-    /// Passes at the beginning of these steps.
+    /// Epoch at the start of these steps.
     pub from_epoch: Option<f64>,
 }
 
 impl Figures {
-    /// Figures of steps that are all counted.
+    /// Figures of steps that all count.
     #[must_use]
     pub fn of<'a>(lines: impl IntoIterator<Item = &'a StepMetrics>) -> Self {
         Self::since(None, lines)
     }
 
-    /// The same of a start that began after so many passes over the rows.
+    /// Figures of steps that all count, in a start that began at the epoch `start_epoch`.
     #[must_use]
     pub fn since<'a>(start_epoch: Option<f64>, lines: impl IntoIterator<Item = &'a StepMetrics>) -> Self {
         let mut figures = Self { start_epoch, ..Self::default() };
@@ -165,7 +164,7 @@ impl Figures {
         figures
     }
 
-    /// Takes in the first step of a start.
+    /// Adds the first step of a start.
     pub fn add_first(&mut self, line: &StepMetrics) {
         self.add_totals(line);
         self.first_step_seconds = Some(line.step_seconds);
@@ -173,7 +172,7 @@ impl Figures {
         self.host_swapped_bytes = line.host_swapped_bytes.map(|bytes| (bytes, bytes));
     }
 
-    /// Takes in a step.
+    /// Adds a step.
     pub fn add(&mut self, line: &StepMetrics) {
         self.add_totals(line);
         let seconds = line.step_seconds;
@@ -217,7 +216,7 @@ impl Figures {
         }
     }
 
-    /// What counts of every step, the first one too.
+    /// Figures that count every step, including the first.
     fn add_totals(&mut self, line: &StepMetrics) {
         self.wall_seconds += line.wall_seconds.unwrap_or(line.step_seconds);
         self.evaluation_seconds += line.evaluation_seconds.unwrap_or(0.0);
@@ -249,7 +248,7 @@ impl Figures {
         let start = *self.start_epoch.get_or_insert(line.epoch);
         if line.epoch > start + 1.0 {
             let later = &mut self.later_reads;
-            // The first of these steps may have read rows of the first pass still.
+            // The first of these steps may still have read rows of the first pass.
             if later.from_epoch.is_some() {
                 (later.bytes, later.num_steps) = (later.bytes + read, later.num_steps + 1);
             }
@@ -274,8 +273,8 @@ impl Figures {
         }
     }
 
-    /// Takes the time of the whole start, in which the last evaluation and checkpoint are too. Evaluations are counted with
-    /// those of them before the first step of the run and after its last one.
+    /// Replaces the times by those of the whole start, which include the last evaluation and checkpoint.
+    /// `num_edge_evaluations` counts the evaluations before the first step of the run and after its last one.
     pub fn end(&mut self, time: &TimeSpent, [num_evaluations, num_edge_evaluations]: [u64; 2], num_checkpoints: u64) {
         self.wall_seconds = time.total_seconds() - time.startup_seconds;
         self.evaluation_seconds = time.evaluation_seconds;
@@ -285,7 +284,7 @@ impl Figures {
         self.num_edge_evaluations = num_edge_evaluations;
     }
 
-    /// There are enough steps for shares of their time to mean something.
+    /// Whether there are enough steps for shares of their time to mean something.
     #[must_use]
     pub fn are_enough(&self) -> bool {
         self.num_steps >= MIN_STEPS
@@ -321,10 +320,10 @@ impl Figures {
         as_f64(self.padding_tokens) / as_f64((self.tokens + self.padding_tokens).max(1))
     }
 
-    /// Time in which a forward of the blocks is computed again, where it is. By FLOPs a forward of the blocks is 2 a
-    /// parameter and token; loss and its gradient, which are in a forward's time, are 4 a parameter of the head and target
-    /// token; and the backward of the blocks is 2 beside what it computes again, which is in its time only where it does so:
-    /// where nothing is computed again, this is what it would take.
+    /// Time to compute the forward of the blocks again. With checkpointing this time was spent; without, it is what
+    /// checkpointing would cost. In FLOPs: a forward of the blocks takes 2 per parameter and token, and so does their
+    /// backward without recomputation. Loss and its gradient, which are timed as forward, take 4 per parameter of the
+    /// head and target token.
     #[must_use]
     pub fn recomputation_seconds(&self, facts: &Facts) -> f64 {
         let blocks = 2.0 * as_f64(facts.block_parameters) * as_f64(self.tokens);
@@ -339,14 +338,14 @@ impl Figures {
         }
     }
 
-    /// Time of forwards, backwards and updates, by the tokens that were computed.
+    /// Time of forwards, backwards and updates against the tokens that were computed.
     #[must_use]
     pub fn compute_by_computed_tokens(&self, facts: &Facts) -> &Line {
         if facts.leaves_padding_out { &self.compute_by_tokens } else { &self.compute_by_padded_tokens }
     }
 
-    /// Share of a step's compute that does not grow with its tokens, by the steps' own lengths; `None` where they do not
-    /// tell.
+    /// Share of a step's compute that does not grow with its tokens, fitted to steps of different lengths; `None` where
+    /// the fit is not sound.
     #[must_use]
     pub fn fixed_share(&self, facts: &Facts) -> Option<f64> {
         let line = self.compute_by_computed_tokens(facts);
@@ -356,7 +355,7 @@ impl Figures {
 }
 
 impl Run {
-    /// Memory of the device that trains which was free at the least, where it is known.
+    /// The lowest free memory of the training device, where it is known.
     #[must_use]
     pub fn free_bytes(&self) -> Option<u64> {
         if self.facts.is_gpu {
@@ -378,7 +377,7 @@ fn microseconds(seconds: f64) -> u64 {
     (1e6 * seconds).round() as u64
 }
 
-/// Counts and bytes of a run need no more than the 53 bits of an `f64`.
+/// Counts and bytes of a run fit into the 53 bits of an `f64`.
 #[allow(clippy::cast_precision_loss, reason = "see above")]
 pub(super) fn as_f64(count: u64) -> f64 {
     count as f64

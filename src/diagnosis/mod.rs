@@ -1,8 +1,9 @@
 //! What the figures of a run say about it: where its time went, and which recipe keys are worth changing.
 //!
-//! A [`Run`] is what was known beforehand and sums over its step lines. Each file of `rules` holds rules of one kind, each
-//! of them one pure function from a run to a [`Finding`] or nothing; a gain that a finding promises is reckoned from the
-//! run's own figures. [`diagnose`] asks them all at the end, [`Watch`] those that can hold for a while asks during the run.
+//! A [`Run`] holds the facts known beforehand and sums over the step lines. Each file of `rules` holds rules of one
+//! kind. A rule is a pure function from a run to a [`Finding`] or nothing, and computes the gain that it promises from
+//! the run's own figures. [`diagnose`] runs all rules at the end. During the run, [`Watch`] runs those that can hold
+//! for a while.
 
 mod facts;
 mod figures;
@@ -20,10 +21,10 @@ pub use watch::Watch;
 use rules::{clocks, compute, data, input, memory, page_cache, recomputation, stalls};
 use text::percent;
 
-/// A rule: what it finds in a run, if it holds.
+/// A rule: its finding in a run, if any.
 pub type Rule = fn(&Run) -> Option<Finding>;
 
-/// Rules that are asked at the end.
+/// Rules that run at the end.
 const RULES: &[Rule] = &[
     input::input_bound,
     page_cache::page_cache,
@@ -48,11 +49,11 @@ const RULES: &[Rule] = &[
     clocks::throttled,
 ];
 
-/// Everything that holds of a run, the worst first; that it is healthy where nothing does that matters.
+/// All findings about a run, the worst first. Where none of them matters, the first says that the run is healthy.
 #[must_use]
 pub fn diagnose(run: &Run) -> Vec<Finding> {
     let mut findings: Vec<Finding> = RULES.iter().filter_map(|rule| rule(run)).collect();
-    // The sort is stable: of what weighs the same, the order of the rules stands.
+    // The sort is stable: findings of equal weight keep the order of the rules.
     findings.sort_by(|a, b| {
         let share = |finding: &Finding| finding.share_of_time.unwrap_or(0.0);
         a.severity.cmp(&b.severity).then(share(b).total_cmp(&share(a)))
@@ -63,7 +64,7 @@ pub fn diagnose(run: &Run) -> Vec<Finding> {
     findings
 }
 
-/// Nothing is to be found fault with.
+/// The finding that nothing is wrong.
 fn healthy(run: &Run) -> Finding {
     let figures = &run.figures;
     let compute = figures.share_of_steps(figures.compute_seconds());
@@ -99,7 +100,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::metrics::StepMetrics;
 
-    /// A step of a run on the CPU with which nothing is wrong.
+    /// A step of a healthy run on the CPU.
     pub(crate) fn line(step: u64) -> StepMetrics {
         StepMetrics {
             step,
@@ -136,7 +137,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The same on a GPU.
+    /// A step of a healthy run on a GPU.
     pub(crate) fn gpu_line(step: u64) -> StepMetrics {
         StepMetrics {
             forward_seconds: None,
@@ -187,7 +188,7 @@ pub(crate) mod tests {
         run_of(facts(), line, change)
     }
 
-    /// The same on a GPU.
+    /// A hundred steps on a GPU after the first, each changed by `change`.
     pub(crate) fn gpu_run(change: impl Fn(&mut StepMetrics)) -> Run {
         let facts = Facts { is_gpu: true, device_memory_bytes: Some(80 << 30), precision: "bf16".into(), ..facts() };
         run_of(facts, gpu_line, change)

@@ -1,11 +1,11 @@
-//! Sums over steps from which means, quantiles and straight lines follow, in bounded memory.
+//! Sums over steps, in bounded memory, that give means, quantiles and straight lines.
 
 use super::figures::as_f64;
 
-/// Values kept of a distribution; of more, every second is dropped.
+/// Values kept of a distribution; beyond that, every second value is dropped.
 const MAX_VALUES: usize = 2048;
 
-/// Mean of what is there.
+/// Mean of the values present.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mean {
     sum: f64,
@@ -14,7 +14,7 @@ pub struct Mean {
 }
 
 impl Mean {
-    /// Takes in a value that held for `weight`, mostly seconds.
+    /// Adds a value that held for `weight`, mostly seconds.
     pub fn add(&mut self, value: Option<f64>, weight: f64) {
         let Some(value) = value.filter(|value| value.is_finite()) else { return };
         self.sum += value * weight;
@@ -22,7 +22,7 @@ impl Mean {
         self.max = Some(self.max.map_or(value, |max| max.max(value)));
     }
 
-    /// The mean; `None` where there was no value.
+    /// The mean; `None` without values.
     #[must_use]
     pub fn get(&self) -> Option<f64> {
         (self.weight > 0.0).then(|| self.sum / self.weight)
@@ -50,7 +50,7 @@ impl Default for Distribution {
 }
 
 impl Distribution {
-    /// Takes in a value.
+    /// Adds a value.
     pub fn add(&mut self, value: f64) {
         if self.seen.is_multiple_of(self.stride) {
             if self.values.len() == MAX_VALUES {
@@ -66,7 +66,7 @@ impl Distribution {
         self.seen += 1;
     }
 
-    /// The value below which a share of the values lie, from 0 to 1; `None` where there are none.
+    /// The quantile of a share from 0 to 1; `None` without values.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let mut sorted = self.values.clone();
@@ -77,18 +77,18 @@ impl Distribution {
         sorted.get(index.min(last)).copied()
     }
 
-    /// The value in the middle.
+    /// The median.
     #[must_use]
     pub fn median(&self) -> Option<f64> {
         self.quantile(0.5)
     }
 }
 
-/// A count over steps: its sum, and how it is spread over them.
+/// A count over steps: its sum, and its distribution over them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buckets {
     sums: Vec<u64>,
-    /// Steps of a bucket.
+    /// Steps per bucket.
     size: u64,
     seen: u64,
 }
@@ -100,7 +100,7 @@ impl Default for Buckets {
 }
 
 impl Buckets {
-    /// Takes in the count of the next step.
+    /// Adds the count of the next step.
     pub fn add(&mut self, count: u64) {
         if self.seen.is_multiple_of(self.size) {
             if self.sums.len() == MAX_VALUES {
@@ -121,7 +121,8 @@ impl Buckets {
         self.sums.iter().sum()
     }
 
-    /// The first steps that hold a share of the whole count, from 0 to 1: how many, to the size of a bucket, and their count.
+    /// The first steps that hold a share of the whole count, from 0 to 1: their number, rounded to a bucket, and their
+    /// count.
     #[must_use]
     pub fn leading(&self, share: f64) -> (u64, u64) {
         let wanted = share * as_f64(self.total());
@@ -135,7 +136,7 @@ impl Buckets {
         (num_steps.min(self.seen), count)
     }
 
-    /// The count of the first steps, to the size of a bucket.
+    /// The count of the first steps, rounded to a bucket.
     #[must_use]
     pub fn of_first(&self, num_steps: u64) -> u64 {
         let num_buckets = usize::try_from(num_steps.div_ceil(self.size)).unwrap_or(usize::MAX);
@@ -155,7 +156,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Takes in a point (Welford, 1962: without the loss of digits that sums of squares bring).
+    /// Adds a point (Welford, 1962: without the loss of digits of sums of squares).
     pub fn add(&mut self, x: f64, y: f64) {
         if !(x.is_finite() && y.is_finite()) {
             return;
@@ -175,7 +176,7 @@ impl Line {
         self.n
     }
 
-    /// What y rises by when x rises by one; `None` where all x are equal.
+    /// The slope; `None` where all x are equal.
     #[must_use]
     pub fn slope(&self) -> Option<f64> {
         (self.xx > 0.0).then(|| self.xy / self.xx)
@@ -187,7 +188,7 @@ impl Line {
         Some(self.mean_y - self.slope()? * self.mean_x)
     }
 
-    /// Correlation, from -1 to 1; `None` where x or y do not vary.
+    /// Correlation, from -1 to 1; `None` where x or y does not vary.
     #[must_use]
     pub fn correlation(&self) -> Option<f64> {
         let scale = (self.xx * self.yy).sqrt();
@@ -200,7 +201,7 @@ impl Line {
         self.mean_y
     }
 
-    /// Standard deviation of y over its mean.
+    /// Standard deviation of y divided by its mean.
     #[must_use]
     pub fn variation_of_y(&self) -> Option<f64> {
         (self.n > 1.0 && self.mean_y > 0.0).then(|| (self.yy / self.n).sqrt() / self.mean_y)

@@ -1,4 +1,4 @@
-//! Figures in words.
+//! Figures as text.
 
 use std::fmt::Display;
 
@@ -20,7 +20,7 @@ pub(super) fn seconds(seconds: f64) -> String {
     }
 }
 
-/// What a step should take after a change: `about 1.50x (a step 0.120 s -> 0.080 s)`; no figures where no step was timed.
+/// The step time after a change: `about 1.50x (a step 0.120 s -> 0.080 s)`; without times where no step was timed.
 pub(super) fn faster(before: f64, after: f64) -> String {
     if !(before > 0.0 && after > 0.0) {
         return "a shorter step".to_owned();
@@ -28,7 +28,7 @@ pub(super) fn faster(before: f64, after: f64) -> String {
     format!("about {:.2}x (a step {} -> {})", before / after, seconds(before), seconds(after))
 }
 
-/// The most that a change can bring, where it takes a share of the steps' time away.
+/// The largest gain of a change that saves a share of the steps' time.
 pub(super) fn at_most(share: f64) -> String {
     format!("at most {:.2}x", 1.0 / (1.0 - share.clamp(0.0, 0.99)))
 }

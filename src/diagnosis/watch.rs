@@ -1,4 +1,4 @@
-//! What persists is told during the run, once.
+//! Reports lasting findings during the run, each once.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -7,18 +7,18 @@ use super::rules::{clocks, compute, data, input, memory, page_cache, stalls};
 use super::{Facts, Figures, Finding, Line, Rule, Run, Severity};
 use crate::metrics::StepMetrics;
 
-/// Steps that something has to last before it is told.
+/// Steps that a finding has to last before it is reported.
 const WINDOW_STEPS: usize = 50;
-/// A step that takes so many times what those before it and its tokens explain is an anomaly,
+/// A step is an anomaly if it takes this many times what earlier steps and its tokens explain,
 const SLOW_FACTOR: f64 = 3.0;
-/// if it takes so much longer, in seconds.
+/// and at least this much longer, in seconds.
 const SLOW_SECONDS: f64 = 0.25;
-/// Steps after which the middle one means something.
+/// Steps after which their median means something.
 const KNOWN_STEPS: usize = 20;
-/// Correlation of the steps' time with their tokens from which on a straight line tells one from the other.
+/// Correlation of step times and tokens from which a straight line predicts the time.
 const SOUND_CORRELATION: f64 = 0.9;
 
-/// Rules that can hold for a while and are worth a change in the middle of a run.
+/// Rules that can hold for a while and justify a change in the middle of a run.
 const RULES: &[Rule] = &[
     input::input_bound,
     page_cache::page_cache,
@@ -36,7 +36,7 @@ const RULES: &[Rule] = &[
     clocks::throttled,
 ];
 
-/// Looks at the last steps.
+/// Watches the last steps.
 #[derive(Clone, Debug)]
 pub struct Watch {
     facts: Facts,
@@ -47,13 +47,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Of a run about which so much is known.
+    /// A watch over a run with these facts.
     #[must_use]
     pub fn new(facts: Facts) -> Self {
         Self { facts, recent: VecDeque::new(), seen: 0, start_epoch: None, told: BTreeSet::new() }
     }
 
-    /// Takes in a step other than the first of a start. What has lasted for 50 steps, and has not been told yet.
+    /// Adds a step, which must not be the first of a start. Returns the findings that lasted 50 steps and are new.
     pub fn observe(&mut self, line: &StepMetrics) -> Vec<Finding> {
         self.start_epoch.get_or_insert(line.epoch);
         self.recent.push_back(line.clone());
@@ -72,7 +72,7 @@ impl Watch {
         new.map(|finding| Finding { steps, ..finding }).collect()
     }
 
-    /// Whether a step that has not been taken in yet takes far longer than those before it, and than its tokens explain.
+    /// Whether a step, not added yet, takes far longer than the earlier ones and than its tokens explain.
     #[must_use]
     pub fn is_slow(&self, line: &StepMetrics) -> bool {
         let expected = self.expected_seconds(self.computed_tokens(line));
@@ -80,9 +80,9 @@ impl Watch {
         self.recent.len() >= KNOWN_STEPS && is_slow
     }
 
-    /// What a step of so many tokens takes, by those before it. Never less than the middle one of them took. Beyond it the
-    /// time of steps whose lengths tell it is on a line; where they do not, or for rows longer than any of them, it grows
-    /// as the tokens do, which is as much as they can explain while attention is the lesser part.
+    /// The time that earlier steps predict for this many tokens, at least their median time. A straight line gives it
+    /// where the step times fit one. Where they do not, or for rows longer than all before, it grows in proportion to
+    /// the tokens: as much as they can explain while attention is the smaller part.
     fn expected_seconds(&self, tokens: f64) -> f64 {
         let points = || self.recent.iter().map(|line| (self.computed_tokens(line), line.step_seconds));
         let (middle_tokens, middle) = (middle(points().map(|(x, _)| x)), middle(points().map(|(_, y)| y)));
@@ -105,7 +105,7 @@ impl Watch {
     }
 }
 
-/// The value in the middle; infinite where there is none.
+/// The median; infinite without values.
 fn middle(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -122,7 +122,7 @@ mod tests {
         let mut watch = Watch::new(facts());
         let waiting = |step, seconds| StepMetrics { data_wait_seconds: seconds, ..line(step) };
         for step in 2..=51 {
-            // A tenth of a step on average would be too much.
+            // Waiting is reported from a tenth of the step time on average.
             assert!(watch.observe(&waiting(step, if step < 10 { 0.3 } else { 0.0 })).is_empty(), "step {step}");
         }
         for step in 52..=100 {
@@ -144,13 +144,13 @@ mod tests {
 
     #[test]
     fn what_a_steps_tokens_explain_is_no_anomaly_and_what_they_do_not_is_one() {
-        // 37 rows of 10 tokens, then one of 454: nothing is known of such a row, but that it is 45 times as long.
+        // 37 rows of 10 tokens, then one of 454: all that is known about it is that it is 45 times as long.
         let of = |step, tokens, step_seconds| StepMetrics { tokens, step_seconds, padding_tokens: None, ..line(step) };
         let mut alike = Watch::new(facts());
         (2..40).for_each(|step| drop(alike.observe(&of(step, 10, 0.1))));
         assert!(!alike.is_slow(&of(40, 454, 4.0)), "45 times the tokens, 40 times the time");
         assert!(alike.is_slow(&of(40, 10, 0.5)) && alike.is_slow(&of(40, 454, 14.0)));
-        // Rows of 10 to 454 tokens, each step 0.08 s and 2 ms a token: the line tells what each of them takes.
+        // Rows of 10 to 454 tokens, each step 0.08 s and 2 ms a token: the line predicts each step.
         let mut various = Watch::new(facts());
         let takes = |tokens: u64| 0.08 + 0.002 * (tokens as f64);
         for step in 2..60 {

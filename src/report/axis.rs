@@ -2,14 +2,14 @@
 
 use crate::text::thousands;
 
-/// What a number of a chart counts.
+/// The unit of a chart's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
-    /// Nothing: a loss, a norm.
+    /// No unit: a loss, a norm.
     Plain,
-    /// Something very small: a learning rate.
+    /// A very small number without unit: a learning rate.
     Scientific,
-    /// Whole things: steps, tokens.
+    /// Whole counts: steps, tokens.
     Count,
     /// Tokens a second.
     TokensPerSecond,
@@ -19,17 +19,17 @@ pub(super) enum Unit {
     Bytes,
     /// Bytes a second.
     BytesPerSecond,
-    /// Of a hundred.
+    /// Percent.
     Percent,
     /// Power.
     Watts,
     /// Temperature.
     Celsius,
-    /// Clocks.
+    /// Clock rate.
     Megahertz,
 }
 
-/// By what a number is divided to be shown, and what stands after it.
+/// The divisor of displayed numbers, and the unit written after them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scale {
     pub(super) divisor: f64,
@@ -37,7 +37,7 @@ pub(super) struct Scale {
 }
 
 impl Unit {
-    /// The scale in which numbers up to `largest` are read best.
+    /// The scale that suits numbers up to `largest` best.
     pub(super) fn scale(self, largest: f64) -> Scale {
         const KIB: f64 = 1024.0;
         let (divisor, suffix) = match self {
@@ -79,7 +79,7 @@ impl Unit {
     }
 }
 
-/// So many significant digits, whole thousands grouped: of four, `12,345`, `1.353`, `0.01234`.
+/// Rounded to this many significant digits, whole thousands grouped. With four digits: `12,345`, `1.353`, `0.01234`.
 fn significant(value: f64, digits: i32) -> String {
     let magnitude = if value == 0.0 { 0.0 } else { value.abs().log10().floor() };
     if magnitude >= 3.0 {
@@ -111,17 +111,17 @@ fn trim_mantissa(text: &str) -> String {
 pub(super) struct Axis {
     pub(super) low: f64,
     pub(super) high: f64,
-    /// In the numbers' own unit.
+    /// In the unit of the numbers.
     pub(super) ticks: Vec<f64>,
     pub(super) scale: Scale,
-    /// Equal distances are equal quotients.
+    /// The axis is logarithmic.
     pub(super) is_log: bool,
     unit: Unit,
     step: f64,
 }
 
 impl Axis {
-    /// The axis of numbers between two of them, widened to round marks, about `num_ticks` of them.
+    /// The axis from one number to another, widened to round marks, about `num_ticks` of them.
     pub(super) fn rounded(low: f64, high: f64, unit: Unit, num_ticks: f64) -> Self {
         let mut axis = Self::exact(low, high, unit, num_ticks);
         let step = axis.step;
@@ -131,7 +131,7 @@ impl Axis {
         axis
     }
 
-    /// The axis from one number to another, with round marks in it.
+    /// The axis from one number to another, not widened, with round marks inside.
     pub(super) fn exact(low: f64, high: f64, unit: Unit, num_ticks: f64) -> Self {
         let scale = unit.scale(high.abs().max(low.abs()));
         let high = if high > low { high } else { low + if low == 0.0 { 1.0 } else { low.abs() * 0.1 } };
@@ -144,8 +144,7 @@ impl Axis {
         axis
     }
 
-    /// The axis of positive numbers between two of them on which equal distances are equal quotients, with marks at 1, 2
-    /// and 5 times powers of ten.
+    /// The logarithmic axis between two positive numbers, with marks at 1, 2 and 5 times powers of ten.
     pub(super) fn logarithmic(low: f64, high: f64, unit: Unit) -> Self {
         let (low, high) = (low / 1.1, high * 1.1);
         #[expect(clippy::cast_possible_truncation, reason = "exponents")]
@@ -165,7 +164,7 @@ impl Axis {
         self.ticks = ticks.collect();
     }
 
-    /// Where a number lies: 0 at the low end, 1 at the high end.
+    /// Position of a number: 0 at the low end, 1 at the high end.
     pub(super) fn position(&self, value: f64) -> f64 {
         if self.is_log {
             return (value / self.low).ln() / (self.high / self.low).ln();
@@ -185,7 +184,7 @@ impl Axis {
         if step >= 1.0 && step.fract() < 1e-9 {
             return thousands(value);
         }
-        // As many decimals as tell two marks apart.
+        // As many decimals as it takes to tell two marks apart.
         let is_apart = |decimals: &usize| {
             let power = 10_f64.powi(i32::try_from(*decimals).unwrap_or(0));
             (step * power - (step * power).round()).abs() < 1e-6

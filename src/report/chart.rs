@@ -1,4 +1,4 @@
-//! Figures over the steps as lines: SVG for the shapes, HTML for the text, which so keeps its size on a phone.
+//! Line charts over the steps: SVG for the shapes, HTML for the text, which thus keeps its size on a phone.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -12,26 +12,25 @@ use super::statistics::quantile;
 
 /// Points of a line, at most.
 pub(super) const MAX_POINTS: usize = 600;
-/// The drawing's own units; it is stretched to the width there is.
+/// Size in the drawing's own units; it is stretched to the available width.
 pub(super) const WIDTH: f64 = 1000.0;
 pub(super) const HEIGHT: f64 = 400.0;
 
-/// A line whose highest number is so many times its lowest shows nothing of what comes late, unless on a logarithmic
-/// axis.
+/// Ratio of highest to lowest number from which an axis is logarithmic: on a linear one, late values would be flat.
 const LOG_ABOVE: f64 = 8.0;
 
-/// How a line is drawn. Colours alone do not tell lines apart.
+/// How a line is drawn, since colours alone do not tell lines apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
     /// A line.
     Solid,
-    /// A line of dashes.
+    /// A dashed line.
     Dashed,
-    /// A line of points.
+    /// A dotted line.
     Dotted,
-    /// A pale line, under another that says the same more calmly.
+    /// A pale line, under a smoother one of the same figure.
     Pale,
-    /// Large dots on a line.
+    /// A line with large dots.
     Dots,
 }
 
@@ -50,7 +49,6 @@ impl Look {
 /// One line of a chart.
 #[derive(Clone, Debug)]
 pub(super) struct Line<'a> {
-    /// What it shows.
     pub(super) name: String,
     pub(super) x: &'a [f64],
     pub(super) y: Cow<'a, [f64]>,
@@ -67,17 +65,17 @@ pub(super) struct Chart<'a> {
     pub(super) note: String,
     pub(super) unit: Unit,
     pub(super) lines: Vec<Line<'a>>,
-    /// The axis begins at 0.
+    /// The axis starts at 0.
     pub(super) from_zero: bool,
-    /// The axis ends here at least.
+    /// The axis reaches at least to this number.
     pub(super) at_least: Option<f64>,
-    /// Where the highest is many times the lowest, equal distances are equal quotients.
+    /// The axis is logarithmic where the highest number is many times the lowest.
     pub(super) may_be_log: bool,
-    /// Steps to mark.
+    /// Steps marked by upright lines.
     pub(super) marks: &'a [(u64, String)],
 }
 
-/// What the script reads.
+/// The data for the script.
 #[derive(Serialize)]
 struct Data<'a> {
     low: f64,
@@ -154,14 +152,14 @@ impl Chart<'_> {
     }
 }
 
-/// What a chart of any kind is put together from.
+/// The parts of any chart.
 pub(super) struct Parts<'a> {
     pub(super) title: &'a str,
     pub(super) legend: &'a str,
     pub(super) suffix: &'a str,
     pub(super) alternative: &'a str,
     pub(super) shapes: &'a str,
-    /// HTML that lies over the drawing.
+    /// HTML over the drawing.
     pub(super) over: &'a str,
     pub(super) x: &'a Axis,
     pub(super) y: &'a Axis,
@@ -182,7 +180,7 @@ pub(super) fn figure(parts: &Parts<'_>) -> String {
         .map(|tick| format!("<span style=\"bottom:{:.2}%\">{}</span>", 100.0 * y.position(*tick), y.label(*tick)));
     let xs = x.ticks.iter().map(|tick| {
         let left = 100.0 * x.position(*tick);
-        // What would reach beyond the edge ends there.
+        // Cut off what would reach beyond the edge.
         let class = if left > 96.0 { " class=\"end\"" } else { "" };
         format!("<span{class} style=\"left:{left:.2}%\">{}</span>", x.label(*tick))
     });
@@ -201,7 +199,7 @@ pub(super) fn figure(parts: &Parts<'_>) -> String {
     )
 }
 
-/// Lines at the marks of the vertical axis.
+/// Horizontal lines at the marks of the vertical axis.
 pub(super) fn grid(y: &Axis) -> String {
     let lines = y.ticks.iter().map(|tick| format!("M0 {:.1}H{WIDTH}", HEIGHT * (1.0 - y.position(*tick))));
     format!("<path class=\"grid\" d=\"{}\"/>", lines.collect::<String>())
@@ -220,7 +218,7 @@ fn point(line: &Line<'_>, at: usize, x: &Axis, y: &Axis) -> (f64, f64) {
     (WIDTH * x.position(line.x[at]), HEIGHT * (1.0 - y.position(line.y[at])))
 }
 
-/// The line; a gap where there is no number, a dot where a number stands alone.
+/// The path of a line: a gap where there is no number, a dot for a number alone.
 fn path(line: &Line<'_>, kept: &[usize], x: &Axis, y: &Axis) -> String {
     let mut path = String::new();
     let mut is_open = false;
@@ -270,12 +268,12 @@ impl<'a> DataLine<'a> {
     }
 }
 
-/// Six significant digits: what a picture can show, in fewer bytes.
+/// Six significant digits: all that a picture can show, in fewer bytes.
 pub(super) fn six_digits(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }
 
-/// What a line says in six numbers.
+/// A line summarised in six numbers.
 struct Summary {
     name: String,
     first: f64,

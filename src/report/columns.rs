@@ -1,10 +1,10 @@
-//! The figures of metrics.jsonl as columns, by the name of their field.
+//! The figures of metrics.jsonl as columns, by field name.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-/// One column for each figure, one place in it for each record. What a record does not have, or has as `null`, is NaN.
+/// One column per figure, with one value per record. A value that a record lacks or has as `null` is NaN.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Columns {
     len: usize,
@@ -12,7 +12,7 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Appends a record; what of it is no number is left out.
+    /// Appends a record, without the fields that are no number.
     pub fn push(&mut self, record: &Map<String, Value>) {
         for (name, value) in record {
             let number = match value {
@@ -39,13 +39,13 @@ impl Columns {
         self.len
     }
 
-    /// Whether there is no record.
+    /// Whether there are no records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A figure of all records; `None` where no record has it as a finite number.
+    /// A figure of all records; `None` where no record has a finite value.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&[f64]> {
         let column = self.columns.get(name)?;
@@ -58,8 +58,8 @@ impl Columns {
         self.get(name)?.iter().rev().copied().find(|value| value.is_finite())
     }
 
-    /// A figure in the last record: NaN where that lacks it or has it as `null`, as of a loss that is no number any more;
-    /// `None` where no record has it at all.
+    /// A figure in the last record. NaN where that record lacks it or has it as `null`, like a loss that is no longer a
+    /// number; `None` where no record has it at all.
     #[must_use]
     pub fn latest(&self, name: &str) -> Option<f64> {
         self.columns.get(name)?.last().copied()

@@ -1,8 +1,8 @@
-//! Runs side by side: what differs in the recipe, and what came of it.
+//! Runs side by side: differences in their recipes and in their results.
 //!
 //! A side is one run or several; the first side is the baseline. The speed of a run is the median over its steps after
-//! warm-up, and a figure of a side the median over its runs. Since two starts of one recipe differ, too, a difference is
-//! only called one where both sides have several runs whose ranges do not overlap.
+//! warm-up, and a figure of a side is the median over its runs. Two starts of one recipe differ, too: a difference only
+//! counts where both sides have several runs whose ranges do not overlap.
 
 mod limits;
 mod text;
@@ -20,7 +20,7 @@ use super::statistics::quantile;
 
 pub use limits::{Checked, Limit, Regression};
 
-/// Figures that are compared: name, label, unit.
+/// The compared figures: name, label, unit.
 const FIGURES: [(&str, &str, Unit); 23] = [
     ("final_eval_loss", "evaluation loss, last", Unit::Plain),
     ("best_eval_loss", "evaluation loss, best", Unit::Plain),
@@ -54,11 +54,11 @@ pub struct Comparison {
     sides: Vec<Side>,
     /// Keys of the resolved recipes whose values differ, with the value of each side's first run.
     recipe_differences: Vec<Difference>,
-    /// Of each side but the first, in words.
+    /// For each side but the first, in words.
     verdicts: Vec<Verdict>,
 }
 
-/// One run, or several that are compared as one.
+/// One run, or several compared as one.
 #[derive(Debug, Serialize)]
 struct Side {
     name: String,
@@ -67,7 +67,7 @@ struct Side {
     figures: Vec<Figure>,
     #[serde(skip)]
     has_recipe: bool,
-    /// Whether its runs are of different recipes.
+    /// Whether its runs have different recipes.
     #[serde(skip)]
     is_mixed: bool,
 }
@@ -75,13 +75,13 @@ struct Side {
 #[derive(Debug, Serialize)]
 struct Figure {
     name: &'static str,
-    /// The median over the runs; absent where one of them lacks it.
+    /// The median over the runs; absent where a run lacks it.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<f64>,
-    /// The lowest and the highest of several runs.
+    /// The lowest and highest of several runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     range: Option<(f64, f64)>,
-    /// `value / baseline - 1`, in percent; of what is in percent already: the difference.
+    /// `value / baseline - 1`, in percent. For figures in percent: the difference.
     #[serde(skip_serializing_if = "Option::is_none")]
     change_percent: Option<f64>,
     /// Whether the ranges do not overlap; absent where a side has one run.
@@ -89,11 +89,11 @@ struct Figure {
     is_clear: Option<bool>,
 }
 
-/// A key of the recipe whose value differs between sides.
+/// A recipe key whose value differs between sides.
 #[derive(Debug, Serialize)]
 struct Difference {
     key: String,
-    /// One for each side, as TOML; absent where the recipe does not have the key.
+    /// One value per side, as TOML; absent where the recipe does not have the key.
     values: Vec<Option<String>>,
 }
 
@@ -110,7 +110,7 @@ impl Comparison {
     ///
     /// # Errors
     ///
-    /// A folder that holds no run, or no step of one.
+    /// A folder that holds no run, or a run without steps.
     pub fn of(sides: &[Vec<PathBuf>]) -> Result<Self, ReportError> {
         let records = sides.iter().map(|folders| folders.iter().map(|folder| read(folder)).collect());
         let records: Vec<Vec<Record>> = records.collect::<Result<_, _>>()?;
@@ -145,7 +145,7 @@ fn read(folder: &Path) -> Result<Record, ReportError> {
 }
 
 impl Side {
-    /// A side of at least one run.
+    /// A side of one or more runs.
     fn of(records: &[Record]) -> Self {
         let figures = FIGURES.iter().map(|(name, ..)| {
             let values = records.iter().map(|record| value(record, name).filter(|value| value.is_finite()));
@@ -167,7 +167,7 @@ impl Side {
         }
     }
 
-    /// Takes in how the figures differ from those of the baseline.
+    /// Adds how the figures differ from those of the baseline.
     fn against(&mut self, baseline: &Self) {
         let evaluates_other_tokens = self.evaluates_other_tokens(baseline);
         for ((own, base), (name, _, unit)) in self.figures.iter_mut().zip(&baseline.figures).zip(&FIGURES) {
@@ -183,7 +183,7 @@ impl Side {
         }
     }
 
-    /// Whether the evaluation losses of two sides are certainly over different tokens, and so cannot be compared.
+    /// Whether the evaluation losses of two sides certainly cover different tokens, and so cannot be compared.
     fn evaluates_other_tokens(&self, baseline: &Self) -> bool {
         let [own, base] = [self, baseline].map(|side| side.value("eval_target_tokens"));
         own.is_some() && base.is_some() && own != base
@@ -197,7 +197,7 @@ impl Side {
         self.figure(name)?.value
     }
 
-    /// The peak that two sides are compared by: of the GPU where one of them has trained there.
+    /// The peak to compare two sides by: of the GPU where one of them trained on one.
     fn peak_figure(&self, baseline: &Self) -> &'static str {
         let on_gpu = [self, baseline].iter().any(|side| side.value("peak_gpu_memory_bytes").is_some());
         if on_gpu { "peak_gpu_memory_bytes" } else { "peak_host_memory_bytes" }
@@ -208,7 +208,8 @@ impl Side {
 fn value(record: &Record, name: &str) -> Option<f64> {
     let median = |name| quantile(steady(record, name), 0.5);
     match name {
-        // That of the last record, be it no number: the last finite one would make a run that diverged look sound.
+        // The value in the last record, even if it is not finite: the last finite one would make a diverged run look
+        // sound.
         "final_eval_loss" => record.evaluations.latest("eval_loss"),
         "best_eval_loss" => quantile(record.evaluations.get("eval_loss")?, 0.0),
         #[expect(clippy::cast_precision_loss, reason = "a number of evaluations")]
@@ -235,7 +236,7 @@ fn value(record: &Record, name: &str) -> Option<f64> {
     }
 }
 
-/// Share of the wall time; without a summary, of the time of the steps.
+/// Share of the wall time; without a summary, of the steps' time.
 fn time_percent(record: &Record, part: &str) -> Option<f64> {
     let name = format!("{part}_seconds");
     if let Some(time) = record.summary.get("time") {
@@ -244,7 +245,7 @@ fn time_percent(record: &Record, part: &str) -> Option<f64> {
     Some(100.0 * record.steps.sum(&name)? / record.steps.sum("wall_seconds")?)
 }
 
-/// What differs between the resolved recipes, but for where the run was written.
+/// Differences between the resolved recipes, except the output folder.
 fn differences(records: &[&Record]) -> Vec<Difference> {
     let flat = records.iter().map(|record| {
         let mut pairs = Vec::new();

@@ -1,7 +1,7 @@
-//! Fewer points that look the same: a run of any length makes a file of bounded size.
+//! Fewer points that look the same, so that a run of any length makes a file of bounded size.
 
-/// Places of the values to draw: all of them where they are at most `max_points`, else the lowest and highest of each
-/// of `max_points / 2` stretches, in their order, with the first and the last. A stretch that holds a gap keeps one.
+/// Indices of the values to draw: all, if there are at most `max_points`. Otherwise the lowest and highest of each of
+/// `max_points / 2` stretches, in order, with the first and the last value. A stretch with a gap keeps one.
 #[must_use]
 pub(super) fn lowest_and_highest(values: &[f64], max_points: usize) -> Vec<usize> {
     if values.len() <= max_points.max(4) {

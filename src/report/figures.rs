@@ -1,4 +1,4 @@
-//! Which charts a run has: those whose figures it measured.
+//! The charts of a run: one for each figure that it measured.
 
 use std::borrow::Cow;
 
@@ -9,10 +9,10 @@ use super::split::split_note;
 use super::stack;
 use crate::figures::tags;
 
-/// Steps whose mean the calmer line over a noisy one shows: a fortieth of the run.
+/// The smoothed line over a noisy one is a mean over this fraction of the run.
 const MEAN_SHARE: usize = 40;
 
-/// The charts of a page, by its sections. Each is HTML.
+/// The charts of a page by section, each as HTML.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub(super) struct Charts {
     pub(super) learning: Vec<String>,
@@ -22,10 +22,10 @@ pub(super) struct Charts {
     pub(super) memory: Vec<String>,
 }
 
-/// A line to draw where its figure was measured: figure, name, colour, look.
+/// A line, drawn where its figure was measured: figure, name, colour, look.
 type Wanted = (&'static str, String, usize, Look);
 
-/// The figures of TensorBoard that `is_shown` picks by name, each a line named by its tag.
+/// The TensorBoard figures whose name `is_shown` accepts, each a line named by its tag.
 fn all(is_shown: impl Fn(&str) -> bool) -> Vec<Wanted> {
     let shown = tags().filter(|(figure, ..)| is_shown(figure)).enumerate();
     let line = |(index, (figure, tag, _)): (usize, (&'static str, &str, &str))| {
@@ -61,7 +61,7 @@ impl Charts {
     }
 }
 
-/// The lines of the figures that were measured.
+/// Lines for the figures that were measured.
 fn lines<'a>(record: &'a Record, steps: &'a [f64], wanted: &[Wanted]) -> Vec<Line<'a>> {
     let line = |&(figure, ref name, color, look): &Wanted| {
         let y = match figure {
@@ -70,13 +70,13 @@ fn lines<'a>(record: &'a Record, steps: &'a [f64], wanted: &[Wanted]) -> Vec<Lin
         };
         Some(Line { name: name.clone(), x: steps, y, color, look })
     };
-    // Beside others, what was nothing all the time, such as memory swapped out, says nothing.
+    // Among others, a figure that was always 0, such as swapped memory, is left out.
     let says_something =
         |line: &Line<'_>| wanted.len() == 1 || line.y.iter().any(|value| value.is_finite() && *value != 0.0);
     wanted.iter().filter_map(line).filter(says_something).collect()
 }
 
-/// A figure of each step, pale, under the mean of some steps.
+/// A figure of each step, pale, under its running mean.
 fn with_mean<'a>(record: &'a Record, steps: &'a [f64], figure: &str, name: &str, color: usize) -> Vec<Line<'a>> {
     let Some(y) = record.steps.get(figure) else { return Vec::new() };
     let each = Line { name: format!("{name} of a step"), x: steps, y: y.into(), color, look: Look::Pale };
@@ -87,7 +87,7 @@ fn with_mean<'a>(record: &'a Record, steps: &'a [f64], figure: &str, name: &str,
     vec![each, Line { name: format!("mean of {width} steps"), x: steps, y: calmed(y), color, look: Look::Solid }]
 }
 
-/// Means of the last fortieth of the values, so that a line can be followed; of few values, the values.
+/// Running means over a fortieth of the values, so that a line can be followed; few values stay as they are.
 fn calmed(values: &[f64]) -> Cow<'_, [f64]> {
     match values.len() / MEAN_SHARE {
         ..3 => values.into(),
@@ -95,9 +95,9 @@ fn calmed(values: &[f64]) -> Cow<'_, [f64]> {
     }
 }
 
-/// The mean of the last `width` finite values at each place.
+/// At each index, the mean of the last `width` finite values.
 fn moving_mean(values: &[f64], width: usize) -> Vec<f64> {
-    // Sums and counts of all values before a place.
+    // Sums and counts of all values before an index.
     let mut before = vec![(0.0, 0.0)];
     before.extend(values.iter().scan((0.0, 0.0), |(sum, count), value| {
         if value.is_finite() {
@@ -107,13 +107,13 @@ fn moving_mean(values: &[f64], width: usize) -> Vec<f64> {
     }));
     let mean = |at: usize| {
         let (first, last) = (before[(at + 1).saturating_sub(width)], before[at + 1]);
-        // Of none: 0 / 0, which is no number.
+        // Without values: 0 / 0, which is NaN.
         (last.0 - first.0) / (last.1 - first.1)
     };
     (0..values.len()).map(mean).collect()
 }
 
-/// Lines that can be told apart in a long run: means of some steps. With what to say of them.
+/// Lines that can be told apart in a long run, as running means. Second, the sentence that explains them.
 fn calm_lines<'a>(record: &'a Record, steps: &'a [f64], wanted: &[Wanted]) -> (Vec<Line<'a>>, String) {
     let mut lines = lines(record, steps, wanted);
     let width = steps.len() / MEAN_SHARE;
@@ -144,7 +144,7 @@ fn loss(record: &Record, steps: &[f64]) -> Option<String> {
     .render()
 }
 
-/// What the upright lines of a chart mark: steps `which` ...
+/// The note that explains the upright lines of a chart, which mark the steps `which` ...
 fn marked(marks: &[(u64, String)], which: &str) -> String {
     match marks {
         [] => String::new(),
@@ -219,7 +219,7 @@ fn utilization(record: &Record, steps: &[f64]) -> Vec<String> {
         noted("GPU temperature", Unit::Celsius, by_unit("_celsius")),
         clocks(record, steps),
         noted("PCIe traffic", Unit::BytesPerSecond, by_unit("_bytes_per_second")),
-        // A run whose rows are in memory reads nothing.
+        // A run with its rows in memory reads nothing.
         record
             .steps
             .max("disk_read_bytes")
@@ -229,7 +229,7 @@ fn utilization(record: &Record, steps: &[f64]) -> Vec<String> {
     charts.into_iter().flatten().collect()
 }
 
-/// With what kept them down.
+/// With the reasons for throttling.
 fn clocks(record: &Record, steps: &[f64]) -> Option<String> {
     #[allow(clippy::cast_precision_loss, reason = "far below 2^53 steps")]
     let num_steps = record.steps.len().max(1) as f64;
@@ -251,7 +251,7 @@ fn clocks(record: &Record, steps: &[f64]) -> Option<String> {
 }
 
 fn memory(record: &Record, steps: &[f64]) -> Vec<String> {
-    // What the machine has left would dwarf what the process takes.
+    // The machine's free memory would dwarf that of the process.
     let of = |device: &str| {
         all(|figure| figure.starts_with(device) && figure.ends_with("_bytes") && figure != "host_available_bytes")
     };

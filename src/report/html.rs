@@ -1,13 +1,13 @@
-//! Text that goes into a page.
+//! Text for a page.
 
 use minijinja::{AutoEscape, Environment};
 use serde::Serialize;
 
 use super::ReportError;
 
-/// The look of all pages.
+/// The style of all pages.
 const STYLE: &str = include_str!("style.css");
-/// Shows numbers under the pointer; a page is complete without it.
+/// Shows numbers under the pointer; pages are complete without it.
 const SCRIPT: &str = include_str!("hover.js");
 
 /// Escapes text for an element or a quoted attribute.
@@ -26,13 +26,13 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
-/// JSON that can stand in a `<script>`: nothing in it ends the element.
+/// JSON that is safe inside a `<script>`: nothing in it ends the element.
 pub(super) fn script_json(value: &impl Serialize) -> String {
     let json = serde_json::to_string(value).unwrap_or_default();
     json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
-/// Fills a template, in which every text is escaped unless it is marked as HTML.
+/// Fills a template and escapes every text that is not marked as HTML.
 pub(super) fn fill(template: &str, context: &impl Serialize) -> Result<String, ReportError> {
     let mut environment = Environment::new();
     environment.set_auto_escape_callback(|_| AutoEscape::Html);

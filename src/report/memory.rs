@@ -1,10 +1,10 @@
-//! The most memory that a run used, against what it was planned to need.
+//! The peak memory of a run, compared with its plan.
 
 use super::axis::Unit;
 use super::record::Record;
 use super::stack::{self, Piece};
 
-/// The most memory that was in use, and of what.
+/// The peak memory in use, and of which device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Peak {
     pub(super) bytes: f64,
@@ -12,7 +12,7 @@ pub(super) struct Peak {
 }
 
 impl Peak {
-    /// Of the GPU where there is one.
+    /// The GPU's where there is one.
     pub(super) fn of(record: &Record) -> Option<Self> {
         match record.peak_memory_bytes(true) {
             Some(bytes) => Some(Self { bytes, of: "of the GPU" }),
@@ -21,7 +21,7 @@ impl Peak {
     }
 }
 
-/// The plan against what was measured.
+/// The plan beside the measurement.
 pub(super) struct Memory {
     pub(super) title: &'static str,
     planned: Vec<Piece>,
@@ -64,7 +64,7 @@ impl Memory {
         })
     }
 
-    /// How far the rows fall short of what the plan reckons with.
+    /// By how much the rows are shorter than the plan assumes.
     fn fullness(record: &Record) -> Option<String> {
         let count = |key: &str| record.setting(key).and_then(toml::Value::as_integer).filter(|count| *count > 0);
         let longest = count("data.max_length")?;

@@ -1,4 +1,4 @@
-//! What a run has written, to look at: one page for a run, and several runs side by side.
+//! Views of what a run has written: a page for a run, and a comparison of several runs.
 //!
 //! - [`record`](Record): the files of a run's folder, read
 //! - [`columns`](Columns): its figures by name
@@ -8,7 +8,7 @@
 //! - `memory`: the plan against what was measured
 //! - `statistics`: medians
 //!
-//! Everything here is made from files, so that it can be made anew, also of a run that was interrupted.
+//! Everything here is made from files, so it can be made again, even for an interrupted run.
 
 mod axis;
 mod chart;
@@ -35,63 +35,63 @@ pub use record::{PlannedComponent, PlannedMemory, Record};
 use crate::files;
 use crate::panics::guarded;
 
-/// The file's name in the run's folder.
+/// File name of the report in the run's folder.
 pub const REPORT_FILE: &str = "report.html";
 
-/// How often a page that is waited for is asked whether it still may be.
+/// While waiting for a page, the time between two looks at the limit.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Why there is no report.
+/// Why a report could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// Nothing is there.
+    /// The folder does not exist.
     #[error("{path}: there is no such folder\n  hint: give the `output_dir` of a run", path = path.display())]
     NoFolder {
         /// The folder.
         path: PathBuf,
     },
-    /// Something else is there.
+    /// The path is not a run's folder.
     #[error("{path}: not a run, there is no metrics.jsonl in it\n  hint: give the `output_dir` of a run", path = path.display())]
     NotARun {
         /// The folder.
         path: PathBuf,
     },
-    /// A run that has not come to its first step.
+    /// A run without a complete step.
     #[error("{path}: metrics.jsonl holds no step{}", torn(*num_torn_lines), path = path.display())]
     NoFigures {
         /// The folder.
         path: PathBuf,
-        /// Lines of it that cannot be read.
+        /// Number of its unreadable lines.
         num_torn_lines: usize,
     },
-    /// The file system refused.
+    /// A file operation failed.
     #[error("{path}: cannot {action}: {source}", path = path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
         /// Why it failed.
         source: io::Error,
     },
-    /// The template does not fit its figures: a mistake of this program.
+    /// The template does not fit its figures: a bug in this program.
     #[error("cannot lay out the page: {0}")]
     Layout(#[from] minijinja::Error),
-    /// Another mistake of this program.
+    /// Another bug in this program.
     #[error("cannot make the page: {0}")]
     Panic(String),
-    /// There was no time left to wait for it.
+    /// The report took too long.
     #[error("the page is not made within {} s\n  hint: `lora-train report {}` makes it", limit.as_secs(), path.display())]
     NotInTime {
         /// The folder.
         path: PathBuf,
-        /// How long it was waited for.
+        /// The time limit.
         limit: Duration,
     },
 }
 
 impl ReportError {
-    /// Whether what was asked for is wrong, rather than something on the way.
+    /// Whether the request was wrong, rather than something that failed on the way.
     #[must_use]
     pub fn is_input(&self) -> bool {
         matches!(self, Self::NoFolder { .. } | Self::NotARun { .. } | Self::NoFigures { .. })
@@ -106,7 +106,7 @@ fn torn(num_lines: usize) -> String {
     }
 }
 
-/// Makes report.html of a run's files, in its folder or elsewhere; returns where it is.
+/// Makes report.html from a run's files, in its folder or elsewhere, and returns its path.
 ///
 /// # Errors
 ///
@@ -118,19 +118,19 @@ pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> 
     Ok(path)
 }
 
-/// As [`write()`], into the run's folder, for the end of a run that must not take long and must not fail by this: what takes
-/// longer than `limit` says is given up, and a panic is an error. `limit` is asked again and again, since somebody may become
-/// impatient meanwhile.
+/// Like [`write()`] into the run's folder, but for the end of a run, which must neither take long nor fail because of
+/// it. It gives up after `limit`, and turns a panic into an error. It asks for `limit` repeatedly, because a user may
+/// become impatient meanwhile.
 ///
 /// # Errors
 ///
-/// As [`write()`]; where the limit is exceeded.
+/// Those of [`write()`], and an exceeded limit.
 pub fn write_within(folder: &Path, limit: impl Fn() -> Duration) -> Result<PathBuf, ReportError> {
     let (sender, receiver) = mpsc::channel();
     let run = folder.to_owned();
     let make = move || {
         let page = guarded(|| Record::read(&run).and_then(|record| page::render(&record)));
-        // After the limit nobody listens.
+        // After the limit, the receiver is gone.
         drop(sender.send(page));
     };
     let path = folder.join(REPORT_FILE);
@@ -175,7 +175,7 @@ mod tests {
     fn a_page_that_takes_too_long_is_given_up_and_nothing_is_left_of_it() {
         let folder = tempfile::tempdir().unwrap();
         let metrics = folder.path().join("metrics.jsonl");
-        // Nobody writes into it, so whoever reads it waits.
+        // Nothing writes into the pipe, so reading it blocks.
         assert!(std::process::Command::new("mkfifo").arg(&metrics).status().unwrap().success());
         let error = write_within(folder.path(), || Duration::from_millis(20)).unwrap_err().to_string();
         assert!(error.contains("not made within 0 s") && error.contains("hint: `lora-train report /"), "{error}");

@@ -13,15 +13,15 @@ use super::stack::{self, Piece};
 use super::statistics::{num_warmup_steps, quantile};
 use crate::text::{duration, thousands};
 
-/// Prompts whose texts are shown, and texts of each.
+/// Number of prompts with texts on the page, and of texts per prompt.
 const MAX_PROMPTS: usize = 12;
 const MAX_TEXTS: usize = 12;
-/// Characters of a text that are shown.
+/// Characters shown of a text.
 const MAX_TEXT: usize = 4000;
-/// Characters of a recipe that are shown: more than any that a person wrote.
+/// Characters shown of a recipe: more than anyone writes by hand.
 const MAX_RECIPE: usize = 60_000;
 
-/// Parts of the run's wall time in summary.json: field, name, class of the colour.
+/// Parts of the run's wall time in summary.json: field, name, colour class.
 const TIME_PARTS: [(&str, &str, &str); 9] = [
     ("startup_seconds", "start-up", "p-startup"),
     ("forward_backward_seconds", "forward + backward", "p-passes"),
@@ -34,19 +34,19 @@ const TIME_PARTS: [(&str, &str, &str); 9] = [
     ("other_seconds", "other", "p-other"),
 ];
 
-/// What the template shows.
+/// Values for the template.
 #[derive(Debug, Serialize)]
 struct Page {
     name: String,
     status: String,
-    /// Why it did not come to its end, and what to do.
+    /// Why the run ended early, and what to do.
     reason: Vec<String>,
     about: Vec<String>,
     tiles: Vec<Tile>,
     findings: Vec<Value>,
-    /// Of which part of the run they are; empty: of all of it.
+    /// The part of the run that the findings are about; empty: all of it.
     findings_of: &'static str,
-    /// Those that were told while it went on.
+    /// Findings reported during the run.
     told: Vec<Value>,
     charts: Charts,
     time_bar: Option<String>,
@@ -72,11 +72,11 @@ struct Tile {
     note: String,
 }
 
-/// What the model wrote after one prompt.
+/// Texts that the model wrote after one prompt.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Texts {
     prompt: String,
-    /// The first and the last.
+    /// The first and the last text.
     shown: Vec<Text>,
     between: Vec<Text>,
 }
@@ -97,7 +97,7 @@ struct Row {
 ///
 /// # Errors
 ///
-/// A template that does not fit, which would be a mistake of this program.
+/// A template that does not fit, which would be a bug in this program.
 pub(super) fn render(record: &Record) -> Result<String, ReportError> {
     let time = time_pieces(record);
     let memory = Memory::of(record);
@@ -141,7 +141,7 @@ fn status(record: &Record) -> String {
     }
 }
 
-/// Of how many starts the wall time is, and what a million tokens took of it.
+/// Number of starts in the wall time, and the time per million tokens.
 fn wall_note(record: &Record, per_million: Option<f64>) -> Option<String> {
     let starts = Some(record.num_starts()).filter(|starts| *starts > 1.0);
     let starts = starts.map(|starts| format!("{} starts", thousands(starts)));
@@ -154,13 +154,13 @@ fn findings(record: &Record, name: &str) -> Vec<Value> {
     record.summary.get(name).and_then(Value::as_array).cloned().unwrap_or_default()
 }
 
-/// Why the run did not come to its end, line by line.
+/// Why the run ended early, line by line.
 fn reason(record: &Record) -> Vec<String> {
     let reason = record.summary.get("reason").and_then(Value::as_str).unwrap_or_default();
     shortened(reason, MAX_TEXT).lines().map(ToOwned::to_owned).collect()
 }
 
-/// Model, device and time, in a line.
+/// Model, device and time in one line.
 fn about(record: &Record) -> Vec<String> {
     let model = record.setting("model.path").and_then(toml::Value::as_str).map(ToOwned::to_owned);
     let device = record.device().map(ToOwned::to_owned);
@@ -170,14 +170,14 @@ fn about(record: &Record) -> Vec<String> {
     [model, device, precision, started.map(|time| format!("started {time} UTC"))].into_iter().flatten().collect()
 }
 
-/// The headline figures; those that were not measured have no tile.
+/// The headline figures; figures that were not measured have no tile.
 fn tiles(record: &Record) -> Vec<Tile> {
     let tile = |label, value: Option<String>, note: Option<String>| {
         value.map(|value| Tile { label, value, note: note.unwrap_or_default() })
     };
     let losses = record.evaluations.get("eval_loss").unwrap_or_default();
     let first_loss = losses.first().copied().filter(|loss| loss.is_finite());
-    // Of the last record, be it no number: the last finite one would make a run that diverged look sound.
+    // The value in the last record, even if it is not finite: the last finite one would make a diverged run look sound.
     let last_loss = record.evaluations.latest("eval_loss");
     let loss_text = |loss: f64| if loss.is_finite() { Unit::Plain.text(loss) } else { "not a number".to_owned() };
     let from_loss = first_loss.filter(|_| losses.len() > 1).map(|loss| format!("from {}", Unit::Plain.text(loss)));
@@ -253,7 +253,7 @@ fn rate(record: &Record) -> Option<f64> {
     record.figure("tokens_per_second").or_else(|| Some(record.steps.sum("tokens")? / seconds))
 }
 
-/// Where the whole run's time went; without a summary, that of its steps.
+/// Where the time of the whole run went; without a summary, that of its steps.
 fn time_pieces(record: &Record) -> Vec<Piece> {
     let Some(time) = record.summary.get("time").and_then(Value::as_object) else {
         let parts = stack::parts(&record.steps).into_iter();
@@ -271,14 +271,14 @@ fn time_pieces(record: &Record) -> Vec<Piece> {
     pieces.flat_map(|piece| passes_apart(piece, record.figure("forward_share"))).collect()
 }
 
-/// Forward and backward, where the run knows which share of the two the first had.
+/// Forward and backward, where the run knows the forward's share of the two.
 fn passes_apart(piece: Piece, forward_share: Option<f64>) -> Vec<Piece> {
     let Some(share) = forward_share.filter(|_| piece.class == "p-passes") else { return vec![piece] };
     let part = |name: &str, class, share: f64| Piece { name: name.to_owned(), class, value: share * piece.value };
     vec![part("forward", "p-forward", share), part("backward", "p-backward", 1.0 - share)]
 }
 
-/// What the model wrote, by prompt, and how many texts are not shown.
+/// Texts of the model by prompt, and the number of texts not shown.
 fn texts(record: &Record) -> (Vec<Texts>, usize) {
     let mut prompts: Vec<(&str, Vec<Text>)> = Vec::new();
     for sample in &record.samples {

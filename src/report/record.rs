@@ -1,4 +1,4 @@
-//! What a run has left in its folder.
+//! The files in a run's folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,33 +13,33 @@ use super::ReportError;
 use super::columns::Columns;
 use crate::metrics::{Outcome, SUMMARY_FILE, Sample, UNFINISHED_FILE};
 
-/// The files of a run, read. Only metrics.jsonl must be there: a killed run has no summary.
+/// The parsed files of a run. Only metrics.jsonl is required: a killed run has no summary.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
-    /// The folder.
+    /// The run's folder.
     pub folder: PathBuf,
     /// Records of steps.
     pub steps: Columns,
-    /// Steps with which something was wrong, and what.
+    /// Steps with an anomaly, and its description.
     pub anomalies: Vec<(u64, String)>,
-    /// Steps at which the diagnosis told of something that had lasted, and those far slower than others.
+    /// Steps at which the diagnosis reported a lasting finding, and steps far slower than others.
     pub findings: Vec<(u64, String)>,
-    /// What kept the GPU's clocks down, and in how many steps: of a step by the share of its samples.
+    /// Reasons for throttled clocks of the GPU, and in how many steps. A step counts by the share of its samples.
     pub throttles: BTreeMap<String, f64>,
     /// Records of evaluations.
     pub evaluations: Columns,
-    /// Lines of metrics.jsonl that cannot be read: a killed process may leave one.
+    /// Unreadable lines of metrics.jsonl: a killed process may leave one.
     pub num_torn_lines: usize,
     /// samples.jsonl.
     pub samples: Vec<Sample>,
-    /// summary.json, or unfinished.json; empty where there is neither. As it stands there: that of another version is read
-    /// too.
+    /// summary.json or unfinished.json, unparsed, so that those of other versions can be read too; empty where there is
+    /// neither.
     pub summary: Map<String, Value>,
     /// recipe.toml.
     pub given_recipe: Option<String>,
     /// resolved.toml.
     pub resolved_recipe: Option<String>,
-    /// The same, parsed.
+    /// resolved.toml, parsed.
     pub settings: toml::Table,
     /// environment.json.
     pub environment: Map<String, Value>,
@@ -47,7 +47,7 @@ pub struct Record {
     pub memory_plan: Option<PlannedMemory>,
 }
 
-/// What the run was planned to need: `memory_plan.json`.
+/// The planned memory of a run: `memory_plan.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct PlannedMemory {
@@ -61,7 +61,7 @@ pub struct PlannedMemory {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct PlannedComponent {
-    /// What it is.
+    /// What the memory is for.
     pub name: String,
     /// Its size.
     pub bytes: u64,
@@ -72,8 +72,8 @@ impl Record {
     ///
     /// # Errors
     ///
-    /// A folder that is not there or holds no run; files that cannot be read. A file that holds something else than it
-    /// should, other than metrics.jsonl, counts as absent.
+    /// A folder that does not exist or holds no run; files that cannot be read. Except for metrics.jsonl, a file with
+    /// unexpected content counts as absent.
     pub fn read(folder: &Path) -> Result<Self, ReportError> {
         if !folder.is_dir() {
             return Err(ReportError::NoFolder { path: folder.to_owned() });
@@ -103,12 +103,12 @@ impl Record {
     #[must_use]
     pub fn name(&self) -> String {
         let last = |folder: &Path| folder.file_name().map(|name| name.to_string_lossy().into_owned());
-        // `.` and `..` name no folder; what they stand for does.
+        // `.` and `..` name no folder: use the folder they stand for.
         let resolved = || last(&fs::canonicalize(&self.folder).ok()?);
         last(&self.folder).or_else(resolved).unwrap_or_else(|| self.folder.display().to_string())
     }
 
-    /// A value of the resolved recipe, by its dotted key.
+    /// A value of the resolved recipe, by dotted key.
     #[must_use]
     pub fn setting(&self, key: &str) -> Option<&toml::Value> {
         let mut parts = key.split('.');
@@ -122,8 +122,7 @@ impl Record {
         self.summary.get(name)?.as_f64()
     }
 
-    /// The most memory of the GPU, or of the process, that was in use at any time of the run; of a run without a summary,
-    /// at any step.
+    /// The peak memory of the GPU, or of the process, over the whole run; without a summary, over its steps.
     #[must_use]
     pub fn peak_memory_bytes(&self, of_gpu: bool) -> Option<f64> {
         let (summary, step) = if of_gpu {
@@ -134,19 +133,19 @@ impl Record {
         self.figure(summary).or_else(|| self.steps.max(step))
     }
 
-    /// Starts of the process, where the run says so; 0 where it does not.
+    /// Starts of the process; 0 where the run does not record them.
     #[must_use]
     pub fn num_starts(&self) -> f64 {
         self.figure("starts").unwrap_or(0.0)
     }
 
-    /// How the run ended; `None` where it has not.
+    /// How the run ended; `None` where it has not ended.
     #[must_use]
     pub fn outcome(&self) -> Option<Outcome> {
         serde_json::from_value(self.summary.get("outcome")?.clone()).ok()
     }
 
-    /// The device, for people.
+    /// The device, as shown on the page.
     #[must_use]
     pub fn device(&self) -> Option<&str> {
         let device = self.summary.get("device").and_then(Value::as_str).filter(|device| !device.is_empty());
@@ -169,7 +168,7 @@ impl Record {
         for line in BufReader::new(file).split(b'\n') {
             let line = line.map_err(|source| ReportError::Io { path: path.clone(), action: "read", source })?;
             match serde_json::from_slice::<Map<String, Value>>(&line) {
-                // A line that does not say its step has no place in a chart.
+                // A line without a step has no place in a chart.
                 Ok(fields) if !fields.get("step").is_some_and(Value::is_u64) => self.num_torn_lines += 1,
                 Ok(fields) if fields.contains_key("eval_loss") => self.evaluations.push(&fields),
                 Ok(fields) if fields.contains_key("learning_rate") => {
@@ -197,7 +196,7 @@ impl Record {
     }
 }
 
-/// A file's text; `None` where there is none. What is not UTF-8 in it is replaced.
+/// A file's text; `None` where the file does not exist. Invalid UTF-8 is replaced.
 fn text(path: &Path) -> Result<Option<String>, ReportError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
@@ -210,7 +209,7 @@ fn json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ReportError> {
     Ok(text(path)?.and_then(|text| serde_json::from_str(&text).ok()))
 }
 
-/// The lines of a file that can be read.
+/// The readable lines of a file.
 fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportError> {
     let text = text(path)?.unwrap_or_default();
     Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())

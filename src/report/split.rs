@@ -1,14 +1,14 @@
-//! Steps of a GPU: which of them tell the parts of their time apart, and what is known of the others.
+//! Steps on a GPU: splits step times into parts also where the parts were not measured.
 
 use super::columns::Columns;
 
-/// What a device computes, or is given to compute with.
+/// Work of the device, and handing it over.
 pub(super) const OF_DEVICE: [&str; 4] =
     ["host_to_device_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"];
 
-/// The parts of [`OF_DEVICE`] of each step; `None` where no step tells forward and backward apart. A GPU is waited for at the
-/// end of each part in some steps only: in the others, the time of a part is that of handing it over, so their sum is split
-/// as in the last step that did wait, before those as in the first one.
+/// The parts of [`OF_DEVICE`] of each step; `None` where no step measures forward and backward apart. Only some steps
+/// wait for the GPU at the end of each part. In the others a part's time is only that of launching it, so their sum is
+/// split as in the last step that waited; before the first such step, as in that one.
 pub(super) fn of_device(steps: &Columns) -> Option<[Vec<f64>; 4]> {
     let forward = steps.get("forward_seconds")?;
     let empty = vec![f64::NAN; steps.len()];
@@ -33,7 +33,7 @@ pub(super) fn of_device(steps: &Columns) -> Option<[Vec<f64>; 4]> {
     Some(parts)
 }
 
-/// How many steps are split as others were; empty where all were measured.
+/// How many steps are split like others; empty where all were measured.
 pub(super) fn split_note(steps: &Columns) -> String {
     let forward = steps.get("forward_seconds").unwrap_or_default();
     match forward.iter().filter(|seconds| seconds.is_finite()).count() {
@@ -72,7 +72,7 @@ mod tests {
             }
             line.to_string()
         };
-        // Handed over at once, and waited for at the end of the backward; the third step waited at every end.
+        // Launched at once, and waited for at the end of the backward; the third step waited at every end.
         let lines =
             [line(0.98, 0.01, None), line(0.38, 0.01, None), line(0.8, 0.19, Some(0.3)), line(1.98, 0.01, None)];
         let steps = columns(&lines.iter().map(String::as_str).collect::<Vec<_>>());

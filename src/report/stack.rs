@@ -1,4 +1,4 @@
-//! Where the time went: parts of a step's wall time, over the steps and in total.
+//! Where the time went: the parts of a step's wall time, over the steps and in total.
 
 use std::fmt::Write as _;
 
@@ -12,22 +12,22 @@ use super::html::{escape, script_json};
 use super::split::{OF_DEVICE, of_device};
 use super::statistics::quantile;
 
-/// Columns of the chart, at most.
+/// Maximum number of columns.
 const MAX_COLUMNS: usize = 100;
-/// A column this much higher than nine tenths of them is cut off, so that the others can be seen.
+/// A column this many times as high as nine tenths of them is cut off, so that the others stay visible.
 const CUT_ABOVE: f64 = 4.0;
 
 /// A part of the time.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
     pub(super) name: &'static str,
-    /// Class of its colour.
+    /// Colour class.
     pub(super) class: &'static str,
-    /// Of each step.
+    /// Seconds of each step.
     pub(super) seconds: Vec<f64>,
 }
 
-/// Parts of the wall time by the name of their figure, for people, and the class of their colour.
+/// Parts of the wall time: figure, display name, colour class.
 const PARTS: [(&str, &str, &str); 9] = [
     ("forward_seconds", "forward", "p-forward"),
     ("backward_seconds", "backward", "p-backward"),
@@ -40,7 +40,7 @@ const PARTS: [(&str, &str, &str); 9] = [
     ("other_seconds", "other", "p-other"),
 ];
 
-/// The parts of each step's wall time; they add up to `wall_seconds`.
+/// The parts of each step's wall time, which add up to `wall_seconds`.
 pub(super) fn parts(steps: &Columns) -> Vec<Part> {
     let column = |name: &str| -> Vec<f64> {
         let finite = |value: &f64| if value.is_finite() { *value } else { 0.0 };
@@ -57,7 +57,7 @@ pub(super) fn parts(steps: &Columns) -> Vec<Part> {
         .map(|&(figure, name, class)| Part { name, class, seconds: seconds(figure) })
         .collect();
     if of_device.is_none() {
-        // What of the two passes cannot be told apart.
+        // Forward and backward together, where they cannot be told apart.
         let passes = column("forward_backward_seconds");
         parts.insert(0, Part { name: "forward + backward", class: "p-passes", seconds: passes });
     }
@@ -73,7 +73,7 @@ struct Data<'a> {
     suffix: &'static str,
     /// First and last step of each column.
     columns: Vec<(f64, f64)>,
-    /// Mean seconds a step.
+    /// Mean seconds per step.
     parts: Vec<DataPart<'a>>,
 }
 
@@ -83,7 +83,7 @@ struct DataPart<'a> {
     y: Vec<f64>,
 }
 
-/// Columns over the steps, each the mean of its steps. `split` says how they come to their parts.
+/// Columns over the steps, each the mean of its steps. `split` is the note on how unmeasured parts were split.
 pub(super) fn over_steps(steps: &[f64], parts: &[Part], split: &str) -> Option<String> {
     if parts.is_empty() || steps.is_empty() {
         return None;
@@ -100,7 +100,7 @@ pub(super) fn over_steps(steps: &[f64], parts: &[Part], split: &str) -> Option<S
     let most = quantile(&totals, 0.9)?;
     let is_cut = highest > CUT_ABOVE * most && most > 0.0;
     let y = Axis::rounded(0.0, if is_cut { 2.0 * most } else { highest }, Unit::Seconds, 5.0);
-    // Columns stand around their steps.
+    // Columns are centred on their steps.
     let x = Axis::exact(steps[0] - 0.5, steps[steps.len() - 1] + 0.5, Unit::Count, 5.0);
     let edges = |(start, end): (usize, usize)| {
         (WIDTH * x.position(steps[start] - 0.5), WIDTH * x.position(steps[end - 1] + 0.5))
@@ -233,7 +233,7 @@ pub(super) struct Piece {
     pub(super) value: f64,
 }
 
-/// Bars of pieces, one above the other on the same scale. Each comes with what stands before it and after it.
+/// Bars of pieces, one above the other on the same scale, each with a label before it and a text after it.
 pub(super) fn bars(bars: &[(&str, Vec<Piece>)], unit: Unit) -> String {
     let sum = |pieces: &[Piece]| pieces.iter().map(|piece| piece.value).sum::<f64>();
     let longest = bars.iter().map(|(_, pieces)| sum(pieces)).fold(0.0, f64::max);

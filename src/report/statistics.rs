@@ -1,6 +1,6 @@
 //! Medians.
 
-/// The value below which a share of the finite values lies, between neighbours in proportion.
+/// The quantile of a share of the finite values, interpolated linearly.
 #[must_use]
 pub(super) fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
@@ -14,8 +14,8 @@ pub(super) fn quantile(values: &[f64], share: f64) -> Option<f64> {
     Some(sorted[below] + (sorted[above] - sorted[below]) * place.fract())
 }
 
-/// How many of the first steps are warm-up, which compiles kernels, fills caches and measures the device: a tenth of
-/// them, from 1 to 10; none of a single step.
+/// How many of the first steps are warm-up, which compiles kernels, fills caches and measures the device: a tenth, from
+/// 1 to 10; 0 of a single step.
 #[must_use]
 pub(super) fn num_warmup_steps(num_steps: usize) -> usize {
     (num_steps / 10).clamp(1, 10).min(num_steps.saturating_sub(1))

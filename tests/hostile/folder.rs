@@ -1,13 +1,13 @@
-//! A folder for one input, deep in another one that must stay empty otherwise.
+//! A folder for one input, deep inside another one that must otherwise stay empty.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Names from the outer folder to the inner one: as many steps up as a path of an attack usually has.
+/// Path from the outer folder to the inner one, as deep as an attacking path usually climbs.
 const INNER: &str = "a/b/c/d/e/f/given";
 
-/// A fresh folder in memory, if the machine has a file system there.
+/// A new folder, in memory if the machine has such a file system.
 pub(crate) struct Folder {
     outer: PathBuf,
     inner: PathBuf,
@@ -20,7 +20,7 @@ impl Folder {
         let root = if root.is_dir() { root.to_owned() } else { std::env::temp_dir() };
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let outer = root.join(format!("lora-train-hostile-{}-{number}", std::process::id()));
-        // A process of this number may have been killed.
+        // A killed process with the same number may have left one.
         drop(fs::remove_dir_all(&outer));
         let inner = outer.join(INNER);
         fs::create_dir_all(&inner).unwrap();
@@ -38,7 +38,7 @@ impl Folder {
         path
     }
 
-    /// Holds that nothing was written outside of the inner folder.
+    /// Asserts that nothing was written outside the inner folder.
     pub(crate) fn assert_nothing_outside(&self) {
         let mut at = self.outer.clone();
         for step in Path::new(INNER) {

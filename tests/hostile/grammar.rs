@@ -1,4 +1,4 @@
-//! Inputs that no change of a valid file would become.
+//! Inputs that mutating a valid file would not produce.
 
 use proptest::prelude::*;
 
@@ -72,7 +72,7 @@ fn json() -> impl Strategy<Value = String> {
     leaf.prop_recursive(10, 64, 8, move |inner| {
         prop_oneof![
             proptest::collection::vec(inner.clone(), 0..8).prop_map(|items| format!("[{}]", join(&items, ","))),
-            // A key may be there twice.
+            // A key may occur twice.
             proptest::collection::vec((word(), inner), 0..8).prop_map(move |entries| {
                 let entries = entries.into_iter().map(|(key, value)| format!("{}:{value}", quoted(key)));
                 format!("{{{}}}", join(&entries.collect::<Vec<_>>(), ","))
@@ -81,7 +81,7 @@ fn json() -> impl Strategy<Value = String> {
     })
 }
 
-/// JSON lines, or an array, of rows that look like some format.
+/// JSON lines or an array, with rows that resemble some format.
 pub(crate) fn rows() -> impl Strategy<Value = Vec<u8>> {
     let turn = (word(), word(), json()).prop_map(|(role, key, content)| {
         let key = serde_json::Value::String(key);
@@ -100,7 +100,7 @@ pub(crate) fn rows() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// TOML with our keys in any place.
+/// TOML with our keys in arbitrary places.
 pub(crate) fn toml() -> impl Strategy<Value = Vec<u8>> {
     let key = prop_oneof![3 => word(), 1 => "[a-z]{1,4}(\\.[a-z]{1,4}){1,30}"];
     let line = prop_oneof![
@@ -116,7 +116,7 @@ pub(crate) fn toml() -> impl Strategy<Value = Vec<u8>> {
         .prop_map(move |lines| [valid.as_bytes(), join(&lines, "\n").as_bytes()].concat())
 }
 
-/// A template: loops in loops, growing texts, and every filter that makes much of little.
+/// A template: nested loops, growing texts, and every filter that turns little into much.
 pub(crate) fn template() -> impl Strategy<Value = Vec<u8>> {
     let big = || prop_oneof![Just("1000000000"), Just("99999"), Just("3"), Just("-1"), Just("1e18")];
     let value = || {

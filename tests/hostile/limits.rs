@@ -1,4 +1,4 @@
-//! An allocator that ends the process where a file makes it ask for far more memory than the file is long, and a clock.
+//! An allocator that ends the process when a file makes it request far more memory than the file's length, and a clock.
 
 #![allow(unsafe_code, reason = "an allocator that counts is made so")]
 
@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Largest piece of memory at a time, and most in all, while inputs of some kilobytes are read.
+/// Largest single allocation, and largest total, while reading inputs of some kilobytes.
 pub(crate) const MAX_PIECE_BYTES: usize = 192 << 20;
 const MAX_BYTES: usize = 640 << 20;
 
@@ -30,7 +30,7 @@ fn take(size: usize) {
     }
 }
 
-// SAFETY: every request is handed on to the system's allocator as it is; only sizes are counted.
+// SAFETY: every request is passed unchanged to the system's allocator; only sizes are counted.
 unsafe impl GlobalAlloc for Limited {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         take(layout.size());
@@ -58,10 +58,10 @@ unsafe impl GlobalAlloc for Limited {
     }
 }
 
-/// Time that this thread has had a processor.
+/// Processor time of this thread.
 pub(crate) fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a place of that type.
+    // SAFETY: the pointer is to a value of that type.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

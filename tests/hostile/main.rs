@@ -1,8 +1,9 @@
-//! Hostile and careless input: what comes from outside is refused or read, never more than that.
+//! Hostile and careless input: everything from outside is refused or read, with no other effect.
 //!
-//! Valid files, changed in many ways, and files made by a grammar go through the functions that the commands call. The
-//! fuzzers in `fuzz/` run the same targets for as long as they are given; what they found is kept in `fuzz/corpus` and
-//! replayed here. A run draws the same inputs each time; with `PROPTEST_CASES`, which sets how many, it draws others.
+//! Valid files with many kinds of changes, and files made by a grammar, go through the functions that the commands
+//! call. The fuzzers in `fuzz/` run the same targets for any length of time; their findings are kept in `fuzz/corpus`
+//! and replayed here. Each test run draws the same inputs. With `PROPTEST_CASES`, which sets their number, it draws
+//! others.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -31,8 +32,7 @@ use targets::{TARGETS, Target};
 #[global_allocator]
 static ALLOCATOR: limits::Limited = limits::Limited;
 
-/// Most time of a processor that an input of some kilobytes may take. By the clock on the wall, a machine that does other
-/// things would fail.
+/// Maximum processor time for an input of some kilobytes. Wall time would fail on a busy machine.
 const MAX_TIME: Duration = Duration::from_secs(20);
 
 fn target(name: &str) -> Target {
@@ -46,8 +46,8 @@ fn run((name, read): Target, input: &[u8]) {
     assert!(taken < MAX_TIME, "{name} took {taken:?} for {} bytes", input.len());
 }
 
-/// Holds that `name` survives what `strategy` makes: the same inputs each time, so that it is the code that is judged and
-/// not the draw; others with `PROPTEST_CASES`, and with the fuzzers.
+/// Asserts that target `name` survives the inputs of `strategy`. The inputs are the same each time, so that a failure
+/// is due to the code and not to the draw; `PROPTEST_CASES` and the fuzzers draw others.
 fn holds(name: &str, cases: u32, strategy: impl Strategy<Value = Vec<u8>>) {
     let target = target(name);
     let config = Config { failure_persistence: None, max_shrink_time: 20_000, ..Config::default() };
@@ -75,7 +75,7 @@ fn mutated(name: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
 
 #[test]
 fn valid_files_pass_every_target() {
-    // The fuzzers start from them.
+    // The fuzzers start from these seeds.
     let corpus = std::env::var_os("LORA_TRAIN_WRITE_SEEDS").map(std::path::PathBuf::from);
     for target in TARGETS {
         for (number, seed) in seeds::seeds(target.0).into_iter().enumerate() {
@@ -136,7 +136,7 @@ fn changed_templates_end() {
     holds("template", 1000, mutated("template"));
 }
 
-/// Share of what `strategy` makes that is not only compiled but rendered.
+/// Share of the inputs of `strategy` that are not only compiled but also rendered.
 fn rendered_share(strategy: &impl Strategy<Value = Vec<u8>>) -> f64 {
     let mut runner = TestRunner::deterministic();
     let mut is_rendered = || targets::is_rendered(&strategy.new_tree(&mut runner).unwrap().current());
@@ -146,7 +146,7 @@ fn rendered_share(strategy: &impl Strategy<Value = Vec<u8>>) -> f64 {
 #[test]
 fn enough_of_the_templates_are_rendered() {
     let shares = [rendered_share(&mutated("template")), rendered_share(&grammar::template())];
-    // 23 % and 7.5 % when this was written.
+    // 23 % and 7.5 % when written.
     assert!(shares[0] > 0.15 && shares[1] > 0.05, "{shares:?}");
     let seeds = seeds::seeds("template");
     assert_eq!(seeds.iter().filter(|seed| targets::is_rendered(seed)).count(), 3);

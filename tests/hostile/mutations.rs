@@ -1,27 +1,27 @@
-//! What a file becomes on a bad disk, in a careless editor, or in the hands of somebody who means harm.
+//! What happens to a file on a bad disk, in a careless editor, or in an attacker's hands.
 
 use proptest::prelude::*;
 
-/// One change of a file.
+/// One change to a file.
 #[derive(Clone, Debug)]
 pub(crate) enum Mutation {
-    /// A bit, by its place as a share of the file.
+    /// Flips a bit, at a position given as a share of the file.
     FlipBit(f64, u8),
-    /// The file ends here.
+    /// Cuts the file off here.
     Truncate(f64),
-    /// A piece is copied over another.
+    /// Copies a piece over another one.
     Copy { from: f64, to: f64, len: usize },
-    /// A piece is there twice.
+    /// Repeats a piece.
     Repeat { at: f64, len: usize, times: usize },
-    /// A piece is gone.
+    /// Removes a piece.
     Remove { at: f64, len: usize },
-    /// The first digits behind this place become another number.
+    /// Replaces the first digits after this place by another number.
     Number(f64, &'static str),
-    /// Eight bytes become another length.
+    /// Replaces eight bytes by another length.
     Length(f64, u64),
-    /// The first bracket behind this place is there many times.
+    /// Repeats the first bracket after this place many times.
     Nest(f64, usize),
-    /// Some text is put in.
+    /// Inserts some text.
     Insert(f64, Vec<u8>),
 }
 
@@ -70,7 +70,6 @@ pub(crate) fn mutation() -> impl Strategy<Value = Mutation> {
 }
 
 impl Mutation {
-    /// Makes the change.
     pub(crate) fn apply(&self, bytes: &mut Vec<u8>) {
         let len = bytes.len();
         let place = |share: f64| ((share * len as f64) as usize).min(len.saturating_sub(1));

@@ -37,7 +37,7 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
         "weights" => {
             let (one, two) = (tensors(&[("a", [2, 3]), ("b", [1, 1])]), tensors(&[("c", [4, 2])]));
             let index = br#"{"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}"#;
-            // No byte of these headers and numbers is zero where the parts are separated.
+            // These headers and numbers contain no zero byte, which would separate parts.
             let text = b"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]}}\0abcdefgh".to_vec();
             let sharded = [b"\0", &index[..], b"\0{\"a\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[4,6]}}\0abcdef"].concat();
             vec![one, two, text, sharded]
@@ -100,7 +100,7 @@ const TEMPLATES: [&str; 5] = [
     "{% if messages[0].role == 'tool' %}{{ raise_exception('no') }}{% endif %}{{ '%s-%d' | format('a', 3) }}{{ 'ab' * 3 }}{{ messages | map(attribute='role') | list }}",
 ];
 
-/// Small tokenizers of every kind of model, and what stands beside them.
+/// Small tokenizers of every model kind, with the files beside them.
 fn tokenizers() -> Vec<Vec<u8>> {
     let models = [
         r#"{"type":"BPE","dropout":null,"unk_token":"u","continuing_subword_prefix":null,"end_of_word_suffix":null,"fuse_unk":false,"byte_fallback":false,"vocab":{"u":0,"a":1,"b":2,"ab":3},"merges":[["a","b"]]}"#,

@@ -1,7 +1,7 @@
-//! What reads bytes that somebody else wrote: each target hands its input to the function that a command calls.
+//! Readers of bytes from others: each target passes its input to the function that a command calls.
 //!
-//! Shared by the property tests here and the fuzzers in `fuzz/`. A target passes where nothing panics and what was read
-//! holds together; time and memory are watched from outside.
+//! The property tests here and the fuzzers in `fuzz/` share them. A target passes if nothing panics and the result is
+//! consistent; time and memory are watched from outside.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,10 +26,10 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 
-/// A target: its name, and what it does with an input.
+/// A target: its name and its function.
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
+/// All targets.
 pub(crate) const TARGETS: [Target; 11] = [
     ("recipe", recipe),
     ("rows", rows),
@@ -44,12 +44,12 @@ pub(crate) const TARGETS: [Target; 11] = [
     ("tokens", crate::token_store::tokens),
 ];
 
-/// Rows of a file that are read.
+/// Maximum rows to read from a file.
 const MAX_ROWS: usize = 200;
 
 pub(crate) fn repository() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // The fuzzers are built in a folder of the repository.
+    // The fuzzers are built in a subfolder of the repository.
     if here.join("quickstart").is_dir() { here.to_owned() } else { here.join("..") }
 }
 
@@ -64,14 +64,14 @@ pub(crate) fn tiny_config() -> &'static ModelConfig {
     CONFIG.get_or_init(|| ModelConfig::from_file(&repository().join("configs/tiny.json")).unwrap())
 }
 
-/// The parts of an input with several files: they are separated by a zero byte, which no text has.
+/// The parts of an input with several files, separated by a zero byte, which no text contains.
 pub(crate) fn parts<const N: usize>(data: &[u8]) -> [&[u8]; N] {
     let mut parts = data.splitn(N, |byte| *byte == 0);
     std::array::from_fn(|_| parts.next().unwrap_or_default())
 }
 
-/// A safetensors file: bytes as they are, or, where they begin like JSON, a header, a zero byte and data, before which
-/// the length of the header is put.
+/// A safetensors file. Input that begins like JSON is a header, a zero byte and data, and gets the header's length in
+/// front. Other input is the file itself.
 pub(crate) fn safetensors(data: &[u8]) -> Vec<u8> {
     if !data.starts_with(b"{") {
         return data.to_owned();
@@ -80,7 +80,7 @@ pub(crate) fn safetensors(data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header, content].concat()
 }
 
-/// A recipe; after a line of three dashes one `--set` a line.
+/// A recipe; after a line of three dashes, each line is one `--set`.
 pub(crate) fn recipe(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let (text, changes) = text.split_once("\n---\n").unwrap_or((text, ""));
@@ -125,7 +125,7 @@ pub(crate) fn data_config(path: &Path, format: DataFormat, on_bad_row: OnBadRow)
     DataConfig { train: vec![source], max_length: 64, on_bad_row, ..DataConfig::default() }
 }
 
-/// Reads the rows and holds that they are what a model can be trained on.
+/// Reads the rows and asserts that a model can be trained on them.
 pub(crate) fn check_rows(pipeline: &DataPipeline, config: &DataConfig) {
     let num_rows = pipeline.num_train_rows();
     assert!(!pipeline.warnings().iter().any(String::is_empty));
@@ -147,7 +147,7 @@ pub(crate) fn config(data: &[u8]) {
     let Ok(config) = ModelConfig::from_json(text) else { return };
     let tensors = config.expected_tensors();
     assert!(tensors.len() > config.num_hidden_layers);
-    // Bytes of weights, and of two moments and a gradient beside them, are counted in 64 bits.
+    // Bytes of weights, two moments and a gradient must fit into 64 bits.
     let parameters: u128 =
         tensors.iter().map(|(_, shape)| shape.iter().map(|size| *size as u128).product::<u128>()).sum();
     assert!(parameters * 16 < u128::from(u64::MAX), "{parameters} parameters");
@@ -201,7 +201,7 @@ pub(crate) fn template(data: &[u8]) {
             {"role": "assistant", "content": "y"},
         ]),
     };
-    // A template is given what a row's format has read.
+    // A template gets what a row's format has read.
     let row = serde_json::json!({"messages": messages, "tools": json(tools)});
     let Ok(format) = RowFormat::detect(DataFormat::Messages, &BTreeMap::new(), &row) else { return };
     let Ok(Sample::Chat { messages, tools }) = format.read(&row, Some(&template)) else { return };
@@ -215,15 +215,15 @@ pub(crate) fn template(data: &[u8]) {
     }
 }
 
-/// Whether a template can double a text again and again, repeat a list any number of times, or name a huge width. The engine
-/// counts steps but not memory, so that such a template can fill it; it is compiled here but not rendered.
+/// Whether a template can keep doubling a text, repeat a list any number of times, or name a huge width. The engine
+/// counts steps but not memory, so such a template could fill it; it is compiled here but not rendered.
 fn may_grow(source: &str) -> bool {
     // Whole words: `startswith` and `format` neither copy nor loop.
     let words = || source.split(|c: char| !c.is_alphanumeric() && c != '_');
     let count = |word: &str| words().filter(|other| *other == word).count();
     let num_copies = 2 * (count("macro") + count("with") + count("block")) + count("set");
     let num_loops = 2 * (count("for") + count("macro") + count("range")) + count("map");
-    // One `set` makes a text longer once: what it sets in a loop is gone with the turn, and a namespace needs two.
+    // A single `set` lengthens a text once: in a loop, its value is lost with each turn, and a namespace needs two.
     let grows_in_loops = num_loops > 0 && (num_copies > 1 || (num_copies > 0 && count("range") > 0));
     num_copies > 3 || grows_in_loops || multiplies(source) || names_large_numbers(source) || num_loops > 4
 }
@@ -246,7 +246,7 @@ fn multiplies(source: &str) -> bool {
     factors.next().is_some_and(|factor| !is_digit(factor)) || factors.next().is_some()
 }
 
-/// Whether an input of [`template`] comes to be rendered.
+/// Whether an input of [`template`] is rendered.
 pub(crate) fn is_rendered(data: &[u8]) -> bool {
     let [source, ..] = parts::<3>(data);
     let source = std::str::from_utf8(source).ok();
@@ -290,7 +290,7 @@ pub(crate) fn adapter(data: &[u8]) {
     let out = folder.path().join("out");
     write_adapter(&out, &adapter.weights, &adapter.config, "base").unwrap();
     let again = read_adapter(&out).unwrap();
-    // Not all numbers equal themselves.
+    // NaN does not equal itself.
     let bits = |adapter: &lora_train::export::SavedAdapter| -> Vec<(String, Vec<u32>)> {
         let values = |pair: &lora_train::export::LowRankPair| {
             pair.lora_a.values.iter().chain(&pair.lora_b.values).map(|value| value.to_bits()).collect()
@@ -329,8 +329,8 @@ pub(crate) fn checkpoint_folder(data: &[u8]) {
     folder.assert_nothing_outside();
 }
 
-/// What an earlier start left of metrics.jsonl, and the names of its event files, a line each. The first byte is the
-/// step at which the run is resumed.
+/// An earlier start's metrics.jsonl, and the names of its event files, one per line. The first byte is the step from
+/// which the run resumes.
 pub(crate) fn logs(data: &[u8]) {
     let Some((step, data)) = data.split_first() else { return };
     let [metrics, names] = parts(data);
@@ -373,7 +373,7 @@ pub(crate) fn report(data: &[u8]) {
     }
     if let Ok(path) = report::write(folder.path(), None) {
         let page = std::fs::read_to_string(path).unwrap();
-        // Whatever the files hold is text in the page.
+        // File contents must appear in the page only as text.
         assert!(!page.contains("<hostile"), "a tag of the input is one of the page");
         assert!(page.len() < 4 << 20, "{} bytes", page.len());
         assert_drawn_by_numbers(&page);
@@ -384,7 +384,7 @@ pub(crate) fn report(data: &[u8]) {
     folder.assert_nothing_outside();
 }
 
-/// A figure that is no number would be a hole in a drawing.
+/// A number that is not finite would leave a hole in a drawing.
 fn assert_drawn_by_numbers(page: &str) {
     for name in ["d", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height", "points", "viewBox"] {
         for rest in page.split(&format!(" {name}=\"")).skip(1) {
@@ -394,7 +394,7 @@ fn assert_drawn_by_numbers(page: &str) {
     }
 }
 
-/// Options with a cache of tokens in `folder`.
+/// Options with a token cache in `folder`.
 pub(crate) fn with_cache(folder: &Path) -> OpenOptions<'static> {
     let cache = CacheSettings { folder: Some(folder.to_owned()), max_bytes: 1 << 30, min_file_bytes: 0 };
     OpenOptions { cache, ..OpenOptions::default() }

@@ -1,4 +1,4 @@
-//! A file of the token cache, finished or left by an interruption, with bytes changed and its checksums made right again.
+//! A token cache file, finished or interrupted, with changed bytes and repaired checksums.
 
 use std::fs;
 use std::path::Path;
@@ -14,11 +14,11 @@ use crate::targets::{check_rows, data_config, quickstart_tokenizer, with_cache};
 const ROWS: &[u8] =
     b"{\"text\": \"a frog\"}\n{\"text\": 1}\n{\"text\": \"\"}\n{\"text\": \"At the beach, Clara met a frog.\"}\n";
 const HEADER_BYTES: usize = 128;
-/// Places of the header's numbers: rows, bytes of records, bytes of details.
+/// Positions of the header's numbers: rows, bytes of records, bytes of details.
 const NUMBERS: [usize; 3] = [48, 56, 64];
 
-/// Changes of four bytes each: where (two bytes), how, and with what. The first byte says what is put right afterwards, and
-/// whether the file was left unfinished.
+/// Changes of four bytes each: where (two bytes), how, and with what. The first byte says which checksums to repair
+/// afterwards, and whether the file was left unfinished.
 pub(crate) fn tokens(data: &[u8]) {
     let Some((repairs, changes)) = data.split_first() else { return };
     let folder = Folder::new();
@@ -41,7 +41,7 @@ pub(crate) fn tokens(data: &[u8]) {
     fs::create_dir_all(&cache).unwrap();
     let name = if repairs & 4 == 0 { name } else { name.replace(".tokens", ".unfinished") };
     fs::write(cache.join(name), bytes).unwrap();
-    // A table with a right checksum may say that no row is of use.
+    // A table with a valid checksum may say that no row is usable.
     let Ok(pipeline) = DataPipeline::open(&config, quickstart_tokenizer().clone(), 0, &with_cache(&cache)) else {
         return;
     };
@@ -53,7 +53,7 @@ pub(crate) fn tokens(data: &[u8]) {
     folder.assert_nothing_outside();
 }
 
-/// The file that the trainer makes of the rows: its name and its bytes.
+/// The file that the trainer makes from the rows: its name and its bytes.
 fn valid(cache: &Path, config: &DataConfig) -> (String, Vec<u8>) {
     static VALID: OnceLock<(String, Vec<u8>)> = OnceLock::new();
     let make = || {
@@ -74,7 +74,7 @@ fn apply(bytes: &mut Vec<u8>, [high, low, how, with]: [u8; 4]) {
         2 => bytes.truncate(at),
         3 => bytes.insert(at.min(len), with),
         4 if len > 0 => drop(bytes.remove(at % len)),
-        // A number of the header, small or huge.
+        // Overwrites a number of the header with a small or huge one.
         5 if len >= HEADER_BYTES => {
             let place = NUMBERS[at % NUMBERS.len()];
             let number = if with & 0x80 == 0 { u64::from(with) } else { u64::MAX >> (with & 0x3f) };
@@ -84,7 +84,7 @@ fn apply(bytes: &mut Vec<u8>, [high, low, how, with]: [u8; 4]) {
     }
 }
 
-/// The checksum of the tables and the details, where the header says that they are.
+/// The checksum of the tables and the details, at the place that the header gives.
 fn repair_tables(bytes: &mut [u8]) {
     let number = |at: usize| {
         let bytes = bytes.get(at..at + 8)?.first_chunk()?;

@@ -1,4 +1,4 @@
-//! The command as a user meets it: exit codes, what goes to stdout and what to stderr.
+//! The command as users see it: exit codes, stdout and stderr.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -131,7 +131,7 @@ fn merge_writes_a_model_folder_once_and_refuses_to_overwrite_it() {
     let adapter_config = format!(r#"{{"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["{module}"]}}"#);
     std::fs::write(path("run/adapter/adapter_config.json"), adapter_config).unwrap();
 
-    // The folder of a run stands for its adapter.
+    // A run's folder stands for its adapter.
     let args = ["merge", "--model", "./base", "--adapter", "run", "--out", "new/merged"];
     let output = lora_train(folder.path(), &args);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), ""), "{}", text(&output.stderr));

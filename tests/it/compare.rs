@@ -1,4 +1,4 @@
-//! `compare`: what it says of real runs, and its exit codes.
+//! `compare` on real runs: its text and its exit codes.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::common::{Bench, json, run, stderr, steps, train};
 use serde_json::Value;
 
-/// A run's folder whose steps take so long, and scatter by so much of it.
+/// A run's folder with this step time, scattered by this fraction.
 fn made(folder: &Path, name: &str, step_seconds: f64, scatter: f64, memory: u64) -> PathBuf {
     let path = folder.join(name);
     fs::create_dir(&path).unwrap();
@@ -120,7 +120,7 @@ fn what_cannot_be_compared_is_refused_with_2() {
     ];
     for (runs, options, expected) in cases {
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-        // A number that begins with a dash is given after an equals sign.
+        // A number that begins with a dash needs an equals sign.
         let joined = if options.is_empty() { Vec::new() } else { vec![options.join("=")] };
         let joined: Vec<&str> = joined.iter().map(String::as_str).collect();
         let (code, _, said) = compare(runs, &joined);

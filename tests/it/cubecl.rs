@@ -1,8 +1,8 @@
-//! The path that every GPU takes (plain tensor calls, burn's fusion, `CubeCL`'s kernels) against the kernels of the CPU
-//! backend, in numbers.
+//! Numbers of the GPU path (plain tensor calls, burn's fusion, `CubeCL`'s kernels), compared with the kernels of the
+//! CPU backend.
 //!
-//! With `--features cubecl-cpu` attention runs on the processor, without a GPU but slowly. With `--features cuda` all run
-//! on the first NVIDIA GPU, where they are asked for by `--ignored`.
+//! With `--features cubecl-cpu` attention runs on the processor: slow, but without a GPU. With `--features cuda` all
+//! tests run on the first NVIDIA GPU when `--ignored` requests them.
 
 #![cfg(any(feature = "cubecl-cpu", feature = "cuda"))]
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
@@ -59,7 +59,7 @@ fn attend(device: &Device, dtype: DType, heads: Heads) -> Vec<Vec<f32>> {
     let tensor = |num_heads: usize, seed: usize| {
         let shape = [TOKENS, num_heads * heads.head_dim];
         let data = host::tensor::<2>(numbers(shape[0] * shape[1], seed), shape, device);
-        // Rounded alike on both devices.
+        // Equal rounding on both devices.
         data.cast(DType::BF16).cast(dtype)
     };
     let (q, d_o) = (tensor(heads.num_heads, 1), tensor(heads.num_heads, 2));
@@ -88,7 +88,7 @@ fn attention_of_packed_documents_and_grouped_heads_equals_the_cpus_kernels() {
 #[test]
 #[ignore = "needs an NVIDIA GPU; on a processor CubeCL compiles and tunes its products for more than ten minutes"]
 fn products_keep_their_sums_in_f32() {
-    // In bf16 a sum of 2^-8 stops growing at 1, in f16 at 8.
+    // In bf16 a sum of terms of 2^-8 stops growing at 1, in f16 at 8.
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let small = Tensor::<2>::full([64, 65_536], 1.0 / 256.0, (&cubecl(), dtype));
         let sums = values(&small.matmul(Tensor::<2>::ones([65_536, 64], (&cubecl(), dtype))));
@@ -106,7 +106,7 @@ fn batch() -> Batch {
     Batch { row_lengths: vec![24; 2], input_ids, documents, targets, sources: Vec::new() }
 }
 
-/// Losses and gradient norms of three steps of two micro-batches, and the adapters after them.
+/// Losses and gradient norms of three steps of two micro-batches, and the resulting adapters.
 fn train(device: &Device, compute: Dtype, gradient_checkpointing: GradientCheckpointing) -> (Vec<f64>, Vec<f32>) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("quickstart/model");
     let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
@@ -132,7 +132,7 @@ fn train(device: &Device, compute: Dtype, gradient_checkpointing: GradientCheckp
 #[ignore = "needs an NVIDIA GPU; on a processor CubeCL compiles and tunes its products for more than ten minutes"]
 fn three_steps_give_the_losses_norms_and_adapters_of_the_cpus_kernels() {
     let (figures, adapters) = train(&Device::flex(), Dtype::F32, GradientCheckpointing::On);
-    // The third step's figures carry the rounding of two updates.
+    // The third step contains the rounding of two updates.
     for (dtype, of_figures, of_adapters) in [(Dtype::F32, 1e-4, 1e-3), (Dtype::Bf16, 5e-2, 2e-1)] {
         let (found, found_adapters) = train(&cubecl(), dtype, GradientCheckpointing::On);
         for (found, expected) in found.iter().zip(&figures) {

@@ -1,6 +1,6 @@
-//! The dashboard in a real terminal: a pseudo-terminal that presses keys, and looks at what is left when it ends.
+//! The dashboard in a pseudo-terminal, which presses keys and shows what is left at the end.
 //!
-//! Each test starts its own executable again as the program under test, with the pseudo-terminal as its terminal.
+//! Each test starts its own executable again as the program under test, on the pseudo-terminal.
 
 #![cfg(all(unix, feature = "tui"))]
 #![allow(unsafe_code, reason = "pseudo-terminals are made with system calls")]
@@ -21,7 +21,7 @@ use lora_train::metrics::{EvalMetrics, LoggingConfig, SinkOptions, Sinks, StepMe
 use lora_train::panics::guarded;
 use lora_train::train::stop::Stop;
 
-/// Set in the environment of the program under test: `run`, `panic`, `caught` or `abort`.
+/// Environment variable of the program under test: `run`, `panic`, `caught` or `abort`.
 const CHILD: &str = "LORA_TRAIN_DASHBOARD_CHILD";
 const NUM_STEPS: u64 = 3_000;
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -43,7 +43,7 @@ fn train(mode: &str) -> Result<(), Failure> {
         tui: true,
         interrupter: Interrupter::new(),
     };
-    // As a run does.
+    // As in a real run.
     Stop::default().on_abort("take less");
     if mode == "caught" {
         assert!(guarded(|| panic!("caught before")).is_err());
@@ -71,7 +71,7 @@ fn train(mode: &str) -> Result<(), Failure> {
 
 struct PseudoTerminal {
     keyboard: File,
-    /// Kept open, so that the settings can be looked at when the program has ended.
+    /// Kept open, to read the settings after the program has ended.
     terminal: OwnedFd,
     screen: Arc<Mutex<Vec<u8>>>,
     program: Child,
@@ -93,13 +93,13 @@ impl PseudoTerminal {
             libc::openpty(&raw mut master, &raw mut slave, std::ptr::null_mut(), std::ptr::null(), &raw const size)
         };
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: both were just opened and belong to nobody else.
+        // SAFETY: both were just opened and nothing else owns them.
         let (master, terminal) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
         program.env("TERM", "xterm-256color").env_remove("RUST_BACKTRACE");
         program.stdin(terminal.try_clone().unwrap()).stdout(terminal.try_clone().unwrap());
         program.stderr(terminal.try_clone().unwrap());
-        // SAFETY: two system calls that may be made between fork and exec. They make the pseudo-terminal the one whose
-        // Ctrl-C reaches the program.
+        // SAFETY: two system calls that are allowed between fork and exec. They make this pseudo-terminal the
+        // controlling one, whose Ctrl-C reaches the program.
         unsafe {
             program.pre_exec(|| {
                 if libc::setsid() >= 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) >= 0 {
@@ -133,7 +133,7 @@ impl PseudoTerminal {
         }
     }
 
-    /// Waits for a text after what has been shown so far.
+    /// Waits for a text after the output so far.
     fn wait_for_more(&self, shown: usize, text: &str) {
         let started = Instant::now();
         while !self.text().get(shown..).is_some_and(|new| new.contains(text)) {
@@ -146,7 +146,7 @@ impl PseudoTerminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// What is on the normal screen after the program has ended, which must have left the terminal as it was.
+    /// The normal screen after the program has ended. Asserts that the terminal is as it was before.
     fn end(mut self) -> (ExitStatus, String) {
         let started = Instant::now();
         let status = loop {
@@ -159,7 +159,7 @@ impl PseudoTerminal {
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         };
-        // What was written last may still be on its way.
+        // The last output may still be on its way.
         std::thread::sleep(Duration::from_millis(200));
         // SAFETY: `settings` is valid as all zeros and outlives the call.
         let settings = unsafe {
@@ -176,10 +176,10 @@ impl PseudoTerminal {
     }
 }
 
-/// Runs the training loop where this is the program under test.
+/// Runs the training loop if this is the program under test.
 fn train_if_child() {
     if let Ok(mode) = std::env::var(CHILD) {
-        // As the command ends.
+        // Ends like the command.
         std::process::exit(i32::from(cli::ended(|| train(&mode))));
     }
 }
@@ -223,7 +223,7 @@ fn a_run_that_is_quit_in_the_dashboard_says_on_the_normal_screen_what_held_it_ba
     assert!(page.contains("<p>interrupted at step ") && page.contains(verdict), "{page}");
 }
 
-/// The real command under its dashboard, after its first steps.
+/// The real command with its dashboard, after its first steps.
 fn training(bench: &crate::common::Bench, settings: &[&str]) -> PseudoTerminal {
     let recipe = bench.recipe("run", "");
     let changes = settings.iter().flat_map(|change| ["--set", change]);
@@ -255,7 +255,7 @@ fn a_signal_to_a_run_under_its_dashboard_saves_a_checkpoint_and_gives_the_termin
 #[test]
 fn a_second_signal_to_a_run_under_its_dashboard_ends_it_at_once_with_its_terminal_given_back() {
     let bench = crate::common::Bench::new();
-    // An evaluation is cut short at a batch, a step at a micro-batch, and this one takes seconds.
+    // A signal ends an evaluation after a batch and a step after a micro-batch; this micro-batch takes seconds.
     let slow = ["train.max_steps=9", "checkpoint.save_steps=1", "train.micro_batch_size=24"];
     let terminal = training(&bench, &slow);
     for _ in 0..2 {
@@ -285,7 +285,7 @@ fn a_question_that_is_cancelled_changes_nothing_and_the_screen_goes_on() {
     terminal.wait_for("Cancel");
     let shown = terminal.text().len();
     terminal.press("c");
-    // What the question covered is drawn anew.
+    // The area that the question covered is redrawn.
     terminal.wait_for_more(shown, "norm");
     terminal.press("\x03");
     let (status, after) = terminal.end();

@@ -1,4 +1,4 @@
-//! Runs made to suffer from one thing each, and one from none: the diagnosis says which.
+//! Runs with one deliberate fault each, and a healthy one: the diagnosis names the fault.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::{Bench, json, lora_train, stderr, steps, train};
 use serde_json::Value;
 
-/// Trains with settings; the findings, and what was said.
+/// Trains with settings; returns the findings and stderr.
 fn diagnosed(bench: &Bench, settings: &[&str]) -> (Vec<Value>, String) {
     let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\ncurrency = \"EUR\"\n");
     let output = train(&recipe, &settings.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>());
@@ -46,7 +46,7 @@ fn short_rows_beside_long_ones_are_mostly_padding() {
     let finding = found(&findings, "padding");
     let verdict = format!("PADDING: {:.0}% of the tokens", 100.0 * padding);
     assert!(finding["verdict"].as_str().unwrap().starts_with(&verdict), "{finding:#}");
-    // The processor's kernels leave padding out, which is said instead of promising a gain.
+    // The CPU kernels skip padding; the finding says so instead of promising a gain.
     assert_eq!((&finding["severity"], &finding["changes"]), (&"note".into(), &Value::Null));
     assert!(said.contains(&verdict), "{said}");
     let summary = json(&bench.path("run/summary.json"));
@@ -100,12 +100,12 @@ fn a_run_that_computes_most_of_the_time_is_healthy_and_says_what_it_took() {
     ];
     let attempt = || {
         let bench = Bench::new();
-        // All rows alike: what differs between the steps is the machine.
+        // All rows alike, so steps differ only because of the machine.
         write_rows(&bench.path("train.jsonl"), (0..24).map(|_| SENTENCE.repeat(18)));
         let (findings, said) = diagnosed(&bench, &settings);
         (bench, findings, said)
     };
-    // Where other work takes the processors away, that is told, and rightly: then once more.
+    // If other work takes the processors, that finding is correct: try once more.
     let is_disturbed = |findings: &[Value]| findings[0]["rule"] == "uneven_steps";
     let mut attempts = (0..3).map(|_| attempt());
     let (bench, findings, said) = attempts.find(|(_, findings, _)| !is_disturbed(findings)).unwrap_or_else(attempt);
@@ -122,7 +122,7 @@ fn a_run_that_computes_most_of_the_time_is_healthy_and_says_what_it_took() {
     assert!((million["seconds"].as_f64().unwrap() - wall / millions).abs() < 1e-6 * wall / millions);
     assert!((million["cost"].as_f64().unwrap() * millions - number("cost")).abs() < 1e-9);
     assert!((10.0..=100.0).contains(&number("mean_cpu_utilization_percent")), "{summary:#}");
-    // Where the processor counts its energy it is there; elsewhere the run says that it is not.
+    // Energy is present where the processor counts it; elsewhere the run says that it is not counted.
     assert_eq!(summary["energy_kwh"].is_null(), said.contains("no energy either"), "{said}");
     for text in [" tokens, ", "a million take ", "CPU ", "\n  time: "] {
         assert!(said.contains(text), "`{text}` in {said}");
@@ -183,6 +183,6 @@ fn a_step_in_which_the_process_was_stopped_is_marked_as_slow_and_longer_rows_are
     let slow: Vec<&Value> = lines.iter().filter(|line| is_slow(line)).collect();
     assert!(slow.iter().any(|line| line["step_seconds"].as_f64().unwrap() > 2.4), "{slow:#?}");
     let long_and_slow = |line: &&&Value| is_long(line) && line["step_seconds"].as_f64().unwrap() < 2.4;
-    // A loaded machine may have taken its processor from one of them.
+    // On a loaded machine, one of them may have lost its processor.
     assert!(slow.iter().filter(long_and_slow).count() <= 1, "{slow:#?}");
 }

@@ -1,4 +1,4 @@
-//! Disks that are full, folders that are gone or cannot be written, checkpoints that are damaged, two runs in one folder.
+//! Full disks, missing or read-only folders, damaged checkpoints, two runs in one folder.
 
 #![cfg(unix)]
 #![allow(clippy::print_stderr, reason = "what was skipped, and what was done")]
@@ -90,12 +90,12 @@ fn resume_before_the_first_checkpoint_starts_at_the_beginning_and_says_so() {
     assert!(stderr(&output).contains("there is no checkpoint in"), "{}", stderr(&output));
     assert_eq!(step_numbers(&dir), (1..=6).collect::<Vec<_>>());
     assert_eq!(crate::common::events::losses(&dir).len(), 6, "one curve in TensorBoard");
-    // What the killed one had written down is not lost.
+    // The figures of the killed run are kept.
     assert!(stderr(&output).contains("an earlier start that left no checkpoint"), "{}", stderr(&output));
     assert!(step_count(&dir.join("superseded-1")) > 3);
 }
 
-/// The content of every file below a folder, but for the lock.
+/// The contents of all files below a folder, except the lock.
 fn content(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -161,7 +161,7 @@ fn checkpoints_come_by_the_clock_where_no_number_of_steps_is_given() {
     wait_until("another one", || step_count(&dir) > 50);
     signal(&child, libc::SIGKILL);
     wait(&mut child);
-    // The last one may not have been deleted yet.
+    // One more may be there, not deleted yet.
     assert!((1..=3).contains(&checkpoints().len()), "{:?}", checkpoints());
     let output = train(&recipe, &["--set", "train.max_steps=60", "--resume"]);
     assert!(stderr(&output).contains("resuming after step "), "{}", stderr(&output));
@@ -169,7 +169,7 @@ fn checkpoints_come_by_the_clock_where_no_number_of_steps_is_given() {
     assert!(resolved.contains("save_minutes = 15.0\nsave_total_limit = 2"), "{resolved}");
 }
 
-/// Lines so far; the last one may be torn.
+/// Number of lines so far; the last one may be torn.
 fn step_count(run_dir: &Path) -> usize {
     fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap_or_default().lines().count()
 }
@@ -218,10 +218,10 @@ fn a_changed_recipe_is_continued_where_that_is_sound_and_refused_by_key_where_it
     }
     assert_eq!(step_numbers(&bench.path("sound")), [5, 6, 7, 8]);
 
-    // Between two epochs the rows may change.
+    // The rows may change between two epochs.
     let output = resume("step-000006", &["train.micro_batch_size=4", "seed=8"], "between");
     assert!(output.status.success(), "{}", stderr(&output));
-    // Another precision too; a loss scale is then looked for anew.
+    // So may the precision; the loss scale is then searched anew.
     let output = resume("step-000004", &["train.precision=f16"], "f16");
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(steps(&bench.path("f16"))[0]["loss_scale"].as_f64().is_some_and(|scale| scale >= 16384.0));
@@ -276,8 +276,7 @@ fn an_output_folder_that_is_deleted_while_training_is_made_anew_and_the_adapter_
     assert!(warnings.contains("tensorboard was deleted while training"), "{warnings}");
 }
 
-/// Runs bash in a mount namespace of its own, where `$DISK` is a small disk that is nobody else's. `None` where that is
-/// not allowed.
+/// Runs bash in its own mount namespace, where `$DISK` is a small private disk. `None` where that is not permitted.
 fn on_a_small_disk(bench: &Bench, kilobytes: u32, script: &str) -> Option<Output> {
     let disk = bench.path("disk");
     fs::create_dir(&disk).unwrap();
@@ -306,7 +305,7 @@ fn a_full_disk_neither_ends_a_run_nor_tears_a_file_and_with_room_again_nothing_i
     let bench = Bench::new();
     recipe_on_disk(&bench);
     let set = "--set train.max_steps=400 --set checkpoint.save_steps=20 --set checkpoint.save_total_limit=2";
-    // A file fills the disk once a checkpoint is there, and is deleted once both were told.
+    // A file fills the disk once a checkpoint exists. It is deleted after both warnings.
     let script = format!(
         r#"
         "$LORA_TRAIN" "$BENCH/run.toml" {set} 2> "$BENCH/log" & run=$!
@@ -342,7 +341,7 @@ fn a_disk_that_stays_full_ends_a_run_with_1_and_the_adapter_elsewhere() {
     let bench = Bench::new();
     recipe_on_disk(&bench);
     fs::create_dir(bench.path("elsewhere")).unwrap();
-    // Read-only is the other way in which a disk can refuse everything.
+    // A read-only disk also refuses everything.
     for (name, refuse) in
         [("full", "cat /dev/zero > $DISK/filler 2> /dev/null"), ("read-only", "mount -t tmpfs -o ro none $DISK/run")]
     {
@@ -384,7 +383,7 @@ fn a_limit_of_file_sizes_is_met_as_a_full_disk_is() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");
     let mut command = Command::new("bash");
-    // In blocks of 1024 bytes: figures fit, adapters do not.
+    // In blocks of 1024 bytes: enough for figures, too small for adapters.
     command.args([
         "-c",
         "ulimit -f 100; exec \"$@\"",
@@ -419,7 +418,7 @@ fn an_interrupt_whose_checkpoint_cannot_be_written_ends_with_1_and_says_where_to
     let mut child = lora_train(&args).stderr(log).spawn().unwrap();
     let dir = bench.path("run");
     wait_until("a checkpoint", || dir.join("checkpoints/step-000004").is_dir());
-    // A file where a folder is due: refused to root, too.
+    // A file in place of a folder fails even for root.
     let aside = bench.path("aside");
     fs::rename(dir.join("checkpoints"), &aside).unwrap();
     fs::write(dir.join("checkpoints"), "").unwrap();

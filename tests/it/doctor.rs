@@ -1,4 +1,4 @@
-//! `lora-train doctor --json` on a machine whose driver is a stand-in.
+//! `lora-train doctor --json` with a stand-in driver.
 
 #![cfg(target_os = "linux")]
 
@@ -9,7 +9,8 @@ use std::process::Command;
 use crate::common::lora_train;
 use serde_json::{Value, json};
 
-/// What it prints of a machine with two GPUs, the first of them full and the second divided, of which CUDA sees `visible`.
+/// Its output on a machine with two GPUs, the first full and the second divided, with `visible` in
+/// `CUDA_VISIBLE_DEVICES`.
 fn doctor(folder: &Path, visible: Option<&str>, is_complete: bool) -> Value {
     let nvml = folder.join("libnvml.so");
     // The build of this project needs a C compiler too, so `cc` is there where this runs.
@@ -34,7 +35,7 @@ fn doctor(folder: &Path, visible: Option<&str>, is_complete: bool) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Problems that tell of a memory in use.
+/// Problems about memory in use.
 fn full(report: &Value) -> Vec<&str> {
     let problems = report["problems"].as_array().unwrap();
     assert!(problems.iter().all(|problem| !problem["remedy"].as_str().unwrap().is_empty()), "{problems:#?}");

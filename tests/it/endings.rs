@@ -1,4 +1,4 @@
-//! Runs that do not come to their end: each says what held it back, and leaves a page that says how it ended.
+//! Runs that end early: each gives its reason, and leaves a page that says how it ended.
 
 #![cfg(unix)]
 
@@ -20,7 +20,7 @@ fn start(bench: &Bench, recipe: &Path, args: &[&str]) -> Child {
     child
 }
 
-/// Lines so far; the last one may be torn.
+/// Number of lines so far; the last one may be torn.
 fn steps_so_far(run_dir: &Path) -> usize {
     fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap_or_default().lines().count()
 }
@@ -29,14 +29,14 @@ fn log(bench: &Bench) -> String {
     fs::read_to_string(bench.path("log")).unwrap()
 }
 
-/// The page, with the characters that HTML writes otherwise as they are.
+/// The page, with HTML escapes undone.
 fn page(run_dir: &Path) -> String {
     let page = fs::read_to_string(run_dir.join("report.html")).unwrap();
     let plain = [("&lt;", "<"), ("&gt;", ">"), ("&#x27;", "'"), ("&#x2f;", "/"), ("&quot;", "\""), ("&amp;", "&")];
     plain.iter().fold(page, |page, (written, meant)| page.replace(written, meant))
 }
 
-/// Holds that the console, unfinished.json and the page tell one story of a run that ended early; returns the first.
+/// Asserts that the console, unfinished.json and the page agree about a run that ended early; returns unfinished.json.
 fn told(run_dir: &Path, said: &str, outcome: &str, words: &str) -> Value {
     let ended = json(&run_dir.join("unfinished.json"));
     let last = steps(run_dir).last().unwrap()["step"].as_u64().unwrap();
@@ -46,7 +46,7 @@ fn told(run_dir: &Path, said: &str, outcome: &str, words: &str) -> Value {
     let thousands = if total == 5000 { "5,000".to_owned() } else { total.to_string() };
     assert!(said.contains(&format!("{words} at step {last} of {total}, after ")), "{said}");
     assert!(page.contains(&format!("<p>{words} at step {last} of {thousands}")), "{page}");
-    // The reason, and every finding with what to change.
+    // The reason, and every finding with its changes.
     for line in ended["reason"].as_str().unwrap().lines() {
         assert!(page.contains(line.trim()) && said.contains(line.trim()), "`{line}` in\n{said}");
     }
@@ -68,7 +68,7 @@ fn an_interrupted_run_says_what_held_it_back_and_the_page_of_the_resumed_one_tak
     let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\n");
     let dir = bench.path("run");
     for which in [libc::SIGTERM, libc::SIGINT] {
-        // Of the second start the page of the first one is replaced.
+        // The second start replaces the page of the first.
         let mut child = start(&bench, &recipe, &["--resume"]);
         let before = steps_so_far(&dir);
         wait_until("a step of this start", || steps_so_far(&dir) > before + 1);
@@ -79,7 +79,7 @@ fn an_interrupted_run_says_what_held_it_back_and_the_page_of_the_resumed_one_tak
         let ended = told(&dir, &log(&bench), "interrupted", "interrupted");
         assert!(ended["reason"].as_str().unwrap().contains(" --resume"), "{ended:#}");
         assert!(ended["cost"].as_f64().unwrap() > 0.0, "{ended:#}");
-        // The command to continue is what is said last.
+        // The command to resume comes last.
         assert!(log(&bench).trim_end().ends_with("--resume"), "{}", log(&bench));
         // The checkpoint was saved before anything else was written.
         let checkpoint = dir.join(format!("checkpoints/step-{:06}/SHA256SUMS", ended["steps"].as_u64().unwrap()));
@@ -105,7 +105,7 @@ fn a_run_that_the_watchdog_stops_says_why_and_what_held_it_back() {
     let ended = told(&bench.path("run"), &stderr(&output), "stopped_by_watchdog", "stopped by the watchdog");
     assert!(ended["reason"].as_str().unwrap().contains("hint: raise `optimizer.learning_rate`"), "{ended:#}");
 
-    // A new start in its place keeps neither its page nor its end.
+    // A new start in the same folder removes the old page and unfinished.json.
     fs::remove_dir_all(bench.path("run/checkpoints")).unwrap();
     fs::remove_file(bench.path("run/metrics.jsonl")).unwrap();
     let mut child = start(&bench, &recipe, &[]);
@@ -118,7 +118,7 @@ fn a_run_that_the_watchdog_stops_says_why_and_what_held_it_back() {
 fn a_run_whose_adapter_cannot_be_written_says_what_held_it_back() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");
-    // A file where the folder of the adapter is due, there and where it would go instead.
+    // A file in place of the adapter folder, at both possible paths.
     fs::create_dir(bench.path("run")).unwrap();
     fs::write(bench.path("run/adapter"), "").unwrap();
     let nowhere = bench.path("run/adapter");
@@ -134,7 +134,7 @@ fn a_page_that_cannot_be_written_changes_no_exit_code() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");
     let mut child = start(&bench, &recipe, &[]);
-    // A folder where a file is due.
+    // A folder in place of a file.
     fs::create_dir(bench.path("run/report.html")).unwrap();
     signal(&child, libc::SIGINT);
     assert_eq!(wait(&mut child).code(), Some(130), "{}", log(&bench));
@@ -144,7 +144,7 @@ fn a_page_that_cannot_be_written_changes_no_exit_code() {
     let left: Vec<_> = fs::read_dir(bench.path("run")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().ends_with(".partial")), "{left:?}");
 
-    // Nor that of a run that comes to its end.
+    // A finished run cannot write its page either.
     let more = format!("train.max_steps={}", steps(&bench.path("run")).len() + 2);
     let output = train(&recipe, &["--set", &more, "--resume"]);
     assert!(stderr(&output).contains("warning: no report: "), "{}", stderr(&output));
@@ -180,7 +180,7 @@ fn how_a_run_ended_is_told_until_it_is_resumed_and_takes_a_step() {
     assert_eq!(wait(&mut child).code(), Some(130), "{}", log(&bench));
     let first = told(&dir, &log(&bench), "interrupted", "interrupted");
 
-    // A long evaluation comes before the first step of the second start.
+    // A long evaluation precedes the first step of the second start.
     let rows = fs::read_to_string(bench.path("eval.jsonl")).unwrap();
     fs::write(bench.path("eval.jsonl"), rows.repeat(3000)).unwrap();
     let evaluating = ["--resume", "--set", "eval.eval_steps=1"];
@@ -196,7 +196,7 @@ fn how_a_run_ended_is_told_until_it_is_resumed_and_takes_a_step() {
     assert!(second.get("diagnosis").is_none(), "no step was taken: {second:#}");
     assert!(page(&dir).contains("<p>interrupted at step "));
 
-    // A third one takes steps, and is killed: of it, they tell nothing.
+    // A third start makes steps and is killed: the old unfinished.json and page are removed.
     fs::write(bench.path("eval.jsonl"), rows).unwrap();
     let before = steps_so_far(&dir);
     let mut child = start(&bench, &recipe, &["--resume"]);
@@ -215,7 +215,7 @@ fn a_run_whose_final_figures_cannot_be_written_has_its_page() {
     let args = [recipe.to_str().unwrap(), "--set", "train.max_steps=60"];
     let mut child = lora_train(&args).stderr(out).spawn().unwrap();
     wait_until("a step", || steps_so_far(&dir) > 1);
-    // A folder where the file is due that becomes summary.json.
+    // A folder at the path of the temporary file that becomes summary.json.
     fs::create_dir(dir.join(".summary.json.partial")).unwrap();
     assert_eq!(wait(&mut child).code(), Some(1), "{}", log(&bench));
     assert_eq!(steps(&dir).len(), 60, "it came to its end");

@@ -1,4 +1,4 @@
-//! The training step on a small random model: what must hold whatever the numbers of the reference are.
+//! The training step on a small random model: properties that hold whatever the reference numbers are.
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
 
@@ -19,7 +19,7 @@ use lora_train::train::step::{SkipReason, TrainStep};
 
 fn config() -> ModelConfig {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/tiny.json");
-    // Weights of deviation 0.02 would make every loss the same: this model has opinions.
+    // With weights of deviation 0.02, all losses would be alike; these are larger.
     ModelConfig { initializer_range: 0.15, ..ModelConfig::from_file(&path).unwrap() }
 }
 
@@ -27,14 +27,14 @@ fn model(storage: Dtype, compute: Dtype) -> Model {
     model_on(&Device::flex(), storage, compute)
 }
 
-/// On a device with autodiff no kernels run, so it shows what the plain operations compute.
+/// A device with autodiff uses no kernels, so this is the result of the plain operations.
 fn model_on(device: &Device, storage: Dtype, compute: Dtype) -> Model {
     let config = config();
     let weights = Weights::Random(RandomWeights::new(&config, 1));
     load::load(&config, &weights, storage, compute, device).unwrap()
 }
 
-/// Adapters whose B is not zero, so that A has gradients too.
+/// Adapters with B unlike zero, so that A has gradients too.
 fn adapters(model: &Model, dropout: f64) -> AdapterSet {
     let mut set = fresh_adapters(model, dropout);
     for (index, adapter) in set.iter_mut().enumerate() {
@@ -55,19 +55,19 @@ fn step(model: &Model, adapters: AdapterSet, train: &TrainConfig) -> TrainStep {
     TrainStep::new(model.clone(), adapters, train, &optimizer, None, 0)
 }
 
-/// Rows of unequal lengths with unequal shares of target tokens.
+/// Rows of different lengths with different shares of target tokens.
 fn rows() -> Vec<Vec<u32>> {
     let length = |row: usize| [9, 4, 17, 2, 12, 30, 5, 21][row];
     (0..8).map(|row| (0..length(row)).map(|i| ((row * 131 + i * i * 7 + i * 3) % 250) as u32 + 3).collect()).collect()
 }
 
-/// One row of the batch for each of `rows`. Row `i` is masked up to its token `i % 4`.
+/// A batch with the given `rows`. Row `i` is masked up to its token `i % 4`.
 fn in_rows(rows: &[(usize, Vec<u32>)]) -> Batch {
     let row_lengths = rows.iter().map(|(_, ids)| ids.len()).collect();
     Batch { row_lengths, ..packed(rows) }
 }
 
-/// All rows end to end in one row.
+/// All rows concatenated in one row.
 fn packed(rows: &[(usize, Vec<u32>)]) -> Batch {
     let mut batch = Batch::default();
     for (index, ids) in rows {
@@ -92,7 +92,7 @@ fn values(tensor: &Tensor<2>) -> Vec<f32> {
     tensor.to_data().try_to_vec().unwrap()
 }
 
-/// Gradients of the step under way, end to end.
+/// Gradients of the current step, concatenated.
 fn grads(step: &TrainStep) -> Vec<f32> {
     step.grads().iter().flat_map(|grad| [values(&grad.a), values(&grad.b)]).flatten().collect()
 }
@@ -121,7 +121,7 @@ fn eight_micro_batches_of_one_row_and_one_of_eight_give_equal_gradients_and_upda
     let (of_one, of_eight) = (one.update(1e-2), eight.update(1e-2));
     assert_eq!(of_one.target_tokens, of_eight.target_tokens);
     assert!((of_one.loss - of_eight.loss).abs() < 1e-6 && (of_one.grad_norm - of_eight.grad_norm).abs() < 1e-6);
-    // A mean of the eight means would be another number: the rows are unequal.
+    // The mean of the eight means differs, because the rows differ in length.
     let means: Vec<f64> = indexed()
         .into_iter()
         .map(|row| {
@@ -162,13 +162,13 @@ fn fresh_adapters_leave_the_base_models_logits_bit_for_bit() {
 #[test]
 fn recomputing_blocks_from_device_or_host_memory_changes_no_bit_of_the_gradients() {
     let model = model(Dtype::F32, Dtype::F32);
-    // With dropout as well: the masks are made again, not kept.
+    // Also with dropout: the masks are recomputed, not kept.
     for dropout in [0.0, 0.3] {
         let ways = [GradientCheckpointing::Off, GradientCheckpointing::On, GradientCheckpointing::Offload];
         let gradients = ways.map(|gradient_checkpointing| {
             let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
             let mut step = step(&model, adapters(&model, dropout), &train);
-            // Two micro-batches: the way to host memory is used again.
+            // Two micro-batches, so that the transfer to host memory is used twice.
             step.forward_backward(&in_rows(&indexed()));
             step.forward_backward(&in_rows(&indexed()));
             grads(&step)
@@ -207,14 +207,14 @@ fn dropout_is_on_in_training_off_in_evaluation_and_on_the_input_of_a_only() {
     assert!(relative_error(&gradients(0.5), &gradients(0.0)) > 0.1);
     let eval = |dropout| step(&model, adapters(&model, dropout), &TrainConfig::default()).eval_loss(&batch);
     assert_eq!(eval(0.5), eval(0.0));
-    // With B = 0 the update is zero whatever is dropped: the base path sees no dropout.
+    // With B = 0 the update is zero whatever dropout does: the base path has no dropout.
     let loss = |dropout| {
         let mut step = step(&model, fresh_adapters(&model, dropout), &TrainConfig::default());
         step.forward_backward(&batch);
         step.update(0.0).loss
     };
     assert_eq!(loss(0.5), loss(0.0));
-    // Two micro-batches of the same rows get two masks.
+    // Two micro-batches of equal rows get different masks.
     let mut twice = step(&model, adapters(&model, 0.5), &TrainConfig::default());
     twice.forward_backward(&batch);
     let first = grads(&twice);
@@ -242,7 +242,7 @@ fn clipping_scales_all_gradients_by_the_global_norm_after_accumulation() {
     assert!((free.grad_norm / norm - 1.0).abs() < 1e-5, "{} against {norm}", free.grad_norm);
     let (clipped, _, moments) = run(0.25 * norm);
     assert_eq!(clipped.grad_norm, free.grad_norm, "the norm is reported before clipping");
-    // The first moment after one update is a tenth of the gradient that was used: a quarter of the free one.
+    // After one update the first moment is a tenth of the gradient used, which is a quarter of the unclipped one.
     let first: Vec<f32> =
         moments.iter().filter(|t| t.name.ends_with("exp_avg")).flat_map(|t| t.values.clone()).collect();
     let expected: Vec<f32> = gradient.iter().map(|g| (f64::from(*g) / num_targets * 0.25 * 0.1) as f32).collect();
@@ -300,7 +300,7 @@ fn half_precisions_stay_close_to_f32_in_loss_and_gradient() {
     step32.forward_backward(&in_rows(&indexed()));
     let expected = grads(&step32);
     let loss = step32.update(0.0).loss;
-    // Relative precision is 2^-9 and 2^-12; a few dozen roundings lie between the input and the gradients.
+    // Relative precision is 2^-9 and 2^-12, and a few dozen roundings separate the input from the gradients.
     let plain = Device::flex().autodiff();
     for (device, dtype, loss_tolerance, grad_tolerance) in [
         (&Device::flex(), Dtype::Bf16, 1e-2, 4e-2),

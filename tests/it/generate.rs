@@ -1,8 +1,8 @@
-//! `lora-train generate`, and greedy texts against transformers token by token.
+//! `lora-train generate`, and its greedy texts compared with those of transformers token by token.
 //!
-//! The expected ids are those of `model.generate(ids, do_sample=False)` of transformers 5.23 with torch 2.15, in `f32`
-//! on the CPU. stories15M and SmolLM2-135M are looked for in the folder that `LORA_TRAIN_MODELS` names
-//! (`scripts/get_models.py` makes them); their tests are ignored unless asked for, as `.ci/run` does.
+//! The expected ids come from `model.generate(ids, do_sample=False)` of transformers 5.23 with torch 2.15, in `f32` on
+//! the CPU. stories15M and SmolLM2-135M must be in the folder that `LORA_TRAIN_MODELS` names (made by
+//! `scripts/get_models.py`). Their tests are ignored unless requested, as in `.ci/run`.
 
 use std::io::Read;
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ fn real(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Ids of the prompt, as a user's turn or as it is, and the greedy continuation.
+/// Ids of the prompt, as a user's turn or raw, and the greedy continuation.
 fn greedy(folder: &Path, storage: Dtype, prompt: &str, chat: bool, max_new_tokens: usize) -> (Vec<u32>, Generated) {
     let device = Device::flex();
     let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
@@ -84,7 +84,7 @@ fn the_command_answers_a_users_turn_or_continues_a_raw_prompt() {
     let output = command(&args).output().unwrap();
     assert_eq!((stdout_of(&output), output.stderr.len()), (". It was a rainy day\n", 0));
 
-    // Draws differ by seed and repeat by seed.
+    // Samples differ by seed and repeat with the same seed.
     let draw = |seed: &str| {
         let drawing = ["--temperature", "1.5", "--top-p", "0.95", "--seed", seed];
         let output = command(&[&args[..7], &["40"], &drawing].concat()).output().unwrap();
@@ -117,7 +117,7 @@ fn stories15m_writes_the_story_of_transformers() {
 #[test]
 #[ignore = "needs smollm2-135m in the folder LORA_TRAIN_MODELS"]
 fn smollm2_answers_through_its_chat_template_as_in_transformers_and_ends_its_turn() {
-    // The file is in bf16, so storing it so loses nothing.
+    // The file is in bf16, so bf16 storage loses nothing.
     for storage in [Dtype::F32, Dtype::Bf16] {
         let prompt = "What is the capital of France?";
         let (prompt_ids, generated) = greedy(&real("smollm2-135m"), storage, prompt, true, 40);
@@ -154,7 +154,7 @@ fn a_model_is_asked_in_the_form_it_was_trained_in() {
     train("raw", "train.jsonl", "none");
     train("chat", "chat.jsonl", "auto");
     train("own", "chat.jsonl", own.to_str().unwrap());
-    // The text is kept, not where it was.
+    // The text is kept, but not its file's path.
     std::fs::remove_file(own).unwrap();
 
     let ask = |run: &str, more: &[&str]| {
@@ -200,7 +200,7 @@ fn stdout_of(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).unwrap()
 }
 
-/// Exit code and stderr of a call that writes no text.
+/// Exit code and stderr of a call that generates no text.
 fn refused(args: &[&str]) -> String {
     let output = command(args).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{args:?}");

@@ -1,8 +1,8 @@
-//! Logits, losses, gradients and a loss curve against transformers and PEFT, in `f32` on the CPU.
+//! Logits, losses, gradients and a loss curve compared with transformers and PEFT, in `f32` on the CPU.
 //!
-//! The golden files come from `scripts/make_golden.py`, whose first lines say what is in them. stories15M and
-//! SmolLM2-135M are looked for in the folder that `LORA_TRAIN_MODELS` names (`scripts/get_models.py` makes them);
-//! their tests are ignored unless asked for, as `.ci/run` does.
+//! `scripts/make_golden.py` makes the golden files and describes their content at its top. stories15M and SmolLM2-135M
+//! must be in the folder that `LORA_TRAIN_MODELS` names (made by `scripts/get_models.py`). Their tests are ignored
+//! unless requested, as in `.ci/run`.
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
 
@@ -30,7 +30,7 @@ fn matrix(name: &str, shape: [usize; 2], bound: f64, device: &Device) -> Tensor<
     host::tensor(formula(name, bound).take(shape[0] * shape[1]).collect(), shape, device)
 }
 
-/// Eight projections of `values` on vectors of signs that depend on `name`.
+/// Eight projections of `values` on sign vectors derived from `name`.
 fn projections(name: &str, values: &[f32]) -> Vec<f64> {
     let project = |j: usize| {
         let name = format!("{name}#{j}");
@@ -48,7 +48,7 @@ fn numbers<T>(value: &Value, convert: impl Fn(&Value) -> T) -> Vec<T> {
     value.as_array().unwrap().iter().map(convert).collect()
 }
 
-/// A golden folder with the model that it was made from.
+/// A golden folder with the model behind it.
 struct Golden {
     json: Value,
     tensors: Vec<u8>,
@@ -62,13 +62,13 @@ impl Golden {
         Self { json, tensors: std::fs::read(folder.join("golden.safetensors")).unwrap(), model_dir }
     }
 
-    /// A model in the folder of real models.
+    /// A model from the folder of real models.
     fn real(name: &str) -> Self {
         let models = std::env::var("LORA_TRAIN_MODELS").expect("LORA_TRAIN_MODELS names the folder of real models");
         Self::open(name, Path::new(&models).join(name))
     }
 
-    /// A small model of a family, made in `folder` by the script's formula.
+    /// A small model of a family, made in `folder` with the script's formula.
     fn family(name: &str, folder: &Path) -> Self {
         write_family(name, folder);
         Self::open(name, folder.to_owned())
@@ -93,7 +93,7 @@ impl Golden {
         bytes.chunks_exact(4).map(column).collect()
     }
 
-    /// The adapters of a case or of the curve, by the script's formula.
+    /// The adapters of a case or of the curve, made with the script's formula.
     fn adapters(case: &Value, model: &Model) -> AdapterSet {
         let config = &model.config;
         if case["lora"].is_null() {
@@ -130,7 +130,7 @@ fn lora_config(lora: &Value) -> LoraConfig {
     }
 }
 
-/// A mask says of each token whether it is to be predicted.
+/// Each token's mask says whether it is a target.
 fn batch(rows: &[(Vec<u32>, Vec<u64>)]) -> Batch {
     let mut batch = Batch { row_lengths: rows.iter().map(|(ids, _)| ids.len()).collect(), ..Batch::default() };
     for (ids, mask) in rows {
@@ -154,7 +154,7 @@ fn assert_near(found: f64, expected: f64, tolerance: f64, what: &str) {
     assert!(error <= tolerance, "{what}: {found}, expected {expected}: relative error {error:.2e} > {tolerance:.0e}");
 }
 
-/// Logits within 1e-4 of their norm, loss within 1e-5, every gradient within 1e-3 of its norm.
+/// Checks logits within 1e-4 of their norm, loss within 1e-5, every gradient within 1e-3 of its norm.
 fn compare_cases(golden: &Golden, storage: Dtype) {
     let model = golden.model(storage);
     let batch = batch(&rows(&golden.json["batch"]));
@@ -188,7 +188,7 @@ fn compare_cases(golden: &Golden, storage: Dtype) {
     }
 }
 
-/// The mean square of projections of a difference estimates its squared norm without bias.
+/// The mean square of a difference's projections estimates its squared norm without bias.
 fn compare_projections(key: &str, found: &[f32], divisor: f64, expected: &Value, tolerance: f64) {
     let expected_projections = numbers(&expected["projections"], |p| p.as_f64().unwrap());
     let difference: f64 = projections(key, found)
@@ -221,7 +221,7 @@ fn compare_logits(golden: &Golden, case: &str, model: &Model, adapters: &Adapter
     }
 }
 
-/// Twenty steps of two micro-batches each: every loss and norm within 1e-4, and where the adapters end.
+/// Twenty steps of two micro-batches each: every loss and norm within 1e-4, and the final adapters.
 fn compare_curve(golden: &Golden) {
     let curve = &golden.json["curve"];
     let settings = &curve["settings"];
@@ -261,7 +261,7 @@ fn compare_curve(golden: &Golden) {
     let final_b = curve["final_b"].as_object().unwrap();
     for (layer, projection, adapter) in step.adapters().iter() {
         let key = format!("base_model.model.{}.lora_B.weight", projection.module_name(layer));
-        // AdamW divides by the root of the second moment: where a gradient is near zero, rounding decides its sign.
+        // AdamW divides by the root of the second moment: near a zero gradient, rounding decides the sign.
         compare_projections(&key, &values(&adapter.lora_b), 1.0, &final_b[&key], 5e-3);
     }
 }
@@ -280,7 +280,7 @@ fn the_quickstart_model_learns_along_the_loss_curve_of_peft() {
     compare_curve(&quickstart());
 }
 
-/// Logits stored by `scripts/check_peft.py`: token ids by row, some columns, and the logits there.
+/// Logits stored by `scripts/check_peft.py`: token ids by row, some columns, and the logits in them.
 struct StoredLogits {
     rows: Vec<Vec<u32>>,
     columns: Vec<usize>,
@@ -383,7 +383,7 @@ fn stories15m_learns_along_the_loss_curve_of_peft() {
 #[test]
 #[ignore = "needs smollm2-135m in the folder LORA_TRAIN_MODELS"]
 fn smollm2_gives_the_logits_losses_and_gradients_of_peft_with_its_base_in_f32_or_bf16() {
-    // The file is in bf16, so storing it so loses nothing.
+    // The file is in bf16, so bf16 storage loses nothing.
     let golden = Golden::real("smollm2-135m");
     compare_cases(&golden, Dtype::F32);
     compare_cases(&golden, Dtype::Bf16);
@@ -422,7 +422,8 @@ fn rotary_tables_are_those_of_transformers_also_beyond_8192_and_with_scaling() {
             for i in 0..half {
                 let (found_cos, found_sin) = table.at(position, i);
                 let (expected_cos, expected_sin) = (cos[row * half + i], sin[row * half + i]);
-                // An f32 angle near 100,000 radians is 0.004 wide: frequencies must agree to the last bit for more.
+                // An f32 angle near 100,000 radians is 0.004 wide: better agreement needs frequencies equal to the last
+                // bit.
                 let tolerance = 1e-6 + 2.4e-7 * position as f32;
                 assert!((found_cos - expected_cos).abs() < tolerance, "{name}: cos at {position}, {i}");
                 assert!((found_sin - expected_sin).abs() < tolerance, "{name}: sin at {position}, {i}");

@@ -1,4 +1,4 @@
-//! Signals to real processes: in every phase of a run, twice, as process 1, with nobody reading what it says.
+//! Signals to real processes: in every phase of a run, twice, as process 1, and without a reader of its output.
 
 #![cfg(unix)]
 #![allow(unsafe_code, reason = "signals are system calls")]
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{Bench, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
 
-/// Longest time between a signal and the end of the process.
+/// Maximum time from a signal to the end of the process.
 const PROMPT: Duration = Duration::from_secs(5);
 
 /// Starts a run whose stderr goes to `log`.
@@ -27,7 +27,7 @@ fn log(bench: &Bench) -> String {
     fs::read_to_string(bench.path("log")).unwrap_or_default()
 }
 
-/// Interrupts a process and holds that it ends promptly, with 130.
+/// Interrupts a process and asserts that it ends promptly with exit code 130.
 fn interrupt(bench: &Bench, child: &mut Child, which: i32) {
     let sent = Instant::now();
     signal(child, which);
@@ -35,7 +35,7 @@ fn interrupt(bench: &Bench, child: &mut Child, which: i32) {
     assert!(sent.elapsed() < PROMPT, "took {:?}:\n{}", sent.elapsed(), log(bench));
 }
 
-/// Holds that an interrupted run can be continued to its end.
+/// Asserts that an interrupted run can be resumed to its end.
 fn finishes(bench: &Bench, recipe: &Path, args: &[&str]) {
     let mut all = vec![recipe.to_str().unwrap(), "--resume"];
     all.extend(args);
@@ -93,7 +93,7 @@ fn an_interrupt_while_text_is_sampled_ends_it() {
 fn a_second_signal_ends_the_process_at_once_and_the_run_can_be_continued() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");
-    // A micro-batch takes seconds: the first signal alone could not have ended it by then.
+    // A micro-batch takes seconds, so the first signal alone could not have ended the run by then.
     let slow = ["--set", "train.max_steps=9", "--set", "checkpoint.save_steps=1", "--set", "train.micro_batch_size=24"];
     let mut child = start(&bench, &recipe, &slow);
     wait_until("a checkpoint", || bench.path("run/checkpoints/step-000001").is_dir());
@@ -117,10 +117,10 @@ fn a_signal_at_any_moment_of_the_start_ends_the_process_with_130() {
         let mut child = start(&bench, &recipe, &["--set", "train.max_steps=5000"]);
         std::thread::sleep(Duration::from_millis(delay));
         let sent = Instant::now();
-        // SIGINT is ignored from the start where a script has put the tests into the background.
+        // Scripts that run the tests in the background leave SIGINT ignored.
         signal(&child, libc::SIGTERM);
         let status = wait(&mut child);
-        // Before the program's first line, the signal itself ends the process.
+        // Before the program's first line, the signal itself kills the process.
         let is_interrupted = status.code() == Some(130) || (delay < 20 && status.code().is_none());
         assert!(is_interrupted, "after {delay} ms: {status}\n{}", log(&bench));
         assert!(sent.elapsed() < PROMPT);

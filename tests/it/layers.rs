@@ -1,9 +1,9 @@
-//! Who may import whom: a file uses only modules below its own, so that a change has one place.
+//! Which modules may import which: a file uses only modules below its own, so that a change has one place.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the street to the ground floor, as in `src/lib.rs`.
+/// From top to bottom, as in `src/lib.rs`.
 const LAYERS: [&str; 26] = [
     "cli",
     "commands",
@@ -44,7 +44,7 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The crate modules that the code of a file names, its unit tests left out.
+/// The crate modules named in a file's code, without its unit tests.
 fn used_modules(text: &str) -> Vec<&str> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
     let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));

@@ -1,4 +1,4 @@
-//! Long runs and late resumes on a model so small that they take no time: nothing grows, nothing is read again.
+//! Long runs and late resumes on a tiny, fast model: nothing grows, and nothing is read again.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::print_stderr, reason = "the figures of the test")]
@@ -37,7 +37,7 @@ fn small_model(bench: &Bench) -> PathBuf {
     folder
 }
 
-/// What a process holds.
+/// Resources that a process holds.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     step: u64,
@@ -46,7 +46,7 @@ struct Held {
     files: usize,
 }
 
-/// Looks at a process; `None` once it has ended.
+/// Inspects a process; `None` once it has ended.
 fn look(pid: u32, run: &Path) -> Option<Held> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let number = |key: &str| {
@@ -54,7 +54,7 @@ fn look(pid: u32, run: &Path) -> Option<Held> {
         line.split_whitespace().next()?.parse::<f64>().ok()
     };
     let files = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count();
-    // The last whole line, which is that of a step or an evaluation.
+    // The last complete line, of a step or an evaluation.
     let text = fs::read_to_string(run.join("metrics.jsonl")).ok()?;
     let line = text.lines().rev().find(|line| line.ends_with('}'))?;
     let step = serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64()?;
@@ -98,8 +98,8 @@ fn twenty_thousand_steps_hold_no_more_memory_files_or_threads_than_the_first_tho
             (most.0.max(held.threads), most.1.max(held.files), most.2.max(kib))
         })
     };
-    // The first quarter has seen evaluations, samples, checkpoints and the deletion of old ones.
-    // After the last step the end of the run begins, whose page is made by a thread of its own.
+    // The first quarter includes evaluations, samples, checkpoints and the deletion of old ones. After the last step
+    // the end of the run begins, which makes the page in a thread of its own.
     let (early, late) = (most(0, STEPS / 4), most(STEPS / 4, STEPS));
     let looks = (between(0, STEPS / 4).count(), between(STEPS / 4, STEPS).count());
     eprintln!("threads, files, KiB: {early:?} in {} looks, then {late:?} in {}", looks.0, looks.1);
@@ -107,7 +107,7 @@ fn twenty_thousand_steps_hold_no_more_memory_files_or_threads_than_the_first_tho
     assert!(late.0 <= early.0, "threads: {early:?}, then {late:?}");
     assert!(late.1 <= early.1 + 3, "open files: {early:?}, then {late:?}");
 
-    // Every step says itself what it held.
+    // Every step records its own memory.
     let lines = steps(&run);
     assert_eq!(lines.len() as u64, STEPS);
     let peak_mib = |from: u64, to: u64| {
@@ -159,14 +159,14 @@ fn a_late_resume_takes_no_longer_than_an_early_one() {
         let text = text.replace("micro_batch_size = 2", "micro_batch_size = 128");
         let text = text.replace("num_workers = 1", &format!("num_workers = 1\npacking = {packing}"));
         fs::write(&recipe, text).unwrap();
-        // Two of three rows have been visited at the end: without packing 200 of 234 steps, packed 40 of some 60.
+        // The run ends after two thirds of the rows: 200 of 234 steps without packing, 40 of about 60 with packing.
         let last = if packing { 40 } else { 200 };
         let model_path = format!("model.path={}", model.display());
         let max_steps = format!("train.max_steps={last}");
         train(&recipe, &["--set", &model_path, "--set", "model.init=random", "--set", &max_steps]);
         let run = bench.path(name);
         let checkpoint = |step: u64| run.join(format!("checkpoints/step-{step:06}"));
-        // Late first: resuming from an early checkpoint puts the later ones aside.
+        // Late first: resuming from an early checkpoint sets the later ones aside.
         let mut times =
             [last, 20].map(|step| [(); 3].map(|()| seconds_to_first_step(&recipe, &checkpoint(step), &model)));
         let median = |times: &mut [f64; 3]| {

@@ -1,4 +1,4 @@
-//! The library and the binary from outside: one test binary, since each links the whole tree of crates.
+//! The library and the binary from outside, as one test binary, because each would link all crates.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
 

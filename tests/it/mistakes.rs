@@ -1,7 +1,7 @@
-//! Mistakes that people make, each with what it says: the place, the value, what would be right, and the exit code.
+//! Common mistakes and their messages: the place, the value, the correction, and the exit code.
 //!
-//! Memory that runs out, on the host and on a GPU, is in `room`; a type that the device does not have is a unit test of
-//! its message, since a CPU has them all.
+//! `room` tests memory that runs out, on the host and on a GPU. A unit test covers the message about a dtype that the
+//! device lacks, because a CPU has all of them.
 
 mod table;
 
@@ -33,7 +33,7 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// Puts the mistake into a folder of [`folder`]; the arguments that belong to it.
+/// Makes the mistake in a folder of [`folder`]; returns its arguments.
 fn make<'a>(folder: &Path, mistake: &Wrong<'a>) -> Vec<&'a str> {
     match mistake {
         Wrong::Recipe(old, new) => {
@@ -89,7 +89,7 @@ fn a_run_whose_rows_all_lost_their_answers_ends_with_2_and_says_so() {
     assert!(stderr.contains("no row is left to train on"), "{stderr}");
 }
 
-/// A server that says of everything that it is gated, as the Hub does.
+/// A server that answers every request with the Hub's message for gated models.
 fn gated_hub() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -97,7 +97,7 @@ fn gated_hub() -> String {
         for mut stream in listener.incoming().flatten() {
             let (mut reader, mut line) = (BufReader::new(stream.try_clone().unwrap()), String::new());
             while reader.read_line(&mut line).is_ok_and(|length| length > 2) {}
-            // A client that goes away in the middle is its own business.
+            // Ignore a client that disconnects early.
             let _ = write!(
                 stream,
                 "HTTP/1.1 403 Forbidden\r\nX-Error-Code: GatedRepo\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -107,7 +107,7 @@ fn gated_hub() -> String {
     endpoint
 }
 
-/// The command with a model of the Hub that is at `endpoint`.
+/// The command with a Hub model served at `endpoint`.
 fn with_hub(folder: &Path, endpoint: &str, command: &[&str]) -> Output {
     let mut process = Command::new(env!("CARGO_BIN_EXE_lora-train"));
     process.args(command).args(["--set", "model.path=org/model"]).current_dir(folder);
@@ -131,7 +131,7 @@ fn a_gated_model_ends_with_2_and_says_where_its_licence_is_accepted() {
 #[test]
 fn a_hub_that_cannot_be_reached_is_named_with_what_works_without_it() {
     let folder = folder();
-    // Nobody listens at a port that was free a moment ago.
+    // Nothing listens on a port that was just free.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let endpoint = format!("http://127.0.0.1:{port}");
     for (command, code) in [(&["check", "r.toml"][..], 2), (&["r.toml"], 1)] {
@@ -159,7 +159,7 @@ fn rows_longer_than_the_models_positions_are_warned_of_with_both_numbers() {
 #[test]
 fn a_device_that_is_not_there_ends_with_2_and_a_way_to_go_on() {
     let folder = folder();
-    // Not compiled in, without a driver, or with fewer GPUs: whichever it is here.
+    // Not compiled in, no driver, or fewer GPUs, depending on this machine.
     for command in [&["check", "r.toml"][..], &["r.toml"], &["bench", "r.toml"]] {
         let output = run(folder.path(), &[command, &["--device", "cuda:93"]].concat());
         let stderr = String::from_utf8_lossy(&output.stderr);

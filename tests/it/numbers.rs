@@ -1,11 +1,11 @@
-//! Numbers that go wrong: weights that are no numbers, learning rates that are too high or too low.
+//! Numbers that go wrong: weights that are NaN, learning rates that are too high or too low.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::common::{Bench, json, quickstart_model, run, stderr, steps, train};
 
-/// A copy of the quickstart model whose final norm holds a number that is none.
+/// A copy of the quickstart model with NaN in its final norm.
 fn broken_model(bench: &Bench) -> PathBuf {
     let (from, to) = (quickstart_model(), bench.path("model"));
     fs::create_dir(&to).unwrap();
@@ -64,7 +64,7 @@ fn weights_that_are_no_numbers_skip_every_step_name_its_rows_and_stop_the_run() 
     assert!(lines.iter().all(|line| line["anomaly"] == "skipped_step"));
     assert!(has_checkpoint(&dir, 5) && !dir.join("summary.json").exists());
 
-    // Whoever resumes has their patience back.
+    // Resuming restores the full patience.
     args.push("--resume");
     let output = run(&args);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
@@ -74,7 +74,7 @@ fn weights_that_are_no_numbers_skip_every_step_name_its_rows_and_stop_the_run() 
 #[test]
 fn a_loss_that_runs_away_is_told_at_once_and_stops_the_run_with_a_checkpoint() {
     let bench = Bench::new();
-    // Rows such as the model was pretrained on, so that its loss starts low.
+    // Rows like those of pretraining, so that the loss starts low.
     let rows: String = ["beach", "castle", "forest", "river"]
         .iter()
         .flat_map(|place| {
@@ -119,7 +119,7 @@ fn a_loss_that_runs_away_is_told_at_once_and_stops_the_run_with_a_checkpoint() {
     );
     assert!(has_checkpoint(&dir, lines.len() as u64));
 
-    // Only told where nothing is to be stopped; counted in the summary.
+    // With stopping disabled, trouble is only reported, and counted in the summary.
     let mut args = vec!["--set", "watchdog.patience=0", "--set", "watchdog.max_skipped_steps=0"];
     args.extend(&set[..4]);
     args.extend(["--set", "train.max_steps=20"]);
@@ -185,7 +185,7 @@ fn while_a_run_goes_wrong_the_last_checkpoint_from_before_is_kept_and_offered() 
     let output = run(&args);
     let said = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    // Three that were saved in trouble, the last of them by the watchdog, and the newest from before.
+    // Three checkpoints saved in trouble, the last of them by the watchdog, and the newest from before.
     let trouble = |step: u64| {
         let state = dir.join(format!("checkpoints/step-{step:06}/trainer_state.json"));
         fs::read(state).ok().map(|text| serde_json::from_slice::<serde_json::Value>(&text).unwrap()["trouble"].clone())

@@ -1,4 +1,4 @@
-//! `lora-train plan` as a user meets it. Its sizes against measured ones: `scripts/check_plan.py`.
+//! `lora-train plan` as users see it. `scripts/check_plan.py` compares its sizes with measured ones.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -31,7 +31,7 @@ fn a_recipe_is_planned_for_a_gpu_that_is_not_there() {
     assert_eq!(h100["peak_bytes"], sum);
     let (seconds, step) = (h100["seconds"].as_f64().unwrap(), h100["step_seconds"].as_f64().unwrap());
     assert!((seconds - 100.0 * step).abs() < 1e-6 * seconds);
-    // The rows of the recipe are not here.
+    // The rows of the recipe do not exist here.
     assert_eq!((&h100["is_at_most"], &h100["rows"]), (&Value::Bool(true), &Value::Null));
     assert_eq!(h100["total_tokens"].as_u64().unwrap(), 100 * h100["tokens_per_step"].as_u64().unwrap());
     let table = plan(&[&LLAMA_8B[..], &["--device", "H100-80GB", "--set", "train.max_steps=100"]].concat());
@@ -47,7 +47,7 @@ fn a_recipe_is_planned_for_a_gpu_that_is_not_there() {
     let suggestions = l4["suggestions"].as_array().unwrap();
     assert!(!suggestions.is_empty());
     for suggestion in suggestions {
-        // What is suggested fits when it is planned in turn.
+        // A suggestion fits when it is planned in turn.
         let settings = suggestion["settings"].as_str().unwrap().split(' ').flat_map(|setting| ["--set", setting]);
         let again = on("l4", &settings.collect::<Vec<_>>());
         assert_eq!((&again["fits"], &again["peak_bytes"]), (&Value::Bool(true), &suggestion["peak_bytes"]));
@@ -72,7 +72,7 @@ fn the_recipes_prices_are_reckoned_with_and_one_that_is_typed_goes_before() {
     let line = format!("estimated: at most {cost:.2} EUR at 2 an hour and 0.5 a kWh\n");
     assert!(text(&table.stdout).contains(&line), "{}", text(&table.stdout));
 
-    // Of a processor no power is known.
+    // The power of a processor is not known.
     let table = plan(&priced("cpu", &[]));
     let told = text(&table.stdout);
     assert!(told.contains(" EUR at 2 an hour\n") && told.contains("its energy is in no cost"), "{told}");
@@ -132,19 +132,19 @@ fn the_run_is_planned_by_the_lengths_of_its_rows() {
     assert!((tokens / (27_653.0 / 75.0) - 1.0).abs() < 0.01, "{planned}");
     assert!((number(&planned, "total_tokens") / (200.0 * tokens) - 1.0).abs() < 1e-3, "{planned}");
     assert_eq!((&planned["steps"], &planned["is_at_most"]), (&200.into(), &Value::Bool(false)));
-    // Short rows are less than proportionally cheaper in time by their tokens alone: attention is cheaper still.
+    // Short rows take even less time than their tokens suggest: attention is cheaper still.
     let share = number(&planned, "mean_step_seconds") / number(&planned, "step_seconds");
     assert!(share < tokens / 2048.0 && share > 0.5 * tokens / 2048.0, "{planned}");
     assert_eq!(number(&planned, "seconds"), 200.0 * number(&planned, "mean_step_seconds"));
 
-    // As many tokens in fewer steps of full rows.
+    // As many tokens, in fewer steps of full rows.
     let packed =
         quickstart(&["--set", "data.packing=true", "--set", "train.max_steps=", "--set", "train.num_epochs=3"]);
     let steps = packed["steps"].as_u64().unwrap();
     assert!((41..=46).contains(&steps), "{packed}");
     assert!((number(&packed, "total_tokens") / (3.0 * 75.0 * tokens) - 1.0).abs() < 0.05, "{packed}");
 
-    // On a GPU padding is computed.
+    // A GPU computes padding.
     let on_gpu = json(&["recipes/quickstart.toml", "--device", "A100-80GB"]);
     assert_eq!(on_gpu["mean_step_tokens"], planned["mean_step_tokens"]);
     let padded = number(&on_gpu, "mean_step_seconds") / number(&on_gpu, "step_seconds");
@@ -159,7 +159,7 @@ fn a_step_takes_as_long_as_the_gpu_needs_in_its_precision() {
     };
     let seconds = |device: &str, precision: &str| planned(device, precision)["step_seconds"].as_f64();
     let ratio = |device| seconds(device, "f32").unwrap() / seconds(device, "bf16").unwrap();
-    // tf32 against bf16 on the data sheet of an H100, and of an RTX 3090.
+    // Data-sheet rates of tf32 and bf16, for an H100 and an RTX 3090.
     assert!((ratio("H100-80GB") - 989.0 / 494.5).abs() < 1e-9, "{}", ratio("H100-80GB"));
     assert!((ratio("NVIDIA GeForce RTX 3090") - 71.0 / 35.6).abs() < 1e-9);
     assert_eq!(seconds("H100-80GB", "f16"), seconds("H100-80GB", "bf16"));
@@ -181,12 +181,12 @@ fn what_fits_is_judged_by_what_is_free_as_a_start_judges_it() {
     let planned = json(&["recipes/quickstart.toml", "--device", "cpu"]);
     let (memory, free) = (planned["memory_bytes"].as_f64().unwrap(), planned["free_memory_bytes"].as_f64().unwrap());
     assert!(free < memory && free < available("MemTotal:"), "{planned}");
-    // Other tests take and give back memory meanwhile; a control group may leave less.
+    // Other tests allocate and free memory meanwhile, and a control group may leave less.
     assert!(free < 1.5 * available("MemAvailable:"), "{planned}");
     let table = plan(&["recipes/quickstart.toml", "--device", "cpu"]);
     let told = text(&table.stdout);
     assert!(told.contains(" that are free now would be left (") && told.contains(" in all)"), "{told}");
-    // Memory that is typed is taken as it is.
+    // A given memory size is used as it is.
     let typed = json(&["recipes/quickstart.toml", "--device", "cpu", "--memory", "8"]);
     assert_eq!((&typed["memory_bytes"], &typed["free_memory_bytes"]), (&(8_u64 << 30).into(), &Value::Null));
 }
@@ -204,11 +204,11 @@ fn a_plan_for_a_gpu_has_a_host_side_of_its_own() {
     let [on, offload] = ["true", "offload"].map(planned);
     let parked = bytes(&offload["host"], "parked block inputs");
     assert_eq!(bytes(&on["host"], "parked block inputs"), 0);
-    // What leaves the device arrives at the host: all blocks' inputs, of which two are still on the device.
+    // Memory moves from the device to the host: the inputs of all blocks, two of which are still on the device.
     let kept = bytes(&on, "kept for the backward") - bytes(&offload, "kept for the backward");
     assert_eq!(kept, parked - bytes(&offload, "kept for the backward"));
     assert!(offload["host"]["peak_bytes"].as_u64().unwrap() > parked);
-    // That machine is not here: nobody knows its host.
+    // The GPU is on another machine, whose host is not known.
     assert!(offload["host"]["fits"].is_null() && offload["fits"] == true, "{offload}");
     let table = plan(&[&LLAMA_8B[..], &["--device", "A100-40GB"]].concat());
     assert!(text(&table.stdout).contains("\nhost:\n  process and driver "), "{}", text(&table.stdout));

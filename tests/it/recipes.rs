@@ -1,4 +1,4 @@
-//! The recipes of this repository: all of them can be read, and `recipes/reference.toml` is what the keys' rows say.
+//! The recipes of this repository: all can be read, and `recipes/reference.toml` matches the rows of the keys.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use lora_train::recipe::{Purpose, Recipe, peers};
 use lora_train::schema::{Keys, Row, rows_to};
 use toml::Value;
 
-/// What stands above the keys in `recipes/reference.toml`.
+/// Text above the keys in `recipes/reference.toml`.
 const HEADER: &str = "\
 # Every key of a recipe, with its default and what it means. Keys without a default are commented out with an
 # example. tests/recipes.rs writes this file, of the keys' rows in the program.
@@ -37,7 +37,8 @@ fn full(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }
 
-/// The keys of a table as the reference shows them, and the tables below it. What two lists share is explained once.
+/// The keys of a table as shown in the reference, and the tables below it. Keys that two lists share are explained
+/// once.
 fn write_table(section: &str, rows: &[Row], entry: Option<&Value>, text: &mut String) {
     let explain = |row: &Row, text: &mut String| {
         let lines: String = row.sentence.lines().map(|line| format!("# {}\n", line.trim())).collect();
@@ -69,7 +70,7 @@ fn write_table(section: &str, rows: &[Row], entry: Option<&Value>, text: &mut St
     }
 }
 
-/// The text with its commented-out keys in force: `# key = value`.
+/// The text with its commented-out keys enabled: `# key = value`.
 fn uncommented(text: &str) -> String {
     let uncomment = |line: &str| match line.strip_prefix("# ").and_then(|rest| Some((rest, rest.split_once(" = ")?.0)))
     {

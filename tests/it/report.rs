@@ -1,4 +1,4 @@
-//! report.html: numbers in it are those of metrics.jsonl, nothing in it can run that should not, and it stays small.
+//! report.html: its numbers are those of metrics.jsonl, no foreign script can run in it, and it stays small.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,10 +7,10 @@ use std::path::Path;
 use crate::common::{Bench, json, metrics, run, stderr, steps, train};
 use serde_json::Value;
 
-/// What ends an element, an attribute or a script, if it is let through.
+/// Text that would end an element, an attribute or a script, if not escaped.
 const HOSTILE: &str = "</script><img src=x onerror=alert(1)>\"'&";
 
-/// The data of the chart with a title.
+/// The data of the chart with this title.
 fn chart(page: &str, title: &str) -> Value {
     let heading = format!("<h3>{title}");
     let (_, rest) = page.split_once(&heading).unwrap_or_else(|| panic!("no chart `{title}`"));
@@ -27,7 +27,7 @@ fn line(chart: &Value, name: &str) -> Vec<(u64, f64)> {
     x.into_iter().map(|step| step as u64).zip(y).collect()
 }
 
-/// Holds that a line has the values of a figure, to the six digits that a page keeps.
+/// Asserts that a line has the values of a figure, to the six digits that a page keeps.
 fn holds(points: &[(u64, f64)], records: &[Value], figure: &str) {
     assert_eq!(points.len(), records.len(), "{figure}");
     for ((step, value), record) in points.iter().zip(records) {
@@ -37,7 +37,7 @@ fn holds(points: &[(u64, f64)], records: &[Value], figure: &str) {
     }
 }
 
-/// Holds that a page asks nobody for anything.
+/// Asserts that a page loads nothing.
 fn is_self_contained(page: &str) {
     for outside in ["src=\"http", "href=\"http", "url(http", "@import", "<link", "<iframe", "fetch("] {
         assert!(!page.contains(outside), "{outside}");
@@ -69,7 +69,7 @@ fn a_run_ends_with_a_page_whose_curves_are_its_figures() {
     holds(&line(&chart(&page, "Host memory"), "host"), &steps, "host_memory_bytes");
     assert!(!page.contains("<h3>GPU"), "there is no GPU, and so no chart of one");
 
-    // The columns of the time add up to the wall time of their step.
+    // The columns of the time chart add up to the wall time of their step.
     let time = chart(&page, "Seconds of a step");
     for (index, step) in steps.iter().enumerate() {
         let parts = time["parts"].as_array().unwrap().iter();
@@ -78,7 +78,7 @@ fn a_run_ends_with_a_page_whose_curves_are_its_figures() {
         assert!((told - wall).abs() < 1e-3 * wall, "step {}: {told} of {wall}", index + 1);
     }
 
-    // The plan that stands beside the measured peak is the one that `plan` tells.
+    // The plan beside the measured peak is that of `plan`.
     let planned = json(&dir.join("memory_plan.json"));
     let plan = run(&["plan", recipe.to_str().unwrap(), "--json"]);
     let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
@@ -90,14 +90,14 @@ fn a_run_ends_with_a_page_whose_curves_are_its_figures() {
     let resolved = fs::read_to_string(dir.join("resolved.toml")).unwrap();
     assert!(page.contains("gradient_accumulation_steps = 2") && resolved.contains("gradient_accumulation_steps = 2"));
 
-    // Made anew it is the same.
+    // Making it again gives an equal page.
     let again = bench.path("again.html");
     let output = run(&["report", dir.to_str().unwrap(), "--out", again.to_str().unwrap()]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(fs::read_to_string(again).unwrap(), page);
 }
 
-/// The folder of a run with as many steps.
+/// A run's folder with this many steps.
 fn long_run(folder: &Path, num_steps: u64) {
     fs::create_dir_all(folder).unwrap();
     let mut text = String::from("{\"step\":0,\"eval_loss\":9.0}\n");
@@ -143,7 +143,7 @@ fn a_hundred_thousand_steps_make_a_small_page_that_keeps_the_spike() {
         assert!(page.contains(&format!("<h3>{title}")), "{title}");
     }
     assert!(page.contains("Kept down by: power cap in 100% of the samples."));
-    // Every part of the time is there, in its share.
+    // Every part of the time appears with its share.
     assert!(page.contains("waiting for data 16.7 %") && page.contains("backward 33.3 %"));
 }
 
@@ -162,7 +162,7 @@ fn what_was_told_during_a_run_is_marked_at_its_step_and_said() {
     let page = fs::read_to_string(folder.path().join("report.html")).unwrap();
     let (_, throughput) = page.split_once("<h3>Throughput").unwrap();
     let throughput = throughput.split("</figure>").next().unwrap();
-    // The axis reaches from step 1 to step 101, so the middle is step 51.
+    // The axis runs from step 1 to step 101, so the middle is step 51.
     assert!(throughput.contains("<path class=\"mark\" d=\"M500.0 0V400\"/>"), "{throughput}");
     assert!(throughput.contains("The upright line marks step 51: input bound cpu, padding."), "{throughput}");
     assert_eq!(page.matches("class=\"mark\"").count(), 1, "the loss has no anomaly");
@@ -192,7 +192,7 @@ fn nothing_of_a_run_can_run_in_its_page() {
     assert!(output.status.success(), "{}", stderr(&output));
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
     assert!(!page.contains("<img") && !page.contains("<b>run"), "{page}");
-    // The scripts that are there are those of the page: each opened and closed once.
+    // All scripts are those of the page, each opened and closed once.
     assert_eq!(page.matches("<script").count(), page.matches("</script>").count());
     let escaped = page.matches("onerror").count();
     assert!(escaped >= 10, "what is hostile is shown as it is, {escaped} times");

@@ -1,4 +1,4 @@
-//! Too little memory: told before the first step, and again when it runs out.
+//! Too little memory: reported before the first step, and again when it runs out.
 
 #![cfg(target_os = "linux")]
 
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::common::{Bench, lora_train, stderr};
 
-/// Rows as long as `data.max_length`, so that a step is as large as it is reckoned to be.
+/// Rows as long as `data.max_length`, so that a step is as large as estimated.
 fn large_recipe(bench: &Bench) -> std::path::PathBuf {
     let row = serde_json::json!({"prompt": "a: ", "completion": "Once there was a fox. ".repeat(400)}).to_string();
     fs::write(bench.path("train.jsonl"), format!("{row}\n").repeat(64)).unwrap();
@@ -21,7 +21,7 @@ fn large_recipe(bench: &Bench) -> std::path::PathBuf {
     recipe
 }
 
-/// The command with at most so much address space.
+/// The command with a limited address space.
 fn within(kib: u64, arguments: &[&str]) -> Output {
     let shell = format!("ulimit -v {kib}; exec \"$0\" \"$@\"");
     let mut command = Command::new("bash");
@@ -43,7 +43,7 @@ fn memory_that_runs_out_ends_with_1_and_the_settings_that_save_most_with_their_s
     assert!(advice.contains("`--set train.gradient_checkpointing=true"), "{told}");
     let size = advice.split("` (").nth(1).unwrap().split(')').next().unwrap();
     assert!(size.ends_with("iB"), "{size}");
-    // It was said before, too.
+    // The warning also came before.
     let (before, _) = told.split_once("memory allocation of").unwrap();
     assert!(before.contains("warning: a step whose rows are all as long as `data.max_length`"), "{told}");
 }

@@ -11,7 +11,7 @@ use crate::common::{Bench, lora_train};
 
 const TOKEN: &str = "hf_OnlyTheHubMaySeeThisToken";
 
-/// A server that answers every request with `status` and repeats in its answer all that it was told.
+/// A server that answers every request with `status` and echoes the whole request.
 fn echoing_server(status: &'static str) -> (String, Arc<Mutex<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -25,7 +25,7 @@ fn echoing_server(status: &'static str) -> (String, Arc<Mutex<String>>) {
             shared.lock().unwrap().push_str(&request);
             let body = serde_json::json!({ "error": request }).to_string();
             let length = body.len();
-            // A client that goes away in the middle is its own business.
+            // Ignore a client that disconnects early.
             let _ = write!(
                 stream,
                 "HTTP/1.1 {status}\r\nX-Error-Message: {TOKEN}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
@@ -72,7 +72,7 @@ fn a_run_writes_the_token_neither_to_its_files_nor_to_the_terminal() {
     holds_no_token(bench.folder.path());
 }
 
-/// Everything that a model on the disk needs is there: nobody is asked, and nobody is told.
+/// A model on the disk has everything it needs: no request goes out.
 #[test]
 fn a_run_of_a_local_model_says_nothing_to_anybody() {
     let bench = Bench::new();
@@ -118,8 +118,8 @@ fn a_run_of_a_local_model_says_nothing_to_anybody() {
     assert!(!bench.path("hub").exists(), "nothing was downloaded");
 }
 
-/// Training under strace, which writes every call about sockets to `calls`. `None` for the other commands, and where
-/// processes cannot be traced.
+/// Training under strace, which writes every socket call to `calls`. `None` for the other commands, and where processes
+/// cannot be traced.
 #[cfg(target_os = "linux")]
 fn traced(command: &[&str], calls: &Path) -> Option<std::process::Command> {
     let tracer = || {

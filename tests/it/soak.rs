@@ -1,8 +1,8 @@
-//! Runs that are killed at random moments and resumed, until they are done: what they leave must be what an uninterrupted
-//! run leaves, byte for byte.
+//! Runs that are killed at random moments and resumed until they are done: their files must equal those of an
+//! uninterrupted run, byte for byte.
 //!
-//! A few kills of each kind of run by default; `LORA_TRAIN_SOAK_KILLS` sets how many, `LORA_TRAIN_SOAK_SEED` which
-//! moments. `scripts/soak.sh` runs a hundred.
+//! By default each kind of run gets a few kills. `LORA_TRAIN_SOAK_KILLS` sets their number, `LORA_TRAIN_SOAK_SEED` the
+//! moments. `scripts/soak.sh` makes a hundred.
 
 #![cfg(unix)]
 #![allow(clippy::print_stderr, reason = "what was skipped, and what was done")]
@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 
 /// Settings that all runs share.
 const SETTINGS: [&str; 7] = [
-    // Two and a half epochs of the rows, and a multiple of `save_steps`: the last checkpoint is that of the last step.
+    // Two and a half epochs, and a multiple of `save_steps`, so that the last checkpoint is that of the last step.
     "train.max_steps=18",
     "checkpoint.save_steps=3",
     "checkpoint.save_total_limit=2",
@@ -31,13 +31,13 @@ const SETTINGS: [&str; 7] = [
     "logging.gpu_sample_ms=50",
 ];
 
-/// Whether a figure of metrics.jsonl says how the machine did, not what was computed.
+/// Whether a figure of metrics.jsonl depends on the machine rather than on the computation.
 fn is_of_the_machine(name: &str) -> bool {
     let units = ["_seconds", "_percent", "_bytes", "_per_second", "_joules", "_watts", "_celsius", "_mhz"];
     units.iter().any(|unit| name.ends_with(unit)) || ["mfu", "major_page_faults", "findings"].contains(&name)
 }
 
-/// Lines of metrics.jsonl without the figures of the machine, as text.
+/// Lines of metrics.jsonl without the machine's figures, as text.
 fn computed(run_dir: &Path) -> Vec<String> {
     let text = fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap();
     text.lines()
@@ -49,7 +49,7 @@ fn computed(run_dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// What must be equal, by name.
+/// Everything that must be equal, by name.
 fn outcome(run_dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut outcome = BTreeMap::new();
     let mut take = |path: PathBuf| {
@@ -62,20 +62,20 @@ fn outcome(run_dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut checkpoints: Vec<_> =
         fs::read_dir(run_dir.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
     checkpoints.sort();
-    // Whatever was cut short: a checkpoint that can be seen is whole.
+    // Whatever was interrupted, a visible checkpoint is complete.
     for checkpoint in &checkpoints {
         verify(checkpoint).unwrap_or_else(|error| panic!("{error}"));
     }
-    // Signals leave checkpoints at other steps than `save_steps`: the last one is common to all.
+    // Signals save checkpoints at steps other than multiples of `save_steps`; only the last one is common to all.
     let last = checkpoints.pop().unwrap();
     for file in ["adapter_model.safetensors", "optimizer.safetensors"] {
         take(last.join(file));
     }
-    // Nothing is left of what was being written when a process was killed.
+    // No partial files of killed processes are left.
     for folder in ["", "adapter", "checkpoints"] {
         let mut names: Vec<_> = fs::read_dir(run_dir.join(folder)).unwrap().map(|e| e.unwrap().file_name()).collect();
         names.sort();
-        // Signals leave checkpoints at other steps; what was killed before its first one is set aside.
+        // Signals save checkpoints at other steps; runs killed before their first checkpoint are set aside.
         let other = match folder {
             "" => "superseded-",
             "checkpoints" => "step-",
@@ -87,16 +87,16 @@ fn outcome(run_dir: &Path) -> BTreeMap<String, Vec<u8>> {
     outcome
 }
 
-/// How a start of the run is ended.
+/// How to end a start of the run.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// SIGKILL after some time.
+    /// SIGKILL after a time.
     KillAfter(Duration),
     /// SIGKILL while a checkpoint is being written.
     KillWhileSaving(Duration),
-    /// SIGKILL once metrics.jsonl has so many lines more.
+    /// SIGKILL once metrics.jsonl has this many more lines.
     KillAfterLines(usize, Duration),
-    /// SIGTERM after some time, and SIGKILL if that is not enough.
+    /// SIGTERM after a time, and SIGKILL if that is not enough.
     TermAfter(Duration),
 }
 
@@ -111,7 +111,7 @@ impl End {
         }
     }
 
-    /// Ends the process so, unless it ends by itself before.
+    /// Ends the process in this way, unless it ends by itself before.
     fn apply(self, child: &mut Child, run_dir: &Path) {
         let started = Instant::now();
         let lines = || fs::read(run_dir.join("metrics.jsonl")).unwrap_or_default().split(|b| *b == b'\n').count();
@@ -141,7 +141,7 @@ impl End {
                 return;
             }
         }
-        // Where it has ended meanwhile, there is nobody to kill.
+        // If the process has ended already, there is nothing to kill.
         if child.try_wait().unwrap().is_none() {
             signal(child, libc::SIGKILL);
         }
@@ -153,7 +153,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// Kills runs with `settings` until enough of them were killed, and holds each against an uninterrupted one.
+/// Kills runs with `settings` until there were enough kills, and compares each with an uninterrupted run.
 fn soak(name: &str, settings: &[&str]) {
     let (kills, seed) = (number("LORA_TRAIN_SOAK_KILLS", 4), number("LORA_TRAIN_SOAK_SEED", 1));
     let bench = Bench::new();
@@ -195,7 +195,7 @@ fn soak(name: &str, settings: &[&str]) {
             let status = wait(&mut child);
             match status.code() {
                 Some(0) => break,
-                // Its last moment was that of its page: there is nothing to resume, and the page may be missing.
+                // Killed while it made its page: there is nothing to resume, and the page may be missing.
                 None if run_dir.join("summary.json").exists() => {
                     is_late = true;
                     break;
@@ -238,6 +238,6 @@ fn so_does_one_with_packed_rows() {
 
 #[test]
 fn so_does_one_in_f16_with_its_loss_scale() {
-    // Slower than the others, so with shorter rows.
+    // Slower than the other kinds, so its rows are shorter.
     soak("f16", &["train.precision=f16", "model.dtype=f16", "data.max_length=32", "eval.generate=[]"]);
 }

@@ -1,4 +1,4 @@
-//! The sampler against a stand-in NVML, from the shared library to the figures.
+//! The sampler with a stand-in NVML, from the shared library to the figures.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn every_gpu_figure_comes_from_nvml_with_its_unit() {
     assert_eq!(telemetry.notice(), None);
     sleep_ms(300);
     let sample = telemetry.window();
-    // Samples go 60, 80, 100 and again: the mean is near 80, whatever the number of samples.
+    // Samples cycle through 60, 80, 100: the mean is near 80, whatever their number.
     let mean = sample.gpu_utilization_percent.unwrap();
     assert!((70.0..=90.0).contains(&mean), "{sample:?}");
     assert_eq!(sample.gpu_utilization_max_percent, Some(100.0));
@@ -44,7 +44,7 @@ fn every_gpu_figure_comes_from_nvml_with_its_unit() {
     assert_eq!(sample.gpu_power_watts, Some(300.0));
     assert_eq!(sample.gpu_temperature_celsius, Some(61.0));
     assert!(sample.host_memory_bytes.unwrap() > 1 << 20);
-    // The counter stood at 7,000 J when it was first read and runs at 500 W.
+    // The counter is at 7,000 J when first read and runs at 500 W.
     let energy = sample.energy_joules.unwrap();
     assert_eq!(telemetry.gpu(), Some("Stand-in H1, GPU-00112233-4455-6677-8899-aabbccddeeff"));
     assert_eq!((sample.gpu_sm_activity_percent, sample.gpu_memory_activity_percent), (Some(88.0), Some(44.0)));
@@ -52,7 +52,7 @@ fn every_gpu_figure_comes_from_nvml_with_its_unit() {
     assert_eq!((sample.gpu_sm_clock_mhz, sample.gpu_memory_clock_mhz), (Some(1755.0), Some(2619.0)));
     assert_eq!(telemetry.max_sm_clock_mhz(), Some(1980.0));
     assert_eq!((telemetry.power_limit_watts(), telemetry.default_power_limit_watts()), (Some(500.0), Some(700.0)));
-    // Heat in every second sample.
+    // Thermal throttling in every second sample.
     let throttles = sample.gpu_throttle_shares.unwrap();
     assert_eq!(throttles["power cap"], 1.0);
     assert!((0.4..=0.6).contains(&throttles["thermal slowdown"]), "{throttles:?}");
@@ -61,11 +61,11 @@ fn every_gpu_figure_comes_from_nvml_with_its_unit() {
     assert_eq!(sample.gpu_other_processes_memory_bytes, Some(1 << 30));
     assert!(sample.host_available_bytes.unwrap() > 1 << 20);
     assert!(energy > 10.0 && energy < 500.0 * started.elapsed().as_secs_f64(), "{energy} J");
-    // Energy is since the start, not since the last window.
+    // Energy counts from the start, not from the last window.
     sleep_ms(100);
     assert!(telemetry.window().energy_joules.unwrap() > energy);
     assert_eq!(telemetry.peak_gpu_memory_bytes(), Some(10 << 30));
-    // A window shorter than the sampling interval has the latest figures, not none.
+    // A window shorter than the sampling interval has the latest figures instead of none.
     let at_once = telemetry.window();
     assert!(at_once.gpu_utilization_percent.is_some() && at_once.gpu_memory_used_bytes.is_some(), "{at_once:?}");
 }
@@ -99,7 +99,7 @@ fn a_mig_slice_has_its_memory_its_counters_and_a_line_about_the_rest() {
     let sample = telemetry.window();
     assert_eq!(sample.gpu_memory_used_bytes, Some(5 << 30));
     assert_eq!((sample.gpu_utilization_percent, sample.gpu_power_watts, sample.energy_joules), (None, None, None));
-    // Of the slice, not of the card whose counters are asked.
+    // These belong to the slice, although the counters of the card are read.
     assert_eq!((sample.gpu_sm_activity_percent, sample.gpu_memory_activity_percent), (Some(44.0), Some(22.0)));
     assert_eq!((sample.gpu_tensor_activity_percent, sample.gpu_float_activity_percent), (Some(15.5), Some(6.0)));
     assert_eq!((sample.gpu_pcie_received_bytes_per_second, telemetry.max_sm_clock_mhz()), (None, None));
@@ -119,11 +119,11 @@ fn a_slice_that_is_not_found_is_not_taken_for_the_whole_card() {
     let start = |selector, machine| {
         Telemetry::start_with_library(10, Some(selector), Some(stand_in(folder.path(), Some(machine))))
     };
-    // A virtual GPU carries another UUID than CUDA's: the only card there is is meant,
+    // A virtual GPU has another UUID than CUDA's: the only card is used,
     let telemetry = start(unknown(""), "ONE_CARD");
     sleep_ms(50);
     assert_eq!((telemetry.notice(), telemetry.window().gpu_memory_used_bytes), (None, Some(10 << 30)));
-    // but not where it is cut into slices, or a slice was named.
+    // but not if it is divided into slices, or a slice was named.
     for (selector, machine) in [(unknown(""), "CUT_CARD"), (unknown("MIG-"), "CUT_CARD"), (unknown("MIG-"), "ONE_CARD")]
     {
         let telemetry = start(selector, machine);
@@ -172,13 +172,13 @@ fn what_an_older_driver_lacks_is_absent_and_the_rest_is_there() {
     assert_eq!((sample.gpu_pcie_received_bytes_per_second, sample.gpu_pcie_sent_bytes_per_second), (None, None));
 }
 
-/// Trains three steps on the processor beside a stand-in; its lines, summary and what it said.
+/// Trains three steps on the processor with a stand-in; returns the lines, the summary and stderr.
 fn trained_beside(library: &Path, visible: Option<&str>) -> (Vec<Value>, Value, String) {
     let settings = ["train.max_steps=3", "train.gradient_accumulation_steps=12", "logging.gpu_sample_ms=10"];
     trained_with(library, visible, &settings)
 }
 
-/// The same with settings.
+/// Trains three steps in the same way, with settings.
 fn trained_with(library: &Path, visible: Option<&str>, settings: &[&str]) -> (Vec<Value>, Value, String) {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");
@@ -235,7 +235,7 @@ fn every_figure_of_nvml_arrives_in_the_lines_and_the_summary_of_a_run() {
     assert!(number("mean_cpu_utilization_percent") > 0.0 && number("energy_joules") > 0.0, "{summary}");
     assert!(number("telemetry_seconds") > 0.0, "{summary}");
     assert_eq!(summary["peak_gpu_memory_bytes"], gib(10));
-    // Its clocks are held down by heat, and another process holds a GiB of it.
+    // Thermal throttling, and another process that holds a GiB of memory.
     let findings = summary["diagnosis"].as_array().unwrap();
     for (rule, verdict) in [
         ("throttled_thermal", "THERMAL THROTTLING: "),

@@ -1,6 +1,6 @@
 //! Our event files, read by the real TensorBoard.
 //!
-//! Ignored unless asked for, since it needs Python: `scripts/setup_python.sh`, then
+//! Ignored unless requested, because it needs Python: `scripts/setup_python.sh`, then
 //! `LORA_TRAIN_PYTHON=.venv/bin/python cargo test --release --test it -- --ignored tensorboard`.
 
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
     Sinks::open(&LoggingConfig::default(), options).unwrap()
 }
 
-/// A step with every figure that has a tag; those that are not looked at below are 1.
+/// A step with every figure that has a tag; those not checked below are 1.
 fn step(step: u64, loss: f64) -> StepMetrics {
     let mut figures = json!({
         "step": step,
@@ -72,7 +72,7 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
         sinks.step(&step(number.into(), loss));
     }
     drop(sinks);
-    // Killed after step 10, resumed from a checkpoint of step 5: steps 6 to 10 are written again.
+    // Killed after step 10 and resumed from the checkpoint of step 5: steps 6 to 10 are written again.
     let mut sinks = open(run_dir, Some(5));
     for number in 6..=12 {
         sinks.step(&step(number, 1.0));

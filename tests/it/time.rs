@@ -1,4 +1,4 @@
-//! Where a run's time goes: every moment of it belongs to one part.
+//! Where a run's time goes: every moment belongs to one part.
 
 use crate::common::{Bench, json, steps, train};
 use serde_json::Value;
@@ -45,7 +45,7 @@ fn the_parts_of_every_step_add_up_to_its_wall_time_and_the_steps_to_the_runs() {
         let passes = number(line, "forward_seconds") + number(line, "backward_seconds");
         assert!((passes - number(line, "forward_backward_seconds")).abs() < 1e-6, "{line}");
         assert!(number(line, "forward_seconds") > 0.0 && number(line, "backward_seconds") > 0.0, "{line}");
-        // What is the step's own; the first one leaves out that the device's peak was measured, a tenth of a second.
+        // The step's own time. In the first step it excludes measuring the device's peak, a tenth of a second.
         let between = number(line, "evaluation_seconds") + number(line, "checkpoint_seconds");
         let step = number(line, "step_seconds");
         if line["step"] == 1 {
@@ -54,8 +54,8 @@ fn the_parts_of_every_step_add_up_to_its_wall_time_and_the_steps_to_the_runs() {
             assert!((step + between - wall).abs() < 1e-6, "{line}");
         }
         let number_of = |line: &Value| line["step"].as_u64().unwrap();
-        // What comes after a step is in the wall time of the next one: evaluations after 0, 3 and 6, checkpoints after 2, 4
-        // and 6.
+        // Work after a step counts in the wall time of the next one: evaluations after 0, 3 and 6, checkpoints after 2,
+        // 4 and 6.
         assert_eq!(number(line, "evaluation_seconds") > 1e-3, [1, 4, 7].contains(&number_of(line)), "{line}");
         assert_eq!(number(line, "checkpoint_seconds") > 1e-4, [3, 5, 7].contains(&number_of(line)), "{line}");
         assert!(number(line, "logging_seconds") > 0.0, "{line}");
@@ -75,7 +75,7 @@ fn the_parts_of_every_step_add_up_to_its_wall_time_and_the_steps_to_the_runs() {
         assert!(after >= -1e-6, "{part} of the steps is {of_steps}: {summary}");
         tail += after;
     }
-    // Start-up, the steps, and what came after the last one: its line, an evaluation, a checkpoint, the adapter.
+    // Start-up, the steps, and the work after the last one: its line, an evaluation, a checkpoint, the adapter.
     let of_steps: f64 = lines.iter().map(|line| number(line, "wall_seconds")).sum();
     assert!((number(time, "startup_seconds") + of_steps + tail - wall).abs() < 1e-5, "{tail} s after the steps");
     for part in ["evaluation_seconds", "checkpoint_seconds", "logging_seconds"] {

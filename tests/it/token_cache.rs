@@ -1,4 +1,4 @@
-//! The token cache under the real command: signals, full disks, two at once.
+//! The token cache with the real command: signals, full disks, two processes at once.
 
 use std::fs;
 use std::io::Read as _;
@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::common::{Bench, lora_train, run, signal, stderr, wait_until};
 
-/// Names in the cache of `bench`.
+/// File names in the cache of `bench`.
 fn entries(bench: &Bench) -> Vec<String> {
     let names = fs::read_dir(bench.path("cache/tokens"));
     let mut names: Vec<_> = names
@@ -17,13 +17,13 @@ fn entries(bench: &Bench) -> Vec<String> {
     names
 }
 
-/// `command`, with a cache of its own.
+/// `command`, with its own cache.
 fn in_cache(bench: &Bench, mut command: Command) -> Command {
     command.env("LORA_TRAIN_CACHE", bench.path("cache"));
     command
 }
 
-/// A recipe over a file large enough that its tokens are kept: some 18 MB.
+/// A recipe over a file large enough to keep its tokens: about 18 MB.
 fn large_recipe(bench: &Bench) -> PathBuf {
     let row = |index: usize| {
         let story = format!("Once there was a fox who found {index} stones. ").repeat(12);
@@ -53,13 +53,13 @@ fn start_tokenising(bench: &Bench, recipe: &Path) -> std::process::Child {
     child
 }
 
-/// Size of what is not finished, 0 where there is nothing.
+/// Size of the unfinished file, 0 without one.
 fn unfinished_bytes(bench: &Bench) -> u64 {
     let names = entries(bench).into_iter().filter(|name| name.ends_with(".unfinished"));
     names.map(|name| fs::metadata(bench.path("cache/tokens").join(name)).map_or(0, |metadata| metadata.len())).sum()
 }
 
-/// The files of finished tokens.
+/// The finished token files.
 fn stores(bench: &Bench) -> Vec<Vec<u8>> {
     let names = entries(bench).into_iter().filter(|name| name.ends_with(".tokens"));
     names.map(|name| fs::read(bench.path("cache/tokens").join(name)).unwrap()).collect()
@@ -103,7 +103,7 @@ fn a_full_disk_is_a_warning_and_training_goes_on() {
     let bench = Bench::new();
     let recipe = large_recipe(&bench);
     let command = |limit: &str| {
-        // Writing more than 1 KiB to a file fails, once the signal that would tell of it is ignored.
+        // Writing more than 1 KiB to a file fails, with the signal for it ignored.
         let shell = format!("trap '' XFSZ; {limit} exec \"$0\" \"$@\"");
         let mut command = in_cache(&bench, Command::new("bash"));
         command.args(["-c", &shell, env!("CARGO_BIN_EXE_lora-train"), "inspect", recipe.to_str().unwrap()]);
@@ -161,7 +161,7 @@ fn skipped_rows_are_named_at_the_start_and_counted_in_the_summary() {
     assert!(summary.contains("1 of 24 rows cannot be used and were skipped"), "{summary}");
 }
 
-/// A model whose weights take far longer to make than anybody waits for who has pressed Ctrl-C.
+/// A model whose weights take far longer to make than a user would wait after Ctrl-C.
 #[cfg(unix)]
 #[test]
 fn a_signal_while_rows_are_tokenised_and_weights_are_loaded_waits_for_neither() {
@@ -176,7 +176,7 @@ fn a_signal_while_rows_are_tokenised_and_weights_are_loaded_waits_for_neither() 
         fs::copy(&file, model.join(file.file_name().unwrap())).unwrap();
     }
     let config = fs::read_to_string(model.join("config.json")).unwrap();
-    // 0.8 billion numbers, drawn at random.
+    // 0.8 billion random numbers.
     let config = config.replace("\"hidden_size\": 128", "\"hidden_size\": 2048");
     let config = config.replace("\"intermediate_size\": 512", "\"intermediate_size\": 8192");
     fs::write(model.join("config.json"), config.replace("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 16"))

@@ -1,7 +1,7 @@
-//! Token ids and masks of real tokenizers, against those of transformers 5.23 (`PreTrainedTokenizerFast`, which is
-//! tokenizer.json as it is; written down here).
+//! Token ids and masks of real tokenizers, compared with those of transformers 5.23 (`PreTrainedTokenizerFast`, which
+//! is tokenizer.json unchanged), written down here.
 //!
-//! The models are looked for in the folder that `LORA_TRAIN_MODELS` names (`scripts/get_models.py` makes them).
+//! The models must be in the folder that `LORA_TRAIN_MODELS` names (made by `scripts/get_models.py`).
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ fn a_conversation_has_the_ids_of_apply_chat_template_and_loss_on_the_answers() {
         1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2,
         198, 1, 4093, 198, 1780, 314, 216, 33, 34, 27, 35, 32, 47, 2, 198, 1, 520, 9531, 198,
     ];
-    // ` It is 42. \n` and the end of the turn; the line end that the template writes behind it is never generated.
+    // ` It is 42. \n` and the end of the turn; the template's line end after it is never generated.
     let answer = [657, 314, 216, 36, 34, 30, 3717, 2];
     let second = [198, 1, 4093, 198, 31180, 605, 28, 681, 42623, 1632, 264, 40303, 218, 2, 198, 1, 520, 9531, 198];
     let second_answer = [5868, 412, 6522, 17, 2];
@@ -45,7 +45,7 @@ fn a_conversation_has_the_ids_of_apply_chat_template_and_loss_on_the_answers() {
     assert_eq!(found, expected);
     assert_eq!(tokenizer.eos_ids(), [2]);
     assert_eq!(tokenizer.max_id(), 49151);
-    // What AutoTokenizer gives other ids for, of the samples: (GPT2Tokenizer) the digits of tokenizer.json are left out.
+    // AutoTokenizer gives one sample other ids: as GPT2Tokenizer, it leaves out the `Digits` step of tokenizer.json.
     let warning = tokenizer.class_warning().unwrap();
     assert!(warning.contains("\"GPT2Tokenizer\": 1 of 16 sample texts") && warning.contains("ﷺ ½ ²"), "{warning}");
 }

@@ -8,12 +8,12 @@ use crate::common::families::{FAMILIES, write_family};
 use crate::common::{Bench, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
 use serde_json::Value;
 
-/// The adapter that a run wrote, as bytes.
+/// The bytes of the adapter that a run wrote.
 fn adapter(run_dir: &Path) -> Vec<u8> {
     fs::read(run_dir.join("adapter/adapter_model.safetensors")).unwrap()
 }
 
-/// What must be equal between a resumed and an uninterrupted run: every figure that is not a time.
+/// What must be equal in a resumed and an uninterrupted run: every figure except times.
 fn curve(run_dir: &Path) -> Vec<(u64, String, String, String, u64, u64)> {
     let figure = |line: &Value, name: &str| line[name].to_string();
     steps(run_dir)
@@ -126,7 +126,7 @@ fn every_step_has_one_line_with_the_figures_that_exist_without_a_gpu() {
         assert!((number("tokens_per_second") / rate - 1.0).abs() < 1e-6, "{line}");
         assert!(line.as_object().unwrap().keys().all(|name| !name.starts_with("gpu_")), "{line}");
     }
-    // With a warm-up the curve of transformers starts at zero.
+    // With warm-up the curve of transformers starts at zero.
     assert_eq!(lines[0]["learning_rate"].as_f64(), Some(0.0));
     assert_eq!(lines[1]["learning_rate"].as_f64(), Some(1e-3));
     let evaluated: Vec<u64> = metrics(&dir)
@@ -206,7 +206,7 @@ fn an_interrupted_run_saves_exits_130_and_continues_to_the_same_adapter() {
     assert_eq!(curve(&bench.path("whole")), curve(&dir), "no step is missing or double");
 }
 
-/// Lines of metrics.jsonl so far.
+/// Number of lines of metrics.jsonl so far.
 fn metrics_lines(run_dir: &Path) -> usize {
     fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap_or_default().lines().count()
 }
@@ -253,7 +253,7 @@ fn a_finished_run_is_neither_overwritten_nor_resumed() {
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("finished run"), "{}", stderr(&refused));
     args.push("--resume");
-    // It is known before anything large is read: the rows need not be there any more.
+    // It is known before anything large is read: the rows may be missing.
     fs::remove_file(bench.path("train.jsonl")).unwrap();
     let checkpoint = bench.path("run/checkpoints/step-000002");
     let (folder, last) = (bench.path("run"), checkpoint.to_str().unwrap());
@@ -303,7 +303,7 @@ fn a_longer_recipe_continues_a_finished_run_and_says_what_changed() {
 #[test]
 fn training_stops_early_when_the_evaluation_loss_does_not_improve() {
     let bench = Bench::new();
-    // A learning rate below the numbers' resolution improves nothing: evaluations at 0, 2 and 4.
+    // A learning rate below the numbers' resolution cannot improve the loss: evaluations at 0, 2 and 4.
     train(
         &bench.recipe("run", ""),
         &[
@@ -373,7 +373,7 @@ fn an_epoch_that_is_not_a_whole_number_of_steps_ends_with_a_smaller_one() {
         ],
     );
     let lines = steps(&bench.path("run"));
-    // ceil(1.5 * 3) steps, as transformers counts.
+    // ceil(1.5 * 3) steps, as in transformers.
     assert_eq!(lines.len(), 5);
     let epochs: Vec<f64> = lines.iter().map(|line| line["epoch"].as_f64().unwrap()).collect();
     assert!((epochs[2] - 1.0).abs() < 1e-9 && (epochs[0] - 10.0 / 24.0).abs() < 1e-9, "{epochs:?}");
@@ -388,7 +388,7 @@ fn memory_stays_flat_over_many_steps() {
     let memory: Vec<u64> =
         steps(&bench.path("run")).iter().map(|line| line["host_memory_bytes"].as_u64().unwrap()).collect();
     let largest = |range: std::ops::Range<usize>| *memory[range].iter().max().unwrap();
-    // Batches differ in length, and the allocator keeps some: 2% of the process is far below what a leaked step takes.
+    // Batches differ in length, and the allocator keeps some memory: 2% of the process is far less than a leaked step.
     let (early, late) = (largest(8..20), largest(28..40));
     assert!(late <= early + early / 50, "{early} bytes at most in steps 9 to 20, {late} in steps 29 to 40");
 }
@@ -414,7 +414,7 @@ fn bench_prints_one_json_object_with_the_figures_of_the_contract() {
     }
     assert!(figures["device"].as_str().unwrap().starts_with("cpu"));
     assert!(figures.get("peak_gpu_memory_bytes").is_none(), "absent, not zero, without a GPU");
-    // 2 rows x 2 micro-batches of max_length = 64, all of it tokens.
+    // 2 rows x 2 micro-batches of max_length = 64, without padding.
     assert_eq!(figures["tokens_per_step"].as_u64(), Some(256));
     assert_eq!(figures["measured_steps"].as_u64(), Some(3));
     let rate = 256.0 / figures["step_seconds"].as_f64().unwrap();
@@ -475,7 +475,7 @@ fn every_family_is_checked_planned_trained_resumed_merged_and_asked() {
         train(&bench.recipe("resumed", ""), &[&settings[..], &["--resume", checkpoint.to_str().unwrap()]].concat());
         assert_eq!(adapter(&bench.path("whole")), adapter(&bench.path("resumed")), "{family}");
 
-        // Greedy text of the base with the adapter beside it, and of the merged model.
+        // Greedy text of the base with the adapter, and of the merged model.
         let (adapter, merged) = (bench.path("whole/adapter"), bench.path("merged"));
         let [model, adapter, merged] = [&model, &adapter, &merged].map(|path| path.to_str().unwrap());
         let output = run(&["merge", "--model", model, "--adapter", adapter, "--out", merged]);

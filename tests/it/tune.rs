@@ -6,8 +6,8 @@ use std::time::Instant;
 use crate::common::{Bench, lora_train, run, stderr};
 use serde_json::Value;
 
-/// How long a search may take at most: its `--max-minutes`, and what the command promises however long it takes, the recipe
-/// as it is twice and ten runs at the end. On a busy machine one run takes up to four times as long as another.
+/// Maximum time of a search: its `--max-minutes`, plus the runs made regardless of it, which are the original recipe
+/// twice and ten runs at the end. On a busy machine a run takes up to four times as long as another.
 fn longest_seconds(max_minutes: f64, run_seconds: f64) -> f64 {
     60.0 * max_minutes + 4.0 * (2.0 + 10.0) * run_seconds
 }
@@ -16,12 +16,12 @@ fn longest_seconds(max_minutes: f64, run_seconds: f64) -> f64 {
 fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "[eval]\ngenerate = [\"a\"]\n[checkpoint]\nsave_steps = 1\n");
-    // An epoch has enough updates for some of them to be given up.
+    // An epoch has enough updates to give up some of them.
     let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
     fs::write(bench.path("train.jsonl"), rows.repeat(8)).unwrap();
     let out = bench.path("fast.toml");
-    // Masks of dropout belong to a micro-batch, and so would differ with its size. The targets of a micro-batch are several
-    // chunks, and its rows are all that an update has.
+    // Dropout masks depend on the micro-batch and so would change with its size. The targets of a micro-batch make
+    // several chunks, and its rows are the whole update.
     let changes = ["lora.lora_dropout=0", "train.loss_chunk_tokens=16", "train.gradient_accumulation_steps=1"];
     let changes: Vec<&str> = changes.into_iter().flat_map(|change| ["--set", change]).collect();
     let max_minutes = 0.75;
@@ -33,14 +33,14 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let trials = report["trials"].as_array().unwrap();
 
-    // Its time is held.
+    // It keeps its time limit.
     let run_seconds = trials.iter().filter_map(|trial| trial["run_seconds"].as_f64()).fold(0.0, f64::max);
     let seconds = report["seconds"].as_f64().unwrap();
     assert!(run_seconds > 0.0 && seconds <= longest_seconds(max_minutes, run_seconds), "{seconds} s, {report:#}");
     assert!(seconds <= elapsed && elapsed <= seconds + 10.0, "{elapsed} s, {report:#}");
     let said = stderr(&output);
     assert!(said.find("one run takes ").unwrap() < said.find("trying: ").unwrap(), "{said}");
-    // What was not tried was left out for want of time, and only where the time was spent.
+    // Trials are left out only for lack of time, and only if the time was used up.
     let left_out: Vec<&str> = trials.iter().filter_map(|trial| trial["left_out"].as_str()).collect();
     assert!(left_out.iter().all(|why| why.contains("--max-minutes")), "{left_out:?}");
     assert!(left_out.is_empty() || seconds >= 60.0 * max_minutes, "{seconds} s, {report:#}");
@@ -60,7 +60,7 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
         "train.micro_batch_size=4",
     ];
     for change in kinds {
-        // Smaller micro-batches that are faster can be enlarged without another row.
+        // Faster, smaller micro-batches can be enlarged without more rows.
         let is_needless =
             change == "train.micro_batch_size=4" && report["fastest"].to_string().contains("accumulation");
         assert!(is_needless || tried.iter().any(|settings| settings.contains(change)), "{change} in {tried:?}");
@@ -76,7 +76,7 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
         assert!(trial["target_tokens_per_second"].as_f64().unwrap() > 0.0, "{trial}");
         assert!(trial["peak_memory_bytes"].as_u64().unwrap() > 1 << 20, "{trial}");
     }
-    // Trials that keep the numbers give the same loss, whatever their micro-batches and their memory.
+    // Trials that keep the numbers have equal losses, whatever their micro-batches and their memory.
     let losses: Vec<f64> = trials
         .iter()
         .filter(|trial| trial["keeps_numbers"] == true && trial.get("loss").is_some())
@@ -86,7 +86,7 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
     assert!(losses.iter().all(|loss| (loss - losses[0]).abs() < 1e-3 * losses[0]), "{losses:?}");
     assert!(!bench.path("run").exists(), "trials write elsewhere");
 
-    // Which one is the fastest is the machine's to say; what is written is that one, and it is a recipe.
+    // The fastest trial depends on the machine; its settings are written as a recipe.
     let is_faster = |trial: &&Value| trial["is_faster"] == true;
     if report.get("written").is_some() {
         assert!(report["speedup"].as_f64().unwrap() > 1.0, "{report}");

@@ -1,4 +1,4 @@
-//! Final figures of runs that were resumed: those of all starts, and nothing of them twice.
+//! Final figures of resumed runs: they cover all starts and count nothing twice.
 
 #![cfg(unix)]
 
@@ -18,7 +18,7 @@ fn lines_so_far(dir: &Path) -> usize {
     fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default().lines().count()
 }
 
-/// Starts or resumes a run, waits for some steps, and ends it; returns how long it took from here.
+/// Starts or resumes a run, waits for some steps, and ends it; returns the time it took, measured here.
 fn start_and_end(recipe: &Path, dir: &Path, args: &[&str], which: i32) -> Duration {
     let started = Instant::now();
     let before = lines_so_far(dir);
@@ -31,17 +31,17 @@ fn start_and_end(recipe: &Path, dir: &Path, args: &[&str], which: i32) -> Durati
     started.elapsed()
 }
 
-/// Sum over the steps of metrics.jsonl.
+/// Sum over the step lines of metrics.jsonl.
 fn sum(lines: &[Value], name: &str) -> f64 {
     lines.iter().map(|line| number(line, name)).sum()
 }
 
-/// Mean of a figure over the time of the steps.
+/// Mean of a figure, weighted by step time.
 fn mean(lines: &[Value], name: &str) -> f64 {
     lines.iter().map(|line| number(line, name) * number(line, "step_seconds")).sum::<f64>() / sum(lines, "step_seconds")
 }
 
-/// Holds the figures of a run against the steps of metrics.jsonl, which are those of all starts.
+/// Compares the figures of a run with the steps of metrics.jsonl, which cover all starts.
 fn is_of_all_steps(figures: &Value, dir: &Path) {
     let lines = steps(dir);
     let close = |name: &str, expected: f64| {
@@ -96,7 +96,7 @@ fn a_run_that_was_interrupted_twice_has_the_time_the_speed_and_the_peaks_of_all_
     let wall = number(&summary, "wall_seconds");
     assert!(wall > number(&last, "wall_seconds") && wall <= elapsed.as_secs_f64(), "{wall} s of {elapsed:?}");
     assert!(number(&summary, "telemetry_seconds") > number(&last, "telemetry_seconds"));
-    // The console, the page and the comparison take the same figures.
+    // The console, the page and the comparison use equal figures.
     let said = stderr(&output);
     assert!(said.contains(" (3 starts), "), "{said}");
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
@@ -111,7 +111,7 @@ fn a_run_that_was_interrupted_twice_has_the_time_the_speed_and_the_peaks_of_all_
 #[test]
 fn a_peak_before_the_resumption_is_seen_by_the_summary_and_by_the_check_for_regressions() {
     let bench = Bench::new();
-    // An epoch of two steps, of long rows before the resumption and of short ones after it.
+    // An epoch of two steps, with long rows before resuming and short ones after.
     let story = "Once there was a little cat in the garden. ".repeat(150);
     let row = serde_json::json!({"prompt": "", "completion": story}).to_string();
     fs::write(bench.path("train.jsonl"), format!("{row}\n").repeat(8)).unwrap();
@@ -128,7 +128,7 @@ fn a_peak_before_the_resumption_is_seen_by_the_summary_and_by_the_check_for_regr
     start("high", "data.max_length=16", 4);
     let summary = json(&high.join("summary.json"));
     assert_eq!((&summary["starts"], summary["steps"].as_u64()), (&2.into(), Some(4)));
-    // What the first start took after its last checkpoint is not known any more.
+    // The figures of the first start after its last checkpoint are lost.
     let peak = number(&summary, "peak_host_memory_bytes");
     assert!((0.9 * first..=first).contains(&peak), "{peak}, and {first} before");
     let after = steps(&high)[2..].iter().map(|line| number(line, "host_memory_bytes")).fold(0.0, f64::max);
@@ -145,7 +145,7 @@ fn what_a_killed_run_did_after_its_last_checkpoint_is_not_counted_twice() {
     let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\n[checkpoint]\nsave_steps = 3\n");
     let dir = bench.path("run");
     start_and_end(&recipe, &dir, &[], libc::SIGKILL);
-    // One of which no checkpoint knows.
+    // A start without a checkpoint.
     start_and_end(&recipe, &dir, &["--set", "checkpoint.save_steps=100000"], libc::SIGKILL);
     let mut checkpoints: Vec<_> =
         fs::read_dir(dir.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -153,9 +153,9 @@ fn what_a_killed_run_did_after_its_last_checkpoint_is_not_counted_twice() {
     checkpoints.sort();
     let state = json(&checkpoints.last().unwrap().join("trainer_state.json"));
     let saved = number(&state["totals"], "wall_seconds");
-    // Its last line may be torn.
+    // The last line may be torn.
     let kept = lines_so_far(&dir) as u64 + 1 - state["step"].as_u64().unwrap();
-    // The steps after the checkpoint, if there are any, are made again.
+    // Steps after the checkpoint, if any, are repeated.
     let started = Instant::now();
     let more = format!("train.max_steps={}", state["step"].as_u64().unwrap() + kept + 3);
     train(&recipe, &["--resume", "--set", &more]);

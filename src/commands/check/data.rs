@@ -16,7 +16,7 @@ use crate::recipe::Recipe;
 use crate::run::overview;
 use crate::schema::Problem;
 
-/// Opens every file, tokenises its rows, at most `max_rows` of each, and counts steps.
+/// Opens every file, tokenises its rows, at most `max_rows` of each file, and counts steps.
 pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<usize>, findings: &mut Findings) {
     let options = OpenOptions {
         cache: CacheSettings::from_env(),
@@ -26,7 +26,7 @@ pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Opt
     };
     let mut config = recipe.data.clone();
     if let Some(rows) = max_rows {
-        // A part of the rows is not split.
+        // With only some of the rows, nothing is split off.
         config.eval_split = None;
         findings.fact("looked at", format!("the first {rows} rows of each file"));
     }
@@ -38,10 +38,10 @@ pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Opt
                 examine_steps(recipe, &data, findings);
             }
         }
-        // Those of all files.
+        // This error holds the mistakes of all files.
         Err(error @ DataError::Rows(_)) => findings.error(&error),
         Err(first) => {
-            // The first mistake hides those of other files: each is opened alone.
+            // The first mistake hides those of other files, so open each file alone.
             let before = findings.problems.0.len();
             examine_paths(&recipe.data, findings);
             let is_there = |source: &&DataSource| matching_files("", &source.path).is_ok();
@@ -59,7 +59,7 @@ pub(super) fn examine(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Opt
     }
 }
 
-/// Without a tokenizer no row can be looked at, but that files are missing can be seen.
+/// Without a tokenizer rows cannot be checked, but missing files can be found.
 pub(super) fn examine_paths(data: &DataConfig, findings: &mut Findings) {
     let mut examine = |section: &str, sources: &[DataSource]| {
         for (index, DataSource { path, .. }) in sources.iter().enumerate() {

@@ -1,17 +1,17 @@
-//! What a look at a recipe brings to light.
+//! Findings of a check.
 
 use std::fmt::Display;
 
 use crate::schema::{Problem, Problems};
 
-/// What is so, what is odd, what is wrong.
+/// Facts, warnings and mistakes.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    /// Subjects and what was found about them.
+    /// Subjects and their facts.
     pub(super) facts: Vec<(&'static str, String)>,
-    /// What may not be what was meant.
+    /// Things that may be unintended.
     pub(super) warnings: Vec<String>,
-    /// What would end a training run.
+    /// Problems that would end a training run.
     pub(super) problems: Problems,
 }
 
@@ -24,7 +24,7 @@ impl Findings {
         self.warnings.push(warning);
     }
 
-    /// Adds what another module refused. It may name several mistakes: each begins at the start of a line.
+    /// Adds an error of another module. It may name several mistakes, each at the start of a line.
     pub(super) fn error(&mut self, error: &impl Display) {
         let mut mistakes: Vec<String> = Vec::new();
         for line in error.to_string().lines() {
@@ -41,7 +41,7 @@ impl Findings {
         }
     }
 
-    /// Adds a problem, unless it is there: two sources may share a mistake.
+    /// Adds a problem, unless it is there already: two sources may report the same mistake.
     pub(super) fn problem(&mut self, problem: Problem) {
         if !self.problems.0.contains(&problem) {
             self.problems.0.push(problem);

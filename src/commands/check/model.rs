@@ -1,4 +1,4 @@
-//! The model's files, and what the adapters find in them.
+//! The model's files, and the layers that the adapters match.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,21 +14,20 @@ use crate::run::overview;
 use crate::spec::ModelConfig;
 use crate::text::with_commas;
 
-/// What of a model could be read.
+/// The parts of a model that could be read.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     pub(super) config: Option<ModelConfig>,
     pub(super) tokenizer: Option<Tokenizer>,
 }
 
-/// A model on this machine.
 struct Files {
     folder: PathBuf,
     config: PathBuf,
     has_weights: bool,
 }
 
-/// Looks at config, tokenizer and the headers of the weights.
+/// Reads config, tokenizer and the headers of the weights.
 pub(super) fn examine(options: &ModelOptions, findings: &mut Findings) -> Model {
     let files = match find(options) {
         Ok(files) => files,
@@ -69,7 +68,7 @@ pub(super) fn examine(options: &ModelOptions, findings: &mut Findings) -> Model 
     Model { config, tokenizer }
 }
 
-/// Finds the files of a model. Of a repository that is not in the cache, only config and tokenizer are downloaded.
+/// Finds the files of a model. For a repository that is not in the cache, it downloads only config and tokenizer.
 fn find(options: &ModelOptions) -> Result<Files, HubError> {
     if let Some((folder, config)) = config_alone(options) {
         return Ok(Files { folder, config, has_weights: false });
@@ -87,7 +86,7 @@ fn find(options: &ModelOptions) -> Result<Files, HubError> {
     Ok(Files { config: folder.join("config.json"), folder, has_weights })
 }
 
-/// Looks at the headers of the weights; returns the types in which they are stored.
+/// Reads the headers of the weights and returns their storage types.
 fn examine_weights(folder: &Path, config: Option<&ModelConfig>, findings: &mut Findings) -> String {
     let weights = match WeightFiles::open(folder) {
         Ok(weights) => weights,
@@ -104,7 +103,7 @@ fn examine_weights(folder: &Path, config: Option<&ModelConfig>, findings: &mut F
     format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "))
 }
 
-/// Looks for the layers that the adapters are for.
+/// Looks for the layers that the adapters target.
 pub(super) fn examine_adapters(lora: &LoraConfig, config: &ModelConfig, findings: &mut Findings) {
     let selection = match lora.select(config.num_hidden_layers) {
         Ok(selection) => selection,

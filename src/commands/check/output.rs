@@ -1,4 +1,4 @@
-//! The folder that a run would write.
+//! The output folder of a run.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub(super) fn examine(output_dir: &Path, findings: &mut Findings) {
         return findings.error(&RunDirError::NotAFolder { path, file });
     }
     let where_ = existing.display();
-    // A file without a name: it is gone when its handle is.
+    // An unnamed file: it disappears when its handle is closed.
     match tempfile::tempfile_in(existing) {
         Ok(_) => findings.fact("output", format!("{shown}{}", if existing == output_dir { "" } else { " (new)" })),
         Err(error) => {

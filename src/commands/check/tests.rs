@@ -7,14 +7,14 @@ use crate::model::weights::fixture::{tiny_config, write_model};
 use crate::schema::Override;
 use crate::spec::Linear;
 
-/// A word is a token.
+/// A tokenizer with one token per word.
 const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
     "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
     "model": {"type": "WordLevel", "unk_token": "<unk>",
               "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4, "c": 5}}}"#;
 const TOKENIZER_CONFIG: &str = r#"{"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}"#;
 
-/// A folder with a model, rows and a recipe that has no mistakes.
+/// A folder with a model, rows and a recipe without mistakes.
 fn world() -> tempfile::TempDir {
     let world = tempfile::tempdir().unwrap();
     let model = world.path().join("model");
@@ -27,7 +27,7 @@ fn world() -> tempfile::TempDir {
     world
 }
 
-/// What is found in the recipe of [`world`] with some changes; the folder's name is taken out.
+/// The findings about the recipe of [`world`] with some changes, with the folder's name removed.
 fn findings(world: &Path, changes: &[&str]) -> (Vec<String>, Vec<String>, Vec<String>) {
     let text = "[model]\npath = \"@/model\"\n[[data.train]]\npath = \"@/rows.jsonl\"\n[data]\nmax_length = 16\n[device]\nname = \"cpu\"\n";
     let place = world.display().to_string();

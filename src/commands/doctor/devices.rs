@@ -1,4 +1,4 @@
-//! What can compute, and in which types.
+//! Devices for training, and their types.
 
 use super::{Section, flops};
 use crate::device::{self, DeviceKind, Dtype, OpenDevice};
@@ -6,7 +6,7 @@ use crate::ops::peak::gemm_peak_flops;
 use crate::telemetry::NVML_LIBRARY_VARIABLE;
 use crate::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
 
-/// The driver's view, then every backend that is compiled in, tried out.
+/// The driver's view, then a trial of every compiled-in backend.
 pub(super) fn look() -> Vec<Section> {
     let library = std::env::var_os(NVML_LIBRARY_VARIABLE);
     let listed = gpus::list(library.as_deref());
@@ -18,7 +18,7 @@ pub(super) fn look() -> Vec<Section> {
     sections
 }
 
-/// What NVML lists, where `CUDA_VISIBLE_DEVICES` is `visible`.
+/// The GPUs that NVML lists, with `CUDA_VISIBLE_DEVICES` set to `visible`.
 fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     let mut section = Section::new("nvidia driver");
     let gpus = match listed {
@@ -47,7 +47,7 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
         std::iter::once(text(gpu) + hidden).chain(slices).collect::<Vec<_>>()
     });
     section.figure("gpus", values.collect::<Vec<_>>(), texts.collect::<Vec<_>>().join("\n                       "));
-    // What a run cannot take is not missed; and of a divided GPU it takes a slice.
+    // GPUs that a run cannot use do not count as missing; of a divided GPU, a run uses a slice.
     let visible_gpus = gpus.gpus.iter().enumerate().filter(|(index, gpu)| is_visible(*index, gpu));
     for (_, gpu) in visible_gpus {
         let whole = gpu.mig_slices.is_empty().then_some((&gpu.name, gpu.memory_bytes, gpu.free_memory_bytes));
@@ -77,7 +77,7 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     section
 }
 
-/// What a run on an NVIDIA GPU loads.
+/// The libraries that a run on an NVIDIA GPU loads.
 fn cuda_libraries() -> Section {
     let mut section = Section::new("cuda libraries");
     match device::driver_library() {
@@ -101,7 +101,7 @@ fn cuda_libraries() -> Section {
     section
 }
 
-/// A GPU, for people.
+/// A GPU, as text.
 fn text(gpu: &GpuInfo) -> String {
     let mut parts = vec![gpu.name.clone()];
     let memory = gpu.memory_bytes.zip(gpu.free_memory_bytes);
@@ -113,7 +113,7 @@ fn text(gpu: &GpuInfo) -> String {
     parts.join(", ")
 }
 
-/// A slice of one.
+/// A slice of a GPU.
 fn slice_text(slice: &MigSlice) -> String {
     let mut parts = vec![slice.name.clone()];
     let memory = slice.memory_bytes.zip(slice.free_memory_bytes);
@@ -147,7 +147,7 @@ fn backend(kind: DeviceKind) -> Section {
     section
 }
 
-/// Rates of a GPU; those of the processor stand with the machine.
+/// Rates of a GPU; those of the processor are listed with the machine.
 fn rates(device: &OpenDevice, dtypes: &[Dtype], section: &mut Section) {
     for dtype in dtypes {
         let name = match dtype {

@@ -9,14 +9,14 @@ use crate::device::{self, Dtype};
 use crate::ops::peak::gemm_peak_flops;
 use crate::telemetry::{available_host_memory_bytes, total_host_memory_bytes};
 
-/// Time that the measurement of the memory may take.
+/// Maximum time to measure the memory.
 const BUDGET: Duration = Duration::from_millis(300);
-/// Numbers in each of the two buffers that are copied: more than any cache holds.
+/// Numbers in each of the two copied buffers: more than any cache holds.
 const COPIED: usize = 32 << 20;
-/// Less than this and little can be trained.
+/// With less memory, little can be trained.
 const LITTLE_MEMORY_BYTES: u64 = 1 << 30;
 
-/// Looks at the processor and the memory, and measures both.
+/// Examines the processor and the memory, and measures both.
 pub(super) fn look() -> Section {
     let mut section = Section::new("machine");
     section.fact("os", sysinfo::System::long_os_version().unwrap_or_else(|| std::env::consts::OS.into()));
@@ -56,7 +56,7 @@ pub(super) fn look() -> Section {
     section
 }
 
-/// Bytes that are read and written a second while all threads copy, the best of several rounds.
+/// Bytes read and written per second while all threads copy, the best of several rounds.
 #[expect(clippy::cast_precision_loss, reason = "2^28 is exact")]
 fn copy_bytes_per_second() -> f64 {
     let (from, mut to) = (vec![1.0_f32; COPIED], vec![0.0_f32; COPIED]);
@@ -84,7 +84,7 @@ mod tests {
             fact.value.as_f64().unwrap()
         };
         assert!(number("memory_bytes") >= number("available_memory_bytes"));
-        // Between a very old and a very new machine.
+        // Between those of a very old and a very new machine.
         assert!((1e9..1e15).contains(&number("f32_gemm_flops")));
         assert!((1e8..1e13).contains(&number("memory_bandwidth_bytes_per_second")));
     }

@@ -7,17 +7,17 @@ use crate::data::cache::CacheSettings;
 use crate::hub::HubSettings;
 use crate::telemetry::free_disk_bytes;
 
-/// Below this a model or a few checkpoints do not fit.
+/// With less space, a model or a few checkpoints do not fit.
 const LITTLE_DISK_BYTES: u64 = 2 << 30;
 
-/// A folder and what moves it.
+/// A folder, and the setting that moves it.
 struct Place {
     name: &'static str,
     folder: PathBuf,
     moved_by: &'static str,
 }
 
-/// Looks at the caches, the temporary folder and the one that commands are started in.
+/// Checks the caches, the temporary folder and the working directory.
 pub(super) fn look() -> Section {
     let mut places = vec![Place {
         name: "model_cache",
@@ -45,7 +45,7 @@ pub(super) fn look() -> Section {
 }
 
 fn examine(Place { name, folder, moved_by }: &Place, section: &mut Section) {
-    // A cache that is not there yet is made when it is needed.
+    // A cache that does not exist yet is created when needed.
     let Some(there) = folder.ancestors().find(|folder| folder.is_dir()) else {
         return section.problem(format!("{}: there is no such folder, nor one above it", folder.display()), *moved_by);
     };

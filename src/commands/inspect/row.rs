@@ -1,4 +1,4 @@
-//! One row: its text and its tokens, with what carries loss marked.
+//! One row: its text and its tokens, with the tokens that carry loss marked.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::data::encode::EncodedRow;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 
-/// Width that lists of tokens are broken at, in characters.
+/// Width of token lists, in characters.
 const LINE_WIDTH: usize = 100;
 
-/// How what carries loss is told from what does not.
+/// How tokens with loss are told from tokens without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Marks {
     /// Green against dim.
@@ -21,7 +21,7 @@ pub(super) enum Marks {
 }
 
 impl Marks {
-    /// What goes around a stretch that carries loss, and around one that does not.
+    /// The marks around a stretch with loss, and around one without.
     fn around(self, carries_loss: bool) -> [&'static str; 2] {
         match (self, carries_loss) {
             (Self::Color, true) => ["\x1b[1;32m", "\x1b[0m"],
@@ -45,7 +45,7 @@ pub(super) fn json(path: &Path, index: usize, row: &EncodedRow) -> Value {
            "carries_loss": row.carries_loss})
 }
 
-/// Why a row is not trained on, if it is not.
+/// Why training skips a row, if it does.
 fn why_left_out(row: &EncodedRow) -> Option<&str> {
     match &row.problem {
         Some(problem) => Some(problem),
@@ -85,7 +85,7 @@ pub(super) fn write(
     write_tokens(out, row, tokenizer, marks)
 }
 
-/// The row's text, stretches of tokens that carry loss marked.
+/// The row's text, with stretches of loss tokens marked.
 fn marked_text(row: &EncodedRow, tokenizer: &Tokenizer, marks: Marks) -> Result<String, TokenizerError> {
     let mut text = String::new();
     let mut start = 0;
@@ -93,7 +93,7 @@ fn marked_text(row: &EncodedRow, tokenizer: &Tokenizer, marks: Marks) -> Result<
         let end = start + stretch.len();
         let [open, close] = marks.around(stretch[0]);
         let stretch = piece(tokenizer, &row.ids, start, end)?;
-        // A color holds for one line, so that it survives pagers.
+        // Colors are set anew on each line, so that they survive pagers.
         let lines: Vec<String> = stretch.split('\n').map(|line| format!("{open}{line}{close}")).collect();
         text.push_str(&match marks {
             Marks::Color => lines.join("\n"),
@@ -133,8 +133,8 @@ fn write_tokens(
     Ok(())
 }
 
-/// Text of the tokens `start..end`: what they add to the text of the token before, since a decoder may treat the first
-/// token of a text differently. A part of a character is shown as U+FFFD.
+/// Text of the tokens `start..end`: what they add to the text of the token before, because a decoder may treat the
+/// first token of a text differently. An incomplete character is shown as U+FFFD.
 fn piece(tokenizer: &Tokenizer, ids: &[u32], start: usize, end: usize) -> Result<String, TokenizerError> {
     let before = start.saturating_sub(1);
     let text = tokenizer.decode(&ids[before..end], false)?;

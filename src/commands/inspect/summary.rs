@@ -9,30 +9,30 @@ use crate::data::config::DataConfig;
 use crate::data::error::DataError;
 use crate::data::pipeline::{Cursor, DataPipeline, RowCounts};
 
-/// Rows that lengths are taken from, at most.
+/// Maximum number of rows whose lengths are taken.
 const MAX_ROWS: usize = 10_000;
-/// Rows that padding is measured on, at most: they are put into micro-batches.
+/// Maximum number of rows to measure padding on, by building their micro-batches.
 const MAX_BATCHED_ROWS: u64 = 2_000;
 const NUM_BARS: usize = 10;
 const BAR_WIDTH: usize = 40;
 
-/// What the rows of a recipe look like.
+/// Statistics over the rows of a recipe.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
-    /// Of all rows of the training files.
+    /// For all rows of the training files.
     counts: RowCounts,
-    /// Tokens, before they are cut, of the rows that are trained on, or the first of them; ascending.
+    /// Tokens before truncation of the rows that are trained on, or of the first of them; ascending.
     lengths: Vec<usize>,
     max_length: usize,
     packing: bool,
     micro_batch_size: usize,
-    /// Places in the micro-batches that were made, and tokens in them.
+    /// Positions in the micro-batches that were built, and tokens in them.
     batched_places: usize,
     batched_tokens: usize,
 }
 
 impl Summary {
-    /// Looks at the training rows, for lengths at the first of them if there are very many.
+    /// Reads the training rows; lengths come from the first of them if there are very many.
     pub(super) fn measure(
         data: &DataPipeline,
         config: &DataConfig,
@@ -63,7 +63,7 @@ impl Summary {
         }
     }
 
-    /// Length that `share` of the rows do not exceed.
+    /// Length that `share` percent of the rows do not exceed.
     fn percentile(&self, share: usize) -> usize {
         let rank = (self.lengths.len() * share).div_ceil(100).max(1);
         self.lengths.get(rank - 1).copied().unwrap_or(0)

@@ -4,7 +4,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A tokenizer whose tokens are the letters a to z, a space and two special ones; BOS in front of texts.
+/// A tokenizer whose tokens are the letters a to z, a space and two special ones. It puts BOS in front of texts.
 fn model_folder() -> TempDir {
     let folder = TempDir::new().unwrap();
     let mut vocab: serde_json::Map<String, serde_json::Value> =
@@ -27,7 +27,7 @@ fn model_folder() -> TempDir {
     folder
 }
 
-/// What is written for these rows, and what is warned of.
+/// The output for these rows, and the warnings.
 fn inspected(rows: &str, data: &str, num_shown: usize, marks: Marks) -> (String, Vec<String>) {
     let folder = model_folder();
     let file = folder.path().join("r.jsonl");

@@ -1,20 +1,20 @@
-//! GPUs to plan for without having one: memory, dense rates and board power from their makers' data sheets.
+//! GPUs to plan for without having them: memory, dense rates and board power from their makers' data sheets.
 
 use crate::device::Dtype;
 
 /// A kind of GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Gpu {
-    /// As on the command line.
+    /// Name on the command line.
     pub(super) name: &'static str,
-    /// As `nvidia-smi` prints it.
+    /// Name in the output of `nvidia-smi`.
     driver_name: &'static str,
-    /// Memory that programs can use, in MiB.
+    /// Memory available to programs, in MiB.
     pub(super) memory_mib: usize,
-    /// Dense `bf16` and `f16` products with sums in `f32`, in 10^12 floating-point operations a second.
+    /// Rate of dense `bf16` and `f16` products with sums in `f32`, in 10^12 floating-point operations a second.
     half_teraflops: f64,
-    /// Dense products of `f32`, in 10^12 floating-point operations a second. From compute capability 8.0 on those of `tf32`:
-    /// burn's tuning takes tensor cores for `f32` where they have that type.
+    /// Rate of dense `f32` products, in 10^12 floating-point operations a second. From compute capability 8.0 on it is
+    /// that of `tf32`, because burn's tuning uses tensor cores for `f32` where they support that type.
     f32_teraflops: f64,
     /// Board power.
     pub(super) watts: f64,
@@ -35,7 +35,7 @@ impl Gpu {
 /// Models whose tensor cores multiply `f16` only.
 const BEFORE_BF16: [&str; 2] = ["V100-", "T4-"];
 
-/// Of a model in several sizes or shapes the first is meant where only the model is named.
+/// A model name alone means the first of its sizes or shapes.
 const GPUS: [Gpu; 30] = [
     gpu("B200-180GB", "NVIDIA B200", 183_359, [2250.0, 1125.0], 1000.0),
     gpu("H200-141GB", "NVIDIA H200", 143_771, [989.0, 494.5], 700.0),
@@ -79,8 +79,8 @@ const fn gpu(
     Gpu { name, driver_name, memory_mib, half_teraflops, f32_teraflops, watts }
 }
 
-/// The GPU of this name, whatever its case: ours, with or without its memory, or that of its driver; `H100` means the first
-/// of that model.
+/// The GPU of this name, in any case: our name, with or without its memory, or the driver's. `H100` means the first of
+/// that model.
 pub(super) fn find(name: &str) -> Option<Gpu> {
     let name = plain(name);
     let matches = |gpu: &&Gpu| {
@@ -92,7 +92,7 @@ pub(super) fn find(name: &str) -> Option<Gpu> {
     GPUS.iter().find(matches).copied()
 }
 
-/// A name without its maker and brand, in lower case, with hyphens.
+/// A name without maker and brand, in lower case, with hyphens.
 fn plain(name: &str) -> String {
     let name = name.to_lowercase().replace([' ', '_'], "-");
     ["nvidia-", "geforce-", "tesla-"].iter().fold(name, |name, brand| name.trim_start_matches(brand).to_owned())

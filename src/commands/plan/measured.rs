@@ -1,5 +1,5 @@
-//! What of a plan can be known better than by reckoning: the time of a step by taking some, the number of steps and their
-//! tokens by reading the rows.
+//! Parts of a plan that can be measured: the time of a step by running some, the number of steps and their tokens by
+//! reading the rows.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
 use crate::train::memory::Workload;
 
-/// Time of a step on full-length rows: `lora-train bench` in a process of its own, since it loads the model.
-/// `has_warmup_steps`: the recipe gives `scheduler.warmup_steps`, which may be more than are taken here.
+/// Time of a step on full-length rows, from `lora-train bench` in a process of its own, because it loads the model.
+/// `has_warmup_steps`: the recipe gives `scheduler.warmup_steps`, which may be more than the steps run here.
 ///
 /// # Errors
 ///
-/// What the steps end with.
+/// Those of the steps.
 pub(super) fn step_seconds(args: &RecipeArgs, has_warmup_steps: bool) -> Result<f64, Failure> {
     let program = std::env::current_exe().map_err(Failure::running)?;
     let mut command = Command::new(program);
@@ -44,8 +44,8 @@ pub(super) fn step_seconds(args: &RecipeArgs, has_warmup_steps: bool) -> Result<
     seconds.ok_or_else(|| Failure::running("`lora-train bench` printed no time of a step"))
 }
 
-/// The steps by the training rows, or one line that says why these cannot be looked at here. A large file is not tokenised
-/// for it.
+/// The steps from the training rows, or one line on why these cannot be read here. A large file is not tokenised for
+/// it.
 pub(super) fn forecast(
     recipe: &Recipe,
     source: &ModelSource,

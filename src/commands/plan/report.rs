@@ -1,4 +1,4 @@
-//! What a plan says: sizes, times, prices.
+//! The content of a plan: sizes, times, prices.
 
 use serde::Serialize;
 
@@ -13,17 +13,17 @@ use crate::train::forecast::Forecast;
 use crate::train::host_memory::HostPlan;
 use crate::train::memory::{MemoryPlan, Workload};
 
-/// What a plan is made from.
+/// The inputs of a plan.
 pub(super) struct Basis<'a> {
     pub(super) recipe: &'a Recipe,
     pub(super) workload: &'a Workload<'a>,
     pub(super) target: &'a Target,
     pub(super) prices: &'a CostConfig,
-    /// The steps by the training rows; `None` where these cannot be looked at.
+    /// The steps from the training rows; `None` where these cannot be read.
     pub(super) forecast: Option<&'a Forecast>,
-    /// Time that a step on full-length rows was seen to take.
+    /// Measured time of a step on full-length rows.
     pub(super) calibrated: Option<f64>,
-    /// Whether the largest micro-batch is asked for.
+    /// Whether to find the largest micro-batch.
     pub(super) wants_fit: bool,
 }
 
@@ -33,15 +33,14 @@ pub(super) struct Report {
     pub(super) device: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) memory_bytes: Option<u64>,
-    /// What of it this process can have now, by which it is judged whether the plan fits.
+    /// The part of it that this process can have now, which decides whether the plan fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) free_memory_bytes: Option<u64>,
     #[serde(flatten)]
     pub(super) plan: MemoryPlan,
-    /// Memory of the host beside a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) host: Option<Host>,
-    /// Absent where the device's memory is not known. Beside a GPU that is here the host's memory has to do, too.
+    /// Absent where the device's memory is not known. With a GPU of this machine, the host's memory must suffice, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fits: Option<bool>,
     /// Model FLOPs of a token at full length.
@@ -51,54 +50,53 @@ pub(super) struct Report {
     /// Time of a step at full length.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) step_seconds: Option<f64>,
-    /// Steps were taken for it, instead of reckoning.
+    /// The step time was measured instead of estimated.
     pub(super) is_calibrated: bool,
-    /// Absent where the training rows cannot be looked at.
+    /// Absent where the training rows cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rows: Option<Rows>,
     /// Steps of the whole run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) steps: Option<u64>,
-    /// Tokens of a step as the rows are, padding left out; at full length where the rows cannot be looked at.
+    /// Tokens of a step with the actual rows, without padding; at full length where the rows cannot be read.
     pub(super) mean_step_tokens: f64,
-    /// Time of such a step.
+    /// Time of a step with the actual rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) mean_step_seconds: Option<f64>,
-    /// Tokens of the whole run, padding left out.
+    /// Tokens of the whole run, without padding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) total_tokens: Option<u64>,
     /// Time of all steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) seconds: Option<f64>,
-    /// Tokens, time, energy and cost of the run are those of rows of full length.
+    /// Tokens, time, energy and cost of the run assume rows of full length.
     pub(super) is_at_most: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) energy_kwh: Option<f64>,
-    /// Hours and, where the device's power is known, energy, by the recipe's prices.
+    /// Cost of the hours and, where the device's power is known, of the energy, at the recipe's prices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) cost: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) currency: Option<String>,
-    /// Changes that make it fit, or the largest micro-batch, each with its peak.
+    /// Changes to make it fit, or the largest micro-batch, each with its peak.
     pub(super) suggestions: Vec<Suggestion>,
 }
 
-/// Memory of the host beside a GPU.
+/// Memory of the host when training on a GPU.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Host {
     #[serde(flatten)]
     pub(super) plan: HostPlan,
-    /// What of it this process can have now; absent where the machine is not here.
+    /// The part of it that this process can have now; absent where the machine is not here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) free_memory_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fits: Option<bool>,
 }
 
-/// The training rows.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Rows {
-    /// Rows that an epoch visits.
+    /// Rows visited per epoch.
     pub(super) per_epoch: usize,
 }
 
@@ -116,7 +114,7 @@ impl Report {
         let flops = StepFlops::new(workload.config, plan.num_trainable);
         let flops_per_row = flops.of_full_row(workload.row_length);
         let tokens_per_step = workload.rows * workload.row_length * workload.gradient_accumulation_steps;
-        // The forward that is computed again does not count as model FLOPs, but takes half as long as what does.
+        // Recomputing the forward does not count as model FLOPs, but takes half as long as the FLOPs that do.
         let recomputation = if workload.gradient_checkpointing == GradientCheckpointing::Off { 1.0 } else { 1.5 };
         let flops_per_step = flops_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
         let reckoned = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);

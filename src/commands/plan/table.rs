@@ -8,7 +8,7 @@ use crate::text::with_commas;
 use crate::train::fit::{USABLE, size};
 use crate::train::memory::Component;
 
-/// The whole text. `without_rows`: why the training rows cannot be looked at.
+/// The whole text. `without_rows`: why the training rows cannot be read.
 pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, without_rows: Option<&str>) -> String {
     let mut lines = vec![format!("device: {}", report.device)];
     lines.extend(report.plan.components.iter().map(row));
@@ -55,7 +55,7 @@ fn row(component: &Component) -> String {
     format!("  {:<24} {:>10}   {}", component.name, size(as_f64(component.bytes)), component.depends_on)
 }
 
-/// The host's side of a GPU, and whether it holds it.
+/// The host's memory when training on a GPU, and whether it suffices.
 fn host(report: &Report) -> Vec<String> {
     let Some(Host { plan, free_memory_bytes, fits }) = &report.host else { return Vec::new() };
     let mut lines = vec!["host:".to_owned()];
@@ -70,7 +70,7 @@ fn host(report: &Report) -> Vec<String> {
     lines
 }
 
-/// Whether the peak fits into what there is.
+/// Whether the peak fits into the memory.
 fn verdict(peak: f64, target: &Target) -> Vec<String> {
     let Some((memory, usable)) = target.memory_bytes.zip(target.usable_bytes()) else {
         return vec!["the device's memory is not known: give it by --memory".to_owned()];

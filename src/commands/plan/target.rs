@@ -1,4 +1,4 @@
-//! What a plan is for: a device of this machine, or a GPU that is not there.
+//! The target of a plan: a device of this machine, or a GPU that is not present.
 
 use super::gpus::{self, Gpu};
 use super::{MIB, PlanArgs};
@@ -11,44 +11,44 @@ use crate::schema::{Problem, Problems};
 use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit::Memories;
 
-/// Share of the measured rate of products that a step reaches on the CPU: between 0.57 and 0.74 on the models of
+/// Fraction of the measured product rate that a step reaches on the CPU: between 0.57 and 0.74 on the models of
 /// `scripts/bench_vs_peft.py`.
 const CPU_EFFICIENCY: f64 = 0.6;
-/// Share of a GPU's data-sheet rate: what the best published trainers reach on one GPU. Not measured here yet.
+/// Fraction of a GPU's data-sheet rate: what the best published trainers reach on one GPU. Not measured here yet.
 const GPU_EFFICIENCY: f64 = 0.4;
 
-/// What the plan is for.
+/// The target of a plan.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) label: String,
-    /// Its memory, or what was typed instead.
+    /// The device's memory, or that given on the command line.
     pub(super) memory_bytes: Option<f64>,
-    /// What of it this process can have now; `None` where that is not known, or other memory was typed.
+    /// The part of it that this process can have now; `None` where unknown, or where the memory was given.
     pub(super) free_bytes: Option<f64>,
-    /// Memory of the host that this process can have now, beside a GPU that is here.
+    /// Host memory that this process can have now; only for a GPU of this machine.
     pub(super) host_free_bytes: Option<f64>,
     pub(super) is_cpu: bool,
-    /// It is of this machine.
+    /// It is a device of this machine.
     pub(super) is_here: bool,
-    /// Rate that a step is reckoned to reach.
+    /// Estimated rate of a step.
     pub(super) flops_per_second: Option<f64>,
-    /// Board power of a GPU, or the limit that is set on one that is here.
+    /// Board power of a GPU, or the limit set on a GPU of this machine.
     pub(super) watts: Option<f64>,
 }
 
 impl Target {
-    /// What of the device's memory a step has to fit into.
+    /// The device memory that a step must fit into.
     pub(super) fn usable_bytes(&self) -> Option<f64> {
         self.free_bytes.or(self.memory_bytes)
     }
 
-    /// What a step has to fit into; `None` where the device's memory is not known.
+    /// The memory that a step must fit into; `None` where the device's memory is not known.
     pub(super) fn memories(&self) -> Option<Memories> {
         self.usable_bytes().map(|device_bytes| Memories { device_bytes, host_bytes: self.host_free_bytes })
     }
 }
 
-/// The device to plan for, and the recipe without a device that is not there.
+/// The device to plan for, and the recipe without a device that is not present.
 pub(super) fn open(args: &PlanArgs) -> Result<(Target, Recipe), Failure> {
     let memory_bytes = args.memory.map(|gib| gib * 1024.0 * MIB);
     if let Some(gpu) = args.recipe.device.as_deref().and_then(gpus::find) {
@@ -85,7 +85,7 @@ fn of_gpu(gpu: &Gpu, precision: Dtype, memory_bytes: Option<f64>) -> Target {
 
 fn of_device(device: &OpenDevice, precision: Dtype, memory_bytes: Option<f64>) -> Target {
     let is_cpu = device.kind == DeviceKind::Cpu;
-    // Before the rate is measured, which takes memory.
+    // Before measuring the rate, which takes memory.
     let own = Resources::of(device);
     #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
     let [own_bytes, free_bytes, host_bytes] = [own.memory_bytes, own.free_memory_bytes, available_host_memory_bytes()]

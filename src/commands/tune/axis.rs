@@ -1,4 +1,4 @@
-//! The kinds of change that are tried, and the candidates of each.
+//! The kinds of change to try, and the candidates of each.
 
 use super::settings::rows_of_step;
 use super::trial::Figures;
@@ -6,30 +6,30 @@ use crate::device::Dtype;
 use crate::recipe::Recipe;
 use crate::train::config::GradientCheckpointing;
 
-/// Data wait below this share of a step is not worth another worker.
+/// Below this share of data wait in a step, another worker is not worth it.
 const DATA_WAIT: f64 = 0.02;
-/// Data wait from this share of a step on is what to mend first.
+/// From this share of data wait in a step, it comes first.
 const LONG_DATA_WAIT: f64 = 0.1;
-/// The most rows of a micro-batch that are tried.
+/// Most rows of a micro-batch to try.
 const MAX_ROWS: usize = 256;
-/// An epoch of fewer updates than these is not made by more rows in each.
+/// Larger updates must leave an epoch at least this many of them.
 const MIN_STEPS_OF_EPOCH: f64 = 4.0;
-/// By how much the queue of batches is made longer.
+/// Factor by which the queue of batches grows.
 const PREFETCH_FACTOR: usize = 4;
-/// The most batches made ahead that are tried.
+/// Most prefetched batches to try.
 const MAX_PREFETCH: usize = 256;
-/// By how much the next chunk of the loss is larger or smaller.
+/// Factor between one chunk size of the loss and the next.
 const LOSS_CHUNK_FACTOR: usize = 4;
-/// The least target tokens of a chunk that are tried: fewer make the product with the head one of vectors.
+/// Fewest target tokens of a chunk to try: with fewer, the product with the head becomes one of vectors.
 const MIN_LOSS_CHUNK: usize = 32;
 
-/// What the machine allows.
+/// Limits of the machine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) threads: usize,
     pub(super) is_gpu: bool,
     pub(super) has_bf16: bool,
-    /// Logits of a target token.
+    /// Logits per target token.
     pub(super) vocab_size: usize,
 }
 
@@ -40,11 +40,11 @@ pub(super) enum Axis {
     Checkpointing,
     /// How a step's rows are divided into micro-batches.
     MicroBatch,
-    /// Target tokens whose logits exist at a time.
+    /// Target tokens whose logits exist at the same time.
     LossChunk,
-    /// Threads that make batches.
+    /// Threads that build batches.
     Workers,
-    /// Batches made ahead.
+    /// Batches built ahead.
     Prefetch,
     /// Precision of activations and products.
     Precision,
@@ -52,14 +52,14 @@ pub(super) enum Axis {
     Storage,
     /// Several rows in one sequence.
     Packing,
-    /// Rows of an update, where dividing them otherwise makes no larger micro-batch.
+    /// Rows of an update, where no larger micro-batch divides them.
     Rows,
 }
 
 impl Axis {
-    /// All of them, what mostly pays first, or those that keep the numbers only. The chunk of the loss comes last, since it
-    /// is to fit the targets of a micro-batch; more rows follow on the division of those that there are, and what the base is
-    /// stored in follows on the precision.
+    /// All axes, or only those that keep the numbers, the most rewarding first. The chunk of the loss comes last,
+    /// because it must fit the targets of a micro-batch. More rows come after dividing the existing ones, and storage
+    /// of the base after precision.
     pub(super) fn all(keep_numbers: bool) -> Vec<Self> {
         let mut axes = vec![
             Self::Checkpointing,
@@ -80,8 +80,8 @@ impl Axis {
         matches!(self, Self::Precision | Self::Packing | Self::Rows | Self::Storage)
     }
 
-    /// Brings to the front what the figures of the recipe as it is ask for: workers where it waits long for data, then the
-    /// keys that its own diagnosis names, the worst first. The rest stays in its order.
+    /// Moves what the original recipe's figures call for to the front: workers where it waits long for data, then the
+    /// keys that its own diagnosis names, the worst first. The others keep their order.
     pub(super) fn put_promising_first(axes: &mut [Self], figures: &Figures) {
         let mut keys: Vec<&str> = Vec::new();
         if figures.speed.data_wait_share >= LONG_DATA_WAIT {
@@ -105,7 +105,7 @@ impl Axis {
         }
     }
 
-    /// The changes of this kind to `best`, whose figures are given, in a search that began with `base`.
+    /// The changes of this kind to `best`, which has these figures, in a search that began with `base`.
     pub(super) fn candidates(self, base: &Recipe, best: &Recipe, figures: &Figures, limits: &Limits) -> Vec<Recipe> {
         let with = |change: &dyn Fn(&mut Recipe)| {
             let mut recipe = best.clone();
@@ -122,7 +122,7 @@ impl Axis {
             }
             Self::MicroBatch => {
                 let of_step = rows_of_step(best);
-                // The neighbours; far ones follow only from a better neighbour.
+                // The neighbours; farther values are tried only after a better neighbour.
                 let below = (1..rows).rev().find(|size| of_step.is_multiple_of(*size));
                 let near = [larger_micro_batch(best), below].into_iter().flatten();
                 near.map(|size| {
@@ -145,7 +145,7 @@ impl Axis {
                 let [most, of_recipe] =
                     [best, base].map(|recipe| recipe.train.loss_chunk().most_tokens(limits.vocab_size));
                 // Fewer passes over the head, where there is more than one; or logits that stay in a cache. Once one
-                // direction was better, the other is not tried: the size there has lost already.
+                // direction was better, skip the other: its next size has lost already.
                 let more = (most < targets && most >= of_recipe).then_some(LOSS_CHUNK_FACTOR * most);
                 let fewer = Some(most.min(targets) / LOSS_CHUNK_FACTOR);
                 let fewer = fewer.filter(|tokens| *tokens >= MIN_LOSS_CHUNK && most <= of_recipe);
@@ -164,7 +164,7 @@ impl Axis {
                 is_tried.then(|| with(&|recipe| recipe.data.prefetch_batches = batches)).into_iter().collect()
             }
             Self::Precision if limits.has_bf16 && best.train.precision == Dtype::F32 => vec![with(&|recipe| {
-                // The base stays as it is stored, which is what the recipe's precision says where it says nothing else.
+                // Keep the storage of the base, which defaults to the recipe's precision.
                 recipe.model.dtype = best.model.dtype.or(Some(best.train.precision));
                 recipe.train.precision = Dtype::Bf16;
             })],
@@ -176,7 +176,7 @@ impl Axis {
         }
     }
 
-    /// Whether a better value asks for the next one.
+    /// Whether to try the next value after a better one.
     pub(super) fn goes_on(self) -> bool {
         matches!(self, Self::MicroBatch | Self::LossChunk | Self::Prefetch | Self::Rows)
     }

@@ -1,5 +1,5 @@
-//! Whether a candidate is faster: both recipes run in turn, pair by pair, so that a machine that slows down or speeds up
-//! takes both along.
+//! Compares a candidate with the fastest recipe: both run in turn, pair by pair, so that changes in the machine's speed
+//! affect both.
 
 use serde::Serialize;
 
@@ -7,23 +7,22 @@ use super::trial::Figures;
 use crate::commands::bench::median;
 use crate::recipe::Recipe;
 
-/// The least gain, as the median of the pairs' ratios: less is not worth another recipe, and the machine alone does as much.
+/// Smallest gain, as the median of the pairs' ratios. Less is not worth another recipe and may be noise of the machine.
 pub(super) const MIN_GAIN: f64 = 1.02;
-/// Pairs of runs of a candidate.
+/// Pairs of runs per candidate.
 pub(super) const NUM_PAIRS: usize = 5;
-/// Pairs in which a candidate has to be the faster of the two.
+/// Pairs that the candidate must win.
 const MIN_NUM_FASTER: usize = 4;
 
-/// Runs a recipe.
 pub(super) type Measure<'a> = dyn FnMut(&Recipe) -> Result<Figures, String> + 'a;
 
-/// What the pairs of a candidate showed.
+/// Result of a candidate's pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Paired {
-    /// The candidate's tokens a second over those of what it was run in turn with, the median over the pairs.
+    /// The candidate's tokens a second relative to the other recipe's, the median over the pairs.
     pub(super) ratio: f64,
     pub(super) num_pairs: usize,
-    /// Pairs in which the candidate was the faster.
+    /// Pairs that the candidate won.
     pub(super) num_faster: usize,
 }
 
@@ -33,14 +32,13 @@ impl Paired {
         Self { ratio: median(&mut ratios.to_vec()), num_pairs: ratios.len(), num_faster }
     }
 
-    /// Whether the candidate is faster.
     pub(super) fn is_faster(&self) -> bool {
         self.ratio >= MIN_GAIN && self.num_faster >= MIN_NUM_FASTER
     }
 }
 
-/// Runs `best` and `candidate` in turn, until the candidate has had its pairs or has lost too many of them. The figures are
-/// those of the candidate's median run.
+/// Runs `best` and `candidate` in turn, until the candidate has run all its pairs or lost too many. Returns the figures
+/// of the candidate's median run.
 ///
 /// # Errors
 ///
@@ -48,7 +46,7 @@ impl Paired {
 pub(super) fn run(best: &Recipe, candidate: &Recipe, measure: &mut Measure<'_>) -> Result<(Figures, Paired), String> {
     let (mut runs, mut ratios): (Vec<Figures>, Vec<f64>) = (Vec::new(), Vec::new());
     loop {
-        // Each goes first in every other pair: steady drift favours neither.
+        // Each goes first in every other pair, so that steady drift favours neither.
         let (before, figures) = if ratios.len().is_multiple_of(2) {
             (measure(best)?, measure(candidate)?)
         } else {

@@ -1,4 +1,4 @@
-//! Which changes are kept: one axis after the other is tried, the best of each kept for the next.
+//! Chooses the changes to keep: tries one axis after another and keeps the best change of each.
 
 use std::collections::VecDeque;
 
@@ -12,19 +12,19 @@ use super::trial::Figures;
 use crate::recipe::Recipe;
 use crate::train::fit;
 
-/// One thing that was tried.
+/// One trial.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Trial {
-    /// The changes to the recipe, as `--set` takes them.
+    /// The changes to the recipe, in the syntax of `--set`.
     pub(super) settings: Vec<String>,
-    /// Whether it trains on the same rows, as many of them in an update, in the same arithmetic.
+    /// Whether it trains on the same rows, with as many rows in an update, in the same arithmetic.
     pub(super) keeps_numbers: bool,
-    /// Rows of an update, where they are not those of the recipe.
+    /// Rows of an update, where they differ from the recipe's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rows_of_step: Option<usize>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(super) figures: Option<Figures>,
-    /// How it compares with the fastest before it; absent of the recipe as it is.
+    /// Comparison with the fastest so far; absent for the original recipe.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(super) result: Option<TrialResult>,
     /// Why it was not measured.
@@ -32,26 +32,25 @@ pub(super) struct Trial {
     pub(super) left_out: Option<String>,
 }
 
-/// What the pairs of a trial showed.
+/// Result of a trial's pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct TrialResult {
-    /// Its speed over that of the recipe as it is: over that of the fastest before it, times that one's.
+    /// Its speed relative to the original recipe: its ratio to the fastest so far, times the speedup of that one.
     pub(super) speedup: f64,
     pub(super) is_faster: bool,
     #[serde(flatten)]
     pub(super) paired: Paired,
 }
 
-/// What a search found.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// In the order in which they were tried; the first is the recipe as it is.
+    /// In the order of trials; the first is the original recipe.
     pub(super) trials: Vec<Trial>,
-    /// The fastest recipe.
     pub(super) best: Recipe,
 }
 
-/// Tries the axes one after the other; `figures` are those of `base`, and `does_fit` says the peak of what does not fit.
+/// Tries the axes one after the other. `figures` belong to `base`; `does_fit` returns the peak of a recipe that does
+/// not fit.
 pub(super) fn run(
     base: &Recipe,
     mut figures: Figures,
@@ -143,7 +142,7 @@ mod tests {
         Figures { speed, run_seconds: 1.0, advised_keys: Vec::new(), peak_memory_bytes: None, loss: 1.0 }
     }
 
-    /// The changes that were tried, one candidate an element, and those of the fastest.
+    /// The changes that were tried, one element per candidate, and those of the fastest.
     fn search(
         base: &Recipe,
         axes: Vec<Axis>,

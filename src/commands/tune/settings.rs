@@ -1,8 +1,8 @@
-//! The keys that are searched.
+//! The recipe keys that tune searches.
 
 use crate::recipe::Recipe;
 
-/// Their values, as `--set` takes them.
+/// Their values, in the syntax of `--set`.
 fn values(recipe: &Recipe) -> [(&'static str, Option<String>); 9] {
     let Recipe { model, data, train, .. } = recipe;
     let checkpointing = serde_json::to_string(&train.gradient_checkpointing).unwrap_or_default();
@@ -19,7 +19,7 @@ fn values(recipe: &Recipe) -> [(&'static str, Option<String>); 9] {
     ]
 }
 
-/// What is to be set to come from `base` to `recipe`.
+/// The settings that turn `base` into `recipe`.
 pub(super) fn changes(base: &Recipe, recipe: &Recipe) -> Vec<String> {
     let pairs = values(base).into_iter().zip(values(recipe)).filter(|(old, new)| old != new);
     pairs.filter_map(|(_, (key, value))| Some(format!("{key}={}", value?))).collect()
@@ -30,7 +30,7 @@ pub(super) fn rows_of_step(recipe: &Recipe) -> usize {
     recipe.train.micro_batch_size * recipe.train.gradient_accumulation_steps
 }
 
-/// Whether both train on the same rows, as many of them in an update, in the same arithmetic.
+/// Whether both train on the same rows, with as many rows in an update, in the same arithmetic.
 pub(super) fn have_same_numbers(base: &Recipe, recipe: &Recipe) -> bool {
     let numbers = |of: &Recipe| (rows_of_step(of), of.data.packing, of.train.precision, of.model.dtype);
     numbers(base) == numbers(recipe)

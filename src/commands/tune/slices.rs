@@ -1,34 +1,35 @@
-//! The speed of a run from the lines of its steps.
+//! The speed of a run, from its step lines.
 
 use serde::Serialize;
 
 use crate::commands::bench::median;
 use crate::metrics::StepMetrics;
 
-/// Steps before those that are measured: they compile kernels and touch memory for the first time.
+/// Unmeasured first steps: they compile kernels and touch memory for the first time.
 pub(super) const WARMUP: u64 = 1;
-/// Of the steps after it one in so many belongs to the warm-up as well, where they are many.
+/// In long runs, the warm-up also takes one in this many of the later steps.
 const WARMUP_SHARE: usize = 10;
-/// Slices of a run whose median is its speed: a hiccup ruins the slice that it falls into, and not the run. A step alone
-/// would be too little: where batches come in bursts, most steps wait for none.
+/// The median of this many slices is the run's speed, so that a hiccup ruins only its slice. Single steps would be too
+/// short: where batches come in bursts, most steps wait for none.
 const NUM_SLICES: usize = 8;
 
 /// Speed of a run, over its measured steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Speed {
-    /// Tokens that carry loss over the time of the steps.
+    /// Tokens that carry loss per second of the steps.
     pub(super) target_tokens_per_second: f64,
-    /// Tokens that are not padding over that time. Trials are compared by this: how many carry loss is up to the rows.
+    /// Tokens without padding per second of the steps. Trials are compared by this, because the loss tokens depend on
+    /// the rows.
     pub(super) tokens_per_second: f64,
     pub(super) step_seconds: f64,
-    /// Share of the time in which the loop waited for data.
+    /// Share of the time spent waiting for data.
     pub(super) data_wait_share: f64,
-    /// Updates of an epoch.
+    /// Updates per epoch.
     #[serde(skip)]
     pub(super) steps_of_epoch: f64,
 }
 
-/// The speed of the steps after the warm-up: of the median slice. `None` where no step was measured.
+/// The speed of the median slice after the warm-up; `None` where no step was measured.
 #[expect(clippy::cast_precision_loss, reason = "tokens of a few steps")]
 pub(super) fn speed(steps: &[StepMetrics]) -> Option<Speed> {
     let after_first: Vec<&StepMetrics> = steps.iter().filter(|step| step.step > WARMUP).collect();
@@ -40,7 +41,7 @@ pub(super) fn speed(steps: &[StepMetrics]) -> Option<Speed> {
     let slices = measured.chunks(measured.len().div_ceil(NUM_SLICES));
     let all = |of: &dyn Fn(&[&StepMetrics]) -> f64| median(&mut slices.clone().map(of).collect::<Vec<_>>());
     let tokens_per_second = all(&|slice| count(slice, |step| step.tokens) / seconds(slice));
-    // The share of the tokens that carry loss does not depend on the machine: all steps tell it, not the median slice.
+    // The share of loss tokens does not depend on the machine, so take it from all steps, not the median slice.
     let share = count(measured, |step| step.target_tokens) / count(measured, |step| step.tokens).max(1.0);
     (seconds(measured) > 0.0).then(|| Speed {
         target_tokens_per_second: tokens_per_second * share,

@@ -1,11 +1,11 @@
-//! What was tried, as a table.
+//! The trials as a table.
 
 use super::Report;
 use super::pairs::MIN_GAIN;
 use super::search::{Trial, TrialResult};
 use crate::train::fit;
 
-/// The trials, one a line, and the fastest.
+/// The trials, one per line, and the fastest.
 pub(super) fn table(report: &Report<'_>) -> String {
     let mut lines = vec![format!(
         "{:>13}  {:>7}  {:>9}  {:>9}  {:>9}  change",
@@ -46,7 +46,7 @@ fn line(trial: &Trial) -> String {
     )
 }
 
-/// How a trial compared with the fastest before it.
+/// How a trial compared with the fastest so far.
 pub(super) fn remark(result: &TrialResult) -> String {
     let words = if result.is_faster { "faster" } else { "not faster" };
     format!("{words}: ahead in {} of {} pairs", result.paired.num_faster, result.paired.num_pairs)

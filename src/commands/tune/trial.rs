@@ -13,79 +13,75 @@ use crate::failure::Failure;
 use crate::metrics::{StepMetrics, Summary};
 use crate::recipe::{Recipe, RecipeArgs};
 
-/// Time that a trial always gets, for what it has to tokenise or compile anew.
+/// Time granted to every trial, for tokenising or compiling anew.
 const GRACE: Duration = Duration::from_mins(1);
-/// A trial that takes so many times as long as the recipe as it is, is ended.
+/// A trial that takes this many times as long as the original recipe is ended.
 const HOPELESS: u32 = 4;
-/// The same where packing puts many times as many tokens into a step.
+/// The same limit with packing, which puts many times as many tokens into a step.
 const HOPELESS_PACKED: u32 = 40;
-/// Why a trial was not run, or not to its end.
+/// Why a trial did not run, or not to its end.
 const OUT_OF_TIME: &str = "no time left (--max-minutes)";
-/// The most steps of a trial, however short they are.
+/// Maximum number of steps of a trial, however short they are.
 const MAX_STEPS: f64 = 10_000.0;
 
-/// What a short run showed.
+/// Results of a short run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Figures {
     #[serde(flatten)]
     pub(super) speed: Speed,
-    /// Time of the run, from the start of its process to its end.
+    /// Time from the start of the process to its end.
     pub(super) run_seconds: f64,
-    /// Keys of the recipe that the run's diagnosis would change, the worst first.
+    /// Recipe keys that the run's diagnosis would change, the worst first.
     #[serde(skip)]
     pub(super) advised_keys: Vec<String>,
-    /// The most memory of the GPU, or of the process where it trained on the CPU.
+    /// Peak memory of the GPU, or of the process when training on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) peak_memory_bytes: Option<u64>,
-    /// Loss of the last step that every trial takes: equal for all trials that keep the numbers.
+    /// Loss of the last step that every trial reaches: equal for all trials that keep the numbers.
     pub(super) loss: f64,
 }
 
-/// How long a trial is at least.
+/// Minimum length of a trial.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Length {
-    /// Measured steps.
     pub(super) steps: u64,
     /// Time of the measured steps.
     pub(super) seconds: f64,
 }
 
 impl Length {
-    /// Measured steps of a trial whose steps take so long.
+    /// Number of measured steps of a trial with this step time.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most MAX_STEPS, and not negative")]
     fn steps_of(self, step_seconds: f64) -> u64 {
-        // A little more, since a part of the warm-up is taken from them.
+        // A little more, because the warm-up takes some of them.
         let steps = (1.2 * self.seconds / step_seconds).ceil().clamp(0.0, MAX_STEPS) as u64;
         steps.max(self.steps)
     }
 }
 
-/// Starts trials.
 pub(super) struct Runner {
     program: PathBuf,
     recipe: RecipeArgs,
     length: Length,
     folder: TempDir,
-    /// Changes without which so few steps would be refused, take long, or depend on their number.
+    /// Changes without which such a short run would be refused, take long, or depend on its number of steps.
     fixed: Vec<String>,
-    /// Measured steps of a trial.
     num_steps: u64,
-    /// The same of a packed one, whose steps may take many times as long.
+    /// Measured steps of a packed trial, whose steps may take many times as long.
     num_packed_steps: u64,
-    /// Time of the recipe as it is.
+    /// Time that the original recipe took.
     took: Option<Duration>,
-    /// Exit code of the last trial.
     pub(super) exit_code: Option<i32>,
 }
 
 impl Runner {
-    /// Trials of `recipe`, which `args` have been read as, of at least such a length.
+    /// Trials of `recipe`, which was read from `args`, of at least `length`.
     pub(super) fn new(args: &RecipeArgs, recipe: &Recipe, length: Length) -> Result<Self, Failure> {
         let folder = tempfile::tempdir().map_err(Failure::running)?;
         let output = serde_json::Value::from(folder.path().join("trial").to_string_lossy());
         let output = format!("output_dir={output}");
-        // What a short run has no time for, and what would end it early or be measured with it; learning rates that do
-        // not depend on the number of steps, and steps that do not end with the rows.
+        // Turn off what a short run has no time for, and what would end it early or distort the measurement. Learning
+        // rates must not depend on the number of steps, and the steps must not end with the rows.
         let mut fixed = vec![
             output.as_str(),
             "eval.generate=[]",
@@ -99,7 +95,7 @@ impl Runner {
         ];
         fixed.extend(recipe.scheduler.warmup_steps.map(|_| "scheduler.warmup_steps=0"));
         fixed.extend(recipe.scheduler.warmup_ratio.map(|_| "scheduler.warmup_ratio=0"));
-        // Without rows to evaluate on these keys are refused.
+        // These keys are refused without rows to evaluate on.
         if recipe.data.eval_split.is_some() || !recipe.data.eval.is_empty() {
             fixed.extend(["eval.max_batches=1", "eval.eval_steps=1000000"]);
         }
@@ -116,11 +112,11 @@ impl Runner {
         })
     }
 
-    /// Runs the recipe as it is, which decides how many steps a trial has and how long it may take.
+    /// Runs the original recipe, which decides how many steps a trial has and how long it may take.
     ///
     /// # Errors
     ///
-    /// The last lines of what the run said.
+    /// The last lines of the run's output.
     pub(super) fn start(&mut self) -> Result<Figures, String> {
         let mut figures = self.measure(&[], None)?;
         let num_steps = self.length.steps_of(figures.speed.step_seconds);
@@ -132,12 +128,12 @@ impl Runner {
         Ok(figures)
     }
 
-    /// Trains for a while with `changes`, and reads what that run wrote. It is ended where it takes many times as long as
-    /// the recipe as it is, or goes on after `deadline`.
+    /// Trains for a while with `changes`, and reads the figures of that run. Ends a run that takes many times as long
+    /// as the original recipe, or lasts beyond `deadline`.
     ///
     /// # Errors
     ///
-    /// The last lines of what the run said, or why it was ended.
+    /// The last lines of the run's output, or why it was ended.
     pub(super) fn measure(&mut self, changes: &[String], deadline: Option<Instant>) -> Result<Figures, String> {
         let packs = changes.iter().any(|change| change == "data.packing=true");
         let num_steps = if packs { self.num_packed_steps } else { self.num_steps };
@@ -169,7 +165,7 @@ impl Runner {
                 Err(said(&log, status))
             }
         });
-        // Each trial begins with an empty folder.
+        // Each trial starts with an empty folder.
         drop(fs::remove_dir_all(&output));
         let figures = figures?;
         if packs {
@@ -179,7 +175,7 @@ impl Runner {
     }
 }
 
-/// Waits for a trial to end, but not beyond `limit`, which says why.
+/// Waits for a trial to end, at most until `limit`, which comes with its reason.
 fn wait(mut child: Child, limit: Option<(Instant, &str)>) -> Result<ExitStatus, String> {
     loop {
         if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
@@ -194,14 +190,14 @@ fn wait(mut child: Child, limit: Option<(Instant, &str)>) -> Result<ExitStatus, 
     }
 }
 
-/// What a trial that failed said.
+/// The error message of a failed trial.
 fn said(log: &Path, status: ExitStatus) -> String {
     let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let error = text.split_once("error: ").map_or(text.as_str(), |(_, error)| error).trim();
     if error.is_empty() { format!("ended with {status}") } else { error.to_owned() }
 }
 
-/// The figures of the run in a folder, which `took` so long; the loss of step `loss_step`.
+/// The figures of the run in a folder, which took `took`, and the loss of step `loss_step`.
 fn read(output: &Path, loss_step: u64, took: Duration) -> Result<Figures, String> {
     let text = fs::read_to_string(output.join("metrics.jsonl")).map_err(|error| error.to_string())?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());

@@ -1,30 +1,30 @@
-//! Clocks that are kept down.
+//! Throttled clocks.
 
 use std::cmp::Reverse;
 
 use crate::diagnosis::text::{finding, percent};
 use crate::diagnosis::{Finding, Run, Severity};
 
-/// Share of the time from which on it is told of.
+/// Share of the time from which throttling is reported.
 const MIN_SHARE: f64 = 0.1;
-/// Share of its clock that a GPU has lost from which on it is worth doing something about,
+/// Lost share of the clock from which throttling is worth a change,
 const MUCH_DOWN: f64 = 0.1;
-/// and from which on it is told of where the driver names no reason: many cards never reach their highest clock.
+/// and from which it is reported where the driver names no reason: many cards never reach their highest clock.
 const DOWN_WITHOUT_REASON: f64 = 0.25;
-/// A GPU that runs kernels for less of the time, in percent, may have low clocks since it rests.
+/// A GPU whose kernels run for less of the time, in percent, may have low clocks because it idles.
 const BUSY_GPU_PERCENT: f64 = 85.0;
 
-/// The reason that a GPU's own power limit gives; a power brake is asked for from outside of it.
+/// The reason that a GPU's own power limit gives. A power brake comes from outside the GPU.
 const POWER_CAP: &str = "power cap";
 
-/// Rules and their names for people, the gravest first.
+/// Rules and their names in messages, the gravest first.
 const CLASSES: [(&str, &str); 3] = [
     ("throttled_thermal", "THERMAL THROTTLING"),
     ("throttled_power", "POWER THROTTLING"),
     ("throttled_clocks", "CLOCK THROTTLING"),
 ];
 
-/// Place of a reason's class in [`CLASSES`].
+/// Index of a reason's class in [`CLASSES`].
 fn class_of(reason: &str) -> usize {
     match reason {
         reason if reason.contains("thermal") => 0,
@@ -33,8 +33,8 @@ fn class_of(reason: &str) -> usize {
     }
 }
 
-/// The mean clock of the multiprocessors, and the one that they may run at: the driver's figure, or where it gives none the
-/// highest that was seen, which says nothing of a run that was held down from its first step.
+/// The mean clock of the multiprocessors, and their highest: the driver's figure or, where it gives none, the highest
+/// seen. The latter says nothing about a run that was throttled from its first step.
 struct Clocks {
     mean: f64,
     most: f64,
@@ -48,7 +48,7 @@ impl Clocks {
         Some(Self { mean, most: limit.map_or(seen, |limit| limit.max(seen)).max(1.0), is_seen_only: limit.is_none() })
     }
 
-    /// Share of it that is lost.
+    /// Lost share of the highest clock.
     fn down(&self) -> f64 {
         1.0 - self.mean / self.most
     }
@@ -60,14 +60,14 @@ impl Clocks {
     }
 }
 
-/// Heat, power or a setting keeps the GPU's clocks down.
+/// Heat, power or a setting throttles the GPU's clocks.
 pub(in crate::diagnosis) fn throttled(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
     let clocks = Clocks::of(run);
     let down = clocks.as_ref().map_or(0.0, Clocks::down);
     let lasting = figures.throttled_seconds.iter().filter(|(_, time)| figures.share_of_steps(**time) >= MIN_SHARE);
-    // The gravest of what lasted: a moment of heat is not what a run at its power limit is held back by. That limit does not
-    // hide a brake.
+    // The gravest reason that lasted: a moment of heat is not what slows down a run at its power limit. The power limit
+    // does not hide a power brake.
     let gravest = lasting.max_by(|(a, time_a), (b, time_b)| {
         let place = |reason: &str| Reverse((class_of(reason), reason == POWER_CAP));
         place(a).cmp(&place(b)).then(time_a.total_cmp(time_b))
@@ -97,7 +97,7 @@ pub(in crate::diagnosis) fn throttled(run: &Run) -> Option<Finding> {
     let is_capped = reason == POWER_CAP;
     let severity = match rule {
         "throttled_thermal" => Severity::Problem,
-        // Under full load a card that is held to its usual power is well below its highest clock.
+        // Under full load, a card at its default power limit runs well below its highest clock.
         _ if is_capped && limits.is_none_or(|(limit, usual)| limit >= usual) => Severity::Note,
         _ if down > MUCH_DOWN => Severity::Advice,
         _ => Severity::Note,
@@ -118,7 +118,7 @@ pub(in crate::diagnosis) fn throttled(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, ..finding(rule, severity, None, verdict) })
 }
 
-/// What helps: nothing that a recipe says.
+/// What helps. No recipe key does.
 fn remedy(rule: &str, is_capped: bool) -> &'static str {
     match rule {
         "throttled_thermal" => "no setting of a recipe cools a GPU: see to its fans, its air, and its neighbours",
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!((hot.rule.as_str(), hot.severity), ("throttled_thermal", Severity::Problem));
         assert!(hot.verdict.starts_with("THERMAL THROTTLING: hardware thermal slowdown for 50%"), "{hot:#?}");
         assert!(hot.evidence.iter().any(|line| line.starts_with("60 C at most, 600 W")), "{hot:#?}");
-        // Held down from the first step to the last: only the driver's figure tells.
+        // Throttled from the first step to the last: only the driver's figure shows it.
         let capped = throttled(&held("power cap", 1200.0)).unwrap();
         assert_eq!(capped.severity, Severity::Advice);
         assert!(capped.evidence[1].ends_with("1980 MHz at most by the driver: up to 1.65x slower"), "{capped:#?}");
@@ -221,7 +221,7 @@ mod tests {
                 line.gpu_throttle_shares = Some(shares.into());
             })
         };
-        // A flicker in each step, in one of its hundred samples.
+        // A flicker: one of the hundred samples of each step.
         let flicker = throttled(&mostly_power(0.01)).unwrap();
         assert_eq!((flicker.rule.as_str(), flicker.severity), ("throttled_power", Severity::Note));
         assert_eq!(

@@ -1,31 +1,31 @@
-//! The device is not used as it could be.
+//! Devices that are not used to the full.
 
 use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{at_most, bytes, change, faster, finding, percent, seconds};
 use crate::diagnosis::{Change, Finding, Run, Severity};
 
-/// Share of the steps' time from which on handing over micro-batches is told of.
+/// Share of the steps' time from which handing over micro-batches is reported.
 const MIN_COPY_SHARE: f64 = 0.05;
-/// A GPU that runs kernels for less of the time, in percent, waits for the host.
+/// A GPU whose kernels run for less of the time, in percent, waits for the host.
 const BUSY_GPU_PERCENT: f64 = 85.0;
-/// Share of compute that does not grow with the tokens, from which on a step is too small.
+/// Share of compute that does not grow with the tokens, from which a step is too small.
 const MIN_FIXED_SHARE: f64 = 0.2;
-/// Multiprocessors at work, in percent, below which a GPU is said to be half empty.
+/// Active multiprocessors, in percent, below which a GPU counts as half empty.
 const HALF_EMPTY_PERCENT: f64 = 50.0;
-/// Below it, a device that is busy all the time computes slowly.
+/// Below this MFU, a device that is always busy computes slowly.
 const LOW_MFU: f64 = 0.3;
-/// A GPU's memory that is at work for more of the time, in percent, is what holds it up.
+/// Memory activity, in percent, from which memory limits a GPU.
 const BUSY_MEMORY_PERCENT: f64 = 60.0;
-/// Arithmetic that is at work for more of the time, in percent, is what holds a GPU up.
+/// Arithmetic activity, in percent, from which arithmetic limits a GPU.
 const BUSY_ARITHMETIC_PERCENT: f64 = 60.0;
-/// A gain below it is not worth a change.
+/// A smaller gain is not worth a change.
 pub(super) const MIN_GAIN: f64 = 0.05;
 
-/// Memory that has to be free for what needs a byte more: longer rows than those seen may come.
+/// Free memory required per byte of additional need: rows may come that are longer than those seen.
 pub(super) const MARGIN: f64 = 1.5;
 
-/// Twice the rows in a micro-batch, and half the micro-batches in a step where there are several, where memory is known to
-/// hold them.
+/// Doubles the rows of a micro-batch and, where a step has several micro-batches, halves their number. No change where
+/// the memory for it is not known to be there.
 fn larger_micro_batches(run: &Run, expected: &str) -> Vec<Change> {
     let (rows, passes) = (run.facts.micro_batch_size, run.facts.gradient_accumulation_steps);
     let fits = run.facts.doubling_bytes.zip(run.free_bytes());
@@ -39,7 +39,7 @@ fn larger_micro_batches(run: &Run, expected: &str) -> Vec<Change> {
     changes
 }
 
-/// How many rows an update has with twice the rows in a micro-batch.
+/// The effect of doubled rows in a micro-batch on the rows of an update.
 fn update(run: &Run) -> String {
     let (rows, passes) = (run.facts.micro_batch_size, run.facts.gradient_accumulation_steps);
     match passes % 2 {
@@ -48,7 +48,7 @@ fn update(run: &Run) -> String {
     }
 }
 
-/// What twice the rows in a micro-batch bring where `seconds` of a step are the same for however many rows: for each row
+/// The gain of doubled rows in a micro-batch where `seconds` of a step do not depend on the rows: each row then costs
 /// half of them.
 fn with_twice_the_rows(run: &Run, seconds: f64) -> String {
     let step = run.figures.mean_step_seconds();
@@ -59,7 +59,7 @@ fn with_twice_the_rows(run: &Run, seconds: f64) -> String {
     format!("about {:.2}x the tokens a second, with {}", step / after, update(run))
 }
 
-/// What more rows need, where that is why they are not proposed.
+/// The memory that more rows need, where they are not proposed for lack of it.
 fn no_room(run: &Run, changes: &[Change]) -> Option<String> {
     let (more, free) = run.facts.doubling_bytes.zip(run.free_bytes()).filter(|_| changes.is_empty())?;
     Some(format!(
@@ -69,8 +69,8 @@ fn no_room(run: &Run, changes: &[Change]) -> Option<String> {
     ))
 }
 
-/// Seconds of a step that are the same for however many rows, as far as they are known: pauses between kernels, or work that
-/// does not grow with the tokens. And the share of its multiprocessors that a GPU which is busy all the time has at work.
+/// Seconds of a step that do not depend on the number of rows, as far as known: pauses between kernels, or work that
+/// does not grow with the tokens. Second, the share of active multiprocessors on a GPU that is always busy.
 pub(super) fn unfilled(run: &Run) -> (Option<f64>, Option<f64>) {
     let figures = &run.figures;
     let pauses = launch_share(run).map(|share| share * figures.mean_step_seconds());
@@ -81,7 +81,7 @@ pub(super) fn unfilled(run: &Run) -> (Option<f64>, Option<f64>) {
     (pauses.into_iter().chain(fixed).reduce(f64::max), activity.map(|percent| percent / 100.0))
 }
 
-/// Laying micro-batches out and copying them takes a part of the steps that shows.
+/// Building and copying micro-batches takes a noticeable part of the steps.
 pub(in crate::diagnosis) fn host_to_device(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
     let share = figures.share_of_steps(figures.host_to_device_seconds);
@@ -94,14 +94,14 @@ pub(in crate::diagnosis) fn host_to_device(run: &Run) -> Option<Finding> {
     let mut evidence = vec![format!("{} a step, in {passes} micro-batches", seconds(copy))];
     evidence
         .extend(run.facts.is_gpu.then(|| "the GPU has nothing to do meanwhile, unless work is still queued".into()));
-    // Half as many, each as long to hand over as now.
+    // Half as many micro-batches, each as slow to hand over as now.
     let changes = if passes > 1 { larger_micro_batches(run, &with_twice_the_rows(run, copy)) } else { Vec::new() };
     Some(Finding { evidence, changes, ..finding("host_to_device", Severity::Advice, Some(share), verdict) })
 }
 
-/// Share of the steps' time in which the GPU waits for the next kernel, though its data is there and the host does nothing
-/// but hand kernels over; `None` where that is not what it waits for. What the host did besides is taken off whole, though
-/// the GPU may have computed meanwhile: nobody is blamed for what may be another's.
+/// Share of the steps' time in which the GPU waits for the next kernel, while its data is there and the host only
+/// launches kernels; `None` where the GPU mostly waits for something else. The host's other work is subtracted in full,
+/// although the GPU may have computed meanwhile: launching must not be blamed for it.
 fn launch_share(run: &Run) -> Option<f64> {
     let figures = &run.figures;
     let resting = 1.0 - figures.gpu_percent.get().filter(|busy| *busy < BUSY_GPU_PERCENT)? / 100.0;
@@ -137,14 +137,14 @@ pub(in crate::diagnosis) fn launch_overhead(run: &Run) -> Option<Finding> {
     evidence.extend(
         figures.cpu_percent.get().map(|cpu| format!("the host hands over kernels one by one; CPU at {cpu:.0}%")),
     );
-    // As many kernels for twice the rows: the pauses between them are half of what they were, row for row.
+    // Twice the rows take as many kernels: the pauses between them halve per row.
     let changes = larger_micro_batches(run, &with_twice_the_rows(run, idle * figures.mean_step_seconds()));
     evidence.extend(no_room(run, &changes));
     let severity = if idle > 0.3 { Severity::Problem } else { Severity::Advice };
     Some(Finding { evidence, changes, ..finding("launch_overhead", severity, Some(idle), verdict) })
 }
 
-/// A step's time hardly depends on how many tokens it has, or a GPU's multiprocessors are half empty.
+/// A step's time hardly depends on its number of tokens, or the GPU's multiprocessors are half empty.
 pub(in crate::diagnosis) fn small_batches(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
     if !figures.are_enough() {
@@ -172,7 +172,7 @@ pub(in crate::diagnosis) fn small_batches(run: &Run) -> Option<Finding> {
         }
         (None, Some(activity)) => {
             let verdict = format!("kernels run all the time, on {activity:.0}% of the multiprocessors");
-            // Twice the rows can fill no more than twice as many.
+            // Twice the rows fill at most twice as many multiprocessors.
             (None, verdict, at_most((1.0 - activity / 100.0).min(0.5)))
         }
         (None, None) => return None,
@@ -183,7 +183,7 @@ pub(in crate::diagnosis) fn small_batches(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("small_batches", Severity::Advice, share, verdict) })
 }
 
-/// The device computes all the time, and slowly: for its memory, for its arithmetic, or for neither.
+/// The device computes all the time, but slowly: limited by its memory, its arithmetic, or neither.
 pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let mfu = figures.mfu.get().filter(|mfu| *mfu < LOW_MFU)?;
@@ -194,7 +194,7 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
     }
     let activity = figures.sm_activity_percent.get();
     let accessed = figures.memory_activity_percent.get();
-    // Only the counters that know the multiprocessors know the bandwidth; elsewhere it is the time with any access.
+    // Only with the counters of the multiprocessors is this the bandwidth; without them it is the time with any access.
     let memory = accessed.filter(|_| activity.is_some());
     let by_memory = memory.is_some_and(|percent| percent >= BUSY_MEMORY_PERCENT);
     let (tensor, float) = (figures.tensor_activity_percent.get(), figures.float_activity_percent.get());
@@ -205,7 +205,7 @@ pub(in crate::diagnosis) fn low_mfu(run: &Run) -> Option<Finding> {
         (Some(_), Some(_)) => {
             ("low_mfu_kernels", ": neither bandwidth nor arithmetic is busy, kernels are small or unfused")
         }
-        // What was not counted is not blamed.
+        // Do not blame what was not counted.
         _ => ("low_mfu", ", computing all the time"),
     };
     let mut evidence = vec![format!(
@@ -276,7 +276,7 @@ mod tests {
         let mut whole = idle.clone();
         whole.facts.gradient_accumulation_steps = 1;
         let found = launch_overhead(&whole).unwrap();
-        // A step of twice the rows: 0.64 s of kernels and the rest for each of them, and the pauses once.
+        // A step of twice the rows: 0.64 s of kernels and other work for each half, and the pauses once.
         assert_eq!(
             found.changes[0].expected, "about 1.22x the tokens a second, with 8 rows in an update instead of 4",
             "the step itself does not get shorter"
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn what_the_host_does_besides_is_not_blamed_on_handing_kernels_over() {
-        // A slow output disk: the GPU rests for 38% of the time, and for 35% figures are written.
+        // A slow output disk: the GPU idles for 38% of the time, and writing figures takes 35%.
         let slow_disk = gpu_run(|line| {
             (line.gpu_utilization_percent, line.logging_seconds) = (Some(62.0), Some(0.35));
             line.forward_backward_seconds = 0.55;
@@ -312,7 +312,7 @@ mod tests {
         let busy_elsewhere =
             gpu_run(|line| (line.gpu_utilization_percent, line.other_seconds) = (Some(70.0), Some(0.2)));
         assert!(launch_overhead(&busy_elsewhere).is_none());
-        // Both: what is left of the pauses is launching's.
+        // Both: launching accounts for the rest of the pauses.
         let both = gpu_run(|line| (line.gpu_utilization_percent, line.logging_seconds) = (Some(40.0), Some(0.2)));
         let found = launch_overhead(&both).unwrap();
         assert!((found.share_of_time.unwrap() - (0.6 - 0.245)).abs() < 1e-9, "{found:#?}");
@@ -339,7 +339,7 @@ mod tests {
         let found = small_batches(&empty).unwrap();
         assert_eq!((found.changes[0].expected.as_str(), found.share_of_time), ("at most 2.00x", None));
         assert_eq!(found.verdict, "SMALL BATCHES: kernels run all the time, on 40% of the multiprocessors");
-        // Padding that is computed takes time as other tokens do: nothing is fixed here, unless it is left out.
+        // Computed padding takes time as other tokens do: no time is fixed, unless padding is skipped.
         let padded = gpu_run(|line| {
             (line.tokens, line.padding_tokens) = (1000 + 100 * (line.step % 21), Some(3000));
             line.forward_backward_seconds = 1e-4 * ((line.tokens + 3000) as f64);
@@ -362,7 +362,7 @@ mod tests {
         };
         assert_eq!(low_mfu(&counted(80.0, Some(70.0), Some(5.0))).unwrap().rule, "low_mfu_bandwidth");
         assert_eq!(low_mfu(&counted(20.0, Some(70.0), Some(5.0))).unwrap().rule, "low_mfu_arithmetic");
-        // At a tenth of the tensor cores' peak, what is not busy may well be the tensor cores.
+        // At a tenth of the tensor cores' peak, the tensor cores may well be what idles.
         let idle = low_mfu(&counted(20.0, Some(9.0), Some(20.0))).unwrap();
         assert_eq!(idle.rule, "low_mfu_kernels");
         assert!(idle.verdict.ends_with("neither bandwidth nor arithmetic is busy, kernels are small or unfused"));

@@ -4,12 +4,12 @@ use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{bytes, change, faster, finding, percent, thousands};
 use crate::diagnosis::{Finding, Run, Severity};
 
-/// Share of the tokens from which on padding is told of.
+/// Share of the tokens from which padding is reported.
 const MIN_PADDING: f64 = 0.2;
-/// Share of the rows from which on what is wrong with them is told of.
+/// Share of the rows from which a fault of theirs is reported.
 const MIN_ROWS: f64 = 0.01;
 
-/// Short rows are filled up to the longest of their micro-batch.
+/// Short rows are padded to the longest of their micro-batch.
 pub(in crate::diagnosis) fn padding(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let share = figures.padding_share();
@@ -41,7 +41,7 @@ pub(in crate::diagnosis) fn padding(run: &Run) -> Option<Finding> {
     Some(Finding { evidence: vec![counts], changes, ..finding("padding", severity, of_time, verdict) })
 }
 
-/// Rows are longer than what is trained on.
+/// Rows are longer than training keeps.
 pub(in crate::diagnosis) fn truncation(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let share = as_f64(figures.truncated_rows) / as_f64(figures.rows.max(1));
@@ -71,7 +71,7 @@ pub(in crate::diagnosis) fn truncation(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("truncation", Severity::Advice, None, verdict) })
 }
 
-/// What micro-batches take whose rows are so many times as long.
+/// Memory of micro-batches whose rows are `times` as long.
 fn memory_for(run: &Run, times: f64) -> String {
     let takes = format!("the longest micro-batches take {times:.1}x the memory");
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown as bytes")]
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(found.changes[0].to, "1536");
         let memory = "take 1.5x the memory, about 1.0 GiB more, of which 8.0 GiB were free at the least";
         assert!(found.changes[0].expected.ends_with(memory), "{found:#?}");
-        // No further than the model goes.
+        // Not beyond the model's positions.
         cut.facts.max_positions = Some(1200);
         let found = truncation(&cut).unwrap();
         assert_eq!(found.changes[0].to, "1200");

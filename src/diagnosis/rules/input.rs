@@ -1,25 +1,25 @@
-//! Waiting for data: why, and what would help.
+//! Waiting for data: its causes, and what helps.
 
 use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{at_most, change, faster, finding, percent, seconds};
 use crate::diagnosis::{Change, Facts, Figures, Finding, Run, Severity};
 
-/// Share of the steps' time from which on waiting for data is told of.
+/// Share of the steps' time from which waiting for data is reported.
 const MIN_SHARE: f64 = 0.10;
-/// Workers that were at work for less of the time had a full queue now and then, so that they are not too slow.
+/// Workers that were busy for less of the time sometimes had a full queue, so they are not too slow.
 const BUSY: f64 = 0.75;
-/// Share of the workers' time from which on one cause of it is the cause.
+/// Share of the workers' time from which one of its uses is the cause.
 const CAUSE: f64 = 0.4;
 
-/// What the workers' time went into, as shares of it.
+/// How the workers spent their time, as shares of it.
 pub(super) struct Workers {
-    /// Share of their time, by the clock, in which they were at work.
+    /// Share of wall time in which they were working.
     busy: f64,
     cpu: f64,
     queued: f64,
-    /// Neither: waiting for a disk.
+    /// The remainder: waiting for a disk.
     pub(super) waiting: f64,
-    /// Work for a step, all workers together.
+    /// Time of all workers together for one step.
     seconds_a_step: f64,
 }
 
@@ -38,7 +38,7 @@ impl Workers {
     }
 }
 
-/// The loop waits for data: since workers compute, since they wait for a disk, or since the queue is too short.
+/// The loop waits for data: because workers compute, because they wait for a disk, or because the queue is too short.
 pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let share = lost_share(run);
@@ -90,8 +90,8 @@ pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding(rule, severity, Some(share), verdict) })
 }
 
-/// Share of the steps' time that waiting for data has cost. A GPU may still be computing while the loop waits: it has lost
-/// no more than the time in which it ran no kernel.
+/// Share of the steps' time lost to waiting for data. A GPU may still compute while the loop waits: it lost at most the
+/// time in which it ran no kernel.
 pub(super) fn lost_share(run: &Run) -> f64 {
     let waited = run.figures.share_of_steps(run.figures.data_wait_seconds);
     match run.figures.gpu_percent.get().filter(|_| run.facts.is_gpu) {
@@ -100,7 +100,7 @@ pub(super) fn lost_share(run: &Run) -> f64 {
     }
 }
 
-/// Not everything that makes a worker wait is a disk of this machine.
+/// Not everything that a worker waits for is a disk of this machine.
 fn what_is_waited_for(figures: &Figures) -> &'static str {
     if figures.disk_reads.total() > 0 || figures.major_page_faults.is_some_and(|faults| faults > 0) {
         "data workers wait for a disk"
@@ -111,7 +111,7 @@ fn what_is_waited_for(figures: &Figures) -> &'static str {
 
 pub(super) fn longer_queue(run: &Run, share: f64) -> Vec<Change> {
     let now = run.facts.prefetch_batches;
-    // As far ahead as evens out the slowest step, by how much longer than the middle one it took.
+    // A queue long enough to bridge the slowest step, by its ratio to the median step.
     let time = &run.figures.step_time;
     let spread = time.quantile(0.95).zip(time.median()).map_or(1.0, |(slow, middle)| slow / middle.max(1e-9));
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small factor")]
@@ -119,17 +119,17 @@ pub(super) fn longer_queue(run: &Run, share: f64) -> Vec<Change> {
     vec![change("data.prefetch_batches", now, now * factor, at_most(share))]
 }
 
-/// More workers, where there are processors for them; tokens made once, where there are none.
+/// More workers where there are processors for them; otherwise tokens that are made once and kept.
 fn more_workers(run: &Run, workers: &Workers, share: f64, waits: bool) -> Vec<Change> {
     let Run { facts, figures } = run;
     let step = figures.mean_step_seconds();
     let without_wait = step * (1.0 - share);
     let unused =
         figures.cpu_percent.get().map_or(0.0, |percent| as_f64(facts.num_cpu_threads) * (1.0 - percent / 100.0));
-    // What this process does not use may be used by others: then its workers stand in line.
+    // Processors that this process leaves idle may be in use by others: then its workers queue for them.
     let free = if workers.queued > CAUSE { 0.0 } else { unused };
     let needed = (workers.seconds_a_step / without_wait.max(1e-9)).ceil();
-    // Whoever waits for a disk needs no processor.
+    // Waiting for a disk needs no processor.
     let possible = if waits { needed } else { as_f64(facts.num_workers) + (free + 0.25).floor() };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of threads")]
     let to = needed.min(possible).clamp(1.0, 256.0) as u64;
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!([key.as_str(), from, to], ["data.num_workers", "1", "3"]);
         assert_eq!(expected, "about 2.94x (a step 1.500 s -> 0.510 s)");
         assert!(found.evidence.last().unwrap().contains("CPU at 20%, disk idle"), "{found:#?}");
-        // Without a free processor more workers would only take from each other.
+        // Without a free processor, more workers would only take time from each other.
         let mut full = busy;
         (full.facts.num_cpu_threads, full.facts.is_gpu) = (1, false);
         full.figures.cpu_percent = crate::diagnosis::Mean::default();

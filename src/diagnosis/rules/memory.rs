@@ -1,23 +1,23 @@
-//! Memory that runs out, grows, or belongs to others.
+//! Memory that runs out, grows, or is used by other processes.
 
 use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{bytes, change, finding, percent};
 use crate::diagnosis::{Change, Finding, Line, Run, Severity};
 
-/// Share of a GPU's memory in use from which on it is told of.
+/// Used share of a GPU's memory from which it is reported.
 const FULL_GPU: f64 = 0.95;
-/// Share of the host's memory that should be left.
+/// Share of the host's memory that should stay available.
 const MIN_LEFT: f64 = 0.05;
-/// Steps over which growth can be told from the start of a run.
+/// Steps needed to see growth.
 const MIN_STEPS: f64 = 50.0;
-/// Growth over the run, relative to the mean and in bytes, from which on it is told of.
+/// Growth over the run, relative to the mean and in bytes, from which it is reported.
 const MIN_GROWTH: f64 = 0.05;
 const MIN_GROWTH_BYTES: f64 = 67_108_864.0;
-/// Memory of another process, or swapped out, from which on it is told of.
+/// Memory of another process, or swapped out, from which it is reported.
 const MIN_OTHER_BYTES: u64 = 256 << 20;
 const MIN_SWAPPED_BYTES: u64 = 64 << 20;
 
-/// Changes with which less memory is needed.
+/// Changes that reduce the memory needed.
 fn less_memory(run: &Run) -> Vec<Change> {
     let facts = &run.facts;
     let mut changes = Vec::new();
@@ -31,7 +31,8 @@ fn less_memory(run: &Run) -> Vec<Change> {
     }
     if facts.micro_batch_size > 1 {
         let (rows, passes) = (facts.micro_batch_size, facts.gradient_accumulation_steps);
-        // The largest part of them of which a whole number makes an update of the same rows.
+        // Divides by the smallest factor, so that a whole number of micro-batches still makes an update of as many
+        // rows.
         let times = (2..=rows).find(|times| rows % times == 0).unwrap_or(rows);
         let fewer = format!("1/{times} of what a micro-batch needs");
         changes.push(change("train.micro_batch_size", rows, rows / times, fewer));
@@ -65,13 +66,13 @@ pub(in crate::diagnosis) fn pressure(run: &Run) -> Option<Finding> {
     Some(Finding { evidence: vec![evidence], changes, ..finding(rule, Severity::Advice, None, verdict) })
 }
 
-/// What a figure rises by over the counted steps, where it rises all the time.
+/// By how much a figure rises over the counted steps, where it rises steadily.
 fn growth(points: &Line, num_steps: u64, min_correlation: f64) -> Option<f64> {
     let rises = points.count() >= MIN_STEPS && points.correlation()? > min_correlation;
     Some(points.slope()? * as_f64(num_steps)).filter(|growth| rises && *growth > 0.0)
 }
 
-/// The process takes more and more memory.
+/// The memory of the process keeps growing.
 pub(in crate::diagnosis) fn creep(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
     let is_much = |points: &Line, growth: f64| growth > MIN_GROWTH_BYTES && growth > MIN_GROWTH * points.mean_y();
@@ -91,7 +92,7 @@ pub(in crate::diagnosis) fn creep(run: &Run) -> Option<Finding> {
     evidence.extend(
         left.map(|left| format!("the {} left last for about {:.0} steps more", bytes(left), as_f64(left) / a_step)),
     );
-    // What a recipe can do about it: have a checkpoint to go on from, in a process that starts small again.
+    // The recipe can only help with an earlier checkpoint, to resume from in a fresh, small process.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of steps")]
     let steps_left = left.map(|left| (as_f64(left) / a_step) as u64);
     let earlier = run.facts.save_steps.zip(steps_left).filter(|(save_steps, left)| left < save_steps);
@@ -103,7 +104,7 @@ pub(in crate::diagnosis) fn creep(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("memory_creep", Severity::Problem, None, verdict) })
 }
 
-/// The backend's pools grow, while what lives in them does not.
+/// The backend's pools grow, while the live memory in them does not.
 pub(in crate::diagnosis) fn fragmentation(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let growth = growth(&figures.reserved, figures.num_steps, 0.8)?;
@@ -138,7 +139,7 @@ pub(in crate::diagnosis) fn swapping(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("swapping", Severity::Problem, None, verdict) })
 }
 
-/// Somebody else uses the GPU.
+/// Another process uses the GPU.
 pub(in crate::diagnosis) fn other_process(run: &Run) -> Option<Finding> {
     let others = run.figures.other_processes_memory_bytes.filter(|bytes| *bytes >= MIN_OTHER_BYTES)?;
     let verdict = format!("SHARED GPU: other processes hold {} of its memory", bytes(others));

@@ -1,4 +1,4 @@
-//! The rules, by what they are about.
+//! The rules, by topic.
 
 pub(super) mod clocks;
 pub(super) mod compute;

@@ -1,27 +1,27 @@
-//! Rows that come from a disk instead of memory.
+//! Rows that are read from a disk instead of memory.
 
 use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::rules::input::{Workers, lost_share};
 use crate::diagnosis::text::{at_most, bytes, change, finding, percent};
 use crate::diagnosis::{Change, Finding, Run, Severity};
 
-/// Reads of less a step tell nothing.
+/// Fewer bytes read per step say nothing.
 const MIN_READ_BYTES: f64 = 1_048_576.0;
-/// Share of what a pass reads that still comes from a disk after the first one, from which on memory does not hold the rows.
+/// Share of a pass that is still read from a disk after the first one, from which memory does not hold the rows.
 const MIN_AGAIN: f64 = 0.3;
-/// Share of all reads that the steps with a cold cache hold.
+/// The cache is cold in the first steps, up to this share of all reads.
 const COLD_SHARE: f64 = 0.9;
-/// Share of the time that waiting has cost, from which on it is worth a change.
+/// Share of the time lost to waiting from which a change is worth it.
 const MIN_COST: f64 = 0.05;
-/// Share of the workers' time from which on a disk is what they wait for.
+/// Share of the workers' time from which they wait for a disk.
 const CAUSE: f64 = 0.4;
 
-/// Rows come from the disk instead of the page cache: in every pass, or in the first one.
+/// Rows come from a disk instead of the page cache, in every pass or in the first one.
 pub(in crate::diagnosis) fn page_cache(run: &Run) -> Option<Finding> {
     thrashing(run).or_else(|| cold(run))
 }
 
-/// After the first pass a good part of the rows is read again, since memory does not hold them.
+/// After the first pass, many rows are read again because memory does not hold them.
 fn thrashing(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let later = figures.later_reads;
@@ -49,7 +49,7 @@ fn thrashing(run: &Run) -> Option<Finding> {
     let severity = match share {
         MIN_COST.. => Severity::Problem,
         0.01.. => Severity::Advice,
-        // Nobody waits for it.
+        // Nothing waits for these reads.
         _ => Severity::Note,
     };
     let mut changes = if severity < Severity::Note { overlapping_reads(run, share) } else { Vec::new() };
@@ -60,7 +60,7 @@ fn thrashing(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("page_cache_thrashing", severity, Some(share), verdict) })
 }
 
-/// The rows are read for the first time: at the beginning of a run, or all along one that makes no second pass.
+/// Rows are read for the first time: at the beginning of a run, or throughout a run without a second pass.
 fn cold(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
     let (num_cold, read) = figures.disk_reads.leading(COLD_SHARE);
@@ -91,7 +91,7 @@ fn cold(run: &Run) -> Option<Finding> {
     } else {
         format!("data wait is {waits} of step time")
     });
-    // Waiting may have other causes than a disk: then it is another rule's.
+    // Waiting for anything but a disk belongs to another rule.
     let waits_for_disk = Workers::of(&run.facts, figures).is_none_or(|workers| workers.waiting > CAUSE);
     let cost = share_of(waited, all_times).min(lost_share(run));
     let (mut severity, mut changes) = (Severity::Note, Vec::new());
@@ -101,7 +101,7 @@ fn cold(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("page_cache_cold", severity, Some(cost), verdict) })
 }
 
-/// More reads at the same time: whoever waits for a disk needs no processor.
+/// More reads at the same time. Waiting for a disk needs no processor.
 fn overlapping_reads(run: &Run, share: f64) -> Vec<Change> {
     let num_workers = run.facts.num_workers.max(1);
     let expected = format!("more reads at the same time: {}", at_most(share));
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_cold_cache_is_told_in_a_long_run_by_the_steps_in_which_it_was_cold() {
-        // 2 GiB in the first 200 of 5,000 steps, half of whose time was waited; an epoch is 500 steps.
+        // 2 GiB in the first 200 of 5,000 steps, which waited half of their time; an epoch is 500 steps.
         let mut figures = crate::diagnosis::Figures::default();
         for step in 2..5002 {
             let is_cold = step < 202;
@@ -153,7 +153,7 @@ mod tests {
         assert!(told[0].verdict.contains("all along"), "{told:#?}");
         let change = &told[0].changes[0];
         assert_eq!([change.key.as_str(), &change.to], ["data.num_workers", "2"]);
-        // Nine tenths of it were read in 45 of the 50 steps, and waited for.
+        // Nine tenths of it were read in 45 of the 50 steps, which waited for it.
         assert_eq!(change.expected, "more reads at the same time: at most 1.08x");
     }
 
@@ -172,7 +172,8 @@ mod tests {
         let unseen = run(|line| (line.disk_read_bytes, line.data_wait_seconds) = (Some(10 << 20), 0.001));
         let found = page_cache(&unseen).unwrap();
         assert_eq!((found.severity, found.changes.len()), (Severity::Note, 0), "nobody waits for it: {found:#?}");
-        // One cold pass whose kept tokens take five times the file, in a run of a pass and a bit.
+        // One cold pass whose kept tokens take five times the size of the file, in a run of slightly more than one
+        // pass.
         let once = run(|line| {
             line.epoch = as_f64(line.step) / 95.0;
             line.disk_read_bytes = Some(if line.step <= 95 { 5 << 20 } else { 0 });
@@ -181,7 +182,7 @@ mod tests {
         let cold = run(|line| line.disk_read_bytes = Some(if line.step < 11 { 10 << 20 } else { 0 }));
         assert_eq!(page_cache(&cold).unwrap().rule, "page_cache_cold");
         assert!(page_cache(&run(|line| line.disk_read_bytes = Some(1000))).is_none());
-        // A run that goes on in its fourth pass finds a cold cache too.
+        // A run resumed in its fourth pass finds a cold cache too.
         let resumed = run(|line| {
             line.epoch = 3.2 + as_f64(line.step) / 200.0;
             line.disk_read_bytes = Some(10 << 20);

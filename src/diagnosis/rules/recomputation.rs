@@ -1,11 +1,11 @@
-//! What blocks keep for the backward: computed again without need, or kept where its memory would hold more rows.
+//! Activations of blocks: recomputed although memory could keep them, or kept in memory that more rows could use.
 
 use super::compute::{MARGIN, MIN_GAIN, unfilled};
 use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{at_most, bytes, change, finding, percent};
 use crate::diagnosis::{Finding, Run, Severity};
 
-/// Blocks are computed again in the backward, though memory for what they would keep is free.
+/// The backward recomputes blocks, though there is free memory for their activations.
 pub(in crate::diagnosis) fn not_needed(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     if facts.gradient_checkpointing == "false" || !figures.are_enough() {
@@ -33,8 +33,8 @@ pub(in crate::diagnosis) fn not_needed(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("recomputation_not_needed", Severity::Advice, Some(share), verdict) })
 }
 
-/// The device is not filled, and what blocks keep for the backward takes the memory that more rows would need: to compute it
-/// again costs less than they bring.
+/// The device is not filled, and activations take the memory that more rows need. Recomputing them would cost less than
+/// the additional rows gain.
 pub(in crate::diagnosis) fn missing(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     if facts.gradient_checkpointing != "false" || !figures.are_enough() {
@@ -42,7 +42,7 @@ pub(in crate::diagnosis) fn missing(run: &Run) -> Option<Finding> {
     }
     let (kept, doubling, free) = (facts.activation_bytes?, facts.doubling_bytes?, run.free_bytes()?);
     let has_room = |bytes: u64| as_f64(free) >= MARGIN * as_f64(bytes);
-    // What these rows keep becomes free, and what as many more would keep is not needed.
+    // Recomputation frees the activations of these rows, and the additional rows need none.
     let needed = doubling.saturating_sub(kept.saturating_mul(2));
     if has_room(doubling) || !has_room(needed) {
         return None;
@@ -50,7 +50,7 @@ pub(in crate::diagnosis) fn missing(run: &Run) -> Option<Finding> {
     let step = figures.mean_step_seconds();
     let again = figures.recomputation_seconds(facts) / as_f64(figures.num_steps);
     let (fixed, activity) = unfilled(run);
-    // For the same rows: half of what does not grow with them, or at best twice as many of the multiprocessors at work.
+    // For equal rows: half of the fixed time goes, or at best twice as many multiprocessors are active.
     let gain = match (fixed, activity) {
         (Some(fixed), _) => step / (step - fixed / 2.0 + again),
         (None, Some(activity)) => step / (step * activity.max(0.5) + again),
@@ -108,7 +108,7 @@ mod tests {
         gpu.facts.gradient_checkpointing = "\"offload\"".into();
         let offloaded = not_needed(&gpu).unwrap();
         assert!(offloaded.evidence[0].starts_with("20.0 GiB of memory were free"));
-        // Nothing says where in 0.9 s the forward ended: 8 of three times 8 and 0.8 GFLOPs.
+        // The end of the forward within the 0.9 s is not known: 8 of three times 8 and 0.8 GFLOPs.
         assert!((offloaded.share_of_time.unwrap() - 0.9 * 8.0 / 24.8).abs() < 1e-4, "{offloaded:#?}");
     }
 
@@ -131,10 +131,11 @@ mod tests {
             keys,
             ["train.gradient_checkpointing", "train.micro_batch_size", "train.gradient_accumulation_steps"]
         );
-        // Half of 0.75 s between kernels goes; of 0.3 s of forward 8 of 8.8 GFLOPs are computed again.
+        // Half of the 0.75 s between kernels is saved; of the 0.3 s of forward, 8 of 8.8 GFLOPs are recomputed.
         let gain = 1.0 / (1.0 - 0.375 + 0.3 * 8.0 / 8.8);
         assert!(found.changes[0].expected.starts_with(&format!("about {gain:.2}x the tokens a second")), "{found:#?}");
-        // Without it, they are 8 of the 16.8 GFLOPs of 0.9 s of passes in which nothing is computed again: more than is won.
+        // Without the time of the forward: 8 of the 16.8 GFLOPs in 0.9 s of passes without recomputation, which is more
+        // than the gain.
         let mut unsplit = full.clone();
         unsplit.figures.forward_of_passes_seconds = None;
         let again = unsplit.figures.recomputation_seconds(&unsplit.facts) / 100.0;

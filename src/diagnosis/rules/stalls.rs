@@ -1,20 +1,20 @@
-//! What comes between steps, and steps that take longer than others.
+//! Time between steps, and uneven steps.
 
 use super::input::longer_queue;
 use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{at_most, change, finding, percent, seconds};
 use crate::diagnosis::{Change, Finding, Run, Severity};
 
-/// Shares of all time from which on what comes between steps is told of.
+/// Shares of all time from which evaluations, checkpoints and writing figures are reported.
 const MIN_EVALUATION: f64 = 0.15;
 const MIN_CHECKPOINT: f64 = 0.05;
 const MIN_LOGGING: f64 = 0.03;
-/// From which on writing figures is a problem: a disk that is this slow holds the run back more than most settings do.
+/// Share from which writing figures is a problem: a disk this slow costs more than most settings.
 const GRAVE_LOGGING: f64 = 0.25;
-/// What it should come down to.
+/// Shares of the time to aim for.
 const GOAL: f64 = 0.05;
 const CHECKPOINT_GOAL: f64 = 0.02;
-/// A slow step in twenty takes so many times the one in the middle.
+/// The slowest step in twenty takes this many times the median.
 const UNEVEN: f64 = 1.5;
 
 /// `about 1.25x (after start-up 100 s -> 80 s)`.
@@ -22,7 +22,7 @@ fn whole(before: f64, after: f64) -> String {
     format!("about {:.2}x (after start-up {} -> {})", before / after, seconds(before), seconds(after))
 }
 
-/// By how much what takes `part` of `all` has to become rarer to take `goal` of what is left.
+/// By which factor to make something rarer that takes `part` of `all`, so that it takes `goal` of the time left.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a factor, held below 1000")]
 fn factor(part: f64, all: f64, goal: f64) -> u64 {
     let rest = (all - part).max(1e-9);
@@ -49,7 +49,7 @@ pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
     if let Some(batches) = facts.eval_batches.filter(|batches| *batches > 1) {
         let to = (batches / times).max(1);
         let after = all - part * (1.0 - as_f64(to) / as_f64(batches));
-        // What part of an evaluation its samples take is not known.
+        // How much of an evaluation its samples take is not known.
         let expected = if facts.draws_samples {
             "shorter evaluations; the samples of `eval.generate` take as long as before".to_owned()
         } else {
@@ -63,7 +63,7 @@ pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("evaluation", severity, Some(share), verdict) })
 }
 
-/// Checkpoints take a part of the time that shows.
+/// Checkpoints take a noticeable part of the time.
 pub(in crate::diagnosis) fn checkpoint(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let (all, part) = (figures.wall_seconds, figures.checkpoint_seconds);
@@ -84,7 +84,7 @@ pub(in crate::diagnosis) fn checkpoint(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("checkpoint", severity, Some(share), verdict) })
 }
 
-/// Writing figures takes a part of the time that shows.
+/// Writing figures takes a noticeable part of the time.
 pub(in crate::diagnosis) fn logging(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let share = figures.share_of_wall(figures.logging_seconds);
@@ -125,7 +125,7 @@ pub(in crate::diagnosis) fn first_step(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, ..finding("first_step", Severity::Note, Some(share), verdict) })
 }
 
-/// Some steps take much longer than others: since they have more tokens, or since something else is at work.
+/// Some steps take much longer than others: they have more tokens, or something disturbs them.
 pub(in crate::diagnosis) fn uneven_steps(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let (middle, slow) = (figures.step_time.median()?, figures.step_time.quantile(0.95)?);
@@ -176,7 +176,7 @@ mod tests {
                 (line.evaluation_seconds, line.wall_seconds) = (Some(10.0), Some(11.0));
             }
         });
-        // 11 evaluations of 10 s in 211 s; the one before the first step stays.
+        // 11 evaluations of 10 s in 211 s; the one before the first step is always made.
         let found = evaluation(&busy).unwrap();
         assert_eq!(found.severity, Severity::Problem);
         assert_eq!([found.changes[0].key.as_str(), &found.changes[0].to], ["eval.eval_steps", "1050"]);
@@ -186,7 +186,7 @@ mod tests {
         let mut sampled = busy;
         sampled.facts.draws_samples = true;
         assert!(evaluation(&sampled).unwrap().changes[1].expected.starts_with("shorter evaluations"));
-        // Two in the middle of a run are worth making rarer; one before and one after it are made in any case.
+        // Making the two in the middle of a run rarer pays; the ones before and after it are always made.
         sampled.figures.num_evaluations = 2;
         assert_eq!(evaluation(&sampled).unwrap().changes[0].key, "eval.eval_steps");
         sampled.figures.num_edge_evaluations = 2;

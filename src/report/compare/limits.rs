@@ -7,13 +7,14 @@ use serde::Serialize;
 use super::super::axis::Unit;
 use super::{Comparison, Side};
 
-/// Figures that can be limited: median tokens a second, the most memory in use, the last evaluation loss.
+/// Figures that can have a limit: median tokens a second, peak memory, last evaluation loss.
 const LIMITED: [&str; 3] = ["tokens_per_second", "peak_memory", "eval_loss"];
 
-/// How much worse a figure may become, in percent: `5` of each figure that the baseline has, or `eval_loss=1` of one.
+/// How much worse figures may become, in percent: `5` for all that the baseline has, or `eval_loss=1` for a single
+/// figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limit {
-    /// Which figure; absent: all.
+    /// The figure; `None`: all.
     pub figure: Option<&'static str>,
     /// In percent.
     pub percent: f64,
@@ -35,7 +36,7 @@ impl FromStr for Limit {
     }
 }
 
-/// A figure that became worse than it may.
+/// A figure that became worse than its limit allows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Regression {
     /// The run.
@@ -47,22 +48,22 @@ pub struct Regression {
     pub percent: Option<f64>,
     /// How much was allowed.
     pub allowed_percent: f64,
-    /// In words.
+    /// The regression in words.
     pub text: String,
 }
 
-/// What a check against limits found.
+/// The result of a check against limits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Checked {
-    /// What became worse than it may.
+    /// Figures worse than their limits allow.
     pub regressions: Vec<Regression>,
-    /// What could not be checked, in words.
+    /// Checks that could not be made, in words.
     pub not_checked: Vec<String>,
 }
 
 impl Comparison {
-    /// The figures that became worse than the limits allow, among them those that a run lacks and the baseline has. Of
-    /// several runs a side, those whose ranges overlap are not worse.
+    /// The figures that became worse than the limits allow, including those that the baseline has and a run lacks.
+    /// Where sides have several runs, overlapping ranges are not worse.
     ///
     /// # Errors
     ///
@@ -71,7 +72,7 @@ impl Comparison {
         let mut checked = Checked::default();
         let Some((baseline, others)) = self.sides.split_first() else { return Ok(checked) };
         for figure in LIMITED {
-            // A limit on this figure goes before one on all.
+            // A limit on this figure overrides one on all.
             let named: Vec<&Limit> = limits.iter().filter(|limit| limit.figure == Some(figure)).collect();
             let of_all = limits.iter().filter(|limit| limit.figure.is_none() && named.is_empty());
             for limit in named.iter().copied().chain(of_all) {
@@ -88,7 +89,7 @@ impl Comparison {
     }
 }
 
-/// The regression of one figure, where it is one.
+/// The regression of one figure, if it regressed.
 ///
 /// # Errors
 ///

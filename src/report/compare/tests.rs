@@ -4,7 +4,7 @@ use super::*;
 
 const RECIPE: &str = "seed = 1\noutput_dir = \"a\"\n[lora]\nr = 8\n";
 
-/// A run's folder, with steps of one length but for some.
+/// A run's folder, whose steps all take the same time except a few.
 fn run(folder: &Path, name: &str, step_seconds: f64, eval_loss: f64, recipe: &str) -> PathBuf {
     let path = folder.join(name);
     fs::create_dir(&path).unwrap();
@@ -111,7 +111,7 @@ fn evaluation_losses_over_different_numbers_of_tokens_are_not_compared() {
     let Verdict { text, notes, .. } = &comparison.verdicts[0];
     assert!(!text.contains("loss") && notes[0].contains("(1,700 and 1,800 target tokens)"), "{text} {notes:?}");
     assert_eq!(comparison.sides[1].figure("best_eval_loss").unwrap().change_percent, None);
-    // A check of everything says what it left out; one of this figure alone is a mistake.
+    // A check of all figures lists what it left out; a limit on just this figure is a mistake.
     let checked = comparison.check(&[limit("5")]).unwrap();
     assert!(checked.regressions.is_empty(), "{checked:?}");
     let expected = "`eval_loss` of grown: base evaluates other tokens, so the two cannot be compared";
@@ -129,7 +129,7 @@ fn a_run_whose_last_evaluation_is_lost_fails_the_check_and_is_said_to() {
     assert_eq!(found(&comparison, &["5"]), [("eval_loss", None)]);
     assert!(comparison.verdicts[0].notes[0].contains("no evaluation loss at the end"));
     assert_eq!(comparison.sides[1].value("best_eval_loss"), Some(4.0));
-    // The other way round there is nothing to compare with.
+    // In the other direction there is nothing to compare with.
     let comparison = one_a_side(&[&diverged, &base]);
     let text = "`eval_loss` of base: diverged has none to compare it with";
     assert_eq!(comparison.check(&[limit("5")]).unwrap().not_checked, [text]);

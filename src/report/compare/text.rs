@@ -4,7 +4,7 @@ use super::super::axis::Unit;
 use super::{Comparison, FIGURES, Side, Verdict};
 use crate::text::thousands;
 
-/// A side against the baseline.
+/// A side compared with the baseline.
 pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {
     let peak = side.peak_figure(baseline);
     let parts = [
@@ -45,7 +45,7 @@ pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {
     Verdict { run: side.name.clone(), baseline: baseline.name.clone(), text, notes }
 }
 
-/// How one figure differs, in words only where several runs a side show it.
+/// How one figure differs; in words only where several runs per side show it.
 fn part(
     baseline: &Side,
     side: &Side,
@@ -64,7 +64,7 @@ fn part(
     })
 }
 
-/// Figures, what differs in the recipe, verdicts.
+/// Figures, recipe differences, verdicts.
 pub(super) fn text(comparison: &Comparison) -> String {
     let sides = &comparison.sides;
     let header = |title: &str| {
@@ -112,14 +112,14 @@ fn cell(side: &Side, name: &str, unit: Unit) -> String {
         return "-".to_owned();
     };
     let value = unit.text(value);
-    // That steps or tokens are the same is not worth a word.
+    // Equal steps or tokens need no mention.
     let Some(change) = figure.change_percent.filter(|change| *change != 0.0) else { return value };
     let mark = if figure.is_clear == Some(false) { "~" } else { "" };
     let percent = if unit == Unit::Percent { "" } else { " %" };
     format!("{value} ({mark}{change:+.1}{percent})")
 }
 
-/// Columns of equal width: the first to the left, the others to the right.
+/// Columns of equal width: the first aligned left, the others right.
 fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let num_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

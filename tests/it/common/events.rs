@@ -1,4 +1,4 @@
-//! What TensorBoard shows of a run, after it has forgotten what a resumed run wrote again.
+//! What TensorBoard shows of a run, once it has dropped the steps that a resumed run wrote again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use protobuf::Message;
 use tensorboard_proto::event::{Event, SessionLog_SessionStatus};
 
-/// The events of a file. A process that was killed may have left a torn one at its end.
+/// The events of a file. A killed process may have left a torn one at the end.
 fn read(path: &Path) -> Vec<Event> {
     let bytes = fs::read(path).unwrap();
     let mut rest = bytes.as_slice();
@@ -26,8 +26,8 @@ pub(crate) fn losses(run_dir: &Path) -> Vec<(i64, u32)> {
     values(run_dir, "train/loss").into_iter().map(|(step, value)| (step, value.to_bits())).collect()
 }
 
-/// Steps and values of a tag in the order in which TensorBoard draws them: files by name, and after a session's start what
-/// older files hold from its step on is forgotten.
+/// Steps and values of a tag in TensorBoard's drawing order: files by name. A session start drops what older files hold
+/// from its step on.
 pub(crate) fn values(run_dir: &Path, tag: &str) -> Vec<(i64, f32)> {
     let mut files: Vec<PathBuf> =
         fs::read_dir(run_dir.join("tensorboard")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -43,7 +43,7 @@ pub(crate) fn values(run_dir: &Path, tag: &str) -> Vec<(i64, f32)> {
     points
 }
 
-/// Steps and tags of all texts, in the order of the files.
+/// Steps and tags of all texts, in file order.
 pub(crate) fn texts(run_dir: &Path) -> Vec<(i64, String)> {
     let mut files: Vec<PathBuf> =
         fs::read_dir(run_dir.join("tensorboard")).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, TensorView};
 /// Folders of `tests/golden` with a `config.json`.
 pub(crate) const FAMILIES: [&str; 3] = ["qwen2", "qwen3", "llama-with-biases"];
 
-/// The numbers that `scripts/make_golden.py` calls `bits`.
+/// The numbers called `bits` in `scripts/make_golden.py`.
 pub(crate) fn bits(name: &str) -> impl Iterator<Item = u64> + use<> {
     let state = name
         .bytes()
@@ -23,7 +23,7 @@ pub(crate) fn bits(name: &str) -> impl Iterator<Item = u64> + use<> {
     })
 }
 
-/// Numbers within `bound` that follow from a name.
+/// Numbers within `bound`, derived from a name.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "24 bits, as the script does it")]
 pub(crate) fn formula(name: &str, bound: f64) -> impl Iterator<Item = f32> + use<> {
     let unit = bits(name).map(|bits| (bits >> 40) as f64 / f64::from(1 << 24));

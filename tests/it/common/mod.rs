@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The pretrained model of the repository.
+/// The repository's pretrained model.
 pub(crate) fn quickstart_model() -> PathBuf {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("quickstart/model");
     assert!(model.join("config.json").is_file(), "{} is part of the repository", model.display());
@@ -28,7 +28,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// 24 rows to train on, 6 to evaluate on.
+    /// A folder with 24 training rows and 6 evaluation rows.
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let rows = |range: std::ops::Range<usize>| {
@@ -49,7 +49,7 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// Writes a recipe whose output goes to `output`; `extra` is appended, and `--set` does the rest.
+    /// Writes a recipe with its output in `output`; `extra` is appended, and `--set` changes the rest.
     pub(crate) fn recipe(&self, output: &str, extra: &str) -> PathBuf {
         let text = format!(
             r#"
@@ -97,7 +97,7 @@ name = "cpu"
     }
 }
 
-/// The command with arguments, not started yet.
+/// The command with arguments, not yet started.
 pub(crate) fn lora_train(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lora-train"));
     command
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &[&str]) -> Output {
     lora_train(args).output().unwrap()
 }
 
-/// Trains and holds that it ended well.
+/// Trains and asserts success.
 pub(crate) fn train(recipe: &Path, args: &[&str]) -> Output {
     let mut all = vec![recipe.to_str().unwrap()];
     all.extend(args);
@@ -123,7 +123,7 @@ pub(crate) fn train(recipe: &Path, args: &[&str]) -> Output {
     output
 }
 
-/// What the command said.
+/// The command's stderr.
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -134,7 +134,7 @@ pub(crate) fn metrics(run_dir: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The lines of metrics.jsonl that are steps.
+/// The step lines of metrics.jsonl.
 pub(crate) fn steps(run_dir: &Path) -> Vec<Value> {
     metrics(run_dir).into_iter().filter(|line| line.get("loss").is_some()).collect()
 }

@@ -19,27 +19,27 @@ max_steps = 2
 "#;
 pub(crate) const ROW: &str = "{\"prompt\": \"a b\", \"completion\": \"c d\"}\n";
 
-/// What is wrong, and the parts of the message that must be there.
+/// A change that makes the mistake.
 pub(crate) enum Wrong<'a> {
-    /// This text of the recipe is replaced by that.
+    /// Replaces this text of the recipe by that.
     Recipe(&'a str, &'a str),
     /// The whole recipe.
     Whole(&'a str),
     /// `--set`.
     Set(&'a [&'a str]),
-    /// A file with this content.
+    /// Writes a file with this content.
     File(&'a str, &'a str),
-    /// A file that is gone.
+    /// Removes a file.
     Gone(&'a str),
-    /// A file with this content, and `--set`.
+    /// Writes a file with this content, and adds a `--set`.
     FileAndSet(&'a str, &'a str, &'a str),
-    /// What is done to the folder.
+    /// Changes the folder.
     Made(fn(&Path)),
 }
 use Wrong::{File, FileAndSet, Gone, Made, Recipe, Set, Whole};
 
-/// Mistakes that `check` and training find; all of them end with 2. A message names the place, the value, and what would
-/// be right: where a row here asserts two of these, the third is in the same line.
+/// Mistakes that `check` and training find; all exit with 2. A message names the place, the value, and the correction.
+/// Where a row asserts two of these, the third is in the same line.
 pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     // Keys.
     (
@@ -342,7 +342,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     ),
 ];
 
-/// The tokenizer knows one token more than the model.
+/// The tokenizer has one token more than the model.
 fn with_another_token(folder: &Path) {
     let path = folder.join("model/tokenizer.json");
     let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -352,7 +352,7 @@ fn with_another_token(folder: &Path) {
     fs::write(path, tokenizer.to_string()).unwrap();
 }
 
-/// A model of two shards, of which neither has arrived.
+/// A model of two shards, both missing.
 fn with_half_an_index(folder: &Path) {
     fs::remove_file(folder.join("model/model.safetensors")).unwrap();
     let index = r#"{"metadata": {}, "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}"#;
