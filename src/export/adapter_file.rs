@@ -68,9 +68,9 @@ pub(super) fn tensor_name(module: &str, letter: char) -> String {
 
 /// Reads an adapter folder written by this program or by PEFT.
 ///
+/// # Errors
 /// Where a file is missing or damaged, or where the adapter has more than low-rank updates of linear layers. All
 /// reasons are reported at once.
-/// reason at once.
 pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     let (config_path, weights_path) = (folder.join(CONFIG), folder.join(WEIGHTS));
     for (path, missing) in [(&config_path, CONFIG), (&weights_path, WEIGHTS)] {
