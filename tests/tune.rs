@@ -10,11 +10,10 @@ use std::time::Instant;
 use common::{Bench, lora_train, run, stderr};
 use serde_json::Value;
 
-/// How long a search may take at most: its `--max-minutes`, what a run that is about to end gets beyond them, and what the
-/// command promises however long it takes, the recipe as it is three times and seven runs at the end. On a busy machine one
-/// run takes up to four times as long as another.
+/// How long a search may take at most: its `--max-minutes`, and what the command promises however long it takes, the recipe
+/// as it is twice and ten runs at the end. On a busy machine one run takes up to four times as long as another.
 fn longest_seconds(max_minutes: f64, run_seconds: f64) -> f64 {
-    60.0 * max_minutes + 5.0 + 4.0 * (3.0 + 7.0) * run_seconds
+    60.0 * max_minutes + 4.0 * (2.0 + 10.0) * run_seconds
 }
 
 #[test]
@@ -38,7 +37,7 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let trials = report["trials"].as_array().unwrap();
 
-    // Its time is held. Before the first candidate it is told what that is enough for.
+    // Its time is held.
     let run_seconds = trials.iter().filter_map(|trial| trial["run_seconds"].as_f64()).fold(0.0, f64::max);
     let seconds = report["seconds"].as_f64().unwrap();
     assert!(run_seconds > 0.0 && seconds <= longest_seconds(max_minutes, run_seconds), "{seconds} s, {report:#}");
@@ -48,13 +47,12 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
     // What was not tried was left out for want of time, and only where the time was spent.
     let left_out: Vec<&str> = trials.iter().filter_map(|trial| trial["left_out"].as_str()).collect();
     assert!(left_out.iter().all(|why| why.contains("--max-minutes")), "{left_out:?}");
-    assert!(left_out.is_empty() || seconds >= 0.85 * 60.0 * max_minutes, "{seconds} s, {report:#}");
+    assert!(left_out.is_empty() || seconds >= 60.0 * max_minutes, "{seconds} s, {report:#}");
     assert_eq!(trials[0]["settings"], serde_json::json!([]));
     for trial in trials[1..].iter().filter(|trial| trial.get("left_out").is_none()) {
-        let verdict = trial["verdict"].as_str().unwrap();
-        assert!(["faster", "hardly_faster", "within_noise", "not_settled", "slower"].contains(&verdict), "{trial}");
-        assert!(trial["speedup"].as_f64().unwrap() > 0.0 && trial["noise"].as_f64().unwrap() >= 0.01, "{trial}");
-        assert!(trial["rounds"].as_u64().unwrap() >= if verdict == "faster" { 3 } else { 1 }, "{trial}");
+        let [pairs, ahead] = ["num_pairs", "num_faster"].map(|name| trial[name].as_u64().unwrap());
+        assert!(trial["speedup"].as_f64().unwrap() > 0.0 && ahead <= pairs && pairs >= 2, "{trial}");
+        assert!(trial["is_faster"] == false || (ahead >= 4 && trial["ratio"].as_f64().unwrap() >= 1.02), "{trial}");
     }
     let tried: Vec<String> = trials.iter().map(|trial| trial["settings"].to_string()).collect();
     let kinds = [
@@ -93,7 +91,7 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
     assert!(!bench.path("run").exists(), "trials write elsewhere");
 
     // Which one is the fastest is the machine's to say; what is written is that one, and it is a recipe.
-    let is_faster = |trial: &&Value| trial["verdict"] == "faster";
+    let is_faster = |trial: &&Value| trial["is_faster"] == true;
     if report.get("written").is_some() {
         assert!(report["speedup"].as_f64().unwrap() > 1.0, "{report}");
         assert_eq!(trials.iter().rfind(is_faster).unwrap()["settings"], report["fastest"]);

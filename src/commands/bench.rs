@@ -219,7 +219,7 @@ fn say(text: &str) {
 }
 
 /// The middle value; the mean of both where their number is even. There is at least one.
-fn median(values: &mut [f64]) -> f64 {
+pub(super) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len().is_multiple_of(2) { f64::midpoint(values[middle - 1], values[middle]) } else { values[middle] }

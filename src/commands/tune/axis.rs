@@ -1,8 +1,9 @@
 //! The kinds of change that are tried, and the candidates of each.
 
-use super::settings::Settings;
+use super::settings::rows_of_step;
 use super::trial::Figures;
 use crate::device::Dtype;
+use crate::recipe::Recipe;
 use crate::train::config::GradientCheckpointing;
 
 /// Data wait below this share of a step is not worth another worker.
@@ -79,16 +80,15 @@ impl Axis {
         matches!(self, Self::Precision | Self::Packing | Self::Rows | Self::Storage)
     }
 
-    /// Brings to the front what the figures of the recipe as it is ask for: workers where it waits long for data, then the keys
-    /// that its own diagnosis names, the worst first. The rest stays in its order. How many axes are at the front.
-    pub(super) fn put_promising_first(axes: &mut [Self], figures: &Figures) -> usize {
-        let waits =
-            (figures.data_wait_share >= LONG_DATA_WAIT).then_some([Self::Workers, Self::Prefetch].map(Self::key));
-        let keys: Vec<&str> =
-            waits.into_iter().flatten().chain(figures.advised_keys.iter().map(String::as_str)).collect();
-        let place = |axis: &Self| keys.iter().position(|key| *key == axis.key()).unwrap_or(usize::MAX);
-        axes.sort_by_key(place);
-        axes.iter().filter(|axis| place(axis) < usize::MAX).count()
+    /// Brings to the front what the figures of the recipe as it is ask for: workers where it waits long for data, then the
+    /// keys that its own diagnosis names, the worst first. The rest stays in its order.
+    pub(super) fn put_promising_first(axes: &mut [Self], figures: &Figures) {
+        let mut keys: Vec<&str> = Vec::new();
+        if figures.speed.data_wait_share >= LONG_DATA_WAIT {
+            keys.extend([Self::Workers, Self::Prefetch].map(Self::key));
+        }
+        keys.extend(figures.advised_keys.iter().map(String::as_str));
+        axes.sort_by_key(|axis| keys.iter().position(|key| *key == axis.key()).unwrap_or(usize::MAX));
     }
 
     /// The recipe's key.
@@ -106,78 +106,72 @@ impl Axis {
     }
 
     /// The changes of this kind to `best`, whose figures are given, in a search that began with `base`.
-    pub(super) fn candidates(
-        self,
-        base: &Settings,
-        best: &Settings,
-        figures: &Figures,
-        limits: &Limits,
-    ) -> Vec<Settings> {
-        let with = |change: &dyn Fn(&mut Settings)| {
-            let mut settings = best.clone();
-            change(&mut settings);
-            settings
+    pub(super) fn candidates(self, base: &Recipe, best: &Recipe, figures: &Figures, limits: &Limits) -> Vec<Recipe> {
+        let with = |change: &dyn Fn(&mut Recipe)| {
+            let mut recipe = best.clone();
+            change(&mut recipe);
+            recipe
         };
+        let rows = best.train.micro_batch_size;
         match self {
             Self::Checkpointing => {
                 let mut all = vec![GradientCheckpointing::Off, GradientCheckpointing::On];
                 all.extend(limits.is_gpu.then_some(GradientCheckpointing::Offload));
-                all.retain(|checkpointing| *checkpointing != best.gradient_checkpointing);
-                all.into_iter().map(|value| with(&|settings| settings.gradient_checkpointing = value)).collect()
+                all.retain(|checkpointing| *checkpointing != best.train.gradient_checkpointing);
+                all.into_iter().map(|value| with(&|recipe| recipe.train.gradient_checkpointing = value)).collect()
             }
             Self::MicroBatch => {
-                let rows = best.rows_of_step();
+                let of_step = rows_of_step(best);
                 // The neighbours; far ones follow only from a better neighbour.
-                let below = (1..best.micro_batch_size).rev().find(|size| rows.is_multiple_of(*size));
+                let below = (1..rows).rev().find(|size| of_step.is_multiple_of(*size));
                 let near = [larger_micro_batch(best), below].into_iter().flatten();
                 near.map(|size| {
-                    with(&|settings| {
-                        settings.micro_batch_size = size;
-                        settings.gradient_accumulation_steps = rows / size;
+                    with(&|recipe| {
+                        recipe.train.micro_batch_size = size;
+                        recipe.train.gradient_accumulation_steps = of_step / size;
                     })
                 })
                 .collect()
             }
             Self::Rows => {
-                let is_small = 2 * best.micro_batch_size <= MAX_ROWS;
-                let leaves_updates = figures.steps_of_epoch >= 2.0 * MIN_STEPS_OF_EPOCH;
-                let is_tried = is_small && leaves_updates && larger_micro_batch(best).is_none();
-                is_tried.then(|| with(&|settings| settings.micro_batch_size *= 2)).into_iter().collect()
+                let leaves_updates = figures.speed.steps_of_epoch >= 2.0 * MIN_STEPS_OF_EPOCH;
+                let is_tried = 2 * rows <= MAX_ROWS && leaves_updates && larger_micro_batch(best).is_none();
+                is_tried.then(|| with(&|recipe| recipe.train.micro_batch_size *= 2)).into_iter().collect()
             }
             Self::LossChunk => {
-                let targets = figures.target_tokens_per_second * figures.step_seconds;
+                let targets = figures.speed.target_tokens_per_second * figures.speed.step_seconds;
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tokens of a step")]
-                let targets = targets.ceil() as usize / best.gradient_accumulation_steps.max(1);
+                let targets = targets.ceil() as usize / best.train.gradient_accumulation_steps.max(1);
                 let [most, of_recipe] =
-                    [best, base].map(|settings| settings.loss_chunk().most_tokens(limits.vocab_size));
-                // Fewer passes over the head, where there is more than one; or logits that stay in a cache. What was better
-                // in one direction is not left in the other: there lies the size that it has beaten.
+                    [best, base].map(|recipe| recipe.train.loss_chunk().most_tokens(limits.vocab_size));
+                // Fewer passes over the head, where there is more than one; or logits that stay in a cache. Once one
+                // direction was better, the other is not tried: the size there has lost already.
                 let more = (most < targets && most >= of_recipe).then_some(LOSS_CHUNK_FACTOR * most);
                 let fewer = Some(most.min(targets) / LOSS_CHUNK_FACTOR);
                 let fewer = fewer.filter(|tokens| *tokens >= MIN_LOSS_CHUNK && most <= of_recipe);
                 let tried = more.into_iter().chain(fewer);
-                tried.map(|tokens| with(&|settings| settings.loss_chunk_tokens = Some(tokens))).collect()
+                tried.map(|tokens| with(&|recipe| recipe.train.loss_chunk_tokens = Some(tokens))).collect()
             }
-            Self::Workers | Self::Prefetch if figures.data_wait_share < DATA_WAIT => Vec::new(),
+            Self::Workers | Self::Prefetch if figures.speed.data_wait_share < DATA_WAIT => Vec::new(),
             Self::Workers => {
-                let more = [2 * best.num_workers, 4 * best.num_workers];
+                let more = [2 * best.data.num_workers, 4 * best.data.num_workers];
                 let more = more.into_iter().filter(|workers| *workers <= limits.threads.max(2));
-                more.map(|workers| with(&|settings| settings.num_workers = workers)).collect()
+                more.map(|workers| with(&|recipe| recipe.data.num_workers = workers)).collect()
             }
             Self::Prefetch => {
-                let batches = PREFETCH_FACTOR * best.prefetch_batches;
+                let batches = PREFETCH_FACTOR * best.data.prefetch_batches;
                 let is_tried = batches <= MAX_PREFETCH;
-                is_tried.then(|| with(&|settings| settings.prefetch_batches = batches)).into_iter().collect()
+                is_tried.then(|| with(&|recipe| recipe.data.prefetch_batches = batches)).into_iter().collect()
             }
-            Self::Precision if limits.has_bf16 && best.precision == Dtype::F32 => {
+            Self::Precision if limits.has_bf16 && best.train.precision == Dtype::F32 => vec![with(&|recipe| {
                 // The base stays as it is stored, which is what the recipe's precision says where it says nothing else.
-                let storage = best.storage.or(Some(best.precision));
-                vec![with(&|settings| (settings.precision, settings.storage) = (Dtype::Bf16, storage))]
+                recipe.model.dtype = best.model.dtype.or(Some(best.train.precision));
+                recipe.train.precision = Dtype::Bf16;
+            })],
+            Self::Storage if limits.has_bf16 && best.model.dtype.unwrap_or(best.train.precision) == Dtype::F32 => {
+                vec![with(&|recipe| recipe.model.dtype = Some(Dtype::Bf16))]
             }
-            Self::Storage if limits.has_bf16 && best.storage.unwrap_or(best.precision) == Dtype::F32 => {
-                vec![with(&|settings| settings.storage = Some(Dtype::Bf16))]
-            }
-            Self::Packing if !best.packing => vec![with(&|settings| settings.packing = true)],
+            Self::Packing if !best.data.packing => vec![with(&|recipe| recipe.data.packing = true)],
             _ => Vec::new(),
         }
     }
@@ -189,7 +183,7 @@ impl Axis {
 }
 
 /// The next larger micro-batch that divides the rows of a step.
-fn larger_micro_batch(settings: &Settings) -> Option<usize> {
-    let rows = settings.rows_of_step();
-    (settings.micro_batch_size + 1..=rows.min(MAX_ROWS)).find(|size| rows.is_multiple_of(*size))
+fn larger_micro_batch(recipe: &Recipe) -> Option<usize> {
+    let rows = rows_of_step(recipe);
+    (recipe.train.micro_batch_size + 1..=rows.min(MAX_ROWS)).find(|size| rows.is_multiple_of(*size))
 }

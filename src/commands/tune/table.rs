@@ -1,33 +1,23 @@
 //! What was tried, as a table.
 
 use super::Report;
+use super::pairs::MIN_GAIN;
 use super::search::{Trial, TrialResult};
-use super::trial::Figures;
-use super::verdict::Verdict;
 use crate::train::fit;
 
-/// The trials, one a line, and what is to be made of them.
+/// The trials, one a line, and the fastest.
 pub(super) fn table(report: &Report<'_>) -> String {
-    let head = format!(
-        "{:>13}  {:>7}  {:>9}  {:>9}  {:>9}  {}",
-        "target tok/s", "speed", "step", "data wait", "peak", "change"
-    );
-    let mut lines = vec![head];
+    let mut lines = vec![format!(
+        "{:>13}  {:>7}  {:>9}  {:>9}  {:>9}  change",
+        "target tok/s", "speed", "step", "data wait", "peak"
+    )];
     lines.extend(report.trials.iter().map(line));
-    let is_ahead = |trial: &Trial| trial.result.is_some_and(|result| result.verdict == Verdict::NotSettled);
-    lines.push(match (report.speedup.zip(report.speedup_noise), &report.not_confirmed) {
-        (Some((speedup, noise)), _) => {
-            format!("fastest: {speedup:.2}x (noise {:.1} %) with {}", 100.0 * noise, report.fastest.join(" "))
-        }
+    lines.push(match (report.speedup, &report.not_confirmed) {
+        (Some(speedup), _) => format!("fastest: {speedup:.2}x with {}", report.fastest.join(" ")),
         (None, Some(why)) => format!("the fastest trial {why}: the recipe stays"),
-        (None, None) if report.trials.iter().any(is_ahead) => {
-            "something is ahead, but there was no time to settle whether it is faster (--max-minutes): the recipe stays"
-                .into()
+        (None, None) => {
+            format!("nothing that was tried is faster by {:.0} % or more: the recipe stays", 100.0 * (MIN_GAIN - 1.0))
         }
-        (None, None) => format!(
-            "nothing that was tried is faster by more than the noise (here {:.1} % a trial): the recipe stays",
-            100.0 * report.noise
-        ),
     });
     lines.extend(report.written.as_ref().map(|path| format!("recipe: {}", path.display())));
     lines.join("\n")
@@ -35,9 +25,7 @@ pub(super) fn table(report: &Report<'_>) -> String {
 
 fn line(trial: &Trial) -> String {
     let what = if trial.settings.is_empty() { "as the recipe is".to_owned() } else { trial.settings.join(" ") };
-    let Some(Figures { target_tokens_per_second, step_seconds, data_wait_share, peak_memory_bytes, .. }) =
-        &trial.figures
-    else {
+    let Some(figures) = &trial.figures else {
         return format!("{:>13}  {what}: {}", "-", trial.left_out.as_deref().unwrap_or("not tried"));
     };
     let mut remarks: Vec<String> = trial.result.iter().map(remark).collect();
@@ -47,24 +35,19 @@ fn line(trial: &Trial) -> String {
     }
     let remarks = if remarks.is_empty() { String::new() } else { format!("   ({})", remarks.join("; ")) };
     #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
-    let peak = peak_memory_bytes.map_or_else(|| "?".into(), |bytes| fit::size(bytes as f64));
-    let speedup = trial.result.map_or(1.0, |result| result.speedup);
+    let peak = figures.peak_memory_bytes.map_or_else(|| "?".into(), |bytes| fit::size(bytes as f64));
+    let speed = &figures.speed;
     format!(
-        "{target_tokens_per_second:>13.1}  {:>7}  {:>9}  {:>8.1}%  {peak:>9}  {what}{remarks}",
-        format!("{speedup:.2}x"),
-        format!("{step_seconds:.3} s"),
-        100.0 * data_wait_share
+        "{:>13.1}  {:>6.2}x  {:>7.3} s  {:>8.1}%  {peak:>9}  {what}{remarks}",
+        speed.target_tokens_per_second,
+        trial.result.map_or(1.0, |result| result.speedup),
+        speed.step_seconds,
+        100.0 * speed.data_wait_share
     )
 }
 
-/// What is to be thought of a trial.
+/// How a trial compared with the fastest before it.
 pub(super) fn remark(result: &TrialResult) -> String {
-    let noise = 100.0 * result.noise;
-    match result.verdict {
-        Verdict::Faster => format!("faster, noise {noise:.1} %"),
-        Verdict::HardlyFaster => format!("hardly faster, noise {noise:.1} %"),
-        Verdict::WithinNoise | Verdict::Undecided => format!("within the noise of {noise:.1} %"),
-        Verdict::NotSettled => format!("ahead, noise {noise:.1} %, but no time for more rounds; --max-minutes"),
-        Verdict::Slower => format!("slower, noise {noise:.1} %"),
-    }
+    let words = if result.is_faster { "faster" } else { "not faster" };
+    format!("{words}: ahead in {} of {} pairs", result.paired.num_faster, result.paired.num_pairs)
 }
