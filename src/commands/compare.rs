@@ -1,7 +1,7 @@
 //! `lora-train compare`: runs side by side, a verdict, and an exit code for checks.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 use crate::report::compare::{Comparison, Limit};
@@ -11,17 +11,14 @@ use super::report::{failure, print};
 /// Arguments of `lora-train compare`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CompareArgs {
-    /// Output folders of runs; the first is the one that the others are compared with
+    /// Output folders of runs; the first is the one that the others are compared with. Several runs of one side are
+    /// joined by commas: `a1,a2,a3 b1,b2,b3`
     #[arg(value_name = "RUN", required = true, num_args = 2..)]
     pub runs: Vec<PathBuf>,
 
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
-
-    /// Also write the comparison as a page, with the curves of the runs over each other
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
 
     /// Exit with 1 where a run is worse than the first by more than this: of `tokens_per_second`, `peak_memory` and
     /// `eval_loss`, or of the one that is named, such as `eval_loss=0.5`. Can be given several times
@@ -35,7 +32,8 @@ pub struct CompareArgs {
 ///
 /// A folder that holds no run; a regression beyond the limit.
 pub fn run(args: &CompareArgs) -> Result<(), Failure> {
-    let comparison = Comparison::of(&args.runs).map_err(failure)?;
+    let sides: Vec<Vec<PathBuf>> = args.runs.iter().map(|runs| side(runs)).collect();
+    let comparison = Comparison::of(&sides).map_err(failure)?;
     let checked = comparison.check(&args.max_regression).map_err(Failure::input)?;
     let text = if args.json {
         let mut json = serde_json::to_value(&comparison).map_err(Failure::running)?;
@@ -50,13 +48,18 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
         // Where stderr is closed there is nobody left to tell.
         let _ = writeln!(std::io::stderr(), "not checked: {text}");
     }
-    if let Some(path) = &args.html {
-        comparison.write_html(path).map_err(failure)?;
-        let _ = writeln!(std::io::stderr(), "page: {}", path.display());
-    }
     if checked.regressions.is_empty() {
         return Ok(());
     }
     let texts: Vec<&str> = checked.regressions.iter().map(|regression| regression.text.as_str()).collect();
     Err(Failure::running(format!("regression\n  {}", texts.join("\n  "))))
+}
+
+/// The folders of one side.
+fn side(runs: &Path) -> Vec<PathBuf> {
+    match runs.to_str() {
+        // A comma may be part of a name.
+        Some(text) if !runs.exists() => text.split(',').map(PathBuf::from).collect(),
+        _ => vec![runs.to_owned()],
+    }
 }

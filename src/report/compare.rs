@@ -1,123 +1,99 @@
-//! Runs side by side: what differs in the recipe, what came of it, and whether it is more than chance.
+//! Runs side by side: what differs in the recipe, and what came of it.
 //!
-//! The first run is the baseline. Speeds are medians over the steps after warm-up, and their changes come with the
-//! range that chance leaves (95 %), reckoned from how the step times of each run scatter. What differs between two
-//! starts of the same recipe, such as what else the machine does, is not in that range.
+//! A side is one run or several; the first side is the baseline. The speed of a run is the median over its steps after
+//! warm-up, and a figure of a side the median over its runs. Since two starts of one recipe differ, too, a difference is
+//! only called one where both sides have several runs whose ranges do not overlap.
 
 mod limits;
-mod page;
-mod table;
-mod verdict;
+mod text;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::ReportError;
 use super::axis::Unit;
 use super::page::steady;
 use super::record::Record;
-use super::statistics::{Change, Measured, num_warmup_steps, quantile};
-use super::{ReportError, put};
+use super::statistics::quantile;
 
-pub use limits::{Checked, Limit, LimitedFigure, Regression};
+pub use limits::{Checked, Limit, Regression};
 
-/// Which way a figure should go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Better {
-    Higher,
-    Lower,
-    Neither,
-}
-
-/// A figure of a run that is compared.
-#[derive(Clone, Copy, Debug)]
-struct Figure {
-    key: &'static str,
-    label: &'static str,
-    unit: Unit,
-    better: Better,
-}
-
-const fn figure(key: &'static str, label: &'static str, unit: Unit, better: Better) -> Figure {
-    Figure { key, label, unit, better }
-}
-
-const FIGURES: [Figure; 23] = [
-    figure("final_eval_loss", "evaluation loss, last", Unit::Plain, Better::Lower),
-    figure("best_eval_loss", "evaluation loss, best", Unit::Plain, Better::Lower),
-    figure("evaluations", "evaluations", Unit::Count, Better::Neither),
-    figure("eval_target_tokens", "evaluation, target tokens", Unit::Count, Better::Neither),
-    figure("final_loss", "training loss, last tenth", Unit::Plain, Better::Lower),
-    figure("steps", "steps", Unit::Count, Better::Neither),
-    figure("tokens", "tokens", Unit::Count, Better::Neither),
-    figure("tokens_per_second", "tokens/s, median", Unit::Count, Better::Higher),
-    figure("step_seconds", "step, median", Unit::Seconds, Better::Lower),
-    figure("step_seconds_p95", "step, 95 % below", Unit::Seconds, Better::Lower),
-    figure("mfu_percent", "MFU, median", Unit::Percent, Better::Higher),
-    figure("peak_gpu_memory_bytes", "peak memory, GPU", Unit::Bytes, Better::Lower),
-    figure("peak_host_memory_bytes", "peak memory, process", Unit::Bytes, Better::Lower),
-    figure("gpu_utilization_percent", "GPU utilization, median", Unit::Percent, Better::Neither),
-    figure("cpu_utilization_percent", "CPU utilization, median", Unit::Percent, Better::Neither),
-    figure("wall_seconds", "wall time", Unit::Seconds, Better::Lower),
-    figure("energy_kwh", "energy, kWh", Unit::Plain, Better::Lower),
-    figure("cost", "cost", Unit::Plain, Better::Lower),
-    figure("data_wait_percent", "time: waiting for data", Unit::Percent, Better::Neither),
-    figure("forward_backward_percent", "time: forward + backward", Unit::Percent, Better::Neither),
-    figure("optimizer_percent", "time: optimizer", Unit::Percent, Better::Neither),
-    figure("evaluation_percent", "time: evaluation", Unit::Percent, Better::Neither),
-    figure("checkpoint_percent", "time: checkpoints", Unit::Percent, Better::Neither),
+/// Figures that are compared: name, label, unit.
+const FIGURES: [(&str, &str, Unit); 23] = [
+    ("final_eval_loss", "evaluation loss, last", Unit::Plain),
+    ("best_eval_loss", "evaluation loss, best", Unit::Plain),
+    ("evaluations", "evaluations", Unit::Count),
+    ("eval_target_tokens", "evaluation, target tokens", Unit::Count),
+    ("final_loss", "training loss, last tenth", Unit::Plain),
+    ("steps", "steps", Unit::Count),
+    ("tokens", "tokens", Unit::Count),
+    ("tokens_per_second", "tokens/s, median", Unit::Count),
+    ("step_seconds", "step, median", Unit::Seconds),
+    ("step_seconds_p95", "step, 95 % below", Unit::Seconds),
+    ("mfu_percent", "MFU, median", Unit::Percent),
+    ("peak_gpu_memory_bytes", "peak memory, GPU", Unit::Bytes),
+    ("peak_host_memory_bytes", "peak memory, process", Unit::Bytes),
+    ("gpu_utilization_percent", "GPU utilization, median", Unit::Percent),
+    ("cpu_utilization_percent", "CPU utilization, median", Unit::Percent),
+    ("wall_seconds", "wall time", Unit::Seconds),
+    ("energy_kwh", "energy, kWh", Unit::Plain),
+    ("cost", "cost", Unit::Plain),
+    ("data_wait_percent", "time: waiting for data", Unit::Percent),
+    ("forward_backward_percent", "time: forward + backward", Unit::Percent),
+    ("optimizer_percent", "time: optimizer", Unit::Percent),
+    ("evaluation_percent", "time: evaluation", Unit::Percent),
+    ("checkpoint_percent", "time: checkpoints", Unit::Percent),
 ];
-
-/// Those of them that are over the evaluation's rows.
-const EVAL_LOSSES: [&str; 2] = ["final_eval_loss", "best_eval_loss"];
 
 /// Several runs side by side.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
-    runs: Vec<Run>,
-    /// Keys of the resolved recipes whose values differ, with the value of each run.
+    #[serde(rename = "runs")]
+    sides: Vec<Side>,
+    /// Keys of the resolved recipes whose values differ, with the value of each side's first run.
     recipe_differences: Vec<Difference>,
-    /// Of each run but the first, in words.
+    /// Of each side but the first, in words.
     verdicts: Vec<Verdict>,
-    #[serde(skip)]
-    records: Vec<Record>,
 }
 
-/// The figures of a run.
+/// One run, or several that are compared as one.
 #[derive(Debug, Serialize)]
-struct Run {
+struct Side {
     name: String,
-    path: PathBuf,
+    paths: Vec<PathBuf>,
     device: String,
-    /// Steps at the beginning that the medians leave out.
-    num_warmup_steps: usize,
-    figures: Vec<RunFigure>,
+    figures: Vec<Figure>,
+    #[serde(skip)]
+    has_recipe: bool,
+    /// Whether its runs are of different recipes.
+    #[serde(skip)]
+    is_mixed: bool,
 }
 
 #[derive(Debug, Serialize)]
-struct RunFigure {
+struct Figure {
     name: &'static str,
+    /// The median over the runs; absent where one of them lacks it.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<f64>,
+    /// The lowest and the highest of several runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    range: Option<(f64, f64)>,
     /// `value / baseline - 1`, in percent; of what is in percent already: the difference.
     #[serde(skip_serializing_if = "Option::is_none")]
     change_percent: Option<f64>,
-    /// Changes that chance leaves possible.
+    /// Whether the ranges do not overlap; absent where a side has one run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    interval_percent: Option<(f64, f64)>,
-    /// Whether chance alone may be behind the change; absent where it cannot be told.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    is_noise: Option<bool>,
-    #[serde(skip)]
-    measured: Option<Measured>,
+    is_clear: Option<bool>,
 }
 
-/// A key of the recipe whose value differs between runs.
+/// A key of the recipe whose value differs between sides.
 #[derive(Debug, Serialize)]
 struct Difference {
     key: String,
-    /// One for each run, as TOML; absent where the run's recipe does not have the key.
+    /// One for each side, as TOML; absent where the recipe does not have the key.
     values: Vec<Option<String>>,
 }
 
@@ -130,156 +106,132 @@ struct Verdict {
 }
 
 impl Comparison {
-    /// Reads runs and compares them with the first.
+    /// Reads the runs of each side and compares them with those of the first.
     ///
     /// # Errors
     ///
     /// A folder that holds no run, or no step of one.
-    pub fn of(folders: &[PathBuf]) -> Result<Self, ReportError> {
-        let records = folders.iter().map(|folder| Record::read(folder)).collect::<Result<Vec<_>, _>>()?;
-        if let Some(record) = records.iter().find(|record| record.steps.is_empty()) {
-            return Err(ReportError::NoFigures { path: record.folder.clone(), num_torn_lines: record.num_torn_lines });
+    pub fn of(sides: &[Vec<PathBuf>]) -> Result<Self, ReportError> {
+        let records = sides.iter().map(|folders| folders.iter().map(|folder| read(folder)).collect());
+        let records: Vec<Vec<Record>> = records.collect::<Result<_, _>>()?;
+        let mut sides: Vec<Side> = records.iter().map(|of_side| Side::of(of_side)).collect();
+        let names: Vec<String> = sides.iter().map(|side| side.name.clone()).collect();
+        for side in &mut sides {
+            if names.iter().filter(|name| **name == side.name).count() > 1 {
+                side.name = side.paths[0].display().to_string();
+            }
         }
-        let names = names(&records);
-        let mut runs: Vec<Run> = records.iter().zip(names).map(|(record, name)| Run::of(record, name)).collect();
-        if let Some((baseline, others)) = runs.split_first_mut() {
-            others.iter_mut().for_each(|run| run.against(baseline));
+        if let Some((baseline, others)) = sides.split_first_mut() {
+            others.iter_mut().for_each(|side| side.against(baseline));
         }
-        let recipe_differences = differences(&records);
-        let verdicts = runs
-            .iter()
-            .skip(1)
-            .enumerate()
-            .map(|(index, run)| verdict::verdict(&runs[0], run, &records, &recipe_differences, index + 1));
-        Ok(Self { verdicts: verdicts.collect(), runs, recipe_differences, records })
-    }
-
-    /// Names of the runs whose recipe cannot be read.
-    fn without_recipe(&self) -> Vec<&str> {
-        let pairs = self.runs.iter().zip(&self.records);
-        pairs.filter(|(_, record)| record.settings.is_empty()).map(|(run, _)| run.name.as_str()).collect()
+        let recipe_differences = differences(&records.iter().map(|of_side| &of_side[0]).collect::<Vec<_>>());
+        let verdicts = sides.iter().skip(1).map(|side| text::verdict(&sides[0], side)).collect();
+        Ok(Self { sides, recipe_differences, verdicts })
     }
 
     /// The comparison as a table for people.
     #[must_use]
     pub fn text(&self) -> String {
-        table::text(self)
-    }
-
-    /// Writes the comparison as a page.
-    ///
-    /// # Errors
-    ///
-    /// A file that cannot be written.
-    pub fn write_html(&self, path: &Path) -> Result<(), ReportError> {
-        put(path, &page::render(self)?)
+        text::text(self)
     }
 }
 
-/// The folders' own names, or their paths where two are called the same.
-fn names(records: &[Record]) -> Vec<String> {
-    let short: Vec<String> = records.iter().map(Record::name).collect();
-    let is_unique = |name: &String| short.iter().filter(|other| *other == name).count() == 1;
-    let name = |(record, name): (&Record, &String)| {
-        if is_unique(name) { name.clone() } else { record.folder.display().to_string() }
-    };
-    records.iter().zip(&short).map(name).collect()
+fn read(folder: &Path) -> Result<Record, ReportError> {
+    let record = Record::read(folder)?;
+    if record.steps.is_empty() {
+        return Err(ReportError::NoFigures { path: record.folder, num_torn_lines: record.num_torn_lines });
+    }
+    Ok(record)
 }
 
-impl Run {
-    fn of(record: &Record, name: String) -> Self {
-        let figures = FIGURES.iter().map(|figure| {
-            let measured = measured(record, figure.key);
-            let value = measured.map(|measured| measured.median).or_else(|| value(record, figure.key));
-            RunFigure {
-                name: figure.key,
-                value: value.filter(|value| value.is_finite()),
-                change_percent: None,
-                interval_percent: None,
-                is_noise: None,
-                measured,
-            }
+impl Side {
+    /// A side of at least one run.
+    fn of(records: &[Record]) -> Self {
+        let figures = FIGURES.iter().map(|(name, ..)| {
+            let values = records.iter().map(|record| value(record, name).filter(|value| value.is_finite()));
+            let values: Option<Vec<f64>> = values.collect();
+            let [lowest, value, highest] = [0.0, 0.5, 1.0].map(|share| quantile(values.as_deref()?, share));
+            let range = lowest.zip(highest).filter(|_| records.len() > 1);
+            Figure { name, value, range, change_percent: None, is_clear: None }
         });
+        let name = records[0].name();
         Self {
-            name,
-            path: record.folder.clone(),
-            device: record.device().unwrap_or_default().to_owned(),
-            num_warmup_steps: num_warmup_steps(record.steps.len()),
+            name: if records.len() > 1 { format!("{name} and {} more", records.len() - 1) } else { name },
+            paths: records.iter().map(|record| record.folder.clone()).collect(),
+            device: records[0].device().unwrap_or_default().to_owned(),
             figures: figures.collect(),
+            has_recipe: records.iter().all(|record| !record.settings.is_empty()),
+            is_mixed: differences(&records.iter().collect::<Vec<_>>())
+                .iter()
+                .any(|difference| difference.key != "seed"),
         }
     }
 
-    /// Reckons the changes.
+    /// Takes in how the figures differ from those of the baseline.
     fn against(&mut self, baseline: &Self) {
         let evaluates_other_tokens = self.evaluates_other_tokens(baseline);
-        for ((own, base), figure) in self.figures.iter_mut().zip(&baseline.figures).zip(&FIGURES) {
-            if evaluates_other_tokens && EVAL_LOSSES.contains(&figure.key) {
+        for ((own, base), (name, _, unit)) in self.figures.iter_mut().zip(&baseline.figures).zip(&FIGURES) {
+            let (Some(value), Some(base_value)) = (own.value, base.value) else { continue };
+            if evaluates_other_tokens && ["final_eval_loss", "best_eval_loss"].contains(name) {
                 continue;
             }
-            let (Some(value), Some(base_value)) = (own.value, base.value) else { continue };
-            if figure.unit == Unit::Percent {
-                own.change_percent = Some(value - base_value);
-            } else if base_value > 0.0 {
-                own.change_percent = Some(100.0 * (value / base_value - 1.0));
-            }
-            let change = own.measured.zip(base.measured).and_then(|(own, base)| Change::between(base, own));
-            if let Some(change) = change.filter(|_| figure.unit != Unit::Percent) {
-                own.interval_percent = change.interval.map(|(low, high)| (100.0 * low, 100.0 * high));
-                own.is_noise = change.is_noise();
-            }
+            own.change_percent = match unit {
+                Unit::Percent => Some(value - base_value),
+                _ => (base_value > 0.0).then(|| 100.0 * (value / base_value - 1.0)),
+            };
+            own.is_clear = own.range.zip(base.range).map(|(own, base)| own.0 > base.1 || own.1 < base.0);
         }
     }
 
-    /// Whether the evaluation losses of two runs are certainly over different tokens, and so cannot be compared.
+    /// Whether the evaluation losses of two sides are certainly over different tokens, and so cannot be compared.
     fn evaluates_other_tokens(&self, baseline: &Self) -> bool {
-        let [own, base] = [self, baseline].map(|run| run.value("eval_target_tokens"));
+        let [own, base] = [self, baseline].map(|side| side.value("eval_target_tokens"));
         own.is_some() && base.is_some() && own != base
     }
 
-    fn figure(&self, key: &str) -> Option<&RunFigure> {
-        self.figures.iter().find(|figure| figure.name == key)
+    fn figure(&self, name: &str) -> Option<&Figure> {
+        self.figures.iter().find(|figure| figure.name == name)
     }
 
-    fn value(&self, key: &str) -> Option<f64> {
-        self.figure(key)?.value
+    fn value(&self, name: &str) -> Option<f64> {
+        self.figure(name)?.value
     }
-}
 
-/// Figures whose scatter over the steps is known.
-fn measured(record: &Record, key: &str) -> Option<Measured> {
-    match key {
-        "tokens_per_second" | "step_seconds" => Measured::of(steady(record, key)),
-        _ => None,
+    /// The peak that two sides are compared by: of the GPU where one of them has trained there.
+    fn peak_figure(&self, baseline: &Self) -> &'static str {
+        let on_gpu = [self, baseline].iter().any(|side| side.value("peak_gpu_memory_bytes").is_some());
+        if on_gpu { "peak_gpu_memory_bytes" } else { "peak_host_memory_bytes" }
     }
 }
 
-fn value(record: &Record, key: &str) -> Option<f64> {
+/// A figure of a run.
+fn value(record: &Record, name: &str) -> Option<f64> {
     let median = |name| quantile(steady(record, name), 0.5);
-    match key {
+    match name {
         // That of the last record, be it no number: the last finite one would make a run that diverged look sound.
         "final_eval_loss" => record.evaluations.latest("eval_loss"),
-        "best_eval_loss" => {
-            let losses = record.evaluations.get("eval_loss")?.iter().copied();
-            losses.filter(|loss| loss.is_finite()).reduce(f64::min)
-        }
+        "best_eval_loss" => quantile(record.evaluations.get("eval_loss")?, 0.0),
         #[expect(clippy::cast_precision_loss, reason = "a number of evaluations")]
         "evaluations" => Some(record.evaluations.len() as f64).filter(|count| *count > 0.0),
-        "eval_target_tokens" => record.evaluations.latest(key),
-        "final_loss" => last_tenth(record.steps.get("loss")?),
+        "eval_target_tokens" => record.evaluations.latest(name),
+        "final_loss" => {
+            let losses = record.steps.get("loss")?;
+            quantile(&losses[losses.len() - losses.len().div_ceil(10)..], 0.5)
+        }
         "steps" => record.steps.last("step"),
         "tokens" => record.steps.sum("tokens"),
         "step_seconds_p95" => quantile(steady(record, "step_seconds"), 0.95),
         "mfu_percent" => median("mfu").map(|mfu| 100.0 * mfu),
-        "gpu_utilization_percent" | "cpu_utilization_percent" => median(key),
+        "tokens_per_second" | "step_seconds" | "gpu_utilization_percent" | "cpu_utilization_percent" => median(name),
         "peak_gpu_memory_bytes" => record.peak_memory_bytes(true),
         "peak_host_memory_bytes" => record.peak_memory_bytes(false),
-        "wall_seconds" => record.figure(key).or_else(|| record.steps.sum("wall_seconds")),
-        "energy_kwh" => record.figure(key).or_else(|| {
+        "wall_seconds" => record.figure(name).or_else(|| record.steps.sum("wall_seconds")),
+        "energy_kwh" => record.figure(name).or_else(|| {
             let joules = ["energy_joules", "cpu_energy_joules"].into_iter().find_map(|name| record.steps.last(name));
             joules.map(|joules| joules / 3.6e6)
         }),
-        "cost" => record.figure(key),
-        _ => time_percent(record, key.strip_suffix("_percent")?),
+        "cost" => record.figure(name),
+        _ => time_percent(record, name.strip_suffix("_percent")?),
     }
 }
 
@@ -293,27 +245,16 @@ fn time_percent(record: &Record, part: &str) -> Option<f64> {
     Some(100.0 * record.steps.sum(&name)? / whole)
 }
 
-/// Mean of the finite values of the last tenth, of at least one.
-fn last_tenth(values: &[f64]) -> Option<f64> {
-    let last = &values[values.len() - values.len().div_ceil(10)..];
-    let last: Vec<f64> = last.iter().copied().filter(|value| value.is_finite()).collect();
-    #[expect(clippy::cast_precision_loss, reason = "a number of steps")]
-    let count = last.len() as f64;
-    (!last.is_empty()).then(|| last.iter().sum::<f64>() / count)
-}
-
 /// What differs between the resolved recipes, but for where the run was written.
-fn differences(records: &[Record]) -> Vec<Difference> {
-    let flat: Vec<Vec<(String, String)>> = records
-        .iter()
-        .map(|record| {
-            let mut pairs = Vec::new();
-            flatten("", &toml::Value::Table(record.settings.clone()), &mut pairs);
-            pairs
-        })
-        .collect();
+fn differences(records: &[&Record]) -> Vec<Difference> {
+    let flat = records.iter().map(|record| {
+        let mut pairs = Vec::new();
+        flatten("", &toml::Value::Table(record.settings.clone()), &mut pairs);
+        pairs
+    });
+    let flat: Vec<Vec<(String, String)>> = flat.collect();
     let mut keys: Vec<&String> = flat.iter().flatten().map(|(key, _)| key).collect();
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     keys.retain(|key| *key != "output_dir" && seen.insert(*key));
     let difference = |key: &String| {
         let value = |pairs: &Vec<(String, String)>| {
@@ -336,13 +277,6 @@ fn flatten(prefix: &str, value: &toml::Value, pairs: &mut Vec<(String, String)>)
         }
         other => pairs.push((prefix.to_owned(), other.to_string())),
     }
-}
-
-/// The peak that two runs can be compared by: of the GPU where both have one, else of the process.
-fn peak_key(baseline: &Run, run: &Run) -> Option<&'static str> {
-    let both = |key: &'static str| (baseline.value(key).is_some() && run.value(key).is_some()).then_some(key);
-    let on_gpu = |run: &Run| run.value("peak_gpu_memory_bytes").is_some();
-    if on_gpu(baseline) || on_gpu(run) { both("peak_gpu_memory_bytes") } else { both("peak_host_memory_bytes") }
 }
 
 #[cfg(test)]

@@ -97,7 +97,7 @@ fn with_mean<'a>(record: &'a Record, steps: &'a [f64], figure: &str, name: &str,
 }
 
 /// Means of the last fortieth of the values, so that a line can be followed; of few values, the values.
-pub(super) fn calmed(values: &[f64]) -> Cow<'_, [f64]> {
+fn calmed(values: &[f64]) -> Cow<'_, [f64]> {
     match values.len() / MEAN_SHARE {
         ..3 => values.into(),
         width => moving_mean(values, width).into(),

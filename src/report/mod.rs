@@ -6,7 +6,7 @@
 //! - [`compare`]: runs side by side
 //! - `chart`, `axis`, `downsample`: figures as SVG
 //! - `memory`: the plan against what was measured
-//! - `statistics`: medians, and what is within the noise
+//! - `statistics`: medians
 //!
 //! Everything here is made from files, so that it can be made anew, also of a run that was interrupted.
 

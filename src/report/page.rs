@@ -255,7 +255,7 @@ fn rate(record: &Record) -> Option<f64> {
 }
 
 /// Where the whole run's time went; without a summary, that of its steps.
-pub(super) fn time_pieces(record: &Record) -> Vec<Piece> {
+fn time_pieces(record: &Record) -> Vec<Piece> {
     let Some(time) = record.summary.get("time").and_then(Value::as_object) else {
         let parts = stack::parts(&record.steps).into_iter();
         let piece = |part: stack::Part| Piece {

@@ -276,18 +276,6 @@ pub(super) fn bars(bars: &[(&str, Vec<Piece>)], unit: Unit) -> String {
     html
 }
 
-/// What the colours of bars mean, each once.
-pub(super) fn piece_legend(bars: &[(&str, Vec<Piece>)]) -> String {
-    let mut names: Vec<(&str, &str)> = Vec::new();
-    for piece in bars.iter().flat_map(|(_, pieces)| pieces) {
-        if !names.iter().any(|(_, name)| *name == piece.name) {
-            names.push((piece.class, &piece.name));
-        }
-    }
-    let entries = names.into_iter().map(|(class, name)| legend_entry(class, name));
-    format!("<ul class=\"legend\">{}</ul>", entries.collect::<String>())
-}
-
 /// The pieces of a bar as a list: name, value, share.
 pub(super) fn piece_list(pieces: &[Piece], unit: Unit) -> String {
     let total: f64 = pieces.iter().map(|piece| piece.value).sum();
