@@ -46,8 +46,9 @@ fn line(trial: &Trial) -> String {
     )
 }
 
-/// How a trial compared with the fastest so far.
+/// Whether a trial was kept, and how it compared with the fastest before it.
 pub(super) fn remark(result: &TrialResult) -> String {
-    let words = if result.is_faster { "faster" } else { "not faster" };
-    format!("{words}: ahead in {} of {} pairs", result.paired.num_faster, result.paired.num_pairs)
+    let words = if result.is_faster { "kept" } else { "not kept" };
+    let (num_faster, num_pairs) = (result.paired.num_faster, result.paired.num_pairs);
+    format!("{words}: ahead of the fastest before it in {num_faster} of {num_pairs} pairs")
 }
