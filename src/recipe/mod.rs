@@ -21,7 +21,7 @@ pub use args::RecipeArgs;
 pub use peers::peers;
 
 section! {
-    /// Everything that a run is told: one TOML file, every default filled in.
+    /// Everything that configures a run: one TOML file, every default filled in.
     pub struct Recipe {
         /// Folder that the run writes. Default: runs/ and the name of the recipe.
         /// Relative paths, here and below, start at the directory in which lora-train is started. In every path `~` is the

@@ -11,7 +11,7 @@ use crate::data::tokenizer::{Tokenizer, TokenizerError};
 /// Width of token lists, in characters.
 const LINE_WIDTH: usize = 100;
 
-/// How tokens with loss are told from tokens without.
+/// How tokens with loss are distinguished from tokens without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Marks {
     /// Green against dim.
