@@ -13,9 +13,8 @@ use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::block::{Activations, BlockContext};
 use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
-use crate::ops::dropout::mix;
+use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
-use crate::ops::linear::Dropout;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile::{self, Cost};
 
@@ -198,8 +197,8 @@ pub fn losses(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossCh
     }
     let batch = &*model.arranged(batch);
     let hidden = model.hidden(batch, adapters).select(0, target_rows(model, batch));
-    let (normed, _) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
-    Some(linear_cross_entropy_loss(&normed, &model.lm_head, &target_tokens(batch), chunk))
+    let (normed, _) = rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps);
+    Some(linear_cross_entropy_loss(model.place(), &normed, &model.lm_head, &target_tokens(batch), chunk))
 }
 
 /// Losses of the target tokens and the gradient of the last block's output.
@@ -212,14 +211,14 @@ fn loss_and_grad(
     tokens: &[u32],
     options: Options<'_>,
 ) -> (Tensor<1>, Tensor<2>) {
-    let width = profile::passes(&x, 2);
+    let (place, width) = (model.place(), profile::passes(&x, 2));
     let (hidden, no_grad) =
         profile::measure("target_rows", || width.clone(), || (x.clone().select(0, rows.clone()), x.zeros_like()));
     drop(x);
-    let (normed, rstd) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
+    let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
     let LossAndGrad { losses, dhidden } =
-        linear_cross_entropy(&normed, &model.lm_head, tokens, options.grad_scale, options.loss_chunk);
-    let dhidden = rms_norm_backward(&dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
+        linear_cross_entropy(place, &normed, &model.lm_head, tokens, options.grad_scale, options.loss_chunk);
+    let dhidden = rms_norm_backward(place, &dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
     let scatter = || no_grad.select_assign(0, rows, dhidden, IndexingUpdateOp::Add);
     (losses, profile::measure("target_rows", || width, scatter))
 }

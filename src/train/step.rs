@@ -186,7 +186,7 @@ impl TrainStep {
     /// Digest of B of the first and the last adapter: few numbers, and every update changes them. Reads the device.
     #[must_use]
     pub fn adapters_digest(&self) -> u64 {
-        let mut all = self.adapters.iter().map(|(_, _, adapter)| &adapter.lora_b);
+        let mut all = self.adapters.iter().map(|(_, _, adapter)| &adapter.matrices.b);
         let (first, last) = (all.next(), all.last());
         digest(first.into_iter().chain(last).flat_map(|b| b.to_data().try_to_vec().unwrap_or_default()))
     }
@@ -278,7 +278,7 @@ impl TrainStep {
         let mut figures = losses;
         let has_grads = !self.sums.is_empty();
         if has_grads {
-            let squares = || self.sums.sum_of_squares(&self.adapters);
+            let squares = || self.sums.sum_of_squares(self.optimizer.place());
             figures.push(profile::measure("grad_norm", Cost::default, squares));
         }
         let mut figures = read(figures);
