@@ -7,7 +7,7 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::grads::GradSums;
-use super::offload::{HostParking, Leaving, Returning};
+use super::offload::{HostParking, Parked};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::Model;
@@ -18,22 +18,13 @@ use crate::ops::layout::Layout;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile::{self, Cost};
 
-/// What a block's forward keeps for its backward.
-#[derive(Clone, Copy, Debug)]
-pub enum Keep<'a> {
-    /// All that the backward needs.
-    Activations,
-    /// Only the block's input; the backward recomputes the rest.
-    Input,
-    /// Only the block's input, which is moved to host memory.
-    InputOnHost(&'a HostParking),
-}
-
 /// How a micro-batch is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// What a block's forward keeps for its backward.
-    pub keep: Keep<'a>,
+    /// Whether a block's forward keeps all that its backward needs, or only its input.
+    pub keeps_activations: bool,
+    /// Holds the blocks' inputs until their backward, where they are kept in host memory.
+    pub parking: Option<&'a HostParking>,
     /// Seed of this micro-batch's dropout masks.
     pub dropout_seed: u64,
     /// Scale of the gradients inside the backward, against underflow in `f16`; it is removed before they are summed.
@@ -97,18 +88,8 @@ impl Forward {
 /// The kept tensors from which a block's backward starts.
 enum Kept {
     Input(Tensor<2>),
-    Leaving(Leaving),
-    Returning(Returning),
+    InputOnHost(Parked),
     Activations(Box<Activations>),
-}
-
-impl Kept {
-    fn called_back(self, keep: Keep<'_>) -> Self {
-        match (self, keep) {
-            (Self::Leaving(input), Keep::InputOnHost(parking)) => Self::Returning(parking.call_back(input)),
-            (kept, _) => kept,
-        }
-    }
 }
 
 /// Forward of one micro-batch, with its loss and the gradient of the loss.
@@ -124,11 +105,11 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Op
         let activations = block.activations(x, &context);
         x = block.output(&activations, &context);
         if layer >= first {
-            kept.push(match options.keep {
-                Keep::Activations => Kept::Activations(Box::new(activations)),
+            kept.push(match options.parking {
+                _ if options.keeps_activations => Kept::Activations(Box::new(activations)),
                 // The last block's backward comes next, so its input stays on the device.
-                Keep::InputOnHost(parking) if layer + 1 < model.blocks.len() => Kept::Leaving(parking.park(input)),
-                Keep::Input | Keep::InputOnHost(_) => Kept::Input(input),
+                Some(parking) if layer + 1 < model.blocks.len() => Kept::InputOnHost(parking.park(input)),
+                _ => Kept::Input(input),
             });
         }
     }
@@ -152,14 +133,13 @@ pub fn backward(
     for layer in (first..model.blocks.len()).rev() {
         let (block, context) = (&model.blocks[layer], context(model, adapters, &layout, options, layer));
         let Some(this) = kept.pop() else { break };
-        let this = this.called_back(options.keep);
-        // Fetch the next block's input while this block computes.
-        let next = kept.pop().map(|next| next.called_back(options.keep));
-        kept.extend(next);
+        // The next block's input is fetched while this block computes.
+        if let (Some(parking), Some(Kept::InputOnHost(next))) = (options.parking, kept.last_mut()) {
+            parking.fetch(next);
+        }
         let activations = match this {
             Kept::Input(input) => block.activations(input, &context),
-            Kept::Leaving(_) => unreachable!("it was called back"),
-            Kept::Returning(input) => block.activations(input.tensor(), &context),
+            Kept::InputOnHost(input) => block.activations(input.tensor(), &context),
             Kept::Activations(activations) => *activations,
         };
         let (input_grad, grads) = block.backward(dx, activations, &context, layer > first);

@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::backprop::{self, Forward, Inputs, Keep, Options};
+use super::backprop::{self, Forward, Inputs, Options};
 use super::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use super::grads::{GradSums, read};
 use super::offload::HostParking;
@@ -233,13 +233,9 @@ impl TrainStep {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         let num_targets = num_targets.max(1) as f64;
         Options {
-            keep: match self.gradient_checkpointing {
-                GradientCheckpointing::Off => Keep::Activations,
-                GradientCheckpointing::On => Keep::Input,
-                GradientCheckpointing::Offload => {
-                    Keep::InputOnHost(self.parking.get_or_init(|| HostParking::new(self.model.device())))
-                }
-            },
+            keeps_activations: self.gradient_checkpointing == GradientCheckpointing::Off,
+            parking: (self.gradient_checkpointing == GradientCheckpointing::Offload)
+                .then(|| self.parking.get_or_init(|| HostParking::new(self.model.device()))),
             dropout_seed: mix(self.seed ^ mix(self.num_micro_batches)),
             // In f16, the gradient of the micro-batch's mean loss is what fits the format's range.
             grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale / num_targets),
