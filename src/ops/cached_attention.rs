@@ -43,12 +43,6 @@ impl KeyValueCache {
         Self { heads, num_tokens: 0, held }
     }
 
-    /// Tokens in the cache.
-    #[must_use]
-    pub fn num_tokens(&self) -> usize {
-        self.num_tokens
-    }
-
     /// Adds the keys (after the rotary embedding) and values of the tokens that follow.
     ///
     /// # Shapes

@@ -63,10 +63,12 @@ pub fn lora_linear(
     let rank = lora.check(tokens, in_features, out_features, xa.len());
     let (LowRank { a: lora_a, b: lora_b }, scale) = (lora.matrices, lora.scale as f32);
     assert!(
-        x.len() == tokens * in_features && y.len() == tokens * out_features && w.len() == in_features * out_features,
+        x.len() == tokens * in_features
+            && y.len() == tokens * out_features
+            && w.num_elements() == in_features * out_features,
         "lora_linear: x {}, w {}, y {} for {in_features} -> {out_features}",
         x.len(),
-        w.len(),
+        w.num_elements(),
         y.len()
     );
     lora.with_input(x, in_features, |input| linear(input, Weight::f32(lora_a), in_features, rank, xa, false));
@@ -109,10 +111,12 @@ pub fn lora_linear_backward(
         "lora_linear_backward: gradients' lengths"
     );
     assert!(
-        x.len() == tokens * in_features && dy.len() == tokens * out_features && w.len() == in_features * out_features,
+        x.len() == tokens * in_features
+            && dy.len() == tokens * out_features
+            && w.num_elements() == in_features * out_features,
         "lora_linear_backward: x {}, w {}, dy {} for {in_features} -> {out_features}",
         x.len(),
-        w.len(),
+        w.num_elements(),
         dy.len()
     );
     with_scratch(tokens * rank, |d_xa| {
