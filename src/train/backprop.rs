@@ -4,18 +4,18 @@
 //! The loss and the gradient of the last hidden states are computed in chunks of target tokens. The backward runs the
 //! blocks in reverse order, and adds the adapters' gradients to the sums block by block.
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor};
 
 use super::grads::GradSums;
+use super::loss::{Targets, loss_and_grad};
 use super::offload::{HostParking, Parked};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::block::{Activations, BlockContext};
-use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
+use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
-use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile::{self, Cost};
 
 /// How a micro-batch is run.
@@ -38,9 +38,7 @@ pub struct Options<'a> {
 pub struct Inputs {
     layout: Layout,
     input_ids: Tensor<1, Int>,
-    /// Rows of the last block's output that carry loss.
-    target_rows: Tensor<1, Int>,
-    target_tokens: Vec<u32>,
+    targets: Targets,
 }
 
 impl Inputs {
@@ -54,15 +52,14 @@ impl Inputs {
         Some(Self {
             layout: model.layout(batch),
             input_ids: model.token_ids(&batch.input_ids),
-            target_rows: target_rows(model, batch),
-            target_tokens: target_tokens(batch),
+            targets: Targets::new(model, batch),
         })
     }
 
     /// Tokens that carry loss.
     #[must_use]
     pub fn num_targets(&self) -> usize {
-        self.target_tokens.len()
+        self.targets.num_tokens()
     }
 }
 
@@ -95,7 +92,7 @@ enum Kept {
 /// Forward of one micro-batch, with its loss and the gradient of the loss.
 #[must_use]
 pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Options<'_>) -> Forward {
-    let Inputs { layout, input_ids, target_rows, target_tokens } = inputs;
+    let Inputs { layout, input_ids, targets } = inputs;
     let first = first_adapted(model, adapters);
     let mut x = model.embed_ids(input_ids);
     let mut kept = Vec::with_capacity(model.blocks.len());
@@ -113,7 +110,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Op
             });
         }
     }
-    let (losses, dx) = loss_and_grad(model, x, target_rows, &target_tokens, options);
+    let (losses, dx) = loss_and_grad(model, x, targets, options.grad_scale, options.loss_chunk);
     Forward { layout, kept, losses, dx }
 }
 
@@ -167,49 +164,4 @@ fn context<'a>(
     let dropout = (adapters.dropout > 0.0)
         .then(|| Dropout { probability: adapters.dropout, seed: mix(options.dropout_seed ^ mix(layer as u64 + 1)) });
     BlockContext::new(&model.config, layer, layout, &adapters.blocks[layer], dropout)
-}
-
-/// The loss of every target token, `[targets]`, `f32`, in nats, without gradients and without dropout.
-#[must_use]
-pub fn losses(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> Option<Tensor<1>> {
-    if batch.targets.is_empty() {
-        return None;
-    }
-    let batch = &*model.arranged(batch);
-    let hidden = model.hidden(batch, adapters).select(0, target_rows(model, batch));
-    let (normed, _) = rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps);
-    Some(linear_cross_entropy_loss(model.place(), &normed, &model.lm_head, &target_tokens(batch), chunk))
-}
-
-/// Losses of the target tokens and the gradient of the last block's output.
-///
-/// Only rows that carry loss go through the norm and the head.
-fn loss_and_grad(
-    model: &Model,
-    x: Tensor<2>,
-    rows: Tensor<1, Int>,
-    tokens: &[u32],
-    options: Options<'_>,
-) -> (Tensor<1>, Tensor<2>) {
-    let (place, width) = (model.place(), profile::passes(&x, 2));
-    let (hidden, no_grad) =
-        profile::measure("target_rows", || width.clone(), || (x.clone().select(0, rows.clone()), x.zeros_like()));
-    drop(x);
-    let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
-    let LossAndGrad { losses, dhidden } =
-        linear_cross_entropy(place, &normed, &model.lm_head, tokens, options.grad_scale, options.loss_chunk);
-    let dhidden = rms_norm_backward(place, &dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
-    let scatter = || no_grad.select_assign(0, rows, dhidden, IndexingUpdateOp::Add);
-    (losses, profile::measure("target_rows", || width, scatter))
-}
-
-fn target_rows(model: &Model, batch: &Batch) -> Tensor<1, Int> {
-    let rows: Vec<i32> =
-        batch.targets.iter().map(|target| i32::try_from(target.position).unwrap_or(i32::MAX)).collect();
-    let shape = [rows.len()];
-    Tensor::from_data(TensorData::new(rows, shape), (&model.device(), DType::I32))
-}
-
-fn target_tokens(batch: &Batch) -> Vec<u32> {
-    batch.targets.iter().map(|target| target.token).collect()
 }

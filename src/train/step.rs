@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::backprop::{self, Forward, Inputs, Options};
 use super::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use super::grads::{GradSums, read};
+use super::loss::{LossScale, LossSum, eval_loss};
 use super::offload::HostParking;
 use super::optim::{AdamW, OptimizerStateError};
 use super::watchdog::digest;
@@ -72,53 +73,6 @@ impl SkipReason {
             Self::NonFiniteLoss => "no update, its loss is not a finite number",
             Self::NonFiniteGradient => "no update, its gradient is not finite",
             Self::NoTargetTokens => "no update, none of its tokens carries loss",
-        }
-    }
-}
-
-/// Sum of losses over target tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct LossSum {
-    /// In nats.
-    pub sum: f64,
-    /// Number of tokens in the sum.
-    pub target_tokens: u64,
-}
-
-impl LossSum {
-    /// Mean loss per target token, in nats; `None` where there is no target token.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-    pub fn mean(&self) -> Option<f64> {
-        (self.target_tokens > 0).then(|| self.sum / self.target_tokens as f64)
-    }
-}
-
-/// Dynamic loss scale of `f16` (Micikevicius et al., 2018), with the constants of `torch.amp.GradScaler`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LossScale {
-    scale: f64,
-    good_steps: u32,
-}
-
-impl LossScale {
-    const GROWTH_INTERVAL: u32 = 2000;
-
-    fn new() -> Self {
-        Self { scale: 65_536.0, good_steps: 0 }
-    }
-
-    /// The factor by which the loss is multiplied.
-    #[must_use]
-    pub fn scale(&self) -> f64 {
-        self.scale
-    }
-
-    fn after(self, finite: bool) -> Self {
-        match (finite, self.good_steps + 1) {
-            (false, _) => Self { scale: (self.scale * 0.5).max(1.0), good_steps: 0 },
-            (true, Self::GROWTH_INTERVAL) => Self { scale: self.scale * 2.0, good_steps: 0 },
-            (true, good_steps) => Self { good_steps, ..self },
         }
     }
 }
@@ -238,7 +192,7 @@ impl TrainStep {
                 .then(|| self.parking.get_or_init(|| HostParking::new(self.model.device()))),
             dropout_seed: mix(self.seed ^ mix(self.num_micro_batches)),
             // In f16, the gradient of the micro-batch's mean loss is what fits the format's range.
-            grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale / num_targets),
+            grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale() / num_targets),
             loss_chunk: self.loss_chunk,
         }
     }
@@ -355,10 +309,4 @@ impl TrainStep {
         self.clear();
         Ok(())
     }
-}
-
-/// Loss of a micro-batch under `adapters`, without dropout and without gradients.
-fn eval_loss(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> LossSum {
-    let losses = read(backprop::losses(model, adapters, batch, chunk).into_iter().collect());
-    LossSum { sum: losses.iter().map(|&loss| f64::from(loss)).sum(), target_tokens: batch.num_target_tokens() as u64 }
 }
