@@ -1,4 +1,4 @@
-//! Numbers for people.
+//! Numbers and lists for people.
 
 /// A whole number with its thousands grouped: `1,234,567`.
 #[must_use]
@@ -46,6 +46,11 @@ pub fn duration(seconds: f64) -> String {
         (0, hours, minutes, _) => format!("{hours}h{minutes:02}m"),
         (days, hours, ..) => format!("{days}d{hours:02}h"),
     }
+}
+
+/// Each item on a line of its own, indented.
+pub fn lines(items: &[impl std::fmt::Display]) -> String {
+    items.iter().map(|item| format!("\n  {item}")).collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Adapter folders: `adapter_model.safetensors` and `adapter_config.json`.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -11,6 +11,7 @@ use super::{AdapterWeights, ExportError, HostMatrix, LowRankPair};
 use crate::files;
 use crate::lora::config::LoraConfig;
 use crate::model::weights::{convert, layout};
+use crate::schema::Problem;
 
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -75,19 +76,20 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     let (config_path, weights_path) = (folder.join(CONFIG), folder.join(WEIGHTS));
     for (path, missing) in [(&config_path, CONFIG), (&weights_path, WEIGHTS)] {
         if !path.is_file() {
-            return Err(ExportError::NoAdapter { folder: folder.to_owned(), missing, hint: no_adapter_hint(folder) });
+            let problem = Problem::new(format!("no {missing}")).at(folder.display());
+            return Err(problem.hint(no_adapter_hint(folder)).into());
         }
     }
-    // Read the config first: its method explains unexpected tensors better than their names do.
     let text = std::fs::read_to_string(&config_path).map_err(ExportError::io("read", &config_path))?;
-    let refused = |problems| ExportError::AdapterConfig { path: config_path.clone(), problems };
-    adapter_config::from_json(&text, [].iter()).map_err(refused)?;
-    let weights = read_tensors(&weights_path)?;
-    let (config, base_model_name_or_path) = adapter_config::from_json(&text, weights.keys()).map_err(refused)?;
-    Ok(SavedAdapter { weights, config, base_model_name_or_path })
+    let weights = read_tensors(&weights_path);
+    // Problems of the config come first: its method explains unexpected tensors better than their names do.
+    let modules = weights.iter().flat_map(AdapterWeights::keys);
+    let (config, base_model_name_or_path) =
+        adapter_config::from_json(&config_path.display().to_string(), &text, modules)?;
+    Ok(SavedAdapter { weights: weights?, config, base_model_name_or_path })
 }
 
-fn read_tensors(path: &PathBuf) -> Result<AdapterWeights, ExportError> {
+fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
     let tensors = SafeTensors::deserialize(&content).map_err(|error| layout::damaged(path, &content, &error))?;
     let mut problems = Vec::new();
@@ -129,7 +131,7 @@ fn read_tensors(path: &PathBuf) -> Result<AdapterWeights, ExportError> {
         return Ok(weights);
     }
     problems.sort();
-    Err(ExportError::AdapterTensors { path: path.clone(), expected_by: "the format of LoRA adapters", problems })
+    Err(ExportError::AdapterTensors { path: path.to_owned(), expected_by: "the format of LoRA adapters", problems })
 }
 
 /// Module name, and 0 for A or 1 for B.
@@ -154,8 +156,8 @@ fn unexpected_reason(name: &str) -> &'static str {
     }
 }
 
-fn no_adapter_hint(folder: &Path) -> String {
-    let hint = if !folder.is_dir() {
+fn no_adapter_hint(folder: &Path) -> &'static str {
+    if !folder.is_dir() {
         "there is no such folder"
     } else if folder.join("adapter").join(CONFIG).is_file() {
         "this is the folder of a run; its adapter is in `adapter`"
@@ -167,8 +169,7 @@ fn no_adapter_hint(folder: &Path) -> String {
         "this is a model, not an adapter"
     } else {
         "an adapter folder has adapter_config.json and adapter_model.safetensors, as PEFT writes them"
-    };
-    format!("\n  hint: {hint}")
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::files;
 use crate::lora::targets::Selection;
 use crate::model::weights::{StoredTensor, WeightFiles, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
+use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
 /// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
@@ -111,7 +112,10 @@ fn require_absent_or_empty(out: &Path) -> Result<(), ExportError> {
     match std::fs::read_dir(out).map(Iterator::count) {
         Ok(0) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        _ => Err(ExportError::OutputExists { path: out.to_owned() }),
+        _ => {
+            let problem = Problem::new(format!("{} exists and is not empty", out.display()));
+            Err(problem.hint("give a folder that does not exist yet; nothing is overwritten").into())
+        }
     }
 }
 
@@ -150,7 +154,7 @@ fn write_shard(
     });
     tensors.for_each(|(_, stored)| files.release(stored));
     if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        return Err(error);
+        return Err(error.into());
     }
     written.map_err(ExportError::io("write", path))
 }
@@ -168,7 +172,7 @@ struct MergedTensor<'a> {
     name: &'a str,
     stored: &'a StoredTensor,
     update: Option<Update<'a>>,
-    failure: &'a Mutex<Option<ExportError>>,
+    failure: &'a Mutex<Option<Problem>>,
 }
 
 impl View for MergedTensor<'_> {
@@ -189,7 +193,8 @@ impl View for MergedTensor<'_> {
         match convert::from_f32(&weight, dtype) {
             Ok(bytes) => Cow::Owned(bytes),
             Err(convert::Overflow) => {
-                let error = ExportError::MergeOverflow { name: self.name.to_owned(), dtype };
+                let problem = Problem::new(format!("a merged value of `{}` is too large for {dtype}", self.name));
+                let error = problem.hint("convert the base model to bf16 first");
                 self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 // The unfinished file is deleted after this error.
                 Cow::Owned(vec![0; self.data_len()])
@@ -302,13 +307,14 @@ mod tests {
         let out = root.path().join("out");
         std::fs::create_dir(&out).unwrap();
         std::fs::write(out.join("mine"), "").unwrap();
-        assert!(matches!(merge_in(root.path()).unwrap_err(), ExportError::OutputExists { .. }));
+        let exists = || merge_in(root.path()).unwrap_err().to_string().contains("exists and is not empty");
+        assert!(exists());
         std::fs::remove_file(out.join("mine")).unwrap();
         let form = PromptForm::ChatTemplate { chat_template: Some("{{ messages }}\n".into()) };
         form.write(&root.path().join("adapter")).unwrap();
         merge_in(root.path()).unwrap();
         assert_eq!(std::fs::read_to_string(out.join(CHAT_TEMPLATE)).unwrap(), "{{ messages }}\n");
-        assert!(matches!(merge_in(root.path()).unwrap_err(), ExportError::OutputExists { .. }));
+        assert!(exists());
     }
 
     #[test]
@@ -316,8 +322,8 @@ mod tests {
         let mut adapter = adapter();
         adapter.config.lora_alpha = 1e6;
         let root = folders(1, Dtype::F16, &adapter);
-        let error = merge_in(root.path()).unwrap_err();
-        assert!(matches!(error, ExportError::MergeOverflow { dtype: Dtype::F16, .. }), "{error}");
+        let error = merge_in(root.path()).unwrap_err().to_string();
+        assert!(error.contains("is too large for f16"), "{error}");
         let mut names: Vec<_> =
             std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();

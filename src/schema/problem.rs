@@ -35,9 +35,7 @@ impl Problem {
     pub fn hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
     }
-}
 
-impl Problem {
     /// The text for the user: `place: message`, the line of the file with a caret, and each hint on its own line.
     #[must_use]
     pub fn shown(&self, colour: bool) -> String {
