@@ -1,7 +1,7 @@
 //! Adapter folders: `adapter_model.safetensors` and `adapter_config.json`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -59,12 +59,19 @@ pub fn write_adapter(
 
     let path = folder.join(CONFIG);
     let json = adapter_config::to_json(config, weights.keys(), base_model_name_or_path);
-    files::write_with(&path, |path| std::fs::write(path, format!("{json:#}\n")))
-        .map_err(ExportError::io("write", &path))
+    files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
 }
 
 pub(super) fn tensor_name(module: &str, letter: char) -> String {
     format!("{PREFIX}{module}.lora_{letter}.weight")
+}
+
+/// Where the adapter is: `folder` itself, such as a checkpoint, or `folder/adapter`, where `folder` is the `output_dir`
+/// of a run. Where neither holds an adapter, returns `folder`, and [`read_adapter`] reports the error.
+#[must_use]
+pub fn find_adapter(folder: &Path) -> PathBuf {
+    let inner = folder.join("adapter");
+    if !folder.join(CONFIG).is_file() && inner.join(CONFIG).is_file() { inner } else { folder.to_owned() }
 }
 
 /// Reads an adapter folder written by this program or by PEFT.
@@ -234,6 +241,21 @@ pub(super) mod tests {
         assert_eq!(header.info(name).unwrap().shape, [3, 176]);
         assert_eq!(header.info(&name.replace("lora_A", "lora_B")).unwrap().shape, [64, 3]);
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_run_a_checkpoint_and_an_adapter_folder_are_all_understood() {
+        let folder = tempfile::tempdir().unwrap();
+        let (run, checkpoint) = (folder.path().join("run"), folder.path().join("run/checkpoints/step-000010"));
+        for folder in [&run.join("adapter"), &checkpoint] {
+            write(folder, &adapter());
+        }
+        assert_eq!(find_adapter(&run), run.join("adapter"));
+        assert_eq!(find_adapter(&run.join("adapter")), run.join("adapter"));
+        assert_eq!(find_adapter(&checkpoint), checkpoint);
+        std::fs::remove_dir_all(run.join("adapter")).unwrap();
+        let error = read_adapter(&find_adapter(&run)).unwrap_err().to_string();
+        assert!(error.contains("has not finished; its checkpoints are in `checkpoints`"), "{error}");
     }
 
     #[test]

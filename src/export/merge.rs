@@ -3,14 +3,13 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::OnceLock;
 
 use safetensors::View;
 
 use super::{ExportError, LowRankPair, PromptForm, SavedAdapter, check_adapter, read_adapter};
 use crate::device::Dtype;
 use crate::files;
-use crate::lora::targets::Selection;
 use crate::model::weights::{StoredTensor, WeightFiles, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
 use crate::schema::Problem;
@@ -63,8 +62,8 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
     let files = WeightFiles::open(model)?;
     files.check(&config)?;
     let saved = read_adapter(adapter)?;
-    check_adapter(adapter, &saved, &config)?;
-    let scales = scales(&saved, &config);
+    let selection = check_adapter(adapter, &saved, &config)?;
+    let scales = selection.iter().map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect();
 
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).map_err(ExportError::io("create", parent))?;
@@ -81,7 +80,7 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template) }) = PromptForm::read(adapter)? {
         // The adapter was trained with this template.
         let path = unfinished.0.join(CHAT_TEMPLATE);
-        files::write_with(&path, |path| std::fs::write(path, template)).map_err(ExportError::io("write", &path))?;
+        files::write(&path, template).map_err(ExportError::io("write", &path))?;
     }
     WeightFiles::open(&unfinished.0)?.check(&config)?;
     // Replace an empty folder. A folder with files was refused above; if files were added since, it is refused here.
@@ -122,17 +121,10 @@ fn require_absent_or_empty(out: &Path) -> Result<(), ExportError> {
 fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
     // Copy only the content, not the permissions: files of a cache are often links to write-protected files.
     let content = std::fs::read(from).map_err(ExportError::io("read", from))?;
-    files::write_with(to, |path| std::fs::write(path, content)).map_err(ExportError::io("write", to))
+    files::write(to, content).map_err(ExportError::io("write", to))
 }
 
-/// Scale of every adapted module.
-fn scales(adapter: &SavedAdapter, config: &ModelConfig) -> BTreeMap<String, f64> {
-    // `select` cannot fail here: the adapter check has already made this selection.
-    let selection = adapter.config.select(config.num_hidden_layers).ok();
-    let layers = selection.iter().flat_map(Selection::iter);
-    layers.map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect()
-}
-
+/// Writes one file of the model; `scales` has the scale of every adapted module.
 fn write_shard(
     files: &WeightFiles,
     shard: usize,
@@ -140,12 +132,11 @@ fn write_shard(
     adapter: &SavedAdapter,
     scales: &BTreeMap<String, f64>,
 ) -> Result<(), ExportError> {
-    let failure = Mutex::new(None);
+    let failure = OnceLock::new();
     let tensors = files.tensors().iter().filter(|(_, stored)| stored.shard == shard);
     let views = tensors.clone().map(|(name, stored)| {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let update = adapter.weights.get(module).zip(scales.get(module).copied()).zip(stored.float_dtype());
-        let update = update.map(|((pair, scale), dtype)| Update { pair, scale, dtype });
         (name.as_str(), MergedTensor { files, name, stored, update, failure: &failure })
     });
     let metadata = files.shard_metadata(shard).cloned();
@@ -153,17 +144,10 @@ fn write_shard(
         safetensors::serialize_to_file(views, metadata, path).map_err(std::io::Error::other)
     });
     tensors.for_each(|(_, stored)| files.release(stored));
-    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        return Err(error.into());
+    match failure.into_inner() {
+        Some(problem) => Err(Problem::into(problem)),
+        None => written.map_err(ExportError::io("write", path)),
     }
-    written.map_err(ExportError::io("write", path))
-}
-
-/// The update that is added to a weight.
-struct Update<'a> {
-    pair: &'a LowRankPair,
-    scale: f64,
-    dtype: Dtype,
 }
 
 /// A tensor of the merged model, computed when it is written.
@@ -171,8 +155,9 @@ struct MergedTensor<'a> {
     files: &'a WeightFiles,
     name: &'a str,
     stored: &'a StoredTensor,
-    update: Option<Update<'a>>,
-    failure: &'a Mutex<Option<Problem>>,
+    /// The update that is added, its scale, and the type of the weight.
+    update: Option<((&'a LowRankPair, f64), Dtype)>,
+    failure: &'a OnceLock<Problem>,
 }
 
 impl View for MergedTensor<'_> {
@@ -186,7 +171,7 @@ impl View for MergedTensor<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         let bytes = self.files.bytes(self.stored);
-        let Some(Update { pair, scale, dtype }) = self.update else { return Cow::Borrowed(bytes) };
+        let Some(((pair, scale), dtype)) = self.update else { return Cow::Borrowed(bytes) };
         let mut weight = convert::to_f32(bytes, dtype);
         self.files.release(self.stored);
         add_update(&mut weight, pair, scale);
@@ -194,9 +179,8 @@ impl View for MergedTensor<'_> {
             Ok(bytes) => Cow::Owned(bytes),
             Err(convert::Overflow) => {
                 let problem = Problem::new(format!("a merged value of `{}` is too large for {dtype}", self.name));
-                let error = problem.hint("convert the base model to bf16 first");
-                self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                // The unfinished file is deleted after this error.
+                // The first problem is reported, and the unfinished file deleted.
+                drop(self.failure.set(problem.hint("convert the base model to bf16 first")));
                 Cow::Owned(vec![0; self.data_len()])
             }
         }
