@@ -113,7 +113,7 @@ impl Recipe {
             recipe.hold_together(root, purpose);
             recipe
         };
-        let (read, problems) = schema::read(&path.display().to_string(), text, overrides, (Self::ROWS, &peers()), read);
+        let (read, problems) = schema::read(&path.display().to_string(), text, overrides, Self::ROWS, &peers(), read);
         (read.map(|(recipe, places)| Self { places, ..recipe }), problems)
     }
 

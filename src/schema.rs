@@ -42,7 +42,8 @@ pub fn read<T>(
     file: &str,
     text: &str,
     overrides: &[Override],
-    (rows, peers): (&[Row], &[Peer]),
+    rows: &[Row],
+    peers: &[Peer],
     read: impl FnOnce(&mut Section<'_>) -> T,
 ) -> (Option<(T, Places)>, Problems) {
     let (table, mut problems, is_toml) = syntax::parse(text);

@@ -7,16 +7,13 @@ pub fn thousands(number: f64) -> String {
         return number.to_string();
     }
     let sign = if number < 0.0 { "-" } else { "" };
-    format!("{sign}{}", grouped(&format!("{:.0}", number.abs())))
+    format!("{sign}{}", with_commas(format!("{:.0}", number.abs())))
 }
 
 /// A count with its thousands grouped: `1,234,567`.
 #[must_use]
 pub fn with_commas(count: impl std::fmt::Display) -> String {
-    grouped(&count.to_string())
-}
-
-fn grouped(digits: &str) -> String {
+    let digits = count.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
     groups.collect::<Vec<_>>().join(",")
 }

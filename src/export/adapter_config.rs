@@ -47,34 +47,30 @@ pub(super) fn to_json<'a>(
     };
     let alpha_pattern: BTreeMap<&String, serde_json::Value> =
         config.alpha_pattern.iter().map(|(name, alpha)| (name, number(*alpha))).collect();
-    let keys: BTreeMap<&str, serde_json::Value> = [
-        ("alpha_pattern", json!(alpha_pattern)),
-        ("base_model_name_or_path", json!(base_model_name_or_path)),
-        ("bias", json!("none")),
-        ("fan_in_fan_out", json!(false)),
-        ("inference_mode", json!(true)),
-        (
-            "init_lora_weights",
-            match config.init_lora_weights {
-                InitLoraWeights::Kaiming => json!(true),
-                InitLoraWeights::Gaussian => json!("gaussian"),
-            },
-        ),
-        ("layers_pattern", json!(null)),
-        ("layers_to_transform", json!(config.layers_to_transform.as_ref().filter(|_| !one_by_one))),
-        ("lora_alpha", number(config.lora_alpha)),
-        ("lora_dropout", json!(config.lora_dropout)),
-        ("modules_to_save", json!(null)),
-        ("peft_type", json!("LORA")),
-        ("r", json!(config.r)),
-        ("rank_pattern", json!(config.rank_pattern)),
-        ("target_modules", target_modules),
-        ("task_type", json!("CAUSAL_LM")),
-        ("use_dora", json!(config.use_dora)),
-        ("use_rslora", json!(config.use_rslora)),
-    ]
-    .into();
-    json!(keys)
+    let init_lora_weights = match config.init_lora_weights {
+        InitLoraWeights::Kaiming => json!(true),
+        InitLoraWeights::Gaussian => json!("gaussian"),
+    };
+    json!({
+        "alpha_pattern": alpha_pattern,
+        "base_model_name_or_path": base_model_name_or_path,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "init_lora_weights": init_lora_weights,
+        "layers_pattern": null,
+        "layers_to_transform": config.layers_to_transform.as_ref().filter(|_| !one_by_one),
+        "lora_alpha": number(config.lora_alpha),
+        "lora_dropout": config.lora_dropout,
+        "modules_to_save": null,
+        "peft_type": "LORA",
+        "r": config.r,
+        "rank_pattern": config.rank_pattern,
+        "target_modules": target_modules,
+        "task_type": "CAUSAL_LM",
+        "use_dora": config.use_dora,
+        "use_rslora": config.use_rslora,
+    })
 }
 
 /// Writes whole numbers without a fraction: PEFT declares `lora_alpha` as an integer.
