@@ -69,13 +69,8 @@ pub struct Problems(pub Vec<Problem>);
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.0.iter().enumerate() {
-            if index > 0 {
-                writeln!(f)?;
-            }
-            write!(f, "{problem}")?;
-        }
-        Ok(())
+        let problems: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&problems.join("\n"))
     }
 }
 
