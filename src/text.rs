@@ -46,6 +46,7 @@ pub fn duration(seconds: f64) -> String {
 }
 
 /// Each item on a line of its own, indented.
+#[must_use]
 pub fn lines(items: &[impl std::fmt::Display]) -> String {
     items.iter().map(|item| format!("\n  {item}")).collect()
 }

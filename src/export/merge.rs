@@ -7,11 +7,12 @@ use std::sync::OnceLock;
 
 use safetensors::View;
 
-use super::{ExportError, LowRankPair, PromptForm, SavedAdapter, check_adapter, read_adapter};
+use super::{ExportError, HostMatrix, PromptForm, SavedAdapter, check_adapter, read_adapter};
 use crate::device::Dtype;
 use crate::files;
 use crate::model::weights::{StoredTensor, WeightFiles, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
+use crate::ops::low_rank::LowRank;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
@@ -137,6 +138,7 @@ fn write_shard(
     let views = tensors.clone().map(|(name, stored)| {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let update = adapter.weights.get(module).zip(scales.get(module).copied()).zip(stored.float_dtype());
+        let update = update.map(|((pair, scale), dtype)| (pair, scale, dtype));
         (name.as_str(), MergedTensor { files, name, stored, update, failure: &failure })
     });
     let metadata = files.shard_metadata(shard).cloned();
@@ -145,7 +147,7 @@ fn write_shard(
     });
     tensors.for_each(|(_, stored)| files.release(stored));
     match failure.into_inner() {
-        Some(problem) => Err(Problem::into(problem)),
+        Some(problem) => Err(problem.into()),
         None => written.map_err(ExportError::io("write", path)),
     }
 }
@@ -156,7 +158,7 @@ struct MergedTensor<'a> {
     name: &'a str,
     stored: &'a StoredTensor,
     /// The update that is added, its scale, and the type of the weight.
-    update: Option<((&'a LowRankPair, f64), Dtype)>,
+    update: Option<(&'a LowRank<HostMatrix>, f64, Dtype)>,
     failure: &'a OnceLock<Problem>,
 }
 
@@ -171,7 +173,7 @@ impl View for MergedTensor<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         let bytes = self.files.bytes(self.stored);
-        let Some(((pair, scale), dtype)) = self.update else { return Cow::Borrowed(bytes) };
+        let Some((pair, scale, dtype)) = self.update else { return Cow::Borrowed(bytes) };
         let mut weight = convert::to_f32(bytes, dtype);
         self.files.release(self.stored);
         add_update(&mut weight, pair, scale);
@@ -192,10 +194,10 @@ impl View for MergedTensor<'_> {
 }
 
 /// `weight += scale B A`. The product is rounded before it is scaled, as in PEFT.
-fn add_update(weight: &mut [f32], pair: &LowRankPair, scale: f64) {
-    let [rank, in_features] = pair.lora_a.shape();
+fn add_update(weight: &mut [f32], pair: &LowRank<HostMatrix>, scale: f64) {
+    let [rank, in_features] = pair.a.shape();
     let mut update = vec![0.0; weight.len()];
-    linear_backward_input(&pair.lora_b.values, Weight::f32(&pair.lora_a.values), in_features, rank, &mut update, false);
+    linear_backward_input(&pair.b.values, Weight::f32(&pair.a.values), in_features, rank, &mut update, false);
     #[expect(clippy::cast_possible_truncation, reason = "the sum is in f32")]
     let scale = scale as f32;
     for (weight, update) in weight.iter_mut().zip(update) {
@@ -226,13 +228,13 @@ mod tests {
     }
 
     /// `W + scale B A`, in f64.
-    fn expected(weight: &[f32], pair: &LowRankPair, scale: f64) -> Vec<f64> {
-        let [rank, in_features] = pair.lora_a.shape();
+    fn expected(weight: &[f32], pair: &LowRank<HostMatrix>, scale: f64) -> Vec<f64> {
+        let [rank, in_features] = pair.a.shape();
         let number = |index: usize| -> f64 {
             let (row, column) = (index / in_features, index % in_features);
             (0..rank)
                 .map(|k| {
-                    let (b, a) = (pair.lora_b.values[row * rank + k], pair.lora_a.values[k * in_features + column]);
+                    let (b, a) = (pair.b.values[row * rank + k], pair.a.values[k * in_features + column]);
                     f64::from(b) * f64::from(a)
                 })
                 .sum()
