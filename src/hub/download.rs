@@ -130,9 +130,9 @@ impl Request<'_> {
             }));
         }
         let single = has(&|name| name == SINGLE);
-        let is_weight = |name: &str| {
-            if single { name == SINGLE } else { name == INDEX || is_shard(name) }
-        };
+        let is_shard =
+            |name: &str| name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
+        let is_weight = |name: &str| if single { name == SINGLE } else { name == INDEX || is_shard(name) };
         if self.wanted == Wanted::Model && !single && !has(&|name| name == INDEX) {
             let problem = Problem::new(format!("{} has no {SINGLE} and no {INDEX}", self.id));
             return Err(HubError::Input(if has(&|name| name.ends_with(".bin") || name.ends_with(".pth")) {
@@ -275,21 +275,13 @@ fn shards(index: &Path) -> Option<BTreeSet<String>> {
 
 /// Removes a file of a snapshot, if it exists, and the content that it links to.
 fn remove(file: &Path) -> std::io::Result<()> {
-    let content = std::fs::canonicalize(file);
-    match std::fs::remove_file(file) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        result => result?,
+    if std::fs::symlink_metadata(file).is_err() {
+        return Ok(());
     }
+    let content = std::fs::canonicalize(file);
+    std::fs::remove_file(file)?;
     match content {
         Ok(content) if content.exists() => std::fs::remove_file(content),
         _ => Ok(()),
     }
-}
-
-/// Whether a name has the form `model-00001-of-00004.safetensors`.
-fn is_shard(name: &str) -> bool {
-    name.strip_prefix("model-")
-        .and_then(|rest| rest.strip_suffix(".safetensors"))
-        .and_then(|rest| rest.split_once("-of-"))
-        .is_some_and(|(a, b)| [a, b].iter().all(|part| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit())))
 }
