@@ -8,15 +8,14 @@ mod limits;
 mod text;
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
 use super::ReportError;
 use super::axis::Unit;
-use super::page::steady;
 use super::record::Record;
-use super::statistics::quantile;
+use crate::stats::{as_f64, median, quantile};
 
 pub use limits::{Checked, Limit, Regression};
 
@@ -112,7 +111,8 @@ impl Comparison {
     ///
     /// A folder that holds no run, or a run without steps.
     pub fn of(sides: &[Vec<PathBuf>]) -> Result<Self, ReportError> {
-        let records = sides.iter().map(|folders| folders.iter().map(|folder| read(folder)).collect());
+        let read = |folder: &PathBuf| Record::read(folder)?.with_steps();
+        let records = sides.iter().map(|folders| folders.iter().map(read).collect());
         let records: Vec<Vec<Record>> = records.collect::<Result<_, _>>()?;
         let mut sides: Vec<Side> = records.iter().map(|of_side| Side::of(of_side)).collect();
         let names: Vec<String> = sides.iter().map(|side| side.name.clone()).collect();
@@ -134,14 +134,6 @@ impl Comparison {
     pub fn text(&self) -> String {
         text::text(self)
     }
-}
-
-fn read(folder: &Path) -> Result<Record, ReportError> {
-    let record = Record::read(folder)?;
-    if record.steps.is_empty() {
-        return Err(ReportError::NoFigures { path: record.folder, num_torn_lines: record.num_torn_lines });
-    }
-    Ok(record)
 }
 
 impl Side {
@@ -206,31 +198,26 @@ impl Side {
 
 /// A figure of a run.
 fn value(record: &Record, name: &str) -> Option<f64> {
-    let median = |name| quantile(steady(record, name), 0.5);
     match name {
-        // The value in the last record, even if it is not finite: the last finite one would make a diverged run look
-        // sound.
         "final_eval_loss" => record.evaluations.latest("eval_loss"),
         "best_eval_loss" => quantile(record.evaluations.get("eval_loss")?, 0.0),
-        #[expect(clippy::cast_precision_loss, reason = "a number of evaluations")]
-        "evaluations" => Some(record.evaluations.len() as f64).filter(|count| *count > 0.0),
+        "evaluations" => Some(as_f64(record.evaluations.len())).filter(|count| *count > 0.0),
         "eval_target_tokens" => record.evaluations.latest(name),
         "final_loss" => {
             let losses = record.steps.get("loss")?;
-            quantile(&losses[losses.len() - losses.len().div_ceil(10)..], 0.5)
+            median(&losses[losses.len() - losses.len().div_ceil(10)..])
         }
         "steps" => record.steps.last("step"),
         "tokens" => record.steps.sum("tokens"),
-        "step_seconds_p95" => quantile(steady(record, "step_seconds"), 0.95),
-        "mfu_percent" => median("mfu").map(|mfu| 100.0 * mfu),
-        "tokens_per_second" | "step_seconds" | "gpu_utilization_percent" | "cpu_utilization_percent" => median(name),
-        "peak_gpu_memory_bytes" => record.peak_memory_bytes(true),
-        "peak_host_memory_bytes" => record.peak_memory_bytes(false),
-        "wall_seconds" => record.figure(name).or_else(|| record.steps.sum("wall_seconds")),
-        "energy_kwh" => record.figure(name).or_else(|| {
-            let joules = ["energy_joules", "cpu_energy_joules"].into_iter().find_map(|name| record.steps.last(name));
-            joules.map(|joules| joules / 3.6e6)
-        }),
+        "step_seconds_p95" => quantile(record.steps.steady("step_seconds"), 0.95),
+        "mfu_percent" => record.median("mfu").map(|mfu| 100.0 * mfu),
+        "tokens_per_second" | "step_seconds" | "gpu_utilization_percent" | "cpu_utilization_percent" => {
+            record.median(name)
+        }
+        "peak_gpu_memory_bytes" => record.peak_gpu_memory_bytes(),
+        "peak_host_memory_bytes" => record.peak_host_memory_bytes(),
+        "wall_seconds" => record.wall_seconds(),
+        "energy_kwh" => record.energy_kwh(),
         "cost" => record.figure(name),
         _ => time_percent(record, name.strip_suffix("_percent")?),
     }
