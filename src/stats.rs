@@ -9,6 +9,13 @@ pub fn as_f64(count: impl TryInto<u64>) -> f64 {
     count.try_into().unwrap_or(u64::MAX) as f64
 }
 
+/// A number without its fraction; 0 where it is negative or no number.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+pub fn as_u64(number: f64) -> u64 {
+    number as u64
+}
+
 /// The quantile of a share, from 0 to 1, of the finite values, interpolated linearly; `None` without values.
 #[must_use]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {

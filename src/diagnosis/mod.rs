@@ -8,51 +8,21 @@
 mod facts;
 mod figures;
 mod rules;
-mod statistics;
 mod text;
 mod watch;
 
 pub use crate::metrics::{Change, Finding, Severity};
 pub use facts::Facts;
-pub use figures::{Figures, LaterReads, Run};
-pub use statistics::{Buckets, Distribution, Line, Mean};
+pub use figures::{Figures, Run};
 pub use watch::Watch;
 
-use rules::{clocks, compute, data, input, memory, page_cache, recomputation, stalls};
+use rules::RULES;
 use text::percent;
-
-/// A rule: its finding in a run, if any.
-pub type Rule = fn(&Run) -> Option<Finding>;
-
-/// Rules that run at the end.
-const RULES: &[Rule] = &[
-    input::input_bound,
-    page_cache::page_cache,
-    compute::host_to_device,
-    compute::launch_overhead,
-    compute::small_batches,
-    compute::low_mfu,
-    recomputation::not_needed,
-    recomputation::missing,
-    data::padding,
-    data::truncation,
-    stalls::evaluation,
-    stalls::checkpoint,
-    stalls::logging,
-    stalls::first_step,
-    stalls::uneven_steps,
-    memory::pressure,
-    memory::creep,
-    memory::fragmentation,
-    memory::swapping,
-    memory::other_process,
-    clocks::throttled,
-];
 
 /// All findings about a run, the worst first. Where none of them matters, the first says that the run is healthy.
 #[must_use]
 pub fn diagnose(run: &Run) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = RULES.iter().filter_map(|rule| rule(run)).collect();
+    let mut findings: Vec<Finding> = RULES.iter().filter_map(|(rule, _)| rule(run)).collect();
     // The sort is stable: findings of equal weight keep the order of the rules.
     findings.sort_by(|a, b| {
         let share = |finding: &Finding| finding.share_of_time.unwrap_or(0.0);
@@ -73,39 +43,34 @@ fn healthy(run: &Run) -> Finding {
         percent(figures.share_of_wall(figures.evaluation_seconds)),
         percent(figures.share_of_wall(figures.checkpoint_seconds)),
     );
-    let mut evidence = vec![match figures.num_steps {
-        0 => between,
-        _ => format!(
-            "step time: forward, backward and update {}, waiting for data {}; {between}",
-            percent(compute),
-            percent(figures.share_of_steps(figures.data_wait_seconds)),
-        ),
-    }];
+    let step_time = format!(
+        "step time: forward, backward and update {}, waiting for data {}; {between}",
+        percent(compute),
+        percent(figures.share_of_steps(figures.data_wait_seconds)),
+    );
+    let (verdict, time) = if figures.steps.is_empty() {
+        ("HEALTHY: nothing stands out; there were too few steps to say more".into(), between)
+    } else {
+        (format!("HEALTHY: {} of step time goes into forward, backward and update", percent(compute)), step_time)
+    };
+    let mut evidence = vec![time];
     evidence.extend(figures.mfu.get().map(|mfu| format!("MFU {}", percent(mfu))));
     evidence.extend(figures.gpu_percent.get().map(|gpu| format!("GPU utilization {gpu:.0}%")));
-    Finding {
-        rule: "healthy".into(),
-        severity: Severity::Healthy,
-        verdict: match figures.num_steps {
-            0 => "HEALTHY: nothing stands out; there were too few steps to say more".into(),
-            _ => format!("HEALTHY: {} of step time goes into forward, backward and update", percent(compute)),
-        },
-        evidence,
-        ..Finding::default()
-    }
+    Finding { rule: "healthy".into(), severity: Severity::Healthy, verdict, evidence, ..Finding::default() }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::metrics::StepMetrics;
+    use crate::stats::as_f64;
 
     /// A step of a healthy run on the CPU.
     pub(crate) fn line(step: u64) -> StepMetrics {
         StepMetrics {
             step,
             // 10 epochs in 100 steps.
-            epoch: figures::as_f64(step) / 10.0,
+            epoch: as_f64(step) / 10.0,
             tokens: 4000 + step % 3,
             target_tokens: 2000,
             padding_tokens: Some(100),
@@ -167,8 +132,8 @@ pub(crate) mod tests {
             shuffle: true,
             micro_batch_size: 4,
             gradient_accumulation_steps: 2,
-            gradient_checkpointing: "false".into(),
-            precision: "f32".into(),
+            is_f32: true,
+            max_positions: 1 << 17,
             eval_steps: Some(50),
             eval_batches: Some(40),
             save_steps: Some(50),
@@ -190,7 +155,7 @@ pub(crate) mod tests {
 
     /// A hundred steps on a GPU after the first, each changed by `change`.
     pub(crate) fn gpu_run(change: impl Fn(&mut StepMetrics)) -> Run {
-        let facts = Facts { is_gpu: true, device_memory_bytes: Some(80 << 30), precision: "bf16".into(), ..facts() };
+        let facts = Facts { is_gpu: true, device_memory_bytes: Some(80 << 30), is_f32: false, ..facts() };
         run_of(facts, gpu_line, change)
     }
 
@@ -202,6 +167,11 @@ pub(crate) mod tests {
             if step == 1 { figures.add_first(&line) } else { figures.add(&line) }
         }
         Run { facts, figures }
+    }
+
+    /// The keys that a finding would change.
+    pub(crate) fn keys(finding: &Finding) -> Vec<&str> {
+        finding.changes.iter().map(|change| change.key.as_str()).collect()
     }
 
     #[test]
@@ -219,7 +189,7 @@ pub(crate) mod tests {
         let mut figures = Figures::default();
         let first = StepMetrics { padding_tokens: Some(9000), data_wait_seconds: 0.9, mfu: Some(0.01), ..gpu_line(1) };
         figures.add_first(&first);
-        let facts = Facts { is_gpu: true, gradient_checkpointing: "true".into(), ..facts() };
+        let facts = Facts { is_gpu: true, recomputes: true, ..facts() };
         for num_more in 0..4 {
             let found = diagnose(&Run { facts: facts.clone(), figures: figures.clone() });
             let text = format!("{found:?}");

@@ -146,7 +146,9 @@ impl Axis {
     }
 
     fn mark(&mut self) {
-        let (first, last) = ((self.low / self.step - 1e-9).ceil(), (self.high / self.step + 1e-9).floor());
+        // Adding 0 makes -0, which would show its sign, 0.
+        let first = (self.low / self.step - 1e-9).ceil() + 0.0;
+        let last = (self.high / self.step + 1e-9).floor();
         let marks = std::iter::successors(Some(first), |mark| Some(mark + 1.0));
         self.ticks = marks.take_while(|mark| *mark <= last).map(|mark| mark * self.step).collect();
     }

@@ -17,119 +17,109 @@ const BUSY_GPU_PERCENT: f64 = 85.0;
 /// The reason that a GPU's own power limit gives. A power brake comes from outside the GPU.
 const POWER_CAP: &str = "power cap";
 
-/// Rules and their names in messages, the gravest first.
-const CLASSES: [(&str, &str); 3] = [
-    ("throttled_thermal", "THERMAL THROTTLING"),
-    ("throttled_power", "POWER THROTTLING"),
-    ("throttled_clocks", "CLOCK THROTTLING"),
-];
+/// What throttles a clock, the gravest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Cause {
+    Heat,
+    Power,
+    Setting,
+}
 
-/// Index of a reason's class in [`CLASSES`].
-fn class_of(reason: &str) -> usize {
-    match reason {
-        reason if reason.contains("thermal") => 0,
-        reason if reason.contains("power") => 1,
-        _ => 2,
+impl Cause {
+    fn of(reason: &str) -> Self {
+        match reason {
+            reason if reason.contains("thermal") => Self::Heat,
+            reason if reason.contains("power") => Self::Power,
+            _ => Self::Setting,
+        }
     }
 }
 
-/// The mean clock of the multiprocessors, and their highest: the driver's figure or, where it gives none, the highest
-/// seen. The latter says nothing about a run that was throttled from its first step.
-struct Clocks {
-    mean: f64,
-    most: f64,
-    is_seen_only: bool,
-}
-
-impl Clocks {
-    fn of(run: &Run) -> Option<Self> {
-        let (mean, seen) = (run.figures.sm_clock_mhz.get()?, run.figures.sm_clock_mhz.max()?);
-        let limit = run.facts.max_sm_clock_mhz;
-        Some(Self { mean, most: limit.map_or(seen, |limit| limit.max(seen)).max(1.0), is_seen_only: limit.is_none() })
-    }
-
-    /// Lost share of the highest clock.
-    fn down(&self) -> f64 {
-        1.0 - self.mean / self.most
-    }
-
-    fn evidence(&self) -> String {
-        let Self { mean, most, is_seen_only } = self;
-        let what = if *is_seen_only { "at most in this run" } else { "at most by the driver" };
-        format!("multiprocessors at {mean:.0} MHz on average, {most:.0} MHz {what}: up to {:.2}x slower", most / mean)
-    }
-}
+/// No recipe key helps.
+const LOCKED: &str =
+    "`nvidia-smi -q -d CLOCK` shows clocks that are set; root gives them free with `nvidia-smi -rgc -rac`";
 
 /// Heat, power or a setting throttles the GPU's clocks.
-pub(in crate::diagnosis) fn throttled(run: &Run) -> Option<Finding> {
-    let figures = &run.figures;
-    let clocks = Clocks::of(run);
-    let down = clocks.as_ref().map_or(0.0, Clocks::down);
-    let lasting = figures.throttled_seconds.iter().filter(|(_, time)| figures.share_of_steps(**time) >= MIN_SHARE);
+pub(super) fn throttled(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let share = |seconds: f64| figures.share_of_steps(seconds);
+    // The highest clock: the driver's figure or, where it gives none, the highest seen. The latter says nothing about a
+    // run that was throttled from its first step.
+    let clock = figures.sm_clock_mhz.get().zip(figures.max_sm_clock_mhz);
+    let clock = clock.map(|(mean, seen)| (mean, facts.max_sm_clock_mhz.map_or(seen, |most| most.max(seen)).max(1.0)));
+    let down = clock.map_or(0.0, |(mean, most)| 1.0 - mean / most);
+    let clocks = clock.map(|(mean, most)| {
+        let by = if facts.max_sm_clock_mhz.is_some() { "by the driver" } else { "in this run" };
+        let times = most / mean;
+        format!("multiprocessors at {mean:.0} MHz on average, {most:.0} MHz at most {by}: up to {times:.2}x slower")
+    });
+    let heat = figures.max_temperature_celsius.map(|celsius| format!("{celsius:.0} C at most"));
+    let power = figures.power_watts.get().map(|watts| format!("{watts:.0} W on average"));
+    let machine: Vec<String> = heat.into_iter().chain(power).collect();
+    let machine = (!machine.is_empty()).then(|| machine.join(", "));
+
+    let lasting = figures.throttled_seconds.iter().filter(|(_, seconds)| share(**seconds) >= MIN_SHARE);
     // The gravest reason that lasted: a moment of heat is not what slows down a run at its power limit. The power limit
     // does not hide a power brake.
-    let gravest = lasting.max_by(|(a, time_a), (b, time_b)| {
-        let place = |reason: &str| Reverse((class_of(reason), reason == POWER_CAP));
-        place(a).cmp(&place(b)).then(time_a.total_cmp(time_b))
+    let gravest = lasting.max_by(|(a, a_seconds), (b, b_seconds)| {
+        let weight = |reason: &str| Reverse((Cause::of(reason), reason == POWER_CAP));
+        weight(a).cmp(&weight(b)).then(a_seconds.total_cmp(b_seconds))
     });
-    let machine = || {
-        let heat = figures.temperature_celsius.max().map(|celsius| format!("{celsius:.0} C at most"));
-        let power = figures.power_watts.get().map(|watts| format!("{watts:.0} W on average"));
-        let machine: Vec<String> = [heat, power].into_iter().flatten().collect();
-        (!machine.is_empty()).then(|| machine.join(", "))
-    };
-    let Some((reason, time)) = gravest else {
-        let clocks = clocks.filter(|clocks| !clocks.is_seen_only && clocks.down() > DOWN_WITHOUT_REASON)?;
-        if !figures.are_enough() || figures.gpu_percent.get()? < BUSY_GPU_PERCENT {
+    let Some((reason, seconds)) = gravest else {
+        let is_busy = figures.gpu_percent.get()? >= BUSY_GPU_PERCENT;
+        if facts.max_sm_clock_mhz.is_none() || down <= DOWN_WITHOUT_REASON || !figures.are_enough() || !is_busy {
             return None;
         }
-        let verdict = format!(
-            "CLOCK THROTTLING: the busy GPU ran at {} of its highest clock, and the driver does not say why",
-            percent(1.0 - clocks.down())
-        );
-        let mut evidence = vec![clocks.evidence()];
-        evidence.extend(machine());
-        evidence.push(LOCKED.to_owned());
+        let at = percent(1.0 - down);
+        let verdict =
+            format!("CLOCK THROTTLING: the busy GPU ran at {at} of its highest clock, and the driver does not say why");
+        let evidence = [clocks, machine, Some(LOCKED.to_owned())].into_iter().flatten().collect();
         return Some(Finding { evidence, ..finding("throttled_clocks", Severity::Advice, None, verdict) });
     };
-    let (rule, what) = CLASSES[class_of(reason)];
-    let limits = run.facts.power_limit_watts.zip(run.facts.default_power_limit_watts);
+    let cause = Cause::of(reason);
     let is_capped = reason == POWER_CAP;
-    let severity = match rule {
-        "throttled_thermal" => Severity::Problem,
+    let (rule, what, remedy) = match cause {
+        Cause::Heat => (
+            "throttled_thermal",
+            "THERMAL THROTTLING",
+            "no setting of a recipe cools a GPU: see to its fans, its air, and its neighbours",
+        ),
+        Cause::Power if is_capped => (
+            "throttled_power",
+            "POWER THROTTLING",
+            "`nvidia-smi -q -d POWER` shows the limit; root may raise it with `nvidia-smi -pl`",
+        ),
+        Cause::Power => (
+            "throttled_power",
+            "POWER THROTTLING",
+            "the machine asks for it, not the GPU's limit: see to its power supply",
+        ),
+        Cause::Setting => ("throttled_clocks", "CLOCK THROTTLING", LOCKED),
+    };
+    let limits = facts.power_limit_watts.zip(facts.default_power_limit_watts).filter(|_| is_capped);
+    let severity = match cause {
+        Cause::Heat => Severity::Problem,
         // Under full load, a card at its default power limit runs well below its highest clock.
         _ if is_capped && limits.is_none_or(|(limit, usual)| limit >= usual) => Severity::Note,
         _ if down > MUCH_DOWN => Severity::Advice,
         _ => Severity::Note,
     };
-    let mut verdict = format!("{what}: {reason} for {} of the time", percent(figures.share_of_steps(*time)));
-    if is_capped && severity == Severity::Note {
-        verdict += "; the card does what its power allows";
-    }
-    let names = figures.throttled_seconds.iter();
-    let names = names.map(|(name, time)| format!("{name} {}", percent(figures.share_of_steps(*time))));
-    let mut evidence =
-        vec![format!("share of the samples in {} steps: {}", figures.num_steps, names.collect::<Vec<_>>().join(", "))];
-    evidence.extend(clocks.as_ref().map(Clocks::evidence));
-    evidence.extend(machine());
-    let limits = limits.filter(|_| is_capped);
-    evidence.extend(limits.map(|(limit, usual)| format!("power limit {limit:.0} W, {usual:.0} W by default")));
-    evidence.extend((severity < Severity::Note).then(|| remedy(rule, is_capped).to_owned()));
+    let is_note = severity == Severity::Note;
+    let usual = if is_capped && is_note { "; the card does what its power allows" } else { "" };
+    let verdict = format!("{what}: {reason} for {} of the time{usual}", percent(share(*seconds)));
+    let reasons = figures.throttled_seconds.iter();
+    let reasons = reasons.map(|(reason, seconds)| format!("{reason} {}", percent(share(*seconds))));
+    let reasons = reasons.collect::<Vec<_>>().join(", ");
+    let evidence = [
+        Some(format!("share of the samples in {} steps: {reasons}", figures.num_steps())),
+        clocks,
+        machine,
+        limits.map(|(limit, usual)| format!("power limit {limit:.0} W, {usual:.0} W by default")),
+        (!is_note).then(|| remedy.to_owned()),
+    ];
+    let evidence = evidence.into_iter().flatten().collect();
     Some(Finding { evidence, ..finding(rule, severity, None, verdict) })
 }
-
-/// What helps. No recipe key does.
-fn remedy(rule: &str, is_capped: bool) -> &'static str {
-    match rule {
-        "throttled_thermal" => "no setting of a recipe cools a GPU: see to its fans, its air, and its neighbours",
-        "throttled_power" if !is_capped => "the machine asks for it, not the GPU's limit: see to its power supply",
-        "throttled_power" => "`nvidia-smi -q -d POWER` shows the limit; root may raise it with `nvidia-smi -pl`",
-        _ => LOCKED,
-    }
-}
-
-const LOCKED: &str =
-    "`nvidia-smi -q -d CLOCK` shows clocks that are set; root gives them free with `nvidia-smi -rgc -rac`";
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,9 @@
 //! Time between steps, and uneven steps.
 
 use super::input::longer_queue;
-use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{at_most, change, finding, percent, seconds};
-use crate::diagnosis::{Change, Finding, Run, Severity};
+use crate::diagnosis::{Finding, Run, Severity};
+use crate::stats::{Line, as_f64, as_u64};
 
 /// Shares of all time from which evaluations, checkpoints and writing figures are reported.
 const MIN_EVALUATION: f64 = 0.15;
@@ -23,14 +23,13 @@ fn whole(before: f64, after: f64) -> String {
 }
 
 /// By which factor to make something rarer that takes `part` of `all`, so that it takes `goal` of the time left.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a factor, held below 1000")]
 fn factor(part: f64, all: f64, goal: f64) -> u64 {
     let rest = (all - part).max(1e-9);
-    (part * (1.0 - goal) / (goal * rest)).ceil().clamp(2.0, 1000.0) as u64
+    as_u64((part * (1.0 - goal) / (goal * rest)).ceil().clamp(2.0, 1000.0))
 }
 
 /// Evaluations take a large part of the time.
-pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
+pub(super) fn evaluation(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let (all, part) = (figures.wall_seconds, figures.evaluation_seconds);
     let share = figures.share_of_wall(part);
@@ -40,7 +39,7 @@ pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
     let count = figures.num_evaluations;
     let each = part / as_f64(count);
     let times = factor(part, all, GOAL);
-    let mut changes: Vec<Change> = Vec::new();
+    let mut changes = Vec::new();
     let between = as_f64(count.saturating_sub(figures.num_edge_evaluations));
     if let Some(eval_steps) = facts.eval_steps.filter(|_| between > 0.0) {
         let after = all - each * between * (1.0 - 1.0 / as_f64(times));
@@ -64,7 +63,7 @@ pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
 }
 
 /// Checkpoints take a noticeable part of the time.
-pub(in crate::diagnosis) fn checkpoint(run: &Run) -> Option<Finding> {
+pub(super) fn checkpoint(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let (all, part) = (figures.wall_seconds, figures.checkpoint_seconds);
     let share = figures.share_of_wall(part);
@@ -73,11 +72,9 @@ pub(in crate::diagnosis) fn checkpoint(run: &Run) -> Option<Finding> {
     }
     let count = figures.num_checkpoints;
     let times = factor(part, all, CHECKPOINT_GOAL);
-    let change_of = |save_steps: u64| {
-        let after = all - part * (1.0 - 1.0 / as_f64(times));
-        change("checkpoint.save_steps", save_steps, save_steps * times, whole(all, after))
-    };
-    let changes = facts.save_steps.map(change_of).into_iter().collect();
+    let after = all - part * (1.0 - 1.0 / as_f64(times));
+    let rarer = |save_steps| change("checkpoint.save_steps", save_steps, save_steps * times, whole(all, after));
+    let changes = facts.save_steps.map(rarer).into_iter().collect();
     let verdict = format!("CHECKPOINTS: {} of the time after start-up", percent(share));
     let evidence = vec![format!("{count} checkpoints of {} each, in {}", seconds(part / as_f64(count)), seconds(all))];
     let severity = if share >= 0.2 { Severity::Problem } else { Severity::Advice };
@@ -85,14 +82,14 @@ pub(in crate::diagnosis) fn checkpoint(run: &Run) -> Option<Finding> {
 }
 
 /// Writing figures takes a noticeable part of the time.
-pub(in crate::diagnosis) fn logging(run: &Run) -> Option<Finding> {
+pub(super) fn logging(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let share = figures.share_of_wall(figures.logging_seconds);
-    if share < MIN_LOGGING || figures.num_steps == 0 {
+    if share < MIN_LOGGING || figures.steps.is_empty() {
         return None;
     }
     let verdict = format!("LOGGING: writing figures takes {} of the time after start-up", percent(share));
-    let each = figures.logging_seconds / as_f64(figures.num_steps + 1);
+    let each = figures.logging_seconds / as_f64(figures.num_steps() + 1);
     let mut evidence = vec![format!("{} a step of {}", seconds(each), seconds(figures.mean_step_seconds()))];
     evidence.extend((share >= 0.1).then(|| {
         "each step's line is written before the next step begins: the disk of `output_dir` is slow, or others use it"
@@ -109,9 +106,9 @@ pub(in crate::diagnosis) fn logging(run: &Run) -> Option<Finding> {
 }
 
 /// The first step compiles kernels, or reads weights for the first time.
-pub(in crate::diagnosis) fn first_step(run: &Run) -> Option<Finding> {
+pub(super) fn first_step(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
-    let (first, middle) = (figures.first_step_seconds?, figures.step_time.median()?);
+    let (first, middle) = (figures.first_step_seconds?, figures.step_quantile(0.5)?);
     let extra = first - middle;
     let share = figures.share_of_wall(extra);
     if first < 3.0 * middle || share < 0.1 {
@@ -126,42 +123,37 @@ pub(in crate::diagnosis) fn first_step(run: &Run) -> Option<Finding> {
 }
 
 /// Some steps take much longer than others: they have more tokens, or something disturbs them.
-pub(in crate::diagnosis) fn uneven_steps(run: &Run) -> Option<Finding> {
+pub(super) fn uneven_steps(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    let (middle, slow) = (figures.step_time.median()?, figures.step_time.quantile(0.95)?);
-    if figures.num_steps < 20 || slow < UNEVEN * middle {
+    let (middle, slow) = (figures.step_quantile(0.5)?, figures.step_quantile(0.95)?);
+    if figures.steps.len() < 20 || slow < UNEVEN * middle {
         return None;
     }
     let mean = figures.mean_step_seconds();
     let lost = ((mean - middle) / mean).max(0.0);
     let mut evidence =
         vec![format!("one step in twenty takes {} and more; the one in the middle {}", seconds(slow), seconds(middle))];
-    let correlation = figures.compute_by_computed_tokens(facts).correlation().unwrap_or(0.0);
-    if correlation > 0.8 {
-        let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, as rows differ in length", slow / middle);
-        evidence.push(format!("time goes with the number of tokens (correlation {correlation:.2})"));
+    let by_tokens = figures.compute_by_computed_tokens(facts).correlation().unwrap_or(0.0);
+    let waits = Line::through(figures.steps.iter().map(|step| (step.data_wait_seconds, step.seconds)));
+    let by_wait = waits.correlation().unwrap_or(0.0);
+    let grave = if lost >= 0.25 { Severity::Advice } else { Severity::Note };
+    let (why, severity, share, changes) = if by_tokens > 0.8 {
+        evidence.push(format!("time goes with the number of tokens (correlation {by_tokens:.2})"));
         let even = || change("data.packing", false, true, "steps of about the same length".into());
-        let changes = (!facts.packing).then(even).into_iter().collect();
-        return Some(Finding { evidence, changes, ..finding("uneven_steps", Severity::Note, None, verdict) });
-    }
-    let by_wait = figures.step_by_wait.correlation().unwrap_or(0.0);
-    if by_wait > 0.8 {
-        let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, as some of them wait for data", slow / middle);
+        ("as rows differ in length", Severity::Note, None, (!facts.packing).then(even).into_iter().collect())
+    } else if by_wait > 0.8 {
         evidence.push(format!("time goes with the wait for data (correlation {by_wait:.2})"));
-        let severity = if lost >= 0.25 { Severity::Advice } else { Severity::Note };
-        let changes = longer_queue(run, lost);
-        return Some(Finding { evidence, changes, ..finding("uneven_steps", severity, Some(lost), verdict) });
-    }
-    let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, which their tokens do not explain", slow / middle);
-    evidence.push(format!("without the slow ones a step would take {} instead of {}", seconds(middle), seconds(mean)));
-    evidence.extend(
-        figures
-            .cpu_percent
-            .get()
-            .map(|cpu| format!("this process used {cpu:.0}% of the processors; others may use the rest")),
-    );
-    let severity = if lost >= 0.25 { Severity::Advice } else { Severity::Note };
-    Some(Finding { evidence, ..finding("uneven_steps", severity, Some(lost), verdict) })
+        ("as some of them wait for data", grave, Some(lost), longer_queue(run, lost))
+    } else {
+        let (middle, mean) = (seconds(middle), seconds(mean));
+        evidence.push(format!("without the slow ones a step would take {middle} instead of {mean}"));
+        let cpu = figures.cpu_percent.get();
+        evidence
+            .extend(cpu.map(|cpu| format!("this process used {cpu:.0}% of the processors; others may use the rest")));
+        ("which their tokens do not explain", grave, Some(lost), Vec::new())
+    };
+    let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, {why}", slow / middle);
+    Some(Finding { evidence, changes, ..finding("uneven_steps", severity, share, verdict) })
 }
 
 #[cfg(test)]
