@@ -75,7 +75,6 @@ pub(crate) mod tests {
             target_tokens: 2000,
             padding_tokens: Some(100),
             rows: Some(8),
-            truncated_rows: Some(0),
             step_seconds: 1.0,
             wall_seconds: Some(1.0),
             data_wait_seconds: 0.01,
@@ -85,8 +84,6 @@ pub(crate) mod tests {
             forward_backward_seconds: 0.9,
             optimizer_seconds: 0.05,
             logging_seconds: Some(0.005),
-            evaluation_seconds: Some(0.0),
-            checkpoint_seconds: Some(0.0),
             other_seconds: Some(0.03),
             worker_busy_seconds: Some(0.3),
             worker_cpu_seconds: Some(0.28),
@@ -96,8 +93,6 @@ pub(crate) mod tests {
             host_available_bytes: Some(8 << 30),
             host_swapped_bytes: Some(0),
             cpu_utilization_percent: Some(60.0),
-            disk_read_bytes: Some(0),
-            major_page_faults: Some(0),
             ..StepMetrics::default()
         }
     }
@@ -108,7 +103,6 @@ pub(crate) mod tests {
             forward_seconds: None,
             backward_seconds: None,
             gpu_utilization_percent: Some(96.0),
-            gpu_utilization_max_percent: Some(100.0),
             gpu_sm_activity_percent: Some(90.0),
             gpu_memory_activity_percent: Some(40.0),
             gpu_memory_used_bytes: Some(60 << 30),
@@ -117,7 +111,6 @@ pub(crate) mod tests {
             gpu_sm_clock_mhz: Some(1750.0),
             gpu_power_watts: Some(600.0),
             gpu_temperature_celsius: Some(60.0),
-            gpu_other_processes_memory_bytes: Some(0),
             ..line(step)
         }
     }
@@ -169,9 +162,14 @@ pub(crate) mod tests {
         Run { facts, figures }
     }
 
-    /// The keys that a finding would change.
-    pub(crate) fn keys(finding: &Finding) -> Vec<&str> {
-        finding.changes.iter().map(|change| change.key.as_str()).collect()
+    /// Asserts that a finding has these parts, in its rule and severity or in the lines that a user sees; that there is
+    /// no finding, if there are no parts.
+    #[track_caller]
+    pub(crate) fn finds(found: Option<Finding>, parts: &[&str]) {
+        let Some(found) = found else { return assert!(parts.is_empty(), "nothing was found of {parts:?}") };
+        let text = format!("{} {}\n{}\n", found.rule, found.severity.name(), found.lines().join("\n"));
+        assert!(!parts.is_empty(), "{text}");
+        parts.iter().for_each(|part| assert!(text.contains(part), "no `{part}` in\n{text}"));
     }
 
     #[test]

@@ -97,14 +97,17 @@ const MEMORY_CLASSES: [&str; 9] = [
 
 /// The planned memory above the measured peak, and what to say about the two.
 pub(super) fn memory(record: &Record) -> Option<(Vec<Bar>, Vec<String>)> {
-    let plan = record.memory_plan.as_ref().filter(|plan| plan.peak_bytes > 0)?;
+    let plan = &record.memory_plan;
+    let peak_of_plan = plan.get("peak_bytes")?.as_f64().filter(|bytes| *bytes > 0.0)?;
     let (peak, of) = record.peak_memory()?;
-    let components = plan.components.iter().zip(MEMORY_CLASSES.into_iter().cycle());
-    let planned = components
-        .filter(|(component, _)| component.bytes > 0)
-        .map(|(component, class)| (component.name.clone(), class, as_f64(component.bytes)));
+    let component = |(component, class): (&Value, &'static str)| {
+        let bytes = component.get("bytes")?.as_f64().filter(|bytes| *bytes > 0.0)?;
+        Some((component.get("name")?.as_str()?.to_owned(), class, bytes))
+    };
+    let components = plan.get("components").and_then(Value::as_array).into_iter().flatten();
+    let planned = components.zip(MEMORY_CLASSES.into_iter().cycle()).filter_map(component);
     let measured = format!("measured, {of}");
-    let of_plan = 100.0 * peak / as_f64(plan.peak_bytes);
+    let of_plan = 100.0 * peak / peak_of_plan;
     let mut notes = vec![format!("The measured peak is {of_plan:.0} % of the plan.")];
     notes.extend(fullness(record));
     let both = vec![("planned".to_owned(), planned.collect()), (measured.clone(), vec![(measured, "p-passes", peak)])];

@@ -1,7 +1,6 @@
 //! report.html: one run on one page, in one file.
 
 use minijinja::{AutoEscape, Environment, context};
-use serde::Serialize;
 use serde_json::Value;
 
 use super::axis::Unit;
@@ -18,29 +17,6 @@ const MAX_TEXTS: usize = 12;
 const MAX_TEXT: usize = 4000;
 /// Characters shown of a recipe: more than anyone writes by hand.
 const MAX_RECIPE: usize = 60_000;
-
-/// A headline figure.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct Tile {
-    label: &'static str,
-    value: String,
-    note: String,
-}
-
-/// Texts that the model wrote after one prompt.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct Texts {
-    prompt: String,
-    /// The first and the last text.
-    shown: Vec<Text>,
-    between: Vec<Text>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Text {
-    step: u64,
-    text: String,
-}
 
 /// The page of a run.
 ///
@@ -119,11 +95,11 @@ fn about(record: &Record) -> Vec<String> {
     about.into_iter().flatten().collect()
 }
 
-/// The headline figures; figures that were not measured have no tile.
-fn tiles(record: &Record) -> Vec<Tile> {
+/// The headline figures: label, value, note. Figures that were not measured have no tile.
+fn tiles(record: &Record) -> Vec<(&'static str, String, String)> {
     let mut tiles = Vec::new();
     let mut tile = |label, value: Option<String>, note: Option<String>| {
-        tiles.extend(value.map(|value| Tile { label, value, note: note.unwrap_or_default() }));
+        tiles.extend(value.map(|value| (label, value, note.unwrap_or_default())));
     };
     let loss_text = |loss: f64| if loss.is_finite() { Unit::Plain.text(loss) } else { "not a number".to_owned() };
     let losses = record.evaluations.get("eval_loss").unwrap_or_default();
@@ -179,29 +155,28 @@ fn rate(record: &Record) -> Option<f64> {
     record.figure("tokens_per_second").or_else(|| Some(record.steps.sum("tokens")? / seconds))
 }
 
-/// Texts of the model by prompt, and the number of texts not shown.
-fn texts(record: &Record) -> (Vec<Texts>, usize) {
-    let mut prompts: Vec<(&str, Vec<Text>)> = Vec::new();
+/// Texts of the model by prompt, each with its step: the first and the last, and those between; and the number of texts
+/// left out.
+fn texts(record: &Record) -> (Vec<minijinja::Value>, usize) {
+    let mut prompts: Vec<(&str, Vec<(u64, String)>)> = Vec::new();
     for sample in &record.samples {
-        let text = Text { step: sample.step, text: shortened(&sample.text, MAX_TEXT) };
+        let text = (sample.step, shortened(&sample.text, MAX_TEXT));
         match prompts.iter_mut().find(|(prompt, _)| *prompt == sample.prompt) {
             Some((_, texts)) => texts.push(text),
             None => prompts.push((&sample.prompt, vec![text])),
         }
     }
-    let num_texts = record.samples.len();
-    let mut num_shown = 0;
+    let mut num_left_out = record.samples.len();
     let texts = prompts.into_iter().take(MAX_PROMPTS).map(|(prompt, mut texts)| {
         let last = if texts.len() > 1 { texts.pop() } else { None };
         let first = texts.remove(0);
         let every = texts.len().div_ceil(MAX_TEXTS).max(1);
-        let between: Vec<Text> = texts.into_iter().step_by(every).collect();
-        let shown: Vec<Text> = std::iter::once(first).chain(last).collect();
-        num_shown += shown.len() + between.len();
-        Texts { prompt: shortened(prompt, MAX_TEXT), shown, between }
+        let between: Vec<_> = texts.into_iter().step_by(every).collect();
+        let shown: Vec<_> = std::iter::once(first).chain(last).collect();
+        num_left_out -= shown.len() + between.len();
+        context! { prompt => shortened(prompt, MAX_TEXT), shown, between }
     });
-    let texts: Vec<Texts> = texts.collect();
-    (texts, num_texts - num_shown)
+    (texts.collect(), num_left_out)
 }
 
 fn shortened(text: &str, most: usize) -> String {
@@ -245,7 +220,7 @@ mod tests {
             record.evaluations.push(&fields("eval_loss").into_iter().collect());
         }
         let tiles = tiles(&record);
-        let value = |label: &str| tiles.iter().find(|tile| tile.label == label).unwrap().value.as_str();
+        let value = |label: &str| tiles.iter().find(|tile| tile.0 == label).unwrap().1.as_str();
         assert_eq!((value("Evaluation loss"), value("Training loss")), ("not a number", "not a number"));
     }
 

@@ -5,7 +5,6 @@ use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -37,22 +36,7 @@ pub(super) struct Record {
     /// The resolved recipe, parsed.
     pub(super) settings: toml::Table,
     pub(super) environment: Map<String, Value>,
-    pub(super) memory_plan: Option<PlannedMemory>,
-}
-
-/// The planned memory of a run: the parts and their sum, with every row at `data.max_length`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct PlannedMemory {
-    pub(super) components: Vec<PlannedComponent>,
-    pub(super) peak_bytes: u64,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct PlannedComponent {
-    pub(super) name: String,
-    pub(super) bytes: u64,
+    pub(super) memory_plan: Map<String, Value>,
 }
 
 impl Record {
@@ -78,7 +62,7 @@ impl Record {
             None => json(&folder.join(UNFINISHED_FILE))?.unwrap_or_default(),
         };
         record.environment = json(&folder.join("environment.json"))?.unwrap_or_default();
-        record.memory_plan = json(&folder.join("memory_plan.json"))?;
+        record.memory_plan = json(&folder.join("memory_plan.json"))?.unwrap_or_default();
         record.given_recipe = text(&folder.join("recipe.toml"))?;
         record.resolved_recipe = text(&folder.join("resolved.toml"))?;
         record.settings = record.resolved_recipe.as_ref().and_then(|text| text.parse().ok()).unwrap_or_default();

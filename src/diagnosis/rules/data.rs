@@ -80,53 +80,45 @@ fn memory_for(run: &Run, times: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::tests::{gpu_run, run};
+    use crate::diagnosis::tests::{finds, gpu_run, run};
 
     #[test]
     fn padding_that_is_computed_costs_its_share_of_forward_and_backward() {
-        let padded = gpu_run(|line| (line.tokens, line.padding_tokens) = (1000, Some(3000)));
-        let found = padding(&padded).unwrap();
-        assert_eq!(
-            (found.severity, found.verdict.as_str()),
-            (Severity::Problem, "PADDING: 75% of the tokens computed are padding")
-        );
+        let mut padded = gpu_run(|line| (line.tokens, line.padding_tokens) = (1000, Some(3000)));
         // 0.9 s of a step of 1 s are forward and backward.
-        assert_eq!(found.changes[0].expected, "about 3.08x (a step 1.000 s -> 0.325 s) for the same tokens");
-        let mut packed = padded;
-        packed.facts.packing = true;
-        assert!(padding(&packed).unwrap().changes.is_empty());
-        assert!(padding(&gpu_run(|_| {})).is_none());
-    }
-
-    #[test]
-    fn padding_that_is_left_out_is_a_note() {
-        let mut padded = run(|line| (line.tokens, line.padding_tokens) = (1000, Some(3000)));
+        let costly = [
+            "padding problem",
+            "PADDING: 75% of the tokens computed are padding",
+            "303,000 of 404,000 tokens in micro-batches of 4 rows",
+            "`data.packing` false -> true: about 3.08x (a step 1.000 s -> 0.325 s) for the same tokens",
+        ];
+        finds(padding(&padded), &costly);
+        padded.facts.packing = true;
+        assert!(padding(&padded).unwrap().changes.is_empty());
         padded.facts.leaves_padding_out = true;
-        assert_eq!(padding(&padded).unwrap().severity, Severity::Note);
+        finds(padding(&padded), &["padding note", "it costs no time here"]);
+        finds(padding(&gpu_run(|_| {})), &[]);
     }
 
     #[test]
-    fn cut_rows_are_told_of_with_the_length_that_would_hold_them() {
+    fn cut_rows_are_reported_with_the_length_that_would_hold_them() {
         let mut cut = run(|line| line.truncated_rows = Some(1));
-        let found = truncation(&cut).unwrap();
-        assert_eq!((found.severity, found.changes[0].to.as_str()), (Severity::Advice, "2048"));
-        assert_eq!(found.evidence, ["101 of 808 rows were cut"], "how long they are is not known yet");
+        let unknown =
+            ["truncation advice", "101 of 808 rows were cut", "`data.max_length` 1024 -> 2048: fewer than 101"];
+        finds(truncation(&cut), &unknown);
         cut.figures.longest_row_tokens = Some(1500);
-        let found = truncation(&cut).unwrap();
-        assert_eq!(found.changes[0].to, "1536");
-        let memory = "take 1.5x the memory, about 1.0 GiB more, of which 8.0 GiB were free at the least";
-        assert!(found.changes[0].expected.ends_with(memory), "{found:#?}");
+        let longest = [
+            "the longest had 1,500 tokens",
+            "`data.max_length` 1024 -> 1536: all 808 rows whole; the longest micro-batches take 1.5x the memory, about 1.0 \
+             GiB more, of which 8.0 GiB were free at the least",
+        ];
+        finds(truncation(&cut), &longest);
         // Not beyond the model's positions.
         cut.facts.max_positions = 1200;
-        let found = truncation(&cut).unwrap();
-        assert_eq!(found.changes[0].to, "1200");
-        assert!(
-            found.changes[0].expected.starts_with("fewer than 101 of 808 rows cut: the model has 1200"),
-            "{found:#?}"
-        );
+        finds(truncation(&cut), &["1024 -> 1200: fewer than 101 of 808 rows cut: the model has 1200 positions"]);
         cut.facts.max_positions = 1024;
-        let found = truncation(&cut).unwrap();
-        assert!(found.changes.is_empty() && found.evidence[2].starts_with("the model has 1024"), "{found:#?}");
-        assert!(truncation(&run(|_| {})).is_none());
+        finds(truncation(&cut), &["the model has 1024 positions: longer rows would have to be split"]);
+        assert!(truncation(&cut).unwrap().changes.is_empty());
+        finds(truncation(&run(|_| {})), &[]);
     }
 }

@@ -122,14 +122,14 @@ fn overlapping_reads(run: &Run, share: f64) -> Change {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::Watch;
-    use crate::diagnosis::tests::{facts, keys, line, run};
+    use crate::diagnosis::tests::{facts, finds, line, run};
+    use crate::diagnosis::{Figures, Watch};
     use crate::metrics::StepMetrics;
 
     #[test]
-    fn a_cold_cache_is_told_in_a_long_run_by_the_steps_in_which_it_was_cold() {
+    fn a_cold_cache_is_reported_after_a_long_run_by_the_steps_in_which_it_was_cold() {
         // 2 GiB in the first 200 of 5,000 steps, which waited half of their time; an epoch is 500 steps.
-        let mut figures = crate::diagnosis::Figures::default();
+        let mut figures = Figures::default();
         for step in 2..5002 {
             let is_cold = step < 202;
             figures.add(&StepMetrics {
@@ -140,15 +140,21 @@ mod tests {
             });
         }
         let found = page_cache(&Run { facts: facts(), figures }).unwrap();
-        assert_eq!((found.rule.as_str(), found.severity), ("page_cache_cold", Severity::Note), "{found:#?}");
-        assert!(found.verdict.contains("in the first 180 steps"), "nine tenths of it: {found:#?}");
-        assert!(found.evidence[1].starts_with("data wait is 50% of step time in them, "), "{found:#?}");
         assert!((found.share_of_time.unwrap() - 90.0 / 5000.0).abs() < 0.003, "{found:#?}");
+        let first = "rows came from a disk in the first 180 steps; from memory since";
+        finds(Some(found), &["page_cache_cold note", first, "data wait is 50% of step time in them, 0.3% later"]);
     }
 
     #[test]
-    fn a_cold_cache_that_costs_time_is_told_while_it_is_cold() {
-        let waiting = |step| StepMetrics {
+    fn what_lasts_is_reported_during_the_run() {
+        let reported = |line: &dyn Fn(u64) -> StepMetrics, num_steps: u64| {
+            let mut watch = Watch::new(facts());
+            let mut found = (2..2 + num_steps).flat_map(|step| watch.observe(&line(step)));
+            let only = found.next();
+            assert!(found.next().is_none());
+            only
+        };
+        let cold = |step| StepMetrics {
             epoch: as_f64(step) / 500.0,
             disk_read_bytes: Some(10 << 20),
             data_wait_seconds: 0.08,
@@ -156,15 +162,11 @@ mod tests {
             worker_cpu_seconds: Some(0.2),
             ..line(step)
         };
-        let mut watch = Watch::new(facts());
-        let told: Vec<_> = (2..52).flat_map(|step| watch.observe(&waiting(step))).collect();
-        assert_eq!(told.len(), 1, "{told:#?}");
-        assert_eq!((told[0].rule.as_str(), told[0].severity), ("page_cache_cold", Severity::Advice));
-        assert!(told[0].verdict.contains("all along"), "{told:#?}");
-        let change = &told[0].changes[0];
-        assert_eq!([change.key.as_str(), &change.to], ["data.num_workers", "2"]);
         // Nine tenths of it were read in 45 of the 50 steps, which waited for it.
-        assert_eq!(change.expected, "more reads at the same time: at most 1.08x");
+        let more = "`data.num_workers` 1 -> 2: more reads at the same time: at most 1.08x";
+        finds(reported(&cold, 50), &["page_cache_cold advice", "rows come from a disk all along", more]);
+        let again = |step| StepMetrics { disk_read_bytes: Some(8 << 20), data_wait_seconds: 0.09, ..line(step) };
+        finds(reported(&again, 100), &["page_cache_thrashing"]);
     }
 
     #[test]
@@ -174,37 +176,25 @@ mod tests {
             (line.disk_read_bytes, line.data_wait_seconds) = (Some(10 << 20), 0.2);
             line.major_page_faults = Some(300);
         });
-        let found = page_cache(&again).unwrap();
-        assert_eq!((found.rule.as_str(), found.severity), ("page_cache_thrashing", Severity::Problem));
-        assert!(found.verdict.contains(": 100% of what a pass reads"), "{found:#?}");
-        assert_eq!(keys(&found), ["data.num_workers", "data.shuffle"]);
+        let thrashing =
+            ["page_cache_thrashing problem", ": 100% of what a pass reads", "`data.num_workers`", "`data.shuffle`"];
+        finds(page_cache(&again), &thrashing);
         let unseen = run(|line| (line.disk_read_bytes, line.data_wait_seconds) = (Some(10 << 20), 0.001));
-        let found = page_cache(&unseen).unwrap();
-        assert_eq!((found.severity, found.changes.len()), (Severity::Note, 0), "nobody waits for it: {found:#?}");
+        finds(page_cache(&unseen), &["page_cache_thrashing note"]);
+        assert!(page_cache(&unseen).unwrap().changes.is_empty(), "nobody waits for it");
         // One cold pass whose kept tokens take five times the size of the file, in a run of slightly more than one
         // pass.
         let once = run(|line| {
             line.epoch = as_f64(line.step) / 95.0;
             line.disk_read_bytes = Some(if line.step <= 95 { 5 << 20 } else { 0 });
         });
-        assert_eq!(page_cache(&once).unwrap().rule, "page_cache_cold");
         let cold = run(|line| line.disk_read_bytes = Some(if line.step < 11 { 10 << 20 } else { 0 }));
-        assert_eq!(page_cache(&cold).unwrap().rule, "page_cache_cold");
-        assert!(page_cache(&run(|line| line.disk_read_bytes = Some(1000))).is_none());
         // A run resumed in its fourth pass finds a cold cache too.
         let resumed = run(|line| {
             line.epoch = 3.2 + as_f64(line.step) / 200.0;
             line.disk_read_bytes = Some(10 << 20);
         });
-        assert_eq!(page_cache(&resumed).unwrap().rule, "page_cache_cold");
-    }
-
-    #[test]
-    fn what_lasts_in_later_passes_is_told_during_the_run() {
-        let mut watch = Watch::new(facts());
-        let step = |step| StepMetrics { disk_read_bytes: Some(8 << 20), data_wait_seconds: 0.09, ..line(step) };
-        let told: Vec<_> = (2..102).flat_map(|number| watch.observe(&step(number))).collect();
-        let rules: Vec<&str> = told.iter().map(|finding| finding.rule.as_str()).collect();
-        assert_eq!(rules, ["page_cache_thrashing"], "{told:#?}");
+        [once, cold, resumed].iter().for_each(|run| finds(page_cache(run), &["page_cache_cold"]));
+        finds(page_cache(&run(|line| line.disk_read_bytes = Some(1000))), &[]);
     }
 }

@@ -81,28 +81,30 @@ pub(super) fn missing(run: &Run) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::tests::{gpu_run, keys, run};
+    use crate::diagnosis::tests::{finds, gpu_run, run};
     use crate::stats::MeanOverTime;
 
     #[test]
     fn recomputation_is_not_needed_where_memory_is_free() {
         let mut wasteful = run(|_| {});
+        finds(not_needed(&wasteful), &[]);
         wasteful.facts.recomputes = true;
+        // 0.3 s of forward, 8 of its 8.8 GFLOPs in the blocks: 4,000 tokens through 1 M parameters, 2,000 through 0.1 M.
         let found = not_needed(&wasteful).unwrap();
-        assert_eq!([&found.changes[0].from, &found.changes[0].to], ["true", "false"]);
-        // 0.3 s of forward, 8 of its 8.4 GFLOPs in the blocks: 4,000 tokens through 1 M parameters, 2,000 through 0.1 M.
-        let share = 0.3 * 8000.0 / 8800.0;
-        assert!((found.share_of_time.unwrap() - share).abs() < 1e-4 && found.changes[0].expected == "at most 1.38x");
+        assert!((found.share_of_time.unwrap() - 0.3 * 8000.0 / 8800.0).abs() < 1e-4);
+        let off = "`train.gradient_checkpointing` true -> false: at most 1.38x";
+        finds(Some(found), &["recomputation_not_needed advice", off]);
         wasteful.facts.activation_bytes = Some(7 << 30);
-        assert!(not_needed(&wasteful).is_none(), "there is no room");
+        finds(not_needed(&wasteful), &[]);
         let mut gpu = gpu_run(|_| {});
-        assert!(not_needed(&gpu).is_none(), "it is off");
         (gpu.facts.recomputes, gpu.facts.offloads) = (true, true);
-        let offloaded = not_needed(&gpu).unwrap();
-        assert_eq!(offloaded.changes[0].from, "\"offload\"");
-        assert!(offloaded.evidence[0].starts_with("20.0 GiB of memory were free"));
         // The end of the forward within the 0.9 s is not known: 8 of three times 8 and 0.8 GFLOPs.
+        let offloaded = not_needed(&gpu).unwrap();
         assert!((offloaded.share_of_time.unwrap() - 0.9 * 8.0 / 24.8).abs() < 1e-4, "{offloaded:#?}");
+        finds(
+            Some(offloaded),
+            &["20.0 GiB of memory were free", "`train.gradient_checkpointing` \"offload\" -> false"],
+        );
     }
 
     #[test]
@@ -114,37 +116,37 @@ mod tests {
         });
         (full.facts.micro_batch_size, full.facts.gradient_accumulation_steps) = (1, 8);
         (full.facts.doubling_bytes, full.facts.activation_bytes) = (Some(30 << 30), Some(14 << 30));
-        let found = missing(&full).unwrap();
-        assert!(
-            found.verdict.ends_with("the memory that 2 rows in a micro-batch instead of 1 would need"),
-            "{found:#?}"
-        );
-        assert_eq!(
-            keys(&found),
-            ["train.gradient_checkpointing", "train.micro_batch_size", "train.gradient_accumulation_steps"]
-        );
         // Half of the 0.75 s between kernels is saved; of the 0.3 s of forward, 8 of 8.8 GFLOPs are recomputed.
         let gain = 1.0 / (1.0 - 0.375 + 0.3 * 8.0 / 8.8);
-        assert!(found.changes[0].expected.starts_with(&format!("about {gain:.2}x the tokens a second")), "{found:#?}");
+        let changes = [
+            "recomputation_missing advice",
+            "the memory that 2 rows in a micro-batch instead of 1 would need",
+            &format!("`train.gradient_checkpointing` false -> true: about {gain:.2}x the tokens a second"),
+            "`train.micro_batch_size` 1 -> 2: the memory that becomes free",
+            "`train.gradient_accumulation_steps` 8 -> 4: the same rows in an update",
+        ];
+        finds(missing(&full), &changes);
+        finds(missing(&gpu_run(|_| {})), &[]);
+        let but = |change: fn(&mut Run)| {
+            let mut run = full.clone();
+            change(&mut run);
+            run
+        };
         // Without the time of the forward: 8 of the 16.8 GFLOPs in 0.9 s of passes without recomputation, which is more
         // than the gain.
-        let mut unsplit = full.clone();
-        unsplit.figures.forward_of_passes_seconds = (0.0, 0.0);
+        let unsplit = but(|run| run.figures.forward_of_passes_seconds = (0.0, 0.0));
         let again = unsplit.figures.recomputation_seconds(&unsplit.facts) / 100.0;
         assert!((again - 0.9 * 8.0 / 16.8).abs() < 1e-4, "{again} s");
-        assert!(missing(&unsplit).is_none());
-        let mut less = full.clone();
-        less.figures.gpu_percent = MeanOverTime::of(Some(40.0), 1.0);
-        assert!(missing(&less).is_none(), "computing again would take what the rows bring");
-        assert!(missing(&gpu_run(|_| {})).is_none(), "the device is filled");
-        let mut roomy = full.clone();
-        roomy.facts.doubling_bytes = Some(4 << 30);
-        assert!(missing(&roomy).is_none(), "twice the rows fit as it is");
-        let mut hopeless = full.clone();
-        hopeless.facts.activation_bytes = Some(2 << 30);
-        assert!(missing(&hopeless).is_none(), "nor do they fit with it");
-        let mut on = full;
-        on.facts.recomputes = true;
-        assert!(missing(&on).is_none());
+        for none in [
+            unsplit,
+            // Computing again would take what the rows bring.
+            but(|run| run.figures.gpu_percent = MeanOverTime::of(Some(40.0), 1.0)),
+            // Twice the rows fit as it is, or not even with it.
+            but(|run| run.facts.doubling_bytes = Some(4 << 30)),
+            but(|run| run.facts.activation_bytes = Some(2 << 30)),
+            but(|run| run.facts.recomputes = true),
+        ] {
+            finds(missing(&none), &[]);
+        }
     }
 }

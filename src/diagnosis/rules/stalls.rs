@@ -159,88 +159,66 @@ pub(super) fn uneven_steps(run: &Run) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::tests::{gpu_run, run};
+    use crate::diagnosis::tests::{finds, gpu_run, run};
+    use crate::metrics::StepMetrics;
 
     #[test]
     fn evaluations_are_made_rarer_until_they_take_a_twentieth() {
-        let busy = run(|line| {
+        let mut busy = run(|line| {
             if line.step % 10 == 1 {
                 (line.evaluation_seconds, line.wall_seconds) = (Some(10.0), Some(11.0));
             }
         });
         // 11 evaluations of 10 s in 211 s; the one before the first step is always made.
-        let found = evaluation(&busy).unwrap();
-        assert_eq!(found.severity, Severity::Problem);
-        assert_eq!([found.changes[0].key.as_str(), &found.changes[0].to], ["eval.eval_steps", "1050"]);
-        let after = 211.0 - 100.0 * (1.0 - 1.0 / 21.0);
-        assert_eq!(found.changes[0].expected, whole(211.0, after));
-        assert_eq!([found.changes[1].key.as_str(), &found.changes[1].to], ["eval.max_batches", "1"]);
-        let mut sampled = busy;
-        sampled.facts.draws_samples = true;
-        assert!(evaluation(&sampled).unwrap().changes[1].expected.starts_with("shorter evaluations"));
+        let after = whole(211.0, 211.0 - 100.0 * (1.0 - 1.0 / 21.0));
+        let rarer = format!("`eval.eval_steps` 50 -> 1050: {after}");
+        finds(evaluation(&busy), &["evaluation problem", &rarer, "`eval.max_batches` 40 -> 1: about "]);
+        busy.facts.draws_samples = true;
+        finds(evaluation(&busy), &["`eval.max_batches` 40 -> 1: shorter evaluations"]);
         // Making the two in the middle of a run rarer pays; the ones before and after it are always made.
-        sampled.figures.num_evaluations = 2;
-        assert_eq!(evaluation(&sampled).unwrap().changes[0].key, "eval.eval_steps");
-        sampled.figures.num_edge_evaluations = 2;
-        assert_eq!(evaluation(&sampled).unwrap().changes[0].key, "eval.max_batches");
-        assert!(evaluation(&run(|_| {})).is_none());
+        busy.figures.num_evaluations = 2;
+        assert_eq!(evaluation(&busy).unwrap().changes[0].key, "eval.eval_steps");
+        busy.figures.num_edge_evaluations = 2;
+        assert_eq!(evaluation(&busy).unwrap().changes[0].key, "eval.max_batches");
+        finds(evaluation(&run(|_| {})), &[]);
     }
 
     #[test]
-    fn checkpoints_are_made_rarer_until_they_hardly_show() {
-        let busy = run(|line| (line.checkpoint_seconds, line.wall_seconds) = (Some(0.3), Some(1.3)));
-        let found = checkpoint(&busy).unwrap();
-        assert_eq!((found.severity, found.changes[0].to.as_str()), (Severity::Problem, "750"));
-        assert!(found.evidence[0].starts_with("101 checkpoints of 0.300 s each"), "{found:#?}");
-        assert!(checkpoint(&run(|_| {})).is_none());
-    }
-
-    #[test]
-    fn writing_figures_may_take_too_long() {
-        let slow = run(|line| line.logging_seconds = Some(0.12));
-        let found = logging(&slow).unwrap();
-        assert_eq!((found.severity, found.changes[0].expected.as_str()), (Severity::Advice, "at most 1.14x"));
-        let grave = run(|line| line.logging_seconds = Some(0.3));
-        assert_eq!(logging(&grave).unwrap().severity, Severity::Problem);
-        assert!(logging(&run(|_| {})).is_none());
-    }
-
-    #[test]
-    fn a_long_first_step_is_noted_where_it_is_a_part_of_the_run() {
-        let compiled = gpu_run(|line| {
+    fn checkpoints_figures_and_a_first_step_may_take_too_long() {
+        let saving = run(|line| (line.checkpoint_seconds, line.wall_seconds) = (Some(0.3), Some(1.3)));
+        let rarer = "`checkpoint.save_steps` 50 -> 750: ";
+        finds(checkpoint(&saving), &["checkpoint problem", "101 checkpoints of 0.300 s each", rarer]);
+        finds(checkpoint(&run(|_| {})), &[]);
+        let writing = |seconds| run(move |line| line.logging_seconds = Some(seconds));
+        finds(logging(&writing(0.12)), &["logging advice", "`logging.tensorboard` true -> false: at most 1.14x"]);
+        finds(logging(&writing(0.3)), &["logging problem"]);
+        finds(logging(&run(|_| {})), &[]);
+        let compiling = gpu_run(|line| {
             if line.step == 1 {
                 (line.step_seconds, line.wall_seconds) = (60.0, Some(60.0));
             }
         });
-        let found = first_step(&compiled).unwrap();
-        assert!(found.verdict.starts_with("FIRST STEP: 37% of the time"), "{found:#?}");
-        assert!(first_step(&run(|_| {})).is_none());
+        finds(first_step(&compiling), &["first_step note", "FIRST STEP: 37% of the time", "compiling"]);
+        finds(first_step(&run(|_| {})), &[]);
     }
 
     #[test]
-    fn uneven_steps_are_explained_by_their_tokens_or_not() {
-        let long = run(|line| {
-            if line.step % 10 == 0 {
-                (line.tokens, line.forward_backward_seconds, line.step_seconds) = (12_000, 2.9, 3.0);
-            }
-        });
-        assert_eq!(uneven_steps(&long).unwrap().severity, Severity::Note);
-        let disturbed = run(|line| {
-            if line.step % 10 == 0 {
-                (line.other_seconds, line.step_seconds) = (Some(7.0), 8.0);
-            }
-        });
-        let found = uneven_steps(&disturbed).unwrap();
-        assert_eq!(found.severity, Severity::Advice);
-        assert!(found.verdict.ends_with("which their tokens do not explain"), "{found:#?}");
-        let starved = run(|line| {
-            if line.step % 10 == 0 {
-                (line.data_wait_seconds, line.step_seconds) = (7.0, 8.0);
-            }
-        });
-        let found = uneven_steps(&starved).unwrap();
-        assert!(found.verdict.ends_with("8.0x the middle one, as some of them wait for data"), "{found:#?}");
-        assert_eq!([found.changes[0].key.as_str(), &found.changes[0].to], ["data.prefetch_batches", "32"]);
-        assert!(uneven_steps(&run(|_| {})).is_none());
+    fn uneven_steps_are_explained_by_their_tokens_or_their_waits_or_not() {
+        let every_tenth = |change: fn(&mut StepMetrics)| {
+            run(move |line| {
+                if line.step % 10 == 0 {
+                    change(line);
+                }
+            })
+        };
+        let long =
+            every_tenth(|line| (line.tokens, line.forward_backward_seconds, line.step_seconds) = (12_000, 2.9, 3.0));
+        finds(uneven_steps(&long), &["uneven_steps note", "as rows differ in length", "`data.packing`"]);
+        let disturbed = every_tenth(|line| (line.other_seconds, line.step_seconds) = (Some(7.0), 8.0));
+        finds(uneven_steps(&disturbed), &["uneven_steps advice", "which their tokens do not explain"]);
+        let starved = every_tenth(|line| (line.data_wait_seconds, line.step_seconds) = (7.0, 8.0));
+        let waits = "8.0x the middle one, as some of them wait for data";
+        finds(uneven_steps(&starved), &[waits, "`data.prefetch_batches` 4 -> 32"]);
+        finds(uneven_steps(&run(|_| {})), &[]);
     }
 }
