@@ -227,7 +227,9 @@ impl Figures {
             (&mut self.allocated, line.gpu_memory_allocated_bytes),
             (&mut self.reserved, line.gpu_memory_reserved_bytes),
         ] {
-            bytes.into_iter().for_each(|bytes| points.add(as_f64(line.step), as_f64(bytes)));
+            if let Some(bytes) = bytes {
+                points.add(as_f64(line.step), as_f64(bytes));
+            }
         }
         self.max_reserved_bytes = self.max_reserved_bytes.max(line.gpu_memory_reserved_bytes);
         if let Some(bytes) = line.host_swapped_bytes {

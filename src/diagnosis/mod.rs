@@ -166,9 +166,10 @@ pub(crate) mod tests {
     /// no finding, if there are no parts.
     #[track_caller]
     pub(crate) fn finds(found: Option<Finding>, parts: &[&str]) {
-        let Some(found) = found else { return assert!(parts.is_empty(), "nothing was found of {parts:?}") };
-        let text = format!("{} {}\n{}\n", found.rule, found.severity.name(), found.lines().join("\n"));
-        assert!(!parts.is_empty(), "{text}");
+        let text = found.map_or_else(String::new, |found| {
+            format!("{} {}\n{}\n", found.rule, found.severity.name(), found.lines().join("\n"))
+        });
+        assert_eq!(text.is_empty(), parts.is_empty(), "{text}");
         parts.iter().for_each(|part| assert!(text.contains(part), "no `{part}` in\n{text}"));
     }
 

@@ -74,8 +74,10 @@ impl Record {
 
     /// The record, if it has steps.
     pub(super) fn with_steps(self) -> Result<Self, ReportError> {
+        if self.steps.len() > 0 {
+            return Ok(self);
+        }
         let torn = match self.num_torn_lines {
-            _ if self.steps.len() > 0 => return Ok(self),
             0 => String::new(),
             1 => ", and one line that cannot be read".to_owned(),
             n => format!(", and {n} lines that cannot be read"),
