@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ending::summary_text;
 
 use super::{EvalMetrics, Sample, StepMetrics, Summary};
+use crate::stats::as_f64;
 use crate::text::{bytes, duration, thousands};
 
 /// Where lines for people go.
@@ -251,11 +252,6 @@ fn gpu_text(step: &StepMetrics) -> Option<String> {
     let memory = step.gpu_memory_used_bytes.map(bytes);
     let text = [utilization, memory].into_iter().flatten().collect::<Vec<_>>().join(" ");
     (!text.is_empty()).then(|| format!("gpu {text}"))
-}
-
-#[allow(clippy::cast_precision_loss, reason = "counts of a run stay far below 2^52")]
-fn as_f64(count: u64) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]

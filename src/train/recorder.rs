@@ -7,12 +7,13 @@ use super::flops::StepFlops;
 use super::laps::{Laps, Part, StepTime};
 use super::state::TrainerState;
 use super::step_work::{StepWork, per_second, share};
-use super::totals::{MeanOverTime, RunFigures, Totals};
+use super::totals::{RunFigures, Totals};
 use crate::data::work::Work;
 use crate::device::{Dtype, MemoryInUse, OpenDevice};
 use crate::diagnosis::{Facts, Figures, Finding, Run, Watch, diagnose};
 use crate::metrics::{StepMetrics, Summary, TimeSpent};
 use crate::ops::peak::gemm_peak_flops;
+use crate::stats::MeanOverTime;
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 
 /// On an asynchronous device, one step in this many waits at the end of every part, so that each part has a time. The

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::pipeline::RowCounts;
 use crate::metrics::{StepMetrics, TimeSpent};
+use crate::stats::MeanOverTime;
 
 /// Sums over all starts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -114,42 +115,6 @@ impl RunFigures {
     }
 }
 
-/// Mean of a figure, weighted by the time of the steps that have it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct MeanOverTime {
-    /// Sum of figure times seconds.
-    pub sum: f64,
-    /// Time of the steps that have it.
-    pub seconds: f64,
-}
-
-impl MeanOverTime {
-    /// The mean of a single figure over `seconds`.
-    pub(super) fn of(value: Option<f64>, seconds: f64) -> Self {
-        let mut mean = Self::default();
-        mean.add(value, seconds);
-        mean
-    }
-
-    /// Adds a step; a figure that is no finite number is treated as absent.
-    fn add(&mut self, value: Option<f64>, seconds: f64) {
-        if let Some(value) = value.filter(|value| (value * seconds).is_finite()) {
-            self.sum += value * seconds;
-            self.seconds += seconds;
-        }
-    }
-
-    fn and(self, other: Self) -> Self {
-        Self { sum: self.sum + other.sum, seconds: self.seconds + other.seconds }
-    }
-
-    /// The mean; `None` where no step had the figure.
-    #[must_use]
-    pub fn get(&self) -> Option<f64> {
-        (self.seconds > 0.0).then(|| self.sum / self.seconds)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,17 +155,5 @@ mod tests {
         assert_eq!((sum.telemetry_seconds, sum.last_loss), (Some(0.25), Some(2.0)));
         let json = serde_json::to_string(&Totals { figures: sum, ..Totals::default() }).unwrap();
         assert_eq!(serde_json::from_str::<Totals>(&json).unwrap().figures, sum);
-    }
-
-    #[test]
-    fn what_is_no_number_leaves_a_mean_and_a_checkpoint_that_can_be_read() {
-        let mut mean = MeanOverTime::default();
-        for value in [Some(f64::NAN), Some(f64::INFINITY), None] {
-            mean.add(value, 1.0);
-        }
-        assert_eq!(mean.get(), None);
-        mean.add(Some(3.0), 2.0);
-        let read: MeanOverTime = serde_json::from_str(&serde_json::to_string(&mean).unwrap()).unwrap();
-        assert_eq!(read.get(), Some(3.0));
     }
 }
