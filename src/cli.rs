@@ -94,7 +94,7 @@ fn of_panic(panic: &(dyn Any + Send)) -> String {
     format!(
         "this is a bug in lora-train {version}{commit}, and no mistake of yours\n  hint: report it with the lines above, \
          the command and its recipe, and what `lora-train doctor` says; with RUST_BACKTRACE=1 the lines above say \
-         more\n  hint: a run that has a checkpoint goes on with `--resume`"
+         more\n  hint: a run that has a checkpoint continues with `--resume`"
     )
 }
 

@@ -8,12 +8,13 @@ use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
 use crate::data::batch::{Batch, Document, Target};
-use crate::device::{self, OpenDevice};
+use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::ops::peak::gemm_peak_flops;
 use crate::ops::profile::{self, Row};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::inputs::{ModelSource, nvml_selector};
+use crate::run::Prepared;
+use crate::run::inputs::{WeightsFrom, nvml_selector};
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::train::flops::StepFlops;
 use crate::train::step::TrainStep;
@@ -81,18 +82,16 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     // `max_steps` counts only the measured steps.
     let num_steps = args.warmup + recipe.train.max_steps.unwrap_or(DEFAULT_NUM_STEPS);
-    let source = ModelSource::open(&recipe.model, recipe.seed, false)
-        .map_err(|failure| failure.about("model.path").located(&recipe.places))?;
-    let selection = source.select(&recipe.lora).map_err(|failure| failure.located(&recipe.places))?;
-    let device = device::open(&recipe.device.name).map_err(Failure::input)?;
-    let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(&device));
-    let model = source.load(recipe.model.dtype, recipe.train.precision, &device)?;
-    let adapters = source.new_adapters(&selection, &recipe.lora, recipe.seed, &device);
+    let prepared = Prepared::new(recipe, WeightsFrom::Hub, false)?;
+    let Prepared { recipe, source, selection, device, .. } = &prepared;
+    let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
+    let model = source.load(recipe.model.dtype, recipe.train.precision, device)?;
+    let adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
     let num_trainable = adapters.num_parameters();
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
     let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
 
-    let mut batches = SyntheticBatches::new(&recipe, source.config.vocab_size);
+    let mut batches = SyntheticBatches::new(recipe, source.config.vocab_size);
     let flops = StepFlops::new(&source.config, num_trainable);
     let mut first_step_seconds = 0.0;
     let mut step_seconds = Vec::new();
@@ -108,7 +107,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         let outcome = step.update(recipe.optimizer.learning_rate);
         let seconds = step_start.elapsed().as_secs_f64();
         if number == 1 {
-            synchronize(&device);
+            device.wait();
             first_step_seconds = process_start.elapsed().as_secs_f64();
         }
         if number > args.warmup {
@@ -125,8 +124,8 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let step_seconds = median(&mut step_seconds);
     // Read before the products below are measured.
     let (peak_host_memory_bytes, peak_gpu_memory_bytes) = (peak_host_memory_bytes(), telemetry.peak_gpu_memory_bytes());
-    let peak = gemm_peak_flops(&device, recipe.train.precision);
-    let profile = if args.profile { profile_step(&mut step, &mut batches, &recipe, &device) } else { Vec::new() };
+    let peak = gemm_peak_flops(device, recipe.train.precision);
+    let profile = if args.profile { profile_step(&mut step, &mut batches, recipe, device) } else { Vec::new() };
     if args.profile {
         say(&profile_table(&profile, step_seconds));
     }
@@ -201,14 +200,6 @@ fn profile_table(rows: &[Row], step_seconds: f64) -> String {
     let all: f64 = rows.iter().map(|row| row.seconds).sum();
     let (milliseconds, share) = (all * 1e3, 100.0 * all / step_seconds);
     table + &format!("| all of these | | | {milliseconds:.1} | {share:.1} % of a step that is not profiled | | |")
-}
-
-/// Waits until a GPU has finished its work.
-fn synchronize(device: &OpenDevice) {
-    if device.is_gpu() {
-        // A device error shows up again when its numbers are read.
-        let _ = device.device.sync();
-    }
 }
 
 /// Errors are ignored: where stderr is closed, nobody reads this.

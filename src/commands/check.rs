@@ -1,24 +1,27 @@
 //! `lora-train check`: finds every mistake that can be known before training, all at once.
 //!
-//! It reads only the headers of the weights. Findings go to stdout, warnings and mistakes to stderr.
+//! It looks at what a run prepares, part by part, and at the rows; of the weights it reads only the headers. Findings
+//! go to stdout, warnings and mistakes to stderr.
 
 mod data;
-mod findings;
-mod model;
-mod output;
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::Arc;
 
+use crate::data::tokenizer::Tokenizer;
 use crate::device;
 use crate::failure::Failure;
+use crate::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::device_memory::StepMemory;
-use crate::run::overview;
-use crate::schema::Problem;
+use crate::run::dir::{RunDirError, has_checkpoints, nearest_existing};
+use crate::run::inputs::{ModelParts, WeightsFrom, select, vocabulary_problem};
+use crate::run::overview::{self, Fact};
+use crate::schema::{Problem, Problems};
 use crate::spec::ModelConfig;
-use findings::Findings;
 
 /// Arguments of `lora-train check`.
 #[derive(Clone, Debug, clap::Args)]
@@ -72,28 +75,118 @@ fn without_gaps(mut recipe: Recipe) -> Recipe {
     recipe
 }
 
+/// Facts, warnings that may be unintended, and problems that would end a training run.
+#[derive(Debug, Default)]
+struct Findings {
+    facts: Vec<Fact>,
+    warnings: Vec<String>,
+    problems: Problems,
+}
+
+impl Findings {
+    fn fact(&mut self, subject: &'static str, fact: String) {
+        self.facts.push((subject, fact));
+    }
+
+    /// Adds an error of another module. It may name several mistakes, each at the start of a line.
+    fn error(&mut self, error: &impl Display) {
+        Problem::list(error).into_iter().for_each(|problem| self.problem(problem));
+    }
+
+    /// Adds the mistakes in the value of a recipe key.
+    fn about(&mut self, key: &str, failure: Failure) {
+        let problems = match failure {
+            Failure::Input(problems) => problems,
+            failure => Problems(Problem::list(&failure)),
+        };
+        if let Failure::Input(problems) = Failure::Input(problems).about(key) {
+            problems.0.into_iter().for_each(|problem| self.problem(problem));
+        }
+    }
+
+    /// Adds a problem, unless it is there already: two sources may report the same mistake.
+    fn problem(&mut self, problem: Problem) {
+        if !self.problems.0.contains(&problem) {
+            self.problems.0.push(problem);
+        }
+    }
+}
+
 /// Checks everything that the recipe names. A mistake hides others only where it makes looking for them impossible.
 fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     let mut findings = Findings::default();
-    output::examine(&recipe.output_dir, &mut findings);
-    let has_model = !recipe.model.path.is_empty();
-    let before = findings.problems.0.len();
-    let model = if has_model { model::examine(&recipe.model, &mut findings) } else { model::Model::default() };
-    for problem in &mut findings.problems.0[before..] {
-        problem.message = format!("`model.path`: {}", problem.message);
-    }
-    if let Some(config) = &model.config {
-        model::examine_adapters(&recipe.lora, config, &mut findings);
+    examine_output(&recipe.output_dir, &mut findings);
+    let (config, tokenizer) =
+        if recipe.model.path.is_empty() { (None, None) } else { examine_model(recipe, &mut findings) };
+    if let Some(config) = &config {
+        match select(&recipe.lora, config) {
+            Ok(selection) => {
+                findings.facts.extend([overview::layers(&selection), overview::parameters(&selection, config)]);
+            }
+            Err(failure) => findings.error(&failure),
+        }
         findings.warnings.extend(overview::length_warning(recipe, config));
     }
-    match model.tokenizer {
+    match tokenizer {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
             data::examine(recipe, &Arc::new(tokenizer), max_rows, &mut findings);
         }
         _ => data::examine_paths(&recipe.data, &mut findings),
     }
-    examine_device(recipe, model.config.as_ref(), &mut findings);
+    examine_device(recipe, config.as_ref(), &mut findings);
     findings
+}
+
+/// Looks at `output_dir` without creating it.
+fn examine_output(output_dir: &Path, findings: &mut Findings) {
+    let shown = output_dir.display();
+    if output_dir.join(SUMMARY_FILE).exists() {
+        return findings.error(&RunDirError::Finished { path: output_dir.to_owned() });
+    }
+    if has_checkpoints(output_dir) {
+        return findings.fact("output", format!("{shown} (an unfinished run, which `--resume` continues)"));
+    }
+    let existing = nearest_existing(output_dir);
+    if !existing.is_dir() {
+        let (path, file) = (output_dir.to_owned(), existing.to_owned());
+        return findings.error(&RunDirError::NotAFolder { path, file });
+    }
+    // An unnamed file: it disappears when its handle is closed.
+    match tempfile::tempfile_in(existing) {
+        Ok(_) => findings.fact("output", format!("{shown}{}", if existing == output_dir { "" } else { " (new)" })),
+        Err(error) => {
+            let place = existing.display();
+            findings.problem(Problem::new(format!("`output_dir` = {shown}: cannot write in {place}: {error}")));
+        }
+    }
+}
+
+/// Reads config, tokenizer and the headers of the weights.
+fn examine_model(recipe: &Recipe, findings: &mut Findings) -> (Option<ModelConfig>, Option<Tokenizer>) {
+    let parts = ModelParts::read(&recipe.model, recipe.seed, WeightsFrom::Disk, false);
+    let ModelParts { folder, config, weights, is_downloaded, failure } = parts;
+    failure.into_iter().for_each(|failure| findings.about("model.path", failure));
+    let Some(folder) = folder else { return (None, None) };
+    let stored = match weights {
+        Some(weights) => overview::weights(&weights),
+        None if is_downloaded => "weights not readable".to_owned(),
+        None => "weights not downloaded yet".to_owned(),
+    };
+    if !is_downloaded {
+        let path = &recipe.model.path;
+        findings
+            .warnings
+            .push(format!("the weights of {path} are not in the cache: training begins with their download"));
+    }
+    let opened = Tokenizer::open(&folder);
+    let tokenizer = opened.map_err(|error| findings.about("model.path", Problems(Problem::list(&error)).into())).ok();
+    findings.warnings.extend(tokenizer.as_ref().and_then(Tokenizer::class_warning));
+    if let Some(config) = &config {
+        findings.facts.push(overview::model(recipe, config, &stored));
+        let problem = tokenizer.as_ref().and_then(|tokenizer| vocabulary_problem(&folder, tokenizer, config));
+        problem.into_iter().for_each(|problem| findings.about("model.path", problem.into()));
+    }
+    (config, tokenizer)
 }
 
 fn examine_device(recipe: &Recipe, config: Option<&ModelConfig>, findings: &mut Findings) {
@@ -108,12 +201,10 @@ fn examine_device(recipe: &Recipe, config: Option<&ModelConfig>, findings: &mut 
             findings.error(&error);
         }
     }
+    findings.warnings.extend(overview::offload_warning(recipe, &device));
     // Mistakes in the adapted layers have been reported already.
-    if let Some((config, selection)) =
-        config.and_then(|config| Some((config, recipe.lora.select(config.num_hidden_layers).ok()?)))
-        && let Some(warning) = StepMemory::estimate(recipe, config, &selection, &device).warning
-    {
-        findings.warn(warning);
+    if let Some((config, selection)) = config.and_then(|config| Some((config, select(&recipe.lora, config).ok()?))) {
+        findings.warnings.extend(StepMemory::estimate(recipe, config, &selection, &device).warning);
     }
 }
 

@@ -17,7 +17,7 @@ use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prom
 use crate::lora::AdapterSet;
 use crate::model::ModelOptions;
 use crate::model::weights::{StoredTensor, Weights};
-use crate::run::inputs::ModelSource;
+use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::schema::Problem;
 use crate::train::stop::Stop;
 
@@ -120,7 +120,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let adapter = adapter.transpose().map_err(Failure::input)?;
     let form = adapter.as_ref().map_or(Ok(None), |(folder, _)| PromptForm::read(folder)).map_err(Failure::input)?;
 
-    let source = ModelSource::open(&model_options(args), 0, args.quiet)?;
+    let source = ModelSource::open(&model_options(args), 0, WeightsFrom::Hub, args.quiet)?;
     let tokenizer = Tokenizer::open(&source.folder).map_err(Failure::input)?;
     let (template, reason) = template(args, form, &tokenizer)?;
     let prompt_ids =

@@ -1,17 +1,15 @@
 //! `lora-train inspect`: shows what the model will see.
 
 use std::io::{self, BufWriter, IsTerminal as _, Write};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::data::cache::CacheSettings;
 use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::failure::Failure;
-use crate::hub::{self, HubSettings, Progress, Wanted};
-use crate::model::{Init, ModelOptions};
+use crate::hub::Progress;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::inputs::data_failure;
+use crate::run::inputs::{WeightsFrom, data_failure, find_model};
 
 mod row;
 mod summary;
@@ -57,8 +55,10 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
 }
 
 fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
-    let tokenizer = tokenizer_folder(&recipe.model)
-        .and_then(|folder| Tokenizer::open(&folder).map_err(Failure::input))
+    // The tokenizer is beside the model's config.
+    let tokenizer = find_model(&recipe.model, WeightsFrom::Nowhere, false)
+        .map_err(Failure::input)
+        .and_then(|found| Tokenizer::open(&found.folder).map_err(Failure::input))
         .map_err(|failure| failure.about("model.path"))?;
     let tokenizer = Arc::new(tokenizer);
     let options =
@@ -135,17 +135,6 @@ fn write_files(recipe: &Recipe, data: &DataPipeline, out: &mut dyn Write) -> io:
         writeln!(out, "evaluation data: {held_out} rows held out, {left} rows left to train on")?;
     }
     Ok(())
-}
-
-/// The location of the tokenizer, beside the model's config. Weights are not needed.
-fn tokenizer_folder(model: &ModelOptions) -> Result<PathBuf, Failure> {
-    let path = Path::new(&model.path);
-    if model.init == Init::Random && path.is_file() {
-        return Ok(path.parent().unwrap_or(Path::new("")).to_owned());
-    }
-    let (revision, settings) = (model.revision.as_deref(), HubSettings::from_env());
-    hub::resolve(&model.path, revision, Wanted::WithoutWeights, &settings, Progress::detect(false))
-        .map_err(Failure::input)
 }
 
 fn warn(warnings: &[String]) -> io::Result<()> {

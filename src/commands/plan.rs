@@ -18,9 +18,8 @@ use std::io::{self, Write};
 
 use crate::failure::Failure;
 use crate::metrics::CostConfig;
-use crate::model::{Init, ModelOptions};
 use crate::recipe::{Recipe, RecipeArgs};
-use crate::run::inputs::{self, ModelSource};
+use crate::run::inputs::{self, ModelSource, WeightsFrom};
 use crate::schema::Problem;
 use report::{Basis, Report};
 
@@ -41,7 +40,7 @@ pub struct PlanArgs {
     #[arg(long)]
     pub fit: bool,
 
-    /// Take a few steps on synthetic rows of full length for the time of a step, instead of reckoning it
+    /// Take a few steps on synthetic rows of full length for the time of a step, instead of estimating it
     #[arg(long)]
     pub calibrate: bool,
 
@@ -68,10 +67,7 @@ fn positive(text: &str) -> Result<f64, String> {
 /// Mistakes in the recipe or the model's config; a device that is neither present nor known.
 pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let (target, recipe) = target::open(args)?;
-    let options = ModelOptions { init: Init::Random, ..recipe.model.clone() };
-    let source = ModelSource::open(&options, recipe.seed, true)
-        .map_err(|failure| failure.about("model.path").located(&recipe.places))?;
-    let selection = source.select(&recipe.lora).map_err(|failure| failure.located(&recipe.places))?;
+    let (source, selection) = ModelSource::of_recipe(&recipe, WeightsFrom::Nowhere, true)?;
     let workload = inputs::workload(&recipe, &source.config, &selection, target.is_cpu);
     let calibrated = match (args.calibrate, target.is_here) {
         (false, _) => None,

@@ -19,15 +19,12 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::device::{self, Dtype};
+use crate::device::{Dtype, num_cpu_threads};
 use crate::failure::Failure;
-use crate::model::{Init, ModelOptions};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::device_memory::Resources;
-use crate::run::inputs::{ModelSource, workload};
+use crate::run::Prepared;
+use crate::run::inputs::{WeightsFrom, workload};
 use crate::schema::{Problem, Problems};
-use crate::telemetry::available_host_memory_bytes;
-use crate::train::fit;
 use axis::{Axis, Limits};
 use pairs::Paired;
 use search::Trial;
@@ -118,30 +115,15 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Training)?;
     let out = args.out.clone().unwrap_or_else(|| args.recipe.recipe.with_extension("tuned.toml"));
     refuse_foreign(&out)?;
-    let options = ModelOptions { init: Init::Random, ..recipe.model.clone() };
-    let source = ModelSource::open(&options, recipe.seed, false)
-        .map_err(|failure| failure.about("model.path").located(&recipe.places))?;
-    let selection = source.select(&recipe.lora).map_err(|failure| failure.located(&recipe.places))?;
-    let device = device::open(&recipe.device.name).map_err(Failure::input)?;
-    let memory_bytes = Resources::of(&device).usable_bytes();
-    let host_bytes = available_host_memory_bytes();
-    let does_fit = |recipe: &Recipe| {
-        let workload = workload(recipe, &source.config, &selection, !device.is_gpu());
-        let device = Some((workload.plan().peak_bytes, memory_bytes));
-        // Host memory next to a GPU, where block inputs may be offloaded.
-        let host = workload.host_plan().map(|plan| (plan.peak_bytes, host_bytes));
-        let mut peaks = [device, host].into_iter().flatten().filter_map(|(peak, bytes)| Some((peak, bytes?)));
-        #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
-        let too_large = peaks.find(|(peak, bytes)| !fit::is_room(*peak, *bytes as f64));
-        too_large.map_or(Ok(()), |(peak, _)| Err(peak))
-    };
+    let Prepared { recipe, source, selection, device, memory } = &Prepared::new(recipe, WeightsFrom::Nowhere, false)?;
+    let does_fit = |of: &Recipe| memory.fits(&workload(of, &source.config, selection, !device.is_gpu()));
     let limits = Limits {
-        threads: device::num_cpu_threads(),
+        threads: num_cpu_threads(),
         is_gpu: device.is_gpu(),
         has_bf16: device.supports(Dtype::Bf16),
         vocab_size: source.config.vocab_size,
     };
-    let mut runner = Runner::new(&args.recipe, &recipe, Length { steps: args.steps, seconds: args.seconds })?;
+    let mut runner = Runner::new(&args.recipe, recipe, Length { steps: args.steps, seconds: args.seconds })?;
     let started = Instant::now();
     let deadline = Duration::try_from_secs_f64(60.0 * args.max_minutes).ok().and_then(|time| started.checked_add(time));
     let figures = runner.start().map_err(|error| match runner.exit_code {
@@ -157,8 +139,8 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         args.max_minutes
     ));
     let axes = Axis::all(args.keep_numbers);
-    let mut measure = |of: &Recipe| runner.measure(&changes(&recipe, of), deadline);
-    let found = search::run(&recipe, figures, axes, &limits, &does_fit, &mut measure, &tell);
+    let mut measure = |of: &Recipe| runner.measure(&changes(recipe, of), deadline);
+    let found = search::run(recipe, figures, axes, &limits, &does_fit, &mut measure, &tell);
     let mut report = Report {
         device: &device.label,
         trials: &found.trials,
@@ -168,11 +150,11 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         not_confirmed: None,
         written: None,
     };
-    let fastest = changes(&recipe, &found.best);
+    let fastest = changes(recipe, &found.best);
     if !fastest.is_empty() {
         tell("once more, in turn: the recipe as it is and the fastest");
         // Among many candidates one may have been lucky. No time limit here: the result is worth a few more runs.
-        let outcome = pairs::run(&recipe, &found.best, &mut |of| runner.measure(&changes(&recipe, of), None));
+        let outcome = pairs::run(recipe, &found.best, &mut |of| runner.measure(&changes(recipe, of), None));
         report.confirm(fastest, outcome.map(|(_, paired)| paired));
     }
     report.seconds = started.elapsed().as_secs_f64();

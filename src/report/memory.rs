@@ -73,7 +73,7 @@ impl Memory {
         #[expect(clippy::cast_precision_loss, reason = "shown in percent")]
         let share = 100.0 * most / (rows * longest) as f64;
         Some(format!(
-            "The plan reckons with every row at data.max_length = {longest}; the fullest step of this run held \
+            "The plan assumes every row at data.max_length = {longest}; the fullest step of this run held \
              {share:.0} % of that many tokens."
         ))
     }

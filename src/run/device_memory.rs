@@ -13,7 +13,7 @@ use crate::spec::ModelConfig;
 use crate::telemetry::gpus::{self, Gpus};
 use crate::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
 use crate::train::fit::{self, Memories};
-use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan};
+use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan, Workload};
 
 /// Memory and power of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -63,8 +63,8 @@ impl Resources {
     }
 }
 
-/// Planned memory of a step, and whether the device has enough.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Planned memory of a step, and the memory that there is for it.
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepMemory {
     /// The memory of a step, part by part.
     pub plan: MemoryPlan,
@@ -72,24 +72,42 @@ pub struct StepMemory {
     pub warning: Option<String>,
     /// Message for the case that memory runs out.
     pub advice: String,
+    /// Memory that a step may take on the device; absent where it is not known.
+    device_bytes: Option<f64>,
+    /// Memory that a step may take on the host; absent where it is not known.
+    host_bytes: Option<f64>,
 }
 
 impl StepMemory {
     /// Estimates the memory of a recipe's step and asks the device how much it has. Nothing is loaded.
     #[must_use]
     pub fn estimate(recipe: &Recipe, config: &ModelConfig, selection: &Selection, device: &OpenDevice) -> Self {
-        let on_cpu = device.kind == DeviceKind::Cpu;
-        let workload = inputs::workload(recipe, config, selection, on_cpu);
+        let workload = inputs::workload(recipe, config, selection, !device.is_gpu());
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
         let [device_bytes, host_bytes] = [Resources::of(device).usable_bytes(), available_host_memory_bytes()]
             .map(|bytes| bytes.map(|bytes| bytes as f64));
-        let place = if on_cpu { "this process" } else { device.label.as_str() };
+        let place = if device.is_gpu() { device.label.as_str() } else { "this process" };
         let shortage = |device_bytes| fit::shortage(&workload, Memories { device_bytes, host_bytes }, place);
         Self {
             plan: workload.plan(),
             warning: device_bytes.and_then(shortage),
             advice: fit::advice(&workload, device_bytes, host_bytes, place),
+            device_bytes,
+            host_bytes,
         }
+    }
+
+    /// Whether the memory suffices for the steps of another recipe, as far as it is known.
+    ///
+    /// # Errors
+    ///
+    /// The peak in bytes that does not fit, on the device or on the host.
+    pub fn fits(&self, workload: &Workload<'_>) -> Result<(), usize> {
+        let device = Some(workload.plan().peak_bytes).zip(self.device_bytes);
+        // Host memory next to a GPU, where block inputs may be offloaded.
+        let host = workload.host_plan().map(|plan| plan.peak_bytes).zip(self.host_bytes);
+        let too_large = device.into_iter().chain(host).find(|(peak, bytes)| !fit::is_room(*peak, *bytes));
+        too_large.map_or(Ok(()), |(peak, _)| Err(peak))
     }
 }
 

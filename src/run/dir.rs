@@ -17,7 +17,8 @@ use crate::metrics::{SUMMARY_FILE, Summary, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
 use lock::Lock;
 
-const ENVIRONMENT_FILE: &str = "environment.json";
+/// Facts about the process that trains.
+pub const ENVIRONMENT_FILE: &str = "environment.json";
 const RESOLVED_FILE: &str = "resolved.toml";
 
 /// Why a run folder cannot be used.
@@ -247,25 +248,12 @@ impl RunDir {
         self.write(RESOLVED_FILE, resolved.as_bytes())
     }
 
-    /// Writes `environment.json`.
+    /// Writes a file as JSON.
     ///
     /// # Errors
     ///
     /// Where the file system refuses.
-    pub fn write_environment(&self, environment: &impl Serialize) -> Result<(), RunDirError> {
-        self.write_json(ENVIRONMENT_FILE, environment)
-    }
-
-    /// Writes `memory_plan.json`: the planned memory of a step, as `lora-train plan` estimates it.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn write_memory_plan(&self, plan: &impl Serialize) -> Result<(), RunDirError> {
-        self.write_json("memory_plan.json", plan)
-    }
-
-    fn write_json(&self, name: &'static str, value: &impl Serialize) -> Result<(), RunDirError> {
+    pub fn write_json(&self, name: &'static str, value: &impl Serialize) -> Result<(), RunDirError> {
         let mut json =
             serde_json::to_vec_pretty(value).map_err(|e| io_error(&self.path.join(name), "write", e.into()))?;
         json.push(b'\n');

@@ -9,7 +9,7 @@ use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{Dtype, OpenDevice};
 use crate::failure::Failure;
-use crate::hub::{self, HubSettings, Progress, Wanted};
+use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
 use crate::lora::targets::Selection;
@@ -21,6 +21,98 @@ use crate::schema::{Problem, Problems};
 use crate::spec::ModelConfig;
 use crate::telemetry::NvmlSelector;
 use crate::train::memory::Workload;
+
+/// Where the weights of a model may come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightsFrom {
+    /// The model's files, downloaded where they are missing.
+    Hub,
+    /// The model's files where they are on this machine already; nothing large is downloaded.
+    Disk,
+    /// Nowhere: only shapes are needed, so random numbers take their place.
+    Nowhere,
+}
+
+/// What could be read of a model. A part with a mistake is absent.
+#[derive(Debug, Default)]
+pub struct ModelParts {
+    /// Its folder.
+    pub folder: Option<PathBuf>,
+    /// Its shape.
+    pub config: Option<ModelConfig>,
+    /// Its weights; also absent where they are not downloaded.
+    pub weights: Option<Weights>,
+    /// Whether the weights that training needs are on this machine.
+    pub is_downloaded: bool,
+    /// Every mistake in it.
+    pub failure: Option<Failure>,
+}
+
+impl ModelParts {
+    /// Finds a model: a folder, a repository of the Hub, or, for random weights, a config.json alone. A download shows
+    /// its progress unless `quiet`.
+    #[must_use]
+    pub fn read(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> Self {
+        let FoundModel { folder, config, is_downloaded } = match find_model(options, from, quiet) {
+            Ok(found) => found,
+            Err(error) => return Self { failure: Some(error.into()), ..Self::default() },
+        };
+        let mut problems = Problems::default();
+        let config = ModelConfig::from_file(&config).map_err(|error| problems.0.extend(Problem::list(&error))).ok();
+        let weights = if options.init == Init::Random || from == WeightsFrom::Nowhere {
+            config.as_ref().map(|config| Weights::Random(RandomWeights::new(config, seed)))
+        } else if is_downloaded {
+            let opened = WeightFiles::open(&folder).map_err(|error| problems.0.extend(Problem::list(&error)));
+            opened.ok().map(Weights::Files)
+        } else {
+            None
+        };
+        if let (Some(weights), Some(config)) = (&weights, &config) {
+            let checked = weights.check(config);
+            problems.0.extend(checked.err().into_iter().flat_map(|error| Problem::list(&error)));
+        }
+        let failure = (!problems.0.is_empty()).then_some(Failure::Input(problems));
+        Self { folder: Some(folder), config, weights, is_downloaded, failure }
+    }
+}
+
+/// The files of a model.
+#[derive(Debug)]
+pub struct FoundModel {
+    /// Its folder.
+    pub folder: PathBuf,
+    config: PathBuf,
+    is_downloaded: bool,
+}
+
+/// Finds the files of a model.
+///
+/// # Errors
+///
+/// A model that is missing, or cannot be downloaded.
+pub fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool) -> Result<FoundModel, HubError> {
+    let path = Path::new(&options.path);
+    let needs_weights = options.init == Init::Pretrained && from != WeightsFrom::Nowhere;
+    if !needs_weights && path.is_file() {
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        return Ok(FoundModel { folder, config: path.to_owned(), is_downloaded: true });
+    }
+    let resolve = |wanted, settings: &HubSettings| {
+        hub::resolve(&options.path, options.revision.as_deref(), wanted, settings, Progress::detect(quiet))
+    };
+    let settings = HubSettings::from_env();
+    let wanted = if needs_weights { Wanted::Model } else { Wanted::WithoutWeights };
+    let may_download = !settings.offline && matches!(Location::parse(&options.path)?, Location::Repository(_));
+    let (folder, is_downloaded) = if from == WeightsFrom::Disk && may_download {
+        match resolve(wanted, &HubSettings { offline: true, ..settings.clone() }) {
+            Ok(folder) => (folder, true),
+            Err(_) => (resolve(Wanted::WithoutWeights, &settings)?, !needs_weights),
+        }
+    } else {
+        (resolve(wanted, &settings)?, true)
+    };
+    Ok(FoundModel { config: folder.join("config.json"), folder, is_downloaded })
+}
 
 /// A model on disk: its config is read, its weights are mapped but not read.
 #[derive(Debug)]
@@ -34,32 +126,32 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
-    /// Finds a model: a folder, a repository of the Hub, or, for random weights, a config.json alone. A download shows
-    /// its progress unless `quiet`.
+    /// Finds a model, as [`ModelParts::read`] does.
     ///
     /// # Errors
     ///
     /// A model that is missing or not supported, or weights that do not match its config.
-    pub fn open(options: &ModelOptions, seed: u64, quiet: bool) -> Result<Self, Failure> {
-        let (folder, config) = match config_alone(options) {
-            Some(alone) => alone,
-            None => {
-                let wanted = match options.init {
-                    Init::Pretrained => Wanted::Model,
-                    Init::Random => Wanted::WithoutWeights,
-                };
-                let (revision, progress) = (options.revision.as_deref(), Progress::detect(quiet));
-                let folder = hub::resolve(&options.path, revision, wanted, &HubSettings::from_env(), progress)?;
-                (folder.clone(), folder.join("config.json"))
+    pub fn open(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> Result<Self, Failure> {
+        match ModelParts::read(options, seed, from, quiet) {
+            ModelParts {
+                folder: Some(folder), config: Some(config), weights: Some(weights), failure: None, ..
+            } => Ok(Self { folder, config, weights }),
+            ModelParts { failure, .. } => {
+                Err(failure.unwrap_or_else(|| Failure::input("the weights of the model are not on this machine")))
             }
-        };
-        let config = ModelConfig::from_file(&config).map_err(Failure::input)?;
-        let weights = match options.init {
-            Init::Random => Weights::Random(RandomWeights::new(&config, seed)),
-            Init::Pretrained => Weights::Files(WeightFiles::open(&folder).map_err(Failure::input)?),
-        };
-        weights.check(&config).map_err(Failure::input)?;
-        Ok(Self { folder, config, weights })
+        }
+    }
+
+    /// The model of a recipe, and the layers that its adapters match.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open`](Self::open); targets and layers that the model does not have.
+    pub fn of_recipe(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Result<(Self, Selection), Failure> {
+        let source = Self::open(&recipe.model, recipe.seed, from, quiet).map_err(|failure| failure.about("model.path"));
+        source
+            .and_then(|source| select(&recipe.lora, &source.config).map(|selection| (source, selection)))
+            .map_err(|failure| failure.located(&recipe.places))
     }
 
     /// Reads the weights onto a device, stored as `dtype` or, if absent, as `precision`: the type of the computation.
@@ -102,17 +194,6 @@ impl ModelSource {
         })
     }
 
-    /// The linear layers that a `[lora]` section selects.
-    ///
-    /// # Errors
-    ///
-    /// Targets and layers that the model does not have.
-    pub fn select(&self, lora: &LoraConfig) -> Result<Selection, Failure> {
-        lora.select(self.config.num_hidden_layers).map_err(|errors| {
-            Failure::Input(Problems(errors.iter().map(|error| Problem::new(error.to_string())).collect()))
-        })
-    }
-
     /// New adapters, which leave the model's output unchanged.
     #[must_use]
     pub fn new_adapters(&self, selection: &Selection, lora: &LoraConfig, seed: u64, device: &OpenDevice) -> AdapterSet {
@@ -121,12 +202,15 @@ impl ModelSource {
     }
 }
 
-/// Folder and config.json of a model with random weights whose path names only a config.json.
-#[must_use]
-pub fn config_alone(options: &ModelOptions) -> Option<(PathBuf, PathBuf)> {
-    let path = Path::new(&options.path);
-    let folder = || path.parent().unwrap_or(Path::new("")).to_owned();
-    (options.init == Init::Random && path.is_file()).then(|| (folder(), path.to_owned()))
+/// The linear layers that a `[lora]` section selects.
+///
+/// # Errors
+///
+/// Targets and layers that the model does not have.
+pub fn select(lora: &LoraConfig, config: &ModelConfig) -> Result<Selection, Failure> {
+    lora.select(config.num_hidden_layers).map_err(|errors| {
+        Failure::Input(Problems(errors.iter().map(|error| Problem::new(error.to_string())).collect()))
+    })
 }
 
 /// The error for a tokenizer that has more ids than the model has embeddings.

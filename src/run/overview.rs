@@ -1,11 +1,14 @@
 //! The values that follow from recipe, model and data, as text: printed by `check`, and by a run before its first step.
 
+use std::collections::BTreeSet;
+
 use super::prepare::Prepared;
 use crate::data::pipeline::DataPipeline;
 use crate::data::sources::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
+use crate::model::weights::Weights;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::text::with_commas;
@@ -19,7 +22,9 @@ pub type Fact = (&'static str, String);
 pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule, sinks: &mut Sinks) {
     let Prepared { recipe, source, selection, device: open, .. } = prepared;
     let config = &source.config;
-    let mut facts = vec![device(recipe, open), model(recipe, config), parameters(selection, config), layers(selection)];
+    let stored = weights(&source.weights);
+    let mut facts =
+        vec![device(recipe, open), model(recipe, config, &stored), parameters(selection, config), layers(selection)];
     facts.extend(data.files().iter().map(|info| with_columns(file(data, info), info)));
     if recipe.data.eval_split.is_some() {
         facts.push(held_out(data));
@@ -32,20 +37,9 @@ pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule
     for warning in data.warnings() {
         sinks.warn(&warning);
     }
-    if recipe.train.gradient_checkpointing == GradientCheckpointing::Offload && !open.is_gpu() {
-        sinks.warn(
-            "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU block inputs are in host memory \
-             anyway, and are copied once more\n  hint: set it to true",
-        );
-    }
-    if let Some(warning) = length_warning(recipe, config) {
+    for warning in offload_warning(recipe, open).into_iter().chain(length_warning(recipe, config)) {
         sinks.warn(&warning);
     }
-}
-
-/// Parameters of base and adapters.
-pub(super) fn num_parameters(prepared: &Prepared) -> usize {
-    prepared.source.config.num_parameters() + prepared.num_trainable()
 }
 
 /// The device and its types.
@@ -58,10 +52,26 @@ pub fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
     ("device", format!("{label} ({reason}); computes in {precision}, base stored in {storage}"))
 }
 
-fn model(recipe: &Recipe, config: &ModelConfig) -> Fact {
+/// The model's shape, with a word on its weights.
+#[must_use]
+pub fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
     let ModelConfig { model_type, num_hidden_layers, hidden_size, .. } = config;
-    let path = &recipe.model.path;
-    ("model", format!("{path} ({model_type}, {num_hidden_layers} layers of width {hidden_size})"))
+    let (path, parameters) = (&recipe.model.path, with_commas(config.num_parameters()));
+    let shape = format!("{model_type}, {num_hidden_layers} layers of width {hidden_size}");
+    ("model", format!("{path} ({shape}, {parameters} parameters, {weights})"))
+}
+
+/// How the weights are stored.
+#[must_use]
+pub fn weights(weights: &Weights) -> String {
+    match weights {
+        Weights::Random(_) => "weights drawn at random".to_owned(),
+        Weights::Files(files) => {
+            let types: BTreeSet<String> =
+                files.tensors().values().map(|tensor| format!("{:?}", tensor.dtype).to_lowercase()).collect();
+            format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "))
+        }
+    }
 }
 
 /// How many parameters are trained, and of how many.
@@ -141,6 +151,16 @@ pub fn total_steps(recipe: &Recipe, data: &DataPipeline) -> u64 {
 
 fn batches_per_epoch(recipe: &Recipe, data: &DataPipeline) -> usize {
     usize::try_from(data.batches_per_epoch(recipe.train.micro_batch_size)).unwrap_or(usize::MAX)
+}
+
+/// Warns where offloading saves nothing.
+#[must_use]
+pub fn offload_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
+    (recipe.train.gradient_checkpointing == GradientCheckpointing::Offload && !device.is_gpu()).then(|| {
+        "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU block inputs are in host memory \
+         anyway, and are copied once more\n  hint: set it to true"
+            .to_owned()
+    })
 }
 
 /// Warns if rows may be longer than the model was made for.

@@ -139,7 +139,7 @@ impl Resumed {
         if let Some(trouble) = &self.state.trouble {
             let instead = match &self.sound {
                 Some(path) => {
-                    format!("\n  hint: {} was saved before that: `--resume {0}` goes on from it", path.display())
+                    format!("\n  hint: {} was saved before that: `--resume {0}` continues from it", path.display())
                 }
                 None => String::new(),
             };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use indicatif::HumanCount;
 
-use super::findings::Findings;
+use super::Findings;
 use crate::data::cache::CacheSettings;
 use crate::data::config::{DataConfig, DataSource};
 use crate::data::error::DataError;
@@ -76,13 +76,17 @@ fn examine_files(config: &DataConfig, data: &DataPipeline, findings: &mut Findin
     for file in data.files() {
         findings.facts.push(overview::file(data, file));
         if !file.unused_columns.is_empty() {
-            findings.warn(format!("{}: columns not read: {}", file.path.display(), file.unused_columns.join(", ")));
+            findings.warnings.push(format!(
+                "{}: columns not read: {}",
+                file.path.display(),
+                file.unused_columns.join(", ")
+            ));
         }
     }
     if config.eval_split.is_some() {
         findings.facts.push(overview::held_out(data));
     }
-    data.warnings().into_iter().for_each(|warning| findings.warn(warning));
+    findings.warnings.extend(data.warnings());
 }
 
 fn examine_rows(data: &DataPipeline, findings: &mut Findings) {
@@ -117,7 +121,7 @@ fn examine_steps(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) 
         [("eval.eval_steps", recipe.eval.eval_steps), ("checkpoint.save_steps", recipe.checkpoint.save_steps)];
     for (key, interval) in intervals {
         if let Some(steps) = interval.filter(|steps| *steps > total) {
-            findings.warn(format!("`{key}` = {steps} never comes: the run has {total} steps"));
+            findings.warnings.push(format!("`{key}` = {steps} never comes: the run has {total} steps"));
         }
     }
 }

@@ -46,7 +46,7 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
         lines.push("note: no rate of this device is known in train.precision, so no time is estimated".to_owned());
     }
     if !target.is_cpu {
-        lines.push("note: sizes and times on GPUs are reckoned, not yet held against a measurement".to_owned());
+        lines.push("note: sizes and times on GPUs are estimated, not yet compared with a measurement".to_owned());
     }
     lines.join("\n")
 }

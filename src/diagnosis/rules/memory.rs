@@ -97,7 +97,7 @@ pub(in crate::diagnosis) fn creep(run: &Run) -> Option<Finding> {
     let steps_left = left.map(|left| (as_f64(left) / a_step) as u64);
     let earlier = run.facts.save_steps.zip(steps_left).filter(|(save_steps, left)| left < save_steps);
     let changes = earlier.map(|(save_steps, left)| {
-        let expected = "a checkpoint before memory runs out, from which `--resume` goes on".to_owned();
+        let expected = "a checkpoint before memory runs out, from which `--resume` continues".to_owned();
         change("checkpoint.save_steps", save_steps, (left / 2).max(1), expected)
     });
     let changes = changes.into_iter().collect();
