@@ -1,12 +1,12 @@
 //! `lora-train bench`: how fast a recipe trains on this machine.
 
-use std::io::{self, Write};
 use std::time::Instant;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
+use super::{median, print, say};
 use crate::data::batch::{Batch, Document, Target};
 use crate::device::OpenDevice;
 use crate::failure::Failure;
@@ -150,7 +150,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         profile,
     };
     let json = serde_json::to_string(&report).map_err(Failure::running)?;
-    writeln!(io::stdout(), "{json}").map_err(Failure::running)
+    print(&json)
 }
 
 /// Steps that are profiled.
@@ -202,18 +202,6 @@ fn profile_table(rows: &[Row], step_seconds: f64) -> String {
     table + &format!("| all of these | | | {milliseconds:.1} | {share:.1} % of a step that is not profiled | | |")
 }
 
-/// Errors are ignored: where stderr is closed, nobody reads this.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
-}
-
-/// The median; the mean of the middle two for an even number of values. There is at least one.
-pub(super) fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len().is_multiple_of(2) { f64::midpoint(values[middle - 1], values[middle]) } else { values[middle] }
-}
-
 /// Micro-batches of random tokens, every row as long as `data.max_length`, every token predicted.
 #[derive(Debug)]
 struct SyntheticBatches {
@@ -253,12 +241,6 @@ impl Iterator for SyntheticBatches {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_median_of_an_even_number_is_the_mean_of_the_middle_two() {
-        assert!((median(&mut [3.0, 1.0, 2.0]) - 2.0).abs() < 1e-12);
-        assert!((median(&mut [4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-12);
-    }
 
     #[test]
     fn synthetic_batches_are_full_and_every_token_but_the_first_of_a_row_is_predicted() {

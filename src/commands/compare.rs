@@ -1,12 +1,12 @@
 //! `lora-train compare`: runs side by side, a verdict, and an exit code for checks.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 use crate::report::compare::{Comparison, Limit};
 
-use super::report::{failure, print};
+use super::report::failure;
+use super::{print, say};
 
 /// Arguments of `lora-train compare`.
 #[derive(Clone, Debug, clap::Args)]
@@ -45,8 +45,7 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     };
     print(&text)?;
     for text in &checked.not_checked {
-        // Errors are ignored: where stderr is closed, nobody reads this.
-        let _ = writeln!(std::io::stderr(), "not checked: {text}");
+        say(&format!("not checked: {text}"));
     }
     if checked.regressions.is_empty() {
         return Ok(());

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use rand::Rng;
 
+use super::{number, say};
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{self, Dtype, OpenDevice};
@@ -93,13 +94,11 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
-    number.ok_or_else(|| "expected a number from 0 on".to_owned())
+    number(text, |number| number >= 0.0, "a number from 0 on")
 }
 
 fn probability(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1.0);
-    number.ok_or_else(|| "expected a number above 0, at most 1".to_owned())
+    number(text, |number| number > 0.0 && number <= 1.0, "a number above 0, at most 1")
 }
 
 fn dtype(text: &str) -> Result<Dtype, String> {
@@ -305,19 +304,12 @@ fn report(args: &GenerateArgs, generated: &Generated, prompt_tokens: usize, max_
     }
     note(args, &line);
     if generated.ending == Ending::MaxPositions {
-        write_line(&format!(
-            "warning: the text ended at the {max_position_embeddings} positions that the model was made for"
-        ));
+        say(&format!("warning: the text ended at the {max_position_embeddings} positions that the model was made for"));
     }
 }
 
 fn note(args: &GenerateArgs, line: &str) {
     if !args.quiet {
-        write_line(line);
+        say(line);
     }
-}
-
-/// Errors are ignored: where stderr is closed, nobody reads this.
-fn write_line(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
 }

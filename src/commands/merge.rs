@@ -1,10 +1,10 @@
 //! `lora-train merge`: an adapter folded into its base model.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::say;
 use crate::export::{self, ExportError};
 use crate::failure::Failure;
 use crate::hub::{self, HubSettings, Progress, Wanted};
@@ -57,8 +57,7 @@ pub fn run(args: &MergeArgs) -> Result<(), Failure> {
     if let Some(trained_on) = summary.trained_on.filter(|trained_on| *trained_on != args.model) {
         let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
     }
-    // Errors are ignored: where stderr is closed, nobody reads this.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    say(&text);
     Ok(())
 }
 

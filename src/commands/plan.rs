@@ -14,8 +14,7 @@ mod report;
 mod table;
 mod target;
 
-use std::io::{self, Write};
-
+use super::{number, print};
 use crate::failure::Failure;
 use crate::metrics::CostConfig;
 use crate::recipe::{Recipe, RecipeArgs};
@@ -54,10 +53,7 @@ pub struct PlanArgs {
 }
 
 fn positive(text: &str) -> Result<f64, String> {
-    text.parse()
-        .ok()
-        .filter(|number: &f64| number.is_finite() && *number > 0.0)
-        .ok_or("expected a number above 0".into())
+    number(text, |number| number > 0.0, "a number above 0")
 }
 
 /// Plans a recipe and prints the plan.
@@ -94,7 +90,7 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     } else {
         table::table(&report, &target, &prices, forecast.as_ref().err().map(String::as_str))
     };
-    writeln!(io::stdout(), "{text}").map_err(Failure::running)
+    print(&text)
 }
 
 /// The recipe's prices, overridden by those on the command line.

@@ -1,8 +1,8 @@
 //! `lora-train report`: makes report.html of a run from its files.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
+use super::print;
 use crate::failure::Failure;
 use crate::report::{self, ReportError};
 
@@ -26,14 +26,6 @@ pub struct ReportArgs {
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let path = report::write(&args.run, args.out.as_deref()).map_err(failure)?;
     print(&path.display().to_string())
-}
-
-/// Writes a line to stdout. A closed reader, such as `head`, is no failure.
-pub(super) fn print(text: &str) -> Result<(), Failure> {
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::running(error)),
-        _ => Ok(()),
-    }
 }
 
 /// Wrong arguments end with exit code 2, later failures with 1.
