@@ -4,7 +4,7 @@ pub mod args;
 mod changes;
 pub mod device_memory;
 pub mod dir;
-pub mod environment;
+mod environment;
 mod finish;
 pub mod inputs;
 mod load;

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::device_memory::StepMemory;
-use crate::run::dir::{RunDirError, has_checkpoints, nearest_existing};
+use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
 use crate::run::inputs::{ModelParts, WeightsFrom, select, vocabulary_problem};
 use crate::run::overview::{self, Fact};
 use crate::schema::{Problem, Problems};
@@ -141,15 +141,14 @@ fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
 fn examine_output(output_dir: &Path, findings: &mut Findings) {
     let shown = output_dir.display();
     if output_dir.join(SUMMARY_FILE).exists() {
-        return findings.error(&RunDirError::Finished { path: output_dir.to_owned() });
+        return findings.problem(finished(output_dir));
     }
     if has_checkpoints(output_dir) {
         return findings.fact("output", format!("{shown} (an unfinished run, which `--resume` continues)"));
     }
     let existing = nearest_existing(output_dir);
     if !existing.is_dir() {
-        let (path, file) = (output_dir.to_owned(), existing.to_owned());
-        return findings.error(&RunDirError::NotAFolder { path, file });
+        return findings.problem(not_a_folder(output_dir, existing));
     }
     // An unnamed file: it disappears when its handle is closed.
     match tempfile::tempfile_in(existing) {

@@ -4,78 +4,46 @@ mod lock;
 mod superseded;
 
 use std::cell::RefCell;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use thiserror::Error;
 
 use crate::failure::Failure;
 use crate::files;
 use crate::metrics::{SUMMARY_FILE, Summary, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
-use lock::Lock;
+use crate::schema::Problem;
+use lock::lock;
 
 /// Facts about the process that trains.
 pub const ENVIRONMENT_FILE: &str = "environment.json";
 const RESOLVED_FILE: &str = "resolved.toml";
 
-/// Why a run folder cannot be used.
-#[derive(Debug, Error)]
-pub enum RunDirError {
-    /// It holds a finished run.
-    #[error(
-        "`output_dir` = {}: holds a finished run ({SUMMARY_FILE})\n  hint: choose another folder with `--set output_dir=...`, or delete this one", path.display()
-    )]
-    Finished {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// It holds an interrupted run.
-    #[error(
-        "`output_dir` = {}: holds checkpoints of an unfinished run\n  hint: continue it with `--resume`, choose another folder with `--set output_dir=...`, or delete this one", path.display()
-    )]
-    Unfinished {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// A file has the path of the folder, or of a folder above it.
-    #[error("`output_dir` = {}: {} is a file, expected a folder", path.display(), file.display())]
-    NotAFolder {
-        /// The folder.
-        path: PathBuf,
-        /// The file.
-        file: PathBuf,
-    },
-    /// Another process writes into it.
-    #[error("`output_dir` = {}: another run{} is writing into it", path.display(), pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default())]
-    Locked {
-        /// The folder.
-        path: PathBuf,
-        /// Process that holds the lock, if it left its id.
-        pid: Option<String>,
-    },
-    /// The file system refused.
-    #[error("{}: cannot {action}: {source}", path.display())]
-    Io {
-        /// File or folder.
-        path: PathBuf,
-        /// What was attempted.
-        action: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
+/// The mistake of a run from the beginning in the folder of a finished run.
+#[must_use]
+pub fn finished(path: &Path) -> Problem {
+    let path = path.display();
+    Problem::new(format!("`output_dir` = {path}: holds a finished run ({SUMMARY_FILE})"))
+        .hint("choose another folder with `--set output_dir=...`, or delete this one")
 }
 
-impl From<RunDirError> for Failure {
-    /// An unusable folder is a mistake in the recipe; a failing disk is not.
-    fn from(error: RunDirError) -> Self {
-        match error {
-            RunDirError::Io { .. } => Self::running(error),
-            error => Self::input(error),
-        }
-    }
+/// The mistake of a folder below `file`.
+#[must_use]
+pub fn not_a_folder(path: &Path, file: &Path) -> Problem {
+    Problem::new(format!("`output_dir` = {}: {} is a file, expected a folder", path.display(), file.display()))
+}
+
+fn unfinished(path: &Path) -> Problem {
+    let path = path.display();
+    Problem::new(format!("`output_dir` = {path}: holds checkpoints of an unfinished run"))
+        .hint("continue it with `--resume`, choose another folder with `--set output_dir=...`, or delete this one")
+}
+
+/// The file system refused: a failing disk is not a mistake in the recipe.
+fn io_error(path: &Path, action: &str, source: io::Error) -> Failure {
+    Failure::running(format!("{}: cannot {action}: {source}", path.display()))
 }
 
 /// How a run starts.
@@ -93,7 +61,10 @@ pub struct RunDir {
     path: PathBuf,
     /// The plain files, as they were written.
     files: RefCell<Vec<(&'static str, Vec<u8>)>>,
-    lock: Lock,
+    /// Ends with the file handle, even if the process is killed.
+    _lock: File,
+    /// Whether the file system has locks.
+    is_locked: bool,
 }
 
 impl RunDir {
@@ -102,13 +73,13 @@ impl RunDir {
     /// # Errors
     ///
     /// Where another process holds the folder, a file is in its way, or the file system refuses.
-    pub fn open(path: &Path) -> Result<Option<Self>, RunDirError> {
+    pub fn open(path: &Path) -> Result<Option<Self>, Failure> {
         if path.is_dir() {
             return Self::locked(path).map(Some);
         }
         let nearest = nearest_existing(path);
         if nearest.exists() && !nearest.is_dir() {
-            return Err(RunDirError::NotAFolder { path: path.to_owned(), file: nearest.to_owned() });
+            return Err(not_a_folder(path, nearest).into());
         }
         Ok(None)
     }
@@ -118,21 +89,22 @@ impl RunDir {
     /// # Errors
     ///
     /// Where another process holds the folder, or the file system refuses.
-    pub fn create(path: &Path) -> Result<Self, RunDirError> {
+    pub fn create(path: &Path) -> Result<Self, Failure> {
         fs::create_dir_all(path).map_err(|e| io_error(path, "create the folder", e))?;
         Self::locked(path)
     }
 
-    fn locked(path: &Path) -> Result<Self, RunDirError> {
-        Ok(Self { path: path.to_owned(), files: RefCell::default(), lock: Lock::take(path)? })
+    fn locked(path: &Path) -> Result<Self, Failure> {
+        let (lock, is_locked) = lock(path, File::try_lock)?;
+        Ok(Self { path: path.to_owned(), files: RefCell::default(), _lock: lock, is_locked })
     }
 
     /// A warning, where the file system cannot keep other runs out of the folder.
     #[must_use]
     pub fn warning(&self) -> Option<&'static str> {
-        (!self.lock.is_held()).then_some(
+        (!self.is_locked).then_some(
             "the file system of `output_dir` has no locks, so a second run in this folder would not be noticed\n  hint: \
-             start none, or choose a local folder with `--set output_dir=...`",
+             do not start one, or choose a local folder with `--set output_dir=...`",
         )
     }
 
@@ -141,11 +113,11 @@ impl RunDir {
     /// # Errors
     ///
     /// Where the folder holds a finished run or checkpoints.
-    pub fn refuse_other_runs(&self) -> Result<(), RunDirError> {
+    pub fn refuse_other_runs(&self) -> Result<(), Failure> {
         if self.is_finished() {
-            return Err(RunDirError::Finished { path: self.path.clone() });
+            return Err(finished(&self.path).into());
         }
-        if has_checkpoints(&self.path) { Err(RunDirError::Unfinished { path: self.path.clone() }) } else { Ok(()) }
+        if has_checkpoints(&self.path) { Err(unfinished(&self.path).into()) } else { Ok(()) }
     }
 
     /// The folder.
@@ -202,7 +174,7 @@ impl RunDir {
     /// # Errors
     ///
     /// Where the file system refuses.
-    pub fn reopen(&self, start: Start) -> Result<(), RunDirError> {
+    pub fn reopen(&self, start: Start) -> Result<(), Failure> {
         let partial = format!(".{UNFINISHED_FILE}.partial");
         let mut leftovers = vec![self.path.join(SUMMARY_FILE), self.path.join(partial)];
         if start == Start::Fresh {
@@ -236,7 +208,7 @@ impl RunDir {
     /// # Errors
     ///
     /// Where the file system refuses.
-    pub fn write_recipe(&self, given: &str, changes: &[String], resolved: &str) -> Result<(), RunDirError> {
+    pub fn write_recipe(&self, given: &str, changes: &[String], resolved: &str) -> Result<(), Failure> {
         let mut text = String::new();
         for entry in changes {
             text.push_str("# ");
@@ -253,7 +225,7 @@ impl RunDir {
     /// # Errors
     ///
     /// Where the file system refuses.
-    pub fn write_json(&self, name: &'static str, value: &impl Serialize) -> Result<(), RunDirError> {
+    pub fn write_json(&self, name: &'static str, value: &impl Serialize) -> Result<(), Failure> {
         let mut json =
             serde_json::to_vec_pretty(value).map_err(|e| io_error(&self.path.join(name), "write", e.into()))?;
         json.push(b'\n');
@@ -265,7 +237,7 @@ impl RunDir {
     /// # Errors
     ///
     /// Where the file system refuses.
-    pub fn restore(&self) -> Result<Vec<&'static str>, RunDirError> {
+    pub fn restore(&self) -> Result<Vec<&'static str>, Failure> {
         let mut restored = Vec::new();
         for (name, bytes) in self.files.borrow().iter() {
             if !self.path.join(name).exists() {
@@ -277,13 +249,13 @@ impl RunDir {
     }
 
     /// Writes a file, and remembers it for [`restore`](Self::restore).
-    fn write(&self, name: &'static str, bytes: &[u8]) -> Result<(), RunDirError> {
+    fn write(&self, name: &'static str, bytes: &[u8]) -> Result<(), Failure> {
         self.files.borrow_mut().push((name, bytes.to_owned()));
         self.put(name, bytes)
     }
 
     /// Writes a file completely or not at all.
-    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), Failure> {
         let path = self.path.join(name);
         files::write(&path, bytes).map_err(|e| io_error(&path, "write", e))
     }
@@ -311,10 +283,6 @@ pub fn nearest_existing(path: &Path) -> &Path {
     existing
 }
 
-fn io_error(path: &Path, action: &'static str, source: io::Error) -> RunDirError {
-    RunDirError::Io { path: path.to_owned(), action, source }
-}
-
 #[cfg(test)]
 mod tests {
     use super::lock::LOCK_FILE;
@@ -327,13 +295,13 @@ mod tests {
         assert!(RunDir::open(&path).unwrap().is_none());
         fs::write(folder.path().join("file"), "").unwrap();
         let error = RunDir::open(&folder.path().join("file/a/b")).unwrap_err();
-        assert!(matches!(&error, RunDirError::NotAFolder { file, .. } if file.ends_with("file")), "{error}");
+        assert!(error.to_string().ends_with("file is a file, expected a folder"), "{error}");
         let run = RunDir::create(&path).unwrap();
         assert_eq!(run.warning(), None);
         run.refuse_other_runs().unwrap();
         fs::write(path.join(SUMMARY_FILE), "{}").unwrap();
         let error = run.refuse_other_runs().unwrap_err();
-        assert!(matches!(error, RunDirError::Finished { .. }), "{error}");
+        assert!(error.to_string().contains("holds a finished run") && error.exit_code() == 2, "{error}");
         assert!(run.is_finished());
         run.reopen(Start::Resume).unwrap();
         assert!(!run.is_finished());

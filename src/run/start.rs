@@ -3,7 +3,7 @@
 
 use super::Run;
 use super::dir::{ENVIRONMENT_FILE, Start};
-use super::environment::Environment;
+use super::environment::environment;
 use super::inputs::{nvml_selector, workload};
 use super::load::row_order;
 use super::overview;
@@ -63,7 +63,7 @@ impl<'a> Started<'a> {
         stop.defer();
         let mut sinks = open_sinks(run, resumed.as_ref(), earlier.figures.num_starts + 1, schedule.total_steps())?;
         write_recipe(run)?;
-        dir.write_json("memory_plan.json", &memory.plan).map_err(Failure::running)?;
+        dir.write_json("memory_plan.json", &memory.plan)?;
         overview::note(prepared, data, &schedule, &mut sinks);
         for warning in memory.warning.iter().map(String::as_str).chain(dir.warning()) {
             sinks.warn(warning);
@@ -106,12 +106,11 @@ fn open_sinks(run: &Run<'_>, resumed: Option<&Resumed>, starts: u64, total_steps
     let Run { args, prepared: Prepared { recipe, device, .. }, dir, stop, .. } = run;
     let start = if resumed.is_some() { Start::Resume } else { Start::Fresh };
     let superseded = match start {
-        Start::Fresh => dir.supersede_killed().map_err(Failure::running)?,
+        Start::Fresh => dir.supersede_killed()?,
         Start::Resume => None,
     };
-    dir.reopen(start).map_err(Failure::running)?;
-    let environment = Environment { starts, gpu: device.cuda.clone(), ..Environment::of_this_process(&device.label) };
-    dir.write_json(ENVIRONMENT_FILE, &environment).map_err(Failure::running)?;
+    dir.reopen(start)?;
+    dir.write_json(ENVIRONMENT_FILE, &environment(device, starts))?;
     let options = SinkOptions {
         run_dir: dir.path(),
         resume_step: resumed.map(|resumed| resumed.state.step),
@@ -136,7 +135,7 @@ fn write_recipe(run: &Run<'_>) -> Result<(), Failure> {
     let args = &run.args.recipe;
     let device = args.device.iter().map(|name| format!("--device {name}"));
     let changes: Vec<String> = args.set.iter().map(|change| format!("--set {change}")).chain(device).collect();
-    run.dir.write_recipe(&run.given, &changes, &run.prepared.recipe.to_toml()).map_err(Failure::running)
+    run.dir.write_recipe(&run.given, &changes, &run.prepared.recipe.to_toml())
 }
 
 /// Starts sampling the machine; reports what is sampled and what is not.

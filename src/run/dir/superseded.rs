@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, BufRead as _, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::{ENVIRONMENT_FILE, RESOLVED_FILE, RunDir, RunDirError, io_error};
+use super::{ENVIRONMENT_FILE, RESOLVED_FILE, RunDir, io_error};
+use crate::failure::Failure;
 use crate::metrics::UNFINISHED_FILE;
 use crate::report::REPORT_FILE;
 
@@ -33,7 +34,7 @@ impl RunDir {
     /// # Errors
     ///
     /// Where the file system refuses.
-    pub fn supersede_killed(&self) -> Result<Option<PathBuf>, RunDirError> {
+    pub fn supersede_killed(&self) -> Result<Option<PathBuf>, Failure> {
         let has_adapter = self.adapter().join("adapter_model.safetensors").exists();
         let was_killed = has_step(&self.path.join("metrics.jsonl")) && !self.path.join(UNFINISHED_FILE).exists();
         if !has_adapter && !was_killed {
