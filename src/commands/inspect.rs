@@ -3,6 +3,7 @@
 use std::io::{self, BufWriter, IsTerminal as _, Write};
 use std::sync::Arc;
 
+use super::say;
 use crate::data::cache::CacheSettings;
 use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
@@ -10,6 +11,7 @@ use crate::failure::Failure;
 use crate::hub::Progress;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::inputs::{WeightsFrom, data_failure, find_model};
+use crate::run::overview;
 
 mod row;
 mod summary;
@@ -69,7 +71,10 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
     let marks = if stdout.is_terminal() && !no_color { Marks::Color } else { Marks::Brackets };
     let marks = (!args.json).then_some(marks);
     match inspect(recipe, &data, &tokenizer, args.rows, marks, &mut BufWriter::new(stdout.lock())) {
-        Ok(warnings) => warn(&warnings).map_err(Failure::running),
+        Ok(warnings) => {
+            warnings.iter().for_each(|warning| say(&format!("warning: {warning}")));
+            Ok(())
+        }
         // The reader, such as `head`, has stopped reading.
         Err(InspectError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(InspectError::Write(error)) => Err(Failure::running(error)),
@@ -121,25 +126,13 @@ fn write_files(recipe: &Recipe, data: &DataPipeline, out: &mut dyn Write) -> io:
         let role = if file.is_eval { "evaluation" } else { "training" };
         let (path, rows) = (file.path.display(), file.num_rows);
         write!(out, "{role} data: {path} ({rows} rows, {}, format {})", file.kind.name(), file.format.name())?;
-        out.write_all(data.form_of(file).as_bytes())?;
-        if !file.unused_columns.is_empty() {
-            write!(out, "; columns not read: {}", file.unused_columns.join(", "))?;
-        }
-        if let Some(kept) = file.kept_tokens {
-            write!(out, "; {kept}")?;
-        }
-        writeln!(out)?;
+        writeln!(out, "{}{}", data.form_of(file), overview::file_notes(file))?;
     }
     if recipe.data.eval_split.is_some() {
-        let (held_out, left) = (data.num_eval_rows(), data.num_train_rows());
-        writeln!(out, "evaluation data: {held_out} rows held out, {left} rows left to train on")?;
+        let (subject, fact) = overview::held_out(data);
+        writeln!(out, "{subject}: {fact}")?;
     }
     Ok(())
-}
-
-fn warn(warnings: &[String]) -> io::Result<()> {
-    let mut stderr = io::stderr().lock();
-    warnings.iter().try_for_each(|warning| writeln!(stderr, "warning: {warning}"))
 }
 
 #[cfg(test)]

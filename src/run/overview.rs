@@ -25,7 +25,10 @@ pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule
     let stored = weights(&source.weights);
     let mut facts =
         vec![device(recipe, open), model(recipe, config, &stored), parameters(selection, config), layers(selection)];
-    facts.extend(data.files().iter().map(|info| with_columns(file(data, info), info)));
+    for info in data.files() {
+        let (subject, fact) = file(data, info);
+        facts.push((subject, fact + &file_notes(info)));
+    }
     if recipe.data.eval_split.is_some() {
         facts.push(held_out(data));
     }
@@ -100,14 +103,17 @@ pub fn file(data: &DataPipeline, file: &FileInfo) -> Fact {
     (subject, format!("{path} ({rows} rows, {format}){}", data.form_of(file)))
 }
 
-fn with_columns((subject, mut fact): Fact, file: &FileInfo) -> Fact {
+/// The columns of a file that are not read, and the tokens that are kept of it.
+#[must_use]
+pub fn file_notes(file: &FileInfo) -> String {
+    let mut notes = String::new();
     if !file.unused_columns.is_empty() {
-        fact.push_str(&format!("; columns not read: {}", file.unused_columns.join(", ")));
+        notes.push_str(&format!("; columns not read: {}", file.unused_columns.join(", ")));
     }
     if let Some(kept) = file.kept_tokens {
-        fact.push_str(&format!("; {kept}"));
+        notes.push_str(&format!("; {kept}"));
     }
-    (subject, fact)
+    notes
 }
 
 /// The rows of `data.eval_split`.

@@ -101,7 +101,7 @@ impl<'a> Started<'a> {
     }
 }
 
-/// Moves the files of a killed start aside, and opens the sinks.
+/// Moves the files of a killed start into a folder of their own, and opens the sinks.
 fn open_sinks(run: &Run<'_>, resumed: Option<&Resumed>, starts: u64, total_steps: u64) -> Result<Sinks, Failure> {
     let Run { args, prepared: Prepared { recipe, device, .. }, dir, stop, .. } = run;
     let start = if resumed.is_some() { Start::Resume } else { Start::Fresh };

@@ -155,13 +155,6 @@ fn an_unfinished_run_and_intervals_that_never_come_are_said() {
 }
 
 #[test]
-fn an_output_folder_below_a_file_is_refused() {
-    let world = world();
-    let (_, _, problems) = findings(world.path(), &["output_dir=@/rows.jsonl/out"]);
-    assert_eq!(problems, ["`output_dir` = rows.jsonl/out: rows.jsonl is a file, expected a folder"]);
-}
-
-#[test]
 fn rows_that_are_cut_before_their_answers_are_a_problem() {
     let world = world();
     let (_, _, problems) = findings(world.path(), &["data.max_length=2"]);

@@ -178,7 +178,7 @@ impl Runner {
             if status.success() {
                 read(&output, WARMUP + self.length.steps, started.elapsed())
             } else {
-                Err(said(&log, status))
+                Err(error_message(&log, status))
             }
         });
         // Each trial starts with an empty folder.
@@ -207,7 +207,7 @@ fn wait(mut child: Child, limit: Option<(Instant, &str)>) -> Result<ExitStatus, 
 }
 
 /// The error message of a failed trial.
-fn said(log: &Path, status: ExitStatus) -> String {
+fn error_message(log: &Path, status: ExitStatus) -> String {
     let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let error = text.split_once("error: ").map_or(text.as_str(), |(_, error)| error).trim();
     if error.is_empty() { format!("ended with {status}") } else { error.to_owned() }
