@@ -3,17 +3,21 @@
 //! It looks at what a run prepares, part by part, and at the rows; of the weights it reads only the headers. Findings
 //! go to stdout, warnings and mistakes to stderr.
 
-mod data;
-
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::data::cache::CacheSettings;
+use crate::data::config::{DataConfig, DataSource};
+use crate::data::error::DataError;
+use crate::data::pipeline::{DataPipeline, OpenOptions, RowCounts};
+use crate::data::sources::matching_files;
 use crate::data::tokenizer::Tokenizer;
 use crate::device;
 use crate::failure::Failure;
+use crate::hub::Progress;
 use crate::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::device_memory::StepMemory;
@@ -22,6 +26,7 @@ use crate::run::inputs::{ModelParts, WeightsFrom, select, vocabulary_problem};
 use crate::run::overview::{self, Fact};
 use crate::schema::{Problem, Problems};
 use crate::spec::ModelConfig;
+use crate::text::with_commas;
 
 /// Arguments of `lora-train check`.
 #[derive(Clone, Debug, clap::Args)]
@@ -129,9 +134,9 @@ fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     }
     match tokenizer {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
-            data::examine(recipe, &Arc::new(tokenizer), max_rows, &mut findings);
+            examine_data(recipe, &Arc::new(tokenizer), max_rows, &mut findings);
         }
-        _ => data::examine_paths(&recipe.data, &mut findings),
+        _ => examine_paths(&recipe.data, &mut findings),
     }
     examine_device(recipe, config.as_ref(), &mut findings);
     findings
@@ -186,6 +191,116 @@ fn examine_model(recipe: &Recipe, findings: &mut Findings) -> (Option<ModelConfi
         problem.into_iter().for_each(|problem| findings.about("model.path", problem.into()));
     }
     (config, tokenizer)
+}
+
+/// Opens every file, tokenises its rows, at most `max_rows` of each file, and counts steps.
+fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<usize>, findings: &mut Findings) {
+    let options = OpenOptions {
+        cache: CacheSettings::from_env(),
+        progress: Progress::detect(false),
+        max_rows,
+        ..OpenOptions::default()
+    };
+    let mut config = recipe.data.clone();
+    if let Some(rows) = max_rows {
+        // With only some of the rows, nothing is split off.
+        config.eval_split = None;
+        findings.fact("looked at", format!("the first {rows} rows of each file"));
+    }
+    match DataPipeline::open(&config, Arc::clone(tokenizer), recipe.seed, &options) {
+        Ok(data) => {
+            examine_files(&config, &data, findings);
+            examine_rows(&data, findings);
+            if max_rows.is_none() {
+                examine_steps(recipe, &data, findings);
+            }
+        }
+        // This error holds the mistakes of all files.
+        Err(error @ DataError::Rows(_)) => findings.error(&error),
+        Err(first) => {
+            // The first mistake hides those of other files, so open each file alone.
+            let before = findings.problems.0.len();
+            examine_paths(&recipe.data, findings);
+            let is_there = |source: &&DataSource| matching_files("", &source.path).is_ok();
+            for source in recipe.data.train.iter().chain(&recipe.data.eval).filter(is_there) {
+                let alone =
+                    DataConfig { train: vec![source.clone()], eval: vec![], eval_split: None, ..recipe.data.clone() };
+                if let Err(error) = DataPipeline::open(&alone, Arc::clone(tokenizer), recipe.seed, &options) {
+                    findings.error(&error);
+                }
+            }
+            if findings.problems.0.len() == before {
+                findings.error(&first);
+            }
+        }
+    }
+}
+
+/// Without a tokenizer rows cannot be checked, but missing files can be found.
+fn examine_paths(data: &DataConfig, findings: &mut Findings) {
+    let mut examine = |section: &str, sources: &[DataSource]| {
+        for (index, DataSource { path, .. }) in sources.iter().enumerate() {
+            if let Err(error) = matching_files(&format!("data.{section}[{index}].path"), path) {
+                findings.error(&error);
+            }
+        }
+    };
+    examine("train", &data.train);
+    examine("eval", &data.eval);
+}
+
+fn examine_files(config: &DataConfig, data: &DataPipeline, findings: &mut Findings) {
+    for file in data.files() {
+        findings.facts.push(overview::file(data, file));
+        if !file.unused_columns.is_empty() {
+            findings.warnings.push(format!(
+                "{}: columns not read: {}",
+                file.path.display(),
+                file.unused_columns.join(", ")
+            ));
+        }
+    }
+    if config.eval_split.is_some() {
+        findings.facts.push(overview::held_out(data));
+    }
+    findings.warnings.extend(data.warnings());
+}
+
+fn examine_rows(data: &DataPipeline, findings: &mut Findings) {
+    let counts = match data.train_counts() {
+        Ok(counts) => counts,
+        Err(error) => return findings.error(&error),
+    };
+    let RowCounts { rows, bad, without_targets, tokens, target_tokens, longest_tokens, .. } = counts;
+    let mut fact = format!(
+        "{} rows of up to {} tokens; {} of {} tokens carry loss",
+        with_commas(rows),
+        with_commas(longest_tokens),
+        with_commas(target_tokens),
+        with_commas(tokens)
+    );
+    if bad + without_targets > 0 {
+        fact.push_str(&format!("; {} rows left out", with_commas(bad + without_targets)));
+    }
+    findings.fact("rows", fact);
+}
+
+fn examine_steps(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) {
+    let train = &recipe.train;
+    let (per_epoch, total) = (overview::steps_per_epoch(recipe, data), overview::total_steps(recipe, data));
+    let rows = train.micro_batch_size * train.gradient_accumulation_steps;
+    findings.fact("steps", format!("{total} of {rows} rows; an epoch has {per_epoch}"));
+    if let Some(warmup) = recipe.scheduler.warmup_steps.filter(|warmup| *warmup >= total) {
+        let message = format!("`scheduler.warmup_steps` = {warmup} leaves none of the {total} steps of this run");
+        findings.problem(Problem::new(message).hint("make it smaller, or use `warmup_ratio`"));
+    }
+    let intervals =
+        [("eval.eval_steps", recipe.eval.eval_steps), ("checkpoint.save_steps", recipe.checkpoint.save_steps)];
+    for (key, interval) in intervals {
+        if let Some(steps) = interval.filter(|steps| *steps > total) {
+            findings.warnings.push(format!("`{key}` = {steps} never comes: the run has {total} steps"));
+        }
+    }
 }
 
 fn examine_device(recipe: &Recipe, config: Option<&ModelConfig>, findings: &mut Findings) {

@@ -51,7 +51,6 @@ impl<'a> Started<'a> {
         let Run { args, prepared, dir, stop, process_start, .. } = run;
         let Prepared { recipe, source, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
-        let mut facts = facts(prepared, data, step.model().has_kernels());
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
@@ -78,9 +77,7 @@ impl<'a> Started<'a> {
             ));
         }
 
-        facts.max_sm_clock_mhz = telemetry.max_sm_clock_mhz();
-        facts.power_limit_watts = telemetry.power_limit_watts();
-        facts.default_power_limit_watts = telemetry.default_power_limit_watts();
+        let facts = facts(prepared, data, &telemetry, step.model().has_kernels());
         let flops = StepFlops::new(&source.config, prepared.num_trainable());
         let precision = recipe.train.precision;
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
@@ -172,7 +169,7 @@ fn inputs(prepared: &Prepared, data: &DataPipeline) -> Inputs {
 }
 
 /// The facts about recipe and machine that the diagnosis rules use.
-fn facts(prepared: &Prepared, data: &DataPipeline, leaves_padding_out: bool) -> Facts {
+fn facts(prepared: &Prepared, data: &DataPipeline, telemetry: &Telemetry, leaves_padding_out: bool) -> Facts {
     let Prepared { recipe, source, selection, device, .. } = prepared;
     let config = &source.config;
     let (train, rows) = (&recipe.train, recipe.train.micro_batch_size);
@@ -207,20 +204,16 @@ fn facts(prepared: &Prepared, data: &DataPipeline, leaves_padding_out: bool) -> 
         shuffle: recipe.data.shuffle,
         micro_batch_size: rows as u64,
         gradient_accumulation_steps: train.gradient_accumulation_steps as u64,
-        gradient_checkpointing: match train.gradient_checkpointing {
-            GradientCheckpointing::Off => "false".into(),
-            GradientCheckpointing::On => "true".into(),
-            GradientCheckpointing::Offload => "\"offload\"".into(),
-        },
+        gradient_checkpointing: serde_json::to_string(&train.gradient_checkpointing).unwrap_or_default(),
         precision: train.precision.name().into(),
         eval_steps: recipe.eval.eval_steps,
         eval_batches: (eval_batches > 0).then_some(eval_batches),
         draws_samples: !recipe.eval.generate.is_empty(),
         save_steps: recipe.checkpoint.save_steps,
         tensorboard: recipe.logging.tensorboard,
-        max_sm_clock_mhz: None,
-        power_limit_watts: None,
-        default_power_limit_watts: None,
+        max_sm_clock_mhz: telemetry.max_sm_clock_mhz(),
+        power_limit_watts: telemetry.power_limit_watts(),
+        default_power_limit_watts: telemetry.default_power_limit_watts(),
         device_memory_bytes: if device.is_gpu() {
             device.cuda.as_ref().map(|gpu| gpu.memory_bytes)
         } else {
