@@ -1,7 +1,7 @@
 //! `lora-train check`: finds every mistake that can be known before training, all at once.
 //!
-//! It looks at what a run prepares, part by part, and at the rows; of the weights it reads only the headers. Findings
-//! go to stdout, warnings and mistakes to stderr.
+//! It looks at what a run prepares, and at the rows; of the weights it reads only the headers. Findings go to stdout,
+//! warnings and mistakes to stderr.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -15,17 +15,15 @@ use crate::data::error::DataError;
 use crate::data::pipeline::{DataPipeline, OpenOptions, RowCounts};
 use crate::data::sources::matching_files;
 use crate::data::tokenizer::Tokenizer;
-use crate::device;
 use crate::failure::Failure;
 use crate::hub::Progress;
 use crate::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::device_memory::StepMemory;
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
-use crate::run::inputs::{ModelParts, WeightsFrom, select, vocabulary_problem};
+use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::run::overview::{self, Fact};
+use crate::run::prepare::Parts;
 use crate::schema::{Problem, Problems};
-use crate::spec::ModelConfig;
 use crate::text::with_commas;
 
 /// Arguments of `lora-train check`.
@@ -98,14 +96,12 @@ impl Findings {
         Problem::list(error).into_iter().for_each(|problem| self.problem(problem));
     }
 
-    /// Adds the mistakes in the value of a recipe key.
-    fn about(&mut self, key: &str, failure: Failure) {
-        let problems = match failure {
-            Failure::Input(problems) => problems,
-            failure => Problems(Problem::list(&failure)),
-        };
-        if let Failure::Input(problems) = Failure::Input(problems).about(key) {
-            problems.0.into_iter().for_each(|problem| self.problem(problem));
+    /// Adds the mistakes of a part that a run prepares.
+    fn failure(&mut self, failure: Failure) {
+        match failure {
+            Failure::Input(problems) => problems.0.into_iter().for_each(|problem| self.problem(problem)),
+            // The Hub cannot be reached.
+            failure => self.failure(of_model(&failure)),
         }
     }
 
@@ -117,28 +113,22 @@ impl Findings {
     }
 }
 
+/// Mistakes in the model's files.
+fn of_model(error: &impl Display) -> Failure {
+    Failure::Input(Problems(Problem::list(error))).about("model.path")
+}
+
 /// Checks everything that the recipe names. A mistake hides others only where it makes looking for them impossible.
 fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     let mut findings = Findings::default();
     examine_output(&recipe.output_dir, &mut findings);
-    let (config, tokenizer) =
-        if recipe.model.path.is_empty() { (None, None) } else { examine_model(recipe, &mut findings) };
-    if let Some(config) = &config {
-        match select(&recipe.lora, config) {
-            Ok(selection) => {
-                findings.facts.extend([overview::layers(&selection), overview::parameters(&selection, config)]);
-            }
-            Err(failure) => findings.error(&failure),
-        }
-        findings.warnings.extend(overview::length_warning(recipe, config));
-    }
+    let tokenizer = examine_prepared(recipe, &mut findings);
     match tokenizer {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
             examine_data(recipe, &Arc::new(tokenizer), max_rows, &mut findings);
         }
         _ => examine_paths(&recipe.data, &mut findings),
     }
-    examine_device(recipe, config.as_ref(), &mut findings);
     findings
 }
 
@@ -165,32 +155,34 @@ fn examine_output(output_dir: &Path, findings: &mut Findings) {
     }
 }
 
-/// Reads config, tokenizer and the headers of the weights.
-fn examine_model(recipe: &Recipe, findings: &mut Findings) -> (Option<ModelConfig>, Option<Tokenizer>) {
-    let parts = ModelParts::read(&recipe.model, recipe.seed, WeightsFrom::Disk, false);
-    let ModelParts { folder, config, weights, is_downloaded, failure } = parts;
-    failure.into_iter().for_each(|failure| findings.about("model.path", failure));
-    let Some(folder) = folder else { return (None, None) };
+/// Looks at what a run prepares, and opens the tokenizer.
+fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenizer> {
+    let mut parts = Parts::find(recipe, WeightsFrom::Disk, false);
+    parts.failures.drain(..).for_each(|failure| findings.failure(failure));
+    let memory = parts.memory(recipe);
+    let Parts { model: ModelParts { folder, config, weights, is_downloaded }, selection, device, .. } = parts;
+    let (config, device) = (config.as_ref(), device.as_ref());
     let stored = match weights {
         Some(weights) => overview::weights(&weights),
         None if is_downloaded => "weights not readable".to_owned(),
         None => "weights not downloaded yet".to_owned(),
     };
+    findings.facts.extend(overview::prepared_facts(recipe, device, config, &stored, selection.as_ref()));
+    findings.warnings.extend(overview::prepared_warnings(recipe, device, config, memory.as_ref()));
+    let folder = folder?;
     if !is_downloaded {
         let path = &recipe.model.path;
-        findings
-            .warnings
-            .push(format!("the weights of {path} are not in the cache: training begins with their download"));
+        let warning = format!("the weights of {path} are not in the cache: training begins with their download");
+        findings.warnings.push(warning);
     }
-    let opened = Tokenizer::open(&folder);
-    let tokenizer = opened.map_err(|error| findings.about("model.path", Problems(Problem::list(&error)).into())).ok();
+    let tokenizer = Tokenizer::open(&folder).map_err(|error| findings.failure(of_model(&error))).ok();
     findings.warnings.extend(tokenizer.as_ref().and_then(Tokenizer::class_warning));
-    if let Some(config) = &config {
-        findings.facts.push(overview::model(recipe, config, &stored));
-        let problem = tokenizer.as_ref().and_then(|tokenizer| vocabulary_problem(&folder, tokenizer, config));
-        problem.into_iter().for_each(|problem| findings.about("model.path", problem.into()));
+    if let (Some(tokenizer), Some(config)) = (&tokenizer, config)
+        && let Some(problem) = vocabulary_problem(&folder, tokenizer, config)
+    {
+        findings.failure(of_model(&problem));
     }
-    (config, tokenizer)
+    tokenizer
 }
 
 /// Opens every file, tokenises its rows, at most `max_rows` of each file, and counts steps.
@@ -300,25 +292,6 @@ fn examine_steps(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) 
         if let Some(steps) = interval.filter(|steps| *steps > total) {
             findings.warnings.push(format!("`{key}` = {steps} never comes: the run has {total} steps"));
         }
-    }
-}
-
-fn examine_device(recipe: &Recipe, config: Option<&ModelConfig>, findings: &mut Findings) {
-    let device = match device::open(&recipe.device.name) {
-        Ok(device) => device,
-        Err(error) => return findings.error(&error),
-    };
-    findings.facts.push(overview::device(recipe, &device));
-    let precision = recipe.train.precision;
-    for dtype in [precision, recipe.model.dtype.unwrap_or(precision)] {
-        if let Err(error) = device.require_dtype(dtype) {
-            findings.error(&error);
-        }
-    }
-    findings.warnings.extend(overview::offload_warning(recipe, &device));
-    // Mistakes in the adapted layers have been reported already.
-    if let Some((config, selection)) = config.and_then(|config| Some((config, select(&recipe.lora, config).ok()?))) {
-        findings.warnings.extend(StepMemory::estimate(recipe, config, &selection, &device).warning);
     }
 }
 

@@ -44,18 +44,16 @@ pub struct ModelParts {
     pub weights: Option<Weights>,
     /// Whether the weights that training needs are on this machine.
     pub is_downloaded: bool,
-    /// Every mistake in it.
-    pub failure: Option<Failure>,
 }
 
 impl ModelParts {
     /// Finds a model: a folder, a repository of the Hub, or, for random weights, a config.json alone. A download shows
-    /// its progress unless `quiet`.
+    /// its progress unless `quiet`. Returns the parts and every mistake in them.
     #[must_use]
-    pub fn read(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> Self {
+    pub fn read(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> (Self, Option<Failure>) {
         let FoundModel { folder, config, is_downloaded } = match find_model(options, from, quiet) {
             Ok(found) => found,
-            Err(error) => return Self { failure: Some(error.into()), ..Self::default() },
+            Err(error) => return (Self::default(), Some(error.into())),
         };
         let mut problems = Problems::default();
         let config = ModelConfig::from_file(&config).map_err(|error| problems.0.extend(Problem::list(&error))).ok();
@@ -72,7 +70,13 @@ impl ModelParts {
             problems.0.extend(checked.err().into_iter().flat_map(|error| Problem::list(&error)));
         }
         let failure = (!problems.0.is_empty()).then_some(Failure::Input(problems));
-        Self { folder: Some(folder), config, weights, is_downloaded, failure }
+        (Self { folder: Some(folder), config, weights, is_downloaded }, failure)
+    }
+
+    /// The model, if every part is there.
+    #[must_use]
+    pub fn whole(self) -> Option<ModelSource> {
+        Some(ModelSource { folder: self.folder?, config: self.config?, weights: self.weights? })
     }
 }
 
@@ -132,14 +136,8 @@ impl ModelSource {
     ///
     /// A model that is missing or not supported, or weights that do not match its config.
     pub fn open(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> Result<Self, Failure> {
-        match ModelParts::read(options, seed, from, quiet) {
-            ModelParts {
-                folder: Some(folder), config: Some(config), weights: Some(weights), failure: None, ..
-            } => Ok(Self { folder, config, weights }),
-            ModelParts { failure, .. } => {
-                Err(failure.unwrap_or_else(|| Failure::input("the weights of the model are not on this machine")))
-            }
-        }
+        let (parts, failure) = ModelParts::read(options, seed, from, quiet);
+        failure.map_or_else(|| parts.whole().ok_or_else(no_weights), Err)
     }
 
     /// The model of a recipe, and the layers that its adapters match.
@@ -200,6 +198,11 @@ impl ModelSource {
         let init = lora.init_lora_weights;
         AdapterSet::new(&self.config, selection, init, lora.lora_dropout, seed, &device.device)
     }
+}
+
+/// The failure of a model whose weights are not to be downloaded.
+pub(super) fn no_weights() -> Failure {
+    Failure::input("the weights of the model are not on this machine")
 }
 
 /// The linear layers that a `[lora]` section selects.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::device_memory::StepMemory;
 use super::prepare::Prepared;
 use crate::data::pipeline::DataPipeline;
 use crate::data::sources::FileInfo;
@@ -20,11 +21,9 @@ pub type Fact = (&'static str, String);
 
 /// Prints every value on a line of its own; unusual values as warnings.
 pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule, sinks: &mut Sinks) {
-    let Prepared { recipe, source, selection, device: open, .. } = prepared;
-    let config = &source.config;
-    let stored = weights(&source.weights);
-    let mut facts =
-        vec![device(recipe, open), model(recipe, config, &stored), parameters(selection, config), layers(selection)];
+    let Prepared { recipe, source, selection, device, memory } = prepared;
+    let config = Some(&source.config);
+    let mut facts = prepared_facts(recipe, Some(device), config, &weights(&source.weights), Some(selection));
     for info in data.files() {
         let (subject, fact) = file(data, info);
         facts.push((subject, fact + &file_notes(info)));
@@ -40,14 +39,43 @@ pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule
     for warning in data.warnings() {
         sinks.warn(&warning);
     }
-    for warning in offload_warning(recipe, open).into_iter().chain(length_warning(recipe, config)) {
+    for warning in prepared_warnings(recipe, Some(device), config, Some(memory)) {
         sinks.warn(&warning);
     }
 }
 
-/// The device and its types.
+/// The parts of a [`Prepared`] that are known. `weights`: how they are stored.
 #[must_use]
-pub fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
+pub fn prepared_facts(
+    recipe: &Recipe,
+    open: Option<&OpenDevice>,
+    config: Option<&ModelConfig>,
+    weights: &str,
+    selection: Option<&Selection>,
+) -> Vec<Fact> {
+    let mut facts: Vec<Fact> = open.map(|open| device(recipe, open)).into_iter().collect();
+    if let Some(config) = config {
+        facts.push(model(recipe, config, weights));
+        facts.extend(selection.into_iter().flat_map(|selection| [parameters(selection, config), layers(selection)]));
+    }
+    facts
+}
+
+/// What may be unintended in a [`Prepared`].
+#[must_use]
+pub fn prepared_warnings(
+    recipe: &Recipe,
+    open: Option<&OpenDevice>,
+    config: Option<&ModelConfig>,
+    memory: Option<&StepMemory>,
+) -> Vec<String> {
+    let offload = open.and_then(|open| offload_warning(recipe, open));
+    let length = config.and_then(|config| length_warning(recipe, config));
+    offload.into_iter().chain(length).chain(memory.and_then(|memory| memory.warning.clone())).collect()
+}
+
+/// The device and its types.
+fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
     let precision = recipe.train.precision;
     let storage = recipe.model.dtype.unwrap_or(precision);
     let OpenDevice { label, reason, .. } = device;
@@ -56,8 +84,7 @@ pub fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
 }
 
 /// The model's shape, with a word on its weights.
-#[must_use]
-pub fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
+fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
     let ModelConfig { model_type, num_hidden_layers, hidden_size, .. } = config;
     let (path, parameters) = (&recipe.model.path, with_commas(config.num_parameters()));
     let shape = format!("{model_type}, {num_hidden_layers} layers of width {hidden_size}");
@@ -78,8 +105,7 @@ pub fn weights(weights: &Weights) -> String {
 }
 
 /// How many parameters are trained, and of how many.
-#[must_use]
-pub fn parameters(selection: &Selection, config: &ModelConfig) -> Fact {
+fn parameters(selection: &Selection, config: &ModelConfig) -> Fact {
     let trainable = selection.num_parameters(config);
     let all = config.num_parameters() + trainable;
     #[allow(clippy::cast_precision_loss, reason = "shown with four digits")]
@@ -89,8 +115,7 @@ pub fn parameters(selection: &Selection, config: &ModelConfig) -> Fact {
 }
 
 /// The adapted layers.
-#[must_use]
-pub fn layers(selection: &Selection) -> Fact {
+fn layers(selection: &Selection) -> Fact {
     let hits = selection.hits.iter().map(|hits| format!("{} x {}", hits.num_hits, hits.target));
     ("adapted layers", hits.collect::<Vec<_>>().join(", "))
 }
@@ -160,8 +185,7 @@ fn batches_per_epoch(recipe: &Recipe, data: &DataPipeline) -> usize {
 }
 
 /// Warns where offloading saves nothing.
-#[must_use]
-pub fn offload_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
+fn offload_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
     (recipe.train.gradient_checkpointing == GradientCheckpointing::Offload && !device.is_gpu()).then(|| {
         "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU block inputs are in host memory \
          anyway, and are copied once more\n  hint: set it to true"
@@ -170,8 +194,7 @@ pub fn offload_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
 }
 
 /// Warns if rows may be longer than the model was made for.
-#[must_use]
-pub fn length_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
+fn length_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
     let (longest, positions) = (recipe.data.max_length, config.max_position_embeddings);
     (longest > positions).then(|| {
         format!(

@@ -1,13 +1,13 @@
-//! What a recipe asks for, checked before any weight is read and any row is tokenised.
+//! What a recipe asks for, looked up before any weight is read and any row is tokenised.
 
 use super::device_memory::StepMemory;
-use super::inputs::{ModelSource, WeightsFrom};
+use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, select};
 use crate::device::{self, OpenDevice};
 use crate::failure::Failure;
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
 
-/// A recipe, and the model, layers and device that it names.
+/// A recipe, and the model, layers and device that it names: `check` prints it, training continues from it.
 #[derive(Debug)]
 pub struct Prepared {
     /// The recipe.
@@ -27,12 +27,17 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// A model, layers or a device that do not exist.
+    /// Every mistake in what the recipe names.
     pub fn new(recipe: Recipe, from: WeightsFrom, quiet: bool) -> Result<Self, Failure> {
-        let (source, selection) = ModelSource::of_recipe(&recipe, from, quiet)?;
-        let device = device::open(&recipe.device.name).map_err(Failure::input)?;
-        let memory = StepMemory::estimate(&recipe, &source.config, &selection, &device);
-        Ok(Self { recipe, source, selection, device, memory })
+        let Parts { model, selection, device, failures } = Parts::find(&recipe, from, quiet);
+        let failure = failures.into_iter().reduce(Failure::and);
+        match (failure, model.whole(), selection, device) {
+            (None, Some(source), Some(selection), Some(device)) => {
+                let memory = StepMemory::estimate(&recipe, &source.config, &selection, &device);
+                Ok(Self { recipe, source, selection, device, memory })
+            }
+            (failure, ..) => Err(failure.unwrap_or_else(no_weights).located(&recipe.places)),
+        }
     }
 
     /// Number of trained parameters.
@@ -45,5 +50,53 @@ impl Prepared {
     #[must_use]
     pub fn num_parameters(&self) -> usize {
         self.source.config.num_parameters() + self.num_trainable()
+    }
+}
+
+/// What could be found of a [`Prepared`]. A part with a mistake is absent, and so is what depends on it.
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// The model.
+    pub model: ModelParts,
+    /// The layers that the adapters match.
+    pub selection: Option<Selection>,
+    /// The device.
+    pub device: Option<OpenDevice>,
+    /// Every mistake.
+    pub failures: Vec<Failure>,
+}
+
+impl Parts {
+    /// Looks for every part. A recipe without `model.path` has no model.
+    #[must_use]
+    pub fn find(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Self {
+        let mut parts = Self::default();
+        if !recipe.model.path.is_empty() {
+            let (model, failure) = ModelParts::read(&recipe.model, recipe.seed, from, quiet);
+            parts.failures.extend(failure.map(|failure| failure.about("model.path")));
+            parts.selection = model.config.as_ref().and_then(|config| parts.keep(select(&recipe.lora, config)));
+            parts.model = model;
+        }
+        let device = parts.keep(device::open(&recipe.device.name).map_err(Failure::input));
+        if let Some(device) = &device {
+            let precision = recipe.train.precision;
+            let storage = recipe.model.dtype.filter(|dtype| *dtype != precision);
+            for dtype in [precision].into_iter().chain(storage) {
+                parts.keep(device.require_dtype(dtype).map_err(Failure::input));
+            }
+        }
+        Self { device, ..parts }
+    }
+
+    fn keep<T>(&mut self, part: Result<T, Failure>) -> Option<T> {
+        part.map_err(|failure| self.failures.push(failure)).ok()
+    }
+
+    /// Estimated memory of the steps, where model, layers and device are known.
+    #[must_use]
+    pub fn memory(&self, recipe: &Recipe) -> Option<StepMemory> {
+        let (config, selection, device) =
+            (self.model.config.as_ref()?, self.selection.as_ref()?, self.device.as_ref()?);
+        Some(StepMemory::estimate(recipe, config, selection, device))
     }
 }

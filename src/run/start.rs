@@ -64,9 +64,7 @@ impl<'a> Started<'a> {
         write_recipe(run)?;
         dir.write_json("memory_plan.json", &memory.plan)?;
         overview::note(prepared, data, &schedule, &mut sinks);
-        for warning in memory.warning.iter().map(String::as_str).chain(dir.warning()) {
-            sinks.warn(warning);
-        }
+        dir.warning().into_iter().for_each(|warning| sinks.warn(warning));
         let telemetry = start_telemetry(prepared, &mut sinks);
         if let Some(resumed) = &resumed {
             resumed.report(&inputs, &checkpoints, &recipe.output_dir, &mut sinks)?;
