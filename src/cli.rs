@@ -189,7 +189,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::run::Resume;
+    use crate::run::args::Resume;
 
     fn request(line: &str) -> Request {
         parse(line.split(' ').map(OsString::from)).unwrap()

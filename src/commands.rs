@@ -1,15 +1,15 @@
 //! Sub-commands other than training, one file each.
 
-pub mod bench;
-pub mod check;
-pub mod compare;
-pub mod doctor;
-pub mod generate;
-pub mod inspect;
-pub mod merge;
-pub mod plan;
-pub mod report;
-pub mod tune;
+pub(crate) mod bench;
+pub(crate) mod check;
+pub(crate) mod compare;
+pub(crate) mod doctor;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod merge;
+pub(crate) mod plan;
+pub(crate) mod report;
+pub(crate) mod tune;
 
 use std::io::{ErrorKind, Write as _, stderr, stdout};
 

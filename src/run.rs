@@ -1,21 +1,21 @@
 //! A training run, from start to end.
 
-pub mod args;
+pub(crate) mod args;
 mod changes;
-pub mod device_memory;
-pub mod dir;
+pub(crate) mod device_memory;
+pub(crate) mod dir;
 mod environment;
 mod finish;
-pub mod inputs;
+pub(crate) mod inputs;
 mod load;
-pub mod overview;
-pub mod prepare;
+pub(crate) mod overview;
+pub(crate) mod prepare;
 mod resume;
 mod start;
 mod verify;
 
-pub use args::{Resume, TrainArgs};
-pub use prepare::Prepared;
+pub(crate) use args::TrainArgs;
+pub(crate) use prepare::Prepared;
 
 use std::cell::OnceCell;
 use std::time::Instant;
@@ -43,11 +43,7 @@ struct Run<'a> {
 }
 
 /// Trains.
-///
-/// # Errors
-///
-/// Mistakes in the recipe or its inputs, failures during training, an interruption.
-pub fn train(args: &TrainArgs) -> Result<(), Failure> {
+pub(crate) fn train(args: &TrainArgs) -> Result<(), Failure> {
     let (advice, places) = (OnceCell::new(), OnceCell::new());
     with_advice(&advice, || train_within(args, &advice, &places))
         .map_err(|failure| failure.located(places.get_or_init(Places::default)))

@@ -24,18 +24,18 @@ const DEFAULT_NUM_STEPS: u64 = 10;
 
 /// Arguments of `lora-train bench`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct BenchArgs {
+pub(crate) struct BenchArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
-    pub recipe: RecipeArgs,
+    pub(crate) recipe: RecipeArgs,
 
     /// Steps before those that are measured: they compile kernels and touch memory for the first time
     #[arg(long, value_name = "STEPS", default_value_t = 2)]
-    pub warmup: u64,
+    pub(crate) warmup: u64,
 
     /// After the measured steps, runs two more and prints where their time went, operation by operation
     #[arg(long)]
-    pub profile: bool,
+    pub(crate) profile: bool,
 }
 
 /// The last line of stdout.
@@ -73,11 +73,7 @@ struct BenchReport {
 }
 
 /// Runs `max_steps` steps on synthetic full-length batches, after some unmeasured ones, and prints the figures.
-///
-/// # Errors
-///
-/// A recipe, model or device that cannot be used.
-pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let process_start = Instant::now();
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     // `max_steps` counts only the measured steps.

@@ -28,22 +28,18 @@ use crate::text::with_commas;
 
 /// Arguments of `lora-train check`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct CheckArgs {
+pub(crate) struct CheckArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
-    pub recipe: RecipeArgs,
+    pub(crate) recipe: RecipeArgs,
 
     /// Rows of each file to look at [default: all]
     #[arg(long, value_name = "N")]
-    pub rows: Option<NonZeroUsize>,
+    pub(crate) rows: Option<NonZeroUsize>,
 }
 
 /// Checks a recipe and everything that it names.
-///
-/// # Errors
-///
-/// All mistakes found.
-pub fn run(args: &CheckArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let (recipe, mut problems) = args.recipe.examine(Purpose::Training);
     let Some(recipe) = recipe else { return Err(Failure::Input(problems)) };
     let (places, max_rows) = (recipe.places.clone(), args.rows.map(NonZeroUsize::get));

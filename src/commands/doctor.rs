@@ -22,10 +22,10 @@ const LITTLE_DISK_BYTES: u64 = 2 << 30;
 
 /// Arguments of `lora-train doctor`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct DoctorArgs {
+pub(crate) struct DoctorArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// One subject of the report.
@@ -86,11 +86,7 @@ impl Section {
 }
 
 /// Examines everything and prints the report.
-///
-/// # Errors
-///
-/// Standard output that cannot be written.
-pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let mut sections = vec![program(), machine::look()];
     sections.extend(devices::look());
     sections.push(places());

@@ -21,18 +21,18 @@ use summary::Summary;
 
 /// Arguments of `lora-train inspect`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct InspectArgs {
+pub(crate) struct InspectArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
-    pub recipe: RecipeArgs,
+    pub(crate) recipe: RecipeArgs,
 
     /// Rows to show, spread evenly over the data
     #[arg(long, value_name = "N", default_value_t = 3)]
-    pub rows: usize,
+    pub(crate) rows: usize,
 
     /// Write one JSON object a row, and a last one with the summary
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// Why showing stopped.
@@ -47,11 +47,7 @@ enum InspectError {
 }
 
 /// Shows the tokens of some rows, which of them carry loss, lengths and truncations.
-///
-/// # Errors
-///
-/// Mistakes in the recipe, the tokenizer or the data.
-pub fn run(args: &InspectArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Training)?;
     run_recipe(args, &recipe).map_err(|failure| failure.located(&recipe.places))
 }

@@ -34,30 +34,30 @@ const MIB: f64 = 1024.0 * 1024.0;
 
 /// Arguments of `lora-train plan`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct PlanArgs {
+pub(crate) struct PlanArgs {
     /// The recipe and changes to it; `--device` can also name a GPU that is not there, such as H100-80GB
     #[command(flatten)]
-    pub recipe: RecipeArgs,
+    pub(crate) recipe: RecipeArgs,
 
     /// Plan for this much memory instead of the device's, in GiB
     #[arg(long, value_name = "GIB", value_parser = positive)]
-    pub memory: Option<f64>,
+    pub(crate) memory: Option<f64>,
 
     /// Also find the largest micro-batch that fits, and what makes it fit
     #[arg(long)]
-    pub fit: bool,
+    pub(crate) fit: bool,
 
     /// Take a few steps on synthetic rows of full length for the time of a step, instead of estimating it
     #[arg(long)]
-    pub calibrate: bool,
+    pub(crate) calibrate: bool,
 
     /// Price of an hour on the machine, in the recipe's `cost.currency`; goes before its `cost.price_per_hour`
     #[arg(long, value_name = "PRICE", value_parser = positive)]
-    pub price_per_hour: Option<f64>,
+    pub(crate) price_per_hour: Option<f64>,
 
     /// Print one JSON object instead of a table
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -65,11 +65,7 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 /// Plans a recipe and prints the plan.
-///
-/// # Errors
-///
-/// Mistakes in the recipe or the model's config; a device that is neither present nor known.
-pub fn run(args: &PlanArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let (target, recipe) = target::open(args)?;
     let (source, selection) = ModelSource::of_recipe(&recipe, WeightsFrom::Nowhere, true)?;
     let workload = inputs::workload(&recipe, &source.config, &selection, target.is_cpu);
@@ -103,10 +99,6 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
 
 /// Time of a step on full-length rows, from `lora-train bench` in a process of its own, because it loads the model.
 /// `has_warmup_steps`: the recipe gives `scheduler.warmup_steps`, which may be more than the steps run here.
-///
-/// # Errors
-///
-/// Those of the steps.
 fn step_seconds(args: &RecipeArgs, has_warmup_steps: bool) -> Result<f64, Failure> {
     let program = std::env::current_exe().map_err(Failure::running)?;
     let mut command = Command::new(program);

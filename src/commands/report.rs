@@ -8,22 +8,18 @@ use crate::report::{self, ReportError};
 
 /// Arguments of `lora-train report`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct ReportArgs {
+pub(crate) struct ReportArgs {
     /// The output folder of a run, finished or not
     #[arg(value_name = "RUN")]
-    pub run: PathBuf,
+    pub(crate) run: PathBuf,
 
     /// Where to write it; without, report.html in the run's folder
     #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// Writes the report and prints its path.
-///
-/// # Errors
-///
-/// A folder that holds no run, a file that cannot be written.
-pub fn run(args: &ReportArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let path = report::write(&args.run, args.out.as_deref()).map_err(failure)?;
     print(&path.display().to_string())
 }

@@ -32,35 +32,35 @@ const WRITTEN_BY: &str = "# Written by `lora-train tune`";
 
 /// Arguments of `lora-train tune`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct TuneArgs {
+pub(crate) struct TuneArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
-    pub recipe: RecipeArgs,
+    pub(crate) recipe: RecipeArgs,
 
     /// Where to write the fastest recipe; default: the recipe's name with .tuned.toml, beside it
     #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
 
     /// Steps that are measured in each trial at least, after one that is not
     #[arg(long, value_name = "STEPS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub steps: u64,
+    pub(crate) steps: u64,
 
     /// Time that each trial is measured at least; steps of a few milliseconds are taken by the hundred
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = seconds)]
-    pub seconds: f64,
+    pub(crate) seconds: f64,
 
     /// Time for all candidates; one that is running then is ended, and what has not been tried is named. The recipe as it is
     /// is run first, and in turn with the fastest at the end, however long that takes
     #[arg(long, value_name = "MINUTES", default_value_t = 10.0, value_parser = minutes)]
-    pub max_minutes: f64,
+    pub(crate) max_minutes: f64,
 
     /// Leave out what changes the numbers: precision, storage of the base, packing, rows of an update
     #[arg(long)]
-    pub keep_numbers: bool,
+    pub(crate) keep_numbers: bool,
 
     /// Print one JSON object instead of a table
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// What `--json` prints.
@@ -101,12 +101,7 @@ impl Report<'_> {
 }
 
 /// Runs the trials and writes the fastest recipe.
-///
-/// # Errors
-///
-/// Mistakes in the recipe, a recipe that does not run unchanged, a file that cannot be written or is not of this
-/// command.
-pub fn run(args: &TuneArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Training)?;
     let out = args.out.clone().unwrap_or_else(|| args.recipe.recipe.with_extension("tuned.toml"));
     refuse_foreign(&out)?;
@@ -133,7 +128,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     ));
     let axes = Axis::all(args.keep_numbers);
     let mut measure = |of: &Recipe| runner.measure(&changes(recipe, of), deadline);
-    let (trials, best) = search::run(recipe, figures, axes, &limits, &does_fit, &mut measure);
+    let (trials, best) = search::run(recipe, figures, axes, &limits, &does_fit, &mut measure, &say);
     let mut report = Report { device: &device.label, trials: &trials, ..Report::default() };
     let fastest = changes(recipe, &best);
     if !fastest.is_empty() {

@@ -18,20 +18,18 @@ use crate::schema::Problem;
 use lock::lock;
 
 /// Facts about the process that trains.
-pub const ENVIRONMENT_FILE: &str = "environment.json";
+pub(crate) const ENVIRONMENT_FILE: &str = "environment.json";
 const RESOLVED_FILE: &str = "resolved.toml";
 
 /// The mistake of a run from the beginning in the folder of a finished run.
-#[must_use]
-pub fn finished(path: &Path) -> Problem {
+pub(crate) fn finished(path: &Path) -> Problem {
     let path = path.display();
     Problem::new(format!("`output_dir` = {path}: holds a finished run ({SUMMARY_FILE})"))
         .hint("choose another folder with `--set output_dir=...`, or delete this one")
 }
 
 /// The mistake of a folder below `file`.
-#[must_use]
-pub fn not_a_folder(path: &Path, file: &Path) -> Problem {
+pub(crate) fn not_a_folder(path: &Path, file: &Path) -> Problem {
     Problem::new(format!("`output_dir` = {}: {} is a file, expected a folder", path.display(), file.display()))
 }
 
@@ -48,7 +46,7 @@ fn io_error(path: &Path, action: &str, source: io::Error) -> Failure {
 
 /// How a run starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub(crate) enum Start {
     /// From the beginning, in a folder that holds no run.
     Fresh,
     /// From a checkpoint.
@@ -57,7 +55,7 @@ pub enum Start {
 
 /// The folder of a run, locked against other processes until it is dropped.
 #[derive(Debug)]
-pub struct RunDir {
+pub(crate) struct RunDir {
     path: PathBuf,
     /// The plain files, as they were written.
     files: RefCell<Vec<(&'static str, Vec<u8>)>>,
@@ -69,11 +67,7 @@ pub struct RunDir {
 
 impl RunDir {
     /// Locks the folder if it exists, so that nothing in it changes while it is checked.
-    ///
-    /// # Errors
-    ///
-    /// Where another process holds the folder, a file is in its way, or the file system refuses.
-    pub fn open(path: &Path) -> Result<Option<Self>, Failure> {
+    pub(crate) fn open(path: &Path) -> Result<Option<Self>, Failure> {
         if path.is_dir() {
             return Self::locked(path).map(Some);
         }
@@ -85,11 +79,7 @@ impl RunDir {
     }
 
     /// Creates the folder and locks it.
-    ///
-    /// # Errors
-    ///
-    /// Where another process holds the folder, or the file system refuses.
-    pub fn create(path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
         fs::create_dir_all(path).map_err(|e| io_error(path, "create the folder", e))?;
         Self::locked(path)
     }
@@ -100,8 +90,7 @@ impl RunDir {
     }
 
     /// A warning, where the file system cannot keep other runs out of the folder.
-    #[must_use]
-    pub fn warning(&self) -> Option<&'static str> {
+    pub(crate) fn warning(&self) -> Option<&'static str> {
         (!self.is_locked).then_some(
             "the file system of `output_dir` has no locks, so a second run in this folder would not be noticed\n  hint: \
              do not start one, or choose a local folder with `--set output_dir=...`",
@@ -109,11 +98,7 @@ impl RunDir {
     }
 
     /// Checks that a run may start from the beginning in this folder.
-    ///
-    /// # Errors
-    ///
-    /// Where the folder holds a finished run or checkpoints.
-    pub fn refuse_other_runs(&self) -> Result<(), Failure> {
+    pub(crate) fn refuse_other_runs(&self) -> Result<(), Failure> {
         if self.is_finished() {
             return Err(finished(&self.path).into());
         }
@@ -121,19 +106,17 @@ impl RunDir {
     }
 
     /// The folder.
-    #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Folder of the adapter.
-    #[must_use]
-    pub fn adapter(&self) -> PathBuf {
+    pub(crate) fn adapter(&self) -> PathBuf {
         self.path.join("adapter")
     }
 
     /// Deletes the files that a killed process left while writing the adapter: their names begin with a dot.
-    pub fn clear_leftovers(&self) {
+    pub(crate) fn clear_leftovers(&self) {
         let entries = fs::read_dir(self.adapter()).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with('.')) {
             // If this fails, they only take up space.
@@ -142,27 +125,23 @@ impl RunDir {
     }
 
     /// Whether the folder holds a finished run.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.path.join(SUMMARY_FILE).exists()
     }
 
     /// The final figures of the finished run in this folder; absent where there is none, or it cannot be read.
-    #[must_use]
-    pub fn finished(&self) -> Option<Summary> {
+    pub(crate) fn finished(&self) -> Option<Summary> {
         let json = fs::read(self.path.join(SUMMARY_FILE)).ok()?;
         Some(serde_json::from_slice(&json).unwrap_or_default())
     }
 
     /// The recipe of the latest start, every default filled in; empty where there is no recipe.
-    #[must_use]
-    pub fn recipe(&self) -> String {
+    pub(crate) fn recipe(&self) -> String {
         fs::read_to_string(self.path.join(RESOLVED_FILE)).unwrap_or_default()
     }
 
     /// Number of starts that have written into the folder.
-    #[must_use]
-    pub fn num_starts(&self) -> u64 {
+    pub(crate) fn num_starts(&self) -> u64 {
         let json = fs::read(self.path.join(ENVIRONMENT_FILE)).unwrap_or_default();
         serde_json::from_slice::<serde_json::Value>(&json).ok().and_then(|json| json["starts"].as_u64()).unwrap_or(0)
     }
@@ -170,11 +149,7 @@ impl RunDir {
     /// Deletes the final figures of earlier starts. For [`Start::Fresh`], also deletes the files on how a start ended,
     /// and its TensorBoard events, which would be drawn as a second curve. For [`Start::Resume`], the files on how a
     /// start ended stay true until a step is taken: see [`Self::earlier_end`].
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn reopen(&self, start: Start) -> Result<(), Failure> {
+    pub(crate) fn reopen(&self, start: Start) -> Result<(), Failure> {
         let partial = format!(".{UNFINISHED_FILE}.partial");
         let mut leftovers = vec![self.path.join(SUMMARY_FILE), self.path.join(partial)];
         if start == Start::Fresh {
@@ -198,17 +173,12 @@ impl RunDir {
     }
 
     /// The files that say how an earlier start ended, whether or not they exist.
-    #[must_use]
-    pub fn earlier_end(&self) -> [PathBuf; 2] {
+    pub(crate) fn earlier_end(&self) -> [PathBuf; 2] {
         [UNFINISHED_FILE, REPORT_FILE].map(|name| self.path.join(name))
     }
 
     /// Writes `resolved.toml`, and `recipe.toml`: the user's own text below comments with the arguments that change it.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn write_recipe(&self, given: &str, changes: &[String], resolved: &str) -> Result<(), Failure> {
+    pub(crate) fn write_recipe(&self, given: &str, changes: &[String], resolved: &str) -> Result<(), Failure> {
         let mut text = String::new();
         for entry in changes {
             text.push_str("# ");
@@ -221,11 +191,7 @@ impl RunDir {
     }
 
     /// Writes a file as JSON.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn write_json(&self, name: &'static str, value: &impl Serialize) -> Result<(), Failure> {
+    pub(crate) fn write_json(&self, name: &'static str, value: &impl Serialize) -> Result<(), Failure> {
         let mut json =
             serde_json::to_vec_pretty(value).map_err(|e| io_error(&self.path.join(name), "write", e.into()))?;
         json.push(b'\n');
@@ -233,11 +199,7 @@ impl RunDir {
     }
 
     /// Writes plain files again that have been deleted since; returns their names.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn restore(&self) -> Result<Vec<&'static str>, Failure> {
+    pub(crate) fn restore(&self) -> Result<Vec<&'static str>, Failure> {
         let mut restored = Vec::new();
         for (name, bytes) in self.files.borrow().iter() {
             if !self.path.join(name).exists() {
@@ -262,16 +224,14 @@ impl RunDir {
 }
 
 /// Whether the folder holds checkpoints of a run.
-#[must_use]
-pub fn has_checkpoints(path: &Path) -> bool {
+pub(crate) fn has_checkpoints(path: &Path) -> bool {
     let is_checkpoint = |name: &str| name.starts_with("step-") || name.ends_with(".replaced");
     fs::read_dir(path.join("checkpoints"))
         .is_ok_and(|entries| entries.flatten().any(|e| is_checkpoint(&e.file_name().to_string_lossy())))
 }
 
 /// The nearest existing path among `path` and the folders above it; it decides whether the rest can be created.
-#[must_use]
-pub fn nearest_existing(path: &Path) -> &Path {
+pub(crate) fn nearest_existing(path: &Path) -> &Path {
     let mut existing = path;
     while !existing.exists() {
         existing = match existing.parent() {

@@ -44,10 +44,6 @@ enum Cut {
 
 impl Started<'_> {
     /// Trains, and ends the run in every case.
-    ///
-    /// # Errors
-    ///
-    /// An interruption, an error of training, or an error at the end of a complete run.
     pub(super) fn train(mut self) -> Result<(), Failure> {
         let first_step = self.trainer.state.step;
         let ran = catch_unwind(AssertUnwindSafe(|| self.train_and_export()));

@@ -24,7 +24,7 @@ use crate::train::memory::Workload;
 
 /// Where the weights of a model may come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightsFrom {
+pub(crate) enum WeightsFrom {
     /// The model's files, downloaded where they are missing.
     Hub,
     /// The model's files where they are on this machine already; nothing large is downloaded.
@@ -35,22 +35,19 @@ pub enum WeightsFrom {
 
 /// What could be read of a model. A part with a mistake is absent.
 #[derive(Debug, Default)]
-pub struct ModelParts {
-    /// Its folder.
-    pub folder: Option<PathBuf>,
-    /// Its shape.
-    pub config: Option<ModelConfig>,
+pub(crate) struct ModelParts {
+    pub(crate) folder: Option<PathBuf>,
+    pub(crate) config: Option<ModelConfig>,
     /// Its weights; also absent where they are not downloaded.
-    pub weights: Option<Weights>,
+    pub(crate) weights: Option<Weights>,
     /// Whether the weights that training needs are on this machine.
-    pub is_downloaded: bool,
+    pub(crate) is_downloaded: bool,
 }
 
 impl ModelParts {
     /// Finds a model: a folder, a repository of the Hub, or, for random weights, a config.json alone. A download shows
     /// its progress unless `quiet`. Returns the parts and every mistake in them.
-    #[must_use]
-    pub fn read(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> (Self, Option<Failure>) {
+    pub(crate) fn read(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> (Self, Option<Failure>) {
         let FoundModel { folder, config, is_downloaded } = match find_model(options, from, quiet) {
             Ok(found) => found,
             Err(error) => return (Self::default(), Some(error.into())),
@@ -74,27 +71,21 @@ impl ModelParts {
     }
 
     /// The model, if every part is there.
-    #[must_use]
-    pub fn whole(self) -> Option<ModelSource> {
+    pub(crate) fn whole(self) -> Option<ModelSource> {
         Some(ModelSource { folder: self.folder?, config: self.config?, weights: self.weights? })
     }
 }
 
 /// The files of a model.
 #[derive(Debug)]
-pub struct FoundModel {
-    /// Its folder.
-    pub folder: PathBuf,
+pub(crate) struct FoundModel {
+    pub(crate) folder: PathBuf,
     config: PathBuf,
     is_downloaded: bool,
 }
 
 /// Finds the files of a model.
-///
-/// # Errors
-///
-/// A model that is missing, or cannot be downloaded.
-pub fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool) -> Result<FoundModel, HubError> {
+pub(crate) fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool) -> Result<FoundModel, HubError> {
     let path = Path::new(&options.path);
     let needs_weights = options.init == Init::Pretrained && from != WeightsFrom::Nowhere;
     if !needs_weights && path.is_file() {
@@ -120,32 +111,21 @@ pub fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool) -> Res
 
 /// A model on disk: its config is read, its weights are mapped but not read.
 #[derive(Debug)]
-pub struct ModelSource {
-    /// Its folder.
-    pub folder: PathBuf,
-    /// Its shape.
-    pub config: ModelConfig,
-    /// Its weights.
-    pub weights: Weights,
+pub(crate) struct ModelSource {
+    pub(crate) folder: PathBuf,
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: Weights,
 }
 
 impl ModelSource {
     /// Finds a model, as [`ModelParts::read`] does.
-    ///
-    /// # Errors
-    ///
-    /// A model that is missing or not supported, or weights that do not match its config.
-    pub fn open(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> Result<Self, Failure> {
+    pub(crate) fn open(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> Result<Self, Failure> {
         let (parts, failure) = ModelParts::read(options, seed, from, quiet);
         failure.map_or_else(|| parts.whole().ok_or_else(no_weights), Err)
     }
 
     /// The model of a recipe, and the layers that its adapters match.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`open`](Self::open); targets and layers that the model does not have.
-    pub fn of_recipe(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Result<(Self, Selection), Failure> {
+    pub(crate) fn of_recipe(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Result<(Self, Selection), Failure> {
         let source = Self::open(&recipe.model, recipe.seed, from, quiet).map_err(|failure| failure.about("model.path"));
         source
             .and_then(|source| select(&recipe.lora, &source.config).map(|selection| (source, selection)))
@@ -157,7 +137,7 @@ impl ModelSource {
     /// # Errors
     ///
     /// A type that the device does not support, or weights that do not fit the type.
-    pub fn load(&self, dtype: Option<Dtype>, precision: Dtype, device: &OpenDevice) -> Result<Model, Failure> {
+    pub(crate) fn load(&self, dtype: Option<Dtype>, precision: Dtype, device: &OpenDevice) -> Result<Model, Failure> {
         let storage = dtype.unwrap_or(precision);
         for dtype in [storage, precision] {
             device.require_dtype(dtype).map_err(Failure::input)?;
@@ -170,7 +150,7 @@ impl ModelSource {
     /// # Errors
     ///
     /// Files that cannot be read or understood; a tokenizer that belongs to another model.
-    pub fn tokenizer(&self) -> Result<Tokenizer, Failure> {
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
         let tokenizer = Tokenizer::open(&self.folder).map_err(Failure::input)?;
         match vocabulary_problem(&self.folder, &tokenizer, &self.config) {
             Some(problem) => Err(problem.into()),
@@ -184,7 +164,12 @@ impl ModelSource {
     ///
     /// Files that cannot be read or understood; a tokenizer that belongs to another model; a stop request while rows
     /// are tokenised.
-    pub fn open_data(&self, data: &DataConfig, seed: u64, options: &OpenOptions<'_>) -> Result<DataPipeline, Failure> {
+    pub(crate) fn open_data(
+        &self,
+        data: &DataConfig,
+        seed: u64,
+        options: &OpenOptions<'_>,
+    ) -> Result<DataPipeline, Failure> {
         let tokenizer = self.tokenizer().map_err(|failure| failure.about("model.path"))?;
         DataPipeline::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
             DataError::Interrupted => Failure::Interrupted,
@@ -193,8 +178,13 @@ impl ModelSource {
     }
 
     /// New adapters, which leave the model's output unchanged.
-    #[must_use]
-    pub fn new_adapters(&self, selection: &Selection, lora: &LoraConfig, seed: u64, device: &OpenDevice) -> AdapterSet {
+    pub(crate) fn new_adapters(
+        &self,
+        selection: &Selection,
+        lora: &LoraConfig,
+        seed: u64,
+        device: &OpenDevice,
+    ) -> AdapterSet {
         let init = lora.init_lora_weights;
         AdapterSet::new(&self.config, selection, init, lora.lora_dropout, seed, &device.device)
     }
@@ -206,19 +196,14 @@ pub(super) fn no_weights() -> Failure {
 }
 
 /// The linear layers that a `[lora]` section selects.
-///
-/// # Errors
-///
-/// Targets and layers that the model does not have.
-pub fn select(lora: &LoraConfig, config: &ModelConfig) -> Result<Selection, Failure> {
+pub(crate) fn select(lora: &LoraConfig, config: &ModelConfig) -> Result<Selection, Failure> {
     lora.select(config.num_hidden_layers).map_err(|errors| {
         Failure::Input(Problems(errors.iter().map(|error| Problem::new(error.to_string())).collect()))
     })
 }
 
 /// The error for a tokenizer that has more ids than the model has embeddings.
-#[must_use]
-pub fn vocabulary_problem(folder: &Path, tokenizer: &Tokenizer, config: &ModelConfig) -> Option<Problem> {
+pub(crate) fn vocabulary_problem(folder: &Path, tokenizer: &Tokenizer, config: &ModelConfig) -> Option<Problem> {
     let (max_id, vocab_size) = (tokenizer.max_id() as usize, config.vocab_size);
     (max_id >= vocab_size).then(|| {
         let folder = folder.display();
@@ -230,14 +215,17 @@ pub fn vocabulary_problem(folder: &Path, tokenizer: &Tokenizer, config: &ModelCo
 }
 
 /// Failure of a command that cannot read its rows. A failed worker is not counted as a mistake in the inputs.
-#[must_use]
-pub fn data_failure(error: DataError) -> Failure {
+pub(crate) fn data_failure(error: DataError) -> Failure {
     if error.is_mistake() { Failure::input(error) } else { Failure::running(error) }
 }
 
 /// The quantities that determine the memory of a recipe's steps.
-#[must_use]
-pub fn workload<'a>(recipe: &Recipe, config: &'a ModelConfig, selection: &'a Selection, on_cpu: bool) -> Workload<'a> {
+pub(crate) fn workload<'a>(
+    recipe: &Recipe,
+    config: &'a ModelConfig,
+    selection: &'a Selection,
+    on_cpu: bool,
+) -> Workload<'a> {
     let precision = recipe.train.precision;
     Workload {
         config,
@@ -255,7 +243,6 @@ pub fn workload<'a>(recipe: &Recipe, config: &'a ModelConfig, selection: &'a Sel
 }
 
 /// How NVML finds the GPU that trains.
-#[must_use]
-pub fn nvml_selector(device: &OpenDevice) -> Option<NvmlSelector> {
+pub(crate) fn nvml_selector(device: &OpenDevice) -> Option<NvmlSelector> {
     device.cuda.as_ref().map(|gpu| NvmlSelector::Uuid(gpu.uuid.clone()))
 }

@@ -17,7 +17,7 @@ use crate::train::config::GradientCheckpointing;
 use crate::train::schedule::{self, Schedule};
 
 /// A label and its value.
-pub type Fact = (&'static str, String);
+pub(crate) type Fact = (&'static str, String);
 
 /// Prints every value on a line of its own; unusual values as warnings.
 pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule, sinks: &mut Sinks) {
@@ -45,8 +45,7 @@ pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule
 }
 
 /// The parts of a [`Prepared`] that are known. `weights`: how they are stored.
-#[must_use]
-pub fn prepared_facts(
+pub(crate) fn prepared_facts(
     recipe: &Recipe,
     open: Option<&OpenDevice>,
     config: Option<&ModelConfig>,
@@ -62,8 +61,7 @@ pub fn prepared_facts(
 }
 
 /// What may be unintended in a [`Prepared`].
-#[must_use]
-pub fn prepared_warnings(
+pub(crate) fn prepared_warnings(
     recipe: &Recipe,
     open: Option<&OpenDevice>,
     config: Option<&ModelConfig>,
@@ -92,8 +90,7 @@ fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
 }
 
 /// How the weights are stored.
-#[must_use]
-pub fn weights(weights: &Weights) -> String {
+pub(crate) fn weights(weights: &Weights) -> String {
     match weights {
         Weights::Random(_) => "weights drawn at random".to_owned(),
         Weights::Files(files) => {
@@ -121,16 +118,14 @@ fn layers(selection: &Selection) -> Fact {
 }
 
 /// A file of rows.
-#[must_use]
-pub fn file(data: &DataPipeline, file: &FileInfo) -> Fact {
+pub(crate) fn file(data: &DataPipeline, file: &FileInfo) -> Fact {
     let subject = if file.is_eval { "evaluation data" } else { "training data" };
     let (path, rows, format) = (file.path.display(), with_commas(file.num_rows), file.format.name());
     (subject, format!("{path} ({rows} rows, {format}){}", data.form_of(file)))
 }
 
 /// The columns of a file that are not read, and the tokens that are kept of it.
-#[must_use]
-pub fn file_notes(file: &FileInfo) -> String {
+pub(crate) fn file_notes(file: &FileInfo) -> String {
     let mut notes = String::new();
     if !file.unused_columns.is_empty() {
         notes.push_str(&format!("; columns not read: {}", file.unused_columns.join(", ")));
@@ -142,8 +137,7 @@ pub fn file_notes(file: &FileInfo) -> String {
 }
 
 /// The rows of `data.eval_split`.
-#[must_use]
-pub fn held_out(data: &DataPipeline) -> Fact {
+pub(crate) fn held_out(data: &DataPipeline) -> Fact {
     let (held_out, left) = (with_commas(data.num_eval_rows()), with_commas(data.num_train_rows()));
     ("evaluation data", format!("{held_out} rows held out, {left} rows left to train on"))
 }
@@ -167,14 +161,12 @@ fn steps(recipe: &Recipe, data: &DataPipeline, schedule: &Schedule) -> String {
 }
 
 /// Steps of an epoch.
-#[must_use]
-pub fn steps_per_epoch(recipe: &Recipe, data: &DataPipeline) -> u64 {
+pub(crate) fn steps_per_epoch(recipe: &Recipe, data: &DataPipeline) -> u64 {
     schedule::steps_per_epoch(batches_per_epoch(recipe, data), recipe.train.gradient_accumulation_steps)
 }
 
 /// Steps of the whole run.
-#[must_use]
-pub fn total_steps(recipe: &Recipe, data: &DataPipeline) -> u64 {
+pub(crate) fn total_steps(recipe: &Recipe, data: &DataPipeline) -> u64 {
     let train = &recipe.train;
     let batches = batches_per_epoch(recipe, data);
     schedule::total_steps(batches, train.gradient_accumulation_steps, train.num_epochs, train.max_steps)

@@ -9,26 +9,18 @@ use crate::recipe::Recipe;
 
 /// A recipe, and the model, layers and device that it names: `check` prints it, training continues from it.
 #[derive(Debug)]
-pub struct Prepared {
-    /// The recipe.
-    pub recipe: Recipe,
-    /// Its model.
-    pub source: ModelSource,
-    /// The layers that its adapters match.
-    pub selection: Selection,
-    /// Its device.
-    pub device: OpenDevice,
+pub(crate) struct Prepared {
+    pub(crate) recipe: Recipe,
+    pub(crate) source: ModelSource,
+    pub(crate) selection: Selection,
+    pub(crate) device: OpenDevice,
     /// Estimated memory of its steps.
-    pub memory: StepMemory,
+    pub(crate) memory: StepMemory,
 }
 
 impl Prepared {
     /// Finds the model and its layers, opens the device and estimates the memory of a step.
-    ///
-    /// # Errors
-    ///
-    /// Every mistake in what the recipe names.
-    pub fn new(recipe: Recipe, from: WeightsFrom, quiet: bool) -> Result<Self, Failure> {
+    pub(crate) fn new(recipe: Recipe, from: WeightsFrom, quiet: bool) -> Result<Self, Failure> {
         let Parts { model, selection, device, failures } = Parts::find(&recipe, from, quiet);
         let failure = failures.into_iter().reduce(Failure::and);
         match (failure, model.whole(), selection, device) {
@@ -41,35 +33,29 @@ impl Prepared {
     }
 
     /// Number of trained parameters.
-    #[must_use]
-    pub fn num_trainable(&self) -> usize {
+    pub(crate) fn num_trainable(&self) -> usize {
         self.selection.num_parameters(&self.source.config)
     }
 
     /// Number of parameters of base and adapters.
-    #[must_use]
-    pub fn num_parameters(&self) -> usize {
+    pub(crate) fn num_parameters(&self) -> usize {
         self.source.config.num_parameters() + self.num_trainable()
     }
 }
 
 /// What could be found of a [`Prepared`]. A part with a mistake is absent, and so is what depends on it.
 #[derive(Debug, Default)]
-pub struct Parts {
-    /// The model.
-    pub model: ModelParts,
-    /// The layers that the adapters match.
-    pub selection: Option<Selection>,
-    /// The device.
-    pub device: Option<OpenDevice>,
+pub(crate) struct Parts {
+    pub(crate) model: ModelParts,
+    pub(crate) selection: Option<Selection>,
+    pub(crate) device: Option<OpenDevice>,
     /// Every mistake.
-    pub failures: Vec<Failure>,
+    pub(crate) failures: Vec<Failure>,
 }
 
 impl Parts {
     /// Looks for every part. A recipe without `model.path` has no model.
-    #[must_use]
-    pub fn find(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Self {
+    pub(crate) fn find(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Self {
         let mut parts = Self::default();
         if !recipe.model.path.is_empty() {
             let (model, failure) = ModelParts::read(&recipe.model, recipe.seed, from, quiet);
@@ -93,8 +79,7 @@ impl Parts {
     }
 
     /// Estimated memory of the steps, where model, layers and device are known.
-    #[must_use]
-    pub fn memory(&self, recipe: &Recipe) -> Option<StepMemory> {
+    pub(crate) fn memory(&self, recipe: &Recipe) -> Option<StepMemory> {
         let (config, selection, device) =
             (self.model.config.as_ref()?, self.selection.as_ref()?, self.device.as_ref()?);
         Some(StepMemory::estimate(recipe, config, selection, device))

@@ -38,10 +38,6 @@ pub(super) struct Started<'a> {
 
 impl<'a> Started<'a> {
     /// Writes the files that are known before the first step, opens the sinks and starts sampling the machine.
-    ///
-    /// # Errors
-    ///
-    /// Files that cannot be written.
     pub(super) fn new(
         run: &'a Run<'a>,
         data: &'a DataPipeline,

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::axis::{Axis, Limits, changes, have_same_numbers, rows_of_step};
 use super::trial::Figures;
-use crate::commands::{median, say};
+use crate::commands::median;
 use crate::recipe::Recipe;
 use crate::train::fit;
 
@@ -133,6 +133,7 @@ pub(super) fn run(
     limits: &Limits,
     does_fit: &dyn Fn(&Recipe) -> Result<(), usize>,
     measure: &mut Measure<'_>,
+    say: &dyn Fn(&str),
 ) -> (Vec<Trial>, Recipe) {
     let (mut best, mut speedup) = (base.clone(), 1.0);
     let mut trials = vec![Trial { figures: Some(figures.clone()), ..Trial::new(base, base) }];
@@ -213,7 +214,7 @@ mod tests {
     ) -> (Vec<Trial>, Vec<String>) {
         let does_fit = |recipe: &Recipe| if recipe.train.micro_batch_size <= 32 { Ok(()) } else { Err(1 << 30) };
         let mut measure = |recipe: &Recipe| measure(recipe).map(|rate| figures(rate, wait));
-        let (trials, best) = run(base, figures(100.0, wait), axes, &LIMITS, &does_fit, &mut measure);
+        let (trials, best) = run(base, figures(100.0, wait), axes, &LIMITS, &does_fit, &mut measure, &|_| ());
         (trials, changes(base, &best))
     }
 
@@ -320,7 +321,7 @@ mod tests {
                 Ok(figures)
             };
             let start = rate(&base()).unwrap();
-            let (trials, best) = run(&base(), start, vec![Axis::LossChunk], &LIMITS, &|_| Ok(()), &mut rate);
+            let (trials, best) = run(&base(), start, vec![Axis::LossChunk], &LIMITS, &|_| Ok(()), &mut rate, &|_| ());
             let tokens = |text: &String| text.rsplit_once('=').unwrap().1.parse::<usize>().unwrap();
             (
                 trials[1..].iter().flat_map(|trial| trial.settings.iter().map(tokens)).collect::<Vec<_>>(),

@@ -12,10 +12,6 @@ pub(super) const LOCK_FILE: &str = ".lock";
 
 /// Locks the folder with `try_lock` and writes this process's id into the lock file, for messages. Returns the locked
 /// file, and whether the lock keeps other processes out: some file systems have no locks.
-///
-/// # Errors
-///
-/// Where another process holds it, or the file system refuses.
 pub(super) fn lock(
     folder: &Path,
     try_lock: impl FnOnce(&File) -> Result<(), TryLockError>,

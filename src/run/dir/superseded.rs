@@ -30,11 +30,7 @@ impl RunDir {
     /// Moves the files of a start that was killed after its first step, before its first checkpoint, into a new folder,
     /// so that a new start does not overwrite them; returns that folder. A start that ended by itself has left a file
     /// that says how.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn supersede_killed(&self) -> Result<Option<PathBuf>, Failure> {
+    pub(crate) fn supersede_killed(&self) -> Result<Option<PathBuf>, Failure> {
         let has_adapter = self.adapter().join("adapter_model.safetensors").exists();
         let was_killed = has_step(&self.path.join("metrics.jsonl")) && !self.path.join(UNFINISHED_FILE).exists();
         if !has_adapter && !was_killed {
