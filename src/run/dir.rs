@@ -40,7 +40,7 @@ fn unfinished(path: &Path) -> Problem {
 }
 
 /// The file system refused: a failing disk is not a mistake in the recipe.
-fn io_error(path: &Path, action: &str, source: io::Error) -> Failure {
+fn io_error(path: &Path, action: &str, source: &io::Error) -> Failure {
     Failure::running(format!("{}: cannot {action}: {source}", path.display()))
 }
 
@@ -80,7 +80,7 @@ impl RunDir {
 
     /// Creates the folder and locks it.
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
-        fs::create_dir_all(path).map_err(|e| io_error(path, "create the folder", e))?;
+        fs::create_dir_all(path).map_err(|e| io_error(path, "create the folder", &e))?;
         Self::locked(path)
     }
 
@@ -164,7 +164,7 @@ impl RunDir {
         for leftover in leftovers {
             match fs::remove_file(&leftover) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(io_error(&leftover, "delete", error));
+                    return Err(io_error(&leftover, "delete", &error));
                 }
                 _ => {}
             }
@@ -193,7 +193,7 @@ impl RunDir {
     /// Writes a file as JSON.
     pub(crate) fn write_json(&self, name: &'static str, value: &impl Serialize) -> Result<(), Failure> {
         let mut json =
-            serde_json::to_vec_pretty(value).map_err(|e| io_error(&self.path.join(name), "write", e.into()))?;
+            serde_json::to_vec_pretty(value).map_err(|e| io_error(&self.path.join(name), "write", &e.into()))?;
         json.push(b'\n');
         self.write(name, &json)
     }
@@ -219,7 +219,7 @@ impl RunDir {
     /// Writes a file completely or not at all.
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), Failure> {
         let path = self.path.join(name);
-        files::write(&path, bytes).map_err(|e| io_error(&path, "write", e))
+        files::write(&path, bytes).map_err(|e| io_error(&path, "write", &e))
     }
 }
 

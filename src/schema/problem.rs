@@ -25,6 +25,7 @@ impl Problem {
     }
 
     /// The problems that an error of another module names, each at the start of a line.
+    #[must_use]
     pub fn list(error: &impl fmt::Display) -> Vec<Self> {
         let mut messages: Vec<String> = Vec::new();
         for line in error.to_string().lines() {

@@ -23,7 +23,7 @@ pub(super) fn lock(
         .create(true)
         .truncate(false)
         .open(&path)
-        .map_err(|e| io_error(&path, "open", e))?;
+        .map_err(|e| io_error(&path, "open", &e))?;
     let is_held = match try_lock(&file) {
         Ok(()) => true,
         Err(TryLockError::WouldBlock) => {
@@ -35,12 +35,12 @@ pub(super) fn lock(
         }
         // Some network file systems have no locks: running without a lock is better than not running.
         Err(TryLockError::Error(error)) if has_no_locks(&error) => false,
-        Err(TryLockError::Error(error)) => return Err(io_error(&path, "lock", error)),
+        Err(TryLockError::Error(error)) => return Err(io_error(&path, "lock", &error)),
     };
     file.set_len(0)
         .and_then(|()| file.seek(SeekFrom::Start(0)))
         .and_then(|_| writeln!(file, "{}", std::process::id()))
-        .map_err(|e| io_error(&path, "write", e))?;
+        .map_err(|e| io_error(&path, "write", &e))?;
     Ok((file, is_held))
 }
 

@@ -39,11 +39,11 @@ impl RunDir {
         let folder =
             (1..u32::MAX).map(|number| self.path.join(format!("superseded-{number}"))).find(|path| !path.exists());
         let Some(folder) = folder else { return Ok(None) };
-        fs::create_dir(&folder).map_err(|e| io_error(&folder, "create the folder", e))?;
+        fs::create_dir(&folder).map_err(|e| io_error(&folder, "create the folder", &e))?;
         for name in WRITTEN {
             let path = self.path.join(name);
             match fs::rename(&path, folder.join(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error(&path, "move", error)),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error(&path, "move", &error)),
                 _ => {}
             }
         }
