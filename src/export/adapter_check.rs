@@ -33,8 +33,7 @@ pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, m
         match weights.get(&module) {
             None => problems.push(format!("missing: `{module}.lora_A` and `.lora_B`")),
             Some(pair) => {
-                let matrices =
-                    [("A", &pair.lora_a, [shape.r, in_features]), ("B", &pair.lora_b, [out_features, shape.r])];
+                let matrices = [("A", &pair.a, [shape.r, in_features]), ("B", &pair.b, [out_features, shape.r])];
                 for (letter, matrix, wanted) in matrices {
                     if matrix.shape() != wanted {
                         let found = matrix.shape();

@@ -7,10 +7,11 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
 use super::adapter_config;
-use super::{AdapterWeights, ExportError, HostMatrix, LowRankPair};
+use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::files;
 use crate::lora::config::LoraConfig;
 use crate::model::weights::{convert, layout};
+use crate::ops::low_rank::LowRank;
 
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -41,7 +42,7 @@ pub fn write_adapter(
     std::fs::create_dir_all(folder).map_err(ExportError::io("create", folder))?;
     let mut views = Vec::with_capacity(2 * weights.len());
     for (module, pair) in weights {
-        for (letter, matrix) in [('A', &pair.lora_a), ('B', &pair.lora_b)] {
+        for (letter, matrix) in [('A', &pair.a), ('B', &pair.b)] {
             let bytes = bytemuck::cast_slice(&matrix.values);
             let path = folder.join(WEIGHTS);
             let view = TensorView::new(safetensors::Dtype::F32, matrix.shape().to_vec(), bytes)
@@ -111,7 +112,7 @@ fn read_tensors(path: &PathBuf) -> Result<AdapterWeights, ExportError> {
     for (module, pair) in matrices {
         match pair {
             [Some(lora_a), Some(lora_b)] if lora_a.num_rows == lora_b.num_columns => {
-                weights.insert(module, LowRankPair { lora_a, lora_b });
+                weights.insert(module, LowRank { a: lora_a, b: lora_b });
             }
             [Some(lora_a), Some(lora_b)] => problems.push(format!(
                 "misshapen: `{module}` has A {:?} and B {:?}, which do not share a rank",
@@ -194,7 +195,7 @@ pub(super) mod tests {
                     let values = (0..num_rows * num_columns).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.7).collect();
                     HostMatrix { num_rows, num_columns, values }
                 };
-                let pair = LowRankPair { lora_a: matrix(3, num_in), lora_b: matrix(num_out, 3) };
+                let pair = LowRank { a: matrix(3, num_in), b: matrix(num_out, 3) };
                 weights.insert(linear.module_name(layer), pair);
             }
         }
@@ -243,7 +244,7 @@ pub(super) mod tests {
         let bytes: Vec<(String, [usize; 2], Vec<u8>)> = adapter
             .weights
             .iter()
-            .flat_map(|(module, pair)| [(module, 'A', &pair.lora_a), (module, 'B', &pair.lora_b)])
+            .flat_map(|(module, pair)| [(module, 'A', &pair.a), (module, 'B', &pair.b)])
             .map(|(module, letter, matrix)| {
                 let bytes = convert::from_f32(&matrix.values, crate::device::Dtype::Bf16).unwrap();
                 (tensor_name(module, letter), matrix.shape(), bytes)
@@ -255,7 +256,7 @@ pub(super) mod tests {
         safetensors::serialize_to_file(views, None, &folder.path().join(WEIGHTS)).unwrap();
         let read = read_adapter(folder.path()).unwrap();
         let pairs = |adapter: &SavedAdapter| -> Vec<f32> {
-            adapter.weights.values().flat_map(|pair| pair.lora_b.values.clone()).collect()
+            adapter.weights.values().flat_map(|pair| pair.b.values.clone()).collect()
         };
         // bf16 keeps 8 bits.
         assert!(pairs(&read).iter().zip(pairs(&adapter)).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0));

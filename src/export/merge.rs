@@ -7,12 +7,13 @@ use std::sync::{Mutex, PoisonError};
 
 use safetensors::View;
 
-use super::{ExportError, LowRankPair, PromptForm, SavedAdapter, check_adapter, read_adapter};
+use super::{ExportError, HostMatrix, PromptForm, SavedAdapter, check_adapter, read_adapter};
 use crate::device::Dtype;
 use crate::files;
 use crate::lora::targets::Selection;
 use crate::model::weights::{StoredTensor, WeightFiles, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
+use crate::ops::low_rank::LowRank;
 use crate::spec::ModelConfig;
 
 /// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
@@ -157,7 +158,7 @@ fn write_shard(
 
 /// The update that is added to a weight.
 struct Update<'a> {
-    pair: &'a LowRankPair,
+    pair: &'a LowRank<HostMatrix>,
     scale: f64,
     dtype: Dtype,
 }
@@ -203,10 +204,10 @@ impl View for MergedTensor<'_> {
 }
 
 /// `weight += scale B A`. The product is rounded before it is scaled, as in PEFT.
-fn add_update(weight: &mut [f32], pair: &LowRankPair, scale: f64) {
-    let [rank, in_features] = pair.lora_a.shape();
+fn add_update(weight: &mut [f32], pair: &LowRank<HostMatrix>, scale: f64) {
+    let [rank, in_features] = pair.a.shape();
     let mut update = vec![0.0; weight.len()];
-    linear_backward_input(&pair.lora_b.values, Weight::f32(&pair.lora_a.values), in_features, rank, &mut update, false);
+    linear_backward_input(&pair.b.values, Weight::f32(&pair.a.values), in_features, rank, &mut update, false);
     #[expect(clippy::cast_possible_truncation, reason = "the sum is in f32")]
     let scale = scale as f32;
     for (weight, update) in weight.iter_mut().zip(update) {
@@ -237,13 +238,13 @@ mod tests {
     }
 
     /// `W + scale B A`, in f64.
-    fn expected(weight: &[f32], pair: &LowRankPair, scale: f64) -> Vec<f64> {
-        let [rank, in_features] = pair.lora_a.shape();
+    fn expected(weight: &[f32], pair: &LowRank<HostMatrix>, scale: f64) -> Vec<f64> {
+        let [rank, in_features] = pair.a.shape();
         let number = |index: usize| -> f64 {
             let (row, column) = (index / in_features, index % in_features);
             (0..rank)
                 .map(|k| {
-                    let (b, a) = (pair.lora_b.values[row * rank + k], pair.lora_a.values[k * in_features + column]);
+                    let (b, a) = (pair.b.values[row * rank + k], pair.a.values[k * in_features + column]);
                     f64::from(b) * f64::from(a)
                 })
                 .sum()

@@ -7,8 +7,8 @@ use super::Model;
 use super::block::Block;
 use super::weights::{Weights, WeightsError};
 use crate::device::Dtype;
-use crate::ops::host;
 use crate::ops::linear::Weight;
+use crate::ops::place::Place;
 use crate::spec::{Linear, ModelConfig};
 
 /// Loads a model. `storage` is the type of its linear layers and embeddings, `compute` the type of the arithmetic.
@@ -28,11 +28,11 @@ pub fn load(
 ) -> Result<Model, WeightsError> {
     weights.check(config)?;
     let ModelConfig { vocab_size, hidden_size, .. } = *config;
-    let has_kernels = host::has_kernels(device, DType::F32);
-    let rounds = has_kernels && compute == Dtype::Bf16;
+    let on_cpu = Place::of(device, DType::F32) == Place::Cpu;
+    let rounds = on_cpu && compute == Dtype::Bf16;
     let block = |layer| load_block(config, weights, layer, storage, rounds, device);
     // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
-    let blocks: Result<Vec<Block>, WeightsError> = if has_kernels {
+    let blocks: Result<Vec<Block>, WeightsError> = if on_cpu {
         (0..config.num_hidden_layers).into_par_iter().map(block).collect()
     } else {
         (0..config.num_hidden_layers).map(block).collect()

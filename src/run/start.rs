@@ -18,6 +18,7 @@ use crate::diagnosis::Facts;
 use crate::export::PromptForm;
 use crate::failure::Failure;
 use crate::metrics::{SinkOptions, Sinks};
+use crate::ops::place::Place;
 use crate::recipe::Recipe;
 use crate::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::train::config::GradientCheckpointing;
@@ -71,7 +72,7 @@ impl<'a> Started<'a> {
             ));
         }
 
-        let facts = facts(prepared, data, &telemetry, step.model().has_kernels());
+        let facts = facts(prepared, data, &telemetry, step.model().place() == Place::Cpu);
         let flops = StepFlops::new(&source.config, prepared.num_trainable());
         let precision = recipe.train.precision;
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);

@@ -9,6 +9,7 @@ pub mod forecast;
 pub mod grads;
 pub mod host_memory;
 pub(crate) mod laps;
+pub mod loss;
 pub mod memory;
 pub mod offload;
 pub mod optim;
