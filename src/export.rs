@@ -11,15 +11,13 @@ use crate::ops::low_rank::LowRank;
 mod adapter_check;
 mod adapter_config;
 mod adapter_file;
-mod adapter_folder;
 mod adapter_set;
 pub mod error;
 mod merge;
 mod prompt_form;
 
 pub use adapter_check::check_adapter;
-pub use adapter_file::{SavedAdapter, read_adapter, write_adapter};
-pub use adapter_folder::find_adapter;
+pub use adapter_file::{SavedAdapter, find_adapter, read_adapter, write_adapter};
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use error::ExportError;
 pub use merge::{MergeSummary, merge};
