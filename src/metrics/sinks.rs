@@ -84,7 +84,7 @@ impl<S: LogFile> FileSink<S> {
         let restarted = self.sink.log().take_restarted();
         match written {
             Err(error) if !std::mem::replace(&mut self.has_warned, true) => Some(format!(
-                "{name} cannot be written ({error}); training goes on, and it is tried again at every step"
+                "{name} cannot be written ({error}); training continues, and it is tried again at every step"
             )),
             Err(_) => None,
             Ok(()) if restarted => {
