@@ -20,7 +20,7 @@ pub use args::{Resume, TrainArgs};
 use std::cell::OnceCell;
 use std::time::Instant;
 
-use crate::data::pipeline::DataPipeline;
+use crate::data::dataset::Dataset;
 use crate::failure::Failure;
 use crate::recipe::Purpose;
 use crate::schema::Places;
@@ -36,7 +36,7 @@ struct Run<'a> {
     args: &'a TrainArgs,
     prepared: &'a Prepared,
     dir: &'a RunDir,
-    data: &'a DataPipeline,
+    data: &'a Dataset,
     stop: &'a Stop,
     process_start: Instant,
 }

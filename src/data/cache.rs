@@ -9,8 +9,6 @@
 //! the process.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -24,7 +22,7 @@ mod content;
 mod store;
 
 pub(super) use content::{Signature, content_hash, hash_of};
-pub(super) use store::{Chunk, Details, RowEntry, StoreWriter, TokenStore};
+pub(super) use store::{Chunk, Details, Encoded, RowEntry, StoreWriter, TokenStore};
 
 /// Environment variable that names the cache folder.
 pub const CACHE_VARIABLE: &str = "LORA_TRAIN_CACHE";
@@ -125,11 +123,6 @@ pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
             bytes -= size;
         }
     }
-}
-
-/// Marks a token file as used now: [`tidy`] removes the oldest by modification time.
-pub(super) fn touch(file: &File) -> io::Result<()> {
-    file.set_modified(SystemTime::now())
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -2,8 +2,8 @@
 
 use super::inputs::workload;
 use super::prepare::Prepared;
-use crate::data::pipeline::DataPipeline;
-use crate::data::sources::FileInfo;
+use crate::data::dataset::Dataset;
+use crate::data::files::FileInfo;
 use crate::device::num_cpu_threads;
 use crate::diagnosis::Facts;
 use crate::telemetry::total_host_memory_bytes;
@@ -11,7 +11,7 @@ use crate::train::config::GradientCheckpointing;
 use crate::train::memory::Workload;
 
 /// The facts about recipe and machine that the diagnosis rules use.
-pub(super) fn facts(prepared: &Prepared, data: &DataPipeline, leaves_padding_out: bool) -> Facts {
+pub(super) fn facts(prepared: &Prepared, data: &Dataset, leaves_padding_out: bool) -> Facts {
     let Prepared { recipe, source, selection, device, .. } = prepared;
     let config = &source.config;
     let (train, rows) = (&recipe.train, recipe.train.micro_batch_size);

@@ -15,7 +15,7 @@ use super::inputs::data_failure;
 use super::overview::num_parameters;
 use super::prepare::Prepared;
 use super::verify::adapter_reloads;
-use crate::data::pipeline::RowCounts;
+use crate::data::dataset::RowCounts;
 use crate::export::adapter_weights;
 use crate::failure::Failure;
 use crate::metrics::{Outcome, Sinks, Summary};

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::data::config::DataConfig;
+use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::error::DataError;
-use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{Dtype, OpenDevice};
 use crate::failure::Failure;
@@ -94,9 +94,9 @@ impl ModelSource {
     ///
     /// Files that cannot be read or understood; a tokenizer that belongs to another model; a stop request while rows
     /// are tokenised.
-    pub fn open_data(&self, data: &DataConfig, seed: u64, options: &OpenOptions<'_>) -> Result<DataPipeline, Failure> {
+    pub fn open_data(&self, data: &DataConfig, seed: u64, options: &OpenOptions<'_>) -> Result<Dataset, Failure> {
         let tokenizer = self.tokenizer().map_err(|failure| failure.about("model.path"))?;
-        DataPipeline::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
+        Dataset::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
             DataError::Interrupted => Failure::Interrupted,
             error => data_failure(error),
         })

@@ -10,7 +10,7 @@ use super::overview;
 use super::prepare::Prepared;
 use super::resume::Resumed;
 use crate::checkpoint::Checkpoints;
-use crate::data::pipeline::DataPipeline;
+use crate::data::dataset::Dataset;
 use crate::data::template::ChatTemplate;
 use crate::export::PromptForm;
 use crate::failure::Failure;
@@ -139,7 +139,7 @@ impl<'a> Run<'a> {
 }
 
 /// The form in which rows are passed to the model, so that prompts can use the same form.
-fn prompt_form(recipe: &Recipe, data: &DataPipeline) -> PromptForm {
+fn prompt_form(recipe: &Recipe, data: &Dataset) -> PromptForm {
     // The model's own template is stored with the model.
     let is_own = recipe.data.chat_template == "auto";
     data.template().map_or(PromptForm::Raw, |template| PromptForm::ChatTemplate {

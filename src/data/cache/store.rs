@@ -20,8 +20,9 @@ use tempfile::TempPath;
 use super::{CacheKey, UNFINISHED_SUFFIX};
 use crate::data::config::DataFormat;
 use crate::data::encode::EncodedRow;
-use crate::data::files::{FileKind, read_exact_at};
+use crate::data::files::FileKind;
 use crate::data::findings::RowFindings;
+use crate::data::rows::read_exact_at;
 
 const MAGIC: [u8; 8] = *b"LTTOKENS";
 const HEADER_BYTES: usize = 128;
@@ -29,8 +30,6 @@ const CRC_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 12;
 const LOSS_BIT: u32 = 1 << 31;
 const MAX_DETAILS_BYTES: u64 = 1 << 20;
-/// Bytes of a table that are read at a time: a whole number of entries.
-const BLOCK_BYTES: usize = (1 << 20) / ENTRY_BYTES * ENTRY_BYTES;
 /// Most bytes that are kept of the reason why a row cannot be used.
 const MAX_PROBLEM_BYTES: usize = 500;
 
@@ -228,51 +227,65 @@ impl StoreWriter {
     }
 
     /// Completes the file.
-    pub(in crate::data) fn finish(self, details: &Details) -> io::Result<(TokenStore, Vec<RowEntry>)> {
-        let ends = ends_of(&self.entries);
-        let (mut file, key, unfinished, finished) = match self.out {
-            Out::File { file, key, unfinished, finished } => (file, key, unfinished, finished),
+    pub(in crate::data) fn finish(self, details: Details) -> io::Result<Encoded> {
+        let Self { out, entries, records_bytes } = self;
+        let records = match out {
             Out::Memory(mut bytes) => {
                 bytes.shrink_to_fit();
-                return Ok((TokenStore { records: Records::Memory(bytes), ends }, self.entries));
+                Records::Memory(bytes)
+            }
+            Out::File { mut file, key, unfinished, finished } => {
+                let json = serde_json::to_vec(&details)?;
+                let mut crc = crc32fast::Hasher::new();
+                for entry in &entries {
+                    crc.update(&entry.to_bytes());
+                    file.write_all(&entry.to_bytes())?;
+                }
+                crc.update(&json);
+                file.write_all(&json)?;
+                let (num_rows, details_bytes) = (entries.len() as u64, json.len() as u64);
+                let header = Header { key, num_rows, records_bytes, details_bytes, tables_crc: crc.finalize() };
+                let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+                file.seek(SeekFrom::Start(0))?;
+                file.write_all(&header.to_bytes())?;
+                file.sync_all()?;
+                unfinished.persist(&finished).map_err(|error| error.error)?;
+                Records::File { file, path: finished }
             }
         };
-        let json = serde_json::to_vec(details)?;
-        let mut crc = crc32fast::Hasher::new();
-        for entry in &self.entries {
-            crc.update(&entry.to_bytes());
-            file.write_all(&entry.to_bytes())?;
-        }
-        crc.update(&json);
-        file.write_all(&json)?;
-        let header = Header {
-            key,
-            num_rows: self.entries.len() as u64,
-            records_bytes: self.records_bytes,
-            details_bytes: json.len() as u64,
-            tables_crc: crc.finalize(),
-        };
-        let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.seek(SeekFrom::Start(0))?;
-        file.write_all(&header.to_bytes())?;
-        file.sync_all()?;
-        unfinished.persist(&finished).map_err(|error| error.error)?;
-        Ok((TokenStore { records: Records::File { file, path: finished }, ends }, self.entries))
+        let tokens = TokenStore { records, ends: ends_of(&entries) };
+        Ok(Encoded { tokens, entries, details })
     }
 }
 
-/// Why a file of tokens cannot be used.
+/// All rows of a data file as tokens, and what was found out about them.
 #[derive(Debug)]
-pub(in crate::data) enum Unusable {
-    /// It is cut short or changed, or belongs to another key.
-    Damaged,
-    /// It does not exist or cannot be read.
-    Unreadable,
+pub(in crate::data) struct Encoded {
+    pub(in crate::data) tokens: TokenStore,
+    pub(in crate::data) entries: Vec<RowEntry>,
+    pub(in crate::data) details: Details,
 }
 
-impl From<io::Error> for Unusable {
-    fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::UnexpectedEof { Self::Damaged } else { Self::Unreadable }
+impl Encoded {
+    /// Opens the tokens of `key` at `path` and checks everything except the records. `None` where there is no such
+    /// file, or it is cut short, changed, or of another key.
+    pub(in crate::data) fn open(path: &Path, key: CacheKey) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        let mut head = [0; HEADER_BYTES];
+        read_exact_at(&file, &mut head, 0).ok()?;
+        let header = Header::from_bytes(&head).filter(|header| header.key == key)?;
+        let table_bytes = usize::try_from(header.table_bytes(file.metadata().ok()?.len())?).ok()?;
+        // From here on the lengths are known to fit the file.
+        let mut tables = vec![0; table_bytes + usize::try_from(header.details_bytes).ok()?];
+        read_exact_at(&file, &mut tables, HEADER_BYTES as u64 + header.records_bytes).ok()?;
+        let (table, details) = tables.split_at(table_bytes);
+        let entries: Vec<RowEntry> = table.chunks_exact(ENTRY_BYTES).map(RowEntry::from_bytes).collect();
+        let ends = ends_of(&entries);
+        let is_sound = crc32fast::hash(&tables) == header.tables_crc
+            && ends.last().map_or(0, |end| end.at()) == header.records_bytes;
+        let details = serde_json::from_slice(details).ok().filter(|_| is_sound)?;
+        let tokens = TokenStore { records: Records::File { file, path: path.to_path_buf() }, ends };
+        Some(Self { tokens, entries, details })
     }
 }
 
@@ -315,37 +328,6 @@ fn ends_of(entries: &[RowEntry]) -> Vec<RecordEnd> {
 }
 
 impl TokenStore {
-    /// Opens the tokens of `key` at `path`. Checks everything except the records.
-    pub(in crate::data) fn open(path: &Path, key: CacheKey) -> Result<(Self, Vec<RowEntry>, Details), Unusable> {
-        let file = File::open(path)?;
-        let bytes = file.metadata()?.len();
-        let mut head = [0; HEADER_BYTES];
-        read_exact_at(&file, &mut head, 0)?;
-        let header = Header::from_bytes(&head).filter(|header| header.key == key).ok_or(Unusable::Damaged)?;
-        let table_bytes = header.table_bytes(bytes).ok_or(Unusable::Damaged)?;
-        // From here on the lengths are known to fit the file.
-        let table_at = HEADER_BYTES as u64 + header.records_bytes;
-        let mut crc = crc32fast::Hasher::new();
-        let mut entries = Vec::with_capacity(usize::try_from(header.num_rows).map_err(|_| Unusable::Damaged)?);
-        for_each_block(&file, table_at, table_bytes, &mut |block| {
-            crc.update(block);
-            entries.extend(block.chunks_exact(ENTRY_BYTES).map(RowEntry::from_bytes));
-        })?;
-        let mut details = Vec::new();
-        for_each_block(&file, table_at + table_bytes, header.details_bytes, &mut |block| {
-            crc.update(block);
-            details.extend_from_slice(block);
-        })?;
-        let ends = ends_of(&entries);
-        let records_bytes = ends.last().map_or(0, |end| end.at());
-        if crc.finalize() != header.tables_crc || records_bytes != header.records_bytes {
-            return Err(Unusable::Damaged);
-        }
-        let details = serde_json::from_slice(&details).map_err(|_| Unusable::Damaged)?;
-        let records = Records::File { file, path: path.to_path_buf() };
-        Ok((Self { records, ends }, entries, details))
-    }
-
     pub(in crate::data) fn num_records(&self) -> usize {
         self.ends.len()
     }
@@ -384,17 +366,4 @@ impl TokenStore {
             words.map(|word| (word & !LOSS_BIT, word & LOSS_BIT != 0)).unzip();
         ids.iter().all(|id| *id <= max_id).then(|| EncodedRow::of_parts(ids, carries_loss))
     }
-}
-
-/// Hands `len` bytes from `at` to `sink`, a block at a time.
-fn for_each_block(file: &File, at: u64, len: u64, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-    let mut block = vec![0; usize::try_from(len).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES)];
-    let mut done = 0;
-    while done < len {
-        let size = usize::try_from(len - done).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
-        read_exact_at(file, &mut block[..size], at + done)?;
-        sink(&block[..size]);
-        done += size as u64;
-    }
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Turns the files of a recipe into rows of tokens.
+//! The rows of a recipe's files, as tokens, and the order in which they are visited.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -6,20 +6,21 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
-use super::batch::{Batch, RowSource};
-use super::config::{DataConfig, DataFormat, DataSource, EvalSplit};
+use super::batch::RowSource;
+use super::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow};
+use super::data_file::{DataFile, OpenedFile};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
-use super::loader::{EvalLoader, Loader};
+use super::files::{FileInfo, matching_files};
 use super::order::{self, Purpose, num_visits, shuffle};
 use super::packing::best_fit;
-use super::sources::{FileInfo, FileSet, OpenedSet, needed_template};
-use super::template::ChatTemplate;
+use super::template::{ChatTemplate, TemplateError};
 use super::tokenizer::Tokenizer;
 
-pub use super::ahead::OpenOptions;
 pub use super::counts::RowCounts;
+pub use super::files::OpenOptions;
 
 /// The exact place of a micro-batch: a resumed run that starts here sees the rows that the first run would have seen.
 ///
@@ -32,22 +33,21 @@ pub struct Cursor {
     pub batch: u64,
 }
 
-/// The rows of a recipe's files, as tokens. Cheap to clone; can be shared between threads.
-#[derive(Clone, Debug)]
-pub struct DataPipeline {
-    shared: Arc<Shared>,
-}
-
-/// What the loader's threads share.
+/// The rows of a recipe's files, as tokens. They are numbered consecutively: those of the training files, then those of
+/// the evaluation files.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub struct Dataset {
     pub(super) config: DataConfig,
     seed: u64,
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
     infos: Vec<FileInfo>,
-    train: FileSet,
-    eval: FileSet,
+    /// The training files, then the evaluation files. The loader's threads read them.
+    pub(super) files: Arc<Vec<DataFile>>,
+    /// The rows of each `[[data.train]]`, then of each `[[data.eval]]`.
+    entries: Vec<Range<u32>>,
+    /// Number of tokens of every row, at most `max_length`; 0 for a row that is left out.
+    lengths: Vec<u32>,
     /// Rows to train on, ascending: neither left out nor held out.
     train_rows: Vec<u32>,
     /// Rows to evaluate on, ascending: rows of the evaluation files, or training rows that `eval_split` holds out.
@@ -57,22 +57,9 @@ pub(super) struct Shared {
     warnings: Vec<String>,
 }
 
-/// Training files or evaluation files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Set {
-    Train,
-    Eval,
-}
-
 /// The rows of batches, in the order of the visits.
 #[derive(Debug)]
-pub(super) struct Order {
-    set: Set,
-    rows: OrderRows,
-}
-
-#[derive(Debug)]
-enum OrderRows {
+pub(super) enum Order {
     /// One document per row.
     Single(Vec<u32>),
     /// Several documents per row.
@@ -81,33 +68,33 @@ enum OrderRows {
 
 impl Order {
     pub(super) fn num_rows(&self) -> usize {
-        match &self.rows {
-            OrderRows::Single(rows) => rows.len(),
-            OrderRows::Packed(rows) => rows.len(),
+        match self {
+            Self::Single(rows) => rows.len(),
+            Self::Packed(rows) => rows.len(),
         }
     }
 
     pub(super) fn truncate(&mut self, num_rows: usize) {
-        match &mut self.rows {
-            OrderRows::Single(rows) => rows.truncate(num_rows),
-            OrderRows::Packed(rows) => rows.truncate(num_rows),
+        match self {
+            Self::Single(rows) => rows.truncate(num_rows),
+            Self::Packed(rows) => rows.truncate(num_rows),
         }
     }
 
-    fn documents(&self, row: usize) -> &[u32] {
-        match &self.rows {
-            OrderRows::Single(rows) => std::slice::from_ref(&rows[row]),
-            OrderRows::Packed(rows) => &rows[row],
+    pub(super) fn documents(&self, row: usize) -> &[u32] {
+        match self {
+            Self::Single(rows) => std::slice::from_ref(&rows[row]),
+            Self::Packed(rows) => &rows[row],
         }
     }
 }
 
-impl DataPipeline {
-    /// Finds the rows of all files and decides how they are read.
+impl Dataset {
+    /// Finds the rows of all files and tokenises them, on all cores.
     ///
-    /// All rows are tokenised, on all cores. Tokens of files of [`LARGE_FILE_BYTES`](super::cache::LARGE_FILE_BYTES) or
-    /// more are kept in the cache of `options` for the next start. Rows that cannot be used, and rows without a token
-    /// that carries loss, are left out.
+    /// Tokens of files of [`LARGE_FILE_BYTES`](super::cache::LARGE_FILE_BYTES) or more are kept in the cache of
+    /// `options` for the next start. Rows that cannot be used, and rows without a token that carries loss, are left
+    /// out.
     ///
     /// `chat_template` and the paths of `config` are used unchanged: relative paths start at the current directory.
     ///
@@ -131,29 +118,51 @@ impl DataPipeline {
         // Only the opened files show whether the template is needed, but the cached tokens depend on it.
         let template = ChatTemplate::open(&config.chat_template, &tokenizer);
         let kept_with = template.as_ref().ok().and_then(Option::as_ref);
-        let train = OpenedSet::open(&config.train, false, config, &tokenizer, kept_with, options)?;
-        let eval = OpenedSet::open(&config.eval, true, config, &tokenizer, kept_with, options)?;
-        let template = needed_template(config, template, train.formats().chain(eval.formats()))?;
+        // All are opened before the first is tokenised, which may take long.
+        let mut opened = Vec::new();
+        for (section, sources) in [("train", &config.train), ("eval", &config.eval)] {
+            for (index, source) in sources.iter().enumerate() {
+                let paths = matching_files(&format!("data.{section}[{index}].path"), &source.path)?;
+                let open =
+                    |path| OpenedFile::open(path, section == "eval", source, config, &tokenizer, kept_with, options);
+                opened.push(paths.into_iter().map(open).collect::<Result<Vec<_>, _>>()?);
+            }
+        }
+        let template = needed_template(config, template, &opened.iter().flatten().collect::<Vec<_>>())?;
 
         let encoder = Encoder::new(&tokenizer, template.as_ref(), config);
-        let mut warnings = Vec::new();
-        let train = train.tokenise(&encoder, config, options, &mut warnings);
-        let eval = eval.tokenise(&encoder, config, options, &mut warnings);
-        let (train, eval) = match (train, eval) {
-            (Err(DataError::Rows(mut mistakes)), Err(DataError::Rows(more))) => {
-                mistakes.extend(more);
-                return Err(DataError::Rows(mistakes));
+        let (mut files, mut entries) = (Vec::<DataFile>::new(), Vec::new());
+        let (mut lengths, mut mistakes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
+        let count = |lengths: &Vec<u32>| u32::try_from(lengths.len()).unwrap_or(u32::MAX);
+        for opened in opened {
+            let first_row = count(&lengths);
+            for opened in opened {
+                let (file, rows) =
+                    opened.encode(count(&lengths), config.max_length, &encoder, options, &mut warnings)?;
+                lengths.extend(rows);
+                if lengths.len() > u32::MAX as usize {
+                    let reason = format!("more than {} rows in all are not supported", u32::MAX);
+                    return Err(DataError::File { path: file.info.path, reason });
+                }
+                match config.on_bad_row {
+                    OnBadRow::Error => mistakes.extend(file.mistakes()),
+                    OnBadRow::Skip => file.refuse_if_no_row_is_usable()?,
+                }
+                files.push(file);
             }
-            (train, eval) => (train?, eval?),
-        };
-        let usable = |set: &FileSet| -> Vec<u32> {
-            let rows = (0..).zip(set.lengths()).filter(|(_, length)| **length > 0);
-            rows.map(|(row, _)| row).collect()
-        };
-        let (mut train_rows, mut eval_rows) = (usable(&train), usable(&eval));
+            entries.push(first_row..count(&lengths));
+        }
+        if !mistakes.is_empty() {
+            return Err(DataError::Rows(mistakes));
+        }
+
+        let num_file_rows = entries[config.train.len() - 1].end;
+        let (mut train_rows, mut eval_rows): (Vec<u32>, Vec<u32>) =
+            (0..count(&lengths)).filter(|row| lengths[*row as usize] > 0).partition(|row| *row < num_file_rows);
+        let file_warnings: Vec<String> = files.iter().flat_map(DataFile::warnings).collect();
         if train_rows.is_empty() {
-            let reason = train.warnings().into_iter().next().unwrap_or_default().replace('\n', "\n  ");
-            let hint = if train.counts(tokenizer.max_id())?.answer_cut > 0 {
+            let reason = file_warnings.into_iter().next().unwrap_or_default().replace('\n', "\n  ");
+            let hint = if train_counts(&files)?.answer_cut > 0 {
                 "raise `data.max_length`"
             } else {
                 "`data.train_on_inputs = true` puts loss on every token"
@@ -161,53 +170,51 @@ impl DataPipeline {
             return Err(DataError::Config(format!("no row is left to train on\n  {reason}\n  hint: {hint}")));
         }
         if config.eval.is_empty() {
-            let num_rows = u32::try_from(train_rows.len()).unwrap_or(u32::MAX);
-            let held_out = held_out_rows(config.eval_split, num_rows, seed)?;
+            let held_out = held_out_rows(config.eval_split, count(&train_rows), seed)?;
             eval_rows = held_out.iter().map(|index| train_rows[*index as usize]).collect();
             train_rows.retain(|row| eval_rows.binary_search(row).is_err());
         }
-        warnings.extend(train.warnings());
-        warnings.extend(eval.warnings());
-        let infos = train.infos().chain(eval.infos()).cloned().collect();
-        let (config, num_packed) = (config.clone(), OnceLock::new());
-        let shared = Shared {
-            config,
+        warnings.extend(file_warnings);
+        Ok(Self {
+            config: config.clone(),
             seed,
             tokenizer,
             template,
-            infos,
-            train,
-            eval,
+            infos: files.iter().map(|file| file.info.clone()).collect(),
+            files: Arc::new(files),
+            entries,
+            lengths,
             train_rows,
             eval_rows,
-            num_packed,
+            num_packed: OnceLock::new(),
             warnings,
-        };
-        Ok(Self { shared: Arc::new(shared) })
+        })
     }
 
     /// The files, first those of `[[data.train]]`; [`RowSource::file`] is an index into this list.
     #[must_use]
     pub fn files(&self) -> &[FileInfo] {
-        &self.shared.infos
+        &self.infos
     }
 
     /// The model's tokenizer.
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
-        &self.shared.tokenizer
+        &self.tokenizer
     }
 
     /// SHA-256 of the content of the training files.
     #[must_use]
     pub fn train_digest(&self) -> [u8; 32] {
-        self.shared.train.digest()
+        let mut digest = Sha256::new();
+        self.files.iter().filter(|file| !file.info.is_eval).for_each(|file| digest.update(file.content));
+        digest.finalize().into()
     }
 
     /// How a file's questions and answers are written for the model, where the format alone does not say it.
     #[must_use]
     pub fn form_of(&self, file: &FileInfo) -> &'static str {
-        match (file.format, self.template().is_some()) {
+        match (file.format, self.template.is_some()) {
             (DataFormat::PromptCompletion | DataFormat::Alpaca, true) => {
                 "; as turns of the chat template (`data.chat_template` = \"none\" for plain text)"
             }
@@ -219,7 +226,7 @@ impl DataPipeline {
     /// The chat template; `None` if no rows are written with one.
     #[must_use]
     pub fn template(&self) -> Option<&ChatTemplate> {
-        self.shared.template.as_ref()
+        self.template.as_ref()
     }
 
     /// Warnings about the files.
@@ -227,8 +234,8 @@ impl DataPipeline {
     pub fn warnings(&self) -> Vec<String> {
         // Compare canonical paths: one file can be written in several ways.
         let file = |file: &FileInfo| file.path.canonicalize().unwrap_or_else(|_| file.path.clone());
-        let train: HashSet<PathBuf> = self.shared.train.infos().map(file).collect();
-        let both = self.shared.eval.infos().filter(|info| train.contains(&file(info)));
+        let train: HashSet<PathBuf> = self.infos.iter().filter(|info| !info.is_eval).map(file).collect();
+        let both = self.infos.iter().filter(|info| info.is_eval && train.contains(&file(info)));
         let text = |file: &FileInfo| {
             format!(
                 "{} is in [[data.train]] and in [[data.eval]]: the evaluation loss will be that of seen rows\n  hint: \
@@ -236,9 +243,9 @@ impl DataPipeline {
                 file.path.display()
             )
         };
-        let mut warnings = self.shared.warnings.clone();
+        let mut warnings = self.warnings.clone();
         warnings.extend(both.map(text));
-        if !self.shared.config.eval.is_empty() && self.shared.eval_rows.is_empty() {
+        if !self.config.eval.is_empty() && self.eval_rows.is_empty() {
             warnings.push("no token of the evaluation rows carries loss: there is no evaluation".to_owned());
         }
         warnings
@@ -249,33 +256,33 @@ impl DataPipeline {
     /// # Errors
     /// A row that cannot be read.
     pub fn train_counts(&self) -> Result<RowCounts, DataError> {
-        self.shared.train.counts(self.shared.tokenizer.max_id())
+        train_counts(&self.files)
     }
 
     /// Number of rows to train on: neither left out, nor held out by `eval_split`.
     #[must_use]
     pub fn num_train_rows(&self) -> usize {
-        self.shared.train_rows.len()
+        self.train_rows.len()
     }
 
     /// Number of training rows that an epoch visits, by the weight of their source. With `packing`, these are still
     /// rows of the files.
     #[must_use]
     pub fn rows_per_epoch(&self) -> usize {
-        let sources = self.shared.config.train.iter().zip(self.shared.train_ranges());
+        let sources = self.config.train.iter().zip(ranges(&self.entries, &self.train_rows));
         sources.map(|(source, rows)| num_visits(source.weight, rows.len())).sum()
     }
 
     /// Number of rows to evaluate on, by the weight of their source.
     #[must_use]
     pub fn num_eval_rows(&self) -> usize {
-        self.shared.eval_rows().1.len()
+        self.eval_visits().len()
     }
 
     /// Number of micro-batches of an evaluation.
     #[must_use]
     pub fn num_eval_batches(&self, micro_batch_size: usize, max_batches: Option<usize>) -> usize {
-        let num_batches = self.shared.eval_order().num_rows().div_ceil(micro_batch_size.max(1));
+        let num_batches = self.eval_order().num_rows().div_ceil(micro_batch_size.max(1));
         num_batches.min(max_batches.unwrap_or(usize::MAX))
     }
 
@@ -283,8 +290,8 @@ impl DataPipeline {
     /// number: a later epoch is packed in its own order and may differ by a few.
     #[must_use]
     pub fn batches_per_epoch(&self, micro_batch_size: usize) -> u64 {
-        let num_rows = if self.shared.config.packing {
-            *self.shared.num_packed.get_or_init(|| self.shared.train_order(0).num_rows())
+        let num_rows = if self.config.packing {
+            *self.num_packed.get_or_init(|| self.train_order(0).num_rows())
         } else {
             self.rows_per_epoch()
         };
@@ -299,13 +306,13 @@ impl DataPipeline {
     /// # Panics
     /// If there is no such row.
     pub fn train_row(&self, index: usize) -> Result<(RowSource, EncodedRow), DataError> {
-        self.shared.read(Set::Train, self.shared.train_rows[index])
+        read_row(&self.files, self.train_rows[index])
     }
 
     /// Number of rows in the training files, including rows that are left out or held out.
     #[must_use]
     pub fn num_file_rows(&self) -> usize {
-        self.shared.train.lengths().len()
+        self.entries[self.config.train.len() - 1].end as usize
     }
 
     /// Row `index` of [`num_file_rows`](Self::num_file_rows). A row that cannot be used has no tokens.
@@ -317,42 +324,17 @@ impl DataPipeline {
     /// If there is no such row.
     pub fn file_row(&self, index: usize) -> Result<(RowSource, EncodedRow), DataError> {
         assert!(index < self.num_file_rows(), "there is no row {index}");
-        self.shared.read(Set::Train, u32::try_from(index).unwrap_or(u32::MAX))
+        read_row(&self.files, u32::try_from(index).unwrap_or(u32::MAX))
     }
 
-    #[cfg(test)]
-    pub(super) fn shared(&self) -> Arc<Shared> {
-        Arc::clone(&self.shared)
-    }
-
-    /// Micro-batches of `micro_batch_size` rows, starting at `from`, without end: epochs repeat.
-    ///
-    /// # Errors
-    /// A thread that cannot be started.
-    pub fn loader(&self, from: Cursor, micro_batch_size: usize) -> Result<Loader, DataError> {
-        Loader::start(Arc::clone(&self.shared), from, micro_batch_size)
-    }
-
-    /// The evaluation rows in micro-batches, always in the same order; at most `max_batches` of them.
-    ///
-    /// # Errors
-    /// A thread that cannot be started.
-    pub fn eval_batches(&self, micro_batch_size: usize, max_batches: Option<usize>) -> Result<EvalLoader, DataError> {
-        EvalLoader::start(Arc::clone(&self.shared), micro_batch_size, max_batches)
-    }
-}
-
-impl Shared {
+    /// Training rows in the order of `epoch`.
     pub(super) fn train_order(&self, epoch: u64) -> Order {
-        let mut rows = self.visits(&self.config.train, self.train_ranges(), epoch);
-        for row in &mut rows {
-            *row = self.train_rows[*row as usize];
-        }
+        let mut rows = self.visits(&self.config.train, &self.entries, &self.train_rows, epoch);
         if self.config.shuffle {
             shuffle(&mut rows, self.seed, epoch, Purpose::Epoch);
         }
-        let mut order = self.order(Set::Train, rows);
-        if let (OrderRows::Packed(packs), true) = (&mut order.rows, self.config.shuffle) {
+        let mut order = self.order(rows);
+        if let (Order::Packed(packs), true) = (&mut order, self.config.shuffle) {
             // Packing leaves rows full of long documents next to each other.
             shuffle(packs, self.seed, epoch, Purpose::Packs);
         }
@@ -361,82 +343,88 @@ impl Shared {
 
     /// Evaluation rows, in the order of the files.
     pub(super) fn eval_order(&self) -> Order {
-        let (set, rows) = self.eval_rows();
-        self.order(set, rows)
+        self.order(self.eval_visits())
     }
 
-    fn eval_rows(&self) -> (Set, Vec<u32>) {
+    fn eval_visits(&self) -> Vec<u32> {
         if self.config.eval.is_empty() {
-            return (Set::Train, self.eval_rows.clone());
+            return self.eval_rows.clone();
         }
-        let visits = self.visits(&self.config.eval, ranges(self.eval.sources(), &self.eval_rows), 0);
-        (Set::Eval, visits.into_iter().map(|row| self.eval_rows[row as usize]).collect())
+        self.visits(&self.config.eval, &self.entries[self.config.train.len()..], &self.eval_rows, 0)
     }
 
-    fn order(&self, set: Set, rows: Vec<u32>) -> Order {
-        let rows = if self.config.packing {
-            let set = if set == Set::Train { &self.train } else { &self.eval };
+    fn order(&self, rows: Vec<u32>) -> Order {
+        if self.config.packing {
             let capacity = u32::try_from(self.config.max_length).unwrap_or(u32::MAX);
-            OrderRows::Packed(best_fit(&rows, set.lengths(), capacity))
+            Order::Packed(best_fit(&rows, &self.lengths, capacity))
         } else {
-            OrderRows::Single(rows)
-        };
-        Order { set, rows }
+            Order::Single(rows)
+        }
     }
 
-    /// The range of `train_rows` that belongs to each source.
-    fn train_ranges(&self) -> impl Iterator<Item = Range<u32>> {
-        ranges(self.train.sources(), &self.train_rows)
-    }
-
-    fn visits(&self, sources: &[DataSource], rows: impl Iterator<Item = Range<u32>>, epoch: u64) -> Vec<u32> {
-        let sources = sources.iter().zip(rows).enumerate();
+    /// The rows of `sources` among `rows` (ascending) that `epoch` visits, by their weights. `entries` are the rows of
+    /// each source.
+    fn visits(&self, sources: &[DataSource], entries: &[Range<u32>], rows: &[u32], epoch: u64) -> Vec<u32> {
+        let sources = sources.iter().zip(ranges(entries, rows)).enumerate();
         sources
-            .flat_map(|(index, (source, rows))| order::visits(&rows, source.weight, self.seed, epoch, index))
+            .flat_map(|(index, (source, range))| order::visits(&range, source.weight, self.seed, epoch, index))
+            .map(|index| rows[index as usize])
             .collect()
-    }
-
-    /// The tokens of a row, and the place it was read from.
-    fn read(&self, set: Set, row: u32) -> Result<(RowSource, EncodedRow), DataError> {
-        let max_id = self.tokenizer.max_id();
-        match set {
-            Set::Train => self.train.read(row, max_id),
-            Set::Eval => {
-                let (source, tokens) = self.eval.read(row, max_id)?;
-                Ok((RowSource { file: self.train.infos().count() + source.file, ..source }, tokens))
-            }
-        }
-    }
-
-    /// The micro-batch of rows `rows` of `order`.
-    pub(super) fn batch(
-        &self,
-        order: &Order,
-        rows: Range<usize>,
-        is_stopped: &dyn Fn() -> bool,
-    ) -> Result<(Batch, RowCounts), DataError> {
-        let mut counts = RowCounts::default();
-        let mut encoded_rows = Vec::with_capacity(rows.len());
-        for row in rows {
-            let mut documents = Vec::new();
-            for document in order.documents(row) {
-                if is_stopped() {
-                    return Err(DataError::Stopped);
-                }
-                let (source, encoded) = self.read(order.set, *document)?;
-                counts.add(&encoded);
-                documents.push((source, encoded));
-            }
-            encoded_rows.push(documents);
-        }
-        Ok((Batch::of_rows(&encoded_rows), counts))
     }
 }
 
-/// The range of `rows` (ascending) that lies in each of `sources`.
-fn ranges(sources: &[Range<u32>], rows: &[u32]) -> impl Iterator<Item = Range<u32>> {
+/// The tokens of a row, and the place it was read from. A row that cannot be used has no tokens.
+pub(super) fn read_row(files: &[DataFile], row: u32) -> Result<(RowSource, EncodedRow), DataError> {
+    let file = files.partition_point(|file| file.first_row <= row) - 1;
+    let row = (row - files[file].first_row) as usize;
+    Ok((RowSource { file, row }, files[file].read(row)?))
+}
+
+fn train_counts(files: &[DataFile]) -> Result<RowCounts, DataError> {
+    let mut counts = RowCounts::default();
+    for file in files.iter().filter(|file| !file.info.is_eval) {
+        counts += file.all_counts()?;
+    }
+    Ok(counts)
+}
+
+/// For each of `entries`, the range of indices of its rows in `rows` (ascending).
+fn ranges(entries: &[Range<u32>], rows: &[u32]) -> impl Iterator<Item = Range<u32>> {
     let before = |row: u32| u32::try_from(rows.partition_point(|used| *used < row)).unwrap_or(u32::MAX);
-    sources.iter().map(move |source| before(source.start)..before(source.end))
+    entries.iter().map(move |entry| before(entry.start)..before(entry.end))
+}
+
+/// The chat template, if a file needs one. `opened` is the result of opening the template that the recipe names.
+fn needed_template(
+    config: &DataConfig,
+    opened: Result<Option<ChatTemplate>, TemplateError>,
+    files: &[&OpenedFile],
+) -> Result<Option<ChatTemplate>, DataError> {
+    if !files.iter().any(|file| file.format().uses_template()) {
+        // A template that the recipe names must be usable even where no row needs it. An unusable template of the model
+        // is ignored.
+        return match opened {
+            Err(error) if config.chat_template != "auto" => Err(error.into()),
+            _ => Ok(None),
+        };
+    }
+    let template = opened?;
+    let needs = |file: &&&OpenedFile| matches!(file.format(), DataFormat::Messages | DataFormat::Sharegpt);
+    match files.iter().find(needs) {
+        Some(file) if template.is_none() => Err(DataError::File {
+            path: file.path().to_path_buf(),
+            reason: format!(
+                "format `{}` needs a chat template, and {}\n  hint: set `data.chat_template` to a Jinja file",
+                file.format().name(),
+                if config.chat_template == "none" {
+                    "`data.chat_template` = \"none\" turns it off"
+                } else {
+                    "the model has none"
+                }
+            ),
+        }),
+        _ => Ok(template),
+    }
 }
 
 /// Rows that `eval_split` holds out, ascending.

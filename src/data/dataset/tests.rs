@@ -5,15 +5,15 @@ use crate::data::config::DataFormat;
 use crate::data::fixture::{BOS, EOS, Files, chat_tokenizer, config, numbered_rows, tokenizer};
 use crate::data::loader::LoadedBatch;
 
-fn open(config: &DataConfig) -> DataPipeline {
-    DataPipeline::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap()
+fn open(config: &DataConfig) -> Dataset {
+    Dataset::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap()
 }
 
 fn error(config: &DataConfig) -> String {
-    DataPipeline::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap_err().to_string()
+    Dataset::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap_err().to_string()
 }
 
-fn take(pipeline: &DataPipeline, from: Cursor, micro_batch_size: usize, count: usize) -> Vec<LoadedBatch> {
+fn take(pipeline: &Dataset, from: Cursor, micro_batch_size: usize, count: usize) -> Vec<LoadedBatch> {
     let mut loader = pipeline.loader(from, micro_batch_size).unwrap();
     (0..count).map(|_| loader.next_batch().unwrap()).collect()
 }
@@ -99,10 +99,11 @@ fn held_out_rows_are_evaluated_and_never_trained_on() {
     let source = files.write("r.jsonl", &numbered_rows(40));
     let split = |split: EvalSplit, seed: u64| {
         let config = DataConfig { eval_split: Some(split), ..config(vec![source.clone()]) };
-        DataPipeline::open(&config, Arc::new(tokenizer()), seed, &OpenOptions::default()).unwrap()
+        Dataset::open(&config, Arc::new(tokenizer()), seed, &OpenOptions::default()).unwrap()
     };
-    let eval_rows = |pipeline: &DataPipeline| {
-        let batches: Vec<_> = pipeline.eval_batches(3, None).unwrap().collect::<Result<_, _>>().unwrap();
+    let eval_rows = |pipeline: &Dataset| {
+        let batches: Vec<_> =
+            pipeline.eval_batches(3, None).unwrap().until(|| false).collect::<Result<_, _>>().unwrap();
         rows(&batches)
     };
     let pipeline = split(EvalSplit::Share(0.25), 7);
@@ -112,7 +113,7 @@ fn held_out_rows_are_evaluated_and_never_trained_on() {
     assert!(trained.iter().all(|row| !held_out.contains(row)) && trained.len() == 30 && trained.is_sorted());
     assert_eq!(held_out, eval_rows(&split(EvalSplit::Rows(10), 7)), "by the seed alone");
     assert_ne!(held_out, eval_rows(&split(EvalSplit::Rows(10), 8)));
-    assert_eq!(pipeline.eval_batches(3, Some(2)).unwrap().count(), 2);
+    assert_eq!(pipeline.eval_batches(3, Some(2)).unwrap().until(|| false).count(), 2);
     let all = DataConfig { eval_split: Some(EvalSplit::Rows(40)), ..config(vec![source]) };
     assert_eq!(error(&all), "`data.eval_split` holds out 40 of 40 training rows, which leaves none to train on");
 }
@@ -123,7 +124,7 @@ fn evaluation_files_are_read_in_order_and_a_file_in_both_lists_is_warned_of() {
     let (train, eval) = (files.write("a.jsonl", &numbered_rows(5)), files.write("b.txt", "abcdefgh"));
     let config = DataConfig { eval: vec![train.clone(), eval], max_length: 4, ..config(vec![train]) };
     let pipeline = open(&config);
-    let batches: Vec<_> = pipeline.eval_batches(4, None).unwrap().collect::<Result<_, _>>().unwrap();
+    let batches: Vec<_> = pipeline.eval_batches(4, None).unwrap().until(|| false).collect::<Result<_, _>>().unwrap();
     let sources: Vec<_> = batches.iter().flat_map(|batch| &batch.batch.sources).map(|s| (s.file, s.row)).collect();
     // The third window of the text file is only EOS, which no token predicts.
     assert_eq!(sources, [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (2, 0), (2, 1)]);
@@ -205,7 +206,7 @@ fn packed_rows_hold_the_same_documents_and_targets() {
     let plain = DataConfig { shuffle: true, max_length: 32, ..config(vec![source]) };
     let packed = open(&DataConfig { packing: true, ..plain.clone() });
     // The documents of an epoch as (source, ids, targets relative to the document's start).
-    let documents = |pipeline: &DataPipeline| {
+    let documents = |pipeline: &Dataset| {
         let count = usize::try_from(pipeline.batches_per_epoch(2)).unwrap();
         let batches = take(pipeline, Cursor::default(), 2, count);
         assert!(batches[count - 1].last_of_epoch);
@@ -314,14 +315,14 @@ fn conversations_need_a_template_and_alpaca_rows_do_not() {
     let message = error(&config(vec![chat.clone()]));
     assert!(message.contains("format `messages` needs a chat template, and the model has none"), "{message}");
     let none = DataConfig { chat_template: "none".into(), ..config(vec![chat]) };
-    let message = DataPipeline::open(&none, chat_tokenizer(), 7, &OpenOptions::default()).unwrap_err().to_string();
+    let message = Dataset::open(&none, chat_tokenizer(), 7, &OpenOptions::default()).unwrap_err().to_string();
     assert!(message.contains("and `data.chat_template` = \"none\" turns it off\n  hint: set"), "{message}");
 
     // Where the model has a template, a question and an answer become turns.
     let rows = files.write("p.jsonl", "{\"prompt\": \"ab\", \"completion\": \"c\"}");
     let text = |chat_template: &str| {
         let config = DataConfig { chat_template: chat_template.into(), ..config(vec![rows.clone()]) };
-        let pipeline = DataPipeline::open(&config, chat_tokenizer(), 7, &OpenOptions::default()).unwrap();
+        let pipeline = Dataset::open(&config, chat_tokenizer(), 7, &OpenOptions::default()).unwrap();
         chat_tokenizer().decode(&pipeline.train_row(0).unwrap().1.ids, false).unwrap()
     };
     let asked =
