@@ -405,7 +405,7 @@ impl DataFile {
         if self.bad_rows.num_rows < self.info.num_rows as u64 {
             return Ok(());
         }
-        let first = self.bad_rows.messages().next().map(|message| message.to_string()).unwrap_or_default();
+        let (_, first) = self.bad_rows.messages().next().unwrap_or_default();
         let reason = format!("none of its {} rows can be used; the first: {first}", self.info.num_rows);
         Err(DataError::File { path: self.info.path.clone(), reason })
     }
@@ -413,9 +413,8 @@ impl DataFile {
     /// An error for each kind of bad rows.
     pub(super) fn mistakes(&self) -> Vec<DataError> {
         let path = &self.info.path;
-        let error = |place: String, reason: String| DataError::Row { path: path.clone(), place, reason };
-        let mut errors: Vec<DataError> =
-            self.bad_rows.messages().map(|message| error(message.place(), message.to_string())).collect();
+        let error = |(place, reason)| DataError::Row { path: path.clone(), place, reason };
+        let mut errors: Vec<DataError> = self.bad_rows.messages().map(error).collect();
         let unnamed = self.bad_rows.num_unnamed();
         if unnamed > 0 {
             let reason = format!("{unnamed} more rows cannot be used, for other reasons");
@@ -428,11 +427,8 @@ impl DataFile {
     pub(super) fn warnings(&self) -> Vec<String> {
         let (path, rows) = (self.info.path.display(), self.info.num_rows);
         let list = |findings: &RowFindings| -> String {
-            let texts = findings.messages().map(|message| {
-                let text = message.to_string().replace('\n', "\n  ");
-                format!("\n  {}: {text}", message.place())
-            });
-            texts.collect()
+            let texts = findings.messages().map(|(place, text)| (place, text.replace('\n', "\n  ")));
+            texts.map(|(place, text)| format!("\n  {place}: {text}")).collect()
         };
         let mut warnings = Vec::new();
         if self.bad_rows.num_rows > 0 {

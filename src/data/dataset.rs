@@ -111,10 +111,6 @@ impl Dataset {
         if config.train.is_empty() {
             return Err(DataError::Config("no training data\n  hint: add `[[data.train]]` with a `path`".into()));
         }
-        if !config.eval.is_empty() && config.eval_split.is_some() {
-            let message = "`data.eval_split` excludes [[data.eval]]: evaluation rows come from one of them";
-            return Err(DataError::Config(message.into()));
-        }
         // Only the opened files show whether the template is needed, but the cached tokens depend on it.
         let template = ChatTemplate::open(&config.chat_template, &tokenizer);
         let kept_with = template.as_ref().ok().and_then(Option::as_ref);

@@ -166,12 +166,6 @@ impl RowFormat {
         Ok(Self { format: *format, columns, is_detected: true })
     }
 
-    /// The format of rows that are plain text, such as the windows of a .txt file.
-    #[must_use]
-    pub fn text() -> Self {
-        Self { format: DataFormat::Text, columns: BTreeMap::new(), is_detected: false }
-    }
-
     /// The detected format.
     #[must_use]
     pub fn format(&self) -> DataFormat {

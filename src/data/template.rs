@@ -137,8 +137,8 @@ impl ChatTemplate {
             .into_iter()
             .filter_map(|(key, token)| token.map(|token| (key, token.text.clone())))
             .collect();
-        let identity = jinja::dates(source, now)
-            .map(|dates| Sha256::digest(format!("{:?}", (source, dates, &special_tokens))).into());
+        let identity = jinja::date(source, now)
+            .map(|date| Sha256::digest(format!("{:?}", (source, date, &special_tokens))).into());
         Ok(Self {
             environment,
             source: source.to_owned(),
@@ -181,7 +181,7 @@ impl ChatTemplate {
     }
 
     /// SHA-256 of everything besides the messages that decides the template's text: its source, the special tokens, and
-    /// the dates that it uses. `None` where its use of the time cannot be known in advance.
+    /// today's date where it uses it. `None` where it uses the time of day.
     #[must_use]
     pub fn identity(&self) -> Option<[u8; 32]> {
         self.identity

@@ -248,12 +248,6 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    /// Id of a token by its spelling in the vocabulary.
-    #[must_use]
-    pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
-    }
-
     /// Text of the tokens that are marked as special.
     #[must_use]
     pub fn special_texts(&self) -> Vec<String> {
@@ -296,12 +290,6 @@ impl Tokenizer {
     #[must_use]
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
-    }
-
-    /// Number of tokens, including added tokens.
-    #[must_use]
-    pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
     }
 
     /// Largest id that [`encode`](Self::encode) can return. The model's `vocab_size` must be larger to use this

@@ -61,8 +61,7 @@ fn tokens_know_their_bytes() {
 
 #[test]
 fn ids_beyond_a_models_vocabulary_can_be_seen() {
-    let tokenizer = tokenizer();
-    assert_eq!((tokenizer.max_id(), tokenizer.vocab_size()), (260, 261));
+    assert_eq!(tokenizer().max_id(), 260);
 }
 
 #[test]
