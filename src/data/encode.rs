@@ -3,25 +3,10 @@
 use std::ops::Range;
 
 use super::config::DataConfig;
+use super::error::DataError;
 use super::formats::Sample;
-use super::template::{ChatTemplate, Rendered, TemplateError};
+use super::template::{ChatTemplate, Rendered};
 use super::tokenizer::{Token, Tokenizer, TokenizerError};
-
-/// Why a sample could not be made into tokens.
-#[derive(Debug, thiserror::Error)]
-pub enum EncodeError {
-    /// The sample is a conversation, and there is no chat template to write it with.
-    #[error(
-        "a conversation needs a chat template and the model has none\n  hint: set `data.chat_template` to a Jinja file"
-    )]
-    NoTemplate,
-    /// The chat template failed.
-    #[error(transparent)]
-    Template(#[from] TemplateError),
-    /// The tokenizer failed.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-}
 
 /// A row as token ids with its loss mask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -119,7 +104,7 @@ impl<'a> Encoder<'a> {
     ///
     /// # Errors
     /// A conversation without a template; an error of the template or the tokenizer.
-    pub fn encode(&self, sample: &Sample) -> Result<EncodedRow, EncodeError> {
+    pub fn encode(&self, sample: &Sample) -> Result<EncodedRow, DataError> {
         self.encode_with_notes(sample).map(|(row, _)| row)
     }
 
@@ -127,10 +112,14 @@ impl<'a> Encoder<'a> {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Option<String>), EncodeError> {
+    pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Option<String>), DataError> {
         let (tokens, answers, empty_answer) = match sample {
             Sample::Chat { messages, tools } => {
-                let template = self.template.ok_or(EncodeError::NoTemplate)?;
+                let template = self.template.ok_or_else(|| {
+                    let message = "a conversation needs a chat template and the model has none\n  hint: set \
+                                   `data.chat_template` to a Jinja file";
+                    DataError::Config(message.to_owned())
+                })?;
                 let Rendered { text, answers, empty_answer } = if self.train_on_inputs {
                     let text = template.render_traced(messages, tools.as_ref())?;
                     Rendered { text, answers: Vec::new(), empty_answer: None }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use minijinja::{Environment, context};
@@ -21,58 +20,8 @@ use conversation::Conversation;
 
 /// Why a chat template could not be used.
 #[derive(Debug, thiserror::Error)]
-pub enum TemplateError {
-    /// The file that `data.chat_template` names cannot be read.
-    #[error("`data.chat_template` = {path:?}: {reason}\n  hint: \"auto\" (the model's own), \"none\", or a Jinja file")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why it cannot be read.
-        reason: String,
-    },
-    /// The template is not valid Jinja.
-    #[error("chat template of {origin}: {reason}\n  hint: `data.chat_template` can name a file with another one")]
-    Syntax {
-        /// Where the template came from.
-        origin: String,
-        /// What is wrong, with the line.
-        reason: String,
-    },
-    /// The template refused a conversation.
-    #[error("the chat template of {origin} failed: {reason}")]
-    Render {
-        /// Where the template came from.
-        origin: String,
-        /// What it said.
-        reason: String,
-    },
-    /// A part of what the user wrote is missing from the text.
-    #[error("{what} in the text that the chat template of {origin} writes{why}")]
-    Dropped {
-        /// The missing part.
-        what: String,
-        /// Where the template came from.
-        origin: String,
-        /// Why it is missing, and how to fix it.
-        why: String,
-    },
-    /// The text of the first messages alone is not a prefix of the text of the whole conversation.
-    #[error(
-        "the chat template of {origin} writes the start up to message {last} differently once more messages follow \
-         (…{alone:?} against …{within:?}), so answer {last} cannot be separated from the rest\n  hint: give a \
-         template that only appends in `data.chat_template`, or set `data.train_on_inputs = true`, which needs no mask"
-    )]
-    NotAPrefix {
-        /// Where the template came from.
-        origin: String,
-        /// Index of the last message that was rendered.
-        last: usize,
-        /// Where the two differ: the text of the first messages alone.
-        alone: String,
-        /// Where the two differ: the text of the whole conversation.
-        within: String,
-    },
-}
+#[error("{0}")]
+pub struct TemplateError(String);
 
 /// A conversation as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,8 +64,12 @@ impl ChatTemplate {
             "none" => Ok(None),
             "auto" => tokenizer.chat_template().map(|source| Self::new(source, "the model", tokenizer)).transpose(),
             file => {
-                let source = std::fs::read_to_string(file)
-                    .map_err(|error| TemplateError::File { path: Path::new(file).into(), reason: error.to_string() })?;
+                let source = std::fs::read_to_string(file).map_err(|error| {
+                    TemplateError(format!(
+                        "`data.chat_template` = {file:?}: {error}\n  hint: \"auto\" (the model's own), \"none\", or a \
+                         Jinja file"
+                    ))
+                })?;
                 Self::new(&source, file, tokenizer).map(Some)
             }
         }
@@ -128,8 +81,12 @@ impl ChatTemplate {
     /// A syntax error, with its line.
     pub fn new(source: &str, origin: &str, tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
         let now = OffsetDateTime::now_local().unwrap_or_else(|_| OffsetDateTime::now_utc());
-        let environment = jinja::compile(source, now)
-            .map_err(|error| TemplateError::Syntax { origin: origin.to_owned(), reason: full_message(&error) })?;
+        let environment = jinja::compile(source, now).map_err(|error| {
+            TemplateError(format!(
+                "chat template of {origin}: {}\n  hint: `data.chat_template` can name a file with another one",
+                full_message(&error)
+            ))
+        })?;
         let special_tokens = [
             ("bos_token", tokenizer.bos()),
             ("eos_token", tokenizer.eos()),
@@ -277,7 +234,7 @@ impl ChatTemplate {
         guarded(render)
             .and_then(|rendered| rendered.map_err(|error| full_message(&error)))
             .and_then(|()| out.into_text())
-            .map_err(|reason| TemplateError::Render { origin: self.origin.clone(), reason })
+            .map_err(|reason| TemplateError(format!("the chat template of {} failed: {reason}", self.origin)))
     }
 }
 

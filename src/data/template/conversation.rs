@@ -133,12 +133,18 @@ impl<'a> Conversation<'a> {
         values
     }
 
-    /// The error for a `prefix` that the text does not start with.
+    /// The error for a `prefix`, the text of the messages up to `last`, that the text does not start with.
     fn not_a_prefix(&self, prefix: &str, last: usize) -> TemplateError {
         let at = common_prefix(&self.text, prefix);
-        let excerpt = |text: &str| text[at..].chars().take(30).collect();
-        let (alone, within) = (excerpt(prefix), excerpt(&self.text));
-        TemplateError::NotAPrefix { origin: self.template.origin.clone(), last, alone, within }
+        let excerpt = |text: &str| text[at..].chars().take(30).collect::<String>();
+        TemplateError(format!(
+            "the chat template of {} writes the start up to message {last} differently once more messages follow \
+             (…{:?} against …{:?}), so answer {last} cannot be separated from the rest\n  hint: give a template that \
+             only appends in `data.chat_template`, or set `data.train_on_inputs = true`, which needs no mask",
+            self.template.origin,
+            excerpt(prefix),
+            excerpt(&self.text),
+        ))
     }
 }
 

@@ -180,7 +180,7 @@ impl Conversation<'_> {
     }
 
     fn dropped(&self, what: String, why: &str) -> TemplateError {
-        TemplateError::Dropped { what, origin: self.template.origin.clone(), why: why.to_owned() }
+        TemplateError(format!("{what} in the text that the chat template of {} writes{why}", self.template.origin))
     }
 }
 
