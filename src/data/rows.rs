@@ -23,15 +23,6 @@ use scan::Scan;
 /// Bytes that are read at a time while searching for rows.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Why a row could not be tokenised.
-#[derive(Debug)]
-pub(super) enum RowProblem {
-    /// The row cannot be used, and the reason. Its place is not included: finding its line takes long.
-    Bad(String),
-    /// Something other than the row failed.
-    Failed(DataError),
-}
-
 /// The rows of one file.
 #[derive(Debug)]
 pub(super) struct RowFile {
@@ -79,21 +70,36 @@ impl RowFile {
 
     /// The first row: it shows the columns of all others.
     pub(super) fn first_row(&self) -> Result<Value, DataError> {
-        self.read(0).map_err(|problem| match problem {
-            RowProblem::Bad(reason) => self.row_error(0, reason),
-            RowProblem::Failed(error) => error,
+        self.parse(&self.bytes(0)?).map_err(|reason| self.row_error(0, reason))
+    }
+
+    /// The bytes of row `index`.
+    pub(super) fn bytes(&self, index: usize) -> Result<Vec<u8>, DataError> {
+        self.try_bytes(index).map_err(|error| {
+            let reason = format!("cannot read row {}: {error}", index + 1);
+            DataError::File { path: self.path.clone(), reason }
         })
     }
 
-    /// Row `index` as a JSON object.
-    pub(super) fn read(&self, index: usize) -> Result<Value, RowProblem> {
+    fn try_bytes(&self, index: usize) -> io::Result<Vec<u8>> {
         let (start, end) = (self.bounds[index], self.bounds[index + 1]);
         let mut bytes = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX)];
-        read_exact_at(&self.file, &mut bytes, start).map_err(|error| {
-            let reason = format!("cannot read row {}: {error}", index + 1);
-            RowProblem::Failed(DataError::File { path: self.path.clone(), reason })
-        })?;
-        parse_row(self.kind, &bytes).map_err(RowProblem::Bad)
+        read_exact_at(&self.file, &mut bytes, start)?;
+        Ok(bytes)
+    }
+
+    /// The JSON object that a row's `bytes` are, or why the row cannot be used. Its place is not included: finding its
+    /// line takes long.
+    pub(super) fn parse(&self, bytes: &[u8]) -> Result<Value, String> {
+        match json(self.kind, bytes) {
+            Ok(row) if row.is_object() => Ok(row),
+            Ok(_) => Err("a row must be a JSON object".into()),
+            Err(error) => {
+                // serde_json counts line and column from the row, not from the file.
+                let place = format!(" at line {} column {}", error.line(), error.column());
+                Err(format!("not valid JSON: {}", error.to_string().trim_end_matches(&place)))
+            }
+        }
     }
 
     /// Mean number of bytes of a row.
@@ -123,10 +129,12 @@ impl RowFile {
     /// The place of row `index`. `at`, with its line and column, is an earlier offset; it is moved to the row's start.
     fn place(&self, index: usize, at: &mut u64, line: &mut usize, column: &mut usize) -> io::Result<String> {
         let start = self.bounds[index];
-        for_each_block(&self.file, *at..start, &mut |block| (*line, *column) = walk(block, *line, *column))?;
+        for_each_block(&self.file, *at..start, &mut |block| {
+            (*line, *column) = walk(block, *line, *column);
+            Ok(())
+        })?;
         *at = start;
-        let mut row = vec![0; usize::try_from(self.bounds[index + 1] - start).unwrap_or(usize::MAX)];
-        read_exact_at(&self.file, &mut row, start)?;
+        let row = self.try_bytes(index)?;
         match json(self.kind, &row) {
             Err(error) if self.kind != FileKind::Parquet => {
                 let in_lines = row.split_inclusive(|byte| *byte == b'\n').take(error.line() - 1).map(<[u8]>::len);
@@ -151,19 +159,6 @@ fn json(kind: FileKind, bytes: &[u8]) -> serde_json::Result<Value> {
     }
 }
 
-/// The row at the start of `bytes`, or why it cannot be used.
-fn parse_row(kind: FileKind, bytes: &[u8]) -> Result<Value, String> {
-    match json(kind, bytes) {
-        Ok(row) if row.is_object() => Ok(row),
-        Ok(_) => Err("a row must be a JSON object".into()),
-        Err(error) => {
-            // serde_json counts line and column from the row, not from the file.
-            let place = format!(" at line {} column {}", error.line(), error.column());
-            Err(format!("not valid JSON: {}", error.to_string().trim_end_matches(&place)))
-        }
-    }
-}
-
 /// Line and column (in characters) after `bytes`, which start at `line` and `column`.
 fn walk(bytes: &[u8], mut line: usize, mut column: usize) -> (usize, usize) {
     for byte in bytes {
@@ -178,14 +173,14 @@ fn walk(bytes: &[u8], mut line: usize, mut column: usize) -> (usize, usize) {
 }
 
 /// Hands the bytes of a file in `range` to `sink`, a block at a time; stops early at the end of the file.
-fn for_each_block(file: &File, range: Range<u64>, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+fn for_each_block(file: &File, range: Range<u64>, sink: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut block = vec![0; BLOCK_BYTES];
     let mut at = range.start;
     let end = range.end.min(file.metadata()?.len());
     while at < end {
         let size = usize::try_from(end - at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
         read_exact_at(file, &mut block[..size], at)?;
-        sink(&block[..size]);
+        sink(&block[..size])?;
         at += size as u64;
     }
     Ok(())
