@@ -8,15 +8,11 @@
 //! a container, be billed) as if the whole file were in memory. And a file that is cut short while it is mapped ends
 //! the process.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
-
-use super::config::DataFormat;
-use super::files::FileKind;
 
 mod content;
 mod store;
@@ -66,26 +62,13 @@ impl CacheSettings {
     }
 }
 
-/// Everything that decides the tokens of a file.
-#[derive(Debug, Serialize)]
-pub(super) struct KeyParts<'a> {
-    /// SHA-256 of the data file.
-    pub(super) content: [u8; 32],
-    /// The layout that the file's extension stands for.
-    pub(super) kind: FileKind,
-    pub(super) format: DataFormat,
-    pub(super) columns: &'a BTreeMap<String, String>,
-    pub(super) tokenizer: [u8; 32],
-    pub(super) template: Option<[u8; 32]>,
-    pub(super) train_on_inputs: bool,
-}
-
 /// Name of a token file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CacheKey(pub(super) [u8; 32]);
 
 impl CacheKey {
-    pub(super) fn new(parts: &KeyParts<'_>) -> Self {
+    /// The key of tokens that are decided by `parts` alone.
+    pub(super) fn new(parts: &impl Serialize) -> Self {
         let versions = (FORMAT_VERSION, env!("CARGO_PKG_VERSION"));
         // Only numbers, lists and text: writing them cannot fail.
         let text = serde_json::to_string(&(versions, parts)).unwrap_or_default();

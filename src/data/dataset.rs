@@ -126,7 +126,8 @@ impl Dataset {
         }
         let template = needed_template(config, template, &opened.iter().flatten().collect::<Vec<_>>())?;
 
-        let encoder = Encoder::new(&tokenizer, template.as_ref(), config);
+        let encoder =
+            Encoder { tokenizer: &tokenizer, template: template.as_ref(), train_on_inputs: config.train_on_inputs };
         let (mut files, mut entries) = (Vec::<DataFile>::new(), Vec::new());
         let (mut lengths, mut mistakes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
         let count = |lengths: &Vec<u32>| u32::try_from(lengths.len()).unwrap_or(u32::MAX);

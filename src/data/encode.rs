@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use super::config::DataConfig;
 use super::error::DataError;
 use super::formats::Sample;
 use super::template::{ChatTemplate, Rendered};
@@ -87,11 +86,7 @@ pub struct Encoder<'a> {
     pub train_on_inputs: bool,
 }
 
-impl<'a> Encoder<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer, template: Option<&'a ChatTemplate>, config: &DataConfig) -> Self {
-        Self { tokenizer, template, train_on_inputs: config.train_on_inputs }
-    }
-
+impl Encoder<'_> {
     /// All tokens of a sample, untruncated.
     ///
     /// - A conversation is rendered by the chat template and tokenised with nothing added: the template writes BOS
@@ -273,14 +268,6 @@ mod tests {
         let row = encoder.encode(&Sample::Chat { messages, tools: None }).unwrap();
         assert_eq!(ids(&row).1, [121, IM_END], "the line end behind it does not");
         assert_eq!(row.ids[0], IM_START);
-    }
-
-    #[test]
-    fn a_conversation_without_a_template_says_what_to_set() {
-        let tokenizer = tokenizer();
-        let sample = Sample::Chat { messages: vec![json!({"role": "user", "content": "x"})], tools: None };
-        let error = encoder(&tokenizer).encode(&sample).unwrap_err().to_string();
-        assert!(error.contains("`data.chat_template`"), "{error}");
     }
 
     #[test]

@@ -95,7 +95,12 @@ impl RowFormat {
     pub fn detect(format: DataFormat, columns: &BTreeMap<String, String>, first_row: &Value) -> Result<Self, String> {
         let found: Vec<&str> =
             first_row.as_object().map(|row| row.keys().map(String::as_str).collect()).unwrap_or_default();
-        let found_text = || found.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let absent = |columns: &BTreeMap<String, String>, is_needed: &dyn Fn(&str) -> bool| {
+            let is_absent = |column: &str| first_row.get(column).is_none();
+            let (name, column) = columns.iter().find(|(name, column)| is_needed(name) && is_absent(column))?;
+            let found = found.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            Some(format!("`columns` says that `{name}` is column `{column}`; the row has {found}"))
+        };
         let mut columns = columns.clone();
         let is_detected = format == DataFormat::Auto && columns.is_empty();
         if is_detected {
@@ -118,31 +123,19 @@ impl RowFormat {
                 Some(format) => format,
                 None if columns.is_empty() => return Self::of_pair(first_row, &found),
                 None => {
-                    let absent = columns.iter().find(|(_, column)| first_row.get(column.as_str()).is_none());
-                    return Err(absent.map_or_else(
-                        || unknown_columns(first_row, &found),
-                        |(name, column)| {
-                            let found = found_text();
-                            format!("`columns` says that `{name}` is column `{column}`; the row has {found}")
-                        },
-                    ));
+                    return Err(absent(&columns, &|_| true).unwrap_or_else(|| unknown_columns(first_row, &found)));
                 }
             },
             given => given,
         };
         let (required, optional) = resolved.columns();
-        for (name, column) in &columns {
-            if !required.contains(&name.as_str()) && !optional.contains(&name.as_str()) {
-                return Err(format!(
-                    "`columns` has `{name}`, which format `{}` does not use; it uses {}",
-                    resolved.name(),
-                    [required, optional].concat().join(", ")
-                ));
-            }
-            if required.contains(&name.as_str()) && first_row.get(column).is_none() {
-                let found = found_text();
-                return Err(format!("`columns` says that `{name}` is column `{column}`; the row has {found}"));
-            }
+        let used = [required, optional].concat();
+        if let Some(name) = columns.keys().find(|name| !used.contains(&name.as_str())) {
+            let (format, used) = (resolved.name(), used.join(", "));
+            return Err(format!("`columns` has `{name}`, which format `{format}` does not use; it uses {used}"));
+        }
+        if let Some(reason) = absent(&columns, &|name| required.contains(&name)) {
+            return Err(reason);
         }
         let format = Self { format: resolved, columns, is_detected };
         for name in required {

@@ -1,6 +1,5 @@
 //! Jinja as Hugging Face's chat templates use it.
 
-use std::fmt::Write as _;
 use std::io;
 use std::sync::LazyLock;
 
@@ -132,64 +131,47 @@ fn without_generation_tags(source: &str) -> String {
 
 /// Writes a value as Python's `str()` would.
 fn write_as_python(out: &mut Output<'_>, _state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
-    let mut text = String::new();
-    match value.kind() {
-        ValueKind::Undefined => {}
-        ValueKind::String => text.push_str(value.as_str().unwrap_or_default()),
-        _ => push_repr(&mut text, value)?,
-    }
+    let text = match value.kind() {
+        ValueKind::Undefined => String::new(),
+        ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
+        _ => repr(value)?,
+    };
     out.write_str(&text).map_err(|_| Error::from(ErrorKind::WriteFailure))
 }
 
 /// Python's `repr()` of JSON-like values.
-fn push_repr(out: &mut String, value: &Value) -> Result<(), Error> {
-    let separated = |out: &mut String, first: &mut bool| {
-        if !std::mem::take(first) {
-            out.push_str(", ");
-        }
-    };
-    match value.kind() {
-        ValueKind::None | ValueKind::Undefined => out.push_str("None"),
-        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
-        ValueKind::String => {
-            let text = value.as_str().unwrap_or_default();
-            let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-            out.push(quote);
-            for character in text.chars() {
-                match character {
-                    '\n' => out.push_str("\\n"),
-                    '\r' => out.push_str("\\r"),
-                    '\t' => out.push_str("\\t"),
-                    '\\' => out.push_str("\\\\"),
-                    c if c == quote => out.extend(['\\', c]),
-                    c => out.push(c),
-                }
-            }
-            out.push(quote);
-        }
+fn repr(value: &Value) -> Result<String, Error> {
+    Ok(match value.kind() {
+        ValueKind::None | ValueKind::Undefined => "None".to_owned(),
+        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.to_owned(),
+        ValueKind::String => quoted(value.as_str().unwrap_or_default()),
         ValueKind::Seq | ValueKind::Iterable => {
-            out.push('[');
-            let mut first = true;
-            for item in value.try_iter()? {
-                separated(out, &mut first);
-                push_repr(out, &item)?;
-            }
-            out.push(']');
+            let items = value.try_iter()?.map(|item| repr(&item)).collect::<Result<Vec<_>, _>>()?;
+            format!("[{}]", items.join(", "))
         }
         ValueKind::Map => {
-            out.push('{');
-            let mut first = true;
-            for key in value.try_iter()? {
-                separated(out, &mut first);
-                push_repr(out, &key)?;
-                out.push_str(": ");
-                push_repr(out, &value.get_item(&key)?)?;
-            }
-            out.push('}');
+            let item = |key: Value| Ok::<_, Error>(format!("{}: {}", repr(&key)?, repr(&value.get_item(&key)?)?));
+            format!("{{{}}}", value.try_iter()?.map(item).collect::<Result<Vec<_>, _>>()?.join(", "))
         }
-        _ => write!(out, "{value}").map_err(|_| Error::from(ErrorKind::WriteFailure))?,
+        _ => value.to_string(),
+    })
+}
+
+fn quoted(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut out = String::from(quote);
+    for character in text.chars() {
+        match character {
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\\' => out.push_str("\\\\"),
+            c if c == quote => out.extend(['\\', c]),
+            c => out.push(c),
+        }
     }
-    Ok(())
+    out.push(quote);
+    out
 }
 
 /// Characters that Python's `str.strip` treats as white space: four control characters more than Rust.

@@ -30,11 +30,10 @@ pub(super) fn tokenise(
     tokenizer: &Tokenizer,
     sink: &mut dyn FnMut(u32) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
-    let text = TextFile::open(path)?;
     let mut last = None;
-    for_each_token(&text, tokenizer, PIECES, &mut |token| {
-        last = Some(token.id);
-        sink(token.id)
+    for_each_token(&TextFile::open(path)?, tokenizer, PIECES, &mut |id| {
+        last = Some(id);
+        sink(id)
     })?;
     tokenizer.eos().filter(|eos| last != Some(eos.id)).map_or(Ok(()), |eos| sink(eos.id))
 }
@@ -97,7 +96,7 @@ fn for_each_token(
     text: &TextFile,
     tokenizer: &Tokenizer,
     pieces: Pieces,
-    sink: &mut dyn FnMut(Token) -> Result<(), DataError>,
+    sink: &mut dyn FnMut(u32) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     let encode = |range: Range<usize>| -> Result<Piece, DataError> {
         let (start, text) = text.read(range.clone())?;
@@ -113,7 +112,7 @@ fn for_each_token(
     let mut emit = |piece: &Piece, to: usize| {
         // BOS ends at 0, so it must pass although `written_to` starts at 0.
         let new = |token: &&Token| token.end <= to && (token.end > written_to || token.end == 0);
-        piece.tokens.iter().filter(new).try_for_each(|token| sink(*token))?;
+        piece.tokens.iter().filter(new).try_for_each(|token| sink(token.id))?;
         written_to = to;
         Ok::<(), DataError>(())
     };
@@ -168,12 +167,13 @@ mod tests {
         let files = Files::new();
         files.write("t.txt", text);
         let mut ids = Vec::new();
-        let mut sink = |token: Token| {
-            ids.push(token.id);
-            Ok::<(), DataError>(())
-        };
         let text = TextFile::open(&files.path("t.txt")).unwrap();
-        for_each_token(&text, &tokenizer(), Pieces { bytes, overlap, at_once: 3 }, &mut sink).unwrap();
+        let pieces = Pieces { bytes, overlap, at_once: 3 };
+        for_each_token(&text, &tokenizer(), pieces, &mut |id| {
+            ids.push(id);
+            Ok(())
+        })
+        .unwrap();
         ids
     }
 

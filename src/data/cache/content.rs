@@ -1,7 +1,7 @@
 //! SHA-256 of data files, remembered for as long as the file's metadata is unchanged.
 
 use std::fs::{File, Metadata};
-use std::io::{self, Read as _};
+use std::io::{self, BufReader, Read as _};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -85,16 +85,11 @@ pub(in crate::data) fn content_hash(path: &Path, folder: &Path) -> io::Result<(S
 
 /// SHA-256 of the file `path`, and the signature of the file that was read.
 pub(in crate::data) fn hash_of(path: &Path) -> io::Result<(Signature, [u8; 32])> {
-    let mut file = File::open(path)?;
+    let file = File::open(path)?;
     let signature = Signature::of_metadata(&file.metadata()?);
     let mut hash = Sha256::new();
-    let mut block = vec![0; BLOCK_BYTES];
-    loop {
-        match file.read(&mut block)? {
-            0 => return Ok((signature, hash.finalize().into())),
-            read => hash.update(&block[..read]),
-        }
-    }
+    io::copy(&mut BufReader::with_capacity(BLOCK_BYTES, file), &mut hash)?;
+    Ok((signature, hash.finalize().into()))
 }
 
 fn read_note(path: &Path) -> Option<(Signature, [u8; 32])> {
@@ -104,12 +99,8 @@ fn read_note(path: &Path) -> Option<(Signature, [u8; 32])> {
 }
 
 fn write_note(path: &Path, note: &(Signature, [u8; 32])) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    let temporary = tempfile::Builder::new().suffix(super::UNFINISHED_SUFFIX).tempfile_in(folder)?;
-    serde_json::to_writer(temporary.as_file(), note)?;
-    temporary.persist(path)?;
-    Ok(())
+    std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    crate::files::write(path, serde_json::to_vec(note)?)
 }
 
 #[cfg(test)]

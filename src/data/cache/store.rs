@@ -30,8 +30,6 @@ const CRC_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 12;
 const LOSS_BIT: u32 = 1 << 31;
 const MAX_DETAILS_BYTES: u64 = 1 << 20;
-/// Most bytes that are kept of the reason why a row cannot be used.
-const MAX_PROBLEM_BYTES: usize = 500;
 
 /// What tokenising found out about the data file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,10 +57,10 @@ impl RowEntry {
     const NO_TARGET: u32 = u32::MAX;
     const BAD: u32 = u32::MAX - 1;
 
-    fn of(row: &EncodedRow, problem_bytes: usize) -> Self {
+    fn of(row: &EncodedRow) -> Self {
         let number = |count: usize| u32::try_from(count).unwrap_or(Self::BAD - 1);
-        if row.problem.is_some() {
-            return Self { length: number(problem_bytes), first_target: Self::BAD, num_targets: 0 };
+        if let Some(problem) = &row.problem {
+            return Self { length: number(problem.len()), first_target: Self::BAD, num_targets: 0 };
         }
         let first = row.carries_loss.iter().position(|carries_loss| *carries_loss);
         Self {
@@ -72,7 +70,6 @@ impl RowEntry {
         }
     }
 
-    /// Whether the row cannot be used.
     pub(in crate::data) fn is_bad(self) -> bool {
         self.first_target == Self::BAD
     }
@@ -92,7 +89,6 @@ impl RowEntry {
         self.has_targets() && self.first_target < max_length
     }
 
-    /// Number of tokens that carry loss.
     pub(in crate::data) fn num_targets(self) -> u32 {
         self.num_targets
     }
@@ -127,13 +123,12 @@ impl Chunk {
         let start = self.bytes.len();
         self.bytes.extend([0; CRC_BYTES]);
         if let Some(problem) = &row.problem {
-            let end = (0..=problem.len().min(MAX_PROBLEM_BYTES)).rev().find(|end| problem.is_char_boundary(*end));
-            self.bytes.extend_from_slice(&problem.as_bytes()[..end.unwrap_or(0)]);
+            self.bytes.extend_from_slice(problem.as_bytes());
         }
         for (id, carries_loss) in row.ids.iter().zip(&row.carries_loss) {
             self.bytes.extend((id | if *carries_loss { LOSS_BIT } else { 0 }).to_le_bytes());
         }
-        self.entries.push(RowEntry::of(row, self.bytes.len() - start - CRC_BYTES));
+        self.entries.push(RowEntry::of(row));
         let crc = crc32fast::hash(&self.bytes[start + CRC_BYTES..]);
         self.bytes[start..start + CRC_BYTES].copy_from_slice(&crc.to_le_bytes());
     }
@@ -168,8 +163,7 @@ impl Header {
         let u32_at = |at: usize| bytes[at..].first_chunk().map(|chunk| u32::from_le_bytes(*chunk));
         let u64_at = |at: usize| bytes[at..].first_chunk().map(|chunk| u64::from_le_bytes(*chunk));
         let is_ours = bytes[..8] == MAGIC && u32_at(8)? == crc32fast::hash(&bytes[12..]);
-        is_ours.then_some(())?;
-        Some(Self {
+        is_ours.then_some(Self {
             key: CacheKey(*bytes[16..].first_chunk()?),
             num_rows: u64_at(48)?,
             records_bytes: u64_at(56)?,
@@ -192,7 +186,6 @@ impl Header {
 pub(in crate::data) struct StoreWriter {
     out: Out,
     entries: Vec<RowEntry>,
-    records_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -209,17 +202,16 @@ impl StoreWriter {
         let mut file = BufWriter::new(file);
         file.write_all(&[0; HEADER_BYTES])?;
         let out = Out::File { file, key, unfinished, finished: key.path(folder) };
-        Ok(Self { out, entries: Vec::new(), records_bytes: 0 })
+        Ok(Self { out, entries: Vec::new() })
     }
 
     /// Starts tokens in memory.
     pub(in crate::data) fn in_memory() -> Self {
-        Self { out: Out::Memory(Vec::new()), entries: Vec::new(), records_bytes: 0 }
+        Self { out: Out::Memory(Vec::new()), entries: Vec::new() }
     }
 
     pub(in crate::data) fn push(&mut self, chunk: &Chunk) -> io::Result<()> {
         self.entries.extend_from_slice(&chunk.entries);
-        self.records_bytes += chunk.bytes.len() as u64;
         match &mut self.out {
             Out::File { file, .. } => file.write_all(&chunk.bytes),
             Out::Memory(bytes) => bytes.write_all(&chunk.bytes),
@@ -228,7 +220,8 @@ impl StoreWriter {
 
     /// Completes the file.
     pub(in crate::data) fn finish(self, details: Details) -> io::Result<Encoded> {
-        let Self { out, entries, records_bytes } = self;
+        let Self { out, entries } = self;
+        let ends = ends_of(&entries);
         let records = match out {
             Out::Memory(mut bytes) => {
                 bytes.shrink_to_fit();
@@ -243,8 +236,13 @@ impl StoreWriter {
                 }
                 crc.update(&json);
                 file.write_all(&json)?;
-                let (num_rows, details_bytes) = (entries.len() as u64, json.len() as u64);
-                let header = Header { key, num_rows, records_bytes, details_bytes, tables_crc: crc.finalize() };
+                let header = Header {
+                    key,
+                    num_rows: entries.len() as u64,
+                    records_bytes: ends.last().map_or(0, |end| end.at()),
+                    details_bytes: json.len() as u64,
+                    tables_crc: crc.finalize(),
+                };
                 let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
                 file.seek(SeekFrom::Start(0))?;
                 file.write_all(&header.to_bytes())?;
@@ -253,8 +251,7 @@ impl StoreWriter {
                 Records::File { file, path: finished }
             }
         };
-        let tokens = TokenStore { records, ends: ends_of(&entries) };
-        Ok(Encoded { tokens, entries, details })
+        Ok(Encoded { tokens: TokenStore { records, ends }, entries, details })
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use rayon::prelude::*;
 
 use super::{DataFile, PIECE_TOKENS};
-use crate::data::cache::{self, CacheKey, Chunk, Details, Encoded, KeyParts, Signature, StoreWriter};
+use crate::data::cache::{self, CacheKey, Chunk, Details, Encoded, Signature, StoreWriter};
 use crate::data::config::{DataConfig, DataFormat, DataSource};
 use crate::data::counts::RowCounts;
 use crate::data::encode::{EncodedRow, Encoder};
@@ -329,18 +329,11 @@ fn key(
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
 ) -> Option<CacheKey> {
+    // A template that uses the time of day writes another text each time.
     let template = match template {
-        // `None` for a template that uses the time: its text differs each time.
         Some(template) => Some(template.identity()?),
         None => None,
     };
-    Some(CacheKey::new(&KeyParts {
-        content,
-        kind,
-        format: source.format,
-        columns: &source.columns,
-        tokenizer: tokenizer.digest(),
-        template,
-        train_on_inputs: config.train_on_inputs,
-    }))
+    let (tokenizer, train_on_inputs) = (tokenizer.digest(), config.train_on_inputs);
+    Some(CacheKey::new(&(content, kind, source.format, &source.columns, tokenizer, template, train_on_inputs)))
 }
