@@ -14,7 +14,7 @@ use super::data_file::{DataFile, OpenedFile};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
 use super::files::{FileInfo, matching_files};
-use super::order::{self, Purpose, num_visits, shuffle};
+use super::order::{self, Order, Purpose, num_visits, shuffle};
 use super::packing::best_fit;
 use super::template::{ChatTemplate, TemplateError};
 use super::tokenizer::Tokenizer;
@@ -55,38 +55,6 @@ pub struct Dataset {
     /// Number of packed rows in the first epoch. Counting them requires packing them.
     num_packed: OnceLock<usize>,
     warnings: Vec<String>,
-}
-
-/// The rows of batches, in the order of the visits.
-#[derive(Debug)]
-pub(super) enum Order {
-    /// One document per row.
-    Single(Vec<u32>),
-    /// Several documents per row.
-    Packed(Vec<Vec<u32>>),
-}
-
-impl Order {
-    pub(super) fn num_rows(&self) -> usize {
-        match self {
-            Self::Single(rows) => rows.len(),
-            Self::Packed(rows) => rows.len(),
-        }
-    }
-
-    pub(super) fn truncate(&mut self, num_rows: usize) {
-        match self {
-            Self::Single(rows) => rows.truncate(num_rows),
-            Self::Packed(rows) => rows.truncate(num_rows),
-        }
-    }
-
-    pub(super) fn documents(&self, row: usize) -> &[u32] {
-        match self {
-            Self::Single(rows) => std::slice::from_ref(&rows[row]),
-            Self::Packed(rows) => &rows[row],
-        }
-    }
 }
 
 impl Dataset {

@@ -11,8 +11,9 @@ use std::time::Duration;
 use super::batch::Batch;
 use super::counts::RowCounts;
 use super::data_file::DataFile;
-use super::dataset::{Cursor, Dataset, Order, read_row};
+use super::dataset::{Cursor, Dataset, read_row};
 use super::error::DataError;
+use super::order::Order;
 use super::work::Work;
 use crate::panics::guarded;
 
@@ -106,9 +107,7 @@ impl Dataset {
     /// # Errors
     /// A thread that cannot be started.
     pub fn loader(&self, from: Cursor, micro_batch_size: usize) -> Result<Loader<'_>, DataError> {
-        let mut loader = Loader::new(self, from, self.train_order(from.epoch), micro_batch_size, true);
-        loader.start()?;
-        Ok(loader)
+        Loader::start(self, from, self.train_order(from.epoch), micro_batch_size, true)
     }
 
     /// The evaluation rows in micro-batches, always in the same order; at most `max_batches` of them.
@@ -118,15 +117,20 @@ impl Dataset {
     pub fn eval_batches(&self, micro_batch_size: usize, max_batches: Option<usize>) -> Result<Loader<'_>, DataError> {
         let mut order = self.eval_order();
         order.truncate(max_batches.unwrap_or(usize::MAX).saturating_mul(micro_batch_size.max(1)));
-        let mut loader = Loader::new(self, Cursor::default(), order, micro_batch_size, false);
-        loader.start()?;
-        Ok(loader)
+        Loader::start(self, Cursor::default(), order, micro_batch_size, false)
     }
 }
 
 impl<'a> Loader<'a> {
-    fn new(dataset: &'a Dataset, from: Cursor, order: Order, micro_batch_size: usize, is_endless: bool) -> Self {
-        Self {
+    /// Starts the workers and hands out the first jobs.
+    fn start(
+        dataset: &'a Dataset,
+        from: Cursor,
+        order: Order,
+        micro_batch_size: usize,
+        is_endless: bool,
+    ) -> Result<Self, DataError> {
+        let mut loader = Self {
             dataset,
             cursor: from,
             order: (from.epoch, Arc::new(order)),
@@ -137,20 +141,16 @@ impl<'a> Loader<'a> {
             is_stopped: Arc::default(),
             workers: Vec::new(),
             work: Work::default(),
-        }
-    }
-
-    /// Starts the workers and hands out the first jobs.
-    fn start(&mut self) -> Result<(), DataError> {
+        };
         let (sender, receiver) = mpsc::channel::<(Job, Sender<Made>)>();
-        let jobs = Arc::new(Mutex::new(receiver));
-        for index in 0..self.dataset.config.num_workers {
-            let (jobs, files, is_stopped) =
-                (Arc::clone(&jobs), Arc::clone(&self.dataset.files), Arc::clone(&self.is_stopped));
+        let receiver = Arc::new(Mutex::new(receiver));
+        for index in 0..dataset.config.num_workers {
+            let (receiver, files) = (Arc::clone(&receiver), Arc::clone(&dataset.files));
+            let is_stopped = Arc::clone(&loader.is_stopped);
             let work = move || {
                 loop {
                     // One worker waits for a job while it holds the lock; the others wait for the lock.
-                    let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok((job, result)) = next else { return };
                     let made = Work::of(|| job.run(&files, &|| is_stopped.load(Ordering::Relaxed)));
                     // A loader that is dropped or has failed no longer receives.
@@ -158,11 +158,11 @@ impl<'a> Loader<'a> {
                 }
             };
             let worker = std::thread::Builder::new().name(format!("data-{index}")).spawn(work);
-            self.workers.push(worker.map_err(|error| DataError::Worker(error.to_string()))?);
+            loader.workers.push(worker.map_err(|error| DataError::Worker(error.to_string()))?);
         }
-        self.jobs = (!self.workers.is_empty()).then_some(sender);
-        self.hand_out_jobs();
-        Ok(())
+        loader.jobs = (!loader.workers.is_empty()).then_some(sender);
+        loader.hand_out_jobs();
+        Ok(loader)
     }
 
     /// The next micro-batch; waits if it is not ready.
@@ -191,7 +191,7 @@ impl<'a> Loader<'a> {
         std::iter::from_fn(move || self.next_unless(&is_stopped).filter(|_| !is_stopped()))
     }
 
-    /// The work that making the micro-batches taken since the last call was.
+    /// The work of making the micro-batches that were taken since the last call.
     #[must_use]
     pub fn take_work(&mut self) -> Work {
         std::mem::take(&mut self.work)
