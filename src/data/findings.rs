@@ -1,5 +1,7 @@
 //! What is wrong or unusual with the rows of a file: grouped, counted, with the first places of each group.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
 const MAX_KINDS: usize = 20;
@@ -47,13 +49,11 @@ impl RowFindings {
 
     /// Records where the rows are in the file. `place` returns the positions of rows in ascending order.
     pub(super) fn place(&mut self, place: impl FnOnce(&[usize]) -> Vec<String>) {
-        let mut rows: Vec<usize> = self.kinds.iter().flat_map(|kind| &kind.rows).copied().collect();
-        rows.sort_unstable();
-        rows.dedup();
-        let places = place(&rows);
+        let rows: BTreeSet<usize> = self.kinds.iter().flat_map(|kind| &kind.rows).copied().collect();
+        let rows: Vec<usize> = rows.into_iter().collect();
+        let places: BTreeMap<usize, String> = rows.iter().copied().zip(place(&rows)).collect();
         for kind in &mut self.kinds {
-            let of_row = |row: &usize| rows.binary_search(row).ok().and_then(|at| places.get(at)).cloned();
-            kind.places = kind.rows.iter().filter_map(of_row).collect();
+            kind.places = kind.rows.iter().filter_map(|row| places.get(row).cloned()).collect();
         }
     }
 

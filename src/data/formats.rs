@@ -98,7 +98,7 @@ impl RowFormat {
         let absent = |columns: &BTreeMap<String, String>, is_needed: &dyn Fn(&str) -> bool| {
             let is_absent = |column: &str| first_row.get(column).is_none();
             let (name, column) = columns.iter().find(|(name, column)| is_needed(name) && is_absent(column))?;
-            let found = found.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            let found = keys_of(first_row);
             Some(format!("`columns` says that `{name}` is column `{column}`; the row has {found}"))
         };
         let mut columns = columns.clone();
@@ -274,16 +274,11 @@ impl RowFormat {
     fn column<'a>(&self, row: &'a Value, name: &str) -> Result<&'a Value, String> {
         let column = self.name_of(name);
         row.get(column).ok_or_else(|| {
-            let mut found: Vec<String> =
-                row.as_object().into_iter().flat_map(Map::keys).map(|name| format!("`{name}`")).collect();
-            if found.is_empty() {
-                found.push("no columns".into());
-            }
             format!(
                 "format `{}` needs a column `{column}`; the row has {}\n  hint: `columns = {{ {name} = \"...\" }}` \
                  names another column, `format` another format",
                 self.format.name(),
-                found.join(", ")
+                keys_of(row)
             )
         })
     }
@@ -355,10 +350,9 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
         ([], [text]) => format!("text = {text:?}"),
         ([], []) => "prompt = \"...\", completion = \"...\"".into(),
     };
-    let found: Vec<String> = found.iter().map(|name| format!("`{name}`")).collect();
     format!(
         "the columns {} are those of no format; known are {}\n  hint: name yours, such as `columns = {{ {columns} }}`",
-        found.join(", "),
+        keys_of(row),
         formats.join(", ")
     )
 }
@@ -376,6 +370,12 @@ fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
              request.\n\n### Instruction:\n{instruction}\n\n### Response:"
         ),
     }
+}
+
+/// The keys of a row or a message, for a message to the user.
+fn keys_of(value: &Value) -> String {
+    let keys: Vec<String> = value.as_object().into_iter().flat_map(Map::keys).map(|key| format!("`{key}`")).collect();
+    if keys.is_empty() { "no columns".to_owned() } else { keys.join(", ") }
 }
 
 /// JSON's name for the type of a value.

@@ -221,7 +221,6 @@ impl StoreWriter {
     /// Completes the file.
     pub(in crate::data) fn finish(self, details: Details) -> io::Result<Encoded> {
         let Self { out, entries } = self;
-        let ends = ends_of(&entries);
         let records = match out {
             Out::Memory(mut bytes) => {
                 bytes.shrink_to_fit();
@@ -239,7 +238,7 @@ impl StoreWriter {
                 let header = Header {
                     key,
                     num_rows: entries.len() as u64,
-                    records_bytes: ends.last().map_or(0, |end| end.at()),
+                    records_bytes: entries.iter().map(|entry| entry.record_bytes()).sum(),
                     details_bytes: json.len() as u64,
                     tables_crc: crc.finalize(),
                 };
@@ -251,7 +250,7 @@ impl StoreWriter {
                 Records::File { file, path: finished }
             }
         };
-        Ok(Encoded { tokens: TokenStore { records, ends }, entries, details })
+        Ok(Encoded { tokens: TokenStore::new(records, &entries), entries, details })
     }
 }
 
@@ -277,12 +276,11 @@ impl Encoded {
         read_exact_at(&file, &mut tables, HEADER_BYTES as u64 + header.records_bytes).ok()?;
         let (table, details) = tables.split_at(table_bytes);
         let entries: Vec<RowEntry> = table.chunks_exact(ENTRY_BYTES).map(RowEntry::from_bytes).collect();
-        let ends = ends_of(&entries);
-        let is_sound = crc32fast::hash(&tables) == header.tables_crc
-            && ends.last().map_or(0, |end| end.at()) == header.records_bytes;
+        let records_bytes: u64 = entries.iter().map(|entry| entry.record_bytes()).sum();
+        let is_sound = crc32fast::hash(&tables) == header.tables_crc && records_bytes == header.records_bytes;
         let details = serde_json::from_slice(details).ok().filter(|_| is_sound)?;
-        let tokens = TokenStore { records: Records::File { file, path: path.to_path_buf() }, ends };
-        Some(Self { tokens, entries, details })
+        let records = Records::File { file, path: path.to_path_buf() };
+        Some(Self { tokens: TokenStore::new(records, &entries), entries, details })
     }
 }
 
@@ -290,7 +288,10 @@ impl Encoded {
 #[derive(Debug)]
 pub(in crate::data) struct TokenStore {
     records: Records,
-    ends: Vec<RecordEnd>,
+    /// Where each record ends, counted from the first record.
+    ends: Vec<u64>,
+    /// Rows that cannot be used, ascending.
+    bad_rows: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -299,32 +300,16 @@ enum Records {
     Memory(Vec<u8>),
 }
 
-/// Where a record ends, counted from the first record, and whether the record is a problem text.
-#[derive(Clone, Copy, Debug)]
-struct RecordEnd(u64);
-
-impl RecordEnd {
-    const BAD_BIT: u64 = 1 << 63;
-
-    fn at(self) -> u64 {
-        self.0 & !Self::BAD_BIT
-    }
-
-    fn is_bad(self) -> bool {
-        self.0 & Self::BAD_BIT != 0
-    }
-}
-
-fn ends_of(entries: &[RowEntry]) -> Vec<RecordEnd> {
-    let mut end = 0;
-    let next = |entry: &RowEntry| {
-        end += entry.record_bytes();
-        RecordEnd(end | if entry.is_bad() { RecordEnd::BAD_BIT } else { 0 })
-    };
-    entries.iter().map(next).collect()
-}
-
 impl TokenStore {
+    fn new(records: Records, entries: &[RowEntry]) -> Self {
+        let ends = entries.iter().scan(0, |end, entry| {
+            *end += entry.record_bytes();
+            Some(*end)
+        });
+        let bad_rows = entries.iter().enumerate().filter(|(_, entry)| entry.is_bad()).map(|(row, _)| row);
+        Self { records, ends: ends.collect(), bad_rows: bad_rows.collect() }
+    }
+
     pub(in crate::data) fn num_records(&self) -> usize {
         self.ends.len()
     }
@@ -339,9 +324,8 @@ impl TokenStore {
 
     /// Row `index`; `None` where it cannot be read, is damaged, or has ids above `max_id`.
     pub(in crate::data) fn read(&self, index: usize, max_id: u32) -> Option<EncodedRow> {
-        let start = index.checked_sub(1).map_or(0, |previous| self.ends[previous].at());
-        let end = self.ends[index];
-        let length = usize::try_from(end.at() - start).ok()?;
+        let start = index.checked_sub(1).map_or(0, |previous| self.ends[previous]);
+        let length = usize::try_from(self.ends[index] - start).ok()?;
         let mut read;
         let bytes = match &self.records {
             Records::File { file, .. } => {
@@ -355,7 +339,7 @@ impl TokenStore {
         if u32::from_le_bytes(*crc) != crc32fast::hash(record) {
             return None;
         }
-        if end.is_bad() {
+        if self.bad_rows.binary_search(&index).is_ok() {
             return Some(EncodedRow::bad(String::from_utf8_lossy(record).into_owned()));
         }
         let words = record.chunks_exact(4).filter_map(|word| word.first_chunk().copied()).map(u32::from_le_bytes);
