@@ -52,8 +52,8 @@ impl Cache {
 }
 
 /// Whether the tokens of each file were read from disk.
-fn is_hit(pipeline: &Dataset) -> bool {
-    pipeline.files().iter().all(|file| file.kept_tokens.is_some_and(|kept| !kept.is_new))
+fn is_hit(dataset: &Dataset) -> bool {
+    dataset.files().iter().all(|file| file.kept_tokens.is_some_and(|kept| !kept.is_new))
 }
 
 /// Where the records of a token file are.
@@ -62,8 +62,8 @@ fn records(store: &[u8]) -> Range<usize> {
     128..128 + number(56)
 }
 
-fn rows(pipeline: &Dataset) -> Vec<(RowSource, EncodedRow)> {
-    (0..pipeline.num_train_rows()).map(|row| pipeline.train_row(row).unwrap()).collect()
+fn rows(dataset: &Dataset) -> Vec<(RowSource, EncodedRow)> {
+    (0..dataset.num_train_rows()).map(|row| dataset.train_row(row).unwrap()).collect()
 }
 
 fn packed(sources: Vec<DataSource>) -> DataConfig {
