@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use lora_train::data::cache::CacheSettings;
 use lora_train::data::config::{DataConfig, DataFormat, DataSource};
-use lora_train::data::pipeline::{Cursor, DataPipeline, OpenOptions};
+use lora_train::data::dataset::{Cursor, Dataset, OpenOptions};
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::telemetry::peak_host_memory_bytes;
 
@@ -82,7 +82,7 @@ fn main() {
         };
         let options = OpenOptions { cache, ..OpenOptions::default() };
         let config = DataConfig { train: vec![source.clone()], packing, ..DataConfig::default() };
-        let open = || DataPipeline::open(&config, Arc::clone(&tokenizer), 1, &options).unwrap();
+        let open = || Dataset::open(&config, Arc::clone(&tokenizer), 1, &options).unwrap();
         if is_kept {
             open();
         }

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use crate::data::cache::CacheSettings;
 use crate::data::config::{DataConfig, DataSource};
+use crate::data::dataset::{Dataset, OpenOptions, RowCounts};
 use crate::data::error::DataError;
-use crate::data::pipeline::{DataPipeline, OpenOptions, RowCounts};
-use crate::data::sources::matching_files;
+use crate::data::files::matching_files;
 use crate::data::tokenizer::Tokenizer;
 use crate::failure::Failure;
 use crate::hub::Progress;
@@ -195,7 +195,7 @@ fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<us
         config.eval_split = None;
         findings.fact("looked at", format!("the first {rows} rows of each file"));
     }
-    match DataPipeline::open(&config, Arc::clone(tokenizer), recipe.seed, &options) {
+    match Dataset::open(&config, Arc::clone(tokenizer), recipe.seed, &options) {
         Ok(data) => {
             examine_files(&config, &data, findings);
             examine_rows(&data, findings);
@@ -213,7 +213,7 @@ fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<us
             for source in recipe.data.train.iter().chain(&recipe.data.eval).filter(is_there) {
                 let alone =
                     DataConfig { train: vec![source.clone()], eval: vec![], eval_split: None, ..recipe.data.clone() };
-                if let Err(error) = DataPipeline::open(&alone, Arc::clone(tokenizer), recipe.seed, &options) {
+                if let Err(error) = Dataset::open(&alone, Arc::clone(tokenizer), recipe.seed, &options) {
                     findings.error(&error);
                 }
             }
@@ -237,7 +237,7 @@ fn examine_paths(data: &DataConfig, findings: &mut Findings) {
     examine("eval", &data.eval);
 }
 
-fn examine_files(config: &DataConfig, data: &DataPipeline, findings: &mut Findings) {
+fn examine_files(config: &DataConfig, data: &Dataset, findings: &mut Findings) {
     for file in data.files() {
         findings.facts.push(overview::file(data, file));
         if !file.unused_columns.is_empty() {
@@ -254,7 +254,7 @@ fn examine_files(config: &DataConfig, data: &DataPipeline, findings: &mut Findin
     findings.warnings.extend(data.warnings());
 }
 
-fn examine_rows(data: &DataPipeline, findings: &mut Findings) {
+fn examine_rows(data: &Dataset, findings: &mut Findings) {
     let counts = match data.train_counts() {
         Ok(counts) => counts,
         Err(error) => return findings.error(&error),
@@ -273,7 +273,7 @@ fn examine_rows(data: &DataPipeline, findings: &mut Findings) {
     findings.fact("rows", fact);
 }
 
-fn examine_steps(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) {
+fn examine_steps(recipe: &Recipe, data: &Dataset, findings: &mut Findings) {
     let train = &recipe.train;
     let (per_epoch, total) = (overview::steps_per_epoch(recipe, data), overview::total_steps(recipe, data));
     let rows = train.micro_batch_size * train.gradient_accumulation_steps;

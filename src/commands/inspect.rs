@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::say;
 use crate::data::cache::CacheSettings;
-use crate::data::pipeline::{DataPipeline, OpenOptions};
+use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::failure::Failure;
 use crate::hub::Progress;
@@ -61,7 +61,7 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
     let tokenizer = Arc::new(tokenizer);
     let options =
         OpenOptions { cache: CacheSettings::from_env(), progress: Progress::detect(false), ..OpenOptions::default() };
-    let data = DataPipeline::open(&recipe.data, Arc::clone(&tokenizer), recipe.seed, &options).map_err(data_failure)?;
+    let data = Dataset::open(&recipe.data, Arc::clone(&tokenizer), recipe.seed, &options).map_err(data_failure)?;
     let stdout = io::stdout();
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let marks = if stdout.is_terminal() && !no_color { Marks::Color } else { Marks::Brackets };
@@ -82,7 +82,7 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
 /// Writes everything to `out`, as JSON without `marks`; returns the warnings.
 fn inspect(
     recipe: &Recipe,
-    data: &DataPipeline,
+    data: &Dataset,
     tokenizer: &Tokenizer,
     num_shown: usize,
     marks: Option<Marks>,
@@ -117,7 +117,7 @@ fn inspect(
     Ok(warnings)
 }
 
-fn write_files(recipe: &Recipe, data: &DataPipeline, out: &mut dyn Write) -> io::Result<()> {
+fn write_files(recipe: &Recipe, data: &Dataset, out: &mut dyn Write) -> io::Result<()> {
     for file in data.files() {
         let role = if file.is_eval { "evaluation" } else { "training" };
         let (path, rows) = (file.path.display(), file.num_rows);

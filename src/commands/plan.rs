@@ -18,7 +18,7 @@ use std::sync::Arc;
 use super::{number, print};
 use crate::data::cache::CacheSettings;
 use crate::data::config::DataConfig;
-use crate::data::pipeline::{DataPipeline, OpenOptions};
+use crate::data::dataset::{Dataset, OpenOptions};
 use crate::failure::Failure;
 use crate::hub::Progress;
 use crate::metrics::CostConfig;
@@ -143,7 +143,7 @@ fn forecast(
         ..OpenOptions::default()
     };
     let flops = StepFlops::new(workload.config, workload.plan().num_trainable);
-    DataPipeline::open(&config, Arc::new(tokenizer), recipe.seed, &options)
+    Dataset::open(&config, Arc::new(tokenizer), recipe.seed, &options)
         .and_then(|data| Forecast::new(&data, &recipe.train, &flops, is_padded))
         .map_err(|error| first_line(error.to_string()))
 }

@@ -39,7 +39,7 @@ pub struct Target {
 /// The file and row that a document was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowSource {
-    /// Index of the file, in the order of the pipeline's file list.
+    /// Index of the file, in the order of the dataset's file list.
     pub file: usize,
     /// Index of the row in that file, from 0.
     pub row: usize,

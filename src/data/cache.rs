@@ -8,23 +8,17 @@
 //! a container, be billed) as if the whole file were in memory. And a file that is cut short while it is mapped ends
 //! the process.
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use super::config::DataFormat;
-use super::files::FileKind;
-
 mod content;
 mod store;
 
 pub(super) use content::{Signature, content_hash, hash_of};
-pub(super) use store::{Chunk, Details, RowEntry, StoreWriter, TokenStore};
+pub(super) use store::{Chunk, Details, Encoded, RowEntry, StoreWriter, TokenStore};
 
 /// Environment variable that names the cache folder.
 pub const CACHE_VARIABLE: &str = "LORA_TRAIN_CACHE";
@@ -68,26 +62,13 @@ impl CacheSettings {
     }
 }
 
-/// Everything that decides the tokens of a file.
-#[derive(Debug, Serialize)]
-pub(super) struct KeyParts<'a> {
-    /// SHA-256 of the data file.
-    pub(super) content: [u8; 32],
-    /// The layout that the file's extension stands for.
-    pub(super) kind: FileKind,
-    pub(super) format: DataFormat,
-    pub(super) columns: &'a BTreeMap<String, String>,
-    pub(super) tokenizer: [u8; 32],
-    pub(super) template: Option<[u8; 32]>,
-    pub(super) train_on_inputs: bool,
-}
-
 /// Name of a token file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CacheKey(pub(super) [u8; 32]);
 
 impl CacheKey {
-    pub(super) fn new(parts: &KeyParts<'_>) -> Self {
+    /// The key of tokens that are decided by `parts` alone.
+    pub(super) fn new(parts: &impl Serialize) -> Self {
         let versions = (FORMAT_VERSION, env!("CARGO_PKG_VERSION"));
         // Only numbers, lists and text: writing them cannot fail.
         let text = serde_json::to_string(&(versions, parts)).unwrap_or_default();
@@ -125,11 +106,6 @@ pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
             bytes -= size;
         }
     }
-}
-
-/// Marks a token file as used now: [`tidy`] removes the oldest by modification time.
-pub(super) fn touch(file: &File) -> io::Result<()> {
-    file.set_modified(SystemTime::now())
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -28,24 +28,13 @@ pub struct RowCounts {
 }
 
 impl RowCounts {
-    /// Counts a row. Returns whether any of its tokens carries loss; otherwise the row is left out.
-    pub fn add(&mut self, row: &EncodedRow) -> bool {
-        let target_tokens = row.num_target_tokens();
+    /// Counts a row that is in a micro-batch.
+    pub(super) fn add(&mut self, row: &EncodedRow) {
         self.rows += 1;
-        if row.problem.is_some() {
-            self.bad += 1;
-            return false;
-        }
         self.truncated += u64::from(row.is_truncated());
-        self.longest_tokens = self.longest_tokens.max(row.full_length as u64);
-        self.answer_cut += u64::from(row.is_answer_cut());
-        if target_tokens == 0 {
-            self.without_targets += 1;
-            return false;
-        }
         self.tokens += row.ids.len() as u64;
-        self.target_tokens += target_tokens as u64;
-        true
+        self.target_tokens += row.num_target_tokens() as u64;
+        self.longest_tokens = self.longest_tokens.max(row.full_length as u64);
     }
 }
 

@@ -2,26 +2,10 @@
 
 use std::ops::Range;
 
-use super::config::DataConfig;
+use super::error::DataError;
 use super::formats::Sample;
-use super::template::{ChatTemplate, Rendered, TemplateError};
+use super::template::{ChatTemplate, Rendered};
 use super::tokenizer::{Token, Tokenizer, TokenizerError};
-
-/// Why a sample could not be made into tokens.
-#[derive(Debug, thiserror::Error)]
-pub enum EncodeError {
-    /// The sample is a conversation, and there is no chat template to write it with.
-    #[error(
-        "a conversation needs a chat template and the model has none\n  hint: set `data.chat_template` to a Jinja file"
-    )]
-    NoTemplate,
-    /// The chat template failed.
-    #[error(transparent)]
-    Template(#[from] TemplateError),
-    /// The tokenizer failed.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-}
 
 /// A row as token ids with its loss mask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -102,11 +86,7 @@ pub struct Encoder<'a> {
     pub train_on_inputs: bool,
 }
 
-impl<'a> Encoder<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer, template: Option<&'a ChatTemplate>, config: &DataConfig) -> Self {
-        Self { tokenizer, template, train_on_inputs: config.train_on_inputs }
-    }
-
+impl Encoder<'_> {
     /// All tokens of a sample, untruncated.
     ///
     /// - A conversation is rendered by the chat template and tokenised with nothing added: the template writes BOS
@@ -119,7 +99,7 @@ impl<'a> Encoder<'a> {
     ///
     /// # Errors
     /// A conversation without a template; an error of the template or the tokenizer.
-    pub fn encode(&self, sample: &Sample) -> Result<EncodedRow, EncodeError> {
+    pub fn encode(&self, sample: &Sample) -> Result<EncodedRow, DataError> {
         self.encode_with_notes(sample).map(|(row, _)| row)
     }
 
@@ -127,10 +107,14 @@ impl<'a> Encoder<'a> {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Option<String>), EncodeError> {
+    pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Option<String>), DataError> {
         let (tokens, answers, empty_answer) = match sample {
             Sample::Chat { messages, tools } => {
-                let template = self.template.ok_or(EncodeError::NoTemplate)?;
+                let template = self.template.ok_or_else(|| {
+                    let message = "a conversation needs a chat template and the model has none\n  hint: set \
+                                   `data.chat_template` to a Jinja file";
+                    DataError::Config(message.to_owned())
+                })?;
                 let Rendered { text, answers, empty_answer } = if self.train_on_inputs {
                     let text = template.render_traced(messages, tools.as_ref())?;
                     Rendered { text, answers: Vec::new(), empty_answer: None }
@@ -284,14 +268,6 @@ mod tests {
         let row = encoder.encode(&Sample::Chat { messages, tools: None }).unwrap();
         assert_eq!(ids(&row).1, [121, IM_END], "the line end behind it does not");
         assert_eq!(row.ids[0], IM_START);
-    }
-
-    #[test]
-    fn a_conversation_without_a_template_says_what_to_set() {
-        let tokenizer = tokenizer();
-        let sample = Sample::Chat { messages: vec![json!({"role": "user", "content": "x"})], tools: None };
-        let error = encoder(&tokenizer).encode(&sample).unwrap_err().to_string();
-        assert!(error.contains("`data.chat_template`"), "{error}");
     }
 
     #[test]

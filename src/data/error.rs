@@ -1,5 +1,6 @@
 //! Errors of reading data.
 
+use std::io;
 use std::path::PathBuf;
 
 use super::template::TemplateError;
@@ -30,6 +31,9 @@ pub enum DataError {
         /// What is wrong, and how to fix it.
         reason: String,
     },
+    /// Tokens cannot be written.
+    #[error("the tokens cannot be written: {0}")]
+    Store(io::Error),
     /// A file cannot be used.
     #[error("{}: {reason}", path.display())]
     File {
@@ -77,7 +81,7 @@ impl DataError {
             | Self::Row { .. }
             | Self::Template(_)
             | Self::Tokenizer(_) => true,
-            Self::Tokens { .. } | Self::Worker(_) | Self::Interrupted | Self::Stopped => false,
+            Self::Tokens { .. } | Self::Store(_) | Self::Worker(_) | Self::Interrupted | Self::Stopped => false,
         }
     }
 }

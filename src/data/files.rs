@@ -1,27 +1,44 @@
-//! Rows of .json, .jsonl and .parquet files, by number.
-//!
-//! Opening a file reads it once and keeps only the offset where every row starts (8 bytes a row). Rows are then read
-//! one by one, so host memory does not grow with the data. Parquet files cannot be read this way; they are decoded once
-//! into an unnamed temporary file of JSON lines.
+//! The files that a recipe names.
 
-use std::fs::File;
-use std::io;
-use std::ops::Range;
+use std::ffi::OsStr;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
+use indicatif::HumanBytes;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+use super::cache::CacheSettings;
+use super::config::DataFormat;
 use super::error::DataError;
-use crate::panics::guarded;
+use crate::hub::Progress;
+use crate::schema::searched_folder;
 
-mod columns;
-mod scan;
+/// How data is opened, besides what the recipe says.
+pub struct OpenOptions<'a> {
+    /// Where tokens are kept between runs.
+    pub cache: CacheSettings,
+    /// How the progress of tokenising a large file is shown.
+    pub progress: Progress,
+    /// How many rows of each file are read; all where absent. A .txt file is read whole.
+    pub max_rows: Option<usize>,
+    /// Whether to refuse a large file whose tokens are not in the cache, since making them takes long.
+    pub refuse_large: bool,
+    /// Whether the user wants the command to end.
+    pub is_stopped: &'a (dyn Fn() -> bool + Sync),
+}
 
-use scan::Scan;
-
-/// Bytes that are read at a time while searching for rows.
-const BLOCK_BYTES: usize = 1 << 20;
+impl Default for OpenOptions<'_> {
+    /// Keeps nothing on disk, shows nothing, and is never stopped.
+    fn default() -> Self {
+        Self {
+            cache: CacheSettings::default(),
+            progress: Progress::Quiet,
+            max_rows: None,
+            refuse_large: false,
+            is_stopped: &|| false,
+        }
+    }
+}
 
 /// How a file is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,191 +78,80 @@ impl FileKind {
     }
 }
 
-/// Why a row could not be tokenised.
-#[derive(Debug)]
-pub(super) enum RowProblem {
-    /// The row cannot be used, and the reason. Its place is not included: finding its line takes long.
-    Bad(String),
-    /// Something other than the row failed.
-    Failed(DataError),
+/// A file of the recipe, and what was found out about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileInfo {
+    /// Path of the file.
+    pub path: PathBuf,
+    /// How the file is laid out.
+    pub kind: FileKind,
+    /// How its rows are read: the recipe's format, or the format that `auto` found.
+    pub format: DataFormat,
+    /// Number of rows; for a .txt file, of windows of `max_length` tokens.
+    pub num_rows: usize,
+    /// Columns that are not read.
+    pub unused_columns: Vec<String>,
+    /// Whether it comes from `[[data.eval]]`.
+    pub is_eval: bool,
+    /// Its tokens in the cache, if they are kept there.
+    pub kept_tokens: Option<KeptTokens>,
 }
 
-/// The rows of one file.
-#[derive(Debug)]
-pub(super) struct RowFile {
-    path: PathBuf,
-    kind: FileKind,
-    /// The file itself, or the temporary file that a Parquet file was decoded into.
-    file: File,
-    /// Offsets in `file` where every row starts, and the offset where the last one ends.
-    bounds: Vec<u64>,
+/// Tokens of a file that are kept on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptTokens {
+    /// Size on disk.
+    pub bytes: u64,
+    /// Whether this start wrote them.
+    pub is_new: bool,
 }
 
-impl RowFile {
-    /// Finds the rows of `path`, whose extension says `kind`. A .json file with one object a line is read as JSON
-    /// lines, and a .jsonl file with one array as JSON.
-    pub(super) fn open(path: &Path, kind: FileKind) -> Result<Self, DataError> {
-        let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
-        let file = File::open(path).map_err(|error| failed(error.to_string()))?;
-        let file = if kind == FileKind::Parquet {
-            let lines = guarded(|| columns::as_lines(file));
-            lines.map_err(|panic| failed(format!("a damaged Parquet file: {panic}")))?.map_err(failed)?
+impl fmt::Display for KeptTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = HumanBytes(self.bytes);
+        if self.is_new {
+            write!(f, "tokens now kept on disk, {bytes}")
         } else {
-            file
-        };
-        let mut scan = Scan::default();
-        for_each_block(&file, 0..u64::MAX, &mut |block| scan.feed(block)).map_err(|error| failed(error.to_string()))?;
-        let (is_array, bounds) = scan.finish().map_err(failed)?;
-        let kind = match kind {
-            FileKind::Json | FileKind::JsonLines if is_array => FileKind::Json,
-            FileKind::Json => FileKind::JsonLines,
-            kind => kind,
-        };
-        if bounds.len() < 2 {
-            return Err(failed("the file has no rows".into()));
-        }
-        Ok(Self { path: path.to_path_buf(), kind, file, bounds })
-    }
-
-    pub(super) fn kind(&self) -> FileKind {
-        self.kind
-    }
-
-    pub(super) fn num_rows(&self) -> usize {
-        self.bounds.len() - 1
-    }
-
-    /// The first row: it shows the columns of all others.
-    pub(super) fn first_row(&self) -> Result<Value, DataError> {
-        self.read(0).map_err(|problem| match problem {
-            RowProblem::Bad(reason) => self.row_error(0, reason),
-            RowProblem::Failed(error) => error,
-        })
-    }
-
-    /// Row `index` as a JSON object.
-    pub(super) fn read(&self, index: usize) -> Result<Value, RowProblem> {
-        let (start, end) = (self.bounds[index], self.bounds[index + 1]);
-        let mut bytes = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX)];
-        read_exact_at(&self.file, &mut bytes, start).map_err(|error| {
-            let reason = format!("cannot read row {}: {error}", index + 1);
-            RowProblem::Failed(DataError::File { path: self.path.clone(), reason })
-        })?;
-        parse_row(self.kind, &bytes).map_err(RowProblem::Bad)
-    }
-
-    /// Mean number of bytes of a row.
-    pub(super) fn mean_row_bytes(&self) -> usize {
-        let all = self.bounds.last().copied().unwrap_or(0) - self.bounds[0];
-        usize::try_from(all / self.num_rows() as u64).unwrap_or(usize::MAX)
-    }
-
-    /// An error about row `index`, with the file and the row's place in it.
-    pub(super) fn row_error(&self, index: usize, reason: String) -> DataError {
-        let place = self.places(&[index]).pop().unwrap_or_default();
-        DataError::Row { path: self.path.clone(), place, reason }
-    }
-
-    /// The places of the rows at ascending `indices`: `line 12`; `12:7` (line and column) for invalid JSON; `row 12` in
-    /// a file that has no lines.
-    pub(super) fn places(&self, indices: &[usize]) -> Vec<String> {
-        let mut places = Vec::with_capacity(indices.len());
-        let (mut at, mut line, mut column) = (0, 1, 1);
-        for index in indices {
-            let place = self.place(*index, &mut at, &mut line, &mut column);
-            places.push(place.unwrap_or_else(|_| format!("row {}", index + 1)));
-        }
-        places
-    }
-
-    /// The place of row `index`. `at`, with its line and column, is an earlier offset; it is moved to the row's start.
-    fn place(&self, index: usize, at: &mut u64, line: &mut usize, column: &mut usize) -> io::Result<String> {
-        let start = self.bounds[index];
-        for_each_block(&self.file, *at..start, &mut |block| (*line, *column) = walk(block, *line, *column))?;
-        *at = start;
-        let mut row = vec![0; usize::try_from(self.bounds[index + 1] - start).unwrap_or(usize::MAX)];
-        read_exact_at(&self.file, &mut row, start)?;
-        match json(self.kind, &row) {
-            Err(error) if self.kind != FileKind::Parquet => {
-                let in_lines = row.split_inclusive(|byte| *byte == b'\n').take(error.line() - 1).map(<[u8]>::len);
-                let wrong = in_lines.sum::<usize>() + error.column().saturating_sub(1);
-                let (line, column) = walk(&row[..wrong.min(row.len())], *line, *column);
-                Ok(format!("{line}:{column}"))
-            }
-            _ if self.kind == FileKind::JsonLines => Ok(format!("line {line}")),
-            _ => Ok(format!("row {}", index + 1)),
+            write!(f, "tokens read from disk, {bytes}")
         }
     }
 }
 
-/// The JSON value at the start of `bytes`, which come from a file of this kind.
-fn json(kind: FileKind, bytes: &[u8]) -> serde_json::Result<Value> {
-    if kind == FileKind::Json {
-        // The next element's comma may follow.
-        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
-        values.next().unwrap_or(Ok(Value::Null))
+/// The files that match a `path`, sorted. `key` is the path's key in the recipe.
+///
+/// # Errors
+/// A path or pattern that matches no file.
+pub fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+    let literal = PathBuf::from(pattern);
+    let failed = |reason: String| DataError::Path { key: key.to_owned(), reason: format!("\"{pattern}\" {reason}") };
+    if literal.is_file() {
+        return Ok(vec![literal]);
+    }
+    if literal.is_dir() {
+        let names = std::fs::read_dir(&literal).into_iter().flatten().flatten().map(|entry| entry.path());
+        let ending =
+            names.filter(|path| FileKind::of(path).is_some()).find_map(|path| path.extension().map(OsStr::to_owned));
+        let ending = ending.map_or_else(|| "jsonl".into(), |ending| ending.to_string_lossy().into_owned());
+        return Err(failed(format!("is a folder\n  hint: name its files, such as \"{pattern}/*.{ending}\"")));
+    }
+    // For a pattern, the part before the first folder with a wildcard.
+    let fixed: PathBuf =
+        literal.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '['])).collect();
+    if !pattern.contains(['*', '?', '[']) {
+        return Err(failed(format!("is no file: looked for in {}", searched_folder(&literal).display())));
+    }
+    let matches = glob::glob(pattern).map_err(|error| failed(format!("is not a valid glob: {error}")))?;
+    let mut files = Vec::new();
+    for path in matches {
+        let path = path.map_err(|error| failed(format!("cannot be searched: {error}")))?;
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        Err(failed(format!("matches no file: looked for in {}", searched_folder(&fixed.join("*")).display())))
     } else {
-        serde_json::from_slice(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default())
+        Ok(files)
     }
 }
-
-/// The row at the start of `bytes`, or why it cannot be used.
-fn parse_row(kind: FileKind, bytes: &[u8]) -> Result<Value, String> {
-    match json(kind, bytes) {
-        Ok(row) if row.is_object() => Ok(row),
-        Ok(_) => Err("a row must be a JSON object".into()),
-        Err(error) => {
-            // serde_json counts line and column from the row, not from the file.
-            let place = format!(" at line {} column {}", error.line(), error.column());
-            Err(format!("not valid JSON: {}", error.to_string().trim_end_matches(&place)))
-        }
-    }
-}
-
-/// Line and column (in characters) after `bytes`, which start at `line` and `column`.
-fn walk(bytes: &[u8], mut line: usize, mut column: usize) -> (usize, usize) {
-    for byte in bytes {
-        match byte {
-            b'\n' => (line, column) = (line + 1, 1),
-            // A continuation byte of a UTF-8 character.
-            0b1000_0000..=0b1011_1111 => {}
-            _ => column += 1,
-        }
-    }
-    (line, column)
-}
-
-/// Hands the bytes of a file in `range` to `sink`, a block at a time; stops early at the end of the file.
-fn for_each_block(file: &File, range: Range<u64>, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-    let mut block = vec![0; BLOCK_BYTES];
-    let mut at = range.start;
-    let end = range.end.min(file.metadata()?.len());
-    while at < end {
-        let size = usize::try_from(end - at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
-        read_exact_at(file, &mut block[..size], at)?;
-        sink(&block[..size]);
-        at += size as u64;
-    }
-    Ok(())
-}
-
-/// Reads `bytes.len()` bytes from `offset`, without moving a cursor: threads share the file.
-#[cfg(unix)]
-pub(super) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-
-/// Reads `bytes.len()` bytes from `offset`. Moves the file's cursor, which nothing else uses.
-#[cfg(windows)]
-pub(super) fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => (bytes, offset) = (&mut bytes[read..], offset + read as u64),
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,6 +1,6 @@
 //! What is wrong or unusual with the rows of a file: grouped, counted, with the first places of each group.
 
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -49,19 +49,17 @@ impl RowFindings {
 
     /// Records where the rows are in the file. `place` returns the positions of rows in ascending order.
     pub(super) fn place(&mut self, place: impl FnOnce(&[usize]) -> Vec<String>) {
-        let mut rows: Vec<usize> = self.kinds.iter().flat_map(|kind| &kind.rows).copied().collect();
-        rows.sort_unstable();
-        rows.dedup();
-        let places = place(&rows);
+        let rows: BTreeSet<usize> = self.kinds.iter().flat_map(|kind| &kind.rows).copied().collect();
+        let rows: Vec<usize> = rows.into_iter().collect();
+        let places: BTreeMap<usize, String> = rows.iter().copied().zip(place(&rows)).collect();
         for kind in &mut self.kinds {
-            let of_row = |row: &usize| rows.binary_search(row).ok().and_then(|at| places.get(at)).cloned();
-            kind.places = kind.rows.iter().filter_map(of_row).collect();
+            kind.places = kind.rows.iter().filter_map(|row| places.get(row).cloned()).collect();
         }
     }
 
-    /// One message for each kind: the first place, the text, and how many more rows there are and where.
-    pub(super) fn messages(&self) -> impl Iterator<Item = RowMessage<'_>> {
-        self.kinds.iter().map(RowMessage)
+    /// For each kind, the place of its first row, and its message with how many more rows there are and where.
+    pub(super) fn messages(&self) -> impl Iterator<Item = (String, String)> {
+        self.kinds.iter().map(|kind| (kind.places.first().cloned().unwrap_or_default(), kind.message()))
     }
 
     /// Number of rows of kinds beyond the first `MAX_KINDS`, for which there is no message.
@@ -70,29 +68,16 @@ impl RowFindings {
     }
 }
 
-/// The message for one kind of rows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RowMessage<'a>(&'a Kind);
-
-impl RowMessage<'_> {
-    /// Position of the first row.
-    pub(super) fn place(self) -> String {
-        self.0.places.first().cloned().unwrap_or_default()
-    }
-}
-
-impl fmt::Display for RowMessage<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Kind { text, num_rows, places, .. } = self.0;
-        let (text, hint) =
-            text.split_once("\n  hint:").map_or((text.as_str(), None), |(text, hint)| (text, Some(hint)));
-        f.write_str(text)?;
-        if *num_rows > 1 {
-            let dots = if *num_rows > places.len() as u64 { ", ..." } else { "" };
-            let others = places.get(1..).unwrap_or_default().join(", ");
-            write!(f, "\n  and likewise {} more: {others}{dots}", num_rows - 1)?;
+impl Kind {
+    fn message(&self) -> String {
+        let Self { text, num_rows, places, .. } = self;
+        if *num_rows < 2 {
+            return text.clone();
         }
-        hint.map_or(Ok(()), |hint| write!(f, "\n  hint:{hint}"))
+        let (text, hint) = text.find("\n  hint:").map_or((text.as_str(), ""), |at| text.split_at(at));
+        let dots = if *num_rows > places.len() as u64 { ", ..." } else { "" };
+        let others = places.get(1..).unwrap_or_default().join(", ");
+        format!("{text}\n  and likewise {} more: {others}{dots}{hint}", num_rows - 1)
     }
 }
 
@@ -124,8 +109,7 @@ mod tests {
             findings.add(row * 3 + 1, "`text` must be text");
         }
         findings.place(|rows| rows.iter().map(|row| format!("line {}", row + 1)).collect());
-        let texts: Vec<(String, String)> =
-            findings.messages().map(|message| (message.place(), message.to_string())).collect();
+        let texts: Vec<(String, String)> = findings.messages().collect();
         assert_eq!(texts[0].0, "line 1");
         assert_eq!(
             texts[0].1,

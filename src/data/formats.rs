@@ -95,7 +95,12 @@ impl RowFormat {
     pub fn detect(format: DataFormat, columns: &BTreeMap<String, String>, first_row: &Value) -> Result<Self, String> {
         let found: Vec<&str> =
             first_row.as_object().map(|row| row.keys().map(String::as_str).collect()).unwrap_or_default();
-        let found_text = || found.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let absent = |columns: &BTreeMap<String, String>, is_needed: &dyn Fn(&str) -> bool| {
+            let is_absent = |column: &str| first_row.get(column).is_none();
+            let (name, column) = columns.iter().find(|(name, column)| is_needed(name) && is_absent(column))?;
+            let found = keys_of(first_row);
+            Some(format!("`columns` says that `{name}` is column `{column}`; the row has {found}"))
+        };
         let mut columns = columns.clone();
         let is_detected = format == DataFormat::Auto && columns.is_empty();
         if is_detected {
@@ -118,31 +123,19 @@ impl RowFormat {
                 Some(format) => format,
                 None if columns.is_empty() => return Self::of_pair(first_row, &found),
                 None => {
-                    let absent = columns.iter().find(|(_, column)| first_row.get(column.as_str()).is_none());
-                    return Err(absent.map_or_else(
-                        || unknown_columns(first_row, &found),
-                        |(name, column)| {
-                            let found = found_text();
-                            format!("`columns` says that `{name}` is column `{column}`; the row has {found}")
-                        },
-                    ));
+                    return Err(absent(&columns, &|_| true).unwrap_or_else(|| unknown_columns(first_row, &found)));
                 }
             },
             given => given,
         };
         let (required, optional) = resolved.columns();
-        for (name, column) in &columns {
-            if !required.contains(&name.as_str()) && !optional.contains(&name.as_str()) {
-                return Err(format!(
-                    "`columns` has `{name}`, which format `{}` does not use; it uses {}",
-                    resolved.name(),
-                    [required, optional].concat().join(", ")
-                ));
-            }
-            if required.contains(&name.as_str()) && first_row.get(column).is_none() {
-                let found = found_text();
-                return Err(format!("`columns` says that `{name}` is column `{column}`; the row has {found}"));
-            }
+        let used = [required, optional].concat();
+        if let Some(name) = columns.keys().find(|name| !used.contains(&name.as_str())) {
+            let (format, used) = (resolved.name(), used.join(", "));
+            return Err(format!("`columns` has `{name}`, which format `{format}` does not use; it uses {used}"));
+        }
+        if let Some(reason) = absent(&columns, &|name| required.contains(&name)) {
+            return Err(reason);
         }
         let format = Self { format: resolved, columns, is_detected };
         for name in required {
@@ -164,12 +157,6 @@ impl RowFormat {
             columns.insert(name.into(), column.into());
         }
         Ok(Self { format: *format, columns, is_detected: true })
-    }
-
-    /// The format of rows that are plain text, such as the windows of a .txt file.
-    #[must_use]
-    pub fn text() -> Self {
-        Self { format: DataFormat::Text, columns: BTreeMap::new(), is_detected: false }
     }
 
     /// The detected format.
@@ -287,16 +274,11 @@ impl RowFormat {
     fn column<'a>(&self, row: &'a Value, name: &str) -> Result<&'a Value, String> {
         let column = self.name_of(name);
         row.get(column).ok_or_else(|| {
-            let mut found: Vec<String> =
-                row.as_object().into_iter().flat_map(Map::keys).map(|name| format!("`{name}`")).collect();
-            if found.is_empty() {
-                found.push("no columns".into());
-            }
             format!(
                 "format `{}` needs a column `{column}`; the row has {}\n  hint: `columns = {{ {name} = \"...\" }}` \
                  names another column, `format` another format",
                 self.format.name(),
-                found.join(", ")
+                keys_of(row)
             )
         })
     }
@@ -368,10 +350,9 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
         ([], [text]) => format!("text = {text:?}"),
         ([], []) => "prompt = \"...\", completion = \"...\"".into(),
     };
-    let found: Vec<String> = found.iter().map(|name| format!("`{name}`")).collect();
     format!(
         "the columns {} are those of no format; known are {}\n  hint: name yours, such as `columns = {{ {columns} }}`",
-        found.join(", "),
+        keys_of(row),
         formats.join(", ")
     )
 }
@@ -389,6 +370,12 @@ fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
              request.\n\n### Instruction:\n{instruction}\n\n### Response:"
         ),
     }
+}
+
+/// The keys of a row or a message, for a message to the user.
+fn keys_of(value: &Value) -> String {
+    let keys: Vec<String> = value.as_object().into_iter().flat_map(Map::keys).map(|key| format!("`{key}`")).collect();
+    if keys.is_empty() { "no columns".to_owned() } else { keys.join(", ") }
 }
 
 /// JSON's name for the type of a value.

@@ -1,19 +1,18 @@
 //! Jinja as Hugging Face's chat templates use it.
 
-use std::fmt::Write as _;
 use std::io;
 use std::sync::LazyLock;
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use regex::Regex;
-use serde::Serialize;
 use time::OffsetDateTime;
+use time::format_description::parse_strftime_owned;
 
-mod output;
-
-pub(super) use output::BoundedText;
-
+/// Name under which [`compile`] keeps its template.
+pub(super) const TEMPLATE_NAME: &str = "chat_template";
+/// Longest text of one rendering; a conversation of a million tokens has some megabytes.
+const MAX_RENDERED_BYTES: usize = 64_000_000;
 /// Most steps for one rendering; a long conversation needs some ten thousand.
 const FUEL_PER_RENDERING: u64 = 5_000_000;
 
@@ -51,31 +50,41 @@ pub(super) fn compile(source: &str, now: OffsetDateTime) -> Result<Environment<'
     Ok(env)
 }
 
-/// The dates that a template can see: the results of its calls of `strftime_now`. `None` where a call's format is not a
-/// literal string, so that the results cannot be known in advance.
-pub(super) fn dates(source: &str, now: OffsetDateTime) -> Option<Vec<String>> {
-    let (questions, calls) = (DATE_QUESTION.as_ref()?, DATE_CALL.as_ref()?);
-    let formats: Vec<&str> = calls
-        .captures_iter(source)
-        .filter_map(|call| call.get(1).or(call.get(2)).map(|format| format.as_str()))
-        .collect();
-    let num_other = source.matches("strftime_now").count() - formats.len() - questions.find_iter(source).count();
-    if num_other > 0 {
-        return None;
+/// The date that a template can see, empty where it asks for none. `None` where it asks for the time of day, so that its
+/// text differs each time.
+pub(super) fn date(source: &str, now: OffsetDateTime) -> Option<String> {
+    if !source.contains("strftime_now") {
+        return Some(String::new());
     }
-    formats.into_iter().map(|format| strftime(format, now).ok()).collect()
+    let asks_for_time = TIME_DIRECTIVE.as_ref().is_none_or(|directive| directive.is_match(source));
+    (!asks_for_time).then(|| now.date().to_string())
 }
 
-/// The test whether `strftime_now` is defined.
-static DATE_QUESTION: LazyLock<Option<Regex>> =
-    LazyLock::new(|| Regex::new(r"strftime_now\s+is\s+(?:not\s+)?defined").ok());
+/// A directive of `strftime` that is more exact than a day, or one that is put together from parts.
+static TIME_DIRECTIVE: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r#"[^{]%[-_0]?[cHIklMpPrRsSTX"']"#).ok());
 
-/// Calls of `strftime_now` with a literal format.
-static DATE_CALL: LazyLock<Option<Regex>> =
-    LazyLock::new(|| Regex::new(r#"strftime_now\s*\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)"#).ok());
+/// The text that a template writes, with a limit on its length.
+#[derive(Debug, Default)]
+pub(super) struct BoundedText(Vec<u8>);
 
-/// Name under which [`compile`] keeps its template.
-pub(super) const TEMPLATE_NAME: &str = "chat_template";
+impl BoundedText {
+    pub(super) fn into_text(self) -> Result<String, String> {
+        String::from_utf8(self.0).map_err(|error| error.to_string())
+    }
+}
+
+impl io::Write for BoundedText {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_RENDERED_BYTES {
+            return Err(io::Error::other(format!("it writes more than {} MB", MAX_RENDERED_BYTES / 1_000_000)));
+        }
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// `source` with plain line ends, and without line ends after a backslash in a string of a tag: Jinja2 reads both this
 /// way.
@@ -122,64 +131,47 @@ fn without_generation_tags(source: &str) -> String {
 
 /// Writes a value as Python's `str()` would.
 fn write_as_python(out: &mut Output<'_>, _state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
-    let mut text = String::new();
-    match value.kind() {
-        ValueKind::Undefined => {}
-        ValueKind::String => text.push_str(value.as_str().unwrap_or_default()),
-        _ => push_repr(&mut text, value)?,
-    }
+    let text = match value.kind() {
+        ValueKind::Undefined => String::new(),
+        ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
+        _ => repr(value)?,
+    };
     out.write_str(&text).map_err(|_| Error::from(ErrorKind::WriteFailure))
 }
 
 /// Python's `repr()` of JSON-like values.
-fn push_repr(out: &mut String, value: &Value) -> Result<(), Error> {
-    let separated = |out: &mut String, first: &mut bool| {
-        if !std::mem::take(first) {
-            out.push_str(", ");
-        }
-    };
-    match value.kind() {
-        ValueKind::None | ValueKind::Undefined => out.push_str("None"),
-        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
-        ValueKind::String => {
-            let text = value.as_str().unwrap_or_default();
-            let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-            out.push(quote);
-            for character in text.chars() {
-                match character {
-                    '\n' => out.push_str("\\n"),
-                    '\r' => out.push_str("\\r"),
-                    '\t' => out.push_str("\\t"),
-                    '\\' => out.push_str("\\\\"),
-                    c if c == quote => out.extend(['\\', c]),
-                    c => out.push(c),
-                }
-            }
-            out.push(quote);
-        }
+fn repr(value: &Value) -> Result<String, Error> {
+    Ok(match value.kind() {
+        ValueKind::None | ValueKind::Undefined => "None".to_owned(),
+        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.to_owned(),
+        ValueKind::String => quoted(value.as_str().unwrap_or_default()),
         ValueKind::Seq | ValueKind::Iterable => {
-            out.push('[');
-            let mut first = true;
-            for item in value.try_iter()? {
-                separated(out, &mut first);
-                push_repr(out, &item)?;
-            }
-            out.push(']');
+            let items = value.try_iter()?.map(|item| repr(&item)).collect::<Result<Vec<_>, _>>()?;
+            format!("[{}]", items.join(", "))
         }
         ValueKind::Map => {
-            out.push('{');
-            let mut first = true;
-            for key in value.try_iter()? {
-                separated(out, &mut first);
-                push_repr(out, &key)?;
-                out.push_str(": ");
-                push_repr(out, &value.get_item(&key)?)?;
-            }
-            out.push('}');
+            let item = |key: Value| Ok::<_, Error>(format!("{}: {}", repr(&key)?, repr(&value.get_item(&key)?)?));
+            format!("{{{}}}", value.try_iter()?.map(item).collect::<Result<Vec<_>, _>>()?.join(", "))
         }
-        _ => write!(out, "{value}").map_err(|_| Error::from(ErrorKind::WriteFailure))?,
+        _ => value.to_string(),
+    })
+}
+
+fn quoted(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut out = String::from(quote);
+    for character in text.chars() {
+        match character {
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\\' => out.push_str("\\\\"),
+            c if c == quote => out.extend(['\\', c]),
+            c => out.push(c),
+        }
     }
-    Ok(())
+    out.push(quote);
+    out
 }
 
 /// Characters that Python's `str.strip` treats as white space: four control characters more than Rust.
@@ -235,139 +227,71 @@ fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     if sort_keys == Some(true) {
         json.sort_all_objects();
     }
-    let separator = |index: usize, default: &str| {
-        separators.as_ref().and_then(|given| given.get(index)).map_or(default, String::as_str).as_bytes().to_vec()
-    };
-    let item = separator(0, if indent.is_some() { "," } else { ", " });
-    let formatter = PythonFormatter { item, key: separator(1, ": "), indent, level: 0, has_value: false };
-    let mut out = Vec::new();
-    json.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
-    String::from_utf8(out).map(Value::from).map_err(|_| Error::from(ErrorKind::WriteFailure))
+    let mut separators = separators.unwrap_or_default().into_iter();
+    let item = separators.next().unwrap_or_else(|| if indent.is_some() { "," } else { ", " }.to_owned());
+    let style = JsonStyle { item, key: separators.next().unwrap_or_else(|| ": ".to_owned()), indent };
+    let mut out = String::new();
+    style.write(&mut out, &json, 0);
+    Ok(out.into())
 }
 
-/// JSON as Python's `json.dumps` writes it.
-struct PythonFormatter {
-    item: Vec<u8>,
-    key: Vec<u8>,
+/// How `json.dumps` separates values.
+struct JsonStyle {
+    item: String,
+    key: String,
     /// Spaces per level; everything on one line where absent.
     indent: Option<usize>,
-    level: usize,
-    has_value: bool,
 }
 
-impl PythonFormatter {
-    fn new_line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
-        self.indent.map_or(Ok(()), |indent| write!(writer, "\n{:1$}", "", indent * self.level))
-    }
-
-    fn open<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.level += 1;
-        self.has_value = false;
-        writer.write_all(bracket)
-    }
-
-    fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.level -= 1;
-        if self.has_value {
-            self.new_line(writer)?;
+impl JsonStyle {
+    fn write(&self, out: &mut String, json: &serde_json::Value, level: usize) {
+        use serde_json::Value as Json;
+        let (brackets, items): ([char; 2], Vec<(Option<&String>, &Json)>) = match json {
+            Json::Array(items) => (['[', ']'], items.iter().map(|item| (None, item)).collect()),
+            Json::Object(items) => (['{', '}'], items.iter().map(|(key, item)| (Some(key), item)).collect()),
+            Json::Number(number) if number.is_f64() => return push_float(out, number.as_f64().unwrap_or_default()),
+            scalar => return out.push_str(&scalar.to_string()),
+        };
+        let new_line = |out: &mut String, level: usize| {
+            if let Some(indent) = self.indent {
+                out.push('\n');
+                out.extend(std::iter::repeat_n(' ', indent * level));
+            }
+        };
+        out.push(brackets[0]);
+        for (index, (key, item)) in items.iter().enumerate() {
+            if index > 0 {
+                out.push_str(&self.item);
+            }
+            new_line(out, level + 1);
+            if let Some(key) = key {
+                out.push_str(&Json::from(key.as_str()).to_string());
+                out.push_str(&self.key);
+            }
+            self.write(out, item, level + 1);
         }
-        self.has_value = true;
-        writer.write_all(bracket)
-    }
-
-    fn next<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if !first {
-            writer.write_all(&self.item)?;
+        if !items.is_empty() {
+            new_line(out, level);
         }
-        self.has_value = true;
-        self.new_line(writer)
+        out.push(brackets[1]);
     }
 }
 
-impl serde_json::ser::Formatter for PythonFormatter {
-    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.open(writer, b"[")
-    }
-
-    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.close(writer, b"]")
-    }
-
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.next(writer, first)
-    }
-
-    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.open(writer, b"{")
-    }
-
-    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.close(writer, b"}")
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.next(writer, first)
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(&self.key)
-    }
-
-    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
-        // Python writes `1e+16` and `1e-05` where Rust writes `1e16` and `1e-5`.
-        let text = format!("{value:?}");
-        let Some((number, exponent)) = text.split_once('e') else { return writer.write_all(text.as_bytes()) };
-        let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
-        write!(writer, "{number}e{sign}{digits:0>2}")
-    }
+/// Python writes `1e+16` and `1e-05` where Rust writes `1e16` and `1e-5`.
+fn push_float(out: &mut String, value: f64) {
+    let text = format!("{value:?}");
+    let Some((number, exponent)) = text.split_once('e') else { return out.push_str(&text) };
+    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
+    out.push_str(&format!("{number}e{sign}{digits:0>2}"));
 }
 
 /// `datetime.strftime` in the C locale.
 fn strftime(format: &str, now: OffsetDateTime) -> Result<String, Error> {
-    let mut out = String::new();
-    let mut characters = format.chars();
-    while let Some(character) = characters.next() {
-        if character != '%' {
-            out.push(character);
-            continue;
-        }
-        let mut directive = characters.next();
-        let padded = directive != Some('-');
-        if !padded {
-            directive = characters.next();
-        }
-        let mut number = |value: u32, width: usize| {
-            if padded { write!(out, "{value:0width$}") } else { write!(out, "{value}") }
-        };
-        let hour_of_12 = |hour: u8| (hour + 11) % 12 + 1;
-        let (month, weekday) = (now.month().to_string(), now.weekday().to_string());
-        let written = match directive {
-            Some('Y') => number(u32::try_from(now.year()).unwrap_or(0), 4),
-            Some('y') => number(u32::try_from(now.year().rem_euclid(100)).unwrap_or(0), 2),
-            Some('m') => number(u8::from(now.month()).into(), 2),
-            Some('d') => number(now.day().into(), 2),
-            Some('j') => number(now.ordinal().into(), 3),
-            Some('H') => number(now.hour().into(), 2),
-            Some('I') => number(hour_of_12(now.hour()).into(), 2),
-            Some('M') => number(now.minute().into(), 2),
-            Some('S') => number(now.second().into(), 2),
-            Some('B') => write!(out, "{month}"),
-            Some('b' | 'h') => write!(out, "{month:.3}"),
-            Some('A') => write!(out, "{weekday}"),
-            Some('a') => write!(out, "{weekday:.3}"),
-            Some('p') => write!(out, "{}", if now.hour() < 12 { "AM" } else { "PM" }),
-            Some('F') => write!(out, "{:04}-{:02}-{:02}", now.year(), u8::from(now.month()), now.day()),
-            Some('T') => write!(out, "{:02}:{:02}:{:02}", now.hour(), now.minute(), now.second()),
-            Some('%') => write!(out, "%"),
-            other => {
-                let other = other.map_or_else(String::new, String::from);
-                let message = format!("strftime_now: `%{other}` in {format:?} is not supported");
-                return Err(Error::new(ErrorKind::InvalidOperation, message));
-            }
-        };
-        written.map_err(|_| Error::from(ErrorKind::WriteFailure))?;
-    }
-    Ok(out)
+    let failed = |reason: String| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {format:?} is not supported: {reason}"))
+    };
+    let items = parse_strftime_owned(format).map_err(|error| failed(error.to_string()))?;
+    now.format(&items).map_err(|error| failed(error.to_string()))
 }
 
 #[cfg(test)]
@@ -414,13 +338,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_template_sees_of_the_date_is_known_or_said_to_be_unknown() {
-        let seen = |source: &str| dates(source, now());
-        assert_eq!(seen("{{ messages }}").unwrap(), Vec::<String>::new());
-        let llama = "{% if strftime_now is defined %}{{ strftime_now(\"%d %b %Y\") }}{% endif %}{{strftime_now('%Y')}}";
-        assert_eq!(seen(llama).unwrap(), ["05 Jul 2024", "2024"]);
-        assert_eq!(seen("{% set f = '%H' %}{{ strftime_now(f) }}"), None);
-        assert_eq!(seen("{% set now = strftime_now %}{{ now('%H') }}"), None);
+    fn the_date_that_a_template_sees_is_known_and_the_time_is_not() {
+        let seen = |source: &str| date(source, now());
+        assert_eq!(seen("{{ messages }}{{ '%H' }}").unwrap(), "");
+        let llama = "{% if strftime_now is defined %}{{ strftime_now(\"%d %b %Y\") }}{% endif %}{%set a = 1 %}";
+        assert_eq!(seen(llama).unwrap(), "2024-07-05");
+        assert_eq!(seen("{% set f = '%-H' %}{{ strftime_now(f) }}"), None);
         assert_eq!(seen("{{ strftime_now('%d') }}{{ strftime_now('%' ~ 'S') }}"), None);
     }
 
@@ -455,5 +378,16 @@ mod tests {
         let env = compile("{% include '/etc/passwd' %}", now()).unwrap();
         let error = env.get_template(TEMPLATE_NAME).unwrap().render(context! {}).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TemplateNotFound);
+    }
+
+    #[test]
+    fn a_template_that_writes_without_end_is_stopped() {
+        let text = "a frog ".repeat(2_000);
+        let source =
+            format!("{{% for a in range(9999) %}}{{% for b in range(99) %}}{text}{{% endfor %}}{{% endfor %}}");
+        let env = compile(&source, now()).unwrap();
+        let template = env.get_template(TEMPLATE_NAME).unwrap();
+        let error = template.render_captured_to(context! {}, &mut BoundedText::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WriteFailure);
     }
 }

@@ -1,16 +1,21 @@
 //! Micro-batches that worker threads make ahead, in order.
 
-use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::batch::Batch;
+use super::counts::RowCounts;
+use super::data_file::DataFile;
+use super::dataset::{Cursor, Dataset, read_row};
 use super::error::DataError;
-use super::pipeline::{Cursor, Order, RowCounts, Shared};
+use super::order::Order;
 use super::work::Work;
+use crate::panics::guarded;
 
 /// While waiting for a micro-batch, how often to check whether the run should stop.
 const STOP_CHECK: Duration = Duration::from_millis(50);
@@ -30,21 +35,134 @@ pub struct LoadedBatch {
     pub report: RowCounts,
 }
 
-/// Training micro-batches, without end.
+/// A micro-batch or why it could not be made, and the time that took.
+type Made = (Result<LoadedBatch, DataError>, Work);
+
+/// Micro-batches in order, made ahead by worker threads.
+///
+/// The loader hands out jobs and keeps, for each of them, the receiver of its result. It takes the results in the order
+/// of the jobs, so the order does not depend on the number of workers, and hands out one more job for each result taken,
+/// so no more than `prefetch_batches` micro-batches are held.
 #[derive(Debug)]
-pub struct Loader {
-    prefetch: Prefetch,
+pub struct Loader<'a> {
+    dataset: &'a Dataset,
+    /// Of the next job.
+    cursor: Cursor,
+    /// Order of the rows in the epoch with this number.
+    order: (u64, Arc<Order>),
+    micro_batch_size: usize,
+    /// Whether epochs repeat.
+    is_endless: bool,
+    /// Jobs for the workers; `None` where there are no workers.
+    jobs: Option<Sender<(Job, Sender<Made>)>>,
+    /// Results of the jobs that were handed out, in order.
+    pending: VecDeque<Receiver<Made>>,
+    is_stopped: Arc<AtomicBool>,
+    workers: Vec<JoinHandle<()>>,
+    work: Work,
 }
 
-impl Loader {
-    pub(super) fn start(shared: Arc<Shared>, from: Cursor, micro_batch_size: usize) -> Result<Self, DataError> {
-        let plan = Plan {
+/// A micro-batch to make.
+#[derive(Debug)]
+struct Job {
+    order: Arc<Order>,
+    rows: Range<usize>,
+    epoch: u64,
+    cursor_after: Cursor,
+}
+
+impl Job {
+    fn run(&self, files: &[DataFile], is_stopped: &dyn Fn() -> bool) -> Result<LoadedBatch, DataError> {
+        guarded(|| self.make(files, is_stopped)).unwrap_or_else(|panic| Err(DataError::Worker(panic)))
+    }
+
+    fn make(&self, files: &[DataFile], is_stopped: &dyn Fn() -> bool) -> Result<LoadedBatch, DataError> {
+        let mut report = RowCounts::default();
+        let mut rows = Vec::with_capacity(self.rows.len());
+        for row in self.rows.clone() {
+            let mut documents = Vec::new();
+            for document in self.order.documents(row) {
+                if is_stopped() {
+                    return Err(DataError::Stopped);
+                }
+                let (source, encoded) = read_row(files, *document)?;
+                report.add(&encoded);
+                documents.push((source, encoded));
+            }
+            rows.push(documents);
+        }
+        Ok(LoadedBatch {
+            batch: Batch::of_rows(&rows),
+            cursor_after: self.cursor_after,
+            epoch: self.epoch,
+            last_of_epoch: self.rows.end == self.order.num_rows(),
+            report,
+        })
+    }
+}
+
+impl Dataset {
+    /// Micro-batches of `micro_batch_size` rows, starting at `from`, without end: epochs repeat.
+    ///
+    /// # Errors
+    /// A thread that cannot be started.
+    pub fn loader(&self, from: Cursor, micro_batch_size: usize) -> Result<Loader<'_>, DataError> {
+        Loader::start(self, from, self.train_order(from.epoch), micro_batch_size, true)
+    }
+
+    /// The evaluation rows in micro-batches, always in the same order; at most `max_batches` of them.
+    ///
+    /// # Errors
+    /// A thread that cannot be started.
+    pub fn eval_batches(&self, micro_batch_size: usize, max_batches: Option<usize>) -> Result<Loader<'_>, DataError> {
+        let mut order = self.eval_order();
+        order.truncate(max_batches.unwrap_or(usize::MAX).saturating_mul(micro_batch_size.max(1)));
+        Loader::start(self, Cursor::default(), order, micro_batch_size, false)
+    }
+}
+
+impl<'a> Loader<'a> {
+    /// Starts the workers and hands out the first jobs.
+    fn start(
+        dataset: &'a Dataset,
+        from: Cursor,
+        order: Order,
+        micro_batch_size: usize,
+        is_endless: bool,
+    ) -> Result<Self, DataError> {
+        let mut loader = Self {
+            dataset,
             cursor: from,
-            order: Arc::new(shared.train_order(from.epoch)),
+            order: (from.epoch, Arc::new(order)),
             micro_batch_size: micro_batch_size.max(1),
-            epochs: Epochs::Endless,
+            is_endless,
+            jobs: None,
+            pending: VecDeque::new(),
+            is_stopped: Arc::default(),
+            workers: Vec::new(),
+            work: Work::default(),
         };
-        Ok(Self { prefetch: Prefetch::start(shared, plan)? })
+        let (sender, receiver) = mpsc::channel::<(Job, Sender<Made>)>();
+        let receiver = Arc::new(Mutex::new(receiver));
+        for index in 0..dataset.config.num_workers {
+            let (receiver, files) = (Arc::clone(&receiver), Arc::clone(&dataset.files));
+            let is_stopped = Arc::clone(&loader.is_stopped);
+            let work = move || {
+                loop {
+                    // One worker waits for a job while it holds the lock; the others wait for the lock.
+                    let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok((job, result)) = next else { return };
+                    let made = Work::of(|| job.run(&files, &|| is_stopped.load(Ordering::Relaxed)));
+                    // A loader that is dropped or has failed no longer receives.
+                    drop(result.send(made));
+                }
+            };
+            let worker = std::thread::Builder::new().name(format!("data-{index}")).spawn(work);
+            loader.workers.push(worker.map_err(|error| DataError::Worker(error.to_string()))?);
+        }
+        loader.jobs = (!loader.workers.is_empty()).then_some(sender);
+        loader.hand_out_jobs();
+        Ok(loader)
     }
 
     /// The next micro-batch; waits if it is not ready.
@@ -53,13 +171,7 @@ impl Loader {
     /// A row that cannot be read, with its place; a worker that panicked. After an error the loader returns no more
     /// batches.
     pub fn next_batch(&mut self) -> Result<LoadedBatch, DataError> {
-        self.prefetch.next(&|| false).unwrap_or(Err(DataError::Stopped))
-    }
-
-    /// The work that the workers have done since the last call.
-    #[must_use]
-    pub fn take_work(&mut self) -> Work {
-        std::mem::take(&mut self.prefetch.queue.lock().work)
+        self.next_unless(&|| false).unwrap_or(Err(DataError::Stopped))
     }
 
     /// Like [`next_batch`](Self::next_batch), but returns `None` without waiting once `is_stopped` is true. Do not use
@@ -68,284 +180,97 @@ impl Loader {
     /// # Errors
     /// As [`next_batch`](Self::next_batch).
     pub fn next_batch_unless(&mut self, is_stopped: &dyn Fn() -> bool) -> Result<Option<LoadedBatch>, DataError> {
-        match self.prefetch.next(is_stopped) {
+        match self.next_unless(is_stopped) {
             None | Some(Err(DataError::Stopped)) if is_stopped() => Ok(None),
             next => next.unwrap_or(Err(DataError::Stopped)).map(Some),
         }
     }
-}
 
-/// Evaluation micro-batches, in a fixed order.
-#[derive(Debug)]
-pub struct EvalLoader {
-    prefetch: Prefetch,
-}
-
-impl EvalLoader {
-    pub(super) fn start(
-        shared: Arc<Shared>,
-        micro_batch_size: usize,
-        max_batches: Option<usize>,
-    ) -> Result<Self, DataError> {
-        let micro_batch_size = micro_batch_size.max(1);
-        let mut order = shared.eval_order();
-        if let Some(max_batches) = max_batches {
-            order.truncate(max_batches.saturating_mul(micro_batch_size));
-        }
-        let plan = Plan { cursor: Cursor::default(), order: Arc::new(order), micro_batch_size, epochs: Epochs::One };
-        Ok(Self { prefetch: Prefetch::start(shared, plan)? })
-    }
-}
-
-impl EvalLoader {
     /// Iterates over the micro-batches; ends early once `is_stopped` is true.
     pub fn until(mut self, is_stopped: impl Fn() -> bool) -> impl Iterator<Item = Result<LoadedBatch, DataError>> {
-        std::iter::from_fn(move || self.prefetch.next(&is_stopped).filter(|_| !is_stopped()))
-    }
-}
-
-impl Iterator for EvalLoader {
-    type Item = Result<LoadedBatch, DataError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.prefetch.next(&|| false)
-    }
-}
-
-/// Whether the plan repeats epochs or ends after one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Epochs {
-    One,
-    Endless,
-}
-
-/// Which rows go into which micro-batch.
-#[derive(Debug)]
-struct Plan {
-    cursor: Cursor,
-    order: Arc<Order>,
-    micro_batch_size: usize,
-    epochs: Epochs,
-}
-
-#[derive(Debug)]
-struct Job {
-    order: Arc<Order>,
-    start: usize,
-    end: usize,
-    epoch: u64,
-    cursor_after: Cursor,
-}
-
-impl Plan {
-    /// The next micro-batch, `None` at the end.
-    fn next_job(&mut self, shared: &Shared) -> Option<Job> {
-        let start_of = |batch: u64| usize::try_from(batch).unwrap_or(usize::MAX).saturating_mul(self.micro_batch_size);
-        let mut start = start_of(self.cursor.batch);
-        if start >= self.order.num_rows() {
-            if self.epochs == Epochs::One {
-                return None;
-            }
-            self.cursor = Cursor { epoch: self.cursor.epoch + 1, batch: 0 };
-            self.order = Arc::new(shared.train_order(self.cursor.epoch));
-            start = 0;
-        }
-        let epoch = self.cursor.epoch;
-        let end = (start + self.micro_batch_size).min(self.order.num_rows());
-        self.cursor = if end == self.order.num_rows() && self.epochs == Epochs::Endless {
-            Cursor { epoch: epoch + 1, batch: 0 }
-        } else {
-            Cursor { epoch, batch: self.cursor.batch + 1 }
-        };
-        let job = Job { order: Arc::clone(&self.order), start, end, epoch, cursor_after: self.cursor };
-        if self.cursor.epoch != epoch {
-            self.order = Arc::new(shared.train_order(self.cursor.epoch));
-        }
-        Some(job)
-    }
-}
-
-impl Job {
-    fn run(&self, shared: &Shared, is_stopped: &dyn Fn() -> bool) -> Result<LoadedBatch, DataError> {
-        let rows = self.start..self.end;
-        let made = catch_unwind(AssertUnwindSafe(|| shared.batch(&self.order, rows, is_stopped)));
-        let (batch, report) = made.unwrap_or_else(|panic| {
-            let message = panic.downcast_ref::<String>().map(String::as_str);
-            let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked");
-            Err(DataError::Worker(message.to_owned()))
-        })?;
-        Ok(LoadedBatch {
-            batch,
-            cursor_after: self.cursor_after,
-            epoch: self.epoch,
-            last_of_epoch: self.end == self.order.num_rows(),
-            report,
-        })
-    }
-}
-
-/// Worker threads and the bounded queue between them and the consumer.
-///
-/// A worker takes the next job and its number under the lock, makes the micro-batch without the lock, and stores the
-/// result under the job's number. The consumer takes results by number, so the order does not depend on the number of
-/// workers.
-#[derive(Debug)]
-struct Prefetch {
-    queue: Arc<Queue>,
-    shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
-}
-
-#[derive(Debug)]
-struct Queue {
-    state: Mutex<QueueState>,
-    /// A result was stored.
-    ready: Condvar,
-    /// A result was taken out, so there is room for another job.
-    room: Condvar,
-    stopped: AtomicBool,
-}
-
-#[derive(Debug)]
-struct QueueState {
-    plan: Plan,
-    /// Number of the next job to be taken by a worker.
-    next_job: u64,
-    /// Number of the next result to hand out.
-    next_result: u64,
-    /// Number of jobs, once the plan has ended.
-    num_jobs: Option<u64>,
-    /// A worker ended with a panic outside a job.
-    has_failed: bool,
-    work: Work,
-    results: BTreeMap<u64, Result<LoadedBatch, DataError>>,
-}
-
-impl Queue {
-    /// The state is never half changed when code under this lock can panic, so a poisoned lock is safe to use.
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        std::iter::from_fn(move || self.next_unless(&is_stopped).filter(|_| !is_stopped()))
     }
 
-    fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
+    /// The work of making the micro-batches that were taken since the last call.
+    #[must_use]
+    pub fn take_work(&mut self) -> Work {
+        std::mem::take(&mut self.work)
     }
 
-    /// The body of a worker thread: runs jobs until the plan ends or the loader is dropped.
-    fn work(&self, shared: &Shared, capacity: u64) {
-        loop {
-            let mut state = self.lock();
-            while state.next_job >= state.next_result + capacity && !self.is_stopped() {
-                state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-            if self.is_stopped() {
-                return;
-            }
-            let number = state.next_job;
-            let Some(job) = state.plan.next_job(shared) else {
-                state.num_jobs = Some(number);
-                self.ready.notify_all();
-                return;
-            };
-            state.next_job += 1;
-            drop(state);
-            let (result, work) = Work::of(|| job.run(shared, &|| self.is_stopped()));
-            let mut state = self.lock();
-            state.results.insert(number, result);
-            state.work += work;
-            drop(state);
-            self.ready.notify_all();
-        }
-    }
-
-    fn stop(&self) {
-        // Under the lock, so that no worker is between checking the flag and starting to wait.
-        let state = self.lock();
-        self.stopped.store(true, Ordering::Relaxed);
-        drop(state);
-        self.room.notify_all();
-    }
-}
-
-impl Prefetch {
-    fn start(shared: Arc<Shared>, plan: Plan) -> Result<Self, DataError> {
-        let state = QueueState {
-            plan,
-            next_job: 0,
-            next_result: 0,
-            num_jobs: None,
-            has_failed: false,
-            work: Work::default(),
-            results: BTreeMap::new(),
-        };
-        let queue = Arc::new(Queue {
-            state: Mutex::new(state),
-            ready: Condvar::new(),
-            room: Condvar::new(),
-            stopped: AtomicBool::new(false),
-        });
-        let capacity = shared.config.prefetch_batches.max(1) as u64;
-        let mut prefetch = Self { queue, shared, workers: Vec::new() };
-        for index in 0..prefetch.shared.config.num_workers {
-            let (queue, shared) = (Arc::clone(&prefetch.queue), Arc::clone(&prefetch.shared));
-            let worker = std::thread::Builder::new().name(format!("data-{index}"));
-            let worker = worker.spawn(move || {
-                if catch_unwind(AssertUnwindSafe(|| queue.work(&shared, capacity))).is_err() {
-                    queue.lock().has_failed = true;
-                    queue.ready.notify_all();
-                }
-            });
-            prefetch.workers.push(worker.map_err(|error| DataError::Worker(error.to_string()))?);
-        }
-        Ok(prefetch)
-    }
-
-    /// The next result in order. `None` at the end of the plan, after an error, or once `is_stopped` is true before the
-    /// result is there.
-    fn next(&mut self, is_stopped: &dyn Fn() -> bool) -> Option<Result<LoadedBatch, DataError>> {
-        if self.queue.is_stopped() {
+    /// The next result in order. `None` at the end, after an error, or once `is_stopped` is true before the result is
+    /// there.
+    fn next_unless(&mut self, is_stopped: &dyn Fn() -> bool) -> Option<Result<LoadedBatch, DataError>> {
+        if self.is_stopped.load(Ordering::Relaxed) {
             return None;
         }
-        let result = if self.workers.is_empty() {
-            let job = self.queue.lock().plan.next_job(&self.shared)?;
-            let (result, work) = Work::of(|| job.run(&self.shared, is_stopped));
-            self.queue.lock().work += work;
-            result
-        } else {
-            let mut state = self.queue.lock();
+        let (result, work) = if self.jobs.is_some() {
+            let made = self.pending.pop_front()?;
             loop {
-                let number = state.next_result;
-                if let Some(result) = state.results.remove(&number) {
-                    state.next_result += 1;
-                    self.queue.room.notify_all();
-                    break result;
+                // A signal does not end this wait, so check at intervals whether to stop.
+                match made.recv_timeout(STOP_CHECK) {
+                    Ok(made) => break made,
+                    Err(RecvTimeoutError::Timeout) if is_stopped() => return None,
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => {
+                        break (Err(DataError::Worker("a thread panicked".into())), Work::default());
+                    }
                 }
-                if state.num_jobs.is_some_and(|num_jobs| number >= num_jobs) {
-                    return None;
-                }
-                if state.has_failed {
-                    break Err(DataError::Worker("a thread panicked".into()));
-                }
-                if is_stopped() {
-                    return None;
-                }
-                // A signal does not wake this wait, so check at intervals whether to stop.
-                let woken = self.queue.ready.wait_timeout(state, STOP_CHECK).unwrap_or_else(PoisonError::into_inner);
-                state = woken.0;
             }
+        } else {
+            let job = self.next_job()?;
+            Work::of(|| job.run(&self.dataset.files, is_stopped))
         };
+        self.work += work;
         if result.is_err() {
-            self.queue.stop();
+            self.is_stopped.store(true, Ordering::Relaxed);
+        } else {
+            self.hand_out_jobs();
         }
         Some(result)
     }
+
+    fn hand_out_jobs(&mut self) {
+        while self.jobs.is_some() && self.pending.len() < self.dataset.config.prefetch_batches.max(1) {
+            let Some(job) = self.next_job() else { return };
+            let (sender, receiver) = mpsc::channel();
+            // Without workers the sender is dropped, and the receiver reports it.
+            drop(self.jobs.as_ref().map(|jobs| jobs.send((job, sender))));
+            self.pending.push_back(receiver);
+        }
+    }
+
+    /// The next micro-batch to make, `None` at the end.
+    fn next_job(&mut self) -> Option<Job> {
+        let size = self.micro_batch_size;
+        let start_of = |batch: u64| usize::try_from(batch).unwrap_or(usize::MAX).saturating_mul(size);
+        if start_of(self.cursor.batch) >= self.order.1.num_rows() && self.order.0 == self.cursor.epoch {
+            if !self.is_endless {
+                return None;
+            }
+            self.cursor = Cursor { epoch: self.cursor.epoch + 1, batch: 0 };
+        }
+        if self.order.0 != self.cursor.epoch {
+            self.order = (self.cursor.epoch, Arc::new(self.dataset.train_order(self.cursor.epoch)));
+        }
+        let (Cursor { epoch, batch }, order) = (self.cursor, Arc::clone(&self.order.1));
+        let start = start_of(batch);
+        let end = (start + size).min(order.num_rows());
+        self.cursor = if end == order.num_rows() && self.is_endless {
+            Cursor { epoch: epoch + 1, batch: 0 }
+        } else {
+            Cursor { epoch, batch: batch + 1 }
+        };
+        Some(Job { order, rows: start..end, epoch, cursor_after: self.cursor })
+    }
 }
 
-impl Drop for Prefetch {
+impl Drop for Loader<'_> {
     fn drop(&mut self) {
-        self.queue.stop();
+        // Ends the current jobs, and then the workers.
+        self.is_stopped.store(true, Ordering::Relaxed);
+        self.jobs = None;
         for worker in self.workers.drain(..) {
-            // Workers catch their panics; if one still ended by panic, there is nothing more to report.
+            // Panics of jobs are caught; if a worker still ended by panic, there is nothing more to report.
             let _ = worker.join();
         }
     }
@@ -357,32 +282,30 @@ mod tests {
 
     use super::*;
     use crate::data::config::DataConfig;
+    use crate::data::dataset::OpenOptions;
     use crate::data::fixture::{Files, config, numbered_rows, tokenizer};
-    use crate::data::pipeline::{DataPipeline, OpenOptions};
+
+    fn open(files: &Files, rows: &str, change: impl FnOnce(&mut DataConfig)) -> Dataset {
+        let mut config = config(vec![files.write("r.jsonl", rows)]);
+        change(&mut config);
+        Dataset::open(&config, Arc::new(tokenizer()), 1, &OpenOptions::default()).unwrap()
+    }
 
     #[test]
     fn a_panic_in_a_worker_is_an_error() {
         let files = Files::new();
-        let shared = DataPipeline::open(
-            &config(vec![files.write("r.jsonl", &numbered_rows(2))]),
-            Arc::new(tokenizer()),
-            1,
-            &OpenOptions::default(),
-        );
-        let shared = shared.unwrap().shared();
-        let order = Arc::new(shared.train_order(0));
-        let job = Job { order, start: 0, end: 3, epoch: 0, cursor_after: Cursor::default() };
-        let error = job.run(&shared, &|| false).unwrap_err().to_string();
+        let dataset = open(&files, &numbered_rows(2), |_| {});
+        let order = Arc::new(dataset.train_order(0));
+        let job = Job { order, rows: 0..3, epoch: 0, cursor_after: Cursor::default() };
+        let error = job.run(&dataset.files, &|| false).unwrap_err().to_string();
         assert_eq!(error, "a data worker failed: index out of bounds: the len is 2 but the index is 2");
     }
 
     #[test]
     fn nobody_waits_for_a_micro_batch_who_wants_to_stop() {
         let files = Files::new();
-        let source = files.write("r.jsonl", &numbered_rows(100));
-        let config = DataConfig { num_workers: 0, ..config(vec![source]) };
-        let pipeline = DataPipeline::open(&config, Arc::new(tokenizer()), 1, &OpenOptions::default()).unwrap();
-        let mut loader = pipeline.loader(Cursor::default(), 100).unwrap();
+        let dataset = open(&files, &numbered_rows(100), |config| config.num_workers = 0);
+        let mut loader = dataset.loader(Cursor::default(), 100).unwrap();
         assert!(loader.next_batch_unless(&|| true).unwrap().is_none());
     }
 
@@ -391,30 +314,23 @@ mod tests {
         let files = Files::new();
         // A row takes noticeable time, a micro-batch very long.
         let row = format!("{{\"text\": \"{}\"}}\n", "words and ".repeat(2000));
-        let source = files.write("r.jsonl", &row.repeat(1000));
-        let config = DataConfig { num_workers: 2, max_length: 100_000, ..config(vec![source]) };
-        let pipeline = DataPipeline::open(&config, Arc::new(tokenizer()), 1, &OpenOptions::default()).unwrap();
-        let loader = pipeline.loader(Cursor::default(), 1000).unwrap();
+        let dataset = open(&files, &row.repeat(1000), |config| (config.num_workers, config.max_length) = (2, 100_000));
+        let loader = dataset.loader(Cursor::default(), 1000).unwrap();
         let started = Instant::now();
         drop(loader);
         assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
-        assert_eq!(Arc::strong_count(&pipeline.shared()), 2, "no thread holds the rows any more");
+        assert_eq!(Arc::strong_count(&dataset.files), 1, "no thread holds the rows any more");
     }
 
     #[test]
     fn no_more_is_made_than_fits_the_queue() {
         let files = Files::new();
-        let source = files.write("r.jsonl", &numbered_rows(100));
-        let config = DataConfig { num_workers: 2, prefetch_batches: 3, ..config(vec![source]) };
-        let pipeline = DataPipeline::open(&config, Arc::new(tokenizer()), 1, &OpenOptions::default()).unwrap();
-        let mut loader = pipeline.loader(Cursor::default(), 1).unwrap();
+        let dataset = open(&files, &numbered_rows(100), |config| {
+            (config.num_workers, config.prefetch_batches) = (2, 3);
+        });
+        let mut loader = dataset.loader(Cursor::default(), 1).unwrap();
         for taken in 0..5 {
-            let deadline = Instant::now() + Duration::from_secs(20);
-            while loader.prefetch.queue.lock().results.len() < 3 {
-                assert!(Instant::now() < deadline, "the queue does not fill");
-                std::thread::yield_now();
-            }
-            assert_eq!(loader.prefetch.queue.lock().next_job, taken + 3);
+            assert_eq!((loader.pending.len(), loader.cursor.batch), (3, taken + 3));
             loader.next_batch().unwrap();
         }
     }

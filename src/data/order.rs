@@ -21,6 +21,38 @@ pub(super) enum Purpose {
     Packs,
 }
 
+/// The rows of batches, in the order of the visits.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// One document per row.
+    Single(Vec<u32>),
+    /// Several documents per row.
+    Packed(Vec<Vec<u32>>),
+}
+
+impl Order {
+    pub(super) fn num_rows(&self) -> usize {
+        match self {
+            Self::Single(rows) => rows.len(),
+            Self::Packed(rows) => rows.len(),
+        }
+    }
+
+    pub(super) fn truncate(&mut self, num_rows: usize) {
+        match self {
+            Self::Single(rows) => rows.truncate(num_rows),
+            Self::Packed(rows) => rows.truncate(num_rows),
+        }
+    }
+
+    pub(super) fn documents(&self, row: usize) -> &[u32] {
+        match self {
+            Self::Single(rows) => std::slice::from_ref(&rows[row]),
+            Self::Packed(rows) => &rows[row],
+        }
+    }
+}
+
 /// The rows of a source that epoch `epoch` visits, in the order of the files: each of `rows` as often as `weight` says.
 /// The fractional part of a weight is visited as a subset drawn for the epoch.
 pub(super) fn visits(rows: &Range<u32>, weight: f64, seed: u64, epoch: u64, source: usize) -> Vec<u32> {

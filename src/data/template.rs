@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use minijinja::{Environment, context};
@@ -14,62 +13,15 @@ use super::jinja;
 use super::tokenizer::Tokenizer;
 use crate::panics::guarded;
 
+mod conversation;
 mod trace;
+
+use conversation::Conversation;
 
 /// Why a chat template could not be used.
 #[derive(Debug, thiserror::Error)]
-pub enum TemplateError {
-    /// The file that `data.chat_template` names cannot be read.
-    #[error("`data.chat_template` = {path:?}: {reason}\n  hint: \"auto\" (the model's own), \"none\", or a Jinja file")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why it cannot be read.
-        reason: String,
-    },
-    /// The template is not valid Jinja.
-    #[error("chat template of {origin}: {reason}\n  hint: `data.chat_template` can name a file with another one")]
-    Syntax {
-        /// Where the template came from.
-        origin: String,
-        /// What is wrong, with the line.
-        reason: String,
-    },
-    /// The template refused a conversation.
-    #[error("the chat template of {origin} failed: {reason}")]
-    Render {
-        /// Where the template came from.
-        origin: String,
-        /// What it said.
-        reason: String,
-    },
-    /// A part of what the user wrote is missing from the text.
-    #[error("{what} in the text that the chat template of {origin} writes{why}")]
-    Dropped {
-        /// The missing part.
-        what: String,
-        /// Where the template came from.
-        origin: String,
-        /// Why it is missing, and how to fix it.
-        why: String,
-    },
-    /// The text of the first messages alone is not a prefix of the text of the whole conversation.
-    #[error(
-        "the chat template of {origin} writes the start up to message {last} differently once more messages follow \
-         (…{alone:?} against …{within:?}), so answer {last} cannot be separated from the rest\n  hint: give a \
-         template that only appends in `data.chat_template`, or set `data.train_on_inputs = true`, which needs no mask"
-    )]
-    NotAPrefix {
-        /// Where the template came from.
-        origin: String,
-        /// Index of the last message that was rendered.
-        last: usize,
-        /// Where the two differ: the text of the first messages alone.
-        alone: String,
-        /// Where the two differ: the text of the whole conversation.
-        within: String,
-    },
-}
+#[error("{0}")]
+pub struct TemplateError(String);
 
 /// A conversation as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,8 +64,12 @@ impl ChatTemplate {
             "none" => Ok(None),
             "auto" => tokenizer.chat_template().map(|source| Self::new(source, "the model", tokenizer)).transpose(),
             file => {
-                let source = std::fs::read_to_string(file)
-                    .map_err(|error| TemplateError::File { path: Path::new(file).into(), reason: error.to_string() })?;
+                let source = std::fs::read_to_string(file).map_err(|error| {
+                    TemplateError(format!(
+                        "`data.chat_template` = {file:?}: {error}\n  hint: \"auto\" (the model's own), \"none\", or a \
+                         Jinja file"
+                    ))
+                })?;
                 Self::new(&source, file, tokenizer).map(Some)
             }
         }
@@ -125,8 +81,12 @@ impl ChatTemplate {
     /// A syntax error, with its line.
     pub fn new(source: &str, origin: &str, tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
         let now = OffsetDateTime::now_local().unwrap_or_else(|_| OffsetDateTime::now_utc());
-        let environment = jinja::compile(source, now)
-            .map_err(|error| TemplateError::Syntax { origin: origin.to_owned(), reason: full_message(&error) })?;
+        let environment = jinja::compile(source, now).map_err(|error| {
+            TemplateError(format!(
+                "chat template of {origin}: {}\n  hint: `data.chat_template` can name a file with another one",
+                full_message(&error)
+            ))
+        })?;
         let special_tokens = [
             ("bos_token", tokenizer.bos()),
             ("eos_token", tokenizer.eos()),
@@ -137,8 +97,8 @@ impl ChatTemplate {
             .into_iter()
             .filter_map(|(key, token)| token.map(|token| (key, token.text.clone())))
             .collect();
-        let identity = jinja::dates(source, now)
-            .map(|dates| Sha256::digest(format!("{:?}", (source, dates, &special_tokens))).into());
+        let identity = jinja::date(source, now)
+            .map(|date| Sha256::digest(format!("{:?}", (source, date, &special_tokens))).into());
         Ok(Self {
             environment,
             source: source.to_owned(),
@@ -181,7 +141,7 @@ impl ChatTemplate {
     }
 
     /// SHA-256 of everything besides the messages that decides the template's text: its source, the special tokens, and
-    /// the dates that it uses. `None` where its use of the time cannot be known in advance.
+    /// today's date where it uses it. `None` where it uses the time of day.
     #[must_use]
     pub fn identity(&self) -> Option<[u8; 32]> {
         self.identity
@@ -204,8 +164,7 @@ impl ChatTemplate {
         tools: Option<&Value>,
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
-        let messages: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
-        self.render_values(&messages, tools, if add_generation_prompt { Prompt::Answer } else { Prompt::None })
+        self.render_values(&values(messages), tools, if add_generation_prompt { Prompt::Answer } else { Prompt::None })
     }
 
     /// The text of a conversation, and the parts of it that the assistant writes.
@@ -217,23 +176,7 @@ impl ChatTemplate {
     /// The errors of [`render`](Self::render); a part of the conversation that leaves no trace in the text; a template
     /// that writes the start of a conversation differently once more messages follow.
     pub fn render_with_answers(&self, messages: &[Value], tools: Option<&Value>) -> Result<Rendered, TemplateError> {
-        let (text, values) = self.render_whole(messages, tools)?;
-        let mut rendered = Rendered { text, answers: Vec::new(), empty_answer: None };
-        for (index, message) in messages.iter().enumerate().filter(|(_, message)| message["role"] == "assistant") {
-            if message["weight"] == 0 {
-                continue;
-            }
-            if is_empty(message) {
-                rendered.empty_answer = rendered.empty_answer.or(Some(index));
-                continue;
-            }
-            let start = self.answer_start(&rendered.text, messages, &values, index, tools)?;
-            let end = self.answer_end(&rendered.text, start, messages, &values, index, tools)?;
-            if start < end {
-                rendered.answers.push(start..end);
-            }
-        }
-        Ok(rendered)
+        Conversation::new(self, messages, tools)?.with_answers()
     }
 
     /// The text of a whole conversation, checked to contain all of it.
@@ -241,106 +184,7 @@ impl ChatTemplate {
     /// # Errors
     /// The errors of [`render`](Self::render); a part of the conversation that leaves no trace in the text.
     pub fn render_traced(&self, messages: &[Value], tools: Option<&Value>) -> Result<String, TemplateError> {
-        self.render_whole(messages, tools).map(|(text, _)| text)
-    }
-
-    fn render_whole(
-        &self,
-        messages: &[Value],
-        tools: Option<&Value>,
-    ) -> Result<(String, Vec<minijinja::Value>), TemplateError> {
-        let values: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
-        let text = self.render_values(&values, tools, Prompt::None)?;
-        self.check_trace(&text, messages, tools)?;
-        Ok((text, values))
-    }
-
-    /// Offset in `text` where answer `index` of the conversation starts: after what a generation prompt supplies.
-    fn answer_start(
-        &self,
-        text: &str,
-        messages: &[Value],
-        values: &[minijinja::Value],
-        index: usize,
-        tools: Option<&Value>,
-    ) -> Result<usize, TemplateError> {
-        let before = &values[..index];
-        // Some templates write an empty thought into answers without a thought; `WithoutThinking` prompts include it.
-        let kinds: &[Prompt] = if self.mentions("enable_thinking") {
-            &[Prompt::WithoutThinking, Prompt::Answer]
-        } else {
-            &[Prompt::Answer]
-        };
-        let prompts: Vec<String> =
-            kinds.iter().map(|kind| self.render_values(before, tools, *kind)).collect::<Result<_, _>>()?;
-        if let Some(prompt) = prompts.iter().find(|prompt| text.starts_with(prompt.as_str())) {
-            return Ok(prompt.len());
-        }
-        // The prompt may open a thought that the text does not have. Their common start then ends with the token that
-        // starts the assistant's turn.
-        let asked = self.render_values(before, tools, Prompt::None)?;
-        for prompt in &prompts {
-            let common = &text[..common_prefix(text, prompt)];
-            let special = self.special_texts.iter().filter_map(|special| Some(common.rfind(special)? + special.len()));
-            if let Some(end) = special.max().filter(|end| common.starts_with(&asked) && *end > asked.len()) {
-                return Ok(end);
-            }
-        }
-        // An earlier part of the text depends on later messages. The part between the previous message and the answer
-        // does not.
-        if let Some(previous) = index.checked_sub(1) {
-            let altered = self.altered(messages, previous, tools, text);
-            for (kind, prompt) in kinds.iter().zip(&prompts) {
-                let values: Vec<_> = altered.messages[..index].iter().map(minijinja::Value::from_serialize).collect();
-                let other = self.render_values(&values, tools, *kind)?;
-                let between = &prompt[prompt.len() - common_suffix(prompt, &other)..];
-                let from = text.len() - common_suffix(text, &altered.text);
-                if other != *prompt && altered.text != text && text[from..].starts_with(between) {
-                    return Ok(from + between.len());
-                }
-            }
-        }
-        Err(self.not_a_prefix(text, &prompts[prompts.len() - 1], index))
-    }
-
-    /// Offset in `text` where answer `index`, which starts at `start`, ends: after the token that ends the turn.
-    fn answer_end(
-        &self,
-        text: &str,
-        start: usize,
-        messages: &[Value],
-        values: &[minijinja::Value],
-        index: usize,
-        tools: Option<&Value>,
-    ) -> Result<usize, TemplateError> {
-        if index + 1 == messages.len() {
-            return Ok(start + self.turn_length(&text[start..]));
-        }
-        let answered = self.render_values(&values[..=index], tools, Prompt::None)?;
-        if text.starts_with(&answered) && start <= answered.len() {
-            return Ok(start + self.turn_length(&text[start..answered.len()]));
-        }
-        // The template adds something to the last answer only. This answer ends at the last end of a turn before the
-        // content of the next message.
-        let altered = self.altered(messages, index + 1, tools, text);
-        let upto = text.get(start..common_prefix(text, &altered.text)).filter(|_| altered.text != text);
-        let upto = upto.unwrap_or_default();
-        let ends = self.turn_ends.iter().filter_map(|end| Some(upto.rfind(end)? + end.len()));
-        let end = ends.max().ok_or_else(|| self.not_a_prefix(text, &answered, index))?;
-        Ok(start + self.turn_length(&upto[..end]))
-    }
-
-    /// The conversation with the content of message `index` replaced by one with another first and last character.
-    fn altered(&self, messages: &[Value], index: usize, tools: Option<&Value>, text: &str) -> Altered {
-        let content = trace::text_of(&messages[index]["content"]);
-        let content = content.trim();
-        let other = ["x", "y", "z"].into_iter().find(|other| !content.starts_with(other) && !content.ends_with(other));
-        let mut messages = messages.to_vec();
-        messages[index]["content"] = other.unwrap_or_default().into();
-        let values: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
-        // If the template refuses the change, use the unchanged text: callers see that nothing was altered.
-        let text = self.render_values(&values, tools, Prompt::None).unwrap_or_else(|_| text.to_owned());
-        Altered { messages, text }
+        Conversation::new(self, messages, tools).map(|conversation| conversation.text)
     }
 
     /// Length of an answer up to the end of the token that ends the turn. Whatever follows that token is never
@@ -390,21 +234,13 @@ impl ChatTemplate {
         guarded(render)
             .and_then(|rendered| rendered.map_err(|error| full_message(&error)))
             .and_then(|()| out.into_text())
-            .map_err(|reason| TemplateError::Render { origin: self.origin.clone(), reason })
-    }
-
-    /// The error for a `prefix` that `text` does not start with.
-    fn not_a_prefix(&self, text: &str, prefix: &str, last: usize) -> TemplateError {
-        let at = common_prefix(text, prefix);
-        let excerpt = |text: &str| text[at..].chars().take(30).collect();
-        TemplateError::NotAPrefix { origin: self.origin.clone(), last, alone: excerpt(prefix), within: excerpt(text) }
+            .map_err(|reason| TemplateError(format!("the chat template of {} failed: {reason}", self.origin)))
     }
 }
 
-/// A conversation with one message changed, and the template's text for it.
-struct Altered {
-    messages: Vec<Value>,
-    text: String,
+/// Messages as a template gets them.
+fn values(messages: &[Value]) -> Vec<minijinja::Value> {
+    messages.iter().map(minijinja::Value::from_serialize).collect()
 }
 
 /// The end of a rendering.
@@ -415,27 +251,6 @@ enum Prompt {
     Answer,
     /// The generation prompt for an answer without thinking.
     WithoutThinking,
-}
-
-/// Whether an assistant's message has neither text nor calls.
-fn is_empty(message: &Value) -> bool {
-    message["tool_calls"].is_null()
-        && trace::TEXT_KEYS.iter().all(|key| {
-            let text = trace::text_of(&message[*key]);
-            trace::without_empty_thought(&text).trim().is_empty()
-        })
-}
-
-/// Number of bytes, in whole characters, that two texts have in common at the start.
-fn common_prefix(one: &str, other: &str) -> usize {
-    let differs = one.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);
-    differs.map_or(one.len().min(other.len()), |((at, _), _)| at)
-}
-
-/// Number of bytes, in whole characters, that two texts have in common at the end.
-fn common_suffix(one: &str, other: &str) -> usize {
-    let pairs = one.chars().rev().zip(other.chars().rev());
-    pairs.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 
 /// A template's error with its causes and its line.

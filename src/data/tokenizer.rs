@@ -1,6 +1,7 @@
 //! The tokenizer of a Hugging Face model folder: text to token ids and back.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::de::IgnoredAny;
@@ -21,42 +22,13 @@ const TURN_END_TOKENS: [&str; 5] = ["<|im_end|>", "<|eot_id|>", "<|end_of_turn|>
 
 /// Why a tokenizer could not be opened or used.
 #[derive(Debug, thiserror::Error)]
-pub enum TokenizerError {
-    /// The folder has no `tokenizer.json`.
-    #[error(
-        "{}: no tokenizer.json\n  hint: a model folder needs a fast tokenizer; \
-         `AutoTokenizer.from_pretrained(...).save_pretrained(...)` of transformers writes one", .0.display()
-    )]
-    Missing(PathBuf),
-    /// A file exists but cannot be read.
-    #[error("{}: {reason}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A named special token is not in the vocabulary.
-    #[error("{}: `{key}` is {token:?}, which the vocabulary of tokenizer.json does not have", path.display())]
-    UnknownToken {
-        /// The file that names the token.
-        path: PathBuf,
-        /// The token's name, such as `bos_token`.
-        key: &'static str,
-        /// The token's text.
-        token: String,
-    },
-    /// A text could not be tokenised.
-    #[error("cannot tokenise {text:?}: {reason}")]
-    Encode {
-        /// Start of the text.
-        text: String,
-        /// Error message of the tokenizer.
-        reason: String,
-    },
-    /// Token ids could not be turned into text.
-    #[error("cannot decode token ids: {0}")]
-    Decode(String),
+#[error("{0}")]
+pub struct TokenizerError(String);
+
+impl TokenizerError {
+    fn of_file(path: &Path, reason: impl fmt::Display) -> Self {
+        Self(format!("{}: {reason}", path.display()))
+    }
 }
 
 /// A special token by text and id.
@@ -117,9 +89,13 @@ impl Tokenizer {
     pub fn open(model_dir: &Path) -> Result<Self, TokenizerError> {
         let path = model_dir.join("tokenizer.json");
         if !path.is_file() {
-            return Err(TokenizerError::Missing(model_dir.to_path_buf()));
+            return Err(TokenizerError::of_file(
+                model_dir,
+                "no tokenizer.json\n  hint: a model folder needs a fast tokenizer; \
+                 `AutoTokenizer.from_pretrained(...).save_pretrained(...)` of transformers writes one",
+            ));
         }
-        let failed = |reason: String| TokenizerError::File { path: path.clone(), reason };
+        let failed = |reason: String| TokenizerError::of_file(&path, reason);
         let content = std::fs::read(&path).map_err(|error| failed(error.to_string()))?;
         // The library unwraps in some places on invalid JSON, and panics on other unexpected values.
         let refused = |reason: String| failed(format!("{reason}\n  hint: put the model's own tokenizer.json there"));
@@ -139,7 +115,10 @@ impl Tokenizer {
                 if let Some(text) = token_text(&file[key]) {
                     return match inner.token_to_id(&text) {
                         Some(id) => Ok(Some(SpecialToken { text, id })),
-                        None => Err(TokenizerError::UnknownToken { path: path.clone(), key, token: text }),
+                        None => Err(TokenizerError::of_file(
+                            path,
+                            format!("`{key}` is {text:?}, which the vocabulary of tokenizer.json does not have"),
+                        )),
                     };
                 }
             }
@@ -200,7 +179,10 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_tokens(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TokenizerError> {
-        let refused = |reason: String| TokenizerError::Encode { text: text.chars().take(60).collect(), reason };
+        let refused = |reason: String| {
+            let start: String = text.chars().take(60).collect();
+            TokenizerError(format!("cannot tokenise {start:?}: {reason}"))
+        };
         let encoding = guarded(|| self.inner.encode(text, add_special_tokens))
             .map_err(refused)?
             .map_err(|error| refused(error.to_string()))?;
@@ -231,9 +213,10 @@ impl Tokenizer {
     /// # Errors
     /// When the decoder of `tokenizer.json` fails.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TokenizerError> {
+        let failed = |reason: String| TokenizerError(format!("cannot decode token ids: {reason}"));
         guarded(|| self.inner.decode(ids, skip_special_tokens))
-            .map_err(TokenizerError::Decode)?
-            .map_err(|error| TokenizerError::Decode(error.to_string()))
+            .map_err(failed)?
+            .map_err(|error| failed(error.to_string()))
     }
 
     /// A decoder for ids that arrive one at a time.
@@ -246,12 +229,6 @@ impl Tokenizer {
     #[must_use]
     pub fn token_text(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
-    }
-
-    /// Id of a token by its spelling in the vocabulary.
-    #[must_use]
-    pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
     }
 
     /// Text of the tokens that are marked as special.
@@ -296,12 +273,6 @@ impl Tokenizer {
     #[must_use]
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
-    }
-
-    /// Number of tokens, including added tokens.
-    #[must_use]
-    pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
     }
 
     /// Largest id that [`encode`](Self::encode) can return. The model's `vocab_size` must be larger to use this

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 
 use super::error::DataError;
-use super::files::read_exact_at;
+use super::rows::read_exact_at;
 use super::tokenizer::{Token, Tokenizer};
 
 #[derive(Clone, Copy, Debug)]
@@ -25,16 +25,15 @@ const PIECES: Pieces = Pieces { bytes: 256 * 1024, overlap: 8 * 1024, at_once: 1
 ///
 /// # Errors
 /// A file that cannot be read, or is not UTF-8; an error of `sink`.
-pub(super) fn tokenise<E: From<DataError>>(
+pub(super) fn tokenise(
     path: &Path,
     tokenizer: &Tokenizer,
-    sink: &mut dyn FnMut(u32) -> Result<(), E>,
-) -> Result<(), E> {
-    let text = TextFile::open(path)?;
+    sink: &mut dyn FnMut(u32) -> Result<(), DataError>,
+) -> Result<(), DataError> {
     let mut last = None;
-    for_each_token(&text, tokenizer, PIECES, &mut |token| {
-        last = Some(token.id);
-        sink(token.id)
+    for_each_token(&TextFile::open(path)?, tokenizer, PIECES, &mut |id| {
+        last = Some(id);
+        sink(id)
     })?;
     tokenizer.eos().filter(|eos| last != Some(eos.id)).map_or(Ok(()), |eos| sink(eos.id))
 }
@@ -93,12 +92,12 @@ impl TextFile {
 /// Hands the tokens of `text` to `sink`, tokenising it in pieces. Two pieces are joined in their overlap, at the last
 /// place where both have a token boundary. Places near the end of the first piece are not used, because the cut there
 /// may change its tokens.
-fn for_each_token<E: From<DataError>>(
+fn for_each_token(
     text: &TextFile,
     tokenizer: &Tokenizer,
     pieces: Pieces,
-    sink: &mut dyn FnMut(Token) -> Result<(), E>,
-) -> Result<(), E> {
+    sink: &mut dyn FnMut(u32) -> Result<(), DataError>,
+) -> Result<(), DataError> {
     let encode = |range: Range<usize>| -> Result<Piece, DataError> {
         let (start, text) = text.read(range.clone())?;
         let mut tokens = tokenizer.encode_tokens(&text, range.start == 0)?;
@@ -113,9 +112,9 @@ fn for_each_token<E: From<DataError>>(
     let mut emit = |piece: &Piece, to: usize| {
         // BOS ends at 0, so it must pass although `written_to` starts at 0.
         let new = |token: &&Token| token.end <= to && (token.end > written_to || token.end == 0);
-        piece.tokens.iter().filter(new).try_for_each(|token| sink(*token))?;
+        piece.tokens.iter().filter(new).try_for_each(|token| sink(token.id))?;
         written_to = to;
-        Ok::<(), E>(())
+        Ok::<(), DataError>(())
     };
     let mut previous: Option<Piece> = None;
     for group in starts.chunks(pieces.at_once) {
@@ -168,12 +167,13 @@ mod tests {
         let files = Files::new();
         files.write("t.txt", text);
         let mut ids = Vec::new();
-        let mut sink = |token: Token| {
-            ids.push(token.id);
-            Ok::<(), DataError>(())
-        };
         let text = TextFile::open(&files.path("t.txt")).unwrap();
-        for_each_token(&text, &tokenizer(), Pieces { bytes, overlap, at_once: 3 }, &mut sink).unwrap();
+        let pieces = Pieces { bytes, overlap, at_once: 3 };
+        for_each_token(&text, &tokenizer(), pieces, &mut |id| {
+            ids.push(id);
+            Ok(())
+        })
+        .unwrap();
         ids
     }
 
@@ -201,9 +201,7 @@ mod tests {
         let files = Files::new();
         std::fs::write(files.path("latin.txt"), b"caf\xe9").unwrap();
         files.write("empty.txt", " \n");
-        let error = |name: &str| {
-            tokenise::<DataError>(&files.path(name), &tokenizer(), &mut |_| Ok(())).unwrap_err().to_string()
-        };
+        let error = |name: &str| tokenise(&files.path(name), &tokenizer(), &mut |_| Ok(())).unwrap_err().to_string();
         assert!(error("latin.txt").contains("not UTF-8 at byte 3\n  hint: `iconv`"), "{}", error("latin.txt"));
         assert!(error("empty.txt").ends_with("the file has no text"));
     }

@@ -15,7 +15,7 @@ use super::inputs::data_failure;
 use super::prepare::Prepared;
 use super::start::Started;
 use super::verify::adapter_reloads;
-use crate::data::pipeline::RowCounts;
+use crate::data::dataset::RowCounts;
 use crate::export::adapter_weights;
 use crate::failure::Failure;
 use crate::metrics::{Outcome, Summary};

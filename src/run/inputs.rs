@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::data::config::DataConfig;
+use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::error::DataError;
-use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{Dtype, OpenDevice};
 use crate::failure::Failure;
@@ -169,9 +169,9 @@ impl ModelSource {
         data: &DataConfig,
         seed: u64,
         options: &OpenOptions<'_>,
-    ) -> Result<DataPipeline, Failure> {
+    ) -> Result<Dataset, Failure> {
         let tokenizer = self.tokenizer().map_err(|failure| failure.about("model.path"))?;
-        DataPipeline::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
+        Dataset::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
             DataError::Interrupted => Failure::Interrupted,
             error => data_failure(error),
         })

@@ -9,7 +9,7 @@ use super::overview::total_steps;
 use super::prepare::Prepared;
 use super::resume::Resumed;
 use crate::data::cache::CacheSettings;
-use crate::data::pipeline::{DataPipeline, OpenOptions};
+use crate::data::dataset::{Dataset, OpenOptions};
 use crate::export::{adapter_set, read_adapter};
 use crate::failure::Failure;
 use crate::hub::Progress;
@@ -29,7 +29,7 @@ const STOP_CHECK: Duration = Duration::from_millis(50);
 
 /// Rows, and the model with its adapters: fresh ones, or those of a checkpoint.
 pub(super) struct Loaded {
-    pub(super) data: DataPipeline,
+    pub(super) data: Dataset,
     pub(super) step: TrainStep,
 }
 
@@ -58,7 +58,7 @@ impl Loaded {
 }
 
 /// The settings that determine which rows are in which micro-batch.
-pub(super) fn row_order(recipe: &Recipe, data: &DataPipeline) -> RowOrder {
+pub(super) fn row_order(recipe: &Recipe, data: &Dataset) -> RowOrder {
     RowOrder {
         seed: recipe.seed,
         micro_batch_size: recipe.train.micro_batch_size,
@@ -69,7 +69,7 @@ pub(super) fn row_order(recipe: &Recipe, data: &DataPipeline) -> RowOrder {
 }
 
 /// Reads rows and model in parallel, since parsing the tokenizer takes as long as loading a small model.
-fn read_rows_and_model(run: &Run<'_>) -> Result<(DataPipeline, Model), Failure> {
+fn read_rows_and_model(run: &Run<'_>) -> Result<(Dataset, Model), Failure> {
     let Run { args, prepared: Prepared { recipe, source, device, .. }, stop, .. } = run;
     let is_stopped = || stop.requested();
     let progress = Progress::detect(args.quiet);

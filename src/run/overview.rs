@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::device_memory::StepMemory;
 use super::prepare::Prepared;
-use crate::data::pipeline::DataPipeline;
-use crate::data::sources::FileInfo;
+use crate::data::dataset::Dataset;
+use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
@@ -20,7 +20,7 @@ use crate::train::schedule::{self, Schedule};
 pub(crate) type Fact = (&'static str, String);
 
 /// Prints every value on a line of its own; unusual values as warnings.
-pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule, sinks: &mut Sinks) {
+pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sinks: &mut Sinks) {
     let Prepared { recipe, source, selection, device, memory } = prepared;
     let config = Some(&source.config);
     let mut facts = prepared_facts(recipe, Some(device), config, &weights(&source.weights), Some(selection));
@@ -118,7 +118,7 @@ fn layers(selection: &Selection) -> Fact {
 }
 
 /// A file of rows.
-pub(crate) fn file(data: &DataPipeline, file: &FileInfo) -> Fact {
+pub(crate) fn file(data: &Dataset, file: &FileInfo) -> Fact {
     let subject = if file.is_eval { "evaluation data" } else { "training data" };
     let (path, rows, format) = (file.path.display(), with_commas(file.num_rows), file.format.name());
     (subject, format!("{path} ({rows} rows, {format}){}", data.form_of(file)))
@@ -137,7 +137,7 @@ pub(crate) fn file_notes(file: &FileInfo) -> String {
 }
 
 /// The rows of `data.eval_split`.
-pub(crate) fn held_out(data: &DataPipeline) -> Fact {
+pub(crate) fn held_out(data: &Dataset) -> Fact {
     let (held_out, left) = (with_commas(data.num_eval_rows()), with_commas(data.num_train_rows()));
     ("evaluation data", format!("{held_out} rows held out, {left} rows left to train on"))
 }
@@ -148,7 +148,7 @@ fn batch(recipe: &Recipe) -> Fact {
     ("effective batch", format!("{} sequences ({rows} x {steps}), at most {tokens} tokens", rows * steps))
 }
 
-fn steps(recipe: &Recipe, data: &DataPipeline, schedule: &Schedule) -> String {
+fn steps(recipe: &Recipe, data: &Dataset, schedule: &Schedule) -> String {
     let (total, warmup) = (schedule.total_steps(), schedule.warmup_steps());
     let per_epoch = steps_per_epoch(recipe, data);
     #[allow(clippy::cast_precision_loss, reason = "shown with two decimals")]
@@ -161,18 +161,18 @@ fn steps(recipe: &Recipe, data: &DataPipeline, schedule: &Schedule) -> String {
 }
 
 /// Steps of an epoch.
-pub(crate) fn steps_per_epoch(recipe: &Recipe, data: &DataPipeline) -> u64 {
+pub(crate) fn steps_per_epoch(recipe: &Recipe, data: &Dataset) -> u64 {
     schedule::steps_per_epoch(batches_per_epoch(recipe, data), recipe.train.gradient_accumulation_steps)
 }
 
 /// Steps of the whole run.
-pub(crate) fn total_steps(recipe: &Recipe, data: &DataPipeline) -> u64 {
+pub(crate) fn total_steps(recipe: &Recipe, data: &Dataset) -> u64 {
     let train = &recipe.train;
     let batches = batches_per_epoch(recipe, data);
     schedule::total_steps(batches, train.gradient_accumulation_steps, train.num_epochs, train.max_steps)
 }
 
-fn batches_per_epoch(recipe: &Recipe, data: &DataPipeline) -> usize {
+fn batches_per_epoch(recipe: &Recipe, data: &Dataset) -> usize {
     usize::try_from(data.batches_per_epoch(recipe.train.micro_batch_size)).unwrap_or(usize::MAX)
 }
 

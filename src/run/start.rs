@@ -10,8 +10,8 @@ use super::overview;
 use super::prepare::Prepared;
 use super::resume::Resumed;
 use crate::checkpoint::Checkpoints;
-use crate::data::pipeline::DataPipeline;
-use crate::data::sources::FileInfo;
+use crate::data::dataset::Dataset;
+use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
 use crate::device::{Dtype, num_cpu_threads};
 use crate::diagnosis::Facts;
@@ -41,7 +41,7 @@ impl<'a> Started<'a> {
     /// Writes the files that are known before the first step, opens the sinks and starts sampling the machine.
     pub(super) fn new(
         run: &'a Run<'a>,
-        data: &'a DataPipeline,
+        data: &'a Dataset,
         step: TrainStep,
         resumed: Option<Resumed>,
     ) -> Result<Self, Failure> {
@@ -144,7 +144,7 @@ fn start_telemetry(prepared: &Prepared, sinks: &mut Sinks) -> Telemetry {
 }
 
 /// The form in which rows are passed to the model, so that prompts can use the same form.
-fn prompt_form(recipe: &Recipe, data: &DataPipeline) -> PromptForm {
+fn prompt_form(recipe: &Recipe, data: &Dataset) -> PromptForm {
     // The model's own template is stored with the model.
     let is_own = recipe.data.chat_template == "auto";
     data.template().map_or(PromptForm::Raw, |template| PromptForm::ChatTemplate {
@@ -153,7 +153,7 @@ fn prompt_form(recipe: &Recipe, data: &DataPipeline) -> PromptForm {
 }
 
 /// Digests of the inputs, so that a resumed run can compare them.
-fn inputs(prepared: &Prepared, data: &DataPipeline) -> Inputs {
+fn inputs(prepared: &Prepared, data: &Dataset) -> Inputs {
     let hexadecimal = |digest: [u8; 32]| digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     Inputs {
         train_rows: Some(hexadecimal(data.train_digest())),
@@ -164,7 +164,7 @@ fn inputs(prepared: &Prepared, data: &DataPipeline) -> Inputs {
 }
 
 /// The facts about recipe and machine that the diagnosis rules use.
-fn facts(prepared: &Prepared, data: &DataPipeline, telemetry: &Telemetry, leaves_padding_out: bool) -> Facts {
+fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padding_out: bool) -> Facts {
     let Prepared { recipe, source, selection, device, .. } = prepared;
     let config = &source.config;
     let (train, rows) = (&recipe.train, recipe.train.micro_batch_size);

@@ -4,8 +4,8 @@ use super::config::{EvalConfig, TrainConfig};
 use super::loss::LossSum;
 use super::step::TrainStep;
 use super::stop::Stop;
+use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
-use crate::data::pipeline::DataPipeline;
 use crate::generate::{GenerateError, Generator};
 use crate::metrics::Sample;
 
@@ -19,7 +19,7 @@ use crate::metrics::Sample;
 /// A row that cannot be read.
 pub(super) fn eval_loss(
     step: &TrainStep,
-    data: &DataPipeline,
+    data: &Dataset,
     train: &TrainConfig,
     eval: &EvalConfig,
     stop: &Stop,
@@ -55,7 +55,7 @@ pub(super) fn eval_loss(
 pub(super) fn samples(
     num_steps: u64,
     step: &TrainStep,
-    data: &DataPipeline,
+    data: &Dataset,
     prompts: &[String],
     is_stopped: impl Fn() -> bool,
 ) -> Result<Option<Vec<Sample>>, GenerateError> {

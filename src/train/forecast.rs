@@ -3,8 +3,8 @@
 use super::config::TrainConfig;
 use super::flops::StepFlops;
 use super::schedule::{steps_per_epoch, total_steps};
+use crate::data::dataset::{Cursor, Dataset};
 use crate::data::error::DataError;
-use crate::data::pipeline::{Cursor, DataPipeline};
 use crate::stats::as_f64;
 
 /// The steps of a run, before it starts.
@@ -26,12 +26,7 @@ impl Forecast {
     ///
     /// # Errors
     /// A row that cannot be read.
-    pub fn new(
-        data: &DataPipeline,
-        train: &TrainConfig,
-        flops: &StepFlops,
-        is_padded: bool,
-    ) -> Result<Self, DataError> {
+    pub fn new(data: &Dataset, train: &TrainConfig, flops: &StepFlops, is_padded: bool) -> Result<Self, DataError> {
         let accumulated = train.gradient_accumulation_steps;
         let per_epoch = usize::try_from(data.batches_per_epoch(train.micro_batch_size)).unwrap_or(usize::MAX);
         let steps = total_steps(per_epoch, accumulated, train.num_epochs, train.max_steps);

@@ -8,7 +8,7 @@ use super::step::{StepCounters, StepOutcome};
 use super::step_work::StepWork;
 use super::totals::Totals;
 use super::watchdog::Watchdog;
-use crate::data::pipeline::Cursor;
+use crate::data::dataset::Cursor;
 
 /// `trainer_state.json`: the state of training after a whole number of steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,10 +5,10 @@ use std::io::{BufRead, BufReader};
 
 use super::flops::StepFlops;
 use crate::data::batch::RowSource;
+use crate::data::dataset::{Cursor, RowCounts};
+use crate::data::files::FileInfo;
 use crate::data::files::FileKind;
 use crate::data::loader::LoadedBatch;
-use crate::data::pipeline::{Cursor, RowCounts};
-use crate::data::sources::FileInfo;
 
 /// Number of rows that a warning names before it only counts the others.
 const MAX_ROWS_NAMED: usize = 8;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::data::pipeline::RowCounts;
+use crate::data::dataset::RowCounts;
 use crate::metrics::{StepMetrics, TimeSpent};
 use crate::stats::MeanOverTime;
 

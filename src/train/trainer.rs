@@ -15,9 +15,9 @@ use super::step_work::StepWork;
 use super::stop::Stop;
 use super::watchdog::{self, Observation, Verdict, WatchdogConfig};
 use crate::checkpoint::CheckpointError;
+use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::data::loader::{LoadedBatch, Loader};
-use crate::data::pipeline::DataPipeline;
 use crate::generate::GenerateError;
 use crate::metrics::{EvalMetrics, Outcome, Sinks, StepMetrics};
 
@@ -65,7 +65,7 @@ pub struct Trainer<'a> {
     /// Learning rate by step, and the number of steps.
     pub schedule: Schedule,
     /// The rows.
-    pub data: &'a DataPipeline,
+    pub data: &'a Dataset,
     /// Stop requests.
     pub stop: &'a Stop,
     /// Stopwatch and figures.

@@ -167,7 +167,7 @@ fn checkpoint() -> Vec<u8> {
 "watchdog":WATCHDOG,"totals":{"tokens":1000,"target_tokens":500,"skipped_steps":0,"anomalous_steps":0,"rows":ROWS,"wall_seconds":12.5,"figures":FIGURES},"inputs":{}}"#;
     let json = |value: serde_json::Value| value.to_string();
     let watchdog = json(serde_json::to_value(lora_train::train::watchdog::Watchdog::default()).unwrap());
-    let rows = json(serde_json::to_value(lora_train::data::pipeline::RowCounts::default()).unwrap());
+    let rows = json(serde_json::to_value(lora_train::data::dataset::RowCounts::default()).unwrap());
     let figures = json(serde_json::to_value(lora_train::train::totals::RunFigures::default()).unwrap());
     let state = state.replace("WATCHDOG", &watchdog).replace("ROWS", &rows).replace("FIGURES", &figures);
     let recipe = "[model]\npath = \"m\"\n";

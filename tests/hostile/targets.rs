@@ -10,8 +10,8 @@ use std::sync::{Arc, OnceLock};
 use lora_train::checkpoint::{self, CheckpointConfig, Checkpoints};
 use lora_train::data::cache::CacheSettings;
 use lora_train::data::config::{DataConfig, DataFormat, DataSource, OnBadRow};
+use lora_train::data::dataset::{Dataset, OpenOptions};
 use lora_train::data::formats::{RowFormat, Sample};
-use lora_train::data::pipeline::{DataPipeline, OpenOptions};
 use lora_train::data::template::ChatTemplate;
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::export::{check_adapter, read_adapter, write_adapter};
@@ -112,7 +112,7 @@ pub(crate) fn rows(data: &[u8]) {
     let on_bad_row = if choice & 0x80 == 0 { OnBadRow::Skip } else { OnBadRow::Error };
     let folder = Folder::new();
     let config = data_config(&folder.write(name, content), format, on_bad_row);
-    let Ok(pipeline) = DataPipeline::open(&config, quickstart_tokenizer().clone(), 0, &OpenOptions::default()) else {
+    let Ok(pipeline) = Dataset::open(&config, quickstart_tokenizer().clone(), 0, &OpenOptions::default()) else {
         return;
     };
     check_rows(&pipeline, &config);
@@ -126,7 +126,7 @@ pub(crate) fn data_config(path: &Path, format: DataFormat, on_bad_row: OnBadRow)
 }
 
 /// Reads the rows and asserts that a model can be trained on them.
-pub(crate) fn check_rows(pipeline: &DataPipeline, config: &DataConfig) {
+pub(crate) fn check_rows(pipeline: &Dataset, config: &DataConfig) {
     let num_rows = pipeline.num_train_rows();
     assert!(!pipeline.warnings().iter().any(String::is_empty));
     for row in 0..num_rows.min(MAX_ROWS) {

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use lora_train::data::config::{DataConfig, DataFormat, OnBadRow};
+use lora_train::data::dataset::{Cursor, Dataset};
 use lora_train::data::error::DataError;
-use lora_train::data::pipeline::{Cursor, DataPipeline};
 
 use crate::folder::Folder;
 use crate::targets::{check_rows, data_config, quickstart_tokenizer, with_cache};
@@ -42,7 +42,7 @@ pub(crate) fn tokens(data: &[u8]) {
     let name = if repairs & 4 == 0 { name } else { name.replace(".tokens", ".unfinished") };
     fs::write(cache.join(name), bytes).unwrap();
     // A table with a valid checksum may say that no row is usable.
-    let Ok(pipeline) = DataPipeline::open(&config, quickstart_tokenizer().clone(), 0, &with_cache(&cache)) else {
+    let Ok(pipeline) = Dataset::open(&config, quickstart_tokenizer().clone(), 0, &with_cache(&cache)) else {
         return;
     };
     check_rows(&pipeline, &config);
@@ -57,7 +57,7 @@ pub(crate) fn tokens(data: &[u8]) {
 fn valid(cache: &Path, config: &DataConfig) -> (String, Vec<u8>) {
     static VALID: OnceLock<(String, Vec<u8>)> = OnceLock::new();
     let make = || {
-        drop(DataPipeline::open(config, quickstart_tokenizer().clone(), 0, &with_cache(cache)).unwrap());
+        drop(Dataset::open(config, quickstart_tokenizer().clone(), 0, &with_cache(cache)).unwrap());
         let stores = fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path());
         let path = stores.filter(|path| path.extension().is_some_and(|end| end == "tokens")).last().unwrap();
         (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(path).unwrap())

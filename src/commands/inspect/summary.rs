@@ -6,8 +6,8 @@ use rayon::prelude::*;
 use serde_json::json;
 
 use crate::data::config::DataConfig;
+use crate::data::dataset::{Cursor, Dataset, RowCounts};
 use crate::data::error::DataError;
-use crate::data::pipeline::{Cursor, DataPipeline, RowCounts};
 
 /// Maximum number of rows whose lengths are taken.
 const MAX_ROWS: usize = 10_000;
@@ -33,11 +33,7 @@ pub(super) struct Summary {
 
 impl Summary {
     /// Reads the training rows; lengths come from the first of them if there are very many.
-    pub(super) fn measure(
-        data: &DataPipeline,
-        config: &DataConfig,
-        micro_batch_size: usize,
-    ) -> Result<Self, DataError> {
+    pub(super) fn measure(data: &Dataset, config: &DataConfig, micro_batch_size: usize) -> Result<Self, DataError> {
         let mut summary = Self {
             counts: data.train_counts()?,
             max_length: config.max_length,

@@ -39,7 +39,7 @@ fn inspected(rows: &str, data: &str, num_shown: usize, marks: Marks) -> (String,
     );
     let recipe = Recipe::parse(Path::new("r.toml"), &text, &[], Purpose::Training).unwrap();
     let tokenizer = Arc::new(Tokenizer::open(folder.path()).unwrap());
-    let data = DataPipeline::open(&recipe.data, Arc::clone(&tokenizer), 0, &OpenOptions::default()).unwrap();
+    let data = Dataset::open(&recipe.data, Arc::clone(&tokenizer), 0, &OpenOptions::default()).unwrap();
     let mut out = Vec::new();
     let warnings = inspect(&recipe, &data, &tokenizer, num_shown, Some(marks), &mut out).unwrap();
     (String::from_utf8(out).unwrap().replace(folder.path().to_str().unwrap(), ""), warnings)

@@ -20,8 +20,9 @@ use tempfile::TempPath;
 use super::{CacheKey, UNFINISHED_SUFFIX};
 use crate::data::config::DataFormat;
 use crate::data::encode::EncodedRow;
-use crate::data::files::{FileKind, read_exact_at};
+use crate::data::files::FileKind;
 use crate::data::findings::RowFindings;
+use crate::data::rows::read_exact_at;
 
 const MAGIC: [u8; 8] = *b"LTTOKENS";
 const HEADER_BYTES: usize = 128;
@@ -29,10 +30,6 @@ const CRC_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 12;
 const LOSS_BIT: u32 = 1 << 31;
 const MAX_DETAILS_BYTES: u64 = 1 << 20;
-/// Bytes of a table that are read at a time: a whole number of entries.
-const BLOCK_BYTES: usize = (1 << 20) / ENTRY_BYTES * ENTRY_BYTES;
-/// Most bytes that are kept of the reason why a row cannot be used.
-const MAX_PROBLEM_BYTES: usize = 500;
 
 /// What tokenising found out about the data file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,10 +57,10 @@ impl RowEntry {
     const NO_TARGET: u32 = u32::MAX;
     const BAD: u32 = u32::MAX - 1;
 
-    fn of(row: &EncodedRow, problem_bytes: usize) -> Self {
+    fn of(row: &EncodedRow) -> Self {
         let number = |count: usize| u32::try_from(count).unwrap_or(Self::BAD - 1);
-        if row.problem.is_some() {
-            return Self { length: number(problem_bytes), first_target: Self::BAD, num_targets: 0 };
+        if let Some(problem) = &row.problem {
+            return Self { length: number(problem.len()), first_target: Self::BAD, num_targets: 0 };
         }
         let first = row.carries_loss.iter().position(|carries_loss| *carries_loss);
         Self {
@@ -73,7 +70,6 @@ impl RowEntry {
         }
     }
 
-    /// Whether the row cannot be used.
     pub(in crate::data) fn is_bad(self) -> bool {
         self.first_target == Self::BAD
     }
@@ -93,7 +89,6 @@ impl RowEntry {
         self.has_targets() && self.first_target < max_length
     }
 
-    /// Number of tokens that carry loss.
     pub(in crate::data) fn num_targets(self) -> u32 {
         self.num_targets
     }
@@ -128,13 +123,12 @@ impl Chunk {
         let start = self.bytes.len();
         self.bytes.extend([0; CRC_BYTES]);
         if let Some(problem) = &row.problem {
-            let end = (0..=problem.len().min(MAX_PROBLEM_BYTES)).rev().find(|end| problem.is_char_boundary(*end));
-            self.bytes.extend_from_slice(&problem.as_bytes()[..end.unwrap_or(0)]);
+            self.bytes.extend_from_slice(problem.as_bytes());
         }
         for (id, carries_loss) in row.ids.iter().zip(&row.carries_loss) {
             self.bytes.extend((id | if *carries_loss { LOSS_BIT } else { 0 }).to_le_bytes());
         }
-        self.entries.push(RowEntry::of(row, self.bytes.len() - start - CRC_BYTES));
+        self.entries.push(RowEntry::of(row));
         let crc = crc32fast::hash(&self.bytes[start + CRC_BYTES..]);
         self.bytes[start..start + CRC_BYTES].copy_from_slice(&crc.to_le_bytes());
     }
@@ -169,8 +163,7 @@ impl Header {
         let u32_at = |at: usize| bytes[at..].first_chunk().map(|chunk| u32::from_le_bytes(*chunk));
         let u64_at = |at: usize| bytes[at..].first_chunk().map(|chunk| u64::from_le_bytes(*chunk));
         let is_ours = bytes[..8] == MAGIC && u32_at(8)? == crc32fast::hash(&bytes[12..]);
-        is_ours.then_some(())?;
-        Some(Self {
+        is_ours.then_some(Self {
             key: CacheKey(*bytes[16..].first_chunk()?),
             num_rows: u64_at(48)?,
             records_bytes: u64_at(56)?,
@@ -193,7 +186,6 @@ impl Header {
 pub(in crate::data) struct StoreWriter {
     out: Out,
     entries: Vec<RowEntry>,
-    records_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -210,17 +202,16 @@ impl StoreWriter {
         let mut file = BufWriter::new(file);
         file.write_all(&[0; HEADER_BYTES])?;
         let out = Out::File { file, key, unfinished, finished: key.path(folder) };
-        Ok(Self { out, entries: Vec::new(), records_bytes: 0 })
+        Ok(Self { out, entries: Vec::new() })
     }
 
     /// Starts tokens in memory.
     pub(in crate::data) fn in_memory() -> Self {
-        Self { out: Out::Memory(Vec::new()), entries: Vec::new(), records_bytes: 0 }
+        Self { out: Out::Memory(Vec::new()), entries: Vec::new() }
     }
 
     pub(in crate::data) fn push(&mut self, chunk: &Chunk) -> io::Result<()> {
         self.entries.extend_from_slice(&chunk.entries);
-        self.records_bytes += chunk.bytes.len() as u64;
         match &mut self.out {
             Out::File { file, .. } => file.write_all(&chunk.bytes),
             Out::Memory(bytes) => bytes.write_all(&chunk.bytes),
@@ -228,51 +219,68 @@ impl StoreWriter {
     }
 
     /// Completes the file.
-    pub(in crate::data) fn finish(self, details: &Details) -> io::Result<(TokenStore, Vec<RowEntry>)> {
-        let ends = ends_of(&self.entries);
-        let (mut file, key, unfinished, finished) = match self.out {
-            Out::File { file, key, unfinished, finished } => (file, key, unfinished, finished),
+    pub(in crate::data) fn finish(self, details: Details) -> io::Result<Encoded> {
+        let Self { out, entries } = self;
+        let records = match out {
             Out::Memory(mut bytes) => {
                 bytes.shrink_to_fit();
-                return Ok((TokenStore { records: Records::Memory(bytes), ends }, self.entries));
+                Records::Memory(bytes)
+            }
+            Out::File { mut file, key, unfinished, finished } => {
+                let json = serde_json::to_vec(&details)?;
+                let mut crc = crc32fast::Hasher::new();
+                for entry in &entries {
+                    crc.update(&entry.to_bytes());
+                    file.write_all(&entry.to_bytes())?;
+                }
+                crc.update(&json);
+                file.write_all(&json)?;
+                let header = Header {
+                    key,
+                    num_rows: entries.len() as u64,
+                    records_bytes: entries.iter().map(|entry| entry.record_bytes()).sum(),
+                    details_bytes: json.len() as u64,
+                    tables_crc: crc.finalize(),
+                };
+                let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+                file.seek(SeekFrom::Start(0))?;
+                file.write_all(&header.to_bytes())?;
+                file.sync_all()?;
+                unfinished.persist(&finished).map_err(|error| error.error)?;
+                Records::File { file, path: finished }
             }
         };
-        let json = serde_json::to_vec(details)?;
-        let mut crc = crc32fast::Hasher::new();
-        for entry in &self.entries {
-            crc.update(&entry.to_bytes());
-            file.write_all(&entry.to_bytes())?;
-        }
-        crc.update(&json);
-        file.write_all(&json)?;
-        let header = Header {
-            key,
-            num_rows: self.entries.len() as u64,
-            records_bytes: self.records_bytes,
-            details_bytes: json.len() as u64,
-            tables_crc: crc.finalize(),
-        };
-        let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.seek(SeekFrom::Start(0))?;
-        file.write_all(&header.to_bytes())?;
-        file.sync_all()?;
-        unfinished.persist(&finished).map_err(|error| error.error)?;
-        Ok((TokenStore { records: Records::File { file, path: finished }, ends }, self.entries))
+        Ok(Encoded { tokens: TokenStore::new(records, &entries), entries, details })
     }
 }
 
-/// Why a file of tokens cannot be used.
+/// All rows of a data file as tokens, and what was found out about them.
 #[derive(Debug)]
-pub(in crate::data) enum Unusable {
-    /// It is cut short or changed, or belongs to another key.
-    Damaged,
-    /// It does not exist or cannot be read.
-    Unreadable,
+pub(in crate::data) struct Encoded {
+    pub(in crate::data) tokens: TokenStore,
+    pub(in crate::data) entries: Vec<RowEntry>,
+    pub(in crate::data) details: Details,
 }
 
-impl From<io::Error> for Unusable {
-    fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::UnexpectedEof { Self::Damaged } else { Self::Unreadable }
+impl Encoded {
+    /// Opens the tokens of `key` at `path` and checks everything except the records. `None` where there is no such
+    /// file, or it is cut short, changed, or of another key.
+    pub(in crate::data) fn open(path: &Path, key: CacheKey) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        let mut head = [0; HEADER_BYTES];
+        read_exact_at(&file, &mut head, 0).ok()?;
+        let header = Header::from_bytes(&head).filter(|header| header.key == key)?;
+        let table_bytes = usize::try_from(header.table_bytes(file.metadata().ok()?.len())?).ok()?;
+        // From here on the lengths are known to fit the file.
+        let mut tables = vec![0; table_bytes + usize::try_from(header.details_bytes).ok()?];
+        read_exact_at(&file, &mut tables, HEADER_BYTES as u64 + header.records_bytes).ok()?;
+        let (table, details) = tables.split_at(table_bytes);
+        let entries: Vec<RowEntry> = table.chunks_exact(ENTRY_BYTES).map(RowEntry::from_bytes).collect();
+        let records_bytes: u64 = entries.iter().map(|entry| entry.record_bytes()).sum();
+        let is_sound = crc32fast::hash(&tables) == header.tables_crc && records_bytes == header.records_bytes;
+        let details = serde_json::from_slice(details).ok().filter(|_| is_sound)?;
+        let records = Records::File { file, path: path.to_path_buf() };
+        Some(Self { tokens: TokenStore::new(records, &entries), entries, details })
     }
 }
 
@@ -280,7 +288,10 @@ impl From<io::Error> for Unusable {
 #[derive(Debug)]
 pub(in crate::data) struct TokenStore {
     records: Records,
-    ends: Vec<RecordEnd>,
+    /// Where each record ends, counted from the first record.
+    ends: Vec<u64>,
+    /// Rows that cannot be used, ascending.
+    bad_rows: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -289,61 +300,14 @@ enum Records {
     Memory(Vec<u8>),
 }
 
-/// Where a record ends, counted from the first record, and whether the record is a problem text.
-#[derive(Clone, Copy, Debug)]
-struct RecordEnd(u64);
-
-impl RecordEnd {
-    const BAD_BIT: u64 = 1 << 63;
-
-    fn at(self) -> u64 {
-        self.0 & !Self::BAD_BIT
-    }
-
-    fn is_bad(self) -> bool {
-        self.0 & Self::BAD_BIT != 0
-    }
-}
-
-fn ends_of(entries: &[RowEntry]) -> Vec<RecordEnd> {
-    let mut end = 0;
-    let next = |entry: &RowEntry| {
-        end += entry.record_bytes();
-        RecordEnd(end | if entry.is_bad() { RecordEnd::BAD_BIT } else { 0 })
-    };
-    entries.iter().map(next).collect()
-}
-
 impl TokenStore {
-    /// Opens the tokens of `key` at `path`. Checks everything except the records.
-    pub(in crate::data) fn open(path: &Path, key: CacheKey) -> Result<(Self, Vec<RowEntry>, Details), Unusable> {
-        let file = File::open(path)?;
-        let bytes = file.metadata()?.len();
-        let mut head = [0; HEADER_BYTES];
-        read_exact_at(&file, &mut head, 0)?;
-        let header = Header::from_bytes(&head).filter(|header| header.key == key).ok_or(Unusable::Damaged)?;
-        let table_bytes = header.table_bytes(bytes).ok_or(Unusable::Damaged)?;
-        // From here on the lengths are known to fit the file.
-        let table_at = HEADER_BYTES as u64 + header.records_bytes;
-        let mut crc = crc32fast::Hasher::new();
-        let mut entries = Vec::with_capacity(usize::try_from(header.num_rows).map_err(|_| Unusable::Damaged)?);
-        for_each_block(&file, table_at, table_bytes, &mut |block| {
-            crc.update(block);
-            entries.extend(block.chunks_exact(ENTRY_BYTES).map(RowEntry::from_bytes));
-        })?;
-        let mut details = Vec::new();
-        for_each_block(&file, table_at + table_bytes, header.details_bytes, &mut |block| {
-            crc.update(block);
-            details.extend_from_slice(block);
-        })?;
-        let ends = ends_of(&entries);
-        let records_bytes = ends.last().map_or(0, |end| end.at());
-        if crc.finalize() != header.tables_crc || records_bytes != header.records_bytes {
-            return Err(Unusable::Damaged);
-        }
-        let details = serde_json::from_slice(&details).map_err(|_| Unusable::Damaged)?;
-        let records = Records::File { file, path: path.to_path_buf() };
-        Ok((Self { records, ends }, entries, details))
+    fn new(records: Records, entries: &[RowEntry]) -> Self {
+        let ends = entries.iter().scan(0, |end, entry| {
+            *end += entry.record_bytes();
+            Some(*end)
+        });
+        let bad_rows = entries.iter().enumerate().filter(|(_, entry)| entry.is_bad()).map(|(row, _)| row);
+        Self { records, ends: ends.collect(), bad_rows: bad_rows.collect() }
     }
 
     pub(in crate::data) fn num_records(&self) -> usize {
@@ -360,9 +324,8 @@ impl TokenStore {
 
     /// Row `index`; `None` where it cannot be read, is damaged, or has ids above `max_id`.
     pub(in crate::data) fn read(&self, index: usize, max_id: u32) -> Option<EncodedRow> {
-        let start = index.checked_sub(1).map_or(0, |previous| self.ends[previous].at());
-        let end = self.ends[index];
-        let length = usize::try_from(end.at() - start).ok()?;
+        let start = index.checked_sub(1).map_or(0, |previous| self.ends[previous]);
+        let length = usize::try_from(self.ends[index] - start).ok()?;
         let mut read;
         let bytes = match &self.records {
             Records::File { file, .. } => {
@@ -376,7 +339,7 @@ impl TokenStore {
         if u32::from_le_bytes(*crc) != crc32fast::hash(record) {
             return None;
         }
-        if end.is_bad() {
+        if self.bad_rows.binary_search(&index).is_ok() {
             return Some(EncodedRow::bad(String::from_utf8_lossy(record).into_owned()));
         }
         let words = record.chunks_exact(4).filter_map(|word| word.first_chunk().copied()).map(u32::from_le_bytes);
@@ -384,17 +347,4 @@ impl TokenStore {
             words.map(|word| (word & !LOSS_BIT, word & LOSS_BIT != 0)).unzip();
         ids.iter().all(|id| *id <= max_id).then(|| EncodedRow::of_parts(ids, carries_loss))
     }
-}
-
-/// Hands `len` bytes from `at` to `sink`, a block at a time.
-fn for_each_block(file: &File, at: u64, len: u64, sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-    let mut block = vec![0; usize::try_from(len).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES)];
-    let mut done = 0;
-    while done < len {
-        let size = usize::try_from(len - done).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
-        read_exact_at(file, &mut block[..size], at + done)?;
-        sink(&block[..size]);
-        done += size as u64;
-    }
-    Ok(())
 }

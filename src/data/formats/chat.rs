@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use serde_json::{Map, Value, json};
 
-use super::kind_of;
+use super::{keys_of, kind_of};
 use crate::data::template::ChatTemplate;
 
 /// Names of roles in data files, and the names that chat templates use.
@@ -62,10 +62,9 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
     let Some(object) = message.as_object() else {
         return Err(format!("must be an object with `role` and `content`, not {}", kind_of(message)));
     };
-    let keys = || object.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     let Some(name) = message["role"].as_str() else {
         let hint = if message["from"].is_null() { "" } else { "\n  hint: `from` and `value` are format \"sharegpt\"" };
-        return Err(format!("has no text in `role`; it has {}{hint}", keys()));
+        return Err(format!("has no text in `role`; it has {}{hint}", keys_of(message)));
     };
     // Parquet writes absent keys as null, and templates test whether a key is present.
     let mut out: Map<String, Value> =
@@ -107,7 +106,7 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
     match out.get("content") {
         // Qwen3's template needs `content` to be present.
         None if out.contains_key("tool_calls") => drop(out.insert("content".into(), "".into())),
-        None => return Err(format!("has no `content`; it has {}", keys())),
+        None => return Err(format!("has no `content`; it has {}", keys_of(message))),
         Some(Value::String(_)) => {}
         Some(Value::Array(parts)) => {
             let content = content_of_parts(parts, template)?;
@@ -153,9 +152,8 @@ pub(super) fn turn(turn: &Value, template: Option<&ChatTemplate>) -> Result<Valu
         return Err(format!("must be an object with `from` and `value`, not {}", kind_of(turn)));
     };
     let (Some(from), value) = (turn["from"].as_str(), &turn["value"]) else {
-        let keys: Vec<String> = object.keys().map(|key| format!("`{key}`")).collect();
         let hint = if turn["role"].is_null() { "" } else { "\n  hint: `role` and `content` are format \"messages\"" };
-        return Err(format!("needs text in `from` and `value`; it has {}{hint}", keys.join(", ")));
+        return Err(format!("needs text in `from` and `value`; it has {}{hint}", keys_of(turn)));
     };
     // All other keys are those of `messages`.
     let mut message: Map<String, Value> =

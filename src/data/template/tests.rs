@@ -65,7 +65,7 @@ fn a_template_that_writes_the_start_differently_later_is_refused() {
     let error =
         answers(last_only, &[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]).unwrap_err();
     let message = error.to_string();
-    assert!(matches!(error, TemplateError::NotAPrefix { last: 1, .. }), "{message}");
+    assert!(message.contains("answer 1 cannot be separated"), "{message}");
     assert!(message.contains("…\"<think>b;\" against …\"b;user:c;assistant:<think>d;\""), "{message}");
     assert!(message.contains("train_on_inputs = true"), "{message}");
 }
@@ -73,7 +73,7 @@ fn a_template_that_writes_the_start_differently_later_is_refused() {
 #[test]
 fn a_template_on_which_the_library_panics_is_refused() {
     let error = answers("{{ '%\u{35b}' | format('a') }}", &[("user", "a"), ("assistant", "b")]).unwrap_err();
-    assert!(matches!(error, TemplateError::Render { .. }), "{error}");
+    assert!(error.to_string().starts_with("the chat template of the test failed: "), "{error}");
 }
 
 #[test]
@@ -91,10 +91,8 @@ fn what_a_template_drops_is_an_error_that_says_what_and_why() {
         // Checked twice; the dropped `a` also appears elsewhere in the text.
         assert_eq!(
             error(&turns, None),
-            "message 0: its role `system` leaves no trace in the text that the chat template of the test writes: it \
-             is written as `user`, or not at all"
-                .replace("message 0: its role `system` leaves", "message 0 (system): \"a\" of its `content` leaves")
-                .replace(": it is written as `user`, or not at all", "")
+            "message 0 (system): \"a\" of its `content` leaves no trace in the text that the chat template of the \
+             test writes"
         );
     }
     assert!(template.render_with_answers(&turns[1..], None).is_ok());
@@ -143,10 +141,7 @@ fn what_a_generation_prompt_supplies_and_what_follows_the_turn_carry_no_loss() {
     silent[1]["mood"] = json!("sad");
     assert_eq!(template.render_with_answers(&silent, None).unwrap().empty_answer, Some(1));
     let turns = [("user", "a"), ("assistant", " "), ("user", "c"), ("assistant", "<think>x</think>d")];
-    assert_eq!(
-        answers(&turns),
-        (vec!["<think></think><think>x</think>d<|im_end|>".replace("<think></think>", "")], Some(1))
-    );
+    assert_eq!(answers(&turns), (vec!["<think>x</think>d<|im_end|>".to_owned()], Some(1)));
 }
 
 #[test]

@@ -10,7 +10,8 @@ use std::sync::PoisonError;
 
 use serde_json::{Value, json};
 
-use super::{ChatTemplate, Prompt, TemplateError};
+use super::TemplateError;
+use super::conversation::Conversation;
 
 /// Text that is inserted to see whether the rendering changes.
 const MARK: &str = "qzxj";
@@ -20,9 +21,6 @@ const MAX_LINES: usize = 8;
 const EXCERPT: usize = 40;
 /// Keys of a message whose text is part of the conversation.
 pub(super) const TEXT_KEYS: [&str; 2] = ["content", "reasoning_content"];
-
-/// Whether the rendering stays the same after this change to a message.
-type Unchanged<'a> = dyn Fn(&dyn Fn(&mut Value)) -> bool + 'a;
 
 /// The text of a content: a string, or the text parts of a list.
 pub(super) fn text_of(content: &Value) -> Cow<'_, str> {
@@ -35,92 +33,84 @@ pub(super) fn text_of(content: &Value) -> Cow<'_, str> {
     }
 }
 
-impl ChatTemplate {
-    /// Refuses a conversation unless all of it is in `text`, its rendering.
-    pub(super) fn check_trace(
-        &self,
-        text: &str,
-        messages: &[Value],
-        tools: Option<&Value>,
-    ) -> Result<(), TemplateError> {
-        self.check_tools(text, messages, tools)?;
-        let last_user = messages.iter().rposition(|message| message["role"] == "user");
-        let role_at = |at: Option<usize>| at.and_then(|at| messages.get(at)?["role"].as_str());
+impl Conversation<'_> {
+    /// Refuses the conversation unless all of it is in its text.
+    pub(super) fn check_trace(&self) -> Result<(), TemplateError> {
+        self.check_tools()?;
+        let last_user = self.messages.iter().rposition(|message| message["role"] == "user");
+        let role_at = |at: Option<usize>| at.and_then(|at| self.messages.get(at)?["role"].as_str());
         let mut cursor = 0;
-        for (index, message) in messages.iter().enumerate() {
-            let role = message["role"].as_str().unwrap_or_default();
+        for (index, message) in self.messages.iter().enumerate() {
             let place = Place {
-                role,
+                role: message["role"].as_str().unwrap_or_default(),
                 around: [role_at(index.checked_sub(1)), role_at(Some(index + 1))],
                 from_start: index.min(2),
-                from_end: (messages.len() - index).min(3),
+                from_end: (self.messages.len() - index).min(3),
                 before_last_user: Some(index) < last_user,
-                has_tools: tools.is_some(),
+                has_tools: self.tools.is_some(),
                 calls: message["tool_calls"].as_array().map_or(0, Vec::len).min(2),
             };
-            let unchanged = |alter: &dyn Fn(&mut Value)| {
-                let mut altered = messages.to_vec();
-                alter(&mut altered[index]);
-                self.is_same(text, &altered, tools)
-            };
-            self.check_role(index, &place, &unchanged)?;
-            self.check_calls(text, index, message, &place, &unchanged)?;
+            self.check_role(index, &place)?;
+            self.check_calls(index, &place)?;
             for key in TEXT_KEYS.into_iter().filter(|key| !message[*key].is_null()) {
-                let content = text_of(&message[key]);
-                // Unchanged, or without an empty thought.
-                let whole = content.trim();
-                let content =
-                    if text[cursor..].contains(whole) { Cow::from(whole) } else { without_empty_thought(whole) };
-                let content = content.trim();
-                let found = text[cursor..].find(content).map(|at| cursor + at + content.len());
-                cursor = found.unwrap_or(cursor);
-                let place = (key, &place);
-                if content.is_empty() || (found.is_some() && self.is_known(&place)) {
-                    continue;
-                }
-                // A text that is not found unchanged may be escaped, or partly dropped.
-                let changed: Vec<(&str, String)> = if found.is_some() {
-                    vec![(content, marked(content))]
-                } else {
-                    lines_of(text, content)
-                        .into_iter()
-                        .flat_map(|line| marks(line).map(|marked| (line, marked)))
-                        .collect()
-                };
-                for (line, marked) in changed {
-                    let alter = |message: &mut Value| {
-                        replace_text(&mut message[key], line, &marked);
-                        // Some templates read the reasoning under this name.
-                        if key == "reasoning_content" {
-                            message["thinking"] = message[key].clone();
-                        }
-                    };
-                    if unchanged(&alter) {
-                        let excerpt: String = line.chars().take(EXCERPT).collect();
-                        let what = format!("message {index} ({role}): {excerpt:?} of its `{key}` leaves no trace");
-                        return Err(self.dropped(what, self.why_text(role, place.1)));
-                    }
-                }
-                if found.is_some() {
-                    self.remember(&place);
-                }
+                self.check_text(index, key, &place, &mut cursor)?;
             }
         }
         Ok(())
     }
 
-    fn check_tools(&self, text: &str, messages: &[Value], tools: Option<&Value>) -> Result<(), TemplateError> {
-        let tools = tools.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    /// Checks the text under `key` of message `index`. The texts of earlier messages end before `cursor`.
+    fn check_text(&self, index: usize, key: &str, place: &Place<'_>, cursor: &mut usize) -> Result<(), TemplateError> {
+        let content = text_of(&self.messages[index][key]);
+        // Unchanged, or without an empty thought.
+        let (whole, rest) = (content.trim(), &self.text[*cursor..]);
+        let content = if rest.contains(whole) { Cow::from(whole) } else { without_empty_thought(whole) };
+        let content = content.trim();
+        let found = rest.find(content);
+        *cursor += found.map_or(0, |at| at + content.len());
+        if content.is_empty() || (found.is_some() && self.is_known(&(key, place))) {
+            return Ok(());
+        }
+        // A text that is not found unchanged may be escaped, or partly dropped.
+        let changes: Vec<(&str, String)> = if found.is_some() {
+            vec![(content, marked(content))]
+        } else {
+            let lines = lines_of(&self.text, content).into_iter();
+            lines.flat_map(|line| marks(line).map(|marked| (line, marked))).collect()
+        };
+        for (line, marked) in changes {
+            let change = |message: &mut Value| {
+                replace_text(&mut message[key], line, &marked);
+                // Some templates read the reasoning under this name.
+                if key == "reasoning_content" {
+                    message["thinking"] = message[key].clone();
+                }
+            };
+            if self.is_same_after(index, change) {
+                let (role, excerpt) = (place.role, line.chars().take(EXCERPT).collect::<String>());
+                let what = format!("message {index} ({role}): {excerpt:?} of its `{key}` leaves no trace");
+                return Err(self.dropped(what, self.why_text(place)));
+            }
+        }
+        if found.is_some() {
+            self.remember(&(key, place));
+        }
+        Ok(())
+    }
+
+    fn check_tools(&self) -> Result<(), TemplateError> {
+        let tools = self.tools.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         for (index, tool) in tools.iter().enumerate() {
             let name = tool["function"]["name"].as_str().unwrap_or_default();
             let place = ("tool", index.min(1));
-            if text.contains(name) && self.is_known(&place) {
+            if self.text.contains(name) && self.is_known(&place) {
                 continue;
             }
             let mut altered = tools.to_vec();
             altered[index]["function"]["name"] = marked(name).into();
-            if self.is_same(text, messages, Some(&altered.into())) {
-                let why = if self.mentions("tools") { "" } else { ": this model's template has no tools" };
+            let altered = self.template.render(self.messages, Some(&altered.into()), false);
+            if altered.is_ok_and(|altered| altered == self.text) {
+                let why = if self.template.mentions("tools") { "" } else { ": this model's template has no tools" };
                 return Err(self.dropped(format!("tool `{name}` leaves no trace"), why));
             }
             self.remember(&place);
@@ -128,13 +118,13 @@ impl ChatTemplate {
         Ok(())
     }
 
-    fn check_role(&self, index: usize, place: &Place<'_>, unchanged: &Unchanged<'_>) -> Result<(), TemplateError> {
+    fn check_role(&self, index: usize, place: &Place<'_>) -> Result<(), TemplateError> {
         let role = place.role;
         if matches!(role, "user" | "assistant") || self.is_known(&("role", place)) {
             return Ok(());
         }
         for other in ["user", "assistant"] {
-            if unchanged(&|message| message["role"] = other.into()) {
+            if self.is_same_after(index, |message| message["role"] = other.into()) {
                 let what = format!("message {index}: its role `{role}` leaves no trace");
                 return Err(self.dropped(what, &format!(": it is written as `{other}`, or not at all")));
             }
@@ -143,26 +133,23 @@ impl ChatTemplate {
         Ok(())
     }
 
-    fn check_calls(
-        &self,
-        text: &str,
-        index: usize,
-        message: &Value,
-        place: &Place<'_>,
-        unchanged: &Unchanged<'_>,
-    ) -> Result<(), TemplateError> {
-        for (at, call) in message["tool_calls"].as_array().into_iter().flatten().enumerate() {
+    fn check_calls(&self, index: usize, place: &Place<'_>) -> Result<(), TemplateError> {
+        for (at, call) in self.messages[index]["tool_calls"].as_array().into_iter().flatten().enumerate() {
             let name = call["function"]["name"].as_str().unwrap_or_default();
             let place = ("call", place, at.min(1));
-            if text.contains(name) && self.is_known(&place) {
+            if self.text.contains(name) && self.is_known(&place) {
                 continue;
             }
-            let why = if self.mentions("tool_calls") { "" } else { ": this model's template has no tool calls" };
+            let has_calls = self.template.mentions("tool_calls");
+            let why = if has_calls { "" } else { ": this model's template has no tool calls" };
             let what = format!("message {index}: the call of `{name}` leaves no trace");
-            if unchanged(&|message| message["tool_calls"][at]["function"]["name"] = marked(name).into()) {
+            let is_same_after = |change: &dyn Fn(&mut Value)| {
+                self.is_same_after(index, |message| change(&mut message["tool_calls"][at]["function"]))
+            };
+            if is_same_after(&|function| function["name"] = marked(name).into()) {
                 return Err(self.dropped(what, why));
             }
-            if unchanged(&|message| message["tool_calls"][at]["function"]["arguments"][MARK] = json!(MARK)) {
+            if is_same_after(&|function| function["arguments"][MARK] = json!(MARK)) {
                 return Err(self.dropped(format!("{what} of its arguments"), why));
             }
             self.remember(&place);
@@ -171,35 +158,29 @@ impl ChatTemplate {
     }
 
     /// Why the template drops a text, as far as the template's source shows it.
-    fn why_text(&self, role: &str, place: &Place<'_>) -> &'static str {
-        match role {
-            "assistant" if place.before_last_user && self.mentions("think") => {
+    fn why_text(&self, place: &Place<'_>) -> &'static str {
+        match place.role {
+            "assistant" if place.before_last_user && self.template.mentions("think") => {
                 "\n  hint: a template that drops the thoughts of earlier answers wants one row for each answer"
             }
             "assistant" if place.calls > 0 => ": this model's template writes the calls alone",
-            "tool" if !self.names_role("tool") => ": this model's template has no tools",
-            "system" if !self.names_role("system") => ": this model's template has no system prompt",
+            "tool" if !self.template.names_role("tool") => ": this model's template has no tools",
+            "system" if !self.template.names_role("system") => ": this model's template has no system prompt",
             _ => "",
         }
     }
 
-    /// Whether the changed conversation also renders as `text`. An error of the template counts as a difference.
-    fn is_same(&self, text: &str, messages: &[Value], tools: Option<&Value>) -> bool {
-        let values: Vec<_> = messages.iter().map(minijinja::Value::from_serialize).collect();
-        self.render_values(&values, tools, Prompt::None).is_ok_and(|altered| altered == text)
-    }
-
     /// Whether content in this kind of place is known to leave a trace.
     fn is_known(&self, place: &impl Hash) -> bool {
-        self.traced.lock().unwrap_or_else(PoisonError::into_inner).contains(&hash_of(place))
+        self.template.traced.lock().unwrap_or_else(PoisonError::into_inner).contains(&hash_of(place))
     }
 
     fn remember(&self, place: &impl Hash) {
-        self.traced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash_of(place));
+        self.template.traced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash_of(place));
     }
 
     fn dropped(&self, what: String, why: &str) -> TemplateError {
-        TemplateError::Dropped { what, origin: self.origin.clone(), why: why.to_owned() }
+        TemplateError(format!("{what} in the text that the chat template of {} writes{why}", self.template.origin))
     }
 }
 

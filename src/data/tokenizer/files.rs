@@ -12,9 +12,7 @@ const DEFAULT_TEMPLATE_NAME: &str = "default";
 /// Contents of a JSON file; `None` where there is no such file.
 pub(super) fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
     let Some(text) = read_text(path)? else { return Ok(None) };
-    serde_json::from_str(&text)
-        .map(Some)
-        .map_err(|error| TokenizerError::File { path: path.to_path_buf(), reason: error.to_string() })
+    serde_json::from_str(&text).map(Some).map_err(|error| TokenizerError::of_file(path, error))
 }
 
 /// Contents of a text file; `None` where there is no such file.
@@ -22,7 +20,7 @@ fn read_text(path: &Path) -> Result<Option<String>, TokenizerError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(TokenizerError::File { path: path.to_path_buf(), reason: error.to_string() }),
+        Err(error) => Err(TokenizerError::of_file(path, error)),
     }
 }
 
@@ -60,11 +58,11 @@ pub(super) fn read_chat_template(
                 "`chat_template` lists {found:?}, and none is \"{DEFAULT_TEMPLATE_NAME}\"\n  hint: write the one to \
                  use to a file and set `data.chat_template` to its path"
             );
-            Err(TokenizerError::File { path: config_path.to_path_buf(), reason })
+            Err(TokenizerError::of_file(config_path, reason))
         }
-        _ => Err(TokenizerError::File {
-            path: config_path.to_path_buf(),
-            reason: "`chat_template` must be a string or a list of {name, template}".into(),
-        }),
+        _ => {
+            let reason = "`chat_template` must be a string or a list of {name, template}";
+            Err(TokenizerError::of_file(config_path, reason))
+        }
     }
 }

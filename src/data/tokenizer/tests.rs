@@ -38,7 +38,7 @@ fn a_special_token_that_does_not_exist_is_an_error() {
         "{error}"
     );
     let empty = tempfile::TempDir::new().unwrap();
-    assert!(matches!(Tokenizer::open(empty.path()), Err(TokenizerError::Missing(_))));
+    assert!(Tokenizer::open(empty.path()).unwrap_err().to_string().contains(": no tokenizer.json\n  hint: "));
 }
 
 #[test]
@@ -61,8 +61,7 @@ fn tokens_know_their_bytes() {
 
 #[test]
 fn ids_beyond_a_models_vocabulary_can_be_seen() {
-    let tokenizer = tokenizer();
-    assert_eq!((tokenizer.max_id(), tokenizer.vocab_size()), (260, 261));
+    assert_eq!(tokenizer().max_id(), 260);
 }
 
 #[test]
@@ -101,6 +100,6 @@ fn a_tokenizer_that_is_no_json_deep_inside_is_refused() {
     for decoder in ["{1: 2}", "{\"type\": \"Strip\", 7}", "{\"type\": \"ByteFallback\""] {
         let text = format!("{{\"version\": \"1.0\", \"decoder\": {decoder}, \"model\": {{\"type\": \"BPE\"}}}}");
         let error = open(&json!({}), &[("tokenizer.json", json!(text))]).unwrap_err();
-        assert!(matches!(error, TokenizerError::File { .. }), "{decoder}: {error}");
+        assert!(error.to_string().contains("/tokenizer.json: "), "{decoder}: {error}");
     }
 }

@@ -1,7 +1,6 @@
 //! Token files that are cut short, changed, made for another data file, or cannot be written.
 
 use super::*;
-use crate::data::cache::store::Unusable;
 
 #[test]
 fn damaged_and_foreign_files_are_never_believed() {
@@ -71,8 +70,8 @@ fn lengths_that_no_file_has_are_refused_before_anything_is_allocated() {
         let crc = crc32fast::hash(&bytes[12..128]);
         bytes[8..12].copy_from_slice(&crc.to_le_bytes());
         fs::write(&store, &bytes).unwrap();
-        let opened = TokenStore::open(&store, key);
-        assert!(matches!(opened, Err(Unusable::Damaged)), "{number} at {at}");
+        let opened = Encoded::open(&store, key);
+        assert!(opened.is_none(), "{number} at {at}");
     }
     // A token id beyond the model's embedding, with a correct checksum.
     let mut bytes = sound.clone();
@@ -81,7 +80,7 @@ fn lengths_that_no_file_has_are_refused_before_anything_is_allocated() {
     let crc = crc32fast::hash(&bytes[first.start + 4..first.end]);
     bytes[first.start..first.start + 4].copy_from_slice(&crc.to_le_bytes());
     fs::write(&store, &bytes).unwrap();
-    let (tokens, ..) = TokenStore::open(&store, key).unwrap();
+    let tokens = Encoded::open(&store, key).unwrap().tokens;
     assert_eq!(tokens.read(0, 261).unwrap().ids[0], 261);
     assert!(tokens.read(0, 260).is_none());
 }
@@ -90,12 +89,12 @@ fn lengths_that_no_file_has_are_refused_before_anything_is_allocated() {
 fn a_folder_that_cannot_be_written_is_a_warning() {
     let (files, tokenizer) = (Files::new(), Arc::new(tokenizer()));
     let config = packed(vec![files.write("r.jsonl", &numbered_rows(40))]);
-    let fresh = DataPipeline::open(&config, Arc::clone(&tokenizer), 7, &OpenOptions::default()).unwrap();
+    let fresh = Dataset::open(&config, Arc::clone(&tokenizer), 7, &OpenOptions::default()).unwrap();
     // A file stands where the folder should be: that fails even for root.
     let folder = files.path("r.jsonl").join("tokens");
     let cache = CacheSettings { folder: Some(folder), max_bytes: 0, min_file_bytes: 0 };
     let options = OpenOptions { cache, ..OpenOptions::default() };
-    let opened = DataPipeline::open(&config, tokenizer, 7, &options).unwrap();
+    let opened = Dataset::open(&config, tokenizer, 7, &options).unwrap();
     let warnings = opened.warnings();
     assert!(warnings.len() == 1 && warnings[0].contains("its tokens cannot be kept in"), "{warnings:?}");
     assert!(warnings[0].contains("hint: LORA_TRAIN_CACHE names another folder"), "{warnings:?}");

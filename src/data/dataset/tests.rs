@@ -5,16 +5,16 @@ use crate::data::config::DataFormat;
 use crate::data::fixture::{BOS, EOS, Files, chat_tokenizer, config, numbered_rows, tokenizer};
 use crate::data::loader::LoadedBatch;
 
-fn open(config: &DataConfig) -> DataPipeline {
-    DataPipeline::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap()
+fn open(config: &DataConfig) -> Dataset {
+    Dataset::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap()
 }
 
 fn error(config: &DataConfig) -> String {
-    DataPipeline::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap_err().to_string()
+    Dataset::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap_err().to_string()
 }
 
-fn take(pipeline: &DataPipeline, from: Cursor, micro_batch_size: usize, count: usize) -> Vec<LoadedBatch> {
-    let mut loader = pipeline.loader(from, micro_batch_size).unwrap();
+fn take(dataset: &Dataset, from: Cursor, micro_batch_size: usize, count: usize) -> Vec<LoadedBatch> {
+    let mut loader = dataset.loader(from, micro_batch_size).unwrap();
     (0..count).map(|_| loader.next_batch().unwrap()).collect()
 }
 
@@ -44,9 +44,9 @@ fn rows_are_end_to_end_and_labels_are_shifted_once() {
 fn an_epoch_visits_every_row_once_in_an_order_of_its_own() {
     let files = Files::new();
     let source = files.write("r.jsonl", &numbered_rows(10));
-    let pipeline = open(&DataConfig { shuffle: true, ..config(vec![source.clone()]) });
-    assert_eq!((pipeline.num_train_rows(), pipeline.batches_per_epoch(4)), (10, 3));
-    let batches = take(&pipeline, Cursor::default(), 4, 9);
+    let dataset = open(&DataConfig { shuffle: true, ..config(vec![source.clone()]) });
+    assert_eq!((dataset.num_train_rows(), dataset.batches_per_epoch(4)), (10, 3));
+    let batches = take(&dataset, Cursor::default(), 4, 9);
     let flags: Vec<_> = batches.iter().map(|batch| (batch.epoch, batch.last_of_epoch)).collect();
     assert_eq!(flags[..4], [(0, false), (0, false), (0, true), (1, false)]);
     assert_eq!(batches[2].batch.num_rows(), 2);
@@ -57,7 +57,7 @@ fn an_epoch_visits_every_row_once_in_an_order_of_its_own() {
         assert_eq!(sorted, (0..10).collect::<Vec<_>>());
     }
     assert!(orders[0] != orders[1] && orders[1] != orders[2]);
-    assert_eq!(rows(&take(&pipeline, Cursor::default(), 10, 1)), orders[0], "for every micro-batch size");
+    assert_eq!(rows(&take(&dataset, Cursor::default(), 10, 1)), orders[0], "for every micro-batch size");
 
     let in_order = open(&config(vec![source]));
     assert_eq!(rows(&take(&in_order, Cursor::default(), 4, 3)), (0..10).collect::<Vec<_>>());
@@ -69,8 +69,8 @@ fn a_cursor_goes_on_exactly_where_it_was_taken() {
     let source = files.write("r.jsonl", &numbered_rows(11));
     for packing in [false, true] {
         let config = DataConfig { shuffle: true, packing, max_length: 20, ..config(vec![source.clone()]) };
-        let pipeline = open(&config);
-        let all = take(&pipeline, Cursor::default(), 2, 20);
+        let dataset = open(&config);
+        let all = take(&dataset, Cursor::default(), 2, 20);
         for (index, batch) in all.iter().enumerate().take(15) {
             let json = serde_json::to_string(&batch.cursor_after).unwrap();
             let resumed = take(&open(&config), serde_json::from_str(&json).unwrap(), 2, 5);
@@ -99,20 +99,20 @@ fn held_out_rows_are_evaluated_and_never_trained_on() {
     let source = files.write("r.jsonl", &numbered_rows(40));
     let split = |split: EvalSplit, seed: u64| {
         let config = DataConfig { eval_split: Some(split), ..config(vec![source.clone()]) };
-        DataPipeline::open(&config, Arc::new(tokenizer()), seed, &OpenOptions::default()).unwrap()
+        Dataset::open(&config, Arc::new(tokenizer()), seed, &OpenOptions::default()).unwrap()
     };
-    let eval_rows = |pipeline: &DataPipeline| {
-        let batches: Vec<_> = pipeline.eval_batches(3, None).unwrap().collect::<Result<_, _>>().unwrap();
+    let eval_rows = |dataset: &Dataset| {
+        let batches: Vec<_> = dataset.eval_batches(3, None).unwrap().until(|| false).collect::<Result<_, _>>().unwrap();
         rows(&batches)
     };
-    let pipeline = split(EvalSplit::Share(0.25), 7);
-    let held_out = eval_rows(&pipeline);
-    assert_eq!((pipeline.num_train_rows(), pipeline.num_eval_rows(), held_out.len()), (30, 10, 10));
-    let trained = rows(&take(&pipeline, Cursor::default(), 30, 1));
+    let dataset = split(EvalSplit::Share(0.25), 7);
+    let held_out = eval_rows(&dataset);
+    assert_eq!((dataset.num_train_rows(), dataset.num_eval_rows(), held_out.len()), (30, 10, 10));
+    let trained = rows(&take(&dataset, Cursor::default(), 30, 1));
     assert!(trained.iter().all(|row| !held_out.contains(row)) && trained.len() == 30 && trained.is_sorted());
     assert_eq!(held_out, eval_rows(&split(EvalSplit::Rows(10), 7)), "by the seed alone");
     assert_ne!(held_out, eval_rows(&split(EvalSplit::Rows(10), 8)));
-    assert_eq!(pipeline.eval_batches(3, Some(2)).unwrap().count(), 2);
+    assert_eq!(dataset.eval_batches(3, Some(2)).unwrap().until(|| false).count(), 2);
     let all = DataConfig { eval_split: Some(EvalSplit::Rows(40)), ..config(vec![source]) };
     assert_eq!(error(&all), "`data.eval_split` holds out 40 of 40 training rows, which leaves none to train on");
 }
@@ -122,15 +122,15 @@ fn evaluation_files_are_read_in_order_and_a_file_in_both_lists_is_warned_of() {
     let files = Files::new();
     let (train, eval) = (files.write("a.jsonl", &numbered_rows(5)), files.write("b.txt", "abcdefgh"));
     let config = DataConfig { eval: vec![train.clone(), eval], max_length: 4, ..config(vec![train]) };
-    let pipeline = open(&config);
-    let batches: Vec<_> = pipeline.eval_batches(4, None).unwrap().collect::<Result<_, _>>().unwrap();
+    let dataset = open(&config);
+    let batches: Vec<_> = dataset.eval_batches(4, None).unwrap().until(|| false).collect::<Result<_, _>>().unwrap();
     let sources: Vec<_> = batches.iter().flat_map(|batch| &batch.batch.sources).map(|s| (s.file, s.row)).collect();
     // The third window of the text file is only EOS, which no token predicts.
     assert_eq!(sources, [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (2, 0), (2, 1)]);
     let names: Vec<_> =
-        pipeline.files().iter().map(|file| (file.path.extension().unwrap().to_owned(), file.is_eval)).collect();
+        dataset.files().iter().map(|file| (file.path.extension().unwrap().to_owned(), file.is_eval)).collect();
     assert_eq!(names, [("jsonl".into(), false), ("jsonl".into(), true), ("txt".into(), true)]);
-    assert!(pipeline.warnings().iter().any(|warning| warning.contains("is in [[data.train]] and in [[data.eval]]")));
+    assert!(dataset.warnings().iter().any(|warning| warning.contains("is in [[data.train]] and in [[data.eval]]")));
 }
 
 #[test]
@@ -138,9 +138,9 @@ fn a_weight_says_how_often_rows_are_visited() {
     let files = Files::new();
     let (mut half, mut twice) = (files.write("a.jsonl", &numbered_rows(10)), files.write("b.jsonl", &numbered_rows(4)));
     (half.weight, twice.weight) = (0.5, 2.0);
-    let pipeline = open(&DataConfig { shuffle: true, ..config(vec![half, twice]) });
-    assert_eq!((pipeline.num_train_rows(), pipeline.rows_per_epoch(), pipeline.batches_per_epoch(13)), (14, 13, 1));
-    let epochs = take(&pipeline, Cursor::default(), 13, 2);
+    let dataset = open(&DataConfig { shuffle: true, ..config(vec![half, twice]) });
+    assert_eq!((dataset.num_train_rows(), dataset.rows_per_epoch(), dataset.batches_per_epoch(13)), (14, 13, 1));
+    let epochs = take(&dataset, Cursor::default(), 13, 2);
     let mut drawn = Vec::new();
     for epoch in &epochs {
         let mut visits = BTreeMap::new();
@@ -176,17 +176,17 @@ fn rows_that_lose_their_answer_are_counted_and_left_out() {
         ..RowCounts::default()
     };
     for packing in [false, true] {
-        let pipeline = open(&DataConfig { packing, ..config.clone() });
-        assert_eq!(pipeline.train_counts().unwrap(), expected);
-        let warnings = pipeline.warnings();
+        let dataset = open(&DataConfig { packing, ..config.clone() });
+        assert_eq!(dataset.train_counts().unwrap(), expected);
+        let warnings = dataset.warnings();
         assert!(
             warnings[0].contains("1 of 3 rows carry no loss and are left out:\n  row 2: of 23 tokens, "),
             "{warnings:?}"
         );
         assert!(warnings[1].contains("1 of 3 rows are longer than `data.max_length` = 10 and lose"), "{warnings:?}");
         // Rows that are left out are in no micro-batch, so no micro-batch is empty.
-        assert_eq!((pipeline.num_train_rows(), pipeline.rows_per_epoch()), (2, 2));
-        let batches = take(&pipeline, Cursor::default(), 1, 2);
+        assert_eq!((dataset.num_train_rows(), dataset.rows_per_epoch()), (2, 2));
+        let batches = take(&dataset, Cursor::default(), 1, 2);
         let mut sum = RowCounts::default();
         batches.iter().for_each(|batch| sum += batch.report);
         assert_eq!((rows(&batches).len(), sum.rows, sum.tokens, sum.target_tokens), (2, 2, 14, 7));
@@ -205,9 +205,9 @@ fn packed_rows_hold_the_same_documents_and_targets() {
     let plain = DataConfig { shuffle: true, max_length: 32, ..config(vec![source]) };
     let packed = open(&DataConfig { packing: true, ..plain.clone() });
     // The documents of an epoch as (source, ids, targets relative to the document's start).
-    let documents = |pipeline: &DataPipeline| {
-        let count = usize::try_from(pipeline.batches_per_epoch(2)).unwrap();
-        let batches = take(pipeline, Cursor::default(), 2, count);
+    let documents = |dataset: &Dataset| {
+        let count = usize::try_from(dataset.batches_per_epoch(2)).unwrap();
+        let batches = take(dataset, Cursor::default(), 2, count);
         assert!(batches[count - 1].last_of_epoch);
         let mut documents = Vec::new();
         for LoadedBatch { batch, .. } in &batches {
@@ -218,16 +218,6 @@ fn packed_rows_hold_the_same_documents_and_targets() {
                 assert!(targets.iter().all(|(position, _)| position + 1 < document.len), "no label across a boundary");
                 documents.push((source.row, batch.input_ids[range].to_vec(), targets));
             }
-            assert_eq!(
-                batch.targets.len(),
-                batch
-                    .documents
-                    .iter()
-                    .map(|d| {
-                        batch.targets.iter().filter(|t| (d.start..d.start + d.len).contains(&t.position)).count()
-                    })
-                    .sum::<usize>()
-            );
             assert!(batch.row_lengths.iter().all(|length| *length <= 32));
         }
         documents.sort_unstable();
@@ -268,8 +258,8 @@ fn a_text_is_one_document_cut_into_windows() {
     let text: String = (0..1500).map(|i| ["xyz", "é", "w "][i % 3]).collect();
     let whole = tokenizer().encode(&text, true).unwrap();
     for max_length in [3, 7, 1000, 1024, 1025, 4000] {
-        let pipeline = open(&DataConfig { max_length, ..config(vec![files.write("t.txt", &text)]) });
-        let windows = (0..pipeline.num_file_rows()).map(|row| pipeline.file_row(row).unwrap().1);
+        let dataset = open(&DataConfig { max_length, ..config(vec![files.write("t.txt", &text)]) });
+        let windows = (0..dataset.num_file_rows()).map(|row| dataset.file_row(row).unwrap().1);
         let windows: Vec<EncodedRow> = windows.collect();
         assert!(windows.iter().rev().skip(1).all(|row| row.ids.len() == max_length), "{max_length}");
         let ids: Vec<u32> = windows.iter().flat_map(|row| row.ids.clone()).collect();
@@ -279,15 +269,31 @@ fn a_text_is_one_document_cut_into_windows() {
 }
 
 #[test]
+fn rows_keep_their_order_over_many_rounds_of_encoding_which_can_be_stopped() {
+    let files = Files::new();
+    let config = config(vec![files.write("r.jsonl", &numbered_rows(9000))]);
+    let dataset = open(&config);
+    assert_eq!(dataset.num_file_rows(), 9000);
+    for row in [0, 127, 128, 4095, 4096, 8999] {
+        let (source, tokens) = dataset.file_row(row).unwrap();
+        let text = tokenizer().decode(&tokens.ids, true).unwrap();
+        assert_eq!((source.row, text), (row, format!("row {row}")));
+    }
+    let stopped = OpenOptions { is_stopped: &|| true, ..OpenOptions::default() };
+    let error = Dataset::open(&config, Arc::new(tokenizer()), 7, &stopped).unwrap_err();
+    assert!(matches!(error, DataError::Interrupted), "{error}");
+}
+
+#[test]
 fn globs_are_sorted_and_what_names_no_file_is_an_error() {
     let files = Files::new();
     for name in ["b.jsonl", "a.jsonl", "c[1].jsonl"] {
         files.write(name, &numbered_rows(1));
     }
-    let pipeline = open(&config(vec![files.source("*.jsonl"), files.source("c[1].jsonl")]));
-    let names: Vec<_> = pipeline.files().iter().map(|file| file.path.file_name().unwrap().to_str().unwrap()).collect();
+    let dataset = open(&config(vec![files.source("*.jsonl"), files.source("c[1].jsonl")]));
+    let names: Vec<_> = dataset.files().iter().map(|file| file.path.file_name().unwrap().to_str().unwrap()).collect();
     assert_eq!(names, ["a.jsonl", "b.jsonl", "c[1].jsonl", "c[1].jsonl"]);
-    let info = &pipeline.files()[0];
+    let info = &dataset.files()[0];
     assert_eq!((info.format, info.num_rows, info.kind.name()), (DataFormat::Text, 1, "JSON lines"));
 
     let path_error = |pattern: &str| error(&config(vec![files.source(pattern)]));
@@ -314,15 +320,15 @@ fn conversations_need_a_template_and_alpaca_rows_do_not() {
     let message = error(&config(vec![chat.clone()]));
     assert!(message.contains("format `messages` needs a chat template, and the model has none"), "{message}");
     let none = DataConfig { chat_template: "none".into(), ..config(vec![chat]) };
-    let message = DataPipeline::open(&none, chat_tokenizer(), 7, &OpenOptions::default()).unwrap_err().to_string();
+    let message = Dataset::open(&none, chat_tokenizer(), 7, &OpenOptions::default()).unwrap_err().to_string();
     assert!(message.contains("and `data.chat_template` = \"none\" turns it off\n  hint: set"), "{message}");
 
     // Where the model has a template, a question and an answer become turns.
     let rows = files.write("p.jsonl", "{\"prompt\": \"ab\", \"completion\": \"c\"}");
     let text = |chat_template: &str| {
         let config = DataConfig { chat_template: chat_template.into(), ..config(vec![rows.clone()]) };
-        let pipeline = DataPipeline::open(&config, chat_tokenizer(), 7, &OpenOptions::default()).unwrap();
-        chat_tokenizer().decode(&pipeline.train_row(0).unwrap().1.ids, false).unwrap()
+        let dataset = Dataset::open(&config, chat_tokenizer(), 7, &OpenOptions::default()).unwrap();
+        chat_tokenizer().decode(&dataset.train_row(0).unwrap().1.ids, false).unwrap()
     };
     let asked =
         "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n";

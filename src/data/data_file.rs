@@ -1,31 +1,34 @@
-//! The tokens of a file: reading them, and counts of its rows.
-
-use std::fs::File;
-use std::path::PathBuf;
+//! The rows of a data file, as tokens.
 
 use rayon::prelude::*;
 
-use super::{FileInfo, KeptTokens};
-use crate::data::cache::{Details, RowEntry, TokenStore};
-use crate::data::counts::RowCounts;
-use crate::data::encode::EncodedRow;
-use crate::data::error::DataError;
-use crate::data::files::FileKind;
-use crate::data::findings::RowFindings;
+use super::cache::{RowEntry, TokenStore};
+use super::counts::RowCounts;
+use super::encode::EncodedRow;
+use super::error::DataError;
+use super::files::{FileInfo, FileKind};
+use super::findings::RowFindings;
+
+mod opened;
+
+pub(super) use opened::OpenedFile;
 
 /// The tokens of a .txt file are stored in pieces of this many tokens.
-pub(super) const PIECE_TOKENS: usize = 1024;
+const PIECE_TOKENS: usize = 1024;
 
-/// The tokens of a file.
+/// The rows of a file, as tokens.
 #[derive(Debug)]
 pub(super) struct DataFile {
     pub(super) info: FileInfo,
-    /// Number of the file's first row within the set.
+    /// Number of the file's first row within the dataset.
     pub(super) first_row: u32,
     /// SHA-256 of its content.
     pub(super) content: [u8; 32],
-    pub(super) bad_rows: RowFindings,
+    max_length: usize,
+    /// Largest token id that the tokenizer has.
+    max_id: u32,
     counts: RowCounts,
+    bad_rows: RowFindings,
     odd_rows: RowFindings,
     /// Rows that are cut but still have tokens with loss. `counts` lacks their target tokens.
     cut_rows: Vec<usize>,
@@ -35,40 +38,23 @@ pub(super) struct DataFile {
 }
 
 impl DataFile {
-    pub(super) fn new(
-        path: PathBuf,
-        is_eval: bool,
-        content: [u8; 32],
-        tokens: TokenStore,
-        details: Details,
-        is_new: bool,
-    ) -> Self {
-        let bytes = |file: &File| file.metadata().map_or(0, |file| file.len());
-        let kept_tokens = tokens.file().map(|(file, _)| KeptTokens { bytes: bytes(file), is_new });
-        let Details { kind, format, unused_columns, bad_rows, odd_rows } = details;
-        let info = FileInfo { path, kind, format, num_rows: 0, unused_columns, is_eval, kept_tokens };
-        let (counts, without_targets) = (RowCounts::default(), RowFindings::default());
-        let cut_rows = Vec::new();
-        Self { info, first_row: 0, content, bad_rows, counts, odd_rows, cut_rows, without_targets, tokens }
+    /// The lengths of the windows of a text.
+    fn count_windows(&mut self, pieces: &[RowEntry]) -> Vec<u32> {
+        let num_tokens: usize = pieces.iter().map(|piece| piece.num_tokens() as usize).sum();
+        let windows = (0..num_tokens).step_by(self.max_length).map(|start| self.max_length.min(num_tokens - start));
+        // The first token is not predicted, so a window of one token has no target.
+        let lengths: Vec<u32> =
+            windows.map(|length| if length < 2 { 0 } else { u32::try_from(length).unwrap_or(u32::MAX) }).collect();
+        self.counts.rows = lengths.len() as u64;
+        self.counts.tokens = lengths.iter().copied().map(u64::from).sum();
+        self.counts.target_tokens = lengths.iter().map(|length| u64::from(length.saturating_sub(1))).sum();
+        self.counts.longest_tokens = lengths.iter().copied().max().map_or(0, u64::from);
+        lengths
     }
 
-    /// Number of tokens of every row at `max_length`, 0 for a row that is left out. Updates the counts.
-    pub(super) fn rows(&mut self, entries: &[RowEntry], max_length: usize) -> Vec<u32> {
-        let limit = u32::try_from(max_length).unwrap_or(u32::MAX);
-        if self.info.kind == FileKind::Txt {
-            let all: u64 = entries.iter().map(|entry| u64::from(entry.num_tokens())).sum();
-            let lengths = (0..all).step_by(max_length).map(|start| {
-                let length = u32::try_from(all - start).map_or(limit, |left| left.min(limit));
-                // The first token is not predicted, so a window of one token has no target.
-                if length < 2 { 0 } else { length }
-            });
-            let lengths: Vec<u32> = lengths.collect();
-            self.counts.rows = lengths.len() as u64;
-            self.counts.tokens = lengths.iter().copied().map(u64::from).sum();
-            self.counts.target_tokens = lengths.iter().map(|length| u64::from(length.saturating_sub(1))).sum();
-            self.counts.longest_tokens = lengths.iter().copied().max().map_or(0, u64::from);
-            return lengths;
-        }
+    /// The lengths of the rows.
+    fn count_rows(&mut self, entries: &[RowEntry]) -> Vec<u32> {
+        let limit = u32::try_from(self.max_length).unwrap_or(u32::MAX);
         let mut lengths = Vec::with_capacity(entries.len());
         for (row, entry) in entries.iter().enumerate() {
             let (length, counts) = (entry.num_tokens(), &mut self.counts);
@@ -102,18 +88,27 @@ impl DataFile {
     }
 
     /// Counts of the rows. Reads the rows that are cut.
-    pub(super) fn all_counts(&self, max_length: usize, max_id: u32) -> Result<RowCounts, DataError> {
-        let target_tokens = |row: &usize| self.read(*row, max_length, max_id).map(|row| row.num_target_tokens() as u64);
+    pub(super) fn all_counts(&self) -> Result<RowCounts, DataError> {
+        let target_tokens = |row: &usize| self.read(*row).map(|row| row.num_target_tokens() as u64);
         let of_cut: u64 = self.cut_rows.par_iter().map(target_tokens).sum::<Result<_, _>>()?;
         Ok(RowCounts { target_tokens: self.counts.target_tokens + of_cut, ..self.counts })
+    }
+
+    /// An error if none of the rows can be used.
+    pub(super) fn refuse_if_no_row_is_usable(&self) -> Result<(), DataError> {
+        if self.bad_rows.num_rows < self.info.num_rows as u64 {
+            return Ok(());
+        }
+        let (_, first) = self.bad_rows.messages().next().unwrap_or_default();
+        let reason = format!("none of its {} rows can be used; the first: {first}", self.info.num_rows);
+        Err(DataError::File { path: self.info.path.clone(), reason })
     }
 
     /// An error for each kind of bad rows.
     pub(super) fn mistakes(&self) -> Vec<DataError> {
         let path = &self.info.path;
-        let error = |place: String, reason: String| DataError::Row { path: path.clone(), place, reason };
-        let mut errors: Vec<DataError> =
-            self.bad_rows.messages().map(|message| error(message.place(), message.to_string())).collect();
+        let error = |(place, reason)| DataError::Row { path: path.clone(), place, reason };
+        let mut errors: Vec<DataError> = self.bad_rows.messages().map(error).collect();
         let unnamed = self.bad_rows.num_unnamed();
         if unnamed > 0 {
             let reason = format!("{unnamed} more rows cannot be used, for other reasons");
@@ -123,14 +118,11 @@ impl DataFile {
     }
 
     /// Warnings about rows that are left out, cut or unusual.
-    pub(super) fn warnings(&self, max_length: usize) -> Vec<String> {
+    pub(super) fn warnings(&self) -> Vec<String> {
         let (path, rows) = (self.info.path.display(), self.info.num_rows);
         let list = |findings: &RowFindings| -> String {
-            let texts = findings.messages().map(|message| {
-                let text = message.to_string().replace('\n', "\n  ");
-                format!("\n  {}: {text}", message.place())
-            });
-            texts.collect()
+            let texts = findings.messages().map(|(place, text)| (place, text.replace('\n', "\n  ")));
+            texts.map(|(place, text)| format!("\n  {place}: {text}")).collect()
         };
         let mut warnings = Vec::new();
         if self.bad_rows.num_rows > 0 {
@@ -147,9 +139,10 @@ impl DataFile {
         let RowCounts { truncated, answer_cut, longest_tokens, .. } = self.counts;
         if truncated > answer_cut {
             warnings.push(format!(
-                "{path}: {} of {rows} rows are longer than `data.max_length` = {max_length} and lose their end\n  hint: \
+                "{path}: {} of {rows} rows are longer than `data.max_length` = {} and lose their end\n  hint: \
                  the longest has {longest_tokens} tokens",
-                truncated - answer_cut
+                truncated - answer_cut,
+                self.max_length
             ));
         }
         if self.odd_rows.num_rows > 0 {
@@ -163,14 +156,15 @@ impl DataFile {
     }
 
     /// The tokens of row `row`, at most `max_length` of them.
-    pub(super) fn read(&self, row: usize, max_length: usize, max_id: u32) -> Result<EncodedRow, DataError> {
+    pub(super) fn read(&self, row: usize) -> Result<EncodedRow, DataError> {
+        let max_length = self.max_length;
         if self.info.kind != FileKind::Txt {
-            return Ok(self.record(row, max_id)?.cut(max_length));
+            return Ok(self.record(row)?.cut(max_length));
         }
         let mut ids = Vec::with_capacity(max_length);
         let mut at = row * max_length;
         while ids.len() < max_length && at / PIECE_TOKENS < self.tokens.num_records() {
-            let piece = self.record(at / PIECE_TOKENS, max_id)?.ids;
+            let piece = self.record(at / PIECE_TOKENS)?.ids;
             let rest = piece.get(at % PIECE_TOKENS..).unwrap_or_default();
             ids.extend(rest.iter().take(max_length - ids.len()));
             at = (at / PIECE_TOKENS + 1) * PIECE_TOKENS;
@@ -179,8 +173,8 @@ impl DataFile {
     }
 
     /// Reads a record of the token file. Records were checked when written, so damage here comes from the disk.
-    fn record(&self, index: usize, max_id: u32) -> Result<EncodedRow, DataError> {
-        self.tokens.read(index, max_id).ok_or_else(|| {
+    fn record(&self, index: usize) -> Result<EncodedRow, DataError> {
+        self.tokens.read(index, self.max_id).ok_or_else(|| {
             // Without the file, the next start makes the tokens again.
             let path = self.tokens.file().map(|(_, path)| path);
             if let Some(path) = path {

@@ -19,12 +19,7 @@ fn rows(name: &str, content: impl AsRef<[u8]>) -> Result<Vec<Value>, String> {
 
 fn read_all(path: &Path) -> Result<Vec<Value>, DataError> {
     let file = RowFile::open(path, FileKind::of(path).unwrap())?;
-    let read = |row| {
-        file.read(row).map_err(|problem| match problem {
-            RowProblem::Bad(reason) => file.row_error(row, reason),
-            RowProblem::Failed(error) => error,
-        })
-    };
+    let read = |row| file.parse(&file.bytes(row)?).map_err(|reason| file.row_error(row, reason));
     (0..file.num_rows()).map(read).collect()
 }
 

@@ -1,5 +1,7 @@
 //! Finds where the rows of a JSON file start, while reading the file in blocks.
 
+use std::io;
+
 /// Searches blocks of bytes for rows. The first non-blank byte decides whether the file is an array or has one object a
 /// line.
 #[derive(Debug, Default)]
@@ -22,10 +24,6 @@ enum Layout {
     },
     /// Only brackets and strings are tracked: whether an element is valid shows when it is read.
     Array(Nesting),
-    /// The file starts neither like an array nor like an object.
-    Neither,
-    /// There are bytes after the end of the array, from this offset on.
-    Trailing(u64),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,7 +40,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 impl Scan {
     /// Scans the next bytes of the file.
-    pub(super) fn feed(&mut self, block: &[u8]) {
+    pub(super) fn feed(&mut self, block: &[u8]) -> io::Result<()> {
         let mut block = block;
         if self.at == 0 && block.starts_with(BYTE_ORDER_MARK) {
             self.at = BYTE_ORDER_MARK.len() as u64;
@@ -51,14 +49,19 @@ impl Scan {
         if matches!(self.layout, Layout::Unknown) {
             let Some(blanks) = block.iter().position(|byte| !byte.is_ascii_whitespace()) else {
                 self.at += block.len() as u64;
-                return;
+                return Ok(());
             };
             self.at += blanks as u64;
             block = &block[blanks..];
             self.layout = match block[0] {
                 b'[' => Layout::Array(Nesting::default()),
                 b'{' => Layout::Lines { line: self.at, is_blank: true },
-                _ => Layout::Neither,
+                _ => {
+                    return Err(io::Error::other(
+                        "starts neither with `[` nor with `{`\n  hint: a .json file holds an array of objects, a .jsonl \
+                         file one object a line",
+                    ));
+                }
             };
         }
         match &mut self.layout {
@@ -80,14 +83,15 @@ impl Scan {
                         self.starts.push(self.at);
                     }
                     if nesting.end.is_some_and(|end| end < self.at) && !byte.is_ascii_whitespace() {
-                        self.layout = Layout::Trailing(self.at);
-                        return;
+                        let message = format!("text follows the end of the array, at byte {}", self.at);
+                        return Err(io::Error::other(message));
                     }
                     self.at += 1;
                 }
             }
-            Layout::Unknown | Layout::Neither | Layout::Trailing(_) => {}
+            Layout::Unknown => {}
         }
+        Ok(())
     }
 
     /// Whether the file is an array, and the offsets where its rows start, followed by the offset where the last row
@@ -102,12 +106,6 @@ impl Scan {
                     self.starts.len()
                 ));
             }
-            Layout::Neither => {
-                return Err("starts neither with `[` nor with `{`\n  hint: a .json file holds an array of objects, a \
-                            .jsonl file one object a line"
-                    .into());
-            }
-            Layout::Trailing(at) => return Err(format!("text follows the end of the array, at byte {at}")),
         };
         self.starts.push(end);
         Ok((is_array, self.starts))
@@ -160,8 +158,8 @@ mod tests {
         let mut scan = Scan::default();
         // A real file has its byte order mark in the first block.
         let first = block.max(3).min(text.len());
-        scan.feed(&text.as_bytes()[..first]);
-        text.as_bytes()[first..].chunks(block).for_each(|block| scan.feed(block));
+        let mut blocks = std::iter::once(&text.as_bytes()[..first]).chain(text.as_bytes()[first..].chunks(block));
+        blocks.try_for_each(|block| scan.feed(block)).map_err(|error| error.to_string())?;
         scan.finish()
     }
 

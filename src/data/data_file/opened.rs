@@ -1,0 +1,339 @@
+//! A data file before it is tokens: opening it, and encoding its rows on all cores.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rayon::prelude::*;
+
+use super::{DataFile, PIECE_TOKENS};
+use crate::data::cache::{self, CacheKey, Chunk, Details, Encoded, Signature, StoreWriter};
+use crate::data::config::{DataConfig, DataFormat, DataSource};
+use crate::data::counts::RowCounts;
+use crate::data::encode::{EncodedRow, Encoder};
+use crate::data::error::DataError;
+use crate::data::files::{FileInfo, FileKind, KeptTokens, OpenOptions};
+use crate::data::findings::RowFindings;
+use crate::data::formats::RowFormat;
+use crate::data::progress::Meter;
+use crate::data::rows::RowFile;
+use crate::data::template::ChatTemplate;
+use crate::data::tokenizer::Tokenizer;
+use crate::data::windows;
+
+/// Most characters that a message about a row may have.
+const MAX_MESSAGE_CHARACTERS: usize = 500;
+/// Most rows that a thread encodes at a time.
+const CHUNK_ROWS: usize = 128;
+/// Chunks that a thread gets in one round: enough that threads seldom wait for the last chunk.
+const CHUNKS_PER_THREAD: usize = 16;
+/// Most bytes of rows that are encoded in one round, unless a single row has more.
+const MAX_ROUND_BYTES: usize = 32 << 20;
+
+/// A file before its rows are encoded.
+#[derive(Debug)]
+pub(in crate::data) struct OpenedFile {
+    path: PathBuf,
+    is_eval: bool,
+    content: [u8; 32],
+    signature: Signature,
+    rows: Rows,
+    /// The key in the cache, if the tokens are to be kept.
+    key: Option<CacheKey>,
+}
+
+/// Where the tokens of a file come from.
+#[derive(Debug)]
+enum Rows {
+    /// JSON objects.
+    Objects { file: RowFile, format: RowFormat },
+    /// A .txt file.
+    Text,
+    /// Tokens from the cache.
+    Kept(Box<Encoded>),
+}
+
+impl OpenedFile {
+    /// Opens a file of `source`: its tokens if they are in the cache, otherwise its rows.
+    pub(in crate::data) fn open(
+        path: PathBuf,
+        is_eval: bool,
+        source: &DataSource,
+        config: &DataConfig,
+        tokenizer: &Tokenizer,
+        template: Option<&ChatTemplate>,
+        options: &OpenOptions<'_>,
+    ) -> Result<Self, DataError> {
+        let failed = |reason: String| DataError::File { path: path.clone(), reason };
+        let kind = FileKind::of(&path).ok_or_else(|| failed("files end in .json, .jsonl, .parquet or .txt".into()))?;
+        let is_textual = matches!(source.format, DataFormat::Auto | DataFormat::Text) && source.columns.is_empty();
+        if kind == FileKind::Txt && !is_textual {
+            return Err(failed("a .txt file has no columns: its `format` is \"text\"".into()));
+        }
+        let unreadable = |error: io::Error| failed(error.to_string());
+        let is_large = std::fs::metadata(&path).map_err(unreadable)?.len() >= options.cache.min_file_bytes;
+        let folder = options.cache.folder.as_deref().filter(|_| is_large && options.max_rows.is_none());
+        let (signature, content) = match folder {
+            Some(folder) => cache::content_hash(&path, folder).map_err(unreadable)?,
+            None => cache::hash_of(&path).map_err(unreadable)?,
+        };
+        let key = folder.is_some().then(|| key(content, kind, source, config, tokenizer, template)).flatten();
+        let kept = key.zip(folder).and_then(|(key, folder)| Encoded::open(&key.path(folder), key));
+        let rows = match kept {
+            Some(kept) => Rows::Kept(Box::new(kept)),
+            None if is_large && options.refuse_large => {
+                return Err(failed("large, and its tokens are not kept yet: `lora-train check` makes them".into()));
+            }
+            None if kind == FileKind::Txt => Rows::Text,
+            None => {
+                let file = RowFile::open(&path, kind)?;
+                let first = file.first_row()?;
+                let format = RowFormat::detect(source.format, &source.columns, &first)
+                    .map_err(|reason| file.row_error(0, reason))?;
+                Rows::Objects { file, format }
+            }
+        };
+        Ok(Self { path, is_eval, content, signature, rows, key })
+    }
+
+    pub(in crate::data) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(in crate::data) fn format(&self) -> DataFormat {
+        match &self.rows {
+            Rows::Objects { format, .. } => format.format(),
+            Rows::Text => DataFormat::Text,
+            Rows::Kept(kept) => kept.details.format,
+        }
+    }
+
+    /// Encodes the rows, numbered from `first_row`, into the cache if they should and can be kept there, otherwise into
+    /// memory. Returns the file and the number of tokens of every row at `max_length`, 0 for a row that is left out.
+    pub(in crate::data) fn encode(
+        self,
+        first_row: u32,
+        max_length: usize,
+        encoder: &Encoder<'_>,
+        options: &OpenOptions<'_>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(DataFile, Vec<u32>), DataError> {
+        let (encoded, is_new) = match self.rows {
+            Rows::Kept(encoded) => (*encoded, false),
+            _ => self.encoded(encoder, options, warnings)?,
+        };
+        let kept_tokens = encoded.tokens.file().map(|(file, _)| {
+            // A failure is ignored: only `tidy` uses the time.
+            drop(file.set_modified(SystemTime::now()));
+            KeptTokens { bytes: file.metadata().map_or(0, |file| file.len()), is_new }
+        });
+        let Encoded { tokens, entries, details } = encoded;
+        let Details { kind, format, unused_columns, bad_rows, odd_rows } = details;
+        let (path, is_eval) = (self.path, self.is_eval);
+        let mut file = DataFile {
+            info: FileInfo { path, kind, format, num_rows: 0, unused_columns, is_eval, kept_tokens },
+            first_row,
+            content: self.content,
+            max_length,
+            max_id: encoder.tokenizer.max_id(),
+            counts: RowCounts::default(),
+            bad_rows,
+            odd_rows,
+            cut_rows: Vec::new(),
+            without_targets: RowFindings::default(),
+            tokens,
+        };
+        let lengths = if kind == FileKind::Txt { file.count_windows(&entries) } else { file.count_rows(&entries) };
+        file.info.num_rows = lengths.len();
+        Ok((file, lengths))
+    }
+
+    /// The rows as tokens, and whether they were encoded just now.
+    fn encoded(
+        &self,
+        encoder: &Encoder<'_>,
+        options: &OpenOptions<'_>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(Encoded, bool), DataError> {
+        if let (Some(key), Some(folder)) = (self.key, &options.cache.folder) {
+            let path = key.path(folder);
+            // The recipe may name the file twice, or another process may have encoded it meanwhile.
+            if let Some(encoded) = Encoded::open(&path, key) {
+                return Ok((encoded, false));
+            }
+            // Remove old token files first, to make room.
+            cache::tidy(folder, options.cache.max_bytes, &path);
+            let writer = StoreWriter::in_folder(folder, key).map_err(DataError::Store);
+            match writer.and_then(|writer| self.write(writer, encoder, options)) {
+                Err(DataError::Store(error)) => warnings.push(format!(
+                    "{}: its tokens cannot be kept in {}: {error}; they are held in memory\n  hint: {} names another \
+                     folder",
+                    self.path.display(),
+                    folder.display(),
+                    cache::CACHE_VARIABLE,
+                )),
+                written => {
+                    cache::tidy(folder, options.cache.max_bytes, &path);
+                    return Ok((written?, true));
+                }
+            }
+        }
+        Ok((self.write(StoreWriter::in_memory(), encoder, options)?, true))
+    }
+
+    fn write(
+        &self,
+        mut writer: StoreWriter,
+        encoder: &Encoder<'_>,
+        options: &OpenOptions<'_>,
+    ) -> Result<Encoded, DataError> {
+        let mut details = Details {
+            kind: FileKind::Txt,
+            format: self.format(),
+            unused_columns: Vec::new(),
+            bad_rows: RowFindings::default(),
+            odd_rows: RowFindings::default(),
+        };
+        if let Rows::Objects { file, format } = &self.rows {
+            details.kind = file.kind();
+            self.write_objects(file, format, &mut writer, &mut details, encoder, options)?;
+        } else {
+            self.write_text(&mut writer, encoder.tokenizer, options)?;
+        }
+        if !Signature::of(&self.path).is_ok_and(|now| now == self.signature) {
+            let reason = "changes while it is read\n  hint: start again once it is complete".to_owned();
+            return Err(DataError::File { path: self.path.clone(), reason });
+        }
+        writer.finish(details).map_err(DataError::Store)
+    }
+
+    fn write_text(
+        &self,
+        writer: &mut StoreWriter,
+        tokenizer: &Tokenizer,
+        options: &OpenOptions<'_>,
+    ) -> Result<(), DataError> {
+        let mut piece = Vec::with_capacity(PIECE_TOKENS);
+        let mut push = |ids: Vec<u32>| {
+            let mut chunk = Chunk::default();
+            chunk.push(&EncodedRow::window(ids));
+            if (options.is_stopped)() {
+                Err(DataError::Interrupted)
+            } else {
+                writer.push(&chunk).map_err(DataError::Store)
+            }
+        };
+        windows::tokenise(&self.path, tokenizer, &mut |id| {
+            piece.push(id);
+            if piece.len() == PIECE_TOKENS { push(std::mem::take(&mut piece)) } else { Ok(()) }
+        })?;
+        if piece.is_empty() { Ok(()) } else { push(piece) }
+    }
+
+    /// Encodes the rows of `file` on all cores, in rounds, so that only a bounded part of them is in memory.
+    fn write_objects(
+        &self,
+        file: &RowFile,
+        format: &RowFormat,
+        writer: &mut StoreWriter,
+        details: &mut Details,
+        encoder: &Encoder<'_>,
+        options: &OpenOptions<'_>,
+    ) -> Result<(), DataError> {
+        let num_rows = file.num_rows().min(options.max_rows.unwrap_or(usize::MAX));
+        let chunks_per_round = rayon::current_num_threads() * CHUNKS_PER_THREAD;
+        let chunk_rows = (MAX_ROUND_BYTES / chunks_per_round / file.mean_row_bytes().max(1)).clamp(1, CHUNK_ROWS);
+        let encode = |rows: Range<usize>| -> Vec<Result<EncodedChunk, DataError>> {
+            let starts: Vec<usize> = rows.clone().step_by(chunk_rows).collect();
+            let chunk = |start: usize| {
+                if (options.is_stopped)() {
+                    return Err(DataError::Interrupted);
+                }
+                let mut chunk = EncodedChunk::default();
+                let rows = start..(start + chunk_rows).min(rows.end);
+                rows.into_iter().try_for_each(|row| chunk.add(row, file, format, encoder)).map(|()| chunk)
+            };
+            starts.into_par_iter().map(chunk).collect()
+        };
+        let mut unused = BTreeSet::new();
+        let mut write = |round: Vec<Result<EncodedChunk, DataError>>| {
+            round.into_iter().try_for_each(|chunk| {
+                let chunk = chunk?;
+                chunk.bad.iter().for_each(|(row, text)| details.bad_rows.add(*row, text));
+                chunk.odd.iter().for_each(|(row, text)| details.odd_rows.add(*row, text));
+                unused.extend(chunk.unused);
+                writer.push(&chunk.tokens).map_err(DataError::Store)
+            })
+        };
+        let mut meter = Meter::start(options.progress, self.path.display().to_string(), num_rows);
+        let (mut round, mut at) = (Vec::new(), 0);
+        while at < num_rows || !round.is_empty() {
+            let end = (at + chunk_rows * chunks_per_round).min(num_rows);
+            // The next round is encoded while this one is written.
+            let (written, next) = rayon::join(|| write(round), || encode(at..end));
+            written?;
+            if at > 0 {
+                meter.advance(at);
+            }
+            (round, at) = (next, end);
+        }
+        meter.finish();
+        details.unused_columns = unused.into_iter().collect();
+        for findings in [&mut details.bad_rows, &mut details.odd_rows] {
+            findings.place(|rows| file.places(rows));
+        }
+        Ok(())
+    }
+}
+
+/// Consecutive rows, encoded by one thread, with messages about some of them.
+#[derive(Default)]
+struct EncodedChunk {
+    tokens: Chunk,
+    bad: Vec<(usize, String)>,
+    odd: Vec<(usize, String)>,
+    unused: BTreeSet<String>,
+}
+
+impl EncodedChunk {
+    fn add(&mut self, row: usize, file: &RowFile, format: &RowFormat, encoder: &Encoder<'_>) -> Result<(), DataError> {
+        let bytes = file.bytes(row)?;
+        let encoded = file.parse(&bytes).and_then(|value| {
+            format.add_unused(&value, encoder.template, &mut self.unused);
+            let sample = format.read(&value, encoder.template)?;
+            encoder.encode_with_notes(&sample).map_err(|error| error.to_string())
+        });
+        match encoded {
+            Ok((encoded, note)) => {
+                self.tokens.push(&encoded);
+                self.odd.extend(note.map(|note| (row, note)));
+            }
+            Err(reason) => {
+                let reason: String = reason.chars().take(MAX_MESSAGE_CHARACTERS).collect();
+                self.tokens.push(&EncodedRow::bad(reason.clone()));
+                self.bad.push((row, reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The cache key of a file's tokens; `None` if they cannot be cached.
+fn key(
+    content: [u8; 32],
+    kind: FileKind,
+    source: &DataSource,
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+) -> Option<CacheKey> {
+    // A template that uses the time of day writes another text each time.
+    let template = match template {
+        Some(template) => Some(template.identity()?),
+        None => None,
+    };
+    let (tokenizer, train_on_inputs) = (tokenizer.digest(), config.train_on_inputs);
+    Some(CacheKey::new(&(content, kind, source.format, &source.columns, tokenizer, template, train_on_inputs)))
+}

@@ -1,0 +1,412 @@
+//! The rows of a recipe's files, as tokens, and the order in which they are visited.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::batch::RowSource;
+use super::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow};
+use super::data_file::{DataFile, OpenedFile};
+use super::encode::{EncodedRow, Encoder};
+use super::error::DataError;
+use super::files::{FileInfo, matching_files};
+use super::order::{self, Order, Purpose, num_visits, shuffle};
+use super::packing::best_fit;
+use super::template::{ChatTemplate, TemplateError};
+use super::tokenizer::Tokenizer;
+
+pub use super::counts::RowCounts;
+pub use super::files::OpenOptions;
+
+/// The exact place of a micro-batch: a resumed run that starts here sees the rows that the first run would have seen.
+///
+/// It is valid for one `micro_batch_size`, one seed and one set of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// Pass over the training rows, from 0.
+    pub epoch: u64,
+    /// Micro-batch of that pass, from 0.
+    pub batch: u64,
+}
+
+/// The rows of a recipe's files, as tokens. They are numbered consecutively: those of the training files, then those of
+/// the evaluation files.
+#[derive(Debug)]
+pub struct Dataset {
+    pub(super) config: DataConfig,
+    seed: u64,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    infos: Vec<FileInfo>,
+    /// The training files, then the evaluation files. The loader's threads read them.
+    pub(super) files: Arc<Vec<DataFile>>,
+    /// The rows of each `[[data.train]]`, then of each `[[data.eval]]`.
+    entries: Vec<Range<u32>>,
+    /// Number of tokens of every row, at most `max_length`; 0 for a row that is left out.
+    lengths: Vec<u32>,
+    /// Rows to train on, ascending: neither left out nor held out.
+    train_rows: Vec<u32>,
+    /// Rows to evaluate on, ascending: rows of the evaluation files, or training rows that `eval_split` holds out.
+    eval_rows: Vec<u32>,
+    /// Number of packed rows in the first epoch. Counting them requires packing them.
+    num_packed: OnceLock<usize>,
+    warnings: Vec<String>,
+}
+
+impl Dataset {
+    /// Finds the rows of all files and tokenises them, on all cores.
+    ///
+    /// Tokens of files of [`LARGE_FILE_BYTES`](super::cache::LARGE_FILE_BYTES) or more are kept in the cache of
+    /// `options` for the next start. Rows that cannot be used, and rows without a token that carries loss, are left
+    /// out.
+    ///
+    /// `chat_template` and the paths of `config` are used unchanged: relative paths start at the current directory.
+    ///
+    /// # Errors
+    /// No files; a file that cannot be read; columns of no known format; conversations without a chat template; an
+    /// `eval_split` that leaves nothing to train on; rows that cannot be used, unless they are to be skipped; no row
+    /// with a token that carries loss; a request to stop.
+    pub fn open(
+        config: &DataConfig,
+        tokenizer: Arc<Tokenizer>,
+        seed: u64,
+        options: &OpenOptions<'_>,
+    ) -> Result<Self, DataError> {
+        if config.train.is_empty() {
+            return Err(DataError::Config("no training data\n  hint: add `[[data.train]]` with a `path`".into()));
+        }
+        // Only the opened files show whether the template is needed, but the cached tokens depend on it.
+        let template = ChatTemplate::open(&config.chat_template, &tokenizer);
+        let kept_with = template.as_ref().ok().and_then(Option::as_ref);
+        // All are opened before the first is tokenised, which may take long.
+        let mut opened = Vec::new();
+        for (section, sources) in [("train", &config.train), ("eval", &config.eval)] {
+            for (index, source) in sources.iter().enumerate() {
+                let paths = matching_files(&format!("data.{section}[{index}].path"), &source.path)?;
+                let open =
+                    |path| OpenedFile::open(path, section == "eval", source, config, &tokenizer, kept_with, options);
+                opened.push(paths.into_iter().map(open).collect::<Result<Vec<_>, _>>()?);
+            }
+        }
+        let template = needed_template(config, template, &opened.iter().flatten().collect::<Vec<_>>())?;
+
+        let encoder =
+            Encoder { tokenizer: &tokenizer, template: template.as_ref(), train_on_inputs: config.train_on_inputs };
+        let (mut files, mut entries) = (Vec::<DataFile>::new(), Vec::new());
+        let (mut lengths, mut mistakes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
+        let count = |lengths: &Vec<u32>| u32::try_from(lengths.len()).unwrap_or(u32::MAX);
+        for opened in opened {
+            let first_row = count(&lengths);
+            for opened in opened {
+                let (file, rows) =
+                    opened.encode(count(&lengths), config.max_length, &encoder, options, &mut warnings)?;
+                lengths.extend(rows);
+                if lengths.len() > u32::MAX as usize {
+                    let reason = format!("more than {} rows in all are not supported", u32::MAX);
+                    return Err(DataError::File { path: file.info.path, reason });
+                }
+                match config.on_bad_row {
+                    OnBadRow::Error => mistakes.extend(file.mistakes()),
+                    OnBadRow::Skip => file.refuse_if_no_row_is_usable()?,
+                }
+                files.push(file);
+            }
+            entries.push(first_row..count(&lengths));
+        }
+        if !mistakes.is_empty() {
+            return Err(DataError::Rows(mistakes));
+        }
+
+        let num_file_rows = entries[config.train.len() - 1].end;
+        let (mut train_rows, mut eval_rows): (Vec<u32>, Vec<u32>) =
+            (0..count(&lengths)).filter(|row| lengths[*row as usize] > 0).partition(|row| *row < num_file_rows);
+        let file_warnings: Vec<String> = files.iter().flat_map(DataFile::warnings).collect();
+        if train_rows.is_empty() {
+            let reason = file_warnings.into_iter().next().unwrap_or_default().replace('\n', "\n  ");
+            let hint = if train_counts(&files)?.answer_cut > 0 {
+                "raise `data.max_length`"
+            } else {
+                "`data.train_on_inputs = true` puts loss on every token"
+            };
+            return Err(DataError::Config(format!("no row is left to train on\n  {reason}\n  hint: {hint}")));
+        }
+        if config.eval.is_empty() {
+            let held_out = held_out_rows(config.eval_split, count(&train_rows), seed)?;
+            eval_rows = held_out.iter().map(|index| train_rows[*index as usize]).collect();
+            train_rows.retain(|row| eval_rows.binary_search(row).is_err());
+        }
+        warnings.extend(file_warnings);
+        Ok(Self {
+            config: config.clone(),
+            seed,
+            tokenizer,
+            template,
+            infos: files.iter().map(|file| file.info.clone()).collect(),
+            files: Arc::new(files),
+            entries,
+            lengths,
+            train_rows,
+            eval_rows,
+            num_packed: OnceLock::new(),
+            warnings,
+        })
+    }
+
+    /// The files, first those of `[[data.train]]`; [`RowSource::file`] is an index into this list.
+    #[must_use]
+    pub fn files(&self) -> &[FileInfo] {
+        &self.infos
+    }
+
+    /// The model's tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// SHA-256 of the content of the training files.
+    #[must_use]
+    pub fn train_digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        self.files.iter().filter(|file| !file.info.is_eval).for_each(|file| digest.update(file.content));
+        digest.finalize().into()
+    }
+
+    /// How a file's questions and answers are written for the model, where the format alone does not say it.
+    #[must_use]
+    pub fn form_of(&self, file: &FileInfo) -> &'static str {
+        match (file.format, self.template.is_some()) {
+            (DataFormat::PromptCompletion | DataFormat::Alpaca, true) => {
+                "; as turns of the chat template (`data.chat_template` = \"none\" for plain text)"
+            }
+            (DataFormat::PromptCompletion, false) => "; prompt and completion joined as they are",
+            _ => "",
+        }
+    }
+
+    /// The chat template; `None` if no rows are written with one.
+    #[must_use]
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    /// Warnings about the files.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        // Compare canonical paths: one file can be written in several ways.
+        let file = |file: &FileInfo| file.path.canonicalize().unwrap_or_else(|_| file.path.clone());
+        let train: HashSet<PathBuf> = self.infos.iter().filter(|info| !info.is_eval).map(file).collect();
+        let both = self.infos.iter().filter(|info| info.is_eval && train.contains(&file(info)));
+        let text = |file: &FileInfo| {
+            format!(
+                "{} is in [[data.train]] and in [[data.eval]]: the evaluation loss will be that of seen rows\n  hint: \
+                 `data.eval_split` holds rows out",
+                file.path.display()
+            )
+        };
+        let mut warnings = self.warnings.clone();
+        warnings.extend(both.map(text));
+        if !self.config.eval.is_empty() && self.eval_rows.is_empty() {
+            warnings.push("no token of the evaluation rows carries loss: there is no evaluation".to_owned());
+        }
+        warnings
+    }
+
+    /// Counts of the training rows, including rows that `eval_split` holds out. Reads the rows that are cut.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    pub fn train_counts(&self) -> Result<RowCounts, DataError> {
+        train_counts(&self.files)
+    }
+
+    /// Number of rows to train on: neither left out, nor held out by `eval_split`.
+    #[must_use]
+    pub fn num_train_rows(&self) -> usize {
+        self.train_rows.len()
+    }
+
+    /// Number of training rows that an epoch visits, by the weight of their source. With `packing`, these are still
+    /// rows of the files.
+    #[must_use]
+    pub fn rows_per_epoch(&self) -> usize {
+        let sources = self.config.train.iter().zip(ranges(&self.entries, &self.train_rows));
+        sources.map(|(source, rows)| num_visits(source.weight, rows.len())).sum()
+    }
+
+    /// Number of rows to evaluate on, by the weight of their source.
+    #[must_use]
+    pub fn num_eval_rows(&self) -> usize {
+        self.eval_visits().len()
+    }
+
+    /// Number of micro-batches of an evaluation.
+    #[must_use]
+    pub fn num_eval_batches(&self, micro_batch_size: usize, max_batches: Option<usize>) -> usize {
+        let num_batches = self.eval_order().num_rows().div_ceil(micro_batch_size.max(1));
+        num_batches.min(max_batches.unwrap_or(usize::MAX))
+    }
+
+    /// Number of micro-batches of an epoch; the last one may have fewer rows. With `packing`, this is the first epoch's
+    /// number: a later epoch is packed in its own order and may differ by a few.
+    #[must_use]
+    pub fn batches_per_epoch(&self, micro_batch_size: usize) -> u64 {
+        let num_rows = if self.config.packing {
+            *self.num_packed.get_or_init(|| self.train_order(0).num_rows())
+        } else {
+            self.rows_per_epoch()
+        };
+        num_rows.div_ceil(micro_batch_size.max(1)) as u64
+    }
+
+    /// Training row `index` of [`num_train_rows`](Self::num_train_rows), in the order of the files.
+    ///
+    /// # Errors
+    /// A row that cannot be read, with its place.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn train_row(&self, index: usize) -> Result<(RowSource, EncodedRow), DataError> {
+        read_row(&self.files, self.train_rows[index])
+    }
+
+    /// Number of rows in the training files, including rows that are left out or held out.
+    #[must_use]
+    pub fn num_file_rows(&self) -> usize {
+        self.entries[self.config.train.len() - 1].end as usize
+    }
+
+    /// Row `index` of [`num_file_rows`](Self::num_file_rows). A row that cannot be used has no tokens.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn file_row(&self, index: usize) -> Result<(RowSource, EncodedRow), DataError> {
+        assert!(index < self.num_file_rows(), "there is no row {index}");
+        read_row(&self.files, u32::try_from(index).unwrap_or(u32::MAX))
+    }
+
+    /// Training rows in the order of `epoch`.
+    pub(super) fn train_order(&self, epoch: u64) -> Order {
+        let mut rows = self.visits(&self.config.train, &self.entries, &self.train_rows, epoch);
+        if self.config.shuffle {
+            shuffle(&mut rows, self.seed, epoch, Purpose::Epoch);
+        }
+        let mut order = self.order(rows);
+        if let (Order::Packed(packs), true) = (&mut order, self.config.shuffle) {
+            // Packing leaves rows full of long documents next to each other.
+            shuffle(packs, self.seed, epoch, Purpose::Packs);
+        }
+        order
+    }
+
+    /// Evaluation rows, in the order of the files.
+    pub(super) fn eval_order(&self) -> Order {
+        self.order(self.eval_visits())
+    }
+
+    fn eval_visits(&self) -> Vec<u32> {
+        if self.config.eval.is_empty() {
+            return self.eval_rows.clone();
+        }
+        self.visits(&self.config.eval, &self.entries[self.config.train.len()..], &self.eval_rows, 0)
+    }
+
+    fn order(&self, rows: Vec<u32>) -> Order {
+        if self.config.packing {
+            let capacity = u32::try_from(self.config.max_length).unwrap_or(u32::MAX);
+            Order::Packed(best_fit(&rows, &self.lengths, capacity))
+        } else {
+            Order::Single(rows)
+        }
+    }
+
+    /// The rows of `sources` among `rows` (ascending) that `epoch` visits, by their weights. `entries` are the rows of
+    /// each source.
+    fn visits(&self, sources: &[DataSource], entries: &[Range<u32>], rows: &[u32], epoch: u64) -> Vec<u32> {
+        let sources = sources.iter().zip(ranges(entries, rows)).enumerate();
+        sources
+            .flat_map(|(index, (source, range))| order::visits(&range, source.weight, self.seed, epoch, index))
+            .map(|index| rows[index as usize])
+            .collect()
+    }
+}
+
+/// The tokens of a row, and the place it was read from. A row that cannot be used has no tokens.
+pub(super) fn read_row(files: &[DataFile], row: u32) -> Result<(RowSource, EncodedRow), DataError> {
+    let file = files.partition_point(|file| file.first_row <= row) - 1;
+    let row = (row - files[file].first_row) as usize;
+    Ok((RowSource { file, row }, files[file].read(row)?))
+}
+
+fn train_counts(files: &[DataFile]) -> Result<RowCounts, DataError> {
+    let mut counts = RowCounts::default();
+    for file in files.iter().filter(|file| !file.info.is_eval) {
+        counts += file.all_counts()?;
+    }
+    Ok(counts)
+}
+
+/// For each of `entries`, the range of indices of its rows in `rows` (ascending).
+fn ranges(entries: &[Range<u32>], rows: &[u32]) -> impl Iterator<Item = Range<u32>> {
+    let before = |row: u32| u32::try_from(rows.partition_point(|used| *used < row)).unwrap_or(u32::MAX);
+    entries.iter().map(move |entry| before(entry.start)..before(entry.end))
+}
+
+/// The chat template, if a file needs one. `opened` is the result of opening the template that the recipe names.
+fn needed_template(
+    config: &DataConfig,
+    opened: Result<Option<ChatTemplate>, TemplateError>,
+    files: &[&OpenedFile],
+) -> Result<Option<ChatTemplate>, DataError> {
+    if !files.iter().any(|file| file.format().uses_template()) {
+        // A template that the recipe names must be usable even where no row needs it. An unusable template of the model
+        // is ignored.
+        return match opened {
+            Err(error) if config.chat_template != "auto" => Err(error.into()),
+            _ => Ok(None),
+        };
+    }
+    let template = opened?;
+    let needs = |file: &&&OpenedFile| matches!(file.format(), DataFormat::Messages | DataFormat::Sharegpt);
+    match files.iter().find(needs) {
+        Some(file) if template.is_none() => Err(DataError::File {
+            path: file.path().to_path_buf(),
+            reason: format!(
+                "format `{}` needs a chat template, and {}\n  hint: set `data.chat_template` to a Jinja file",
+                file.format().name(),
+                if config.chat_template == "none" {
+                    "`data.chat_template` = \"none\" turns it off"
+                } else {
+                    "the model has none"
+                }
+            ),
+        }),
+        _ => Ok(template),
+    }
+}
+
+/// Rows that `eval_split` holds out, ascending.
+fn held_out_rows(split: Option<EvalSplit>, num_rows: u32, seed: u64) -> Result<Vec<u32>, DataError> {
+    let count = match split {
+        None => return Ok(Vec::new()),
+        Some(EvalSplit::Rows(rows)) => rows,
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        Some(EvalSplit::Share(share)) => ((share * f64::from(num_rows)).round() as usize).max(1),
+    };
+    if count >= num_rows as usize {
+        return Err(DataError::Config(format!(
+            "`data.eval_split` holds out {count} of {num_rows} training rows, which leaves none to train on"
+        )));
+    }
+    Ok(order::held_out(count, num_rows, seed))
+}
+
+#[cfg(test)]
+mod tests;

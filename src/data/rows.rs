@@ -1,0 +1,208 @@
+//! Rows of .json, .jsonl and .parquet files, by number.
+//!
+//! Opening a file reads it once and keeps only the offset where every row starts (8 bytes a row). Rows are then read
+//! one by one, so host memory does not grow with the data. Parquet files cannot be read this way; they are decoded once
+//! into an unnamed temporary file of JSON lines.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::error::DataError;
+use super::files::FileKind;
+use crate::panics::guarded;
+
+mod columns;
+mod scan;
+
+use scan::Scan;
+
+/// Bytes that are read at a time while searching for rows.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// The rows of one file.
+#[derive(Debug)]
+pub(super) struct RowFile {
+    path: PathBuf,
+    kind: FileKind,
+    /// The file itself, or the temporary file that a Parquet file was decoded into.
+    file: File,
+    /// Offsets in `file` where every row starts, and the offset where the last one ends.
+    bounds: Vec<u64>,
+}
+
+impl RowFile {
+    /// Finds the rows of `path`, whose extension says `kind`. A .json file with one object a line is read as JSON
+    /// lines, and a .jsonl file with one array as JSON.
+    pub(super) fn open(path: &Path, kind: FileKind) -> Result<Self, DataError> {
+        let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
+        let file = File::open(path).map_err(|error| failed(error.to_string()))?;
+        let file = if kind == FileKind::Parquet {
+            let lines = guarded(|| columns::as_lines(file));
+            lines.map_err(|panic| failed(format!("a damaged Parquet file: {panic}")))?.map_err(failed)?
+        } else {
+            file
+        };
+        let mut scan = Scan::default();
+        for_each_block(&file, 0..u64::MAX, &mut |block| scan.feed(block)).map_err(|error| failed(error.to_string()))?;
+        let (is_array, bounds) = scan.finish().map_err(failed)?;
+        let kind = match kind {
+            FileKind::Json | FileKind::JsonLines if is_array => FileKind::Json,
+            FileKind::Json => FileKind::JsonLines,
+            kind => kind,
+        };
+        if bounds.len() < 2 {
+            return Err(failed("the file has no rows".into()));
+        }
+        Ok(Self { path: path.to_path_buf(), kind, file, bounds })
+    }
+
+    pub(super) fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    pub(super) fn num_rows(&self) -> usize {
+        self.bounds.len() - 1
+    }
+
+    /// The first row: it shows the columns of all others.
+    pub(super) fn first_row(&self) -> Result<Value, DataError> {
+        self.parse(&self.bytes(0)?).map_err(|reason| self.row_error(0, reason))
+    }
+
+    /// The bytes of row `index`.
+    pub(super) fn bytes(&self, index: usize) -> Result<Vec<u8>, DataError> {
+        self.try_bytes(index).map_err(|error| {
+            let reason = format!("cannot read row {}: {error}", index + 1);
+            DataError::File { path: self.path.clone(), reason }
+        })
+    }
+
+    fn try_bytes(&self, index: usize) -> io::Result<Vec<u8>> {
+        let (start, end) = (self.bounds[index], self.bounds[index + 1]);
+        let mut bytes = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX)];
+        read_exact_at(&self.file, &mut bytes, start)?;
+        Ok(bytes)
+    }
+
+    /// The JSON object that a row's `bytes` are, or why the row cannot be used. Its place is not included: finding its
+    /// line takes long.
+    pub(super) fn parse(&self, bytes: &[u8]) -> Result<Value, String> {
+        match json(self.kind, bytes) {
+            Ok(row) if row.is_object() => Ok(row),
+            Ok(_) => Err("a row must be a JSON object".into()),
+            Err(error) => {
+                // serde_json counts line and column from the row, not from the file.
+                let place = format!(" at line {} column {}", error.line(), error.column());
+                Err(format!("not valid JSON: {}", error.to_string().trim_end_matches(&place)))
+            }
+        }
+    }
+
+    /// Mean number of bytes of a row.
+    pub(super) fn mean_row_bytes(&self) -> usize {
+        let all = self.bounds.last().copied().unwrap_or(0) - self.bounds[0];
+        usize::try_from(all / self.num_rows() as u64).unwrap_or(usize::MAX)
+    }
+
+    /// An error about row `index`, with the file and the row's place in it.
+    pub(super) fn row_error(&self, index: usize, reason: String) -> DataError {
+        let place = self.places(&[index]).pop().unwrap_or_default();
+        DataError::Row { path: self.path.clone(), place, reason }
+    }
+
+    /// The places of the rows at ascending `indices`: `line 12`; `12:7` (line and column) for invalid JSON; `row 12` in
+    /// a file that has no lines.
+    pub(super) fn places(&self, indices: &[usize]) -> Vec<String> {
+        let mut places = Vec::with_capacity(indices.len());
+        let (mut at, mut line, mut column) = (0, 1, 1);
+        for index in indices {
+            let place = self.place(*index, &mut at, &mut line, &mut column);
+            places.push(place.unwrap_or_else(|_| format!("row {}", index + 1)));
+        }
+        places
+    }
+
+    /// The place of row `index`. `at`, with its line and column, is an earlier offset; it is moved to the row's start.
+    fn place(&self, index: usize, at: &mut u64, line: &mut usize, column: &mut usize) -> io::Result<String> {
+        let start = self.bounds[index];
+        for_each_block(&self.file, *at..start, &mut |block| {
+            (*line, *column) = walk(block, *line, *column);
+            Ok(())
+        })?;
+        *at = start;
+        let row = self.try_bytes(index)?;
+        match json(self.kind, &row) {
+            Err(error) if self.kind != FileKind::Parquet => {
+                let in_lines = row.split_inclusive(|byte| *byte == b'\n').take(error.line() - 1).map(<[u8]>::len);
+                let wrong = in_lines.sum::<usize>() + error.column().saturating_sub(1);
+                let (line, column) = walk(&row[..wrong.min(row.len())], *line, *column);
+                Ok(format!("{line}:{column}"))
+            }
+            _ if self.kind == FileKind::JsonLines => Ok(format!("line {line}")),
+            _ => Ok(format!("row {}", index + 1)),
+        }
+    }
+}
+
+/// The JSON value at the start of `bytes`, which come from a file of this kind.
+fn json(kind: FileKind, bytes: &[u8]) -> serde_json::Result<Value> {
+    if kind == FileKind::Json {
+        // The next element's comma may follow.
+        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
+        values.next().unwrap_or(Ok(Value::Null))
+    } else {
+        serde_json::from_slice(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default())
+    }
+}
+
+/// Line and column (in characters) after `bytes`, which start at `line` and `column`.
+fn walk(bytes: &[u8], mut line: usize, mut column: usize) -> (usize, usize) {
+    for byte in bytes {
+        match byte {
+            b'\n' => (line, column) = (line + 1, 1),
+            // A continuation byte of a UTF-8 character.
+            0b1000_0000..=0b1011_1111 => {}
+            _ => column += 1,
+        }
+    }
+    (line, column)
+}
+
+/// Hands the bytes of a file in `range` to `sink`, a block at a time; stops early at the end of the file.
+fn for_each_block(file: &File, range: Range<u64>, sink: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    let mut block = vec![0; BLOCK_BYTES];
+    let mut at = range.start;
+    let end = range.end.min(file.metadata()?.len());
+    while at < end {
+        let size = usize::try_from(end - at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
+        read_exact_at(file, &mut block[..size], at)?;
+        sink(&block[..size])?;
+        at += size as u64;
+    }
+    Ok(())
+}
+
+/// Reads `bytes.len()` bytes from `offset`, without moving a cursor: threads share the file.
+#[cfg(unix)]
+pub(super) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+/// Reads `bytes.len()` bytes from `offset`. Moves the file's cursor, which nothing else uses.
+#[cfg(windows)]
+pub(super) fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => (bytes, offset) = (&mut bytes[read..], offset + read as u64),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

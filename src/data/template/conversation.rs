@@ -1,0 +1,175 @@
+//! A conversation as text, and where in it the assistant's answers are.
+
+use serde_json::Value;
+
+use super::{ChatTemplate, Prompt, Rendered, TemplateError, trace, values};
+
+/// A conversation and the text that a template writes for it, which contains all of it.
+pub(super) struct Conversation<'a> {
+    pub(super) template: &'a ChatTemplate,
+    pub(super) messages: &'a [Value],
+    /// `messages` as the template gets them.
+    values: Vec<minijinja::Value>,
+    pub(super) tools: Option<&'a Value>,
+    pub(super) text: String,
+}
+
+impl<'a> Conversation<'a> {
+    /// Renders a conversation and refuses it unless all of it leaves a trace in the text.
+    pub(super) fn new(
+        template: &'a ChatTemplate,
+        messages: &'a [Value],
+        tools: Option<&'a Value>,
+    ) -> Result<Self, TemplateError> {
+        let values = values(messages);
+        let text = template.render_values(&values, tools, Prompt::None)?;
+        let conversation = Self { template, messages, values, tools, text };
+        conversation.check_trace()?;
+        Ok(conversation)
+    }
+
+    /// The text with the byte ranges of the answers.
+    pub(super) fn with_answers(self) -> Result<Rendered, TemplateError> {
+        let (mut answers, mut empty_answer) = (Vec::new(), None);
+        for (index, message) in self.messages.iter().enumerate() {
+            if message["role"] != "assistant" || message["weight"] == 0 {
+                continue;
+            }
+            if is_empty(message) {
+                empty_answer = empty_answer.or(Some(index));
+                continue;
+            }
+            let start = self.answer_start(index)?;
+            let end = self.answer_end(start, index)?;
+            if start < end {
+                answers.push(start..end);
+            }
+        }
+        Ok(Rendered { text: self.text, answers, empty_answer })
+    }
+
+    /// Offset in `text` where answer `index` of the conversation starts: after what a generation prompt supplies.
+    fn answer_start(&self, index: usize) -> Result<usize, TemplateError> {
+        let text = self.text.as_str();
+        let render = |kind: Prompt| self.template.render_values(&self.values[..index], self.tools, kind);
+        // Some templates write an empty thought into answers without a thought; `WithoutThinking` prompts include it.
+        let kinds: &[Prompt] = if self.template.mentions("enable_thinking") {
+            &[Prompt::WithoutThinking, Prompt::Answer]
+        } else {
+            &[Prompt::Answer]
+        };
+        let prompts: Vec<String> = kinds.iter().map(|kind| render(*kind)).collect::<Result<_, _>>()?;
+        if let Some(prompt) = prompts.iter().find(|prompt| text.starts_with(prompt.as_str())) {
+            return Ok(prompt.len());
+        }
+        // The prompt may open a thought that the text does not have. Their common start then ends with the token that
+        // starts the assistant's turn.
+        let asked = render(Prompt::None)?;
+        for prompt in &prompts {
+            let common = &text[..common_prefix(text, prompt)];
+            let end = last_end(&self.template.special_texts, common);
+            if let Some(end) = end.filter(|end| common.starts_with(&asked) && *end > asked.len()) {
+                return Ok(end);
+            }
+        }
+        // An earlier part of the text depends on later messages. The part between the previous message and the answer
+        // does not.
+        if let Some(previous) = index.checked_sub(1) {
+            let (altered, altered_text) = self.altered(previous);
+            for (kind, prompt) in kinds.iter().zip(&prompts) {
+                let other = self.template.render_values(&altered[..index], self.tools, *kind)?;
+                let between = &prompt[prompt.len() - common_suffix(prompt, &other)..];
+                let from = text.len() - common_suffix(text, &altered_text);
+                if other != *prompt && altered_text != text && text[from..].starts_with(between) {
+                    return Ok(from + between.len());
+                }
+            }
+        }
+        Err(self.not_a_prefix(&prompts[prompts.len() - 1], index))
+    }
+
+    /// Offset in `text` where answer `index`, which starts at `start`, ends: after the token that ends the turn.
+    fn answer_end(&self, start: usize, index: usize) -> Result<usize, TemplateError> {
+        let (template, text) = (self.template, self.text.as_str());
+        if index + 1 == self.messages.len() {
+            return Ok(start + template.turn_length(&text[start..]));
+        }
+        let answered = template.render_values(&self.values[..=index], self.tools, Prompt::None)?;
+        if text.starts_with(&answered) && start <= answered.len() {
+            return Ok(start + template.turn_length(&text[start..answered.len()]));
+        }
+        // The template adds something to the last answer only. This answer ends at the last end of a turn before the
+        // content of the next message.
+        let (_, altered) = self.altered(index + 1);
+        let upto = text.get(start..common_prefix(text, &altered)).filter(|_| altered != text).unwrap_or_default();
+        let end = last_end(&template.turn_ends, upto).ok_or_else(|| self.not_a_prefix(&answered, index))?;
+        Ok(start + template.turn_length(&upto[..end]))
+    }
+
+    /// The messages and their text with the content of message `index` replaced by one with another first and last
+    /// character.
+    fn altered(&self, index: usize) -> (Vec<minijinja::Value>, String) {
+        let content = trace::text_of(&self.messages[index]["content"]);
+        let content = content.trim();
+        let other = ["x", "y", "z"].into_iter().find(|other| !content.starts_with(other) && !content.ends_with(other));
+        let values = self.changed(index, |message| message["content"] = other.unwrap_or_default().into());
+        // If the template refuses the change, use the unchanged text: callers see that nothing was altered.
+        let text = self.template.render_values(&values, self.tools, Prompt::None);
+        (values, text.unwrap_or_else(|_| self.text.clone()))
+    }
+
+    /// Whether the text stays the same after a change to message `index`. An error of the template counts as a
+    /// difference.
+    pub(super) fn is_same_after(&self, index: usize, change: impl FnOnce(&mut Value)) -> bool {
+        let values = self.changed(index, change);
+        self.template.render_values(&values, self.tools, Prompt::None).is_ok_and(|altered| altered == self.text)
+    }
+
+    fn changed(&self, index: usize, change: impl FnOnce(&mut Value)) -> Vec<minijinja::Value> {
+        let mut message = self.messages[index].clone();
+        change(&mut message);
+        let mut values = self.values.clone();
+        values[index] = minijinja::Value::from_serialize(message);
+        values
+    }
+
+    /// The error for a `prefix`, the text of the messages up to `last`, that the text does not start with.
+    fn not_a_prefix(&self, prefix: &str, last: usize) -> TemplateError {
+        let at = common_prefix(&self.text, prefix);
+        let excerpt = |text: &str| text[at..].chars().take(30).collect::<String>();
+        TemplateError(format!(
+            "the chat template of {} writes the start up to message {last} differently once more messages follow \
+             (…{:?} against …{:?}), so answer {last} cannot be separated from the rest\n  hint: give a template that \
+             only appends in `data.chat_template`, or set `data.train_on_inputs = true`, which needs no mask",
+            self.template.origin,
+            excerpt(prefix),
+            excerpt(&self.text),
+        ))
+    }
+}
+
+/// Where the last of `marks` in `text` ends.
+fn last_end(marks: &[String], text: &str) -> Option<usize> {
+    marks.iter().filter_map(|mark| Some(text.rfind(mark)? + mark.len())).max()
+}
+
+/// Whether an assistant's message has neither text nor calls.
+fn is_empty(message: &Value) -> bool {
+    message["tool_calls"].is_null()
+        && trace::TEXT_KEYS.iter().all(|key| {
+            let text = trace::text_of(&message[*key]);
+            trace::without_empty_thought(&text).trim().is_empty()
+        })
+}
+
+/// Number of bytes, in whole characters, that two texts have in common at the start.
+fn common_prefix(one: &str, other: &str) -> usize {
+    let differs = one.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);
+    differs.map_or(one.len().min(other.len()), |((at, _), _)| at)
+}
+
+/// Number of bytes, in whole characters, that two texts have in common at the end.
+fn common_suffix(one: &str, other: &str) -> usize {
+    let pairs = one.chars().rev().zip(other.chars().rev());
+    pairs.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
+}
