@@ -11,13 +11,12 @@
 mod append;
 mod console;
 mod cost;
-#[cfg(feature = "tui")]
+#[cfg_attr(not(feature = "tui"), path = "no_dashboard.rs")]
 mod dashboard;
 mod finding;
 mod jsonl;
 mod sinks;
 mod summary;
-mod tags;
 mod tensorboard;
 
 use std::path::PathBuf;
