@@ -130,7 +130,6 @@ fn draw_until_closed(mut terminal: Terminal, shared: &Mutex<State>, interrupter:
             drawn = Some(Instant::now());
         }
     }
-    terminal.give_back();
 }
 
 /// Waits a moment for keys. Returns whether a key was pressed or the window changed.

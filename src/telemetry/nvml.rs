@@ -170,6 +170,19 @@ fn throttle_shares(reasons: ThrottleReasons) -> BTreeMap<String, f64> {
     set.map(|(_, name)| ((*name).to_owned(), 1.0)).collect()
 }
 
+/// Opens NVML, or another library that stands in for it.
+///
+/// # Errors
+///
+/// One line that says why there is no NVML.
+pub(super) fn open(library: Option<&OsStr>) -> Result<Nvml, String> {
+    let nvml = match library {
+        Some(path) => Nvml::builder().lib_path(path).init(),
+        None => Nvml::init(),
+    };
+    nvml.map_err(|error| one_line(&error.to_string()))
+}
+
 /// Opens NVML and a GPU for as long as `use_gpu` runs.
 ///
 /// # Errors
@@ -180,11 +193,7 @@ pub(super) fn with_gpu(
     selector: &NvmlSelector,
     use_gpu: impl FnOnce(&mut Gpu<'_>),
 ) -> Result<(), String> {
-    let nvml = match library {
-        Some(path) => Nvml::builder().lib_path(path).init(),
-        None => Nvml::init(),
-    };
-    let nvml = nvml.map_err(|error| one_line(&format!("NVML cannot be loaded ({error})")))?;
+    let nvml = open(library).map_err(|error| format!("NVML cannot be loaded ({error})"))?;
     let device =
         find(&nvml, selector).map_err(|error| one_line(&format!("NVML does not find {selector} ({error})")))?;
     use_gpu(&mut Gpu::open(&nvml, device));

@@ -267,23 +267,24 @@ mod tests {
         let memory = 6.0 * GIB;
         let found = that_fit(&workload, Memories::of_device(memory));
         assert!(found.len() >= 2, "{found:?}");
+        let number = |settings: &str, key: &str, otherwise: usize| {
+            let value = settings.split(' ').find_map(|setting| setting.strip_prefix(key)?.strip_prefix('='));
+            value.map_or(otherwise, |value| value.parse().unwrap())
+        };
+        let rows_of_step = |settings: &str, rows: usize| {
+            let rows = number(settings, "train.micro_batch_size", rows);
+            rows * number(settings, "train.gradient_accumulation_steps", 2)
+        };
         for Suggestion { settings, peak_bytes } in &found {
             assert!(as_f64(*peak_bytes) <= memory * USABLE, "{settings}");
-            let number = |key: &str| {
-                let value = settings.split(' ').find_map(|setting| setting.strip_prefix(&format!("train.{key}=")));
-                value.map(|value| value.parse::<usize>().unwrap())
-            };
-            let rows = number("micro_batch_size").unwrap_or(8);
-            assert!(rows <= 8 && rows * number("gradient_accumulation_steps").unwrap_or(2) == 16, "{settings}");
+            assert!(number(settings, "train.micro_batch_size", 8) <= 8, "{settings}");
+            assert_eq!(rows_of_step(settings, 8), 16, "{settings}");
         }
         // The rows of a step must stay equal, even if more would fit: 5 rows of 2 x 7 would make an update of 15.
         for tenths in 10..60 {
             let odd = Workload { rows: 7, ..workload.clone() };
             for Suggestion { settings, .. } in that_fit(&odd, Memories::of_device(f64::from(tenths) * 2e8)) {
-                let number =
-                    |key: &str| settings.split(' ').find_map(|setting| setting.strip_prefix(key)?.parse().ok());
-                let rows: usize = number("train.micro_batch_size=").unwrap_or(7);
-                assert_eq!(rows * number("train.gradient_accumulation_steps=").unwrap_or(2), 14, "{settings}");
+                assert_eq!(rows_of_step(&settings, 7), 14, "{settings}");
             }
         }
         assert!(text.contains(&format!("`{}`", found[0].arguments())), "{text}");

@@ -12,15 +12,16 @@ const RECENT: usize = 256;
 const SHARE_STEPS: usize = 50;
 
 /// What the user is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Question {
+    #[default]
     None,
     Stop,
     Stopping,
 }
 
 /// Everything that is drawn.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub(super) label: String,
     pub(super) first_step: u64,
@@ -82,27 +83,7 @@ fn mean(points: &[(f64, f64)]) -> (f64, f64) {
 
 impl State {
     pub(super) fn new(label: &str, first_step: u64, total_steps: u64) -> Self {
-        Self {
-            label: label.to_owned(),
-            first_step,
-            total_steps,
-            started: None,
-            last: None,
-            last_eval: None,
-            losses: Curve::default(),
-            eval_losses: Curve::default(),
-            rates: Vec::new(),
-            utilizations: Vec::new(),
-            memories: Vec::new(),
-            times: Vec::new(),
-            evaluating: None,
-            num_warnings: 0,
-            last_warning: None,
-            finding: None,
-            question: Question::None,
-            is_changed: true,
-            is_closed: false,
-        }
+        Self { label: label.to_owned(), first_step, total_steps, is_changed: true, ..Self::default() }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "drawn")]
@@ -114,14 +95,17 @@ impl State {
         push(&mut self.rates, Some(step.tokens_per_second));
         push(&mut self.utilizations, step.gpu_utilization_percent.or(step.cpu_utilization_percent));
         push(&mut self.memories, step.gpu_memory_used_bytes.or(step.host_memory_bytes).map(|bytes| bytes as f64));
-        let evaluation = step.evaluation_seconds.unwrap_or_default();
-        let checkpoint = step.checkpoint_seconds.unwrap_or_default();
-        let told =
-            [step.data_wait_seconds, step.forward_backward_seconds, step.optimizer_seconds, evaluation, checkpoint];
+        let mut parts = [
+            step.data_wait_seconds,
+            step.forward_backward_seconds,
+            step.optimizer_seconds,
+            step.evaluation_seconds.unwrap_or_default(),
+            step.checkpoint_seconds.unwrap_or_default(),
+            0.0,
+        ];
         let whole = step.wall_seconds.unwrap_or(step.step_seconds);
-        let other = (whole - told.iter().sum::<f64>()).max(0.0);
-        let [data, passes, optimizer, evaluation, checkpoint] = told;
-        self.times.push([data, passes, optimizer, evaluation, checkpoint, other]);
+        parts[NUM_PARTS - 1] = (whole - parts.iter().sum::<f64>()).max(0.0);
+        self.times.push(parts);
         if self.times.len() > SHARE_STEPS {
             self.times.remove(0);
         }
@@ -190,15 +174,6 @@ mod tests {
         assert!(curve.points.is_sorted_by(|a, b| a.0 < b.0));
         let mean = curve.points.iter().map(|point| point.1).sum::<f64>() / curve.points.len() as f64;
         assert!((mean - 4.5).abs() < 0.05, "{mean}");
-    }
-
-    #[test]
-    fn evaluations_after_every_step_are_thinned_too() {
-        let mut state = State::new("run", 0, 10);
-        for step in 0..10_000 {
-            state.eval(&EvalMetrics { step, eval_loss: 2.0, ..EvalMetrics::default() });
-        }
-        assert!((500..=MAX_POINTS).contains(&state.eval_losses.points.len()), "{}", state.eval_losses.points.len());
     }
 
     #[test]

@@ -65,11 +65,6 @@ impl Terminal {
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         self.drawn_on.draw(draw).map(|_| ())
     }
-
-    /// Gives the terminal back, unless a signal or a panic already has.
-    pub(super) fn give_back(self) {
-        drop(self);
-    }
 }
 
 impl Drop for Terminal {
