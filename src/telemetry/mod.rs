@@ -14,7 +14,7 @@ mod memory;
 mod nvml;
 mod sampler;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -25,6 +25,7 @@ use energy::PackageEnergy;
 use host::Host;
 pub use host::{ThreadTime, free_disk_bytes, thread_time};
 pub use memory::{available_host_memory_bytes, peak_host_memory_bytes, total_host_memory_bytes};
+use nvml::Gpu;
 use sampler::{Gathered, Sampler};
 
 /// Names an NVML library to load instead of the system's. If it is set, the first GPU of that library is sampled even
@@ -135,17 +136,13 @@ impl Telemetry {
         let sampler = Sampler { gathered: Arc::clone(&gathered), interval, ended, host, packages };
         let sampler = std::thread::Builder::new().name("telemetry".into()).spawn(move || {
             let Some(selector) = gpu else { return sampler.run(MachineSample::default) };
-            let mut sampler = Some(sampler);
-            let outcome = nvml::with_gpu(library.as_deref().map(OsStr::new), &selector, |gpu| {
-                // The receiver may have stopped waiting; sampling continues anyway.
-                let _ = nvml_started.send(Ok((gpu.start(), gpu.notice())));
-                if let Some(sampler) = sampler.take() {
-                    sampler.run(|| gpu.read());
-                }
-            });
-            if let (Err(reason), Some(sampler)) = (outcome, sampler) {
-                let _ = nvml_started.send(Err(reason));
-                sampler.run(MachineSample::default);
+            let nvml = nvml::open(library.as_deref()).map_err(|error| format!("NVML cannot be loaded ({error})"));
+            let gpu = nvml.as_ref().map_err(String::clone).and_then(|nvml| Gpu::find(nvml, &selector));
+            // The receiver may have stopped waiting; sampling continues anyway.
+            drop(nvml_started.send(gpu.as_ref().map(|gpu| (gpu.start(), gpu.notice())).map_err(String::clone)));
+            match gpu {
+                Ok(mut gpu) => sampler.run(|| gpu.read()),
+                Err(_) => sampler.run(MachineSample::default),
             }
         });
         let (gpu, notice) = if without_gpu {

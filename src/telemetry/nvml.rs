@@ -39,10 +39,17 @@ struct Slow {
 }
 
 impl<'nvml> Gpu<'nvml> {
-    fn open(nvml: &'nvml Nvml, device: Device<'nvml>) -> Self {
+    /// Opens a GPU.
+    ///
+    /// # Errors
+    ///
+    /// One line that says that there is no such GPU.
+    pub(super) fn find(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Self, String> {
+        let device =
+            find(nvml, selector).map_err(|error| one_line(&format!("NVML does not find {selector} ({error})")))?;
         let is_mig = device.mig_is_mig_device_handle().unwrap_or(false);
         let gpm = Gpm::open(nvml, &device, is_mig);
-        Self { device, is_mig, gpm, energy: EnergyMeter::default(), slow: None }
+        Ok(Self { device, is_mig, gpm, energy: EnergyMeter::default(), slow: None })
     }
 
     /// The GPU, unless it is a slice: for that, NVML gives power, clocks, temperature and energy of the whole card.
@@ -181,23 +188,6 @@ pub(super) fn open(library: Option<&OsStr>) -> Result<Nvml, String> {
         None => Nvml::init(),
     };
     nvml.map_err(|error| one_line(&error.to_string()))
-}
-
-/// Opens NVML and a GPU for as long as `use_gpu` runs.
-///
-/// # Errors
-///
-/// One line that says why there is no NVML or no such GPU.
-pub(super) fn with_gpu(
-    library: Option<&OsStr>,
-    selector: &NvmlSelector,
-    use_gpu: impl FnOnce(&mut Gpu<'_>),
-) -> Result<(), String> {
-    let nvml = open(library).map_err(|error| format!("NVML cannot be loaded ({error})"))?;
-    let device =
-        find(&nvml, selector).map_err(|error| one_line(&format!("NVML does not find {selector} ({error})")))?;
-    use_gpu(&mut Gpu::open(&nvml, device));
-    Ok(())
 }
 
 fn find<'nvml>(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Device<'nvml>, NvmlError> {

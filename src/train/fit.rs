@@ -220,32 +220,18 @@ fn as_f64(count: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lora::config::LoraConfig;
     use crate::lora::targets::Selection;
     use crate::spec::ModelConfig;
+    use crate::train::memory::tests as memory;
 
     const GIB: f64 = 1_073_741_824.0;
 
     fn model() -> (ModelConfig, Selection) {
-        let config = ModelConfig::from_json(include_str!("../../configs/smollm2-135m.json")).unwrap();
-        let selection = LoraConfig::default().select(config.num_hidden_layers).unwrap();
-        (config, selection)
+        memory::model(include_str!("../../configs/smollm2-135m.json"), 8)
     }
 
     fn workload<'a>(config: &'a ModelConfig, selection: &'a Selection) -> Workload<'a> {
-        Workload {
-            config,
-            selection,
-            storage: Dtype::F32,
-            precision: Dtype::F32,
-            rows: 8,
-            row_length: 2048,
-            gradient_checkpointing: GradientCheckpointing::Off,
-            gradient_accumulation_steps: 2,
-            loss_chunk: LossChunk::Auto,
-            prefetch_batches: 4,
-            on_cpu: true,
-        }
+        Workload { rows: 8, row_length: 2048, gradient_accumulation_steps: 2, ..memory::workload(config, selection) }
     }
 
     #[test]

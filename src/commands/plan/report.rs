@@ -10,8 +10,7 @@ use crate::train::config::GradientCheckpointing;
 use crate::train::fit::{self, Suggestion};
 use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
-use crate::train::host_memory::HostPlan;
-use crate::train::memory::{MemoryPlan, Workload};
+use crate::train::memory::{HostPlan, MemoryPlan, Workload};
 
 /// The inputs of a plan.
 pub(super) struct Basis<'a> {
