@@ -386,7 +386,6 @@ fn discard(checkpoint: &Path) -> Result<(), CheckpointError> {
     remove_folder(&deleted)
 }
 
-/// Deletes a folder that may not exist.
 fn remove_folder(path: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(path, "delete", error)),

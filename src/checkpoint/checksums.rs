@@ -9,10 +9,6 @@ use sha2::{Digest, Sha256};
 pub(super) const SUMS_FILE: &str = "SHA256SUMS";
 
 /// Writes the checksums of those of the `names` that are in the folder.
-///
-/// # Errors
-///
-/// Where a file cannot be read, or the checksums cannot be written.
 pub(super) fn write(folder: &Path, names: &[&str]) -> io::Result<()> {
     let mut sums = String::new();
     for name in names.iter().filter(|name| folder.join(name).exists()) {
@@ -23,11 +19,7 @@ pub(super) fn write(folder: &Path, names: &[&str]) -> io::Result<()> {
 }
 
 /// Checks the files of a folder against their checksums. Files that are not among the `names`, from a file manager or the
-/// user, have no checksum and are ignored.
-///
-/// # Errors
-///
-/// What is wrong, as text for the user: a file that is missing, cannot be read or has changed.
+/// user, have no checksum and are ignored. The error is text for the user.
 pub(super) fn verify(folder: &Path, names: &[&str]) -> Result<(), String> {
     let sums = match fs::read_to_string(folder.join(SUMS_FILE)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(format!("{SUMS_FILE} is missing")),
@@ -56,7 +48,6 @@ pub(super) fn verify(folder: &Path, names: &[&str]) -> Result<(), String> {
     }
 }
 
-/// SHA-256 of a file, in hexadecimal digits.
 fn sha256(path: &Path) -> io::Result<String> {
     let mut hash = Sha256::new();
     io::copy(&mut File::open(path)?, &mut hash)?;

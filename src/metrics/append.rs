@@ -13,7 +13,6 @@ const MAX_WAITING_BYTES: usize = 16 << 20;
 /// meanwhile, it is created again.
 #[derive(Debug)]
 pub(super) struct AppendLog {
-    /// Its name in warnings.
     name: &'static str,
     path: PathBuf,
     file: File,
@@ -31,10 +30,6 @@ pub(super) struct AppendLog {
 
 impl AppendLog {
     /// Opens a file at its end, or creates an empty one.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be opened for writing.
     pub(super) fn open(name: &'static str, path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         let whole_bytes = file.metadata()?.len();
@@ -42,10 +37,6 @@ impl AppendLog {
     }
 
     /// Creates a file that must not exist yet, with a header at its start.
-    ///
-    /// # Errors
-    ///
-    /// If it exists, or cannot be created or written.
     pub(super) fn create_new(name: &'static str, path: &Path, header: Vec<u8>) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create_new(true).open(path)?;
         let mut log = Self::new(name, path, file, 0, header);
@@ -108,10 +99,6 @@ impl AppendLog {
     }
 
     /// Forces what was written to the disk.
-    ///
-    /// # Errors
-    ///
-    /// Whatever the file system reports.
     pub(super) fn sync(&mut self) -> io::Result<()> {
         self.flush()?;
         self.file.sync_data()

@@ -30,13 +30,11 @@ enum View {
     Bar(ProgressBar),
     /// A line every `logging_steps`.
     Lines,
-    /// Warnings only.
     Quiet,
     /// The dashboard has the terminal; lines wait for [`Console::release`].
     Dashboard(Dashboard, Vec<String>),
 }
 
-/// Means over the steps since the last line.
 #[derive(Debug, Default)]
 struct Averages {
     loss_sum: f64,

@@ -34,10 +34,6 @@ pub(super) struct Dashboard {
 
 impl Dashboard {
     /// Takes the terminal over.
-    ///
-    /// # Errors
-    ///
-    /// If stdin or stdout is not a terminal, or the terminal cannot be taken over; the text says why.
     pub(super) fn open(
         interrupter: Interrupter,
         first_step: u64,
@@ -55,7 +51,6 @@ impl Dashboard {
         Ok(Self { state, drawing: Some(drawing) })
     }
 
-    /// The first step begins: the time left is estimated from here.
     pub(super) fn start(&self) {
         self.change(|state| state.started = Some(Instant::now()));
     }
@@ -77,7 +72,6 @@ impl Dashboard {
         self.change(|state| state.warning(text));
     }
 
-    /// Shows a finding about what holds the run back.
     pub(super) fn finding(&self, verdict: &str) {
         self.change(|state| state.finding = Some(verdict.to_owned()));
     }

@@ -11,10 +11,6 @@ use crate::files;
 
 /// Starts a new file or, in a resumed run, continues after the lines that are kept. When a line has been appended, the
 /// operating system has it, so a crash of the process loses no line.
-///
-/// # Errors
-///
-/// If the file cannot be read or written.
 pub(super) fn open(name: &'static str, path: &Path, resume: Option<KeepUpTo>) -> io::Result<AppendLog> {
     match resume {
         // A pipe or a device has no lines to drop, and perhaps no end.
@@ -28,7 +24,6 @@ pub(super) fn open(name: &'static str, path: &Path, resume: Option<KeepUpTo>) ->
     AppendLog::open(name, path)
 }
 
-/// A record as a line.
 pub(super) fn line(record: &impl Serialize) -> Vec<u8> {
     // Records are plain structs, which always serialise.
     let mut line = serde_json::to_vec(record).unwrap_or_default();
@@ -39,7 +34,6 @@ pub(super) fn line(record: &impl Serialize) -> Vec<u8> {
 /// Which lines of an earlier start a resumed run keeps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeepUpTo {
-    /// Lines up to this step are kept.
     pub(super) step: u64,
     /// Lines of the evaluation after this step are kept too.
     pub(super) has_evaluated: bool,

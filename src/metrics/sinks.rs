@@ -16,7 +16,6 @@ use super::{
 use crate::figures::{eval_scalars, tagged_scalars};
 use crate::files;
 
-/// Most warnings that summary.json lists; further ones are only counted.
 const MAX_SUMMARY_WARNINGS: usize = 100;
 
 /// What [`Sinks::open`] needs besides the recipe's `[logging]`.
@@ -48,7 +47,6 @@ pub struct Sinks {
     interrupter: Interrupter,
     warnings: Vec<String>,
     num_warnings_left_out: u64,
-    /// Records that are in no file have been reported.
     has_ended: bool,
     /// Files that are no longer true after a step.
     outdated_by_step: Vec<PathBuf>,

@@ -37,10 +37,6 @@ const DATA_CLASS_SCALAR: u64 = 1;
 impl TensorBoard {
     /// Creates an event file, and its folder, with the layout of the custom scalars tab. With `resume_step`,
     /// TensorBoard is asked to forget what older files hold after that step.
-    ///
-    /// # Errors
-    ///
-    /// If the folder or the file cannot be created or written.
     pub(super) fn open(folder: &Path, resume_step: Option<u64>) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let mut version = Event::new();
@@ -53,7 +49,9 @@ impl TensorBoard {
             let mut event = Event::new();
             let status = SessionLog_SessionStatus::START;
             event.set_session_log(SessionLog { status, ..SessionLog::default() });
-            log.append(record(event, step + 1));
+            if let Some(warning) = log.append(record(event, step + 1)) {
+                return Err(io::Error::other(warning));
+            }
         }
         Ok(Self { log, described: HashSet::new() })
     }
@@ -95,7 +93,6 @@ fn metadata(plugin_name: &str) -> SummaryMetadata {
     SummaryMetadata { plugin_data: SingularPtrField::some(plugin), ..SummaryMetadata::default() }
 }
 
-/// Name and description of a figure.
 fn scalar_metadata(tag: &str) -> SummaryMetadata {
     let description = tags().find(|(_, known, _)| *known == tag).map(|(.., sentence)| sentence);
     let mut metadata = metadata("scalars");

@@ -11,7 +11,6 @@ use crate::figures::MachineSample;
 /// Time between two readings of values that change slowly.
 const SLOW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reads the host.
 #[derive(Debug)]
 pub(super) struct Host {
     groups: MemoryGroups,

@@ -155,7 +155,6 @@ impl MemoryGroup {
     }
 }
 
-/// The number that is the content of a file.
 pub(super) fn number(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }

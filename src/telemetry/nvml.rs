@@ -19,7 +19,6 @@ use crate::figures::MachineSample;
 /// Time between two readings of figures that the driver answers slowly or that change seldom.
 const SLOW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An open GPU.
 pub(super) struct Gpu<'nvml> {
     device: Device<'nvml>,
     is_mig: bool,
@@ -39,11 +38,7 @@ struct Slow {
 }
 
 impl<'nvml> Gpu<'nvml> {
-    /// Opens a GPU.
-    ///
-    /// # Errors
-    ///
-    /// One line that says that there is no such GPU.
+    /// Opens a GPU. The error is one line that says why there is none.
     pub(super) fn find(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Self, String> {
         let device =
             find(nvml, selector).map_err(|error| one_line(&format!("NVML does not find {selector} ({error})")))?;
@@ -177,11 +172,7 @@ fn throttle_shares(reasons: ThrottleReasons) -> BTreeMap<String, f64> {
     set.map(|(_, name)| ((*name).to_owned(), 1.0)).collect()
 }
 
-/// Opens NVML, or another library that stands in for it.
-///
-/// # Errors
-///
-/// One line that says why there is no NVML.
+/// Opens NVML, or another library that stands in for it. The error is one line.
 pub(super) fn open(library: Option<&OsStr>) -> Result<Nvml, String> {
     let nvml = match library {
         Some(path) => Nvml::builder().lib_path(path).init(),

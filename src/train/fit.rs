@@ -10,10 +10,8 @@ use crate::ops::cross_entropy::LossChunk;
 /// Usable share of a device's memory: drivers, the desktop and fragmentation take the rest.
 pub const USABLE: f64 = 0.95;
 
-/// Parts of a step's memory that a message names.
 const MAX_PARTS_NAMED: usize = 3;
 
-/// Changes that a message names.
 const MAX_CHANGES_NAMED: usize = 3;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -243,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_with_changes_that_do_and_keep_the_rows_of_a_step() {
+    fn what_does_not_fit_is_reported_with_changes_that_do_and_keep_the_rows_of_a_step() {
         let (config, selection) = model();
         let workload = workload(&config, &selection);
         assert_eq!(shortage(&workload, Memories::of_device(64.0 * GIB), "this machine"), None);
@@ -279,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_out_although_it_fitted_is_told_with_less() {
+    fn what_ran_out_although_it_fitted_is_reported_with_less() {
         let (config, selection) = model();
         let workload = workload(&config, &selection);
         let text = advice(&workload, Some(64.0 * GIB), None, "cuda:0 (a GPU)");
@@ -327,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_host_memory_beside_a_gpu_is_told() {
+    fn too_little_host_memory_beside_a_gpu_is_reported() {
         let (config, selection) = model();
         let gradient_checkpointing = GradientCheckpointing::Offload;
         let workload = Workload { on_cpu: false, gradient_checkpointing, ..workload(&config, &selection) };

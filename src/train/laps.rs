@@ -7,26 +7,19 @@ use crate::metrics::{StepMetrics, TimeSpent};
 /// The purpose of a lap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Waiting for a micro-batch.
     DataWait,
     /// Laying out a micro-batch and handing it to the device. On an asynchronous device, this and the next three parts
     /// only measure handing work over, except in steps that wait at the end of each part.
     HostToDevice,
-    /// Forward, with the loss.
     Forward,
-    /// Backward, with the gradient norm.
     Backward,
     /// Clipping and the update.
     Optimizer,
-    /// Writing figures.
     Logging,
-    /// Evaluations and samples.
     Evaluation,
-    /// Checkpoints.
     Checkpoint,
     /// Measuring the device's peak, once. It happens within a step but is not counted as part of it.
     Measuring,
-    /// Everything else in the loop.
     Other,
 }
 
@@ -35,7 +28,6 @@ const OF_DEVICE: [Part; 4] = [Part::HostToDevice, Part::Forward, Part::Backward,
 
 const NUM_PARTS: usize = Part::Other as usize + 1;
 
-/// Time by part.
 #[derive(Clone, Copy, Debug, Default)]
 struct Parts([Duration; NUM_PARTS]);
 
@@ -70,7 +62,6 @@ pub(super) struct Laps {
 }
 
 impl Laps {
-    /// A stopwatch that starts at `now`.
     pub(super) fn start(now: Instant) -> Self {
         Self { last: now, step_start: now, step: Parts::default(), total: Parts::default(), split: Parts::default() }
     }

@@ -12,7 +12,6 @@ use crate::lora::targets::{AdapterShape, Selection};
 use crate::ops::cross_entropy::LossChunk;
 use crate::spec::ModelConfig;
 
-/// Bytes of a number in adapters, gradients and moments.
 const F32: usize = 4;
 
 /// The settings that determine the memory of a step.
@@ -106,7 +105,6 @@ impl Workload<'_> {
         (most, self.selection.num_parameters(self.config))
     }
 
-    /// Bytes of the adapters of all layers.
     fn adapter_bytes(&self) -> usize {
         self.adapters().1 * F32
     }

@@ -32,9 +32,7 @@ pub struct Recorder<'a> {
     is_split: bool,
     /// Memory of the backend's pools after the last forward of a step, when last measured.
     pools_after_forward: Option<MemoryInUse>,
-    /// Totals of the earlier starts.
     earlier: Totals,
-    /// Steps of this start.
     num_steps: u64,
     /// Input of the diagnosis, for this start.
     run: Run,
@@ -77,7 +75,6 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Ends the start-up.
     pub(super) fn start(&mut self) {
         let now = Instant::now();
         self.startup_seconds = now.duration_since(self.process_start).as_secs_f64();
@@ -196,7 +193,6 @@ impl<'a> Recorder<'a> {
         self.part(Part::Evaluation);
     }
 
-    /// Counts a saved checkpoint.
     pub(super) fn saved(&mut self) {
         self.num_checkpoints += 1;
     }
@@ -262,7 +258,6 @@ impl<'a> Recorder<'a> {
         diagnose(&run)
     }
 
-    /// Time of this start by part, up to the last lap.
     fn time_of_start(&self) -> TimeSpent {
         self.laps.time_spent(self.startup_seconds, self.device.is_gpu())
     }

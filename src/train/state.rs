@@ -61,7 +61,6 @@ impl TrainerState {
         self.cursor.epoch as f64 + self.rows_of_epoch as f64 / self.order.rows_per_epoch.max(1) as f64
     }
 
-    /// Counts a step.
     pub(super) fn advance(&mut self, work: &StepWork) {
         self.step += 1;
         self.rows_of_epoch =

@@ -55,7 +55,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Adds a step. The figures from `wall_seconds` on are measured otherwise than by step.
+    /// Adds a step. [`Recorder::update`](super::recorder::Recorder::update) sets what is not measured by step.
     pub(super) fn add(&mut self, line: &StepMetrics) {
         if line.target_tokens > 0 {
             self.last_loss = Some(line.loss);

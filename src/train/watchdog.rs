@@ -103,7 +103,6 @@ pub struct Verdict {
 /// The watchdog's state. It is part of a checkpoint, so that a resumed run is judged like an uninterrupted one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Watchdog {
-    /// Finite losses so far.
     num_losses: u64,
     first_losses: [f64; START_LOSSES],
     /// The loss of the evaluation before the first step, or a low one of the first losses, whichever is higher. A high one
@@ -124,7 +123,6 @@ pub struct Watchdog {
     /// Updates in a row that did not change the adapters.
     unmoved_updates: u64,
     updates_since_look: u64,
-    /// Digest at the last check of the adapters.
     adapters_digest: Option<u64>,
 }
 

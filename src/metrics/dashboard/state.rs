@@ -11,7 +11,6 @@ const RECENT: usize = 256;
 /// Steps over which the shares of the time are taken.
 const SHARE_STEPS: usize = 50;
 
-/// What the user is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Question {
     #[default]
@@ -20,7 +19,6 @@ pub(super) enum Question {
     Stopping,
 }
 
-/// Everything that is drawn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub(super) label: String,
@@ -55,7 +53,6 @@ pub(super) const PARTS: [&str; NUM_PARTS] =
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Curve {
     pub(super) points: Vec<(f64, f64)>,
-    /// Values that a point stands for.
     per_point: usize,
     waiting: Vec<(f64, f64)>,
 }
@@ -127,7 +124,6 @@ impl State {
         self.finding = None;
     }
 
-    /// Steps done.
     pub(super) fn done(&self) -> u64 {
         self.last.as_ref().map_or(self.first_step, |step| step.step)
     }

@@ -7,7 +7,6 @@ use crate::figures::tags;
 /// A chart: its title, and which figures it shows, by name and tag.
 type Shown = (&'static str, fn(&str, &str) -> bool);
 
-/// The charts, by category.
 const LAYOUT: &[(&str, &[Shown])] = &[
     (
         "Learning",
@@ -45,7 +44,6 @@ const LAYOUT: &[(&str, &[Shown])] = &[
     ),
 ];
 
-/// Whether the tag is the time of a whole step.
 fn is_whole(tag: &str) -> bool {
     matches!(tag, "time/step" | "time/wall")
 }
