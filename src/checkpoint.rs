@@ -142,12 +142,9 @@ impl Checkpoints {
         let mut checkpoints = Vec::new();
         for entry in entries {
             let path = entry.map_err(|e| io_error(&self.folder, "read the folder", e))?.path();
-            if let Some(step) = step_of(&path) {
-                checkpoints.push((step, path));
-            } else if let Some(step) = replaced_step_of(&path)
-                && !self.folder.join(folder_name(step)).exists()
-            {
-                // The process ended between the two renames of `save`.
+            let Some(step) = step_of(&path) else { continue };
+            // The process may have ended between the two renames of `save`.
+            if !path.ends_with(replaced_name(step)) || !self.folder.join(folder_name(step)).exists() {
                 checkpoints.push((step, path));
             }
         }
@@ -213,7 +210,7 @@ impl Checkpoints {
         }
 
         // A run that was resumed from an earlier step saves the same step again.
-        let replaced = self.folder.join(format!(".{}{REPLACED}", folder_name(step)));
+        let replaced = self.folder.join(replaced_name(step));
         if target.exists() {
             remove_folder(&replaced)?;
             fs::rename(&target, &replaced).map_err(|e| io_error(&target, "replace", e))?;
@@ -352,19 +349,17 @@ fn folder_name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-/// The step of a folder named `step-000500`.
-fn step_of(path: &Path) -> Option<u64> {
-    step_named(path, path.file_name()?.to_str()?)
+/// `.step-000500.replaced`.
+fn replaced_name(step: u64) -> String {
+    format!(".{}{REPLACED}", folder_name(step))
 }
 
-/// The step of a folder named `.step-000500.replaced`.
-fn replaced_step_of(path: &Path) -> Option<u64> {
-    step_named(path, path.file_name()?.to_str()?.strip_prefix('.')?.strip_suffix(REPLACED)?)
-}
-
-fn step_named(path: &Path, name: &str) -> Option<u64> {
-    let digits = name.strip_prefix("step-")?;
-    (path.is_dir() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
+/// The step of a folder named `step-000500` or `.step-000500.replaced`.
+fn step_of(folder: &Path) -> Option<u64> {
+    let name = folder.file_name()?.to_str()?;
+    let replaced = name.strip_prefix('.').and_then(|name| name.strip_suffix(REPLACED));
+    let digits = replaced.unwrap_or(name).strip_prefix("step-")?;
+    (folder.is_dir() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
 /// Forces the files of a folder, and the folder, to disk.

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ending::summary_text;
 
 use super::dashboard::Dashboard;
-use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary};
+use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, remaining_seconds};
 use crate::text::{bytes, duration, thousands};
 
 /// Where lines for people go.
@@ -108,7 +108,8 @@ impl Console {
 
     pub(super) fn step(&mut self, step: &StepMetrics) {
         self.since_last_line.add(step);
-        let remaining = self.remaining_seconds(step.step).map(duration);
+        let steps = [self.first_step, step.step, self.total_steps];
+        let remaining = remaining_seconds(self.started, steps).map(duration);
         match &self.view {
             View::Bar(bar) => {
                 bar.set_position(step.step);
@@ -178,13 +179,6 @@ impl Console {
             bar.abandon();
             self.view = View::Lines;
         }
-    }
-
-    /// Estimated from the steps of this start only: earlier ones may have run on another machine.
-    fn remaining_seconds(&self, step: u64) -> Option<f64> {
-        let done = step.checked_sub(self.first_step).filter(|&done| done > 0)?;
-        let left = self.total_steps.saturating_sub(step);
-        Some(self.started.elapsed().as_secs_f64() / as_f64(done) * as_f64(left))
     }
 
     /// The first step begins. The time before it is start-up and says nothing about the time left.
@@ -324,10 +318,9 @@ mod tests {
 
     #[test]
     fn the_time_left_comes_from_the_steps_of_this_start() {
-        let mut console = Console::new(true, None, 1, 100, 200);
-        assert_eq!(console.remaining_seconds(100), None);
-        console.started = Instant::now().checked_sub(Duration::from_secs(50)).unwrap();
-        let left = console.remaining_seconds(150).unwrap();
+        let started = Instant::now().checked_sub(Duration::from_secs(50)).unwrap();
+        assert_eq!(remaining_seconds(started, [100, 100, 200]), None);
+        let left = remaining_seconds(started, [100, 150, 200]).unwrap();
         assert!((left - 50.0).abs() < 1.0, "{left}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::super::{EvalMetrics, StepMetrics};
+use super::super::{EvalMetrics, StepMetrics, remaining_seconds};
 
 /// Points of the loss that are kept; those of a longer run are thinned.
 const MAX_POINTS: usize = 1024;
@@ -128,12 +128,8 @@ impl State {
         self.last.as_ref().map_or(self.first_step, |step| step.step)
     }
 
-    /// Seconds until the last step, at the pace since the first step of this start.
-    #[expect(clippy::cast_precision_loss, reason = "shown with two units")]
     pub(super) fn remaining_seconds(&self) -> Option<f64> {
-        let steps = self.done().checked_sub(self.first_step).filter(|steps| *steps > 0)?;
-        let left = self.total_steps.saturating_sub(self.done());
-        Some(self.started?.elapsed().as_secs_f64() / steps as f64 * left as f64)
+        remaining_seconds(self.started?, [self.first_step, self.done(), self.total_steps])
     }
 
     /// Shares of the time of the last steps, in percent.
