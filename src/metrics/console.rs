@@ -76,12 +76,11 @@ impl Console {
 
     /// Closes the dashboard, and prints the lines that waited.
     pub(super) fn release(&mut self) {
-        if let View::Dashboard(..) = &self.view {
-            let view = std::mem::replace(&mut self.view, if self.quiet { View::Quiet } else { View::Lines });
-            if let View::Dashboard(dashboard, lines) = view {
-                drop(dashboard);
-                lines.iter().for_each(|line| self.print(line));
-            }
+        if let View::Dashboard(_, lines) = &mut self.view {
+            let lines = std::mem::take(lines);
+            // Dropping the dashboard gives the terminal back.
+            self.view = if self.quiet { View::Quiet } else { View::Lines };
+            lines.iter().for_each(|line| self.print(line));
         }
     }
 

@@ -3,9 +3,7 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use sysinfo::{Process, System};
-
-use super::memory::{MemoryGroups, available_bytes, swapped_bytes, this_process};
+use super::memory::{MemoryGroups, available_bytes, resident_bytes, swapped_bytes};
 use crate::figures::MachineSample;
 
 /// Time between two readings of values that change slowly.
@@ -14,14 +12,13 @@ const SLOW_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Host {
     groups: MemoryGroups,
-    system: System,
     /// When available and swapped memory were last read, and their values.
     slow: Option<(Instant, [Option<u64>; 2])>,
 }
 
 impl Host {
     pub(super) fn new() -> Self {
-        Self { groups: MemoryGroups::of_this_process(), system: System::new(), slow: None }
+        Self { groups: MemoryGroups::of_this_process(), slow: None }
     }
 
     /// Adds the current figures of the host. Disk reads and page faults count from the start of the process.
@@ -30,13 +27,18 @@ impl Host {
             Some((at, known)) if at.elapsed() < SLOW_INTERVAL => known,
             _ => self.slow.insert((Instant::now(), [available_bytes(&self.groups), swapped_bytes()])).1,
         };
-        let process = this_process(&mut self.system);
-        sample.host_memory_bytes = process.map(Process::memory);
+        sample.host_memory_bytes = resident_bytes();
         sample.host_available_bytes = available_bytes;
         sample.host_swapped_bytes = swapped_bytes;
-        sample.disk_read_bytes = process.map(|process| process.disk_usage().total_read_bytes);
+        sample.disk_read_bytes = disk_read_bytes();
         sample.major_page_faults = usage().and_then(|usage| usage.major_page_faults);
     }
+}
+
+/// Bytes that this process read from disks because the page cache did not have them.
+fn disk_read_bytes() -> Option<u64> {
+    let io = std::fs::read_to_string("/proc/self/io").ok()?;
+    io.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
 }
 
 /// What this process has taken since it started, all its threads together.
