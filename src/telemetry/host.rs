@@ -103,7 +103,7 @@ pub fn thread_time() -> ThreadTime {
 }
 
 #[cfg(unix)]
-fn thread_processor_time() -> Option<Duration> {
+pub(super) fn thread_processor_time() -> Option<Duration> {
     let mut time = std::mem::MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: `time` outlives the call, which fills it where it returns 0.
     let time = unsafe {
@@ -116,7 +116,7 @@ fn thread_processor_time() -> Option<Duration> {
 }
 
 #[cfg(not(unix))]
-fn thread_processor_time() -> Option<Duration> {
+pub(super) fn thread_processor_time() -> Option<Duration> {
     None
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::energy::PackageEnergy;
-use super::host::{Host, thread_time};
+use super::host::{Host, thread_processor_time};
 use super::lock;
 use crate::figures::{MachineSample, MachineSamples};
 
@@ -36,7 +36,7 @@ impl Sampler {
             let mut sample = read_gpu();
             self.host.read(&mut sample);
             sample.cpu_energy_joules = self.packages.as_mut().map(PackageEnergy::read);
-            let sampler_time = thread_time().cpu;
+            let sampler_time = thread_processor_time();
             {
                 let mut gathered = lock(&self.gathered);
                 gathered.samples.add(&sample);
