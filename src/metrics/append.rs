@@ -26,6 +26,8 @@ pub(super) struct AppendLog {
     num_lost: u64,
     /// The user has been warned that writing fails.
     has_warned: bool,
+    /// The file was made anew, and the user does not know yet that its earlier content is lost.
+    is_anew: bool,
 }
 
 impl AppendLog {
@@ -56,6 +58,7 @@ impl AppendLog {
             waiting_bytes: 0,
             num_lost: 0,
             has_warned: false,
+            is_anew: false,
         }
     }
 
@@ -73,10 +76,12 @@ impl AppendLog {
             Err(error) => (!std::mem::replace(&mut self.has_warned, true)).then(|| {
                 format!("{name} cannot be written ({error}); training goes on, and it is tried again at every step")
             }),
-            Ok(is_anew) => {
+            Ok(()) => {
                 let has_warned = std::mem::take(&mut self.has_warned);
                 match self.num_lost {
-                    _ if is_anew => Some(format!("{name} was deleted while training; a new one begins here")),
+                    _ if std::mem::take(&mut self.is_anew) => {
+                        Some(format!("{name} was deleted while training; a new one begins here"))
+                    }
                     _ if !has_warned => None,
                     0 => Some(format!("{name} can be written again; nothing is missing in it")),
                     lost => Some(format!("{name} can be written again; {lost} records are missing in it")),
@@ -85,9 +90,11 @@ impl AppendLog {
         }
     }
 
-    /// Writes the waiting records. Returns whether the file was made anew: its earlier content is lost.
-    fn flush(&mut self) -> io::Result<bool> {
-        let is_anew = !self.waiting.is_empty() && self.make_anew_if_gone()?;
+    /// Writes the waiting records.
+    fn flush(&mut self) -> io::Result<()> {
+        if !self.waiting.is_empty() {
+            self.make_anew_if_gone()?;
+        }
         while let Some(record) = self.waiting.pop_front() {
             if let Err(error) = self.write_whole(&record) {
                 self.waiting.push_front(record);
@@ -95,7 +102,7 @@ impl AppendLog {
             }
             self.waiting_bytes -= record.len();
         }
-        Ok(is_anew)
+        Ok(())
     }
 
     /// Forces what was written to the disk.
@@ -131,10 +138,10 @@ impl AppendLog {
         }
     }
 
-    /// Makes a deleted file anew, and returns whether it did: writing to it would succeed, but nobody could ever read it.
-    fn make_anew_if_gone(&mut self) -> io::Result<bool> {
+    /// Writing to a deleted file would succeed, but nobody could ever read it.
+    fn make_anew_if_gone(&mut self) -> io::Result<()> {
         match fs::metadata(&self.path) {
-            Ok(there) if is_same_file(&there, &self.file.metadata()?) => return Ok(false),
+            Ok(there) if is_same_file(&there, &self.file.metadata()?) => return Ok(()),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if let Some(folder) = self.path.parent() {
@@ -144,11 +151,11 @@ impl AppendLog {
             Err(error) => return Err(error),
         }
         self.file = OpenOptions::new().append(true).create(true).open(&self.path)?;
-        (self.whole_bytes, self.torn) = (self.file.metadata()?.len(), false);
+        (self.whole_bytes, self.torn, self.is_anew) = (self.file.metadata()?.len(), false, true);
         if self.whole_bytes == 0 {
             self.write_whole(&self.header.clone())?;
         }
-        Ok(true)
+        Ok(())
     }
 }
 
