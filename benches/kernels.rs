@@ -17,8 +17,10 @@ use lora_train::ops::adamw::{State, Update, adamw};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
 use lora_train::ops::cross_entropy::{LossChunk, linear_cross_entropy};
 use lora_train::ops::layout::Layout;
-use lora_train::ops::linear::{InputGrad, LowRank, Weight, linear, linear_backward};
+use lora_train::ops::linear::{InputGrad, Weight, linear, linear_backward};
+use lora_train::ops::low_rank::{Lora, LowRank};
 use lora_train::ops::norm::{rms_norm, rms_norm_backward};
+use lora_train::ops::place::Place;
 use lora_train::ops::rotary::rotate;
 use lora_train::ops::swiglu::{swiglu, swiglu_backward};
 use lora_train::ops::{host, linear};
@@ -60,6 +62,10 @@ impl Version {
 
     fn device(self) -> Device {
         if self == Self::Plain { Device::flex().autodiff() } else { Device::flex() }
+    }
+
+    fn place(self) -> Place {
+        Place::of(&self.device(), DType::F32)
     }
 
     fn name(self) -> &'static str {
@@ -116,11 +122,12 @@ fn linear_layers(bench: &mut Bench<'_>, config: &ModelConfig, rank: usize) {
         let (x, dy) = (filled([TOKENS, in_features], 1, &device), filled([TOKENS, out_features], 2, &device));
         let weight = bench.version.weight([out_features, in_features], 3);
         let (a, b) = (filled([rank, in_features], 4, &device), filled([out_features, rank], 5, &device));
-        let lora = LowRank { a: &a, b: &b, scale: 2.0, dropout: None };
-        let xa = linear::low_rank_input(&x, &lora);
-        bench.run(&format!("linear {role}"), || linear(&x, &weight, Some(&lora)));
+        let lora = Lora { matrices: LowRank { a: &a, b: &b }, scale: 2.0, dropout: None };
+        let place = bench.version.place();
+        let xa = linear::low_rank_input(place, &x, lora);
+        bench.run(&format!("linear {role}"), || linear(place, &x, &weight, Some(lora), None));
         bench.run(&format!("linear_backward {role}"), || {
-            linear_backward(&dy, &x, &weight, Some((&lora, &xa)), InputGrad::Fresh)
+            linear_backward(place, &dy, &x, &weight, Some((lora, &xa)), InputGrad::Fresh)
         });
     }
 }
@@ -129,13 +136,16 @@ fn head(bench: &mut Bench<'_>, config: &ModelConfig) {
     let hidden = filled([TARGETS, config.hidden_size], 6, &bench.version.device());
     let weight = bench.version.weight([config.vocab_size, config.hidden_size], 7);
     let targets: Vec<u32> = (0..TARGETS as u32).collect();
-    bench.run("linear_cross_entropy", || linear_cross_entropy(&hidden, &weight, &targets, 1.0, LossChunk::Auto));
+    let place = bench.version.place();
+    let loss = || linear_cross_entropy(place, &hidden, &weight, &targets, 1.0, LossChunk::Auto);
+    bench.run("linear_cross_entropy", loss);
 }
 
 fn layout(config: &ModelConfig, rows: usize, length: usize, device: &Device) -> Layout {
     let documents = (0..rows).map(|row| (row * length, length)).collect();
     let positions = (0..rows).flat_map(|_| 0..length as u32).collect();
-    Layout::new(rows, documents, positions, config.rotary_table(length), device, DType::F32)
+    let place = Place::of(device, DType::F32);
+    Layout::new(place, rows, documents, positions, config.rotary_table(length), device)
 }
 
 fn attention_layers(bench: &mut Bench<'_>, config: &ModelConfig) {
@@ -156,18 +166,18 @@ fn attention_layers(bench: &mut Bench<'_>, config: &ModelConfig) {
 }
 
 fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
-    let device = bench.version.device();
+    let (device, place) = (bench.version.device(), bench.version.place());
     let wide = |seed: u32| filled([TOKENS, config.intermediate_size], seed, &device);
     let (gate, up, dh) = (wide(1), wide(2), wide(3));
-    bench.run("swiglu", || swiglu(&gate, &up));
-    bench.run("swiglu_backward", || swiglu_backward(&dh, &gate, &up));
+    bench.run("swiglu", || swiglu(place, &gate, &up));
+    bench.run("swiglu_backward", || swiglu_backward(place, &dh, &gate, &up));
 
     let narrow = |seed: u32| filled([TOKENS, config.hidden_size], seed, &device);
     let (x, dy, weight) = (narrow(1), narrow(2), filled([config.hidden_size], 3, &device));
-    let (_, rstd) = rms_norm(&x, &weight, 1e-5);
-    bench.run("rms_norm", || rms_norm(&x, &weight, 1e-5));
+    let (_, rstd) = rms_norm(place, &x, &weight, 1e-5);
+    bench.run("rms_norm", || rms_norm(place, &x, &weight, 1e-5));
     // In a block, nothing else uses the residual; here each run makes a new one, which both versions pay for.
-    bench.run("rms_norm_backward", || rms_norm_backward(&dy, &x, &weight, &rstd, dy.clone() * 1.0));
+    bench.run("rms_norm_backward", || rms_norm_backward(place, &dy, &x, &weight, &rstd, dy.clone() * 1.0));
 
     let layout = layout(config, 1, TOKENS, &device);
     let q = filled([TOKENS, config.num_attention_heads * config.head_dim], 4, &device);
@@ -179,7 +189,7 @@ fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
     let grad = filled(shape, 5, &device);
     let [parameter, m, v] = [6, 7, 8].map(|seed| filled(shape, seed, &device));
     let mut state = Some(State { parameter, m, v: v.square() });
-    bench.run("adamw", || state = state.take().map(|state| adamw(state, &grad, &update)));
+    bench.run("adamw", || state = state.take().map(|state| adamw(place, state, &grad, &update)));
 }
 
 fn criterion() -> Criterion {

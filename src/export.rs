@@ -6,34 +6,25 @@
 
 use std::collections::BTreeMap;
 
+use crate::ops::low_rank::LowRank;
+
 mod adapter_check;
 mod adapter_config;
 mod adapter_file;
-mod adapter_folder;
 mod adapter_set;
 pub mod error;
 mod merge;
 mod prompt_form;
 
 pub use adapter_check::check_adapter;
-pub use adapter_file::{SavedAdapter, read_adapter, write_adapter};
-pub use adapter_folder::find_adapter;
+pub use adapter_file::{SavedAdapter, find_adapter, read_adapter, write_adapter};
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use error::ExportError;
 pub use merge::{MergeSummary, merge};
 pub use prompt_form::{PROMPT_FORM_FILE, PromptForm};
 
 /// The matrices of an adapter by module, for example `model.layers.0.self_attn.q_proj`.
-pub type AdapterWeights = BTreeMap<String, LowRankPair>;
-
-/// The two factors of a linear layer's update.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LowRankPair {
-    /// `A`, `[r, in_features]`.
-    pub lora_a: HostMatrix,
-    /// `B`, `[out_features, r]`.
-    pub lora_b: HostMatrix,
-}
+pub type AdapterWeights = BTreeMap<String, LowRank<HostMatrix>>;
 
 /// A matrix in host memory, row by row.
 #[derive(Clone, Debug, PartialEq)]

@@ -26,6 +26,7 @@
 //! - [`panics`] panics that are caught
 //! - [`files`] files that are complete or absent
 //! - [`text`] numbers for people
+//! - [`stats`] means, quantiles and straight lines
 //! - [`allocator`] small pieces of memory from mimalloc, large ones from the system
 //! - [`schema`] strict reading of a TOML table
 
@@ -52,6 +53,7 @@ pub mod report;
 pub mod run;
 pub mod schema;
 pub mod spec;
+pub mod stats;
 pub mod telemetry;
 pub mod text;
 pub mod train;

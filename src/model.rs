@@ -9,10 +9,10 @@ use self::block::{Block, BlockContext};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::ops::attention::Heads;
-use crate::ops::host;
 use crate::ops::layout::{Layout, RotaryTable};
 use crate::ops::linear::{Weight, linear};
 use crate::ops::norm::rms_norm;
+use crate::ops::place::Place;
 use crate::ops::profile::{self, Cost};
 use crate::spec::ModelConfig;
 
@@ -42,6 +42,7 @@ pub struct Model {
     pub lm_head: Weight,
     /// Rotary angles up to the longest position so far; grows on demand.
     rotary: Arc<Mutex<Arc<RotaryTable>>>,
+    place: Place,
 }
 
 impl Model {
@@ -56,7 +57,8 @@ impl Model {
         lm_head: Weight,
     ) -> Self {
         let rotary = Arc::new(Mutex::new(config.rotary_table(0)));
-        Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary }
+        let place = Place::of(&norm.device(), compute);
+        Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary, place }
     }
 
     /// The device that the weights are on.
@@ -65,10 +67,10 @@ impl Model {
         self.norm.device()
     }
 
-    /// Whether the kernels of [`crate::ops::cpu`] run this model; they need no padding.
+    /// Where the operations run.
     #[must_use]
-    pub fn has_kernels(&self) -> bool {
-        host::has_kernels(&self.device(), self.compute)
+    pub fn place(&self) -> Place {
+        self.place
     }
 
     /// Rotary angles for at least `num_positions` positions.
@@ -81,10 +83,14 @@ impl Model {
         Arc::clone(&table)
     }
 
-    /// A micro-batch in the form that this model's operations expect: padded to equal row lengths where no kernels run.
+    /// A micro-batch in the form that this model's operations expect: padded to equal row lengths, but for the
+    /// kernels of the CPU.
     #[must_use]
     pub fn arranged<'a>(&self, batch: &'a Batch) -> Cow<'a, Batch> {
-        if self.has_kernels() { Cow::Borrowed(batch) } else { Cow::Owned(batch.padded()) }
+        match self.place {
+            Place::Cpu => Cow::Borrowed(batch),
+            Place::Plain => Cow::Owned(batch.padded()),
+        }
     }
 
     /// Positions of the sequences in a micro-batch that is [`arranged`](Self::arranged).
@@ -94,8 +100,8 @@ impl Model {
         let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
         let documents = batch.documents.iter().map(|document| (document.start, document.len)).collect();
         let table = self.rotary_table(longest);
-        let num_rows = if self.has_kernels() { 1 } else { batch.num_rows() };
-        Layout::new(num_rows, documents, positions, table, &self.device(), self.compute)
+        let num_rows = if self.place == Place::Cpu { 1 } else { batch.num_rows() };
+        Layout::new(self.place, num_rows, documents, positions, table, &self.device())
     }
 
     /// Token ids on the device, `[tokens]`.
@@ -137,8 +143,8 @@ impl Model {
     /// The logits of every token, `[tokens, vocab_size]`, in `f32`: for tests and short texts, not for training.
     #[must_use]
     pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
-        let (normed, _) = rms_norm(&self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
-        linear(&normed, &self.lm_head, None).0.cast(DType::F32)
+        let (normed, _) = rms_norm(self.place, &self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
+        linear(self.place, &normed, &self.lm_head, None, None).0.cast(DType::F32)
     }
 }
 
@@ -150,6 +156,8 @@ impl ModelConfig {
             num_heads: self.num_attention_heads,
             num_kv_heads: self.num_key_value_heads,
             head_dim: self.head_dim,
+            #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
+            scale: 1.0 / (self.head_dim as f64).sqrt(),
             window: self.windows[layer],
         }
     }

@@ -7,9 +7,6 @@ use serde::Serialize;
 
 mod families;
 mod json;
-mod problems;
-
-pub use problems::{ConfigError, ConfigProblem, Problems};
 
 /// A linear layer of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

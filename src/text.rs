@@ -1,4 +1,4 @@
-//! Numbers for people.
+//! Numbers and lists for people.
 
 /// A whole number with its thousands grouped: `1,234,567`.
 #[must_use]
@@ -7,16 +7,13 @@ pub fn thousands(number: f64) -> String {
         return number.to_string();
     }
     let sign = if number < 0.0 { "-" } else { "" };
-    format!("{sign}{}", grouped(&format!("{:.0}", number.abs())))
+    format!("{sign}{}", with_commas(format!("{:.0}", number.abs())))
 }
 
 /// A count with its thousands grouped: `1,234,567`.
 #[must_use]
 pub fn with_commas(count: impl std::fmt::Display) -> String {
-    grouped(&count.to_string())
-}
-
-fn grouped(digits: &str) -> String {
+    let digits = count.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
     groups.collect::<Vec<_>>().join(",")
 }
@@ -46,6 +43,12 @@ pub fn duration(seconds: f64) -> String {
         (0, hours, minutes, _) => format!("{hours}h{minutes:02}m"),
         (days, hours, ..) => format!("{days}d{hours:02}h"),
     }
+}
+
+/// Each item on a line of its own, indented.
+#[must_use]
+pub fn lines(items: &[impl std::fmt::Display]) -> String {
+    items.iter().map(|item| format!("\n  {item}")).collect()
 }
 
 #[cfg(test)]

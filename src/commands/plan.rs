@@ -105,8 +105,3 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
 fn prices(args: &PlanArgs, recipe: &Recipe) -> CostConfig {
     CostConfig { price_per_hour: args.price_per_hour.or(recipe.cost.price_per_hour), ..recipe.cost.clone() }
 }
-
-#[expect(clippy::cast_precision_loss, reason = "bytes and tokens, far below 2^53")]
-fn as_f64(count: usize) -> f64 {
-    count as f64
-}

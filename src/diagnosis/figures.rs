@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 
 use super::facts::Facts;
-use super::statistics::{Buckets, Distribution, Line, Mean};
 use crate::metrics::{StepMetrics, TimeSpent};
+use crate::stats::{Line, MeanOverTime, as_f64, quantile};
 
 /// With fewer steps than this, shares of their time mean nothing.
-const MIN_STEPS: u64 = 5;
+const MIN_STEPS: usize = 5;
 
 /// What a rule looks at.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
-    /// Facts that stay the same from step to step.
+    /// What stays the same from step to step.
     pub facts: Facts,
-    /// Measured figures.
+    /// What was measured.
     pub figures: Figures,
 }
 
@@ -22,148 +22,107 @@ pub struct Run {
 /// device and waits for the first batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// First and last counted step.
-    pub steps: Option<(u64, u64)>,
-    /// Number of counted steps.
-    pub num_steps: u64,
+    /// The counted steps.
+    pub(super) steps: Vec<Step>,
     /// Time of the first step, without evaluations.
-    pub first_step_seconds: Option<f64>,
-    /// All time after start-up, including the first step and evaluations.
-    pub wall_seconds: f64,
-    /// Time of evaluations within `wall_seconds`.
-    pub evaluation_seconds: f64,
-    /// Time of checkpoints within `wall_seconds`.
-    pub checkpoint_seconds: f64,
-    /// Time of writing figures within `wall_seconds`.
-    pub logging_seconds: f64,
-    /// Time of the counted steps, without evaluations and checkpoints.
-    pub step_seconds: f64,
-    /// Time that the counted steps waited for data.
-    pub data_wait_seconds: f64,
-    /// Time of handing micro-batches to the device.
-    pub host_to_device_seconds: f64,
-    /// Time of forwards, and of forwards and backwards together, over the steps that measure the two apart.
-    pub forward_of_passes_seconds: Option<(f64, f64)>,
-    /// Time of forwards and backwards.
-    pub forward_backward_seconds: f64,
-    /// Time of updates.
-    pub optimizer_seconds: f64,
-    /// Time of writing figures within the counted steps.
-    pub step_logging_seconds: f64,
-    /// Other time of the loop within the counted steps.
-    pub other_seconds: f64,
-    /// Steps before which an evaluation ran.
-    pub num_evaluations: u64,
+    pub(super) first_step_seconds: Option<f64>,
+
+    // Over all time after start-up, the first step included.
+    pub(super) wall_seconds: f64,
+    pub(super) evaluation_seconds: f64,
+    pub(super) checkpoint_seconds: f64,
+    pub(super) logging_seconds: f64,
+    pub(super) num_evaluations: u64,
     /// Evaluations before the first step of a run and after its last one, which happen whatever `eval.eval_steps` is.
-    pub num_edge_evaluations: u64,
-    /// Steps before which a checkpoint was written.
-    pub num_checkpoints: u64,
-    /// Times of single steps.
-    pub step_time: Distribution,
-    /// Time of forwards, backwards and updates against the step's tokens.
-    pub compute_by_tokens: Line,
-    /// Time of forwards, backwards and updates against the step's tokens and padding.
-    pub compute_by_padded_tokens: Line,
+    pub(super) num_edge_evaluations: u64,
+    pub(super) num_checkpoints: u64,
     /// Tokens that were not padding.
-    pub tokens: u64,
-    /// Tokens that carried loss.
-    pub target_tokens: u64,
-    /// Padding tokens.
-    pub padding_tokens: u64,
-    /// Rows read.
-    pub rows: u64,
-    /// Rows that were truncated.
-    pub truncated_rows: u64,
+    pub(super) tokens: u64,
+    pub(super) target_tokens: u64,
+    pub(super) padding_tokens: u64,
+    pub(super) rows: u64,
+    pub(super) truncated_rows: u64,
     /// Length of the longest row before truncation.
-    pub longest_row_tokens: Option<u64>,
-    /// Time that data workers were working.
-    pub worker_busy_seconds: Option<f64>,
-    /// Processor time within `worker_busy_seconds`.
-    pub worker_cpu_seconds: Option<f64>,
-    /// Time within `worker_busy_seconds` in which the workers waited for a free processor.
-    pub worker_queued_seconds: Option<f64>,
-    /// Model FLOPs utilization.
-    pub mfu: Mean,
-    /// Share of all threads that the process kept busy, in percent.
-    pub cpu_percent: Mean,
-    /// GPU utilization, in percent.
-    pub gpu_percent: Mean,
-    /// Share of active multiprocessors, in percent.
-    pub sm_activity_percent: Mean,
-    /// Activity of the GPU's memory, in percent.
-    pub memory_activity_percent: Mean,
-    /// Activity of the tensor cores, in percent.
-    pub tensor_activity_percent: Mean,
-    /// Activity of single and half precision arithmetic outside the tensor cores, in percent.
-    pub float_activity_percent: Mean,
-    /// Clock of the multiprocessors.
-    pub sm_clock_mhz: Mean,
-    /// Power of the GPU.
-    pub power_watts: Mean,
-    /// Temperature of the GPU.
-    pub temperature_celsius: Mean,
+    pub(crate) longest_row_tokens: Option<u64>,
+
+    // Over the counted steps; `step_seconds` without evaluations and checkpoints.
+    pub(super) step_seconds: f64,
+    pub(super) data_wait_seconds: f64,
+    pub(super) host_to_device_seconds: f64,
+    pub(super) forward_backward_seconds: f64,
+    pub(super) optimizer_seconds: f64,
+    pub(super) step_logging_seconds: f64,
+    pub(super) other_seconds: f64,
+    /// Forwards, and forwards and backwards together, over the steps that measure the two apart.
+    pub(super) forward_of_passes_seconds: (f64, f64),
+    /// Time of forwards, backwards and updates against the step's tokens.
+    pub(super) compute_by_tokens: Line,
+    /// The same against the step's tokens and padding.
+    pub(super) compute_by_padded_tokens: Line,
+
+    // All data workers together. The rest of their busy time they waited.
+    pub(super) worker_busy_seconds: Option<f64>,
+    pub(super) worker_cpu_seconds: Option<f64>,
+    /// Waiting for a free processor.
+    pub(super) worker_queued_seconds: Option<f64>,
+
+    // The machine.
+    pub(super) mfu: MeanOverTime,
+    pub(super) cpu_percent: MeanOverTime,
+    pub(super) gpu_percent: MeanOverTime,
+    pub(super) max_gpu_percent: Option<f64>,
+    pub(super) sm_activity_percent: MeanOverTime,
+    pub(super) memory_activity_percent: MeanOverTime,
+    pub(super) tensor_activity_percent: MeanOverTime,
+    pub(super) float_activity_percent: MeanOverTime,
+    pub(super) sm_clock_mhz: MeanOverTime,
+    pub(super) max_sm_clock_mhz: Option<f64>,
+    pub(super) power_watts: MeanOverTime,
+    pub(super) max_temperature_celsius: Option<f64>,
     /// Time in which the clocks were throttled, by reason. A step counts by the share of its samples with that reason.
-    pub throttled_seconds: BTreeMap<String, f64>,
-    /// Bytes read from disks, over the steps.
-    pub disk_reads: Buckets,
-    /// Waiting for data, over the steps, in microseconds.
-    pub data_waits: Buckets,
-    /// Step times, over the steps, in microseconds.
-    pub step_times: Buckets,
-    /// Step time against its waiting for data.
-    pub step_by_wait: Line,
+    pub(super) throttled_seconds: BTreeMap<String, f64>,
+
+    // Reads from disks.
     /// Epoch in which this start began; `None`: the epoch of the first counted step.
-    pub start_epoch: Option<f64>,
-    /// Reads after the first pass of this start.
-    pub later_reads: LaterReads,
+    pub(super) start_epoch: Option<f64>,
+    pub(super) epochs: f64,
+    pub(super) later_reads: LaterReads,
     /// Page faults that waited for a disk.
-    pub major_page_faults: Option<u64>,
-    /// Epochs so far.
-    pub epochs: f64,
-    /// The lowest available memory of the host.
-    pub host_available_bytes: Option<u64>,
-    /// Swapped-out memory: at the first step, and the maximum.
-    pub host_swapped_bytes: Option<(u64, u64)>,
-    /// Resident memory of the process, against the step.
-    pub host_memory: Line,
-    /// Memory of live tensors on the GPU, against the step.
-    pub allocated: Line,
-    /// Memory held by the backend's pools, against the step.
-    pub reserved: Line,
-    /// The most memory that the backend's pools held.
-    pub reserved_bytes: Option<u64>,
-    /// The most GPU memory in use.
-    pub gpu_memory_used_bytes: Option<u64>,
-    /// The most GPU memory held by other processes.
-    pub other_processes_memory_bytes: Option<u64>,
+    pub(super) major_page_faults: u64,
+
+    // Memory: the most or the least, or a line against the step.
+    pub(super) min_host_available_bytes: Option<u64>,
+    /// At the first step, and the maximum.
+    pub(super) host_swapped_bytes: Option<(u64, u64)>,
+    pub(super) host_memory: Line,
+    /// Live tensors on the GPU.
+    pub(super) allocated: Line,
+    /// Held by the backend's pools.
+    pub(super) reserved: Line,
+    pub(super) max_reserved_bytes: Option<u64>,
+    pub(super) max_gpu_memory_used_bytes: Option<u64>,
+    pub(super) max_other_processes_memory_bytes: Option<u64>,
 }
 
-/// Disk reads after every row has been read once.
+/// What is kept of every counted step: 24 bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Step {
+    pub(super) seconds: f64,
+    pub(super) data_wait_seconds: f64,
+    pub(super) disk_read_bytes: u64,
+}
+
+/// Disk reads after every row has been read once in this start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct LaterReads {
-    /// Bytes.
-    pub bytes: u64,
+pub(super) struct LaterReads {
+    pub(super) bytes: u64,
     /// Steps that made these reads.
-    pub num_steps: u64,
+    pub(super) num_steps: u64,
     /// Epoch at the start of these steps.
-    pub from_epoch: Option<f64>,
+    pub(super) from_epoch: Option<f64>,
 }
 
 impl Figures {
-    /// Figures of steps that all count.
-    #[must_use]
-    pub fn of<'a>(lines: impl IntoIterator<Item = &'a StepMetrics>) -> Self {
-        Self::since(None, lines)
-    }
-
-    /// Figures of steps that all count, in a start that began at the epoch `start_epoch`.
-    #[must_use]
-    pub fn since<'a>(start_epoch: Option<f64>, lines: impl IntoIterator<Item = &'a StepMetrics>) -> Self {
-        let mut figures = Self { start_epoch, ..Self::default() };
-        lines.into_iter().for_each(|line| figures.add(line));
-        figures
-    }
-
     /// Adds the first step of a start.
     pub fn add_first(&mut self, line: &StepMetrics) {
         self.add_totals(line);
@@ -176,44 +135,53 @@ impl Figures {
     pub fn add(&mut self, line: &StepMetrics) {
         self.add_totals(line);
         let seconds = line.step_seconds;
-        self.steps = Some((self.steps.map_or(line.step, |(first, _)| first), line.step));
-        self.num_steps += 1;
-        self.epochs = line.epoch;
+        self.steps.push(Step {
+            seconds,
+            data_wait_seconds: line.data_wait_seconds,
+            disk_read_bytes: line.disk_read_bytes.unwrap_or(0),
+        });
         self.step_seconds += seconds;
-        self.step_time.add(seconds);
         self.data_wait_seconds += line.data_wait_seconds;
         self.host_to_device_seconds += line.host_to_device_seconds.unwrap_or(0.0);
-        if let Some(seconds) = line.forward_seconds {
-            let (forward, passes) = self.forward_of_passes_seconds.unwrap_or_default();
-            self.forward_of_passes_seconds = Some((forward + seconds, passes + line.forward_backward_seconds));
-        }
         self.forward_backward_seconds += line.forward_backward_seconds;
         self.optimizer_seconds += line.optimizer_seconds;
         self.step_logging_seconds += line.logging_seconds.unwrap_or(0.0);
         self.other_seconds += line.other_seconds.unwrap_or(0.0);
-        let (compute, padding) = (line.forward_backward_seconds + line.optimizer_seconds, line.padding_tokens);
+        if let Some(seconds) = line.forward_seconds {
+            self.forward_of_passes_seconds.0 += seconds;
+            self.forward_of_passes_seconds.1 += line.forward_backward_seconds;
+        }
+        let compute = line.forward_backward_seconds + line.optimizer_seconds;
         self.compute_by_tokens.add(as_f64(line.tokens), compute);
-        self.compute_by_padded_tokens.add(as_f64(line.tokens + padding.unwrap_or(0)), compute);
-        add(&mut self.worker_busy_seconds, line.worker_busy_seconds);
-        add(&mut self.worker_cpu_seconds, line.worker_cpu_seconds);
-        add(&mut self.worker_queued_seconds, line.worker_queued_seconds);
-        self.mfu.add(line.mfu, seconds);
-        self.cpu_percent.add(line.cpu_utilization_percent, seconds);
-        self.gpu_percent.add(line.gpu_utilization_percent, seconds);
-        self.sm_activity_percent.add(line.gpu_sm_activity_percent, seconds);
-        self.memory_activity_percent.add(line.gpu_memory_activity_percent, seconds);
-        self.tensor_activity_percent.add(line.gpu_tensor_activity_percent, seconds);
-        self.float_activity_percent.add(line.gpu_float_activity_percent, seconds);
-        self.sm_clock_mhz.add(line.gpu_sm_clock_mhz, seconds);
-        self.power_watts.add(line.gpu_power_watts, seconds);
+        self.compute_by_padded_tokens.add(as_f64(line.tokens + line.padding_tokens.unwrap_or(0)), compute);
+        for (sum, seconds) in [
+            (&mut self.worker_busy_seconds, line.worker_busy_seconds),
+            (&mut self.worker_cpu_seconds, line.worker_cpu_seconds),
+            (&mut self.worker_queued_seconds, line.worker_queued_seconds),
+        ] {
+            *sum = sum.iter().copied().chain(seconds).reduce(|sum, seconds| sum + seconds);
+        }
+        for (mean, value) in [
+            (&mut self.mfu, line.mfu),
+            (&mut self.cpu_percent, line.cpu_utilization_percent),
+            (&mut self.gpu_percent, line.gpu_utilization_percent),
+            (&mut self.sm_activity_percent, line.gpu_sm_activity_percent),
+            (&mut self.memory_activity_percent, line.gpu_memory_activity_percent),
+            (&mut self.tensor_activity_percent, line.gpu_tensor_activity_percent),
+            (&mut self.float_activity_percent, line.gpu_float_activity_percent),
+            (&mut self.sm_clock_mhz, line.gpu_sm_clock_mhz),
+            (&mut self.power_watts, line.gpu_power_watts),
+        ] {
+            mean.add(value, seconds);
+        }
+        raise(&mut self.max_gpu_percent, line.gpu_utilization_percent);
+        raise(&mut self.max_sm_clock_mhz, line.gpu_sm_clock_mhz);
         for (reason, share) in line.gpu_throttle_shares.iter().flatten() {
             *self.throttled_seconds.entry(reason.clone()).or_default() += share * seconds;
         }
         self.add_memory(line);
-        self.add_reads(line);
-        if let Some(faults) = line.major_page_faults {
-            self.major_page_faults = Some(self.major_page_faults.unwrap_or(0) + faults);
-        }
+        self.add_later_read(line);
+        self.major_page_faults += line.major_page_faults.unwrap_or(0);
     }
 
     /// Figures that count every step, including the first.
@@ -231,42 +199,39 @@ impl Figures {
         self.padding_tokens += line.padding_tokens.unwrap_or(0);
         self.rows += line.rows.unwrap_or(0);
         self.truncated_rows += line.truncated_rows.unwrap_or(0);
-        self.temperature_celsius.add(line.gpu_temperature_celsius, line.step_seconds);
-        self.gpu_memory_used_bytes = self.gpu_memory_used_bytes.max(line.gpu_memory_used_bytes);
-        self.other_processes_memory_bytes =
-            self.other_processes_memory_bytes.max(line.gpu_other_processes_memory_bytes);
-        let available = [self.host_available_bytes, line.host_available_bytes];
-        self.host_available_bytes = available.into_iter().flatten().min();
+        raise(&mut self.max_temperature_celsius, line.gpu_temperature_celsius);
+        self.max_gpu_memory_used_bytes = self.max_gpu_memory_used_bytes.max(line.gpu_memory_used_bytes);
+        self.max_other_processes_memory_bytes =
+            self.max_other_processes_memory_bytes.max(line.gpu_other_processes_memory_bytes);
+        let available = [self.min_host_available_bytes, line.host_available_bytes];
+        self.min_host_available_bytes = available.into_iter().flatten().min();
     }
 
-    fn add_reads(&mut self, line: &StepMetrics) {
-        let read = line.disk_read_bytes.unwrap_or(0);
-        self.disk_reads.add(read);
-        self.data_waits.add(microseconds(line.data_wait_seconds));
-        self.step_times.add(microseconds(line.step_seconds));
-        self.step_by_wait.add(line.data_wait_seconds, line.step_seconds);
+    fn add_later_read(&mut self, line: &StepMetrics) {
         let start = *self.start_epoch.get_or_insert(line.epoch);
+        self.epochs = line.epoch;
         if line.epoch > start + 1.0 {
             let later = &mut self.later_reads;
             // The first of these steps may still have read rows of the first pass.
             if later.from_epoch.is_some() {
-                (later.bytes, later.num_steps) = (later.bytes + read, later.num_steps + 1);
+                later.bytes += line.disk_read_bytes.unwrap_or(0);
+                later.num_steps += 1;
             }
             later.from_epoch.get_or_insert(line.epoch);
         }
     }
 
     fn add_memory(&mut self, line: &StepMetrics) {
-        let step = as_f64(line.step);
-        let point = |points: &mut Line, bytes: Option<u64>| {
+        for (points, bytes) in [
+            (&mut self.host_memory, line.host_memory_bytes),
+            (&mut self.allocated, line.gpu_memory_allocated_bytes),
+            (&mut self.reserved, line.gpu_memory_reserved_bytes),
+        ] {
             if let Some(bytes) = bytes {
-                points.add(step, as_f64(bytes));
+                points.add(as_f64(line.step), as_f64(bytes));
             }
-        };
-        point(&mut self.host_memory, line.host_memory_bytes);
-        point(&mut self.allocated, line.gpu_memory_allocated_bytes);
-        point(&mut self.reserved, line.gpu_memory_reserved_bytes);
-        self.reserved_bytes = self.reserved_bytes.max(line.gpu_memory_reserved_bytes);
+        }
+        self.max_reserved_bytes = self.max_reserved_bytes.max(line.gpu_memory_reserved_bytes);
         if let Some(bytes) = line.host_swapped_bytes {
             let (first, most) = self.host_swapped_bytes.unwrap_or((bytes, bytes));
             self.host_swapped_bytes = Some((first, most.max(bytes)));
@@ -284,39 +249,52 @@ impl Figures {
         self.num_edge_evaluations = num_edge_evaluations;
     }
 
-    /// Whether there are enough steps for shares of their time to mean something.
-    #[must_use]
-    pub fn are_enough(&self) -> bool {
-        self.num_steps >= MIN_STEPS
+    /// Number of counted steps.
+    pub(super) fn num_steps(&self) -> u64 {
+        self.steps.len() as u64
     }
 
-    /// Mean time of a step.
-    #[must_use]
-    pub fn mean_step_seconds(&self) -> f64 {
-        self.step_seconds / as_f64(self.num_steps.max(1))
+    /// Whether there are enough steps for shares of their time to mean something.
+    pub(super) fn are_enough(&self) -> bool {
+        self.steps.len() >= MIN_STEPS
+    }
+
+    /// A time of all counted steps as that of one.
+    pub(super) fn per_step(&self, seconds: f64) -> f64 {
+        seconds / as_f64(self.num_steps().max(1))
+    }
+
+    pub(super) fn mean_step_seconds(&self) -> f64 {
+        self.per_step(self.step_seconds)
+    }
+
+    /// The time that a share of the steps, from 0 to 1, does not exceed.
+    pub(super) fn step_quantile(&self, share: f64) -> Option<f64> {
+        quantile(&self.steps.iter().map(|step| step.seconds).collect::<Vec<_>>(), share)
+    }
+
+    /// Bytes that the counted steps read from disks.
+    pub(super) fn disk_read_bytes(&self) -> u64 {
+        self.steps.iter().map(|step| step.disk_read_bytes).sum()
     }
 
     /// Time of forwards, backwards and updates.
-    #[must_use]
-    pub fn compute_seconds(&self) -> f64 {
+    pub(super) fn compute_seconds(&self) -> f64 {
         self.forward_backward_seconds + self.optimizer_seconds
     }
 
     /// Share of the steps' time, from 0 to 1.
-    #[must_use]
-    pub fn share_of_steps(&self, seconds: f64) -> f64 {
+    pub(super) fn share_of_steps(&self, seconds: f64) -> f64 {
         if self.step_seconds > 0.0 { seconds / self.step_seconds } else { 0.0 }
     }
 
     /// Share of all time after start-up, from 0 to 1.
-    #[must_use]
-    pub fn share_of_wall(&self, seconds: f64) -> f64 {
+    pub(super) fn share_of_wall(&self, seconds: f64) -> f64 {
         if self.wall_seconds > 0.0 { seconds / self.wall_seconds } else { 0.0 }
     }
 
     /// Share of the tokens in micro-batches that was padding, from 0 to 1.
-    #[must_use]
-    pub fn padding_share(&self) -> f64 {
+    pub(super) fn padding_share(&self) -> f64 {
         as_f64(self.padding_tokens) / as_f64((self.tokens + self.padding_tokens).max(1))
     }
 
@@ -324,30 +302,26 @@ impl Figures {
     /// checkpointing would cost. In FLOPs: a forward of the blocks takes 2 per parameter and token, and so does their
     /// backward without recomputation. Loss and its gradient, which are timed as forward, take 4 per parameter of the
     /// head and target token.
-    #[must_use]
-    pub fn recomputation_seconds(&self, facts: &Facts) -> f64 {
+    pub(super) fn recomputation_seconds(&self, facts: &Facts) -> f64 {
         let blocks = 2.0 * as_f64(facts.block_parameters) * as_f64(self.tokens);
         let head = 4.0 * as_f64(facts.head_parameters) * as_f64(self.target_tokens);
         let share = |all: f64| if all > 0.0 { blocks / all } else { 0.0 };
-        match self.forward_of_passes_seconds.filter(|(_, passes)| *passes > 0.0) {
-            Some((forward, passes)) => self.forward_backward_seconds * forward / passes * share(blocks + head),
-            None => {
-                let of_blocks = if facts.gradient_checkpointing == "false" { 2.0 } else { 3.0 };
-                self.forward_backward_seconds * share(of_blocks * blocks + head)
-            }
+        let (forward, passes) = self.forward_of_passes_seconds;
+        if passes > 0.0 {
+            return self.forward_backward_seconds * forward / passes * share(blocks + head);
         }
+        let of_blocks = if facts.recomputes { 3.0 } else { 2.0 };
+        self.forward_backward_seconds * share(of_blocks * blocks + head)
     }
 
     /// Time of forwards, backwards and updates against the tokens that were computed.
-    #[must_use]
-    pub fn compute_by_computed_tokens(&self, facts: &Facts) -> &Line {
+    pub(super) fn compute_by_computed_tokens(&self, facts: &Facts) -> &Line {
         if facts.leaves_padding_out { &self.compute_by_tokens } else { &self.compute_by_padded_tokens }
     }
 
     /// Share of a step's compute that does not grow with its tokens, fitted to steps of different lengths; `None` where
     /// the fit is not sound.
-    #[must_use]
-    pub fn fixed_share(&self, facts: &Facts) -> Option<f64> {
+    pub(super) fn fixed_share(&self, facts: &Facts) -> Option<f64> {
         let line = self.compute_by_computed_tokens(facts);
         let is_sound = line.count() >= 8.0 && line.correlation()? > 0.7 && line.mean_y() > 0.0;
         Some(line.intercept()? / line.mean_y()).filter(|share| is_sound && *share > 0.0 && *share < 1.0)
@@ -356,29 +330,15 @@ impl Figures {
 
 impl Run {
     /// The lowest free memory of the training device, where it is known.
-    #[must_use]
-    pub fn free_bytes(&self) -> Option<u64> {
+    pub(super) fn free_bytes(&self) -> Option<u64> {
         if self.facts.is_gpu {
-            self.facts.device_memory_bytes?.checked_sub(self.figures.gpu_memory_used_bytes?)
+            self.facts.device_memory_bytes?.checked_sub(self.figures.max_gpu_memory_used_bytes?)
         } else {
-            self.figures.host_available_bytes
+            self.figures.min_host_available_bytes
         }
     }
 }
 
-fn add(sum: &mut Option<f64>, value: Option<f64>) {
-    if let Some(value) = value {
-        *sum = Some(sum.unwrap_or(0.0) + value);
-    }
-}
-
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of a step is no negative number")]
-fn microseconds(seconds: f64) -> u64 {
-    (1e6 * seconds).round() as u64
-}
-
-/// Counts and bytes of a run fit into the 53 bits of an `f64`.
-#[allow(clippy::cast_precision_loss, reason = "see above")]
-pub(super) fn as_f64(count: u64) -> f64 {
-    count as f64
+fn raise(most: &mut Option<f64>, value: Option<f64>) {
+    *most = most.iter().copied().chain(value).reduce(f64::max);
 }

@@ -8,51 +8,21 @@
 mod facts;
 mod figures;
 mod rules;
-mod statistics;
 mod text;
 mod watch;
 
 pub use crate::metrics::{Change, Finding, Severity};
 pub use facts::Facts;
-pub use figures::{Figures, LaterReads, Run};
-pub use statistics::{Buckets, Distribution, Line, Mean};
+pub use figures::{Figures, Run};
 pub use watch::Watch;
 
-use rules::{clocks, compute, data, input, memory, page_cache, recomputation, stalls};
+use rules::RULES;
 use text::percent;
-
-/// A rule: its finding in a run, if any.
-pub type Rule = fn(&Run) -> Option<Finding>;
-
-/// Rules that run at the end.
-const RULES: &[Rule] = &[
-    input::input_bound,
-    page_cache::page_cache,
-    compute::host_to_device,
-    compute::launch_overhead,
-    compute::small_batches,
-    compute::low_mfu,
-    recomputation::not_needed,
-    recomputation::missing,
-    data::padding,
-    data::truncation,
-    stalls::evaluation,
-    stalls::checkpoint,
-    stalls::logging,
-    stalls::first_step,
-    stalls::uneven_steps,
-    memory::pressure,
-    memory::creep,
-    memory::fragmentation,
-    memory::swapping,
-    memory::other_process,
-    clocks::throttled,
-];
 
 /// All findings about a run, the worst first. Where none of them matters, the first says that the run is healthy.
 #[must_use]
 pub fn diagnose(run: &Run) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = RULES.iter().filter_map(|rule| rule(run)).collect();
+    let mut findings: Vec<Finding> = RULES.iter().filter_map(|(rule, _)| rule(run)).collect();
     // The sort is stable: findings of equal weight keep the order of the rules.
     findings.sort_by(|a, b| {
         let share = |finding: &Finding| finding.share_of_time.unwrap_or(0.0);
@@ -73,44 +43,38 @@ fn healthy(run: &Run) -> Finding {
         percent(figures.share_of_wall(figures.evaluation_seconds)),
         percent(figures.share_of_wall(figures.checkpoint_seconds)),
     );
-    let mut evidence = vec![match figures.num_steps {
-        0 => between,
-        _ => format!(
-            "step time: forward, backward and update {}, waiting for data {}; {between}",
-            percent(compute),
-            percent(figures.share_of_steps(figures.data_wait_seconds)),
-        ),
-    }];
+    let step_time = format!(
+        "step time: forward, backward and update {}, waiting for data {}; {between}",
+        percent(compute),
+        percent(figures.share_of_steps(figures.data_wait_seconds)),
+    );
+    let (verdict, time) = if figures.steps.is_empty() {
+        ("HEALTHY: nothing stands out; there were too few steps to say more".into(), between)
+    } else {
+        (format!("HEALTHY: {} of step time goes into forward, backward and update", percent(compute)), step_time)
+    };
+    let mut evidence = vec![time];
     evidence.extend(figures.mfu.get().map(|mfu| format!("MFU {}", percent(mfu))));
     evidence.extend(figures.gpu_percent.get().map(|gpu| format!("GPU utilization {gpu:.0}%")));
-    Finding {
-        rule: "healthy".into(),
-        severity: Severity::Healthy,
-        verdict: match figures.num_steps {
-            0 => "HEALTHY: nothing stands out; there were too few steps to say more".into(),
-            _ => format!("HEALTHY: {} of step time goes into forward, backward and update", percent(compute)),
-        },
-        evidence,
-        ..Finding::default()
-    }
+    Finding { rule: "healthy".into(), severity: Severity::Healthy, verdict, evidence, ..Finding::default() }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::metrics::StepMetrics;
+    use crate::stats::as_f64;
 
     /// A step of a healthy run on the CPU.
     pub(crate) fn line(step: u64) -> StepMetrics {
         StepMetrics {
             step,
             // 10 epochs in 100 steps.
-            epoch: figures::as_f64(step) / 10.0,
+            epoch: as_f64(step) / 10.0,
             tokens: 4000 + step % 3,
             target_tokens: 2000,
             padding_tokens: Some(100),
             rows: Some(8),
-            truncated_rows: Some(0),
             step_seconds: 1.0,
             wall_seconds: Some(1.0),
             data_wait_seconds: 0.01,
@@ -120,8 +84,6 @@ pub(crate) mod tests {
             forward_backward_seconds: 0.9,
             optimizer_seconds: 0.05,
             logging_seconds: Some(0.005),
-            evaluation_seconds: Some(0.0),
-            checkpoint_seconds: Some(0.0),
             other_seconds: Some(0.03),
             worker_busy_seconds: Some(0.3),
             worker_cpu_seconds: Some(0.28),
@@ -131,8 +93,6 @@ pub(crate) mod tests {
             host_available_bytes: Some(8 << 30),
             host_swapped_bytes: Some(0),
             cpu_utilization_percent: Some(60.0),
-            disk_read_bytes: Some(0),
-            major_page_faults: Some(0),
             ..StepMetrics::default()
         }
     }
@@ -143,7 +103,6 @@ pub(crate) mod tests {
             forward_seconds: None,
             backward_seconds: None,
             gpu_utilization_percent: Some(96.0),
-            gpu_utilization_max_percent: Some(100.0),
             gpu_sm_activity_percent: Some(90.0),
             gpu_memory_activity_percent: Some(40.0),
             gpu_memory_used_bytes: Some(60 << 30),
@@ -152,7 +111,6 @@ pub(crate) mod tests {
             gpu_sm_clock_mhz: Some(1750.0),
             gpu_power_watts: Some(600.0),
             gpu_temperature_celsius: Some(60.0),
-            gpu_other_processes_memory_bytes: Some(0),
             ..line(step)
         }
     }
@@ -167,8 +125,8 @@ pub(crate) mod tests {
             shuffle: true,
             micro_batch_size: 4,
             gradient_accumulation_steps: 2,
-            gradient_checkpointing: "false".into(),
-            precision: "f32".into(),
+            is_f32: true,
+            max_positions: 1 << 17,
             eval_steps: Some(50),
             eval_batches: Some(40),
             save_steps: Some(50),
@@ -190,7 +148,7 @@ pub(crate) mod tests {
 
     /// A hundred steps on a GPU after the first, each changed by `change`.
     pub(crate) fn gpu_run(change: impl Fn(&mut StepMetrics)) -> Run {
-        let facts = Facts { is_gpu: true, device_memory_bytes: Some(80 << 30), precision: "bf16".into(), ..facts() };
+        let facts = Facts { is_gpu: true, device_memory_bytes: Some(80 << 30), is_f32: false, ..facts() };
         run_of(facts, gpu_line, change)
     }
 
@@ -202,6 +160,17 @@ pub(crate) mod tests {
             if step == 1 { figures.add_first(&line) } else { figures.add(&line) }
         }
         Run { facts, figures }
+    }
+
+    /// Asserts that a finding has these parts, in its rule and severity or in the lines that a user sees; that there is
+    /// no finding, if there are no parts.
+    #[track_caller]
+    pub(crate) fn finds(found: Option<Finding>, parts: &[&str]) {
+        let text = found.map_or_else(String::new, |found| {
+            format!("{} {}\n{}\n", found.rule, found.severity.name(), found.lines().join("\n"))
+        });
+        assert_eq!(text.is_empty(), parts.is_empty(), "{text}");
+        parts.iter().for_each(|part| assert!(text.contains(part), "no `{part}` in\n{text}"));
     }
 
     #[test]
@@ -219,7 +188,7 @@ pub(crate) mod tests {
         let mut figures = Figures::default();
         let first = StepMetrics { padding_tokens: Some(9000), data_wait_seconds: 0.9, mfu: Some(0.01), ..gpu_line(1) };
         figures.add_first(&first);
-        let facts = Facts { is_gpu: true, gradient_checkpointing: "true".into(), ..facts() };
+        let facts = Facts { is_gpu: true, recomputes: true, ..facts() };
         for num_more in 0..4 {
             let found = diagnose(&Run { facts: facts.clone(), figures: figures.clone() });
             let text = format!("{found:?}");

@@ -3,7 +3,6 @@
 use std::fmt::Display;
 
 use super::{Change, Finding, Severity};
-pub(super) use crate::text::{bytes, thousands};
 
 /// `38%`, and with a decimal below 10.
 pub(super) fn percent(share: f64) -> String {

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::figures::as_f64;
-use super::rules::{clocks, compute, data, input, memory, page_cache, stalls};
-use super::{Facts, Figures, Finding, Line, Rule, Run, Severity};
+use super::rules::{RULES, When};
+use super::{Facts, Figures, Finding, Run, Severity};
 use crate::metrics::StepMetrics;
+use crate::stats::{Line, as_f64, median};
 
 /// Steps that a finding has to last before it is reported.
 const WINDOW_STEPS: usize = 50;
@@ -18,24 +18,6 @@ const KNOWN_STEPS: usize = 20;
 /// Correlation of step times and tokens from which a straight line predicts the time.
 const SOUND_CORRELATION: f64 = 0.9;
 
-/// Rules that can hold for a while and justify a change in the middle of a run.
-const RULES: &[Rule] = &[
-    input::input_bound,
-    page_cache::page_cache,
-    compute::host_to_device,
-    compute::launch_overhead,
-    data::padding,
-    data::truncation,
-    stalls::evaluation,
-    stalls::checkpoint,
-    stalls::logging,
-    memory::pressure,
-    memory::creep,
-    memory::swapping,
-    memory::other_process,
-    clocks::throttled,
-];
-
 /// Watches the last steps.
 #[derive(Clone, Debug)]
 pub struct Watch {
@@ -43,14 +25,14 @@ pub struct Watch {
     recent: VecDeque<StepMetrics>,
     seen: usize,
     start_epoch: Option<f64>,
-    told: BTreeSet<String>,
+    reported: BTreeSet<String>,
 }
 
 impl Watch {
     /// A watch over a run with these facts.
     #[must_use]
     pub fn new(facts: Facts) -> Self {
-        Self { facts, recent: VecDeque::new(), seen: 0, start_epoch: None, told: BTreeSet::new() }
+        Self { facts, recent: VecDeque::new(), seen: 0, start_epoch: None, reported: BTreeSet::new() }
     }
 
     /// Adds a step, which must not be the first of a start. Returns the findings that lasted 50 steps and are new.
@@ -64,11 +46,13 @@ impl Watch {
         if !self.seen.is_multiple_of(WINDOW_STEPS) {
             return Vec::new();
         }
-        let figures = Figures::since(self.start_epoch, &self.recent);
-        let steps = figures.steps;
+        let mut figures = Figures { start_epoch: self.start_epoch, ..Figures::default() };
+        self.recent.iter().for_each(|line| figures.add(line));
+        let steps = self.recent.front().map(|first| (first.step, line.step));
         let run = Run { facts: self.facts.clone(), figures };
-        let holds = RULES.iter().filter_map(|rule| rule(&run)).filter(|finding| finding.severity <= Severity::Advice);
-        let new = holds.filter(|finding| self.told.insert(finding.rule.clone()));
+        let rules = RULES.iter().filter(|(_, when)| *when == When::DuringTheRun);
+        let holds = rules.filter_map(|(rule, _)| rule(&run)).filter(|finding| finding.severity <= Severity::Advice);
+        let new = holds.filter(|finding| self.reported.insert(finding.rule.clone()));
         new.map(|finding| Finding { steps, ..finding }).collect()
     }
 
@@ -84,16 +68,16 @@ impl Watch {
     /// where the step times fit one. Where they do not, or for rows longer than all before, it grows in proportion to
     /// the tokens: as much as they can explain while attention is the smaller part.
     fn expected_seconds(&self, tokens: f64) -> f64 {
-        let points = || self.recent.iter().map(|line| (self.computed_tokens(line), line.step_seconds));
-        let (middle_tokens, middle) = (middle(points().map(|(x, _)| x)), middle(points().map(|(_, y)| y)));
-        let (mut line, mut most_tokens) = (Line::default(), 0.0_f64);
-        for (x, y) in points() {
-            line.add(x, y);
-            most_tokens = most_tokens.max(x);
-        }
+        let points = self.recent.iter().map(|line| (self.computed_tokens(line), line.step_seconds));
+        let (all_tokens, all_seconds): (Vec<f64>, Vec<f64>) = points.clone().unzip();
+        let (Some(middle_tokens), Some(middle)) = (median(&all_tokens), median(&all_seconds)) else {
+            return f64::INFINITY;
+        };
+        let line = Line::through(points);
         let is_sound = line.correlation().is_some_and(|correlation| correlation > SOUND_CORRELATION);
+        let was_seen = all_tokens.iter().any(|seen| *seen >= tokens);
         let explained = match (line.intercept(), line.slope()) {
-            (Some(start), Some(slope)) if is_sound && tokens <= most_tokens => start + slope * tokens,
+            (Some(start), Some(slope)) if is_sound && was_seen => start + slope * tokens,
             _ => middle * tokens / middle_tokens.max(1.0),
         };
         explained.max(middle)
@@ -103,13 +87,6 @@ impl Watch {
         let padding = line.padding_tokens.filter(|_| !self.facts.leaves_padding_out);
         as_f64(line.tokens + padding.unwrap_or(0))
     }
-}
-
-/// The median; infinite without values.
-fn middle(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::INFINITY)
 }
 
 #[cfg(test)]

@@ -1,27 +1,51 @@
-//! Whether an adapter fits a model.
+//! Whether an adapter fits a model, and loading it for one.
 
 use std::collections::HashSet;
 use std::path::Path;
 
-use super::adapter_file::{SavedAdapter, WEIGHTS};
-use super::{AdapterWeights, ExportError};
+use burn::tensor::Device;
+
+use super::adapter_file::SavedAdapter;
+use super::{AdapterWeights, ExportError, adapter_set};
+use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
 use crate::spec::ModelConfig;
 
-/// Checks that the adapter's layers are exactly those that its config targets in this model, with matching shapes and
-/// ranks.
+/// Number of mismatched matrices that an error lists.
+const MAX_PROBLEMS: usize = 8;
+
+/// Checks that the layers of the adapter, read from `folder`, are exactly those that its config targets in this model,
+/// with matching shapes and ranks; returns these layers.
 ///
 /// # Errors
-/// Every matrix that is missing, unexpected or misshapen.
-pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig) -> Result<(), ExportError> {
-    let problems = match adapter.config.select(model.num_hidden_layers) {
-        Ok(selection) => matrix_problems(&adapter.weights, &selection, model),
+/// Matrices that are missing, unexpected or misshapen; the first ones are listed, the others counted.
+pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig) -> Result<Selection, ExportError> {
+    let selection = adapter.config.select(model.num_hidden_layers);
+    let mut problems = match &selection {
+        Ok(selection) => matrix_problems(&adapter.weights, selection, model),
         Err(errors) => errors.iter().map(ToString::to_string).collect(),
     };
-    if problems.is_empty() {
-        return Ok(());
+    match selection {
+        Ok(selection) if problems.is_empty() => Ok(selection),
+        _ => {
+            // For another model's adapter every matrix mismatches: a few examples are enough.
+            let others = problems.len().saturating_sub(MAX_PROBLEMS);
+            problems.truncate(MAX_PROBLEMS);
+            problems.extend((others > 0).then(|| format!("and {others} more")));
+            Err(ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "this model", problems })
+        }
     }
-    Err(ExportError::AdapterTensors { path: folder.join(WEIGHTS), expected_by: "the model", problems })
+}
+
+impl SavedAdapter {
+    /// Loads the adapter, read from `folder`, onto a device, for a model of this shape. Dropout is off.
+    ///
+    /// # Errors
+    /// As [`check_adapter`].
+    pub fn into_set(self, folder: &Path, config: &ModelConfig, device: &Device) -> Result<AdapterSet, ExportError> {
+        let selection = check_adapter(folder, &self, config)?;
+        adapter_set(folder, self.weights, &selection, config, 0.0, device)
+    }
 }
 
 /// Every matrix that is missing, unexpected or misshapen, compared with what `selection` expects.
@@ -33,8 +57,7 @@ pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, m
         match weights.get(&module) {
             None => problems.push(format!("missing: `{module}.lora_A` and `.lora_B`")),
             Some(pair) => {
-                let matrices =
-                    [("A", &pair.lora_a, [shape.r, in_features]), ("B", &pair.lora_b, [out_features, shape.r])];
+                let matrices = [("A", &pair.a, [shape.r, in_features]), ("B", &pair.b, [out_features, shape.r])];
                 for (letter, matrix, wanted) in matrices {
                     if matrix.shape() != wanted {
                         let found = matrix.shape();
@@ -58,27 +81,39 @@ mod tests {
 
     #[test]
     fn an_adapter_fits_the_model_that_it_was_made_for() {
-        check_adapter(Path::new("a"), &adapter(), &tiny_config()).unwrap();
+        let set = adapter().into_set(Path::new("a"), &tiny_config(), &Device::flex()).unwrap();
+        assert_eq!(set.iter().count(), 4);
     }
 
     #[test]
-    fn an_adapter_for_another_model_lists_every_difference() {
+    fn an_adapter_for_another_model_lists_the_differences() {
+        let error = |adapter: &SavedAdapter, model: &ModelConfig| {
+            check_adapter(Path::new("a"), adapter, model).unwrap_err().to_string()
+        };
         let mut adapter = adapter();
+        let shallow = ModelConfig { num_hidden_layers: 1, ..tiny_config() };
+        let unexpected = "unexpected: `model.layers.1.mlp.down_proj.lora_A`";
+        assert!(error(&adapter, &shallow).contains(unexpected), "{}", error(&adapter, &shallow));
+
         let model = ModelConfig { intermediate_size: 200, ..tiny_config() };
         adapter.weights.remove("model.layers.1.self_attn.q_proj");
         let stray = adapter.weights["model.layers.0.self_attn.q_proj"].clone();
-        adapter.weights.insert("model.layers.2.self_attn.q_proj".into(), stray);
-        let error = check_adapter(Path::new("a"), &adapter, &model).unwrap_err().to_string();
+        for layer in 2..9 {
+            adapter.weights.insert(format!("model.layers.{layer}.self_attn.q_proj"), stray.clone());
+        }
+        let text = error(&adapter, &model);
         for part in [
+            "a: these tensors do not fit this model:\n",
             "layers.0.mlp.down_proj.lora_A` is [3, 176], expected [3, 200]",
             "layers.1.mlp.down_proj.lora_A` is [3, 176], expected [3, 200]",
             "missing: `model.layers.1.self_attn.q_proj.lora_A`",
             "unexpected: `model.layers.2.self_attn.q_proj.lora_A`",
+            "\n  and 2 more",
         ] {
-            assert!(error.contains(part), "{part}: {error}");
+            assert!(text.contains(part), "{part}: {text}");
         }
         adapter.config.r = 4;
-        let error = check_adapter(Path::new("a"), &adapter, &tiny_config()).unwrap_err().to_string();
-        assert!(error.contains("q_proj.lora_B` is [64, 3], expected [64, 4]"), "{error}");
+        let text = error(&adapter, &tiny_config());
+        assert!(text.contains("q_proj.lora_B` is [64, 3], expected [64, 4]"), "{text}");
     }
 }

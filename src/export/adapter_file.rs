@@ -7,10 +7,12 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
 use super::adapter_config;
-use super::{AdapterWeights, ExportError, HostMatrix, LowRankPair};
+use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::files;
 use crate::lora::config::LoraConfig;
 use crate::model::weights::{convert, layout};
+use crate::ops::low_rank::LowRank;
+use crate::schema::Problem;
 
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -41,7 +43,7 @@ pub fn write_adapter(
     std::fs::create_dir_all(folder).map_err(ExportError::io("create", folder))?;
     let mut views = Vec::with_capacity(2 * weights.len());
     for (module, pair) in weights {
-        for (letter, matrix) in [('A', &pair.lora_a), ('B', &pair.lora_b)] {
+        for (letter, matrix) in [('A', &pair.a), ('B', &pair.b)] {
             let bytes = bytemuck::cast_slice(&matrix.values);
             let path = folder.join(WEIGHTS);
             let view = TensorView::new(safetensors::Dtype::F32, matrix.shape().to_vec(), bytes)
@@ -58,12 +60,19 @@ pub fn write_adapter(
 
     let path = folder.join(CONFIG);
     let json = adapter_config::to_json(config, weights.keys(), base_model_name_or_path);
-    files::write_with(&path, |path| std::fs::write(path, format!("{json:#}\n")))
-        .map_err(ExportError::io("write", &path))
+    files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
 }
 
 pub(super) fn tensor_name(module: &str, letter: char) -> String {
     format!("{PREFIX}{module}.lora_{letter}.weight")
+}
+
+/// Where the adapter is: `folder` itself, such as a checkpoint, or `folder/adapter`, where `folder` is the `output_dir`
+/// of a run. Where neither holds an adapter, returns `folder`, and [`read_adapter`] reports the error.
+#[must_use]
+pub fn find_adapter(folder: &Path) -> PathBuf {
+    let inner = folder.join("adapter");
+    if !folder.join(CONFIG).is_file() && inner.join(CONFIG).is_file() { inner } else { folder.to_owned() }
 }
 
 /// Reads an adapter folder written by this program or by PEFT.
@@ -75,19 +84,20 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     let (config_path, weights_path) = (folder.join(CONFIG), folder.join(WEIGHTS));
     for (path, missing) in [(&config_path, CONFIG), (&weights_path, WEIGHTS)] {
         if !path.is_file() {
-            return Err(ExportError::NoAdapter { folder: folder.to_owned(), missing, hint: no_adapter_hint(folder) });
+            let problem = Problem::new(format!("no {missing}")).at(folder.display());
+            return Err(problem.hint(no_adapter_hint(folder)).into());
         }
     }
-    // Read the config first: its method explains unexpected tensors better than their names do.
     let text = std::fs::read_to_string(&config_path).map_err(ExportError::io("read", &config_path))?;
-    let refused = |problems| ExportError::AdapterConfig { path: config_path.clone(), problems };
-    adapter_config::from_json(&text, [].iter()).map_err(refused)?;
-    let weights = read_tensors(&weights_path)?;
-    let (config, base_model_name_or_path) = adapter_config::from_json(&text, weights.keys()).map_err(refused)?;
-    Ok(SavedAdapter { weights, config, base_model_name_or_path })
+    let weights = read_tensors(&weights_path);
+    // Problems of the config come first: its method explains unexpected tensors better than their names do.
+    let modules = weights.iter().flat_map(AdapterWeights::keys);
+    let (config, base_model_name_or_path) =
+        adapter_config::from_json(&config_path.display().to_string(), &text, modules)?;
+    Ok(SavedAdapter { weights: weights?, config, base_model_name_or_path })
 }
 
-fn read_tensors(path: &PathBuf) -> Result<AdapterWeights, ExportError> {
+fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
     let tensors = SafeTensors::deserialize(&content).map_err(|error| layout::damaged(path, &content, &error))?;
     let mut problems = Vec::new();
@@ -111,7 +121,7 @@ fn read_tensors(path: &PathBuf) -> Result<AdapterWeights, ExportError> {
     for (module, pair) in matrices {
         match pair {
             [Some(lora_a), Some(lora_b)] if lora_a.num_rows == lora_b.num_columns => {
-                weights.insert(module, LowRankPair { lora_a, lora_b });
+                weights.insert(module, LowRank { a: lora_a, b: lora_b });
             }
             [Some(lora_a), Some(lora_b)] => problems.push(format!(
                 "misshapen: `{module}` has A {:?} and B {:?}, which do not share a rank",
@@ -129,7 +139,7 @@ fn read_tensors(path: &PathBuf) -> Result<AdapterWeights, ExportError> {
         return Ok(weights);
     }
     problems.sort();
-    Err(ExportError::AdapterTensors { path: path.clone(), expected_by: "the format of LoRA adapters", problems })
+    Err(ExportError::AdapterTensors { path: path.to_owned(), expected_by: "the format of LoRA adapters", problems })
 }
 
 /// Module name, and 0 for A or 1 for B.
@@ -154,8 +164,8 @@ fn unexpected_reason(name: &str) -> &'static str {
     }
 }
 
-fn no_adapter_hint(folder: &Path) -> String {
-    let hint = if !folder.is_dir() {
+fn no_adapter_hint(folder: &Path) -> &'static str {
+    if !folder.is_dir() {
         "there is no such folder"
     } else if folder.join("adapter").join(CONFIG).is_file() {
         "this is the folder of a run; its adapter is in `adapter`"
@@ -167,8 +177,7 @@ fn no_adapter_hint(folder: &Path) -> String {
         "this is a model, not an adapter"
     } else {
         "an adapter folder has adapter_config.json and adapter_model.safetensors, as PEFT writes them"
-    };
-    format!("\n  hint: {hint}")
+    }
 }
 
 #[cfg(test)]
@@ -194,7 +203,7 @@ pub(super) mod tests {
                     let values = (0..num_rows * num_columns).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.7).collect();
                     HostMatrix { num_rows, num_columns, values }
                 };
-                let pair = LowRankPair { lora_a: matrix(3, num_in), lora_b: matrix(num_out, 3) };
+                let pair = LowRank { a: matrix(3, num_in), b: matrix(num_out, 3) };
                 weights.insert(linear.module_name(layer), pair);
             }
         }
@@ -236,6 +245,21 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_run_a_checkpoint_and_an_adapter_folder_are_all_understood() {
+        let folder = tempfile::tempdir().unwrap();
+        let (run, checkpoint) = (folder.path().join("run"), folder.path().join("run/checkpoints/step-000010"));
+        for folder in [&run.join("adapter"), &checkpoint] {
+            write(folder, &adapter());
+        }
+        assert_eq!(find_adapter(&run), run.join("adapter"));
+        assert_eq!(find_adapter(&run.join("adapter")), run.join("adapter"));
+        assert_eq!(find_adapter(&checkpoint), checkpoint);
+        std::fs::remove_dir_all(run.join("adapter")).unwrap();
+        let error = read_adapter(&find_adapter(&run)).unwrap_err().to_string();
+        assert!(error.contains("has not finished; its checkpoints are in `checkpoints`"), "{error}");
+    }
+
+    #[test]
     fn half_precision_adapters_are_read_as_f32() {
         let folder = tempfile::tempdir().unwrap();
         let adapter = adapter();
@@ -243,7 +267,7 @@ pub(super) mod tests {
         let bytes: Vec<(String, [usize; 2], Vec<u8>)> = adapter
             .weights
             .iter()
-            .flat_map(|(module, pair)| [(module, 'A', &pair.lora_a), (module, 'B', &pair.lora_b)])
+            .flat_map(|(module, pair)| [(module, 'A', &pair.a), (module, 'B', &pair.b)])
             .map(|(module, letter, matrix)| {
                 let bytes = convert::from_f32(&matrix.values, crate::device::Dtype::Bf16).unwrap();
                 (tensor_name(module, letter), matrix.shape(), bytes)
@@ -255,7 +279,7 @@ pub(super) mod tests {
         safetensors::serialize_to_file(views, None, &folder.path().join(WEIGHTS)).unwrap();
         let read = read_adapter(folder.path()).unwrap();
         let pairs = |adapter: &SavedAdapter| -> Vec<f32> {
-            adapter.weights.values().flat_map(|pair| pair.lora_b.values.clone()).collect()
+            adapter.weights.values().flat_map(|pair| pair.b.values.clone()).collect()
         };
         // bf16 keeps 8 bits.
         assert!(pairs(&read).iter().zip(pairs(&adapter)).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0));

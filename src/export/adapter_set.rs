@@ -5,7 +5,7 @@ use std::path::Path;
 use burn::tensor::{Device, Tensor};
 
 use super::adapter_check::matrix_problems;
-use super::{AdapterWeights, ExportError, HostMatrix, LowRankPair};
+use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::lora::targets::Selection;
 use crate::lora::{Adapter, AdapterSet};
 use crate::ops::host;
@@ -14,10 +14,9 @@ use crate::spec::ModelConfig;
 /// The matrices of an adapter, copied from its device.
 #[must_use]
 pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
-    let pairs = adapters.iter().map(|(layer, linear, adapter)| {
-        let pair = LowRankPair { lora_a: host_matrix(&adapter.lora_a), lora_b: host_matrix(&adapter.lora_b) };
-        (linear.module_name(layer), pair)
-    });
+    let pairs = adapters
+        .iter()
+        .map(|(layer, linear, adapter)| (linear.module_name(layer), adapter.matrices.as_ref().map(host_matrix)));
     pairs.collect()
 }
 
@@ -44,12 +43,12 @@ pub fn adapter_set(
     let mut blocks = AdapterSet::none(selection.shapes.len()).blocks;
     for (layer, linear, shape) in selection.iter() {
         let pair = weights.remove(&linear.module_name(layer));
-        blocks[layer][linear as usize] = pair.map(|LowRankPair { lora_a, lora_b }| {
-            let [lora_a, lora_b] = [lora_a, lora_b].map(|matrix| {
+        blocks[layer][linear as usize] = pair.map(|pair| {
+            let matrices = pair.map(|matrix| {
                 let shape = matrix.shape();
                 host::tensor(matrix.values, shape, device)
             });
-            Adapter { lora_a, lora_b, scale: shape.scale }
+            Adapter { matrices, scale: shape.scale }
         });
     }
     Ok(AdapterSet { blocks, dropout })

@@ -2,11 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::device::Dtype;
 use crate::failure::Failure;
-use crate::model::weights::WeightsError;
-use crate::model::weights::error::Lines;
-use crate::spec::ConfigError;
+use crate::schema::{Problem, Problems};
+use crate::text;
 
 /// Why an adapter or a merged model could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -21,26 +19,11 @@ pub enum ExportError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The folder holds no adapter.
-    #[error("{}: no {missing}{hint}", folder.display())]
-    NoAdapter {
-        /// The folder.
-        folder: PathBuf,
-        /// The missing file.
-        missing: &'static str,
-        /// What is there instead, on a separate line.
-        hint: String,
-    },
-    /// `adapter_config.json` is not valid, or needs something that this trainer does not support.
-    #[error("{}: this adapter cannot be used:{}", path.display(), Lines(problems))]
-    AdapterConfig {
-        /// The file.
-        path: PathBuf,
-        /// One entry per key.
-        problems: Vec<String>,
-    },
+    /// The adapter, the model or the output folder cannot be used.
+    #[error(transparent)]
+    Input(#[from] Problems),
     /// The tensors of an adapter do not match its config or the model.
-    #[error("{}: these tensors do not fit {expected_by}:{}", path.display(), Lines(problems))]
+    #[error("{}: these tensors do not fit {expected_by}:{}", path.display(), text::lines(problems))]
     AdapterTensors {
         /// The file.
         path: PathBuf,
@@ -49,28 +32,6 @@ pub enum ExportError {
         /// One entry per tensor or module.
         problems: Vec<String>,
     },
-    /// A weight file is damaged, or does not fit its config.
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    /// The config of the model cannot be used.
-    #[error(transparent)]
-    Model(#[from] ConfigError),
-    /// A merged value is too large for the base model's type.
-    #[error("a merged value of `{name}` is too large for {dtype}\n  hint: convert the base model to bf16 first")]
-    MergeOverflow {
-        /// The tensor.
-        name: String,
-        /// The base model's type.
-        dtype: Dtype,
-    },
-    /// The output folder exists and is not empty.
-    #[error(
-        "{} exists and is not empty\n  hint: give a folder that does not exist yet; nothing is overwritten", path.display()
-    )]
-    OutputExists {
-        /// The folder.
-        path: PathBuf,
-    },
 }
 
 impl ExportError {
@@ -78,6 +39,12 @@ impl ExportError {
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
+    }
+}
+
+impl From<Problem> for ExportError {
+    fn from(problem: Problem) -> Self {
+        Self::Input(problem.into())
     }
 }
 

@@ -3,16 +3,17 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::OnceLock;
 
 use safetensors::View;
 
-use super::{ExportError, LowRankPair, PromptForm, SavedAdapter, check_adapter, read_adapter};
+use super::{ExportError, HostMatrix, PromptForm, SavedAdapter, check_adapter, read_adapter};
 use crate::device::Dtype;
 use crate::files;
-use crate::lora::targets::Selection;
 use crate::model::weights::{StoredTensor, WeightFiles, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
+use crate::ops::low_rank::LowRank;
+use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
 /// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
@@ -62,8 +63,8 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
     let files = WeightFiles::open(model)?;
     files.check(&config)?;
     let saved = read_adapter(adapter)?;
-    check_adapter(adapter, &saved, &config)?;
-    let scales = scales(&saved, &config);
+    let selection = check_adapter(adapter, &saved, &config)?;
+    let scales = selection.iter().map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect();
 
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).map_err(ExportError::io("create", parent))?;
@@ -80,7 +81,7 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template) }) = PromptForm::read(adapter)? {
         // The adapter was trained with this template.
         let path = unfinished.0.join(CHAT_TEMPLATE);
-        files::write_with(&path, |path| std::fs::write(path, template)).map_err(ExportError::io("write", &path))?;
+        files::write(&path, template).map_err(ExportError::io("write", &path))?;
     }
     WeightFiles::open(&unfinished.0)?.check(&config)?;
     // Replace an empty folder. A folder with files was refused above; if files were added since, it is refused here.
@@ -111,24 +112,20 @@ fn require_absent_or_empty(out: &Path) -> Result<(), ExportError> {
     match std::fs::read_dir(out).map(Iterator::count) {
         Ok(0) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        _ => Err(ExportError::OutputExists { path: out.to_owned() }),
+        _ => {
+            let problem = Problem::new(format!("{} exists and is not empty", out.display()));
+            Err(problem.hint("give a folder that does not exist yet; nothing is overwritten").into())
+        }
     }
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
     // Copy only the content, not the permissions: files of a cache are often links to write-protected files.
     let content = std::fs::read(from).map_err(ExportError::io("read", from))?;
-    files::write_with(to, |path| std::fs::write(path, content)).map_err(ExportError::io("write", to))
+    files::write(to, content).map_err(ExportError::io("write", to))
 }
 
-/// Scale of every adapted module.
-fn scales(adapter: &SavedAdapter, config: &ModelConfig) -> BTreeMap<String, f64> {
-    // `select` cannot fail here: the adapter check has already made this selection.
-    let selection = adapter.config.select(config.num_hidden_layers).ok();
-    let layers = selection.iter().flat_map(Selection::iter);
-    layers.map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect()
-}
-
+/// Writes one file of the model; `scales` has the scale of every adapted module.
 fn write_shard(
     files: &WeightFiles,
     shard: usize,
@@ -136,12 +133,12 @@ fn write_shard(
     adapter: &SavedAdapter,
     scales: &BTreeMap<String, f64>,
 ) -> Result<(), ExportError> {
-    let failure = Mutex::new(None);
+    let failure = OnceLock::new();
     let tensors = files.tensors().iter().filter(|(_, stored)| stored.shard == shard);
     let views = tensors.clone().map(|(name, stored)| {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let update = adapter.weights.get(module).zip(scales.get(module).copied()).zip(stored.float_dtype());
-        let update = update.map(|((pair, scale), dtype)| Update { pair, scale, dtype });
+        let update = update.map(|((pair, scale), dtype)| (pair, scale, dtype));
         (name.as_str(), MergedTensor { files, name, stored, update, failure: &failure })
     });
     let metadata = files.shard_metadata(shard).cloned();
@@ -149,17 +146,10 @@ fn write_shard(
         safetensors::serialize_to_file(views, metadata, path).map_err(std::io::Error::other)
     });
     tensors.for_each(|(_, stored)| files.release(stored));
-    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        return Err(error);
+    match failure.into_inner() {
+        Some(problem) => Err(problem.into()),
+        None => written.map_err(ExportError::io("write", path)),
     }
-    written.map_err(ExportError::io("write", path))
-}
-
-/// The update that is added to a weight.
-struct Update<'a> {
-    pair: &'a LowRankPair,
-    scale: f64,
-    dtype: Dtype,
 }
 
 /// A tensor of the merged model, computed when it is written.
@@ -167,8 +157,9 @@ struct MergedTensor<'a> {
     files: &'a WeightFiles,
     name: &'a str,
     stored: &'a StoredTensor,
-    update: Option<Update<'a>>,
-    failure: &'a Mutex<Option<ExportError>>,
+    /// The update that is added, its scale, and the type of the weight.
+    update: Option<(&'a LowRank<HostMatrix>, f64, Dtype)>,
+    failure: &'a OnceLock<Problem>,
 }
 
 impl View for MergedTensor<'_> {
@@ -182,16 +173,16 @@ impl View for MergedTensor<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         let bytes = self.files.bytes(self.stored);
-        let Some(Update { pair, scale, dtype }) = self.update else { return Cow::Borrowed(bytes) };
+        let Some((pair, scale, dtype)) = self.update else { return Cow::Borrowed(bytes) };
         let mut weight = convert::to_f32(bytes, dtype);
         self.files.release(self.stored);
         add_update(&mut weight, pair, scale);
         match convert::from_f32(&weight, dtype) {
             Ok(bytes) => Cow::Owned(bytes),
             Err(convert::Overflow) => {
-                let error = ExportError::MergeOverflow { name: self.name.to_owned(), dtype };
-                self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                // The unfinished file is deleted after this error.
+                let problem = Problem::new(format!("a merged value of `{}` is too large for {dtype}", self.name));
+                // The first problem is reported, and the unfinished file deleted.
+                drop(self.failure.set(problem.hint("convert the base model to bf16 first")));
                 Cow::Owned(vec![0; self.data_len()])
             }
         }
@@ -203,10 +194,10 @@ impl View for MergedTensor<'_> {
 }
 
 /// `weight += scale B A`. The product is rounded before it is scaled, as in PEFT.
-fn add_update(weight: &mut [f32], pair: &LowRankPair, scale: f64) {
-    let [rank, in_features] = pair.lora_a.shape();
+fn add_update(weight: &mut [f32], pair: &LowRank<HostMatrix>, scale: f64) {
+    let [rank, in_features] = pair.a.shape();
     let mut update = vec![0.0; weight.len()];
-    linear_backward_input(&pair.lora_b.values, Weight::f32(&pair.lora_a.values), in_features, rank, &mut update, false);
+    linear_backward_input(&pair.b.values, Weight::f32(&pair.a.values), in_features, rank, &mut update, false);
     #[expect(clippy::cast_possible_truncation, reason = "the sum is in f32")]
     let scale = scale as f32;
     for (weight, update) in weight.iter_mut().zip(update) {
@@ -237,13 +228,13 @@ mod tests {
     }
 
     /// `W + scale B A`, in f64.
-    fn expected(weight: &[f32], pair: &LowRankPair, scale: f64) -> Vec<f64> {
-        let [rank, in_features] = pair.lora_a.shape();
+    fn expected(weight: &[f32], pair: &LowRank<HostMatrix>, scale: f64) -> Vec<f64> {
+        let [rank, in_features] = pair.a.shape();
         let number = |index: usize| -> f64 {
             let (row, column) = (index / in_features, index % in_features);
             (0..rank)
                 .map(|k| {
-                    let (b, a) = (pair.lora_b.values[row * rank + k], pair.lora_a.values[k * in_features + column]);
+                    let (b, a) = (pair.b.values[row * rank + k], pair.a.values[k * in_features + column]);
                     f64::from(b) * f64::from(a)
                 })
                 .sum()
@@ -302,13 +293,14 @@ mod tests {
         let out = root.path().join("out");
         std::fs::create_dir(&out).unwrap();
         std::fs::write(out.join("mine"), "").unwrap();
-        assert!(matches!(merge_in(root.path()).unwrap_err(), ExportError::OutputExists { .. }));
+        let exists = || merge_in(root.path()).unwrap_err().to_string().contains("exists and is not empty");
+        assert!(exists());
         std::fs::remove_file(out.join("mine")).unwrap();
         let form = PromptForm::ChatTemplate { chat_template: Some("{{ messages }}\n".into()) };
         form.write(&root.path().join("adapter")).unwrap();
         merge_in(root.path()).unwrap();
         assert_eq!(std::fs::read_to_string(out.join(CHAT_TEMPLATE)).unwrap(), "{{ messages }}\n");
-        assert!(matches!(merge_in(root.path()).unwrap_err(), ExportError::OutputExists { .. }));
+        assert!(exists());
     }
 
     #[test]
@@ -316,8 +308,8 @@ mod tests {
         let mut adapter = adapter();
         adapter.config.lora_alpha = 1e6;
         let root = folders(1, Dtype::F16, &adapter);
-        let error = merge_in(root.path()).unwrap_err();
-        assert!(matches!(error, ExportError::MergeOverflow { dtype: Dtype::F16, .. }), "{error}");
+        let error = merge_in(root.path()).unwrap_err().to_string();
+        assert!(error.contains("is too large for f16"), "{error}");
         let mut names: Vec<_> =
             std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();

@@ -34,9 +34,7 @@ impl PromptForm {
     pub fn write(&self, folder: &Path) -> Result<(), ExportError> {
         let path = folder.join(PROMPT_FORM_FILE);
         let written = serde_json::to_string_pretty(self).map_err(std::io::Error::other);
-        written
-            .and_then(|json| files::write_with(&path, |path| std::fs::write(path, format!("{json}\n"))))
-            .map_err(ExportError::io("write", &path))
+        written.and_then(|json| files::write(&path, format!("{json}\n"))).map_err(ExportError::io("write", &path))
     }
 
     /// Reads the form of an adapter; `None` where it is unknown, as for adapters that another program wrote.

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use hf_hub::repository::RepoTreeEntry;
 use hf_hub::{HFError, HFRepositorySync, RepoTypeModel, split_id};
 
-use super::explain::explain;
-use super::progress::{FileMeter, Meter, Progress};
+use super::progress::{FileMeter, Progress};
 use super::{HubError, HubSettings, Wanted};
+use crate::schema::{Problem, searched_folder};
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
@@ -39,13 +39,24 @@ pub(super) struct Request<'a> {
 impl Request<'_> {
     /// The model's folder in the cache; does not use the network.
     pub(super) fn find(&self) -> Result<PathBuf, HubError> {
-        let id = self.id.to_owned();
-        let Some(folder) = self.cached_snapshot().filter(|folder| folder.is_dir()) else {
-            let (revision, cache) = (self.revision.to_owned(), self.settings.cache.clone());
-            return Err(HubError::NotCached { id, revision, cache });
-        };
-        let missing = missing_files(&folder, self.wanted);
-        if missing.is_empty() { Ok(folder) } else { Err(HubError::HalfCached { id, folder, missing }) }
+        let Self { id, revision, settings, .. } = self;
+        match self.cached() {
+            Some((folder, missing)) if missing.is_empty() => Ok(folder),
+            Some((folder, missing)) => {
+                let (folder, missing) = (folder.display(), missing.join(", "));
+                let problem = Problem::new(format!("{id} is half-downloaded: {folder} lacks {missing}"));
+                Err(problem.hint("run once with the network on").into())
+            }
+            None => {
+                let (cache, folder) = (settings.cache.display(), searched_folder(id.as_ref()));
+                let message = format!(
+                    "HF_HUB_OFFLINE is set, and {id} at `{revision}` is not in {cache}, and there is no such folder in {}",
+                    folder.display()
+                );
+                let hint = "download it once with the network on, or point HF_HOME to the right cache";
+                Err(Problem::new(message).hint(hint).into())
+            }
+        }
     }
 
     /// Downloads the missing files and returns the model's folder in the cache; if the Hub cannot be reached, returns
@@ -55,43 +66,43 @@ impl Request<'_> {
             Err(HubError::Network { endpoint, reason, .. }) => (endpoint, reason),
             other => return other,
         };
-        let cached = match self.find() {
-            Ok(folder) => {
+        let cached = match self.cached() {
+            Some((folder, missing)) if missing.is_empty() => {
                 progress.note(&format!("cannot reach {endpoint} ({reason}); using {} from the cache", self.id));
                 return Ok(folder);
             }
-            Err(HubError::HalfCached { missing, .. }) => format!("the cache lacks {}", missing.join(", ")),
-            Err(_) => format!("{} is not in the cache", self.id),
+            Some((_, missing)) => format!("the cache lacks {}", missing.join(", ")),
+            None => format!("{} is not in the cache", self.id),
         };
         Err(HubError::Network { endpoint, reason, cached })
     }
 
     fn download_missing(&self, progress: Progress) -> Result<PathBuf, HubError> {
-        let client = self.settings.client(REQUEST_RETRIES).map_err(|error| self.explain(error))?;
+        let explain = |error| HubError::explain(error, *self);
+        let client = self.settings.client(REQUEST_RETRIES).map_err(explain)?;
         let (owner, name) = split_id(self.id);
         let repository = client.model(owner, name);
-        let info = repository.info().revision(self.revision).send().map_err(|error| self.explain(error))?;
+        let info = repository.info().revision(self.revision).send().map_err(explain)?;
         // The commit becomes a folder name, so it must be a plain hash.
         let commit = info.sha.filter(|commit| is_commit(commit));
-        let commit = commit.ok_or_else(|| self.explain(HFError::malformed_response("the Hub named no commit")))?;
-        let entries = repository.list_tree().revision(&*commit).send().map_err(|error| self.explain(error))?;
+        let commit = commit.ok_or_else(|| explain(HFError::malformed_response("the Hub named no commit")))?;
+        let entries = repository.list_tree().revision(&*commit).send().map_err(explain)?;
         let files = self.select(&entries)?;
 
         let snapshot = self.folder().join("snapshots").join(&commit);
         // Written before the files, so that an interrupted download is later recognised as half-downloaded.
         if !is_commit(self.revision) {
-            self.write_ref(&commit).map_err(|source| self.cache_error(source))?;
+            self.write_ref(&commit).map_err(|error| self.cache_error(&error))?;
         }
         let absent: Vec<_> = files.iter().filter(|file| file.num_bytes_in(&snapshot) != Some(file.num_bytes)).collect();
         if !absent.is_empty() {
-            let total_bytes = absent.iter().map(|file| file.num_bytes).sum();
-            let meter = Meter::start(progress, self.id, absent.len(), total_bytes);
+            let bar = progress.start(self.id, absent.len(), absent.iter().map(|file| file.num_bytes).sum());
             for file in absent {
-                let file_meter = meter.file(&file.name, file.num_bytes);
-                self.fetch(&repository, file, &commit, &snapshot, &file_meter)?;
-                file_meter.finish();
+                let meter = FileMeter::start(progress, &bar, &file.name, file.num_bytes);
+                self.fetch(&repository, file, &commit, &snapshot, &meter)?;
+                meter.finish();
             }
-            meter.finish();
+            bar.finish_and_clear();
         }
         Ok(snapshot)
     }
@@ -109,27 +120,26 @@ impl Request<'_> {
             .collect();
         let has = |test: &dyn Fn(&str) -> bool| files.iter().any(|file| test(&file.name));
         if !has(&|name| name == CONFIG) {
-            let hint = if has(&|name| name == "adapter_config.json") {
-                "\n  hint: this is an adapter; `model.path` is the model that it was trained on"
+            let problem = Problem::new(format!("{} has no {CONFIG}", self.id));
+            return Err(HubError::Input(if has(&|name| name == "adapter_config.json") {
+                problem.hint("this is an adapter; `model.path` is the model that it was trained on")
             } else if has(&|name| name.ends_with(".gguf")) {
-                "\n  hint: GGUF files cannot be trained on; use the repository with the original safetensors"
+                problem.hint("GGUF files cannot be trained on; use the repository with the original safetensors")
             } else {
-                ""
-            };
-            return Err(HubError::NotAModel { id: self.id.to_owned(), missing: CONFIG, hint: hint.to_owned() });
+                problem
+            }));
         }
         let single = has(&|name| name == SINGLE);
-        let is_weight = |name: &str| {
-            if single { name == SINGLE } else { name == INDEX || is_shard(name) }
-        };
+        let is_shard =
+            |name: &str| name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
+        let is_weight = |name: &str| if single { name == SINGLE } else { name == INDEX || is_shard(name) };
         if self.wanted == Wanted::Model && !single && !has(&|name| name == INDEX) {
-            let hint = if has(&|name| name.ends_with(".bin") || name.ends_with(".pth")) {
-                "\n  hint: PyTorch pickle files are not read; look for a `refs/pr/N` revision with safetensors"
+            let problem = Problem::new(format!("{} has no {SINGLE} and no {INDEX}", self.id));
+            return Err(HubError::Input(if has(&|name| name.ends_with(".bin") || name.ends_with(".pth")) {
+                problem.hint("PyTorch pickle files are not read; look for a `refs/pr/N` revision with safetensors")
             } else {
-                ""
-            };
-            let missing = "model.safetensors and no model.safetensors.index.json";
-            return Err(HubError::NotAModel { id: self.id.to_owned(), missing, hint: hint.to_owned() });
+                problem
+            }));
         }
         let is_needed = |name: &str| {
             SIDE_FILES.contains(&name)
@@ -153,7 +163,7 @@ impl Request<'_> {
         meter: &FileMeter,
     ) -> Result<(), HubError> {
         // Needed because the client accepts any file that is already there.
-        let remove = || remove(&snapshot.join(&file.name)).map_err(|source| self.cache_error(source));
+        let remove = || remove(&snapshot.join(&file.name)).map_err(|error| self.cache_error(&error));
         remove()?;
         let (mut attempt, mut is_waiting) = (1, false);
         loop {
@@ -165,8 +175,9 @@ impl Request<'_> {
                         return Ok(());
                     }
                     remove()?;
-                    let (id, name) = (self.id.to_owned(), file.name.clone());
-                    HubError::Incomplete { id, file: name, found, expected: file.num_bytes }
+                    let (name, expected) = (&file.name, file.num_bytes);
+                    let problem = format!("`{name}` of {} came as {found} bytes, expected {expected}", self.id);
+                    HubError::Failed(Problem::new(problem).hint("run again; complete files are kept"))
                 }
                 Err(HFError::CacheLockTimeout { .. }) => {
                     if !std::mem::replace(&mut is_waiting, true) {
@@ -174,10 +185,12 @@ impl Request<'_> {
                     }
                     continue;
                 }
-                Err(error) => self.explain(error),
+                Err(error) => match HubError::explain(error, *self) {
+                    error @ HubError::Network { .. } => error,
+                    error => return Err(error),
+                },
             };
-            let may_help = matches!(error, HubError::Network { .. } | HubError::Incomplete { .. });
-            if !may_help || attempt == ATTEMPTS {
+            if attempt == ATTEMPTS {
                 return Err(error);
             }
             std::thread::sleep(std::time::Duration::from_millis(250 << attempt));
@@ -190,16 +203,20 @@ impl Request<'_> {
         self.settings.cache.join(format!("models--{}", self.id.replace('/', "--")))
     }
 
-    /// The last known snapshot of the revision, complete or not. Read without the client, which cannot be built on a
-    /// machine that has no certificates.
-    fn cached_snapshot(&self) -> Option<PathBuf> {
+    /// The last known snapshot of the revision, and the files that it lacks. Read without the client, which cannot be
+    /// built on a machine that has no certificates.
+    fn cached(&self) -> Option<(PathBuf, Vec<String>)> {
         let folder = self.folder();
         let commit = if is_commit(self.revision) {
             self.revision.to_owned()
         } else {
             std::fs::read_to_string(folder.join("refs").join(self.revision)).ok()?.trim().to_owned()
         };
-        is_commit(&commit).then(|| folder.join("snapshots").join(commit))
+        let snapshot = folder.join("snapshots").join(&commit);
+        (is_commit(&commit) && snapshot.is_dir()).then(|| {
+            let missing = missing_files(&snapshot, self.wanted);
+            (snapshot, missing)
+        })
     }
 
     fn write_ref(&self, commit: &str) -> std::io::Result<()> {
@@ -208,12 +225,8 @@ impl Request<'_> {
         std::fs::write(path, commit)
     }
 
-    fn cache_error(&self, source: std::io::Error) -> HubError {
-        HubError::Cache { cache: self.settings.cache.clone(), source }
-    }
-
-    fn explain(&self, error: HFError) -> HubError {
-        explain(error, self.id, self.revision, self.settings)
+    fn cache_error(&self, error: &std::io::Error) -> HubError {
+        HubError::cache(&self.settings.cache, error)
     }
 }
 
@@ -262,21 +275,13 @@ fn shards(index: &Path) -> Option<BTreeSet<String>> {
 
 /// Removes a file of a snapshot, if it exists, and the content that it links to.
 fn remove(file: &Path) -> std::io::Result<()> {
-    let content = std::fs::canonicalize(file);
-    match std::fs::remove_file(file) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        result => result?,
+    if std::fs::symlink_metadata(file).is_err() {
+        return Ok(());
     }
+    let content = std::fs::canonicalize(file);
+    std::fs::remove_file(file)?;
     match content {
         Ok(content) if content.exists() => std::fs::remove_file(content),
         _ => Ok(()),
     }
-}
-
-/// Whether a name has the form `model-00001-of-00004.safetensors`.
-fn is_shard(name: &str) -> bool {
-    name.strip_prefix("model-")
-        .and_then(|rest| rest.strip_suffix(".safetensors"))
-        .and_then(|rest| rest.split_once("-of-"))
-        .is_some_and(|(a, b)| [a, b].iter().all(|part| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit())))
 }

@@ -1,99 +1,20 @@
 //! Errors of turning a model's name into its files.
 
-use std::path::PathBuf;
+use hf_hub::HFError;
 
+use super::download::Request;
 use crate::failure::Failure;
-use crate::schema::searched_folder;
+use crate::schema::{Problem, searched_folder};
 
 /// Why there is no local folder for a model.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// A path that does not exist.
-    #[error("{}: no such folder in {}{}", path.display(), searched_folder(path).display(), no_folder_hint(path))]
-    NoFolder {
-        /// The path.
-        path: PathBuf,
-    },
-    /// A path that is a file.
-    #[error("{} is a file, expected a folder with config.json and safetensors files", path.display())]
-    File {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Neither a folder nor a name that the Hub allows.
-    #[error(
-        "`{name}` is neither a folder in {} nor a Hub repository id such as `meta-llama/Llama-3.2-1B`",
-        searched_folder(name.as_ref()).display()
-    )]
-    NotAName {
-        /// The given name.
-        name: String,
-    },
-    /// A revision was given for a local folder.
-    #[error(
-        "revision `{revision}` was given, but {} is a local folder\n  hint: leave `model.revision` out", folder.display()
-    )]
-    RevisionOfFolder {
-        /// The folder.
-        folder: PathBuf,
-        /// The revision.
-        revision: String,
-    },
-    /// The user must accept the repository's licence first.
-    #[error(
-        "{id} is gated{}\n  hint: accept its licence at {endpoint}/{id}, then {}",
-        if *has_token { ", and the token that was sent gives no access to it" } else { "" },
-        if *has_token { "check that HF_TOKEN belongs to that account" } else { "set HF_TOKEN to a token of that account" }
-    )]
-    Gated {
-        /// The repository.
-        id: String,
-        /// Address of the Hub.
-        endpoint: String,
-        /// Whether a token was sent.
-        has_token: bool,
-    },
-    /// The token is not valid.
-    #[error(
-        "{endpoint} does not accept the access token\n  hint: set HF_TOKEN to a valid one (made at \
-         {endpoint}/settings/tokens), or unset it for public models"
-    )]
-    BadToken {
-        /// Address of the Hub.
-        endpoint: String,
-    },
-    /// There is no such repository, or it is private.
-    #[error(
-        "{id} was not found at {endpoint}, and there is no such folder in {}\n  hint: check the name; a private repository \
-         looks like this too{}", searched_folder(id.as_ref()).display(),
-        if *has_token { " to an account without access" } else { " without HF_TOKEN" }
-    )]
-    NoRepository {
-        /// The repository.
-        id: String,
-        /// Address of the Hub.
-        endpoint: String,
-        /// Whether a token was sent.
-        has_token: bool,
-    },
-    /// There is no such branch, tag or commit.
-    #[error("{id} has no revision `{revision}`\n  hint: `model.revision` is a branch, a tag or a commit")]
-    NoRevision {
-        /// The repository.
-        id: String,
-        /// The revision.
-        revision: String,
-    },
-    /// The repository has no model that can be used.
-    #[error("{id} has no {missing}{hint}")]
-    NotAModel {
-        /// The repository.
-        id: String,
-        /// The files that are missing.
-        missing: &'static str,
-        /// The files that are there instead, on a line of its own.
-        hint: String,
-    },
+    /// The name, the revision or the repository cannot be used, or the model is not in the cache while offline.
+    #[error(transparent)]
+    Input(#[from] Problem),
+    /// The Hub or the disk refused, or a file came in another length than the Hub lists.
+    #[error("{0}")]
+    Failed(Problem),
     /// The Hub cannot be reached, and the cache does not have the complete model.
     #[error("cannot reach {endpoint}: {reason}\n  hint: {cached}; a local folder works without a network")]
     Network {
@@ -104,90 +25,108 @@ pub enum HubError {
         /// What the cache has of the model.
         cached: String,
     },
-    /// The Hub answered with an error that has no variant here.
-    #[error("{endpoint} answered {status}{detail}\n  hint: {hint}")]
-    Server {
-        /// Address of the Hub.
-        endpoint: String,
-        /// HTTP status.
-        status: u16,
-        /// The Hub's message.
-        detail: String,
-        /// How to fix it.
-        hint: &'static str,
-    },
-    /// Network use is switched off and the model is not in the cache.
-    #[error(
-        "HF_HUB_OFFLINE is set, and {id} at `{revision}` is not in {}, and there is no such folder in {}\n  hint: download \
-         it once with the network on, or point HF_HOME to the right cache",
-        cache.display(), searched_folder(id.as_ref()).display()
-    )]
-    NotCached {
-        /// The repository.
-        id: String,
-        /// The revision.
-        revision: String,
-        /// The cache folder.
-        cache: PathBuf,
-    },
-    /// Some files of the model are in the cache, others are not.
-    #[error("{id} is half-downloaded: {} lacks {}\n  hint: run once with the network on", folder.display(), missing.join(", "))]
-    HalfCached {
-        /// The repository.
-        id: String,
-        /// Its folder in the cache.
-        folder: PathBuf,
-        /// The files.
-        missing: Vec<String>,
-    },
-    /// A downloaded file is shorter or longer than the Hub lists.
-    #[error("`{file}` of {id} came as {found} bytes, expected {expected}\n  hint: run again; complete files are kept")]
-    Incomplete {
-        /// The repository.
-        id: String,
-        /// The file.
-        file: String,
-        /// Bytes on disk.
-        found: u64,
-        /// Bytes that the Hub lists.
-        expected: u64,
-    },
-    /// The cache cannot be written or read.
-    #[error("cannot use the cache {}: {source}\n  hint: HF_HOME moves the cache", cache.display())]
-    Cache {
-        /// The cache folder.
-        cache: PathBuf,
-        /// The operating system's error.
-        source: std::io::Error,
-    },
-    /// Any other error of the Hub's client.
-    #[error("cannot download {id}: {reason}")]
-    Other {
-        /// The repository.
-        id: String,
-        /// The client's message.
-        reason: String,
-    },
 }
 
-impl From<HubError> for Failure {
-    /// Refusals by the network, the Hub or the disk are failures on the way; every other error is a wrong input.
-    fn from(error: HubError) -> Self {
-        match error {
-            HubError::Network { .. }
-            | HubError::Server { .. }
-            | HubError::Incomplete { .. }
-            | HubError::Cache { .. }
-            | HubError::Other { .. } => Self::running(error),
-            _ => Self::input(error),
+impl HubError {
+    /// The user's view of an error of the client. It contains neither addresses with a query nor the token.
+    pub(super) fn explain(error: HFError, Request { id, revision, settings, .. }: Request<'_>) -> Self {
+        let (code, message) = code_and_message(&error);
+        let (endpoint, has_token) = (&settings.endpoint, settings.token.is_some());
+        let detail =
+            if message.is_empty() { String::new() } else { settings.redact(&format!(": {}", message.trim_end())) };
+        let no_repository = || {
+            let folder = searched_folder(id.as_ref());
+            let message =
+                format!("{id} was not found at {endpoint}, and there is no such folder in {}", folder.display());
+            let whose = if has_token { "to an account without access" } else { "without HF_TOKEN" };
+            Problem::new(message)
+                .hint(format!("check the name; a private repository looks like this too {whose}"))
+                .into()
+        };
+        let server = |status: u16, hint: &str| {
+            Self::Failed(Problem::new(format!("{endpoint} answered {status}{detail}")).hint(hint))
+        };
+        match (code.as_str(), error) {
+            ("GatedRepo", _) | (_, HFError::Forbidden { .. }) => {
+                let page = format!("accept its licence at {endpoint}/{id}, then");
+                let (message, hint) = if has_token {
+                    let message = format!("{id} is gated, and the token that was sent gives no access to it");
+                    (message, format!("{page} check that HF_TOKEN belongs to that account"))
+                } else {
+                    (format!("{id} is gated"), format!("{page} set HF_TOKEN to a token of that account"))
+                };
+                Problem::new(message).hint(hint).into()
+            }
+            (_, HFError::AuthRequired { .. }) if message.contains("Invalid credentials") => {
+                let hint = format!(
+                    "set HF_TOKEN to a valid one (made at {endpoint}/settings/tokens), or unset it for public models"
+                );
+                Problem::new(format!("{endpoint} does not accept the access token")).hint(hint).into()
+            }
+            // Without a token the Hub answers 401 for anything that does not exist, to keep private names secret.
+            ("RepoNotFound", _) | (_, HFError::AuthRequired { .. } | HFError::RepoNotFound { .. }) => no_repository(),
+            // A repository without `main` counts as absent: servers that send no code do not tell the two cases apart.
+            ("", HFError::RevisionNotFound { .. }) if revision == "main" => no_repository(),
+            ("RevisionNotFound", _) | (_, HFError::RevisionNotFound { .. }) => {
+                let problem = Problem::new(format!("{id} has no revision `{revision}`"));
+                problem.hint("`model.revision` is a branch, a tag or a commit").into()
+            }
+            (_, HFError::Request { source, .. }) => Self::Network {
+                endpoint: endpoint.clone(),
+                reason: settings.redact(&root_cause(&source)),
+                cached: String::new(),
+            },
+            (_, HFError::RateLimited { context, .. }) => {
+                server(context.status.as_u16(), "too many requests; wait a few minutes, or set HF_TOKEN")
+            }
+            (_, HFError::Http { context }) => {
+                server(context.status.as_u16(), "try again later; what was downloaded is kept")
+            }
+            (_, HFError::Io(error)) => Self::cache(&settings.cache, &error),
+            (_, error) => {
+                Self::Failed(Problem::new(format!("cannot download {id}: {}", settings.redact(&error.to_string()))))
+            }
         }
+    }
+
+    /// The cache cannot be written or read.
+    pub(super) fn cache(cache: &std::path::Path, error: &std::io::Error) -> Self {
+        let problem = Problem::new(format!("cannot use the cache {}: {error}", cache.display()));
+        Self::Failed(problem.hint("HF_HOME moves the cache"))
     }
 }
 
-fn no_folder_hint(path: &std::path::Path) -> &'static str {
-    if path.starts_with("~") {
-        "\n  hint: `~` is not replaced here; write the folder in full"
-    } else {
-        "\n  hint: a Hub repository id has the form `owner/name`"
+/// The Hub's `X-Error-Code`, and its message.
+fn code_and_message(error: &HFError) -> (String, String) {
+    let context = match error {
+        HFError::Http { context }
+        | HFError::AuthRequired { context }
+        | HFError::Forbidden { context }
+        | HFError::RateLimited { context, .. } => Some(context),
+        HFError::RepoNotFound { context, .. }
+        | HFError::RevisionNotFound { context, .. }
+        | HFError::EntryNotFound { context, .. } => context.as_ref(),
+        _ => None,
+    };
+    context.map_or_else(Default::default, |context| {
+        (context.error_code.clone().unwrap_or_default(), context.server_message.clone().unwrap_or_default())
+    })
+}
+
+/// The innermost cause, which names the reason without the address.
+pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Self {
+        match error {
+            HubError::Input(problem) => problem.into(),
+            _ => Self::running(error),
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hf_hub::HFError;
 
 use super::HubSettings;
-use super::explain::root_cause;
+use super::error::root_cause;
 
 /// Result of asking the Hub for the name of the account.
 #[derive(Clone, Debug, PartialEq, Eq)]

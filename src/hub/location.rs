@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::HubError;
+use crate::schema::{Problem, searched_folder};
 
 /// What `model.path` names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,15 +25,25 @@ impl Location {
             return Ok(Self::Folder(path.to_owned()));
         }
         if path.is_file() {
-            return Err(HubError::File { path: path.to_owned() });
+            let message = format!("{path_or_id} is a file, expected a folder with config.json and safetensors files");
+            return Err(Problem::new(message).into());
         }
+        let searched = searched_folder(path);
         if looks_like_a_path(path_or_id) {
-            return Err(HubError::NoFolder { path: path.to_owned() });
+            let problem = Problem::new(format!("{path_or_id}: no such folder in {}", searched.display()));
+            let hint = if path.starts_with("~") {
+                "`~` is not replaced here; write the folder in full"
+            } else {
+                "a Hub repository id has the form `owner/name`"
+            };
+            return Err(problem.hint(hint).into());
         }
         if is_repository_id(path_or_id) {
             return Ok(Self::Repository(path_or_id.to_owned()));
         }
-        Err(HubError::NotAName { name: path_or_id.to_owned() })
+        let example = "nor a Hub repository id such as `meta-llama/Llama-3.2-1B`";
+        let message = format!("`{path_or_id}` is neither a folder in {} {example}", searched.display());
+        Err(Problem::new(message).into())
     }
 }
 
@@ -72,14 +83,15 @@ mod tests {
     #[test]
     fn what_looks_like_a_path_must_exist() {
         for path in ["./nope", "/nope/model", "../nope", "~/models/x", "a/b/c", "nope/", "C:\\models", "src/nope"] {
-            let error = Location::parse(path).unwrap_err();
-            assert!(matches!(error, HubError::NoFolder { .. }), "{path}: {error}");
+            let error = Location::parse(path).unwrap_err().to_string();
+            assert!(error.contains(": no such folder in "), "{path}: {error}");
         }
         assert!(Location::parse("~/models").unwrap_err().to_string().contains("`~`"));
         let error = Location::parse("Cargo.toml").unwrap_err().to_string();
         assert!(error.contains("is a file"), "{error}");
         for name in ["", "a b", "-x", "a--b/c", "a/b..c"] {
-            assert!(matches!(Location::parse(name).unwrap_err(), HubError::NotAName { .. }), "{name}");
+            let error = Location::parse(name).unwrap_err().to_string();
+            assert!(error.contains("is neither a folder in"), "{name}: {error}");
         }
     }
 }

@@ -40,46 +40,25 @@ impl Progress {
             write_line(text);
         }
     }
-}
 
-/// Reports the progress of one download, file by file.
-pub(super) struct Meter {
-    kind: Progress,
-    bar: ProgressBar,
-}
-
-impl Meter {
-    pub(super) fn start(kind: Progress, id: &str, num_files: usize, total_bytes: u64) -> Self {
-        let target = match kind {
-            Progress::Bar => ProgressDrawTarget::stderr(),
-            Progress::Lines | Progress::Quiet => ProgressDrawTarget::hidden(),
-        };
+    /// Announces a download; the bar is hidden where none is wanted.
+    pub(super) fn start(self, id: &str, num_files: usize, total_bytes: u64) -> ProgressBar {
+        let target = if self == Self::Bar { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(total_bytes), target);
         if let Ok(style) = ProgressStyle::with_template(
             "{wide_msg} [{bar:24}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
         ) {
             bar.set_style(style.progress_chars("=> "));
         }
-        if kind == Progress::Lines {
+        if self == Self::Lines {
             let plural = if num_files == 1 { "" } else { "s" };
             write_line(&format!("downloading {id}: {num_files} file{plural}, {}", HumanBytes(total_bytes)));
         }
-        Self { kind, bar }
-    }
-
-    /// Begins the next file.
-    pub(super) fn file(&self, name: &str, num_bytes: u64) -> FileMeter {
-        self.bar.set_message(name.to_owned());
-        let (bar, before_bytes, start) = (self.bar.clone(), self.bar.position(), Instant::now());
-        let last_line = Arc::new(Mutex::new(start));
-        FileMeter { kind: self.kind, bar, name: name.to_owned(), num_bytes, before_bytes, start, last_line }
-    }
-
-    pub(super) fn finish(&self) {
-        self.bar.finish_and_clear();
+        bar
     }
 }
 
+/// Reports the progress of one file of a download.
 #[derive(Clone)]
 pub(super) struct FileMeter {
     kind: Progress,
@@ -93,6 +72,13 @@ pub(super) struct FileMeter {
 }
 
 impl FileMeter {
+    pub(super) fn start(kind: Progress, bar: &ProgressBar, name: &str, num_bytes: u64) -> Self {
+        bar.set_message(name.to_owned());
+        let (bar, before_bytes, start) = (bar.clone(), bar.position(), Instant::now());
+        let last_line = Arc::new(Mutex::new(start));
+        Self { kind, bar, name: name.to_owned(), num_bytes, before_bytes, start, last_line }
+    }
+
     /// Shows a remark without disturbing the bar or the lines.
     pub(super) fn note(&self, text: &str) {
         self.bar.suspend(|| self.kind.note(text));

@@ -7,15 +7,15 @@ use rand_chacha::ChaCha8Rng;
 use super::config::InitLoraWeights;
 use super::targets::Selection;
 use crate::ops::host;
+use crate::ops::low_rank::LowRank;
+use crate::ops::place::Place;
 use crate::spec::{Linear, ModelConfig};
 
 /// The low-rank update of one linear layer: `scale B A`.
 #[derive(Clone, Debug)]
 pub struct Adapter {
-    /// `A`, `[r, in_features]`, in `f32`.
-    pub lora_a: Tensor<2>,
-    /// `B`, `[out_features, r]`, in `f32`.
-    pub lora_b: Tensor<2>,
+    /// A and B, in `f32`.
+    pub matrices: LowRank<Tensor<2>>,
     /// Scale of the update.
     pub scale: f64,
 }
@@ -51,11 +51,9 @@ impl AdapterSet {
                 let shape = shapes[index]?;
                 let [out_features, in_features] = config.linear(Linear::ALL[index]);
                 let a = draw(init, shape.r, in_features, &mut rng);
-                Some(Adapter {
-                    lora_a: host::tensor(a, [shape.r, in_features], device),
-                    lora_b: Tensor::zeros([out_features, shape.r], (device, DType::F32)),
-                    scale: shape.scale,
-                })
+                let a = host::tensor(a, [shape.r, in_features], device);
+                let b = Tensor::zeros([out_features, shape.r], (device, DType::F32));
+                Some(Adapter { matrices: LowRank { a, b }, scale: shape.scale })
             })
         });
         Self { blocks: blocks.collect(), dropout }
@@ -67,10 +65,18 @@ impl AdapterSet {
         Self { blocks: (0..num_layers).map(|_| BlockAdapters::default()).collect(), dropout: 0.0 }
     }
 
+    /// Where the optimizer runs: the matrices are in `f32`, whatever the type of the activations.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        let first = self.iter().next().map(|(_, _, adapter)| adapter.matrices.a.device());
+        Place::of(&first.unwrap_or_default(), DType::F32)
+    }
+
     /// Number of trained parameters.
     #[must_use]
     pub fn num_parameters(&self) -> usize {
-        self.iter().map(|(_, _, a)| a.lora_a.shape().num_elements() + a.lora_b.shape().num_elements()).sum()
+        let matrices = self.iter().flat_map(|(_, _, adapter)| adapter.matrices.as_ref().into_array());
+        matrices.map(|matrix| matrix.shape().num_elements()).sum()
     }
 
     /// Every adapter with its block and linear layer, in the order of the forward pass.
@@ -132,19 +138,19 @@ mod tests {
     fn a_is_uniform_within_one_over_root_in_and_b_is_zero() {
         let set = set(InitLoraWeights::Kaiming, 7);
         for (_, _, adapter) in set.iter() {
-            let a = adapter.lora_a.to_data().try_to_vec::<f32>().unwrap();
+            let a = adapter.matrices.a.to_data().try_to_vec::<f32>().unwrap();
             let largest = a.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
             assert!((0.049..=0.05).contains(&largest), "bound is 1/20, largest is {largest}");
             let variance = a.iter().map(|v| v * v).sum::<f32>() / 3200.0;
             assert!((variance / (0.05 * 0.05 / 3.0) - 1.0).abs() < 0.1, "variance {variance}");
-            assert!(adapter.lora_b.to_data().try_to_vec::<f32>().unwrap().iter().all(|&b| b == 0.0));
+            assert!(adapter.matrices.b.to_data().try_to_vec::<f32>().unwrap().iter().all(|&b| b == 0.0));
         }
         assert_eq!(set.num_parameters(), 14 * 8 * 800);
     }
 
     #[test]
     fn a_seed_names_the_adapters() {
-        let first = |set: &AdapterSet| set.iter().next().map(|(_, _, a)| a.lora_a.to_data()).unwrap();
+        let first = |set: &AdapterSet| set.iter().next().map(|(_, _, a)| a.matrices.a.to_data()).unwrap();
         assert_eq!(first(&set(InitLoraWeights::Gaussian, 1)), first(&set(InitLoraWeights::Gaussian, 1)));
         assert_ne!(first(&set(InitLoraWeights::Gaussian, 1)), first(&set(InitLoraWeights::Gaussian, 2)));
     }

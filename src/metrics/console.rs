@@ -11,6 +11,7 @@ use ending::summary_text;
 
 use super::dashboard::Dashboard;
 use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, remaining_seconds};
+use crate::stats::as_f64;
 use crate::text::{bytes, duration, thousands};
 
 /// Where lines for people go.
@@ -266,11 +267,6 @@ fn gpu_text(step: &StepMetrics) -> Option<String> {
     let memory = step.gpu_memory_used_bytes.map(bytes);
     let text = [utilization, memory].into_iter().flatten().collect::<Vec<_>>().join(" ");
     (!text.is_empty()).then(|| format!("gpu {text}"))
-}
-
-#[allow(clippy::cast_precision_loss, reason = "counts of a run stay far below 2^52")]
-fn as_f64(count: u64) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]

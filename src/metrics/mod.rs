@@ -23,6 +23,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use crate::schema::{Problem, Section, section};
+use crate::stats::as_f64;
 
 pub use crate::figures::{EvalMetrics, Sample, StepMetrics};
 pub use cost::CostConfig;
@@ -66,10 +67,9 @@ impl LoggingConfig {
 
 /// Seconds until the last step, at the pace of the steps since `started`. Steps of earlier starts do not count: they may
 /// have run on another machine.
-#[expect(clippy::cast_precision_loss, reason = "shown with two units")]
 fn remaining_seconds(started: Instant, [first_step, step, total_steps]: [u64; 3]) -> Option<f64> {
     let done = step.checked_sub(first_step).filter(|&done| done > 0)?;
-    Some(started.elapsed().as_secs_f64() / done as f64 * total_steps.saturating_sub(step) as f64)
+    Some(started.elapsed().as_secs_f64() / as_f64(done) * as_f64(total_steps.saturating_sub(step)))
 }
 
 /// A file for figures cannot be opened. During training, a file that fails is a warning instead.

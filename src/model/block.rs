@@ -7,16 +7,15 @@ use burn::tensor::Tensor;
 
 use crate::lora::BlockAdapters;
 use crate::ops::attention::{Attended, Heads, attention, attention_backward};
-use crate::ops::dropout::mix;
+use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
-use crate::ops::linear::{
-    Dropout, InputGrad, LowRank, LowRankGrad, Weight, linear, linear_backward, linear_residual, low_rank_input,
-};
+use crate::ops::linear::{InputGrad, Weight, linear, linear_backward, low_rank_input};
+use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::place::Place;
 use crate::ops::rotary::rotate;
 use crate::ops::swiglu::{swiglu, swiglu_backward};
-use crate::spec::Linear;
-use crate::spec::ModelConfig;
+use crate::spec::{Linear, ModelConfig};
 
 /// Frozen weights of one block.
 #[derive(Clone, Debug)]
@@ -59,10 +58,14 @@ impl<'a> BlockContext<'a> {
         Self { layout, heads: config.heads(layer), eps: config.rms_norm_eps, adapters, dropout }
     }
 
-    fn low_rank(&self, linear: Linear) -> Option<LowRank<'a>> {
+    fn place(&self) -> Place {
+        self.layout.place()
+    }
+
+    fn lora(&self, linear: Linear) -> Option<Lora<&'a Tensor<2>>> {
         let adapter = self.adapters[linear as usize].as_ref()?;
         let dropout = self.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ linear as u64), ..dropout });
-        Some(LowRank { a: &adapter.lora_a, b: &adapter.lora_b, scale: adapter.scale, dropout })
+        Some(Lora { matrices: adapter.matrices.as_ref(), scale: adapter.scale, dropout })
     }
 }
 
@@ -94,7 +97,7 @@ pub struct Activations {
 type HeadNormInput = (Tensor<2>, Tensor<1>);
 
 /// Gradients of a block's adapters, in the order of [`Linear::ALL`].
-pub type BlockGrads = [Option<LowRankGrad>; 7];
+pub type BlockGrads = [Option<LowRank<Tensor<2>>>; 7];
 
 impl Block {
     fn weight(&self, linear: Linear) -> &Weight {
@@ -102,20 +105,26 @@ impl Block {
     }
 
     /// Norms every head of queries (`which` = 0) or keys (1), if the model family has such norms.
-    fn norm_heads(&self, which: usize, x: Tensor<2>, eps: f64) -> (Tensor<2>, Option<HeadNormInput>) {
+    fn norm_heads(&self, which: usize, x: Tensor<2>, context: &BlockContext<'_>) -> (Tensor<2>, Option<HeadNormInput>) {
         let Some(norms) = &self.qk_norms else { return (x, None) };
         let ([tokens, width], [head_dim]) = (x.dims(), norms[which].dims());
         let x = x.reshape([tokens * width / head_dim, head_dim]);
-        let (y, rstd) = rms_norm(&x, &norms[which], eps);
+        let (y, rstd) = rms_norm(context.place(), &x, &norms[which], context.eps);
         (y.reshape([tokens, width]), Some((x, rstd)))
     }
 
     /// The gradient of [`norm_heads`](Self::norm_heads) with respect to its input.
-    fn norm_heads_backward(&self, which: usize, dy: Tensor<2>, input: Option<HeadNormInput>) -> Tensor<2> {
+    fn norm_heads_backward(
+        &self,
+        place: Place,
+        which: usize,
+        dy: Tensor<2>,
+        input: Option<HeadNormInput>,
+    ) -> Tensor<2> {
         let (Some(norms), Some((x, rstd))) = (&self.qk_norms, input) else { return dy };
         let shape = dy.dims();
         let dy = dy.reshape(x.dims());
-        rms_norm_backward(&dy, &x, &norms[which], &rstd, dy.zeros_like()).reshape(shape)
+        rms_norm_backward(place, &dy, &x, &norms[which], &rstd, dy.zeros_like()).reshape(shape)
     }
 
     /// The tensors that the backward needs, up to the input of the down projection.
@@ -137,26 +146,25 @@ impl Block {
         attend: impl FnOnce(&Tensor<2>, &Tensor<2>, &Tensor<2>) -> Attended,
     ) -> Activations {
         use Linear::{Gate, Key, Output, Query, Up, Value};
+        let place = context.place();
         let mut xa = [const { None }; 7];
-        let mut apply = |input: &Tensor<2>, layer: Linear| {
-            let (y, low) = linear(input, self.weight(layer), context.low_rank(layer).as_ref());
+        let mut apply = |input: &Tensor<2>, layer: Linear, residual: Option<Tensor<2>>| {
+            let (y, low) = linear(place, input, self.weight(layer), context.lora(layer), residual);
             xa[layer as usize] = low;
             y
         };
         let Heads { num_heads, num_kv_heads, .. } = context.heads;
-        let (normed, input_rstd) = rms_norm(&x, &self.input_layernorm, context.eps);
-        let (q, q_input) = self.norm_heads(0, apply(&normed, Query), context.eps);
-        let (k, k_input) = self.norm_heads(1, apply(&normed, Key), context.eps);
+        let (normed, input_rstd) = rms_norm(place, &x, &self.input_layernorm, context.eps);
+        let (q, q_input) = self.norm_heads(0, apply(&normed, Query, None), context);
+        let (k, k_input) = self.norm_heads(1, apply(&normed, Key, None), context);
         let q = rotate(q, context.layout, num_heads, false);
         let k = rotate(k, context.layout, num_kv_heads, false);
-        let v = apply(&normed, Value);
+        let v = apply(&normed, Value, None);
         let attended = attend(&q, &k, &v);
-        let (middle, low) =
-            linear_residual(&attended.o, self.weight(Output), context.low_rank(Output).as_ref(), x.clone());
-        let (normed, middle_rstd) = rms_norm(&middle, &self.post_attention_layernorm, context.eps);
-        let gate = apply(&normed, Gate);
-        let up = apply(&normed, Up);
-        xa[Output as usize] = low;
+        let middle = apply(&attended.o, Output, Some(x.clone()));
+        let (normed, middle_rstd) = rms_norm(place, &middle, &self.post_attention_layernorm, context.eps);
+        let gate = apply(&normed, Gate, None);
+        let up = apply(&normed, Up, None);
         let before_qk_norms = [q_input, k_input];
         Activations { x, input_rstd, q, k, v, before_qk_norms, attended, middle, middle_rstd, gate, up, xa }
     }
@@ -164,10 +172,9 @@ impl Block {
     /// The block's output from its activations, `[tokens, hidden_size]`.
     #[must_use]
     pub fn output(&self, activations: &Activations, context: &BlockContext<'_>) -> Tensor<2> {
-        let h = swiglu(&activations.gate, &activations.up);
-        let down = Linear::Down;
-        let low_rank = context.low_rank(down);
-        linear_residual(&h, self.weight(down), low_rank.as_ref(), activations.middle.clone()).0
+        let (place, down) = (context.place(), Linear::Down);
+        let h = swiglu(place, &activations.gate, &activations.up);
+        linear(place, &h, self.weight(down), context.lora(down), Some(activations.middle.clone())).0
     }
 
     /// The gradients of the adapters and, if `input_grad`, of the block's input.
@@ -185,33 +192,33 @@ impl Block {
         use Linear::{Down, Gate, Key, Output, Query, Up, Value};
         let Activations { x, input_rstd, q, k, v, before_qk_norms, attended, middle, middle_rstd, gate, up, xa } =
             activations;
+        let place = context.place();
         let mut grads: BlockGrads = [const { None }; 7];
         let mut apply = |dy: &Tensor<2>, input: &Tensor<2>, layer: Linear, input_grad: InputGrad| {
-            let low_rank = context.low_rank(layer);
-            let low = low_rank.as_ref().map(|low_rank| {
+            let lora = context.lora(layer).map(|lora| {
                 let kept = xa[layer as usize].clone();
-                (low_rank, kept.unwrap_or_else(|| low_rank_input(input, low_rank)))
+                (lora, kept.unwrap_or_else(|| low_rank_input(place, input, lora)))
             });
-            let low = low.as_ref().map(|(low_rank, xa)| (*low_rank, xa));
-            let (dx, grad) = linear_backward(dy, input, self.weight(layer), low, input_grad);
+            let lora = lora.as_ref().map(|(lora, xa)| (*lora, xa));
+            let (dx, grad) = linear_backward(place, dy, input, self.weight(layer), lora, input_grad);
             grads[layer as usize] = grad;
             dx
         };
         let sum = |dx: Option<Tensor<2>>| dx.map_or(InputGrad::Fresh, InputGrad::AddTo);
 
         // Feed-forward layer.
-        let h = swiglu(&gate, &up);
+        let h = swiglu(place, &gate, &up);
         let dh = apply(&dy, &h, Down, InputGrad::Fresh);
         drop(h);
         let dh = dh.unwrap_or_else(|| gate.zeros_like());
-        let (dgate, dup) = swiglu_backward(&dh, &gate, &up);
+        let (dgate, dup) = swiglu_backward(place, &dh, &gate, &up);
         drop((dh, gate, up));
-        let (normed, _) = rms_norm(&middle, &self.post_attention_layernorm, context.eps);
+        let (normed, _) = rms_norm(place, &middle, &self.post_attention_layernorm, context.eps);
         let dnormed = apply(&dgate, &normed, Gate, InputGrad::Fresh);
         drop(dgate);
         let dnormed = apply(&dup, &normed, Up, sum(dnormed)).unwrap_or_else(|| normed.zeros_like());
         drop((dup, normed));
-        let dmiddle = rms_norm_backward(&dnormed, &middle, &self.post_attention_layernorm, &middle_rstd, dy);
+        let dmiddle = rms_norm_backward(place, &dnormed, &middle, &self.post_attention_layernorm, &middle_rstd, dy);
         drop((dnormed, middle));
 
         // Attention.
@@ -222,15 +229,16 @@ impl Block {
         let dq = rotate(dq, context.layout, num_heads, true);
         let dk = rotate(dk, context.layout, num_kv_heads, true);
         let [q_input, k_input] = before_qk_norms;
-        let dq = self.norm_heads_backward(0, dq, q_input);
-        let dk = self.norm_heads_backward(1, dk, k_input);
-        let (normed, _) = rms_norm(&x, &self.input_layernorm, context.eps);
+        let dq = self.norm_heads_backward(place, 0, dq, q_input);
+        let dk = self.norm_heads_backward(place, 1, dk, k_input);
+        let (normed, _) = rms_norm(place, &x, &self.input_layernorm, context.eps);
         let first = if input_grad { InputGrad::Fresh } else { InputGrad::Skip };
         let add = |dx: Option<Tensor<2>>| if input_grad { sum(dx) } else { InputGrad::Skip };
         let dnormed = apply(&dq, &normed, Query, first);
         let dnormed = apply(&dk, &normed, Key, add(dnormed));
         let dnormed = apply(&dv, &normed, Value, add(dnormed));
-        let dx = dnormed.map(|dnormed| rms_norm_backward(&dnormed, &x, &self.input_layernorm, &input_rstd, dmiddle));
+        let dx =
+            dnormed.map(|dnormed| rms_norm_backward(place, &dnormed, &x, &self.input_layernorm, &input_rstd, dmiddle));
         (dx, grads)
     }
 }
@@ -279,7 +287,7 @@ mod tests {
         let init = crate::lora::config::InitLoraWeights::Kaiming;
         let mut adapters = AdapterSet::new(&config, &selection, init, 0.0, 3, device);
         for adapter in adapters.iter_mut() {
-            adapter.lora_b = random(adapter.lora_b.dims(), 0.2, rng, device);
+            adapter.matrices.b = random(adapter.matrices.b.dims(), 0.2, rng, device);
         }
         (block, adapters, random([22, 40], 1.0, rng, device), random([22, 40], 1.0, rng, device))
     }
@@ -288,7 +296,8 @@ mod tests {
     fn layout(device: &Device) -> Layout {
         let documents = vec![(0, 4), (4, 7), (11, 9)];
         let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
-        Layout::new(2, documents, positions, config().rotary_table(16), device, DType::F32)
+        let place = Place::of(device, DType::F32);
+        Layout::new(place, 2, documents, positions, config().rotary_table(16), device)
     }
 
     fn values(tensor: &Tensor<2>) -> Vec<f32> {
@@ -317,8 +326,7 @@ mod tests {
         let (block, adapters, x, dy) = fixture(&device, false);
         let x = x.require_grad();
         let leaf = |adapter: &Adapter| Adapter {
-            lora_a: adapter.lora_a.clone().require_grad(),
-            lora_b: adapter.lora_b.clone().require_grad(),
+            matrices: adapter.matrices.clone().map(Tensor::require_grad),
             scale: adapter.scale,
         };
         let tracked: BlockAdapters = std::array::from_fn(|i| adapters.blocks[0][i].as_ref().map(leaf));
@@ -330,7 +338,7 @@ mod tests {
         let grads = (y.clone() * masked(dy)).sum().backward();
         let mut all = vec![masked(y), x.grad(&grads).unwrap()];
         for adapter in tracked.iter().flatten() {
-            all.extend([adapter.lora_a.grad(&grads).unwrap(), adapter.lora_b.grad(&grads).unwrap()]);
+            all.extend(adapter.matrices.as_ref().map(|matrix| matrix.grad(&grads).unwrap()).into_array());
         }
         all
     }
@@ -350,7 +358,7 @@ mod tests {
         let y = block.output(&activations, &context);
         let (dx, grads) = block.backward(masked(dy), activations, &context, true);
         let mut all = vec![masked(y), dx.unwrap()];
-        all.extend(grads.into_iter().flatten().flat_map(|grad| [grad.a, grad.b]));
+        all.extend(grads.into_iter().flatten().flat_map(LowRank::into_array));
         all
     }
 

@@ -28,7 +28,8 @@ impl<'a> Decoder<'a> {
     /// An empty text.
     #[must_use]
     pub fn new(model: &'a Model, adapters: &'a AdapterSet) -> Self {
-        let cache = |layer| KeyValueCache::new(model.config.heads(layer), &model.device(), model.compute);
+        let cache =
+            |layer| KeyValueCache::new(model.place(), model.config.heads(layer), &model.device(), model.compute);
         let caches = (0..model.blocks.len()).map(cache).collect();
         Self { model, adapters, caches, num_tokens: 0 }
     }
@@ -50,8 +51,8 @@ impl<'a> Decoder<'a> {
         let pass_tokens = if self.num_tokens == 0 { token_ids.len() } else { 1 };
         let last = token_ids.chunks(pass_tokens).map(|token_ids| self.pass(token_ids)).last();
         let Some(last) = last else { panic!("at least one token is appended") };
-        let (normed, _) = rms_norm(&last, &self.model.norm, self.model.config.rms_norm_eps);
-        linear(&normed, &self.model.lm_head, None).0.cast(DType::F32).squeeze_dim(0)
+        let (normed, _) = rms_norm(self.model.place(), &last, &self.model.norm, self.model.config.rms_norm_eps);
+        linear(self.model.place(), &normed, &self.model.lm_head, None, None).0.cast(DType::F32).squeeze_dim(0)
     }
 
     /// The output of the last block for the last of `token_ids`, `[1, hidden_size]`. The first pass of a text takes any
@@ -62,7 +63,7 @@ impl<'a> Decoder<'a> {
         self.num_tokens += count;
         let positions = (start..self.num_tokens).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
         let table = model.rotary_table(self.num_tokens);
-        let layout = Layout::new(1, vec![(0, count)], positions, table, &model.device(), model.compute);
+        let layout = Layout::new(model.place(), 1, vec![(0, count)], positions, table, &model.device());
         let mut x = model.embed(token_ids);
         let blocks = model.blocks.iter().zip(&self.adapters.blocks).zip(&mut self.caches);
         for (layer, ((block, adapters), cache)) in blocks.enumerate() {
@@ -98,10 +99,10 @@ mod tests {
         let selection = lora.select(config.num_hidden_layers).unwrap();
         let mut adapters = AdapterSet::new(config, &selection, InitLoraWeights::Gaussian, 0.0, 5, device);
         for adapter in adapters.iter_mut() {
-            let [out_features, r] = adapter.lora_b.dims();
+            let [out_features, r] = adapter.matrices.b.dims();
             #[expect(clippy::cast_precision_loss, reason = "small numbers")]
             let values = (0..out_features * r).map(|i| ((i * 37 % 101) as f32 - 50.0) / 400.0).collect();
-            adapter.lora_b = crate::ops::host::tensor(values, [out_features, r], device);
+            adapter.matrices.b = crate::ops::host::tensor(values, [out_features, r], device);
         }
         (model, adapters)
     }

@@ -5,10 +5,11 @@ use rayon::prelude::*;
 
 use super::Model;
 use super::block::Block;
-use super::weights::{Weights, WeightsError};
+use super::weights::Weights;
 use crate::device::Dtype;
-use crate::ops::host;
 use crate::ops::linear::Weight;
+use crate::ops::place::Place;
+use crate::schema::Problem;
 use crate::spec::{Linear, ModelConfig};
 
 /// Loads a model. `storage` is the type of its linear layers and embeddings, `compute` the type of the arithmetic.
@@ -25,14 +26,14 @@ pub fn load(
     storage: Dtype,
     compute: Dtype,
     device: &Device,
-) -> Result<Model, WeightsError> {
+) -> Result<Model, Problem> {
     weights.check(config)?;
     let ModelConfig { vocab_size, hidden_size, .. } = *config;
-    let has_kernels = host::has_kernels(device, DType::F32);
-    let rounds = has_kernels && compute == Dtype::Bf16;
+    let on_cpu = Place::of(device, DType::F32) == Place::Cpu;
+    let rounds = on_cpu && compute == Dtype::Bf16;
     let block = |layer| load_block(config, weights, layer, storage, rounds, device);
     // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
-    let blocks: Result<Vec<Block>, WeightsError> = if has_kernels {
+    let blocks: Result<Vec<Block>, Problem> = if on_cpu {
         (0..config.num_hidden_layers).into_par_iter().map(block).collect()
     } else {
         (0..config.num_hidden_layers).map(block).collect()
@@ -60,7 +61,7 @@ fn load_block(
     storage: Dtype,
     rounds: bool,
     device: &Device,
-) -> Result<Block, WeightsError> {
+) -> Result<Block, Problem> {
     let name = |part: &str| format!("model.layers.{layer}.{part}");
     let norm = |part: &str, width| weights.load(&name(&format!("{part}.weight")), [width], Dtype::F32, device);
     let mut linears = Vec::with_capacity(Linear::ALL.len());

@@ -3,17 +3,16 @@
 use burn::tensor::{Device, Tensor};
 
 use crate::device::Dtype;
+use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
 pub mod convert;
-pub(crate) mod error;
 mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub(crate) mod layout;
 mod random;
 
-pub use error::{TensorProblem, WeightsError};
 pub use files::{StoredTensor, WeightFiles};
 pub use random::RandomWeights;
 
@@ -31,7 +30,7 @@ impl Weights {
     ///
     /// # Errors
     /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
-    pub fn check(&self, config: &ModelConfig) -> Result<(), WeightsError> {
+    pub fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
         match self {
             Self::Files(files) => files.check(config),
             Self::Random(_) => Ok(()),
@@ -57,7 +56,7 @@ impl Weights {
         shape: [usize; D],
         dtype: Dtype,
         device: &Device,
-    ) -> Result<Tensor<D>, WeightsError> {
+    ) -> Result<Tensor<D>, Problem> {
         match self {
             Self::Files(files) => files.load(name, shape, dtype, device),
             Self::Random(random) => random.load(name, shape, dtype, device),

@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 
+use super::place::Place;
 use super::{cpu, host};
 
 pub use super::cpu::AdamW as Update;
@@ -19,14 +20,17 @@ pub struct State {
 
 /// The state after one update with `grad`, all in `f32` and of one shape.
 #[must_use]
-pub fn adamw(state: State, grad: &Tensor<2>, update: &Update) -> State {
-    let Some(host_grad) = host::view(grad) else { return plain_adamw(state, grad, update) };
-    let State { parameter, m, v } = state;
-    let (Some(mut p), Some(mut m), Some(mut v)) = (host::take(parameter), host::take(m), host::take(v)) else {
-        unreachable!("moments lie where their parameter's gradient lies");
-    };
-    cpu::adamw(p.storage_mut(), host_grad.as_slice(), m.storage_mut(), v.storage_mut(), update);
-    State { parameter: host::restore(p), m: host::restore(m), v: host::restore(v) }
+pub fn adamw(place: Place, state: State, grad: &Tensor<2>, update: &Update) -> State {
+    match place {
+        Place::Plain => plain_adamw(state, grad, update),
+        Place::Cpu => {
+            let State { parameter, m, v } = state;
+            let grad = host::view(grad);
+            let step = |[parameter, m, v]: [&mut [f32]; 3]| cpu::adamw(parameter, &grad, m, v, update);
+            let [parameter, m, v] = host::update_all([parameter, m, v], step);
+            State { parameter, m, v }
+        }
+    }
 }
 
 /// [`adamw`] in plain tensor calls.

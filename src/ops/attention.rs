@@ -5,44 +5,15 @@
 
 use burn::tensor::{Bool, DType, Int, Tensor};
 
+use super::layout::Layout;
+use super::place::Place;
 use super::profile::{self, Cost};
-use super::{cpu, host, layout::Layout};
+use super::{cpu, host};
+
+pub use super::cpu::Heads;
 
 /// Bytes of `f32` scores that the plain version makes at a time.
 pub const CHUNK_BYTES: usize = 256 << 20;
-
-/// Heads of an attention layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heads {
-    /// Query heads.
-    pub num_heads: usize,
-    /// Key and value heads; divides `num_heads`.
-    pub num_kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Tokens that a token sees, itself included; absent if it sees all before it.
-    pub window: Option<usize>,
-}
-
-impl Heads {
-    /// Factor of the scores: `1 / sqrt(head_dim)`.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
-    pub fn scale(&self) -> f64 {
-        1.0 / (self.head_dim as f64).sqrt()
-    }
-
-    #[expect(clippy::cast_possible_truncation, reason = "scores are in f32")]
-    pub(super) fn host_shape(&self) -> cpu::AttentionShape {
-        cpu::AttentionShape {
-            num_heads: self.num_heads,
-            num_kv_heads: self.num_kv_heads,
-            head_dim: self.head_dim,
-            scale: self.scale() as f32,
-            window: self.window,
-        }
-    }
-}
 
 /// Output of attention, and what its backward needs.
 #[derive(Clone, Debug)]
@@ -59,7 +30,18 @@ pub struct Attended {
 /// `q`: `[tokens, num_heads * head_dim]`, `k`, `v`: `[tokens, num_kv_heads * head_dim]`.
 #[must_use]
 pub fn attention(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, heads: Heads) -> Attended {
-    profile::measure("attention", || cost([q, k, v], layout, heads, 2), || run(q, k, v, layout, heads))
+    let work = || match layout.place() {
+        Place::Plain => plain_attention(q, k, v, layout, heads),
+        Place::Cpu => {
+            let [tokens, width] = q.dims();
+            let (mut o, mut lse) = (vec![0.0; tokens * width], vec![0.0; tokens * heads.num_heads]);
+            let (host_q, k, v) = (host::view(q), host::view(k), host::view(v));
+            cpu::attention(&host_q, &k, &v, layout.documents(), &heads, &mut o, &mut lse);
+            let (lse_shape, device) = ([lse.len()], q.device());
+            Attended { o: host::tensor(o, [tokens, width], &device), lse: host::tensor(lse, lse_shape, &device) }
+        }
+    };
+    profile::measure("attention", || cost([q, k, v], layout, heads, 2), work)
 }
 
 /// Cost of `products` products for every visible pair of a query and a key, for each query head.
@@ -73,26 +55,6 @@ fn cost(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, products: usiz
         flops: profile::count(2 * products * all_pairs * heads.num_heads * heads.head_dim),
         bytes: operands.iter().map(|x| profile::bytes(x)).sum::<f64>() + output,
     }
-}
-
-fn run(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, heads: Heads) -> Attended {
-    let (Some(host_q), Some(host_k), Some(host_v)) = (host::view(q), host::view(k), host::view(v)) else {
-        return plain_attention(q, k, v, layout, heads);
-    };
-    let [tokens, width] = q.dims();
-    let mut o = vec![0.0; tokens * width];
-    let mut lse = vec![0.0; tokens * heads.num_heads];
-    cpu::attention(
-        host_q.as_slice(),
-        host_k.as_slice(),
-        host_v.as_slice(),
-        layout.documents(),
-        &heads.host_shape(),
-        &mut o,
-        &mut lse,
-    );
-    let lse_len = lse.len();
-    Attended { o: host::tensor(o, [tokens, width], &q.device()), lse: host::tensor(lse, [lse_len], &q.device()) }
 }
 
 /// The gradients of [`attention`] with respect to `q`, `k` and `v`.
@@ -109,40 +71,28 @@ pub fn attention_backward(
 ) -> [Tensor<2>; 3] {
     let once = || cost(operands, layout, heads, 4);
     let cost = || Cost { bytes: 2.0 * once().bytes, ..once() };
-    profile::measure("attention_backward", cost, || run_backward(d_o, operands, attended, layout, heads))
-}
-
-fn run_backward(
-    d_o: &Tensor<2>,
-    [q, k, v]: [&Tensor<2>; 3],
-    attended: &Attended,
-    layout: &Layout,
-    heads: Heads,
-) -> [Tensor<2>; 3] {
-    let views = [d_o, q, k, v, &attended.o].map(host::view);
-    let ([Some(host_d_o), Some(host_q), Some(host_k), Some(host_v), Some(host_o)], Some(lse)) =
-        (views, host::view(&attended.lse))
-    else {
-        return plain_attention_backward(d_o, [q, k, v], attended, layout, heads);
+    let work = || match layout.place() {
+        Place::Plain => plain_attention_backward(d_o, operands, attended, layout, heads),
+        Place::Cpu => {
+            let views = operands.map(host::view);
+            let (d_o, o, lse) = (host::view(d_o), host::view(&attended.o), host::view(&attended.lse));
+            let mut grads = views.each_ref().map(|x| vec![0.0; x.len()]);
+            let grads_mut = grads.each_mut().map(Vec::as_mut_slice);
+            cpu::attention_backward(
+                &d_o,
+                views.each_ref().map(|x| &**x),
+                &o,
+                &lse,
+                layout.documents(),
+                &heads,
+                grads_mut,
+            );
+            let [dq, dk, dv] = grads;
+            let [q, k, v] = operands;
+            [(q, dq), (k, dk), (v, dv)].map(|(x, dx)| host::tensor(dx, x.dims(), &x.device()))
+        }
     };
-    let mut dq = vec![0.0; host_q.as_slice().len()];
-    let mut dk = vec![0.0; host_k.as_slice().len()];
-    let mut dv = vec![0.0; host_v.as_slice().len()];
-    cpu::attention_backward(
-        host_d_o.as_slice(),
-        host_q.as_slice(),
-        host_k.as_slice(),
-        host_v.as_slice(),
-        host_o.as_slice(),
-        lse.as_slice(),
-        layout.documents(),
-        &heads.host_shape(),
-        &mut dq,
-        &mut dk,
-        &mut dv,
-    );
-    let device = q.device();
-    [host::tensor(dq, q.dims(), &device), host::tensor(dk, k.dims(), &device), host::tensor(dv, v.dims(), &device)]
+    profile::measure("attention_backward", cost, work)
 }
 
 /// A range of query rows and the keys that any of them can see.
@@ -216,9 +166,9 @@ fn scores(q: &Tensor<4>, k: &Tensor<4>, chunk: &Chunk, layout: &Layout, heads: H
     let k_chunk = k_chunk.swap_dims(1, 2);
     // f16 products could overflow before they are scaled; bf16 would round the scale itself.
     let scores = if q.dtype() == DType::F16 {
-        (q_chunk * heads.scale()).matmul(k_chunk).cast(DType::F32)
+        (q_chunk * heads.scale).matmul(k_chunk).cast(DType::F32)
     } else {
-        q_chunk.matmul(k_chunk).cast(DType::F32) * heads.scale()
+        q_chunk.matmul(k_chunk).cast(DType::F32) * heads.scale
     };
     let hidden = hidden_keys(chunk, layout, heads, q);
     let [rows, ..] = hidden.dims();
@@ -278,7 +228,7 @@ pub fn plain_attention_backward(
         let p = (scores(&q, &k, &chunk, layout, heads) - lse).exp(); // [batch, rows, keys]
         let dv_chunk = p.clone().cast(dtype).swap_dims(1, 2).matmul(d_o.clone()).cast(DType::F32);
         let dp = d_o.matmul(v_chunk.swap_dims(1, 2)).cast(DType::F32);
-        let ds = (p * (dp - delta) * heads.scale()).cast(dtype);
+        let ds = (p * (dp - delta) * heads.scale).cast(dtype);
         let dk_chunk = ds.clone().swap_dims(1, 2).matmul(q_chunk).cast(DType::F32);
         dqs.push(ds.matmul(k_chunk).reshape([batch, group, chunk.len, head_dim]));
         let add = |sum: Tensor<3>, part: Tensor<3>| {

@@ -4,6 +4,7 @@
 use burn::tensor::{DType, Device, Tensor};
 
 use super::attention::{Attended, Heads};
+use super::place::Place;
 use super::{cpu, host};
 
 /// Tokens by which the memory of a cache grows.
@@ -31,20 +32,15 @@ enum Held {
 impl KeyValueCache {
     /// An empty cache for activations of type `dtype` on `device`.
     #[must_use]
-    pub fn new(heads: Heads, device: &Device, dtype: DType) -> Self {
-        let held = if host::has_kernels(device, dtype) {
-            Held::default()
-        } else {
-            let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
-            Held::Device(Box::new([empty(), empty()]))
+    pub fn new(place: Place, heads: Heads, device: &Device, dtype: DType) -> Self {
+        let held = match place {
+            Place::Cpu => Held::default(),
+            Place::Plain => {
+                let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
+                Held::Device(Box::new([empty(), empty()]))
+            }
         };
         Self { heads, num_tokens: 0, held }
-    }
-
-    /// Tokens in the cache.
-    #[must_use]
-    pub fn num_tokens(&self) -> usize {
-        self.num_tokens
     }
 
     /// Adds the keys (after the rotary embedding) and values of the tokens that follow.
@@ -57,10 +53,8 @@ impl KeyValueCache {
         // Taken out, so that nothing else holds the tensors and they are written in place.
         self.held = match std::mem::take(&mut self.held) {
             Held::Host { mut keys, mut values } => {
-                for (held, new) in [(&mut keys, k), (&mut values, v)] {
-                    let Some(new) = host::view(new) else { unreachable!("the cache is of a device with kernels") };
-                    held.extend_from_slice(new.as_slice());
-                }
+                keys.extend_from_slice(&host::view(k));
+                values.extend_from_slice(&host::view(v));
                 Held::Host { keys, values }
             }
             Held::Device(held) => {
@@ -86,11 +80,9 @@ impl KeyValueCache {
         let device = q.device();
         match &self.held {
             Held::Host { keys, values } => {
-                let Some(host_q) = host::view(q) else { unreachable!("the cache is of a device with kernels") };
-                let num_heads = self.heads.num_heads;
-                let (mut o, mut lse) = (vec![0.0; host_q.as_slice().len()], vec![0.0; num_heads]);
-                let shape = self.heads.host_shape();
-                cpu::attention_of_last(host_q.as_slice(), keys, values, &shape, &mut o, &mut lse);
+                let (host_q, num_heads) = (host::view(q), self.heads.num_heads);
+                let (mut o, mut lse) = (vec![0.0; host_q.len()], vec![0.0; num_heads]);
+                cpu::attention_of_last(&host_q, keys, values, &self.heads, &mut o, &mut lse);
                 Attended { o: host::tensor(o, q.dims(), &device), lse: host::tensor(lse, [num_heads], &device) }
             }
             Held::Device(held) => {
@@ -127,9 +119,9 @@ fn plain_attention_of_last(q: &Tensor<2>, k: Tensor<3>, v: Tensor<3>, heads: Hea
     let k = k.swap_dims(1, 2);
     // As in `attention`: f16 products could overflow before they are scaled; bf16 would round the scale itself.
     let scores = if dtype == DType::F16 {
-        (q * heads.scale()).matmul(k).cast(DType::F32)
+        (q * heads.scale).matmul(k).cast(DType::F32)
     } else {
-        q.matmul(k).cast(DType::F32) * heads.scale()
+        q.matmul(k).cast(DType::F32) * heads.scale
     }; // [num_kv_heads, group, tokens]
     let max = scores.clone().max_dim(2);
     let weights = (scores - max.clone()).exp();

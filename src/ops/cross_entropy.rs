@@ -2,9 +2,11 @@
 
 use burn::tensor::{DType, Int, Tensor, activation};
 
-use super::linear::{InputGrad, Weight, linear, plain_linear, plain_linear_backward};
+use super::cpu;
+use super::host::{self, HostWeight};
+use super::linear::{InputGrad, Weight, plain_linear, plain_linear_backward};
+use super::place::Place;
 use super::profile::{self, Cost};
-use super::{cpu, host, linear_host};
 
 /// Bytes of `f32` logits made at a time by default.
 const CHUNK_BYTES: usize = 96 << 20;
@@ -53,55 +55,52 @@ pub struct LossAndGrad {
 /// `hidden`: `[targets, hidden_size]`, `head`: `[vocab_size, hidden_size]`, `targets`: as many ids as `hidden` has rows.
 #[must_use]
 pub fn linear_cross_entropy(
+    place: Place,
     hidden: &Tensor<2>,
     head: &Weight,
     targets: &[u32],
     grad_scale: f64,
     chunk: LossChunk,
 ) -> LossAndGrad {
-    let flops = profile::count(4 * targets.len() * head.dims()[0] * head.dims()[1]);
-    let bytes = 2.0 * profile::bytes(&head.values) + 2.0 * profile::bytes(hidden);
-    let work = || {
-        on_host(hidden, head, targets, Some(grad_scale), chunk).unwrap_or_else(|| {
+    let [vocab_size, width] = head.dims();
+    let cost = || Cost {
+        shape: format!("{width} -> {vocab_size}"),
+        flops: profile::count(4 * targets.len() * vocab_size * width),
+        bytes: 2.0 * profile::bytes(&head.values) + 2.0 * profile::bytes(hidden),
+    };
+    let work = || match place {
+        Place::Cpu => on_cpu(hidden, head, targets, Some(grad_scale), chunk),
+        Place::Plain => {
             let chunks = chunks(targets, head, chunk).map(|(start, targets)| {
                 plain_linear_cross_entropy(&hidden.clone().narrow(0, start, targets.len()), head, targets, grad_scale)
             });
             let (losses, dhidden): (Vec<_>, Vec<_>) = chunks.map(|chunk| (chunk.losses, chunk.dhidden)).unzip();
             LossAndGrad { losses: Tensor::cat(losses, 0), dhidden: Tensor::cat(dhidden, 0) }
-        })
+        }
     };
-    profile::measure("linear_cross_entropy", || Cost { shape: cost_shape(head), flops, bytes }, work)
+    profile::measure("linear_cross_entropy", cost, work)
 }
 
-fn cost_shape(head: &Weight) -> String {
-    let [vocab_size, width] = head.dims();
-    format!("{width} -> {vocab_size}")
-}
-
-/// Runs the kernels, if they apply; without `grad_scale` the gradient is left empty.
-fn on_host(
+/// Without `grad_scale` the gradient is left empty.
+fn on_cpu(
     hidden: &Tensor<2>,
     head: &Weight,
     targets: &[u32],
     grad_scale: Option<f64>,
     chunk: LossChunk,
-) -> Option<LossAndGrad> {
-    let (host_hidden, flex_head) = (host::view(hidden)?, host::primitive(&head.values)?);
-    let elements = linear_host::elements(&flex_head, head.rounds)?;
-    let (hidden_values, width) = (host_hidden.as_slice(), hidden.dims()[1]);
+) -> LossAndGrad {
+    let (values, weight, width) = (host::view(hidden), HostWeight::new(head), hidden.dims()[1]);
     let mut losses = vec![0.0; targets.len()];
-    let mut dhidden = vec![0.0; if grad_scale.is_some() { hidden_values.len() } else { 0 }];
+    let mut dhidden = vec![0.0; if grad_scale.is_some() { values.len() } else { 0 }];
     for (start, targets) in chunks(targets, head, chunk) {
-        let (rows, values) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
+        let (rows, range) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
         #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
-        let gradient = grad_scale.map(|grad_scale| (&mut dhidden[values.clone()], grad_scale as f32));
-        cpu::linear_cross_entropy(&hidden_values[values], elements, width, targets, &mut losses[rows], gradient);
+        let gradient = grad_scale.map(|grad_scale| (&mut dhidden[range.clone()], grad_scale as f32));
+        cpu::linear_cross_entropy(&values[range], weight.get(), width, targets, &mut losses[rows], gradient);
     }
     let (device, shape) = (hidden.device(), [dhidden.len() / width, width]);
-    Some(LossAndGrad {
-        losses: host::tensor(losses, [targets.len()], &device),
-        dhidden: host::tensor(dhidden, shape, &device),
-    })
+    let losses = host::tensor(losses, [targets.len()], &device);
+    LossAndGrad { losses, dhidden: host::tensor(dhidden, shape, &device) }
 }
 
 /// Cross-entropy of `softmax(hidden head^T)` at `targets`, without a gradient: `[targets]`, `f32`, in nats.
@@ -109,12 +108,18 @@ fn on_host(
 /// # Shapes
 /// As for [`linear_cross_entropy`].
 #[must_use]
-pub fn linear_cross_entropy_loss(hidden: &Tensor<2>, head: &Weight, targets: &[u32], chunk: LossChunk) -> Tensor<1> {
-    if let Some(found) = on_host(hidden, head, targets, None, chunk) {
-        return found.losses;
+pub fn linear_cross_entropy_loss(
+    place: Place,
+    hidden: &Tensor<2>,
+    head: &Weight,
+    targets: &[u32],
+    chunk: LossChunk,
+) -> Tensor<1> {
+    if place == Place::Cpu {
+        return on_cpu(hidden, head, targets, None, chunk).losses;
     }
     let losses = chunks(targets, head, chunk).map(|(start, targets)| {
-        let (logits, _) = linear(&hidden.clone().narrow(0, start, targets.len()), head, None);
+        let (logits, _) = plain_linear(&hidden.clone().narrow(0, start, targets.len()), head, None);
         plain_cross_entropy(logits, targets)
     });
     Tensor::cat(losses.collect(), 0)
@@ -178,7 +183,8 @@ mod tests {
         let hidden = values(TARGETS * WIDTH, 3.0, device, TARGETS);
         let head = Weight::new(values(VOCAB * WIDTH, 1.0, device, VOCAB));
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
-        let LossAndGrad { losses, dhidden } = linear_cross_entropy(&hidden, &head, &targets, 2.0, chunk);
+        let place = Place::of(device, DType::F32);
+        let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &hidden, &head, &targets, 2.0, chunk);
         (losses.into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
     }
 

@@ -1,51 +1,55 @@
-//! Slices of tensors that are in host memory.
+//! The elements of tensors in host memory, where the kernels of [`cpu`](super::cpu) run.
+//!
+//! Whoever calls these functions is in the arm of [`Place::Cpu`](super::place::Place::Cpu); a tensor that lies elsewhere
+//! is a mistake of this program, and a panic.
+
+use std::ops::Deref;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_flex::{Flex, FlexTensor};
+use half::{bf16, f16};
 
-/// The tensor's elements, if it is `f32` and lives in host memory on the CPU backend, untracked by autodiff.
-///
-/// No copy if the tensor is contiguous; otherwise it is made contiguous.
-#[must_use]
-pub fn view<const D: usize>(tensor: &Tensor<D>) -> Option<HostView> {
-    (tensor.dtype() == DType::F32).then(|| primitive(tensor))?.map(HostView)
-}
+use super::cpu;
+use super::linear::Weight;
 
-/// The tensor in host memory, of any float type, contiguous.
-#[must_use]
-pub fn primitive<const D: usize>(tensor: &Tensor<D>) -> Option<FlexTensor> {
-    let flex = tensor.clone().try_into_primitive::<Flex>().ok()?;
-    Some(if flex.is_contiguous() { flex } else { flex.to_contiguous() })
-}
-
-/// Whether tensors of this device and type run on the kernels of [`cpu`](super::cpu).
-#[must_use]
-pub fn has_kernels(device: &Device, dtype: DType) -> bool {
-    dtype == DType::F32 && view(&Tensor::<1>::zeros([1], (device, DType::F32))).is_some()
-}
-
-/// Shared access to the elements of a host tensor.
+/// The elements of an `f32` tensor, row by row. No copy if the tensor is contiguous.
 pub struct HostView(FlexTensor);
 
-impl HostView {
-    /// The elements in row-major order.
-    #[must_use]
-    pub fn as_slice(&self) -> &[f32] {
-        self.0.as_slice().unwrap_or_default()
+impl Deref for HostView {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        let Some(values) = self.0.as_slice() else { panic!("the kernels take f32 tensors") };
+        values
     }
 }
 
-/// Takes the elements of a host tensor in order to change them: without a copy if nothing else holds them.
+/// The elements of an `f32` tensor.
 #[must_use]
-pub fn take<const D: usize>(tensor: Tensor<D>) -> Option<FlexTensor> {
-    if tensor.dtype() != DType::F32 {
-        return None;
-    }
-    let flex = tensor.try_into_primitive::<Flex>().ok()?;
-    let whole = flex.is_contiguous() && flex.layout().start_offset() == 0 && {
-        flex.bytes().len() == flex.layout().num_elements() * size_of::<f32>()
-    };
-    Some(if whole { flex } else { flex.to_contiguous() })
+pub fn view<const D: usize>(tensor: &Tensor<D>) -> HostView {
+    HostView(contiguous(tensor.clone()))
+}
+
+/// Changes the elements of an `f32` tensor: in place if nothing else holds them.
+pub fn update<const D: usize>(tensor: Tensor<D>, change: impl FnOnce(&mut [f32])) -> Tensor<D> {
+    let [tensor] = update_all([tensor], |[values]| change(values));
+    tensor
+}
+
+/// [`update`] of several tensors at once.
+pub fn update_all<const D: usize, const N: usize>(
+    tensors: [Tensor<D>; N],
+    change: impl FnOnce([&mut [f32]; N]),
+) -> [Tensor<D>; N] {
+    let mut tensors = tensors.map(|tensor| {
+        let flex = contiguous(tensor);
+        // `storage_mut` gives the whole allocation, which a part of a tensor does not fill.
+        let is_whole =
+            flex.layout().start_offset() == 0 && flex.bytes().len() == flex.layout().num_elements() * size_of::<f32>();
+        if is_whole { flex } else { flex.to_contiguous() }
+    });
+    change(tensors.each_mut().map(FlexTensor::storage_mut));
+    tensors.map(Tensor::from_primitive::<Flex>)
 }
 
 /// A tensor that owns `values`. No copy on the CPU backend.
@@ -54,8 +58,31 @@ pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Devi
     Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
 
-/// Makes a changed host tensor a tensor again.
-#[must_use]
-pub fn restore<const D: usize>(flex: FlexTensor) -> Tensor<D> {
-    Tensor::from_primitive::<Flex>(flex)
+/// The elements of a frozen weight, in their storage type.
+pub(super) struct HostWeight {
+    values: FlexTensor,
+    rounds: bool,
+}
+
+impl HostWeight {
+    pub(super) fn new(weight: &Weight) -> Self {
+        Self { values: contiguous(weight.values.clone()), rounds: weight.rounds }
+    }
+
+    /// The weight as the kernels take it.
+    pub(super) fn get(&self) -> cpu::Weight<'_> {
+        let weight = match self.values.dtype() {
+            DType::F32 => self.values.as_slice::<f32>().map(cpu::Weight::f32),
+            DType::BF16 => self.values.as_slice::<bf16>().map(cpu::Weight::bf16),
+            DType::F16 => self.values.as_slice::<f16>().map(cpu::Weight::f16),
+            _ => None,
+        };
+        let Some(weight) = weight else { panic!("the kernels take weights in f32, bf16 and f16") };
+        weight.rounding(self.rounds)
+    }
+}
+
+fn contiguous<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
+    let Ok(flex) = tensor.try_into_primitive::<Flex>() else { panic!("the kernels take tensors in host memory") };
+    if flex.is_contiguous() { flex } else { flex.to_contiguous() }
 }

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::host;
+use super::place::Place;
 
 /// Rotary angles of every position, as cosines and sines.
 #[derive(Clone, Debug)]
@@ -37,26 +37,18 @@ impl RotaryTable {
     }
 }
 
-/// The tables as slices, `[positions, head_dim / 2]`.
-#[derive(Clone, Copy, Debug)]
-pub struct HostAngles<'a> {
-    /// Cosines.
-    pub cos: &'a [f32],
-    /// Sines.
-    pub sin: &'a [f32],
-}
-
 /// Where the sequences of a micro-batch lie: what attention and rotary embedding need to know.
 #[derive(Clone, Debug)]
 pub struct Layout {
+    place: Place,
     rows: usize,
     row_length: usize,
     documents: Vec<(usize, usize)>,
     positions: Vec<u32>,
     table: std::sync::Arc<RotaryTable>,
-    /// Cos and sin by token, `[tokens, half]`; present if the kernels of [`super::cpu`] do not run.
+    /// Cos and sin by token, `[tokens, half]`; for plain tensor calls.
     angles: Option<(Tensor<2>, Tensor<2>)>,
-    /// `[rows, row_length]`; present if a row holds several documents and the kernels do not run.
+    /// `[rows, row_length]`; for plain tensor calls, if a row holds several documents.
     document_ids: Option<Tensor<2, Int>>,
 }
 
@@ -66,16 +58,17 @@ impl Layout {
     /// `positions` are the tokens' positions within their documents, `[rows * row_length]`.
     #[must_use]
     pub fn new(
+        place: Place,
         rows: usize,
         documents: Vec<(usize, usize)>,
         positions: Vec<u32>,
         table: std::sync::Arc<RotaryTable>,
         device: &Device,
-        dtype: DType,
     ) -> Self {
         let row_length = positions.len() / rows.max(1);
-        let mut layout = Self { rows, row_length, documents, positions, table, angles: None, document_ids: None };
-        if !host::has_kernels(device, dtype) {
+        let mut layout =
+            Self { place, rows, row_length, documents, positions, table, angles: None, document_ids: None };
+        if place == Place::Plain {
             layout.make_tensors(device);
         }
         layout
@@ -125,16 +118,22 @@ impl Layout {
         &self.positions
     }
 
-    /// The rotary table as slices, where the kernels of [`super::cpu`] run.
+    /// Where the model's operations run.
     #[must_use]
-    pub fn host_angles(&self) -> Option<HostAngles<'_>> {
-        self.angles.is_none().then_some(HostAngles { cos: &self.table.cos, sin: &self.table.sin })
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Cosine and sine of every position, `[positions, head_dim / 2]` each.
+    #[must_use]
+    pub fn table(&self) -> (&[f32], &[f32]) {
+        (&self.table.cos, &self.table.sin)
     }
 
     /// Cosine and sine of every token, `[tokens, head_dim / 2]`.
     ///
     /// # Panics
-    /// If the kernels run: they read the table instead.
+    /// Outside [`Place::Plain`]: the kernels read the table.
     #[must_use]
     #[expect(clippy::expect_used, reason = "a layout of the plain path carries its angles by construction")]
     pub fn angles(&self) -> (Tensor<2>, Tensor<2>) {

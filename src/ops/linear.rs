@@ -1,10 +1,13 @@
 //! A frozen linear layer with a low-rank update beside it: `y = x W^T + b + scale (drop(x) A^T) B^T`
 //! (Hu et al., 2021, equation 3).
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
+use super::host::{self, HostWeight};
+use super::low_rank::{Lora, LowRank};
+use super::place::Place;
 use super::profile::{self, Cost};
-use super::{dropout, linear_host};
+use super::{cpu, dropout};
 
 /// A matrix `[out_features, in_features]` in any float type, and how its products are computed.
 #[derive(Clone, Debug)]
@@ -37,82 +40,86 @@ impl Weight {
     }
 }
 
-/// The low-rank update of one linear layer, as the operation needs it.
-#[derive(Clone, Copy, Debug)]
-pub struct LowRank<'a> {
-    /// `A`, `[r, in_features]`, in `f32`.
-    pub a: &'a Tensor<2>,
-    /// `B`, `[out_features, r]`, in `f32`.
-    pub b: &'a Tensor<2>,
-    /// Factor of the update.
-    pub scale: f64,
-    /// Dropout on the input of A; absent in evaluation.
-    pub dropout: Option<Dropout>,
+/// The input of A: `x`, or `x` with the mask of the seed applied.
+fn dropped(x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> Tensor<2> {
+    let Some(dropout) = lora.dropout else { return x.clone() };
+    x.clone() * dropout::mask(x.dims(), dropout, &x.device(), x.dtype())
 }
 
-/// Dropout on the input of A.
-#[derive(Clone, Copy, Debug)]
-pub struct Dropout {
-    /// Share of inputs that are zeroed, in (0, 1).
-    pub probability: f64,
-    /// Names the mask: the same seed gives the same mask.
-    pub seed: u64,
-}
-
-/// Gradients of a low-rank update, in `f32`.
-#[derive(Clone, Debug)]
-pub struct LowRankGrad {
-    /// Gradient of `A`, `[r, in_features]`.
-    pub a: Tensor<2>,
-    /// Gradient of `B`, `[out_features, r]`.
-    pub b: Tensor<2>,
-}
-
-impl LowRank<'_> {
-    /// The input of A: `x`, or `x` with the mask of the seed applied.
-    pub(super) fn dropped(&self, x: &Tensor<2>) -> Tensor<2> {
-        match self.dropout {
-            None => x.clone(),
-            Some(Dropout { probability, seed }) => {
-                x.clone() * dropout::mask(x.dims(), probability, seed, &x.device(), x.dtype())
-            }
-        }
-    }
-}
-
-/// The layer's output and, with a low-rank update, `drop(x) A^T` for the backward.
+/// The layer's output, added to `residual` if there is one, and with a low-rank update `drop(x) A^T` for the backward.
 ///
 /// # Shapes
-/// `x`: `[tokens, in_features]`, `weight`: `[out_features, in_features]`. Returns
+/// `x`: `[tokens, in_features]`, `weight`: `[out_features, in_features]`, `residual`: `[tokens, out_features]`. Returns
 /// `[tokens, out_features]` and `[tokens, r]`, in the type of `x`.
 #[must_use]
-pub fn linear(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>) -> (Tensor<2>, Option<Tensor<2>>) {
-    let work = || linear_host::linear(x, weight, lora, None).unwrap_or_else(|_| plain_linear(x, weight, lora));
-    profile::measure("linear", || cost(x, weight, lora, true), work)
-}
-
-/// [`linear`] added to `residual`, `[tokens, out_features]`.
-#[must_use]
-pub fn linear_residual(
+pub fn linear(
+    place: Place,
     x: &Tensor<2>,
     weight: &Weight,
-    lora: Option<&LowRank<'_>>,
-    residual: Tensor<2>,
+    lora: Option<Lora<&Tensor<2>>>,
+    residual: Option<Tensor<2>>,
 ) -> (Tensor<2>, Option<Tensor<2>>) {
-    let work = || match linear_host::linear(x, weight, lora, Some(residual)) {
-        Ok(done) => done,
-        Err(residual) => {
+    let work = || match (place, residual) {
+        (Place::Cpu, residual) => cpu_linear(x, weight, lora, residual),
+        (Place::Plain, None) => plain_linear(x, weight, lora),
+        (Place::Plain, Some(residual)) => {
             let (y, xa) = plain_linear(x, weight, lora);
-            (residual.unwrap_or_else(|| y.zeros_like()) + y, xa)
+            (residual + y, xa)
         }
     };
     profile::measure("linear", || cost(x, weight, lora, true), work)
 }
 
+fn cpu_linear(
+    x: &Tensor<2>,
+    weight: &Weight,
+    lora: Option<Lora<&Tensor<2>>>,
+    residual: Option<Tensor<2>>,
+) -> (Tensor<2>, Option<Tensor<2>>) {
+    let ([tokens, in_features], [out_features, _], device) = (x.dims(), weight.dims(), x.device());
+    let (x, w) = (host::view(x), HostWeight::new(weight));
+    let accumulate = residual.is_some() || weight.bias.is_some();
+    let sum = residual.unwrap_or_else(|| zeros([tokens, out_features], &device));
+    let mut xa = None;
+    let y = host::update(sum, |y| {
+        if let Some(bias) = &weight.bias {
+            let bias = host::view(bias);
+            for row in y.chunks_exact_mut(out_features) {
+                row.iter_mut().zip(&*bias).for_each(|(y, bias)| *y += bias);
+            }
+        }
+        match lora {
+            None => cpu::linear(&x, w.get(), in_features, out_features, y, accumulate),
+            Some(lora) => {
+                let mut values = vec![0.0; tokens * rank(lora)];
+                with_slices(lora, |lora| {
+                    cpu::lora_linear(&x, w.get(), lora, in_features, out_features, y, accumulate, &mut values);
+                });
+                xa = Some(host::tensor(values, [tokens, rank(lora)], &device));
+            }
+        }
+    });
+    (y, xa)
+}
+
+fn rank(lora: Lora<&Tensor<2>>) -> usize {
+    lora.matrices.a.dims()[0]
+}
+
+/// Runs a kernel on the elements of A and B.
+fn with_slices<R>(lora: Lora<&Tensor<2>>, run: impl FnOnce(Lora<&[f32]>) -> R) -> R {
+    let views = lora.matrices.map(host::view);
+    run(Lora { matrices: views.as_ref().map(|view| &**view), scale: lora.scale, dropout: lora.dropout })
+}
+
+fn zeros(shape: [usize; 2], device: &Device) -> Tensor<2> {
+    host::tensor(vec![0.0; shape[0] * shape[1]], shape, device)
+}
+
 /// `drop(x) A^T`, which the backward needs, `[tokens, r]` in the type of `x`.
 #[must_use]
-pub fn low_rank_input(x: &Tensor<2>, lora: &LowRank<'_>) -> Tensor<2> {
-    linear(&lora.dropped(x), &Weight::new(lora.a.clone()), None).0
+pub fn low_rank_input(place: Place, x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> Tensor<2> {
+    linear(place, &dropped(x, lora), &Weight::new(lora.matrices.a.clone()), None, None).0
 }
 
 /// What [`linear_backward`] computes of the input's gradient.
@@ -127,31 +134,77 @@ pub enum InputGrad {
     AddTo(Tensor<2>),
 }
 
-/// The gradients of [`linear`] with respect to `x`, as `input_grad` asks, and to the low-rank update.
+/// The gradients of [`linear`] with respect to `x`, as `input_grad` asks, and to the matrices of the low-rank update,
+/// in `f32`.
 ///
 /// # Shapes
 /// `dy`: `[tokens, out_features]`, `x`: `[tokens, in_features]`, `xa`: as returned by the forward.
 #[must_use]
 pub fn linear_backward(
+    place: Place,
     dy: &Tensor<2>,
     x: &Tensor<2>,
     weight: &Weight,
-    lora: Option<(&LowRank<'_>, &Tensor<2>)>,
+    lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
     input_grad: InputGrad,
-) -> (Option<Tensor<2>>, Option<LowRankGrad>) {
+) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
     let has_input_grad = !matches!(input_grad, InputGrad::Skip);
-    let work = || match linear_host::linear_backward(dy, x, weight, lora, input_grad) {
-        Ok(done) => done,
-        Err(input_grad) => plain_linear_backward(dy, x, weight, lora, input_grad),
+    let work = || match place {
+        Place::Cpu => cpu_linear_backward(dy, x, weight, lora, input_grad),
+        Place::Plain => plain_linear_backward(dy, x, weight, lora, input_grad),
     };
     let low_rank = lora.map(|(lora, _)| lora);
     profile::measure("linear_backward", || cost_of_backward(x, weight, low_rank, has_input_grad), work)
 }
 
+fn cpu_linear_backward(
+    dy: &Tensor<2>,
+    x: &Tensor<2>,
+    weight: &Weight,
+    lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
+    input_grad: InputGrad,
+) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
+    let ([tokens, in_features], [out_features, _], device) = (x.dims(), weight.dims(), x.device());
+    let (dy, x, w) = (host::view(dy), host::view(x), HostWeight::new(weight));
+    let (sum, accumulate) = match input_grad {
+        InputGrad::Skip => (None, false),
+        InputGrad::Fresh => (Some(zeros([tokens, in_features], &device)), false),
+        InputGrad::AddTo(sum) => (Some(sum), true),
+    };
+    let mut grads = None;
+    let mut run = |dx: Option<&mut [f32]>| match lora {
+        None => {
+            if let Some(dx) = dx {
+                cpu::linear_backward_input(&dy, w.get(), in_features, out_features, dx, accumulate);
+            }
+        }
+        Some((lora, xa)) => {
+            let r = rank(lora);
+            let mut values = LowRank { a: vec![0.0; r * in_features], b: vec![0.0; out_features * r] };
+            let LowRank { a, b } = &mut values;
+            let (xa, sums) = (host::view(xa), LowRank { a: a.as_mut_slice(), b: b.as_mut_slice() });
+            with_slices(lora, |lora| {
+                let widths = [in_features, out_features];
+                cpu::lora_linear_backward(&dy, &x, &xa, w.get(), lora, widths, dx, accumulate, sums);
+            });
+            let shapes = LowRank { a: [r, in_features], b: [out_features, r] };
+            grads = Some(values.zip(shapes).map(|(values, shape)| host::tensor(values, shape, &device)));
+        }
+    };
+    let dx = match sum {
+        None => {
+            run(None);
+            None
+        }
+        Some(sum) => Some(host::update(sum, |dx| run(Some(dx)))),
+    };
+    (dx, grads)
+}
+
 /// Cost of the base product and, with a low-rank update, of `x A^T` and the product with B.
-fn cost(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>, with_base: bool) -> Cost {
+fn cost(x: &Tensor<2>, weight: &Weight, lora: Option<Lora<&Tensor<2>>>, with_base: bool) -> Cost {
     let ([tokens, _], [out_features, in_features]) = (x.dims(), weight.dims());
-    let r = lora.map_or(0, |lora| lora.a.dims()[0]);
+    let r = lora.map_or(0, rank);
     let base = if with_base { in_features * out_features } else { 0 };
     let activations = profile::count(tokens * (in_features + out_features) * x.dtype().size());
     Cost {
@@ -162,10 +215,10 @@ fn cost(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>, with_base: b
 }
 
 /// The transposes of both and, with a low-rank update, the gradients of A and B; each operand is read for two of them.
-fn cost_of_backward(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>, has_input_grad: bool) -> Cost {
+fn cost_of_backward(x: &Tensor<2>, weight: &Weight, lora: Option<Lora<&Tensor<2>>>, has_input_grad: bool) -> Cost {
     let once = cost(x, weight, lora, has_input_grad);
     let Some(lora) = lora else { return once };
-    let r = lora.a.dims()[0];
+    let r = rank(lora);
     let [out_features, in_features] = weight.dims();
     let gradients = profile::count(2 * x.dims()[0] * r * (in_features + out_features));
     Cost { flops: once.flops + gradients, bytes: once.bytes + profile::bytes(x), ..once }
@@ -173,7 +226,7 @@ fn cost_of_backward(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>, 
 
 /// [`linear`] in plain tensor calls.
 #[must_use]
-pub fn plain_linear(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>) -> (Tensor<2>, Option<Tensor<2>>) {
+pub fn plain_linear(x: &Tensor<2>, weight: &Weight, lora: Option<Lora<&Tensor<2>>>) -> (Tensor<2>, Option<Tensor<2>>) {
     let dtype = x.dtype();
     let operand = |x: Tensor<2>| weight.operand(x, dtype);
     let mut y = operand(x.clone()).matmul(operand(weight.values.clone()).transpose());
@@ -181,8 +234,9 @@ pub fn plain_linear(x: &Tensor<2>, weight: &Weight, lora: Option<&LowRank<'_>>) 
         y = y + bias.clone().cast(dtype).unsqueeze();
     }
     let Some(lora) = lora else { return (y, None) };
-    let xa = lora.dropped(x).matmul(lora.a.clone().cast(dtype).transpose()); // [tokens, r]
-    let update = operand(xa.clone()).matmul(operand(lora.b.clone() * lora.scale).transpose());
+    let LowRank { a, b } = lora.matrices;
+    let xa = dropped(x, lora).matmul(a.clone().cast(dtype).transpose()); // [tokens, r]
+    let update = operand(xa.clone()).matmul(operand(b.clone() * lora.scale).transpose());
     (y + update, Some(xa))
 }
 
@@ -192,9 +246,9 @@ pub fn plain_linear_backward(
     dy: &Tensor<2>,
     x: &Tensor<2>,
     weight: &Weight,
-    lora: Option<(&LowRank<'_>, &Tensor<2>)>,
+    lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
     input_grad: InputGrad,
-) -> (Option<Tensor<2>>, Option<LowRankGrad>) {
+) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
     let dtype = x.dtype();
     let operand = |x: Tensor<2>| weight.operand(x, dtype);
     let frozen = || operand(dy.clone()).matmul(operand(weight.values.clone()));
@@ -204,17 +258,18 @@ pub fn plain_linear_backward(
         InputGrad::AddTo(sum) => Some(sum + frozen()),
     };
     let Some((lora, xa)) = lora else { return (dx, None) };
-    let dxa = dy.clone().matmul((lora.b.clone() * lora.scale).cast(dtype)); // [tokens, r]
-    let grad = LowRankGrad {
-        a: dxa.clone().transpose().matmul(lora.dropped(x)).cast(DType::F32),
+    let LowRank { a, b } = lora.matrices;
+    let dxa = dy.clone().matmul((b.clone() * lora.scale).cast(dtype)); // [tokens, r]
+    let grad = LowRank {
+        a: dxa.clone().transpose().matmul(dropped(x, lora)).cast(DType::F32),
         b: dy.clone().transpose().matmul(xa.clone()).cast(DType::F32) * lora.scale,
     };
     let dx = dx.map(|dx| {
         dx + match lora.dropout {
-            None => operand(dxa).matmul(operand(lora.a.clone())),
-            Some(Dropout { probability, seed }) => {
-                let low_rank = dxa.matmul(lora.a.clone().cast(dtype));
-                let mask = dropout::mask(low_rank.dims(), probability, seed, &low_rank.device(), dtype);
+            None => operand(dxa).matmul(operand(a.clone())),
+            Some(dropout) => {
+                let low_rank = dxa.matmul(a.clone().cast(dtype));
+                let mask = dropout::mask(low_rank.dims(), dropout, &low_rank.device(), dtype);
                 low_rank * mask
             }
         }

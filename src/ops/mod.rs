@@ -1,8 +1,8 @@
 //! The operations of a step, each with its forward and backward.
 //!
 //! Every operation is written twice: in plain tensor calls, which run on any backend, and, in [`cpu`], as kernels
-//! on slices of host memory. The public function picks: `f32` tensors of the CPU backend go to the kernels. The
-//! plain version is the kernels' oracle, and burn's autodiff is the oracle of the plain version's backward.
+//! on slices of host memory. The [`Place`](place::Place) of the model picks one of them. The plain version is the
+//! kernels' oracle, and burn's autodiff is the oracle of the plain version's backward.
 //!
 //! Tokens are flat: a micro-batch is a matrix `[tokens, width]` whose rows are the tokens of all sequences, end to
 //! end. [`Layout`](layout::Layout) knows where a sequence begins.
@@ -27,9 +27,10 @@ pub mod dropout;
 pub mod host;
 pub mod layout;
 pub mod linear;
-mod linear_host;
+pub mod low_rank;
 pub mod norm;
 pub mod peak;
+pub mod place;
 pub mod profile;
 pub mod rotary;
 pub mod swiglu;

@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
+use super::place::Place;
 use super::{cpu, host, profile};
 
 /// `y = weight * x / sqrt(mean(x^2) + eps)`.
@@ -10,20 +11,17 @@ use super::{cpu, host, profile};
 /// `x`: `[tokens, width]`, `weight`: `[width]`. Returns `y` in the type of `x`, and in `f32` the factor
 /// `1 / sqrt(mean(x^2) + eps)` of each token, `[tokens]`, for the backward.
 #[must_use]
-pub fn rms_norm(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
-    profile::measure("rms_norm", || profile::passes(x, 2), || run(x, weight, eps))
-}
-
-fn run(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
-    let (Some(host_x), Some(host_weight)) = (host::view(x), host::view(weight)) else {
-        return plain_rms_norm(x, weight, eps);
+pub fn rms_norm(place: Place, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+    let work = || match place {
+        Place::Plain => plain_rms_norm(x, weight, eps),
+        Place::Cpu => {
+            let [tokens, width] = x.dims();
+            let (mut y, mut rstd) = (vec![0.0; tokens * width], vec![0.0; tokens]);
+            cpu::rms_norm(&host::view(x), &host::view(weight), eps, &mut y, &mut rstd);
+            (host::tensor(y, [tokens, width], &x.device()), host::tensor(rstd, [tokens], &x.device()))
+        }
     };
-    let [tokens, width] = x.dims();
-    let mut y = vec![0.0; tokens * width];
-    let mut rstd = vec![0.0; tokens];
-    #[expect(clippy::cast_possible_truncation, reason = "the statistic is in f32")]
-    cpu::rms_norm(host_x.as_slice(), host_weight.as_slice(), eps as f32, &mut y, &mut rstd);
-    (host::tensor(y, [tokens, width], &x.device()), host::tensor(rstd, [tokens], &x.device()))
+    profile::measure("rms_norm", || profile::passes(x, 2), work)
 }
 
 /// Adds the gradient of [`rms_norm`] with respect to `x` to `residual`.
@@ -32,34 +30,21 @@ fn run(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
 /// `dy`, `x`, `residual`: `[tokens, width]`, `rstd`: `[tokens]` as returned by the forward.
 #[must_use]
 pub fn rms_norm_backward(
+    place: Place,
     dy: &Tensor<2>,
     x: &Tensor<2>,
     weight: &Tensor<1>,
     rstd: &Tensor<1>,
     residual: Tensor<2>,
 ) -> Tensor<2> {
-    profile::measure("rms_norm_backward", || profile::passes(x, 4), || run_backward(dy, x, weight, rstd, residual))
-}
-
-fn run_backward(dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<1>, rstd: &Tensor<1>, residual: Tensor<2>) -> Tensor<2> {
-    let (Some(host_dy), Some(host_x), Some(host_weight), Some(host_rstd)) =
-        (host::view(dy), host::view(x), host::view(weight), host::view(rstd))
-    else {
-        return residual + plain_rms_norm_backward(dy, x, weight, rstd);
+    let work = || match place {
+        Place::Plain => residual + plain_rms_norm_backward(dy, x, weight, rstd),
+        Place::Cpu => {
+            let (dy, x, weight, rstd) = (host::view(dy), host::view(x), host::view(weight), host::view(rstd));
+            host::update(residual, |dx| cpu::rms_norm_backward(&dy, &x, &weight, &rstd, dx, true))
+        }
     };
-    let Some(mut dx) = host::take(residual.clone()) else {
-        return residual + plain_rms_norm_backward(dy, x, weight, rstd);
-    };
-    drop(residual);
-    cpu::rms_norm_backward(
-        host_dy.as_slice(),
-        host_x.as_slice(),
-        host_weight.as_slice(),
-        host_rstd.as_slice(),
-        dx.storage_mut(),
-        true,
-    );
-    host::restore(dx)
+    profile::measure("rms_norm_backward", || profile::passes(x, 4), work)
 }
 
 /// [`rms_norm`] in plain tensor calls.

@@ -118,6 +118,7 @@ pub fn count(count: usize) -> f64 {
 mod tests {
     use super::*;
     use crate::ops::linear::{Weight, linear};
+    use crate::ops::place::Place;
     use crate::ops::swiglu::swiglu;
 
     #[test]
@@ -125,8 +126,8 @@ mod tests {
         let device = Device::flex();
         let (x, w) = (Tensor::<2>::ones([5, 7], &device), Weight::new(Tensor::ones([3, 7], &device)));
         let run = || {
-            let (y, _) = linear(&x, &w, None);
-            swiglu(&y, &y)
+            let (y, _) = linear(Place::Cpu, &x, &w, None, None);
+            swiglu(Place::Cpu, &y, &y)
         };
         let _ = run();
         start(&device);

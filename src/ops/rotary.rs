@@ -3,7 +3,9 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{cpu, host, layout::Layout, profile};
+use super::layout::Layout;
+use super::place::Place;
+use super::{cpu, host, profile};
 
 /// Rotates every head of `x` by its token's angles; `inverse` rotates back, which is the gradient.
 ///
@@ -13,20 +15,14 @@ use super::{cpu, host, layout::Layout, profile};
 pub fn rotate(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) -> Tensor<2> {
     // Not a clone of `x`: a second owner would make the kernel copy it.
     let cost = profile::passes(&x, 2);
-    profile::measure("rotate", || cost, || run(x, layout, num_heads, inverse))
-}
-
-fn run(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) -> Tensor<2> {
-    if layout.host_angles().is_none() {
-        return plain_rotate(x, layout, num_heads, inverse);
-    }
-    let [_, width] = x.dims();
-    let (Some(angles), Some(mut flex)) = (layout.host_angles(), host::take(x.clone())) else {
-        return plain_rotate(x, layout, num_heads, inverse);
+    let work = || match layout.place() {
+        Place::Plain => plain_rotate(x, layout, num_heads, inverse),
+        Place::Cpu => {
+            let (head_dim, (cos, sin)) = (x.dims()[1] / num_heads, layout.table());
+            host::update(x, |x| cpu::rope(x, cos, sin, layout.positions(), num_heads, head_dim, inverse))
+        }
     };
-    drop(x);
-    cpu::rope(flex.storage_mut(), angles.cos, angles.sin, layout.positions(), num_heads, width / num_heads, inverse);
-    host::restore(flex)
+    profile::measure("rotate", || cost, work)
 }
 
 /// [`rotate`] in plain tensor calls.

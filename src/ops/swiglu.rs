@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Tensor, activation};
 
+use super::place::Place;
 use super::{cpu, host, profile};
 
 /// `silu(gate) * up`.
@@ -9,17 +10,16 @@ use super::{cpu, host, profile};
 /// # Shapes
 /// All `[tokens, intermediate_size]`.
 #[must_use]
-pub fn swiglu(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-    profile::measure("swiglu", || profile::passes(gate, 3), || run(gate, up))
-}
-
-fn run(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-    let (Some(host_gate), Some(host_up)) = (host::view(gate), host::view(up)) else {
-        return plain_swiglu(gate, up);
+pub fn swiglu(place: Place, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+    let work = || match place {
+        Place::Plain => plain_swiglu(gate, up),
+        Place::Cpu => {
+            let mut h = vec![0.0; gate.shape().num_elements()];
+            cpu::swiglu(&host::view(gate), &host::view(up), &mut h);
+            host::tensor(h, gate.dims(), &gate.device())
+        }
     };
-    let mut h = vec![0.0; host_gate.as_slice().len()];
-    cpu::swiglu(host_gate.as_slice(), host_up.as_slice(), &mut h);
-    host::tensor(h, gate.dims(), &gate.device())
+    profile::measure("swiglu", || profile::passes(gate, 3), work)
 }
 
 /// The gradients of [`swiglu`] with respect to `gate` and `up`.
@@ -27,18 +27,18 @@ fn run(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
 /// # Shapes
 /// All `[tokens, intermediate_size]`.
 #[must_use]
-pub fn swiglu_backward(dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-    profile::measure("swiglu_backward", || profile::passes(gate, 5), || run_backward(dh, gate, up))
-}
-
-fn run_backward(dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-    let (Some(host_dh), Some(host_gate), Some(host_up)) = (host::view(dh), host::view(gate), host::view(up)) else {
-        return plain_swiglu_backward(dh, gate, up);
+pub fn swiglu_backward(place: Place, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+    let work = || match place {
+        Place::Plain => plain_swiglu_backward(dh, gate, up),
+        Place::Cpu => {
+            let len = gate.shape().num_elements();
+            let (mut dgate, mut dup) = (vec![0.0; len], vec![0.0; len]);
+            cpu::swiglu_backward(&host::view(dh), &host::view(gate), &host::view(up), &mut dgate, &mut dup);
+            let device = gate.device();
+            (host::tensor(dgate, gate.dims(), &device), host::tensor(dup, up.dims(), &device))
+        }
     };
-    let len = host_gate.as_slice().len();
-    let (mut dgate, mut dup) = (vec![0.0; len], vec![0.0; len]);
-    cpu::swiglu_backward(host_dh.as_slice(), host_gate.as_slice(), host_up.as_slice(), &mut dgate, &mut dup);
-    (host::tensor(dgate, gate.dims(), &gate.device()), host::tensor(dup, up.dims(), &up.device()))
+    profile::measure("swiglu_backward", || profile::passes(gate, 5), work)
 }
 
 /// [`swiglu`] in plain tensor calls.

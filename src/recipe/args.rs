@@ -31,7 +31,7 @@ impl RecipeArgs {
     ///
     /// All mistakes in the file and the changes, sorted by place.
     pub fn load(&self, purpose: Purpose) -> Result<Recipe, Problems> {
-        Recipe::load(&self.recipe, &self.overrides(), purpose)
+        self.load_with_text(purpose).map(|(recipe, _)| recipe)
     }
 
     /// Reads the recipe with its changes, and returns the text of its file too. The file may later change or be gone: a
@@ -46,10 +46,14 @@ impl RecipeArgs {
         Ok((recipe, text))
     }
 
-    /// As much of the recipe with its changes as can be read, and all mistakes in it; `None` where nothing can be read.
+    /// As much of the recipe with its changes as can be read, and all mistakes in it. A key that is wrong or missing
+    /// gets its default. `None` where nothing can be read.
     #[must_use]
     pub fn examine(&self, purpose: Purpose) -> (Option<Recipe>, Problems) {
-        Recipe::examine(&self.recipe, &self.overrides(), purpose)
+        match read_text(&self.recipe) {
+            Ok(text) => Recipe::read(&self.recipe, &text, &self.overrides(), purpose),
+            Err(problem) => (None, problem.into()),
+        }
     }
 
     /// The changes to the recipe, in order; `--device` comes last.

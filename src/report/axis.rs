@@ -1,36 +1,31 @@
 //! Axes: round marks, and numbers with their units.
 
+use serde::Serialize;
+
 use crate::text::thousands;
 
 /// The unit of a chart's numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Unit {
     /// No unit: a loss, a norm.
+    #[default]
     Plain,
     /// A very small number without unit: a learning rate.
     Scientific,
     /// Whole counts: steps, tokens.
     Count,
-    /// Tokens a second.
     TokensPerSecond,
-    /// Time.
     Seconds,
-    /// Memory.
     Bytes,
-    /// Bytes a second.
     BytesPerSecond,
-    /// Percent.
     Percent,
-    /// Power.
     Watts,
-    /// Temperature.
     Celsius,
-    /// Clock rate.
     Megahertz,
 }
 
 /// The divisor of displayed numbers, and the unit written after them.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Scale {
     pub(super) divisor: f64,
     pub(super) suffix: &'static str,
@@ -40,6 +35,8 @@ impl Unit {
     /// The scale that suits numbers up to `largest` best.
     pub(super) fn scale(self, largest: f64) -> Scale {
         const KIB: f64 = 1024.0;
+        const MIB: f64 = KIB * KIB;
+        const GIB: f64 = KIB * MIB;
         let (divisor, suffix) = match self {
             Self::Plain | Self::Scientific | Self::Count => (1.0, ""),
             Self::TokensPerSecond => (1.0, " tokens/s"),
@@ -48,12 +45,12 @@ impl Unit {
             Self::Seconds if largest < 600.0 => (1.0, " s"),
             Self::Seconds if largest < 36_000.0 => (60.0, " min"),
             Self::Seconds => (3600.0, " h"),
-            Self::Bytes if largest < KIB * KIB => (KIB, " KiB"),
-            Self::Bytes if largest < KIB * KIB * KIB => (KIB * KIB, " MiB"),
-            Self::Bytes => (KIB * KIB * KIB, " GiB"),
-            Self::BytesPerSecond if largest < KIB * KIB => (KIB, " KiB/s"),
-            Self::BytesPerSecond if largest < KIB * KIB * KIB => (KIB * KIB, " MiB/s"),
-            Self::BytesPerSecond => (KIB * KIB * KIB, " GiB/s"),
+            Self::Bytes if largest < MIB => (KIB, " KiB"),
+            Self::Bytes if largest < GIB => (MIB, " MiB"),
+            Self::Bytes => (GIB, " GiB"),
+            Self::BytesPerSecond if largest < MIB => (KIB, " KiB/s"),
+            Self::BytesPerSecond if largest < GIB => (MIB, " MiB/s"),
+            Self::BytesPerSecond => (GIB, " GiB/s"),
             Self::Percent => (1.0, " %"),
             Self::Watts => (1.0, " W"),
             Self::Celsius => (1.0, " °C"),
@@ -64,17 +61,14 @@ impl Unit {
 
     /// A number with its unit, with three significant digits, or four where it has no unit.
     pub(super) fn text(self, value: f64) -> String {
-        if !value.is_finite() {
-            return "–".to_owned();
-        }
         let Scale { divisor, suffix } = self.scale(value.abs());
-        let scaled = value / divisor;
         match self {
+            _ if !value.is_finite() => "–".to_owned(),
             Self::Scientific => scientific(value),
             Self::Count => thousands(value),
             Self::Percent => format!("{value:.1}{suffix}"),
-            Self::Plain => format!("{}{suffix}", significant(scaled, 4)),
-            _ => format!("{}{suffix}", significant(scaled, 3)),
+            Self::Plain => significant(value, 4),
+            _ => format!("{}{suffix}", significant(value / divisor, 3)),
         }
     }
 }
@@ -85,25 +79,23 @@ fn significant(value: f64, digits: i32) -> String {
     if magnitude >= 3.0 {
         return thousands(value);
     }
-    let after_first = f64::from(digits - 1);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 12")]
-    let decimals = (after_first - magnitude).clamp(0.0, 12.0) as usize;
-    let text = format!("{value:.decimals$}");
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+    let decimals = (f64::from(digits - 1) - magnitude).clamp(0.0, 12.0) as usize;
+    without_zeros(&format!("{value:.decimals$}")).to_owned()
 }
 
 /// `8e-3`, `1.5e-4`, `0`.
 fn scientific(value: f64) -> String {
-    if value == 0.0 { "0".to_owned() } else { trim_mantissa(&format!("{value:.3e}")) }
+    let text = format!("{value:.3e}");
+    match text.split_once('e') {
+        Some((mantissa, exponent)) if value != 0.0 => format!("{}e{exponent}", without_zeros(mantissa)),
+        _ => "0".to_owned(),
+    }
 }
 
-fn trim_mantissa(text: &str) -> String {
-    match text.split_once('e') {
-        Some((mantissa, exponent)) if mantissa.contains('.') => {
-            format!("{}e{exponent}", mantissa.trim_end_matches('0').trim_end_matches('.'))
-        }
-        _ => text.to_owned(),
-    }
+/// A number without zeros at the end of its decimals.
+fn without_zeros(number: &str) -> &str {
+    if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
 }
 
 /// A range of numbers with round marks.
@@ -111,11 +103,9 @@ fn trim_mantissa(text: &str) -> String {
 pub(super) struct Axis {
     pub(super) low: f64,
     pub(super) high: f64,
-    /// In the unit of the numbers.
     pub(super) ticks: Vec<f64>,
     pub(super) scale: Scale,
-    /// The axis is logarithmic.
-    pub(super) is_log: bool,
+    is_log: bool,
     unit: Unit,
     step: f64,
 }
@@ -156,12 +146,11 @@ impl Axis {
     }
 
     fn mark(&mut self) {
-        let (first, last) = ((self.low / self.step - 1e-9).ceil(), (self.high / self.step + 1e-9).floor());
-        #[expect(clippy::cast_possible_truncation, reason = "a few marks")]
-        let marks = first as i64..=last as i64;
-        #[expect(clippy::cast_precision_loss, reason = "a few marks")]
-        let ticks = marks.map(|mark| mark as f64 * self.step);
-        self.ticks = ticks.collect();
+        // Adding 0 makes -0, which would show its sign, 0.
+        let first = (self.low / self.step - 1e-9).ceil() + 0.0;
+        let last = (self.high / self.step + 1e-9).floor();
+        let marks = std::iter::successors(Some(first), |mark| Some(mark + 1.0));
+        self.ticks = marks.take_while(|mark| *mark <= last).map(|mark| mark * self.step).collect();
     }
 
     /// Position of a number: 0 at the low end, 1 at the high end.
@@ -172,8 +161,13 @@ impl Axis {
         (value - self.low) / (self.high - self.low)
     }
 
-    /// A mark's text, without the unit.
-    pub(super) fn label(&self, tick: f64) -> String {
+    /// The marks: their positions in percent, and their texts without the unit.
+    pub(super) fn marks(&self) -> Vec<(f64, String)> {
+        let percent = |tick| (1e4 * self.position(tick)).round() / 100.0;
+        self.ticks.iter().map(|tick| (percent(*tick), self.label(*tick))).collect()
+    }
+
+    fn label(&self, tick: f64) -> String {
         let (value, step) = (tick / self.scale.divisor, self.step / self.scale.divisor);
         if self.unit == Unit::Scientific {
             return scientific(value);
@@ -206,7 +200,7 @@ mod tests {
     use super::*;
 
     fn labels(axis: &Axis) -> Vec<String> {
-        axis.ticks.iter().map(|tick| axis.label(*tick)).collect()
+        axis.marks().into_iter().map(|(_, label)| label).collect()
     }
 
     #[test]
@@ -240,12 +234,6 @@ mod tests {
             assert!(axis.low <= value && value <= axis.high && axis.low < axis.high, "{axis:?}");
             assert!((1..20).contains(&axis.ticks.len()), "{axis:?}");
         }
-    }
-
-    #[test]
-    fn positions_run_from_0_to_1() {
-        let axis = Axis::rounded(0.0, 100.0, Unit::Percent, 4.0);
-        assert_eq!([0.0, 25.0, 100.0].map(|value| axis.position(value)), [0.0, 0.25, 1.0]);
     }
 
     #[test]

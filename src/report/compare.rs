@@ -8,43 +8,48 @@ mod limits;
 mod text;
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
 use super::ReportError;
 use super::axis::Unit;
-use super::page::steady;
 use super::record::Record;
-use super::statistics::quantile;
+use crate::stats::{as_f64, median, quantile};
 
 pub use limits::{Checked, Limit, Regression};
 
-/// The compared figures: name, label, unit.
-const FIGURES: [(&str, &str, Unit); 23] = [
-    ("final_eval_loss", "evaluation loss, last", Unit::Plain),
-    ("best_eval_loss", "evaluation loss, best", Unit::Plain),
-    ("evaluations", "evaluations", Unit::Count),
-    ("eval_target_tokens", "evaluation, target tokens", Unit::Count),
-    ("final_loss", "training loss, last tenth", Unit::Plain),
-    ("steps", "steps", Unit::Count),
-    ("tokens", "tokens", Unit::Count),
-    ("tokens_per_second", "tokens/s, median", Unit::Count),
-    ("step_seconds", "step, median", Unit::Seconds),
-    ("step_seconds_p95", "step, 95 % below", Unit::Seconds),
-    ("mfu_percent", "MFU, median", Unit::Percent),
-    ("peak_gpu_memory_bytes", "peak memory, GPU", Unit::Bytes),
-    ("peak_host_memory_bytes", "peak memory, process", Unit::Bytes),
-    ("gpu_utilization_percent", "GPU utilization, median", Unit::Percent),
-    ("cpu_utilization_percent", "CPU utilization, median", Unit::Percent),
-    ("wall_seconds", "wall time", Unit::Seconds),
-    ("energy_kwh", "energy, kWh", Unit::Plain),
-    ("cost", "cost", Unit::Plain),
-    ("data_wait_percent", "time: waiting for data", Unit::Percent),
-    ("forward_backward_percent", "time: forward + backward", Unit::Percent),
-    ("optimizer_percent", "time: optimizer", Unit::Percent),
-    ("evaluation_percent", "time: evaluation", Unit::Percent),
-    ("checkpoint_percent", "time: checkpoints", Unit::Percent),
+/// A compared figure: name, label, unit, and its value in a run.
+type Row = (&'static str, &'static str, Unit, fn(&Record) -> Option<f64>);
+
+const FIGURES: [Row; 23] = [
+    ("final_eval_loss", "evaluation loss, last", Unit::Plain, |run| run.evaluations.latest("eval_loss")),
+    ("best_eval_loss", "evaluation loss, best", Unit::Plain, |run| quantile(run.evaluations.get("eval_loss")?, 0.0)),
+    ("evaluations", "evaluations", Unit::Count, |run| Some(as_f64(run.evaluations.len())).filter(|count| *count > 0.0)),
+    ("eval_target_tokens", "evaluation, target tokens", Unit::Count, |run| {
+        run.evaluations.latest("eval_target_tokens")
+    }),
+    ("final_loss", "training loss, last tenth", Unit::Plain, final_loss),
+    ("steps", "steps", Unit::Count, |run| run.steps.last("step")),
+    ("tokens", "tokens", Unit::Count, |run| run.steps.sum("tokens")),
+    ("tokens_per_second", "tokens/s, median", Unit::Count, |run| run.median("tokens_per_second")),
+    ("step_seconds", "step, median", Unit::Seconds, |run| run.median("step_seconds")),
+    ("step_seconds_p95", "step, 95 % below", Unit::Seconds, |run| quantile(run.steps.steady("step_seconds"), 0.95)),
+    ("mfu_percent", "MFU, median", Unit::Percent, |run| Some(100.0 * run.median("mfu")?)),
+    ("peak_gpu_memory_bytes", "peak memory, GPU", Unit::Bytes, Record::peak_gpu_memory_bytes),
+    ("peak_host_memory_bytes", "peak memory, process", Unit::Bytes, Record::peak_host_memory_bytes),
+    ("gpu_utilization_percent", "GPU utilization, median", Unit::Percent, |run| run.median("gpu_utilization_percent")),
+    ("cpu_utilization_percent", "CPU utilization, median", Unit::Percent, |run| run.median("cpu_utilization_percent")),
+    ("wall_seconds", "wall time", Unit::Seconds, Record::wall_seconds),
+    ("energy_kwh", "energy, kWh", Unit::Plain, Record::energy_kwh),
+    ("cost", "cost", Unit::Plain, |run| run.figure("cost")),
+    ("data_wait_percent", "time: waiting for data", Unit::Percent, |run| time_percent(run, "data_wait_seconds")),
+    ("forward_backward_percent", "time: forward + backward", Unit::Percent, |run| {
+        time_percent(run, "forward_backward_seconds")
+    }),
+    ("optimizer_percent", "time: optimizer", Unit::Percent, |run| time_percent(run, "optimizer_seconds")),
+    ("evaluation_percent", "time: evaluation", Unit::Percent, |run| time_percent(run, "evaluation_seconds")),
+    ("checkpoint_percent", "time: checkpoints", Unit::Percent, |run| time_percent(run, "checkpoint_seconds")),
 ];
 
 /// Several runs side by side.
@@ -112,7 +117,8 @@ impl Comparison {
     ///
     /// A folder that holds no run, or a run without steps.
     pub fn of(sides: &[Vec<PathBuf>]) -> Result<Self, ReportError> {
-        let records = sides.iter().map(|folders| folders.iter().map(|folder| read(folder)).collect());
+        let read = |folder: &PathBuf| Record::read(folder)?.with_steps();
+        let records = sides.iter().map(|folders| folders.iter().map(read).collect());
         let records: Vec<Vec<Record>> = records.collect::<Result<_, _>>()?;
         let mut sides: Vec<Side> = records.iter().map(|of_side| Side::of(of_side)).collect();
         let names: Vec<String> = sides.iter().map(|side| side.name.clone()).collect();
@@ -128,27 +134,13 @@ impl Comparison {
         let verdicts = sides.iter().skip(1).map(|side| text::verdict(&sides[0], side)).collect();
         Ok(Self { sides, recipe_differences, verdicts })
     }
-
-    /// The comparison as a table for people.
-    #[must_use]
-    pub fn text(&self) -> String {
-        text::text(self)
-    }
-}
-
-fn read(folder: &Path) -> Result<Record, ReportError> {
-    let record = Record::read(folder)?;
-    if record.steps.is_empty() {
-        return Err(ReportError::NoFigures { path: record.folder, num_torn_lines: record.num_torn_lines });
-    }
-    Ok(record)
 }
 
 impl Side {
     /// A side of one or more runs.
     fn of(records: &[Record]) -> Self {
-        let figures = FIGURES.iter().map(|(name, ..)| {
-            let values = records.iter().map(|record| value(record, name).filter(|value| value.is_finite()));
+        let figures = FIGURES.iter().map(|(name, _, _, value)| {
+            let values = records.iter().map(|record| value(record).filter(|value| value.is_finite()));
             let values: Option<Vec<f64>> = values.collect();
             let [lowest, value, highest] = [0.0, 0.5, 1.0].map(|share| quantile(values.as_deref()?, share));
             let range = lowest.zip(highest).filter(|_| records.len() > 1);
@@ -170,7 +162,7 @@ impl Side {
     /// Adds how the figures differ from those of the baseline.
     fn against(&mut self, baseline: &Self) {
         let evaluates_other_tokens = self.evaluates_other_tokens(baseline);
-        for ((own, base), (name, _, unit)) in self.figures.iter_mut().zip(&baseline.figures).zip(&FIGURES) {
+        for ((own, base), (name, _, unit, _)) in self.figures.iter_mut().zip(&baseline.figures).zip(&FIGURES) {
             let (Some(value), Some(base_value)) = (own.value, base.value) else { continue };
             if evaluates_other_tokens && ["final_eval_loss", "best_eval_loss"].contains(name) {
                 continue;
@@ -204,45 +196,17 @@ impl Side {
     }
 }
 
-/// A figure of a run.
-fn value(record: &Record, name: &str) -> Option<f64> {
-    let median = |name| quantile(steady(record, name), 0.5);
-    match name {
-        // The value in the last record, even if it is not finite: the last finite one would make a diverged run look
-        // sound.
-        "final_eval_loss" => record.evaluations.latest("eval_loss"),
-        "best_eval_loss" => quantile(record.evaluations.get("eval_loss")?, 0.0),
-        #[expect(clippy::cast_precision_loss, reason = "a number of evaluations")]
-        "evaluations" => Some(record.evaluations.len() as f64).filter(|count| *count > 0.0),
-        "eval_target_tokens" => record.evaluations.latest(name),
-        "final_loss" => {
-            let losses = record.steps.get("loss")?;
-            quantile(&losses[losses.len() - losses.len().div_ceil(10)..], 0.5)
-        }
-        "steps" => record.steps.last("step"),
-        "tokens" => record.steps.sum("tokens"),
-        "step_seconds_p95" => quantile(steady(record, "step_seconds"), 0.95),
-        "mfu_percent" => median("mfu").map(|mfu| 100.0 * mfu),
-        "tokens_per_second" | "step_seconds" | "gpu_utilization_percent" | "cpu_utilization_percent" => median(name),
-        "peak_gpu_memory_bytes" => record.peak_memory_bytes(true),
-        "peak_host_memory_bytes" => record.peak_memory_bytes(false),
-        "wall_seconds" => record.figure(name).or_else(|| record.steps.sum("wall_seconds")),
-        "energy_kwh" => record.figure(name).or_else(|| {
-            let joules = ["energy_joules", "cpu_energy_joules"].into_iter().find_map(|name| record.steps.last(name));
-            joules.map(|joules| joules / 3.6e6)
-        }),
-        "cost" => record.figure(name),
-        _ => time_percent(record, name.strip_suffix("_percent")?),
-    }
+fn final_loss(run: &Record) -> Option<f64> {
+    let losses = run.steps.get("loss")?;
+    median(&losses[losses.len() - losses.len().div_ceil(10)..])
 }
 
 /// Share of the wall time; without a summary, of the steps' time.
-fn time_percent(record: &Record, part: &str) -> Option<f64> {
-    let name = format!("{part}_seconds");
-    if let Some(time) = record.summary.get("time") {
-        return Some(100.0 * time.get(&name)?.as_f64()? / record.figure("wall_seconds")?);
+fn time_percent(run: &Record, part: &str) -> Option<f64> {
+    if let Some(time) = run.summary.get("time") {
+        return Some(100.0 * time.get(part)?.as_f64()? / run.figure("wall_seconds")?);
     }
-    Some(100.0 * record.steps.sum(&name)? / record.steps.sum("wall_seconds")?)
+    Some(100.0 * run.steps.sum(part)? / run.steps.sum("wall_seconds")?)
 }
 
 /// Differences between the resolved recipes, except the output folder.

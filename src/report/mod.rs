@@ -1,39 +1,30 @@
 //! Views of what a run has written: a page for a run, and a comparison of several runs.
 //!
-//! - [`record`](Record): the files of a run's folder, read
-//! - [`columns`](Columns): its figures by name
-//! - [`page`](write()): report.html
+//! - `record`, `columns`: the files of a run's folder, read, and its figures by name
+//! - `page`: report.html; `charts` its charts, `time` where the time went, `bars` totals
+//! - `chart`, `axis`: lines as SVG
 //! - [`compare`]: runs side by side
-//! - `chart`, `axis`, `downsample`: figures as SVG
-//! - `memory`: the plan against what was measured
-//! - `statistics`: medians
 //!
 //! Everything here is made from files, so it can be made again, even for an interrupted run.
 
 mod axis;
+mod bars;
 mod chart;
+mod charts;
 mod columns;
 pub mod compare;
-mod downsample;
-mod figures;
-mod html;
-mod memory;
 mod page;
 mod record;
-mod split;
-mod stack;
-mod statistics;
+mod time;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-pub use columns::Columns;
-pub use record::{PlannedComponent, PlannedMemory, Record};
-
 use crate::files;
 use crate::panics::guarded;
+use record::Record;
 
 /// File name of the report in the run's folder.
 pub const REPORT_FILE: &str = "report.html";
@@ -44,25 +35,13 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Why a report could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// The folder does not exist.
-    #[error("{path}: there is no such folder\n  hint: give the `output_dir` of a run", path = path.display())]
-    NoFolder {
-        /// The folder.
+    /// The path is not the folder of a run with figures.
+    #[error("{path}: {why}", path = path.display())]
+    NoRun {
+        /// The path.
         path: PathBuf,
-    },
-    /// The path is not a run's folder.
-    #[error("{path}: not a run, there is no metrics.jsonl in it\n  hint: give the `output_dir` of a run", path = path.display())]
-    NotARun {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// A run without a complete step.
-    #[error("{path}: metrics.jsonl holds no step{}", torn(*num_torn_lines), path = path.display())]
-    NoFigures {
-        /// The folder.
-        path: PathBuf,
-        /// Number of its unreadable lines.
-        num_torn_lines: usize,
+        /// What is missing.
+        why: String,
     },
     /// A file operation failed.
     #[error("{path}: cannot {action}: {source}", path = path.display())]
@@ -74,12 +53,9 @@ pub enum ReportError {
         /// Why it failed.
         source: io::Error,
     },
-    /// The template does not fit its figures: a bug in this program.
-    #[error("cannot lay out the page: {0}")]
-    Layout(#[from] minijinja::Error),
-    /// Another bug in this program.
+    /// A bug in this program.
     #[error("cannot make the page: {0}")]
-    Panic(String),
+    Bug(String),
     /// The report took too long.
     #[error("the page is not made within {} s\n  hint: `lora-train report {}` makes it", limit.as_secs(), path.display())]
     NotInTime {
@@ -94,15 +70,7 @@ impl ReportError {
     /// Whether the request was wrong, rather than something that failed on the way.
     #[must_use]
     pub fn is_input(&self) -> bool {
-        matches!(self, Self::NoFolder { .. } | Self::NotARun { .. } | Self::NoFigures { .. })
-    }
-}
-
-fn torn(num_lines: usize) -> String {
-    match num_lines {
-        0 => String::new(),
-        1 => ", and one line that cannot be read".to_owned(),
-        n => format!(", and {n} lines that cannot be read"),
+        matches!(self, Self::NoRun { .. })
     }
 }
 
@@ -112,10 +80,14 @@ fn torn(num_lines: usize) -> String {
 ///
 /// A folder that holds no run, or a file that cannot be read or written.
 pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
-    let page = page::render(&Record::read(folder)?)?;
+    let page = page(folder)?;
     let path = out.map_or_else(|| folder.join(REPORT_FILE), Path::to_owned);
     files::write(&path, page).map_err(|source| ReportError::Io { path: path.clone(), action: "write", source })?;
     Ok(path)
+}
+
+fn page(folder: &Path) -> Result<String, ReportError> {
+    page::render(&Record::read(folder)?).map_err(|error| ReportError::Bug(error.to_string()))
 }
 
 /// Like [`write()`] into the run's folder, but for the end of a run, which must neither take long nor fail because of
@@ -128,61 +100,48 @@ pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> 
 pub fn write_within(folder: &Path, limit: impl Fn() -> Duration) -> Result<PathBuf, ReportError> {
     let (sender, receiver) = mpsc::channel();
     let run = folder.to_owned();
-    let make = move || {
-        let page = guarded(|| Record::read(&run).and_then(|record| page::render(&record)));
-        // After the limit, the receiver is gone.
-        drop(sender.send(page));
-    };
+    // After the limit, the receiver is gone.
+    let make = move || drop(sender.send(guarded(|| page(&run))));
     let path = folder.join(REPORT_FILE);
-    let thread = std::thread::Builder::new().name("report".into()).spawn(make);
-    thread.map_err(|source| ReportError::Io { path: path.clone(), action: "begin", source })?;
+    let failed = |action, source| ReportError::Io { path: path.clone(), action, source };
+    std::thread::Builder::new().name("report".into()).spawn(make).map_err(|source| failed("begin", source))?;
     let started = Instant::now();
     let page = loop {
         match receiver.recv_timeout(PATIENCE.min(limit().saturating_sub(started.elapsed()))) {
-            Ok(page) => break page,
+            Ok(page) => break page.map_err(ReportError::Bug)??,
             Err(RecvTimeoutError::Timeout) if started.elapsed() < limit() => {}
             Err(_) => return Err(ReportError::NotInTime { path: folder.to_owned(), limit: limit() }),
         }
     };
-    let page = page.map_err(ReportError::Panic)??;
-    files::write(&path, page).map_err(|source| ReportError::Io { path: path.clone(), action: "write", source })?;
+    files::write(&path, page).map_err(|source| failed("write", source))?;
     Ok(path)
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 
-    #[cfg(unix)]
-    #[test]
-    fn who_becomes_impatient_while_a_page_is_made_is_not_made_to_wait() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(
-            std::process::Command::new("mkfifo").arg(folder.path().join("metrics.jsonl")).status().unwrap().success()
-        );
-        let started = Instant::now();
-        let is_impatient = || started.elapsed() > Duration::from_millis(50);
-        let limit = || if is_impatient() { Duration::from_millis(10) } else { Duration::from_mins(10) };
-        let error = write_within(folder.path(), limit).unwrap_err();
-        assert!(
-            matches!(error, ReportError::NotInTime { .. }) && started.elapsed() < Duration::from_mins(1),
-            "{error}"
-        );
-    }
-
-    #[cfg(unix)]
     #[test]
     fn a_page_that_takes_too_long_is_given_up_and_nothing_is_left_of_it() {
         let folder = tempfile::tempdir().unwrap();
         let metrics = folder.path().join("metrics.jsonl");
         // Nothing writes into the pipe, so reading it blocks.
         assert!(std::process::Command::new("mkfifo").arg(&metrics).status().unwrap().success());
-        let error = write_within(folder.path(), || Duration::from_millis(20)).unwrap_err().to_string();
+        let started = Instant::now();
+        // A user who becomes impatient while the page is made.
+        let is_impatient = || started.elapsed() > Duration::from_millis(50);
+        let limit = || if is_impatient() { Duration::from_millis(10) } else { Duration::from_mins(10) };
+        let error = write_within(folder.path(), limit).unwrap_err();
+        assert!(matches!(error, ReportError::NotInTime { .. }) && started.elapsed() < Duration::from_mins(1));
+        let error = error.to_string();
         assert!(error.contains("not made within 0 s") && error.contains("hint: `lora-train report /"), "{error}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         std::fs::remove_file(&metrics).unwrap();
         std::fs::write(metrics, "{\"step\":1,\"loss\":4.0,\"learning_rate\":1e-3}\n").unwrap();
         let path = write_within(folder.path(), || Duration::from_mins(3)).unwrap();
-        assert!(std::fs::read_to_string(path).unwrap().contains("not finished"));
+        let page = std::fs::read_to_string(path).unwrap();
+        assert!(page.starts_with("<!doctype html>") && page.contains("not finished"), "{page}");
+        assert!(page.contains("<script>\"use strict\";") && page.contains("@media print"), "{page}");
+        assert!(page.contains("<h3>Loss</h3>") && page.contains("<path class=\"line c1 solid\" d=\"M"), "{page}");
     }
 }

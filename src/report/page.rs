@@ -1,16 +1,13 @@
 //! report.html: one run on one page, in one file.
 
-use serde::Serialize;
+use minijinja::{AutoEscape, Environment, context};
 use serde_json::Value;
 
-use super::ReportError;
 use super::axis::Unit;
-use super::figures::Charts;
-use super::html;
-use super::memory::{Memory, Peak};
+use super::bars;
+use super::charts::Charts;
 use super::record::Record;
-use super::stack::{self, Piece};
-use super::statistics::{num_warmup_steps, quantile};
+use crate::stats::quantile;
 use crate::text::{duration, thousands};
 
 /// Number of prompts with texts on the page, and of texts per prompt.
@@ -21,112 +18,50 @@ const MAX_TEXT: usize = 4000;
 /// Characters shown of a recipe: more than anyone writes by hand.
 const MAX_RECIPE: usize = 60_000;
 
-/// Parts of the run's wall time in summary.json: field, name, colour class.
-const TIME_PARTS: [(&str, &str, &str); 9] = [
-    ("startup_seconds", "start-up", "p-startup"),
-    ("forward_backward_seconds", "forward + backward", "p-passes"),
-    ("optimizer_seconds", "optimizer", "p-optimizer"),
-    ("data_wait_seconds", "waiting for data", "p-data"),
-    ("host_to_device_seconds", "host to device", "p-transfer"),
-    ("logging_seconds", "logging", "p-logging"),
-    ("evaluation_seconds", "evaluation", "p-evaluation"),
-    ("checkpoint_seconds", "checkpoints, adapter", "p-checkpoint"),
-    ("other_seconds", "other", "p-other"),
-];
-
-/// Values for the template.
-#[derive(Debug, Serialize)]
-struct Page {
-    name: String,
-    status: String,
-    /// Why the run ended early, and what to do.
-    reason: Vec<String>,
-    about: Vec<String>,
-    tiles: Vec<Tile>,
-    findings: Vec<Value>,
-    /// The part of the run that the findings are about; empty: all of it.
-    findings_of: &'static str,
-    /// Findings reported during the run.
-    told: Vec<Value>,
-    charts: Charts,
-    time_bar: Option<String>,
-    time_list: String,
-    memory_bars: Option<String>,
-    memory_title: &'static str,
-    memory_list: String,
-    memory_notes: Vec<String>,
-    samples: Vec<Texts>,
-    num_samples_left_out: usize,
-    given_recipe: Option<String>,
-    resolved_recipe: Option<String>,
-    warnings: Vec<String>,
-    environment: Vec<Row>,
-    version: &'static str,
-}
-
-/// A headline figure.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct Tile {
-    label: &'static str,
-    value: String,
-    note: String,
-}
-
-/// Texts that the model wrote after one prompt.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct Texts {
-    prompt: String,
-    /// The first and the last text.
-    shown: Vec<Text>,
-    between: Vec<Text>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Text {
-    step: u64,
-    text: String,
-}
-
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct Row {
-    name: String,
-    value: String,
-}
-
 /// The page of a run.
 ///
 /// # Errors
 ///
 /// A template that does not fit, which would be a bug in this program.
-pub(super) fn render(record: &Record) -> Result<String, ReportError> {
-    let time = time_pieces(record);
-    let memory = Memory::of(record);
+pub(super) fn render(record: &Record) -> Result<String, minijinja::Error> {
+    let (memory_bars, memory_notes) = bars::memory(record).unwrap_or_default();
     let (samples, num_samples_left_out) = texts(record);
-    let page = Page {
-        name: record.name(),
-        status: status(record),
-        reason: reason(record),
-        about: about(record),
-        tiles: tiles(record),
-        findings: findings(record, "diagnosis"),
-        findings_of: if record.num_starts() > 1.0 { "of the last start" } else { "" },
-        told: findings(record, "told"),
-        charts: Charts::of(record),
-        time_bar: (!time.is_empty()).then(|| stack::bars(&[("In total", time.clone())], Unit::Seconds)),
-        time_list: stack::piece_list(&time, Unit::Seconds),
-        memory_bars: memory.as_ref().map(Memory::bars),
-        memory_title: memory.as_ref().map_or("", |memory| memory.title),
-        memory_list: memory.as_ref().map_or_else(String::new, Memory::list),
-        memory_notes: memory.map_or_else(Vec::new, |memory| memory.notes),
+    let recipe = |text: &Option<String>| text.as_deref().map(|text| shortened(text, MAX_RECIPE));
+    let page = context! {
+        name => record.name(),
+        status => status(record),
+        // Why the run ended early, and what to do.
+        reason => shortened(record.text("reason"), MAX_TEXT).lines().collect::<Vec<_>>(),
+        about => about(record),
+        tiles => tiles(record),
+        findings => record.list("diagnosis"),
+        findings_of => if num_starts(record).is_some() { "of the last start" } else { "" },
+        told => record.list("told"),
+        charts => Charts::of(record),
+        time_bars => bars::time(record),
+        memory_bars,
+        memory_notes,
         samples,
         num_samples_left_out,
-        given_recipe: record.given_recipe.as_deref().map(|text| shortened(text, MAX_RECIPE)),
-        resolved_recipe: record.resolved_recipe.as_deref().map(|text| shortened(text, MAX_RECIPE)),
-        warnings: warnings(record),
-        environment: environment(record),
-        version: env!("CARGO_PKG_VERSION"),
+        given_recipe => recipe(&record.given_recipe),
+        resolved_recipe => recipe(&record.resolved_recipe),
+        warnings => record.list("warnings").iter().map(plain).collect::<Vec<_>>(),
+        environment => environment(record),
+        version => env!("CARGO_PKG_VERSION"),
+        style => minijinja::Value::from_safe_string(include_str!("style.css").to_owned()),
+        // Shows numbers under the pointer; the page is complete without it.
+        script => minijinja::Value::from_safe_string(include_str!("hover.js").to_owned()),
     };
-    html::fill(include_str!("page.html"), &page)
+    fill(include_str!("page.html"), page)
+}
+
+/// Fills a template and escapes every text that is not marked as HTML.
+fn fill(template: &str, context: minijinja::Value) -> Result<String, minijinja::Error> {
+    let mut environment = Environment::new();
+    environment.set_auto_escape_callback(|_| AutoEscape::Html);
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.render_str(template, context)
 }
 
 fn status(record: &Record) -> String {
@@ -141,90 +76,68 @@ fn status(record: &Record) -> String {
     }
 }
 
-/// Number of starts in the wall time, and the time per million tokens.
-fn wall_note(record: &Record, per_million: Option<f64>) -> Option<String> {
-    let starts = Some(record.num_starts()).filter(|starts| *starts > 1.0);
-    let starts = starts.map(|starts| format!("{} starts", thousands(starts)));
-    let notes: Vec<String> =
-        starts.into_iter().chain(per_million.map(|s| format!("{} a million tokens", duration(s)))).collect();
-    (!notes.is_empty()).then(|| notes.join(", "))
+/// Starts of the process, if it was resumed.
+fn num_starts(record: &Record) -> Option<f64> {
+    record.figure("starts").filter(|starts| *starts > 1.0)
 }
 
-fn findings(record: &Record, name: &str) -> Vec<Value> {
-    record.summary.get(name).and_then(Value::as_array).cloned().unwrap_or_default()
-}
-
-/// Why the run ended early, line by line.
-fn reason(record: &Record) -> Vec<String> {
-    let reason = record.summary.get("reason").and_then(Value::as_str).unwrap_or_default();
-    shortened(reason, MAX_TEXT).lines().map(ToOwned::to_owned).collect()
-}
-
-/// Model, device and time in one line.
+/// Model, device, precision and time.
 fn about(record: &Record) -> Vec<String> {
-    let model = record.setting("model.path").and_then(toml::Value::as_str).map(ToOwned::to_owned);
-    let device = record.device().map(ToOwned::to_owned);
-    let precision = record.setting("train.precision").and_then(toml::Value::as_str).map(ToOwned::to_owned);
-    let started = record.environment_text("started_at");
+    let setting = |key| record.setting(key).and_then(toml::Value::as_str).map(ToOwned::to_owned);
+    let started = record.environment.get("started_at").and_then(Value::as_str);
     let started = started.map(|time| time.split('.').next().unwrap_or(time).trim_end_matches('Z').replace('T', " "));
-    [model, device, precision, started.map(|time| format!("started {time} UTC"))].into_iter().flatten().collect()
+    let about = [
+        setting("model.path"),
+        record.device().map(ToOwned::to_owned),
+        setting("train.precision"),
+        started.map(|time| format!("started {time} UTC")),
+    ];
+    about.into_iter().flatten().collect()
 }
 
-/// The headline figures; figures that were not measured have no tile.
-fn tiles(record: &Record) -> Vec<Tile> {
-    let tile = |label, value: Option<String>, note: Option<String>| {
-        value.map(|value| Tile { label, value, note: note.unwrap_or_default() })
+/// The headline figures: label, value, note. Figures that were not measured have no tile.
+fn tiles(record: &Record) -> Vec<(&'static str, String, String)> {
+    let mut tiles = Vec::new();
+    let mut tile = |label, value: Option<String>, note: Option<String>| {
+        tiles.extend(value.map(|value| (label, value, note.unwrap_or_default())));
     };
-    let losses = record.evaluations.get("eval_loss").unwrap_or_default();
-    let first_loss = losses.first().copied().filter(|loss| loss.is_finite());
-    // The value in the last record, even if it is not finite: the last finite one would make a diverged run look sound.
-    let last_loss = record.evaluations.latest("eval_loss");
     let loss_text = |loss: f64| if loss.is_finite() { Unit::Plain.text(loss) } else { "not a number".to_owned() };
-    let from_loss = first_loss.filter(|_| losses.len() > 1).map(|loss| format!("from {}", Unit::Plain.text(loss)));
-    let steps = record.steps.last("step").unwrap_or(0.0);
+    let losses = record.evaluations.get("eval_loss").unwrap_or_default();
+    let first_loss = losses.first().filter(|loss| losses.len() > 1 && loss.is_finite());
+    let from_loss = first_loss.map(|loss| format!("from {}", Unit::Plain.text(*loss)));
+    tile("Evaluation loss", record.evaluations.latest("eval_loss").map(loss_text), from_loss);
+    tile("Training loss", record.steps.latest("loss").map(loss_text), Some("of the last step".to_owned()));
+
     let epochs = record.steps.last("epoch").map(|epochs| format!("{} epochs", Unit::Plain.text(epochs)));
+    tile("Steps", Some(thousands(record.steps.last("step").unwrap_or(0.0))), epochs);
+    tile("Throughput", rate(record).map(thousands), Some("tokens/s".to_owned()));
+    let step_seconds =
+        |share| quantile(record.steps.steady("step_seconds"), share).map(|value| Unit::Seconds.text(value));
+    tile("Step, median", step_seconds(0.5), step_seconds(0.95).map(|p95| format!("95 % below {p95}")));
+    let mfu = record.figure("mfu").or_else(|| record.median("mfu"));
+    tile("MFU", mfu.map(|mfu| format!("{:.1} %", 100.0 * mfu)), Some("of the measured peak".to_owned()));
+    let gpu = record.figure("mean_gpu_utilization_percent").or_else(|| record.median("gpu_utilization_percent"));
+    tile("GPU utilization", gpu.map(|percent| format!("{percent:.0} %")), None);
+    let (peak, of) = record.peak_memory().unzip();
+    tile("Peak memory", peak.map(|bytes| Unit::Bytes.text(bytes)), of.map(ToOwned::to_owned));
+
     let tokens = record.figure("tokens").filter(|tokens| *tokens > 0.0).or_else(|| record.steps.sum("tokens"));
     let targets = record.steps.sum("target_tokens").zip(record.steps.sum("tokens"));
     let targets = targets.map(|(targets, tokens)| format!("{:.0} % carry loss", 100.0 * targets / tokens));
-    let peak = Peak::of(record);
-    let wall = record.figure("wall_seconds").or_else(|| record.steps.sum("wall_seconds"));
-    let step_seconds = steady(record, "step_seconds");
-    let p95 = quantile(step_seconds, 0.95).map(|p95| format!("95 % below {}", Unit::Seconds.text(p95)));
-    let mfu = record.figure("mfu").or_else(|| quantile(steady(record, "mfu"), 0.5));
-    let gpu = record.figure("mean_gpu_utilization_percent");
-    let gpu = gpu.or_else(|| quantile(steady(record, "gpu_utilization_percent"), 0.5));
-    let joules = || ["energy_joules", "cpu_energy_joules"].into_iter().find_map(|name| record.steps.last(name));
-    let energy = record.figure("energy_kwh").or_else(|| joules().map(|joules| joules / 3.6e6));
-    let currency = record.summary.get("currency").and_then(Value::as_str).unwrap_or_default();
+    tile("Tokens", tokens.map(large_count), targets);
     let per_million = |name: &str| record.summary.get("per_million_tokens")?.get(name)?.as_f64();
-    let cost = |cost: f64| format!("{} {currency}", Unit::Plain.text(cost)).trim_end().to_owned();
-    let tiles = [
-        tile("Evaluation loss", last_loss.map(loss_text), from_loss),
-        tile("Training loss", record.steps.latest("loss").map(loss_text), Some("of the last step".to_owned())),
-        tile("Steps", Some(thousands(steps)), epochs),
-        tile("Throughput", rate(record).map(thousands), Some("tokens/s".to_owned())),
-        tile("Step, median", quantile(step_seconds, 0.5).map(|median| Unit::Seconds.text(median)), p95),
-        tile("MFU", mfu.map(|mfu| format!("{:.1} %", 100.0 * mfu)), Some("of the measured peak".to_owned())),
-        tile("GPU utilization", gpu.map(|percent| format!("{percent:.0} %")), None),
-        tile(
-            "Peak memory",
-            peak.as_ref().map(|peak| Unit::Bytes.text(peak.bytes)),
-            peak.as_ref().map(|peak| peak.of.to_owned()),
-        ),
-        tile("Tokens", tokens.map(large_count), targets),
-        tile("Wall time", wall.map(duration), wall_note(record, per_million("seconds"))),
-        tile(
-            "Energy",
-            energy.map(|kwh| format!("{} kWh", Unit::Plain.text(kwh))),
-            per_million("energy_kwh").map(|kwh| format!("{} kWh a million tokens", Unit::Plain.text(kwh))),
-        ),
-        tile(
-            "Cost",
-            record.figure("cost").map(cost),
-            per_million("cost").map(|of_million| format!("{} a million tokens", cost(of_million))),
-        ),
+    let of_million = |text: String| format!("{text} a million tokens");
+    let wall = [
+        num_starts(record).map(|starts| format!("{} starts", thousands(starts))),
+        per_million("seconds").map(duration).map(of_million),
     ];
-    tiles.into_iter().flatten().collect()
+    let wall: Vec<String> = wall.into_iter().flatten().collect();
+    tile("Wall time", record.wall_seconds().map(duration), Some(wall.join(", ")));
+    let kwh = |kwh: f64| format!("{} kWh", Unit::Plain.text(kwh));
+    tile("Energy", record.energy_kwh().map(kwh), per_million("energy_kwh").map(kwh).map(of_million));
+    let cost = |cost: f64| format!("{} {}", Unit::Plain.text(cost), record.text("currency")).trim_end().to_owned();
+    tile("Cost", record.figure("cost").map(cost), per_million("cost").map(cost).map(of_million));
+    tiles
 }
 
 /// `73,670`, `12.3 million`, `1.50 billion`.
@@ -236,71 +149,34 @@ fn large_count(count: f64) -> String {
     }
 }
 
-fn warnings(record: &Record) -> Vec<String> {
-    let warnings = record.summary.get("warnings").and_then(Value::as_array);
-    warnings.into_iter().flatten().map(plain).collect()
-}
-
-/// A figure of the steps after warm-up.
-pub(super) fn steady<'a>(record: &'a Record, name: &str) -> &'a [f64] {
-    let column = record.steps.get(name).unwrap_or_default();
-    &column[num_warmup_steps(column.len()).min(column.len())..]
-}
-
 /// Tokens a second over all steps.
 fn rate(record: &Record) -> Option<f64> {
     let seconds = record.steps.sum("step_seconds").filter(|seconds| *seconds > 0.0)?;
     record.figure("tokens_per_second").or_else(|| Some(record.steps.sum("tokens")? / seconds))
 }
 
-/// Where the time of the whole run went; without a summary, that of its steps.
-fn time_pieces(record: &Record) -> Vec<Piece> {
-    let Some(time) = record.summary.get("time").and_then(Value::as_object) else {
-        let parts = stack::parts(&record.steps).into_iter();
-        let piece = |part: stack::Part| Piece {
-            name: part.name.to_owned(),
-            class: part.class,
-            value: part.seconds.iter().sum(),
-        };
-        return parts.map(piece).collect();
-    };
-    let pieces = TIME_PARTS.iter().filter_map(|&(field, name, class)| {
-        let value = time.get(field)?.as_f64().filter(|seconds| *seconds > 0.0)?;
-        Some(Piece { name: name.to_owned(), class, value })
-    });
-    pieces.flat_map(|piece| passes_apart(piece, record.figure("forward_share"))).collect()
-}
-
-/// Forward and backward, where the run knows the forward's share of the two.
-fn passes_apart(piece: Piece, forward_share: Option<f64>) -> Vec<Piece> {
-    let Some(share) = forward_share.filter(|_| piece.class == "p-passes") else { return vec![piece] };
-    let part = |name: &str, class, share: f64| Piece { name: name.to_owned(), class, value: share * piece.value };
-    vec![part("forward", "p-forward", share), part("backward", "p-backward", 1.0 - share)]
-}
-
-/// Texts of the model by prompt, and the number of texts not shown.
-fn texts(record: &Record) -> (Vec<Texts>, usize) {
-    let mut prompts: Vec<(&str, Vec<Text>)> = Vec::new();
+/// Texts of the model by prompt, each with its step: the first and the last, and those between; and the number of texts
+/// left out.
+fn texts(record: &Record) -> (Vec<minijinja::Value>, usize) {
+    let mut prompts: Vec<(&str, Vec<(u64, String)>)> = Vec::new();
     for sample in &record.samples {
-        let text = Text { step: sample.step, text: shortened(&sample.text, MAX_TEXT) };
+        let text = (sample.step, shortened(&sample.text, MAX_TEXT));
         match prompts.iter_mut().find(|(prompt, _)| *prompt == sample.prompt) {
             Some((_, texts)) => texts.push(text),
             None => prompts.push((&sample.prompt, vec![text])),
         }
     }
-    let num_texts = record.samples.len();
-    let mut num_shown = 0;
+    let mut num_left_out = record.samples.len();
     let texts = prompts.into_iter().take(MAX_PROMPTS).map(|(prompt, mut texts)| {
         let last = if texts.len() > 1 { texts.pop() } else { None };
         let first = texts.remove(0);
         let every = texts.len().div_ceil(MAX_TEXTS).max(1);
-        let between: Vec<Text> = texts.into_iter().step_by(every).collect();
-        let shown: Vec<Text> = std::iter::once(first).chain(last).collect();
-        num_shown += shown.len() + between.len();
-        Texts { prompt: shortened(prompt, MAX_TEXT), shown, between }
+        let between: Vec<_> = texts.into_iter().step_by(every).collect();
+        let shown: Vec<_> = std::iter::once(first).chain(last).collect();
+        num_left_out -= shown.len() + between.len();
+        context! { prompt => shortened(prompt, MAX_TEXT), shown, between }
     });
-    let texts: Vec<Texts> = texts.collect();
-    (texts, num_texts - num_shown)
+    (texts.collect(), num_left_out)
 }
 
 fn shortened(text: &str, most: usize) -> String {
@@ -310,19 +186,19 @@ fn shortened(text: &str, most: usize) -> String {
     }
 }
 
-fn environment(record: &Record) -> Vec<Row> {
+/// Names and values.
+fn environment(record: &Record) -> Vec<(String, String)> {
     let row = |(name, value): (&String, &Value)| {
         let value = match value {
-            Value::String(text) => text.clone(),
             Value::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(" "),
             Value::Object(fields) => {
                 let pairs = fields.iter().map(|(name, value)| format!("{name}={}", plain(value)));
                 pairs.collect::<Vec<_>>().join(" ")
             }
             Value::Number(number) if name.ends_with("_bytes") => Unit::Bytes.text(number.as_f64().unwrap_or(f64::NAN)),
-            other => other.to_string(),
+            other => plain(other),
         };
-        (!value.is_empty()).then(|| Row { name: name.replace('_', " "), value: shortened(&value, MAX_TEXT) })
+        (!value.is_empty()).then(|| (name.replace('_', " "), shortened(&value, MAX_TEXT)))
     };
     record.environment.iter().filter_map(row).collect()
 }
@@ -344,7 +220,17 @@ mod tests {
             record.evaluations.push(&fields("eval_loss").into_iter().collect());
         }
         let tiles = tiles(&record);
-        let value = |label: &str| tiles.iter().find(|tile| tile.label == label).unwrap().value.as_str();
+        let value = |label: &str| tiles.iter().find(|tile| tile.0 == label).unwrap().1.as_str();
         assert_eq!((value("Evaluation loss"), value("Training loss")), ("not a number", "not a number"));
+    }
+
+    #[test]
+    fn a_template_escapes_what_it_is_given_in_text_attributes_and_scripts() {
+        let hostile = "</script><img src=x onerror=\"alert('1')\">&amp;";
+        let template = "<p title=\"{{ text }}\">{{ text }}</p><script>{{ [text]|tojson }}</script>";
+        let filled = fill(template, context! { text => hostile }).unwrap();
+        assert!(!filled.contains("<img") && filled.matches("</script").count() == 1, "{filled}");
+        let json = filled.split_once("<script>").unwrap().1.strip_suffix("</script>").unwrap();
+        assert_eq!(serde_json::from_str::<Vec<String>>(json).unwrap(), [hostile]);
     }
 }

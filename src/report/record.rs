@@ -5,66 +5,38 @@ use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::ReportError;
 use super::columns::Columns;
 use crate::metrics::{Outcome, SUMMARY_FILE, Sample, UNFINISHED_FILE};
+use crate::stats::median;
 
 /// The parsed files of a run. Only metrics.jsonl is required: a killed run has no summary.
 #[derive(Clone, Debug, Default)]
-pub struct Record {
-    /// The run's folder.
-    pub folder: PathBuf,
-    /// Records of steps.
-    pub steps: Columns,
+pub(super) struct Record {
+    pub(super) folder: PathBuf,
+    pub(super) steps: Columns,
+    pub(super) evaluations: Columns,
     /// Steps with an anomaly, and its description.
-    pub anomalies: Vec<(u64, String)>,
+    pub(super) anomalies: Vec<(u64, String)>,
     /// Steps at which the diagnosis reported a lasting finding, and steps far slower than others.
-    pub findings: Vec<(u64, String)>,
+    pub(super) findings: Vec<(u64, String)>,
     /// Reasons for throttled clocks of the GPU, and in how many steps. A step counts by the share of its samples.
-    pub throttles: BTreeMap<String, f64>,
-    /// Records of evaluations.
-    pub evaluations: Columns,
+    pub(super) throttles: BTreeMap<String, f64>,
     /// Unreadable lines of metrics.jsonl: a killed process may leave one.
-    pub num_torn_lines: usize,
-    /// samples.jsonl.
-    pub samples: Vec<Sample>,
+    pub(super) num_torn_lines: usize,
+    pub(super) samples: Vec<Sample>,
     /// summary.json or unfinished.json, unparsed, so that those of other versions can be read too; empty where there is
     /// neither.
-    pub summary: Map<String, Value>,
-    /// recipe.toml.
-    pub given_recipe: Option<String>,
-    /// resolved.toml.
-    pub resolved_recipe: Option<String>,
-    /// resolved.toml, parsed.
-    pub settings: toml::Table,
-    /// environment.json.
-    pub environment: Map<String, Value>,
-    /// `memory_plan.json`.
-    pub memory_plan: Option<PlannedMemory>,
-}
-
-/// The planned memory of a run: `memory_plan.json`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct PlannedMemory {
-    /// The parts.
-    pub components: Vec<PlannedComponent>,
-    /// Their sum, with every row at `data.max_length`.
-    pub peak_bytes: u64,
-}
-
-/// A part of the planned memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct PlannedComponent {
-    /// What the memory is for.
-    pub name: String,
-    /// Its size.
-    pub bytes: u64,
+    pub(super) summary: Map<String, Value>,
+    pub(super) given_recipe: Option<String>,
+    pub(super) resolved_recipe: Option<String>,
+    /// The resolved recipe, parsed.
+    pub(super) settings: toml::Table,
+    pub(super) environment: Map<String, Value>,
+    pub(super) memory_plan: Map<String, Value>,
 }
 
 impl Record {
@@ -74,9 +46,13 @@ impl Record {
     ///
     /// A folder that does not exist or holds no run; files that cannot be read. Except for metrics.jsonl, a file with
     /// unexpected content counts as absent.
-    pub fn read(folder: &Path) -> Result<Self, ReportError> {
+    pub(super) fn read(folder: &Path) -> Result<Self, ReportError> {
+        let no_run = |why: &str| ReportError::NoRun {
+            path: folder.to_owned(),
+            why: format!("{why}\n  hint: give the `output_dir` of a run"),
+        };
         if !folder.is_dir() {
-            return Err(ReportError::NoFolder { path: folder.to_owned() });
+            return Err(no_run("there is no such folder"));
         }
         let mut record = Self { folder: folder.to_owned(), ..Self::default() };
         let is_run = record.read_metrics()?;
@@ -86,22 +62,31 @@ impl Record {
             None => json(&folder.join(UNFINISHED_FILE))?.unwrap_or_default(),
         };
         record.environment = json(&folder.join("environment.json"))?.unwrap_or_default();
-        record.memory_plan = json(&folder.join("memory_plan.json"))?;
+        record.memory_plan = json(&folder.join("memory_plan.json"))?.unwrap_or_default();
         record.given_recipe = text(&folder.join("recipe.toml"))?;
         record.resolved_recipe = text(&folder.join("resolved.toml"))?;
         record.settings = record.resolved_recipe.as_ref().and_then(|text| text.parse().ok()).unwrap_or_default();
         if !is_run {
-            return Err(ReportError::NotARun { path: folder.to_owned() });
+            return Err(no_run("not a run, there is no metrics.jsonl in it"));
         }
-        if record.steps.is_empty() && record.evaluations.is_empty() {
-            return Err(ReportError::NoFigures { path: folder.to_owned(), num_torn_lines: record.num_torn_lines });
+        if record.evaluations.len() == 0 { record.with_steps() } else { Ok(record) }
+    }
+
+    /// The record, if it has steps.
+    pub(super) fn with_steps(self) -> Result<Self, ReportError> {
+        if self.steps.len() > 0 {
+            return Ok(self);
         }
-        Ok(record)
+        let torn = match self.num_torn_lines {
+            0 => String::new(),
+            1 => ", and one line that cannot be read".to_owned(),
+            n => format!(", and {n} lines that cannot be read"),
+        };
+        Err(ReportError::NoRun { path: self.folder, why: format!("metrics.jsonl holds no step{torn}") })
     }
 
     /// The last part of the folder's name, for headings.
-    #[must_use]
-    pub fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         let last = |folder: &Path| folder.file_name().map(|name| name.to_string_lossy().into_owned());
         // `.` and `..` name no folder: use the folder they stand for.
         let resolved = || last(&fs::canonicalize(&self.folder).ok()?);
@@ -109,90 +94,104 @@ impl Record {
     }
 
     /// A value of the resolved recipe, by dotted key.
-    #[must_use]
-    pub fn setting(&self, key: &str) -> Option<&toml::Value> {
+    pub(super) fn setting(&self, key: &str) -> Option<&toml::Value> {
         let mut parts = key.split('.');
         let first = self.settings.get(parts.next()?)?;
         parts.try_fold(first, |value, part| value.get(part))
     }
 
-    /// A number of summary.json.
-    #[must_use]
-    pub fn figure(&self, name: &str) -> Option<f64> {
+    /// A number of the summary.
+    pub(super) fn figure(&self, name: &str) -> Option<f64> {
         self.summary.get(name)?.as_f64()
     }
 
-    /// The peak memory of the GPU, or of the process, over the whole run; without a summary, over its steps.
-    #[must_use]
-    pub fn peak_memory_bytes(&self, of_gpu: bool) -> Option<f64> {
-        let (summary, step) = if of_gpu {
-            ("peak_gpu_memory_bytes", "gpu_memory_used_bytes")
-        } else {
-            ("peak_host_memory_bytes", "host_memory_bytes")
-        };
-        self.figure(summary).or_else(|| self.steps.max(step))
+    /// A text of the summary; empty where it has none.
+    pub(super) fn text(&self, name: &str) -> &str {
+        self.summary.get(name).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Starts of the process; 0 where the run does not record them.
-    #[must_use]
-    pub fn num_starts(&self) -> f64 {
-        self.figure("starts").unwrap_or(0.0)
+    /// A list of the summary; empty where it has none.
+    pub(super) fn list(&self, name: &str) -> &[Value] {
+        self.summary.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    }
+
+    /// The median of a figure over the steps after warm-up.
+    pub(super) fn median(&self, name: &str) -> Option<f64> {
+        median(self.steps.steady(name))
+    }
+
+    /// The peak memory of the GPU over the whole run; without a summary, over its steps.
+    pub(super) fn peak_gpu_memory_bytes(&self) -> Option<f64> {
+        self.figure("peak_gpu_memory_bytes").or_else(|| self.steps.max("gpu_memory_used_bytes"))
+    }
+
+    /// The same of the process.
+    pub(super) fn peak_host_memory_bytes(&self) -> Option<f64> {
+        self.figure("peak_host_memory_bytes").or_else(|| self.steps.max("host_memory_bytes"))
+    }
+
+    /// The peak memory and of which device: the GPU where there is one.
+    pub(super) fn peak_memory(&self) -> Option<(f64, &'static str)> {
+        let of_process = || Some((self.peak_host_memory_bytes()?, "of the process"));
+        self.peak_gpu_memory_bytes().map(|bytes| (bytes, "of the GPU")).or_else(of_process)
+    }
+
+    pub(super) fn wall_seconds(&self) -> Option<f64> {
+        self.figure("wall_seconds").or_else(|| self.steps.sum("wall_seconds"))
+    }
+
+    pub(super) fn energy_kwh(&self) -> Option<f64> {
+        let joules = || self.steps.last("energy_joules").or_else(|| self.steps.last("cpu_energy_joules"));
+        self.figure("energy_kwh").or_else(|| Some(joules()? / 3.6e6))
     }
 
     /// How the run ended; `None` where it has not ended.
-    #[must_use]
-    pub fn outcome(&self) -> Option<Outcome> {
+    pub(super) fn outcome(&self) -> Option<Outcome> {
         serde_json::from_value(self.summary.get("outcome")?.clone()).ok()
     }
 
-    /// The device, as shown on the page.
-    #[must_use]
-    pub fn device(&self) -> Option<&str> {
-        let device = self.summary.get("device").and_then(Value::as_str).filter(|device| !device.is_empty());
-        device.or_else(|| self.environment_text("device"))
-    }
-
-    /// A text of environment.json.
-    #[must_use]
-    pub fn environment_text(&self, key: &str) -> Option<&str> {
-        self.environment.get(key)?.as_str()
+    pub(super) fn device(&self) -> Option<&str> {
+        let device = Some(self.text("device")).filter(|device| !device.is_empty());
+        device.or_else(|| self.environment.get("device")?.as_str())
     }
 
     /// Reads metrics.jsonl; `false` where there is none.
     fn read_metrics(&mut self) -> Result<bool, ReportError> {
         let path = self.folder.join("metrics.jsonl");
+        let unreadable = |source| ReportError::Io { path: path.clone(), action: "read", source };
         let file = match fs::File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            file => file.map_err(|source| ReportError::Io { path: path.clone(), action: "read", source })?,
+            file => file.map_err(unreadable)?,
         };
         for line in BufReader::new(file).split(b'\n') {
-            let line = line.map_err(|source| ReportError::Io { path: path.clone(), action: "read", source })?;
-            match serde_json::from_slice::<Map<String, Value>>(&line) {
-                // A line without a step has no place in a chart.
-                Ok(fields) if !fields.get("step").is_some_and(Value::is_u64) => self.num_torn_lines += 1,
-                Ok(fields) if fields.contains_key("eval_loss") => self.evaluations.push(&fields),
-                Ok(fields) if fields.contains_key("learning_rate") => {
-                    let step = fields.get("step").and_then(Value::as_u64).unwrap_or_default();
-                    if let Some(what) = fields.get("anomaly").and_then(Value::as_str) {
-                        self.anomalies.push((step, what.to_owned()));
-                    }
-                    let findings = fields.get("findings").and_then(Value::as_array);
-                    let rules: Vec<&str> = findings.into_iter().flatten().filter_map(Value::as_str).collect();
-                    if !rules.is_empty() {
-                        self.findings.push((step, rules.join(", ")));
-                    }
-                    let shares = fields.get("gpu_throttle_shares").and_then(Value::as_object);
-                    for (reason, share) in shares.into_iter().flatten() {
-                        let share = share.as_f64().unwrap_or_default();
-                        *self.throttles.entry(reason.clone()).or_default() += share.clamp(0.0, 1.0);
-                    }
-                    self.steps.push(&fields);
-                }
+            let line = line.map_err(unreadable)?;
+            let fields = serde_json::from_slice::<Map<String, Value>>(&line).ok();
+            // A line without a step has no place in a chart.
+            match fields.and_then(|fields| Some((fields.get("step")?.as_u64()?, fields))) {
+                Some((_, fields)) if fields.contains_key("eval_loss") => self.evaluations.push(&fields),
+                Some((step, fields)) if fields.contains_key("learning_rate") => self.add_step(step, &fields),
                 _ if line.trim_ascii().is_empty() => {}
                 _ => self.num_torn_lines += 1,
             }
         }
         Ok(true)
+    }
+
+    fn add_step(&mut self, step: u64, fields: &Map<String, Value>) {
+        if let Some(what) = fields.get("anomaly").and_then(Value::as_str) {
+            self.anomalies.push((step, what.to_owned()));
+        }
+        let findings = fields.get("findings").and_then(Value::as_array);
+        let rules: Vec<&str> = findings.into_iter().flatten().filter_map(Value::as_str).collect();
+        if !rules.is_empty() {
+            self.findings.push((step, rules.join(", ")));
+        }
+        let shares = fields.get("gpu_throttle_shares").and_then(Value::as_object);
+        for (reason, share) in shares.into_iter().flatten() {
+            let share = share.as_f64().unwrap_or_default();
+            *self.throttles.entry(reason.clone()).or_default() += share.clamp(0.0, 1.0);
+        }
+        self.steps.push(fields);
     }
 }
 

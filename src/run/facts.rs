@@ -4,7 +4,7 @@ use super::inputs::workload;
 use super::prepare::Prepared;
 use crate::data::pipeline::DataPipeline;
 use crate::data::sources::FileInfo;
-use crate::device::num_cpu_threads;
+use crate::device::{Dtype, num_cpu_threads};
 use crate::diagnosis::Facts;
 use crate::telemetry::total_host_memory_bytes;
 use crate::train::config::GradientCheckpointing;
@@ -41,17 +41,14 @@ pub(super) fn facts(prepared: &Prepared, data: &DataPipeline, leaves_padding_out
         prefetch_batches: recipe.data.prefetch_batches as u64,
         packing: recipe.data.packing,
         max_length: recipe.data.max_length as u64,
-        max_positions: Some(config.max_position_embeddings as u64),
+        max_positions: config.max_position_embeddings as u64,
         data_bytes: sizes.sum(),
         shuffle: recipe.data.shuffle,
         micro_batch_size: rows as u64,
         gradient_accumulation_steps: train.gradient_accumulation_steps as u64,
-        gradient_checkpointing: match train.gradient_checkpointing {
-            GradientCheckpointing::Off => "false".into(),
-            GradientCheckpointing::On => "true".into(),
-            GradientCheckpointing::Offload => "\"offload\"".into(),
-        },
-        precision: train.precision.name().into(),
+        recomputes: train.gradient_checkpointing != GradientCheckpointing::Off,
+        offloads: train.gradient_checkpointing == GradientCheckpointing::Offload,
+        is_f32: train.precision == Dtype::F32,
         eval_steps: recipe.eval.eval_steps,
         eval_batches: (eval_batches > 0).then_some(eval_batches),
         draws_samples: !recipe.eval.generate.is_empty(),

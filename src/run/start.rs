@@ -36,7 +36,7 @@ impl<'a> Run<'a> {
         let Self { args, prepared, dir, data, stop, process_start } = *self;
         let Prepared { recipe, source, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
-        let mut facts = facts(prepared, data, step.model().has_kernels());
+        let mut facts = facts(prepared, data, step.model().place() == crate::ops::place::Place::Cpu);
         let inputs = inputs(self);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.

@@ -3,22 +3,21 @@
 use std::fmt::Display;
 use std::ops::{Bound, RangeBounds};
 
-use super::tree::{Value, shown_number};
+use super::tree::Value;
 
 /// Description of an allowed text.
 pub(super) const TEXT: &str = "text that is not empty";
 
 /// Accepts a text that is not empty; otherwise returns a hint if the value is a number or similar.
 pub(super) fn accept_text(value: &Value) -> Result<String, Option<String>> {
-    let written = match value {
-        Value::String(text) if !text.trim().is_empty() => return Ok(text.clone()),
-        Value::Integer(integer) => integer.to_string(),
-        Value::Float(float) => shown_number(*float),
-        Value::Boolean(boolean) => boolean.to_string(),
-        Value::Datetime(datetime) => datetime.clone(),
-        _ => return Err(None),
-    };
-    Err(Some(format!("put it in quotes: \"{written}\", and all of that in '...' after `--set`")))
+    match value {
+        Value::String(text) if !text.trim().is_empty() => Ok(text.clone()),
+        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) | Value::Datetime(_) => {
+            let written = value.shown();
+            Err(Some(format!("put it in quotes: \"{written}\", and all of that in '...' after `--set`")))
+        }
+        _ => Err(None),
+    }
 }
 
 /// Accepts a whole number in a range; otherwise returns a hint if there is one.
@@ -37,13 +36,10 @@ where
 }
 
 /// Accepts a number in a range, whole or not; otherwise returns a hint if there is one.
-#[expect(clippy::cast_precision_loss, reason = "a whole number beyond 2^53 is out of every range here")]
 pub(super) fn accept_number(value: &Value, range: &impl RangeBounds<f64>) -> Result<f64, Option<String>> {
     match value {
-        Value::Float(float) if float.is_finite() && range.contains(float) => Ok(*float),
-        Value::Integer(integer) if range.contains(&(*integer as f64)) => Ok(*integer as f64),
         Value::String(text) if text.trim().parse::<f64>().is_ok() => Err(Some(without_quotes(text))),
-        _ => Err(None),
+        _ => value.number().filter(|number| number.is_finite() && range.contains(number)).ok_or(None),
     }
 }
 

@@ -35,9 +35,7 @@ impl Problem {
     pub fn hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
     }
-}
 
-impl Problem {
     /// The text for the user: `place: message`, the line of the file with a caret, and each hint on its own line.
     #[must_use]
     pub fn shown(&self, colour: bool) -> String {
@@ -71,13 +69,8 @@ pub struct Problems(pub Vec<Problem>);
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.0.iter().enumerate() {
-            if index > 0 {
-                writeln!(f)?;
-            }
-            write!(f, "{problem}")?;
-        }
-        Ok(())
+        let problems: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&problems.join("\n"))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::ops::RangeBounds;
+use std::ops::{RangeBounds, RangeInclusive};
 
 use super::accept::{TEXT, accept_count, accept_number, accept_text, describe_count, describe_number};
 use super::keys::Keys;
@@ -10,7 +10,7 @@ use super::path::expand;
 use super::places::Place;
 use super::problem::Problem;
 use super::suggest::closest;
-use super::tree::{Node, Table, Value};
+use super::tree::{Entry, Node, Table, Value};
 
 /// A type whose values recipes write as one of a few words.
 pub trait Choice: Copy + PartialEq + 'static {
@@ -22,15 +22,11 @@ pub trait Choice: Copy + PartialEq + 'static {
     const LATER: &'static [&'static str] = &[];
 }
 
-/// Results of reading: problems, and the keys that were declared.
+/// Results of reading.
 #[derive(Default)]
 pub(super) struct Record {
     pub(super) problems: Vec<(Place, Problem)>,
     pub(super) unknown: Vec<Unknown>,
-    /// Section and name of every key that exists.
-    pub(super) declared: Vec<(String, &'static str)>,
-    /// How a section is written: `[lora]`, `[[data.train]]`.
-    pub(super) headers: BTreeMap<String, String>,
 }
 
 /// A key that no section declares.
@@ -43,14 +39,13 @@ pub(super) struct Unknown {
     pub(super) is_section: bool,
 }
 
-/// One table of a recipe. Each read names a key with its type, range and default, in one place.
+/// One table of a recipe, or one object of a JSON file. Each read names a key with its type, range and default, in one
+/// place.
 ///
 /// A read never fails: it records what is wrong and returns the default, so that all mistakes of a file are reported
-/// together. A key of the table that was never read is reported as unknown.
+/// together. JSON's null counts as absent. In a recipe, a key that was never read is reported as unknown.
 pub struct Section<'a> {
-    /// `lora`, `data.train`: equal for all elements of a list.
-    name: String,
-    /// `lora`, `data.train[0]`: used in messages.
+    /// `lora`, `data.train[0]`; empty at the top.
     path: String,
     place: Place,
     table: Option<&'a Table>,
@@ -60,8 +55,12 @@ pub struct Section<'a> {
 
 impl<'a> Section<'a> {
     /// The table at the top of a file.
-    pub(super) fn root(table: &'a Table, record: &'a mut Record) -> Self {
-        Self { name: String::new(), path: String::new(), place: Place::File, table: Some(table), asked: vec![], record }
+    pub(super) fn root(node: &'a Node, record: &'a mut Record) -> Self {
+        Self::new(String::new(), node.place.clone(), node.table(), record)
+    }
+
+    fn new(path: String, place: Place, table: Option<&'a Table>, record: &'a mut Record) -> Self {
+        Self { path, place, table, asked: vec![], record }
     }
 
     /// The name of a key for messages: `lora.r`.
@@ -70,7 +69,7 @@ impl<'a> Section<'a> {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
-    /// Whether a key was written.
+    /// Whether a key was written, if only as null.
     #[must_use]
     pub fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.get(key).is_some())
@@ -87,17 +86,37 @@ impl<'a> Section<'a> {
         self.record.problems.iter().any(|(place, _)| *place == node.place)
     }
 
+    /// Whether everything that was read so far was as expected.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.record.problems.is_empty()
+    }
+
     fn node(&mut self, key: &'static str) -> Option<&'a Node> {
-        if !self.asked.contains(&key) {
-            self.asked.push(key);
-            self.record.declared.push((self.name.clone(), key));
-        }
-        self.table?.get(key)
+        self.asked.push(key);
+        self.table?.get(key).filter(|node| node.value != Value::Null)
+    }
+
+    /// The value of a key as it was written.
+    pub fn value(&mut self, key: &'static str) -> Option<&'a Value> {
+        self.node(key).map(|node| &node.value)
+    }
+
+    /// The keys that were not read, with their values.
+    pub fn unread(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        self.unread_entries().map(|entry| (entry.key.as_str(), &entry.node.value))
+    }
+
+    fn unread_entries(&self) -> impl Iterator<Item = &'a Entry> {
+        self.table
+            .into_iter()
+            .flat_map(|table| &table.entries)
+            .filter(|entry| !self.asked.contains(&entry.key.as_str()))
     }
 
     /// Records that a value is not the expected one.
     fn wrong(&mut self, name: &str, node: &Node, expected: &str, hint: Option<String>) {
-        let message = format!("`{name}` = {}, expected {expected}", node.shown());
+        let message = format!("`{name}` = {}, expected {expected}", node.value.shown());
         self.record.problems.push((node.place.clone(), Problem { hint, ..Problem::new(message) }));
     }
 
@@ -114,6 +133,25 @@ impl<'a> Section<'a> {
         self.record.problems.push((place, problem));
     }
 
+    /// Records a problem of a key of this table; the message follows the key's name.
+    pub fn problem(&mut self, key: &str, message: impl Display) {
+        self.reject(key, Problem::new(format!("`{}` {message}", self.full_name(key))));
+    }
+
+    /// Records that a value is not supported, unless it is absent or `is_supported`.
+    pub fn only(&mut self, key: &'static str, expected: &str, is_supported: impl FnOnce(&Value) -> bool) {
+        if let Some(value) = self.value(key).filter(|value| !is_supported(value)) {
+            self.problem(key, format!("= {} is not supported, expected {expected}", value.shown()));
+        }
+    }
+
+    /// Records that a key is missing; `meaning` describes its value.
+    fn require(&mut self, key: &'static str, meaning: &str) {
+        if self.node(key).is_none() {
+            self.problem(key, format!("is missing: {meaning}"));
+        }
+    }
+
     /// Reads a value of any form: `accept` converts it, or refuses it with an optional hint.
     pub fn any<T>(
         &mut self,
@@ -122,24 +160,11 @@ impl<'a> Section<'a> {
         expected: &str,
         accept: impl FnOnce(&Value) -> Result<T, Option<String>>,
     ) -> T {
-        self.optional(key, expected, accept).unwrap_or(default)
-    }
-
-    /// Reads a value of any form that may be absent.
-    fn optional<T>(
-        &mut self,
-        key: &'static str,
-        expected: &str,
-        accept: impl FnOnce(&Value) -> Result<T, Option<String>>,
-    ) -> Option<T> {
-        let node = self.node(key)?;
-        match accept(&node.value) {
-            Ok(value) => Some(value),
-            Err(hint) => {
-                self.wrong(&self.full_name(key), node, expected, hint);
-                None
-            }
-        }
+        let Some(node) = self.node(key) else { return default };
+        accept(&node.value).unwrap_or_else(|hint| {
+            self.wrong(&self.full_name(key), node, expected, hint);
+            default
+        })
     }
 
     /// Reads `true` or `false`.
@@ -159,6 +184,18 @@ impl<'a> Section<'a> {
         T: Copy + PartialOrd + Display + TryFrom<i128>,
     {
         self.any(key, default, &describe_count(&range), |value| accept_count(value, &range))
+    }
+
+    /// Reads a whole number that must be given; the first of the range stands for one that is missing or wrong.
+    pub fn required_count(&mut self, key: &'static str, range: RangeInclusive<usize>) -> usize {
+        self.require(key, &describe_count(&range));
+        self.count(key, *range.start(), range)
+    }
+
+    /// Reads a number that must be given; the first of the range stands for one that is missing or wrong.
+    pub fn required_number(&mut self, key: &'static str, range: RangeInclusive<f64>) -> f64 {
+        self.require(key, &describe_number(&range));
+        self.number(key, *range.start(), range)
     }
 
     /// Reads a whole number that may be absent.
@@ -211,12 +248,13 @@ impl<'a> Section<'a> {
 
     /// Reads a path: a leading `~` is the home folder, `${VARIABLE}` an environment variable.
     pub fn path<T: From<String>>(&mut self, key: &'static str, default: T) -> T {
-        let Some((path, node)) = self.optional(key, TEXT, accept_text).zip(self.node(key)) else { return default };
+        let Some(path) = self.optional_string(key, None) else { return default };
         match expand(&path) {
             Ok(path) => path.into(),
             Err(problem) => {
-                let message = format!("`{}` = {}: {}", self.full_name(key), node.shown(), problem.message);
-                self.record.problems.push((node.place.clone(), Problem { message, ..problem }));
+                let message =
+                    format!("`{}` = {}: {}", self.full_name(key), Value::String(path).shown(), problem.message);
+                self.reject_value(key, Problem { message, ..problem });
                 default
             }
         }
@@ -224,10 +262,7 @@ impl<'a> Section<'a> {
 
     /// Reads a path that must be given; `meaning` describes it when it is missing.
     pub fn required_path(&mut self, key: &'static str, default: String, meaning: &str) -> String {
-        if !self.has(key) {
-            let message = format!("`{}` is missing: {meaning}", self.full_name(key));
-            self.record.problems.push((self.place.clone(), Problem::new(message)));
-        }
+        self.require(key, meaning);
         self.path(key, default)
     }
 
@@ -273,9 +308,16 @@ impl<'a> Section<'a> {
 
     /// Records that a key asks for something that is planned but not available yet.
     pub fn not_yet(&mut self, key: &'static str, hint: &str) {
-        let Some(node) = self.node(key) else { return };
-        let message = format!("`{}` = {} is not available yet", self.full_name(key), node.shown());
-        self.record.problems.push((node.place.clone(), Problem::new(message).hint(hint)));
+        let Some(value) = self.value(key) else { return };
+        let message = format!("`{}` = {} is not available yet", self.full_name(key), value.shown());
+        self.reject_value(key, Problem::new(message).hint(hint));
+    }
+
+    /// Records a problem at a key's value.
+    fn reject_value(&mut self, key: &'static str, problem: Problem) {
+        if let Some(node) = self.node(key) {
+            self.record.problems.push((node.place.clone(), problem));
+        }
     }
 
     /// Reads a table of names with a whole number each.
@@ -325,112 +367,77 @@ impl<'a> Section<'a> {
             return default;
         };
         let mut values = BTreeMap::new();
-        for (name, item) in table.iter() {
+        for Entry { key: name, node: item, .. } in &table.entries {
             match accept(&item.value) {
-                Ok(value) => {
-                    values.insert(name.to_owned(), value);
-                }
+                Ok(value) => drop(values.insert(name.clone(), value)),
                 Err(hint) => self.wrong(&format!("{}.{name}", self.full_name(key)), item, expected, hint),
             }
         }
         values
     }
 
+    /// The table below this one, empty where the key is absent; `expected` describes it where it is another value.
+    pub fn below(&mut self, key: &'static str, expected: &str) -> Section<'_> {
+        let node = self.node(key);
+        if let Some(node) = node.filter(|node| node.table().is_none()) {
+            self.wrong(&self.full_name(key), node, expected, None);
+        }
+        let place = node.map_or(&self.place, |node| &node.place).clone();
+        Section::new(self.full_name(key), place, node.and_then(Node::table), self.record)
+    }
+
     /// Reads a table below this one.
     pub fn section<T: Keys>(&mut self, key: &'static str, default: T) -> T {
-        let node = self.node(key);
-        let name = self.child_name(key);
-        let header = format!("[{name}]");
-        let (table, place) = match node.map(|node| (&node.value, &node.place)) {
-            Some((Value::Table(table), place)) => (Some(table), place.clone()),
-            None => (None, self.place.clone()),
-            Some((_, place)) => {
-                if let Some(node) = node {
-                    self.wrong(&self.full_name(key), node, &format!("a section {header}"), None);
-                }
-                (None, place.clone())
-            }
-        };
-        let path = self.full_name(key);
-        self.child(name, header, path, place, table, default)
+        let expected = format!("a section [{}]", self.full_name(key));
+        self.below(key, &expected).read_keys(default)
     }
 
     /// Reads a list of tables below this one.
     pub fn sections<T: Keys>(&mut self, key: &'static str, default: Vec<T>) -> Vec<T> {
-        let node = self.node(key);
-        let name = self.child_name(key);
-        let header = format!("[[{name}]]");
-        let expected = format!("sections {header}");
+        let Some(node) = self.node(key) else { return default };
+        let name = self.full_name(key);
+        let expected = format!("sections [[{name}]]");
+        let Value::Array(items) = &node.value else {
+            let hint = format!("write [[{name}]], in double brackets: there can be several");
+            self.wrong(&name, node, &expected, node.table().map(|_| hint));
+            return Vec::new();
+        };
         let mut values = Vec::new();
-        match node.map(|node| (&node.value, node)) {
-            Some((Value::Array(items), _)) => {
-                for (index, item) in items.iter().enumerate() {
-                    let path = format!("{}[{index}]", self.full_name(key));
-                    let Value::Table(table) = &item.value else {
-                        self.wrong(&path, item, &expected, None);
-                        continue;
-                    };
-                    let (name, header) = (name.clone(), header.clone());
-                    values.push(self.child(name, header, path, item.place.clone(), Some(table), T::default()));
+        for (index, item) in items.iter().enumerate() {
+            let path = format!("{name}[{index}]");
+            match item.table() {
+                None => self.wrong(&path, item, &expected, None),
+                table => {
+                    let section = Section::new(path, item.place.clone(), table, self.record);
+                    values.push(section.read_keys(T::default()));
                 }
             }
-            Some((Value::Table(_), node)) => {
-                let hint = format!("write {header}, in double brackets: there can be several");
-                self.wrong(&self.full_name(key), node, &expected, Some(hint));
-            }
-            Some((_, node)) => self.wrong(&self.full_name(key), node, &expected, None),
-            None => values = default,
-        }
-        if values.is_empty() {
-            // Declare the keys of an element even where no element was written: hints of other sections name them.
-            let mut unused = Record::default();
-            let empty = Table::default();
-            let mut child = Section { name: name.clone(), ..Section::root(&empty, &mut unused) };
-            T::read(&mut child, T::default());
-            self.record.declared.append(&mut unused.declared);
-            self.record.headers.insert(name, header);
         }
         values
     }
 
-    fn child_name(&self, key: &str) -> String {
-        if self.name.is_empty() { key.to_owned() } else { format!("{}.{key}", self.name) }
-    }
-
-    fn child<T: Keys>(
-        &mut self,
-        name: String,
-        header: String,
-        path: String,
-        place: Place,
-        table: Option<&Table>,
-        default: T,
-    ) -> T {
-        self.record.headers.insert(name.clone(), header);
-        let mut child = Section { name, path, place, table, asked: vec![], record: self.record };
-        let value = T::read(&mut child, default);
-        child.finish();
+    fn read_keys<T: Keys>(mut self, default: T) -> T {
+        let value = T::read(&mut self, default);
+        self.finish();
         value
     }
 
     /// Records the keys that were never read as unknown.
     pub(super) fn finish(self) {
-        for entry in self.table.iter().flat_map(|table| &table.entries) {
-            if self.asked.contains(&entry.key.as_str()) {
-                continue;
-            }
-            let is_section = match &entry.node.value {
+        let section: Vec<&str> = self.path.split('.').filter_map(|part| part.split('[').next()).collect();
+        let section = section.join(".");
+        let unknown = self.unread_entries().map(|entry| Unknown {
+            place: entry.key_place.clone(),
+            section: section.clone(),
+            key: entry.key.clone(),
+            is_section: match &entry.node.value {
                 Value::Table(_) => true,
-                Value::Array(items) => items.iter().any(|item| matches!(item.value, Value::Table(_))),
+                Value::Array(items) => items.iter().any(|item| item.table().is_some()),
                 _ => false,
-            };
-            self.record.unknown.push(Unknown {
-                place: entry.key_place.clone(),
-                section: self.name.clone(),
-                key: entry.key.clone(),
-                is_section,
-            });
-        }
+            },
+        });
+        let unknown: Vec<Unknown> = unknown.collect();
+        self.record.unknown.extend(unknown);
     }
 }
 

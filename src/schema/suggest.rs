@@ -1,7 +1,10 @@
 //! "did you mean": finds the key that the user probably meant.
 
+use std::collections::BTreeMap;
+
+use super::keys::Row;
 use super::problem::Problem;
-use super::section::{Record, Unknown, quoted_list};
+use super::section::{Unknown, quoted_list};
 
 /// Names that other trainers use for one of our keys.
 #[derive(Clone, Debug)]
@@ -38,74 +41,102 @@ pub fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Opt
         .map(|(_, candidate)| candidate)
 }
 
-/// The problem for an unknown key. It checks in this order: another trainer's name, a correct key in the wrong section,
-/// a typing mistake.
-pub(super) fn unknown_key(unknown: &Unknown, record: &Record, peers: &[Peer]) -> Problem {
-    let Unknown { section, key, is_section, .. } = unknown;
-    let child = |section: &str, key: &str| if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
-    let what =
-        if *is_section { format!("unknown section [{}]", child(section, key)) } else { format!("unknown key `{key}`") };
-    let in_header = |name: &str| match record.headers.get(name) {
-        Some(header) => format!("in {header}"),
-        None => "at the top, before the first section".to_owned(),
-    };
-    let is_declared = |section: &str, key: &str| record.declared.iter().any(|(s, k)| s == section && *k == key);
+/// The keys and sections that exist.
+pub(super) struct Known {
+    /// Section and name of every key.
+    keys: Vec<(String, &'static str)>,
+    /// How a section is written: `[lora]`, `[[data.train]]`.
+    headers: BTreeMap<String, String>,
+}
 
-    // Another trainer's name; the entry for this section is preferred.
-    let spelling = key.to_lowercase().replace('-', "_");
-    let mut known: Vec<&Peer> = peers.iter().filter(|peer| peer.names.contains(&spelling.as_str())).collect();
-    // [adapter] is a section, `adapter = "lora"` a key.
-    let leads_to_section =
-        |peer: &Peer| peer.key.is_some_and(|ours| record.headers.contains_key(&child(&peer.section, ours)));
-    if known.iter().any(|peer| leads_to_section(peer) == *is_section) {
-        known.retain(|peer| leads_to_section(peer) == *is_section);
+impl Known {
+    pub(super) fn new(rows: &[Row]) -> Self {
+        let mut known = Self { keys: Vec::new(), headers: BTreeMap::new() };
+        known.add(rows, "");
+        known
     }
-    let homes: Vec<&str> =
-        record.declared.iter().filter(|(_, declared)| *declared == key).map(|(section, _)| section.as_str()).collect();
-    let here = known.iter().find(|peer| peer.section == *section);
-    if let Some(peer) = here.or(known.first().filter(|_| homes.is_empty())) {
-        let message = match peer.key {
-            None => what,
-            Some(ours) => {
-                let name = child(&peer.section, ours);
-                let ours = match record.headers.get(&name) {
-                    Some(header) => header.clone(),
-                    None if peer.section == *section => format!("`{ours}`"),
-                    None => format!("`{ours}`, {}", in_header(&peer.section)),
-                };
-                format!("{what}; this trainer calls it {ours}")
+
+    fn add(&mut self, rows: &[Row], section: &str) {
+        for row in rows {
+            self.keys.push((section.to_owned(), row.name));
+            if !row.keys.is_empty() {
+                let name = child(section, row.name);
+                let is_list = (row.default)().is_some_and(|default| default.is_array());
+                let header = if is_list { format!("[[{name}]]") } else { format!("[{name}]") };
+                self.add(row.keys, &name);
+                self.headers.insert(name, header);
             }
+        }
+    }
+
+    /// Where a key of this section is written.
+    fn within(&self, section: &str) -> String {
+        match self.headers.get(section) {
+            Some(header) => format!("in {header}"),
+            None => "at the top, before the first section".to_owned(),
+        }
+    }
+
+    /// The problem for an unknown key. It checks in this order: another trainer's name, a correct key in the wrong
+    /// section, a typing mistake.
+    pub(super) fn explain(&self, unknown: &Unknown, peers: &[Peer]) -> Problem {
+        let Unknown { section, key, is_section, .. } = unknown;
+        let what = if *is_section {
+            format!("unknown section [{}]", child(section, key))
+        } else {
+            format!("unknown key `{key}`")
         };
-        return Problem { hint: peer.note.map(str::to_owned), ..Problem::new(message) };
-    }
+        let homes: Vec<&str> =
+            self.keys.iter().filter(|(_, known)| known == key).map(|(section, _)| section.as_str()).collect();
 
-    // A correct key in the wrong section; sections below this one come first.
-    let mut homes: Vec<&str> = homes.into_iter().filter(|home| home != section).collect();
-    homes.dedup();
-    let below = format!("{section}.");
-    if homes.iter().any(|home| home.starts_with(&below)) {
-        homes.retain(|home| home.starts_with(&below));
-    }
-    if !homes.is_empty() && !is_declared(section, key) {
-        let homes: Vec<String> = homes.iter().map(|home| in_header(home)).collect();
-        return Problem::new(format!("{what}; it belongs {}", homes.join(" or ")));
-    }
+        // Another trainer's name; the entry for this section is preferred.
+        let spelling = key.to_lowercase().replace('-', "_");
+        let mut names: Vec<&Peer> = peers.iter().filter(|peer| peer.names.contains(&spelling.as_str())).collect();
+        // [adapter] is a section, `adapter = "lora"` a key.
+        let is_for_section =
+            |peer: &Peer| peer.key.is_some_and(|ours| self.headers.contains_key(&child(&peer.section, ours)));
+        if names.iter().any(|peer| is_for_section(peer) == *is_section) {
+            names.retain(|peer| is_for_section(peer) == *is_section);
+        }
+        let here = names.iter().find(|peer| peer.section == *section);
+        if let Some(peer) = here.or(names.first().filter(|_| homes.is_empty())) {
+            let ours = peer.key.map(|ours| match self.headers.get(&child(&peer.section, ours)) {
+                Some(header) => header.clone(),
+                None if peer.section == *section => format!("`{ours}`"),
+                None => format!("`{ours}`, {}", self.within(&peer.section)),
+            });
+            let message = ours.map_or(what.clone(), |ours| format!("{what}; this trainer calls it {ours}"));
+            return Problem { hint: peer.note.map(str::to_owned), ..Problem::new(message) };
+        }
 
-    // A typing mistake: search this section first, then all others.
-    let here: Vec<&str> =
-        record.declared.iter().filter(|(declared, _)| declared == section).map(|(_, key)| *key).collect();
-    if let Some(meant) = closest(key, here.iter().copied()) {
-        let header = record.headers.get(&child(section, meant));
-        let meant = header.cloned().unwrap_or_else(|| format!("`{meant}`"));
-        return Problem::new(what).hint(format!("did you mean {meant}?"));
+        // A correct key in the wrong section; sections below this one come first.
+        let below = format!("{section}.");
+        let is_below = |home: &&str| home.starts_with(&below);
+        let some_below = homes.iter().any(|home| is_below(&home));
+        let homes: Vec<String> =
+            homes.iter().filter(|home| !some_below || is_below(home)).map(|home| self.within(home)).collect();
+        if !homes.is_empty() {
+            return Problem::new(format!("{what}; it belongs {}", homes.join(" or ")));
+        }
+
+        // A typing mistake: search this section first, then all others.
+        let here: Vec<&str> = self.keys.iter().filter(|(home, _)| home == section).map(|(_, key)| *key).collect();
+        let hint = if let Some(meant) = closest(key, here.iter().copied()) {
+            let header = self.headers.get(&child(section, meant));
+            format!("did you mean {}?", header.cloned().unwrap_or_else(|| format!("`{meant}`")))
+        } else if let Some(meant) = closest(key, self.keys.iter().map(|(_, key)| *key))
+            && let Some((home, _)) = self.keys.iter().find(|(_, known)| *known == meant)
+        {
+            format!("did you mean `{meant}`, {}?", self.within(home))
+        } else {
+            let whose = self.headers.get(section).map_or("a recipe", String::as_str);
+            format!("{whose} takes {}", quoted_list(&here))
+        };
+        Problem::new(what).hint(hint)
     }
-    if let Some(meant) = closest(key, record.declared.iter().map(|(_, key)| *key))
-        && let Some((home, _)) = record.declared.iter().find(|(_, declared)| *declared == meant)
-    {
-        return Problem::new(what).hint(format!("did you mean `{meant}`, {}?", in_header(home)));
-    }
-    let mut here = here;
-    here.dedup();
-    let whose = record.headers.get(section).map_or("a recipe", String::as_str);
-    Problem::new(what).hint(format!("{whose} takes {}", quoted_list(&here)))
+}
+
+/// The name of a key or section below another.
+fn child(section: &str, key: &str) -> String {
+    if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }

@@ -1,28 +1,23 @@
 //! Explains in words why a text is not TOML.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use toml::de::{DeTable, Error};
 
-use super::places::{Lines, Place};
+use super::places::{Place, line_at};
 use super::problem::Problem;
-use super::section::Record;
 use super::tree::{Node, Table, Value};
 
-/// Parses a TOML text. Returns its table, and whether the table can be trusted: a key given twice is a mistake, but the
-/// rest is valid.
-pub(super) fn parse(text: &str, record: &mut Record) -> (Table, bool) {
+/// Parses a TOML text. Returns its table, its problems, and whether the table can be trusted: a key given twice is a
+/// mistake, but the rest is valid.
+pub(super) fn parse(text: &str) -> (Table, Vec<(Place, Problem)>, bool) {
     let (table, mut errors) = DeTable::parse_recoverable(text);
-    let table = Table::new(table.into_inner(), None);
-    if errors.is_empty() {
-        return (table, true);
-    }
+    let table = Table::from_toml(table.into_inner(), None);
     let is_toml = errors.iter().all(is_duplicate);
     if let (false, Some(problem)) = (is_toml, another_language(text)) {
-        record.problems.push(problem);
-        return (table, false);
+        return (table, vec![problem], false);
     }
-    let lines = Lines::new(text);
+    let mut problems = Vec::new();
     let start = |error: &Error| error.span().unwrap_or_default().start;
     // An unclosed bracket swallows the text after it, so errors after the bracket are not reported.
     let unclosed = errors
@@ -31,27 +26,25 @@ pub(super) fn parse(text: &str, record: &mut Record) -> (Table, bool) {
     if let Some(opening) = unclosed.and_then(|error| last_opening(&table, start(error))) {
         errors.retain(|error| start(error) < opening);
         let message = format!("not valid TOML: the bracket `{}` is not closed", &text[opening..=opening]);
-        record.problems.push(((opening..opening + 1).into(), Problem::new(message)));
+        problems.push(((opening..opening + 1).into(), Problem::new(message)));
     }
     // The parser continues after a mistake and may stumble over its rest, so only the first error of a line is
     // reported.
-    let line = |error: &Error| lines.position(start(error)).0;
-    errors.sort_by_key(line);
+    let line = |error: &Error| line_at(text, start(error)).0;
+    errors.sort_by_cached_key(line);
     errors.dedup_by_key(|error| line(error));
-    let keys = Keys::new(&table, text);
+    let repeated = repeated_lines(text);
     for error in errors {
         let span = error.span().unwrap_or_default();
         let found = text.get(span.clone()).unwrap_or_default();
-        let message = match (is_duplicate(&error), keys.first(found, span.start)) {
-            (false, _) => format!("not valid TOML: {}", in_words(&error, text)),
-            (true, None) => format!("`{found}` is given twice"),
-            (true, Some(first)) => {
-                format!("`{found}` is given twice; the first time in line {}", lines.position(first).0)
-            }
+        let message = match repeated.get(&line(&error)) {
+            _ if !is_duplicate(&error) => format!("not valid TOML: {}", in_words(&error, text)),
+            None => format!("`{found}` is given twice"),
+            Some(first) => format!("`{found}` is given twice; the first time in line {first}"),
         };
-        record.problems.push((span.into(), Problem::new(message)));
+        problems.push((span.into(), Problem::new(message)));
     }
-    (table, is_toml)
+    (table, problems, is_toml)
 }
 
 fn is_duplicate(error: &Error) -> bool {
@@ -123,50 +116,30 @@ fn own_opening(node: &Node, offset: usize) -> Option<usize> {
     }
 }
 
-/// Places where keys were given, to find the first place of a key given twice.
-struct Keys<'t> {
-    /// Offsets by name, in order.
-    starts: BTreeMap<&'t str, Vec<usize>>,
-    /// Lines such as `[lora]`, with their offsets.
-    headers: Vec<(usize, &'t str)>,
-}
-
-impl<'t> Keys<'t> {
-    fn new(table: &'t Table, text: &'t str) -> Self {
-        let mut keys = Self { starts: BTreeMap::new(), headers: Vec::new() };
-        keys.add(table);
-        keys.starts.values_mut().for_each(|starts| starts.sort_unstable());
-        let mut offset = 0;
-        for line in text.split_inclusive('\n') {
-            if line.starts_with('[') {
-                keys.headers.push((offset, line.trim_end()));
+/// The lines that repeat a key or a section's line, each with the line of the first.
+fn repeated_lines(text: &str) -> HashMap<usize, usize> {
+    let mut first = HashMap::new();
+    let mut repeated = HashMap::new();
+    // Each `[[...]]` begins a section of its own; those that repeat `[...]` count as one.
+    let mut section = ("", 0);
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        let key = match line.split_once('=') {
+            _ if line.starts_with("[[") => {
+                section = (line, number);
+                continue;
             }
-            offset += line.len();
-        }
-        keys
-    }
-
-    fn add(&mut self, table: &'t Table) {
-        for entry in &table.entries {
-            if let Place::Span { start, .. } = entry.key_place {
-                self.starts.entry(&entry.key).or_default().push(start);
+            _ if line.starts_with('[') => {
+                section = (line, 0);
+                ""
             }
-            let items = if let Value::Array(items) = &entry.node.value { items.as_slice() } else { &[] };
-            items.iter().chain([&entry.node]).filter_map(Node::table).for_each(|table| self.add(table));
-        }
-    }
-
-    /// Offset where the key that is repeated at `offset` was first given in the same section.
-    fn first(&self, key: &str, offset: usize) -> Option<usize> {
-        let header = |offset: usize| {
-            let before = self.headers.partition_point(|(start, _)| *start <= offset);
-            self.headers[..before].last().map(|(_, header)| header)
+            Some((key, _)) => key.trim(),
+            None => continue,
         };
-        let starts = self.starts.get(key.trim_matches(['"', '\'']))?;
-        let before = &starts[..starts.partition_point(|start| *start < offset)];
-        let in_section = before.iter().rfind(|start| header(**start) == header(offset)).or(before.last());
-        // If a section is given twice, the parser keeps only the second place.
-        let section = || self.headers.iter().find(|(_, line)| Some(line) == header(offset)).map(|(start, _)| *start);
-        in_section.copied().or_else(section)
+        let first = *first.entry((section, key)).or_insert(number);
+        if first != number {
+            repeated.insert(number, first);
+        }
     }
+    repeated
 }

@@ -1,7 +1,6 @@
-//! TOML values with the places where they were written.
+//! Values of a TOML or JSON text, with the places where they were written.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -9,15 +8,17 @@ use toml::de::{DeTable, DeValue};
 use super::places::Place;
 
 /// A value and the place where it was written.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     pub(super) place: Place,
     pub(super) value: Value,
 }
 
-/// A TOML value.
-#[derive(Clone, Debug)]
+/// A TOML or JSON value.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Value {
+    /// JSON's null.
+    Null,
     /// Text.
     String(String),
     /// A whole number.
@@ -35,16 +36,91 @@ pub enum Value {
 }
 
 /// Keys and values in the order of the text.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
     pub(super) entries: Vec<Entry>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Entry {
     pub(super) key: String,
     pub(super) key_place: Place,
     pub(super) node: Node,
+}
+
+impl Value {
+    /// The text; `None` for another value.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::String(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The number, whole or not; `None` for another value.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a whole number beyond 2^53 is out of every range here")]
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Self::Float(float) => Some(*float),
+            Self::Integer(integer) => Some(*integer as f64),
+            _ => None,
+        }
+    }
+
+    /// The value as messages quote it: on one line, shortened if long.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Null => "null".to_owned(),
+            Self::String(text) => {
+                let shown: String = text.chars().take(60).collect();
+                let dots = if shown.len() < text.len() { "..." } else { "" };
+                format!("\"{}{dots}\"", shown.escape_debug())
+            }
+            Self::Integer(integer) => integer.to_string(),
+            // As TOML writes it: `1e-8` instead of `0.00000001`, `16.0` instead of `16`.
+            Self::Float(float) => format!("{float:?}").replace("NaN", "nan"),
+            Self::Boolean(boolean) => boolean.to_string(),
+            Self::Datetime(datetime) => datetime.clone(),
+            Self::Array(items) => {
+                let shown: Vec<String> = items.iter().take(6).map(|item| item.value.shown()).collect();
+                let dots = if items.len() > 6 { ", ..." } else { "" };
+                format!("[{}{dots}]", shown.join(", "))
+            }
+            Self::Table(_) => "a table".to_owned(),
+        }
+    }
+}
+
+impl Table {
+    /// The value of a key.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Node> {
+        self.entry(key).map(|entry| &entry.node)
+    }
+
+    /// A key with its place and value.
+    pub(super) fn entry(&self, key: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.key == key)
+    }
+
+    /// Whether it has no keys.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Converts a table of TOML's parser. Everything in it gets `place`; if absent, its place in the file.
+    pub(super) fn from_toml(table: DeTable<'_>, place: Option<&Place>) -> Self {
+        let entry = |(key, value): (Spanned<Cow<'_, str>>, Spanned<DeValue<'_>>)| Entry {
+            key_place: place.cloned().unwrap_or_else(|| key.span().into()),
+            key: key.into_inner().into_owned(),
+            node: Node::from_toml(value, place),
+        };
+        Self { entries: table.into_iter().map(entry).collect() }
+    }
 }
 
 impl Node {
@@ -62,65 +138,7 @@ impl Node {
         }
     }
 
-    /// The value as messages quote it: on one line, shortened if long.
-    pub(super) fn shown(&self) -> String {
-        match &self.value {
-            Value::String(text) => {
-                let shown: String = text.chars().take(60).collect();
-                let dots = if shown.len() < text.len() { "..." } else { "" };
-                format!("\"{}{dots}\"", shown.escape_debug())
-            }
-            Value::Integer(integer) => integer.to_string(),
-            Value::Float(float) => shown_number(*float),
-            Value::Boolean(boolean) => boolean.to_string(),
-            Value::Datetime(datetime) => datetime.clone(),
-            Value::Array(items) => {
-                let shown: Vec<String> = items.iter().take(6).map(Self::shown).collect();
-                let dots = if items.len() > 6 { ", ..." } else { "" };
-                format!("[{}{dots}]", shown.join(", "))
-            }
-            Value::Table(_) => "a table".to_owned(),
-        }
-    }
-}
-
-/// A number as TOML writes it: `1e-8` instead of `0.00000001`, `16.0` instead of `16`.
-pub(super) fn shown_number(number: f64) -> String {
-    format!("{number:?}").replace("NaN", "nan")
-}
-
-impl Table {
-    /// The value of a key.
-    pub(super) fn get(&self, key: &str) -> Option<&Node> {
-        self.entry(key).map(|entry| &entry.node)
-    }
-
-    /// A key with its place and value.
-    pub(super) fn entry(&self, key: &str) -> Option<&Entry> {
-        self.entries.iter().find(|entry| entry.key == key)
-    }
-
-    /// Keys and values, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
-        self.entries.iter().map(|entry| (entry.key.as_str(), &entry.node))
-    }
-}
-
-impl Table {
-    /// Converts a table of TOML's parser. Everything in it gets `place`; if absent, its place in the file.
-    pub(super) fn new(table: DeTable<'_>, place: Option<&Place>) -> Self {
-        let entry = |(key, value): (Spanned<Cow<'_, str>>, Spanned<DeValue<'_>>)| Entry {
-            key_place: place.cloned().unwrap_or_else(|| key.span().into()),
-            key: key.into_inner().into_owned(),
-            node: Node::new(value, place),
-        };
-        Self { entries: table.into_iter().map(entry).collect() }
-    }
-}
-
-impl Node {
-    /// Converts a value of TOML's parser and everything in it. It gets `place`; if absent, its place in the file.
-    fn new(value: Spanned<DeValue<'_>>, place: Option<&Place>) -> Self {
+    fn from_toml(value: Spanned<DeValue<'_>>, place: Option<&Place>) -> Self {
         let own_place = place.cloned().unwrap_or_else(|| value.span().into());
         let value = match value.into_inner() {
             DeValue::String(text) => Value::String(text.into_owned()),
@@ -132,14 +150,30 @@ impl Node {
             DeValue::Float(float) => Value::Float(float.as_str().parse().unwrap_or(f64::NAN)),
             DeValue::Boolean(boolean) => Value::Boolean(boolean),
             DeValue::Datetime(datetime) => Value::Datetime(datetime.to_string()),
-            DeValue::Array(items) => Value::Array(items.into_iter().map(|item| Self::new(item, place)).collect()),
-            DeValue::Table(table) => Value::Table(Table::new(table, place)),
+            DeValue::Array(items) => Value::Array(items.into_iter().map(|item| Self::from_toml(item, place)).collect()),
+            DeValue::Table(table) => Value::Table(Table::from_toml(table, place)),
         };
         Self { place: own_place, value }
     }
 }
 
-/// The place of a command-line argument.
-pub(super) fn argument(index: usize, text: &str) -> Place {
-    Place::Argument { index, text: Arc::from(text) }
+impl From<serde_json::Value> for Node {
+    /// Converts a JSON value, whose place is the file: messages name the keys that lead to it.
+    fn from(value: serde_json::Value) -> Self {
+        let value = match value {
+            serde_json::Value::Null => Value::Null,
+            serde_json::Value::Bool(boolean) => Value::Boolean(boolean),
+            serde_json::Value::Number(number) => match number.as_i128() {
+                Some(integer) => Value::Integer(integer),
+                None => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            serde_json::Value::String(text) => Value::String(text),
+            serde_json::Value::Array(items) => Value::Array(items.into_iter().map(Self::from).collect()),
+            serde_json::Value::Object(object) => {
+                let entry = |(key, value)| Entry { key, key_place: Place::File, node: Self::from(value) };
+                Value::Table(Table { entries: object.into_iter().map(entry).collect() })
+            }
+        };
+        Self { place: Place::File, value }
+    }
 }

@@ -2,74 +2,54 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
-
 use super::families::{Biases, FAMILIES, Family, Windows};
-use super::problems::{ConfigError, ConfigProblem, Problems, Reader};
 use super::{Linear, ModelConfig, RopeScaling};
+use crate::schema::{Problem, Problems, Section, Value, read_json};
 
 impl ModelConfig {
     /// Reads a `config.json`.
     ///
     /// # Errors
-    /// Where the file cannot be read, is not JSON, or describes a model that is not supported.
-    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        parse(&path.display().to_string(), &text)
+    /// Where the file cannot be read, is not JSON, or describes a model that is not supported; every reason is listed.
+    pub fn from_file(path: &Path) -> Result<Self, Problems> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let problem = Problem::new(format!("cannot read {}: {error}", path.display()));
+            problem.hint("a model folder holds a config.json next to its weights")
+        })?;
+        read_json(&path.display().to_string(), &text, read)
     }
 
     /// Reads the text of a `config.json`.
     ///
     /// # Errors
-    /// Where the text is not JSON, or describes a model that is not supported.
-    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        parse("config.json", text)
+    /// Where the text is not JSON, or describes a model that is not supported; every reason is listed.
+    pub fn from_json(text: &str) -> Result<Self, Problems> {
+        read_json("config.json", text, read)
     }
 }
 
-fn parse(place: &str, text: &str) -> Result<ModelConfig, ConfigError> {
-    let value: Value =
-        serde_json::from_str(text).map_err(|source| ConfigError::Syntax { place: place.to_owned(), source })?;
-    let empty = Map::new();
-    let mut reader = Reader { object: value.as_object().unwrap_or(&empty), problems: Vec::new() };
-    if !value.is_object() {
-        reader.problem("(whole file)", "is not a JSON object", None);
-    }
-    let config = read(&mut reader);
-    if reader.problems.is_empty() {
-        Ok(config)
-    } else {
-        Err(ConfigError::Refused { place: place.to_owned(), problems: Problems(reader.problems) })
-    }
-}
+fn read(json: &mut Section) -> Option<ModelConfig> {
+    let family = family(json)?;
+    refuse_unsupported(json);
 
-fn read(reader: &mut Reader) -> ModelConfig {
-    let Some(family) = family(reader) else { return placeholder() };
-    refuse_unsupported(reader);
+    let biases = biases(json, family);
+    let vocab_size = json.required_count("vocab_size", 1..=1 << 24);
+    let hidden_size = json.required_count("hidden_size", 1..=1 << 20);
+    let intermediate_size = json.required_count("intermediate_size", 1..=1 << 22);
+    let num_hidden_layers = json.required_count("num_hidden_layers", 1..=4096);
+    let num_attention_heads = json.required_count("num_attention_heads", 1..=1 << 16);
+    let max_position_embeddings = json.count("max_position_embeddings", family.max_position_embeddings, 1..=1 << 32);
 
-    let biases = biases(reader, family);
-    let vocab_size = reader.count("vocab_size", 1..=1 << 24, None);
-    let hidden_size = reader.count("hidden_size", 1..=1 << 20, None);
-    let intermediate_size = reader.count("intermediate_size", 1..=1 << 22, None);
-    let num_hidden_layers = reader.count("num_hidden_layers", 1..=4096, None);
-    let num_attention_heads = reader.count("num_attention_heads", 1..=1 << 16, None);
-    let max_position_embeddings =
-        reader.count("max_position_embeddings", 1..=1 << 32, Some(family.max_position_embeddings));
-
-    let default = match family.num_key_value_heads {
-        Some(heads) if !reader.object.contains_key("num_key_value_heads") => heads,
-        _ => num_attention_heads,
-    };
-    let num_key_value_heads = reader.count("num_key_value_heads", 1..=1 << 16, Some(default));
+    let default = family.num_key_value_heads.filter(|_| !json.has("num_key_value_heads"));
+    let num_key_value_heads = json.count("num_key_value_heads", default.unwrap_or(num_attention_heads), 1..=1 << 16);
     let head_dim = family.head_dim.unwrap_or((hidden_size / num_attention_heads).max(1));
-    let head_dim = reader.count("head_dim", 1..=1 << 16, Some(head_dim));
-    if reader.problems.is_empty() {
-        check_heads(reader, hidden_size, num_attention_heads, num_key_value_heads, head_dim);
+    let head_dim = json.count("head_dim", head_dim, 1..=1 << 16);
+    if json.is_sound() {
+        check_heads(json, hidden_size, num_attention_heads, num_key_value_heads, head_dim);
     }
 
-    let (rope_theta, rope_scaling) = rope(reader, max_position_embeddings);
-    ModelConfig {
+    let (rope_theta, rope_scaling) = rope(json, max_position_embeddings);
+    Some(ModelConfig {
         model_type: family.model_type.to_owned(),
         vocab_size,
         hidden_size,
@@ -79,99 +59,55 @@ fn read(reader: &mut Reader) -> ModelConfig {
         num_key_value_heads,
         head_dim,
         max_position_embeddings,
-        rms_norm_eps: reader.number("rms_norm_eps", 0.0..=1.0, Some(1e-6)),
+        rms_norm_eps: json.number("rms_norm_eps", 1e-6, 0.0..=1.0),
         rope_theta,
         rope_scaling,
-        tie_word_embeddings: reader.flag("tie_word_embeddings"),
-        windows: windows(reader, family, num_hidden_layers),
+        tie_word_embeddings: json.boolean("tie_word_embeddings", false),
+        windows: windows(json, family, num_hidden_layers),
         biases,
         qk_norm: family.qk_norm,
-        bos_token_id: reader.tokens("bos_token_id", family.bos_token_id, vocab_size).first().copied(),
-        eos_token_ids: reader.tokens("eos_token_id", family.eos_token_id, vocab_size),
-        initializer_range: reader.number("initializer_range", 0.0..=1.0, Some(0.02)),
-    }
+        bos_token_id: tokens(json, "bos_token_id", family.bos_token_id, vocab_size).first().copied(),
+        eos_token_ids: tokens(json, "eos_token_id", family.eos_token_id, vocab_size),
+        initializer_range: json.number("initializer_range", 0.02, 0.0..=1.0),
+    })
 }
 
-/// A placeholder for a config with an unknown family, which is refused anyway.
-fn placeholder() -> ModelConfig {
-    ModelConfig {
-        model_type: String::new(),
-        vocab_size: 0,
-        hidden_size: 0,
-        intermediate_size: 0,
-        num_hidden_layers: 0,
-        num_attention_heads: 0,
-        num_key_value_heads: 0,
-        head_dim: 0,
-        max_position_embeddings: 0,
-        rms_norm_eps: 0.0,
-        rope_theta: 0.0,
-        rope_scaling: None,
-        tie_word_embeddings: false,
-        windows: Vec::new(),
-        biases: [false; 7],
-        qk_norm: false,
-        bos_token_id: None,
-        eos_token_ids: Vec::new(),
-        initializer_range: 0.0,
-    }
-}
-
-fn family(reader: &mut Reader) -> Option<&'static Family> {
-    let known = FAMILIES.each_ref().map(|family| format!("`{}`", family.model_type)).join(", ");
-    let hint = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen2.5 and Qwen3 have these types";
-    let Some(model_type) = reader.object.get("model_type") else {
-        reader.problem("model_type", &format!("is missing, expected one of {known}"), Some(hint));
+/// The family; `None` after a problem.
+fn family(json: &mut Section) -> Option<&'static Family> {
+    let model_type = json.value("model_type");
+    let Some(family) = FAMILIES.iter().find(|family| model_type.and_then(Value::text) == Some(family.model_type))
+    else {
+        let found = model_type.map_or("is missing".to_owned(), |kind| format!("= {} is not supported", kind.shown()));
+        let known = FAMILIES.each_ref().map(|family| format!("`{}`", family.model_type)).join(", ");
+        let hint = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen2.5 and Qwen3 have these types";
+        let problem = Problem::new(format!("`model_type` {found}, expected one of {known}"));
+        json.reject("model_type", problem.hint(hint));
         return None;
     };
-    let Some(family) = FAMILIES.iter().find(|family| model_type == family.model_type) else {
-        reader.problem("model_type", &format!("= {model_type} is not supported, expected one of {known}"), Some(hint));
-        return None;
-    };
-    match reader.object.get("architectures") {
-        None | Some(Value::Null) => {}
-        Some(Value::Array(names)) if names.iter().any(|name| name == family.architecture) => {}
-        Some(other) => reader.problem(
-            "architectures",
-            &format!("= {other} is not supported, expected [\"{}\"]", family.architecture),
-            Some("only causal language models can be fine-tuned here"),
-        ),
-    }
+    let expected = format!("[\"{}\"]: only causal language models can be fine-tuned here", family.architecture);
+    json.only("architectures", &expected, |names| {
+        matches!(names, Value::Array(names) if names.iter().any(|name| name.value().text() == Some(family.architecture)))
+    });
     Some(family)
 }
 
 /// Settings that change the computation in a way that is not implemented.
-fn refuse_unsupported(reader: &mut Reader) {
-    match reader.object.get("hidden_act") {
-        None => {}
-        Some(Value::String(name)) if name == "silu" || name == "swish" => {}
-        Some(other) => reader.problem("hidden_act", &format!("= {other} is not supported, expected \"silu\""), None),
-    }
-    match reader.object.get("attention_dropout") {
-        None | Some(Value::Null) => {}
-        Some(value) if value.as_f64() == Some(0.0) => {}
-        Some(other) => {
-            reader.problem("attention_dropout", &format!("= {other} is not supported, expected 0.0"), None);
-        }
-    }
-    match reader.object.get("partial_rotary_factor") {
-        None | Some(Value::Null) => {}
-        Some(value) if value.as_f64() == Some(1.0) => {}
-        Some(other) => {
-            reader.problem("partial_rotary_factor", &format!("= {other} is not supported, expected 1.0"), None);
-        }
-    }
-    if let Some(quantization) = reader.object.get("quantization_config").filter(|value| !value.is_null()) {
-        let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("unnamed");
-        reader.problem(
-            "quantization_config",
-            &format!("is present (method: {method}): weights that are already quantised cannot be trained on"),
-            Some("use the repository with the original bf16 or f16 weights"),
+fn refuse_unsupported(json: &mut Section) {
+    json.only("hidden_act", "\"silu\"", |value| matches!(value.text(), Some("silu" | "swish")));
+    json.only("attention_dropout", "0.0", |value| value.number() == Some(0.0));
+    json.only("partial_rotary_factor", "1.0", |value| value.number() == Some(1.0));
+    if json.value("quantization_config").is_some() {
+        let method = json.below("quantization_config", "a table").optional_string("quant_method", None);
+        let message = format!(
+            "`quantization_config` is present (method: {}): weights that are already quantised cannot be trained on",
+            method.as_deref().unwrap_or("unnamed")
         );
+        let hint = "use the repository with the original bf16 or f16 weights";
+        json.reject("quantization_config", Problem::new(message).hint(hint));
     }
 }
 
-fn biases(reader: &mut Reader, family: &Family) -> [bool; 7] {
+fn biases(json: &mut Section, family: &Family) -> [bool; 7] {
     use Linear::{Key, Query, Value};
     let has_key = |key| match family.biases {
         Biases::None | Biases::QueryKeyValue => false,
@@ -179,9 +115,9 @@ fn biases(reader: &mut Reader, family: &Family) -> [bool; 7] {
         Biases::AttentionAndMlpKeys => true,
     };
     let mut flag = |key| {
-        let is_set = reader.flag(key);
+        let is_set = json.boolean(key, false);
         if is_set && !has_key(key) {
-            reader.problem(key, &format!("= true is not supported for `{}`", family.model_type), None);
+            json.problem(key, format!("= true is not supported for `{}`", family.model_type));
         }
         is_set
     };
@@ -194,35 +130,32 @@ fn biases(reader: &mut Reader, family: &Family) -> [bool; 7] {
 }
 
 /// The window of each layer, from `sliding_window` and the keys that choose its layers.
-fn windows(reader: &mut Reader, family: &Family, num_layers: usize) -> Vec<Option<usize>> {
+fn windows(json: &mut Section, family: &Family, num_layers: usize) -> Vec<Option<usize>> {
     let (default, first) = match family.windows {
         Windows::Never => (None, 0),
         Windows::Everywhere(default) => (Some(default), 0),
-        Windows::LaterLayers { .. } if !reader.flag("use_sliding_window") => (None, 0),
-        Windows::LaterLayers { default, first } => {
-            (Some(default), reader.count("max_window_layers", 0..=1 << 32, Some(first)))
-        }
+        Windows::LaterLayers { .. } if !json.boolean("use_sliding_window", false) => (None, 0),
+        Windows::LaterLayers { default, first } => (Some(default), json.count("max_window_layers", first, 0..=1 << 32)),
     };
-    let window = match (reader.object.get("sliding_window"), default) {
-        (_, None) | (Some(Value::Null), _) => None,
-        (None, Some(default)) => Some(default),
-        (Some(_), Some(_)) => Some(reader.count("sliding_window", 1..=1 << 32, None)),
-    };
-    let kinds = match reader.object.get("layer_types") {
+    let is_null = json.has("sliding_window") && json.value("sliding_window").is_none();
+    let window = default.filter(|_| !is_null).map(|default| json.count("sliding_window", default, 1..=1 << 32));
+    let kinds = match json.value("layer_types") {
         Some(Value::Array(kinds)) if kinds.len() == num_layers => Some(kinds),
-        None | Some(Value::Null) => None,
+        None => None,
         Some(_) => {
-            reader.problem("layer_types", &format!("must name one type for each of the {num_layers} layers"), None);
+            json.problem("layer_types", format!("must name one type for each of the {num_layers} layers"));
             None
         }
     };
     let mut windows = Vec::with_capacity(num_layers);
     for layer in 0..num_layers {
-        let kind = kinds.map(|kinds| &kinds[layer]);
-        let is_full = kind.map_or(layer < first, |kind| kind == "full_attention");
-        if let Some(kind) = kind.filter(|kind| !is_full && (window.is_none() || *kind != "sliding_attention")) {
-            let message = format!("names {kind} for layer {layer}, which is not supported here");
-            reader.problem("layer_types", &message, None);
+        let kind = kinds.map(|kinds| kinds[layer].value());
+        let is_full = kind.map_or(layer < first, |kind| kind.text() == Some("full_attention"));
+        let is_known =
+            is_full || (window.is_some() && kind.is_none_or(|kind| kind.text() == Some("sliding_attention")));
+        if let Some(kind) = kind.filter(|_| !is_known) {
+            let message = format!("names {} for layer {layer}, which is not supported here", kind.shown());
+            json.problem("layer_types", message);
             break;
         }
         windows.push(window.filter(|_| !is_full));
@@ -230,101 +163,82 @@ fn windows(reader: &mut Reader, family: &Family, num_layers: usize) -> Vec<Optio
     windows
 }
 
+/// A token id, a list of them, or null; the default where the key is absent.
+fn tokens(json: &mut Section, key: &'static str, default: Option<u32>, vocab_size: usize) -> Vec<u32> {
+    let default = default.filter(|token| !json.has(key) && (*token as usize) < vocab_size);
+    let token = |value: &Value| match value {
+        Value::Integer(token) => u32::try_from(*token).ok().filter(|token| (*token as usize) < vocab_size),
+        _ => None,
+    };
+    let expected = format!("a token id below `vocab_size` = {vocab_size}");
+    json.any(key, Vec::from_iter(default), &expected, |value| match value {
+        Value::Array(tokens) => tokens.iter().map(|node| token(node.value())).collect::<Option<_>>().ok_or(None),
+        single => token(single).map(|token| vec![token]).ok_or(None),
+    })
+}
+
 /// Limit on the total width of all heads: with the other limits, it keeps parameter and byte counts far below 2^64.
 const MAX_HEADS_WIDTH: usize = 1 << 22;
 
-fn check_heads(reader: &mut Reader, hidden: usize, heads: usize, key_value_heads: usize, head_dim: usize) {
+fn check_heads(json: &mut Section, hidden: usize, heads: usize, key_value_heads: usize, head_dim: usize) {
     if heads * head_dim > MAX_HEADS_WIDTH {
         let message = format!("= {heads} heads of `head_dim` = {head_dim}, expected at most {MAX_HEADS_WIDTH} in all");
-        reader.problem("num_attention_heads", &message, None);
+        json.problem("num_attention_heads", message);
     }
     if !hidden.is_multiple_of(heads) {
-        let message = format!("= {hidden} is not a multiple of `num_attention_heads` = {heads}");
-        reader.problem("hidden_size", &message, None);
+        json.problem("hidden_size", format!("= {hidden} is not a multiple of `num_attention_heads` = {heads}"));
     }
     if !heads.is_multiple_of(key_value_heads) {
         let message = format!("= {heads} is not a multiple of `num_key_value_heads` = {key_value_heads}");
-        reader.problem("num_attention_heads", &message, None);
+        json.problem("num_attention_heads", message);
     }
     if !head_dim.is_multiple_of(2) {
-        let message = format!("= {head_dim} is odd: rotary embeddings turn pairs of features");
-        reader.problem("head_dim", &message, None);
+        json.problem("head_dim", format!("= {head_dim} is odd: rotary embeddings turn pairs of features"));
     }
 }
 
 /// `rope_theta` and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
-fn rope(reader: &mut Reader, max_position_embeddings: usize) -> (f64, Option<RopeScaling>) {
-    let empty = Map::new();
-    let mut found: Option<(&str, &Map<String, Value>)> = None;
-    for key in ["rope_scaling", "rope_parameters"] {
-        match reader.object.get(key) {
-            None | Some(Value::Null) => {}
-            Some(Value::Object(object)) if object.is_empty() => {}
-            Some(Value::Object(object)) => match found {
-                Some((_, first)) if first != object => {
-                    reader.problem(key, "and `rope_scaling` differ; keep one of them", None);
-                }
-                _ => found = Some((key, object)),
-            },
-            Some(other) => reader.problem(key, &format!("= {other}, expected an object or null"), None),
-        }
+fn rope(json: &mut Section, max_position_embeddings: usize) -> (f64, Option<RopeScaling>) {
+    const THETA: std::ops::RangeInclusive<f64> = 1.0..=1e15;
+    const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e6;
+    let outer = json.value("rope_theta").is_some().then(|| json.number("rope_theta", 10_000.0, THETA));
+    let [new, old] = ["rope_parameters", "rope_scaling"]
+        .map(|key| json.value(key).filter(|value| !matches!(value, Value::Table(table) if table.is_empty())));
+    if old.is_some() && new.is_some() && old != new {
+        json.problem("rope_parameters", "and `rope_scaling` differ; keep one of them");
     }
-    let (name, object) = found.unwrap_or(("rope_parameters", &empty));
-    let mut inner = Reader { object, problems: Vec::new() };
+    let name = if new.is_some() { "rope_parameters" } else { "rope_scaling" };
+    let mut rope = json.below(name, "an object or null");
 
-    let mut theta = reader.number("rope_theta", 1.0..=1e15, Some(10_000.0));
-    if object.contains_key("rope_theta") {
-        let nested = inner.number("rope_theta", 1.0..=1e15, None);
-        #[allow(clippy::float_cmp)] // the same text must have been written twice
-        if reader.object.contains_key("rope_theta") && nested != theta {
-            inner.problem("rope_theta", &format!("= {nested} and `rope_theta` = {theta} differ; keep one"), None);
-        }
-        theta = nested;
+    let theta = rope.number("rope_theta", outer.unwrap_or(10_000.0), THETA);
+    if let Some(outer) = outer.filter(|outer| *outer != theta) {
+        rope.problem("rope_theta", format!("= {theta} and `rope_theta` = {outer} differ; keep one"));
     }
-    let kind = match (object.get("rope_type"), object.get("type")) {
-        (Some(first), Some(second)) if first != second => {
-            inner.problem("rope_type", &format!("= {first} and `type` = {second} differ; keep one of them"), None);
-            None
-        }
-        (Some(Value::String(kind)), _) | (None, Some(Value::String(kind))) => Some(kind.as_str()),
-        (None, None) => Some("default"),
-        (Some(other), _) | (None, Some(other)) => {
-            inner.problem("rope_type", &format!("= {other}, expected a name"), None);
-            None
-        }
-    };
-    let factor = 1.0..=1e6;
-    let scaling = match kind {
+    let [kind, old_kind] = ["rope_type", "type"].map(|key| rope.optional_string(key, None));
+    if let (Some(kind), Some(old)) = (&kind, old_kind.as_ref().filter(|old| Some(*old) != kind.as_ref())) {
+        rope.problem("rope_type", format!("= \"{kind}\" and `type` = \"{old}\" differ; keep one of them"));
+    }
+    let scaling = match kind.or(old_kind).as_deref() {
         None | Some("default") => None,
-        Some("linear") => Some(RopeScaling::Linear { factor: inner.number("factor", factor, None) }),
+        Some("linear") => Some(RopeScaling::Linear { factor: rope.required_number("factor", FACTOR) }),
         Some("llama3") => {
-            let low_freq_factor = inner.number("low_freq_factor", 1e-6..=1e6, None);
-            let high_freq_factor = inner.number("high_freq_factor", 1e-6..=1e6, None);
-            if inner.problems.is_empty() && high_freq_factor <= low_freq_factor {
+            let low_freq_factor = rope.required_number("low_freq_factor", 1e-6..=1e6);
+            let high_freq_factor = rope.required_number("high_freq_factor", 1e-6..=1e6);
+            if rope.is_sound() && high_freq_factor <= low_freq_factor {
                 let message = format!("= {high_freq_factor}, expected more than `low_freq_factor` = {low_freq_factor}");
-                inner.problem("high_freq_factor", &message, None);
+                rope.problem("high_freq_factor", message);
             }
-            Some(RopeScaling::Llama3 {
-                factor: inner.number("factor", factor, None),
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings: inner.count(
-                    "original_max_position_embeddings",
-                    1..=1 << 32,
-                    Some(max_position_embeddings),
-                ),
-            })
+            let original_max_position_embeddings =
+                rope.count("original_max_position_embeddings", max_position_embeddings, 1..=1 << 32);
+            let factor = rope.required_number("factor", FACTOR);
+            Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings })
         }
         Some(other) => {
             let message = format!("= \"{other}\" is not supported, expected `default`, `linear` or `llama3`");
-            inner.problem("rope_type", &message, None);
+            rope.problem("rope_type", message);
             None
         }
     };
-    let problems = inner.problems;
-    reader.problems.extend(
-        problems.into_iter().map(|problem| ConfigProblem { key: format!("{name}.{}", problem.key), ..problem }),
-    );
     (theta, scaling)
 }
 
@@ -335,7 +249,7 @@ mod tests {
     const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
         "num_hidden_layers": 2, "num_attention_heads": 4"#;
 
-    fn with(more: &str) -> Result<ModelConfig, ConfigError> {
+    fn with(more: &str) -> Result<ModelConfig, Problems> {
         ModelConfig::from_json(&format!("{BASE}{more}}}"))
     }
 
@@ -461,17 +375,17 @@ mod tests {
     fn every_impossible_shape_is_listed_at_once() {
         let text = r#"{"model_type": "llama", "vocab_size": 0, "hidden_size": -3, "intermediate_size": 1e30,
             "num_hidden_layers": "two", "tie_word_embeddings": 1}"#;
-        let Err(ConfigError::Refused { problems, .. }) = ModelConfig::from_json(text) else { panic!("accepted") };
-        let keys: Vec<&str> = problems.0.iter().map(|problem| problem.key.as_str()).collect();
-        let expected = [
+        let problems = ModelConfig::from_json(text).unwrap_err().to_string();
+        for key in [
             "vocab_size",
             "hidden_size",
             "intermediate_size",
             "num_hidden_layers",
             "num_attention_heads",
             "tie_word_embeddings",
-        ];
-        assert!(expected.iter().all(|key| keys.contains(key)), "{keys:?}");
+        ] {
+            assert!(problems.contains(&format!("config.json: `{key}` ")), "{key}: {problems}");
+        }
         let heads = refusal(r#", "num_key_value_heads": 3, "head_dim": 7"#);
         assert!(heads.contains("`num_attention_heads` = 4 is not a multiple of `num_key_value_heads` = 3"), "{heads}");
         assert!(heads.contains("`head_dim` = 7 is odd"), "{heads}");

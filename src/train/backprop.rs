@@ -4,37 +4,27 @@
 //! The loss and the gradient of the last hidden states are computed in chunks of target tokens. The backward runs the
 //! blocks in reverse order, and adds the adapters' gradients to the sums block by block.
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor};
 
 use super::grads::GradSums;
-use super::offload::{HostParking, Leaving, Returning};
+use super::loss::{Targets, loss_and_grad};
+use super::offload::{HostParking, Parked};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::block::{Activations, BlockContext};
-use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
-use crate::ops::dropout::mix;
+use crate::ops::cross_entropy::LossChunk;
+use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
-use crate::ops::linear::Dropout;
-use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile::{self, Cost};
-
-/// What a block's forward keeps for its backward.
-#[derive(Clone, Copy, Debug)]
-pub enum Keep<'a> {
-    /// All that the backward needs.
-    Activations,
-    /// Only the block's input; the backward recomputes the rest.
-    Input,
-    /// Only the block's input, which is moved to host memory.
-    InputOnHost(&'a HostParking),
-}
 
 /// How a micro-batch is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// What a block's forward keeps for its backward.
-    pub keep: Keep<'a>,
+    /// Whether a block's forward keeps all that its backward needs, or only its input.
+    pub keeps_activations: bool,
+    /// Holds the blocks' inputs until their backward, where they are kept in host memory.
+    pub parking: Option<&'a HostParking>,
     /// Seed of this micro-batch's dropout masks.
     pub dropout_seed: u64,
     /// Scale of the gradients inside the backward, against underflow in `f16`; it is removed before they are summed.
@@ -48,9 +38,7 @@ pub struct Options<'a> {
 pub struct Inputs {
     layout: Layout,
     input_ids: Tensor<1, Int>,
-    /// Rows of the last block's output that carry loss.
-    target_rows: Tensor<1, Int>,
-    target_tokens: Vec<u32>,
+    targets: Targets,
 }
 
 impl Inputs {
@@ -64,15 +52,14 @@ impl Inputs {
         Some(Self {
             layout: model.layout(batch),
             input_ids: model.token_ids(&batch.input_ids),
-            target_rows: target_rows(model, batch),
-            target_tokens: target_tokens(batch),
+            targets: Targets::new(model, batch),
         })
     }
 
     /// Tokens that carry loss.
     #[must_use]
     pub fn num_targets(&self) -> usize {
-        self.target_tokens.len()
+        self.targets.num_tokens()
     }
 }
 
@@ -98,24 +85,14 @@ impl Forward {
 /// The kept tensors from which a block's backward starts.
 enum Kept {
     Input(Tensor<2>),
-    Leaving(Leaving),
-    Returning(Returning),
+    InputOnHost(Parked),
     Activations(Box<Activations>),
-}
-
-impl Kept {
-    fn called_back(self, keep: Keep<'_>) -> Self {
-        match (self, keep) {
-            (Self::Leaving(input), Keep::InputOnHost(parking)) => Self::Returning(parking.call_back(input)),
-            (kept, _) => kept,
-        }
-    }
 }
 
 /// Forward of one micro-batch, with its loss and the gradient of the loss.
 #[must_use]
 pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Options<'_>) -> Forward {
-    let Inputs { layout, input_ids, target_rows, target_tokens } = inputs;
+    let Inputs { layout, input_ids, targets } = inputs;
     let first = first_adapted(model, adapters);
     let mut x = model.embed_ids(input_ids);
     let mut kept = Vec::with_capacity(model.blocks.len());
@@ -125,15 +102,15 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Op
         let activations = block.activations(x, &context);
         x = block.output(&activations, &context);
         if layer >= first {
-            kept.push(match options.keep {
-                Keep::Activations => Kept::Activations(Box::new(activations)),
+            kept.push(match options.parking {
+                _ if options.keeps_activations => Kept::Activations(Box::new(activations)),
                 // The last block's backward comes next, so its input stays on the device.
-                Keep::InputOnHost(parking) if layer + 1 < model.blocks.len() => Kept::Leaving(parking.park(input)),
-                Keep::Input | Keep::InputOnHost(_) => Kept::Input(input),
+                Some(parking) if layer + 1 < model.blocks.len() => Kept::InputOnHost(parking.park(input)),
+                _ => Kept::Input(input),
             });
         }
     }
-    let (losses, dx) = loss_and_grad(model, x, target_rows, &target_tokens, options);
+    let (losses, dx) = loss_and_grad(model, x, targets, options.grad_scale, options.loss_chunk);
     Forward { layout, kept, losses, dx }
 }
 
@@ -153,14 +130,13 @@ pub fn backward(
     for layer in (first..model.blocks.len()).rev() {
         let (block, context) = (&model.blocks[layer], context(model, adapters, &layout, options, layer));
         let Some(this) = kept.pop() else { break };
-        let this = this.called_back(options.keep);
-        // Fetch the next block's input while this block computes.
-        let next = kept.pop().map(|next| next.called_back(options.keep));
-        kept.extend(next);
+        // The next block's input is fetched while this block computes.
+        if let (Some(parking), Some(Kept::InputOnHost(next))) = (options.parking, kept.last_mut()) {
+            parking.fetch(next);
+        }
         let activations = match this {
             Kept::Input(input) => block.activations(input, &context),
-            Kept::Leaving(_) => unreachable!("it was called back"),
-            Kept::Returning(input) => block.activations(input.tensor(), &context),
+            Kept::InputOnHost(input) => block.activations(input.tensor(), &context),
             Kept::Activations(activations) => *activations,
         };
         let (input_grad, grads) = block.backward(dx, activations, &context, layer > first);
@@ -188,49 +164,4 @@ fn context<'a>(
     let dropout = (adapters.dropout > 0.0)
         .then(|| Dropout { probability: adapters.dropout, seed: mix(options.dropout_seed ^ mix(layer as u64 + 1)) });
     BlockContext::new(&model.config, layer, layout, &adapters.blocks[layer], dropout)
-}
-
-/// The loss of every target token, `[targets]`, `f32`, in nats, without gradients and without dropout.
-#[must_use]
-pub fn losses(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> Option<Tensor<1>> {
-    if batch.targets.is_empty() {
-        return None;
-    }
-    let batch = &*model.arranged(batch);
-    let hidden = model.hidden(batch, adapters).select(0, target_rows(model, batch));
-    let (normed, _) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
-    Some(linear_cross_entropy_loss(&normed, &model.lm_head, &target_tokens(batch), chunk))
-}
-
-/// Losses of the target tokens and the gradient of the last block's output.
-///
-/// Only rows that carry loss go through the norm and the head.
-fn loss_and_grad(
-    model: &Model,
-    x: Tensor<2>,
-    rows: Tensor<1, Int>,
-    tokens: &[u32],
-    options: Options<'_>,
-) -> (Tensor<1>, Tensor<2>) {
-    let width = profile::passes(&x, 2);
-    let (hidden, no_grad) =
-        profile::measure("target_rows", || width.clone(), || (x.clone().select(0, rows.clone()), x.zeros_like()));
-    drop(x);
-    let (normed, rstd) = rms_norm(&hidden, &model.norm, model.config.rms_norm_eps);
-    let LossAndGrad { losses, dhidden } =
-        linear_cross_entropy(&normed, &model.lm_head, tokens, options.grad_scale, options.loss_chunk);
-    let dhidden = rms_norm_backward(&dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
-    let scatter = || no_grad.select_assign(0, rows, dhidden, IndexingUpdateOp::Add);
-    (losses, profile::measure("target_rows", || width, scatter))
-}
-
-fn target_rows(model: &Model, batch: &Batch) -> Tensor<1, Int> {
-    let rows: Vec<i32> =
-        batch.targets.iter().map(|target| i32::try_from(target.position).unwrap_or(i32::MAX)).collect();
-    let shape = [rows.len()];
-    Tensor::from_data(TensorData::new(rows, shape), (&model.device(), DType::I32))
-}
-
-fn target_tokens(batch: &Batch) -> Vec<u32> {
-    batch.targets.iter().map(|target| target.token).collect()
 }

@@ -1,7 +1,8 @@
 //! Evaluation: the loss of the evaluation rows, summed over tokens without dropout, and sample texts of the model.
 
 use super::config::{EvalConfig, TrainConfig};
-use super::step::{LossSum, TrainStep};
+use super::loss::LossSum;
+use super::step::TrainStep;
 use super::stop::Stop;
 use crate::data::error::DataError;
 use crate::data::pipeline::DataPipeline;

@@ -6,6 +6,7 @@ use super::config::GradientCheckpointing;
 use super::memory::{Component, MemoryPlan, Workload};
 use crate::device::Dtype;
 use crate::ops::cross_entropy::LossChunk;
+use crate::stats::as_f64;
 
 /// Usable share of a device's memory: drivers, the desktop and fragmentation take the rest.
 pub const USABLE: f64 = 0.95;
@@ -208,11 +209,6 @@ fn largest(holds: impl Fn(usize) -> bool) -> Option<usize> {
 #[must_use]
 pub fn size(bytes: f64) -> String {
     if bytes < 1024.0 * MIB { format!("{:.0} MiB", bytes / MIB) } else { format!("{:.2} GiB", bytes / MIB / 1024.0) }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "bytes of a memory, far below 2^53")]
-fn as_f64(count: usize) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::data::batch::Batch;
 use crate::spec::ModelConfig;
+use crate::stats::as_f64;
 
 /// Model FLOPs of forward and backward, as coefficients.
 ///
@@ -65,12 +66,6 @@ impl StepFlops {
         };
         self.windows.iter().map(pairs).sum()
     }
-}
-
-/// Operation counts need at most the 53 bits of an `f64`.
-#[allow(clippy::cast_precision_loss)]
-fn as_f64(count: usize) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]

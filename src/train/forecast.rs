@@ -5,6 +5,7 @@ use super::flops::StepFlops;
 use super::schedule::{steps_per_epoch, total_steps};
 use crate::data::error::DataError;
 use crate::data::pipeline::{Cursor, DataPipeline};
+use crate::stats::as_f64;
 
 /// The steps of a run, before it starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,9 +47,4 @@ impl Forecast {
         let (step_tokens, step_flops) = (as_f64(tokens) / num_steps, computed / num_steps);
         Ok(Self { rows_per_epoch: data.rows_per_epoch(), steps, step_tokens, step_flops })
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "steps and tokens, far below 2^53")]
-fn as_f64(count: u64) -> f64 {
-    count as f64
 }

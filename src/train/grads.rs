@@ -1,10 +1,10 @@
 //! Sums of gradients over the micro-batches of a step.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
-use crate::lora::AdapterSet;
 use crate::model::block::BlockGrads;
-use crate::ops::linear::LowRankGrad;
+use crate::ops::low_rank::LowRank;
+use crate::ops::place::Place;
 use crate::ops::{cpu, host};
 
 /// Gradients of all adapters, summed over tokens and micro-batches, in `f32`.
@@ -21,33 +21,31 @@ impl GradSums {
             self.blocks.resize_with(layer + 1, BlockGrads::default);
         }
         for (sum, grad) in self.blocks[layer].iter_mut().zip(grads) {
-            let Some(LowRankGrad { a, b }) = grad else { continue };
-            let scaled = |grad: Tensor<2>| if (factor - 1.0).abs() < f64::EPSILON { grad } else { grad * factor };
-            let (a, b) = (scaled(a), scaled(b));
+            let Some(grad) = grad else { continue };
+            let grad = grad.map(|grad| if (factor - 1.0).abs() < f64::EPSILON { grad } else { grad * factor });
             *sum = Some(match sum.take() {
-                None => LowRankGrad { a, b },
-                Some(sum) => LowRankGrad { a: sum.a + a, b: sum.b + b },
+                None => grad,
+                Some(sum) => sum.zip(grad).map(|(sum, grad)| sum + grad),
             });
         }
     }
 
-    /// Sum of the squares of all gradients, `[1]`, on the device.
+    /// Sum of the squares of all gradients, `[1]`, on the device; there is at least one.
     #[must_use]
-    pub fn sum_of_squares(&self, adapters: &AdapterSet) -> Tensor<1> {
-        let device = adapters.iter().next().map_or_else(Default::default, |(_, _, adapter)| adapter.lora_a.device());
-        let tensors: Vec<_> = self.iter().flat_map(|grad| [&grad.a, &grad.b]).collect();
-        let views: Option<Vec<_>> = tensors.iter().map(|tensor| host::view(tensor)).collect();
-        if let Some(views) = views {
-            #[expect(clippy::cast_possible_truncation, reason = "summed in f64, read as f32")]
-            let sum = views.iter().map(|view| cpu::sum_of_squares(view.as_slice())).sum::<f64>() as f32;
-            return host::tensor(vec![sum], [1], &device);
+    pub fn sum_of_squares(&self, place: Place) -> Tensor<1> {
+        let grads = self.iter().flat_map(|grad| grad.as_ref().into_array());
+        match place {
+            Place::Plain => Tensor::cat(grads.map(|grad| grad.clone().square().sum()).collect(), 0).sum(),
+            Place::Cpu => {
+                #[expect(clippy::cast_possible_truncation, reason = "summed in f64, read as f32")]
+                let sum = grads.map(|grad| cpu::sum_of_squares(&host::view(grad))).sum::<f64>() as f32;
+                host::tensor(vec![sum], [1], &Device::flex())
+            }
         }
-        let squares = tensors.into_iter().map(|grad| grad.clone().square().sum());
-        Tensor::cat(squares.collect(), 0).sum()
     }
 
-    /// Every gradient, in the order of [`AdapterSet::iter`].
-    pub fn iter(&self) -> impl Iterator<Item = &LowRankGrad> {
+    /// Every gradient, in the order of [`AdapterSet::iter`](crate::lora::AdapterSet::iter).
+    pub fn iter(&self) -> impl Iterator<Item = &LowRank<Tensor<2>>> {
         self.blocks.iter().flatten().flatten()
     }
 

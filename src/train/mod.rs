@@ -8,6 +8,7 @@ pub mod flops;
 pub mod forecast;
 pub mod grads;
 pub(crate) mod laps;
+pub mod loss;
 pub mod memory;
 pub mod offload;
 pub mod optim;

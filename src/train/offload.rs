@@ -31,13 +31,9 @@ enum Job {
     Return(Receiver<TensorData>, Sender<TensorData>),
 }
 
-/// A tensor that is in host memory, or on its way there.
+/// A tensor in host memory, on its way there, or on its way back.
 #[derive(Debug)]
-pub struct Leaving(Receiver<TensorData>);
-
-/// A tensor on its way back to the device.
-#[derive(Debug)]
-pub struct Returning {
+pub struct Parked {
     device: Device,
     data: Receiver<TensorData>,
 }
@@ -55,23 +51,21 @@ impl HostParking {
     /// Moves a tensor to host memory. Its device memory is freed after the copy, if nothing else holds the tensor.
     /// Waits while earlier tensors are still leaving.
     #[must_use]
-    pub fn park(&self, tensor: Tensor<2>) -> Leaving {
+    pub fn park(&self, tensor: Tensor<2>) -> Parked {
         let (done, data) = mpsc::channel();
         // On a GPU this queues the computation of the tensor, and copies nothing yet.
         self.send(Job::Leave(tensor.into_data(), done));
-        Leaving(data)
+        Parked { device: self.device.clone(), data }
     }
 
-    /// Prepares the tensor's way back.
-    #[must_use]
-    pub fn call_back(&self, parked: Leaving) -> Returning {
+    /// Prepares the tensor's way back, so that [`Parked::tensor`] waits less.
+    pub fn fetch(&self, parked: &mut Parked) {
         let (done, data) = mpsc::channel();
-        self.send(Job::Return(parked.0, done));
-        Returning { device: self.device.clone(), data }
+        self.send(Job::Return(std::mem::replace(&mut parked.data, data), done));
     }
 
     fn send(&self, job: Job) {
-        // If the thread has ended, `Returning::tensor` reports it.
+        // If the thread has ended, `Parked::tensor` reports it.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 }
@@ -80,13 +74,13 @@ impl Drop for HostParking {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // The thread only ends early by a panic of the backend, which `Returning::tensor` has reported.
+            // The thread only ends early by a panic of the backend, which `Parked::tensor` has reported.
             let _ = thread.join();
         }
     }
 }
 
-impl Returning {
+impl Parked {
     /// The tensor, back on the device.
     ///
     /// # Panics
@@ -133,8 +127,11 @@ mod tests {
         let tensor = |k: usize| host::tensor((0..12).map(|i| (i * k) as f32 / 7.0).collect(), [3, 4], &device);
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             let parked: Vec<_> = (0..5).map(|k| parking.park(tensor(k).cast(dtype))).collect();
-            for (k, parked) in parked.into_iter().enumerate().rev() {
-                let back = parking.call_back(parked).tensor();
+            for (k, mut parked) in parked.into_iter().enumerate().rev() {
+                if k > 0 {
+                    parking.fetch(&mut parked);
+                }
+                let back = parked.tensor();
                 assert_eq!(back.dtype(), dtype);
                 back.into_data().assert_eq(&tensor(k).cast(dtype).into_data(), true);
             }

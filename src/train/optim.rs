@@ -7,6 +7,8 @@ use super::grads::GradSums;
 use crate::checkpoint::HostTensor;
 use crate::lora::{Adapter, AdapterSet};
 use crate::ops::adamw::{State, Update, adamw};
+use crate::ops::low_rank::LowRank;
+use crate::ops::place::Place;
 use crate::ops::profile::{self, Cost};
 
 /// First and second moment of one parameter.
@@ -29,8 +31,9 @@ pub struct AdamW {
     /// Ratio of B's learning rate to A's.
     loraplus_lr_ratio: f64,
     num_updates: u64,
-    /// Moments of A and B, in the order of [`AdapterSet::iter`].
-    moments: Vec<[Moments; 2]>,
+    /// In the order of [`AdapterSet::iter`].
+    moments: Vec<LowRank<Moments>>,
+    place: Place,
 }
 
 /// The moments do not belong to these adapters.
@@ -55,15 +58,21 @@ impl AdamW {
     /// An optimizer before its first update.
     #[must_use]
     pub fn new(config: OptimizerConfig, loraplus_lr_ratio: Option<f64>, adapters: &AdapterSet) -> Self {
-        let moments = adapters.iter().map(|(_, _, a)| [Moments::zeros(&a.lora_a), Moments::zeros(&a.lora_b)]);
-        let moments = moments.collect();
-        Self { config, loraplus_lr_ratio: loraplus_lr_ratio.unwrap_or(1.0), num_updates: 0, moments }
+        let moments = adapters.iter().map(|(_, _, adapter)| adapter.matrices.as_ref().map(Moments::zeros)).collect();
+        let loraplus_lr_ratio = loraplus_lr_ratio.unwrap_or(1.0);
+        Self { config, loraplus_lr_ratio, num_updates: 0, moments, place: adapters.place() }
     }
 
     /// Number of updates done.
     #[must_use]
     pub fn num_updates(&self) -> u64 {
         self.num_updates
+    }
+
+    /// Where it runs.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.place
     }
 
     /// Updates every adapter with `grad_scale` times its gradient.
@@ -77,29 +86,28 @@ impl AdamW {
             step: self.num_updates,
             grad_scale,
         };
-        let (update_a, update_b) = (update(learning_rate), update(learning_rate * self.loraplus_lr_ratio));
+        let updates = LowRank { a: update(learning_rate), b: update(learning_rate * self.loraplus_lr_ratio) };
         let mut moments = std::mem::take(&mut self.moments).into_iter();
         let mut grads = grads.iter();
         // Tensors are moved through the update: a second owner would force a copy.
-        adapters.blocks = std::mem::take(&mut adapters.blocks)
-            .into_iter()
-            .map(|block| {
-                block.map(|adapter| {
-                    let Adapter { lora_a, lora_b, scale } = adapter?;
-                    let (Some([of_a, of_b]), Some(grad)) = (moments.next(), grads.next()) else {
-                        unreachable!("every adapter has moments and a gradient");
-                    };
-                    let bytes = 7.0 * (profile::bytes(&lora_a) + profile::bytes(&lora_b));
-                    let both = || {
-                        let a = adamw(State { parameter: lora_a, m: of_a.m, v: of_a.v }, &grad.a, &update_a);
-                        (a, adamw(State { parameter: lora_b, m: of_b.m, v: of_b.v }, &grad.b, &update_b))
-                    };
-                    let (a, b) = profile::measure("adamw", || Cost { bytes, ..Cost::default() }, both);
-                    self.moments.push([Moments { m: a.m, v: a.v }, Moments { m: b.m, v: b.v }]);
-                    Some(Adapter { lora_a: a.parameter, lora_b: b.parameter, scale })
+        for adapter in adapters.blocks.iter_mut().flatten() {
+            let Some(Adapter { matrices, scale }) = adapter.take() else { continue };
+            let (Some(moments), Some(grad)) = (moments.next(), grads.next()) else {
+                unreachable!("every adapter has moments and a gradient");
+            };
+            let bytes = 7.0 * matrices.as_ref().map(profile::bytes).into_array().iter().sum::<f64>();
+            let all = matrices.zip(moments).zip(grad.as_ref()).zip(updates);
+            let step = || {
+                all.map(|(((parameter, Moments { m, v }), grad), update)| {
+                    let State { parameter, m, v } = adamw(self.place, State { parameter, m, v }, grad, &update);
+                    (parameter, Moments { m, v })
                 })
-            })
-            .collect();
+            };
+            let updated = profile::measure("adamw", || Cost { bytes, ..Cost::default() }, step);
+            let (matrices, moments) = updated.unzip();
+            self.moments.push(moments);
+            *adapter = Some(Adapter { matrices, scale });
+        }
     }
 
     /// The moments as named host tensors, for a checkpoint.
@@ -108,7 +116,7 @@ impl AdamW {
         let mut tensors = Vec::new();
         for ((layer, projection, _), moments) in adapters.iter().zip(&self.moments) {
             let module = projection.module_name(layer);
-            for (matrix, Moments { m, v }) in ["lora_A", "lora_B"].into_iter().zip(moments) {
+            for (matrix, Moments { m, v }) in moments.as_ref().named() {
                 for (moment, tensor) in [("exp_avg", m), ("exp_avg_sq", v)] {
                     tensors.push(HostTensor {
                         name: format!("{module}.{matrix}.{moment}"),
@@ -144,11 +152,12 @@ impl AdamW {
         let mut restored = Vec::with_capacity(self.moments.len());
         for (layer, projection, adapter) in adapters.iter() {
             let module = projection.module_name(layer);
-            let moments = |matrix: &str, like: &Tensor<2>| {
+            let moments = adapter.matrices.as_ref().named().map(|(matrix, like)| {
                 let m = find(format!("{module}.{matrix}.exp_avg"), like)?;
                 Ok(Moments { m, v: find(format!("{module}.{matrix}.exp_avg_sq"), like)? })
-            };
-            restored.push([moments("lora_A", &adapter.lora_a)?, moments("lora_B", &adapter.lora_b)?]);
+            });
+            let [a, b] = moments;
+            restored.push(LowRank { a: a?, b: b? });
         }
         self.moments = restored;
         self.num_updates = num_updates;

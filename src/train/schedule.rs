@@ -1,5 +1,6 @@
 //! The learning rate of every step, as `transformers` computes it.
 
+use crate::stats::as_f64;
 use crate::train::config::{LrScheduler, SchedulerConfig};
 
 /// The learning rate as a pure function of the step.
@@ -94,12 +95,6 @@ pub fn total_steps(
 #[must_use]
 pub fn steps_per_epoch(micro_batches_per_epoch: usize, gradient_accumulation_steps: usize) -> u64 {
     micro_batches_per_epoch.div_ceil(gradient_accumulation_steps.max(1)) as u64
-}
-
-/// Counts of steps are far below 2^53, where `f64` is exact.
-#[allow(clippy::cast_precision_loss)]
-fn as_f64(count: u64) -> f64 {
-    count as f64
 }
 
 /// The value is a count of steps: not negative and far below 2^53.

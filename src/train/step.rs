@@ -5,9 +5,10 @@ use std::cell::OnceCell;
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::backprop::{self, Forward, Inputs, Keep, Options};
+use super::backprop::{self, Forward, Inputs, Options};
 use super::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use super::grads::{GradSums, read};
+use super::loss::{LossScale, LossSum, eval_loss};
 use super::offload::HostParking;
 use super::optim::{AdamW, OptimizerStateError};
 use super::watchdog::digest;
@@ -76,53 +77,6 @@ impl SkipReason {
     }
 }
 
-/// Sum of losses over target tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct LossSum {
-    /// In nats.
-    pub sum: f64,
-    /// Number of tokens in the sum.
-    pub target_tokens: u64,
-}
-
-impl LossSum {
-    /// Mean loss per target token, in nats; `None` where there is no target token.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-    pub fn mean(&self) -> Option<f64> {
-        (self.target_tokens > 0).then(|| self.sum / self.target_tokens as f64)
-    }
-}
-
-/// Dynamic loss scale of `f16` (Micikevicius et al., 2018), with the constants of `torch.amp.GradScaler`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LossScale {
-    scale: f64,
-    good_steps: u32,
-}
-
-impl LossScale {
-    const GROWTH_INTERVAL: u32 = 2000;
-
-    fn new() -> Self {
-        Self { scale: 65_536.0, good_steps: 0 }
-    }
-
-    /// The factor by which the loss is multiplied.
-    #[must_use]
-    pub fn scale(&self) -> f64 {
-        self.scale
-    }
-
-    fn after(self, finite: bool) -> Self {
-        match (finite, self.good_steps + 1) {
-            (false, _) => Self { scale: (self.scale * 0.5).max(1.0), good_steps: 0 },
-            (true, Self::GROWTH_INTERVAL) => Self { scale: self.scale * 2.0, good_steps: 0 },
-            (true, good_steps) => Self { good_steps, ..self },
-        }
-    }
-}
-
 /// State of a [`TrainStep`] for a checkpoint, without the adapters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepState {
@@ -186,7 +140,7 @@ impl TrainStep {
     /// Digest of B of the first and the last adapter: few numbers, and every update changes them. Reads the device.
     #[must_use]
     pub fn adapters_digest(&self) -> u64 {
-        let mut all = self.adapters.iter().map(|(_, _, adapter)| &adapter.lora_b);
+        let mut all = self.adapters.iter().map(|(_, _, adapter)| &adapter.matrices.b);
         let (first, last) = (all.next(), all.last());
         digest(first.into_iter().chain(last).flat_map(|b| b.to_data().try_to_vec().unwrap_or_default()))
     }
@@ -233,16 +187,12 @@ impl TrainStep {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         let num_targets = num_targets.max(1) as f64;
         Options {
-            keep: match self.gradient_checkpointing {
-                GradientCheckpointing::Off => Keep::Activations,
-                GradientCheckpointing::On => Keep::Input,
-                GradientCheckpointing::Offload => {
-                    Keep::InputOnHost(self.parking.get_or_init(|| HostParking::new(self.model.device())))
-                }
-            },
+            keeps_activations: self.gradient_checkpointing == GradientCheckpointing::Off,
+            parking: (self.gradient_checkpointing == GradientCheckpointing::Offload)
+                .then(|| self.parking.get_or_init(|| HostParking::new(self.model.device()))),
             dropout_seed: mix(self.seed ^ mix(self.num_micro_batches)),
             // In f16, the gradient of the micro-batch's mean loss is what fits the format's range.
-            grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale / num_targets),
+            grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale() / num_targets),
             loss_chunk: self.loss_chunk,
         }
     }
@@ -278,7 +228,7 @@ impl TrainStep {
         let mut figures = losses;
         let has_grads = !self.sums.is_empty();
         if has_grads {
-            let squares = || self.sums.sum_of_squares(&self.adapters);
+            let squares = || self.sums.sum_of_squares(self.optimizer.place());
             figures.push(profile::measure("grad_norm", Cost::default, squares));
         }
         let mut figures = read(figures);
@@ -359,10 +309,4 @@ impl TrainStep {
         self.clear();
         Ok(())
     }
-}
-
-/// Loss of a micro-batch under `adapters`, without dropout and without gradients.
-fn eval_loss(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> LossSum {
-    let losses = read(backprop::losses(model, adapters, batch, chunk).into_iter().collect());
-    LossSum { sum: losses.iter().map(|&loss| f64::from(loss)).sum(), target_tokens: batch.num_target_tokens() as u64 }
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::metrics::{StepMetrics, TimeSpent};
+use crate::stats::MeanOverTime;
 
 /// Figures of all starts of a run. The steps of a killed process after its last checkpoint are not included: they are
 /// repeated.
@@ -71,31 +72,6 @@ impl Totals {
         self.cpu_utilization_percent.add(line.cpu_utilization_percent, line.step_seconds);
         // The kernel's own peak may lag some pages behind a sample.
         self.peak_host_memory_bytes = self.peak_host_memory_bytes.max(line.host_memory_bytes);
-    }
-}
-
-/// Mean of a figure, weighted by the time of the steps that have it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct MeanOverTime {
-    /// Sum of figure times seconds.
-    pub sum: f64,
-    /// Time of the steps that have it.
-    pub seconds: f64,
-}
-
-impl MeanOverTime {
-    /// Adds a figure over `seconds`; one that is no finite number is treated as absent.
-    pub(super) fn add(&mut self, value: Option<f64>, seconds: f64) {
-        if let Some(value) = value.filter(|value| (value * seconds).is_finite()) {
-            self.sum += value * seconds;
-            self.seconds += seconds;
-        }
-    }
-
-    /// The mean; `None` where no step had the figure.
-    #[must_use]
-    pub fn get(&self) -> Option<f64> {
-        (self.seconds > 0.0).then(|| self.sum / self.seconds)
     }
 }
 

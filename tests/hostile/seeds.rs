@@ -1,12 +1,12 @@
 //! Valid inputs of each target, made by the writers of the formats.
 
-use std::collections::BTreeMap;
 use std::fs;
 
 use lora_train::device::Dtype;
-use lora_train::export::{HostMatrix, LowRankPair, write_adapter};
+use lora_train::export::{AdapterWeights, HostMatrix, write_adapter};
 use lora_train::lora::config::{LoraConfig, TargetModules};
 use lora_train::model::weights::convert;
+use lora_train::ops::low_rank::LowRank;
 use safetensors::tensor::TensorView;
 
 use crate::folder::Folder;
@@ -149,8 +149,8 @@ fn adapter(target_modules: TargetModules) -> Vec<u8> {
         num_columns,
         values: vec![0.5; num_rows * num_columns],
     };
-    let pair = LowRankPair { lora_a: matrix(2, 4), lora_b: matrix(4, 2) };
-    let weights: BTreeMap<String, LowRankPair> = [
+    let pair = LowRank { a: matrix(2, 4), b: matrix(4, 2) };
+    let weights: AdapterWeights = [
         ("model.layers.0.self_attn.q_proj".to_owned(), pair.clone()),
         ("model.layers.1.self_attn.q_proj".to_owned(), pair),
     ]

@@ -292,10 +292,10 @@ pub(crate) fn adapter(data: &[u8]) {
     let again = read_adapter(&out).unwrap();
     // NaN does not equal itself.
     let bits = |adapter: &lora_train::export::SavedAdapter| -> Vec<(String, Vec<u32>)> {
-        let values = |pair: &lora_train::export::LowRankPair| {
-            pair.lora_a.values.iter().chain(&pair.lora_b.values).map(|value| value.to_bits()).collect()
-        };
-        adapter.weights.iter().map(|(module, pair)| (module.clone(), values(pair))).collect()
+        let weights = adapter.weights.iter().map(|(module, pair)| {
+            (module.clone(), pair.a.values.iter().chain(&pair.b.values).map(|value| value.to_bits()).collect())
+        });
+        weights.collect()
     };
     assert_eq!(bits(&again), bits(&adapter));
     assert_eq!((again.config.r, again.config.lora_alpha), (adapter.config.r, adapter.config.lora_alpha));

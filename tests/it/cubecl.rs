@@ -20,8 +20,8 @@ use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
 use lora_train::ops::host;
 use lora_train::ops::layout::{Layout, RotaryTable};
-use lora_train::spec::Linear;
-use lora_train::spec::ModelConfig;
+use lora_train::ops::place::Place;
+use lora_train::spec::{Linear, ModelConfig};
 use lora_train::train::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use lora_train::train::step::TrainStep;
 
@@ -48,14 +48,16 @@ fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
     difference / norm(&mut expected.iter().copied()).max(f32::MIN_POSITIVE)
 }
 
-const HEADS: Heads = Heads { num_heads: 4, num_kv_heads: 2, head_dim: 32, window: None };
+const HEADS: Heads =
+    Heads { num_heads: 4, num_kv_heads: 2, head_dim: 32, scale: 0.176_776_695_296_636_9, window: None };
 
 /// Output, log-sum-exps and the three gradients of an attention of two rows, the second of which has two documents.
 fn attend(device: &Device, dtype: DType, heads: Heads) -> Vec<Vec<f32>> {
     const TOKENS: usize = 2 * 70;
     let table = Arc::new(RotaryTable::new(vec![1.0; 70 * 16], vec![0.0; 70 * 16], 16));
     let positions = (0..70).chain(0..30).chain(0..40).collect();
-    let layout = Layout::new(2, vec![(0, 70), (70, 30), (100, 40)], positions, table, device, dtype);
+    let place = Place::of(device, dtype);
+    let layout = Layout::new(place, 2, vec![(0, 70), (70, 30), (100, 40)], positions, table, device);
     let tensor = |num_heads: usize, seed: usize| {
         let shape = [TOKENS, num_heads * heads.head_dim];
         let data = host::tensor::<2>(numbers(shape[0] * shape[1], seed), shape, device);
@@ -124,7 +126,8 @@ fn train(device: &Device, compute: Dtype, gradient_checkpointing: GradientCheckp
         let outcome = step.update(1e-2);
         figures.extend([outcome.loss, outcome.grad_norm]);
     }
-    let adapters = step.adapters().iter().flat_map(|(_, _, a)| [values(&a.lora_a), values(&a.lora_b)]).flatten();
+    let adapters =
+        step.adapters().iter().flat_map(|(_, _, adapter)| adapter.matrices.as_ref().map(values).into_array()).flatten();
     (figures, adapters.collect())
 }
 

@@ -38,9 +38,9 @@ fn model_on(device: &Device, storage: Dtype, compute: Dtype) -> Model {
 fn adapters(model: &Model, dropout: f64) -> AdapterSet {
     let mut set = fresh_adapters(model, dropout);
     for (index, adapter) in set.iter_mut().enumerate() {
-        let shape = adapter.lora_b.dims();
+        let shape = adapter.matrices.b.dims();
         let value = |i: usize| ((i * 37 + index * 11) % 101) as f32 / 1010.0 - 0.05;
-        adapter.lora_b = host::tensor((0..shape[0] * shape[1]).map(value).collect(), shape, &model.device());
+        adapter.matrices.b = host::tensor((0..shape[0] * shape[1]).map(value).collect(), shape, &model.device());
     }
     set
 }
@@ -98,7 +98,7 @@ fn grads(step: &TrainStep) -> Vec<f32> {
 }
 
 fn weights_of(adapters: &AdapterSet) -> Vec<f32> {
-    adapters.iter().flat_map(|(_, _, a)| [values(&a.lora_a), values(&a.lora_b)]).flatten().collect()
+    adapters.iter().flat_map(|(_, _, adapter)| adapter.matrices.as_ref().map(values).into_array()).flatten().collect()
 }
 
 fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
@@ -288,7 +288,7 @@ fn only_adapters_are_trained_and_kept_and_all_of_it_in_f32() {
         let num_adapters = step.adapters().iter().count();
         assert_eq!(step.state().moments.len(), 4 * num_adapters);
         for (_, _, adapter) in step.adapters().iter() {
-            assert_eq!((adapter.lora_a.dtype(), adapter.lora_b.dtype()), (DType::F32, DType::F32));
+            assert_eq!(adapter.matrices.as_ref().map(Tensor::dtype).into_array(), [DType::F32; 2]);
         }
     }
 }

@@ -106,11 +106,11 @@ impl Golden {
         let names: Vec<_> = set.iter().map(|(layer, p, _)| p.module_name(layer)).collect();
         for (name, adapter) in names.iter().zip(set.iter_mut()) {
             let key = |letter: char| format!("base_model.model.{name}.lora_{letter}.weight");
-            let (a, b) = (adapter.lora_a.dims(), adapter.lora_b.dims());
+            let (a, b) = (adapter.matrices.a.dims(), adapter.matrices.b.dims());
             #[expect(clippy::cast_precision_loss, reason = "a width")]
             let a_bound = 1.0 / (a[1] as f64).sqrt();
-            adapter.lora_a = matrix(&key('A'), a, a_bound, &model.device());
-            adapter.lora_b = matrix(&key('B'), b, b_bound, &model.device());
+            adapter.matrices.a = matrix(&key('A'), a, a_bound, &model.device());
+            adapter.matrices.b = matrix(&key('B'), b, b_bound, &model.device());
         }
         set
     }
@@ -262,7 +262,7 @@ fn compare_curve(golden: &Golden) {
     for (layer, projection, adapter) in step.adapters().iter() {
         let key = format!("base_model.model.{}.lora_B.weight", projection.module_name(layer));
         // AdamW divides by the root of the second moment: near a zero gradient, rounding decides the sign.
-        compare_projections(&key, &values(&adapter.lora_b), 1.0, &final_b[&key], 5e-3);
+        compare_projections(&key, &values(&adapter.matrices.b), 1.0, &final_b[&key], 5e-3);
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From top to bottom, as in `src/lib.rs`.
-const LAYERS: [&str; 26] = [
+const LAYERS: [&str; 27] = [
     "cli",
     "commands",
     "run",
@@ -29,6 +29,7 @@ const LAYERS: [&str; 26] = [
     "panics",
     "files",
     "text",
+    "stats",
     "allocator",
     "schema",
 ];

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::as_f64;
 use super::target::Target;
 use crate::metrics::CostConfig;
 use crate::recipe::Recipe;
+use crate::stats::as_f64;
 use crate::train::config::GradientCheckpointing;
 use crate::train::fit::{self, Suggestion};
 use crate::train::flops::StepFlops;

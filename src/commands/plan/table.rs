@@ -1,9 +1,9 @@
 //! A plan as a table, for people.
 
-use super::as_f64;
 use super::report::{Host, Report, Rows, whole};
 use super::target::Target;
 use crate::metrics::CostConfig;
+use crate::stats::as_f64;
 use crate::text::with_commas;
 use crate::train::fit::{USABLE, size};
 use crate::train::memory::Component;

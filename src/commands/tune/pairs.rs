@@ -4,8 +4,8 @@
 use serde::Serialize;
 
 use super::trial::Figures;
-use crate::commands::bench::median;
 use crate::recipe::Recipe;
+use crate::stats::median;
 
 /// Smallest gain, as the median of the pairs' ratios. Less is not worth another recipe and may be noise of the machine.
 pub(super) const MIN_GAIN: f64 = 1.02;
@@ -29,7 +29,7 @@ pub(super) struct Paired {
 impl Paired {
     fn of(ratios: &[f64]) -> Self {
         let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
-        Self { ratio: median(&mut ratios.to_vec()), num_pairs: ratios.len(), num_faster }
+        Self { ratio: median(ratios).unwrap_or(f64::NAN), num_pairs: ratios.len(), num_faster }
     }
 
     pub(super) fn is_faster(&self) -> bool {

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::commands::bench::median;
 use crate::metrics::StepMetrics;
+use crate::stats::median;
 
 /// Unmeasured first steps: they compile kernels and touch memory for the first time.
 pub(super) const WARMUP: u64 = 1;
@@ -39,7 +39,8 @@ pub(super) fn speed(steps: &[StepMetrics]) -> Option<Speed> {
     let count =
         |steps: &[&StepMetrics], of: fn(&StepMetrics) -> u64| steps.iter().map(|step| of(step)).sum::<u64>() as f64;
     let slices = measured.chunks(measured.len().div_ceil(NUM_SLICES));
-    let all = |of: &dyn Fn(&[&StepMetrics]) -> f64| median(&mut slices.clone().map(of).collect::<Vec<_>>());
+    let all =
+        |of: &dyn Fn(&[&StepMetrics]) -> f64| median(&slices.clone().map(of).collect::<Vec<_>>()).unwrap_or(f64::NAN);
     let tokens_per_second = all(&|slice| count(slice, |step| step.tokens) / seconds(slice));
     // The share of loss tokens does not depend on the machine, so take it from all steps, not the median slice.
     let share = count(measured, |step| step.target_tokens) / count(measured, |step| step.tokens).max(1.0);

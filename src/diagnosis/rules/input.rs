@@ -1,8 +1,8 @@
 //! Waiting for data: its causes, and what helps.
 
-use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{at_most, change, faster, finding, percent, seconds};
-use crate::diagnosis::{Change, Facts, Figures, Finding, Run, Severity};
+use crate::diagnosis::{Change, Figures, Finding, Run, Severity};
+use crate::stats::{as_f64, as_u64};
 
 /// Share of the steps' time from which waiting for data is reported.
 const MIN_SHARE: f64 = 0.10;
@@ -24,7 +24,7 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    pub(super) fn of(facts: &Facts, figures: &Figures) -> Option<Self> {
+    pub(super) fn of(Run { facts, figures }: &Run) -> Option<Self> {
         let (busy, cpu) = (figures.worker_busy_seconds?, figures.worker_cpu_seconds?);
         let queued = figures.worker_queued_seconds.unwrap_or(0.0);
         let all = figures.step_seconds * as_f64(facts.num_workers.max(1));
@@ -33,19 +33,19 @@ impl Workers {
             cpu: cpu / busy,
             queued: queued / busy,
             waiting: ((busy - cpu - queued) / busy).max(0.0),
-            seconds_a_step: busy / as_f64(figures.num_steps.max(1)),
+            seconds_a_step: figures.per_step(busy),
         })
     }
 }
 
 /// The loop waits for data: because workers compute, because they wait for a disk, or because the queue is too short.
-pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
+pub(super) fn input_bound(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let share = lost_share(run);
     if share < MIN_SHARE || !figures.are_enough() {
         return None;
     }
-    let workers = Workers::of(facts, figures);
+    let workers = Workers::of(run);
     let (rule, why, changes) = match &workers {
         Some(workers) if workers.busy < BUSY => {
             ("input_bound_queue", "the queue is too short", longer_queue(run, share))
@@ -53,22 +53,27 @@ pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
         Some(workers) if workers.waiting > CAUSE => {
             ("input_bound_disk", what_is_waited_for(figures), more_workers(run, workers, share, true))
         }
-        Some(workers) if workers.queued > CAUSE => (
-            "input_bound_processors",
-            "data workers wait for a free processor",
-            more_workers(run, workers, share, false),
-        ),
         Some(workers) => {
-            ("input_bound_cpu", "data workers compute all the time", more_workers(run, workers, share, false))
+            let (rule, why) = if workers.queued > CAUSE {
+                ("input_bound_processors", "data workers wait for a free processor")
+            } else {
+                ("input_bound_cpu", "data workers compute all the time")
+            };
+            (rule, why, more_workers(run, workers, share, false))
         }
-        None => ("input_bound", "what data workers do is not known", more_workers_blindly(facts, share)),
+        None => {
+            let to = (facts.num_workers * 2).min(facts.num_cpu_threads.max(1));
+            let more = || change("data.num_workers", facts.num_workers, to, at_most(share / 2.0));
+            let changes = (to > facts.num_workers).then(more).into_iter().collect();
+            ("input_bound", "what data workers do is not known", changes)
+        }
     };
     let who = if facts.is_gpu { "the GPU" } else { "training" };
     let severity = if share >= 0.25 { Severity::Problem } else { Severity::Advice };
     let verdict = format!("INPUT-BOUND: {who} waited for data {} of step time; {why}", percent(share));
     let mut evidence = vec![format!(
         "a step waits {} of {}",
-        seconds(figures.data_wait_seconds / as_f64(figures.num_steps)),
+        seconds(figures.per_step(figures.data_wait_seconds)),
         seconds(figures.mean_step_seconds())
     )];
     if let Some(workers) = &workers {
@@ -83,7 +88,7 @@ pub(in crate::diagnosis) fn input_bound(run: &Run) -> Option<Finding> {
             seconds(workers.seconds_a_step)
         ));
     }
-    let read = as_f64(figures.disk_reads.total()) / figures.step_seconds;
+    let read = as_f64(figures.disk_read_bytes()) / figures.step_seconds;
     let cpu = figures.cpu_percent.get().map_or_else(String::new, |cpu| format!("CPU at {cpu:.0}%, "));
     let disk = if read < 1e4 { "disk idle".to_owned() } else { format!("disk read at {:.1} MB/s", read / 1e6) };
     evidence.push(format!("{cpu}{disk}"));
@@ -102,7 +107,7 @@ pub(super) fn lost_share(run: &Run) -> f64 {
 
 /// Not everything that a worker waits for is a disk of this machine.
 fn what_is_waited_for(figures: &Figures) -> &'static str {
-    if figures.disk_reads.total() > 0 || figures.major_page_faults.is_some_and(|faults| faults > 0) {
+    if figures.disk_read_bytes() > 0 || figures.major_page_faults > 0 {
         "data workers wait for a disk"
     } else {
         "data workers wait, and not for a disk of this machine: for files on a network, or for its hypervisor"
@@ -112,10 +117,9 @@ fn what_is_waited_for(figures: &Figures) -> &'static str {
 pub(super) fn longer_queue(run: &Run, share: f64) -> Vec<Change> {
     let now = run.facts.prefetch_batches;
     // A queue long enough to bridge the slowest step, by its ratio to the median step.
-    let time = &run.figures.step_time;
-    let spread = time.quantile(0.95).zip(time.median()).map_or(1.0, |(slow, middle)| slow / middle.max(1e-9));
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small factor")]
-    let factor = (spread.ceil() as u64).clamp(2, 8);
+    let [middle, slow] = [0.5, 0.95].map(|share| run.figures.step_quantile(share));
+    let spread = slow.zip(middle).map_or(1.0, |(slow, middle)| slow / middle.max(1e-9));
+    let factor = as_u64(spread.ceil()).clamp(2, 8);
     vec![change("data.prefetch_batches", now, now * factor, at_most(share))]
 }
 
@@ -131,8 +135,7 @@ fn more_workers(run: &Run, workers: &Workers, share: f64, waits: bool) -> Vec<Ch
     let needed = (workers.seconds_a_step / without_wait.max(1e-9)).ceil();
     // Waiting for a disk needs no processor.
     let possible = if waits { needed } else { as_f64(facts.num_workers) + (free + 0.25).floor() };
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of threads")]
-    let to = needed.min(possible).clamp(1.0, 256.0) as u64;
+    let to = as_u64(needed.min(possible).clamp(1.0, 256.0));
     let mut changes = Vec::new();
     if to > facts.num_workers {
         let after = (workers.seconds_a_step / as_f64(to)).max(without_wait);
@@ -146,82 +149,63 @@ fn more_workers(run: &Run, workers: &Workers, share: f64, waits: bool) -> Vec<Ch
     changes
 }
 
-fn more_workers_blindly(facts: &Facts, share: f64) -> Vec<Change> {
-    let to = (facts.num_workers * 2).min(facts.num_cpu_threads.max(1));
-    let is_more = to > facts.num_workers;
-    is_more.then(|| change("data.num_workers", facts.num_workers, to, at_most(share / 2.0))).into_iter().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::tests::{gpu_run, run};
+    use crate::diagnosis::tests::{finds, gpu_run, run};
+    use crate::stats::MeanOverTime;
 
     #[test]
     fn workers_that_compute_all_the_time_are_the_cause_and_free_processors_the_remedy() {
-        let busy = gpu_run(|line| {
+        let mut busy = gpu_run(|line| {
             // A worker makes a step's rows in 1.5 s, while the GPU needs 0.5 s.
             (line.step_seconds, line.data_wait_seconds) = (1.5, 1.0);
             (line.worker_busy_seconds, line.worker_cpu_seconds) = (Some(1.5), Some(1.47));
             (line.cpu_utilization_percent, line.gpu_utilization_percent) = (Some(20.0), Some(34.0));
         });
-        let found = input_bound(&busy).unwrap();
-        assert_eq!((found.rule.as_str(), found.severity), ("input_bound_cpu", Severity::Problem));
-        assert!(found.verdict.starts_with("INPUT-BOUND: the GPU waited for data 66% of step time"), "{found:#?}");
-        let Change { key, from, to, expected } = &found.changes[0];
-        assert_eq!([key.as_str(), from, to], ["data.num_workers", "1", "3"]);
-        assert_eq!(expected, "about 2.94x (a step 1.500 s -> 0.510 s)");
-        assert!(found.evidence.last().unwrap().contains("CPU at 20%, disk idle"), "{found:#?}");
+        let found = [
+            "input_bound_cpu problem",
+            "INPUT-BOUND: the GPU waited for data 66% of step time; data workers compute all the time",
+            "CPU at 20%, disk idle",
+            "`data.num_workers` 1 -> 3: about 2.94x (a step 1.500 s -> 0.510 s)",
+        ];
+        finds(input_bound(&busy), &found);
         // Without a free processor, more workers would only take time from each other.
-        let mut full = busy;
-        (full.facts.num_cpu_threads, full.facts.is_gpu) = (1, false);
-        full.figures.cpu_percent = crate::diagnosis::Mean::default();
-        let found = input_bound(&full).unwrap();
-        assert_eq!(found.changes[0].key, "data.packing");
-        assert!(input_bound(&run(|line| line.data_wait_seconds = 0.05)).is_none());
-        let overlapped = gpu_run(|line| line.data_wait_seconds = 0.4);
-        assert!(input_bound(&overlapped).is_none(), "the GPU computes meanwhile");
+        (busy.facts.num_cpu_threads, busy.facts.is_gpu) = (1, false);
+        busy.figures.cpu_percent = MeanOverTime::default();
+        let found = input_bound(&busy).unwrap();
+        assert_eq!((found.changes.len(), found.changes[0].key.as_str()), (1, "data.packing"));
+        finds(input_bound(&run(|line| line.data_wait_seconds = 0.05)), &[]);
+        // The GPU computes meanwhile.
+        finds(input_bound(&gpu_run(|line| line.data_wait_seconds = 0.4)), &[]);
     }
 
     #[test]
-    fn workers_that_wait_for_a_disk_are_told_from_those_that_compute() {
-        let slow = run(|line| {
+    fn what_workers_wait_for_is_told_from_computing_and_from_each_other() {
+        let mut slow = run(|line| {
             (line.data_wait_seconds, line.disk_read_bytes) = (0.4, Some(20_000_000));
             (line.worker_busy_seconds, line.worker_cpu_seconds) = (Some(0.98), Some(0.1));
             line.worker_queued_seconds = Some(0.05);
         });
-        let found = input_bound(&slow).unwrap();
-        assert_eq!(found.rule, "input_bound_disk");
-        assert!(found.evidence.last().unwrap().contains("disk read at 20.0 MB/s"), "{found:#?}");
-        assert_eq!(found.changes[0].to, "2");
-        assert!(found.verdict.ends_with("data workers wait for a disk"), "{found:#?}");
-        let mut remote = slow;
-        remote.figures.disk_reads = crate::diagnosis::Buckets::default();
-        assert!(input_bound(&remote).unwrap().verdict.contains("files on a network"), "{found:#?}");
-    }
-
-    #[test]
-    fn workers_that_stand_in_line_for_a_processor_are_not_said_to_compute() {
+        let disk = ["input_bound_disk problem", "data workers wait for a disk\n", "disk read at 20.0 MB/s", "1 -> 2: "];
+        finds(input_bound(&slow), &disk);
+        slow.figures.steps.iter_mut().for_each(|step| step.disk_read_bytes = 0);
+        finds(input_bound(&slow), &["input_bound_disk problem", "for files on a network"]);
         let crowded = run(|line| {
             line.data_wait_seconds = 0.5;
             (line.worker_busy_seconds, line.worker_cpu_seconds) = (Some(0.98), Some(0.3));
             (line.worker_queued_seconds, line.cpu_utilization_percent) = (Some(0.65), Some(20.0));
         });
         let found = input_bound(&crowded).unwrap();
-        assert_eq!(found.rule, "input_bound_processors");
-        assert!(found.verdict.ends_with("data workers wait for a free processor"), "{found:#?}");
-        let keys: Vec<&str> = found.changes.iter().map(|change| change.key.as_str()).collect();
-        assert_eq!(keys, ["data.packing"], "more workers would stand in the same line");
+        assert_eq!(found.changes.len(), 1, "more workers would stand in the same line: {found:#?}");
+        finds(Some(found), &["input_bound_processors problem", "wait for a free processor", "`data.packing`"]);
     }
 
     #[test]
     fn workers_that_rest_while_the_loop_waits_have_too_short_a_queue() {
         let short = run(|line| line.data_wait_seconds = 0.2);
-        let found = input_bound(&short).unwrap();
-        assert_eq!((found.rule.as_str(), found.severity), ("input_bound_queue", Severity::Advice));
-        assert_eq!([found.changes[0].key.as_str(), &found.changes[0].to], ["data.prefetch_batches", "8"]);
-        assert_eq!(found.changes[0].expected, "at most 1.25x");
+        finds(input_bound(&short), &["input_bound_queue advice", "`data.prefetch_batches` 4 -> 8: at most 1.25x"]);
         let unknown = run(|line| (line.data_wait_seconds, line.worker_busy_seconds) = (0.2, None));
-        assert_eq!(input_bound(&unknown).unwrap().rule, "input_bound");
+        finds(input_bound(&unknown), &["input_bound advice", "`data.num_workers` 1 -> 2: at most 1.11x"]);
     }
 }

@@ -1,10 +1,50 @@
 //! The rules, by topic.
 
-pub(super) mod clocks;
-pub(super) mod compute;
-pub(super) mod data;
-pub(super) mod input;
-pub(super) mod memory;
-pub(super) mod page_cache;
-pub(super) mod recomputation;
-pub(super) mod stalls;
+mod clocks;
+mod compute;
+mod data;
+mod input;
+mod memory;
+mod page_cache;
+mod recomputation;
+mod stalls;
+
+use super::{Finding, Run};
+use When::{AtTheEnd, DuringTheRun};
+
+/// A rule: its finding in a run, if any.
+pub(super) type Rule = fn(&Run) -> Option<Finding>;
+
+/// When a rule is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// Of the whole run only.
+    AtTheEnd,
+    /// Also of the last steps: what it finds can hold for a while and justify a change in the middle of a run.
+    DuringTheRun,
+}
+
+/// Every rule.
+pub(super) const RULES: &[(Rule, When)] = &[
+    (input::input_bound, DuringTheRun),
+    (page_cache::page_cache, DuringTheRun),
+    (compute::host_to_device, DuringTheRun),
+    (compute::launch_overhead, DuringTheRun),
+    (compute::small_batches, AtTheEnd),
+    (compute::low_mfu, AtTheEnd),
+    (recomputation::not_needed, AtTheEnd),
+    (recomputation::missing, AtTheEnd),
+    (data::padding, DuringTheRun),
+    (data::truncation, DuringTheRun),
+    (stalls::evaluation, DuringTheRun),
+    (stalls::checkpoint, DuringTheRun),
+    (stalls::logging, DuringTheRun),
+    (stalls::first_step, AtTheEnd),
+    (stalls::uneven_steps, AtTheEnd),
+    (memory::pressure, DuringTheRun),
+    (memory::creep, DuringTheRun),
+    (memory::fragmentation, AtTheEnd),
+    (memory::swapping, DuringTheRun),
+    (memory::other_process, DuringTheRun),
+    (clocks::throttled, DuringTheRun),
+];

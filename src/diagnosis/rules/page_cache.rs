@@ -1,9 +1,11 @@
 //! Rows that are read from a disk instead of memory.
 
-use crate::diagnosis::figures::as_f64;
-use crate::diagnosis::rules::input::{Workers, lost_share};
-use crate::diagnosis::text::{at_most, bytes, change, finding, percent};
+use super::input::{Workers, lost_share};
+use crate::diagnosis::figures::Step;
+use crate::diagnosis::text::{at_most, change, finding, percent};
 use crate::diagnosis::{Change, Finding, Run, Severity};
+use crate::stats::as_f64;
+use crate::text::bytes;
 
 /// Fewer bytes read per step say nothing.
 const MIN_READ_BYTES: f64 = 1_048_576.0;
@@ -17,7 +19,7 @@ const MIN_COST: f64 = 0.05;
 const CAUSE: f64 = 0.4;
 
 /// Rows come from a disk instead of the page cache, in every pass or in the first one.
-pub(in crate::diagnosis) fn page_cache(run: &Run) -> Option<Finding> {
+pub(super) fn page_cache(run: &Run) -> Option<Finding> {
     thrashing(run).or_else(|| cold(run))
 }
 
@@ -26,36 +28,38 @@ fn thrashing(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let later = figures.later_reads;
     let passes = figures.epochs - later.from_epoch?;
-    let rows = as_f64(facts.data_bytes.filter(|bytes| *bytes > 0)?) * passes;
+    let pass_bytes = facts.data_bytes.filter(|bytes| *bytes > 0)?;
+    let again = as_f64(later.bytes) / (as_f64(pass_bytes) * passes);
     let is_much = as_f64(later.bytes) >= MIN_READ_BYTES * as_f64(later.num_steps.max(1));
-    if rows <= 0.0 || !is_much || as_f64(later.bytes) < MIN_AGAIN * rows {
+    if passes <= 0.0 || !is_much || again < MIN_AGAIN {
         return None;
     }
     let share = lost_share(run);
-    let again = as_f64(later.bytes) / rows;
     let verdict = format!(
         "THRASHING PAGE CACHE: {} of what a pass reads still comes from a disk after the first, as memory does not hold it",
         percent(again)
     );
-    let mut evidence = vec![format!(
-        "{} read from disks in {passes:.2} passes of {} each",
-        bytes(later.bytes),
-        bytes(facts.data_bytes.unwrap_or(0))
-    )];
-    let faults = figures.major_page_faults.unwrap_or(0);
-    evidence
-        .push(format!("{faults} page faults waited for a disk; waiting for data cost {} of step time", percent(share)));
-    evidence.extend(figures.host_available_bytes.map(|left| format!("the host had {} left at the least", bytes(left))));
+    let mut evidence = vec![
+        format!("{} read from disks in {passes:.2} passes of {} each", bytes(later.bytes), bytes(pass_bytes)),
+        format!(
+            "{} page faults waited for a disk; waiting for data cost {} of step time",
+            figures.major_page_faults,
+            percent(share)
+        ),
+    ];
+    let left = figures.min_host_available_bytes;
+    evidence.extend(left.map(|left| format!("the host had {} left at the least", bytes(left))));
     let severity = match share {
         MIN_COST.. => Severity::Problem,
         0.01.. => Severity::Advice,
         // Nothing waits for these reads.
         _ => Severity::Note,
     };
-    let mut changes = if severity < Severity::Note { overlapping_reads(run, share) } else { Vec::new() };
-    if facts.shuffle && severity < Severity::Note {
+    let mut changes = Vec::new();
+    if severity < Severity::Note {
+        changes.push(overlapping_reads(run, share));
         let expected = format!("rows in the order of their files, which a disk reads ahead: {}", at_most(share));
-        changes.push(change("data.shuffle", true, false, expected));
+        changes.extend(facts.shuffle.then(|| change("data.shuffle", true, false, expected)));
     }
     Some(Finding { evidence, changes, ..finding("page_cache_thrashing", severity, Some(share), verdict) })
 }
@@ -63,62 +67,69 @@ fn thrashing(run: &Run) -> Option<Finding> {
 /// Rows are read for the first time: at the beginning of a run, or throughout a run without a second pass.
 fn cold(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
-    let (num_cold, read) = figures.disk_reads.leading(COLD_SHARE);
-    let total = figures.disk_reads.total();
-    let is_at_first = num_cold <= figures.num_steps / 2 || figures.later_reads.bytes <= total / 10;
-    if num_cold == 0 || figures.num_steps < 4 || !is_at_first || as_f64(read) < MIN_READ_BYTES * as_f64(num_cold) {
+    let (steps, total) = (&figures.steps, figures.disk_read_bytes());
+    let (mut num_cold, mut read) = (0, 0);
+    while as_f64(read) < COLD_SHARE * as_f64(total) {
+        read += steps[num_cold].disk_read_bytes;
+        num_cold += 1;
+    }
+    let is_at_first = num_cold <= steps.len() / 2 || figures.later_reads.bytes <= total / 10;
+    if num_cold == 0 || steps.len() < 4 || !is_at_first || as_f64(read) < MIN_READ_BYTES * as_f64(num_cold) {
         return None;
     }
-    let waited = figures.data_waits.of_first(num_cold);
-    let (all_waits, all_times) = (figures.data_waits.total(), figures.step_times.total());
-    let share_of = |waits: u64, times: u64| as_f64(waits) / as_f64(times.max(1));
-    let cold_times = figures.step_times.of_first(num_cold);
-    let rest = share_of(all_waits.saturating_sub(waited), all_times.saturating_sub(cold_times));
-    let verdict = if num_cold * 10 >= figures.num_steps * 9 {
+    let waited = |steps: &[Step]| steps.iter().map(|step| step.data_wait_seconds).sum::<f64>();
+    let wait_share = |steps: &[Step]| {
+        let seconds: f64 = steps.iter().map(|step| step.seconds).sum();
+        percent(if seconds > 0.0 { waited(steps) / seconds } else { 0.0 })
+    };
+    let (cold, warm) = steps.split_at(num_cold);
+    let verdict = if num_cold * 10 >= steps.len() * 9 {
         "COLD PAGE CACHE: rows come from a disk all along, as they are read for the first time".to_owned()
     } else {
         format!("COLD PAGE CACHE: rows came from a disk in the first {num_cold} steps; from memory since")
     };
-    let mut evidence = vec![format!(
-        "{} of the {} that were read from disks in {} steps were read in the first {num_cold}",
-        bytes(read),
-        bytes(total),
-        figures.num_steps
-    )];
-    let waits = percent(share_of(waited, cold_times));
-    evidence.push(if num_cold < figures.num_steps {
-        format!("data wait is {waits} of step time in them, {} later", percent(rest))
-    } else {
-        format!("data wait is {waits} of step time")
-    });
+    let evidence = vec![
+        format!(
+            "{} of the {} that were read from disks in {} steps were read in the first {num_cold}",
+            bytes(read),
+            bytes(total),
+            steps.len()
+        ),
+        if warm.is_empty() {
+            format!("data wait is {} of step time", wait_share(cold))
+        } else {
+            format!("data wait is {} of step time in them, {} later", wait_share(cold), wait_share(warm))
+        },
+    ];
     // Waiting for anything but a disk belongs to another rule.
-    let waits_for_disk = Workers::of(&run.facts, figures).is_none_or(|workers| workers.waiting > CAUSE);
-    let cost = share_of(waited, all_times).min(lost_share(run));
-    let (mut severity, mut changes) = (Severity::Note, Vec::new());
-    if cost >= MIN_COST && waits_for_disk && figures.are_enough() {
-        (severity, changes) = (Severity::Advice, overlapping_reads(run, cost));
-    }
+    let waits_for_disk = Workers::of(run).is_none_or(|workers| workers.waiting > CAUSE);
+    let cost = figures.share_of_steps(waited(cold)).min(lost_share(run));
+    let (severity, changes) = if cost >= MIN_COST && waits_for_disk && figures.are_enough() {
+        (Severity::Advice, vec![overlapping_reads(run, cost)])
+    } else {
+        (Severity::Note, Vec::new())
+    };
     Some(Finding { evidence, changes, ..finding("page_cache_cold", severity, Some(cost), verdict) })
 }
 
 /// More reads at the same time. Waiting for a disk needs no processor.
-fn overlapping_reads(run: &Run, share: f64) -> Vec<Change> {
+fn overlapping_reads(run: &Run, share: f64) -> Change {
     let num_workers = run.facts.num_workers.max(1);
     let expected = format!("more reads at the same time: {}", at_most(share));
-    vec![change("data.num_workers", num_workers, (2 * num_workers).min(256), expected)]
+    change("data.num_workers", num_workers, (2 * num_workers).min(256), expected)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::Watch;
-    use crate::diagnosis::tests::{facts, line, run};
+    use crate::diagnosis::tests::{facts, finds, line, run};
+    use crate::diagnosis::{Figures, Watch};
     use crate::metrics::StepMetrics;
 
     #[test]
-    fn a_cold_cache_is_told_in_a_long_run_by_the_steps_in_which_it_was_cold() {
+    fn a_cold_cache_is_reported_after_a_long_run_by_the_steps_in_which_it_was_cold() {
         // 2 GiB in the first 200 of 5,000 steps, which waited half of their time; an epoch is 500 steps.
-        let mut figures = crate::diagnosis::Figures::default();
+        let mut figures = Figures::default();
         for step in 2..5002 {
             let is_cold = step < 202;
             figures.add(&StepMetrics {
@@ -129,16 +140,21 @@ mod tests {
             });
         }
         let found = page_cache(&Run { facts: facts(), figures }).unwrap();
-        assert_eq!((found.rule.as_str(), found.severity), ("page_cache_cold", Severity::Note), "{found:#?}");
-        let first: u64 = found.verdict.split(' ').find_map(|word| word.parse().ok()).unwrap();
-        assert!((180..=200).contains(&first), "nine tenths of it in {first} steps");
-        assert!(found.evidence[1].starts_with("data wait is 50% of step time in them, "), "{found:#?}");
         assert!((found.share_of_time.unwrap() - 90.0 / 5000.0).abs() < 0.003, "{found:#?}");
+        let first = "rows came from a disk in the first 180 steps; from memory since";
+        finds(Some(found), &["page_cache_cold note", first, "data wait is 50% of step time in them, 0.3% later"]);
     }
 
     #[test]
-    fn a_cold_cache_that_costs_time_is_told_while_it_is_cold() {
-        let waiting = |step| StepMetrics {
+    fn what_lasts_is_reported_during_the_run() {
+        let reported = |line: &dyn Fn(u64) -> StepMetrics, num_steps: u64| {
+            let mut watch = Watch::new(facts());
+            let mut found = (2..2 + num_steps).flat_map(|step| watch.observe(&line(step)));
+            let only = found.next();
+            assert!(found.next().is_none());
+            only
+        };
+        let cold = |step| StepMetrics {
             epoch: as_f64(step) / 500.0,
             disk_read_bytes: Some(10 << 20),
             data_wait_seconds: 0.08,
@@ -146,15 +162,11 @@ mod tests {
             worker_cpu_seconds: Some(0.2),
             ..line(step)
         };
-        let mut watch = Watch::new(facts());
-        let told: Vec<_> = (2..52).flat_map(|step| watch.observe(&waiting(step))).collect();
-        assert_eq!(told.len(), 1, "{told:#?}");
-        assert_eq!((told[0].rule.as_str(), told[0].severity), ("page_cache_cold", Severity::Advice));
-        assert!(told[0].verdict.contains("all along"), "{told:#?}");
-        let change = &told[0].changes[0];
-        assert_eq!([change.key.as_str(), &change.to], ["data.num_workers", "2"]);
         // Nine tenths of it were read in 45 of the 50 steps, which waited for it.
-        assert_eq!(change.expected, "more reads at the same time: at most 1.08x");
+        let more = "`data.num_workers` 1 -> 2: more reads at the same time: at most 1.08x";
+        finds(reported(&cold, 50), &["page_cache_cold advice", "rows come from a disk all along", more]);
+        let again = |step| StepMetrics { disk_read_bytes: Some(8 << 20), data_wait_seconds: 0.09, ..line(step) };
+        finds(reported(&again, 100), &["page_cache_thrashing"]);
     }
 
     #[test]
@@ -164,38 +176,25 @@ mod tests {
             (line.disk_read_bytes, line.data_wait_seconds) = (Some(10 << 20), 0.2);
             line.major_page_faults = Some(300);
         });
-        let found = page_cache(&again).unwrap();
-        assert_eq!((found.rule.as_str(), found.severity), ("page_cache_thrashing", Severity::Problem));
-        assert!(found.verdict.contains(": 100% of what a pass reads"), "{found:#?}");
-        let keys: Vec<&str> = found.changes.iter().map(|change| change.key.as_str()).collect();
-        assert_eq!(keys, ["data.num_workers", "data.shuffle"]);
+        let thrashing =
+            ["page_cache_thrashing problem", ": 100% of what a pass reads", "`data.num_workers`", "`data.shuffle`"];
+        finds(page_cache(&again), &thrashing);
         let unseen = run(|line| (line.disk_read_bytes, line.data_wait_seconds) = (Some(10 << 20), 0.001));
-        let found = page_cache(&unseen).unwrap();
-        assert_eq!((found.severity, found.changes.len()), (Severity::Note, 0), "nobody waits for it: {found:#?}");
+        finds(page_cache(&unseen), &["page_cache_thrashing note"]);
+        assert!(page_cache(&unseen).unwrap().changes.is_empty(), "nobody waits for it");
         // One cold pass whose kept tokens take five times the size of the file, in a run of slightly more than one
         // pass.
         let once = run(|line| {
             line.epoch = as_f64(line.step) / 95.0;
             line.disk_read_bytes = Some(if line.step <= 95 { 5 << 20 } else { 0 });
         });
-        assert_eq!(page_cache(&once).unwrap().rule, "page_cache_cold");
         let cold = run(|line| line.disk_read_bytes = Some(if line.step < 11 { 10 << 20 } else { 0 }));
-        assert_eq!(page_cache(&cold).unwrap().rule, "page_cache_cold");
-        assert!(page_cache(&run(|line| line.disk_read_bytes = Some(1000))).is_none());
         // A run resumed in its fourth pass finds a cold cache too.
         let resumed = run(|line| {
             line.epoch = 3.2 + as_f64(line.step) / 200.0;
             line.disk_read_bytes = Some(10 << 20);
         });
-        assert_eq!(page_cache(&resumed).unwrap().rule, "page_cache_cold");
-    }
-
-    #[test]
-    fn what_lasts_in_later_passes_is_told_during_the_run() {
-        let mut watch = Watch::new(facts());
-        let step = |step| StepMetrics { disk_read_bytes: Some(8 << 20), data_wait_seconds: 0.09, ..line(step) };
-        let told: Vec<_> = (2..102).flat_map(|number| watch.observe(&step(number))).collect();
-        let rules: Vec<&str> = told.iter().map(|finding| finding.rule.as_str()).collect();
-        assert_eq!(rules, ["page_cache_thrashing"], "{told:#?}");
+        [once, cold, resumed].iter().for_each(|run| finds(page_cache(run), &["page_cache_cold"]));
+        finds(page_cache(&run(|line| line.disk_read_bytes = Some(1000))), &[]);
     }
 }

@@ -1,23 +1,20 @@
 //! Activations of blocks: recomputed although memory could keep them, or kept in memory that more rows could use.
 
-use super::compute::{MARGIN, MIN_GAIN, unfilled};
-use crate::diagnosis::figures::as_f64;
-use crate::diagnosis::text::{at_most, bytes, change, finding, percent};
+use super::compute::{MARGIN, MIN_GAIN, twice_the_rows, unfilled};
+use crate::diagnosis::text::{at_most, change, finding, percent};
 use crate::diagnosis::{Finding, Run, Severity};
+use crate::stats::as_f64;
+use crate::text::bytes;
 
 /// The backward recomputes blocks, though there is free memory for their activations.
-pub(in crate::diagnosis) fn not_needed(run: &Run) -> Option<Finding> {
+pub(super) fn not_needed(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    if facts.gradient_checkpointing == "false" || !figures.are_enough() {
+    if !facts.recomputes || !figures.are_enough() {
         return None;
     }
-    let kept = facts.activation_bytes?;
-    let free = run.free_bytes()?;
-    if as_f64(free) < MARGIN * as_f64(kept) {
-        return None;
-    }
+    let (kept, free) = (facts.activation_bytes?, run.free_bytes()?);
     let share = figures.share_of_steps(figures.recomputation_seconds(facts));
-    if share < MIN_GAIN {
+    if as_f64(free) < MARGIN * as_f64(kept) || share < MIN_GAIN {
         return None;
     }
     let verdict = format!(
@@ -29,15 +26,16 @@ pub(in crate::diagnosis) fn not_needed(run: &Run) -> Option<Finding> {
         bytes(free),
         bytes(kept)
     )];
-    let changes = vec![change("train.gradient_checkpointing", &facts.gradient_checkpointing, "false", at_most(share))];
+    let now = if facts.offloads { "\"offload\"" } else { "true" };
+    let changes = vec![change("train.gradient_checkpointing", now, false, at_most(share))];
     Some(Finding { evidence, changes, ..finding("recomputation_not_needed", Severity::Advice, Some(share), verdict) })
 }
 
 /// The device is not filled, and activations take the memory that more rows need. Recomputing them would cost less than
 /// the additional rows gain.
-pub(in crate::diagnosis) fn missing(run: &Run) -> Option<Finding> {
+pub(super) fn missing(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    if facts.gradient_checkpointing != "false" || !figures.are_enough() {
+    if facts.recomputes || !figures.are_enough() {
         return None;
     }
     let (kept, doubling, free) = (facts.activation_bytes?, facts.doubling_bytes?, run.free_bytes()?);
@@ -48,7 +46,7 @@ pub(in crate::diagnosis) fn missing(run: &Run) -> Option<Finding> {
         return None;
     }
     let step = figures.mean_step_seconds();
-    let again = figures.recomputation_seconds(facts) / as_f64(figures.num_steps);
+    let again = figures.per_step(figures.recomputation_seconds(facts));
     let (fixed, activity) = unfilled(run);
     // For equal rows: half of the fixed time goes, or at best twice as many multiprocessors are active.
     let gain = match (fixed, activity) {
@@ -59,7 +57,7 @@ pub(in crate::diagnosis) fn missing(run: &Run) -> Option<Finding> {
     if gain < 1.0 + MIN_GAIN {
         return None;
     }
-    let (rows, passes) = (facts.micro_batch_size, facts.gradient_accumulation_steps);
+    let rows = facts.micro_batch_size;
     let verdict = format!(
         "RECOMPUTATION MISSING: what blocks keep takes the memory that {} rows in a micro-batch instead of {rows} would need",
         2 * rows
@@ -75,41 +73,38 @@ pub(in crate::diagnosis) fn missing(run: &Run) -> Option<Finding> {
     ];
     let about = if fixed.is_some() { "about" } else { "at most" };
     let together = format!("{about} {gain:.2}x the tokens a second, together with `train.micro_batch_size`");
-    let mut changes = vec![
-        change("train.gradient_checkpointing", false, true, together),
-        change("train.micro_batch_size", rows, 2 * rows, "the memory that becomes free".to_owned()),
-    ];
-    if passes > 1 {
-        let to = passes.div_ceil(2);
-        let expected = format!("{} rows in an update, now {}", 2 * rows * to, rows * passes);
-        changes.push(change("train.gradient_accumulation_steps", passes, to, expected));
-    }
+    let mut changes = vec![change("train.gradient_checkpointing", false, true, together)];
+    changes.extend(twice_the_rows(run, "the memory that becomes free".to_owned()));
     Some(Finding { evidence, changes, ..finding("recomputation_missing", Severity::Advice, None, verdict) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::tests::{gpu_run, run};
+    use crate::diagnosis::tests::{finds, gpu_run, run};
+    use crate::stats::MeanOverTime;
 
     #[test]
     fn recomputation_is_not_needed_where_memory_is_free() {
         let mut wasteful = run(|_| {});
-        wasteful.facts.gradient_checkpointing = "true".into();
+        finds(not_needed(&wasteful), &[]);
+        wasteful.facts.recomputes = true;
+        // 0.3 s of forward, 8 of its 8.8 GFLOPs in the blocks: 4,000 tokens through 1 M parameters, 2,000 through 0.1 M.
         let found = not_needed(&wasteful).unwrap();
-        assert_eq!([&found.changes[0].from, &found.changes[0].to], ["true", "false"]);
-        // 0.3 s of forward, 8 of its 8.4 GFLOPs in the blocks: 4,000 tokens through 1 M parameters, 2,000 through 0.1 M.
-        let share = 0.3 * 8000.0 / 8800.0;
-        assert!((found.share_of_time.unwrap() - share).abs() < 1e-4 && found.changes[0].expected == "at most 1.38x");
+        assert!((found.share_of_time.unwrap() - 0.3 * 8000.0 / 8800.0).abs() < 1e-4);
+        let off = "`train.gradient_checkpointing` true -> false: at most 1.38x";
+        finds(Some(found), &["recomputation_not_needed advice", off]);
         wasteful.facts.activation_bytes = Some(7 << 30);
-        assert!(not_needed(&wasteful).is_none(), "there is no room");
+        finds(not_needed(&wasteful), &[]);
         let mut gpu = gpu_run(|_| {});
-        assert!(not_needed(&gpu).is_none(), "it is off");
-        gpu.facts.gradient_checkpointing = "\"offload\"".into();
-        let offloaded = not_needed(&gpu).unwrap();
-        assert!(offloaded.evidence[0].starts_with("20.0 GiB of memory were free"));
+        (gpu.facts.recomputes, gpu.facts.offloads) = (true, true);
         // The end of the forward within the 0.9 s is not known: 8 of three times 8 and 0.8 GFLOPs.
+        let offloaded = not_needed(&gpu).unwrap();
         assert!((offloaded.share_of_time.unwrap() - 0.9 * 8.0 / 24.8).abs() < 1e-4, "{offloaded:#?}");
+        finds(
+            Some(offloaded),
+            &["20.0 GiB of memory were free", "`train.gradient_checkpointing` \"offload\" -> false"],
+        );
     }
 
     #[test]
@@ -121,39 +116,37 @@ mod tests {
         });
         (full.facts.micro_batch_size, full.facts.gradient_accumulation_steps) = (1, 8);
         (full.facts.doubling_bytes, full.facts.activation_bytes) = (Some(30 << 30), Some(14 << 30));
-        let found = missing(&full).unwrap();
-        assert!(
-            found.verdict.ends_with("the memory that 2 rows in a micro-batch instead of 1 would need"),
-            "{found:#?}"
-        );
-        let keys: Vec<&str> = found.changes.iter().map(|change| change.key.as_str()).collect();
-        assert_eq!(
-            keys,
-            ["train.gradient_checkpointing", "train.micro_batch_size", "train.gradient_accumulation_steps"]
-        );
         // Half of the 0.75 s between kernels is saved; of the 0.3 s of forward, 8 of 8.8 GFLOPs are recomputed.
         let gain = 1.0 / (1.0 - 0.375 + 0.3 * 8.0 / 8.8);
-        assert!(found.changes[0].expected.starts_with(&format!("about {gain:.2}x the tokens a second")), "{found:#?}");
+        let changes = [
+            "recomputation_missing advice",
+            "the memory that 2 rows in a micro-batch instead of 1 would need",
+            &format!("`train.gradient_checkpointing` false -> true: about {gain:.2}x the tokens a second"),
+            "`train.micro_batch_size` 1 -> 2: the memory that becomes free",
+            "`train.gradient_accumulation_steps` 8 -> 4: the same rows in an update",
+        ];
+        finds(missing(&full), &changes);
+        finds(missing(&gpu_run(|_| {})), &[]);
+        let but = |change: fn(&mut Run)| {
+            let mut run = full.clone();
+            change(&mut run);
+            run
+        };
         // Without the time of the forward: 8 of the 16.8 GFLOPs in 0.9 s of passes without recomputation, which is more
         // than the gain.
-        let mut unsplit = full.clone();
-        unsplit.figures.forward_of_passes_seconds = None;
+        let unsplit = but(|run| run.figures.forward_of_passes_seconds = (0.0, 0.0));
         let again = unsplit.figures.recomputation_seconds(&unsplit.facts) / 100.0;
         assert!((again - 0.9 * 8.0 / 16.8).abs() < 1e-4, "{again} s");
-        assert!(missing(&unsplit).is_none());
-        let mut less = full.clone();
-        less.figures.gpu_percent = crate::diagnosis::Mean::default();
-        less.figures.gpu_percent.add(Some(40.0), 1.0);
-        assert!(missing(&less).is_none(), "computing again would take what the rows bring");
-        assert!(missing(&gpu_run(|_| {})).is_none(), "the device is filled");
-        let mut roomy = full.clone();
-        roomy.facts.doubling_bytes = Some(4 << 30);
-        assert!(missing(&roomy).is_none(), "twice the rows fit as it is");
-        let mut hopeless = full.clone();
-        hopeless.facts.activation_bytes = Some(2 << 30);
-        assert!(missing(&hopeless).is_none(), "nor do they fit with it");
-        let mut on = full;
-        on.facts.gradient_checkpointing = "true".into();
-        assert!(missing(&on).is_none());
+        for none in [
+            unsplit,
+            // Computing again would take what the rows bring.
+            but(|run| run.figures.gpu_percent = MeanOverTime::of(Some(40.0), 1.0)),
+            // Twice the rows fit as it is, or not even with it.
+            but(|run| run.facts.doubling_bytes = Some(4 << 30)),
+            but(|run| run.facts.activation_bytes = Some(2 << 30)),
+            but(|run| run.facts.recomputes = true),
+        ] {
+            finds(missing(&none), &[]);
+        }
     }
 }

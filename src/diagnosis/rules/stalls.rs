@@ -1,9 +1,9 @@
 //! Time between steps, and uneven steps.
 
 use super::input::longer_queue;
-use crate::diagnosis::figures::as_f64;
 use crate::diagnosis::text::{at_most, change, finding, percent, seconds};
-use crate::diagnosis::{Change, Finding, Run, Severity};
+use crate::diagnosis::{Finding, Run, Severity};
+use crate::stats::{Line, as_f64, as_u64};
 
 /// Shares of all time from which evaluations, checkpoints and writing figures are reported.
 const MIN_EVALUATION: f64 = 0.15;
@@ -23,14 +23,13 @@ fn whole(before: f64, after: f64) -> String {
 }
 
 /// By which factor to make something rarer that takes `part` of `all`, so that it takes `goal` of the time left.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a factor, held below 1000")]
 fn factor(part: f64, all: f64, goal: f64) -> u64 {
     let rest = (all - part).max(1e-9);
-    (part * (1.0 - goal) / (goal * rest)).ceil().clamp(2.0, 1000.0) as u64
+    as_u64((part * (1.0 - goal) / (goal * rest)).ceil().clamp(2.0, 1000.0))
 }
 
 /// Evaluations take a large part of the time.
-pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
+pub(super) fn evaluation(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let (all, part) = (figures.wall_seconds, figures.evaluation_seconds);
     let share = figures.share_of_wall(part);
@@ -40,7 +39,7 @@ pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
     let count = figures.num_evaluations;
     let each = part / as_f64(count);
     let times = factor(part, all, GOAL);
-    let mut changes: Vec<Change> = Vec::new();
+    let mut changes = Vec::new();
     let between = as_f64(count.saturating_sub(figures.num_edge_evaluations));
     if let Some(eval_steps) = facts.eval_steps.filter(|_| between > 0.0) {
         let after = all - each * between * (1.0 - 1.0 / as_f64(times));
@@ -64,7 +63,7 @@ pub(in crate::diagnosis) fn evaluation(run: &Run) -> Option<Finding> {
 }
 
 /// Checkpoints take a noticeable part of the time.
-pub(in crate::diagnosis) fn checkpoint(run: &Run) -> Option<Finding> {
+pub(super) fn checkpoint(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let (all, part) = (figures.wall_seconds, figures.checkpoint_seconds);
     let share = figures.share_of_wall(part);
@@ -73,11 +72,9 @@ pub(in crate::diagnosis) fn checkpoint(run: &Run) -> Option<Finding> {
     }
     let count = figures.num_checkpoints;
     let times = factor(part, all, CHECKPOINT_GOAL);
-    let change_of = |save_steps: u64| {
-        let after = all - part * (1.0 - 1.0 / as_f64(times));
-        change("checkpoint.save_steps", save_steps, save_steps * times, whole(all, after))
-    };
-    let changes = facts.save_steps.map(change_of).into_iter().collect();
+    let after = all - part * (1.0 - 1.0 / as_f64(times));
+    let rarer = |save_steps| change("checkpoint.save_steps", save_steps, save_steps * times, whole(all, after));
+    let changes = facts.save_steps.map(rarer).into_iter().collect();
     let verdict = format!("CHECKPOINTS: {} of the time after start-up", percent(share));
     let evidence = vec![format!("{count} checkpoints of {} each, in {}", seconds(part / as_f64(count)), seconds(all))];
     let severity = if share >= 0.2 { Severity::Problem } else { Severity::Advice };
@@ -85,14 +82,14 @@ pub(in crate::diagnosis) fn checkpoint(run: &Run) -> Option<Finding> {
 }
 
 /// Writing figures takes a noticeable part of the time.
-pub(in crate::diagnosis) fn logging(run: &Run) -> Option<Finding> {
+pub(super) fn logging(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let share = figures.share_of_wall(figures.logging_seconds);
-    if share < MIN_LOGGING || figures.num_steps == 0 {
+    if share < MIN_LOGGING || figures.steps.is_empty() {
         return None;
     }
     let verdict = format!("LOGGING: writing figures takes {} of the time after start-up", percent(share));
-    let each = figures.logging_seconds / as_f64(figures.num_steps + 1);
+    let each = figures.logging_seconds / as_f64(figures.num_steps() + 1);
     let mut evidence = vec![format!("{} a step of {}", seconds(each), seconds(figures.mean_step_seconds()))];
     evidence.extend((share >= 0.1).then(|| {
         "each step's line is written before the next step begins: the disk of `output_dir` is slow, or others use it"
@@ -109,9 +106,9 @@ pub(in crate::diagnosis) fn logging(run: &Run) -> Option<Finding> {
 }
 
 /// The first step compiles kernels, or reads weights for the first time.
-pub(in crate::diagnosis) fn first_step(run: &Run) -> Option<Finding> {
+pub(super) fn first_step(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
-    let (first, middle) = (figures.first_step_seconds?, figures.step_time.median()?);
+    let (first, middle) = (figures.first_step_seconds?, figures.step_quantile(0.5)?);
     let extra = first - middle;
     let share = figures.share_of_wall(extra);
     if first < 3.0 * middle || share < 0.1 {
@@ -126,129 +123,102 @@ pub(in crate::diagnosis) fn first_step(run: &Run) -> Option<Finding> {
 }
 
 /// Some steps take much longer than others: they have more tokens, or something disturbs them.
-pub(in crate::diagnosis) fn uneven_steps(run: &Run) -> Option<Finding> {
+pub(super) fn uneven_steps(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    let (middle, slow) = (figures.step_time.median()?, figures.step_time.quantile(0.95)?);
-    if figures.num_steps < 20 || slow < UNEVEN * middle {
+    let (middle, slow) = (figures.step_quantile(0.5)?, figures.step_quantile(0.95)?);
+    if figures.steps.len() < 20 || slow < UNEVEN * middle {
         return None;
     }
     let mean = figures.mean_step_seconds();
     let lost = ((mean - middle) / mean).max(0.0);
     let mut evidence =
         vec![format!("one step in twenty takes {} and more; the one in the middle {}", seconds(slow), seconds(middle))];
-    let correlation = figures.compute_by_computed_tokens(facts).correlation().unwrap_or(0.0);
-    if correlation > 0.8 {
-        let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, as rows differ in length", slow / middle);
-        evidence.push(format!("time goes with the number of tokens (correlation {correlation:.2})"));
+    let by_tokens = figures.compute_by_computed_tokens(facts).correlation().unwrap_or(0.0);
+    let waits = Line::through(figures.steps.iter().map(|step| (step.data_wait_seconds, step.seconds)));
+    let by_wait = waits.correlation().unwrap_or(0.0);
+    let grave = if lost >= 0.25 { Severity::Advice } else { Severity::Note };
+    let (why, severity, share, changes) = if by_tokens > 0.8 {
+        evidence.push(format!("time goes with the number of tokens (correlation {by_tokens:.2})"));
         let even = || change("data.packing", false, true, "steps of about the same length".into());
-        let changes = (!facts.packing).then(even).into_iter().collect();
-        return Some(Finding { evidence, changes, ..finding("uneven_steps", Severity::Note, None, verdict) });
-    }
-    let by_wait = figures.step_by_wait.correlation().unwrap_or(0.0);
-    if by_wait > 0.8 {
-        let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, as some of them wait for data", slow / middle);
+        ("as rows differ in length", Severity::Note, None, (!facts.packing).then(even).into_iter().collect())
+    } else if by_wait > 0.8 {
         evidence.push(format!("time goes with the wait for data (correlation {by_wait:.2})"));
-        let severity = if lost >= 0.25 { Severity::Advice } else { Severity::Note };
-        let changes = longer_queue(run, lost);
-        return Some(Finding { evidence, changes, ..finding("uneven_steps", severity, Some(lost), verdict) });
-    }
-    let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, which their tokens do not explain", slow / middle);
-    evidence.push(format!("without the slow ones a step would take {} instead of {}", seconds(middle), seconds(mean)));
-    evidence.extend(
-        figures
-            .cpu_percent
-            .get()
-            .map(|cpu| format!("this process used {cpu:.0}% of the processors; others may use the rest")),
-    );
-    let severity = if lost >= 0.25 { Severity::Advice } else { Severity::Note };
-    Some(Finding { evidence, ..finding("uneven_steps", severity, Some(lost), verdict) })
+        ("as some of them wait for data", grave, Some(lost), longer_queue(run, lost))
+    } else {
+        let (middle, mean) = (seconds(middle), seconds(mean));
+        evidence.push(format!("without the slow ones a step would take {middle} instead of {mean}"));
+        let cpu = figures.cpu_percent.get();
+        evidence
+            .extend(cpu.map(|cpu| format!("this process used {cpu:.0}% of the processors; others may use the rest")));
+        ("which their tokens do not explain", grave, Some(lost), Vec::new())
+    };
+    let verdict = format!("UNEVEN STEPS: {:.1}x the middle one, {why}", slow / middle);
+    Some(Finding { evidence, changes, ..finding("uneven_steps", severity, share, verdict) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::tests::{gpu_run, run};
+    use crate::diagnosis::tests::{finds, gpu_run, run};
+    use crate::metrics::StepMetrics;
 
     #[test]
     fn evaluations_are_made_rarer_until_they_take_a_twentieth() {
-        let busy = run(|line| {
+        let mut busy = run(|line| {
             if line.step % 10 == 1 {
                 (line.evaluation_seconds, line.wall_seconds) = (Some(10.0), Some(11.0));
             }
         });
         // 11 evaluations of 10 s in 211 s; the one before the first step is always made.
-        let found = evaluation(&busy).unwrap();
-        assert_eq!(found.severity, Severity::Problem);
-        assert_eq!([found.changes[0].key.as_str(), &found.changes[0].to], ["eval.eval_steps", "1050"]);
-        let after = 211.0 - 100.0 * (1.0 - 1.0 / 21.0);
-        assert_eq!(found.changes[0].expected, whole(211.0, after));
-        assert_eq!([found.changes[1].key.as_str(), &found.changes[1].to], ["eval.max_batches", "1"]);
-        let mut sampled = busy;
-        sampled.facts.draws_samples = true;
-        assert!(evaluation(&sampled).unwrap().changes[1].expected.starts_with("shorter evaluations"));
+        let after = whole(211.0, 211.0 - 100.0 * (1.0 - 1.0 / 21.0));
+        let rarer = format!("`eval.eval_steps` 50 -> 1050: {after}");
+        finds(evaluation(&busy), &["evaluation problem", &rarer, "`eval.max_batches` 40 -> 1: about "]);
+        busy.facts.draws_samples = true;
+        finds(evaluation(&busy), &["`eval.max_batches` 40 -> 1: shorter evaluations"]);
         // Making the two in the middle of a run rarer pays; the ones before and after it are always made.
-        sampled.figures.num_evaluations = 2;
-        assert_eq!(evaluation(&sampled).unwrap().changes[0].key, "eval.eval_steps");
-        sampled.figures.num_edge_evaluations = 2;
-        assert_eq!(evaluation(&sampled).unwrap().changes[0].key, "eval.max_batches");
-        assert!(evaluation(&run(|_| {})).is_none());
+        busy.figures.num_evaluations = 2;
+        assert_eq!(evaluation(&busy).unwrap().changes[0].key, "eval.eval_steps");
+        busy.figures.num_edge_evaluations = 2;
+        assert_eq!(evaluation(&busy).unwrap().changes[0].key, "eval.max_batches");
+        finds(evaluation(&run(|_| {})), &[]);
     }
 
     #[test]
-    fn checkpoints_are_made_rarer_until_they_hardly_show() {
-        let busy = run(|line| (line.checkpoint_seconds, line.wall_seconds) = (Some(0.3), Some(1.3)));
-        let found = checkpoint(&busy).unwrap();
-        assert_eq!((found.severity, found.changes[0].to.as_str()), (Severity::Problem, "750"));
-        assert!(found.evidence[0].starts_with("101 checkpoints of 0.300 s each"), "{found:#?}");
-        assert!(checkpoint(&run(|_| {})).is_none());
-    }
-
-    #[test]
-    fn writing_figures_may_take_too_long() {
-        let slow = run(|line| line.logging_seconds = Some(0.12));
-        let found = logging(&slow).unwrap();
-        assert_eq!((found.severity, found.changes[0].expected.as_str()), (Severity::Advice, "at most 1.14x"));
-        let grave = run(|line| line.logging_seconds = Some(0.3));
-        assert_eq!(logging(&grave).unwrap().severity, Severity::Problem);
-        assert!(logging(&run(|_| {})).is_none());
-    }
-
-    #[test]
-    fn a_long_first_step_is_noted_where_it_is_a_part_of_the_run() {
-        let compiled = gpu_run(|line| {
+    fn checkpoints_figures_and_a_first_step_may_take_too_long() {
+        let saving = run(|line| (line.checkpoint_seconds, line.wall_seconds) = (Some(0.3), Some(1.3)));
+        let rarer = "`checkpoint.save_steps` 50 -> 750: ";
+        finds(checkpoint(&saving), &["checkpoint problem", "101 checkpoints of 0.300 s each", rarer]);
+        finds(checkpoint(&run(|_| {})), &[]);
+        let writing = |seconds| run(move |line| line.logging_seconds = Some(seconds));
+        finds(logging(&writing(0.12)), &["logging advice", "`logging.tensorboard` true -> false: at most 1.14x"]);
+        finds(logging(&writing(0.3)), &["logging problem"]);
+        finds(logging(&run(|_| {})), &[]);
+        let compiling = gpu_run(|line| {
             if line.step == 1 {
                 (line.step_seconds, line.wall_seconds) = (60.0, Some(60.0));
             }
         });
-        let found = first_step(&compiled).unwrap();
-        assert!(found.verdict.starts_with("FIRST STEP: 37% of the time"), "{found:#?}");
-        assert!(first_step(&run(|_| {})).is_none());
+        finds(first_step(&compiling), &["first_step note", "FIRST STEP: 37% of the time", "compiling"]);
+        finds(first_step(&run(|_| {})), &[]);
     }
 
     #[test]
-    fn uneven_steps_are_explained_by_their_tokens_or_not() {
-        let long = run(|line| {
-            if line.step % 10 == 0 {
-                (line.tokens, line.forward_backward_seconds, line.step_seconds) = (12_000, 2.9, 3.0);
-            }
-        });
-        assert_eq!(uneven_steps(&long).unwrap().severity, Severity::Note);
-        let disturbed = run(|line| {
-            if line.step % 10 == 0 {
-                (line.other_seconds, line.step_seconds) = (Some(7.0), 8.0);
-            }
-        });
-        let found = uneven_steps(&disturbed).unwrap();
-        assert_eq!(found.severity, Severity::Advice);
-        assert!(found.verdict.ends_with("which their tokens do not explain"), "{found:#?}");
-        let starved = run(|line| {
-            if line.step % 10 == 0 {
-                (line.data_wait_seconds, line.step_seconds) = (7.0, 8.0);
-            }
-        });
-        let found = uneven_steps(&starved).unwrap();
-        assert!(found.verdict.ends_with("8.0x the middle one, as some of them wait for data"), "{found:#?}");
-        assert_eq!([found.changes[0].key.as_str(), &found.changes[0].to], ["data.prefetch_batches", "32"]);
-        assert!(uneven_steps(&run(|_| {})).is_none());
+    fn uneven_steps_are_explained_by_their_tokens_or_their_waits_or_not() {
+        let every_tenth = |change: fn(&mut StepMetrics)| {
+            run(move |line| {
+                if line.step % 10 == 0 {
+                    change(line);
+                }
+            })
+        };
+        let long =
+            every_tenth(|line| (line.tokens, line.forward_backward_seconds, line.step_seconds) = (12_000, 2.9, 3.0));
+        finds(uneven_steps(&long), &["uneven_steps note", "as rows differ in length", "`data.packing`"]);
+        let disturbed = every_tenth(|line| (line.other_seconds, line.step_seconds) = (Some(7.0), 8.0));
+        finds(uneven_steps(&disturbed), &["uneven_steps advice", "which their tokens do not explain"]);
+        let starved = every_tenth(|line| (line.data_wait_seconds, line.step_seconds) = (7.0, 8.0));
+        let waits = "8.0x the middle one, as some of them wait for data";
+        finds(uneven_steps(&starved), &[waits, "`data.prefetch_batches` 4 -> 32"]);
+        finds(uneven_steps(&run(|_| {})), &[]);
     }
 }

@@ -1,7 +1,7 @@
 //! What the console says at the end of a run.
 
-use super::as_f64;
 use crate::metrics::{Severity, Summary};
+use crate::stats::as_f64;
 use crate::text::{bytes, duration, thousands};
 
 /// Findings that are shown; summary.json has all.

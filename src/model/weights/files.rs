@@ -12,10 +12,11 @@ use safetensors::tensor::Metadata;
 use sha2::{Digest as _, Sha256};
 
 use super::convert;
-use super::error::{Lines, TensorProblem, WeightsError};
-use super::layout::{damaged, no_weights_hint, read_index};
+use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
 use crate::device::Dtype;
+use crate::schema::Problem;
 use crate::spec::ModelConfig;
+use crate::text;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -25,6 +26,10 @@ const IGNORED_SUFFIX: &str = "rotary_emb.inv_freq";
 /// Number of samples that a digest reads from each file, and bytes of a sample.
 const NUM_SAMPLES: usize = 64;
 const SAMPLE_BYTES: usize = 4096;
+
+/// `lm_head.weight` is stored and differs from the embedding, but the config says that the two are tied.
+const UNTIED_HEAD: &str = "`lm_head.weight` differs from `model.embed_tokens.weight`, but `tie_word_embeddings` is true\n  \
+                           hint: set \"tie_word_embeddings\": false in config.json if the head was trained on its own";
 
 /// The weights of a model folder: `model.safetensors`, or the shards of `model.safetensors.index.json`.
 ///
@@ -70,7 +75,7 @@ impl WeightFiles {
     ///
     /// # Errors
     /// Where there are no safetensors files, where one is damaged or cut short, or where index and files disagree.
-    pub fn open(folder: &Path) -> Result<Self, WeightsError> {
+    pub fn open(folder: &Path) -> Result<Self, Problem> {
         let single = folder.join(SINGLE);
         let index = folder.join(INDEX);
         let (paths, weight_map) = if single.is_file() {
@@ -86,12 +91,13 @@ impl WeightFiles {
                 .map(|name| format!("names `{name}`, which is not in the folder"))
                 .collect();
             if !absent.is_empty() {
-                let reason = format!("shards are missing:{}\n  hint: the model is half-downloaded", Lines(&absent));
-                return Err(WeightsError::Index { path: index, reason });
+                let problem = Problem::new(format!("shards are missing:{}", text::lines(&absent))).at(index.display());
+                return Err(problem.hint("the model is half-downloaded"));
             }
             (names.into_iter().map(|name| folder.join(name)).collect(), Some(weight_map))
         } else {
-            return Err(WeightsError::NoWeights { folder: folder.to_owned(), hint: no_weights_hint(folder) });
+            let problem = Problem::new(format!("no {SINGLE} and no {INDEX}")).at(folder.display());
+            return Err(problem.hint(no_weights_hint(folder)));
         };
 
         let mut files = Self { folder: folder.to_owned(), shards: Vec::new(), tensors: BTreeMap::new() };
@@ -105,16 +111,16 @@ impl WeightFiles {
                 .map(|(name, file)| format!("`{name}` is not in `{file}`"))
                 .collect();
             if !absent.is_empty() {
-                let reason = format!("tensors are not where the index says:{}", Lines(&absent));
-                return Err(WeightsError::Index { path: index, reason });
+                let message = format!("tensors are not where the index says:{}", text::lines(&absent));
+                return Err(Problem::new(message).at(index.display()));
             }
         }
         Ok(files)
     }
 
     #[expect(unsafe_code, reason = "a file can only be mapped so")]
-    fn add_shard(&mut self, path: PathBuf, weight_map: Option<&BTreeMap<String, String>>) -> Result<(), WeightsError> {
-        let io_error = |source| WeightsError::Io { path: path.clone(), source };
+    fn add_shard(&mut self, path: PathBuf, weight_map: Option<&BTreeMap<String, String>>) -> Result<(), Problem> {
+        let io_error = |error| cannot_read(&path, &error);
         let file = File::open(&path).map_err(io_error)?;
         // SAFETY: the mapping is read-only and lives as long as the shard. If another process writes to the file
         // meanwhile, values are wrong, just as if they had been read a moment later.
@@ -183,37 +189,22 @@ impl WeightFiles {
     ///
     /// # Errors
     /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
-    pub fn check(&self, config: &ModelConfig) -> Result<(), WeightsError> {
-        let mut problems = Vec::new();
+    pub fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
         let expected = config.expected_tensors();
-        for (name, shape) in &expected {
-            match self.tensors.get(name) {
-                None => problems.push(TensorProblem::Missing { name: name.clone(), expected: shape.clone() }),
-                Some(stored) if stored.shape != *shape => problems.push(TensorProblem::Shape {
-                    name: name.clone(),
-                    found: stored.shape.clone(),
-                    expected: shape.clone(),
-                }),
-                Some(stored) if stored.float_dtype().is_none() => {
-                    problems.push(TensorProblem::Dtype { name: name.clone(), found: format!("{:?}", stored.dtype) });
-                }
-                Some(_) => {}
-            }
-        }
+        let mut problems: Vec<String> =
+            expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
         let known: std::collections::HashSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
         for (name, stored) in &self.tensors {
             if known.contains(name.as_str()) || name.ends_with(IGNORED_SUFFIX) {
                 continue;
             }
-            if name == "lm_head.weight" && config.tie_word_embeddings {
-                if !self.same_bytes(name, "model.embed_tokens.weight") {
-                    problems.push(TensorProblem::UntiedHead);
-                }
-                continue;
+            if name != "lm_head.weight" || !config.tie_word_embeddings {
+                problems.push(format!("unexpected: `{name}` {:?}", stored.shape));
+            } else if !self.same_bytes(name, "model.embed_tokens.weight") {
+                problems.push(UNTIED_HEAD.to_owned());
             }
-            problems.push(TensorProblem::Unexpected { name: name.clone(), found: stored.shape.clone() });
         }
-        if problems.is_empty() { Ok(()) } else { Err(WeightsError::Mismatch { folder: self.folder.clone(), problems }) }
+        if problems.is_empty() { Ok(()) } else { Err(self.mismatch(&problems)) }
     }
 
     /// One tensor in the storage type `dtype`, on `device`.
@@ -226,11 +217,11 @@ impl WeightFiles {
         shape: [usize; D],
         dtype: Dtype,
         device: &Device,
-    ) -> Result<Tensor<D>, WeightsError> {
+    ) -> Result<Tensor<D>, Problem> {
         let (stored, from) = self.find(name, &shape)?;
         let buffer = convert::into_buffer(self.bytes(stored), from, dtype);
         self.release(stored);
-        let buffer = buffer.map_err(|_| self.overflow(name, dtype))?;
+        let buffer = buffer.map_err(|_| overflow(&self.shards[stored.shard].path, name, dtype))?;
         let dtype = DType::from(dtype);
         Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype), (device, dtype)))
     }
@@ -239,7 +230,7 @@ impl WeightFiles {
     ///
     /// # Errors
     /// Where the tensor is missing, or has another shape or type.
-    pub fn load_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
+    pub fn load_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Problem> {
         let (stored, from) = self.find(name, shape)?;
         let numbers = convert::to_f32(self.bytes(stored), from);
         self.release(stored);
@@ -263,24 +254,23 @@ impl WeightFiles {
         drop(released);
     }
 
-    /// The error for a value of `name` that does not fit `dtype`.
-    pub(crate) fn overflow(&self, name: &str, dtype: Dtype) -> WeightsError {
-        let shard = self.tensors.get(name).map_or(0, |stored| stored.shard);
-        WeightsError::Overflow { path: self.shards[shard].path.clone(), name: name.to_owned(), dtype }
+    fn find(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), Problem> {
+        self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))
     }
 
-    fn find(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), WeightsError> {
-        let problem = match self.tensors.get(name) {
-            None => TensorProblem::Missing { name: name.to_owned(), expected: shape.to_vec() },
-            Some(stored) if stored.shape != shape => {
-                TensorProblem::Shape { name: name.to_owned(), found: stored.shape.clone(), expected: shape.to_vec() }
-            }
-            Some(stored) => match stored.float_dtype() {
-                Some(dtype) => return Ok((stored, dtype)),
-                None => TensorProblem::Dtype { name: name.to_owned(), found: format!("{:?}", stored.dtype) },
-            },
-        };
-        Err(WeightsError::Mismatch { folder: self.folder.clone(), problems: vec![problem] })
+    /// A tensor that must have this shape and a floating-point type.
+    fn stored(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), String> {
+        let stored = self.tensors.get(name).ok_or_else(|| format!("missing: `{name}` {shape:?}"))?;
+        if stored.shape != shape {
+            return Err(format!("misshapen: `{name}` is {:?}, expected {shape:?}", stored.shape));
+        }
+        let wrong_type = || format!("type: `{name}` is {:?}, expected F32, BF16 or F16", stored.dtype);
+        Ok((stored, stored.float_dtype().ok_or_else(wrong_type)?))
+    }
+
+    fn mismatch(&self, problems: &[String]) -> Problem {
+        let message = format!("the weights do not fit config.json:{}", text::lines(problems));
+        Problem::new(message).at(self.folder.display())
     }
 
     fn same_bytes(&self, name: &str, other: &str) -> bool {
@@ -294,6 +284,12 @@ impl WeightFiles {
             _ => true,
         }
     }
+}
+
+/// The problem of a tensor with a value beyond the range of `dtype`.
+pub(super) fn overflow(path: &Path, name: &str, dtype: Dtype) -> Problem {
+    let problem = Problem::new(format!("a value of `{name}` is too large for {dtype}")).at(path.display());
+    problem.hint("set `model.dtype` to \"bf16\" or \"f32\"")
 }
 
 #[cfg(test)]
@@ -358,12 +354,9 @@ mod tests {
         fixture::write_model(folder.path(), &config, 1, Dtype::F32);
         let files = WeightFiles::open(folder.path()).unwrap();
         let wider = ModelConfig { intermediate_size: 200, num_hidden_layers: 1, tie_word_embeddings: false, ..config };
-        let WeightsError::Mismatch { problems, .. } = files.check(&wider).unwrap_err() else { panic!("accepted") };
-        let count = |kind: fn(&TensorProblem) -> bool| problems.iter().filter(|problem| kind(problem)).count();
-        assert_eq!(count(|problem| matches!(problem, TensorProblem::Shape { .. })), 3);
-        assert_eq!(count(|problem| matches!(problem, TensorProblem::Unexpected { .. })), 9);
-        assert_eq!(count(|problem| matches!(problem, TensorProblem::Missing { .. })), 1);
         let text = files.check(&wider).unwrap_err().to_string();
+        let counts = ["\n  misshapen: ", "\n  unexpected: ", "\n  missing: "].map(|kind| text.matches(kind).count());
+        assert_eq!(counts, [3, 9, 1], "{text}");
         assert!(text.contains("misshapen: `model.layers.0.mlp.up_proj.weight` is [176, 64], expected [200, 64]"));
         assert!(text.contains("missing: `lm_head.weight` [256, 64]"), "{text}");
         let error = files.load::<2>("model.norm.weight", [8, 8], Dtype::F32, &Device::flex()).unwrap_err();
@@ -420,7 +413,7 @@ mod tests {
             text.replacen("\"weight_map\": {", "\"weight_map\": {\"ghost\": \"model-00001-of-00002.safetensors\",", 1);
         assert!(error_with(&more).contains("`ghost` is not in `model-00001-of-00002.safetensors`"));
         let outside = more.replacen("model-00001-of-00002.safetensors", "../elsewhere.safetensors", 1);
-        assert!(error_with(&outside).contains("`ghost` is in `../elsewhere.safetensors`"));
+        assert!(error_with(&outside).contains("names `../elsewhere.safetensors`, which is not in the folder"));
         assert!(error_with("{}").contains("weight_map"));
         std::fs::remove_file(folder.path().join("model-00002-of-00002.safetensors")).unwrap();
         let error = error_with(&text);

@@ -3,56 +3,48 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::error::{Lines, WeightsError};
+use crate::schema::Problem;
 
 /// Maps tensor names to file names.
-pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
+pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, Problem> {
     #[derive(serde::Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
-    let text = std::fs::read_to_string(path).map_err(|source| WeightsError::Io { path: path.to_owned(), source })?;
-    let bad = |reason: String| WeightsError::Index { path: path.to_owned(), reason };
-    let index: Index = serde_json::from_str(&text).map_err(|error| bad(format!("not an index: {error}")))?;
-    let outside: Vec<String> = index
-        .weight_map
-        .iter()
-        .filter(|(_, file)| Path::new(file).file_name().is_none_or(|name| name != file.as_str()))
-        .map(|(name, file)| format!("`{name}` is in `{file}`"))
-        .collect();
-    if !outside.is_empty() {
-        return Err(bad(format!("expected file names without folders:{}", Lines(&outside))));
-    }
-    if index.weight_map.is_empty() {
-        return Err(bad("`weight_map` is empty".to_owned()));
-    }
+    let content = std::fs::read_to_string(path).map_err(|error| cannot_read(path, &error))?;
+    let index: Index = serde_json::from_str(&content)
+        .map_err(|error| Problem::new(format!("not an index: {error}")).at(path.display()))?;
     Ok(index.weight_map)
 }
 
 /// The likely reason why safetensors refuses a file.
-pub(crate) fn damaged(path: &Path, content: &[u8], error: &safetensors::SafeTensorError) -> WeightsError {
+pub(crate) fn damaged(path: &Path, content: &[u8], error: &safetensors::SafeTensorError) -> Problem {
     use safetensors::SafeTensorError::{HeaderTooSmall, InvalidHeaderLength, MetadataIncompleteBuffer};
-    let (reason, hint) = if content.starts_with(b"version https://git-lfs") {
-        ("a Git LFS pointer, not the weights".to_owned(), "run `git lfs pull` in the model folder")
+    let problem = |reason: String| Problem::new(reason).at(path.display());
+    if content.starts_with(b"version https://git-lfs") {
+        problem("a Git LFS pointer, not the weights".to_owned()).hint("run `git lfs pull` in the model folder")
     } else if matches!(error, HeaderTooSmall | InvalidHeaderLength | MetadataIncompleteBuffer) {
         let reason = format!("its {} bytes are not what its header says ({error})", content.len());
-        (reason, "half-downloaded? Delete the file and download it again")
+        problem(reason).hint("half-downloaded? Delete the file and download it again")
     } else {
-        (format!("not a safetensors file ({error})"), "")
-    };
-    let hint = if hint.is_empty() { String::new() } else { format!("\n  hint: {hint}") };
-    WeightsError::Damaged { path: path.to_owned(), reason, hint }
+        problem(format!("not a safetensors file ({error})"))
+    }
+}
+
+/// The problem of a file that the system does not let us read.
+pub(super) fn cannot_read(path: &Path, error: &std::io::Error) -> Problem {
+    Problem::new(format!("cannot read {}: {error}", path.display()))
 }
 
 /// What the folder holds instead of safetensors weights.
-pub(super) fn no_weights_hint(folder: &Path) -> String {
+pub(super) fn no_weights_hint(folder: &Path) -> &'static str {
     let names: Vec<String> = std::fs::read_dir(folder)
         .into_iter()
         .flatten()
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .collect();
     let has = |test: &dyn Fn(&str) -> bool| names.iter().any(|name| test(name));
-    let hint = if has(&|name| name == "adapter_model.safetensors") {
+    if has(&|name| name == "adapter_model.safetensors") {
         "this is an adapter; the model is the folder or repository that it was trained on"
     } else if has(&|name| name.starts_with("consolidated") && name.ends_with(".safetensors")) {
         "`consolidated` files are Mistral's own format; use the Hugging Face files of the same repository"
@@ -64,6 +56,5 @@ pub(super) fn no_weights_hint(folder: &Path) -> String {
         "shards are there, but not the index that names them: download model.safetensors.index.json too"
     } else {
         "for weights drawn at random, set `model.init` to \"random\""
-    };
-    format!("\n  hint: {hint}")
+    }
 }

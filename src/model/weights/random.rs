@@ -1,10 +1,13 @@
 //! Random weights, for benchmarks and for `plan` without a model.
 
+use std::path::Path;
+
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 
 use super::convert;
-use super::error::WeightsError;
+use super::files::overflow;
 use crate::device::Dtype;
+use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
 /// Fresh weights as transformers draws them: normal with `initializer_range`, norms 1, biases 0.
@@ -31,7 +34,7 @@ impl RandomWeights {
         shape: [usize; D],
         dtype: Dtype,
         device: &Device,
-    ) -> Result<Tensor<D>, WeightsError> {
+    ) -> Result<Tensor<D>, Problem> {
         let options = (device, DType::from(dtype));
         if name.ends_with("norm.weight") {
             return Ok(Tensor::ones(shape, options));
@@ -44,7 +47,7 @@ impl RandomWeights {
         if device.memory_pool_usage().is_none() {
             let draw = |first: usize, block: &mut [f32]| draw(seed, first, self.initializer_range, block);
             let buffer = convert::generate(shape.iter().product(), dtype, draw)
-                .map_err(|_| WeightsError::Overflow { path: "config.json".into(), name: name.to_owned(), dtype })?;
+                .map_err(|_| overflow(Path::new("config.json"), name, dtype))?;
             return Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype.into()), options));
         }
         device.seed(seed);

@@ -102,8 +102,12 @@ pub fn linear_cross_entropy(
     gradient: Option<(&mut [f32], f32)>,
 ) {
     let rows = targets.len();
-    assert!(width > 0 && head.len().is_multiple_of(width), "cross-entropy: head of {} for {width}", head.len());
-    let vocab_size = head.len() / width;
+    assert!(
+        width > 0 && head.num_elements().is_multiple_of(width),
+        "cross-entropy: head of {} for {width}",
+        head.num_elements()
+    );
+    let vocab_size = head.num_elements() / width;
     assert!(
         hidden.len() == rows * width && losses.len() == rows,
         "cross-entropy: hidden {}, losses {} for {rows} targets",
@@ -170,7 +174,7 @@ fn to_pairs_in_place(row: &mut [f32]) {
 
 /// `dhidden = gradient head`, from rows as [`row_gradient`] and [`to_pairs_in_place`] left them.
 fn multiply_gradient(gradient: &[f32], stride: usize, head: Weight<'_>, width: usize, dhidden: &mut [f32]) {
-    let (rows, vocab_size) = (dhidden.len() / width, head.len() / width);
+    let (rows, vocab_size) = (dhidden.len() / width, head.num_elements() / width);
     let backward = Right { weight: head, stride: width, transposed: false, factor: 1.0 };
     #[cfg(target_arch = "x86_64")]
     if head.rounds && has_bf16_products() {

@@ -10,17 +10,18 @@ use super::simd::{rows_per_chunk, vectorised};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     /// Share of the elements that become zero, in [0, 1).
-    pub probability: f32,
+    pub probability: f64,
     /// Names the mask: one per layer, projection and micro-batch.
     pub seed: u64,
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+/// Mixes the bits of `value`: the finaliser of `SplitMix64` (Steele, Lea and Flood, 2014) after its increment.
+#[must_use]
+pub fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
 }
 
 /// Whether column `column` of the row with these keys stays: a 32-bit integer hash against a threshold.
@@ -49,8 +50,9 @@ vectorised! { fn dropout_row<'a, S>(
 impl Dropout {
     /// Masks and scales rows `first_row..` of width `width`, on this thread; adds to `out` if `accumulate`.
     fn apply(self, x: &[f32], width: usize, first_row: usize, accumulate: bool, out: &mut [f32]) {
-        let threshold = (f64::from(self.probability) * 2f64.powi(32)) as u32;
-        let factor = 1.0 / (1.0 - self.probability);
+        let probability = self.probability as f32;
+        let threshold = (f64::from(probability) * 2f64.powi(32)) as u32;
+        let factor = 1.0 / (1.0 - probability);
         for (row, (x, out)) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)).enumerate() {
             let key = mix(mix(self.seed) ^ (first_row + row) as u64);
             dropout_row(x, [key as u32, (key >> 32) as u32], threshold, factor, accumulate, out);
@@ -92,9 +94,10 @@ mod tests {
             let mut y = vec![f32::NAN; x.len()];
             dropout(&x, width, Dropout { probability, seed: 7 }, &mut y);
             let zeros = y.iter().filter(|y| **y == 0.0).count() as f32 / y.len() as f32;
+            let probability = probability as f32;
             let spread = (probability * (1.0 - probability) / y.len() as f32).sqrt();
             assert!((zeros - probability).abs() <= 4.0 * spread, "{zeros} for {probability}");
-            let kept = 1.0 / (1.0 - probability);
+            let kept = 1.0 / (1.0 - probability as f32);
             assert!(y.iter().all(|y| *y == 0.0 || *y == kept));
         }
     }

@@ -50,18 +50,12 @@ impl<'a> Weight<'a> {
 impl Weight<'_> {
     /// Number of elements.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn num_elements(&self) -> usize {
         match self.values {
             Values::F32(w) => w.len(),
             Values::Bf16(w) => w.len(),
             Values::F16(w) => w.len(),
         }
-    }
-
-    /// Whether it has no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -72,10 +66,12 @@ impl Weight<'_> {
 pub fn linear(x: &[f32], w: Weight<'_>, in_features: usize, out_features: usize, y: &mut [f32], accumulate: bool) {
     let tokens = x.len() / in_features.max(1);
     assert!(
-        x.len() == tokens * in_features && w.len() == in_features * out_features && y.len() == tokens * out_features,
+        x.len() == tokens * in_features
+            && w.num_elements() == in_features * out_features
+            && y.len() == tokens * out_features,
         "linear: x {}, w {}, y {} for {in_features} -> {out_features}",
         x.len(),
-        w.len(),
+        w.num_elements(),
         y.len()
     );
     if tokens == 1 {
@@ -99,10 +95,12 @@ pub fn linear_backward_input(
 ) {
     let tokens = dy.len() / out_features.max(1);
     assert!(
-        dy.len() == tokens * out_features && w.len() == in_features * out_features && dx.len() == tokens * in_features,
+        dy.len() == tokens * out_features
+            && w.num_elements() == in_features * out_features
+            && dx.len() == tokens * in_features,
         "linear_backward_input: dy {}, w {}, dx {} for {in_features} -> {out_features}",
         dy.len(),
-        w.len(),
+        w.num_elements(),
         dx.len()
     );
     let b = Right { weight: w, stride: in_features, transposed: false, factor: 1.0 };

@@ -3,11 +3,11 @@
 use pulp::Arch;
 use rayon::prelude::*;
 
-use super::dropout::Dropout;
 use super::gemm::{Right, Term, gemm};
 use super::linear::{Weight, linear};
 use super::product::{Left, ProductInto};
 use super::simd::{SharedMut, with_scratch};
+use crate::ops::low_rank::{Lora, LowRank};
 
 /// Columns of the features that one task sums over all tokens.
 const BLOCK_FEATURES: usize = 96;
@@ -16,40 +16,19 @@ const BLOCK_TOKENS: usize = 128;
 /// Floats of the longest vector.
 const VECTOR: usize = 16;
 
-/// The trained low-rank term of a linear layer: `scale * dropout(x) a^T b^T`.
-#[derive(Clone, Copy, Debug)]
-pub struct Lora<'a> {
-    /// `[rank, in_features]`.
-    pub a: &'a [f32],
-    /// `[out_features, rank]`.
-    pub b: &'a [f32],
-    /// Width of the bottleneck.
-    pub rank: usize,
-    /// alpha / rank, or alpha / sqrt(rank) for rsLoRA.
-    pub scale: f32,
-    /// Dropout on the input of `a`; `None` in evaluation.
-    pub dropout: Option<Dropout>,
-}
-
-/// Where the gradients of a [`Lora`] are added.
-#[derive(Debug)]
-pub struct LoraGradients<'a> {
-    /// `[rank, in_features]`.
-    pub a: &'a mut [f32],
-    /// `[out_features, rank]`.
-    pub b: &'a mut [f32],
-}
-
-impl Lora<'_> {
-    fn check(&self, tokens: usize, in_features: usize, out_features: usize, xa: usize) {
+impl Lora<&[f32]> {
+    /// The rank, after a check of the lengths of both matrices and of `xa`.
+    fn check(&self, tokens: usize, in_features: usize, out_features: usize, xa: usize) -> usize {
+        let LowRank { a, b } = self.matrices;
+        let rank = a.len() / in_features.max(1);
         assert!(
-            self.a.len() == self.rank * in_features && self.b.len() == out_features * self.rank,
-            "lora: a {}, b {} for {in_features} -> {} -> {out_features}",
-            self.a.len(),
-            self.b.len(),
-            self.rank
+            a.len() == rank * in_features && b.len() == out_features * rank,
+            "lora: a {}, b {} for {in_features} -> {rank} -> {out_features}",
+            a.len(),
+            b.len(),
         );
-        assert_eq!(xa, tokens * self.rank, "lora: x a^T of {tokens} tokens, rank {}", self.rank);
+        assert_eq!(xa, tokens * rank, "lora: x a^T of {tokens} tokens, rank {rank}");
+        rank
     }
 
     /// Runs `work` on the input of `a`: `x`, or a copy with dropout.
@@ -73,7 +52,7 @@ impl Lora<'_> {
 pub fn lora_linear(
     x: &[f32],
     w: Weight<'_>,
-    lora: &Lora<'_>,
+    lora: Lora<&[f32]>,
     in_features: usize,
     out_features: usize,
     y: &mut [f32],
@@ -81,25 +60,27 @@ pub fn lora_linear(
     xa: &mut [f32],
 ) {
     let tokens = x.len() / in_features.max(1);
-    let rank = lora.rank;
-    lora.check(tokens, in_features, out_features, xa.len());
+    let rank = lora.check(tokens, in_features, out_features, xa.len());
+    let (LowRank { a: lora_a, b: lora_b }, scale) = (lora.matrices, lora.scale as f32);
     assert!(
-        x.len() == tokens * in_features && y.len() == tokens * out_features && w.len() == in_features * out_features,
+        x.len() == tokens * in_features
+            && y.len() == tokens * out_features
+            && w.num_elements() == in_features * out_features,
         "lora_linear: x {}, w {}, y {} for {in_features} -> {out_features}",
         x.len(),
-        w.len(),
+        w.num_elements(),
         y.len()
     );
-    lora.with_input(x, in_features, |input| linear(input, Weight::f32(lora.a), in_features, rank, xa, false));
+    lora.with_input(x, in_features, |input| linear(input, Weight::f32(lora_a), in_features, rank, xa, false));
     if tokens == 1 {
         linear(x, w, in_features, out_features, y, accumulate);
         return with_scratch(rank, |scaled| {
-            scaled.iter_mut().zip(&*xa).for_each(|(scaled, xa)| *scaled = lora.scale * xa);
-            linear(scaled, Weight::f32(lora.b).rounding(w.rounds), rank, out_features, y, true);
+            scaled.iter_mut().zip(&*xa).for_each(|(scaled, xa)| *scaled = scale * xa);
+            linear(scaled, Weight::f32(lora_b).rounding(w.rounds), rank, out_features, y, true);
         });
     }
     let base = Right { weight: w, stride: in_features, transposed: true, factor: 1.0 };
-    let low_rank = Right { weight: Weight::f32(lora.b), stride: rank, transposed: true, factor: lora.scale };
+    let low_rank = Right { weight: Weight::f32(lora_b), stride: rank, transposed: true, factor: scale };
     let low_rank = Term { a: xa, k: rank, b: low_rank };
     gemm(tokens, out_features, y, Term { a: x, k: in_features, b: base }, Some(low_rank), accumulate);
 }
@@ -116,35 +97,36 @@ pub fn lora_linear_backward(
     x: &[f32],
     xa: &[f32],
     w: Weight<'_>,
-    lora: &Lora<'_>,
-    in_features: usize,
-    out_features: usize,
+    lora: Lora<&[f32]>,
+    [in_features, out_features]: [usize; 2],
     dx: Option<&mut [f32]>,
     accumulate: bool,
-    gradients: &mut LoraGradients<'_>,
+    gradients: LowRank<&mut [f32]>,
 ) {
     let tokens = x.len() / in_features.max(1);
-    let rank = lora.rank;
-    lora.check(tokens, in_features, out_features, xa.len());
+    let rank = lora.check(tokens, in_features, out_features, xa.len());
+    let (LowRank { a: lora_a, b: lora_b }, scale) = (lora.matrices, lora.scale as f32);
     assert!(
-        gradients.a.len() == lora.a.len() && gradients.b.len() == lora.b.len(),
+        gradients.a.len() == lora_a.len() && gradients.b.len() == lora_b.len(),
         "lora_linear_backward: gradients' lengths"
     );
     assert!(
-        x.len() == tokens * in_features && dy.len() == tokens * out_features && w.len() == in_features * out_features,
+        x.len() == tokens * in_features
+            && dy.len() == tokens * out_features
+            && w.num_elements() == in_features * out_features,
         "lora_linear_backward: x {}, w {}, dy {} for {in_features} -> {out_features}",
         x.len(),
-        w.len(),
+        w.num_elements(),
         dy.len()
     );
     with_scratch(tokens * rank, |d_xa| {
-        let b = Right { weight: Weight::f32(lora.b), stride: rank, transposed: false, factor: lora.scale };
+        let b = Right { weight: Weight::f32(lora_b), stride: rank, transposed: false, factor: scale };
         gemm(tokens, rank, d_xa, Term { a: dy, k: out_features, b }, None, false);
         if let Some(dx) = dx {
             assert_eq!(dx.len(), x.len(), "lora_linear_backward: the input's gradient");
             let base = Right { weight: w, stride: in_features, transposed: false, factor: 1.0 };
             let base = Term { a: dy, k: out_features, b: base };
-            let low_rank = Right { weight: Weight::f32(lora.a), stride: in_features, transposed: false, factor: 1.0 };
+            let low_rank = Right { weight: Weight::f32(lora_a), stride: in_features, transposed: false, factor: 1.0 };
             let low_rank = Term { a: d_xa, k: rank, b: low_rank };
             match lora.dropout {
                 None => gemm(tokens, in_features, dx, base, Some(low_rank), accumulate),
@@ -166,7 +148,7 @@ pub fn lora_linear_backward(
                 add_over_tokens([(a, &mut *gradients.a), (b, &mut *b_transposed)]);
                 for (feature, row) in gradients.b.chunks_exact_mut(rank.max(1)).enumerate() {
                     for (i, db) in row.iter_mut().enumerate() {
-                        *db += lora.scale * b_transposed[i * out_features + feature];
+                        *db += scale * b_transposed[i * out_features + feature];
                     }
                 }
             });
@@ -223,7 +205,7 @@ fn add_over_tokens(sums: [(OverTokens<'_>, &mut [f32]); 2]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dropout::dropout;
+    use super::super::dropout::{Dropout, dropout};
     use super::super::reference::{assert_close, matmul_f64, on_threads, random};
     use super::*;
 
@@ -258,8 +240,9 @@ mod tests {
         for (tokens, i, o, r) in [(1, 3, 2, 1), (5, 17, 33, 2), (70, 100, 200, 8), (129, 576, 192, 16)] {
             for dropout_settings in [None, Some(Dropout { probability: 0.3, seed: 11 })] {
                 let Case { x, w, a, b, dy } = case(tokens, i, o, r);
-                let scale = 0.75f32;
-                let lora = Lora { a: &a, b: &b, rank: r, scale, dropout: dropout_settings };
+                let scale = 0.75;
+                let matrices = LowRank { a: a.as_slice(), b: b.as_slice() };
+                let lora = Lora { matrices, scale, dropout: dropout_settings };
                 let mask = |x: &[f32]| match dropout_settings {
                     None => x.to_vec(),
                     Some(settings) => {
@@ -271,26 +254,26 @@ mod tests {
                 let input = mask(&x);
                 let xa_exact = matmul_f64([tokens, r, i], &input, [i, 1], &a, [1, i]);
                 let low = matmul_f64([tokens, o, r], &narrow(&xa_exact), [r, 1], &b, [1, r]);
-                let y_exact = sum(&matmul_f64([tokens, o, i], &x, [i, 1], &w, [1, i]), f64::from(scale), &low);
+                let y_exact = sum(&matmul_f64([tokens, o, i], &x, [i, 1], &w, [1, i]), scale, &low);
                 let (mut y, mut xa) = (vec![9.0; tokens * o], vec![9.0; tokens * r]);
-                lora_linear(&x, Weight::f32(&w), &lora, i, o, &mut y, false, &mut xa);
+                lora_linear(&x, Weight::f32(&w), lora, i, o, &mut y, false, &mut xa);
                 assert_close(&xa, &xa_exact, 1e-5);
                 assert_close(&y, &y_exact, 1e-5);
 
                 let mut d_xa = matmul_f64([tokens, r, o], &dy, [o, 1], &b, [r, 1]);
-                d_xa.iter_mut().for_each(|d| *d *= f64::from(scale));
+                d_xa.iter_mut().for_each(|d| *d *= scale);
                 let d_input = mask(&narrow(&matmul_f64([tokens, i, r], &narrow(&d_xa), [r, 1], &a, [i, 1])));
                 let d_input: Vec<f64> = d_input.iter().map(|d| f64::from(*d)).collect();
                 let dx_exact = sum(&d_input, 1.0, &matmul_f64([tokens, i, o], &dy, [o, 1], &w, [i, 1]));
                 let da_exact = matmul_f64([r, i, tokens], &narrow(&d_xa), [1, r], &input, [i, 1]);
                 let db_exact = matmul_f64([o, r, tokens], &dy, [1, o], &narrow(&xa_exact), [r, 1]);
-                let db_exact: Vec<f64> = db_exact.iter().map(|d| d * f64::from(scale)).collect();
+                let db_exact: Vec<f64> = db_exact.iter().map(|d| d * scale).collect();
                 let (mut da, mut db) = (vec![0.5; a.len()], vec![0.5; b.len()]);
                 let mut dx = vec![0.25; x.len()];
                 for (pass, accumulate) in [(1.0, false), (2.0, true)] {
-                    let mut gradients = LoraGradients { a: &mut da, b: &mut db };
+                    let gradients = LowRank { a: da.as_mut_slice(), b: db.as_mut_slice() };
                     let w = Weight::f32(&w);
-                    lora_linear_backward(&dy, &x, &xa, w, &lora, i, o, Some(&mut dx), accumulate, &mut gradients);
+                    lora_linear_backward(&dy, &x, &xa, w, lora, [i, o], Some(&mut dx), accumulate, gradients);
                     let half = |x: &[f64]| -> Vec<f64> { x.iter().map(|x| 0.5 + pass * x).collect() };
                     assert_close(&dx, &dx_exact.iter().map(|x| pass * x).collect::<Vec<_>>(), 1e-5);
                     assert_close(&da, &half(&da_exact), 1e-5);
@@ -304,10 +287,11 @@ mod tests {
     fn a_zero_b_leaves_the_base_output_bit_for_bit() {
         let (tokens, i, o, r) = (70, 100, 60, 8);
         let Case { x, w, a, .. } = case(tokens, i, o, r);
-        let lora = Lora { a: &a, b: &vec![0.0; o * r], rank: r, scale: 2.0, dropout: None };
+        let b = vec![0.0; o * r];
+        let lora = Lora { matrices: LowRank { a: a.as_slice(), b: b.as_slice() }, scale: 2.0, dropout: None };
         let (mut base, mut y, mut xa) = (vec![0.0; tokens * o], vec![0.0; tokens * o], vec![0.0; tokens * r]);
         linear(&x, Weight::f32(&w), i, o, &mut base, false);
-        lora_linear(&x, Weight::f32(&w), &lora, i, o, &mut y, false, &mut xa);
+        lora_linear(&x, Weight::f32(&w), lora, i, o, &mut y, false, &mut xa);
         assert_eq!(base, y);
     }
 
@@ -315,14 +299,15 @@ mod tests {
     fn results_do_not_depend_on_the_number_of_threads() {
         let (tokens, i, o, r) = (200, 300, 500, 8);
         let Case { x, w, a, b, dy } = case(tokens, i, o, r);
-        let lora = Lora { a: &a, b: &b, rank: r, scale: 2.0, dropout: Some(Dropout { probability: 0.1, seed: 3 }) };
+        let dropout = Some(Dropout { probability: 0.1, seed: 3 });
+        let lora = Lora { matrices: LowRank { a: a.as_slice(), b: b.as_slice() }, scale: 2.0, dropout };
         let run = |threads| {
             on_threads(threads, || {
                 let (mut y, mut xa) = (vec![0.0; tokens * o], vec![0.0; tokens * r]);
-                lora_linear(&x, Weight::f32(&w), &lora, i, o, &mut y, false, &mut xa);
+                lora_linear(&x, Weight::f32(&w), lora, i, o, &mut y, false, &mut xa);
                 let (mut dx, mut da, mut db) = (vec![0.0; x.len()], vec![0.0; a.len()], vec![0.0; b.len()]);
-                let mut gradients = LoraGradients { a: &mut da, b: &mut db };
-                lora_linear_backward(&dy, &x, &xa, Weight::f32(&w), &lora, i, o, Some(&mut dx), false, &mut gradients);
+                let gradients = LowRank { a: da.as_mut_slice(), b: db.as_mut_slice() };
+                lora_linear_backward(&dy, &x, &xa, Weight::f32(&w), lora, [i, o], Some(&mut dx), false, gradients);
                 (y, xa, dx, da, db)
             })
         };

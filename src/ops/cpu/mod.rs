@@ -6,7 +6,6 @@
 mod attention;
 mod cross_entropy;
 mod dropout;
-mod elementwise;
 mod gemm;
 mod linear;
 mod lora;
@@ -17,16 +16,17 @@ mod pack;
 mod product;
 mod rope;
 mod simd;
+mod swiglu;
 
 #[cfg(test)]
 mod reference;
 
-pub use attention::{AttentionShape, attention, attention_backward, attention_of_last};
+pub use attention::{Heads, attention, attention_backward, attention_of_last};
 pub use cross_entropy::linear_cross_entropy;
-pub use dropout::{Dropout, dropout};
-pub use elementwise::{add, add_assign, swiglu, swiglu_backward, swiglu_backward_in_place};
+pub use dropout::{Dropout, dropout, mix};
 pub use linear::{Weight, linear, linear_backward_input};
-pub use lora::{Lora, LoraGradients, lora_linear, lora_linear_backward};
+pub use lora::{lora_linear, lora_linear_backward};
 pub use norm::{rms_norm, rms_norm_backward};
 pub use optimizer::{AdamW, adamw, sum_of_squares};
 pub use rope::rope;
+pub use swiglu::{swiglu, swiglu_backward};

@@ -64,14 +64,14 @@ vectorised! { fn rms_norm_backward_rows<'a, S>(
 ///
 /// # Shapes
 /// `x`, `y`: `[rows, width]`; `weight`: `[width]`; `rstd`: `[rows]`.
-pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32], rstd: &mut [f32]) {
+pub fn rms_norm(x: &[f32], weight: &[f32], eps: f64, y: &mut [f32], rstd: &mut [f32]) {
     let width = weight.len();
     assert!(x.len() == y.len() && x.len() == rstd.len() * width, "rms_norm: {} of width {width}", x.len());
     let rows = rows_per_chunk(width);
     y.par_chunks_mut(rows * width)
         .zip(x.par_chunks(rows * width))
         .zip(rstd.par_chunks_mut(rows))
-        .for_each(|((y, x), rstd)| rms_norm_rows(x, weight, eps, y, rstd));
+        .for_each(|((y, x), rstd)| rms_norm_rows(x, weight, eps as f32, y, rstd));
 }
 
 /// Gradient of [`rms_norm`] with respect to `x` (the weight is frozen); added to `dx` if `accumulate`.
@@ -97,7 +97,7 @@ mod tests {
     use super::super::reference::{assert_close, random};
     use super::*;
 
-    const EPS: f32 = 1e-5;
+    const EPS: f64 = 1e-5;
 
     /// `y` and, for upstream `dy`, `dx`, in f64.
     fn exact(x: &[f32], weight: &[f32], dy: &[f32]) -> (Vec<f64>, Vec<f64>) {
@@ -107,7 +107,7 @@ mod tests {
             let x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
             let g: Vec<f64> = dy.iter().zip(weight).map(|(d, w)| f64::from(*d) * f64::from(*w)).collect();
             let mean = x.iter().map(|x| x * x).sum::<f64>() / width as f64;
-            let rstd = 1.0 / (mean + f64::from(EPS)).sqrt();
+            let rstd = 1.0 / (mean + EPS).sqrt();
             let dot = x.iter().zip(&g).map(|(x, g)| x * g).sum::<f64>() / width as f64;
             y.extend(x.iter().zip(weight).map(|(x, w)| x * rstd * f64::from(*w)));
             dx.extend(x.iter().zip(&g).map(|(x, g)| rstd * (g - x * rstd * rstd * dot)));

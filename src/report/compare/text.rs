@@ -64,46 +64,48 @@ fn part(
     })
 }
 
-/// Figures, recipe differences, verdicts.
-pub(super) fn text(comparison: &Comparison) -> String {
-    let sides = &comparison.sides;
-    let header = |title: &str| {
-        let names = sides.iter().map(|side| side.name.clone());
-        std::iter::once(title.to_owned()).chain(names).collect::<Vec<String>>()
-    };
-    let mut rows = vec![header("figure")];
-    for (name, label, unit) in FIGURES {
-        if sides.iter().any(|side| side.value(name).is_some()) {
-            let cells = sides.iter().map(|side| cell(side, name, unit));
-            rows.push(std::iter::once(label.to_owned()).chain(cells).collect());
+impl Comparison {
+    /// The comparison as a table for people: figures, recipe differences, verdicts.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let header = |title: &str| self.row(title, |side| side.name.clone());
+        let mut rows = vec![header("figure")];
+        for (name, label, unit, _) in FIGURES {
+            if self.sides.iter().any(|side| side.value(name).is_some()) {
+                rows.push(self.row(label, |side| cell(side, name, unit)));
+            }
         }
-    }
-    let mut lines = aligned(&rows);
-    if sides.iter().flat_map(|side| &side.figures).any(|figure| figure.is_clear == Some(false)) {
-        lines.push("~ the ranges of the runs overlap".to_owned());
-    }
-    lines.push(String::new());
-    let without_recipe: Vec<&str> =
-        sides.iter().filter(|side| !side.has_recipe).map(|side| side.name.as_str()).collect();
-    if !without_recipe.is_empty() {
-        lines.push(format!("no recipe to compare: no resolved.toml can be read of {}", without_recipe.join(", ")));
-    } else if comparison.recipe_differences.is_empty() {
-        lines.push("the recipes are the same".to_owned());
-    }
-    if !comparison.recipe_differences.is_empty() {
-        let mut rows = vec![header("recipe")];
-        for difference in &comparison.recipe_differences {
-            let values = difference.values.iter().map(|value| value.clone().unwrap_or_else(|| "-".to_owned()));
-            rows.push(std::iter::once(difference.key.clone()).chain(values).collect());
+        let mut lines = aligned(&rows);
+        if self.sides.iter().flat_map(|side| &side.figures).any(|figure| figure.is_clear == Some(false)) {
+            lines.push("~ the ranges of the runs overlap".to_owned());
         }
-        lines.extend(aligned(&rows));
+        lines.push(String::new());
+        let without_recipe = self.sides.iter().filter(|side| !side.has_recipe).map(|side| side.name.as_str());
+        let without_recipe = without_recipe.collect::<Vec<_>>().join(", ");
+        if !without_recipe.is_empty() {
+            lines.push(format!("no recipe to compare: no resolved.toml can be read of {without_recipe}"));
+        } else if self.recipe_differences.is_empty() {
+            lines.push("the recipes are the same".to_owned());
+        }
+        if !self.recipe_differences.is_empty() {
+            let mut rows = vec![header("recipe")];
+            for difference in &self.recipe_differences {
+                let values = difference.values.iter().map(|value| value.as_deref().unwrap_or("-").to_owned());
+                rows.push(std::iter::once(difference.key.clone()).chain(values).collect());
+            }
+            lines.extend(aligned(&rows));
+        }
+        lines.push(String::new());
+        for verdict in &self.verdicts {
+            lines.push(format!("{} against {}: {}", verdict.run, verdict.baseline, verdict.text));
+            lines.extend(verdict.notes.iter().map(|note| format!("  note: {note}")));
+        }
+        lines.join("\n")
     }
-    lines.push(String::new());
-    for verdict in &comparison.verdicts {
-        lines.push(format!("{} against {}: {}", verdict.run, verdict.baseline, verdict.text));
-        lines.extend(verdict.notes.iter().map(|note| format!("  note: {note}")));
+
+    fn row(&self, label: &str, cell: impl Fn(&Side) -> String) -> Vec<String> {
+        std::iter::once(label.to_owned()).chain(self.sides.iter().map(cell)).collect()
     }
-    lines.join("\n")
 }
 
 /// A value and its change: `+3.1 %`, for shares `+3.1`, with `~` where ranges overlap.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{AttentionShape, STRIP, TILE, clear_gaps};
+use super::{Heads, STRIP, TILE, clear_gaps};
 use crate::ops::cpu::pack::{pack_columns, pack_rows};
 use crate::ops::cpu::product::{Left, Product};
 use crate::ops::cpu::simd::{SharedMut, dot, exp2_bounded, rows_per_chunk, with_scratch};
@@ -26,7 +26,7 @@ struct Task {
     partial: Option<usize>,
 }
 
-fn tasks(documents: &[(usize, usize)], shape: &AttentionShape) -> (Vec<Task>, usize) {
+fn tasks(documents: &[(usize, usize)], shape: &Heads) -> (Vec<Task>, usize) {
     let mut tasks = Vec::new();
     let mut partial_len = 0;
     for &(start, len) in documents {
@@ -52,19 +52,14 @@ fn tasks(documents: &[(usize, usize)], shape: &AttentionShape) -> (Vec<Task>, us
 ///
 /// # Shapes
 /// As in [`attention`](super::attention): `d_o`, `dq` like `q`; `dk`, `dv` like `k`; `o`, `lse` as its results.
-#[allow(clippy::too_many_arguments)]
 pub fn attention_backward(
     d_o: &[f32],
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
+    [q, k, v]: [&[f32]; 3],
     o: &[f32],
     lse: &[f32],
     documents: &[(usize, usize)],
-    shape: &AttentionShape,
-    dq: &mut [f32],
-    dk: &mut [f32],
-    dv: &mut [f32],
+    shape: &Heads,
+    [dq, dk, dv]: [&mut [f32]; 3],
 ) {
     let tokens = shape.check(q.len(), k.len(), v.len(), documents);
     assert!(
@@ -110,7 +105,7 @@ pub fn attention_backward(
 }
 
 /// Adds the later blocks' shares to dq, in the order of the blocks.
-fn add_partial(tasks: &[Task], partial: &[f32], shape: &AttentionShape, dq: &mut [f32]) {
+fn add_partial(tasks: &[Task], partial: &[f32], shape: &Heads, dq: &mut [f32]) {
     for task in tasks {
         let Some(at) = task.partial else { continue };
         let rows = partial[at..].chunks_exact(shape.head_dim).take(task.queries.len());
@@ -122,7 +117,7 @@ fn add_partial(tasks: &[Task], partial: &[f32], shape: &AttentionShape, dq: &mut
 }
 
 /// Sums the gradients of the query heads that share a key head; zeros outside all documents.
-fn sum_groups(heads: &[f32], documents: &[(usize, usize)], shape: &AttentionShape, out: &mut [f32]) {
+fn sum_groups(heads: &[f32], documents: &[(usize, usize)], shape: &Heads, out: &mut [f32]) {
     let (head_dim, width) = (shape.head_dim, shape.kv_width());
     let per_head = heads.len() / shape.num_heads;
     let group = shape.num_heads / shape.num_kv_heads;
@@ -155,7 +150,7 @@ fn run_task(
     v: &[f32],
     o: &[f32],
     lse: &[f32],
-    shape: &AttentionShape,
+    shape: &Heads,
     tokens: usize,
     dq: (*mut f32, usize),
     dk: &mut [f32],
@@ -212,7 +207,7 @@ fn run_task(
 }
 
 struct KeyBlock<'a> {
-    shape: &'a AttentionShape,
+    shape: &'a Heads,
     task: &'a Task,
     // From the task's first query and the head's first column on.
     d_o: &'a [f32],
@@ -264,9 +259,9 @@ impl WithSimd for KeyBlock<'_> {
             let num_keys = TILE.min(keys.end - first_key);
             let (k, v) = (&self.k[first_key * kv_width..], &self.v[first_key * kv_width..]);
             pack_columns(k, kv_width, num_keys, head_dim, self.k_columns, TILE);
-            self.k_columns[..head_dim * TILE].iter_mut().for_each(|x| *x *= shape.scale * LOG2_E);
+            self.k_columns[..head_dim * TILE].iter_mut().for_each(|x| *x *= shape.scale as f32 * LOG2_E);
             pack_columns(v, kv_width, num_keys, head_dim, self.v_columns, TILE);
-            pack_rows(k, kv_width, num_keys, head_dim, shape.scale, self.k_rows, dim);
+            pack_rows(k, kv_width, num_keys, head_dim, shape.scale as f32, self.k_rows, dim);
             let end = shape.end_query(first_key + num_keys - 1, self.task.queries.end);
             self.dk_tile.fill(0.0);
             self.dv_tile.fill(0.0);
@@ -275,7 +270,7 @@ impl WithSimd for KeyBlock<'_> {
                 self.pair(simd, first_key, num_keys, first_query, num_queries);
             }
             let at = (first_key - keys.start) * head_dim;
-            pack_rows(self.dk_tile, dim, num_keys, head_dim, shape.scale, &mut self.dk[at..], head_dim);
+            pack_rows(self.dk_tile, dim, num_keys, head_dim, shape.scale as f32, &mut self.dk[at..], head_dim);
             pack_rows(self.dv_tile, dim, num_keys, head_dim, 1.0, &mut self.dv[at..], head_dim);
         }
     }

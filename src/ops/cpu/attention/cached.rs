@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::super::simd::{dot, exp, vectorised, with_scratch};
-use super::AttentionShape;
+use super::Heads;
 
 vectorised! {
     /// The query heads that share one head of keys and values. `k` and `v` start at that head's first column and at the
@@ -46,7 +46,7 @@ vectorised! {
 ///
 /// # Shapes
 /// `q`, `o`: `[num_heads * head_dim]`; `k`, `v`: `[tokens, num_kv_heads * head_dim]`; `lse`: `[num_heads]`.
-pub fn attention_of_last(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, o: &mut [f32], lse: &mut [f32]) {
+pub fn attention_of_last(q: &[f32], k: &[f32], v: &[f32], shape: &Heads, o: &mut [f32], lse: &mut [f32]) {
     let width = shape.kv_width();
     let tokens = shape.check(q.len() * (k.len() / width.max(1)), k.len(), v.len(), &[]);
     assert!(
@@ -63,7 +63,7 @@ pub fn attention_of_last(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape
         |(head, ((o, q), lse))| {
             let start = first * width + head * shape.head_dim;
             with_scratch(group * (tokens - first), |scores| {
-                group_of_last(q, &k[start..], &v[start..], width, shape.scale, scores, o, lse);
+                group_of_last(q, &k[start..], &v[start..], width, shape.scale as f32, scores, o, lse);
             });
         },
     );
@@ -84,7 +84,7 @@ mod tests {
             (50, 4, 2, 10, Some(7)),
             (3, 2, 2, 16, Some(9)),
         ] {
-            let shape = AttentionShape { num_heads, num_kv_heads, head_dim, scale: 0.3, window };
+            let shape = Heads { num_heads, num_kv_heads, head_dim, scale: 0.3, window };
             let q = random(tokens * shape.q_width(), 1);
             let (k, v) = (random(tokens * shape.kv_width(), 2), random(tokens * shape.kv_width(), 3));
             let (mut all, mut all_lse) = (vec![0.0; q.len()], vec![0.0; num_heads * tokens]);

@@ -5,7 +5,7 @@ use std::f32::consts::{LN_2, LOG2_E};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{AttentionShape, STRIP, TILE, clear_gaps};
+use super::{Heads, STRIP, TILE, clear_gaps};
 use crate::ops::cpu::pack::{pack_columns, pack_rows};
 use crate::ops::cpu::product::{Left, Product};
 use crate::ops::cpu::simd::{SharedMut, exp2_bounded, load, store, with_scratch};
@@ -22,7 +22,7 @@ pub fn attention(
     k: &[f32],
     v: &[f32],
     documents: &[(usize, usize)],
-    shape: &AttentionShape,
+    shape: &Heads,
     o: &mut [f32],
     lse: &mut [f32],
 ) {
@@ -63,7 +63,7 @@ pub fn attention(
                 values,
                 scores,
                 correction,
-                heads: Heads { transposed_q, output, max, sum },
+                heads: HeadTiles { transposed_q, output, max, sum },
             });
             for member in 0..group {
                 let head = kv_head * group + member;
@@ -84,7 +84,7 @@ pub fn attention(
 
 /// One task: up to [`TILE`] queries of the heads that share a key head, against all keys that they see.
 struct QueryTile<'a> {
-    shape: &'a AttentionShape,
+    shape: &'a Heads,
     // From the document's first token and the first head's first column on.
     q: &'a [f32],
     k: &'a [f32],
@@ -96,11 +96,11 @@ struct QueryTile<'a> {
     values: &'a mut [f32],
     scores: &'a mut [f32],
     correction: &'a mut [f32],
-    heads: Heads<'a>,
+    heads: HeadTiles<'a>,
 }
 
 /// Data of one query head, or of several, one after the other.
-struct Heads<'a> {
+struct HeadTiles<'a> {
     transposed_q: &'a mut [f32],
     /// Not yet divided by `sum`.
     output: &'a mut [f32],
@@ -109,10 +109,10 @@ struct Heads<'a> {
     sum: &'a mut [f32],
 }
 
-impl Heads<'_> {
-    fn member(&mut self, member: usize, dim: usize) -> Heads<'_> {
+impl HeadTiles<'_> {
+    fn member(&mut self, member: usize, dim: usize) -> HeadTiles<'_> {
         let (rows, tile) = (member * TILE..(member + 1) * TILE, member * TILE * dim..(member + 1) * TILE * dim);
-        Heads {
+        HeadTiles {
             transposed_q: &mut self.transposed_q[tile.clone()],
             output: &mut self.output[tile],
             max: &mut self.max[rows.clone()],
@@ -129,7 +129,7 @@ impl WithSimd for QueryTile<'_> {
         let shape = self.shape;
         let (head_dim, dim) = (shape.head_dim, shape.padded_dim());
         let group = shape.num_heads / shape.num_kv_heads;
-        let factor = shape.scale * LOG2_E;
+        let factor = shape.scale as f32 * LOG2_E;
         for member in 0..group {
             let q = &self.q[self.first_query * shape.q_width() + member * head_dim..];
             let head = self.heads.member(member, dim);

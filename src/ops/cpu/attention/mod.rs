@@ -19,22 +19,22 @@ const TILE: usize = 96;
 /// Rows of a tile on the diagonal whose masked part is skipped together.
 const STRIP: usize = 32;
 
-/// What attention needs to know about the heads.
+/// Heads of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionShape {
-    /// Heads of the queries.
+pub struct Heads {
+    /// Query heads.
     pub num_heads: usize,
     /// Key and value heads; divides `num_heads`. `num_heads / num_kv_heads` query heads share one (grouped queries).
     pub num_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
     /// Factor on the scores before the softmax, usually `1 / sqrt(head_dim)`.
-    pub scale: f32,
+    pub scale: f64,
     /// Keys that a query sees, itself included; `None` if it sees all before it in its document.
     pub window: Option<usize>,
 }
 
-impl AttentionShape {
+impl Heads {
     fn q_width(&self) -> usize {
         self.num_heads * self.head_dim
     }

@@ -12,10 +12,10 @@ struct Exact {
     dv: Vec<f64>,
 }
 
-fn naive(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usize)], shape: &AttentionShape) -> Exact {
+fn naive(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usize)], shape: &Heads) -> Exact {
     let [d_o, q, k, v] = [d_o, q, k, v].map(|x| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
     let tokens = q.len() / shape.q_width();
-    let (dim, scale) = (shape.head_dim, f64::from(shape.scale));
+    let (dim, scale) = (shape.head_dim, shape.scale);
     let mut exact = Exact {
         o: vec![0.0; q.len()],
         lse: vec![0.0; tokens * shape.num_heads],
@@ -67,7 +67,7 @@ struct Got {
 }
 
 /// Runs both passes on outputs full of garbage, which must all be overwritten.
-fn kernels(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usize)], shape: &AttentionShape) -> Got {
+fn kernels(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usize)], shape: &Heads) -> Got {
     let tokens = q.len() / shape.q_width();
     let rubbish = |len| vec![f32::NAN; len];
     let mut got = Got {
@@ -78,12 +78,12 @@ fn kernels(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, us
         dv: rubbish(k.len()),
     };
     attention(q, k, v, documents, shape, &mut got.o, &mut got.lse);
-    let (dq, dk, dv) = (&mut got.dq, &mut got.dk, &mut got.dv);
-    attention_backward(d_o, q, k, v, &got.o, &got.lse, documents, shape, dq, dk, dv);
+    let grads = [&mut got.dq, &mut got.dk, &mut got.dv].map(Vec::as_mut_slice);
+    attention_backward(d_o, [q, k, v], &got.o, &got.lse, documents, shape, grads);
     got
 }
 
-fn inputs(tokens: usize, shape: &AttentionShape, spread: f32) -> [Vec<f32>; 4] {
+fn inputs(tokens: usize, shape: &Heads, spread: f32) -> [Vec<f32>; 4] {
     let widths = [shape.q_width(), shape.q_width(), shape.kv_width(), shape.kv_width()];
     let mut seed = 0;
     widths.map(|width| {
@@ -93,7 +93,7 @@ fn inputs(tokens: usize, shape: &AttentionShape, spread: f32) -> [Vec<f32>; 4] {
 }
 
 #[track_caller]
-fn check(tokens: usize, documents: &[(usize, usize)], shape: &AttentionShape, spread: f32) {
+fn check(tokens: usize, documents: &[(usize, usize)], shape: &Heads, spread: f32) {
     let [d_o, q, k, v] = inputs(tokens, shape, spread);
     let exact = naive(&d_o, &q, &k, &v, documents, shape);
     let got = kernels(&d_o, &q, &k, &v, documents, shape);
@@ -105,8 +105,8 @@ fn check(tokens: usize, documents: &[(usize, usize)], shape: &AttentionShape, sp
     assert_close_at_scale(&got.dk, &exact.dk, 1e-5, 0.1);
 }
 
-fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize, window: Option<usize>) -> AttentionShape {
-    AttentionShape { num_heads, num_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
+fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize, window: Option<usize>) -> Heads {
+    Heads { num_heads, num_kv_heads, head_dim, scale: 1.0 / (head_dim as f64).sqrt(), window }
 }
 
 #[test]

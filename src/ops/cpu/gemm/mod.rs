@@ -180,7 +180,7 @@ pub(super) fn gemm_strided(
         assert!(k == 0 || stride >= k && (m - 1) * stride + k <= term.a.len(), "gemm: left operand [{m}, {k}]");
         let (outer, inner) = if term.b.transposed { (n, term.k) } else { (term.k, n) };
         assert!(
-            term.k == 0 || (outer - 1) * term.b.stride + inner <= term.b.weight.len(),
+            term.k == 0 || (outer - 1) * term.b.stride + inner <= term.b.weight.num_elements(),
             "gemm: right operand [{}, {n}]",
             term.k
         );
@@ -230,7 +230,7 @@ pub(super) fn gemm_of_pairs(m: usize, n: usize, c: &mut [f32], words: &[u32], st
     let (outer, inner) = if b.transposed { (n, k) } else { (k, n) };
     let row = k.div_ceil(2);
     assert!(k > 0 && stride >= row && (m - 1) * stride + row <= words.len(), "gemm: left operand [{m}, {k}]");
-    assert!((outer - 1) * b.stride + inner <= b.weight.len(), "gemm: right operand [{k}, {n}]");
+    assert!((outer - 1) * b.stride + inner <= b.weight.num_elements(), "gemm: right operand [{k}, {n}]");
     let terms = [Term { a: &[], k, b }, Term { a: &[], k: 0, b }];
     run::<bf16::Pairs>(m, n, (c, n), &terms, [(words, stride), (&[], 0)], false);
 }

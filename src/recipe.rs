@@ -94,17 +94,6 @@ impl Recipe {
         Self::parse(path, &text, overrides, purpose)
     }
 
-    /// Reads as much of a recipe file as possible, for a command that reports as many mistakes as possible. A key that
-    /// is wrong or missing gets its default. `None` where nothing can be read.
-    #[must_use]
-    pub fn examine(path: &Path, overrides: &[Override], purpose: Purpose) -> (Option<Self>, Problems) {
-        let text = match read_text(path) {
-            Ok(text) => text,
-            Err(problem) => return (None, problem.into()),
-        };
-        Self::read(path, &text, overrides, purpose)
-    }
-
     /// Reads a recipe from its text. `path` is its name in messages, and gives `output_dir` its default.
     ///
     /// # Errors
@@ -124,7 +113,7 @@ impl Recipe {
             recipe.hold_together(root, purpose);
             recipe
         };
-        let (read, problems) = schema::read(&path.display().to_string(), text, overrides, &peers(), read);
+        let (read, problems) = schema::read(&path.display().to_string(), text, overrides, Self::ROWS, &peers(), read);
         (read.map(|(recipe, places)| Self { places, ..recipe }), problems)
     }
 

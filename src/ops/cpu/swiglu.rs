@@ -1,36 +1,9 @@
-//! Sums and the SwiGLU activation.
+//! The SwiGLU activation.
 
 use pulp::Simd;
 use rayon::prelude::*;
 
 use super::simd::{CHUNK, sigmoid, vectorised};
-
-vectorised! { fn add_chunk<'a, S>(_simd, x: &'a [f32], y: &'a [f32], out: &'a mut [f32]) {
-    for ((out, x), y) in out.iter_mut().zip(x).zip(y) {
-        *out = x + y;
-    }
-} }
-
-vectorised! { fn add_assign_chunk<'a, S>(_simd, x: &'a mut [f32], y: &'a [f32]) {
-    for (x, y) in x.iter_mut().zip(y) {
-        *x += y;
-    }
-} }
-
-/// `out = x + y`.
-pub fn add(x: &[f32], y: &[f32], out: &mut [f32]) {
-    assert!(x.len() == out.len() && y.len() == out.len(), "add: {} + {} -> {}", x.len(), y.len(), out.len());
-    out.par_chunks_mut(CHUNK)
-        .zip(x.par_chunks(CHUNK))
-        .zip(y.par_chunks(CHUNK))
-        .for_each(|((out, x), y)| add_chunk(x, y, out));
-}
-
-/// `x += y`.
-pub fn add_assign(x: &mut [f32], y: &[f32]) {
-    assert_eq!(x.len(), y.len(), "add_assign: lengths");
-    x.par_chunks_mut(CHUNK).zip(y.par_chunks(CHUNK)).for_each(|(x, y)| add_assign_chunk(x, y));
-}
 
 /// `gate * sigmoid(gate) * up`.
 #[inline(always)]
@@ -85,25 +58,6 @@ vectorised! { fn swiglu_backward_chunk<'a, S>(
     }
 } }
 
-vectorised! { fn swiglu_backward_in_place_chunk<'a, S>(simd, dh: &'a [f32], gate: &'a mut [f32], up: &'a mut [f32]) {
-    let (dh, dh_tail) = S::as_simd_f32s(dh);
-    let (gate, gate_tail) = S::as_mut_simd_f32s(gate);
-    let (up, up_tail) = S::as_mut_simd_f32s(up);
-    for ((gate, up), dh) in gate.iter_mut().zip(up).zip(dh) {
-        (*gate, *up) = swiglu_backward_vector(simd, *dh, *gate, *up);
-    }
-    if !dh_tail.is_empty() {
-        let (d_gate, d_up) = swiglu_backward_vector(
-            simd,
-            simd.partial_load_f32s(dh_tail),
-            simd.partial_load_f32s(gate_tail),
-            simd.partial_load_f32s(up_tail),
-        );
-        simd.partial_store_f32s(gate_tail, d_gate);
-        simd.partial_store_f32s(up_tail, d_up);
-    }
-} }
-
 /// `h = silu(gate) * up`, with `silu(x) = x * sigmoid(x)` (Shazeer 2020, "GLU Variants Improve Transformer").
 pub fn swiglu(gate: &[f32], up: &[f32], h: &mut [f32]) {
     assert!(gate.len() == h.len() && up.len() == h.len(), "swiglu: lengths");
@@ -124,15 +78,6 @@ pub fn swiglu_backward(dh: &[f32], gate: &[f32], up: &[f32], d_gate: &mut [f32],
         .zip(gate.par_chunks(CHUNK))
         .zip(up.par_chunks(CHUNK))
         .for_each(|((((d_gate, d_up), dh), gate), up)| swiglu_backward_chunk(dh, gate, up, d_gate, d_up));
-}
-
-/// [`swiglu_backward`] that leaves the gradients where `gate` and `up` were.
-pub fn swiglu_backward_in_place(dh: &[f32], gate: &mut [f32], up: &mut [f32]) {
-    assert!(gate.len() == dh.len() && up.len() == dh.len(), "swiglu_backward_in_place: lengths");
-    gate.par_chunks_mut(CHUNK)
-        .zip(up.par_chunks_mut(CHUNK))
-        .zip(dh.par_chunks(CHUNK))
-        .for_each(|((gate, up), dh)| swiglu_backward_in_place_chunk(dh, gate, up));
 }
 
 #[cfg(test)]
@@ -162,10 +107,6 @@ mod tests {
             };
             assert_close(&d_gate, &scaled(|e| e.1), 1e-6);
             assert_close(&d_up, &scaled(|e| e.2), 1e-6);
-            let (mut gate_in_place, mut up_in_place) = (gate.clone(), up.clone());
-            swiglu_backward_in_place(&dh, &mut gate_in_place, &mut up_in_place);
-            assert_eq!(gate_in_place, d_gate);
-            assert_eq!(up_in_place, d_up);
         }
     }
 
@@ -179,18 +120,5 @@ mod tests {
         let (mut d_gate, mut d_up) = ([f32::NAN; 6], [f32::NAN; 6]);
         swiglu_backward(&[1.0; 6], &gate, &[1.0; 6], &mut d_gate, &mut d_up);
         assert!(d_gate.iter().chain(&d_up).all(|x| x.is_finite()));
-    }
-
-    #[test]
-    fn sums_add_every_element() {
-        let len = CHUNK + 5;
-        let (x, y) = (random(len, 1), random(len, 2));
-        let expected: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
-        let mut out = vec![0.0; len];
-        add(&x, &y, &mut out);
-        assert_eq!(out, expected);
-        let mut z = x.clone();
-        add_assign(&mut z, &y);
-        assert_eq!(z, expected);
     }
 }
