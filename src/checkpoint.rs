@@ -1,6 +1,6 @@
 //! Training state on disk: `checkpoints/step-000500/`, complete or absent.
 //!
-//! A checkpoint is a folder that PEFT can load, plus what training needs to go on from there:
+//! A checkpoint is a folder that PEFT can load, plus what training needs to continue from there:
 //!
 //! ```text
 //! step-000500/

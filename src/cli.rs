@@ -27,7 +27,7 @@ enum Command {
     Check(check::CheckArgs),
     /// Show what the model will really see: tokens, which of them carry loss, lengths, truncations
     Inspect(inspect::InspectArgs),
-    /// Tell the memory and time that a recipe will take, component by component, before any weight is loaded
+    /// Show the memory and time that a recipe will take, component by component, before any weight is loaded
     Plan(plan::PlanArgs),
     /// Write text with a model, with or without an adapter
     Generate(generate::GenerateArgs),
@@ -41,7 +41,7 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Try the changes that are likely to make a recipe faster, in short measured runs; write the fastest recipe
     Tune(tune::TuneArgs),
-    /// Tell what this machine offers for training, what is wrong with it, and how to mend that
+    /// Show what this machine offers for training, what is wrong with it, and how to fix that
     Doctor(doctor::DoctorArgs),
 }
 
@@ -75,7 +75,7 @@ pub fn ended(work: impl FnOnce() -> Result<(), Failure>) -> u8 {
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Failure::running(of_panic(&*panic))));
     result.map_or_else(
         |failure| {
-            tell(&failure);
+            report_failure(&failure);
             failure.exit_code()
         },
         |()| 0,
@@ -85,16 +85,16 @@ pub fn ended(work: impl FnOnce() -> Result<(), Failure>) -> u8 {
 /// What to say after a panic. The panic has already printed where it was.
 fn of_panic(panic: &(dyn Any + Send)) -> String {
     if is_out_of_memory(panic) {
-        return "the device has no memory left\n  hint: `lora-train plan` tells what takes how much; lower \
+        return "the device has no memory left\n  hint: `lora-train plan` shows what takes how much; lower \
                 `train.micro_batch_size` or `data.max_length`"
             .to_owned();
     }
     let commit = option_env!("LORA_TRAIN_GIT_COMMIT").map(|commit| format!(", commit {commit}")).unwrap_or_default();
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "this is a bug in lora-train {version}{commit}, and no mistake of yours\n  hint: report it with the lines above, \
+        "this is a bug in lora-train {version}{commit}, not a mistake of yours\n  hint: report it with the lines above, \
          the command and its recipe, and what `lora-train doctor` says; with RUST_BACKTRACE=1 the lines above say \
-         more\n  hint: a run that has a checkpoint goes on with `--resume`"
+         more\n  hint: a run that has a checkpoint continues with `--resume`"
     )
 }
 
@@ -172,7 +172,7 @@ fn with_command_hint(mut failure: Failure, args: &TrainArgs) -> Failure {
 }
 
 /// Writes what went wrong to stderr; in colour on a terminal, unless `NO_COLOR` is set.
-fn tell(failure: &Failure) {
+fn report_failure(failure: &Failure) {
     let mut stderr = io::stderr().lock();
     let is_plain = !stderr.is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let (error, hint) =
@@ -189,7 +189,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::run::Resume;
+    use crate::run::args::Resume;
 
     fn request(line: &str) -> Request {
         parse(line.split(' ').map(OsString::from)).unwrap()

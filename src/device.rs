@@ -1,4 +1,4 @@
-//! The one file that names a backend.
+//! The device that computes: opened by its name, with the types and the speed that it has.
 //!
 //! Everything else takes a [`burn::tensor::Device`] and runs on any backend. A backend is a Cargo feature and an arm in
 //! this file.
@@ -14,7 +14,6 @@ mod error;
 mod kernel_cache;
 mod libdevice;
 mod peak;
-mod queue;
 
 use std::sync::OnceLock;
 
@@ -29,7 +28,6 @@ pub use cuda_gpu::{CudaGpu, DriverLibrary};
 pub use dtype::Dtype;
 pub use error::DeviceError;
 pub use libdevice::{Libdevice, find_libdevice};
-pub use queue::MemoryInUse;
 
 section! {
     /// Section `[device]` of a recipe. Whether the device is there is known to [`open`] only.
@@ -164,6 +162,15 @@ pub struct OpenDevice {
     /// The GPU as the CUDA driver knows it; only for [`DeviceKind::Cuda`].
     pub cuda: Option<CudaGpu>,
     gemm_peak_flops: [OnceLock<Option<f64>>; 3],
+}
+
+/// Bytes that the backend's own pools hold on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInUse {
+    /// Live tensors.
+    pub allocated_bytes: u64,
+    /// Live tensors, padding and what is kept for reuse.
+    pub reserved_bytes: u64,
 }
 
 /// Opens a device by its recipe name.
@@ -315,6 +322,22 @@ impl OpenDevice {
     #[must_use]
     pub fn supports(&self, dtype: Dtype) -> bool {
         self.device.supports_dtype(burn::tensor::DType::from(dtype))
+    }
+
+    /// Waits until all work handed over is done. Returns at once on the CPU, which computes within the call.
+    pub fn wait(&self) {
+        if self.is_gpu() {
+            // Failed work fails again where its result is read, and that call can report the error.
+            drop(self.device.sync());
+        }
+    }
+
+    /// What the backend's pools hold, counting the work handed over so far; `None` if the backend does not report it
+    /// (the CPU is not asked).
+    #[must_use]
+    pub fn memory_in_use(&self) -> Option<MemoryInUse> {
+        let usage = if self.is_gpu() { self.device.memory_pool_usage() } else { None }?;
+        Some(MemoryInUse { allocated_bytes: usage.bytes_in_use, reserved_bytes: usage.bytes_reserved })
     }
 
     /// The fastest matrix product measured on this device, in floating-point operations per second: the denominator of

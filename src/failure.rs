@@ -27,6 +27,19 @@ impl Failure {
         Self::Running(error.into())
     }
 
+    /// This failure and another: the mistakes of both, or the failure that is no mistake.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Input(Problems(mut problems)), Self::Input(Problems(more))) => {
+                problems.extend(more);
+                Self::Input(Problems(problems))
+            }
+            (Self::Input(_), other) => other,
+            (failure, _) => failure,
+        }
+    }
+
     /// Puts the recipe key that the mistakes are about before each message.
     #[must_use]
     pub fn about(self, key: &str) -> Self {

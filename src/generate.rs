@@ -1,10 +1,11 @@
 //! Text generation: the model continues an encoded prompt token by token, and the text is passed on as it is made.
 
-mod prompt;
 mod sampler;
 
 use std::ops::ControlFlow;
 use std::time::Instant;
+
+use serde_json::json;
 
 use crate::data::template::{ChatTemplate, TemplateError};
 use crate::data::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
@@ -12,7 +13,6 @@ use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::decode::Decoder;
 
-pub use prompt::encode_prompt;
 use sampler::Sampler;
 
 /// Length of the texts that are sampled at evaluations, in tokens.
@@ -141,6 +141,7 @@ impl Generator<'_> {
     /// incomplete) and can stop the generation. Dropout is off.
     ///
     /// # Errors
+    ///
     /// A prompt without tokens, with tokens that the model does not have, or longer than `max_position_embeddings`.
     pub fn generate(
         &self,
@@ -219,6 +220,7 @@ impl Generator<'_> {
     /// With `template`, a prompt is a user's turn and the text is the answer; without, the prompt itself is continued.
     ///
     /// # Errors
+    ///
     /// Those of [`generate`](Self::generate), and those of the tokenizer and the template.
     pub fn samples(
         &self,
@@ -239,6 +241,32 @@ impl Generator<'_> {
         }
         Ok(Some(texts))
     }
+}
+
+/// Token ids of a prompt. With `template`: a conversation of `system` and a user's turn, up to where the answer starts.
+/// Without: the plain text, after BOS where the tokenizer adds one.
+///
+/// # Errors
+///
+/// Errors of tokenizer and template; `system` without `template`.
+pub fn encode_prompt(
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    system: Option<&str>,
+    prompt: &str,
+) -> Result<Vec<u32>, GenerateError> {
+    let Some(template) = template else {
+        return match system {
+            Some(_) => Err(GenerateError::SystemWithoutTemplate),
+            None => Ok(tokenizer.encode(prompt, true)?),
+        };
+    };
+    let system = system.map(|content| json!({"role": "system", "content": content}));
+    let user = json!({"role": "user", "content": prompt});
+    let messages: Vec<_> = system.into_iter().chain([user]).collect();
+    let text = template.render(&messages, None, true)?;
+    // The template has already written BOS.
+    Ok(tokenizer.encode(&text, false)?)
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 //! The modules, from top to bottom. A file imports only from lines below its own (`tests/it/layers.rs` checks this):
 //!
 //! - [`cli`] the command line
-//! - [`commands`] one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`,
+//! - `commands` one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`,
 //!   `generate`, `merge`, `bench`, `report`, `compare`
-//! - [`run`] training, as a straight line
+//! - `run` training, as a straight line
 //! - [`recipe`] the TOML file: its sections composed, all problems reported at once
 //! - [`report`] a run's files made into a report
 //! - [`train`] the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation
@@ -20,7 +20,7 @@
 //! - [`metrics`] the figures of a step and where they are written
 //! - [`telemetry`] samples of the machine during training
 //! - [`figures`] every figure of a step, one row each
-//! - [`device`] the one file that names a backend
+//! - [`device`] the device that computes, its types and its speed
 //! - [`hub`] model files from the Hugging Face Hub
 //! - [`failure`] how a command ends without its result
 //! - [`panics`] panics that are caught
@@ -33,7 +33,7 @@
 pub mod allocator;
 pub mod checkpoint;
 pub mod cli;
-pub mod commands;
+mod commands;
 pub mod data;
 pub mod device;
 pub mod diagnosis;
@@ -50,7 +50,7 @@ pub mod ops;
 pub mod panics;
 pub mod recipe;
 pub mod report;
-pub mod run;
+mod run;
 pub mod schema;
 pub mod spec;
 pub mod stats;

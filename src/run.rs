@@ -1,26 +1,25 @@
 //! A training run, from start to end.
 
-pub mod args;
+pub(crate) mod args;
 mod changes;
-pub mod device_memory;
-pub mod dir;
-pub mod environment;
-mod facts;
+pub(crate) mod device_memory;
+pub(crate) mod dir;
+mod environment;
 mod finish;
-pub mod inputs;
+pub(crate) mod inputs;
 mod load;
-pub mod overview;
-mod prepare;
+pub(crate) mod overview;
+pub(crate) mod prepare;
 mod resume;
 mod start;
 mod verify;
 
-pub use args::{Resume, TrainArgs};
+pub(crate) use args::TrainArgs;
+pub(crate) use prepare::Prepared;
 
 use std::cell::OnceCell;
 use std::time::Instant;
 
-use crate::data::pipeline::DataPipeline;
 use crate::failure::Failure;
 use crate::recipe::Purpose;
 use crate::schema::Places;
@@ -28,25 +27,23 @@ use crate::train::stop::Stop;
 
 use device_memory::with_advice;
 use dir::RunDir;
+use inputs::WeightsFrom;
 use load::Loaded;
-use prepare::Prepared;
+use start::Started;
 
-/// A run whose folder, rows and weights are loaded.
+/// What was asked for, and the folder it goes to.
 struct Run<'a> {
     args: &'a TrainArgs,
-    prepared: &'a Prepared,
-    dir: &'a RunDir,
-    data: &'a DataPipeline,
-    stop: &'a Stop,
+    /// Text of the recipe's file.
+    given: String,
+    prepared: Prepared,
+    dir: RunDir,
+    stop: Stop,
     process_start: Instant,
 }
 
 /// Trains.
-///
-/// # Errors
-///
-/// Mistakes in the recipe or its inputs, failures during training, an interruption.
-pub fn train(args: &TrainArgs) -> Result<(), Failure> {
+pub(crate) fn train(args: &TrainArgs) -> Result<(), Failure> {
     let (advice, places) = (OnceCell::new(), OnceCell::new());
     with_advice(&advice, || train_within(args, &advice, &places))
         .map_err(|failure| failure.located(places.get_or_init(Places::default)))
@@ -63,13 +60,12 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
 
     // Cheap checks come first: no weight and no row is read before all this is known to exist.
     let (existing, resumed) = resume::open_folder(args, &recipe)?;
-    let prepared = Prepared::new(recipe, args.quiet)?;
+    let prepared = Prepared::new(recipe, WeightsFrom::Hub, args.quiet)?;
     stop.on_abort(&prepared.memory.advice);
     let _ = advice.set(prepared.memory.advice.clone());
     let dir = existing.map_or_else(|| RunDir::create(&prepared.recipe.output_dir), Ok)?;
 
-    let Loaded { data, step } = Loaded::read(args, &prepared, &dir, resumed.as_ref(), &stop)?;
-    let run = Run { args, prepared: &prepared, dir: &dir, data: &data, stop: &stop, process_start };
-    let mut trainer = run.start(step, resumed, &given)?;
-    run.train(&mut trainer)
+    let run = Run { args, given, prepared, dir, stop, process_start };
+    let Loaded { data, step } = Loaded::read(&run, resumed.as_ref())?;
+    Started::new(&run, &data, step, resumed)?.train()
 }

@@ -89,7 +89,7 @@ fn a_process_that_ends_while_a_checkpoint_is_deleted_leaves_none_that_is_not_who
     assert_eq!(names(checkpoints.folder()), ["step-000020"]);
     half(10);
     assert!(checkpoints.set_aside_after(20).unwrap().is_empty());
-    assert_eq!(names(checkpoints.folder()), ["step-000020"], "a run that goes on sweeps up");
+    assert_eq!(names(checkpoints.folder()), ["step-000020"], "a run that continues sweeps up");
 }
 
 #[test]

@@ -1,19 +1,20 @@
 //! `lora-train bench`: how fast a recipe trains on this machine.
 
-use std::io::{self, Write};
 use std::time::Instant;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
+use super::{print, say};
 use crate::data::batch::{Batch, Document, Target};
-use crate::device::{self, OpenDevice};
+use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::ops::peak::gemm_peak_flops;
 use crate::ops::profile::{self, Row};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::inputs::{ModelSource, nvml_selector};
+use crate::run::Prepared;
+use crate::run::inputs::{WeightsFrom, nvml_selector};
 use crate::stats::median;
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::train::flops::StepFlops;
@@ -24,18 +25,18 @@ const DEFAULT_NUM_STEPS: u64 = 10;
 
 /// Arguments of `lora-train bench`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct BenchArgs {
+pub(crate) struct BenchArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
-    pub recipe: RecipeArgs,
+    pub(crate) recipe: RecipeArgs,
 
     /// Steps before those that are measured: they compile kernels and touch memory for the first time
     #[arg(long, value_name = "STEPS", default_value_t = 2)]
-    pub warmup: u64,
+    pub(crate) warmup: u64,
 
     /// After the measured steps, runs two more and prints where their time went, operation by operation
     #[arg(long)]
-    pub profile: bool,
+    pub(crate) profile: bool,
 }
 
 /// The last line of stdout.
@@ -73,27 +74,21 @@ struct BenchReport {
 }
 
 /// Runs `max_steps` steps on synthetic full-length batches, after some unmeasured ones, and prints the figures.
-///
-/// # Errors
-///
-/// A recipe, model or device that cannot be used.
-pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let process_start = Instant::now();
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     // `max_steps` counts only the measured steps.
     let num_steps = args.warmup + recipe.train.max_steps.unwrap_or(DEFAULT_NUM_STEPS);
-    let source = ModelSource::open(&recipe.model, recipe.seed, false)
-        .map_err(|failure| failure.about("model.path").located(&recipe.places))?;
-    let selection = source.select(&recipe.lora).map_err(|failure| failure.located(&recipe.places))?;
-    let device = device::open(&recipe.device.name).map_err(Failure::input)?;
-    let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(&device));
-    let model = source.load(recipe.model.dtype, recipe.train.precision, &device)?;
-    let adapters = source.new_adapters(&selection, &recipe.lora, recipe.seed, &device);
+    let prepared = Prepared::new(recipe, WeightsFrom::Hub, false)?;
+    let Prepared { recipe, source, selection, device, .. } = &prepared;
+    let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
+    let model = source.load(recipe.model.dtype, recipe.train.precision, device)?;
+    let adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
     let num_trainable = adapters.num_parameters();
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
     let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
 
-    let mut batches = SyntheticBatches::new(&recipe, source.config.vocab_size);
+    let mut batches = SyntheticBatches::new(recipe, source.config.vocab_size);
     let flops = StepFlops::new(&source.config, num_trainable);
     let mut first_step_seconds = 0.0;
     let mut step_seconds = Vec::new();
@@ -109,7 +104,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         let outcome = step.update(recipe.optimizer.learning_rate);
         let seconds = step_start.elapsed().as_secs_f64();
         if number == 1 {
-            synchronize(&device);
+            device.wait();
             first_step_seconds = process_start.elapsed().as_secs_f64();
         }
         if number > args.warmup {
@@ -126,8 +121,8 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let step_seconds = median(&step_seconds).unwrap_or(f64::NAN);
     // Read before the products below are measured.
     let (peak_host_memory_bytes, peak_gpu_memory_bytes) = (peak_host_memory_bytes(), telemetry.peak_gpu_memory_bytes());
-    let peak = gemm_peak_flops(&device, recipe.train.precision);
-    let profile = if args.profile { profile_step(&mut step, &mut batches, &recipe, &device) } else { Vec::new() };
+    let peak = gemm_peak_flops(device, recipe.train.precision);
+    let profile = if args.profile { profile_step(&mut step, &mut batches, recipe, device) } else { Vec::new() };
     if args.profile {
         say(&profile_table(&profile, step_seconds));
     }
@@ -152,7 +147,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         profile,
     };
     let json = serde_json::to_string(&report).map_err(Failure::running)?;
-    writeln!(io::stdout(), "{json}").map_err(Failure::running)
+    print(&json)
 }
 
 /// Steps that are profiled.
@@ -202,19 +197,6 @@ fn profile_table(rows: &[Row], step_seconds: f64) -> String {
     let all: f64 = rows.iter().map(|row| row.seconds).sum();
     let (milliseconds, share) = (all * 1e3, 100.0 * all / step_seconds);
     table + &format!("| all of these | | | {milliseconds:.1} | {share:.1} % of a step that is not profiled | | |")
-}
-
-/// Waits until a GPU has finished its work.
-fn synchronize(device: &OpenDevice) {
-    if device.is_gpu() {
-        // A device error shows up again when its numbers are read.
-        let _ = device.device.sync();
-    }
-}
-
-/// Errors are ignored: where stderr is closed, nobody reads this.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Micro-batches of random tokens, every row as long as `data.max_length`, every token predicted.

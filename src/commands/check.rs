@@ -1,43 +1,45 @@
 //! `lora-train check`: finds every mistake that can be known before training, all at once.
 //!
-//! It reads only the headers of the weights. Findings go to stdout, warnings and mistakes to stderr.
+//! It looks at what a run prepares, and at the rows; of the weights it reads only the headers. Findings go to stdout,
+//! warnings and mistakes to stderr.
 
-mod data;
-mod findings;
-mod model;
-mod output;
-
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::Arc;
 
-use crate::device;
+use crate::data::cache::CacheSettings;
+use crate::data::config::{DataConfig, DataSource};
+use crate::data::error::DataError;
+use crate::data::pipeline::{DataPipeline, OpenOptions, RowCounts};
+use crate::data::sources::matching_files;
+use crate::data::tokenizer::Tokenizer;
 use crate::failure::Failure;
+use crate::hub::Progress;
+use crate::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::device_memory::StepMemory;
-use crate::run::overview;
-use crate::schema::Problem;
-use crate::spec::ModelConfig;
-use findings::Findings;
+use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
+use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
+use crate::run::overview::{self, Fact};
+use crate::run::prepare::Parts;
+use crate::schema::{Problem, Problems};
+use crate::text::with_commas;
 
 /// Arguments of `lora-train check`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct CheckArgs {
+pub(crate) struct CheckArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
-    pub recipe: RecipeArgs,
+    pub(crate) recipe: RecipeArgs,
 
     /// Rows of each file to look at [default: all]
     #[arg(long, value_name = "N")]
-    pub rows: Option<NonZeroUsize>,
+    pub(crate) rows: Option<NonZeroUsize>,
 }
 
 /// Checks a recipe and everything that it names.
-///
-/// # Errors
-///
-/// All mistakes found.
-pub fn run(args: &CheckArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let (recipe, mut problems) = args.recipe.examine(Purpose::Training);
     let Some(recipe) = recipe else { return Err(Failure::Input(problems)) };
     let (places, max_rows) = (recipe.places.clone(), args.rows.map(NonZeroUsize::get));
@@ -72,48 +74,220 @@ fn without_gaps(mut recipe: Recipe) -> Recipe {
     recipe
 }
 
+/// Facts, warnings that may be unintended, and problems that would end a training run.
+#[derive(Debug, Default)]
+struct Findings {
+    facts: Vec<Fact>,
+    warnings: Vec<String>,
+    problems: Problems,
+}
+
+impl Findings {
+    fn fact(&mut self, subject: &'static str, fact: String) {
+        self.facts.push((subject, fact));
+    }
+
+    /// Adds an error of another module. It may name several mistakes, each at the start of a line.
+    fn error(&mut self, error: &impl Display) {
+        Problem::list(error).into_iter().for_each(|problem| self.problem(problem));
+    }
+
+    /// Adds the mistakes of a part that a run prepares.
+    fn failure(&mut self, failure: Failure) {
+        match failure {
+            Failure::Input(problems) => problems.0.into_iter().for_each(|problem| self.problem(problem)),
+            // The Hub cannot be reached.
+            failure => self.failure(of_model(&failure)),
+        }
+    }
+
+    /// Adds a problem, unless it is there already: two sources may report the same mistake.
+    fn problem(&mut self, problem: Problem) {
+        if !self.problems.0.contains(&problem) {
+            self.problems.0.push(problem);
+        }
+    }
+}
+
+/// Mistakes in the model's files.
+fn of_model(error: &impl Display) -> Failure {
+    Failure::Input(Problems(Problem::list(error))).about("model.path")
+}
+
 /// Checks everything that the recipe names. A mistake hides others only where it makes looking for them impossible.
 fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     let mut findings = Findings::default();
-    output::examine(&recipe.output_dir, &mut findings);
-    let has_model = !recipe.model.path.is_empty();
-    let before = findings.problems.0.len();
-    let model = if has_model { model::examine(&recipe.model, &mut findings) } else { model::Model::default() };
-    for problem in &mut findings.problems.0[before..] {
-        problem.message = format!("`model.path`: {}", problem.message);
-    }
-    if let Some(config) = &model.config {
-        model::examine_adapters(&recipe.lora, config, &mut findings);
-        findings.warnings.extend(overview::length_warning(recipe, config));
-    }
-    match model.tokenizer {
+    examine_output(&recipe.output_dir, &mut findings);
+    let tokenizer = examine_prepared(recipe, &mut findings);
+    match tokenizer {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
-            data::examine(recipe, &Arc::new(tokenizer), max_rows, &mut findings);
+            examine_data(recipe, &Arc::new(tokenizer), max_rows, &mut findings);
         }
-        _ => data::examine_paths(&recipe.data, &mut findings),
+        _ => examine_paths(&recipe.data, &mut findings),
     }
-    examine_device(recipe, model.config.as_ref(), &mut findings);
     findings
 }
 
-fn examine_device(recipe: &Recipe, config: Option<&ModelConfig>, findings: &mut Findings) {
-    let device = match device::open(&recipe.device.name) {
-        Ok(device) => device,
-        Err(error) => return findings.error(&error),
-    };
-    findings.facts.push(overview::device(recipe, &device));
-    let precision = recipe.train.precision;
-    for dtype in [precision, recipe.model.dtype.unwrap_or(precision)] {
-        if let Err(error) = device.require_dtype(dtype) {
-            findings.error(&error);
+/// Looks at `output_dir` without creating it.
+fn examine_output(output_dir: &Path, findings: &mut Findings) {
+    let shown = output_dir.display();
+    if output_dir.join(SUMMARY_FILE).exists() {
+        return findings.problem(finished(output_dir));
+    }
+    if has_checkpoints(output_dir) {
+        return findings.fact("output", format!("{shown} (an unfinished run, which `--resume` continues)"));
+    }
+    let existing = nearest_existing(output_dir);
+    if !existing.is_dir() {
+        return findings.problem(not_a_folder(output_dir, existing));
+    }
+    // An unnamed file: it disappears when its handle is closed.
+    match tempfile::tempfile_in(existing) {
+        Ok(_) => findings.fact("output", format!("{shown}{}", if existing == output_dir { "" } else { " (new)" })),
+        Err(error) => {
+            let place = existing.display();
+            findings.problem(Problem::new(format!("`output_dir` = {shown}: cannot write in {place}: {error}")));
         }
     }
-    // Mistakes in the adapted layers have been reported already.
-    if let Some((config, selection)) =
-        config.and_then(|config| Some((config, recipe.lora.select(config.num_hidden_layers).ok()?)))
-        && let Some(warning) = StepMemory::estimate(recipe, config, &selection, &device).warning
+}
+
+/// Looks at what a run prepares, and opens the tokenizer.
+fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenizer> {
+    let mut parts = Parts::find(recipe, WeightsFrom::Disk, false);
+    parts.failures.drain(..).for_each(|failure| findings.failure(failure));
+    let memory = parts.memory(recipe);
+    let Parts { model: ModelParts { folder, config, weights, is_downloaded }, selection, device, .. } = parts;
+    let (config, device) = (config.as_ref(), device.as_ref());
+    let stored = match weights {
+        Some(weights) => overview::weights(&weights),
+        None if is_downloaded => "weights not readable".to_owned(),
+        None => "weights not downloaded yet".to_owned(),
+    };
+    findings.facts.extend(overview::prepared_facts(recipe, device, config, &stored, selection.as_ref()));
+    findings.warnings.extend(overview::prepared_warnings(recipe, device, config, memory.as_ref()));
+    let folder = folder?;
+    if !is_downloaded {
+        let path = &recipe.model.path;
+        let warning = format!("the weights of {path} are not in the cache: training begins with their download");
+        findings.warnings.push(warning);
+    }
+    let tokenizer = Tokenizer::open(&folder).map_err(|error| findings.failure(of_model(&error))).ok();
+    findings.warnings.extend(tokenizer.as_ref().and_then(Tokenizer::class_warning));
+    if let (Some(tokenizer), Some(config)) = (&tokenizer, config)
+        && let Some(problem) = vocabulary_problem(&folder, tokenizer, config)
     {
-        findings.warn(warning);
+        findings.failure(of_model(&problem));
+    }
+    tokenizer
+}
+
+/// Opens every file, tokenises its rows, at most `max_rows` of each file, and counts steps.
+fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<usize>, findings: &mut Findings) {
+    let options = OpenOptions {
+        cache: CacheSettings::from_env(),
+        progress: Progress::detect(false),
+        max_rows,
+        ..OpenOptions::default()
+    };
+    let mut config = recipe.data.clone();
+    if let Some(rows) = max_rows {
+        // With only some of the rows, nothing is split off.
+        config.eval_split = None;
+        findings.fact("looked at", format!("the first {rows} rows of each file"));
+    }
+    match DataPipeline::open(&config, Arc::clone(tokenizer), recipe.seed, &options) {
+        Ok(data) => {
+            examine_files(&config, &data, findings);
+            examine_rows(&data, findings);
+            if max_rows.is_none() {
+                examine_steps(recipe, &data, findings);
+            }
+        }
+        // This error holds the mistakes of all files.
+        Err(error @ DataError::Rows(_)) => findings.error(&error),
+        Err(first) => {
+            // The first mistake hides those of other files, so open each file alone.
+            let before = findings.problems.0.len();
+            examine_paths(&recipe.data, findings);
+            let is_there = |source: &&DataSource| matching_files("", &source.path).is_ok();
+            for source in recipe.data.train.iter().chain(&recipe.data.eval).filter(is_there) {
+                let alone =
+                    DataConfig { train: vec![source.clone()], eval: vec![], eval_split: None, ..recipe.data.clone() };
+                if let Err(error) = DataPipeline::open(&alone, Arc::clone(tokenizer), recipe.seed, &options) {
+                    findings.error(&error);
+                }
+            }
+            if findings.problems.0.len() == before {
+                findings.error(&first);
+            }
+        }
+    }
+}
+
+/// Without a tokenizer rows cannot be checked, but missing files can be found.
+fn examine_paths(data: &DataConfig, findings: &mut Findings) {
+    let mut examine = |section: &str, sources: &[DataSource]| {
+        for (index, DataSource { path, .. }) in sources.iter().enumerate() {
+            if let Err(error) = matching_files(&format!("data.{section}[{index}].path"), path) {
+                findings.error(&error);
+            }
+        }
+    };
+    examine("train", &data.train);
+    examine("eval", &data.eval);
+}
+
+fn examine_files(config: &DataConfig, data: &DataPipeline, findings: &mut Findings) {
+    for file in data.files() {
+        findings.facts.push(overview::file(data, file));
+        if !file.unused_columns.is_empty() {
+            findings.warnings.push(format!(
+                "{}: columns not read: {}",
+                file.path.display(),
+                file.unused_columns.join(", ")
+            ));
+        }
+    }
+    if config.eval_split.is_some() {
+        findings.facts.push(overview::held_out(data));
+    }
+    findings.warnings.extend(data.warnings());
+}
+
+fn examine_rows(data: &DataPipeline, findings: &mut Findings) {
+    let counts = match data.train_counts() {
+        Ok(counts) => counts,
+        Err(error) => return findings.error(&error),
+    };
+    let RowCounts { rows, bad, without_targets, tokens, target_tokens, longest_tokens, .. } = counts;
+    let mut fact = format!(
+        "{} rows of up to {} tokens; {} of {} tokens carry loss",
+        with_commas(rows),
+        with_commas(longest_tokens),
+        with_commas(target_tokens),
+        with_commas(tokens)
+    );
+    if bad + without_targets > 0 {
+        fact.push_str(&format!("; {} rows left out", with_commas(bad + without_targets)));
+    }
+    findings.fact("rows", fact);
+}
+
+fn examine_steps(recipe: &Recipe, data: &DataPipeline, findings: &mut Findings) {
+    let train = &recipe.train;
+    let (per_epoch, total) = (overview::steps_per_epoch(recipe, data), overview::total_steps(recipe, data));
+    let rows = train.micro_batch_size * train.gradient_accumulation_steps;
+    findings.fact("steps", format!("{total} of {rows} rows; an epoch has {per_epoch}"));
+    if let Some(warmup) = recipe.scheduler.warmup_steps.filter(|warmup| *warmup >= total) {
+        let message = format!("`scheduler.warmup_steps` = {warmup} leaves none of the {total} steps of this run");
+        findings.problem(Problem::new(message).hint("make it smaller, or use `warmup_ratio`"));
+    }
+    let intervals =
+        [("eval.eval_steps", recipe.eval.eval_steps), ("checkpoint.save_steps", recipe.checkpoint.save_steps)];
+    for (key, interval) in intervals {
+        if let Some(steps) = interval.filter(|steps| *steps > total) {
+            findings.warnings.push(format!("`{key}` = {steps} never comes: the run has {total} steps"));
+        }
     }
 }
 

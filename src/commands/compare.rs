@@ -1,37 +1,33 @@
 //! `lora-train compare`: runs side by side, a verdict, and an exit code for checks.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 use crate::report::compare::{Comparison, Limit};
 
-use super::report::{failure, print};
+use super::report::failure;
+use super::{print, say};
 
 /// Arguments of `lora-train compare`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct CompareArgs {
+pub(crate) struct CompareArgs {
     /// Output folders of runs; the first is the one that the others are compared with. Several runs of one side are
     /// joined by commas: `a1,a2,a3 b1,b2,b3`
     #[arg(value_name = "RUN", required = true, num_args = 2..)]
-    pub runs: Vec<PathBuf>,
+    pub(crate) runs: Vec<PathBuf>,
 
     /// Print one JSON object instead of a table
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 
     /// Exit with 1 where a run is worse than the first by more than this: of `tokens_per_second`, `peak_memory` and
     /// `eval_loss`, or of the one that is named, such as `eval_loss=0.5`. Can be given several times
     #[arg(long, value_name = "[FIGURE=]PERCENT")]
-    pub max_regression: Vec<Limit>,
+    pub(crate) max_regression: Vec<Limit>,
 }
 
 /// Compares runs.
-///
-/// # Errors
-///
-/// A folder that holds no run; a regression beyond the limit.
-pub fn run(args: &CompareArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let sides: Vec<Vec<PathBuf>> = args.runs.iter().map(|runs| side(runs)).collect();
     let comparison = Comparison::of(&sides).map_err(failure)?;
     let checked = comparison.check(&args.max_regression).map_err(Failure::input)?;
@@ -45,8 +41,7 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     };
     print(&text)?;
     for text in &checked.not_checked {
-        // Errors are ignored: where stderr is closed, nobody reads this.
-        let _ = writeln!(std::io::stderr(), "not checked: {text}");
+        say(&format!("not checked: {text}"));
     }
     if checked.regressions.is_empty() {
         return Ok(());

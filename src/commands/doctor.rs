@@ -4,24 +4,28 @@
 
 mod devices;
 mod machine;
-mod places;
 
-use std::io::{self, Write};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::print;
+use crate::data::cache::CacheSettings;
 use crate::device::DeviceKind;
 use crate::failure::Failure;
 use crate::hub::{Greeting, HubSettings, greet};
+use crate::telemetry::free_disk_bytes;
+use crate::text;
 
-const MIB: f64 = 1024.0 * 1024.0;
+/// With less space, a model or a few checkpoints do not fit.
+const LITTLE_DISK_BYTES: u64 = 2 << 30;
 
 /// Arguments of `lora-train doctor`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct DoctorArgs {
+pub(crate) struct DoctorArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// One subject of the report.
@@ -65,7 +69,7 @@ impl Section {
 
     fn bytes(&mut self, name: &'static str, bytes: Option<u64>) {
         if let Some(bytes) = bytes {
-            self.figure(name, bytes, size(bytes));
+            self.figure(name, bytes, text::bytes(bytes));
         }
     }
 
@@ -82,17 +86,13 @@ impl Section {
 }
 
 /// Examines everything and prints the report.
-///
-/// # Errors
-///
-/// Standard output that cannot be written.
-pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let mut sections = vec![program(), machine::look()];
     sections.extend(devices::look());
-    sections.push(places::look());
+    sections.push(places());
     sections.push(hub(&HubSettings::from_env()));
     let text = if args.json { to_json(&sections).to_string() } else { to_text(&sections) };
-    writeln!(io::stdout(), "{text}").map_err(Failure::running)
+    print(&text)
 }
 
 fn program() -> Section {
@@ -105,6 +105,37 @@ fn program() -> Section {
         DeviceKind::ALL.into_iter().filter(|kind| kind.is_compiled_in()).map(DeviceKind::name).collect();
     section.figure("backends", kinds.clone(), kinds.join(", "));
     section
+}
+
+/// The folders that runs read and write: the caches, the temporary folder and the working directory.
+fn places() -> Section {
+    let mut section = Section::new("places");
+    place("model_cache", &HubSettings::from_env().cache, "HF_HOME names another folder", &mut section);
+    if let Some(folder) = CacheSettings::from_env().folder {
+        place("token_cache", &folder, "LORA_TRAIN_CACHE names another folder", &mut section);
+    }
+    place("temporary_files", &std::env::temp_dir(), "TMPDIR names another folder", &mut section);
+    let working_folder = std::env::current_dir().unwrap_or_else(|_| ".".into());
+    place("working_folder", &working_folder, "`output_dir` takes runs elsewhere", &mut section);
+    section
+}
+
+/// Examines a folder; `moved_by` is the setting that moves it.
+fn place(name: &'static str, folder: &Path, moved_by: &str, section: &mut Section) {
+    let shown = folder.display();
+    // A cache that does not exist yet is created when needed.
+    let Some(there) = folder.ancestors().find(|folder| folder.is_dir()) else {
+        return section.problem(format!("{shown}: there is no such folder, nor one above it"), moved_by);
+    };
+    let free = free_disk_bytes(there);
+    let free_text = free.map_or(String::new(), |bytes| format!(", {} free", text::bytes(bytes)));
+    let value = json!({ "path": folder.to_string_lossy(), "free_bytes": free });
+    section.figure(name, value, format!("{shown}{free_text}"));
+    if let Err(error) = tempfile::tempfile_in(there) {
+        section.problem(format!("{shown}: cannot be written ({error})"), moved_by);
+    } else if let Some(bytes) = free.filter(|bytes| *bytes < LITTLE_DISK_BYTES) {
+        section.problem(format!("{shown}: only {} are free", text::bytes(bytes)), moved_by);
+    }
 }
 
 /// Access to the Hub, and the token.
@@ -169,13 +200,6 @@ fn to_text(sections: &[Section]) -> String {
     lines.join("\n")
 }
 
-/// `812 MiB`, `12.3 GiB`.
-#[expect(clippy::cast_precision_loss, reason = "shown with one decimal")]
-fn size(bytes: u64) -> String {
-    let mib = bytes as f64 / MIB;
-    if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
-}
-
 /// A rate in FLOP/s, as text.
 fn flops(rate: f64) -> String {
     if rate < 1e12 { format!("{:.0} GFLOP/s", rate / 1e9) } else { format!("{:.1} TFLOP/s", rate / 1e12) }
@@ -209,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_told_as_set_and_never_shown() {
+    fn the_token_is_reported_as_set_and_never_shown() {
         let variables = |name: &str| match name {
             "HF_TOKEN" => Some("hf_secret".to_owned()),
             "HF_ENDPOINT" => Some("http://127.0.0.1:9".to_owned()),
@@ -220,5 +244,24 @@ mod tests {
         assert!(text.contains("token                      set (not shown)"), "{text}");
         assert!(text.contains("problem 1: cannot reach http://127.0.0.1:9"), "{text}");
         assert!(!text.contains("hf_secret") && !to_json(&sections).to_string().contains("hf_secret"));
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_yet_is_judged_by_the_one_above_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut section = Section::new("places");
+        place("model_cache", &folder.path().join("a/b"), "HF_HOME", &mut section);
+        assert_eq!(section.facts.len(), 1);
+        assert!(section.problems.is_empty() || section.problems[0].problem.contains("are free"));
+        assert!(section.facts[0].value["path"].as_str().unwrap().ends_with("a/b"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_folder_that_cannot_be_written_is_a_problem_with_what_moves_it() {
+        let mut section = Section::new("places");
+        place("model_cache", Path::new("/proc/1"), "HF_HOME", &mut section);
+        assert!(section.problems[0].problem.starts_with("/proc/1: cannot be written"), "{section:?}");
+        assert_eq!(section.problems[0].remedy, "HF_HOME");
     }
 }

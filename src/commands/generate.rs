@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use rand::Rng;
 
+use super::{number, say};
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{self, Dtype, OpenDevice};
@@ -17,75 +18,75 @@ use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prom
 use crate::lora::AdapterSet;
 use crate::model::ModelOptions;
 use crate::model::weights::{StoredTensor, Weights};
-use crate::run::inputs::ModelSource;
+use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::schema::Problem;
 use crate::train::stop::Stop;
 
 /// Arguments of `lora-train generate`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct GenerateArgs {
+pub(crate) struct GenerateArgs {
     /// The base model: a Hugging Face folder or the id of a Hub repository
     #[arg(long, value_name = "MODEL")]
-    pub model: String,
+    pub(crate) model: String,
 
     /// Branch, tag or commit of a Hub repository
     #[arg(long, value_name = "REVISION")]
-    pub revision: Option<String>,
+    pub(crate) revision: Option<String>,
 
     /// An adapter: the output folder of a run, a checkpoint, or a folder that PEFT wrote
     #[arg(long, value_name = "DIR")]
-    pub adapter: Option<PathBuf>,
+    pub(crate) adapter: Option<PathBuf>,
 
     /// The user's message, or the text to continue where the model is asked without a chat template; - reads it from stdin
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub prompt: String,
+    pub(crate) prompt: String,
 
     /// A system message before the prompt; needs a chat template
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
-    pub system: Option<String>,
+    pub(crate) system: Option<String>,
 
     /// Continue the prompt as it is, without a chat template; without this or --chat, a model with an adapter is asked as it
     /// was trained, another one through its chat template
     #[arg(long)]
-    pub raw: bool,
+    pub(crate) raw: bool,
 
     /// Ask through the chat template, also where the adapter was trained without one
     #[arg(long, conflicts_with = "raw")]
-    pub chat: bool,
+    pub(crate) chat: bool,
 
     /// Tokens after which to stop, if the model does not end by itself
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
-    pub max_new_tokens: usize,
+    pub(crate) max_new_tokens: usize,
 
     /// 0 always takes the most likely token, so that the same prompt gives the same text; 0.7 is a usual choice for
     /// varied text
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
-    pub temperature: f64,
+    pub(crate) temperature: f64,
 
     /// Draw from the most likely tokens that together reach this probability; needs a temperature
     #[arg(long, value_name = "P", value_parser = probability, requires = "temperature", allow_negative_numbers = true)]
-    pub top_p: Option<f64>,
+    pub(crate) top_p: Option<f64>,
 
     /// Draw from this many of the most likely tokens; needs a temperature
     #[arg(long, value_name = "K", value_parser = at_least_one, requires = "temperature")]
-    pub top_k: Option<usize>,
+    pub(crate) top_k: Option<usize>,
 
     /// Repeats a draw; without it every call draws anew, and says its seed; needs a temperature
     #[arg(long, value_name = "SEED", requires = "temperature")]
-    pub seed: Option<u64>,
+    pub(crate) seed: Option<u64>,
 
     /// Where to compute: auto, cpu, cuda, cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
-    pub device: String,
+    pub(crate) device: String,
 
     /// Type in which the weights are held: f32, bf16 or f16; without it, the type they have in the files. A CPU computes
     /// in f32 always
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
-    pub dtype: Option<Dtype>,
+    pub(crate) dtype: Option<Dtype>,
 
     /// Show nothing but the text, warnings and errors
     #[arg(long, short)]
-    pub quiet: bool,
+    pub(crate) quiet: bool,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -93,13 +94,11 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
-    number.ok_or_else(|| "expected a number from 0 on".to_owned())
+    number(text, |number| number >= 0.0, "a number from 0 on")
 }
 
 fn probability(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1.0);
-    number.ok_or_else(|| "expected a number above 0, at most 1".to_owned())
+    number(text, |number| number > 0.0 && number <= 1.0, "a number above 0, at most 1")
 }
 
 fn dtype(text: &str) -> Result<Dtype, String> {
@@ -107,11 +106,7 @@ fn dtype(text: &str) -> Result<Dtype, String> {
 }
 
 /// Writes the model's answer to stdout as it is generated.
-///
-/// # Errors
-///
-/// A model, adapter or device that cannot be used; a prompt that the model cannot take; an interruption.
-pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let stop = Stop::on_signals().map_err(Failure::running)?;
     let options = options(args)?;
     let prompt = prompt(&args.prompt)?;
@@ -120,7 +115,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let adapter = adapter.transpose().map_err(Failure::input)?;
     let form = adapter.as_ref().map_or(Ok(None), |(folder, _)| PromptForm::read(folder)).map_err(Failure::input)?;
 
-    let source = ModelSource::open(&model_options(args), 0, args.quiet)?;
+    let source = ModelSource::open(&model_options(args), 0, WeightsFrom::Hub, args.quiet)?;
     let tokenizer = Tokenizer::open(&source.folder).map_err(Failure::input)?;
     let (template, reason) = template(args, form, &tokenizer)?;
     let prompt_ids =
@@ -305,19 +300,12 @@ fn report(args: &GenerateArgs, generated: &Generated, prompt_tokens: usize, max_
     }
     note(args, &line);
     if generated.ending == Ending::MaxPositions {
-        write_line(&format!(
-            "warning: the text ended at the {max_position_embeddings} positions that the model was made for"
-        ));
+        say(&format!("warning: the text ended at the {max_position_embeddings} positions that the model was made for"));
     }
 }
 
 fn note(args: &GenerateArgs, line: &str) {
     if !args.quiet {
-        write_line(line);
+        say(line);
     }
-}
-
-/// Errors are ignored: where stderr is closed, nobody reads this.
-fn write_line(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
 }

@@ -1,17 +1,17 @@
 //! `lora-train inspect`: shows what the model will see.
 
 use std::io::{self, BufWriter, IsTerminal as _, Write};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::say;
 use crate::data::cache::CacheSettings;
 use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::failure::Failure;
-use crate::hub::{self, HubSettings, Progress, Wanted};
-use crate::model::{Init, ModelOptions};
+use crate::hub::Progress;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::inputs::data_failure;
+use crate::run::inputs::{WeightsFrom, data_failure, find_model};
+use crate::run::overview;
 
 mod row;
 mod summary;
@@ -21,18 +21,18 @@ use summary::Summary;
 
 /// Arguments of `lora-train inspect`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct InspectArgs {
+pub(crate) struct InspectArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
-    pub recipe: RecipeArgs,
+    pub(crate) recipe: RecipeArgs,
 
     /// Rows to show, spread evenly over the data
     #[arg(long, value_name = "N", default_value_t = 3)]
-    pub rows: usize,
+    pub(crate) rows: usize,
 
     /// Write one JSON object a row, and a last one with the summary
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// Why showing stopped.
@@ -47,18 +47,16 @@ enum InspectError {
 }
 
 /// Shows the tokens of some rows, which of them carry loss, lengths and truncations.
-///
-/// # Errors
-///
-/// Mistakes in the recipe, the tokenizer or the data.
-pub fn run(args: &InspectArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Training)?;
     run_recipe(args, &recipe).map_err(|failure| failure.located(&recipe.places))
 }
 
 fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
-    let tokenizer = tokenizer_folder(&recipe.model)
-        .and_then(|folder| Tokenizer::open(&folder).map_err(Failure::input))
+    // The tokenizer is beside the model's config.
+    let tokenizer = find_model(&recipe.model, WeightsFrom::Nowhere, false)
+        .map_err(Failure::input)
+        .and_then(|found| Tokenizer::open(&found.folder).map_err(Failure::input))
         .map_err(|failure| failure.about("model.path"))?;
     let tokenizer = Arc::new(tokenizer);
     let options =
@@ -69,7 +67,10 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
     let marks = if stdout.is_terminal() && !no_color { Marks::Color } else { Marks::Brackets };
     let marks = (!args.json).then_some(marks);
     match inspect(recipe, &data, &tokenizer, args.rows, marks, &mut BufWriter::new(stdout.lock())) {
-        Ok(warnings) => warn(&warnings).map_err(Failure::running),
+        Ok(warnings) => {
+            warnings.iter().for_each(|warning| say(&format!("warning: {warning}")));
+            Ok(())
+        }
         // The reader, such as `head`, has stopped reading.
         Err(InspectError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(InspectError::Write(error)) => Err(Failure::running(error)),
@@ -121,36 +122,13 @@ fn write_files(recipe: &Recipe, data: &DataPipeline, out: &mut dyn Write) -> io:
         let role = if file.is_eval { "evaluation" } else { "training" };
         let (path, rows) = (file.path.display(), file.num_rows);
         write!(out, "{role} data: {path} ({rows} rows, {}, format {})", file.kind.name(), file.format.name())?;
-        out.write_all(data.form_of(file).as_bytes())?;
-        if !file.unused_columns.is_empty() {
-            write!(out, "; columns not read: {}", file.unused_columns.join(", "))?;
-        }
-        if let Some(kept) = file.kept_tokens {
-            write!(out, "; {kept}")?;
-        }
-        writeln!(out)?;
+        writeln!(out, "{}{}", data.form_of(file), overview::file_notes(file))?;
     }
     if recipe.data.eval_split.is_some() {
-        let (held_out, left) = (data.num_eval_rows(), data.num_train_rows());
-        writeln!(out, "evaluation data: {held_out} rows held out, {left} rows left to train on")?;
+        let (subject, fact) = overview::held_out(data);
+        writeln!(out, "{subject}: {fact}")?;
     }
     Ok(())
-}
-
-/// The location of the tokenizer, beside the model's config. Weights are not needed.
-fn tokenizer_folder(model: &ModelOptions) -> Result<PathBuf, Failure> {
-    let path = Path::new(&model.path);
-    if model.init == Init::Random && path.is_file() {
-        return Ok(path.parent().unwrap_or(Path::new("")).to_owned());
-    }
-    let (revision, settings) = (model.revision.as_deref(), HubSettings::from_env());
-    hub::resolve(&model.path, revision, Wanted::WithoutWeights, &settings, Progress::detect(false))
-        .map_err(Failure::input)
-}
-
-fn warn(warnings: &[String]) -> io::Result<()> {
-    let mut stderr = io::stderr().lock();
-    warnings.iter().try_for_each(|warning| writeln!(stderr, "warning: {warning}"))
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! `lora-train merge`: an adapter folded into its base model.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::say;
 use crate::export::{self, ExportError};
 use crate::failure::Failure;
 use crate::hub::{self, HubSettings, Progress, Wanted};
@@ -12,31 +12,27 @@ use crate::schema::Problem;
 
 /// Arguments of `lora-train merge`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct MergeArgs {
+pub(crate) struct MergeArgs {
     /// The base model: a Hugging Face folder or the id of a Hub repository
     #[arg(long, value_name = "MODEL")]
-    pub model: String,
+    pub(crate) model: String,
 
     /// Branch, tag or commit of a Hub repository
     #[arg(long, value_name = "REVISION")]
-    pub revision: Option<String>,
+    pub(crate) revision: Option<String>,
 
     /// The adapter: the output folder of a run, a checkpoint, or a folder that PEFT wrote
     #[arg(long, value_name = "DIR")]
-    pub adapter: PathBuf,
+    pub(crate) adapter: PathBuf,
 
     /// Folder to write; it must not exist or be empty
     #[arg(long, value_name = "DIR")]
-    pub out: PathBuf,
+    pub(crate) out: PathBuf,
 }
 
 /// Writes a Hugging Face folder whose weights contain the adapter.
-///
-/// # Errors
-///
-/// A model, adapter or folder that cannot be used.
 #[expect(clippy::cast_precision_loss, reason = "a size for people")]
-pub fn run(args: &MergeArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let settings = HubSettings::from_env();
     let progress = Progress::detect(false);
@@ -57,8 +53,7 @@ pub fn run(args: &MergeArgs) -> Result<(), Failure> {
     if let Some(trained_on) = summary.trained_on.filter(|trained_on| *trained_on != args.model) {
         let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
     }
-    // Errors are ignored: where stderr is closed, nobody reads this.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    say(&text);
     Ok(())
 }
 

@@ -1,39 +1,27 @@
 //! `lora-train report`: makes report.html of a run from its files.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
+use super::print;
 use crate::failure::Failure;
 use crate::report::{self, ReportError};
 
 /// Arguments of `lora-train report`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct ReportArgs {
+pub(crate) struct ReportArgs {
     /// The output folder of a run, finished or not
     #[arg(value_name = "RUN")]
-    pub run: PathBuf,
+    pub(crate) run: PathBuf,
 
     /// Where to write it; without, report.html in the run's folder
     #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// Writes the report and prints its path.
-///
-/// # Errors
-///
-/// A folder that holds no run, a file that cannot be written.
-pub fn run(args: &ReportArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let path = report::write(&args.run, args.out.as_deref()).map_err(failure)?;
     print(&path.display().to_string())
-}
-
-/// Writes a line to stdout. A closed reader, such as `head`, is no failure.
-pub(super) fn print(text: &str) -> Result<(), Failure> {
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::running(error)),
-        _ => Ok(()),
-    }
 }
 
 /// Wrong arguments end with exit code 2, later failures with 1.

@@ -5,34 +5,26 @@
 //! with the fastest recipe so far. The results go to stdout as a table or as JSON, progress to stderr.
 
 mod axis;
-mod pairs;
 mod search;
-mod settings;
-mod slices;
-mod table;
 mod trial;
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::device::{self, Dtype};
+use super::{number, print, say};
+use crate::device::{Dtype, num_cpu_threads};
 use crate::failure::Failure;
-use crate::model::{Init, ModelOptions};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::device_memory::Resources;
-use crate::run::inputs::{ModelSource, workload};
+use crate::run::Prepared;
+use crate::run::inputs::{WeightsFrom, workload};
 use crate::schema::{Problem, Problems};
-use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit;
-use axis::{Axis, Limits};
-use pairs::Paired;
-use search::Trial;
-use settings::changes;
-use table::table;
+use axis::{Axis, Limits, changes};
+use search::{MIN_GAIN, NUM_PAIRS, Paired, Trial, TrialResult};
 use trial::{Length, Runner};
 
 /// First line of a recipe that this command wrote, and so may overwrite.
@@ -40,39 +32,39 @@ const WRITTEN_BY: &str = "# Written by `lora-train tune`";
 
 /// Arguments of `lora-train tune`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct TuneArgs {
+pub(crate) struct TuneArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
-    pub recipe: RecipeArgs,
+    pub(crate) recipe: RecipeArgs,
 
     /// Where to write the fastest recipe; default: the recipe's name with .tuned.toml, beside it
     #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
 
     /// Steps that are measured in each trial at least, after one that is not
     #[arg(long, value_name = "STEPS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub steps: u64,
+    pub(crate) steps: u64,
 
     /// Time that each trial is measured at least; steps of a few milliseconds are taken by the hundred
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = seconds)]
-    pub seconds: f64,
+    pub(crate) seconds: f64,
 
     /// Time for all candidates; one that is running then is ended, and what has not been tried is named. The recipe as it is
     /// is run first, and in turn with the fastest at the end, however long that takes
     #[arg(long, value_name = "MINUTES", default_value_t = 10.0, value_parser = minutes)]
-    pub max_minutes: f64,
+    pub(crate) max_minutes: f64,
 
     /// Leave out what changes the numbers: precision, storage of the base, packing, rows of an update
     #[arg(long)]
-    pub keep_numbers: bool,
+    pub(crate) keep_numbers: bool,
 
     /// Print one JSON object instead of a table
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// What `--json` prints.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Report<'a> {
     device: &'a str,
     /// In the order of trials; the first is the original recipe.
@@ -109,39 +101,19 @@ impl Report<'_> {
 }
 
 /// Runs the trials and writes the fastest recipe.
-///
-/// # Errors
-///
-/// Mistakes in the recipe, a recipe that does not run unchanged, a file that cannot be written or is not of this
-/// command.
-pub fn run(args: &TuneArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Training)?;
     let out = args.out.clone().unwrap_or_else(|| args.recipe.recipe.with_extension("tuned.toml"));
     refuse_foreign(&out)?;
-    let options = ModelOptions { init: Init::Random, ..recipe.model.clone() };
-    let source = ModelSource::open(&options, recipe.seed, false)
-        .map_err(|failure| failure.about("model.path").located(&recipe.places))?;
-    let selection = source.select(&recipe.lora).map_err(|failure| failure.located(&recipe.places))?;
-    let device = device::open(&recipe.device.name).map_err(Failure::input)?;
-    let memory_bytes = Resources::of(&device).usable_bytes();
-    let host_bytes = available_host_memory_bytes();
-    let does_fit = |recipe: &Recipe| {
-        let workload = workload(recipe, &source.config, &selection, !device.is_gpu());
-        let device = Some((workload.plan().peak_bytes, memory_bytes));
-        // Host memory next to a GPU, where block inputs may be offloaded.
-        let host = workload.host_plan().map(|plan| (plan.peak_bytes, host_bytes));
-        let mut peaks = [device, host].into_iter().flatten().filter_map(|(peak, bytes)| Some((peak, bytes?)));
-        #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
-        let too_large = peaks.find(|(peak, bytes)| !fit::is_room(*peak, *bytes as f64));
-        too_large.map_or(Ok(()), |(peak, _)| Err(peak))
-    };
+    let Prepared { recipe, source, selection, device, memory } = &Prepared::new(recipe, WeightsFrom::Nowhere, false)?;
+    let does_fit = |of: &Recipe| memory.fits(&workload(of, &source.config, selection, !device.is_gpu()));
     let limits = Limits {
-        threads: device::num_cpu_threads(),
+        threads: num_cpu_threads(),
         is_gpu: device.is_gpu(),
         has_bf16: device.supports(Dtype::Bf16),
         vocab_size: source.config.vocab_size,
     };
-    let mut runner = Runner::new(&args.recipe, &recipe, Length { steps: args.steps, seconds: args.seconds })?;
+    let mut runner = Runner::new(&args.recipe, recipe, Length { steps: args.steps, seconds: args.seconds })?;
     let started = Instant::now();
     let deadline = Duration::try_from_secs_f64(60.0 * args.max_minutes).ok().and_then(|time| started.checked_add(time));
     let figures = runner.start().map_err(|error| match runner.exit_code {
@@ -149,56 +121,37 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         Some(2) => Failure::input(error),
         _ => Failure::running(error),
     })?;
-    tell(&format!(
+    say(&format!(
         "the recipe as it is: one run takes {:.1} s; candidates are run up to {} times in turn with the fastest, for at most \
          {} minutes in all",
-        figures.run_seconds,
-        pairs::NUM_PAIRS,
-        args.max_minutes
+        figures.run_seconds, NUM_PAIRS, args.max_minutes
     ));
     let axes = Axis::all(args.keep_numbers);
-    let mut measure = |of: &Recipe| runner.measure(&changes(&recipe, of), deadline);
-    let found = search::run(&recipe, figures, axes, &limits, &does_fit, &mut measure, &tell);
-    let mut report = Report {
-        device: &device.label,
-        trials: &found.trials,
-        fastest: Vec::new(),
-        seconds: 0.0,
-        speedup: None,
-        not_confirmed: None,
-        written: None,
-    };
-    let fastest = changes(&recipe, &found.best);
+    let mut measure = |of: &Recipe| runner.measure(&changes(recipe, of), deadline);
+    let (trials, best) = search::run(recipe, figures, axes, &limits, &does_fit, &mut measure, &say);
+    let mut report = Report { device: &device.label, trials: &trials, ..Report::default() };
+    let fastest = changes(recipe, &best);
     if !fastest.is_empty() {
-        tell("once more, in turn: the recipe as it is and the fastest");
+        say("once more, in turn: the recipe as it is and the fastest");
         // Among many candidates one may have been lucky. No time limit here: the result is worth a few more runs.
-        let outcome = pairs::run(&recipe, &found.best, &mut |of| runner.measure(&changes(&recipe, of), None));
+        let outcome = search::run_pairs(recipe, &best, &mut |of| runner.measure(&changes(recipe, of), None));
         report.confirm(fastest, outcome.map(|(_, paired)| paired));
     }
     report.seconds = started.elapsed().as_secs_f64();
     if report.speedup.is_some() {
-        write_recipe(&out, args, &report, found.best.clone())?;
+        write_recipe(&out, args, &report, best)?;
         report.written = Some(out);
     }
     let text = if args.json { serde_json::to_string(&report).map_err(Failure::running)? } else { table(&report) };
-    writeln!(io::stdout(), "{text}").map_err(Failure::running)
+    print(&text)
 }
 
-/// A time that is not negative.
 fn seconds(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number| (0.0..=3600.0).contains(number));
-    number.ok_or_else(|| "expected seconds in [0, 3600]".into())
+    number(text, |number| (0.0..=3600.0).contains(&number), "seconds in [0, 3600]")
 }
 
-/// A time above zero.
 fn minutes(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "expected minutes above 0".into())
-}
-
-fn tell(text: &str) {
-    // Errors are ignored: where stderr is closed, nobody reads this.
-    drop(writeln!(io::stderr(), "{text}"));
+    number(text, |number| number > 0.0, "minutes above 0")
 }
 
 /// Refuses to overwrite a recipe that this command did not write.
@@ -228,6 +181,46 @@ fn write_recipe(out: &Path, args: &TuneArgs, report: &Report<'_>, mut recipe: Re
     fs::write(out, text).map_err(|error| Failure::running(format!("{}: {error}", out.display())))
 }
 
+/// The trials, one per line, and the fastest.
+fn table(report: &Report<'_>) -> String {
+    let mut lines = vec![format!(
+        "{:>13}  {:>7}  {:>9}  {:>9}  {:>9}  change",
+        "target tok/s", "speed", "step", "data wait", "peak"
+    )];
+    lines.extend(report.trials.iter().map(line));
+    lines.push(match (report.speedup, &report.not_confirmed) {
+        (Some(speedup), _) => format!("fastest: {speedup:.2}x with {}", report.fastest.join(" ")),
+        (None, Some(why)) => format!("the fastest trial {why}: the recipe stays"),
+        (None, None) => {
+            format!("nothing that was tried is faster by {:.0} % or more: the recipe stays", 100.0 * (MIN_GAIN - 1.0))
+        }
+    });
+    lines.extend(report.written.as_ref().map(|path| format!("recipe: {}", path.display())));
+    lines.join("\n")
+}
+
+fn line(trial: &Trial) -> String {
+    let what = if trial.settings.is_empty() { "as the recipe is".to_owned() } else { trial.settings.join(" ") };
+    let Some(figures) = &trial.figures else {
+        return format!("{:>13}  {what}: {}", "-", trial.left_out.as_deref().unwrap_or("not tried"));
+    };
+    let mut remarks: Vec<String> = trial.result.iter().map(TrialResult::remark).collect();
+    if !trial.keeps_numbers {
+        let rows = trial.rows_of_step.map(|rows| format!(": {rows} rows an update"));
+        remarks.push(format!("other numbers{}", rows.unwrap_or_default()));
+    }
+    let remarks = if remarks.is_empty() { String::new() } else { format!("   ({})", remarks.join("; ")) };
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
+    let peak = figures.peak_memory_bytes.map_or_else(|| "?".into(), |bytes| fit::size(bytes as f64));
+    format!(
+        "{:>13.1}  {:>6.2}x  {:>7.3} s  {:>8.1}%  {peak:>9}  {what}{remarks}",
+        figures.target_tokens_per_second,
+        trial.result.map_or(1.0, |result| result.speedup),
+        figures.step_seconds,
+        100.0 * figures.data_wait_share
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,17 +237,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_confirmed_is_told_and_not_recommended() {
+    fn what_is_not_confirmed_is_reported_and_not_recommended() {
         let last_line = |outcome: Option<Result<f64, String>>| {
-            let mut report = Report {
-                device: "cpu",
-                trials: &[],
-                fastest: Vec::new(),
-                seconds: 0.0,
-                speedup: None,
-                not_confirmed: None,
-                written: None,
-            };
+            let mut report = Report::default();
             if let Some(outcome) = outcome {
                 let paired = outcome.map(|ratio| Paired { ratio, num_pairs: 5, num_faster: 4 });
                 report.confirm(vec!["data.packing=true".into()], paired);

@@ -74,7 +74,7 @@ impl AppendLog {
         let name = self.name;
         match self.flush() {
             Err(error) => (!std::mem::replace(&mut self.has_warned, true)).then(|| {
-                format!("{name} cannot be written ({error}); training goes on, and it is tried again at every step")
+                format!("{name} cannot be written ({error}); training continues, and it is tried again at every step")
             }),
             Ok(()) => {
                 let has_warned = std::mem::take(&mut self.has_warned);

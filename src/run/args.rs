@@ -8,28 +8,27 @@ use crate::recipe::RecipeArgs;
 
 /// Arguments of `lora-train RECIPE.toml`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct TrainArgs {
+pub(crate) struct TrainArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
-    pub recipe: RecipeArgs,
+    pub(crate) recipe: RecipeArgs,
 
     /// Continue from a checkpoint of this recipe's output folder: the latest, or the one that is named
     #[arg(long, value_name = "CHECKPOINT_DIR", num_args = 0..=1, default_missing_value = "latest")]
-    pub resume: Option<Resume>,
+    pub(crate) resume: Option<Resume>,
 
     /// Show a live dashboard in the terminal
     #[arg(long, conflicts_with = "quiet")]
-    pub tui: bool,
+    pub(crate) tui: bool,
 
     /// Show warnings and errors only
     #[arg(long, short)]
-    pub quiet: bool,
+    pub(crate) quiet: bool,
 }
 
 impl TrainArgs {
     /// The command line that continues this run at its latest checkpoint.
-    #[must_use]
-    pub fn resume_command(&self) -> String {
+    pub(crate) fn resume_command(&self) -> String {
         let mut words = vec!["lora-train".to_owned(), self.recipe.recipe.display().to_string()];
         words.extend(self.recipe.set.iter().flat_map(|change| ["--set".to_owned(), change.clone()]));
         words.extend(self.recipe.device.iter().flat_map(|name| ["--device".to_owned(), name.clone()]));
@@ -52,7 +51,7 @@ fn quoted(word: &str) -> String {
 
 /// The checkpoint where training continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resume {
+pub(crate) enum Resume {
     /// At the latest checkpoint of `output_dir`.
     Latest,
     /// At this checkpoint.

@@ -13,23 +13,22 @@ use crate::spec::ModelConfig;
 use crate::telemetry::gpus::{self, Gpus};
 use crate::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
 use crate::train::fit::{self, Memories};
-use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan};
+use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan, Workload};
 
 /// Memory and power of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Resources {
+pub(crate) struct Resources {
     /// Total memory of the device.
-    pub memory_bytes: Option<u64>,
+    pub(crate) memory_bytes: Option<u64>,
     /// Memory that this process can have: what is free, and what it uses already.
-    pub free_memory_bytes: Option<u64>,
+    pub(crate) free_memory_bytes: Option<u64>,
     /// The highest power that it may draw; only of a GPU that NVML knows.
-    pub power_limit_watts: Option<f64>,
+    pub(crate) power_limit_watts: Option<f64>,
 }
 
 impl Resources {
     /// Resources of an open device that has computed nothing yet.
-    #[must_use]
-    pub fn of(device: &OpenDevice) -> Self {
+    pub(crate) fn of(device: &OpenDevice) -> Self {
         if device.kind == DeviceKind::Cpu {
             let (memory_bytes, free_memory_bytes) = (total_host_memory_bytes(), available_host_memory_bytes());
             return Self { memory_bytes, free_memory_bytes, power_limit_watts: None };
@@ -57,39 +56,55 @@ impl Resources {
     }
 
     /// Memory that a step has to fit into: the free memory, or all where the free memory is not known.
-    #[must_use]
-    pub fn usable_bytes(&self) -> Option<u64> {
+    pub(crate) fn usable_bytes(&self) -> Option<u64> {
         self.free_memory_bytes.or(self.memory_bytes)
     }
 }
 
-/// Planned memory of a step, and whether the device has enough.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StepMemory {
+/// Planned memory of a step, and the memory that there is for it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StepMemory {
     /// The memory of a step, part by part.
-    pub plan: MemoryPlan,
+    pub(crate) plan: MemoryPlan,
     /// Why the memory may be too small; absent where it should be enough.
-    pub warning: Option<String>,
+    pub(crate) warning: Option<String>,
     /// Message for the case that memory runs out.
-    pub advice: String,
+    pub(crate) advice: String,
+    /// Memory that a step may take on the device; absent where it is not known.
+    device_bytes: Option<f64>,
+    /// Memory that a step may take on the host; absent where it is not known.
+    host_bytes: Option<f64>,
 }
 
 impl StepMemory {
     /// Estimates the memory of a recipe's step and asks the device how much it has. Nothing is loaded.
-    #[must_use]
-    pub fn estimate(recipe: &Recipe, config: &ModelConfig, selection: &Selection, device: &OpenDevice) -> Self {
-        let on_cpu = device.kind == DeviceKind::Cpu;
-        let workload = inputs::workload(recipe, config, selection, on_cpu);
+    pub(crate) fn estimate(recipe: &Recipe, config: &ModelConfig, selection: &Selection, device: &OpenDevice) -> Self {
+        let workload = inputs::workload(recipe, config, selection, !device.is_gpu());
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
         let [device_bytes, host_bytes] = [Resources::of(device).usable_bytes(), available_host_memory_bytes()]
             .map(|bytes| bytes.map(|bytes| bytes as f64));
-        let place = if on_cpu { "this process" } else { device.label.as_str() };
+        let place = if device.is_gpu() { device.label.as_str() } else { "this process" };
         let shortage = |device_bytes| fit::shortage(&workload, Memories { device_bytes, host_bytes }, place);
         Self {
             plan: workload.plan(),
             warning: device_bytes.and_then(shortage),
             advice: fit::advice(&workload, device_bytes, host_bytes, place),
+            device_bytes,
+            host_bytes,
         }
+    }
+
+    /// Whether the memory suffices for the steps of another recipe, as far as it is known.
+    ///
+    /// # Errors
+    ///
+    /// The peak in bytes that does not fit, on the device or on the host.
+    pub(crate) fn fits(&self, workload: &Workload<'_>) -> Result<(), usize> {
+        let device = Some(workload.plan().peak_bytes).zip(self.device_bytes);
+        // Host memory next to a GPU, where block inputs may be offloaded.
+        let host = workload.host_plan().map(|plan| plan.peak_bytes).zip(self.host_bytes);
+        let too_large = device.into_iter().chain(host).find(|(peak, bytes)| !fit::is_room(*peak, *bytes));
+        too_large.map_or(Ok(()), |(peak, _)| Err(peak))
     }
 }
 

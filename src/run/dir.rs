@@ -4,82 +4,49 @@ mod lock;
 mod superseded;
 
 use std::cell::RefCell;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use thiserror::Error;
 
 use crate::failure::Failure;
 use crate::files;
 use crate::metrics::{SUMMARY_FILE, Summary, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
-use lock::Lock;
+use crate::schema::Problem;
+use lock::lock;
 
-const ENVIRONMENT_FILE: &str = "environment.json";
+/// Facts about the process that trains.
+pub(crate) const ENVIRONMENT_FILE: &str = "environment.json";
 const RESOLVED_FILE: &str = "resolved.toml";
 
-/// Why a run folder cannot be used.
-#[derive(Debug, Error)]
-pub enum RunDirError {
-    /// It holds a finished run.
-    #[error(
-        "`output_dir` = {}: holds a finished run ({SUMMARY_FILE})\n  hint: choose another folder with `--set output_dir=...`, or delete this one", path.display()
-    )]
-    Finished {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// It holds an interrupted run.
-    #[error(
-        "`output_dir` = {}: holds checkpoints of an unfinished run\n  hint: continue it with `--resume`, choose another folder with `--set output_dir=...`, or delete this one", path.display()
-    )]
-    Unfinished {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// A file has the path of the folder, or of a folder above it.
-    #[error("`output_dir` = {}: {} is a file, expected a folder", path.display(), file.display())]
-    NotAFolder {
-        /// The folder.
-        path: PathBuf,
-        /// The file.
-        file: PathBuf,
-    },
-    /// Another process writes into it.
-    #[error("`output_dir` = {}: another run{} is writing into it", path.display(), pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default())]
-    Locked {
-        /// The folder.
-        path: PathBuf,
-        /// Process that holds the lock, if it left its id.
-        pid: Option<String>,
-    },
-    /// The file system refused.
-    #[error("{}: cannot {action}: {source}", path.display())]
-    Io {
-        /// File or folder.
-        path: PathBuf,
-        /// What was attempted.
-        action: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
+/// The mistake of a run from the beginning in the folder of a finished run.
+pub(crate) fn finished(path: &Path) -> Problem {
+    let path = path.display();
+    Problem::new(format!("`output_dir` = {path}: holds a finished run ({SUMMARY_FILE})"))
+        .hint("choose another folder with `--set output_dir=...`, or delete this one")
 }
 
-impl From<RunDirError> for Failure {
-    /// An unusable folder is a mistake in the recipe; a failing disk is not.
-    fn from(error: RunDirError) -> Self {
-        match error {
-            RunDirError::Io { .. } => Self::running(error),
-            error => Self::input(error),
-        }
-    }
+/// The mistake of a folder below `file`.
+pub(crate) fn not_a_folder(path: &Path, file: &Path) -> Problem {
+    Problem::new(format!("`output_dir` = {}: {} is a file, expected a folder", path.display(), file.display()))
+}
+
+fn unfinished(path: &Path) -> Problem {
+    let path = path.display();
+    Problem::new(format!("`output_dir` = {path}: holds checkpoints of an unfinished run"))
+        .hint("continue it with `--resume`, choose another folder with `--set output_dir=...`, or delete this one")
+}
+
+/// The file system refused: a failing disk is not a mistake in the recipe.
+fn io_error(path: &Path, action: &str, source: &io::Error) -> Failure {
+    Failure::running(format!("{}: cannot {action}: {source}", path.display()))
 }
 
 /// How a run starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub(crate) enum Start {
     /// From the beginning, in a folder that holds no run.
     Fresh,
     /// From a checkpoint.
@@ -88,79 +55,68 @@ pub enum Start {
 
 /// The folder of a run, locked against other processes until it is dropped.
 #[derive(Debug)]
-pub struct RunDir {
+pub(crate) struct RunDir {
     path: PathBuf,
     /// The plain files, as they were written.
     files: RefCell<Vec<(&'static str, Vec<u8>)>>,
-    lock: Lock,
+    /// Ends with the file handle, even if the process is killed.
+    _lock: File,
+    /// Whether the file system has locks.
+    is_locked: bool,
 }
 
 impl RunDir {
     /// Locks the folder if it exists, so that nothing in it changes while it is checked.
-    ///
-    /// # Errors
-    ///
-    /// Where another process holds the folder, a file is in its way, or the file system refuses.
-    pub fn open(path: &Path) -> Result<Option<Self>, RunDirError> {
+    pub(crate) fn open(path: &Path) -> Result<Option<Self>, Failure> {
         if path.is_dir() {
             return Self::locked(path).map(Some);
         }
         let nearest = nearest_existing(path);
         if nearest.exists() && !nearest.is_dir() {
-            return Err(RunDirError::NotAFolder { path: path.to_owned(), file: nearest.to_owned() });
+            return Err(not_a_folder(path, nearest).into());
         }
         Ok(None)
     }
 
     /// Creates the folder and locks it.
-    ///
-    /// # Errors
-    ///
-    /// Where another process holds the folder, or the file system refuses.
-    pub fn create(path: &Path) -> Result<Self, RunDirError> {
-        fs::create_dir_all(path).map_err(|e| io_error(path, "create the folder", e))?;
+    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
+        fs::create_dir_all(path).map_err(|e| io_error(path, "create the folder", &e))?;
         Self::locked(path)
     }
 
-    fn locked(path: &Path) -> Result<Self, RunDirError> {
-        Ok(Self { path: path.to_owned(), files: RefCell::default(), lock: Lock::take(path)? })
+    fn locked(path: &Path) -> Result<Self, Failure> {
+        let (lock, is_locked) = lock(path, File::try_lock)?;
+        Ok(Self { path: path.to_owned(), files: RefCell::default(), _lock: lock, is_locked })
     }
 
     /// A warning, where the file system cannot keep other runs out of the folder.
-    #[must_use]
-    pub fn warning(&self) -> Option<&'static str> {
-        (!self.lock.is_held()).then_some(
+    pub(crate) fn warning(&self) -> Option<&'static str> {
+        (!self.is_locked).then_some(
             "the file system of `output_dir` has no locks, so a second run in this folder would not be noticed\n  hint: \
-             start none, or choose a local folder with `--set output_dir=...`",
+             do not start one, or choose a local folder with `--set output_dir=...`",
         )
     }
 
     /// Checks that a run may start from the beginning in this folder.
-    ///
-    /// # Errors
-    ///
-    /// Where the folder holds a finished run or checkpoints.
-    pub fn refuse_other_runs(&self) -> Result<(), RunDirError> {
+    pub(crate) fn refuse_other_runs(&self) -> Result<(), Failure> {
         if self.is_finished() {
-            return Err(RunDirError::Finished { path: self.path.clone() });
+            return Err(finished(&self.path).into());
         }
-        if has_checkpoints(&self.path) { Err(RunDirError::Unfinished { path: self.path.clone() }) } else { Ok(()) }
+        if has_checkpoints(&self.path) { Err(unfinished(&self.path).into()) } else { Ok(()) }
     }
 
     /// The folder.
-    #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Folder of the adapter.
-    #[must_use]
-    pub fn adapter(&self) -> PathBuf {
+    pub(crate) fn adapter(&self) -> PathBuf {
         self.path.join("adapter")
     }
 
     /// Deletes the files that a killed process left while writing the adapter: their names begin with a dot.
-    pub fn clear_leftovers(&self) {
+    pub(crate) fn clear_leftovers(&self) {
         let entries = fs::read_dir(self.adapter()).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with('.')) {
             // If this fails, they only take up space.
@@ -169,27 +125,23 @@ impl RunDir {
     }
 
     /// Whether the folder holds a finished run.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.path.join(SUMMARY_FILE).exists()
     }
 
     /// The final figures of the finished run in this folder; absent where there is none, or it cannot be read.
-    #[must_use]
-    pub fn finished(&self) -> Option<Summary> {
+    pub(crate) fn finished(&self) -> Option<Summary> {
         let json = fs::read(self.path.join(SUMMARY_FILE)).ok()?;
         Some(serde_json::from_slice(&json).unwrap_or_default())
     }
 
     /// The recipe of the latest start, every default filled in; empty where there is no recipe.
-    #[must_use]
-    pub fn recipe(&self) -> String {
+    pub(crate) fn recipe(&self) -> String {
         fs::read_to_string(self.path.join(RESOLVED_FILE)).unwrap_or_default()
     }
 
     /// Number of starts that have written into the folder.
-    #[must_use]
-    pub fn num_starts(&self) -> u64 {
+    pub(crate) fn num_starts(&self) -> u64 {
         let json = fs::read(self.path.join(ENVIRONMENT_FILE)).unwrap_or_default();
         serde_json::from_slice::<serde_json::Value>(&json).ok().and_then(|json| json["starts"].as_u64()).unwrap_or(0)
     }
@@ -197,11 +149,7 @@ impl RunDir {
     /// Deletes the final figures of earlier starts. For [`Start::Fresh`], also deletes the files on how a start ended,
     /// and its TensorBoard events, which would be drawn as a second curve. For [`Start::Resume`], the files on how a
     /// start ended stay true until a step is taken: see [`Self::earlier_end`].
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn reopen(&self, start: Start) -> Result<(), RunDirError> {
+    pub(crate) fn reopen(&self, start: Start) -> Result<(), Failure> {
         let partial = format!(".{UNFINISHED_FILE}.partial");
         let mut leftovers = vec![self.path.join(SUMMARY_FILE), self.path.join(partial)];
         if start == Start::Fresh {
@@ -216,7 +164,7 @@ impl RunDir {
         for leftover in leftovers {
             match fs::remove_file(&leftover) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(io_error(&leftover, "delete", error));
+                    return Err(io_error(&leftover, "delete", &error));
                 }
                 _ => {}
             }
@@ -225,17 +173,12 @@ impl RunDir {
     }
 
     /// The files that say how an earlier start ended, whether or not they exist.
-    #[must_use]
-    pub fn earlier_end(&self) -> [PathBuf; 2] {
+    pub(crate) fn earlier_end(&self) -> [PathBuf; 2] {
         [UNFINISHED_FILE, REPORT_FILE].map(|name| self.path.join(name))
     }
 
     /// Writes `resolved.toml`, and `recipe.toml`: the user's own text below comments with the arguments that change it.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn write_recipe(&self, given: &str, changes: &[String], resolved: &str) -> Result<(), RunDirError> {
+    pub(crate) fn write_recipe(&self, given: &str, changes: &[String], resolved: &str) -> Result<(), Failure> {
         let mut text = String::new();
         for entry in changes {
             text.push_str("# ");
@@ -247,37 +190,16 @@ impl RunDir {
         self.write(RESOLVED_FILE, resolved.as_bytes())
     }
 
-    /// Writes `environment.json`.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn write_environment(&self, environment: &impl Serialize) -> Result<(), RunDirError> {
-        self.write_json(ENVIRONMENT_FILE, environment)
-    }
-
-    /// Writes `memory_plan.json`: the planned memory of a step, as `lora-train plan` estimates it.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn write_memory_plan(&self, plan: &impl Serialize) -> Result<(), RunDirError> {
-        self.write_json("memory_plan.json", plan)
-    }
-
-    fn write_json(&self, name: &'static str, value: &impl Serialize) -> Result<(), RunDirError> {
+    /// Writes a file as JSON.
+    pub(crate) fn write_json(&self, name: &'static str, value: &impl Serialize) -> Result<(), Failure> {
         let mut json =
-            serde_json::to_vec_pretty(value).map_err(|e| io_error(&self.path.join(name), "write", e.into()))?;
+            serde_json::to_vec_pretty(value).map_err(|e| io_error(&self.path.join(name), "write", &e.into()))?;
         json.push(b'\n');
         self.write(name, &json)
     }
 
     /// Writes plain files again that have been deleted since; returns their names.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn restore(&self) -> Result<Vec<&'static str>, RunDirError> {
+    pub(crate) fn restore(&self) -> Result<Vec<&'static str>, Failure> {
         let mut restored = Vec::new();
         for (name, bytes) in self.files.borrow().iter() {
             if !self.path.join(name).exists() {
@@ -289,29 +211,27 @@ impl RunDir {
     }
 
     /// Writes a file, and remembers it for [`restore`](Self::restore).
-    fn write(&self, name: &'static str, bytes: &[u8]) -> Result<(), RunDirError> {
+    fn write(&self, name: &'static str, bytes: &[u8]) -> Result<(), Failure> {
         self.files.borrow_mut().push((name, bytes.to_owned()));
         self.put(name, bytes)
     }
 
     /// Writes a file completely or not at all.
-    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), Failure> {
         let path = self.path.join(name);
-        files::write(&path, bytes).map_err(|e| io_error(&path, "write", e))
+        files::write(&path, bytes).map_err(|e| io_error(&path, "write", &e))
     }
 }
 
 /// Whether the folder holds checkpoints of a run.
-#[must_use]
-pub fn has_checkpoints(path: &Path) -> bool {
+pub(crate) fn has_checkpoints(path: &Path) -> bool {
     let is_checkpoint = |name: &str| name.starts_with("step-") || name.ends_with(".replaced");
     fs::read_dir(path.join("checkpoints"))
         .is_ok_and(|entries| entries.flatten().any(|e| is_checkpoint(&e.file_name().to_string_lossy())))
 }
 
 /// The nearest existing path among `path` and the folders above it; it decides whether the rest can be created.
-#[must_use]
-pub fn nearest_existing(path: &Path) -> &Path {
+pub(crate) fn nearest_existing(path: &Path) -> &Path {
     let mut existing = path;
     while !existing.exists() {
         existing = match existing.parent() {
@@ -321,10 +241,6 @@ pub fn nearest_existing(path: &Path) -> &Path {
         };
     }
     existing
-}
-
-fn io_error(path: &Path, action: &'static str, source: io::Error) -> RunDirError {
-    RunDirError::Io { path: path.to_owned(), action, source }
 }
 
 #[cfg(test)]
@@ -339,13 +255,13 @@ mod tests {
         assert!(RunDir::open(&path).unwrap().is_none());
         fs::write(folder.path().join("file"), "").unwrap();
         let error = RunDir::open(&folder.path().join("file/a/b")).unwrap_err();
-        assert!(matches!(&error, RunDirError::NotAFolder { file, .. } if file.ends_with("file")), "{error}");
+        assert!(error.to_string().ends_with("file is a file, expected a folder"), "{error}");
         let run = RunDir::create(&path).unwrap();
         assert_eq!(run.warning(), None);
         run.refuse_other_runs().unwrap();
         fs::write(path.join(SUMMARY_FILE), "{}").unwrap();
         let error = run.refuse_other_runs().unwrap_err();
-        assert!(matches!(error, RunDirError::Finished { .. }), "{error}");
+        assert!(error.to_string().contains("holds a finished run") && error.exit_code() == 2, "{error}");
         assert!(run.is_finished());
         run.reopen(Start::Resume).unwrap();
         assert!(!run.is_finished());

@@ -12,17 +12,17 @@ use super::Run;
 use super::device_memory::panic_reason;
 use super::dir::RunDir;
 use super::inputs::data_failure;
-use super::overview::num_parameters;
 use super::prepare::Prepared;
+use super::start::Started;
 use super::verify::adapter_reloads;
 use crate::data::pipeline::RowCounts;
 use crate::export::adapter_weights;
 use crate::failure::Failure;
-use crate::metrics::{Outcome, Sinks, Summary};
+use crate::metrics::{Outcome, Summary};
 use crate::panics::guarded;
 use crate::report;
 use crate::train::laps::Part;
-use crate::train::trainer::{Trainer, TrainerError};
+use crate::train::trainer::TrainerError;
 
 /// How long the end of a run waits for its report, which takes 1.5 s for 100,000 steps on a busy machine.
 const REPORT_LIMIT: Duration = Duration::from_mins(10);
@@ -42,27 +42,23 @@ enum Cut {
     Panicked(Box<dyn Any + Send>),
 }
 
-impl Run<'_> {
+impl Started<'_> {
     /// Trains, and ends the run in every case.
-    ///
-    /// # Errors
-    ///
-    /// An interruption, an error of training, or an error at the end of a complete run.
-    pub(super) fn train(&self, trainer: &mut Trainer<'_>) -> Result<(), Failure> {
-        let first_step = trainer.state.step;
-        let ran = catch_unwind(AssertUnwindSafe(|| self.train_and_export(trainer)));
+    pub(super) fn train(mut self) -> Result<(), Failure> {
+        let first_step = self.trainer.state.step;
+        let ran = catch_unwind(AssertUnwindSafe(|| self.train_and_export()));
         let cut = match ran {
-            Ok(Ok(done)) => return self.finish(trainer, &done),
+            Ok(Ok(done)) => return self.finish(&done),
             Ok(Err(cut)) => cut,
             Err(panic) => Cut::Panicked(panic),
         };
-        if let Err(bug) = guarded(|| self.end_before_its_end(trainer, &cut, first_step)) {
-            trainer.sinks.warn(&format!("no report: {bug}"));
+        if let Err(bug) = guarded(|| self.end_early(&cut, first_step)) {
+            self.trainer.sinks.warn(&format!("no report: {bug}"));
         }
         match cut {
             Cut::Interrupted => {
-                let text = self.how_to_continue(trainer.state.step);
-                trainer.sinks.say(&text);
+                let text = self.how_to_continue();
+                self.trainer.sinks.say(&text);
                 Err(Failure::Interrupted)
             }
             Cut::Failed { failure, .. } => Err(failure),
@@ -70,8 +66,8 @@ impl Run<'_> {
         }
     }
 
-    fn train_and_export(&self, trainer: &mut Trainer<'_>) -> Result<Done, Cut> {
-        let outcome = trainer.run().map_err(|error| {
+    fn train_and_export(&mut self) -> Result<Done, Cut> {
+        let outcome = self.trainer.run().map_err(|error| {
             let by_watchdog = matches!(error, TrainerError::Watchdog { .. });
             let outcome = if by_watchdog { Outcome::StoppedByWatchdog } else { Outcome::Failed };
             Cut::Failed { outcome, failure: trainer_failure(error) }
@@ -79,19 +75,18 @@ impl Run<'_> {
         if outcome == Outcome::Interrupted {
             return Err(Cut::Interrupted);
         }
-        let adapter_verified =
-            self.export(trainer).map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
-        trainer.recorder.part(Part::Checkpoint);
+        let adapter_verified = self.export().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
+        self.trainer.recorder.part(Part::Checkpoint);
         Ok(Done { outcome, adapter_verified })
     }
 
     /// Writes the adapter; returns whether it gives the same logits when it is read back.
-    fn export(&self, trainer: &Trainer<'_>) -> Result<bool, Failure> {
-        let step = &trainer.step;
-        let folder = self.dir.adapter();
-        self.dir.clear_leftovers();
+    fn export(&self) -> Result<bool, Failure> {
+        let (Run { dir, prepared, .. }, step) = (self.run, &self.trainer.step);
+        let folder = dir.adapter();
+        dir.clear_leftovers();
         let weights = adapter_weights(step.adapters());
-        let write = |folder: &Path| trainer.saver.adapter_files().write(folder, &weights);
+        let write = |folder: &Path| self.trainer.saver.adapter_files().write(folder, &weights);
         if let Err(error) = write(&folder) {
             // Hours of work are only in memory, so any disk will do.
             let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
@@ -99,78 +94,91 @@ impl Run<'_> {
             return Err(Failure::running(match write(&elsewhere) {
                 Ok(()) => format!("{error}\n  hint: the trained adapter was written to {place} instead"),
                 Err(second) => format!(
-                    "{error}\n  hint: nor could it be written elsewhere ({second}); `--resume` goes on from the last \
+                    "{error}\n  hint: nor could it be written elsewhere ({second}); `--resume` continues from the last \
                      checkpoint"
                 ),
             }));
         }
-        adapter_reloads(&folder, step.model(), step.adapters(), self.prepared.device.is_gpu()).map_err(Failure::running)
+        adapter_reloads(&folder, step.model(), step.adapters(), prepared.device.is_gpu()).map_err(Failure::running)
     }
 
     /// Writes the final figures and the report of a complete run.
-    fn finish(&self, trainer: &mut Trainer<'_>, done: &Done) -> Result<(), Failure> {
-        let mut summary = self.summary(trainer, done.outcome);
+    fn finish(&mut self, done: &Done) -> Result<(), Failure> {
+        let mut summary = self.summary(done.outcome);
         summary.adapter_verified = Some(done.adapter_verified);
-        let sinks = &mut trainer.sinks;
-        restore_files(self.dir, sinks);
-        let written = sinks.finish(&summary).map_err(Failure::running);
+        self.restore_files();
+        let written = self.trainer.sinks.finish(&summary).map_err(Failure::running);
         // Without the final figures, the report still has those of the steps.
-        self.write_report(sinks);
+        self.write_report();
         written?;
-        judge(&summary, self.dir)
+        judge(&summary, &self.run.dir)
     }
 
     /// Writes diagnosis and report of an incomplete run. Failing to do so is only a warning: the outcome is decided.
-    fn end_before_its_end(&self, trainer: &mut Trainer<'_>, cut: &Cut, first_step: u64) {
+    fn end_early(&mut self, cut: &Cut, first_step: u64) {
         let (outcome, reason) = match cut {
-            Cut::Interrupted => (Outcome::Interrupted, self.how_to_continue(trainer.state.step)),
+            Cut::Interrupted => (Outcome::Interrupted, self.how_to_continue()),
             Cut::Failed { outcome, failure } => (*outcome, failure.to_string()),
-            Cut::Panicked(panic) => (Outcome::Failed, panic_reason(&**panic, &self.prepared.memory.advice)),
+            Cut::Panicked(panic) => (Outcome::Failed, panic_reason(&**panic, &self.run.prepared.memory.advice)),
         };
-        let mut summary = self.summary(trainer, outcome);
+        let mut summary = self.summary(outcome);
         summary.reason = Some(reason);
-        summary.total_steps = Some(trainer.schedule.total_steps());
+        summary.total_steps = Some(self.trainer.schedule.total_steps());
         if summary.steps == first_step {
             // This start has no step to diagnose: an empty diagnosis would call it healthy.
             summary.diagnosis.clear();
         }
-        let sinks = &mut trainer.sinks;
-        restore_files(self.dir, sinks);
-        if let Err(error) = sinks.finish(&summary) {
-            sinks.warn(&error.to_string());
+        self.restore_files();
+        if let Err(error) = self.trainer.sinks.finish(&summary) {
+            self.trainer.sinks.warn(&error.to_string());
         }
         // Before the first evaluation or step there is nothing to draw.
         if summary.steps > 0 || summary.initial_eval_loss.is_some() {
-            self.write_report(sinks);
+            self.write_report();
         }
     }
 
-    fn how_to_continue(&self, step: u64) -> String {
-        format!("stopped after step {step}, with a checkpoint; to continue: {}", self.args.resume_command())
+    fn how_to_continue(&self) -> String {
+        let (step, command) = (self.trainer.state.step, self.run.args.resume_command());
+        format!("stopped after step {step}, with a checkpoint; to continue: {command}")
     }
 
-    fn summary(&self, trainer: &Trainer<'_>, outcome: Outcome) -> Summary {
-        let Prepared { recipe, device, .. } = self.prepared;
+    fn summary(&self, outcome: Outcome) -> Summary {
+        let Prepared { recipe, device, .. } = &self.run.prepared;
         let max_length = recipe.data.max_length;
+        let trainer = &self.trainer;
         let summary = Summary {
             outcome,
             device: device.label.clone(),
             precision: recipe.train.precision.name().to_owned(),
-            trainable_parameters: self.prepared.num_trainable() as u64,
-            all_parameters: num_parameters(self.prepared) as u64,
+            trainable_parameters: self.run.prepared.num_trainable() as u64,
+            all_parameters: self.run.prepared.num_parameters() as u64,
             // The counts were read before the first step, so ignore a failure now.
-            warnings: self.data.train_counts().map_or_else(|_| Vec::new(), |counts| rows_left_out(&counts, max_length)),
+            warnings: trainer
+                .data
+                .train_counts()
+                .map_or_else(|_| Vec::new(), |counts| rows_left_out(&counts, max_length)),
             ..trainer.recorder.summary(&trainer.state)
         };
         summary.with_cost(&recipe.cost)
     }
 
+    /// Writes files again that were deleted from the folder during training, and reports it.
+    fn restore_files(&mut self) {
+        let sinks = &mut self.trainer.sinks;
+        match self.run.dir.restore() {
+            Ok(names) if names.is_empty() => {}
+            Ok(names) => sinks.warn(&format!("deleted while training, and written again: {}", names.join(", "))),
+            Err(error) => sinks.warn(&error.to_string()),
+        }
+    }
+
     /// Writes report.html. If that fails, it can be made later from the figures on disk.
-    fn write_report(&self, sinks: &mut Sinks) {
-        let limit = || if self.stop.requested() { INTERRUPT_REPORT_LIMIT } else { REPORT_LIMIT };
-        match report::write_within(self.dir.path(), limit) {
-            Ok(path) => sinks.note(&format!("report: {}", path.display())),
-            Err(error) => sinks.warn(&format!("no report: {error}")),
+    fn write_report(&mut self) {
+        let limit = || if self.run.stop.requested() { INTERRUPT_REPORT_LIMIT } else { REPORT_LIMIT };
+        match report::write_within(self.run.dir.path(), limit) {
+            Ok(path) => self.trainer.sinks.note(&format!("report: {}", path.display())),
+            Err(error) => self.trainer.sinks.warn(&format!("no report: {error}")),
         }
     }
 }
@@ -192,15 +200,6 @@ fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
         )));
     }
     Ok(())
-}
-
-/// Writes files again that were deleted from the folder during training, and reports it.
-fn restore_files(dir: &RunDir, sinks: &mut Sinks) {
-    match dir.restore() {
-        Ok(names) if names.is_empty() => {}
-        Ok(names) => sinks.warn(&format!("deleted while training, and written again: {}", names.join(", "))),
-        Err(error) => sinks.warn(&error.to_string()),
-    }
 }
 
 /// Warnings about rows that were cut or left out.

@@ -9,7 +9,7 @@ use crate::data::pipeline::{DataPipeline, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{Dtype, OpenDevice};
 use crate::failure::Failure;
-use crate::hub::{self, HubSettings, Progress, Wanted};
+use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
 use crate::lora::targets::Selection;
@@ -22,44 +22,114 @@ use crate::spec::ModelConfig;
 use crate::telemetry::NvmlSelector;
 use crate::train::memory::Workload;
 
+/// Where the weights of a model may come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightsFrom {
+    /// The model's files, downloaded where they are missing.
+    Hub,
+    /// The model's files where they are on this machine already; nothing large is downloaded.
+    Disk,
+    /// Nowhere: only shapes are needed, so random numbers take their place.
+    Nowhere,
+}
+
+/// What could be read of a model. A part with a mistake is absent.
+#[derive(Debug, Default)]
+pub(crate) struct ModelParts {
+    pub(crate) folder: Option<PathBuf>,
+    pub(crate) config: Option<ModelConfig>,
+    /// Its weights; also absent where they are not downloaded.
+    pub(crate) weights: Option<Weights>,
+    /// Whether the weights that training needs are on this machine.
+    pub(crate) is_downloaded: bool,
+}
+
+impl ModelParts {
+    /// Finds a model: a folder, a repository of the Hub, or, for random weights, a config.json alone. A download shows
+    /// its progress unless `quiet`. Returns the parts and every mistake in them.
+    pub(crate) fn read(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> (Self, Option<Failure>) {
+        let FoundModel { folder, config, is_downloaded } = match find_model(options, from, quiet) {
+            Ok(found) => found,
+            Err(error) => return (Self::default(), Some(error.into())),
+        };
+        let mut problems = Problems::default();
+        let config = ModelConfig::from_file(&config).map_err(|error| problems.0.extend(Problem::list(&error))).ok();
+        let weights = if options.init == Init::Random || from == WeightsFrom::Nowhere {
+            config.as_ref().map(|config| Weights::Random(RandomWeights::new(config, seed)))
+        } else if is_downloaded {
+            let opened = WeightFiles::open(&folder).map_err(|error| problems.0.extend(Problem::list(&error)));
+            opened.ok().map(Weights::Files)
+        } else {
+            None
+        };
+        if let (Some(weights), Some(config)) = (&weights, &config) {
+            let checked = weights.check(config);
+            problems.0.extend(checked.err().into_iter().flat_map(|error| Problem::list(&error)));
+        }
+        let failure = (!problems.0.is_empty()).then_some(Failure::Input(problems));
+        (Self { folder: Some(folder), config, weights, is_downloaded }, failure)
+    }
+
+    /// The model, if every part is there.
+    pub(crate) fn whole(self) -> Option<ModelSource> {
+        Some(ModelSource { folder: self.folder?, config: self.config?, weights: self.weights? })
+    }
+}
+
+/// The files of a model.
+#[derive(Debug)]
+pub(crate) struct FoundModel {
+    pub(crate) folder: PathBuf,
+    config: PathBuf,
+    is_downloaded: bool,
+}
+
+/// Finds the files of a model.
+pub(crate) fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool) -> Result<FoundModel, HubError> {
+    let path = Path::new(&options.path);
+    let needs_weights = options.init == Init::Pretrained && from != WeightsFrom::Nowhere;
+    if !needs_weights && path.is_file() {
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        return Ok(FoundModel { folder, config: path.to_owned(), is_downloaded: true });
+    }
+    let resolve = |wanted, settings: &HubSettings| {
+        hub::resolve(&options.path, options.revision.as_deref(), wanted, settings, Progress::detect(quiet))
+    };
+    let settings = HubSettings::from_env();
+    let wanted = if needs_weights { Wanted::Model } else { Wanted::WithoutWeights };
+    let may_download = !settings.offline && matches!(Location::parse(&options.path)?, Location::Repository(_));
+    let (folder, is_downloaded) = if from == WeightsFrom::Disk && may_download {
+        match resolve(wanted, &HubSettings { offline: true, ..settings.clone() }) {
+            Ok(folder) => (folder, true),
+            Err(_) => (resolve(Wanted::WithoutWeights, &settings)?, !needs_weights),
+        }
+    } else {
+        (resolve(wanted, &settings)?, true)
+    };
+    Ok(FoundModel { config: folder.join("config.json"), folder, is_downloaded })
+}
+
 /// A model on disk: its config is read, its weights are mapped but not read.
 #[derive(Debug)]
-pub struct ModelSource {
-    /// Its folder.
-    pub folder: PathBuf,
-    /// Its shape.
-    pub config: ModelConfig,
-    /// Its weights.
-    pub weights: Weights,
+pub(crate) struct ModelSource {
+    pub(crate) folder: PathBuf,
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: Weights,
 }
 
 impl ModelSource {
-    /// Finds a model: a folder, a repository of the Hub, or, for random weights, a config.json alone. A download shows
-    /// its progress unless `quiet`.
-    ///
-    /// # Errors
-    ///
-    /// A model that is missing or not supported, or weights that do not match its config.
-    pub fn open(options: &ModelOptions, seed: u64, quiet: bool) -> Result<Self, Failure> {
-        let (folder, config) = match config_alone(options) {
-            Some(alone) => alone,
-            None => {
-                let wanted = match options.init {
-                    Init::Pretrained => Wanted::Model,
-                    Init::Random => Wanted::WithoutWeights,
-                };
-                let (revision, progress) = (options.revision.as_deref(), Progress::detect(quiet));
-                let folder = hub::resolve(&options.path, revision, wanted, &HubSettings::from_env(), progress)?;
-                (folder.clone(), folder.join("config.json"))
-            }
-        };
-        let config = ModelConfig::from_file(&config).map_err(Failure::input)?;
-        let weights = match options.init {
-            Init::Random => Weights::Random(RandomWeights::new(&config, seed)),
-            Init::Pretrained => Weights::Files(WeightFiles::open(&folder).map_err(Failure::input)?),
-        };
-        weights.check(&config).map_err(Failure::input)?;
-        Ok(Self { folder, config, weights })
+    /// Finds a model, as [`ModelParts::read`] does.
+    pub(crate) fn open(options: &ModelOptions, seed: u64, from: WeightsFrom, quiet: bool) -> Result<Self, Failure> {
+        let (parts, failure) = ModelParts::read(options, seed, from, quiet);
+        failure.map_or_else(|| parts.whole().ok_or_else(no_weights), Err)
+    }
+
+    /// The model of a recipe, and the layers that its adapters match.
+    pub(crate) fn of_recipe(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Result<(Self, Selection), Failure> {
+        let source = Self::open(&recipe.model, recipe.seed, from, quiet).map_err(|failure| failure.about("model.path"));
+        source
+            .and_then(|source| select(&recipe.lora, &source.config).map(|selection| (source, selection)))
+            .map_err(|failure| failure.located(&recipe.places))
     }
 
     /// Reads the weights onto a device, stored as `dtype` or, if absent, as `precision`: the type of the computation.
@@ -67,7 +137,7 @@ impl ModelSource {
     /// # Errors
     ///
     /// A type that the device does not support, or weights that do not fit the type.
-    pub fn load(&self, dtype: Option<Dtype>, precision: Dtype, device: &OpenDevice) -> Result<Model, Failure> {
+    pub(crate) fn load(&self, dtype: Option<Dtype>, precision: Dtype, device: &OpenDevice) -> Result<Model, Failure> {
         let storage = dtype.unwrap_or(precision);
         for dtype in [storage, precision] {
             device.require_dtype(dtype).map_err(Failure::input)?;
@@ -80,7 +150,7 @@ impl ModelSource {
     /// # Errors
     ///
     /// Files that cannot be read or understood; a tokenizer that belongs to another model.
-    pub fn tokenizer(&self) -> Result<Tokenizer, Failure> {
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
         let tokenizer = Tokenizer::open(&self.folder).map_err(Failure::input)?;
         match vocabulary_problem(&self.folder, &tokenizer, &self.config) {
             Some(problem) => Err(problem.into()),
@@ -94,7 +164,12 @@ impl ModelSource {
     ///
     /// Files that cannot be read or understood; a tokenizer that belongs to another model; a stop request while rows
     /// are tokenised.
-    pub fn open_data(&self, data: &DataConfig, seed: u64, options: &OpenOptions<'_>) -> Result<DataPipeline, Failure> {
+    pub(crate) fn open_data(
+        &self,
+        data: &DataConfig,
+        seed: u64,
+        options: &OpenOptions<'_>,
+    ) -> Result<DataPipeline, Failure> {
         let tokenizer = self.tokenizer().map_err(|failure| failure.about("model.path"))?;
         DataPipeline::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
             DataError::Interrupted => Failure::Interrupted,
@@ -102,36 +177,33 @@ impl ModelSource {
         })
     }
 
-    /// The linear layers that a `[lora]` section selects.
-    ///
-    /// # Errors
-    ///
-    /// Targets and layers that the model does not have.
-    pub fn select(&self, lora: &LoraConfig) -> Result<Selection, Failure> {
-        lora.select(self.config.num_hidden_layers).map_err(|errors| {
-            Failure::Input(Problems(errors.iter().map(|error| Problem::new(error.to_string())).collect()))
-        })
-    }
-
     /// New adapters, which leave the model's output unchanged.
-    #[must_use]
-    pub fn new_adapters(&self, selection: &Selection, lora: &LoraConfig, seed: u64, device: &OpenDevice) -> AdapterSet {
+    pub(crate) fn new_adapters(
+        &self,
+        selection: &Selection,
+        lora: &LoraConfig,
+        seed: u64,
+        device: &OpenDevice,
+    ) -> AdapterSet {
         let init = lora.init_lora_weights;
         AdapterSet::new(&self.config, selection, init, lora.lora_dropout, seed, &device.device)
     }
 }
 
-/// Folder and config.json of a model with random weights whose path names only a config.json.
-#[must_use]
-pub fn config_alone(options: &ModelOptions) -> Option<(PathBuf, PathBuf)> {
-    let path = Path::new(&options.path);
-    let folder = || path.parent().unwrap_or(Path::new("")).to_owned();
-    (options.init == Init::Random && path.is_file()).then(|| (folder(), path.to_owned()))
+/// The failure of a model whose weights are not to be downloaded.
+pub(super) fn no_weights() -> Failure {
+    Failure::input("the weights of the model are not on this machine")
+}
+
+/// The linear layers that a `[lora]` section selects.
+pub(crate) fn select(lora: &LoraConfig, config: &ModelConfig) -> Result<Selection, Failure> {
+    lora.select(config.num_hidden_layers).map_err(|errors| {
+        Failure::Input(Problems(errors.iter().map(|error| Problem::new(error.to_string())).collect()))
+    })
 }
 
 /// The error for a tokenizer that has more ids than the model has embeddings.
-#[must_use]
-pub fn vocabulary_problem(folder: &Path, tokenizer: &Tokenizer, config: &ModelConfig) -> Option<Problem> {
+pub(crate) fn vocabulary_problem(folder: &Path, tokenizer: &Tokenizer, config: &ModelConfig) -> Option<Problem> {
     let (max_id, vocab_size) = (tokenizer.max_id() as usize, config.vocab_size);
     (max_id >= vocab_size).then(|| {
         let folder = folder.display();
@@ -143,14 +215,17 @@ pub fn vocabulary_problem(folder: &Path, tokenizer: &Tokenizer, config: &ModelCo
 }
 
 /// Failure of a command that cannot read its rows. A failed worker is not counted as a mistake in the inputs.
-#[must_use]
-pub fn data_failure(error: DataError) -> Failure {
+pub(crate) fn data_failure(error: DataError) -> Failure {
     if error.is_mistake() { Failure::input(error) } else { Failure::running(error) }
 }
 
 /// The quantities that determine the memory of a recipe's steps.
-#[must_use]
-pub fn workload<'a>(recipe: &Recipe, config: &'a ModelConfig, selection: &'a Selection, on_cpu: bool) -> Workload<'a> {
+pub(crate) fn workload<'a>(
+    recipe: &Recipe,
+    config: &'a ModelConfig,
+    selection: &'a Selection,
+    on_cpu: bool,
+) -> Workload<'a> {
     let precision = recipe.train.precision;
     Workload {
         config,
@@ -168,7 +243,6 @@ pub fn workload<'a>(recipe: &Recipe, config: &'a ModelConfig, selection: &'a Sel
 }
 
 /// How NVML finds the GPU that trains.
-#[must_use]
-pub fn nvml_selector(device: &OpenDevice) -> Option<NvmlSelector> {
+pub(crate) fn nvml_selector(device: &OpenDevice) -> Option<NvmlSelector> {
     device.cuda.as_ref().map(|gpu| NvmlSelector::Uuid(gpu.uuid.clone()))
 }

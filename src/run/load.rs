@@ -4,8 +4,7 @@ use std::convert::Infallible;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use super::TrainArgs;
-use super::dir::RunDir;
+use super::Run;
 use super::overview::total_steps;
 use super::prepare::Prepared;
 use super::resume::Resumed;
@@ -40,15 +39,10 @@ impl Loaded {
     /// # Errors
     ///
     /// Files that cannot be read or understood; a checkpoint that does not fit or has no steps left.
-    pub(super) fn read(
-        args: &TrainArgs,
-        prepared: &Prepared,
-        dir: &RunDir,
-        resumed: Option<&Resumed>,
-        stop: &Stop,
-    ) -> Result<Self, Failure> {
+    pub(super) fn read(run: &Run<'_>, resumed: Option<&Resumed>) -> Result<Self, Failure> {
+        let Run { args, prepared, dir, .. } = run;
         let recipe = &prepared.recipe;
-        let (data, model) = read_rows_and_model(args, prepared, stop)?;
+        let (data, model) = read_rows_and_model(run)?;
         if let (Some(resume), Some(resumed)) = (&args.resume, resumed) {
             resumed.refuse_if_done(resume, dir, total_steps(recipe, &data))?;
         }
@@ -75,8 +69,8 @@ pub(super) fn row_order(recipe: &Recipe, data: &DataPipeline) -> RowOrder {
 }
 
 /// Reads rows and model in parallel, since parsing the tokenizer takes as long as loading a small model.
-fn read_rows_and_model(args: &TrainArgs, prepared: &Prepared, stop: &Stop) -> Result<(DataPipeline, Model), Failure> {
-    let Prepared { recipe, source, device, .. } = prepared;
+fn read_rows_and_model(run: &Run<'_>) -> Result<(DataPipeline, Model), Failure> {
+    let Run { args, prepared: Prepared { recipe, source, device, .. }, stop, .. } = run;
     let is_stopped = || stop.requested();
     let progress = Progress::detect(args.quiet);
     let options =

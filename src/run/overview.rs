@@ -1,11 +1,15 @@
 //! The values that follow from recipe, model and data, as text: printed by `check`, and by a run before its first step.
 
+use std::collections::BTreeSet;
+
+use super::device_memory::StepMemory;
 use super::prepare::Prepared;
 use crate::data::pipeline::DataPipeline;
 use crate::data::sources::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
+use crate::model::weights::Weights;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::text::with_commas;
@@ -13,14 +17,17 @@ use crate::train::config::GradientCheckpointing;
 use crate::train::schedule::{self, Schedule};
 
 /// A label and its value.
-pub type Fact = (&'static str, String);
+pub(crate) type Fact = (&'static str, String);
 
 /// Prints every value on a line of its own; unusual values as warnings.
 pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule, sinks: &mut Sinks) {
-    let Prepared { recipe, source, selection, device: open, .. } = prepared;
-    let config = &source.config;
-    let mut facts = vec![device(recipe, open), model(recipe, config), parameters(selection, config), layers(selection)];
-    facts.extend(data.files().iter().map(|info| with_columns(file(data, info), info)));
+    let Prepared { recipe, source, selection, device, memory } = prepared;
+    let config = Some(&source.config);
+    let mut facts = prepared_facts(recipe, Some(device), config, &weights(&source.weights), Some(selection));
+    for info in data.files() {
+        let (subject, fact) = file(data, info);
+        facts.push((subject, fact + &file_notes(info)));
+    }
     if recipe.data.eval_split.is_some() {
         facts.push(held_out(data));
     }
@@ -32,25 +39,41 @@ pub(super) fn note(prepared: &Prepared, data: &DataPipeline, schedule: &Schedule
     for warning in data.warnings() {
         sinks.warn(&warning);
     }
-    if recipe.train.gradient_checkpointing == GradientCheckpointing::Offload && !open.is_gpu() {
-        sinks.warn(
-            "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU block inputs are in host memory \
-             anyway, and are copied once more\n  hint: set it to true",
-        );
-    }
-    if let Some(warning) = length_warning(recipe, config) {
+    for warning in prepared_warnings(recipe, Some(device), config, Some(memory)) {
         sinks.warn(&warning);
     }
 }
 
-/// Parameters of base and adapters.
-pub(super) fn num_parameters(prepared: &Prepared) -> usize {
-    prepared.source.config.num_parameters() + prepared.num_trainable()
+/// The parts of a [`Prepared`] that are known. `weights`: how they are stored.
+pub(crate) fn prepared_facts(
+    recipe: &Recipe,
+    open: Option<&OpenDevice>,
+    config: Option<&ModelConfig>,
+    weights: &str,
+    selection: Option<&Selection>,
+) -> Vec<Fact> {
+    let mut facts: Vec<Fact> = open.map(|open| device(recipe, open)).into_iter().collect();
+    if let Some(config) = config {
+        facts.push(model(recipe, config, weights));
+        facts.extend(selection.into_iter().flat_map(|selection| [parameters(selection, config), layers(selection)]));
+    }
+    facts
+}
+
+/// What may be unintended in a [`Prepared`].
+pub(crate) fn prepared_warnings(
+    recipe: &Recipe,
+    open: Option<&OpenDevice>,
+    config: Option<&ModelConfig>,
+    memory: Option<&StepMemory>,
+) -> Vec<String> {
+    let offload = open.and_then(|open| offload_warning(recipe, open));
+    let length = config.and_then(|config| length_warning(recipe, config));
+    offload.into_iter().chain(length).chain(memory.and_then(|memory| memory.warning.clone())).collect()
 }
 
 /// The device and its types.
-#[must_use]
-pub fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
+fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
     let precision = recipe.train.precision;
     let storage = recipe.model.dtype.unwrap_or(precision);
     let OpenDevice { label, reason, .. } = device;
@@ -58,15 +81,28 @@ pub fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
     ("device", format!("{label} ({reason}); computes in {precision}, base stored in {storage}"))
 }
 
-fn model(recipe: &Recipe, config: &ModelConfig) -> Fact {
+/// The model's shape, with a word on its weights.
+fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
     let ModelConfig { model_type, num_hidden_layers, hidden_size, .. } = config;
-    let path = &recipe.model.path;
-    ("model", format!("{path} ({model_type}, {num_hidden_layers} layers of width {hidden_size})"))
+    let (path, parameters) = (&recipe.model.path, with_commas(config.num_parameters()));
+    let shape = format!("{model_type}, {num_hidden_layers} layers of width {hidden_size}");
+    ("model", format!("{path} ({shape}, {parameters} parameters, {weights})"))
+}
+
+/// How the weights are stored.
+pub(crate) fn weights(weights: &Weights) -> String {
+    match weights {
+        Weights::Random(_) => "weights drawn at random".to_owned(),
+        Weights::Files(files) => {
+            let types: BTreeSet<String> =
+                files.tensors().values().map(|tensor| format!("{:?}", tensor.dtype).to_lowercase()).collect();
+            format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "))
+        }
+    }
 }
 
 /// How many parameters are trained, and of how many.
-#[must_use]
-pub fn parameters(selection: &Selection, config: &ModelConfig) -> Fact {
+fn parameters(selection: &Selection, config: &ModelConfig) -> Fact {
     let trainable = selection.num_parameters(config);
     let all = config.num_parameters() + trainable;
     #[allow(clippy::cast_precision_loss, reason = "shown with four digits")]
@@ -76,33 +112,32 @@ pub fn parameters(selection: &Selection, config: &ModelConfig) -> Fact {
 }
 
 /// The adapted layers.
-#[must_use]
-pub fn layers(selection: &Selection) -> Fact {
+fn layers(selection: &Selection) -> Fact {
     let hits = selection.hits.iter().map(|hits| format!("{} x {}", hits.num_hits, hits.target));
     ("adapted layers", hits.collect::<Vec<_>>().join(", "))
 }
 
 /// A file of rows.
-#[must_use]
-pub fn file(data: &DataPipeline, file: &FileInfo) -> Fact {
+pub(crate) fn file(data: &DataPipeline, file: &FileInfo) -> Fact {
     let subject = if file.is_eval { "evaluation data" } else { "training data" };
     let (path, rows, format) = (file.path.display(), with_commas(file.num_rows), file.format.name());
     (subject, format!("{path} ({rows} rows, {format}){}", data.form_of(file)))
 }
 
-fn with_columns((subject, mut fact): Fact, file: &FileInfo) -> Fact {
+/// The columns of a file that are not read, and the tokens that are kept of it.
+pub(crate) fn file_notes(file: &FileInfo) -> String {
+    let mut notes = String::new();
     if !file.unused_columns.is_empty() {
-        fact.push_str(&format!("; columns not read: {}", file.unused_columns.join(", ")));
+        notes.push_str(&format!("; columns not read: {}", file.unused_columns.join(", ")));
     }
     if let Some(kept) = file.kept_tokens {
-        fact.push_str(&format!("; {kept}"));
+        notes.push_str(&format!("; {kept}"));
     }
-    (subject, fact)
+    notes
 }
 
 /// The rows of `data.eval_split`.
-#[must_use]
-pub fn held_out(data: &DataPipeline) -> Fact {
+pub(crate) fn held_out(data: &DataPipeline) -> Fact {
     let (held_out, left) = (with_commas(data.num_eval_rows()), with_commas(data.num_train_rows()));
     ("evaluation data", format!("{held_out} rows held out, {left} rows left to train on"))
 }
@@ -126,14 +161,12 @@ fn steps(recipe: &Recipe, data: &DataPipeline, schedule: &Schedule) -> String {
 }
 
 /// Steps of an epoch.
-#[must_use]
-pub fn steps_per_epoch(recipe: &Recipe, data: &DataPipeline) -> u64 {
+pub(crate) fn steps_per_epoch(recipe: &Recipe, data: &DataPipeline) -> u64 {
     schedule::steps_per_epoch(batches_per_epoch(recipe, data), recipe.train.gradient_accumulation_steps)
 }
 
 /// Steps of the whole run.
-#[must_use]
-pub fn total_steps(recipe: &Recipe, data: &DataPipeline) -> u64 {
+pub(crate) fn total_steps(recipe: &Recipe, data: &DataPipeline) -> u64 {
     let train = &recipe.train;
     let batches = batches_per_epoch(recipe, data);
     schedule::total_steps(batches, train.gradient_accumulation_steps, train.num_epochs, train.max_steps)
@@ -143,9 +176,17 @@ fn batches_per_epoch(recipe: &Recipe, data: &DataPipeline) -> usize {
     usize::try_from(data.batches_per_epoch(recipe.train.micro_batch_size)).unwrap_or(usize::MAX)
 }
 
+/// Warns where offloading saves nothing.
+fn offload_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
+    (recipe.train.gradient_checkpointing == GradientCheckpointing::Offload && !device.is_gpu()).then(|| {
+        "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU block inputs are in host memory \
+         anyway, and are copied once more\n  hint: set it to true"
+            .to_owned()
+    })
+}
+
 /// Warns if rows may be longer than the model was made for.
-#[must_use]
-pub fn length_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
+fn length_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
     let (longest, positions) = (recipe.data.max_length, config.max_position_embeddings);
     (longest > positions).then(|| {
         format!(

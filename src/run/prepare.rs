@@ -1,38 +1,87 @@
-//! The checked settings of a run, before any weight is read and any row is tokenised.
+//! What a recipe asks for, looked up before any weight is read and any row is tokenised.
 
 use super::device_memory::StepMemory;
-use super::inputs::ModelSource;
+use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, select};
 use crate::device::{self, OpenDevice};
 use crate::failure::Failure;
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
 
-/// The recipe, and the model and device for it.
-pub(super) struct Prepared {
-    pub(super) recipe: Recipe,
-    pub(super) source: ModelSource,
-    pub(super) selection: Selection,
-    pub(super) device: OpenDevice,
-    pub(super) memory: StepMemory,
+/// A recipe, and the model, layers and device that it names: `check` prints it, training continues from it.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) recipe: Recipe,
+    pub(crate) source: ModelSource,
+    pub(crate) selection: Selection,
+    pub(crate) device: OpenDevice,
+    /// Estimated memory of its steps.
+    pub(crate) memory: StepMemory,
 }
 
 impl Prepared {
     /// Finds the model and its layers, opens the device and estimates the memory of a step.
-    ///
-    /// # Errors
-    ///
-    /// A model, layers or a device that do not exist.
-    pub(super) fn new(recipe: Recipe, quiet: bool) -> Result<Self, Failure> {
-        let source =
-            ModelSource::open(&recipe.model, recipe.seed, quiet).map_err(|failure| failure.about("model.path"))?;
-        let selection = source.select(&recipe.lora)?;
-        let device = device::open(&recipe.device.name).map_err(Failure::input)?;
-        let memory = StepMemory::estimate(&recipe, &source.config, &selection, &device);
-        Ok(Self { recipe, source, selection, device, memory })
+    pub(crate) fn new(recipe: Recipe, from: WeightsFrom, quiet: bool) -> Result<Self, Failure> {
+        let Parts { model, selection, device, failures } = Parts::find(&recipe, from, quiet);
+        let failure = failures.into_iter().reduce(Failure::and);
+        match (failure, model.whole(), selection, device) {
+            (None, Some(source), Some(selection), Some(device)) => {
+                let memory = StepMemory::estimate(&recipe, &source.config, &selection, &device);
+                Ok(Self { recipe, source, selection, device, memory })
+            }
+            (failure, ..) => Err(failure.unwrap_or_else(no_weights).located(&recipe.places)),
+        }
     }
 
     /// Number of trained parameters.
-    pub(super) fn num_trainable(&self) -> usize {
+    pub(crate) fn num_trainable(&self) -> usize {
         self.selection.num_parameters(&self.source.config)
+    }
+
+    /// Number of parameters of base and adapters.
+    pub(crate) fn num_parameters(&self) -> usize {
+        self.source.config.num_parameters() + self.num_trainable()
+    }
+}
+
+/// What could be found of a [`Prepared`]. A part with a mistake is absent, and so is what depends on it.
+#[derive(Debug, Default)]
+pub(crate) struct Parts {
+    pub(crate) model: ModelParts,
+    pub(crate) selection: Option<Selection>,
+    pub(crate) device: Option<OpenDevice>,
+    /// Every mistake.
+    pub(crate) failures: Vec<Failure>,
+}
+
+impl Parts {
+    /// Looks for every part. A recipe without `model.path` has no model.
+    pub(crate) fn find(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Self {
+        let mut parts = Self::default();
+        if !recipe.model.path.is_empty() {
+            let (model, failure) = ModelParts::read(&recipe.model, recipe.seed, from, quiet);
+            parts.failures.extend(failure.map(|failure| failure.about("model.path")));
+            parts.selection = model.config.as_ref().and_then(|config| parts.keep(select(&recipe.lora, config)));
+            parts.model = model;
+        }
+        let device = parts.keep(device::open(&recipe.device.name).map_err(Failure::input));
+        if let Some(device) = &device {
+            let precision = recipe.train.precision;
+            let storage = recipe.model.dtype.filter(|dtype| *dtype != precision);
+            for dtype in [precision].into_iter().chain(storage) {
+                parts.keep(device.require_dtype(dtype).map_err(Failure::input));
+            }
+        }
+        Self { device, ..parts }
+    }
+
+    fn keep<T>(&mut self, part: Result<T, Failure>) -> Option<T> {
+        part.map_err(|failure| self.failures.push(failure)).ok()
+    }
+
+    /// Estimated memory of the steps, where model, layers and device are known.
+    pub(crate) fn memory(&self, recipe: &Recipe) -> Option<StepMemory> {
+        let (config, selection, device) =
+            (self.model.config.as_ref()?, self.selection.as_ref()?, self.device.as_ref()?);
+        Some(StepMemory::estimate(recipe, config, selection, device))
     }
 }

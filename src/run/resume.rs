@@ -110,10 +110,6 @@ impl Resumed {
     }
 
     /// Checks that steps are left, once the total is known.
-    ///
-    /// # Errors
-    ///
-    /// A run that has finished all its steps.
     pub(super) fn refuse_if_done(&self, resume: &Resume, dir: &RunDir, total_steps: u64) -> Result<(), Failure> {
         let Some(finished) = dir.finished() else { return Ok(()) };
         let step = if *resume == Resume::Latest { self.state.step.max(finished.steps) } else { self.state.step };
@@ -121,10 +117,6 @@ impl Resumed {
     }
 
     /// Reports where training continues and what has changed, and renames later checkpoints of this run.
-    ///
-    /// # Errors
-    ///
-    /// Checkpoints that cannot be renamed.
     pub(super) fn report(
         &self,
         inputs: &Inputs,
@@ -139,7 +131,7 @@ impl Resumed {
         if let Some(trouble) = &self.state.trouble {
             let instead = match &self.sound {
                 Some(path) => {
-                    format!("\n  hint: {} was saved before that: `--resume {0}` goes on from it", path.display())
+                    format!("\n  hint: {} was saved before that: `--resume {0}` continues from it", path.display())
                 }
                 None => String::new(),
             };
@@ -170,7 +162,6 @@ impl Resumed {
     }
 
     /// Whether the checkpoint belongs to this run.
-    #[must_use]
     fn is_within(&self, output_dir: &Path) -> bool {
         match (self.checkpoint.canonicalize(), output_dir.canonicalize()) {
             (Ok(checkpoint), Ok(output_dir)) => checkpoint.starts_with(output_dir),
@@ -205,10 +196,6 @@ pub(super) fn open_folder(args: &TrainArgs, recipe: &Recipe) -> Result<(Option<R
 
 /// Refuses to resume a finished run, as far as this is known before anything large is read: `--resume` continues at its
 /// end, and `recipe` asks for no more steps than the run took.
-///
-/// # Errors
-///
-/// A finished run.
 fn refuse_finished(resume: &Resume, resumed: Option<&Resumed>, dir: &RunDir, recipe: &str) -> Result<(), Failure> {
     let Some(finished) = dir.finished() else { return Ok(()) };
     let is_at_its_end = match resume {

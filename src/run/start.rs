@@ -1,23 +1,29 @@
-//! Makes a trainer of rows and weights: opens the folder's files, sinks and telemetry, and restores the state.
+//! The last part before the first step: opens the folder's files, sinks and telemetry, makes the trainer and restores
+//! its state.
 
 use super::Run;
-use super::dir::Start;
-use super::environment::Environment;
-use super::facts::facts;
-use super::inputs::nvml_selector;
+use super::dir::{ENVIRONMENT_FILE, Start};
+use super::environment::environment;
+use super::inputs::{nvml_selector, workload};
 use super::load::row_order;
 use super::overview;
 use super::prepare::Prepared;
 use super::resume::Resumed;
 use crate::checkpoint::Checkpoints;
 use crate::data::pipeline::DataPipeline;
+use crate::data::sources::FileInfo;
 use crate::data::template::ChatTemplate;
+use crate::device::{Dtype, num_cpu_threads};
+use crate::diagnosis::Facts;
 use crate::export::PromptForm;
 use crate::failure::Failure;
 use crate::metrics::{SinkOptions, Sinks};
+use crate::ops::place::Place;
 use crate::recipe::Recipe;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Telemetry, total_host_memory_bytes};
+use crate::train::config::GradientCheckpointing;
 use crate::train::flops::StepFlops;
+use crate::train::memory::Workload;
 use crate::train::recorder::Recorder;
 use crate::train::saver::{AdapterFiles, Saver};
 use crate::train::schedule::Schedule;
@@ -25,19 +31,24 @@ use crate::train::state::{Inputs, TrainerState};
 use crate::train::step::TrainStep;
 use crate::train::trainer::Trainer;
 
-impl<'a> Run<'a> {
-    /// Writes the files that are known before the first step, opens the sinks and starts sampling the machine. `given`
-    /// is the text of the recipe's file.
-    ///
-    /// # Errors
-    ///
-    /// Files that cannot be written.
-    pub(super) fn start(&self, step: TrainStep, resumed: Option<Resumed>, given: &str) -> Result<Trainer<'a>, Failure> {
-        let Self { args, prepared, dir, data, stop, process_start } = *self;
+/// A run that is ready for its first step.
+pub(super) struct Started<'a> {
+    pub(super) run: &'a Run<'a>,
+    pub(super) trainer: Trainer<'a>,
+}
+
+impl<'a> Started<'a> {
+    /// Writes the files that are known before the first step, opens the sinks and starts sampling the machine.
+    pub(super) fn new(
+        run: &'a Run<'a>,
+        data: &'a DataPipeline,
+        step: TrainStep,
+        resumed: Option<Resumed>,
+    ) -> Result<Self, Failure> {
+        let Run { args, prepared, dir, stop, process_start, .. } = run;
         let Prepared { recipe, source, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
-        let mut facts = facts(prepared, data, step.model().place() == crate::ops::place::Place::Cpu);
-        let inputs = inputs(self);
+        let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
         earlier.num_starts = earlier.num_starts.max(dir.num_starts());
@@ -46,14 +57,12 @@ impl<'a> Run<'a> {
 
         // From here on this writes to the folder, so a signal waits for a checkpoint.
         stop.defer();
-        let mut sinks = self.open_sinks(resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps())?;
-        self.write_recipe(given)?;
-        dir.write_memory_plan(&memory.plan).map_err(Failure::running)?;
+        let mut sinks = open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps())?;
+        write_recipe(run)?;
+        dir.write_json("memory_plan.json", &memory.plan)?;
         overview::note(prepared, data, &schedule, &mut sinks);
-        for warning in memory.warning.iter().map(String::as_str).chain(dir.warning()) {
-            sinks.warn(warning);
-        }
-        let telemetry = self.start_telemetry(&mut sinks);
+        dir.warning().into_iter().for_each(|warning| sinks.warn(warning));
+        let telemetry = start_telemetry(prepared, &mut sinks);
         if let Some(resumed) = &resumed {
             resumed.report(&inputs, &checkpoints, &recipe.output_dir, &mut sinks)?;
         } else if args.resume.is_some() {
@@ -63,12 +72,10 @@ impl<'a> Run<'a> {
             ));
         }
 
-        facts.max_sm_clock_mhz = telemetry.max_sm_clock_mhz();
-        facts.power_limit_watts = telemetry.power_limit_watts();
-        facts.default_power_limit_watts = telemetry.default_power_limit_watts();
+        let facts = facts(prepared, data, &telemetry, step.model().place() == Place::Cpu);
         let flops = StepFlops::new(&source.config, prepared.num_trainable());
         let precision = recipe.train.precision;
-        let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, process_start);
+        let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
         let adapter_files = AdapterFiles {
             lora: recipe.lora.clone(),
             base_model_name_or_path: recipe.model.path.clone(),
@@ -81,61 +88,59 @@ impl<'a> Run<'a> {
             saver = saver.resumed(sound);
         }
         let (train, eval, watchdog) = (recipe.train.clone(), recipe.eval.clone(), recipe.watchdog);
-        Ok(Trainer { step, state, train, eval, watchdog, schedule, data, stop, recorder, saver, sinks })
+        let trainer = Trainer { step, state, train, eval, watchdog, schedule, data, stop, recorder, saver, sinks };
+        Ok(Self { run, trainer })
     }
+}
 
-    /// Moves the files of a killed start aside, and opens the sinks.
-    fn open_sinks(&self, resumed: Option<&Resumed>, starts: u64, total_steps: u64) -> Result<Sinks, Failure> {
-        let (recipe, device, dir) = (&self.prepared.recipe, &self.prepared.device, self.dir);
-        let start = if resumed.is_some() { Start::Resume } else { Start::Fresh };
-        let superseded = match start {
-            Start::Fresh => dir.supersede_killed().map_err(Failure::running)?,
-            Start::Resume => None,
-        };
-        dir.reopen(start).map_err(Failure::running)?;
-        let environment =
-            Environment { starts, gpu: device.cuda.clone(), ..Environment::of_this_process(&device.label) };
-        dir.write_environment(&environment).map_err(Failure::running)?;
-        let options = SinkOptions {
-            run_dir: dir.path(),
-            resume_step: resumed.map(|resumed| resumed.state.step),
-            has_evaluated: resumed
-                .is_some_and(|resumed| resumed.state.evaluations.last_step == Some(resumed.state.step)),
-            total_steps,
-            quiet: self.args.quiet,
-            tui: self.args.tui,
-            interrupter: self.stop.interrupter().clone(),
-        };
-        let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;
-        if let Some(folder) = superseded {
-            let shown = folder.display();
-            sinks.warn(&format!("an earlier start that left no checkpoint was here; its files are now in {shown}"));
-        }
-        sinks.delete_with_first_step(dir.earlier_end());
-        sinks.recipe(resumed.map_or(0, |resumed| resumed.state.step), &recipe.to_toml());
-        Ok(sinks)
+/// Moves the files of a killed start into a folder of their own, and opens the sinks.
+fn open_sinks(run: &Run<'_>, resumed: Option<&Resumed>, starts: u64, total_steps: u64) -> Result<Sinks, Failure> {
+    let Run { args, prepared: Prepared { recipe, device, .. }, dir, stop, .. } = run;
+    let start = if resumed.is_some() { Start::Resume } else { Start::Fresh };
+    let superseded = match start {
+        Start::Fresh => dir.supersede_killed()?,
+        Start::Resume => None,
+    };
+    dir.reopen(start)?;
+    dir.write_json(ENVIRONMENT_FILE, &environment(device, starts))?;
+    let options = SinkOptions {
+        run_dir: dir.path(),
+        resume_step: resumed.map(|resumed| resumed.state.step),
+        has_evaluated: resumed.is_some_and(|resumed| resumed.state.evaluations.last_step == Some(resumed.state.step)),
+        total_steps,
+        quiet: args.quiet,
+        tui: args.tui,
+        interrupter: stop.interrupter().clone(),
+    };
+    let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;
+    if let Some(folder) = superseded {
+        let shown = folder.display();
+        sinks.warn(&format!("an earlier start that left no checkpoint was here; its files are now in {shown}"));
     }
+    sinks.delete_with_first_step(dir.earlier_end());
+    sinks.recipe(resumed.map_or(0, |resumed| resumed.state.step), &recipe.to_toml());
+    Ok(sinks)
+}
 
-    /// Writes the recipe into the run's folder as it was read: its file may have changed while the model was loaded.
-    fn write_recipe(&self, given: &str) -> Result<(), Failure> {
-        let args = &self.args.recipe;
-        let device = args.device.iter().map(|name| format!("--device {name}"));
-        let changes: Vec<String> = args.set.iter().map(|change| format!("--set {change}")).chain(device).collect();
-        self.dir.write_recipe(given, &changes, &self.prepared.recipe.to_toml()).map_err(Failure::running)
-    }
+/// Writes the recipe into the run's folder as it was read: its file may have changed while the model was loaded.
+fn write_recipe(run: &Run<'_>) -> Result<(), Failure> {
+    let args = &run.args.recipe;
+    let device = args.device.iter().map(|name| format!("--device {name}"));
+    let changes: Vec<String> = args.set.iter().map(|change| format!("--set {change}")).chain(device).collect();
+    run.dir.write_recipe(&run.given, &changes, &run.prepared.recipe.to_toml())
+}
 
-    /// Starts sampling the machine; reports what is sampled and what is not.
-    fn start_telemetry(&self, sinks: &mut Sinks) -> Telemetry {
-        let Prepared { recipe, device, .. } = self.prepared;
-        let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
-        if let Some(gpu) = telemetry.gpu() {
-            sinks.note(&format!("GPU figures are those of {gpu}"));
-        }
-        if let Some(notice) = telemetry.notice() {
-            sinks.note(notice);
-        }
-        telemetry
+/// Starts sampling the machine; reports what is sampled and what is not.
+fn start_telemetry(prepared: &Prepared, sinks: &mut Sinks) -> Telemetry {
+    let interval = prepared.recipe.logging.gpu_sample_ms;
+    let telemetry = Telemetry::start(interval, nvml_selector(&prepared.device));
+    if let Some(gpu) = telemetry.gpu() {
+        sinks.note(&format!("GPU figures are those of {gpu}"));
     }
+    if let Some(notice) = telemetry.notice() {
+        sinks.note(notice);
+    }
+    telemetry
 }
 
 /// The form in which rows are passed to the model, so that prompts can use the same form.
@@ -148,13 +153,72 @@ fn prompt_form(recipe: &Recipe, data: &DataPipeline) -> PromptForm {
 }
 
 /// Digests of the inputs, so that a resumed run can compare them.
-fn inputs(run: &Run<'_>) -> Inputs {
-    let (source, data) = (&run.prepared.source, run.data);
+fn inputs(prepared: &Prepared, data: &DataPipeline) -> Inputs {
     let hexadecimal = |digest: [u8; 32]| digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     Inputs {
         train_rows: Some(hexadecimal(data.train_digest())),
         tokenizer: Some(hexadecimal(data.tokenizer().digest())),
         chat_template: data.template().and_then(ChatTemplate::identity).map(hexadecimal),
-        weights: source.weights.digest().map(hexadecimal),
+        weights: prepared.source.weights.digest().map(hexadecimal),
+    }
+}
+
+/// The facts about recipe and machine that the diagnosis rules use.
+fn facts(prepared: &Prepared, data: &DataPipeline, telemetry: &Telemetry, leaves_padding_out: bool) -> Facts {
+    let Prepared { recipe, source, selection, device, .. } = prepared;
+    let config = &source.config;
+    let (train, rows) = (&recipe.train, recipe.train.micro_batch_size);
+    let host_memory_bytes = total_host_memory_bytes();
+    let workload = workload(recipe, config, selection, !device.is_gpu());
+    let peak = |gradient_checkpointing| Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes;
+    let own_peak = workload.plan().peak_bytes;
+    let doubled_peak = Workload { rows: 2 * workload.rows, ..workload.clone() }.plan().peak_bytes;
+    // If checkpointing is off: the memory with it on. Otherwise: the memory of the chosen kind.
+    let least = match train.gradient_checkpointing {
+        GradientCheckpointing::Off => peak(GradientCheckpointing::On),
+        GradientCheckpointing::On | GradientCheckpointing::Offload => own_peak,
+    };
+    // Rows are read from the tokenised copy of a file, where there is one.
+    let size = |file: &FileInfo| match file.kept_tokens {
+        Some(kept) => Some(kept.bytes),
+        None => std::fs::metadata(&file.path).map(|metadata| metadata.len()).ok(),
+    };
+    let sizes = data.files().iter().filter(|file| !file.is_eval).map(size);
+    let eval_batches = data.num_eval_batches(rows, recipe.eval.max_batches) as u64;
+    let block = config.block_linear_size();
+    Facts {
+        is_gpu: device.is_gpu(),
+        leaves_padding_out,
+        num_cpu_threads: num_cpu_threads() as u64,
+        num_workers: recipe.data.num_workers as u64,
+        prefetch_batches: recipe.data.prefetch_batches as u64,
+        packing: recipe.data.packing,
+        max_length: recipe.data.max_length as u64,
+        max_positions: config.max_position_embeddings as u64,
+        data_bytes: sizes.sum(),
+        shuffle: recipe.data.shuffle,
+        micro_batch_size: rows as u64,
+        gradient_accumulation_steps: train.gradient_accumulation_steps as u64,
+        recomputes: train.gradient_checkpointing != GradientCheckpointing::Off,
+        offloads: train.gradient_checkpointing == GradientCheckpointing::Offload,
+        is_f32: train.precision == Dtype::F32,
+        eval_steps: recipe.eval.eval_steps,
+        eval_batches: (eval_batches > 0).then_some(eval_batches),
+        draws_samples: !recipe.eval.generate.is_empty(),
+        save_steps: recipe.checkpoint.save_steps,
+        tensorboard: recipe.logging.tensorboard,
+        max_sm_clock_mhz: telemetry.max_sm_clock_mhz(),
+        power_limit_watts: telemetry.power_limit_watts(),
+        default_power_limit_watts: telemetry.default_power_limit_watts(),
+        device_memory_bytes: if device.is_gpu() {
+            device.cuda.as_ref().map(|gpu| gpu.memory_bytes)
+        } else {
+            host_memory_bytes
+        },
+        host_memory_bytes,
+        activation_bytes: peak(GradientCheckpointing::Off).checked_sub(least).map(|bytes| bytes as u64),
+        doubling_bytes: doubled_peak.checked_sub(own_peak).map(|bytes| bytes as u64),
+        block_parameters: (config.num_hidden_layers * block) as u64,
+        head_parameters: (config.vocab_size * config.hidden_size) as u64,
     }
 }

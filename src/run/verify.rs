@@ -18,10 +18,6 @@ const GPU_TOLERANCE: f32 = 0.05;
 /// from the whole vocabulary.
 ///
 /// Targets, rank and scale are read from the file's own config, so this checks the config too.
-///
-/// # Errors
-///
-/// An adapter that cannot be read, or that belongs to another model.
 pub(super) fn adapter_reloads(
     folder: &Path,
     model: &Model,

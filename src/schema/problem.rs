@@ -24,6 +24,19 @@ impl Problem {
         Self { place: None, message: message.into(), hint: None, excerpt: None }
     }
 
+    /// The problems that an error of another module names, each at the start of a line.
+    #[must_use]
+    pub fn list(error: &impl fmt::Display) -> Vec<Self> {
+        let mut messages: Vec<String> = Vec::new();
+        for line in error.to_string().lines() {
+            match messages.last_mut() {
+                Some(message) if line.starts_with(' ') => *message = format!("{message}\n{line}"),
+                _ => messages.push(line.to_owned()),
+            }
+        }
+        messages.into_iter().map(Self::new).collect()
+    }
+
     /// This problem with a place.
     #[must_use]
     pub fn at(self, place: impl fmt::Display) -> Self {

@@ -147,7 +147,7 @@ pub fn shortage(workload: &Workload<'_>, memories: Memories, place: &str) -> Opt
     let lacks = |needs: &[Component], peak_bytes: usize, of: &str, place: &str, bytes: f64| {
         (!is_room(peak_bytes, bytes)).then(|| {
             format!(
-                "a step whose rows are all as long as `data.max_length` is reckoned to need {}{of} ({}), and {place} has \
+                "a step whose rows are all as long as `data.max_length` is estimated to need {}{of} ({}), and {place} has \
                  {}\n  hint: {}",
                 size(as_f64(peak_bytes)),
                 largest_parts(needs),
@@ -170,7 +170,7 @@ pub fn advice(workload: &Workload<'_>, memory_bytes: Option<f64>, host_bytes: Op
     // Aim for a quarter less than the size that was too large.
     let enough = 0.75 * there_is.min(as_f64(plan.peak_bytes) / USABLE);
     format!(
-        "{place} has no memory left; a step whose rows are all as long as `data.max_length` is reckoned to need {} ({})\n  \
+        "{place} has no memory left; a step whose rows are all as long as `data.max_length` is estimated to need {} ({})\n  \
          hint: {}",
         size(as_f64(plan.peak_bytes)),
         largest_parts(&plan.components),
@@ -242,7 +242,7 @@ mod tests {
         let workload = workload(&config, &selection);
         assert_eq!(shortage(&workload, Memories::of_device(64.0 * GIB), "this machine"), None);
         let text = shortage(&workload, Memories::of_device(6.0 * GIB), "this machine").unwrap();
-        assert!(text.contains("is reckoned to need 11.8"), "{text}");
+        assert!(text.contains("is estimated to need 11.8"), "{text}");
         assert!(text.contains("and this machine has 6.00 GiB"), "{text}");
         let memory = 6.0 * GIB;
         let found = that_fit(&workload, Memories::of_device(memory));

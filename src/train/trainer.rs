@@ -317,7 +317,7 @@ impl Trainer<'_> {
         let warning = match self.save(self.state.watchdog.trouble()) {
             Ok(path) => self.saver.rotate(&path).err().map(|error| error.to_string()),
             Err(error) => Some(format!(
-                "step {step}: no checkpoint was saved, older ones are still there, and training goes on: {error}{}",
+                "step {step}: no checkpoint was saved, older ones are still there, and training continues: {error}{}",
                 self.saver.next_save(step, self.schedule.total_steps())
             )),
         };
@@ -360,7 +360,9 @@ impl Trainer<'_> {
 /// A hint at the last checkpoint, where a stop could not be saved.
 fn earlier_hint(earlier: Option<&Path>) -> String {
     match earlier {
-        Some(path) => format!("\n  hint: `--resume` goes on from {}, once the disk takes files again", path.display()),
+        Some(path) => {
+            format!("\n  hint: `--resume` continues from {}, once the disk takes files again", path.display())
+        }
         None => "\n  hint: no checkpoint was saved before it, so the run has to start again".to_owned(),
     }
 }

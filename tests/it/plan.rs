@@ -56,7 +56,7 @@ fn a_recipe_is_planned_for_a_gpu_that_is_not_there() {
 }
 
 #[test]
-fn the_recipes_prices_are_reckoned_with_and_one_that_is_typed_goes_before() {
+fn the_recipes_prices_are_used_and_one_that_is_typed_goes_before() {
     let priced = |device: &'static str, more: &[&'static str]| {
         let prices = ["cost.price_per_hour=2", "cost.price_per_kwh=0.5", "cost.currency=EUR", "train.max_steps=9000"];
         let set: Vec<&str> = prices.iter().flat_map(|price| ["--set", price]).collect();

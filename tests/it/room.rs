@@ -39,7 +39,7 @@ fn memory_that_runs_out_ends_with_1_and_the_settings_that_save_most_with_their_s
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains("memory allocation of"), "{told}");
     let advice = told.split("error: if this was for want of memory: ").nth(1).unwrap();
-    assert!(advice.contains("is reckoned to need") && advice.contains("kept for the backward"), "{told}");
+    assert!(advice.contains("is estimated to need") && advice.contains("kept for the backward"), "{told}");
     assert!(advice.contains("`--set train.gradient_checkpointing=true"), "{told}");
     let size = advice.split("` (").nth(1).unwrap().split(')').next().unwrap();
     assert!(size.ends_with("iB"), "{size}");
@@ -68,5 +68,5 @@ fn a_run_with_room_is_told_nothing() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");
     let output = lora_train(&["check", recipe.to_str().unwrap()]).output().unwrap();
-    assert!(output.status.success() && !stderr(&output).contains("reckoned to need"), "{}", stderr(&output));
+    assert!(output.status.success() && !stderr(&output).contains("estimated to need"), "{}", stderr(&output));
 }

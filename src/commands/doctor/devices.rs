@@ -5,6 +5,7 @@ use crate::device::{self, DeviceKind, Dtype, OpenDevice};
 use crate::ops::peak::gemm_peak_flops;
 use crate::telemetry::NVML_LIBRARY_VARIABLE;
 use crate::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
+use crate::text;
 
 /// The driver's view, then a trial of every compiled-in backend.
 pub(super) fn look() -> Vec<Section> {
@@ -44,7 +45,7 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     let texts = gpus.gpus.iter().enumerate().flat_map(|(index, gpu)| {
         let hidden = if is_visible(index, gpu) { "" } else { ", hidden by CUDA_VISIBLE_DEVICES" };
         let slices = gpu.mig_slices.iter().map(|slice| format!("  {}", slice_text(slice)));
-        std::iter::once(text(gpu) + hidden).chain(slices).collect::<Vec<_>>()
+        std::iter::once(gpu_text(gpu) + hidden).chain(slices).collect::<Vec<_>>()
     });
     section.figure("gpus", values.collect::<Vec<_>>(), texts.collect::<Vec<_>>().join("\n                       "));
     // GPUs that a run cannot use do not count as missing; of a divided GPU, a run uses a slice.
@@ -57,7 +58,7 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
                 && free < all / 2
             {
                 section.problem(
-                    format!("{} of the {} of {name} are in use", super::size(all - free), super::size(all)),
+                    format!("{} of the {} of {name} are in use", text::bytes(all - free), text::bytes(all)),
                     "`nvidia-smi` lists the processes that hold it; or take another GPU by `--device cuda:N`",
                 );
             }
@@ -101,11 +102,9 @@ fn cuda_libraries() -> Section {
     section
 }
 
-/// A GPU, as text.
-fn text(gpu: &GpuInfo) -> String {
+fn gpu_text(gpu: &GpuInfo) -> String {
     let mut parts = vec![gpu.name.clone()];
-    let memory = gpu.memory_bytes.zip(gpu.free_memory_bytes);
-    parts.extend(memory.map(|(all, free)| format!("{}, {} free", super::size(all), super::size(free))));
+    parts.extend(memory_text(gpu.memory_bytes, gpu.free_memory_bytes));
     parts.extend(gpu.num_processes.map(|count| format!("{count} processes compute on it")));
     parts.extend(gpu.power_limit_watts.map(|watts| format!("{watts:.0} W at most")));
     parts.extend(gpu.temperature_celsius.map(|degrees| format!("{degrees} °C")));
@@ -113,13 +112,15 @@ fn text(gpu: &GpuInfo) -> String {
     parts.join(", ")
 }
 
-/// A slice of a GPU.
 fn slice_text(slice: &MigSlice) -> String {
     let mut parts = vec![slice.name.clone()];
-    let memory = slice.memory_bytes.zip(slice.free_memory_bytes);
-    parts.extend(memory.map(|(all, free)| format!("{}, {} free", super::size(all), super::size(free))));
+    parts.extend(memory_text(slice.memory_bytes, slice.free_memory_bytes));
     parts.extend(slice.uuid.clone());
     parts.join(", ")
+}
+
+fn memory_text(all: Option<u64>, free: Option<u64>) -> Option<String> {
+    all.zip(free).map(|(all, free)| format!("{}, {} free", text::bytes(all), text::bytes(free)))
 }
 
 /// A backend, opened and measured.
@@ -177,35 +178,28 @@ mod tests {
             free_memory_bytes: Some(20 << 30),
             ..GpuInfo::default()
         };
-        let slices = vec![
-            MigSlice {
-                name: "empty".into(),
-                memory_bytes: Some(10 << 30),
-                free_memory_bytes: Some(9 << 30),
-                uuid: None,
-            },
-            MigSlice {
-                name: "full".into(),
-                memory_bytes: Some(10 << 30),
-                free_memory_bytes: Some(1 << 30),
-                uuid: None,
-            },
-        ];
-        let divided = GpuInfo { mig_slices: slices, ..gpu.clone() };
-        let told = |gpus: Vec<GpuInfo>, visible: Option<&str>| {
-            let section = driver(&Ok(Gpus { gpus, ..Gpus::default() }), visible);
-            let told = section.problems.into_iter().map(|trouble| trouble.problem);
-            told.filter(|problem| problem.contains("in use")).collect::<Vec<_>>()
+        let slice = |name: &str, free| MigSlice {
+            name: name.into(),
+            memory_bytes: Some(10 << 30),
+            free_memory_bytes: Some(free),
+            uuid: None,
         };
-        assert_eq!(told(vec![gpu.clone(), gpu.clone()], Some("1")).len(), 1);
-        assert_eq!(told(vec![gpu.clone()], Some("")), [""; 0]);
-        assert_eq!(told(vec![divided], None), ["9.0 GiB of the 10.0 GiB of full are in use"]);
+        let slices = vec![slice("empty", 9 << 30), slice("full", 1 << 30)];
+        let divided = GpuInfo { mig_slices: slices, ..gpu.clone() };
+        let reported = |gpus: Vec<GpuInfo>, visible: Option<&str>| {
+            let section = driver(&Ok(Gpus { gpus, ..Gpus::default() }), visible);
+            let reported = section.problems.into_iter().map(|trouble| trouble.problem);
+            reported.filter(|problem| problem.contains("in use")).collect::<Vec<_>>()
+        };
+        assert_eq!(reported(vec![gpu.clone(), gpu.clone()], Some("1")).len(), 1);
+        assert_eq!(reported(vec![gpu.clone()], Some("")), [""; 0]);
+        assert_eq!(reported(vec![divided], None), ["9.0 GiB of the 10.0 GiB of full are in use"]);
         let section = driver(&Ok(Gpus { gpus: vec![gpu.clone(), gpu], ..Gpus::default() }), None);
         let listed = &section.facts.iter().find(|fact| fact.name == "gpus").unwrap().value;
         assert_eq!(listed[1]["free_memory_bytes"], 20_u64 << 30);
-        let told: Vec<_> = section.problems.iter().map(|trouble| trouble.problem.as_str()).collect();
-        assert_eq!(told[0], "120.0 GiB of the 140.0 GiB of NVIDIA H200 are in use");
-        assert_eq!(told.len() == 3, !DeviceKind::Cuda.is_compiled_in(), "{told:?}");
+        let reported: Vec<_> = section.problems.iter().map(|trouble| trouble.problem.as_str()).collect();
+        assert_eq!(reported[0], "120.0 GiB of the 140.0 GiB of NVIDIA H200 are in use");
+        assert_eq!(reported.len() == 3, !DeviceKind::Cuda.is_compiled_in(), "{reported:?}");
     }
 
     #[test]

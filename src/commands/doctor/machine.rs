@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::{Section, flops, size};
+use super::{Section, flops};
 use crate::device::{self, Dtype};
 use crate::ops::peak::gemm_peak_flops;
 use crate::telemetry::{available_host_memory_bytes, total_host_memory_bytes};
+use crate::text;
 
 /// Maximum time to measure the memory.
 const BUDGET: Duration = Duration::from_millis(300);
@@ -39,7 +40,7 @@ pub(super) fn look() -> Section {
     section.bytes("available_memory_bytes", available);
     if let Some(bytes) = available.filter(|bytes| *bytes < LITTLE_MEMORY_BYTES) {
         section.problem(
-            format!("only {} of memory are available", size(bytes)),
+            format!("only {} of memory are available", text::bytes(bytes)),
             "end other programs, raise the container's limit or `ulimit -v`",
         );
     }

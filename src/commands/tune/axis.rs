@@ -1,6 +1,5 @@
-//! The kinds of change to try, and the candidates of each.
+//! The kinds of change to try, the candidates of each, and the recipe keys that they change.
 
-use super::settings::rows_of_step;
 use super::trial::Figures;
 use crate::device::Dtype;
 use crate::recipe::Recipe;
@@ -84,7 +83,7 @@ impl Axis {
     /// keys that its own diagnosis names, the worst first. The others keep their order.
     pub(super) fn put_promising_first(axes: &mut [Self], figures: &Figures) {
         let mut keys: Vec<&str> = Vec::new();
-        if figures.speed.data_wait_share >= LONG_DATA_WAIT {
+        if figures.data_wait_share >= LONG_DATA_WAIT {
             keys.extend([Self::Workers, Self::Prefetch].map(Self::key));
         }
         keys.extend(figures.advised_keys.iter().map(String::as_str));
@@ -134,12 +133,12 @@ impl Axis {
                 .collect()
             }
             Self::Rows => {
-                let leaves_updates = figures.speed.steps_of_epoch >= 2.0 * MIN_STEPS_OF_EPOCH;
+                let leaves_updates = figures.steps_of_epoch >= 2.0 * MIN_STEPS_OF_EPOCH;
                 let is_tried = 2 * rows <= MAX_ROWS && leaves_updates && larger_micro_batch(best).is_none();
                 is_tried.then(|| with(&|recipe| recipe.train.micro_batch_size *= 2)).into_iter().collect()
             }
             Self::LossChunk => {
-                let targets = figures.speed.target_tokens_per_second * figures.speed.step_seconds;
+                let targets = figures.target_tokens_per_second * figures.step_seconds;
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tokens of a step")]
                 let targets = targets.ceil() as usize / best.train.gradient_accumulation_steps.max(1);
                 let [most, of_recipe] =
@@ -152,7 +151,7 @@ impl Axis {
                 let tried = more.into_iter().chain(fewer);
                 tried.map(|tokens| with(&|recipe| recipe.train.loss_chunk_tokens = Some(tokens))).collect()
             }
-            Self::Workers | Self::Prefetch if figures.speed.data_wait_share < DATA_WAIT => Vec::new(),
+            Self::Workers | Self::Prefetch if figures.data_wait_share < DATA_WAIT => Vec::new(),
             Self::Workers => {
                 let more = [2 * best.data.num_workers, 4 * best.data.num_workers];
                 let more = more.into_iter().filter(|workers| *workers <= limits.threads.max(2));
@@ -177,7 +176,7 @@ impl Axis {
     }
 
     /// Whether to try the next value after a better one.
-    pub(super) fn goes_on(self) -> bool {
+    pub(super) fn continues(self) -> bool {
         matches!(self, Self::MicroBatch | Self::LossChunk | Self::Prefetch | Self::Rows)
     }
 }
@@ -186,4 +185,38 @@ impl Axis {
 fn larger_micro_batch(recipe: &Recipe) -> Option<usize> {
     let rows = rows_of_step(recipe);
     (recipe.train.micro_batch_size + 1..=rows.min(MAX_ROWS)).find(|size| rows.is_multiple_of(*size))
+}
+
+/// The values of the keys that are searched, in the syntax of `--set`.
+fn values(recipe: &Recipe) -> [(&'static str, Option<String>); 9] {
+    let Recipe { model, data, train, .. } = recipe;
+    let checkpointing = serde_json::to_string(&train.gradient_checkpointing).unwrap_or_default();
+    [
+        ("train.gradient_checkpointing", Some(checkpointing.trim_matches('"').to_owned())),
+        ("train.micro_batch_size", Some(train.micro_batch_size.to_string())),
+        ("train.gradient_accumulation_steps", Some(train.gradient_accumulation_steps.to_string())),
+        ("train.loss_chunk_tokens", train.loss_chunk_tokens.map(|tokens| tokens.to_string())),
+        ("data.num_workers", Some(data.num_workers.to_string())),
+        ("data.prefetch_batches", Some(data.prefetch_batches.to_string())),
+        ("data.packing", Some(data.packing.to_string())),
+        ("train.precision", Some(train.precision.to_string())),
+        ("model.dtype", model.dtype.map(|dtype| dtype.to_string())),
+    ]
+}
+
+/// The settings that turn `base` into `recipe`.
+pub(super) fn changes(base: &Recipe, recipe: &Recipe) -> Vec<String> {
+    let pairs = values(base).into_iter().zip(values(recipe)).filter(|(old, new)| old != new);
+    pairs.filter_map(|(_, (key, value))| Some(format!("{key}={}", value?))).collect()
+}
+
+/// Rows of an update.
+pub(super) fn rows_of_step(recipe: &Recipe) -> usize {
+    recipe.train.micro_batch_size * recipe.train.gradient_accumulation_steps
+}
+
+/// Whether both train on the same rows, with as many rows in an update, in the same arithmetic.
+pub(super) fn have_same_numbers(base: &Recipe, recipe: &Recipe) -> bool {
+    let numbers = |of: &Recipe| (rows_of_step(of), of.data.packing, of.train.precision, of.model.dtype);
+    numbers(base) == numbers(recipe)
 }

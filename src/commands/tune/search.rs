@@ -1,16 +1,75 @@
-//! Chooses the changes to keep: tries one axis after another and keeps the best change of each.
+//! Chooses the changes to keep: tries one axis after another and keeps the best change of each. A candidate and the
+//! fastest recipe so far run in turn, pair by pair, so that changes in the machine's speed affect both.
 
 use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::axis::{Axis, Limits};
-use super::pairs::{self, Measure, Paired};
-use super::settings::{changes, have_same_numbers, rows_of_step};
-use super::table;
+use super::axis::{Axis, Limits, changes, have_same_numbers, rows_of_step};
 use super::trial::Figures;
 use crate::recipe::Recipe;
+use crate::stats::median;
 use crate::train::fit;
+
+/// Smallest gain, as the median of the pairs' ratios. Less is not worth another recipe and may be noise of the machine.
+pub(super) const MIN_GAIN: f64 = 1.02;
+/// Pairs of runs per candidate.
+pub(super) const NUM_PAIRS: usize = 5;
+/// Pairs that the candidate must win.
+const MIN_NUM_FASTER: usize = 4;
+
+pub(super) type Measure<'a> = dyn FnMut(&Recipe) -> Result<Figures, String> + 'a;
+
+/// Result of a candidate's pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Paired {
+    /// The candidate's tokens a second relative to the other recipe's, the median over the pairs.
+    pub(super) ratio: f64,
+    pub(super) num_pairs: usize,
+    /// Pairs that the candidate won.
+    pub(super) num_faster: usize,
+}
+
+impl Paired {
+    fn of(ratios: &[f64]) -> Self {
+        let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
+        Self { ratio: median(ratios).unwrap_or(f64::NAN), num_pairs: ratios.len(), num_faster }
+    }
+
+    pub(super) fn is_faster(&self) -> bool {
+        self.ratio >= MIN_GAIN && self.num_faster >= MIN_NUM_FASTER
+    }
+}
+
+/// Runs `best` and `candidate` in turn, until the candidate has run all its pairs or lost too many. Returns the figures
+/// of the candidate's median run.
+///
+/// # Errors
+///
+/// Why one of them did not run.
+pub(super) fn run_pairs(
+    best: &Recipe,
+    candidate: &Recipe,
+    measure: &mut Measure<'_>,
+) -> Result<(Figures, Paired), String> {
+    let (mut runs, mut ratios): (Vec<Figures>, Vec<f64>) = (Vec::new(), Vec::new());
+    loop {
+        // Each goes first in every other pair, so that steady drift favours neither.
+        let (before, figures) = if ratios.len().is_multiple_of(2) {
+            (measure(best)?, measure(candidate)?)
+        } else {
+            let figures = measure(candidate)?;
+            (measure(best)?, figures)
+        };
+        ratios.push(figures.tokens_per_second / before.tokens_per_second);
+        runs.push(figures);
+        let paired = Paired::of(&ratios);
+        if paired.num_pairs == NUM_PAIRS || paired.num_pairs - paired.num_faster > NUM_PAIRS - MIN_NUM_FASTER {
+            runs.sort_by(|one, other| one.tokens_per_second.total_cmp(&other.tokens_per_second));
+            return Ok((runs.swap_remove(runs.len() / 2), paired));
+        }
+    }
+}
 
 /// One trial.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -32,6 +91,20 @@ pub(super) struct Trial {
     pub(super) left_out: Option<String>,
 }
 
+impl Trial {
+    /// A trial of `recipe` that has not been run.
+    fn new(base: &Recipe, recipe: &Recipe) -> Self {
+        Self {
+            settings: changes(base, recipe),
+            keeps_numbers: have_same_numbers(base, recipe),
+            rows_of_step: Some(rows_of_step(recipe)).filter(|rows| *rows != rows_of_step(base)),
+            figures: None,
+            result: None,
+            left_out: None,
+        }
+    }
+}
+
 /// Result of a trial's pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct TrialResult {
@@ -42,15 +115,17 @@ pub(super) struct TrialResult {
     pub(super) paired: Paired,
 }
 
-#[derive(Debug)]
-pub(super) struct Found {
-    /// In the order of trials; the first is the original recipe.
-    pub(super) trials: Vec<Trial>,
-    pub(super) best: Recipe,
+impl TrialResult {
+    /// Whether the trial was kept, and how it compared with the fastest before it.
+    pub(super) fn remark(&self) -> String {
+        let words = if self.is_faster { "kept" } else { "not kept" };
+        let Paired { num_faster, num_pairs, .. } = self.paired;
+        format!("{words}: ahead of the fastest before it in {num_faster} of {num_pairs} pairs")
+    }
 }
 
 /// Tries the axes one after the other. `figures` belong to `base`; `does_fit` returns the peak of a recipe that does
-/// not fit.
+/// not fit. Returns the trials in their order, the first of which is the original recipe, and the fastest recipe.
 pub(super) fn run(
     base: &Recipe,
     mut figures: Figures,
@@ -58,58 +133,45 @@ pub(super) fn run(
     limits: &Limits,
     does_fit: &dyn Fn(&Recipe) -> Result<(), usize>,
     measure: &mut Measure<'_>,
-    tell: &dyn Fn(&str),
-) -> Found {
+    say: &dyn Fn(&str),
+) -> (Vec<Trial>, Recipe) {
     let (mut best, mut speedup) = (base.clone(), 1.0);
-    let as_it_is = Some(figures.clone());
-    let mut trials = vec![Trial {
-        settings: Vec::new(),
-        keeps_numbers: true,
-        rows_of_step: None,
-        figures: as_it_is,
-        result: None,
-        left_out: None,
-    }];
+    let mut trials = vec![Trial { figures: Some(figures.clone()), ..Trial::new(base, base) }];
     Axis::put_promising_first(&mut axes, &figures);
     for axis in axes {
         let mut queue = VecDeque::from(axis.candidates(base, &best, &figures, limits));
         while let Some(candidate) = queue.pop_front() {
-            let settings = changes(base, &candidate);
-            if trials.iter().any(|trial| trial.settings == settings) {
+            let mut trial = Trial::new(base, &candidate);
+            if trials.iter().any(|tried| tried.settings == trial.settings) {
                 continue;
             }
             #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
             let outcome = match does_fit(&candidate) {
                 Err(peak) => Err(format!("does not fit ({})", fit::size(peak as f64))),
                 Ok(()) => {
-                    tell(&format!("trying: {}", settings.join(" ")));
-                    pairs::run(&best, &candidate, measure)
+                    say(&format!("trying: {}", trial.settings.join(" ")));
+                    run_pairs(&best, &candidate, measure)
                 }
             };
-            let mut trial = Trial {
-                settings,
-                keeps_numbers: have_same_numbers(base, &candidate),
-                rows_of_step: Some(rows_of_step(&candidate)).filter(|rows| *rows != rows_of_step(base)),
-                figures: None,
-                result: None,
-                left_out: outcome.as_ref().err().cloned(),
-            };
-            if let Ok((measured, paired)) = outcome {
-                let is_faster = paired.is_faster();
-                let result = TrialResult { speedup: speedup * paired.ratio, is_faster, paired };
-                tell(&format!("  {:.2}x the recipe as it is: {}", result.speedup, table::remark(&result)));
-                if is_faster {
-                    (best, figures, speedup) = (candidate, measured.clone(), result.speedup);
-                    if axis.goes_on() {
-                        queue = axis.candidates(base, &best, &figures, limits).into();
+            match outcome {
+                Ok((measured, paired)) => {
+                    let is_faster = paired.is_faster();
+                    let result = TrialResult { speedup: speedup * paired.ratio, is_faster, paired };
+                    say(&format!("  {:.2}x the recipe as it is: {}", result.speedup, result.remark()));
+                    if is_faster {
+                        (best, figures, speedup) = (candidate, measured.clone(), result.speedup);
+                        if axis.continues() {
+                            queue = axis.candidates(base, &best, &figures, limits).into();
+                        }
                     }
+                    (trial.figures, trial.result) = (Some(measured), Some(result));
                 }
-                (trial.figures, trial.result) = (Some(measured), Some(result));
+                Err(why) => trial.left_out = Some(why),
             }
             trials.push(trial);
         }
     }
-    Found { trials, best }
+    (trials, best)
 }
 
 #[cfg(test)]
@@ -117,7 +179,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::commands::tune::slices::Speed;
     use crate::device::Dtype;
     use crate::recipe::Purpose;
     use crate::train::config::GradientCheckpointing;
@@ -132,14 +193,16 @@ mod tests {
     }
 
     fn figures(rate: f64, data_wait_share: f64) -> Figures {
-        let speed = Speed {
+        Figures {
             target_tokens_per_second: rate,
             tokens_per_second: rate,
             step_seconds: 100.0 / rate,
             data_wait_share,
             steps_of_epoch: 6400.0 / rate,
-        };
-        Figures { speed, run_seconds: 1.0, advised_keys: Vec::new(), peak_memory_bytes: None, loss: 1.0 }
+            run_seconds: 1.0,
+            loss: 1.0,
+            ..Figures::default()
+        }
     }
 
     /// The changes that were tried, one element per candidate, and those of the fastest.
@@ -151,8 +214,8 @@ mod tests {
     ) -> (Vec<Trial>, Vec<String>) {
         let does_fit = |recipe: &Recipe| if recipe.train.micro_batch_size <= 32 { Ok(()) } else { Err(1 << 30) };
         let mut measure = |recipe: &Recipe| measure(recipe).map(|rate| figures(rate, wait));
-        let found = run(base, figures(100.0, wait), axes, &LIMITS, &does_fit, &mut measure, &|_| ());
-        (found.trials, changes(base, &found.best))
+        let (trials, best) = run(base, figures(100.0, wait), axes, &LIMITS, &does_fit, &mut measure, &|_| ());
+        (trials, changes(base, &best))
     }
 
     fn tried(trials: &[Trial]) -> Vec<String> {
@@ -254,15 +317,15 @@ mod tests {
             let mut rate = |recipe: &Recipe| {
                 let rate = speed(recipe.train.loss_chunk().most_tokens(LIMITS.vocab_size));
                 let mut figures = figures(100.0 * rate, 0.0);
-                figures.speed.target_tokens_per_second = 4.0 * targets / figures.speed.step_seconds;
+                figures.target_tokens_per_second = 4.0 * targets / figures.step_seconds;
                 Ok(figures)
             };
             let start = rate(&base()).unwrap();
-            let found = run(&base(), start, vec![Axis::LossChunk], &LIMITS, &|_| Ok(()), &mut rate, &|_| ());
+            let (trials, best) = run(&base(), start, vec![Axis::LossChunk], &LIMITS, &|_| Ok(()), &mut rate, &|_| ());
             let tokens = |text: &String| text.rsplit_once('=').unwrap().1.parse::<usize>().unwrap();
             (
-                found.trials[1..].iter().flat_map(|trial| trial.settings.iter().map(tokens)).collect::<Vec<_>>(),
-                found.best.train.loss_chunk_tokens,
+                trials[1..].iter().flat_map(|trial| trial.settings.iter().map(tokens)).collect::<Vec<_>>(),
+                best.train.loss_chunk_tokens,
             )
         };
         let larger = |most| faster(most > 512, 1.2) * faster(most > 5000, 1.2);
@@ -273,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_or_does_not_fit_is_named_and_the_search_goes_on() {
+    fn what_fails_or_does_not_fit_is_named_and_the_search_continues() {
         let mut rate = |recipe: &Recipe| match recipe.train.gradient_checkpointing {
             GradientCheckpointing::Off => Err("out of memory".to_owned()),
             _ => Ok(100.0 * faster(recipe.data.packing, 2.0) * recipe.train.micro_batch_size as f64),
@@ -285,5 +348,15 @@ mod tests {
         assert_eq!(left_out, ["out of memory", "does not fit (1.00 GiB)"]);
         let expected = ["train.micro_batch_size=32", "train.gradient_accumulation_steps=2", "data.packing=true"];
         assert_eq!(fastest, expected);
+    }
+
+    #[test]
+    fn a_candidate_is_faster_by_the_median_and_in_most_pairs() {
+        let is_faster = |ratios: &[f64]| Paired::of(ratios).is_faster();
+        assert!(is_faster(&[1.3, 1.3, 1.3, 1.3, 1.3]));
+        assert!(is_faster(&[1.3, 0.5, 1.3, 1.2, 1.4]), "one run that the machine disturbed");
+        assert!(!is_faster(&[1.3, 0.9, 1.3, 0.9, 1.3]));
+        assert!(!is_faster(&[1.01; 5]));
+        assert!(!is_faster(&[1.3]));
     }
 }

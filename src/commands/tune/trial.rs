@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tempfile::TempDir;
 
-use super::slices::{self, Speed, WARMUP};
 use crate::failure::Failure;
 use crate::metrics::{StepMetrics, Summary};
 use crate::recipe::{Recipe, RecipeArgs};
+use crate::stats::median;
 
 /// Time granted to every trial, for tokenising or compiling anew.
 const GRACE: Duration = Duration::from_mins(1);
@@ -23,12 +23,28 @@ const HOPELESS_PACKED: u32 = 40;
 const OUT_OF_TIME: &str = "no time left (--max-minutes)";
 /// Maximum number of steps of a trial, however short they are.
 const MAX_STEPS: f64 = 10_000.0;
+/// Unmeasured first steps: they compile kernels and touch memory for the first time.
+const WARMUP: u64 = 1;
+/// In long runs, the warm-up also takes one in this many of the later steps.
+const WARMUP_SHARE: usize = 10;
+/// The median of this many slices is the run's speed, so that a hiccup ruins only its slice. Single steps would be too
+/// short: where batches come in bursts, most steps wait for none.
+const NUM_SLICES: usize = 8;
 
-/// Results of a short run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// Figures of a short run, over its measured steps.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Figures {
-    #[serde(flatten)]
-    pub(super) speed: Speed,
+    /// Tokens that carry loss per second of the steps.
+    pub(super) target_tokens_per_second: f64,
+    /// Tokens without padding per second of the steps. Trials are compared by this, because the loss tokens depend on
+    /// the rows.
+    pub(super) tokens_per_second: f64,
+    pub(super) step_seconds: f64,
+    /// Share of the time spent waiting for data.
+    pub(super) data_wait_share: f64,
+    /// Updates per epoch.
+    #[serde(skip)]
+    pub(super) steps_of_epoch: f64,
     /// Time from the start of the process to its end.
     pub(super) run_seconds: f64,
     /// Recipe keys that the run's diagnosis would change, the worst first.
@@ -119,7 +135,7 @@ impl Runner {
     /// The last lines of the run's output.
     pub(super) fn start(&mut self) -> Result<Figures, String> {
         let mut figures = self.measure(&[], None)?;
-        let num_steps = self.length.steps_of(figures.speed.step_seconds);
+        let num_steps = self.length.steps_of(figures.step_seconds);
         if num_steps > self.num_steps {
             self.num_steps = num_steps;
             figures = self.measure(&[], None)?;
@@ -162,14 +178,14 @@ impl Runner {
             if status.success() {
                 read(&output, WARMUP + self.length.steps, started.elapsed())
             } else {
-                Err(said(&log, status))
+                Err(error_message(&log, status))
             }
         });
         // Each trial starts with an empty folder.
         drop(fs::remove_dir_all(&output));
         let figures = figures?;
         if packs {
-            self.num_packed_steps = self.length.steps_of(figures.speed.step_seconds);
+            self.num_packed_steps = self.length.steps_of(figures.step_seconds);
         }
         Ok(figures)
     }
@@ -191,7 +207,7 @@ fn wait(mut child: Child, limit: Option<(Instant, &str)>) -> Result<ExitStatus, 
 }
 
 /// The error message of a failed trial.
-fn said(log: &Path, status: ExitStatus) -> String {
+fn error_message(log: &Path, status: ExitStatus) -> String {
     let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let error = text.split_once("error: ").map_or(text.as_str(), |(_, error)| error).trim();
     if error.is_empty() { format!("ended with {status}") } else { error.to_owned() }
@@ -206,11 +222,37 @@ fn read(output: &Path, loss_step: u64, took: Duration) -> Result<Figures, String
     let summary = fs::read(output.join("summary.json")).map_err(|error| error.to_string())?;
     let summary: Summary = serde_json::from_slice(&summary).map_err(|error| error.to_string())?;
     Ok(Figures {
-        speed: slices::speed(&steps).ok_or("it took no step that could be measured")?,
         run_seconds: took.as_secs_f64(),
         advised_keys: summary.diagnosis.into_iter().flat_map(|finding| finding.changes).map(|to| to.key).collect(),
         peak_memory_bytes: summary.peak_gpu_memory_bytes.or(summary.peak_host_memory_bytes),
         loss: steps.iter().find(|step| step.step == loss_step).map_or(f64::NAN, |step| step.loss),
+        ..speed(&steps).ok_or("it took no step that could be measured")?
+    })
+}
+
+/// The speed of the median slice after the warm-up; `None` where no step was measured. The figures of the whole run
+/// are left out.
+#[expect(clippy::cast_precision_loss, reason = "tokens of a few steps")]
+pub(super) fn speed(steps: &[StepMetrics]) -> Option<Figures> {
+    let after_first: Vec<&StepMetrics> = steps.iter().filter(|step| step.step > WARMUP).collect();
+    let measured = after_first.get(after_first.len() / WARMUP_SHARE..)?;
+    let last = measured.last()?;
+    let seconds = |steps: &[&StepMetrics]| steps.iter().map(|step| step.step_seconds).sum::<f64>();
+    let count =
+        |steps: &[&StepMetrics], of: fn(&StepMetrics) -> u64| steps.iter().map(|step| of(step)).sum::<u64>() as f64;
+    let slices = measured.chunks(measured.len().div_ceil(NUM_SLICES));
+    let all =
+        |of: &dyn Fn(&[&StepMetrics]) -> f64| median(&slices.clone().map(of).collect::<Vec<_>>()).unwrap_or(f64::NAN);
+    let tokens_per_second = all(&|slice| count(slice, |step| step.tokens) / seconds(slice));
+    // The share of loss tokens does not depend on the machine, so take it from all steps, not the median slice.
+    let share = count(measured, |step| step.target_tokens) / count(measured, |step| step.tokens).max(1.0);
+    (seconds(measured) > 0.0).then(|| Figures {
+        target_tokens_per_second: tokens_per_second * share,
+        tokens_per_second,
+        step_seconds: all(&|slice| seconds(slice) / slice.len() as f64),
+        data_wait_share: measured.iter().map(|step| step.data_wait_seconds).sum::<f64>() / seconds(measured),
+        steps_of_epoch: last.step as f64 / last.epoch,
+        ..Figures::default()
     })
 }
 
@@ -232,5 +274,34 @@ mod tests {
         let started = Instant::now();
         assert_eq!(wait(child, Some((started, OUT_OF_TIME))), Err(OUT_OF_TIME.to_owned()));
         assert!(started.elapsed() < Duration::from_secs(30));
+    }
+
+    fn steps(count: u64, seconds: impl Fn(u64) -> f64) -> Vec<StepMetrics> {
+        let step = |step| StepMetrics {
+            step,
+            step_seconds: seconds(step),
+            data_wait_seconds: seconds(step) / 4.0,
+            epoch: step as f64 / 12.0,
+            tokens: 100,
+            target_tokens: 50,
+            ..StepMetrics::default()
+        };
+        (1..=count).map(step).collect()
+    }
+
+    #[test]
+    fn figures_are_those_of_the_steps_after_the_first() {
+        let of_four = speed(&steps(4, |step| [60.0, 1.0, 1.0, 2.0][step as usize - 1])).unwrap();
+        assert_eq!((of_four.target_tokens_per_second, of_four.tokens_per_second), (50.0, 100.0));
+        assert_eq!((of_four.step_seconds, of_four.data_wait_share, of_four.steps_of_epoch), (1.0, 0.25, 12.0));
+        assert_eq!(speed(&steps(1, |_| 60.0)), None);
+    }
+
+    #[test]
+    fn a_hiccup_ruins_a_slice_and_not_the_run_and_waits_in_bursts_count() {
+        let hiccup = speed(&steps(81, |step| if step == 40 || step <= 8 { 0.5 } else { 0.01 })).unwrap();
+        assert!((hiccup.tokens_per_second - 10_000.0).abs() < 1e-6 && (hiccup.step_seconds - 0.01).abs() < 1e-9);
+        let bursts = speed(&steps(81, |step| if step % 4 == 0 { 0.05 } else { 0.01 })).unwrap();
+        assert!((bursts.tokens_per_second - 5_000.0).abs() < 1_000.0);
     }
 }

@@ -223,7 +223,7 @@ fn draw_question(frame: &mut Frame<'_>, area: Rect, state: &State) {
             "Stop training?",
             "",
             "[s] Stop: finish the micro-batch, save a",
-            "    checkpoint; --resume goes on from it",
+            "    checkpoint; --resume continues from it",
             "[c] Cancel",
         ],
         Question::Stopping => &["Stopping: a checkpoint is being saved"],

@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, BufRead as _, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::{ENVIRONMENT_FILE, RESOLVED_FILE, RunDir, RunDirError, io_error};
+use super::{ENVIRONMENT_FILE, RESOLVED_FILE, RunDir, io_error};
+use crate::failure::Failure;
 use crate::metrics::UNFINISHED_FILE;
 use crate::report::REPORT_FILE;
 
@@ -29,11 +30,7 @@ impl RunDir {
     /// Moves the files of a start that was killed after its first step, before its first checkpoint, into a new folder,
     /// so that a new start does not overwrite them; returns that folder. A start that ended by itself has left a file
     /// that says how.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system refuses.
-    pub fn supersede_killed(&self) -> Result<Option<PathBuf>, RunDirError> {
+    pub(crate) fn supersede_killed(&self) -> Result<Option<PathBuf>, Failure> {
         let has_adapter = self.adapter().join("adapter_model.safetensors").exists();
         let was_killed = has_step(&self.path.join("metrics.jsonl")) && !self.path.join(UNFINISHED_FILE).exists();
         if !has_adapter && !was_killed {
@@ -42,11 +39,11 @@ impl RunDir {
         let folder =
             (1..u32::MAX).map(|number| self.path.join(format!("superseded-{number}"))).find(|path| !path.exists());
         let Some(folder) = folder else { return Ok(None) };
-        fs::create_dir(&folder).map_err(|e| io_error(&folder, "create the folder", e))?;
+        fs::create_dir(&folder).map_err(|e| io_error(&folder, "create the folder", &e))?;
         for name in WRITTEN {
             let path = self.path.join(name);
             match fs::rename(&path, folder.join(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error(&path, "move", error)),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error(&path, "move", &error)),
                 _ => {}
             }
         }

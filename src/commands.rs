@@ -1,0 +1,35 @@
+//! Sub-commands other than training, one file each.
+
+pub(crate) mod bench;
+pub(crate) mod check;
+pub(crate) mod compare;
+pub(crate) mod doctor;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod merge;
+pub(crate) mod plan;
+pub(crate) mod report;
+pub(crate) mod tune;
+
+use std::io::{ErrorKind, Write as _, stderr, stdout};
+
+use crate::failure::Failure;
+
+/// Writes a line to stdout. A closed reader, such as `head`, is no failure.
+fn print(text: &str) -> Result<(), Failure> {
+    match writeln!(stdout(), "{text}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::running(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line to stderr. Errors are ignored: where stderr is closed, nobody reads this.
+fn say(text: &str) {
+    drop(writeln!(stderr(), "{text}"));
+}
+
+/// Reads a number on the command line; `expected` says which are allowed.
+fn number(text: &str, is_allowed: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && is_allowed(*number));
+    number.ok_or_else(|| format!("expected {expected}"))
+}
