@@ -27,6 +27,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use crate::export::PROMPT_FORM_FILE;
+use crate::files::sync_folder;
 
 pub use config::CheckpointConfig;
 
@@ -34,11 +35,9 @@ const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 const STATE_FILE: &str = "trainer_state.json";
 const RECIPE_FILE: &str = "resolved.toml";
 
-/// Whether a file of this name belongs to a checkpoint, and so has a checksum.
-fn is_own_file(name: &str) -> bool {
-    ["adapter_model.safetensors", "adapter_config.json", PROMPT_FORM_FILE, OPTIMIZER_FILE, STATE_FILE, RECIPE_FILE]
-        .contains(&name)
-}
+/// The files of a checkpoint that have a checksum.
+const FILES: [&str; 6] =
+    ["adapter_config.json", "adapter_model.safetensors", OPTIMIZER_FILE, PROMPT_FORM_FILE, RECIPE_FILE, STATE_FILE];
 
 /// Suffix of a checkpoint that is being written.
 const PARTIAL: &str = ".partial";
@@ -60,20 +59,12 @@ pub enum CheckpointError {
         /// Why it failed.
         source: io::Error,
     },
-    /// The adapter could not be written.
-    #[error("checkpoint {}: {source}", path.display())]
-    Adapter {
-        /// Folder of the checkpoint.
-        path: PathBuf,
-        /// Why it failed.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// A file is missing or has changed since it was written.
+    /// The adapter could not be written, or a file is missing or has changed since it was written.
     #[error("checkpoint {}: {problem}", path.display())]
     Damaged {
         /// The folder.
         path: PathBuf,
-        /// Which file, and what is wrong with it.
+        /// What is wrong.
         problem: String,
     },
     /// A file does not have the format that this program writes.
@@ -151,12 +142,9 @@ impl Checkpoints {
         let mut checkpoints = Vec::new();
         for entry in entries {
             let path = entry.map_err(|e| io_error(&self.folder, "read the folder", e))?.path();
-            if let Some(step) = step_of(&path) {
-                checkpoints.push((step, path));
-            } else if let Some(step) = replaced_step_of(&path)
-                && !self.folder.join(folder_name(step)).exists()
-            {
-                // The process ended between the two renames of `save`.
+            let Some(step) = step_of(&path) else { continue };
+            // The process may have ended between the two renames of `save`.
+            if !path.ends_with(replaced_name(step)) || !self.folder.join(folder_name(step)).exists() {
                 checkpoints.push((step, path));
             }
         }
@@ -192,7 +180,7 @@ impl Checkpoints {
     /// # Errors
     ///
     /// Where the file system refuses. The partial checkpoint is then deleted, and all older checkpoints stay.
-    pub fn save<E: std::error::Error + Send + Sync + 'static>(
+    pub fn save<E: ToString>(
         &self,
         step: u64,
         write_adapter: impl FnOnce(&Path) -> Result<(), E>,
@@ -205,14 +193,15 @@ impl Checkpoints {
         let partial = self.folder.join(format!(".{}{PARTIAL}", folder_name(step)));
         let written = (|| {
             fs::create_dir_all(&partial).map_err(|e| io_error(&partial, "create the folder", e))?;
-            write_adapter(&partial)
-                .map_err(|source| CheckpointError::Adapter { path: target.clone(), source: Box::new(source) })?;
+            write_adapter(&partial).map_err(|error| damaged(&target, &error))?;
             write_moments(&partial.join(OPTIMIZER_FILE), moments)?;
             let json = serde_json::to_vec_pretty(state).map_err(|e| malformed(&partial.join(STATE_FILE), &e))?;
-            write_file(&partial.join(STATE_FILE), &json)?;
-            write_file(&partial.join(RECIPE_FILE), recipe.as_bytes())?;
-            checksums::write(&partial, is_own_file).map_err(|e| io_error(&partial, "write the checksums", e))?;
-            sync_folder(&partial)
+            for (name, bytes) in [(STATE_FILE, json.as_slice()), (RECIPE_FILE, recipe.as_bytes())] {
+                let path = partial.join(name);
+                fs::write(&path, bytes).map_err(|e| io_error(&path, "write", e))?;
+            }
+            checksums::write(&partial, &FILES).map_err(|e| io_error(&partial, "write the checksums", e))?;
+            sync_files(&partial)
         })();
         if written.is_err() {
             // The disk may be full, so make room. The first error is the one to report.
@@ -221,15 +210,16 @@ impl Checkpoints {
         }
 
         // A run that was resumed from an earlier step saves the same step again.
-        let replaced = self.folder.join(format!(".{}{REPLACED}", folder_name(step)));
+        let replaced = self.folder.join(replaced_name(step));
         if target.exists() {
             remove_folder(&replaced)?;
             fs::rename(&target, &replaced).map_err(|e| io_error(&target, "replace", e))?;
         }
         fs::rename(&partial, &target).map_err(|e| io_error(&target, "rename the finished checkpoint to", e))?;
-        sync(&self.folder)?;
         // The folder of checkpoints may itself be new.
-        self.folder.parent().map_or(Ok(()), sync)?;
+        for folder in self.folder.ancestors().take(2) {
+            sync_folder(folder).map_err(|e| io_error(folder, "force to the disk", e))?;
+        }
         remove_folder(&replaced)?;
         Ok(target)
     }
@@ -295,8 +285,7 @@ pub fn verify(checkpoint: &Path) -> Result<(), CheckpointError> {
     if !checkpoint.join(STATE_FILE).exists() && !checkpoint.join(checksums::SUMS_FILE).exists() {
         return Err(CheckpointError::NotACheckpoint { path: checkpoint.to_owned() });
     }
-    checksums::verify(checkpoint, is_own_file)
-        .map_err(|problem| CheckpointError::Damaged { path: checkpoint.to_owned(), problem })
+    checksums::verify(checkpoint, &FILES).map_err(|problem| damaged(checkpoint, &problem))
 }
 
 /// The recipe that a checkpoint was trained with, every default filled in; absent where it cannot be read.
@@ -335,19 +324,17 @@ pub fn load_moments(checkpoint: &Path) -> Result<Vec<HostTensor>, CheckpointErro
         if view.dtype() != safetensors::Dtype::F32 {
             return Err(malformed(&file, &format!("tensor `{name}` has type {:?}, expected F32", view.dtype())));
         }
-        let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let values = bytemuck::pod_collect_to_vec(view.data());
         moments.push(HostTensor { name: name.to_owned(), shape: view.shape().to_vec(), values });
     }
     moments.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(moments)
 }
 
-/// Writes the moments as little-endian `f32`.
 fn write_moments(file: &Path, moments: &[HostTensor]) -> Result<(), CheckpointError> {
-    let bytes: Vec<Vec<u8>> =
-        moments.iter().map(|tensor| tensor.values.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
     let mut views = Vec::with_capacity(moments.len());
-    for (tensor, bytes) in moments.iter().zip(&bytes) {
+    for tensor in moments {
+        let bytes = bytemuck::cast_slice(&tensor.values);
         let view = TensorView::new(safetensors::Dtype::F32, tensor.shape.clone(), bytes)
             .map_err(|e| malformed(file, &format!("tensor `{}`: {e}", tensor.name)))?;
         views.push((tensor.name.as_str(), view));
@@ -357,41 +344,31 @@ fn write_moments(file: &Path, moments: &[HostTensor]) -> Result<(), CheckpointEr
     fs::write(file, serialized).map_err(|e| io_error(file, "write", e))
 }
 
-fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
-    fs::write(path, bytes).map_err(|e| io_error(path, "write", e))
-}
-
 /// `step-000500`.
 fn folder_name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-/// The step of a folder named `step-000500`.
-fn step_of(path: &Path) -> Option<u64> {
-    step_named(path, path.file_name()?.to_str()?)
+/// `.step-000500.replaced`.
+fn replaced_name(step: u64) -> String {
+    format!(".{}{REPLACED}", folder_name(step))
 }
 
-/// The step of a folder named `.step-000500.replaced`.
-fn replaced_step_of(path: &Path) -> Option<u64> {
-    step_named(path, path.file_name()?.to_str()?.strip_prefix('.')?.strip_suffix(REPLACED)?)
+/// The step of a folder named `step-000500` or `.step-000500.replaced`.
+fn step_of(folder: &Path) -> Option<u64> {
+    let name = folder.file_name()?.to_str()?;
+    let replaced = name.strip_prefix('.').and_then(|name| name.strip_suffix(REPLACED));
+    let digits = replaced.unwrap_or(name).strip_prefix("step-")?;
+    (folder.is_dir() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
-fn step_named(path: &Path, name: &str) -> Option<u64> {
-    let digits = name.strip_prefix("step-")?;
-    (path.is_dir() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
-}
-
-/// Syncs the files of a folder, and the folder, to disk.
-fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
+/// Forces the files of a folder, and the folder, to disk.
+fn sync_files(folder: &Path) -> Result<(), CheckpointError> {
     for entry in fs::read_dir(folder).map_err(|e| io_error(folder, "read the folder", e))? {
-        sync(&entry.map_err(|e| io_error(folder, "read the folder", e))?.path())?;
+        let path = entry.map_err(|e| io_error(folder, "read the folder", e))?.path();
+        File::open(&path).and_then(|file| file.sync_all()).map_err(|e| io_error(&path, "force to the disk", e))?;
     }
-    sync(folder)
-}
-
-/// Syncs a file, or the names in a folder, to disk.
-fn sync(path: &Path) -> Result<(), CheckpointError> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(|e| io_error(path, "force to the disk", e))
+    sync_folder(folder).map_err(|e| io_error(folder, "force to the disk", e))
 }
 
 /// Deletes a checkpoint. It is renamed first, so that every visible checkpoint is complete even if the process ends
@@ -404,7 +381,6 @@ fn discard(checkpoint: &Path) -> Result<(), CheckpointError> {
     remove_folder(&deleted)
 }
 
-/// Deletes a folder that may not exist.
 fn remove_folder(path: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(path, "delete", error)),
@@ -414,6 +390,10 @@ fn remove_folder(path: &Path) -> Result<(), CheckpointError> {
 
 fn io_error(path: &Path, action: &'static str, source: io::Error) -> CheckpointError {
     CheckpointError::Io { path: path.to_owned(), action, source }
+}
+
+fn damaged(path: &Path, problem: &impl ToString) -> CheckpointError {
+    CheckpointError::Damaged { path: path.to_owned(), problem: problem.to_string() }
 }
 
 fn malformed(path: &Path, problem: &impl ToString) -> CheckpointError {

@@ -16,11 +16,11 @@ pub(crate) enum Fold {
     Last,
     /// How much a counter has grown since the step before.
     Since,
-    /// Not sampled: measured once a step.
+    /// Measured by whoever takes the samples.
     Once,
 }
 
-/// Samples of one figure since the last [`take`](Samples::take).
+/// Samples of a number since the last [`take`](Samples::take).
 #[derive(Debug, Default)]
 struct Samples {
     sum: f64,
@@ -58,41 +58,65 @@ impl Samples {
     }
 }
 
-/// A figure that can be sampled.
+/// Samples of shares by name; a share that a sample lacks is 0.
+#[derive(Debug, Default)]
+struct ShareSamples {
+    sums: BTreeMap<String, f64>,
+    count: u32,
+    last: Option<BTreeMap<String, f64>>,
+}
+
+/// A type of figure that can be sampled.
 trait Sampled: Sized {
-    fn number(&self) -> Option<f64>;
-    fn of(number: f64) -> Option<Self>;
+    type Samples;
+    fn add(samples: &mut Self::Samples, sample: Option<&Self>);
+    fn take(samples: &mut Self::Samples, fold: Fold) -> Option<Self>;
 }
 
 impl Sampled for f64 {
-    fn number(&self) -> Option<f64> {
-        Some(*self)
+    type Samples = Samples;
+
+    fn add(samples: &mut Samples, sample: Option<&Self>) {
+        samples.add(sample.copied());
     }
 
-    fn of(number: f64) -> Option<Self> {
-        Some(number)
+    fn take(samples: &mut Samples, fold: Fold) -> Option<Self> {
+        samples.take(fold)
     }
 }
 
-/// Counts below 2^53.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2^53")]
 impl Sampled for u64 {
-    fn number(&self) -> Option<f64> {
-        Some(*self as f64)
+    type Samples = Samples;
+
+    fn add(samples: &mut Samples, sample: Option<&Self>) {
+        samples.add(sample.map(|count| *count as f64));
     }
 
-    fn of(number: f64) -> Option<Self> {
-        Some(number as Self)
+    fn take(samples: &mut Samples, fold: Fold) -> Option<Self> {
+        samples.take(fold).map(|count| count as Self)
     }
 }
 
 impl Sampled for BTreeMap<String, f64> {
-    fn number(&self) -> Option<f64> {
-        None
+    type Samples = ShareSamples;
+
+    fn add(samples: &mut ShareSamples, sample: Option<&Self>) {
+        samples.last = sample.cloned();
+        let Some(shares) = sample else { return };
+        samples.count += 1;
+        for (name, share) in shares {
+            *samples.sums.entry(name.clone()).or_default() += share;
+        }
     }
 
-    fn of(_: f64) -> Option<Self> {
-        None
+    /// The mean shares; `None` where all are 0.
+    fn take(samples: &mut ShareSamples, _: Fold) -> Option<Self> {
+        let next = ShareSamples { last: samples.last.clone(), ..ShareSamples::default() };
+        let ShareSamples { sums, count, last } = std::mem::replace(samples, next);
+        let (mut shares, count) = if count > 0 { (sums, count) } else { (last?, 1) };
+        shares.values_mut().for_each(|share| *share /= f64::from(count));
+        (!shares.is_empty()).then_some(shares)
     }
 }
 
@@ -130,19 +154,19 @@ macro_rules! figures {
         /// Samples of the machine since the last [`take`](Self::take).
         #[derive(Debug, Default)]
         pub struct MachineSamples {
-            $($name_of: Samples,)+
+            $($name_of: <$type_of as Sampled>::Samples,)+
         }
 
         impl MachineSamples {
             /// Adds a sample.
             pub fn add(&mut self, sample: &MachineSample) {
-                $(self.$name_of.add(sample.$name_of.as_ref().and_then(Sampled::number));)+
+                $(<$type_of>::add(&mut self.$name_of, sample.$name_of.as_ref());)+
             }
 
             /// The figures since the last call, which then start anew. Without a sample since then, the latest one
             /// stands in.
             pub fn take(&mut self) -> MachineSample {
-                MachineSample { $($name_of: self.$name_of.take(Fold::$fold).and_then(Sampled::of),)+ }
+                MachineSample { $($name_of: <$type_of>::take(&mut self.$name_of, Fold::$fold),)+ }
             }
         }
 
@@ -274,9 +298,9 @@ figures! {
         /// Watts that the GPU draws, mean over the step.
         gpu_power_watts: f64, Mean, "gpu/power";
         /// Joules that the GPU has used since the start.
-        energy_joules: f64, Once, "gpu/energy";
+        energy_joules: f64, Last, "gpu/energy";
         /// Joules that the processor's packages have used since the start, by whatever process; only where no GPU is used.
-        cpu_energy_joules: f64, Once, "cpu/energy";
+        cpu_energy_joules: f64, Last, "cpu/energy";
         /// Temperature of the GPU in degrees Celsius, highest sample of the step.
         gpu_temperature_celsius: f64, Max, "gpu/temperature";
         /// Percent of the GPU's multiprocessors that had work, mean over the step; absent where the driver does not count it.
@@ -295,7 +319,7 @@ figures! {
         /// MHz of the GPU's memory, mean over the step.
         gpu_memory_clock_mhz: f64, Mean, "gpu/memory_clock";
         /// The share of the step's samples in which each throttle reason kept the GPU's clocks down, from 0 to 1.
-        gpu_throttle_shares: BTreeMap<String, f64>, Once;
+        gpu_throttle_shares: BTreeMap<String, f64>, Mean;
         /// Bytes a second that the GPU received over PCI Express, mean over the step.
         gpu_pcie_received_bytes_per_second: f64, Mean, "gpu/pcie_received";
         /// Bytes a second that the GPU sent over PCI Express, mean over the step.

@@ -1,90 +1,57 @@
 //! `SHA256SUMS`: checksums of a checkpoint's files, in the format of coreutils, so that `sha256sum -c` can check them.
 
-use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
 pub(super) const SUMS_FILE: &str = "SHA256SUMS";
-/// Bytes read at a time.
-const BLOCK_BYTES: usize = 1 << 20;
 
-/// Writes the checksums of those files in `folder` for which `is_own` returns true.
-///
-/// # Errors
-///
-/// Where a file cannot be read, or the checksums cannot be written.
-pub(super) fn write(folder: &Path, is_own: impl Fn(&str) -> bool) -> io::Result<()> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
-    }
-    names.retain(|name| is_own(name));
-    names.sort();
+/// Writes the checksums of those of the `names` that are in the folder.
+pub(super) fn write(folder: &Path, names: &[&str]) -> io::Result<()> {
     let mut sums = String::new();
-    for name in names {
+    for name in names.iter().filter(|name| folder.join(name).exists()) {
         // Two spaces: coreutils' separator.
-        sums.push_str(&format!("{}  {name}\n", sha256(&folder.join(&name))?));
+        sums.push_str(&format!("{}  {name}\n", sha256(&folder.join(name))?));
     }
     fs::write(folder.join(SUMS_FILE), sums)
 }
 
-/// Checks the files of a folder against their checksums. Other files in the folder, from a file manager or the user,
-/// have no checksum and are ignored.
-///
-/// # Errors
-///
-/// What is wrong, as text for the user: a file that is missing, cannot be read or has changed.
-pub(super) fn verify(folder: &Path, is_own: impl Fn(&str) -> bool) -> Result<(), String> {
+/// Checks the files of a folder against their checksums. Files that are not among the `names`, from a file manager or the
+/// user, have no checksum and are ignored. The error is text for the user.
+pub(super) fn verify(folder: &Path, names: &[&str]) -> Result<(), String> {
     let sums = match fs::read_to_string(folder.join(SUMS_FILE)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(format!("{SUMS_FILE} is missing")),
         sums => sums.map_err(|error| format!("{SUMS_FILE} cannot be read: {error}"))?,
     };
+    if sums.is_empty() {
+        return Err(format!("{SUMS_FILE} is empty"));
+    }
+    let mut listed = Vec::new();
     for line in sums.lines() {
         let Some((sum, name)) = line.split_once("  ").filter(|(sum, name)| sum.len() == 64 && !name.contains('/'))
         else {
             return Err(format!("{SUMS_FILE} is damaged"));
         };
         match sha256(&folder.join(name)) {
-            Ok(found) if found == sum => {}
+            Ok(found) if found == sum => listed.push(name),
             Ok(_) => return Err(format!("{name} is damaged: its SHA-256 is not the one in {SUMS_FILE}")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(format!("{name} is missing")),
             Err(error) => return Err(format!("{name} cannot be read: {error}")),
         }
     }
-    if sums.is_empty() {
-        return Err(format!("{SUMS_FILE} is empty"));
-    }
     // A list cut off at the end of a line still matches the files that it lists, so every file must be listed.
-    let is_listed =
-        |name: &str| sums.lines().any(|line| line.split_once("  ").is_some_and(|(_, listed)| listed == name));
-    let entries = fs::read_dir(folder).map_err(|error| format!("cannot be read: {error}"))?;
-    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    match names.filter(|name| is_own(name)).find(|name| !is_listed(name)) {
+    match names.iter().find(|name| !listed.contains(name) && folder.join(name).exists()) {
         Some(name) => Err(format!("{SUMS_FILE} is damaged: it does not list {name}")),
         None => Ok(()),
     }
 }
 
-/// SHA-256 of a file, in hexadecimal digits.
 fn sha256(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let mut block = vec![0; BLOCK_BYTES];
     let mut hash = Sha256::new();
-    loop {
-        match file.read(&mut block)? {
-            0 => break,
-            read => hash.update(&block[..read]),
-        }
-    }
-    let mut digits = String::with_capacity(64);
-    for byte in hash.finalize() {
-        // Writing to a string does not fail.
-        let _ = write!(digits, "{byte:02x}");
-    }
-    Ok(digits)
+    io::copy(&mut File::open(path)?, &mut hash)?;
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]
@@ -94,18 +61,18 @@ mod tests {
     #[test]
     fn every_changed_byte_of_every_file_is_noticed() {
         let folder = tempfile::tempdir().unwrap();
-        let is_own = |name: &str| ["a", "b"].contains(&name);
+        let names = ["a", "b"];
         let path = |name: &str| folder.path().join(name);
         fs::write(path("a"), "abc").unwrap();
         fs::write(path("b"), "").unwrap();
-        write(folder.path(), is_own).unwrap();
+        write(folder.path(), &names).unwrap();
         // The example of FIPS 180-4.
         let sums = fs::read_to_string(path(SUMS_FILE)).unwrap();
         assert!(sums.starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a\n"), "{sums}");
-        assert_eq!(verify(folder.path(), is_own), Ok(()));
+        assert_eq!(verify(folder.path(), &names), Ok(()));
         fs::write(path(".DS_Store"), "x").unwrap();
         fs::create_dir(path("notes")).unwrap();
-        assert_eq!(verify(folder.path(), is_own), Ok(()), "what is not the trainer's does no harm");
+        assert_eq!(verify(folder.path(), &names), Ok(()), "what is not the trainer's does no harm");
         for name in ["a", "b", SUMS_FILE] {
             let whole = fs::read(path(name)).unwrap();
             for index in 0..=whole.len() {
@@ -115,17 +82,17 @@ mod tests {
                     None => bytes.push(b'x'),
                 }
                 fs::write(path(name), bytes).unwrap();
-                assert!(verify(folder.path(), is_own).is_err(), "byte {index} of {name}");
+                assert!(verify(folder.path(), &names).is_err(), "byte {index} of {name}");
             }
             fs::remove_file(path(name)).unwrap();
-            assert_eq!(verify(folder.path(), is_own), Err(format!("{name} is missing")));
+            assert_eq!(verify(folder.path(), &names), Err(format!("{name} is missing")));
             fs::write(path(name), whole).unwrap();
         }
         // Cut off at the end of a line: every line that is left is correct.
         let first = sums.lines().next().unwrap();
         fs::write(path(SUMS_FILE), format!("{first}\n")).unwrap();
-        assert_eq!(verify(folder.path(), is_own), Err("SHA256SUMS is damaged: it does not list b".into()));
+        assert_eq!(verify(folder.path(), &names), Err("SHA256SUMS is damaged: it does not list b".into()));
         fs::write(path(SUMS_FILE), "").unwrap();
-        assert_eq!(verify(folder.path(), is_own), Err("SHA256SUMS is empty".into()));
+        assert_eq!(verify(folder.path(), &names), Err("SHA256SUMS is empty".into()));
     }
 }

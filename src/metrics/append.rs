@@ -13,6 +13,7 @@ const MAX_WAITING_BYTES: usize = 16 << 20;
 /// meanwhile, it is created again.
 #[derive(Debug)]
 pub(super) struct AppendLog {
+    name: &'static str,
     path: PathBuf,
     file: File,
     /// Length up to which the file holds whole records.
@@ -23,35 +24,31 @@ pub(super) struct AppendLog {
     waiting: VecDeque<Vec<u8>>,
     waiting_bytes: usize,
     num_lost: u64,
-    has_restarted: bool,
+    /// The user has been warned that writing fails.
+    has_warned: bool,
+    /// The file was made anew, and the user does not know yet that its earlier content is lost.
+    is_anew: bool,
 }
 
 impl AppendLog {
     /// Opens a file at its end, or creates an empty one.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be opened for writing.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(name: &'static str, path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         let whole_bytes = file.metadata()?.len();
-        Ok(Self::new(path, file, whole_bytes, Vec::new()))
+        Ok(Self::new(name, path, file, whole_bytes, Vec::new()))
     }
 
     /// Creates a file that must not exist yet, with a header at its start.
-    ///
-    /// # Errors
-    ///
-    /// If it exists, or cannot be created or written.
-    pub(super) fn create_new(path: &Path, header: Vec<u8>) -> io::Result<Self> {
+    pub(super) fn create_new(name: &'static str, path: &Path, header: Vec<u8>) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create_new(true).open(path)?;
-        let mut log = Self::new(path, file, 0, header);
+        let mut log = Self::new(name, path, file, 0, header);
         log.write_whole(&log.header.clone())?;
         Ok(log)
     }
 
-    fn new(path: &Path, file: File, whole_bytes: u64, header: Vec<u8>) -> Self {
+    fn new(name: &'static str, path: &Path, file: File, whole_bytes: u64, header: Vec<u8>) -> Self {
         Self {
+            name,
             path: path.to_owned(),
             file,
             whole_bytes,
@@ -60,31 +57,41 @@ impl AppendLog {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             num_lost: 0,
-            has_restarted: false,
+            has_warned: false,
+            is_anew: false,
         }
     }
 
-    /// Appends one record after those that wait. On success the operating system has all of them.
-    ///
-    /// # Errors
-    ///
-    /// If they cannot be written whole. The file then ends with a whole record, and the others wait.
-    pub(super) fn append(&mut self, record: &[u8]) -> io::Result<()> {
+    /// Appends one record after those that wait. Returns a warning at the first failure, when writing works again, and
+    /// when the file was deleted.
+    pub(super) fn append(&mut self, record: Vec<u8>) -> Option<String> {
         if self.waiting_bytes + record.len() > MAX_WAITING_BYTES {
             self.num_lost += 1;
         } else {
             self.waiting_bytes += record.len();
-            self.waiting.push_back(record.to_owned());
+            self.waiting.push_back(record);
         }
-        self.flush()
+        let name = self.name;
+        match self.flush() {
+            Err(error) => (!std::mem::replace(&mut self.has_warned, true)).then(|| {
+                format!("{name} cannot be written ({error}); training continues, and it is tried again at every step")
+            }),
+            Ok(()) => {
+                let has_warned = std::mem::take(&mut self.has_warned);
+                match self.num_lost {
+                    _ if std::mem::take(&mut self.is_anew) => {
+                        Some(format!("{name} was deleted while training; a new one begins here"))
+                    }
+                    _ if !has_warned => None,
+                    0 => Some(format!("{name} can be written again; nothing is missing in it")),
+                    lost => Some(format!("{name} can be written again; {lost} records are missing in it")),
+                }
+            }
+        }
     }
 
     /// Writes the waiting records.
-    ///
-    /// # Errors
-    ///
-    /// As [`append`](Self::append).
-    pub(super) fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         if !self.waiting.is_empty() {
             self.make_anew_if_gone()?;
         }
@@ -99,23 +106,18 @@ impl AppendLog {
     }
 
     /// Forces what was written to the disk.
-    ///
-    /// # Errors
-    ///
-    /// Whatever the file system reports.
     pub(super) fn sync(&mut self) -> io::Result<()> {
         self.flush()?;
         self.file.sync_data()
     }
 
-    /// Number of records missing from the file: those that wait, and those dropped because too many waited.
-    pub(super) fn num_unwritten(&self) -> u64 {
-        self.num_lost + self.waiting.len() as u64
-    }
-
-    /// Whether the file was created again since the last call: its earlier content is lost.
-    pub(super) fn take_restarted(&mut self) -> bool {
-        std::mem::take(&mut self.has_restarted)
+    /// Tries to write what waits for the last time. Returns a warning about records that are not in the file.
+    pub(super) fn finish(&mut self) -> Option<String> {
+        let flushed = self.flush().err().map(|error| format!(": {error}")).unwrap_or_default();
+        match self.num_lost + self.waiting.len() as u64 {
+            0 => None,
+            lost => Some(format!("{} lacks {lost} records that could not be written{flushed}", self.name)),
+        }
     }
 
     fn write_whole(&mut self, record: &[u8]) -> io::Result<()> {
@@ -149,7 +151,7 @@ impl AppendLog {
             Err(error) => return Err(error),
         }
         self.file = OpenOptions::new().append(true).create(true).open(&self.path)?;
-        (self.whole_bytes, self.torn, self.has_restarted) = (self.file.metadata()?.len(), false, true);
+        (self.whole_bytes, self.torn, self.is_anew) = (self.file.metadata()?.len(), false, true);
         if self.whole_bytes == 0 {
             self.write_whole(&self.header.clone())?;
         }
@@ -174,27 +176,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_go_to_the_end_of_what_is_there() {
+    fn records_go_to_the_end_of_what_is_there_after_a_torn_one_is_cut_off() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         fs::write(&path, "one\n").unwrap();
-        let mut log = AppendLog::open(&path).unwrap();
-        log.append(b"two\n").unwrap();
+        let mut log = AppendLog::open("log", &path).unwrap();
+        assert_eq!(log.append(b"two\n".to_vec()), None);
         assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntwo\n");
-        assert!(AppendLog::create_new(&path, Vec::new()).is_err());
-    }
-
-    #[test]
-    fn what_was_left_of_a_torn_record_is_cut_off_before_the_next() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("log");
-        let mut log = AppendLog::open(&path).unwrap();
-        log.append(b"one\n").unwrap();
+        assert!(AppendLog::create_new("log", &path, Vec::new()).is_err());
         // What a full disk leaves behind if the file could not be cut at once.
-        fs::write(&path, "one\ntw").unwrap();
+        fs::write(&path, "one\ntwo\nthr").unwrap();
         log.torn = true;
-        log.append(b"three\n").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "one\nthree\n");
+        assert_eq!(log.append(b"four\n".to_vec()), None);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntwo\nfour\n");
     }
 
     #[test]
@@ -202,42 +196,43 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/log");
         fs::create_dir(folder.path().join("run")).unwrap();
-        let mut log = AppendLog::create_new(&path, b"header\n".to_vec()).unwrap();
-        log.append(b"one\n").unwrap();
+        let mut log = AppendLog::create_new("log", &path, b"header\n".to_vec()).unwrap();
+        assert_eq!(log.append(b"one\n".to_vec()), None);
         fs::remove_dir_all(folder.path().join("run")).unwrap();
-        assert!(!log.take_restarted());
-        log.append(b"two\n").unwrap();
-        assert!(log.take_restarted() && !log.take_restarted());
-        assert_eq!(fs::read_to_string(&path).unwrap(), "header\ntwo\n");
+        assert_eq!(log.append(b"two\n".to_vec()).unwrap(), "log was deleted while training; a new one begins here");
+        assert_eq!(log.append(b"three\n".to_vec()), None);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "header\ntwo\nthree\n");
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_is_an_error_every_time_and_what_waits_is_written_in_order_once_there_is_room() {
+    fn a_full_disk_warns_once_and_what_waits_is_written_in_order_once_there_is_room() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        let mut log = AppendLog::open(Path::new("/dev/full")).unwrap();
-        for record in [b"one\n", b"two\n"] {
-            assert_eq!(log.append(record).unwrap_err().kind(), io::ErrorKind::StorageFull);
-            // A device has no end to cut off.
-            log.torn = false;
-        }
-        assert_eq!(log.num_unwritten(), 2);
-        log.path = path.clone();
-        log.append(b"three\n").unwrap();
+        let mut log = AppendLog::open("log", Path::new("/dev/full")).unwrap();
+        let warning = log.append(b"one\n".to_vec()).unwrap();
+        assert!(warning.starts_with("log cannot be written (No space left"), "{warning}");
+        // A device has no end to cut off.
+        log.torn = false;
+        assert_eq!(log.append(b"two\n".to_vec()), None);
+        log.torn = false;
+        assert!(log.finish().unwrap().starts_with("log lacks 2 records that could not be written: No space left"));
+        (log.path, log.file) = (path.clone(), File::create(&path).unwrap());
+        log.torn = false;
+        let again = log.append(b"three\n".to_vec()).unwrap();
+        assert_eq!(again, "log can be written again; nothing is missing in it");
         assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\n");
-        assert_eq!((log.num_unwritten(), log.waiting_bytes), (0, 0));
+        assert_eq!((log.finish(), log.waiting_bytes), (None, 0));
     }
 
     #[cfg(target_os = "linux")]
     #[test]
     fn what_waits_does_not_fill_the_memory() {
-        let mut log = AppendLog::open(Path::new("/dev/full")).unwrap();
-        let record = vec![b'x'; MAX_WAITING_BYTES / 2];
+        let mut log = AppendLog::open("log", Path::new("/dev/full")).unwrap();
         for _ in 0..4 {
-            assert!(log.append(&record).is_err());
+            log.append(vec![b'x'; MAX_WAITING_BYTES / 2]);
             log.torn = false;
         }
-        assert_eq!((log.waiting.len(), log.num_unwritten()), (2, 4));
+        assert_eq!((log.waiting.len(), log.num_lost), (2, 2));
     }
 }

@@ -1,4 +1,4 @@
-//! Progress for people, on stderr: a bar on a terminal, plain lines elsewhere.
+//! Progress for people: on stderr a bar on a terminal and plain lines elsewhere, or the dashboard.
 
 mod ending;
 
@@ -9,12 +9,12 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use ending::summary_text;
 
-use super::{EvalMetrics, Sample, StepMetrics, Summary};
+use super::dashboard::Dashboard;
+use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, remaining_seconds};
 use crate::stats::as_f64;
 use crate::text::{bytes, duration, thousands};
 
 /// Where lines for people go.
-#[derive(Debug)]
 pub(super) struct Console {
     view: View,
     quiet: bool,
@@ -26,19 +26,16 @@ pub(super) struct Console {
     since_last_line: Averages,
 }
 
-#[derive(Debug)]
 enum View {
     /// A bar that is redrawn, with lines above it.
     Bar(ProgressBar),
     /// A line every `logging_steps`.
     Lines,
-    /// Warnings only.
     Quiet,
-    /// Another program draws on the terminal; lines wait for [`Console::release`].
-    Held(Vec<String>),
+    /// The dashboard has the terminal; lines wait for [`Console::release`].
+    Dashboard(Dashboard, Vec<String>),
 }
 
-/// Means over the steps since the last line.
 #[derive(Debug, Default)]
 struct Averages {
     loss_sum: f64,
@@ -49,17 +46,22 @@ struct Averages {
 }
 
 impl Console {
-    /// A bar if stderr is a terminal, otherwise lines; neither with `quiet`. With `held`, another program draws on the
-    /// terminal, so lines wait until [`Self::release`].
-    pub(super) fn new(quiet: bool, held: bool, logging_steps: u64, first_step: u64, total_steps: u64) -> Self {
+    /// A bar if stderr is a terminal, otherwise lines; neither with `quiet` or a dashboard.
+    pub(super) fn new(
+        quiet: bool,
+        dashboard: Option<Dashboard>,
+        logging_steps: u64,
+        first_step: u64,
+        total_steps: u64,
+    ) -> Self {
         let terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         // https://no-color.org: present and not empty.
         let colors = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let view = match (held, quiet, terminal) {
-            (true, ..) => View::Held(Vec::new()),
-            (false, true, _) => View::Quiet,
-            (false, false, true) => View::Bar(bar(first_step, total_steps, colors)),
-            (false, false, false) => View::Lines,
+        let view = match dashboard {
+            Some(dashboard) => View::Dashboard(dashboard, Vec::new()),
+            None if quiet => View::Quiet,
+            None if terminal => View::Bar(bar(first_step, total_steps, colors)),
+            None => View::Lines,
         };
         Self {
             view,
@@ -73,10 +75,11 @@ impl Console {
         }
     }
 
-    /// Prints the lines that waited.
+    /// Closes the dashboard, and prints the lines that waited.
     pub(super) fn release(&mut self) {
-        if let View::Held(lines) = &mut self.view {
+        if let View::Dashboard(_, lines) = &mut self.view {
             let lines = std::mem::take(lines);
+            // Dropping the dashboard gives the terminal back.
             self.view = if self.quiet { View::Quiet } else { View::Lines };
             lines.iter().for_each(|line| self.print(line));
         }
@@ -98,11 +101,15 @@ impl Console {
     pub(super) fn warn(&mut self, text: &str) {
         let label = if self.colors { "\x1b[33mwarning:\x1b[0m" } else { "warning:" };
         self.print(&format!("{label} {text}"));
+        if let View::Dashboard(dashboard, _) = &self.view {
+            dashboard.warning(text);
+        }
     }
 
     pub(super) fn step(&mut self, step: &StepMetrics) {
         self.since_last_line.add(step);
-        let remaining = self.remaining_seconds(step.step).map(duration);
+        let steps = [self.first_step, step.step, self.total_steps];
+        let remaining = remaining_seconds(self.started, steps).map(duration);
         match &self.view {
             View::Bar(bar) => {
                 bar.set_position(step.step);
@@ -113,7 +120,8 @@ impl Console {
                 let line = step_line(step, &averages, self.total_steps, remaining.as_deref());
                 self.print(&line);
             }
-            View::Lines | View::Quiet | View::Held(_) => {}
+            View::Dashboard(dashboard, _) => dashboard.step(step),
+            View::Lines | View::Quiet => {}
         }
     }
 
@@ -121,10 +129,19 @@ impl Console {
         step.is_multiple_of(self.logging_steps) || step >= self.total_steps
     }
 
-    /// Shows how many rows of the evaluation set are done, on a terminal only.
+    /// Shows how many micro-batches of the evaluation are done, on a terminal only.
     pub(super) fn evaluating(&mut self, done: usize, total: usize) {
-        if let View::Bar(bar) = &self.view {
-            bar.set_message(format!("evaluating {done}/{total}"));
+        match &self.view {
+            View::Bar(bar) => bar.set_message(format!("evaluating {done}/{total}")),
+            View::Dashboard(dashboard, _) => dashboard.evaluating(done, total),
+            View::Lines | View::Quiet => {}
+        }
+    }
+
+    pub(super) fn finding(&mut self, step: u64, finding: &Finding) {
+        self.note(&format!("step {step}: {}", finding.lines().join("\n")));
+        if let View::Dashboard(dashboard, _) = &self.view {
+            dashboard.finding(&finding.verdict);
         }
     }
 
@@ -137,6 +154,9 @@ impl Console {
             thousands(as_f64(eval.eval_target_tokens)),
             duration(eval.eval_seconds),
         ));
+        if let View::Dashboard(dashboard, _) = &self.view {
+            dashboard.eval(eval);
+        }
     }
 
     pub(super) fn sample(&mut self, sample: &Sample) {
@@ -153,31 +173,26 @@ impl Console {
         self.note(&summary_text(summary));
     }
 
-    /// Leaves the terminal as it was found, bar or no bar.
+    /// Leaves the bar where it is.
     pub(super) fn close(&mut self) {
         if let View::Bar(bar) = &self.view {
             bar.abandon();
             self.view = View::Lines;
         }
-        self.release();
-    }
-
-    /// Estimated from the steps of this start only: earlier ones may have run on another machine.
-    fn remaining_seconds(&self, step: u64) -> Option<f64> {
-        let done = step.checked_sub(self.first_step).filter(|&done| done > 0)?;
-        let left = self.total_steps.saturating_sub(step);
-        Some(self.started.elapsed().as_secs_f64() / as_f64(done) * as_f64(left))
     }
 
     /// The first step begins. The time before it is start-up and says nothing about the time left.
-    pub(super) fn start_clock(&mut self) {
+    pub(super) fn start(&mut self) {
         self.started = Instant::now();
+        if let View::Dashboard(dashboard, _) = &self.view {
+            dashboard.start();
+        }
     }
 
     fn print(&mut self, line: &str) {
         match &mut self.view {
             View::Bar(bar) => bar.println(line),
-            View::Held(lines) => lines.push(line.to_owned()),
+            View::Dashboard(_, lines) => lines.push(line.to_owned()),
             View::Lines | View::Quiet => {
                 // A closed stderr must not end training.
                 let _ = writeln!(std::io::stderr().lock(), "{line}");
@@ -291,27 +306,16 @@ mod tests {
 
     #[test]
     fn lines_are_due_every_logging_steps_and_at_the_end() {
-        let console = Console::new(true, false, 10, 0, 25);
+        let console = Console::new(true, None, 10, 0, 25);
         let due: Vec<_> = (1..=25).filter(|&step| console.is_due(step)).collect();
         assert_eq!(due, [10, 20, 25]);
     }
 
     #[test]
     fn the_time_left_comes_from_the_steps_of_this_start() {
-        let mut console = Console::new(true, false, 1, 100, 200);
-        assert_eq!(console.remaining_seconds(100), None);
-        console.started = Instant::now().checked_sub(Duration::from_secs(50)).unwrap();
-        let left = console.remaining_seconds(150).unwrap();
+        let started = Instant::now().checked_sub(Duration::from_secs(50)).unwrap();
+        assert_eq!(remaining_seconds(started, [100, 100, 200]), None);
+        let left = remaining_seconds(started, [100, 150, 200]).unwrap();
         assert!((left - 50.0).abs() < 1.0, "{left}");
-    }
-
-    #[test]
-    fn what_is_said_while_another_program_draws_is_kept() {
-        let mut console = Console::new(false, true, 1, 0, 10);
-        console.warn("the disk is full");
-        console.note("a note");
-        let View::Held(lines) = &console.view else { panic!("held") };
-        assert_eq!(lines.len(), 2);
-        assert!(lines[0].contains("the disk is full"));
     }
 }

@@ -34,10 +34,6 @@ pub(super) struct Dashboard {
 
 impl Dashboard {
     /// Takes the terminal over.
-    ///
-    /// # Errors
-    ///
-    /// If stdin or stdout is not a terminal, or the terminal cannot be taken over; the text says why.
     pub(super) fn open(
         interrupter: Interrupter,
         first_step: u64,
@@ -55,7 +51,6 @@ impl Dashboard {
         Ok(Self { state, drawing: Some(drawing) })
     }
 
-    /// The first step begins: the time left is estimated from here.
     pub(super) fn start(&self) {
         self.change(|state| state.started = Some(Instant::now()));
     }
@@ -77,7 +72,6 @@ impl Dashboard {
         self.change(|state| state.warning(text));
     }
 
-    /// Shows a finding about what holds the run back.
     pub(super) fn finding(&self, verdict: &str) {
         self.change(|state| state.finding = Some(verdict.to_owned()));
     }
@@ -130,7 +124,6 @@ fn draw_until_closed(mut terminal: Terminal, shared: &Mutex<State>, interrupter:
             drawn = Some(Instant::now());
         }
     }
-    terminal.give_back();
 }
 
 /// Waits a moment for keys. Returns whether a key was pressed or the window changed.

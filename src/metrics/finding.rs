@@ -73,7 +73,11 @@ impl Finding {
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![self.verdict.clone()];
         lines.extend(self.evidence.iter().map(|evidence| format!("  {evidence}")));
-        lines.extend(self.changes.iter().map(|change| format!("  try {}", change.line())));
+        let line = |change: &Change| {
+            let Change { key, from, to, expected } = change;
+            format!("  try `{key}` {from} -> {to}: {expected}")
+        };
+        lines.extend(self.changes.iter().map(line));
         lines
     }
 
@@ -92,13 +96,6 @@ impl Finding {
             text.push_str(&format!("\n- try `{key}` = `{from}` -> `{to}`: {expected}"));
         }
         text
-    }
-}
-
-impl Change {
-    fn line(&self) -> String {
-        let Self { key, from, to, expected } = self;
-        format!("`{key}` {from} -> {to}: {expected}")
     }
 }
 

@@ -11,18 +11,19 @@
 mod append;
 mod console;
 mod cost;
-#[cfg(feature = "tui")]
+#[cfg_attr(not(feature = "tui"), path = "no_dashboard.rs")]
 mod dashboard;
 mod finding;
 mod jsonl;
 mod sinks;
 mod summary;
-mod tags;
 mod tensorboard;
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use crate::schema::{Problem, Section, section};
+use crate::stats::as_f64;
 
 pub use crate::figures::{EvalMetrics, Sample, StepMetrics};
 pub use cost::CostConfig;
@@ -62,6 +63,13 @@ impl LoggingConfig {
         }
         self
     }
+}
+
+/// Seconds until the last step, at the pace of the steps since `started`. Steps of earlier starts do not count: they may
+/// have run on another machine.
+fn remaining_seconds(started: Instant, [first_step, step, total_steps]: [u64; 3]) -> Option<f64> {
+    let done = step.checked_sub(first_step).filter(|&done| done > 0)?;
+    Some(started.elapsed().as_secs_f64() / as_f64(done) * as_f64(total_steps.saturating_sub(step)))
 }
 
 /// A file for figures cannot be opened. During training, a file that fails is a warning instead.

@@ -4,13 +4,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use burn_train::Interrupter;
-use serde::Serialize;
 
 use super::append::AppendLog;
 use super::console::Console;
-#[cfg(feature = "tui")]
 use super::dashboard::Dashboard;
-use super::jsonl::{Jsonl, KeepUpTo};
+use super::jsonl::{self, KeepUpTo};
 use super::tensorboard::TensorBoard;
 use super::{
     EvalMetrics, Finding, LoggingConfig, MetricsError, SUMMARY_FILE, Sample, StepMetrics, Summary, UNFINISHED_FILE,
@@ -18,7 +16,6 @@ use super::{
 use crate::figures::{eval_scalars, tagged_scalars};
 use crate::files;
 
-/// Most warnings that summary.json lists; further ones are only counted.
 const MAX_SUMMARY_WARNINGS: usize = 100;
 
 /// What [`Sinks::open`] needs besides the recipe's `[logging]`.
@@ -39,73 +36,20 @@ pub struct SinkOptions<'a> {
     pub interrupter: Interrupter,
 }
 
-/// A sink that is one growing file.
-pub(super) trait LogFile {
-    fn log(&mut self) -> &mut AppendLog;
-}
-
-/// Everything that figures are written to. No call fails: a sink that cannot write warns once and tries again at every
-/// step, while training continues.
+/// Everything that figures are written to. No call fails: a file that cannot be written warns once and is tried again at
+/// every step, while training continues.
 pub struct Sinks {
     console: Console,
-    #[cfg(feature = "tui")]
-    dashboard: Option<Dashboard>,
-    metrics: FileSink<Jsonl>,
-    samples: FileSink<Jsonl>,
-    tensorboard: Option<FileSink<TensorBoard>>,
+    metrics: AppendLog,
+    samples: AppendLog,
+    tensorboard: Option<TensorBoard>,
     run_dir: PathBuf,
     interrupter: Interrupter,
     warnings: Vec<String>,
     num_warnings_left_out: u64,
-    /// Records that are in no file have been reported.
     has_ended: bool,
     /// Files that are no longer true after a step.
     outdated_by_step: Vec<PathBuf>,
-}
-
-/// A sink and whether the user has been warned that it fails.
-#[derive(Debug)]
-struct FileSink<S> {
-    name: &'static str,
-    sink: S,
-    has_warned: bool,
-}
-
-impl<S: LogFile> FileSink<S> {
-    fn open(name: &'static str, path: &Path, open: impl FnOnce(&Path) -> io::Result<S>) -> Result<Self, MetricsError> {
-        let sink = open(path).map_err(|source| MetricsError { path: path.into(), action: "open", source })?;
-        Ok(Self { name, sink, has_warned: false })
-    }
-
-    /// Writes. Returns a warning at the first failure, when writing works again, and when the file was deleted.
-    fn write(&mut self, write: impl FnOnce(&mut S) -> io::Result<()>) -> Option<String> {
-        let written = write(&mut self.sink);
-        let name = self.name;
-        let restarted = self.sink.log().take_restarted();
-        match written {
-            Err(error) if !std::mem::replace(&mut self.has_warned, true) => Some(format!(
-                "{name} cannot be written ({error}); training continues, and it is tried again at every step"
-            )),
-            Err(_) => None,
-            Ok(()) if restarted => {
-                self.has_warned = false;
-                Some(format!("{name} was deleted while training; a new one begins here"))
-            }
-            Ok(()) => std::mem::take(&mut self.has_warned).then(|| match self.sink.log().num_unwritten() {
-                0 => format!("{name} can be written again; nothing is missing in it"),
-                lost => format!("{name} can be written again; {lost} records are missing in it"),
-            }),
-        }
-    }
-
-    /// A warning about records that were not written until the end.
-    fn unwritten(&mut self) -> Option<String> {
-        let flushed = self.sink.log().flush().err().map(|error| format!(": {error}")).unwrap_or_default();
-        match self.sink.log().num_unwritten() {
-            0 => None,
-            lost => Some(format!("{} lacks {lost} records that could not be written{flushed}", self.name)),
-        }
-    }
 }
 
 impl Sinks {
@@ -117,24 +61,29 @@ impl Sinks {
     pub fn open(config: &LoggingConfig, options: SinkOptions<'_>) -> Result<Self, MetricsError> {
         let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, quiet, tui, interrupter } = options;
         let resume = resume_step.map(|step| KeepUpTo { step, has_evaluated });
-        let metrics =
-            FileSink::open("metrics.jsonl", &run_dir.join("metrics.jsonl"), |path| Jsonl::open(path, resume))?;
-        let samples =
-            FileSink::open("samples.jsonl", &run_dir.join("samples.jsonl"), |path| Jsonl::open(path, resume))?;
+        let open = |name| {
+            let path = run_dir.join(name);
+            jsonl::open(name, &path, resume).map_err(|source| MetricsError { path, action: "open", source })
+        };
+        let (metrics, samples) = (open("metrics.jsonl")?, open("samples.jsonl")?);
         let tensorboard = config.tensorboard.then(|| {
-            FileSink::open("tensorboard", &run_dir.join("tensorboard"), |path| TensorBoard::open(path, resume_step))
+            let path = run_dir.join("tensorboard");
+            TensorBoard::open(&path, resume_step).map_err(|source| MetricsError { path, action: "open", source })
         });
+        let tensorboard = tensorboard.transpose()?;
         // Before the console: its bar would leave traces on the dashboard's terminal.
         let first_step = resume_step.unwrap_or(0);
-        let dashboard = tui.then(|| open_dashboard(&interrupter, first_step, total_steps, run_dir));
-        let holds_terminal = matches!(dashboard, Some(Ok(_)));
+        let label = run_dir.display().to_string();
+        let dashboard = tui.then(|| Dashboard::open(interrupter.clone(), first_step, total_steps, &label));
+        let (dashboard, refusal) = match dashboard.transpose() {
+            Ok(dashboard) => (dashboard, None),
+            Err(reason) => (None, Some(reason)),
+        };
         let mut sinks = Self {
-            console: Console::new(quiet, holds_terminal, config.logging_steps, first_step, total_steps),
-            #[cfg(feature = "tui")]
-            dashboard: None,
+            console: Console::new(quiet, dashboard, config.logging_steps, first_step, total_steps),
             metrics,
             samples,
-            tensorboard: tensorboard.transpose()?,
+            tensorboard,
             run_dir: run_dir.to_owned(),
             interrupter,
             warnings: Vec::new(),
@@ -142,13 +91,8 @@ impl Sinks {
             has_ended: false,
             outdated_by_step: Vec::new(),
         };
-        match dashboard {
-            #[cfg(feature = "tui")]
-            Some(Ok(dashboard)) => sinks.dashboard = Some(dashboard),
-            #[cfg(not(feature = "tui"))]
-            Some(Ok(never)) => match never {},
-            Some(Err(reason)) => sinks.warn(&format!("no dashboard: {reason}")),
-            None => {}
+        if let Some(reason) = refusal {
+            sinks.warn(&format!("no dashboard: {reason}"));
         }
         Ok(sinks)
     }
@@ -165,17 +109,14 @@ impl Sinks {
 
     /// The first step begins: the time left is estimated from here.
     pub fn start(&mut self) {
-        self.console.start_clock();
-        #[cfg(feature = "tui")]
-        if let Some(dashboard) = &self.dashboard {
-            dashboard.start();
-        }
+        self.console.start();
     }
 
     /// Writes the figures of a step everywhere.
     pub fn step(&mut self, step: &StepMetrics) {
         self.delete_outdated(None);
-        self.json(step);
+        let warning = self.metrics.append(jsonl::line(step));
+        self.warn_about(warning);
         let mut scalars = tagged_scalars(step);
         // A mean over no target tokens is not a point of a curve.
         scalars.retain(|(_, value)| step.target_tokens > 0 || value.is_finite());
@@ -185,45 +126,30 @@ impl Sinks {
             self.tensorboard(|sink| sink.text(step.step, "anomalies", &names));
         }
         self.console.step(step);
-        #[cfg(feature = "tui")]
-        if let Some(dashboard) = &self.dashboard {
-            dashboard.step(step);
-        }
     }
 
     /// Shows a finding that has lasted for some time at this step.
     pub fn finding(&mut self, step: u64, finding: &Finding) {
         self.tensorboard(|sink| sink.text(step, &format!("diagnosis/{}", finding.rule), &finding.markdown()));
-        self.console.note(&format!("step {step}: {}", finding.lines().join("\n")));
-        #[cfg(feature = "tui")]
-        if let Some(dashboard) = &self.dashboard {
-            dashboard.finding(&finding.verdict);
-        }
+        self.console.finding(step, finding);
     }
 
     /// Shows that an evaluation has done a number of its micro-batches.
     pub fn evaluating(&mut self, done: usize, total: usize) {
         self.console.evaluating(done, total);
-        #[cfg(feature = "tui")]
-        if let Some(dashboard) = &self.dashboard {
-            dashboard.evaluating(done, total);
-        }
     }
 
     /// Writes the figures of an evaluation everywhere.
     pub fn eval(&mut self, eval: &EvalMetrics) {
-        self.json(eval);
+        let warning = self.metrics.append(jsonl::line(eval));
+        self.warn_about(warning);
         self.tensorboard(|sink| sink.scalars(eval.step, &eval_scalars(eval)));
         self.console.eval(eval);
-        #[cfg(feature = "tui")]
-        if let Some(dashboard) = &self.dashboard {
-            dashboard.eval(eval);
-        }
     }
 
     /// Writes a text that the model wrote. `index` is the number of its prompt in the recipe.
     pub fn sample(&mut self, index: usize, sample: &Sample) {
-        let warning = self.samples.write(|sink| sink.write(sample));
+        let warning = self.samples.append(jsonl::line(sample));
         self.warn_about(warning);
         // Markdown shows text that is indented by four as it is.
         let text = format!("{}\n{}", sample.prompt, sample.text).replace('\n', "\n    ");
@@ -243,9 +169,7 @@ impl Sinks {
 
     /// Forces the files to disk. Failures are not reported here but where the files are written.
     pub fn sync(&mut self) {
-        let logs = [Some(self.metrics.sink.log()), Some(self.samples.sink.log())];
-        let tensorboard = self.tensorboard.as_mut().map(|sink| sink.sink.log());
-        for log in logs.into_iter().chain([tensorboard]).flatten() {
+        for log in self.logs() {
             drop(log.sync());
         }
     }
@@ -257,10 +181,6 @@ impl Sinks {
             self.warnings.push(text.to_owned());
         } else {
             self.num_warnings_left_out += 1;
-        }
-        #[cfg(feature = "tui")]
-        if let Some(dashboard) = &self.dashboard {
-            dashboard.warning(text);
         }
     }
 
@@ -277,7 +197,7 @@ impl Sinks {
     ///
     /// If the file cannot be written.
     pub fn finish(&mut self, summary: &Summary) -> Result<(), MetricsError> {
-        self.close();
+        self.console.release();
         let findings = summary.diagnosis.iter().map(Finding::markdown).collect::<Vec<_>>().join("\n\n");
         self.tensorboard(|sink| sink.text(summary.steps, "diagnosis", &findings));
         self.tell_unwritten();
@@ -318,19 +238,17 @@ impl Sinks {
         if std::mem::replace(&mut self.has_ended, true) {
             return;
         }
-        let tensorboard = self.tensorboard.as_mut().and_then(FileSink::unwritten);
-        for warning in [self.metrics.unwritten(), self.samples.unwritten(), tensorboard] {
-            self.warn_about(warning);
-        }
+        let warnings: Vec<String> = self.logs().filter_map(AppendLog::finish).collect();
+        warnings.iter().for_each(|warning| self.warn(warning));
     }
 
-    fn json(&mut self, record: &impl Serialize) {
-        let warning = self.metrics.write(|sink| sink.write(record));
-        self.warn_about(warning);
+    fn logs(&mut self) -> impl Iterator<Item = &mut AppendLog> {
+        let tensorboard = self.tensorboard.as_mut().map(|sink| &mut sink.log);
+        [&mut self.metrics, &mut self.samples].into_iter().chain(tensorboard)
     }
 
-    fn tensorboard(&mut self, write: impl FnOnce(&mut TensorBoard) -> io::Result<()>) {
-        let warning = self.tensorboard.as_mut().and_then(|sink| sink.write(write));
+    fn tensorboard(&mut self, write: impl FnOnce(&mut TensorBoard) -> Option<String>) {
+        let warning = self.tensorboard.as_mut().and_then(write);
         self.warn_about(warning);
     }
 
@@ -339,36 +257,14 @@ impl Sinks {
             self.warn(&warning);
         }
     }
-
-    fn close(&mut self) {
-        // First the terminal, then the lines that waited for it.
-        #[cfg(feature = "tui")]
-        drop(self.dashboard.take());
-        self.console.release();
-    }
 }
 
 impl Drop for Sinks {
     fn drop(&mut self) {
-        self.close();
+        self.console.release();
         self.tell_unwritten();
         self.console.close();
     }
-}
-
-#[cfg(feature = "tui")]
-fn open_dashboard(
-    interrupter: &Interrupter,
-    first_step: u64,
-    total_steps: u64,
-    run_dir: &Path,
-) -> Result<Dashboard, String> {
-    Dashboard::open(interrupter.clone(), first_step, total_steps, &run_dir.display().to_string())
-}
-
-#[cfg(not(feature = "tui"))]
-fn open_dashboard(_: &Interrupter, _: u64, _: u64, _: &Path) -> Result<std::convert::Infallible, String> {
-    Err("this binary was built without it; build it with `--features tui`".into())
 }
 
 #[cfg(test)]
@@ -376,8 +272,7 @@ mod tests {
     use super::*;
     use crate::figures::tests::full_step;
 
-    fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
-        let interrupter = Interrupter::new();
+    fn open(run_dir: &Path, resume_step: Option<u64>) -> Result<Sinks, MetricsError> {
         let options = SinkOptions {
             run_dir,
             resume_step,
@@ -385,15 +280,15 @@ mod tests {
             total_steps: 10,
             quiet: true,
             tui: false,
-            interrupter,
+            interrupter: Interrupter::new(),
         };
-        Sinks::open(&LoggingConfig::default(), options).unwrap()
+        Sinks::open(&LoggingConfig::default(), options)
     }
 
     #[test]
     fn a_run_leaves_every_file_of_the_contract() {
         let folder = tempfile::tempdir().unwrap();
-        let mut sinks = open(folder.path(), None);
+        let mut sinks = open(folder.path(), None).unwrap();
         sinks.recipe(0, "seed = 1");
         sinks.eval(&EvalMetrics { eval_loss: 2.0, ..EvalMetrics::default() });
         sinks.sample(0, &Sample { step: 0, prompt: "Hi".into(), text: " there\nyou".into() });
@@ -417,7 +312,7 @@ mod tests {
     fn a_full_disk_warns_once_and_training_goes_on() {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/dev/full", folder.path().join("samples.jsonl")).unwrap();
-        let mut sinks = open(folder.path(), Some(0));
+        let mut sinks = open(folder.path(), Some(0)).unwrap();
         for step in 0..3 {
             sinks.sample(0, &Sample { step, ..Sample::default() });
         }
@@ -435,27 +330,7 @@ mod tests {
     #[test]
     fn a_folder_that_is_not_there_is_an_error_with_its_path() {
         let folder = tempfile::tempdir().unwrap();
-        let run_dir = folder.path().join("nowhere");
-        let interrupter = Interrupter::new();
-        let options = SinkOptions {
-            run_dir: &run_dir,
-            resume_step: None,
-            has_evaluated: false,
-            total_steps: 1,
-            quiet: true,
-            tui: false,
-            interrupter,
-        };
-        let error = Sinks::open(&LoggingConfig::default(), options).err().unwrap().to_string();
+        let error = open(&folder.path().join("nowhere"), None).err().unwrap().to_string();
         assert!(error.contains("nowhere/metrics.jsonl: cannot open: "), "{error}");
-    }
-
-    #[test]
-    fn whoever_holds_the_interrupter_can_stop_the_run() {
-        let folder = tempfile::tempdir().unwrap();
-        let sinks = open(folder.path(), None);
-        assert!(!sinks.stop_requested());
-        sinks.interrupter.stop(None);
-        assert!(sinks.stop_requested());
     }
 }

@@ -204,7 +204,6 @@ pub struct TimeSpent {
 impl Add for TimeSpent {
     type Output = Self;
 
-    /// Part by part.
     fn add(self, other: Self) -> Self {
         Self {
             startup_seconds: self.startup_seconds + other.startup_seconds,

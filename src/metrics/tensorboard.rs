@@ -3,30 +3,30 @@
 //! Records are made with tensorboard-rs and its event types, but written here: its own `SummaryWriter` unwraps every
 //! I/O error on its own thread and panics at the next call, so a full disk would end the run.
 
+mod layout;
+
 use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use protobuf::{Message, RepeatedField};
+use protobuf::{Message, SingularPtrField};
 use tensorboard_proto::event::{Event, SessionLog, SessionLog_SessionStatus};
 use tensorboard_proto::summary::{Summary, Summary_Value, SummaryMetadata, SummaryMetadata_PluginData};
 use tensorboard_proto::tensor::TensorProto;
 use tensorboard_proto::tensor_shape::{TensorShapeProto, TensorShapeProto_Dim};
 use tensorboard_proto::types::DataType;
 use tensorboard_rs::record_writer::RecordWriter;
-use tensorboard_rs::summary;
 
 use super::append::AppendLog;
-use super::sinks::LogFile;
-use super::tags;
+use crate::figures::tags;
 
 /// One event file of a run. A resumed run writes another one beside it.
 #[derive(Debug)]
 pub(super) struct TensorBoard {
-    log: AppendLog,
+    pub(super) log: AppendLog,
     /// Tags that the file already describes.
-    described: HashSet<String>,
+    described: HashSet<&'static str>,
 }
 
 /// `DataClass::DATA_CLASS_SCALAR`, and the number of its field in `SummaryMetadata`: newer than tensorboard-proto.
@@ -37,132 +37,93 @@ const DATA_CLASS_SCALAR: u64 = 1;
 impl TensorBoard {
     /// Creates an event file, and its folder, with the layout of the custom scalars tab. With `resume_step`,
     /// TensorBoard is asked to forget what older files hold after that step.
-    ///
-    /// # Errors
-    ///
-    /// If the folder or the file cannot be created or written.
     pub(super) fn open(folder: &Path, resume_step: Option<u64>) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let mut version = Event::new();
         version.set_file_version("brain.Event:2".into());
-        let mut header = record(version, 0)?;
-        header.extend(record(layout_event(), 0)?);
-        let mut file = Self { log: create_event_file(folder, &header)?, described: HashSet::new() };
+        let layout = layout::layout().write_to_bytes().unwrap_or_default();
+        let layout = string_value("custom_scalars__config__", "custom_scalars", layout, &[]);
+        let header = [record(version, 0), record(summary(vec![layout]), 0)].concat();
+        let mut log = create_event_file(folder, &header)?;
         if let Some(step) = resume_step {
-            let mut session = SessionLog::new();
-            session.set_status(SessionLog_SessionStatus::START);
             let mut event = Event::new();
-            event.set_session_log(session);
-            file.write(event, step + 1)?;
+            let status = SessionLog_SessionStatus::START;
+            event.set_session_log(SessionLog { status, ..SessionLog::default() });
+            if let Some(warning) = log.append(record(event, step + 1)) {
+                return Err(io::Error::other(warning));
+            }
         }
-        Ok(file)
+        Ok(Self { log, described: HashSet::new() })
     }
 
-    /// Writes the figures of a step, by tag; the first figure of each tag comes with its description.
-    ///
-    /// # Errors
-    ///
-    /// If the record cannot be written whole; the file then ends with the previous record.
-    pub(super) fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
+    /// Writes the figures of a step, by tag; the first figure of each tag comes with its description. Returns a warning,
+    /// as [`AppendLog::append`] does.
+    pub(super) fn scalars(&mut self, step: u64, scalars: &[(&'static str, f64)]) -> Option<String> {
         if scalars.is_empty() {
-            return Ok(());
+            return None;
         }
-        #[allow(clippy::cast_possible_truncation, reason = "TensorBoard stores f32")]
-        let values = scalars.iter().flat_map(|&(tag, value)| summary::scalar(tag, value as f32).take_value());
-        let mut values: Vec<Summary_Value> = values.collect();
-        let is_new = |value: &Summary_Value| !self.described.contains(value.get_tag());
-        let new: Vec<String> =
-            values.iter().filter(|value| is_new(value)).map(|value| value.get_tag().to_owned()).collect();
-        for value in values.iter_mut().filter(|value| new.iter().any(|tag| tag == value.get_tag())) {
-            let metadata = scalar_metadata(value.get_tag());
-            value.set_metadata(metadata);
-        }
-        self.summary(step, values)?;
-        self.described.extend(new);
-        Ok(())
+        let value = |&(tag, number): &(&'static str, f64)| {
+            let mut value = Summary_Value { tag: tag.into(), ..Summary_Value::default() };
+            #[allow(clippy::cast_possible_truncation, reason = "TensorBoard stores f32")]
+            value.set_simple_value(number as f32);
+            if self.described.insert(tag) {
+                value.set_metadata(scalar_metadata(tag));
+            }
+            value
+        };
+        let values = scalars.iter().map(value).collect();
+        self.log.append(record(summary(values), step))
     }
 
-    /// Writes a text, shown as Markdown.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::scalars`].
-    pub(super) fn text(&mut self, step: u64, tag: &str, markdown: &str) -> io::Result<()> {
-        self.summary(step, vec![string_value(tag, "text", markdown.as_bytes(), &[1])])
-    }
-
-    fn summary(&mut self, step: u64, values: Vec<Summary_Value>) -> io::Result<()> {
-        let mut summary = Summary::new();
-        summary.set_value(RepeatedField::from_vec(values));
-        let mut event = Event::new();
-        event.set_summary(summary);
-        self.write(event, step)
-    }
-
-    fn write(&mut self, event: Event, step: u64) -> io::Result<()> {
-        self.log.append(&record(event, step)?)
+    /// Writes a text, shown as Markdown. Returns a warning, as [`AppendLog::append`] does.
+    pub(super) fn text(&mut self, step: u64, tag: &str, markdown: &str) -> Option<String> {
+        self.log.append(record(summary(vec![string_value(tag, "text", markdown.into(), &[1])]), step))
     }
 }
 
-impl LogFile for TensorBoard {
-    fn log(&mut self) -> &mut AppendLog {
-        &mut self.log
-    }
+fn summary(values: Vec<Summary_Value>) -> Event {
+    let mut event = Event::new();
+    event.set_summary(Summary { value: values.into(), ..Summary::default() });
+    event
 }
 
 fn metadata(plugin_name: &str) -> SummaryMetadata {
-    let mut plugin = SummaryMetadata_PluginData::new();
-    plugin.set_plugin_name(plugin_name.into());
-    let mut metadata = SummaryMetadata::new();
-    metadata.set_plugin_data(plugin);
-    metadata
+    let plugin =
+        SummaryMetadata_PluginData { plugin_name: plugin_name.into(), ..SummaryMetadata_PluginData::default() };
+    SummaryMetadata { plugin_data: SingularPtrField::some(plugin), ..SummaryMetadata::default() }
 }
 
 fn scalar_metadata(tag: &str) -> SummaryMetadata {
+    let description = tags().find(|(_, known, _)| *known == tag).map(|(.., sentence)| sentence);
     let mut metadata = metadata("scalars");
-    metadata.set_display_name(tag.into());
-    metadata.set_summary_description(tags::description(tag).unwrap_or_default().into());
-    metadata.mut_unknown_fields().add_varint(DATA_CLASS_FIELD, DATA_CLASS_SCALAR);
+    metadata.display_name = tag.into();
+    metadata.summary_description = description.unwrap_or_default().into();
+    metadata.unknown_fields.add_varint(DATA_CLASS_FIELD, DATA_CLASS_SCALAR);
     metadata
 }
 
 /// Bytes for one of TensorBoard's plugins.
-fn string_value(tag: &str, plugin_name: &str, bytes: &[u8], shape: &[i64]) -> Summary_Value {
-    let dims = shape.iter().map(|&size| {
-        let mut dim = TensorShapeProto_Dim::new();
-        dim.set_size(size);
-        dim
-    });
-    let mut tensor_shape = TensorShapeProto::new();
-    tensor_shape.set_dim(dims.collect::<Vec<_>>().into());
-    let mut tensor = TensorProto::new();
-    tensor.set_dtype(DataType::DT_STRING);
-    tensor.set_tensor_shape(tensor_shape);
-    tensor.set_string_val(RepeatedField::from_vec(vec![bytes.to_vec()]));
-    let mut value = Summary_Value::new();
-    value.set_tag(tag.into());
+fn string_value(tag: &str, plugin_name: &str, bytes: Vec<u8>, shape: &[i64]) -> Summary_Value {
+    let dim = shape.iter().map(|&size| TensorShapeProto_Dim { size, ..TensorShapeProto_Dim::default() });
+    let mut value = Summary_Value { tag: tag.into(), ..Summary_Value::default() };
     value.set_metadata(metadata(plugin_name));
-    value.set_tensor(tensor);
+    value.set_tensor(TensorProto {
+        dtype: DataType::DT_STRING,
+        tensor_shape: SingularPtrField::some(TensorShapeProto { dim: dim.collect(), ..TensorShapeProto::default() }),
+        string_val: vec![bytes].into(),
+        ..TensorProto::default()
+    });
     value
 }
 
-/// The layout of the custom scalars tab: figures that belong together in one chart.
-fn layout_event() -> Event {
-    let mut summary = Summary::new();
-    let layout = tags::layout();
-    summary.set_value(vec![string_value("custom_scalars__config__", "custom_scalars", &layout, &[])].into());
-    let mut event = Event::new();
-    event.set_summary(summary);
-    event
-}
-
 /// Length, checksum, event, checksum: in memory first, so that the file gets it in one piece.
-fn record(mut event: Event, step: u64) -> io::Result<Vec<u8>> {
+fn record(mut event: Event, step: u64) -> Vec<u8> {
     event.set_wall_time(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()));
     event.set_step(i64::try_from(step).unwrap_or(i64::MAX));
     let mut record = Vec::new();
-    RecordWriter::new(&mut record).write(&event.write_to_bytes()?)?;
-    Ok(record)
+    // Encoding and writing in memory do not fail.
+    drop(RecordWriter::new(&mut record).write(&event.write_to_bytes().unwrap_or_default()));
+    record
 }
 
 /// The latest time in the names of the existing event files.
@@ -186,7 +147,7 @@ fn create_event_file(folder: &Path, header: &[u8]) -> io::Result<AppendLog> {
     let name = |n: u32| -> PathBuf { folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{n}")) };
     let mut n = 0;
     loop {
-        match AppendLog::create_new(&name(n), header.to_owned()) {
+        match AppendLog::create_new("tensorboard", &name(n), header.to_owned()) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n < 1000 => n += 1,
             other => return other,
         }
@@ -228,7 +189,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut tensorboard = TensorBoard::open(folder.path(), None).unwrap();
         let scalars = tagged_scalars(&full_step(3));
-        tensorboard.scalars(3, &scalars).unwrap();
+        assert_eq!(tensorboard.scalars(3, &scalars), None);
         let path = only_file(folder.path());
         assert!(path.file_name().unwrap().to_str().unwrap().starts_with("events.out.tfevents."));
         let events = read(&path);
@@ -263,9 +224,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut tensorboard = TensorBoard::open(folder.path(), None).unwrap();
         for step in 1..=2 {
-            tensorboard.scalars(step, &[("time/step", 0.5)]).unwrap();
+            tensorboard.scalars(step, &[("time/step", 0.5)]);
         }
-        tensorboard.scalars(3, &[("time/step", 0.5), ("eval/loss", 2.0)]).unwrap();
+        tensorboard.scalars(3, &[("time/step", 0.5), ("eval/loss", 2.0)]);
         let events = read(&only_file(folder.path()));
         let described = |event: &Event| -> Vec<bool> {
             let values = event.get_summary().get_value().iter();
@@ -275,6 +236,7 @@ mod tests {
         assert_eq!(all, [vec![true], vec![false], vec![false, true]]);
         let metadata = events[2].get_summary().get_value()[0].get_metadata();
         assert!(metadata.get_summary_description().contains("Seconds"));
+        assert!(tags().all(|(.., sentence)| sentence.ends_with('.')));
     }
 
     #[test]
@@ -287,16 +249,5 @@ mod tests {
             let new = now.into_iter().max().unwrap();
             assert!(names.insert(new), "the newest comes last by name");
         }
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn a_full_disk_is_an_error_not_a_panic() {
-        let mut tensorboard =
-            TensorBoard { log: AppendLog::open(Path::new("/dev/full")).unwrap(), described: HashSet::new() };
-        let error = tensorboard.scalars(1, &[("train/loss", 1.0)]).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        // Every later step tries again.
-        assert!(tensorboard.scalars(2, &[("train/loss", 1.0)]).is_err());
     }
 }

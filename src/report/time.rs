@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn columns_stand_on_each_other_and_hold_the_mean_of_their_steps() {
         let line = r#"{"forward_backward_seconds":0.25,"other_seconds":0.25,"step":"#;
-        let two = over_steps(&columns(&[1, 2].map(|step| format!("{line}{step}}}")).each_ref().map(|s| s.as_str())));
+        let two = over_steps(&columns(&[1, 2].map(|step| format!("{line}{step}}}")).each_ref().map(String::as_str)));
         let two = two.unwrap();
         assert_eq!(two.shapes[1].1, "M0.0 400.0V200.0H500.0V400.0zM500.0 400.0V200.0H1000.0V400.0z");
         assert!(two.shapes[2].1.starts_with("M0.0 200.0V0.0H500.0V200.0z"), "{two:?}");

@@ -51,13 +51,13 @@ impl<'a> Started<'a> {
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
-        earlier.figures.num_starts = earlier.figures.num_starts.max(dir.num_starts());
+        earlier.num_starts = earlier.num_starts.max(dir.num_starts());
         let rate = recipe.optimizer.learning_rate;
         let schedule = Schedule::new(&recipe.scheduler, rate, overview::total_steps(recipe, data));
 
         // From here on this writes to the folder, so a signal waits for a checkpoint.
         stop.defer();
-        let mut sinks = open_sinks(run, resumed.as_ref(), earlier.figures.num_starts + 1, schedule.total_steps())?;
+        let mut sinks = open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps())?;
         write_recipe(run)?;
         dir.write_json("memory_plan.json", &memory.plan)?;
         overview::note(prepared, data, &schedule, &mut sinks);

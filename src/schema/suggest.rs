@@ -111,8 +111,8 @@ impl Known {
 
         // A correct key in the wrong section; sections below this one come first.
         let below = format!("{section}.");
-        let is_below = |home: &&str| home.starts_with(&below);
-        let some_below = homes.iter().any(|home| is_below(&home));
+        let is_below = |home: &str| home.starts_with(&below);
+        let some_below = homes.iter().any(|home| is_below(home));
         let homes: Vec<String> =
             homes.iter().filter(|home| !some_below || is_below(home)).map(|home| self.within(home)).collect();
         if !homes.is_empty() {

@@ -3,38 +3,35 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::nvml::Reading;
+use super::memory::number;
 
 /// Where Linux shows the counters of running average power limits: Intel's and, since 5.8, AMD's.
 const POWERCAP: &str = "/sys/class/powercap";
 
-/// Energy since the first sample: from the GPU's counter or, without one, the integral of its power.
+/// Energy of a GPU since the first sample: from its counter or, without one, the integral of its power.
 #[derive(Debug, Default)]
 pub(super) struct EnergyMeter {
     counter_at_start: Option<u64>,
-    integral_joules: f64,
     last_power: Option<(Instant, f64)>,
+    joules: Option<f64>,
 }
 
 impl EnergyMeter {
+    /// Adds a sample of the GPU's own counter and its power. Returns the energy, as far as it is known.
     #[allow(clippy::cast_precision_loss, reason = "millijoules of a run stay far below 2^52")]
-    pub(super) fn add(&mut self, reading: &Reading, now: Instant) -> Option<f64> {
-        if let Some(watts) = reading.figures.gpu_power_watts {
-            if let Some((before, watts_before)) = self.last_power {
-                // Trapezoid rule between two samples.
-                self.integral_joules += f64::midpoint(watts, watts_before) * now.duration_since(before).as_secs_f64();
-            }
-            self.last_power = Some((now, watts));
-        }
-        if let Some(counter) = reading.energy_millijoules {
+    pub(super) fn add(&mut self, millijoules: Option<u64>, watts: Option<f64>, now: Instant) -> Option<f64> {
+        if let Some(counter) = millijoules {
             let start = *self.counter_at_start.get_or_insert(counter);
-            return Some(counter.saturating_sub(start) as f64 / 1e3);
+            self.joules = Some(counter.saturating_sub(start) as f64 / 1e3);
         }
         // A counter that worked once and fails now must not be replaced by a figure of another kind.
-        if self.counter_at_start.is_some() {
-            return None;
+        if let (None, Some(watts)) = (self.counter_at_start, watts) {
+            // Trapezoid rule between two samples.
+            let since = self.last_power.replace((now, watts));
+            let passed = since.map_or(0.0, |(at, before)| f64::midpoint(watts, before) * (now - at).as_secs_f64());
+            self.joules = Some(self.joules.unwrap_or(0.0) + passed);
         }
-        self.last_power.map(|_| self.integral_joules)
+        self.joules
     }
 }
 
@@ -98,44 +95,26 @@ fn is_package_or_memory(zone: &Path) -> bool {
     file.starts_with("intel-rapl:") && (name.starts_with("package-") || name.trim() == "dram")
 }
 
-fn number(path: &Path) -> Option<u64> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::MachineSample;
     use std::time::Duration;
 
     #[test]
-    fn energy_is_the_difference_of_the_counter() {
-        let mut meter = EnergyMeter::default();
-        let now = Instant::now();
-        let reading = |millijoules| Reading {
-            energy_millijoules: Some(millijoules),
-            figures: MachineSample { gpu_power_watts: Some(1e6), ..MachineSample::default() },
-            ..Reading::default()
-        };
-        assert_eq!(meter.add(&reading(7_000_000), now), Some(0.0));
-        assert_eq!(meter.add(&reading(7_012_500), now + Duration::from_secs(1)), Some(12.5));
-        assert_eq!(meter.add(&Reading::default(), now + Duration::from_secs(2)), None);
-    }
-
-    #[test]
-    fn without_a_counter_energy_is_the_integral_of_power() {
-        let mut meter = EnergyMeter::default();
+    fn energy_is_the_difference_of_the_counter_or_the_integral_of_power() {
         let start = Instant::now();
-        let reading = |watts| Reading {
-            figures: MachineSample { gpu_power_watts: Some(watts), ..MachineSample::default() },
-            ..Reading::default()
-        };
-        assert_eq!(meter.add(&reading(100.0), start), Some(0.0));
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut meter = EnergyMeter::default();
+        assert_eq!(meter.add(Some(7_000_000), Some(1e6), start), Some(0.0));
+        assert_eq!(meter.add(Some(7_012_500), Some(1e6), after(1)), Some(12.5));
+        assert_eq!(meter.add(None, Some(1e6), after(2)), Some(12.5), "the last known");
+
+        let mut meter = EnergyMeter::default();
+        assert_eq!(meter.add(None, None, start), None);
+        assert_eq!(meter.add(None, Some(100.0), start), Some(0.0));
         // 2 s from 100 W to 300 W, then 1 s at 300 W.
-        meter.add(&reading(300.0), start + Duration::from_secs(2));
-        let joules = meter.add(&reading(300.0), start + Duration::from_secs(3)).unwrap();
-        assert!((joules - 700.0).abs() < 1e-9, "{joules}");
-        assert_eq!(EnergyMeter::default().add(&Reading::default(), start), None);
+        meter.add(None, Some(300.0), after(2));
+        assert_eq!(meter.add(None, Some(300.0), after(3)), Some(700.0));
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use std::ffi::OsStr;
 
-use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper::Device;
 use serde::Serialize;
+
+use super::nvml;
 
 /// The driver and its GPUs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -74,11 +76,7 @@ impl GpuInfo {
 ///
 /// One line that says why there is no NVML.
 pub fn list(library: Option<&OsStr>) -> Result<Gpus, String> {
-    let nvml = match library {
-        Some(path) => Nvml::builder().lib_path(path).init(),
-        None => Nvml::init(),
-    };
-    let nvml = nvml.map_err(|error| error.to_string().split_whitespace().collect::<Vec<_>>().join(" "))?;
+    let nvml = nvml::open(library)?;
     let count = nvml.device_count().unwrap_or(0);
     let gpus = (0..count).filter_map(|index| {
         let device = nvml.device_by_index(index).ok()?;

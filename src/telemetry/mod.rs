@@ -9,12 +9,12 @@ mod gpm;
 pub mod gpus;
 #[expect(unsafe_code, reason = "the operating system is asked by system calls")]
 mod host;
+#[expect(unsafe_code, reason = "the operating system is asked by system calls")]
 mod memory;
 mod nvml;
 mod sampler;
-mod window;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -23,13 +23,10 @@ use std::time::{Duration, Instant};
 pub use crate::figures::MachineSample;
 use energy::PackageEnergy;
 use host::Host;
-pub use host::{
-    ThreadTime, available_host_memory_bytes, free_disk_bytes, host_memory_bytes, peak_host_memory_bytes, thread_time,
-    total_host_memory_bytes,
-};
-use nvml::Reading;
+pub use host::{ThreadTime, free_disk_bytes, thread_time};
+pub use memory::{available_host_memory_bytes, peak_host_memory_bytes, total_host_memory_bytes};
+use nvml::Gpu;
 use sampler::{Gathered, Sampler};
-use window::Window;
 
 /// Names an NVML library to load instead of the system's. If it is set, the first GPU of that library is sampled even
 /// when training runs on the CPU; this tests the path from NVML to the files.
@@ -71,8 +68,6 @@ pub struct Telemetry {
     gathered: Arc<Mutex<Gathered>>,
     notice: Option<String>,
     gpu: Option<GpuStart>,
-    /// Whether energy is that of the processor's packages.
-    counts_packages: bool,
     processor_time: Mutex<ProcessorTime>,
     /// Dropped to end the thread.
     running: Option<Sender<()>>,
@@ -126,8 +121,11 @@ impl Telemetry {
         let mut host = Host::new();
         let mut first = MachineSample::default();
         host.read(&mut first);
-        let window = Window::new(&first);
-        let gathered = Arc::new(Mutex::new(Gathered { window, ..Gathered::default() }));
+        let mut gathered = Gathered::default();
+        // Counters of the first window count from here.
+        gathered.samples.add(&first);
+        gathered.samples.take();
+        let gathered = Arc::new(Mutex::new(gathered));
         let interval = Duration::from_millis(sample_ms.max(10));
         let (running, ended) = mpsc::channel();
         let (nvml_started, nvml_start) = mpsc::channel();
@@ -137,18 +135,14 @@ impl Telemetry {
         let has_packages = packages.is_some();
         let sampler = Sampler { gathered: Arc::clone(&gathered), interval, ended, host, packages };
         let sampler = std::thread::Builder::new().name("telemetry".into()).spawn(move || {
-            let Some(selector) = gpu else { return sampler.run(Reading::default) };
-            let mut sampler = Some(sampler);
-            let outcome = nvml::with_gpu(library.as_deref().map(OsStr::new), &selector, |gpu| {
-                // The receiver may have stopped waiting; sampling continues anyway.
-                let _ = nvml_started.send(Ok((gpu.start(), gpu.notice())));
-                if let Some(sampler) = sampler.take() {
-                    sampler.run(|| gpu.read());
-                }
-            });
-            if let (Err(reason), Some(sampler)) = (outcome, sampler) {
-                let _ = nvml_started.send(Err(reason));
-                sampler.run(Reading::default);
+            let Some(selector) = gpu else { return sampler.run(MachineSample::default) };
+            let nvml = nvml::open(library.as_deref()).map_err(|error| format!("NVML cannot be loaded ({error})"));
+            let gpu = nvml.as_ref().map_err(String::clone).and_then(|nvml| Gpu::find(nvml, &selector));
+            // The receiver may have stopped waiting; sampling continues anyway.
+            drop(nvml_started.send(gpu.as_ref().map(|gpu| (gpu.start(), gpu.notice())).map_err(String::clone)));
+            match gpu {
+                Ok(mut gpu) => sampler.run(|| gpu.read()),
+                Err(_) => sampler.run(MachineSample::default),
             }
         });
         let (gpu, notice) = if without_gpu {
@@ -166,15 +160,14 @@ impl Telemetry {
             Err(error) => Some(format!("no figures of the machine: the sampler thread does not start ({error})")),
         };
         let processor_time = Mutex::new(ProcessorTime::now());
-        let (running, sampler) = (Some(running), sampler.ok());
-        Self { gathered, notice, gpu, counts_packages: has_packages, processor_time, running, sampler }
+        Self { gathered, notice, gpu, processor_time, running: Some(running), sampler: sampler.ok() }
     }
 
     /// Samples nothing.
     fn off() -> Self {
         let notice = Some("no figures of the machine: `logging.gpu_sample_ms` is 0".to_owned());
         let (gathered, processor_time) = (Arc::default(), Mutex::new(ProcessorTime::now()));
-        Self { gathered, notice, gpu: None, counts_packages: false, processor_time, running: None, sampler: None }
+        Self { gathered, notice, gpu: None, processor_time, running: None, sampler: None }
     }
 
     /// One line that says which figures are absent and why; `None` if no figure is absent.
@@ -220,20 +213,7 @@ impl Telemetry {
             return MachineSample::default();
         }
         let cpu_utilization_percent = self.processor_time_percent();
-        let mut gathered = lock(&self.gathered);
-        let (energy, of_packages) = (gathered.energy_joules, self.counts_packages);
-        MachineSample {
-            cpu_utilization_percent,
-            energy_joules: energy.filter(|_| !of_packages),
-            cpu_energy_joules: energy.filter(|_| of_packages),
-            ..gathered.window.take()
-        }
-    }
-
-    /// Whether energy is that of the processor's packages, as in a run that uses no GPU.
-    #[must_use]
-    pub fn counts_packages(&self) -> bool {
-        self.counts_packages
+        MachineSample { cpu_utilization_percent, ..lock(&self.gathered).samples.take() }
     }
 
     /// Energy since the start: of the GPU or, without a GPU, of the processor's packages.
@@ -314,18 +294,6 @@ mod tests {
         // The sampler measures its own work, which is little.
         let seconds = telemetry.seconds().unwrap();
         assert!(seconds > 0.0 && seconds < 0.1, "{seconds} s of 0.12 s");
-    }
-
-    #[test]
-    fn energy_of_the_processor_is_not_taken_for_that_of_a_gpu() {
-        let mut telemetry = Telemetry::start_with_library(10, None, None);
-        telemetry.counts_packages = true;
-        lock(&telemetry.gathered).energy_joules = Some(5.0);
-        let sample = telemetry.window();
-        assert!(sample.cpu_energy_joules.is_some() && sample.energy_joules.is_none(), "{sample:?}");
-        telemetry.counts_packages = false;
-        let sample = telemetry.window();
-        assert!(sample.cpu_energy_joules.is_none() && sample.energy_joules.is_some(), "{sample:?}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One GPU, read through NVML.
 
-use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
@@ -11,40 +11,22 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
-use super::gpm::{Gpm, GpmFigures};
+use super::energy::EnergyMeter;
+use super::gpm::Gpm;
 use super::{GpuStart, NvmlSelector};
 use crate::figures::MachineSample;
 
 /// Time between two readings of figures that the driver answers slowly or that change seldom.
 const SLOW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What NVML says at one moment; the host's figures are added to it. Figures that the GPU does not support are absent.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Reading {
-    pub(super) figures: MachineSample,
-    pub(super) throttle_reasons: Option<ThrottleReasons>,
-    /// The GPU's own counter, which starts with its driver.
-    pub(super) energy_millijoules: Option<u64>,
-}
-
-/// An open GPU, and which of its figures are worth asking for.
 pub(super) struct Gpu<'nvml> {
     device: Device<'nvml>,
-    /// Name and UUID.
-    label: String,
     is_mig: bool,
+    /// Its performance counters, as long as they can be read.
     gpm: Option<Gpm<'nvml>>,
-    utilization: Supported,
-    memory: Supported,
-    power: Supported,
-    temperature: Supported,
-    sm_clock: Supported,
-    memory_clock: Supported,
-    throttle: Supported,
-    pcie: Supported,
-    processes: Supported,
-    energy: Supported,
-    slow: Cell<Option<(Instant, Slow)>>,
+    energy: EnergyMeter,
+    /// When the slow figures were last read, and their values.
+    slow: Option<(Instant, Slow)>,
 }
 
 /// Figures that are read only once a second.
@@ -55,121 +37,105 @@ struct Slow {
     other_processes_memory_bytes: Option<u64>,
 }
 
-/// Whether the GPU supports a figure. An unsupported figure is not asked for again.
-struct Supported(Cell<bool>);
-
-impl Supported {
-    fn read<T>(&self, ask: impl FnOnce() -> Result<T, NvmlError>) -> Option<T> {
-        if !self.0.get() {
-            return None;
-        }
-        match ask() {
-            Ok(value) => Some(value),
-            Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::NoPermission) => {
-                self.0.set(false);
-                None
-            }
-            // The GPU is busy or failing: this sample lacks the figure, the next may have it.
-            Err(_) => None,
-        }
+impl<'nvml> Gpu<'nvml> {
+    /// Opens a GPU. The error is one line that says why there is none.
+    pub(super) fn find(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Self, String> {
+        let device =
+            find(nvml, selector).map_err(|error| one_line(&format!("NVML does not find {selector} ({error})")))?;
+        let is_mig = device.mig_is_mig_device_handle().unwrap_or(false);
+        let gpm = Gpm::open(nvml, &device, is_mig);
+        Ok(Self { device, is_mig, gpm, energy: EnergyMeter::default(), slow: None })
     }
-}
 
-impl Gpu<'_> {
-    pub(super) fn read(&self) -> Reading {
-        let device = &self.device;
-        let rates = self.utilization.read(|| device.utilization_rates());
-        let clock = |supported: &Supported, clock| supported.read(|| device.clock_info(clock)).map(f64::from);
-        // First, since the other figures depend on whether the counters may be read.
-        let had_gpm = self.has_gpm();
-        let gpm = self.gpm.as_ref().map_or_else(GpmFigures::default, |gpm| gpm.read(device));
-        if had_gpm && !self.has_gpm() {
+    /// The GPU, unless it is a slice: for that, NVML gives power, clocks, temperature and energy of the whole card.
+    fn card(&self) -> Option<&Device<'nvml>> {
+        (!self.is_mig).then_some(&self.device)
+    }
+
+    /// What NVML says now. Figures that the GPU does not support are absent.
+    pub(super) fn read(&mut self) -> MachineSample {
+        // First, since the other figures depend on whether the counters can be read.
+        let mut counted = MachineSample::default();
+        if self.gpm.as_mut().is_some_and(|gpm| !gpm.read(&self.device, &mut counted)) {
             // The slow figures lack those that the counters were to give, so they are read again.
-            self.slow.set(None);
+            (self.gpm, self.slow) = (None, None);
         }
         let slow = self.read_slow();
+        let card = self.card();
+        let rates = card.and_then(|card| card.utilization_rates().ok());
         let utilization_percent = rates.as_ref().map(|rates| f64::from(rates.gpu));
-        let figures = MachineSample {
+        let clock = |clock| card?.clock_info(clock).ok().map(f64::from);
+        let gpu_power_watts = card.and_then(|card| card.power_usage().ok()).map(watts);
+        let throttles = card.and_then(|card| card.current_throttle_reasons().ok());
+        let mut sample = MachineSample {
             gpu_utilization_percent: utilization_percent,
             gpu_utilization_max_percent: utilization_percent,
-            gpu_sm_activity_percent: gpm.sm_activity_percent,
-            gpu_memory_activity_percent: if self.has_gpm() {
-                gpm.memory_bandwidth_percent
-            } else {
-                rates.map(|rates| f64::from(rates.memory))
-            },
-            gpu_tensor_activity_percent: gpm.tensor_activity_percent,
-            gpu_float_activity_percent: gpm.float_activity_percent,
-            gpu_memory_used_bytes: self.memory.read(|| device.memory_info()).map(|memory| memory.used),
-            gpu_power_watts: self.power.read(|| device.power_usage()).map(|milliwatts| f64::from(milliwatts) / 1e3),
-            gpu_temperature_celsius: self
-                .temperature
-                .read(|| device.temperature(TemperatureSensor::Gpu))
-                .map(f64::from),
-            gpu_sm_clock_mhz: clock(&self.sm_clock, Clock::SM),
-            gpu_memory_clock_mhz: clock(&self.memory_clock, Clock::Memory),
-            gpu_pcie_received_bytes_per_second: gpm
-                .pcie_received_bytes_per_second
+            gpu_memory_used_bytes: self.device.memory_info().ok().map(|memory| memory.used),
+            gpu_power_watts,
+            gpu_temperature_celsius: card.and_then(|card| card.temperature(TemperatureSensor::Gpu).ok()).map(f64::from),
+            gpu_sm_clock_mhz: clock(Clock::SM),
+            gpu_memory_clock_mhz: clock(Clock::Memory),
+            gpu_throttle_shares: throttles.map(throttle_shares),
+            gpu_pcie_received_bytes_per_second: counted
+                .gpu_pcie_received_bytes_per_second
                 .or(slow.pcie_received_bytes_per_second),
-            gpu_pcie_sent_bytes_per_second: gpm.pcie_sent_bytes_per_second.or(slow.pcie_sent_bytes_per_second),
+            gpu_pcie_sent_bytes_per_second: counted.gpu_pcie_sent_bytes_per_second.or(slow.pcie_sent_bytes_per_second),
             gpu_other_processes_memory_bytes: slow.other_processes_memory_bytes,
-            ..MachineSample::default()
+            ..counted
         };
-        Reading {
-            figures,
-            throttle_reasons: self.throttle.read(|| device.current_throttle_reasons()),
-            energy_millijoules: self.energy.read(|| device.total_energy_consumption()),
+        if self.gpm.is_none() {
+            sample.gpu_memory_activity_percent = rates.map(|rates| f64::from(rates.memory));
         }
-    }
-
-    fn has_gpm(&self) -> bool {
-        self.gpm.as_ref().is_some_and(Gpm::is_allowed)
+        let millijoules = card.and_then(|card| card.total_energy_consumption().ok());
+        sample.energy_joules = self.energy.add(millijoules, gpu_power_watts, Instant::now());
+        sample
     }
 
     /// Repeats the last reading for up to a second.
-    fn read_slow(&self) -> Slow {
-        if let Some((at, slow)) = self.slow.get()
+    fn read_slow(&mut self) -> Slow {
+        if let Some((at, slow)) = self.slow
             && at.elapsed() < SLOW_INTERVAL
         {
             return slow;
         }
-        let device = &self.device;
         // The driver counts for 20 ms before it answers; performance counters have the figure without that wait.
-        let pcie = |counter| {
-            let kib = || self.pcie.read(|| device.pcie_throughput(counter));
-            if self.has_gpm() { None } else { kib().map(|kib| f64::from(kib) * 1024.0) }
-        };
-        let processes = self.processes.read(|| device.running_compute_processes());
-        if let Some(gpm) = &self.gpm {
+        let card = self.card().filter(|_| self.gpm.is_none());
+        let pcie = |counter| Some(f64::from(card?.pcie_throughput(counter).ok()?) * 1024.0);
+        let [received, sent] = [PcieUtilCounter::Receive, PcieUtilCounter::Send].map(pcie);
+        let processes = self.device.running_compute_processes().ok();
+        if let Some(gpm) = &mut self.gpm {
             gpm.runs_on(processes.iter().flatten().find_map(|process| process.gpu_instance_id));
         }
         let slow = Slow {
-            pcie_received_bytes_per_second: pcie(PcieUtilCounter::Receive),
-            pcie_sent_bytes_per_second: pcie(PcieUtilCounter::Send),
+            pcie_received_bytes_per_second: received,
+            pcie_sent_bytes_per_second: sent,
             other_processes_memory_bytes: processes.and_then(|processes| of_others(&processes, std::process::id())),
         };
-        self.slow.set(Some((Instant::now(), slow)));
+        self.slow = Some((Instant::now(), slow));
         slow
     }
 
     /// Figures that are read once. If they are unknown, the samples' figures are still asked for.
     pub(super) fn start(&self) -> GpuStart {
-        // For a slice, NVML gives the limits of the whole card.
-        let whole = (!self.is_mig).then_some(&self.device);
-        let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
+        let Self { device, .. } = self;
+        let card = self.card();
         GpuStart {
-            label: self.label.clone(),
-            max_sm_clock_mhz: whole.and_then(|card| card.max_clock_info(Clock::SM).ok()).map(f64::from),
-            power_limit_watts: whole.and_then(|card| card.enforced_power_limit().ok()).map(watts),
-            default_power_limit_watts: whole.and_then(|card| card.power_management_limit_default().ok()).map(watts),
+            label: [device.name().ok(), device.uuid().ok()].into_iter().flatten().collect::<Vec<_>>().join(", "),
+            max_sm_clock_mhz: card.and_then(|card| card.max_clock_info(Clock::SM).ok()).map(f64::from),
+            power_limit_watts: card.and_then(|card| card.enforced_power_limit().ok()).map(watts),
+            default_power_limit_watts: card.and_then(|card| card.power_management_limit_default().ok()).map(watts),
         }
     }
 
     /// Tells the user which figures will be absent.
     pub(super) fn notice(&self) -> Option<String> {
-        let there = if self.has_gpm() { "its memory and what its counters say" } else { "its memory" };
+        let there = if self.gpm.is_some() { "its memory and what its counters say" } else { "its memory" };
         self.is_mig.then(|| format!("the device is a MIG slice: NVML gives {there}, the other GPU figures are absent"))
     }
+}
+
+fn watts(milliwatts: u32) -> f64 {
+    f64::from(milliwatts) / 1e3
 }
 
 /// Memory of processes other than `own`. In a container NVML gives process numbers from outside of it, so `own` is not
@@ -200,51 +166,19 @@ const THROTTLES: [(ThrottleReasons, &str); 8] = [
     (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display clocks"),
 ];
 
-pub(super) fn throttle_names(reasons: ThrottleReasons) -> Vec<&'static str> {
-    THROTTLES.iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, name)| *name).collect()
+/// What keeps the clocks down in a single sample.
+fn throttle_shares(reasons: ThrottleReasons) -> BTreeMap<String, f64> {
+    let set = THROTTLES.iter().filter(|(reason, _)| reasons.contains(*reason));
+    set.map(|(_, name)| ((*name).to_owned(), 1.0)).collect()
 }
 
-/// Opens NVML and a GPU for as long as `use_gpu` runs.
-///
-/// # Errors
-///
-/// One line that says why there is no NVML or no such GPU.
-pub(super) fn with_gpu(
-    library: Option<&OsStr>,
-    selector: &NvmlSelector,
-    use_gpu: impl FnOnce(&Gpu<'_>),
-) -> Result<(), String> {
+/// Opens NVML, or another library that stands in for it. The error is one line.
+pub(super) fn open(library: Option<&OsStr>) -> Result<Nvml, String> {
     let nvml = match library {
         Some(path) => Nvml::builder().lib_path(path).init(),
         None => Nvml::init(),
     };
-    let nvml = nvml.map_err(|error| one_line(&format!("NVML cannot be loaded ({error})")))?;
-    let device =
-        find(&nvml, selector).map_err(|error| one_line(&format!("NVML does not find {selector} ({error})")))?;
-    let is_mig = device.mig_is_mig_device_handle().unwrap_or(false);
-    let yes = || Supported(Cell::new(true));
-    // For a slice, NVML gives power, clocks, temperature and energy of the whole card.
-    let whole = || Supported(Cell::new(!is_mig));
-    let label = [device.name().ok(), device.uuid().ok()].into_iter().flatten().collect::<Vec<_>>().join(", ");
-    let gpu = Gpu {
-        gpm: Gpm::open(&nvml, &device, is_mig),
-        device,
-        label,
-        is_mig,
-        utilization: whole(),
-        memory: yes(),
-        power: whole(),
-        temperature: whole(),
-        sm_clock: whole(),
-        memory_clock: whole(),
-        throttle: whole(),
-        pcie: whole(),
-        processes: yes(),
-        energy: whole(),
-        slow: Cell::new(None),
-    };
-    use_gpu(&gpu);
-    Ok(())
+    nvml.map_err(|error| one_line(&error.to_string()))
 }
 
 fn find<'nvml>(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Device<'nvml>, NvmlError> {
@@ -318,8 +252,9 @@ mod tests {
 
     #[test]
     fn an_idle_gpu_is_not_throttled() {
-        assert!(throttle_names(ThrottleReasons::GPU_IDLE | ThrottleReasons::NONE).is_empty());
+        assert!(throttle_shares(ThrottleReasons::GPU_IDLE | ThrottleReasons::NONE).is_empty());
         let hot = ThrottleReasons::SW_POWER_CAP | ThrottleReasons::HW_THERMAL_SLOWDOWN;
-        assert_eq!(throttle_names(hot), ["power cap", "hardware thermal slowdown"]);
+        let names = ["power cap", "hardware thermal slowdown"].map(|name| (name.to_owned(), 1.0));
+        assert_eq!(throttle_shares(hot), BTreeMap::from(names));
     }
 }

@@ -4,16 +4,15 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::energy::{EnergyMeter, PackageEnergy};
-use super::host::{Host, thread_time};
+use super::energy::PackageEnergy;
+use super::host::{Host, thread_processor_time};
 use super::lock;
-use super::nvml::Reading;
-use super::window::Window;
+use crate::figures::{MachineSample, MachineSamples};
 
 /// What the sampler thread hands over.
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
-    pub(super) window: Window,
+    pub(super) samples: MachineSamples,
     pub(super) energy_joules: Option<f64>,
     pub(super) peak_gpu_memory_bytes: Option<u64>,
     /// Processor time of the sampler thread.
@@ -30,22 +29,19 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// Samples until the other end of `ended` is dropped.
-    pub(super) fn run(mut self, mut read_gpu: impl FnMut() -> Reading) {
-        let mut energy = EnergyMeter::default();
+    pub(super) fn run(mut self, mut read_gpu: impl FnMut() -> MachineSample) {
         let mut next = Instant::now();
         loop {
             // Read before the lock is taken, so that the training loop never waits for the driver.
-            let mut reading = read_gpu();
-            self.host.read(&mut reading.figures);
-            let packages = self.packages.as_mut().map(PackageEnergy::read);
-            let energy_joules = energy.add(&reading, Instant::now()).or(packages);
-            let sampler_time = thread_time().cpu;
+            let mut sample = read_gpu();
+            self.host.read(&mut sample);
+            sample.cpu_energy_joules = self.packages.as_mut().map(PackageEnergy::read);
+            let sampler_time = thread_processor_time();
             {
                 let mut gathered = lock(&self.gathered);
-                gathered.window.add(&reading);
-                gathered.energy_joules = energy_joules.or(gathered.energy_joules);
-                gathered.peak_gpu_memory_bytes =
-                    gathered.peak_gpu_memory_bytes.max(reading.figures.gpu_memory_used_bytes);
+                gathered.samples.add(&sample);
+                gathered.energy_joules = sample.energy_joules.or(sample.cpu_energy_joules);
+                gathered.peak_gpu_memory_bytes = gathered.peak_gpu_memory_bytes.max(sample.gpu_memory_used_bytes);
                 gathered.sampler_time = sampler_time;
             }
             // A fixed interval, without catching up after a pause.

@@ -8,7 +8,6 @@ use crate::device::Dtype;
 use crate::ops::cross_entropy::LossChunk;
 use crate::schema::{Choice, Problem, Section, Value, section};
 
-/// Any number above 0.
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
 section! {

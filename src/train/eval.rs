@@ -13,10 +13,6 @@ use crate::metrics::Sample;
 ///
 /// This is a sum over tokens, not a mean over micro-batches, so a short micro-batch weighs less. `progress` gets the
 /// number of finished micro-batches and the total.
-///
-/// # Errors
-///
-/// A row that cannot be read.
 pub(super) fn eval_loss(
     step: &TrainStep,
     data: &Dataset,
@@ -48,10 +44,6 @@ pub(super) fn eval_loss(
 
 /// Continues the prompts of `eval.generate` after `num_steps`, greedily. Prompts are formatted like the rows: with the
 /// chat template where these are conversations. `None` where it was stopped.
-///
-/// # Errors
-///
-/// A prompt that cannot be continued.
 pub(super) fn samples(
     num_steps: u64,
     step: &TrainStep,

@@ -11,10 +11,8 @@ use crate::stats::as_f64;
 /// Usable share of a device's memory: drivers, the desktop and fragmentation take the rest.
 pub const USABLE: f64 = 0.95;
 
-/// Parts of a step's memory that a message names.
 const MAX_PARTS_NAMED: usize = 3;
 
-/// Changes that a message names.
 const MAX_CHANGES_NAMED: usize = 3;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -216,32 +214,18 @@ pub fn size(bytes: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lora::config::LoraConfig;
     use crate::lora::targets::Selection;
     use crate::spec::ModelConfig;
+    use crate::train::memory::tests as memory;
 
     const GIB: f64 = 1_073_741_824.0;
 
     fn model() -> (ModelConfig, Selection) {
-        let config = ModelConfig::from_json(include_str!("../../configs/smollm2-135m.json")).unwrap();
-        let selection = LoraConfig::default().select(config.num_hidden_layers).unwrap();
-        (config, selection)
+        memory::model(include_str!("../../configs/smollm2-135m.json"), 8)
     }
 
     fn workload<'a>(config: &'a ModelConfig, selection: &'a Selection) -> Workload<'a> {
-        Workload {
-            config,
-            selection,
-            storage: Dtype::F32,
-            precision: Dtype::F32,
-            rows: 8,
-            row_length: 2048,
-            gradient_checkpointing: GradientCheckpointing::Off,
-            gradient_accumulation_steps: 2,
-            loss_chunk: LossChunk::Auto,
-            prefetch_batches: 4,
-            on_cpu: true,
-        }
+        Workload { rows: 8, row_length: 2048, gradient_accumulation_steps: 2, ..memory::workload(config, selection) }
     }
 
     #[test]
@@ -253,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_with_changes_that_do_and_keep_the_rows_of_a_step() {
+    fn what_does_not_fit_is_reported_with_changes_that_do_and_keep_the_rows_of_a_step() {
         let (config, selection) = model();
         let workload = workload(&config, &selection);
         assert_eq!(shortage(&workload, Memories::of_device(64.0 * GIB), "this machine"), None);
@@ -263,23 +247,24 @@ mod tests {
         let memory = 6.0 * GIB;
         let found = that_fit(&workload, Memories::of_device(memory));
         assert!(found.len() >= 2, "{found:?}");
+        let number = |settings: &str, key: &str, otherwise: usize| {
+            let value = settings.split(' ').find_map(|setting| setting.strip_prefix(key)?.strip_prefix('='));
+            value.map_or(otherwise, |value| value.parse().unwrap())
+        };
+        let rows_of_step = |settings: &str, rows: usize| {
+            let rows = number(settings, "train.micro_batch_size", rows);
+            rows * number(settings, "train.gradient_accumulation_steps", 2)
+        };
         for Suggestion { settings, peak_bytes } in &found {
             assert!(as_f64(*peak_bytes) <= memory * USABLE, "{settings}");
-            let number = |key: &str| {
-                let value = settings.split(' ').find_map(|setting| setting.strip_prefix(&format!("train.{key}=")));
-                value.map(|value| value.parse::<usize>().unwrap())
-            };
-            let rows = number("micro_batch_size").unwrap_or(8);
-            assert!(rows <= 8 && rows * number("gradient_accumulation_steps").unwrap_or(2) == 16, "{settings}");
+            assert!(number(settings, "train.micro_batch_size", 8) <= 8, "{settings}");
+            assert_eq!(rows_of_step(settings, 8), 16, "{settings}");
         }
         // The rows of a step must stay equal, even if more would fit: 5 rows of 2 x 7 would make an update of 15.
         for tenths in 10..60 {
             let odd = Workload { rows: 7, ..workload.clone() };
             for Suggestion { settings, .. } in that_fit(&odd, Memories::of_device(f64::from(tenths) * 2e8)) {
-                let number =
-                    |key: &str| settings.split(' ').find_map(|setting| setting.strip_prefix(key)?.parse().ok());
-                let rows: usize = number("train.micro_batch_size=").unwrap_or(7);
-                assert_eq!(rows * number("train.gradient_accumulation_steps=").unwrap_or(2), 14, "{settings}");
+                assert_eq!(rows_of_step(&settings, 7), 14, "{settings}");
             }
         }
         assert!(text.contains(&format!("`{}`", found[0].arguments())), "{text}");
@@ -288,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_out_although_it_fitted_is_told_with_less() {
+    fn what_ran_out_although_it_fitted_is_reported_with_less() {
         let (config, selection) = model();
         let workload = workload(&config, &selection);
         let text = advice(&workload, Some(64.0 * GIB), None, "cuda:0 (a GPU)");
@@ -336,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_host_memory_beside_a_gpu_is_told() {
+    fn too_little_host_memory_beside_a_gpu_is_reported() {
         let (config, selection) = model();
         let gradient_checkpointing = GradientCheckpointing::Offload;
         let workload = Workload { on_cpu: false, gradient_checkpointing, ..workload(&config, &selection) };

@@ -38,14 +38,15 @@ pub struct LossScale {
     good_steps: u32,
 }
 
-impl LossScale {
-    const GROWTH_INTERVAL: u32 = 2000;
-
+impl Default for LossScale {
     /// Before the first step.
-    #[must_use]
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { scale: 65_536.0, good_steps: 0 }
     }
+}
+
+impl LossScale {
+    const GROWTH_INTERVAL: u32 = 2000;
 
     /// The factor by which the loss is multiplied.
     #[must_use]

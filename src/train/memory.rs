@@ -12,7 +12,6 @@ use crate::lora::targets::{AdapterShape, Selection};
 use crate::ops::cross_entropy::LossChunk;
 use crate::spec::ModelConfig;
 
-/// Bytes of a number in adapters, gradients and moments.
 const F32: usize = 4;
 
 /// The settings that determine the memory of a step.
@@ -53,6 +52,12 @@ pub struct Component {
     pub depends_on: &'static str,
 }
 
+impl Component {
+    fn new(name: &'static str, bytes: usize, depends_on: &'static str) -> Self {
+        Self { name, bytes, depends_on }
+    }
+}
+
 /// The memory of a step at its peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
@@ -62,6 +67,15 @@ pub struct MemoryPlan {
     pub peak_bytes: usize,
     /// Number of trained parameters.
     pub num_trainable: usize,
+}
+
+/// Host memory beside a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HostPlan {
+    /// Its parts.
+    pub components: Vec<Component>,
+    /// Peak memory. Weights are loaded before the first step, when only the process itself takes memory.
+    pub peak_bytes: usize,
 }
 
 /// Sizes of a block, as numbers per token.
@@ -91,8 +105,7 @@ impl Workload<'_> {
         (most, self.selection.num_parameters(self.config))
     }
 
-    /// Bytes of the adapters of all layers.
-    pub(super) fn adapter_bytes(&self) -> usize {
+    fn adapter_bytes(&self) -> usize {
         self.adapters().1 * F32
     }
 
@@ -175,28 +188,57 @@ impl Workload<'_> {
         let base = self.base_bytes();
         let overhead = if self.on_cpu { HOST_PROCESS_BYTES } else { GPU_CONTEXT_BYTES };
         let accumulated = if self.gradient_accumulation_steps > 1 { adapters } else { 0 };
+        let of_rows = "train.micro_batch_size, data.max_length";
+        let of_kept = "train.micro_batch_size, data.max_length, train.gradient_checkpointing";
         let mut components = vec![
-            Component { name: "base weights", bytes: base, depends_on: "model.dtype" },
-            Component { name: "adapters", bytes: adapters, depends_on: "lora.r, lora.target_modules" },
-            Component { name: "gradients", bytes: adapters + accumulated / layers.max(1), depends_on: "lora.r" },
-            Component { name: "optimizer state", bytes: 2 * adapters, depends_on: "lora.r" },
-            Component {
-                name: "kept for the backward",
-                bytes: kept,
-                depends_on: "train.micro_batch_size, data.max_length, train.gradient_checkpointing",
-            },
-            Component { name: "inside a block", bytes: inside, depends_on: "train.micro_batch_size, data.max_length" },
-            Component { name: "logits of a chunk", bytes: loss, depends_on: "train.loss_chunk_tokens, the vocabulary" },
-            Component { name: "process and libraries", bytes: overhead, depends_on: "the device" },
+            Component::new("base weights", base, "model.dtype"),
+            Component::new("adapters", adapters, "lora.r, lora.target_modules"),
+            Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),
+            Component::new("optimizer state", 2 * adapters, "lora.r"),
+            Component::new("kept for the backward", kept, of_kept),
+            Component::new("inside a block", inside, of_rows),
+            Component::new("logits of a chunk", loss, "train.loss_chunk_tokens, the vocabulary"),
+            Component::new("process and libraries", overhead, "the device"),
         ];
         if !self.on_cpu {
             let live: usize = components.iter().map(|component| component.bytes).sum::<usize>() - overhead;
             // Pools round sizes up and keep freed memory.
-            let bytes = live / 10;
-            components.push(Component { name: "the allocator's pools", bytes, depends_on: "the device" });
+            components.push(Component::new("the allocator's pools", live / 10, "the device"));
         }
         let peak_bytes = components.iter().map(|component| component.bytes).sum();
         MemoryPlan { components, peak_bytes, num_trainable }
+    }
+
+    /// Memory of the host; `None` on the CPU, where [`plan`](Self::plan) already is the host's memory.
+    #[must_use]
+    pub fn host_plan(&self) -> Option<HostPlan> {
+        if self.on_cpu {
+            return None;
+        }
+        let tensors = self.config.expected_tensors();
+        let largest = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).max().unwrap_or(0);
+        let loading = COPIES_WHILE_LOADING * largest * self.storage.num_bytes();
+        let tokens = self.rows * self.row_length;
+        let parked = if self.gradient_checkpointing == GradientCheckpointing::Offload {
+            self.config.num_hidden_layers * tokens * self.config.hidden_size * self.precision.num_bytes()
+        } else {
+            0
+        };
+        // The micro-batch in use has left the queue.
+        let queue = (self.prefetch_batches + 1) * tokens * TOKEN_BYTES;
+        let saving = COPIES_WHILE_SAVING * self.adapter_bytes();
+        let components = vec![
+            Component::new("process and driver", GPU_PROCESS_BYTES, "the device"),
+            Component::new(
+                "rows in the queue",
+                queue,
+                "data.prefetch_batches, train.micro_batch_size, data.max_length",
+            ),
+            Component::new("parked block inputs", parked, "train.gradient_checkpointing"),
+            Component::new("adapters being saved", saving, "lora.r, lora.target_modules"),
+            Component::new("weights being loaded", loading, "model.dtype; before the first step"),
+        ];
+        Some(HostPlan { components, peak_bytes: GPU_PROCESS_BYTES + loading.max(queue + parked + saving) })
     }
 }
 
@@ -207,17 +249,30 @@ const HOST_PROCESS_BYTES: usize = 35 << 20;
 /// CUDA's context and loaded kernels. An estimate: this project has not measured it; drivers take 300 to 600 MiB.
 pub const GPU_CONTEXT_BYTES: usize = 500 << 20;
 
+/// The binary, the driver's part in the process, kernels being compiled. An estimate: this project has not measured it.
+const GPU_PROCESS_BYTES: usize = 1 << 30;
+/// While a tensor is loaded, it is both in the mapped file and, converted, on its way to the device.
+const COPIES_WHILE_LOADING: usize = 2;
+/// Bytes of a token in a micro-batch: its id, its target and the target's position.
+const TOKEN_BYTES: usize = 4 + 16;
+/// Adapters and both moments are copied before they are written.
+const COPIES_WHILE_SAVING: usize = 3;
+
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::lora::config::LoraConfig;
 
-    fn plan(change: impl FnOnce(&mut Workload<'_>)) -> MemoryPlan {
-        let config = ModelConfig::from_json(include_str!("../../configs/smollm2-135m.json")).unwrap();
-        let selection = LoraConfig { r: 16, ..LoraConfig::default() }.select(config.num_hidden_layers).unwrap();
-        let mut workload = Workload {
-            config: &config,
-            selection: &selection,
+    pub(in crate::train) fn model(json: &str, r: usize) -> (ModelConfig, Selection) {
+        let config = ModelConfig::from_json(json).unwrap();
+        let selection = LoraConfig { r, ..LoraConfig::default() }.select(config.num_hidden_layers).unwrap();
+        (config, selection)
+    }
+
+    pub(in crate::train) fn workload<'a>(config: &'a ModelConfig, selection: &'a Selection) -> Workload<'a> {
+        Workload {
+            config,
+            selection,
             storage: Dtype::F32,
             precision: Dtype::F32,
             rows: 2,
@@ -227,13 +282,22 @@ mod tests {
             loss_chunk: LossChunk::Auto,
             prefetch_batches: 4,
             on_cpu: true,
-        };
+        }
+    }
+
+    fn plan(change: impl FnOnce(&mut Workload<'_>)) -> MemoryPlan {
+        let (config, selection) = model(include_str!("../../configs/smollm2-135m.json"), 16);
+        let mut workload = workload(&config, &selection);
         change(&mut workload);
         workload.plan()
     }
 
+    fn part(components: &[Component], name: &str) -> usize {
+        components.iter().find(|component| component.name == name).unwrap().bytes
+    }
+
     fn bytes(plan: &MemoryPlan, name: &str) -> usize {
-        plan.components.iter().find(|component| component.name == name).unwrap().bytes
+        part(&plan.components, name)
     }
 
     #[test]
@@ -265,5 +329,34 @@ mod tests {
         };
         let [on, offload] = [GradientCheckpointing::On, GradientCheckpointing::Offload].map(gpu);
         assert_eq!(bytes(&on, "kept for the backward"), 15 * bytes(&offload, "kept for the backward"));
+    }
+
+    #[test]
+    fn block_inputs_that_leave_the_gpu_are_in_host_memory() {
+        let (config, selection) = model(include_str!("../../configs/llama-3.1-8b.json"), 16);
+        let on_gpu = Workload {
+            storage: Dtype::Bf16,
+            precision: Dtype::Bf16,
+            rows: 4,
+            row_length: 4096,
+            gradient_checkpointing: GradientCheckpointing::On,
+            on_cpu: false,
+            ..workload(&config, &selection)
+        };
+        let bytes = |plan: &HostPlan, name: &str| part(&plan.components, name);
+        let kept = on_gpu.host_plan().unwrap();
+        let offloaded = Workload { gradient_checkpointing: GradientCheckpointing::Offload, ..on_gpu.clone() };
+        let parked = offloaded.host_plan().unwrap();
+        assert_eq!(bytes(&kept, "parked block inputs"), 0);
+        // 32 layers, 16,384 tokens, 4,096 numbers of two bytes: 4 GiB, which the device no longer holds.
+        assert_eq!(bytes(&parked, "parked block inputs"), 4 << 30);
+        assert!(on_gpu.plan().peak_bytes - offloaded.plan().peak_bytes > (4 << 30) * 15 / 16);
+        assert_eq!(bytes(&parked, "rows in the queue"), 5 * 16_384 * 20);
+        // While loading, the process holds only two copies of the embedding: the queue is filled later.
+        let loading = 2 * 128_256 * 4096 * 2;
+        assert_eq!((bytes(&kept, "weights being loaded"), kept.peak_bytes), (loading, (1 << 30) + loading));
+        let in_steps = bytes(&parked, "rows in the queue") + (4 << 30) + bytes(&parked, "adapters being saved");
+        assert_eq!(parked.peak_bytes, (1 << 30) + in_steps);
+        assert_eq!(Workload { on_cpu: true, ..on_gpu }.host_plan(), None);
     }
 }

@@ -7,7 +7,6 @@ pub mod fit;
 pub mod flops;
 pub mod forecast;
 pub mod grads;
-pub mod host_memory;
 pub(crate) mod laps;
 pub mod loss;
 pub mod memory;

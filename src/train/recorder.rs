@@ -4,16 +4,15 @@
 use std::time::Instant;
 
 use super::flops::StepFlops;
-use super::laps::{Laps, Part, StepTime};
+use super::laps::{Laps, Part};
 use super::state::TrainerState;
 use super::step_work::{StepWork, per_second, share};
-use super::totals::{RunFigures, Totals};
+use super::totals::Totals;
 use crate::data::work::Work;
 use crate::device::{Dtype, MemoryInUse, OpenDevice};
 use crate::diagnosis::{Facts, Figures, Finding, Run, Watch, diagnose};
 use crate::metrics::{StepMetrics, Summary, TimeSpent};
 use crate::ops::peak::gemm_peak_flops;
-use crate::stats::MeanOverTime;
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 
 /// On an asynchronous device, one step in this many waits at the end of every part, so that each part has a time. The
@@ -33,10 +32,8 @@ pub struct Recorder<'a> {
     is_split: bool,
     /// Memory of the backend's pools after the last forward of a step, when last measured.
     pools_after_forward: Option<MemoryInUse>,
-    /// Sums over the earlier starts.
     earlier: Totals,
-    /// Sums over this start.
-    figures: RunFigures,
+    num_steps: u64,
     /// Input of the diagnosis, for this start.
     run: Run,
     watch: Watch,
@@ -69,7 +66,7 @@ impl<'a> Recorder<'a> {
             is_split: false,
             pools_after_forward: None,
             earlier,
-            figures: RunFigures { num_starts: 1, ..RunFigures::default() },
+            num_steps: 0,
             watch: Watch::new(facts.clone()),
             run: Run { facts, figures: Figures::default() },
             reported: Vec::new(),
@@ -78,7 +75,6 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Ends the start-up.
     pub(super) fn start(&mut self) {
         let now = Instant::now();
         self.startup_seconds = now.duration_since(self.process_start).as_secs_f64();
@@ -102,8 +98,7 @@ impl<'a> Recorder<'a> {
 
     /// Begins the step after `step`. The first step after a start is not split, because kernels are compiled in it.
     pub(super) fn start_step(&mut self, step: u64) {
-        let num_steps = self.figures.num_steps;
-        let is_due = num_steps == 1 || (num_steps > 1 && (step + 1).is_multiple_of(SPLIT_STEPS));
+        let is_due = self.num_steps == 1 || (self.num_steps > 1 && (step + 1).is_multiple_of(SPLIT_STEPS));
         self.is_split = is_due && self.device.is_gpu();
         // In a split step, this waits for the update of the previous step.
         self.part(Part::Other);
@@ -118,21 +113,27 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Ends a step and completes its line. Returns the new findings of the diagnosis.
-    pub(super) fn end_step(&mut self, line: &mut StepMetrics, work: &StepWork, loading: &Work) -> Vec<Finding> {
+    /// Ends a step, completes its line and adds it to the totals. Returns the new findings of the diagnosis.
+    pub(super) fn end_step(
+        &mut self,
+        line: &mut StepMetrics,
+        work: &StepWork,
+        loading: &Work,
+        totals: &mut Totals,
+    ) -> Vec<Finding> {
         let machine = self.telemetry.window();
         self.part(Part::Other);
         // Measured once, after the first step; the time for it is not counted as the step's.
         let peak = gemm_peak_flops(self.device, self.precision);
-        if self.figures.num_steps == 0 {
+        if self.num_steps == 0 {
             // Samples of the machine during the measurement do not belong to the next step.
             let _ = self.telemetry.window();
         }
         self.part(Part::Measuring);
-        let time = self.laps.end_step(self.is_split || !self.device.is_gpu());
-        self.is_split = false;
+        self.num_steps += 1;
+        let is_split = std::mem::take(&mut self.is_split) || !self.device.is_gpu();
 
-        set_time(line, &time);
+        self.laps.end_step(is_split, line);
         line.tokens_per_second = per_second(work.tokens, line.step_seconds);
         line.mfu = peak.map(|peak| work.flops / line.step_seconds / peak);
         if loading.num_batches > 0 {
@@ -144,26 +145,26 @@ impl<'a> Recorder<'a> {
         let watts = line.gpu_power_watts.filter(|watts| *watts > 0.0);
         line.tokens_per_joule = watts.map(|watts| line.tokens_per_second / watts);
         line.gpu_throttle_reasons = line.gpu_throttle_shares.as_ref().map(|shares| shares.keys().cloned().collect());
-        if self.telemetry.counts_packages() {
-            line.cpu_energy_joules = self.energy_joules(line.cpu_energy_joules);
-        } else {
-            line.energy_joules = self.energy_joules(line.energy_joules);
+        // Energy counts from the start of the run.
+        match line.cpu_energy_joules {
+            Some(_) => line.cpu_energy_joules = sum(self.earlier.energy_joules, line.cpu_energy_joules),
+            None => line.energy_joules = sum(self.earlier.energy_joules, line.energy_joules),
         }
-        self.set_pools(line);
-        self.figures.add(line);
+        let reserved = self.set_pools(line);
+        totals.peak_gpu_memory_reserved_bytes = totals.peak_gpu_memory_reserved_bytes.max(reserved);
+        totals.add(line);
         self.diagnose_step(line, work)
     }
 
     /// Sets the memory of the backend's pools: now, and after the last forward of this step, or of the last step that
-    /// measured it.
-    fn set_pools(&mut self, line: &mut StepMetrics) {
+    /// measured it. Returns the higher size of the pools.
+    fn set_pools(&self, line: &mut StepMetrics) -> Option<u64> {
         let (at_end, after_forward) = (self.device.memory_in_use(), self.pools_after_forward);
         let most = |bytes: fn(MemoryInUse) -> u64| at_end.map(bytes).max(after_forward.map(bytes));
         line.gpu_memory_allocated_bytes = at_end.map(|pools| pools.allocated_bytes);
         line.gpu_memory_reserved_bytes = at_end.map(|pools| pools.reserved_bytes);
         line.gpu_memory_peak_bytes = most(|pools| pools.allocated_bytes);
-        let reserved = most(|pools| pools.reserved_bytes);
-        self.figures.peak_gpu_memory_reserved_bytes = self.figures.peak_gpu_memory_reserved_bytes.max(reserved);
+        most(|pools| pools.reserved_bytes)
     }
 
     /// Passes a step to the diagnosis. Lasting problems are marked in the step's line.
@@ -171,7 +172,7 @@ impl<'a> Recorder<'a> {
         let figures = &mut self.run.figures;
         let longest = work.rows.longest_tokens;
         figures.longest_row_tokens = figures.longest_row_tokens.max((longest > 0).then_some(longest));
-        if self.figures.num_steps == 1 {
+        if self.num_steps == 1 {
             figures.add_first(line);
             return Vec::new();
         }
@@ -192,26 +193,24 @@ impl<'a> Recorder<'a> {
         self.part(Part::Evaluation);
     }
 
-    /// Counts a saved checkpoint.
     pub(super) fn saved(&mut self) {
         self.num_checkpoints += 1;
     }
 
-    /// Sets the measured values of a run's totals, up to now and over all starts.
+    /// Sets the totals that are not sums over steps, up to now and over all starts.
     pub(super) fn update(&self, totals: &mut Totals) {
+        let Self { earlier, telemetry, .. } = self;
         let wall_seconds = self.process_start.elapsed().as_secs_f64();
         let time = self.time_of_start().within(wall_seconds);
-        let figures = RunFigures {
-            time,
-            forward_share: MeanOverTime::of(self.laps.forward_share(), time.forward_backward_seconds),
-            peak_host_memory_bytes: peak_host_memory_bytes().max(self.figures.peak_host_memory_bytes),
-            peak_gpu_memory_bytes: self.telemetry.peak_gpu_memory_bytes(),
-            telemetry_seconds: self.telemetry.seconds(),
-            ..self.figures
-        };
-        totals.wall_seconds = self.earlier.wall_seconds + wall_seconds;
-        totals.energy_joules = self.energy_joules(self.telemetry.energy_joules());
-        totals.figures = figures.after(&self.earlier.figures);
+        totals.num_starts = earlier.num_starts + 1;
+        totals.wall_seconds = earlier.wall_seconds + wall_seconds;
+        totals.time = earlier.time + time;
+        totals.forward_share = earlier.forward_share;
+        totals.forward_share.add(self.laps.forward_share(), time.forward_backward_seconds);
+        totals.energy_joules = sum(earlier.energy_joules, telemetry.energy_joules());
+        totals.telemetry_seconds = sum(earlier.telemetry_seconds, telemetry.seconds());
+        totals.peak_host_memory_bytes = totals.peak_host_memory_bytes.max(peak_host_memory_bytes());
+        totals.peak_gpu_memory_bytes = totals.peak_gpu_memory_bytes.max(telemetry.peak_gpu_memory_bytes());
     }
 
     /// The final figures of the whole run, as far as the loop knows them; the diagnosis is of this start only.
@@ -219,36 +218,35 @@ impl<'a> Recorder<'a> {
     pub fn summary(&self, state: &TrainerState) -> Summary {
         let TrainerState { step, evaluations, mut totals, .. } = state.clone();
         self.update(&mut totals);
-        let figures = totals.figures;
-        let has_steps = figures.step_seconds > 0.0;
+        let has_steps = totals.step_seconds > 0.0;
         Summary {
-            starts: figures.num_starts,
+            starts: totals.num_starts,
             steps: step,
             skipped_steps: totals.skipped_steps,
             anomalous_steps: totals.anomalous_steps,
             epochs: state.epochs(),
-            final_loss: figures.last_loss,
+            final_loss: totals.last_loss,
             initial_eval_loss: evaluations.first_loss,
             final_eval_loss: evaluations.last_loss,
             best_eval_loss: evaluations.best_loss,
             best_eval_step: evaluations.best_step,
             tokens: totals.tokens,
             target_tokens: totals.target_tokens,
-            tokens_per_second: has_steps.then(|| per_second(figures.tokens, figures.step_seconds)),
-            mfu: figures.mfu.get(),
-            peak_host_memory_bytes: figures.peak_host_memory_bytes,
-            peak_gpu_memory_bytes: figures.peak_gpu_memory_bytes,
-            peak_gpu_memory_reserved_bytes: figures.peak_gpu_memory_reserved_bytes,
-            mean_gpu_utilization_percent: figures.gpu_utilization_percent.get(),
-            mean_cpu_utilization_percent: figures.cpu_utilization_percent.get(),
-            padding_share: share(figures.padding_tokens, figures.tokens + figures.padding_tokens),
+            tokens_per_second: has_steps.then(|| per_second(totals.tokens, totals.step_seconds)),
+            mfu: totals.mfu.get(),
+            peak_host_memory_bytes: totals.peak_host_memory_bytes,
+            peak_gpu_memory_bytes: totals.peak_gpu_memory_bytes,
+            peak_gpu_memory_reserved_bytes: totals.peak_gpu_memory_reserved_bytes,
+            mean_gpu_utilization_percent: totals.gpu_utilization_percent.get(),
+            mean_cpu_utilization_percent: totals.cpu_utilization_percent.get(),
+            padding_share: share(totals.padding_tokens, totals.tokens + totals.padding_tokens),
             energy_joules: totals.energy_joules,
             diagnosis: self.diagnosis(),
             told: self.reported.clone(),
-            telemetry_seconds: figures.telemetry_seconds,
+            telemetry_seconds: totals.telemetry_seconds,
             wall_seconds: totals.wall_seconds,
-            time: figures.time,
-            forward_share: figures.forward_share.get(),
+            time: totals.time,
+            forward_share: totals.forward_share.get(),
             ..Summary::default()
         }
     }
@@ -260,34 +258,12 @@ impl<'a> Recorder<'a> {
         diagnose(&run)
     }
 
-    /// Time of this start by part, up to the last lap.
     fn time_of_start(&self) -> TimeSpent {
         self.laps.time_spent(self.startup_seconds, self.device.is_gpu())
     }
-
-    /// Energy since the start of the run, computed from the energy since the start of the process.
-    fn energy_joules(&self, since_start: Option<f64>) -> Option<f64> {
-        match (self.earlier.energy_joules, since_start) {
-            (None, None) => None,
-            (earlier, since_start) => Some(earlier.unwrap_or(0.0) + since_start.unwrap_or(0.0)),
-        }
-    }
 }
 
-/// In a step that does not wait for the device between forward and backward, only their sum is known.
-fn set_time(line: &mut StepMetrics, time: &StepTime) {
-    let StepTime { wall_seconds, parts, is_split } = time;
-    let alone = |part| is_split.then(|| parts.seconds(part));
-    line.step_seconds = time.step_seconds();
-    line.wall_seconds = Some(*wall_seconds);
-    line.data_wait_seconds = parts.seconds(Part::DataWait);
-    line.host_to_device_seconds = Some(parts.seconds(Part::HostToDevice));
-    line.forward_seconds = alone(Part::Forward);
-    line.backward_seconds = alone(Part::Backward);
-    line.forward_backward_seconds = parts.forward_backward_seconds();
-    line.optimizer_seconds = parts.seconds(Part::Optimizer);
-    line.logging_seconds = Some(parts.seconds(Part::Logging));
-    line.evaluation_seconds = Some(parts.seconds(Part::Evaluation));
-    line.checkpoint_seconds = Some(parts.seconds(Part::Checkpoint));
-    line.other_seconds = Some(parts.other_seconds());
+/// The sum; where one of the two is absent, the other.
+fn sum(earlier: Option<f64>, now: Option<f64>) -> Option<f64> {
+    earlier.zip(now).map(|(earlier, now)| earlier + now).or(earlier).or(now)
 }

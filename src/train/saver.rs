@@ -83,7 +83,6 @@ impl Saver {
         (every || is_late) && step > 0 && !self.is_saved
     }
 
-    /// Saves a checkpoint; returns its folder.
     pub(super) fn save(
         &mut self,
         step: &TrainStep,
@@ -108,7 +107,6 @@ impl Saver {
         self.checkpoints.rotate(&keep.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    /// The newest undamaged checkpoint.
     pub(super) fn newest_good(&self) -> Option<PathBuf> {
         self.checkpoints.newest_good().ok().and_then(|found| found.checkpoint)
     }

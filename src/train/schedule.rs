@@ -115,19 +115,11 @@ mod tests {
         (1..=7).map(|step| schedule.learning_rate(step)).collect()
     }
 
-    fn assert_close(ours: &[f64], reference: &[f64]) {
-        assert_eq!(ours.len(), reference.len());
-        for (step, (ours, reference)) in ours.iter().zip(reference).enumerate() {
-            assert!((ours - reference).abs() <= 1e-18, "step {}: {ours:e} against {reference:e}", step + 1);
-        }
-    }
-
-    // The reference curves were printed by transformers 5.23 (`get_scheduler`, SGD at lr 2e-4, 7 steps, warm-up 2).
-    // The tolerance is a few units in the last place: cos of the C library against Rust's.
-
     #[test]
-    fn cosine_equals_transformers() {
-        let reference = [
+    fn the_curves_equal_those_of_transformers() {
+        // Printed by transformers 5.23 (`get_scheduler`, SGD at lr 2e-4, 7 steps, warm-up 2). The tolerance is a few units
+        // in the last place: cos of the C library against Rust's.
+        let cosine = [
             0.0,
             1e-4,
             2e-4,
@@ -136,26 +128,7 @@ mod tests {
             6.909_830_056_250_527e-5,
             1.909_830_056_250_526_6e-5,
         ];
-        assert_close(&curve(LrScheduler::Cosine, 2, 0.0), &reference);
-    }
-
-    #[test]
-    fn cosine_without_warmup_starts_at_the_peak() {
-        let schedule = Schedule::new(&SchedulerConfig::default(), 2e-4, 5);
-        let ours: Vec<f64> = (1..=5).map(|step| schedule.learning_rate(step)).collect();
-        let reference = [
-            2e-4,
-            0.000_180_901_699_437_494_76,
-            0.000_130_901_699_437_494_76,
-            6.909_830_056_250_527e-5,
-            1.909_830_056_250_526_6e-5,
-        ];
-        assert_close(&ours, &reference);
-    }
-
-    #[test]
-    fn cosine_with_a_minimum_equals_transformers() {
-        let reference = [
+        let cosine_with_minimum = [
             0.0,
             1e-4,
             2e-4,
@@ -164,27 +137,27 @@ mod tests {
             8.218_847_050_625_476e-5,
             3.718_847_050_625_475e-5,
         ];
-        assert_close(&curve(LrScheduler::Cosine, 2, 0.1), &reference);
-    }
-
-    #[test]
-    fn linear_equals_transformers() {
-        assert_close(&curve(LrScheduler::Linear, 2, 0.0), &[0.0, 1e-4, 2e-4, 1.6e-4, 1.2e-4, 8e-5, 4e-5]);
-    }
-
-    #[test]
-    fn constant_equals_transformers() {
-        assert_close(&curve(LrScheduler::Constant, 2, 0.0), &[0.0, 1e-4, 2e-4, 2e-4, 2e-4, 2e-4, 2e-4]);
+        let linear = [0.0, 1e-4, 2e-4, 1.6e-4, 1.2e-4, 8e-5, 4e-5];
+        let constant = [0.0, 1e-4, 2e-4, 2e-4, 2e-4, 2e-4, 2e-4];
+        for (shape, min_lr_ratio, reference) in [
+            (LrScheduler::Cosine, 0.0, cosine),
+            (LrScheduler::Cosine, 0.1, cosine_with_minimum),
+            (LrScheduler::Linear, 0.0, linear),
+            (LrScheduler::Constant, 0.0, constant),
+        ] {
+            for (ours, expected) in curve(shape, 2, min_lr_ratio).into_iter().zip(reference) {
+                assert!((ours - expected).abs() <= 1e-18, "{shape:?}: {ours:e} against {expected:e}");
+            }
+        }
+        // Without warm-up, the same five steps of decay.
+        let schedule = Schedule::new(&SchedulerConfig::default(), 2e-4, 5);
+        assert!((1..=5).zip(&cosine[2..]).all(|(step, rate)| (schedule.learning_rate(step) - rate).abs() <= 1e-18));
     }
 
     #[test]
     fn a_warmup_as_long_as_the_run_never_decays() {
-        let config = SchedulerConfig { warmup_steps: Some(7), ..SchedulerConfig::default() };
-        let schedule = Schedule::new(&config, 7.0, 7);
-        assert_close(
-            &(1..=7).map(|s| schedule.learning_rate(s)).collect::<Vec<_>>(),
-            &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
-        );
+        let curve = curve(LrScheduler::Cosine, 7, 0.0);
+        assert!((0..7).zip(curve).all(|(done, rate)| (rate - 2e-4 * f64::from(done) / 7.0).abs() <= 1e-18));
     }
 
     #[test]

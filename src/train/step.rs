@@ -115,7 +115,7 @@ impl TrainStep {
             parking: OnceCell::new(),
             max_grad_norm: train.max_grad_norm,
             seed,
-            loss_scale: (model.compute == DType::F16).then(LossScale::new),
+            loss_scale: (model.compute == DType::F16).then(LossScale::default),
             num_micro_batches: 0,
             sums: GradSums::default(),
             losses: Vec::new(),

@@ -160,11 +160,12 @@ impl Trainer<'_> {
             // A mean over no tokens: no point of a curve.
             (outcome.loss, outcome.grad_norm) = (f64::NAN, f64::NAN);
         }
-        self.state.advance(&work, &outcome);
+        self.state.advance(&work);
         self.saver.is_saved = false;
         let verdict = self.watch(learning_rate, &outcome, &work);
         let mut line = self.line(learning_rate, &outcome, &work, &verdict);
-        let findings = self.recorder.end_step(&mut line, &work, &loader.take_work());
+        let totals = &mut self.state.totals;
+        let findings = self.recorder.end_step(&mut line, &work, &loader.take_work(), totals);
         self.sinks.step(&line);
         for finding in &findings {
             self.sinks.finding(line.step, finding);
@@ -199,7 +200,6 @@ impl Trainer<'_> {
             adapters_digest: is_look_due.then(|| self.step.adapters_digest()),
         };
         let verdict = self.state.watchdog.observe(&self.watchdog, &observation);
-        self.state.totals.anomalous_steps += u64::from(verdict.anomaly.is_some());
         let what = outcome.skipped.map(|reason| reason.text().to_owned()).or_else(|| verdict.warning.clone());
         if let Some(what) = what {
             self.sinks.warn(&work.warning(step, &what, self.data.files()));

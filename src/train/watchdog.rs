@@ -103,33 +103,26 @@ pub struct Verdict {
 /// The watchdog's state. It is part of a checkpoint, so that a resumed run is judged like an uninterrupted one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Watchdog {
-    /// Number of finite losses so far.
     num_losses: u64,
-    /// The first finite losses.
     first_losses: [f64; START_LOSSES],
-    /// Loss at the start: the loss of the evaluation before the first step, or a low one of the first losses, whichever
-    /// is higher. A high one of the first losses could already come from a run that has diverged.
+    /// The loss of the evaluation before the first step, or a low one of the first losses, whichever is higher. A high one
+    /// of the first losses could already come from a run that has diverged.
     start_loss: Option<f64>,
-    /// Running mean of the losses.
+    /// Running mean and variance of the losses.
     mean: f64,
+    variance: f64,
     /// Mean of the last few losses.
     recent: f64,
-    /// Running variance.
-    variance: f64,
-    /// Skipped steps in a row.
+    /// Steps in a row, each: skipped, with a loss spike, with a gradient of zero.
     skipped_steps: u64,
+    spike_steps: u64,
+    zero_gradient_steps: u64,
     /// Which of the last [`HISTORY_STEPS`] steps were skipped, except by the search for a loss scale; the lowest bit is
     /// the last step. Steps without target tokens are not included.
     skipped_lately: u64,
-    /// Steps in a row with a loss spike.
-    spike_steps: u64,
-    /// Steps in a row with a gradient of zero.
-    zero_gradient_steps: u64,
     /// Updates in a row that did not change the adapters.
     unmoved_updates: u64,
-    /// Updates since the last check of the adapters.
     updates_since_look: u64,
-    /// Digest at that check.
     adapters_digest: Option<u64>,
 }
 

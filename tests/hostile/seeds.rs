@@ -164,12 +164,11 @@ fn adapter(target_modules: TargetModules) -> Vec<u8> {
 fn checkpoint() -> Vec<u8> {
     let state = r#"{"step":500,"cursor":{"epoch":1,"batch":7},"rows_of_epoch":56,"order":{"seed":0,"micro_batch_size":8,"shuffle":true,"rows_per_epoch":600},
 "counters":{"num_updates":500,"num_micro_batches":500,"loss_scale":null},"evaluations":{"last_step":500,"first_loss":3.5,"last_loss":1.5,"best_loss":1.25,"best_step":400,"since_best":1},
-"watchdog":WATCHDOG,"totals":{"tokens":1000,"target_tokens":500,"skipped_steps":0,"anomalous_steps":0,"rows":ROWS,"wall_seconds":12.5,"figures":FIGURES},"inputs":{}}"#;
+"watchdog":WATCHDOG,"totals":TOTALS,"inputs":{}}"#;
     let json = |value: serde_json::Value| value.to_string();
     let watchdog = json(serde_json::to_value(lora_train::train::watchdog::Watchdog::default()).unwrap());
-    let rows = json(serde_json::to_value(lora_train::data::dataset::RowCounts::default()).unwrap());
-    let figures = json(serde_json::to_value(lora_train::train::totals::RunFigures::default()).unwrap());
-    let state = state.replace("WATCHDOG", &watchdog).replace("ROWS", &rows).replace("FIGURES", &figures);
+    let totals = json(serde_json::to_value(lora_train::train::totals::Totals::default()).unwrap());
+    let state = state.replace("WATCHDOG", &watchdog).replace("TOTALS", &totals);
     let recipe = "[model]\npath = \"m\"\n";
     let sum = |text: &[u8]| {
         use sha2::Digest as _;

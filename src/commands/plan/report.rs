@@ -11,8 +11,7 @@ use crate::train::config::GradientCheckpointing;
 use crate::train::fit::{self, Suggestion, USABLE, size};
 use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
-use crate::train::host_memory::HostPlan;
-use crate::train::memory::{Component, MemoryPlan, Workload};
+use crate::train::memory::{Component, HostPlan, MemoryPlan, Workload};
 
 /// The inputs of a plan.
 pub(super) struct Basis<'a> {

@@ -89,7 +89,7 @@ impl Conversation<'_> {
             if self.is_same_after(index, change) {
                 let (role, excerpt) = (place.role, line.chars().take(EXCERPT).collect::<String>());
                 let what = format!("message {index} ({role}): {excerpt:?} of its `{key}` leaves no trace");
-                return Err(self.dropped(what, self.why_text(place)));
+                return Err(self.dropped(&what, self.why_text(place)));
             }
         }
         if found.is_some() {
@@ -111,7 +111,7 @@ impl Conversation<'_> {
             let altered = self.template.render(self.messages, Some(&altered.into()), false);
             if altered.is_ok_and(|altered| altered == self.text) {
                 let why = if self.template.mentions("tools") { "" } else { ": this model's template has no tools" };
-                return Err(self.dropped(format!("tool `{name}` leaves no trace"), why));
+                return Err(self.dropped(&format!("tool `{name}` leaves no trace"), why));
             }
             self.remember(&place);
         }
@@ -126,7 +126,7 @@ impl Conversation<'_> {
         for other in ["user", "assistant"] {
             if self.is_same_after(index, |message| message["role"] = other.into()) {
                 let what = format!("message {index}: its role `{role}` leaves no trace");
-                return Err(self.dropped(what, &format!(": it is written as `{other}`, or not at all")));
+                return Err(self.dropped(&what, &format!(": it is written as `{other}`, or not at all")));
             }
         }
         self.remember(&("role", place));
@@ -147,10 +147,10 @@ impl Conversation<'_> {
                 self.is_same_after(index, |message| change(&mut message["tool_calls"][at]["function"]))
             };
             if is_same_after(&|function| function["name"] = marked(name).into()) {
-                return Err(self.dropped(what, why));
+                return Err(self.dropped(&what, why));
             }
             if is_same_after(&|function| function["arguments"][MARK] = json!(MARK)) {
-                return Err(self.dropped(format!("{what} of its arguments"), why));
+                return Err(self.dropped(&format!("{what} of its arguments"), why));
             }
             self.remember(&place);
         }
@@ -179,7 +179,7 @@ impl Conversation<'_> {
         self.template.traced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash_of(place));
     }
 
-    fn dropped(&self, what: String, why: &str) -> TemplateError {
+    fn dropped(&self, what: &str, why: &str) -> TemplateError {
         TemplateError(format!("{what} in the text that the chat template of {} writes{why}", self.template.origin))
     }
 }

@@ -18,7 +18,6 @@ const FIGURES_WIDTH: u16 = 30;
 /// Lines of a small curve, frame included.
 const CURVE_HEIGHT: u16 = 5;
 
-/// Draws the dashboard.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State) {
     let area = frame.area();
     let curves = if area.height >= 18 { CURVE_HEIGHT } else { 0 };
@@ -60,7 +59,6 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, state: &State) {
     frame.render_widget(Line::from(progress), right);
 }
 
-/// Share of the steps that are done.
 fn ratio(state: &State) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "drawn")]
     let ratio = state.done() as f64 / state.total_steps.max(1) as f64;

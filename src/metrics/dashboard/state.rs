@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::super::{EvalMetrics, StepMetrics};
+use super::super::{EvalMetrics, StepMetrics, remaining_seconds};
 
 /// Points of the loss that are kept; those of a longer run are thinned.
 const MAX_POINTS: usize = 1024;
@@ -11,16 +11,15 @@ const RECENT: usize = 256;
 /// Steps over which the shares of the time are taken.
 const SHARE_STEPS: usize = 50;
 
-/// What the user is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Question {
+    #[default]
     None,
     Stop,
     Stopping,
 }
 
-/// Everything that is drawn.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub(super) label: String,
     pub(super) first_step: u64,
@@ -54,7 +53,6 @@ pub(super) const PARTS: [&str; NUM_PARTS] =
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Curve {
     pub(super) points: Vec<(f64, f64)>,
-    /// Values that a point stands for.
     per_point: usize,
     waiting: Vec<(f64, f64)>,
 }
@@ -82,27 +80,7 @@ fn mean(points: &[(f64, f64)]) -> (f64, f64) {
 
 impl State {
     pub(super) fn new(label: &str, first_step: u64, total_steps: u64) -> Self {
-        Self {
-            label: label.to_owned(),
-            first_step,
-            total_steps,
-            started: None,
-            last: None,
-            last_eval: None,
-            losses: Curve::default(),
-            eval_losses: Curve::default(),
-            rates: Vec::new(),
-            utilizations: Vec::new(),
-            memories: Vec::new(),
-            times: Vec::new(),
-            evaluating: None,
-            num_warnings: 0,
-            last_warning: None,
-            finding: None,
-            question: Question::None,
-            is_changed: true,
-            is_closed: false,
-        }
+        Self { label: label.to_owned(), first_step, total_steps, is_changed: true, ..Self::default() }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "drawn")]
@@ -114,14 +92,17 @@ impl State {
         push(&mut self.rates, Some(step.tokens_per_second));
         push(&mut self.utilizations, step.gpu_utilization_percent.or(step.cpu_utilization_percent));
         push(&mut self.memories, step.gpu_memory_used_bytes.or(step.host_memory_bytes).map(|bytes| bytes as f64));
-        let evaluation = step.evaluation_seconds.unwrap_or_default();
-        let checkpoint = step.checkpoint_seconds.unwrap_or_default();
-        let told =
-            [step.data_wait_seconds, step.forward_backward_seconds, step.optimizer_seconds, evaluation, checkpoint];
+        let mut parts = [
+            step.data_wait_seconds,
+            step.forward_backward_seconds,
+            step.optimizer_seconds,
+            step.evaluation_seconds.unwrap_or_default(),
+            step.checkpoint_seconds.unwrap_or_default(),
+            0.0,
+        ];
         let whole = step.wall_seconds.unwrap_or(step.step_seconds);
-        let other = (whole - told.iter().sum::<f64>()).max(0.0);
-        let [data, passes, optimizer, evaluation, checkpoint] = told;
-        self.times.push([data, passes, optimizer, evaluation, checkpoint, other]);
+        parts[NUM_PARTS - 1] = (whole - parts.iter().sum::<f64>()).max(0.0);
+        self.times.push(parts);
         if self.times.len() > SHARE_STEPS {
             self.times.remove(0);
         }
@@ -143,17 +124,12 @@ impl State {
         self.finding = None;
     }
 
-    /// Steps done.
     pub(super) fn done(&self) -> u64 {
         self.last.as_ref().map_or(self.first_step, |step| step.step)
     }
 
-    /// Seconds until the last step, at the pace since the first step of this start.
-    #[expect(clippy::cast_precision_loss, reason = "shown with two units")]
     pub(super) fn remaining_seconds(&self) -> Option<f64> {
-        let steps = self.done().checked_sub(self.first_step).filter(|steps| *steps > 0)?;
-        let left = self.total_steps.saturating_sub(self.done());
-        Some(self.started?.elapsed().as_secs_f64() / steps as f64 * left as f64)
+        remaining_seconds(self.started?, [self.first_step, self.done(), self.total_steps])
     }
 
     /// Shares of the time of the last steps, in percent.
@@ -190,15 +166,6 @@ mod tests {
         assert!(curve.points.is_sorted_by(|a, b| a.0 < b.0));
         let mean = curve.points.iter().map(|point| point.1).sum::<f64>() / curve.points.len() as f64;
         assert!((mean - 4.5).abs() < 0.05, "{mean}");
-    }
-
-    #[test]
-    fn evaluations_after_every_step_are_thinned_too() {
-        let mut state = State::new("run", 0, 10);
-        for step in 0..10_000 {
-            state.eval(&EvalMetrics { step, eval_loss: 2.0, ..EvalMetrics::default() });
-        }
-        assert!((500..=MAX_POINTS).contains(&state.eval_losses.points.len()), "{}", state.eval_losses.points.len());
     }
 
     #[test]

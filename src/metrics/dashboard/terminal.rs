@@ -34,10 +34,6 @@ pub(super) fn is_open() -> bool {
 
 impl Terminal {
     /// Takes the terminal over: its alternate screen, without echo.
-    ///
-    /// # Errors
-    ///
-    /// If the terminal refuses.
     pub(super) fn take() -> io::Result<Self> {
         give_back_on_panic();
         #[cfg(unix)]
@@ -58,17 +54,8 @@ impl Terminal {
     }
 
     /// Draws one picture.
-    ///
-    /// # Errors
-    ///
-    /// Where it cannot be written.
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         self.drawn_on.draw(draw).map(|_| ())
-    }
-
-    /// Gives the terminal back, unless a signal or a panic already has.
-    pub(super) fn give_back(self) {
-        drop(self);
     }
 }
 

@@ -97,7 +97,7 @@ mod tests {
             let probability = probability as f32;
             let spread = (probability * (1.0 - probability) / y.len() as f32).sqrt();
             assert!((zeros - probability).abs() <= 4.0 * spread, "{zeros} for {probability}");
-            let kept = 1.0 / (1.0 - probability as f32);
+            let kept = 1.0 / (1.0 - probability);
             assert!(y.iter().all(|y| *y == 0.0 || *y == kept));
         }
     }

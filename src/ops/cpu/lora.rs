@@ -101,15 +101,12 @@ pub fn lora_linear_backward(
     [in_features, out_features]: [usize; 2],
     dx: Option<&mut [f32]>,
     accumulate: bool,
-    gradients: LowRank<&mut [f32]>,
+    LowRank { a: da, b: db }: LowRank<&mut [f32]>,
 ) {
     let tokens = x.len() / in_features.max(1);
     let rank = lora.check(tokens, in_features, out_features, xa.len());
     let (LowRank { a: lora_a, b: lora_b }, scale) = (lora.matrices, lora.scale as f32);
-    assert!(
-        gradients.a.len() == lora_a.len() && gradients.b.len() == lora_b.len(),
-        "lora_linear_backward: gradients' lengths"
-    );
+    assert!(da.len() == lora_a.len() && db.len() == lora_b.len(), "lora_linear_backward: gradients' lengths");
     assert!(
         x.len() == tokens * in_features
             && dy.len() == tokens * out_features
@@ -145,8 +142,8 @@ pub fn lora_linear_backward(
             let b = OverTokens { left: xa, rank, right: dy, width: out_features };
             with_scratch(rank * out_features, |b_transposed| {
                 b_transposed.fill(0.0);
-                add_over_tokens([(a, &mut *gradients.a), (b, &mut *b_transposed)]);
-                for (feature, row) in gradients.b.chunks_exact_mut(rank.max(1)).enumerate() {
+                add_over_tokens([(a, &mut *da), (b, &mut *b_transposed)]);
+                for (feature, row) in db.chunks_exact_mut(rank.max(1)).enumerate() {
                     for (i, db) in row.iter_mut().enumerate() {
                         *db += scale * b_transposed[i * out_features + feature];
                     }
