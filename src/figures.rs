@@ -257,7 +257,7 @@ figures! {
         /// Tokens of padding in the step's micro-batches, which a device with kernels that leave padding out does not
         /// compute.
         padding_tokens: u64, "data/padding_tokens";
-        /// Seconds in which data workers made the micro-batches that were finished during the step, all workers together.
+        /// Seconds in which data workers made the micro-batches of the step, all workers together.
         worker_busy_seconds: f64, "data/worker_busy";
         /// Seconds of processor time in `worker_busy_seconds`.
         worker_cpu_seconds: f64, "data/worker_cpu";

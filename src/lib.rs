@@ -28,7 +28,7 @@
 //! - [`text`] numbers for people
 //! - [`stats`] means, quantiles and straight lines
 //! - [`allocator`] small pieces of memory from mimalloc, large ones from the system
-//! - [`schema`] strict reading of a TOML table
+//! - [`schema`] strict reading of TOML and JSON
 
 pub mod allocator;
 pub mod checkpoint;

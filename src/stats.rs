@@ -45,26 +45,12 @@ pub struct MeanOverTime {
 }
 
 impl MeanOverTime {
-    /// The mean of a single figure over `seconds`.
-    #[must_use]
-    pub fn of(value: Option<f64>, seconds: f64) -> Self {
-        let mut mean = Self::default();
-        mean.add(value, seconds);
-        mean
-    }
-
     /// Adds a step; a figure that is no finite number is treated as absent.
     pub fn add(&mut self, value: Option<f64>, seconds: f64) {
         if let Some(value) = value.filter(|value| (value * seconds).is_finite()) {
             self.sum += value * seconds;
             self.seconds += seconds;
         }
-    }
-
-    /// The mean over the steps of both.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self { sum: self.sum + other.sum, seconds: self.seconds + other.seconds }
     }
 
     /// The mean; `None` where no step had the figure.

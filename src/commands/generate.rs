@@ -112,7 +112,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let prompt = prompt(&args.prompt)?;
     let adapter = args.adapter.as_deref().map(find_adapter);
     let adapter = adapter.map(|folder| read_adapter(&folder).map(|saved| (folder, saved)));
-    let adapter = adapter.transpose().map_err(Failure::input)?;
+    let adapter = adapter.transpose()?;
     let form = adapter.as_ref().map_or(Ok(None), |(folder, _)| PromptForm::read(folder)).map_err(Failure::input)?;
 
     let source = ModelSource::open(&model_options(args), 0, WeightsFrom::Hub, args.quiet)?;

@@ -350,11 +350,12 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
         ([], [text]) => format!("text = {text:?}"),
         ([], []) => "prompt = \"...\", completion = \"...\"".into(),
     };
-    format!(
-        "the columns {} are those of no format; known are {}\n  hint: name yours, such as `columns = {{ {columns} }}`",
-        keys_of(row),
-        formats.join(", ")
-    )
+    let found = if found.is_empty() {
+        "the row has no columns".to_owned()
+    } else {
+        format!("the columns {} are those of no format", keys_of(row))
+    };
+    format!("{found}; known are {}\n  hint: name yours, such as `columns = {{ {columns} }}`", formats.join(", "))
 }
 
 /// The prompt of Stanford Alpaca (Taori et al., 2023; `train.py`).
@@ -375,7 +376,7 @@ fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
 /// The keys of a row or a message, for a message to the user.
 fn keys_of(value: &Value) -> String {
     let keys: Vec<String> = value.as_object().into_iter().flat_map(Map::keys).map(|key| format!("`{key}`")).collect();
-    if keys.is_empty() { "no columns".to_owned() } else { keys.join(", ") }
+    if keys.is_empty() { "nothing".to_owned() } else { keys.join(", ") }
 }
 
 /// JSON's name for the type of a value.

@@ -56,12 +56,14 @@ pub(super) fn date(source: &str, now: OffsetDateTime) -> Option<String> {
     if !source.contains("strftime_now") {
         return Some(String::new());
     }
-    let asks_for_time = TIME_DIRECTIVE.as_ref().is_none_or(|directive| directive.is_match(source));
+    let asks_for_time = TIME_OF_DAY.as_ref().is_none_or(|call| call.is_match(source));
     (!asks_for_time).then(|| now.date().to_string())
 }
 
-/// A directive of `strftime` that is more exact than a day, or one that is put together from parts.
-static TIME_DIRECTIVE: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r#"[^{]%[-_0]?[cHIklMpPrRsSTX"']"#).ok());
+/// A call of `strftime_now` with a directive that is more exact than a day, or with anything but a literal.
+static TIME_OF_DAY: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    Regex::new(r#"strftime_now\s*\(\s*([^"'\s]|["'][^"']*(%[-_0]?[cHIklMpPrRsSTX]|["']\s*[^)\s]))"#).ok()
+});
 
 /// The text that a template writes, with a limit on its length.
 #[derive(Debug, Default)]
@@ -290,6 +292,9 @@ fn strftime(format: &str, now: OffsetDateTime) -> Result<String, Error> {
     let failed = |reason: String| {
         Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {format:?} is not supported: {reason}"))
     };
+    if format.contains("%w") {
+        return Err(failed("`%w` counts weekdays from another day here".to_owned()));
+    }
     let items = parse_strftime_owned(format).map_err(|error| failed(error.to_string()))?;
     now.format(&items).map_err(|error| failed(error.to_string()))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +16,6 @@ use super::dataset::{Cursor, Dataset, read_row};
 use super::error::DataError;
 use super::order::Order;
 use super::work::Work;
-use crate::panics::guarded;
 
 /// While waiting for a micro-batch, how often to check whether the run should stop.
 const STOP_CHECK: Duration = Duration::from_millis(50);
@@ -73,7 +73,9 @@ struct Job {
 
 impl Job {
     fn run(&self, files: &[DataFile], is_stopped: &dyn Fn() -> bool) -> Result<LoadedBatch, DataError> {
-        guarded(|| self.make(files, is_stopped)).unwrap_or_else(|panic| Err(DataError::Worker(panic)))
+        // A panic is printed where it happens, with its place.
+        catch_unwind(AssertUnwindSafe(|| self.make(files, is_stopped)))
+            .unwrap_or_else(|_| Err(DataError::Worker("a thread panicked".into())))
     }
 
     fn make(&self, files: &[DataFile], is_stopped: &dyn Fn() -> bool) -> Result<LoadedBatch, DataError> {
@@ -205,12 +207,13 @@ impl<'a> Loader<'a> {
         }
         let (result, work) = if self.jobs.is_some() {
             let made = self.pending.pop_front()?;
+            let mut wait = Duration::ZERO;
             loop {
-                // A signal does not end this wait, so check at intervals whether to stop.
-                match made.recv_timeout(STOP_CHECK) {
+                // A signal does not end a wait, so check at intervals whether to stop.
+                match made.recv_timeout(wait) {
                     Ok(made) => break made,
                     Err(RecvTimeoutError::Timeout) if is_stopped() => return None,
-                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Timeout) => wait = STOP_CHECK,
                     Err(RecvTimeoutError::Disconnected) => {
                         break (Err(DataError::Worker("a thread panicked".into())), Work::default());
                     }
@@ -298,7 +301,7 @@ mod tests {
         let order = Arc::new(dataset.train_order(0));
         let job = Job { order, rows: 0..3, epoch: 0, cursor_after: Cursor::default() };
         let error = job.run(&dataset.files, &|| false).unwrap_err().to_string();
-        assert_eq!(error, "a data worker failed: index out of bounds: the len is 2 but the index is 2");
+        assert_eq!(error, "a data worker failed: a thread panicked");
     }
 
     #[test]

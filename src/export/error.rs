@@ -53,7 +53,8 @@ impl From<ExportError> for Failure {
     fn from(error: ExportError) -> Self {
         match error {
             ExportError::Io { .. } => Self::running(error),
-            _ => Self::input(error),
+            ExportError::Input(problems) => Self::Input(problems),
+            ExportError::AdapterTensors { .. } => Self::input(error),
         }
     }
 }

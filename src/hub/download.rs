@@ -130,8 +130,13 @@ impl Request<'_> {
             }));
         }
         let single = has(&|name| name == SINGLE);
-        let is_shard =
-            |name: &str| name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
+        // model-00001-of-00002.safetensors, but not model-00001-of-00002.fp16.safetensors.
+        let is_shard = |name: &str| {
+            let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
+            numbers.and_then(|numbers| numbers.split_once("-of-")).is_some_and(|(index, count)| {
+                [index, count].iter().all(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+            })
+        };
         let is_weight = |name: &str| if single { name == SINGLE } else { name == INDEX || is_shard(name) };
         if self.wanted == Wanted::Model && !single && !has(&|name| name == INDEX) {
             let problem = Problem::new(format!("{} has no {SINGLE} and no {INDEX}", self.id));

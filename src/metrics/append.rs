@@ -79,8 +79,10 @@ impl AppendLog {
             Ok(()) => {
                 let has_warned = std::mem::take(&mut self.has_warned);
                 match self.num_lost {
-                    _ if std::mem::take(&mut self.is_anew) => {
-                        Some(format!("{name} was deleted while training; a new one begins here"))
+                    lost if std::mem::take(&mut self.is_anew) => {
+                        let missing =
+                            if lost == 0 { String::new() } else { format!(", {lost} records are missing in it") };
+                        Some(format!("{name} was deleted while training; a new one begins here{missing}"))
                     }
                     _ if !has_warned => None,
                     0 => Some(format!("{name} can be written again; nothing is missing in it")),

@@ -98,10 +98,10 @@ pub(crate) fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool)
     let settings = HubSettings::from_env();
     let wanted = if needs_weights { Wanted::Model } else { Wanted::WithoutWeights };
     let may_download = !settings.offline && matches!(Location::parse(&options.path)?, Location::Repository(_));
-    let (folder, is_downloaded) = if from == WeightsFrom::Disk && may_download {
+    let (folder, is_downloaded) = if from == WeightsFrom::Disk && may_download && needs_weights {
         match resolve(wanted, &HubSettings { offline: true, ..settings.clone() }) {
             Ok(folder) => (folder, true),
-            Err(_) => (resolve(Wanted::WithoutWeights, &settings)?, !needs_weights),
+            Err(_) => (resolve(Wanted::WithoutWeights, &settings)?, false),
         }
     } else {
         (resolve(wanted, &settings)?, true)

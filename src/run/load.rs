@@ -110,7 +110,7 @@ fn adapters(prepared: &Prepared, resumed: Option<&Resumed>) -> Result<AdapterSet
     let Some(Resumed { checkpoint, .. }) = resumed else {
         return Ok(source.new_adapters(selection, &recipe.lora, recipe.seed, device));
     };
-    let saved = read_adapter(checkpoint).map_err(Failure::input)?;
+    let saved = read_adapter(checkpoint)?;
     let dropout = recipe.lora.lora_dropout;
     adapter_set(checkpoint, saved.weights, selection, &source.config, dropout, &device.device).map_err(Failure::input)
 }

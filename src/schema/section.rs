@@ -1,4 +1,4 @@
-//! One table of a recipe, read key by key.
+//! One table of a recipe, or one object of a JSON file, read key by key.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

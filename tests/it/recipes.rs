@@ -9,7 +9,7 @@ use toml::Value;
 /// Text above the keys in `recipes/reference.toml`.
 const HEADER: &str = "\
 # Every key of a recipe, with its default and what it means. Keys without a default are commented out with an
-# example. tests/recipes.rs writes this file, of the keys' rows in the program.
+# example. tests/it/recipes.rs writes this file, of the keys' rows in the program.
 #
 # A recipe needs `path` in [model] and one [[data.train]]; everything else can be left out.
 

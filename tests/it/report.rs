@@ -166,7 +166,7 @@ fn what_was_told_during_a_run_is_marked_at_its_step_and_said() {
     assert!(throughput.contains("<path class=\"mark\" d=\"M500.0 0V400\"/>"), "{throughput}");
     assert!(throughput.contains("The upright line marks step 51: input bound cpu, padding."), "{throughput}");
     assert_eq!(page.matches("class=\"mark\"").count(), 1, "the loss has no anomaly");
-    assert!(page.contains("<h3>Told during the run</h3>\n<ul><li>steps 2 to 51: INPUT-BOUND: waited</li></ul>"));
+    assert!(page.contains("<h3>Reported during the run</h3>\n<ul><li>steps 2 to 51: INPUT-BOUND: waited</li></ul>"));
 }
 
 #[test]

@@ -99,8 +99,13 @@ fn read_note(path: &Path) -> Option<(Signature, [u8; 32])> {
 }
 
 fn write_note(path: &Path, note: &(Signature, [u8; 32])) -> io::Result<()> {
-    std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-    crate::files::write(path, serde_json::to_vec(note)?)
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    // Several runs may hash the same file at once, so each has a file of its own.
+    let temporary = tempfile::Builder::new().suffix(super::UNFINISHED_SUFFIX).tempfile_in(folder)?;
+    serde_json::to_writer(temporary.as_file(), note)?;
+    temporary.persist(path)?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -279,6 +279,7 @@ impl Encoded {
         let records_bytes: u64 = entries.iter().map(|entry| entry.record_bytes()).sum();
         let is_sound = crc32fast::hash(&tables) == header.tables_crc && records_bytes == header.records_bytes;
         let details = serde_json::from_slice(details).ok().filter(|_| is_sound)?;
+        drop(tables);
         let records = Records::File { file, path: path.to_path_buf() };
         Some(Self { tokens: TokenStore::new(records, &entries), entries, details })
     }

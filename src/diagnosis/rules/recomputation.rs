@@ -82,7 +82,6 @@ pub(super) fn missing(run: &Run) -> Option<Finding> {
 mod tests {
     use super::*;
     use crate::diagnosis::tests::{finds, gpu_run, run};
-    use crate::stats::MeanOverTime;
 
     #[test]
     fn recomputation_is_not_needed_where_memory_is_free() {
@@ -140,7 +139,7 @@ mod tests {
         for none in [
             unsplit,
             // Computing again would take what the rows bring.
-            but(|run| run.figures.gpu_percent = MeanOverTime::of(Some(40.0), 1.0)),
+            but(|run| run.figures.gpu_percent.add(Some(40.0), 1.0)),
             // Twice the rows fit as it is, or not even with it.
             but(|run| run.facts.doubling_bytes = Some(4 << 30)),
             but(|run| run.facts.activation_bytes = Some(2 << 30)),

@@ -14,7 +14,14 @@ pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, Proble
     let content = std::fs::read_to_string(path).map_err(|error| cannot_read(path, &error))?;
     let index: Index = serde_json::from_str(&content)
         .map_err(|error| Problem::new(format!("not an index: {error}")).at(path.display()))?;
-    Ok(index.weight_map)
+    let has_folder = |file: &str| Path::new(file).file_name().is_none_or(|name| name != file);
+    match index.weight_map.iter().find(|(_, file)| has_folder(file)) {
+        Some((name, file)) => {
+            let message = format!("`{name}` is in `{file}`, expected file names without folders");
+            Err(Problem::new(message).at(path.display()))
+        }
+        None => Ok(index.weight_map),
+    }
 }
 
 /// The likely reason why safetensors refuses a file.
