@@ -14,7 +14,8 @@ use crate::lora::config::LoraConfig;
 use crate::metrics::{CostConfig, LoggingConfig};
 use crate::model::ModelOptions;
 use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, section};
-use crate::train::config::{EvalConfig, LrScheduler, OptimizerConfig, SchedulerConfig, TrainConfig};
+use crate::train::config::{EvalConfig, OptimizerConfig, SchedulerConfig, TrainConfig};
+use crate::train::schedule::LrScheduler;
 use crate::train::watchdog::WatchdogConfig;
 
 pub use args::RecipeArgs;

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
 fn side(runs: &Path) -> Vec<PathBuf> {
     match runs.to_str() {
         // A comma may be part of a name.
-        Some(text) if !runs.exists() => text.split(',').map(PathBuf::from).collect(),
+        Some(text) if !runs.exists() => text.split(',').filter(|run| !run.is_empty()).map(PathBuf::from).collect(),
         _ => vec![runs.to_owned()],
     }
 }

@@ -22,10 +22,11 @@ use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, workload};
 use crate::schema::{Problem, Problems};
+use crate::stats::as_f64;
 use crate::train::fit;
 use axis::{Axis, Limits, changes};
 use search::{MIN_GAIN, NUM_PAIRS, Paired, Trial, TrialResult};
-use trial::{Length, Runner};
+use trial::{Length, OUT_OF_TIME, Runner};
 
 /// First line of a recipe that this command wrote, and so may overwrite.
 const WRITTEN_BY: &str = "# Written by `lora-train tune`";
@@ -106,7 +107,6 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
     let out = args.out.clone().unwrap_or_else(|| args.recipe.recipe.with_extension("tuned.toml"));
     refuse_foreign(&out)?;
     let Prepared { recipe, source, selection, device, memory } = &Prepared::new(recipe, WeightsFrom::Nowhere, false)?;
-    let does_fit = |of: &Recipe| memory.fits(&workload(of, &source.config, selection, !device.is_gpu()));
     let limits = Limits {
         threads: num_cpu_threads(),
         is_gpu: device.is_gpu(),
@@ -127,8 +127,15 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
         figures.run_seconds, NUM_PAIRS, args.max_minutes
     ));
     let axes = Axis::all(args.keep_numbers);
+    let may_run = |of: &Recipe| {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(OUT_OF_TIME.to_owned());
+        }
+        let fits = memory.fits(&workload(of, &source.config, selection, !device.is_gpu()));
+        fits.map_err(|peak| format!("does not fit ({})", fit::size(as_f64(peak as u64))))
+    };
     let mut measure = |of: &Recipe| runner.measure(&changes(recipe, of), deadline);
-    let (trials, best) = search::run(recipe, figures, axes, &limits, &does_fit, &mut measure, &say);
+    let (trials, best) = search::run(recipe, figures, axes, &limits, &may_run, &mut measure, &say);
     let mut report = Report { device: &device.label, trials: &trials, ..Report::default() };
     let fastest = changes(recipe, &best);
     if !fastest.is_empty() {

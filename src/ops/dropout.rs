@@ -17,7 +17,7 @@ pub use super::cpu::{Dropout, mix};
 #[must_use]
 pub fn mask(shape: [usize; 2], dropout: Dropout, device: &Device, dtype: DType) -> Tensor<2> {
     let keep = 1.0 - dropout.probability;
-    if Place::of(device, DType::F32) == Place::Plain {
+    if Place::of(device, DType::F32) != Place::Cpu {
         device.seed(dropout.seed);
         return Tensor::<2>::random(shape, Distribution::Bernoulli(keep), (device, DType::F32))
             .div_scalar(keep)

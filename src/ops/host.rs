@@ -1,4 +1,4 @@
-//! The elements of tensors in host memory, where the kernels of [`cpu`](super::cpu) run.
+//! The elements of tensors in host memory, where the kernels of [`cpu`] run.
 //!
 //! Whoever calls these functions is in the arm of [`Place::Cpu`](super::place::Place::Cpu); a tensor that lies elsewhere
 //! is a mistake of this program, and a panic.

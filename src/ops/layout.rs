@@ -68,7 +68,7 @@ impl Layout {
         let row_length = positions.len() / rows.max(1);
         let mut layout =
             Self { place, rows, row_length, documents, positions, table, angles: None, document_ids: None };
-        if place == Place::Plain {
+        if place != Place::Cpu {
             layout.make_tensors(device);
         }
         layout

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::ReportError;
 use super::axis::Unit;
 use super::record::Record;
-use crate::stats::{as_f64, median, quantile};
+use crate::stats::{as_f64, quantile};
 
 pub use limits::{Checked, Limit, Regression};
 
@@ -198,7 +198,9 @@ impl Side {
 
 fn final_loss(run: &Record) -> Option<f64> {
     let losses = run.steps.get("loss")?;
-    median(&losses[losses.len() - losses.len().div_ceil(10)..])
+    let last: Vec<f64> =
+        losses[losses.len() - losses.len().div_ceil(10)..].iter().copied().filter(|loss| loss.is_finite()).collect();
+    (!last.is_empty()).then(|| last.iter().sum::<f64>() / as_f64(last.len() as u64))
 }
 
 /// Share of the wall time; without a summary, of the steps' time.

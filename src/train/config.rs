@@ -4,9 +4,11 @@ use std::ops::Bound;
 
 use serde::Serialize;
 
+use super::optim::OptimizerName;
+use super::schedule::LrScheduler;
 use crate::device::Dtype;
 use crate::ops::cross_entropy::LossChunk;
-use crate::schema::{Choice, Problem, Section, Value, section};
+use crate::schema::{Problem, Section, Value, section};
 
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
@@ -132,27 +134,6 @@ section! {
     }
 }
 
-/// The optimizer's name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OptimizerName {
-    /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
-    #[default]
-    Adamw,
-}
-
-impl Choice for OptimizerName {
-    const NAMES: &'static [(&'static str, Self)] = &[("adamw", Self::Adamw)];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("adam", "adamw"),
-        ("adamw_torch", "adamw"),
-        ("adamw_torch_fused", "adamw"),
-        ("adamw_hf", "adamw"),
-        ("torch.optim.adamw", "adamw"),
-        ("paged_adamw_32bit", "adamw"),
-    ];
-}
-
 section! {
     /// Section `[scheduler]`.
     pub struct SchedulerConfig then check {
@@ -171,30 +152,6 @@ section! {
              "it is a share of the peak: min_lr / learning_rate"],
             ["cosine_min_lr_ratio", "min_lr_rate", "lr_scheduler_kwargs"];
     }
-}
-
-/// Shape of the learning rate after warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LrScheduler {
-    /// Half a cosine down to `min_lr_ratio`.
-    #[default]
-    Cosine,
-    /// A straight line down to `min_lr_ratio`.
-    Linear,
-    /// The peak to the end.
-    Constant,
-}
-
-impl Choice for LrScheduler {
-    const NAMES: &'static [(&'static str, Self)] =
-        &[("cosine", Self::Cosine), ("linear", Self::Linear), ("constant", Self::Constant)];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("constant_with_warmup", "constant"),
-        ("cosine_with_min_lr", "cosine"),
-        ("cosine_decay", "cosine"),
-        ("linear_schedule", "linear"),
-    ];
 }
 
 impl SchedulerConfig {

@@ -317,7 +317,7 @@ impl Trainer<'_> {
         let warning = match self.save(self.state.watchdog.trouble()) {
             Ok(path) => self.saver.rotate(&path).err().map(|error| error.to_string()),
             Err(error) => Some(format!(
-                "step {step}: no checkpoint was saved, older ones are still there, and training continues: {error}{}",
+                "step {step}: no checkpoint was saved, and training continues: {error}{}",
                 self.saver.next_save(step, self.schedule.total_steps())
             )),
         };

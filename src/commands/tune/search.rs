@@ -9,7 +9,6 @@ use super::axis::{Axis, Limits, changes, have_same_numbers, rows_of_step};
 use super::trial::Figures;
 use crate::recipe::Recipe;
 use crate::stats::median;
-use crate::train::fit;
 
 /// Smallest gain, as the median of the pairs' ratios. Less is not worth another recipe and may be noise of the machine.
 pub(super) const MIN_GAIN: f64 = 1.02;
@@ -124,14 +123,14 @@ impl TrialResult {
     }
 }
 
-/// Tries the axes one after the other. `figures` belong to `base`; `does_fit` returns the peak of a recipe that does
-/// not fit. Returns the trials in their order, the first of which is the original recipe, and the fastest recipe.
+/// Tries the axes one after the other. `figures` belong to `base`; `may_run` says why a
+/// recipe is not tried. Returns the trials in their order, the first of which is the original recipe, and the fastest recipe.
 pub(super) fn run(
     base: &Recipe,
     mut figures: Figures,
     mut axes: Vec<Axis>,
     limits: &Limits,
-    does_fit: &dyn Fn(&Recipe) -> Result<(), usize>,
+    may_run: &dyn Fn(&Recipe) -> Result<(), String>,
     measure: &mut Measure<'_>,
     say: &dyn Fn(&str),
 ) -> (Vec<Trial>, Recipe) {
@@ -145,14 +144,10 @@ pub(super) fn run(
             if trials.iter().any(|tried| tried.settings == trial.settings) {
                 continue;
             }
-            #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
-            let outcome = match does_fit(&candidate) {
-                Err(peak) => Err(format!("does not fit ({})", fit::size(peak as f64))),
-                Ok(()) => {
-                    say(&format!("trying: {}", trial.settings.join(" ")));
-                    run_pairs(&best, &candidate, measure)
-                }
-            };
+            let outcome = may_run(&candidate).and_then(|()| {
+                say(&format!("trying: {}", trial.settings.join(" ")));
+                run_pairs(&best, &candidate, measure)
+            });
             match outcome {
                 Ok((measured, paired)) => {
                     let is_faster = paired.is_faster();
@@ -212,9 +207,11 @@ mod tests {
         wait: f64,
         measure: &mut dyn FnMut(&Recipe) -> Result<f64, String>,
     ) -> (Vec<Trial>, Vec<String>) {
-        let does_fit = |recipe: &Recipe| if recipe.train.micro_batch_size <= 32 { Ok(()) } else { Err(1 << 30) };
+        let may_run = |recipe: &Recipe| {
+            if recipe.train.micro_batch_size <= 32 { Ok(()) } else { Err("does not fit (1.0 GiB)".to_owned()) }
+        };
         let mut measure = |recipe: &Recipe| measure(recipe).map(|rate| figures(rate, wait));
-        let (trials, best) = run(base, figures(100.0, wait), axes, &LIMITS, &does_fit, &mut measure, &|_| ());
+        let (trials, best) = run(base, figures(100.0, wait), axes, &LIMITS, &may_run, &mut measure, &|_| ());
         (trials, changes(base, &best))
     }
 

@@ -20,7 +20,7 @@ const HOPELESS: u32 = 4;
 /// The same limit with packing, which puts many times as many tokens into a step.
 const HOPELESS_PACKED: u32 = 40;
 /// Why a trial did not run, or not to its end.
-const OUT_OF_TIME: &str = "no time left (--max-minutes)";
+pub(super) const OUT_OF_TIME: &str = "no time left (--max-minutes)";
 /// Maximum number of steps of a trial, however short they are.
 const MAX_STEPS: f64 = 10_000.0;
 /// Unmeasured first steps: they compile kernels and touch memory for the first time.

@@ -413,7 +413,7 @@ mod tests {
             text.replacen("\"weight_map\": {", "\"weight_map\": {\"ghost\": \"model-00001-of-00002.safetensors\",", 1);
         assert!(error_with(&more).contains("`ghost` is not in `model-00001-of-00002.safetensors`"));
         let outside = more.replacen("model-00001-of-00002.safetensors", "../elsewhere.safetensors", 1);
-        assert!(error_with(&outside).contains("names `../elsewhere.safetensors`, which is not in the folder"));
+        assert!(error_with(&outside).contains("is in `../elsewhere.safetensors`, expected file names without folders"));
         assert!(error_with("{}").contains("weight_map"));
         std::fs::remove_file(folder.path().join("model-00002-of-00002.safetensors")).unwrap();
         let error = error_with(&text);
