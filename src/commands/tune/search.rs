@@ -208,7 +208,7 @@ mod tests {
         measure: &mut dyn FnMut(&Recipe) -> Result<f64, String>,
     ) -> (Vec<Trial>, Vec<String>) {
         let may_run = |recipe: &Recipe| {
-            if recipe.train.micro_batch_size <= 32 { Ok(()) } else { Err("does not fit (1.0 GiB)".to_owned()) }
+            if recipe.train.micro_batch_size <= 32 { Ok(()) } else { Err("does not fit (1.00 GiB)".to_owned()) }
         };
         let mut measure = |recipe: &Recipe| measure(recipe).map(|rate| figures(rate, wait));
         let (trials, best) = run(base, figures(100.0, wait), axes, &LIMITS, &may_run, &mut measure, &|_| ());
