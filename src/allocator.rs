@@ -12,6 +12,21 @@ use mimalloc::MiMalloc;
 /// Largest piece that mimalloc serves, in bytes.
 const SMALL: usize = 1024;
 
+/// Pieces from this size on go back to the system as soon as they are freed: the most that glibc allows.
+#[cfg(target_env = "gnu")]
+const MAPPED: i32 = 32 << 20;
+
+/// Makes glibc keep freed tensors for the next ones, as it does by itself once it has seen a large piece freed. Without
+/// this, chance decides whether a step gets its memory anew from the system, which costs up to a tenth of its time.
+pub fn keep_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the calls set two limits of the allocator, and nothing else.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * MAPPED);
+    }
+}
+
 /// Sends each request to mimalloc or to the system, by its size.
 #[derive(Debug)]
 pub struct BySize;

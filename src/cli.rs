@@ -63,6 +63,7 @@ A recipe with the name of a command is given with its folder: lora-train ./check
 /// Parses the command line, does what it asks for and reports how that ended.
 #[must_use]
 pub fn main() -> ExitCode {
+    crate::allocator::keep_freed_memory();
     // A usage error ends the process here with exit code 2, `--help` and `--version` with 0.
     let request = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
     ExitCode::from(ended(|| dispatch(&request)))
