@@ -16,7 +16,7 @@ pub(crate) enum Fold {
     Last,
     /// How much a counter has grown since the step before.
     Since,
-    /// Measured by whoever takes the samples.
+    /// Measured by the thread that samples the machine.
     Once,
 }
 

@@ -24,7 +24,7 @@ pub struct EncodedRow {
 }
 
 impl EncodedRow {
-    /// A placeholder for a row that cannot be used.
+    /// Stands for a row that cannot be used.
     pub(super) fn bad(problem: String) -> Self {
         Self { problem: Some(problem), ..Self::default() }
     }
