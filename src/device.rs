@@ -324,6 +324,12 @@ impl OpenDevice {
         self.device.supports_dtype(burn::tensor::DType::from(dtype))
     }
 
+    /// Whether matrix products of operands in `f32` round them to TF32.
+    #[must_use]
+    pub fn f32_products_are_tf32(&self) -> bool {
+        self.cuda.as_ref().is_some_and(|gpu| gpu.compute_capability >= (8, 0))
+    }
+
     /// Waits until all work handed over is done. Returns at once on the CPU, which computes within the call.
     pub fn wait(&self) {
         if self.is_gpu() {

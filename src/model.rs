@@ -13,6 +13,7 @@ use crate::ops::layout::{Layout, RotaryTable};
 use crate::ops::linear::{Weight, linear};
 use crate::ops::norm::rms_norm;
 use crate::ops::place::Place;
+use crate::ops::product::F32Products;
 use crate::ops::profile::{self, Cost};
 use crate::spec::ModelConfig;
 
@@ -61,6 +62,13 @@ impl Model {
         Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary, place }
     }
 
+    /// The model with these products of operands in `f32`; the kernels of the CPU have only one kind.
+    #[must_use]
+    pub fn with_f32_products(self, products: F32Products) -> Self {
+        let place = if self.place == Place::Cpu { Place::Cpu } else { Place::Plain(products) };
+        Self { place, ..self }
+    }
+
     /// The device that the weights are on.
     #[must_use]
     pub fn device(&self) -> Device {
@@ -89,7 +97,7 @@ impl Model {
     pub fn arranged<'a>(&self, batch: &'a Batch) -> Cow<'a, Batch> {
         match self.place {
             Place::Cpu => Cow::Borrowed(batch),
-            Place::Plain => Cow::Owned(batch.padded()),
+            Place::Plain(_) => Cow::Owned(batch.padded()),
         }
     }
 

@@ -31,6 +31,7 @@ pub mod low_rank;
 pub mod norm;
 pub mod peak;
 pub mod place;
+pub mod product;
 pub mod profile;
 pub mod rotary;
 pub mod swiglu;

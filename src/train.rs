@@ -12,6 +12,7 @@ pub mod loss;
 pub mod memory;
 pub mod offload;
 pub mod optim;
+pub mod precision;
 pub mod recorder;
 pub mod saver;
 pub mod schedule;

@@ -121,7 +121,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let step_seconds = median(&step_seconds).unwrap_or(f64::NAN);
     // Read before the products below are measured.
     let (peak_host_memory_bytes, peak_gpu_memory_bytes) = (peak_host_memory_bytes(), telemetry.peak_gpu_memory_bytes());
-    let peak = gemm_peak_flops(device, recipe.train.precision);
+    let peak = gemm_peak_flops(device, recipe.train.precision.dtype());
     let profile = if args.profile { profile_step(&mut step, &mut batches, recipe, device) } else { Vec::new() };
     if args.profile {
         say(&profile_table(&profile, step_seconds));

@@ -132,7 +132,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         }
     };
     note(args, &reason);
-    let model = source.load(Some(storage), precision, &device)?;
+    let model = source.load(Some(storage), precision.into(), &device)?;
     note(args, &format!("{}: held in {storage}, computed in {precision} on {}", args.model, device.label));
     if args.temperature > 0.0 && args.seed.is_none() {
         note(args, &format!("--seed {} repeats this draw", options.seed));

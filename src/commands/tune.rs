@@ -111,7 +111,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
         threads: num_cpu_threads(),
         is_gpu: device.is_gpu(),
         has_bf16: device.supports(Dtype::Bf16),
-        vocab_size: source.config.vocab_size,
+        head: [source.config.vocab_size, source.config.hidden_size],
     };
     let mut runner = Runner::new(&args.recipe, recipe, Length { steps: args.steps, seconds: args.seconds })?;
     let started = Instant::now();

@@ -382,6 +382,7 @@ mod tests {
     fn the_kernels_backward_is_the_derivative_of_the_plain_forward() {
         compare(&Device::flex(), None, None);
         compare(&Device::flex(), Some(3), None);
+        compare(&Device::flex(), None, Some(Dropout { probability: 0.3, seed: 9 }));
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct State {
 #[must_use]
 pub fn adamw(place: Place, state: State, grad: &Tensor<2>, update: &Update) -> State {
     match place {
-        Place::Plain => plain_adamw(state, grad, update),
+        Place::Plain(_) => plain_adamw(state, grad, update),
         Place::Cpu => {
             let State { parameter, m, v } = state;
             let grad = host::view(grad);

@@ -5,6 +5,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::attention::{Attended, Heads};
 use super::place::Place;
+use super::product::{F32Products, Operand, product};
 use super::{cpu, host};
 
 /// Tokens by which the memory of a cache grows.
@@ -26,7 +27,7 @@ enum Held {
     /// For the kernels: `[tokens, num_kv_heads * head_dim]`.
     Host { keys: Vec<f32>, values: Vec<f32> },
     /// For plain tensor calls: `[num_kv_heads, capacity, head_dim]` each.
-    Device(Box<[Tensor<3>; 2]>),
+    Device(Box<[Tensor<3>; 2]>, F32Products),
 }
 
 impl KeyValueCache {
@@ -35,9 +36,9 @@ impl KeyValueCache {
     pub fn new(place: Place, heads: Heads, device: &Device, dtype: DType) -> Self {
         let held = match place {
             Place::Cpu => Held::default(),
-            Place::Plain => {
+            Place::Plain(products) => {
                 let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
-                Held::Device(Box::new([empty(), empty()]))
+                Held::Device(Box::new([empty(), empty()]), products)
             }
         };
         Self { heads, num_tokens: 0, held }
@@ -57,7 +58,7 @@ impl KeyValueCache {
                 values.extend_from_slice(&host::view(v));
                 Held::Host { keys, values }
             }
-            Held::Device(held) => {
+            Held::Device(held, products) => {
                 let Heads { num_kv_heads, head_dim, .. } = self.heads;
                 let range = [0..num_kv_heads, self.num_tokens..end, 0..head_dim];
                 let [keys, values] = *held;
@@ -65,7 +66,7 @@ impl KeyValueCache {
                     let new = new.clone().reshape([count, num_kv_heads, head_dim]).swap_dims(0, 1);
                     with_room_for(held, end).slice_assign(range.clone(), new)
                 });
-                Held::Device(Box::new(appended))
+                Held::Device(Box::new(appended), products)
             }
         };
         self.num_tokens = end;
@@ -85,10 +86,10 @@ impl KeyValueCache {
                 cpu::attention_of_last(&host_q, keys, values, &self.heads, &mut o, &mut lse);
                 Attended { o: host::tensor(o, q.dims(), &device), lse: host::tensor(lse, [num_heads], &device) }
             }
-            Held::Device(held) => {
+            Held::Device(held, products) => {
                 let first = self.heads.window.map_or(0, |window| self.num_tokens.saturating_sub(window));
                 let [k, v] = held.each_ref().map(|all| all.clone().narrow(1, first, self.num_tokens - first));
-                plain_attention_of_last(q, k, v, self.heads)
+                plain_attention_of_last(q, &k, &v, self.heads, *products)
             }
         }
     }
@@ -112,20 +113,27 @@ fn with_room_for(all: Tensor<3>, num_tokens: usize) -> Tensor<3> {
 }
 
 /// In plain tensor calls; `k` and `v` are the tokens that the query sees, `[num_kv_heads, tokens, head_dim]`.
-fn plain_attention_of_last(q: &Tensor<2>, k: Tensor<3>, v: Tensor<3>, heads: Heads) -> Attended {
+fn plain_attention_of_last(
+    q: &Tensor<2>,
+    k: &Tensor<3>,
+    v: &Tensor<3>,
+    heads: Heads,
+    products: F32Products,
+) -> Attended {
     let Heads { num_heads, num_kv_heads, head_dim, .. } = heads;
     let dtype = q.dtype();
+    let operand = |x: &Tensor<3>| Operand::new(x, dtype, products);
     let q = q.clone().reshape([num_kv_heads, num_heads / num_kv_heads, head_dim]);
-    let k = k.swap_dims(1, 2);
+    let k = operand(k).transpose();
     // As in `attention`: f16 products could overflow before they are scaled; bf16 would round the scale itself.
     let scores = if dtype == DType::F16 {
-        (q * heads.scale).matmul(k).cast(DType::F32)
+        product(&operand(&(q * heads.scale)), &k).cast(DType::F32)
     } else {
-        q.matmul(k).cast(DType::F32) * heads.scale
+        product(&operand(&q), &k).cast(DType::F32) * heads.scale
     }; // [num_kv_heads, group, tokens]
     let max = scores.clone().max_dim(2);
     let weights = (scores - max.clone()).exp();
     let sum = weights.clone().sum_dim(2);
-    let o = (weights / sum.clone()).cast(dtype).matmul(v);
+    let o = product(&operand(&(weights / sum.clone()).cast(dtype)), &operand(v));
     Attended { o: o.reshape([1, num_heads * head_dim]), lse: (max + sum.log()).reshape([num_heads]) }
 }

@@ -23,6 +23,7 @@ mod reference;
 
 pub use attention::{Heads, attention, attention_backward, attention_of_last};
 pub use cross_entropy::linear_cross_entropy;
+pub(in crate::ops) use dropout::FACTORS;
 pub use dropout::{Dropout, dropout, mix};
 pub use linear::{Weight, linear, linear_backward_input};
 pub use lora::{lora_linear, lora_linear_backward};

@@ -1,20 +1,27 @@
 //! The language-model head and its cross-entropy, in chunks of tokens: the logits of a whole micro-batch never exist.
 
-use burn::tensor::{DType, Int, Tensor, activation};
+use burn::tensor::{DType, Int, Tensor};
 
 use super::cpu;
 use super::host::{self, HostWeight};
 use super::linear::{InputGrad, Weight, plain_linear, plain_linear_backward};
 use super::place::Place;
+use super::product::F32Products;
 use super::profile::{self, Cost};
 
-/// Bytes of `f32` logits made at a time by default.
+/// Bytes of `f32` logits made at a time by default on the CPU.
 const CHUNK_BYTES: usize = 96 << 20;
+/// Most targets of a chunk by default in plain tensor calls: products of that many rows keep a GPU busy.
+const PLAIN_TOKENS: usize = 1024;
+/// In plain tensor calls the targets, and those of a chunk, are a multiple of this: shapes repeat from step to step,
+/// and kernels are compiled and tuned for shapes.
+pub const PLAIN_MULTIPLE: usize = 64;
 
 /// How many target tokens' logits exist at a time. More take fewer passes over the head's weights and more memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LossChunk {
-    /// As many as fill 96 MiB, but not fewer than 16 and not more than 4096.
+    /// On the CPU as many as fill 96 MiB, but not fewer than 16 and not more than 4096. In plain tensor calls as many
+    /// as have no more logits than the head has weights, but not fewer than 64 and not more than 1024.
     #[default]
     Auto,
     /// At most this many; values below 1 count as 1.
@@ -22,22 +29,30 @@ pub enum LossChunk {
 }
 
 impl LossChunk {
-    /// The most target tokens in a chunk, with `vocab_size` logits each.
+    /// The most target tokens in a chunk, for a head `[vocab_size, hidden_size]`.
     #[must_use]
-    pub fn most_tokens(self, vocab_size: usize) -> usize {
+    pub fn most_tokens(self, on_cpu: bool, [vocab_size, hidden_size]: [usize; 2]) -> usize {
         match self {
-            Self::Auto => (CHUNK_BYTES / size_of::<f32>() / vocab_size.max(1)).clamp(16, 4096),
-            Self::Tokens(tokens) => tokens.max(1),
+            Self::Auto if on_cpu => (CHUNK_BYTES / size_of::<f32>() / vocab_size.max(1)).clamp(16, 4096),
+            Self::Auto => whole_multiples(hidden_size.clamp(PLAIN_MULTIPLE, PLAIN_TOKENS)),
+            Self::Tokens(tokens) if on_cpu => tokens.max(1),
+            Self::Tokens(tokens) => whole_multiples(tokens.max(1)),
         }
     }
 
     /// Target tokens per chunk, for `num_targets` in all. Chunks are of one size, since a small last one would cost a
     /// pass over the whole head.
     #[must_use]
-    pub fn tokens(self, vocab_size: usize, num_targets: usize) -> usize {
-        let num_chunks = num_targets.div_ceil(self.most_tokens(vocab_size)).max(1);
-        num_targets.div_ceil(num_chunks).max(1)
+    pub fn tokens(self, on_cpu: bool, head: [usize; 2], num_targets: usize) -> usize {
+        let most = self.most_tokens(on_cpu, head);
+        let size = num_targets.div_ceil(num_targets.div_ceil(most).max(1)).max(1);
+        if on_cpu || most < PLAIN_MULTIPLE { size } else { size.next_multiple_of(PLAIN_MULTIPLE) }
     }
+}
+
+/// The largest multiple of [`PLAIN_MULTIPLE`] up to `tokens`; `tokens`, if it is smaller than that.
+fn whole_multiples(tokens: usize) -> usize {
+    if tokens < PLAIN_MULTIPLE { tokens } else { tokens / PLAIN_MULTIPLE * PLAIN_MULTIPLE }
 }
 
 /// Losses of tokens, and the gradient of their weighted sum.
@@ -70,9 +85,11 @@ pub fn linear_cross_entropy(
     };
     let work = || match place {
         Place::Cpu => on_cpu(hidden, head, targets, Some(grad_scale), chunk),
-        Place::Plain => {
-            let chunks = chunks(targets, head, chunk).map(|(start, targets)| {
-                plain_linear_cross_entropy(&hidden.clone().narrow(0, start, targets.len()), head, targets, grad_scale)
+        Place::Plain(products) => {
+            let vocabulary = vocabulary(head, hidden);
+            let chunks = chunks(false, targets, head, chunk).map(|(start, targets)| {
+                let hidden = hidden.clone().narrow(0, start, targets.len());
+                plain_linear_cross_entropy(products, &hidden, head, targets, &vocabulary, grad_scale)
             });
             let (losses, dhidden): (Vec<_>, Vec<_>) = chunks.map(|chunk| (chunk.losses, chunk.dhidden)).unzip();
             LossAndGrad { losses: Tensor::cat(losses, 0), dhidden: Tensor::cat(dhidden, 0) }
@@ -92,7 +109,7 @@ fn on_cpu(
     let (values, weight, width) = (host::view(hidden), HostWeight::new(head), hidden.dims()[1]);
     let mut losses = vec![0.0; targets.len()];
     let mut dhidden = vec![0.0; if grad_scale.is_some() { values.len() } else { 0 }];
-    for (start, targets) in chunks(targets, head, chunk) {
+    for (start, targets) in chunks(true, targets, head, chunk) {
         let (rows, range) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
         #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
         let gradient = grad_scale.map(|grad_scale| (&mut dhidden[range.clone()], grad_scale as f32));
@@ -115,48 +132,84 @@ pub fn linear_cross_entropy_loss(
     targets: &[u32],
     chunk: LossChunk,
 ) -> Tensor<1> {
-    if place == Place::Cpu {
+    let Place::Plain(products) = place else {
         return on_cpu(hidden, head, targets, None, chunk).losses;
-    }
-    let losses = chunks(targets, head, chunk).map(|(start, targets)| {
-        let (logits, _) = plain_linear(&hidden.clone().narrow(0, start, targets.len()), head, None);
-        plain_cross_entropy(logits, targets)
+    };
+    let losses = chunks(false, targets, head, chunk).map(|(start, targets)| {
+        let (logits, _) = plain_linear(products, &hidden.clone().narrow(0, start, targets.len()), head, None);
+        PlainLosses::new(&logits, target_column(targets, &logits)).values()
     });
     Tensor::cat(losses.collect(), 0)
 }
 
-fn chunks<'a>(targets: &'a [u32], head: &Weight, chunk: LossChunk) -> impl Iterator<Item = (usize, &'a [u32])> {
-    let [vocab_size, _] = head.dims();
-    let size = chunk.tokens(vocab_size, targets.len());
+fn chunks<'a>(
+    on_cpu: bool,
+    targets: &'a [u32],
+    head: &Weight,
+    chunk: LossChunk,
+) -> impl Iterator<Item = (usize, &'a [u32])> {
+    let size = chunk.tokens(on_cpu, head.dims(), targets.len());
     targets.chunks(size).enumerate().map(move |(index, targets)| (index * size, targets))
 }
 
 /// [`linear_cross_entropy`] in plain tensor calls, of all targets at once.
-#[must_use]
-pub fn plain_linear_cross_entropy(hidden: &Tensor<2>, head: &Weight, targets: &[u32], grad_scale: f64) -> LossAndGrad {
-    let (logits, _) = plain_linear(hidden, head, None);
-    let (losses, dlogits) = plain_cross_entropy_with_grad(logits, targets, grad_scale);
-    let (dhidden, _) = plain_linear_backward(&dlogits, hidden, head, None, InputGrad::Fresh);
-    LossAndGrad { losses, dhidden: dhidden.unwrap_or_else(|| hidden.zeros_like()) }
+fn plain_linear_cross_entropy(
+    products: F32Products,
+    hidden: &Tensor<2>,
+    head: &Weight,
+    targets: &[u32],
+    vocabulary: &Tensor<2, Int>,
+    grad_scale: f64,
+) -> LossAndGrad {
+    let (logits, _) = plain_linear(products, hidden, head, None);
+    let targets = target_column(targets, &logits);
+    let losses = PlainLosses::new(&logits, targets.clone());
+    // grad_scale (softmax - onehot)
+    let probabilities = losses.log_probabilities(in_f32(&logits)).exp();
+    let is_target = vocabulary.clone().equal(targets);
+    let dlogits = probabilities.clone().mask_where(is_target, probabilities - 1.0) * grad_scale;
+    let dlogits = dlogits.cast(logits.dtype());
+    let (dhidden, _) = plain_linear_backward(products, &dlogits, hidden, head, None, InputGrad::Fresh);
+    LossAndGrad { losses: losses.values(), dhidden: dhidden.unwrap_or_else(|| hidden.zeros_like()) }
 }
 
-/// Losses `[rows]`, and `grad_scale (softmax - onehot)` in the type of `logits`, `[rows, vocab_size]`.
-fn plain_cross_entropy_with_grad(logits: Tensor<2>, targets: &[u32], grad_scale: f64) -> (Tensor<1>, Tensor<2>) {
-    let dtype = logits.dtype();
-    let log_probabilities = activation::log_softmax(logits.cast(DType::F32), 1);
-    let targets = target_column(targets, &log_probabilities);
-    let losses = log_probabilities.clone().gather(1, targets.clone()).neg().squeeze_dim(1);
-    let ones = Tensor::<2>::ones(targets.dims(), (&log_probabilities.device(), DType::F32));
-    let dlogits = log_probabilities.exp().scatter(1, targets, ones.neg(), burn::tensor::IndexingUpdateOp::Add);
-    (losses, (dlogits * grad_scale).cast(dtype))
+/// Logits in `f32`. Every use casts them anew: fused into its kernel the cast costs nothing, but a tensor that several
+/// kernels use would be written, and logits are the largest tensors of all.
+fn in_f32(logits: &Tensor<2>) -> Tensor<2> {
+    logits.clone().cast(DType::F32)
 }
 
-/// Losses `[rows]` of `logits` `[rows, vocab_size]`, in plain tensor calls.
-#[must_use]
-pub fn plain_cross_entropy(logits: Tensor<2>, targets: &[u32]) -> Tensor<1> {
-    let log_probabilities = activation::log_softmax(logits.cast(DType::F32), 1);
-    let targets = target_column(targets, &log_probabilities);
-    log_probabilities.gather(1, targets).neg().squeeze_dim(1)
+/// What the losses of some logits `[rows, vocab_size]` are made of, each `[rows, 1]`, in `f32`.
+struct PlainLosses {
+    /// The largest logit.
+    max: Tensor<2>,
+    /// Logarithm of the sum of the exponentials of all logits, each less the largest.
+    log_sum: Tensor<2>,
+    /// The target's logit.
+    of_target: Tensor<2>,
+}
+
+impl PlainLosses {
+    fn new(logits: &Tensor<2>, targets: Tensor<2, Int>) -> Self {
+        let max = in_f32(logits).max_dim(1);
+        let log_sum = (in_f32(logits) - max.clone()).exp().sum_dim(1).log();
+        Self { max, log_sum, of_target: logits.clone().gather(1, targets).cast(DType::F32) }
+    }
+
+    fn log_probabilities(&self, logits: Tensor<2>) -> Tensor<2> {
+        logits - self.max.clone() - self.log_sum.clone()
+    }
+
+    /// `[rows]`
+    fn values(&self) -> Tensor<1> {
+        self.log_probabilities(self.of_target.clone()).neg().squeeze_dim(1)
+    }
+}
+
+/// The ids of all tokens, `[1, vocab_size]`.
+fn vocabulary(head: &Weight, like: &Tensor<2>) -> Tensor<2, Int> {
+    let size = i64::try_from(head.dims()[0]).unwrap_or(i64::MAX);
+    Tensor::<1, Int>::arange(0..size, (&like.device(), DType::I32)).unsqueeze_dim(0)
 }
 
 fn target_column(targets: &[u32], like: &Tensor<2>) -> Tensor<2, Int> {
@@ -166,7 +219,7 @@ fn target_column(targets: &[u32], like: &Tensor<2>) -> Tensor<2, Int> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
+    use burn::tensor::{Device, activation};
 
     use super::*;
 
@@ -194,7 +247,9 @@ mod tests {
         let hidden = values(TARGETS * WIDTH, 3.0, &device, TARGETS).require_grad();
         let head = values(VOCAB * WIDTH, 1.0, &device, VOCAB);
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
-        let losses = plain_cross_entropy(hidden.clone().matmul(head.transpose()), &targets);
+        let log_probabilities = activation::log_softmax(hidden.clone().matmul(head.transpose()), 1);
+        let targets = target_column(&targets, &log_probabilities);
+        let losses = log_probabilities.gather(1, targets).neg().squeeze_dim::<1>(1);
         let grads = (losses.clone().sum() * 2.0).backward();
         let dhidden = hidden.grad(&grads).unwrap();
         (losses.inner().into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
@@ -223,13 +278,23 @@ mod tests {
     #[test]
     fn chunks_are_of_one_size_and_cover_every_target() {
         let head = Weight::new(Tensor::zeros([VOCAB, WIDTH], (&Device::flex(), DType::F32)));
-        let targets = [0; 53];
-        let sizes: Vec<_> =
-            chunks(&targets, &head, LossChunk::Tokens(16)).map(|(start, targets)| (start, targets.len())).collect();
-        assert_eq!(sizes, [(0, 14), (14, 14), (28, 14), (42, 11)]);
-        assert!(chunks(&[], &head, LossChunk::Tokens(0)).next().is_none());
-        // 96 MiB of Llama 3's vocabulary; a tiny one and a huge one.
-        let most = [128_256, 5, usize::MAX / 8].map(|vocab_size| LossChunk::Auto.most_tokens(vocab_size));
+        let sizes = |on_cpu, num_targets: usize, chunk| {
+            let targets = vec![0; num_targets];
+            chunks(on_cpu, &targets, &head, chunk).map(|(start, targets)| (start, targets.len())).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(true, 53, LossChunk::Tokens(16)), [(0, 14), (14, 14), (28, 14), (42, 11)]);
+        assert!(sizes(true, 0, LossChunk::Tokens(0)).is_empty() && sizes(false, 0, LossChunk::Auto).is_empty());
+        // In plain tensor calls they are multiples of 64, unless fewer are asked for.
+        assert_eq!(sizes(false, 320, LossChunk::Tokens(200)), [(0, 192), (192, 128)]);
+        assert_eq!(sizes(false, 64, LossChunk::Tokens(30)), [(0, 22), (22, 22), (44, 20)]);
+    }
+
+    #[test]
+    fn by_default_a_chunk_fills_96_mib_on_the_cpu_and_elsewhere_a_product() {
+        // Llama 3's vocabulary; a tiny one and a huge one.
+        let most = [128_256, 5, usize::MAX / 8].map(|vocab_size| LossChunk::Auto.most_tokens(true, [vocab_size, 4096]));
         assert_eq!(most, [196, 4096, 16]);
+        let most = [4096, 576, 100, 40].map(|width| LossChunk::Auto.most_tokens(false, [128_256, width]));
+        assert_eq!(most, [1024, 576, 64, 64]);
     }
 }

@@ -3,11 +3,18 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
+use super::cpu;
+use super::dropout::{PlainDropout, dropout};
 use super::host::{self, HostWeight};
 use super::low_rank::{Lora, LowRank};
 use super::place::Place;
+use super::product::{F32Products, Operand, product};
 use super::profile::{self, Cost};
-use super::{cpu, dropout};
+
+/// scratch
+pub static SCRATCH: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+/// scratch
+pub fn scratch(bit: u8) -> bool { SCRATCH.load(std::sync::atomic::Ordering::Relaxed) & bit != 0 }
 
 /// A matrix `[out_features, in_features]` in any float type, and how its products are computed.
 #[derive(Clone, Debug)]
@@ -34,16 +41,14 @@ impl Weight {
         self.values.dims()
     }
 
-    /// An operand as the products see it.
-    fn operand(&self, x: Tensor<2>, dtype: DType) -> Tensor<2> {
-        if self.rounds { x.cast(DType::BF16).cast(dtype) } else { x.cast(dtype) }
+    /// An operand of a plain product with this weight, in `dtype`.
+    fn operand(&self, x: &Tensor<2>, dtype: DType, products: F32Products) -> Operand<2> {
+        if self.rounds {
+            Operand::new(&x.clone().cast(DType::BF16), dtype, products)
+        } else {
+            Operand::new(x, dtype, products)
+        }
     }
-}
-
-/// The input of A: `x`, or `x` with the mask of the seed applied.
-fn dropped(x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> Tensor<2> {
-    let Some(dropout) = lora.dropout else { return x.clone() };
-    x.clone() * dropout::mask(x.dims(), dropout, &x.device(), x.dtype())
 }
 
 /// The layer's output, added to `residual` if there is one, and with a low-rank update `drop(x) A^T` for the backward.
@@ -61,9 +66,9 @@ pub fn linear(
 ) -> (Tensor<2>, Option<Tensor<2>>) {
     let work = || match (place, residual) {
         (Place::Cpu, residual) => cpu_linear(x, weight, lora, residual),
-        (Place::Plain, None) => plain_linear(x, weight, lora),
-        (Place::Plain, Some(residual)) => {
-            let (y, xa) = plain_linear(x, weight, lora);
+        (Place::Plain(products), None) => plain_linear(products, x, weight, lora),
+        (Place::Plain(products), Some(residual)) => {
+            let (y, xa) = plain_linear(products, x, weight, lora);
             (residual + y, xa)
         }
     };
@@ -119,7 +124,8 @@ fn zeros(shape: [usize; 2], device: &Device) -> Tensor<2> {
 /// `drop(x) A^T`, which the backward needs, `[tokens, r]` in the type of `x`.
 #[must_use]
 pub fn low_rank_input(place: Place, x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> Tensor<2> {
-    linear(place, &dropped(x, lora), &Weight::new(lora.matrices.a.clone()), None, None).0
+    let dropped = lora.dropout.map(|settings| dropout(place, x, settings));
+    linear(place, dropped.as_ref().unwrap_or(x), &Weight::new(lora.matrices.a.clone()), None, None).0
 }
 
 /// What [`linear_backward`] computes of the input's gradient.
@@ -151,7 +157,7 @@ pub fn linear_backward(
     let has_input_grad = !matches!(input_grad, InputGrad::Skip);
     let work = || match place {
         Place::Cpu => cpu_linear_backward(dy, x, weight, lora, input_grad),
-        Place::Plain => plain_linear_backward(dy, x, weight, lora, input_grad),
+        Place::Plain(products) => plain_linear_backward(products, dy, x, weight, lora, input_grad),
     };
     let low_rank = lora.map(|(lora, _)| lora);
     profile::measure("linear_backward", || cost_of_backward(x, weight, low_rank, has_input_grad), work)
@@ -226,23 +232,34 @@ fn cost_of_backward(x: &Tensor<2>, weight: &Weight, lora: Option<Lora<&Tensor<2>
 
 /// [`linear`] in plain tensor calls.
 #[must_use]
-pub fn plain_linear(x: &Tensor<2>, weight: &Weight, lora: Option<Lora<&Tensor<2>>>) -> (Tensor<2>, Option<Tensor<2>>) {
+pub fn plain_linear(
+    products: F32Products,
+    x: &Tensor<2>,
+    weight: &Weight,
+    lora: Option<Lora<&Tensor<2>>>,
+) -> (Tensor<2>, Option<Tensor<2>>) {
     let dtype = x.dtype();
-    let operand = |x: Tensor<2>| weight.operand(x, dtype);
-    let mut y = operand(x.clone()).matmul(operand(weight.values.clone()).transpose());
+    let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
+    let mut y = product(&operand(x), &operand(&weight.values).transpose());
     if let Some(bias) = &weight.bias {
         y = y + bias.clone().cast(dtype).unsqueeze();
     }
     let Some(lora) = lora else { return (y, None) };
     let LowRank { a, b } = lora.matrices;
-    let xa = dropped(x, lora).matmul(a.clone().cast(dtype).transpose()); // [tokens, r]
-    let update = operand(xa.clone()).matmul(operand(b.clone() * lora.scale).transpose());
+    let dropped = lora.dropout.map(|settings| PlainDropout::new(x, settings).apply(x));
+    let [input, a] = [dropped.as_ref().unwrap_or(x), a].map(|x| Operand::new(x, dtype, products));
+    let xa = if scratch(2) { product(&Operand::new(dropped.as_ref().unwrap_or(x), DType::F32, products), &Operand::new(lora.matrices.a, DType::F32, products).transpose()) } else { product(&input, &a.transpose()) };
+    let update = product(&operand(&xa), &operand(&(b.clone() * lora.scale)).transpose());
     (y + update, Some(xa))
 }
 
 /// [`linear_backward`] in plain tensor calls.
+///
+/// The gradients of A and B, and what they are made of, are products in `f32` whatever the type of the activations:
+/// a sum over all tokens is not rounded to a half type.
 #[must_use]
 pub fn plain_linear_backward(
+    products: F32Products,
     dy: &Tensor<2>,
     x: &Tensor<2>,
     weight: &Weight,
@@ -250,8 +267,8 @@ pub fn plain_linear_backward(
     input_grad: InputGrad,
 ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
     let dtype = x.dtype();
-    let operand = |x: Tensor<2>| weight.operand(x, dtype);
-    let frozen = || operand(dy.clone()).matmul(operand(weight.values.clone()));
+    let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
+    let frozen = || product(&operand(dy), &operand(&weight.values));
     let dx = match input_grad {
         InputGrad::Skip => None,
         InputGrad::Fresh => Some(frozen()),
@@ -259,18 +276,23 @@ pub fn plain_linear_backward(
     };
     let Some((lora, xa)) = lora else { return (dx, None) };
     let LowRank { a, b } = lora.matrices;
-    let dxa = dy.clone().matmul((b.clone() * lora.scale).cast(dtype)); // [tokens, r]
+    let dropout = lora.dropout.map(|settings| PlainDropout::new(x, settings));
+    let dropped = dropout.as_ref().map(|dropout| dropout.apply(x));
+    let in_f32 = |x: &Tensor<2>| Operand::new(x, DType::F32, products);
+    let dy = in_f32(dy);
+    let mut dxa = product(&dy, &in_f32(b)) * lora.scale; // [tokens, r]
+    if scratch(1) { dxa = dxa.cast(dtype).cast(DType::F32); }
     let grad = LowRank {
-        a: dxa.clone().transpose().matmul(dropped(x, lora)).cast(DType::F32),
-        b: dy.clone().transpose().matmul(xa.clone()).cast(DType::F32) * lora.scale,
+        a: product(&in_f32(&dxa).transpose(), &in_f32(dropped.as_ref().unwrap_or(x))),
+        b: product(&dy.transpose(), &in_f32(&(xa.clone().cast(DType::F32) * lora.scale))),
     };
+    let grad = if scratch(1) { grad.map(|g| g.cast(dtype).cast(DType::F32)) } else { grad };
     let dx = dx.map(|dx| {
-        dx + match lora.dropout {
-            None => operand(dxa).matmul(operand(a.clone())),
+        dx + match dropout {
+            None => product(&operand(&dxa), &operand(a)),
             Some(dropout) => {
-                let low_rank = dxa.matmul(a.clone().cast(dtype));
-                let mask = dropout::mask(low_rank.dims(), dropout, &low_rank.device(), dtype);
-                low_rank * mask
+                let [dxa, a] = [&dxa, a].map(|x| Operand::new(x, dtype, products));
+                dropout.apply(&product(&dxa, &a))
             }
         }
     });

@@ -13,7 +13,7 @@ use super::{cpu, host, profile};
 #[must_use]
 pub fn rms_norm(place: Place, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
     let work = || match place {
-        Place::Plain => plain_rms_norm(x, weight, eps),
+        Place::Plain(_) => plain_rms_norm(x, weight, eps),
         Place::Cpu => {
             let [tokens, width] = x.dims();
             let (mut y, mut rstd) = (vec![0.0; tokens * width], vec![0.0; tokens]);
@@ -38,7 +38,7 @@ pub fn rms_norm_backward(
     residual: Tensor<2>,
 ) -> Tensor<2> {
     let work = || match place {
-        Place::Plain => residual + plain_rms_norm_backward(dy, x, weight, rstd),
+        Place::Plain(_) => residual + plain_rms_norm_backward(dy, x, weight, rstd),
         Place::Cpu => {
             let (dy, x, weight, rstd) = (host::view(dy), host::view(x), host::view(weight), host::view(rstd));
             host::update(residual, |dx| cpu::rms_norm_backward(&dy, &x, &weight, &rstd, dx, true))

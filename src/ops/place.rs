@@ -3,20 +3,22 @@
 use burn::tensor::{DType, Device, Tensor};
 use burn_flex::Flex;
 
+use super::product::F32Products;
+
 /// Where operations run. It is decided once, with the model; every operation has one arm for each place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The kernels of [`super::cpu`]: activations are `f32` in host memory, and autodiff does not track them.
     Cpu,
-    /// Plain tensor calls, which every backend runs.
-    Plain,
+    /// Plain tensor calls, which every backend runs, with these products of operands in `f32`.
+    Plain(F32Products),
 }
 
 impl Place {
-    /// The place of activations of type `dtype` on `device`.
+    /// The place of activations of type `dtype` on `device`, with the device's own products.
     #[must_use]
     pub fn of(device: &Device, dtype: DType) -> Self {
         let is_host = || Tensor::<1>::zeros([1], (device, DType::F32)).try_into_primitive::<Flex>().is_ok();
-        if dtype == DType::F32 && is_host() { Self::Cpu } else { Self::Plain }
+        if dtype == DType::F32 && is_host() { Self::Cpu } else { Self::Plain(F32Products::OfDevice) }
     }
 }

@@ -16,7 +16,7 @@ pub fn rotate(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) ->
     // Not a clone of `x`: a second owner would make the kernel copy it.
     let cost = profile::passes(&x, 2);
     let work = || match layout.place() {
-        Place::Plain => plain_rotate(x, layout, num_heads, inverse),
+        Place::Plain(_) => plain_rotate(x, layout, num_heads, inverse),
         Place::Cpu => {
             let (head_dim, (cos, sin)) = (x.dims()[1] / num_heads, layout.table());
             host::update(x, |x| cpu::rope(x, cos, sin, layout.positions(), num_heads, head_dim, inverse))

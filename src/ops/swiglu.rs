@@ -12,7 +12,7 @@ use super::{cpu, host, profile};
 #[must_use]
 pub fn swiglu(place: Place, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
     let work = || match place {
-        Place::Plain => plain_swiglu(gate, up),
+        Place::Plain(_) => plain_swiglu(gate, up),
         Place::Cpu => {
             let mut h = vec![0.0; gate.shape().num_elements()];
             cpu::swiglu(&host::view(gate), &host::view(up), &mut h);
@@ -29,7 +29,7 @@ pub fn swiglu(place: Place, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
 #[must_use]
 pub fn swiglu_backward(place: Place, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
     let work = || match place {
-        Place::Plain => plain_swiglu_backward(dh, gate, up),
+        Place::Plain(_) => plain_swiglu_backward(dh, gate, up),
         Place::Cpu => {
             let len = gate.shape().num_elements();
             let (mut dgate, mut dup) = (vec![0.0; len], vec![0.0; len]);

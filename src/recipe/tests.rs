@@ -10,6 +10,7 @@ use super::*;
 use crate::data::config::{DataFormat, DataSource, EvalSplit};
 use crate::device::Dtype;
 use crate::lora::config::{InitLoraWeights, TargetModules};
+use crate::train::precision::Precision;
 
 fn parse(text: &str, set: &[&str]) -> Result<Recipe, Problems> {
     let overrides: Vec<Override> = set.iter().map(|assignment| Override::set(*assignment)).collect();
@@ -132,7 +133,7 @@ name = "cuda:1"
     assert_eq!(recipe.lora.rank_pattern["layers.0.self_attn.v_proj"], 2);
     assert_eq!(recipe.data.eval_split, Some(EvalSplit::Share(0.1)));
     assert_eq!(recipe.data.train[0].columns["output"], "answer");
-    assert_eq!(recipe.train.precision, Dtype::F16);
+    assert_eq!(recipe.train.precision, Precision::F16);
     assert_eq!((recipe.train.num_epochs, recipe.train.max_steps), (Some(2.5), Some(100)));
     assert_eq!(recipe.scheduler.warmup_ratio, Some(0.03));
     assert_eq!(recipe.device.name, "cuda:1");

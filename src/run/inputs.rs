@@ -16,11 +16,13 @@ use crate::lora::targets::Selection;
 use crate::model::Model;
 use crate::model::weights::{RandomWeights, WeightFiles, Weights};
 use crate::model::{Init, ModelOptions, load};
+use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
 use crate::schema::{Problem, Problems};
 use crate::spec::ModelConfig;
 use crate::telemetry::NvmlSelector;
 use crate::train::memory::Workload;
+use crate::train::precision::Precision;
 
 /// Where the weights of a model may come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,17 +134,26 @@ impl ModelSource {
             .map_err(|failure| failure.located(&recipe.places))
     }
 
-    /// Reads the weights onto a device, stored as `dtype` or, if absent, as `precision`: the type of the computation.
+    /// Reads the weights onto a device, stored as `dtype` or, if absent, in the type of the computation.
     ///
     /// # Errors
     ///
     /// A type that the device does not support, or weights that do not fit the type.
-    pub(crate) fn load(&self, dtype: Option<Dtype>, precision: Dtype, device: &OpenDevice) -> Result<Model, Failure> {
-        let storage = dtype.unwrap_or(precision);
-        for dtype in [storage, precision] {
+    pub(crate) fn load(
+        &self,
+        dtype: Option<Dtype>,
+        precision: Precision,
+        device: &OpenDevice,
+    ) -> Result<Model, Failure> {
+        let compute = precision.dtype();
+        let storage = dtype.unwrap_or(compute);
+        for dtype in [storage, compute] {
             device.require_dtype(dtype).map_err(Failure::input)?;
         }
-        load::load(&self.config, &self.weights, storage, precision, &device.device).map_err(Failure::input)
+        let model = load::load(&self.config, &self.weights, storage, compute, &device.device);
+        let splits = precision == Precision::F32 && device.f32_products_are_tf32();
+        let products = if splits { F32Products::Split } else { F32Products::OfDevice };
+        Ok(model.map_err(Failure::input)?.with_f32_products(products))
     }
 
     /// The tokenizer in the model's folder.
@@ -230,7 +241,7 @@ pub(crate) fn workload<'a>(
     Workload {
         config,
         selection,
-        storage: recipe.model.dtype.unwrap_or(precision),
+        storage: recipe.model.dtype.unwrap_or(precision.dtype()),
         precision,
         rows: recipe.train.micro_batch_size,
         row_length: recipe.data.max_length,

@@ -14,6 +14,7 @@ use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::text::with_commas;
 use crate::train::config::GradientCheckpointing;
+use crate::train::precision::Precision;
 use crate::train::schedule::{self, Schedule};
 
 /// A label and its value.
@@ -75,9 +76,13 @@ pub(crate) fn prepared_warnings(
 /// The device and its types.
 fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
     let precision = recipe.train.precision;
-    let storage = recipe.model.dtype.unwrap_or(precision);
+    let storage = recipe.model.dtype.unwrap_or(precision.dtype()).name();
     let OpenDevice { label, reason, .. } = device;
-    let (precision, storage) = (precision.name(), storage.name());
+    let precision = match (precision, device.f32_products_are_tf32()) {
+        (Precision::F32, true) => "f32 (each product in three of tf32; train.precision = \"tf32\" takes one)",
+        (Precision::Tf32, false) => "f32 (this device has no tf32)",
+        _ => precision.name(),
+    };
     ("device", format!("{label} ({reason}); computes in {precision}, base stored in {storage}"))
 }
 

@@ -65,7 +65,7 @@ impl Parts {
         }
         let device = parts.keep(device::open(&recipe.device.name).map_err(Failure::input));
         if let Some(device) = &device {
-            let precision = recipe.train.precision;
+            let precision = recipe.train.precision.dtype();
             let storage = recipe.model.dtype.filter(|dtype| *dtype != precision);
             for dtype in [precision].into_iter().chain(storage) {
                 parts.keep(device.require_dtype(dtype).map_err(Failure::input));

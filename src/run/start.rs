@@ -13,7 +13,7 @@ use crate::checkpoint::Checkpoints;
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
-use crate::device::{Dtype, num_cpu_threads};
+use crate::device::num_cpu_threads;
 use crate::diagnosis::Facts;
 use crate::export::PromptForm;
 use crate::failure::Failure;
@@ -24,6 +24,7 @@ use crate::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::train::config::GradientCheckpointing;
 use crate::train::flops::StepFlops;
 use crate::train::memory::Workload;
+use crate::train::precision::Precision;
 use crate::train::recorder::Recorder;
 use crate::train::saver::{AdapterFiles, Saver};
 use crate::train::schedule::Schedule;
@@ -74,7 +75,7 @@ impl<'a> Started<'a> {
 
         let facts = facts(prepared, data, &telemetry, step.model().place() == Place::Cpu);
         let flops = StepFlops::new(&source.config, prepared.num_trainable());
-        let precision = recipe.train.precision;
+        let precision = recipe.train.precision.dtype();
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
         let adapter_files = AdapterFiles {
             lora: recipe.lora.clone(),
@@ -201,7 +202,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         gradient_accumulation_steps: train.gradient_accumulation_steps as u64,
         recomputes: train.gradient_checkpointing != GradientCheckpointing::Off,
         offloads: train.gradient_checkpointing == GradientCheckpointing::Offload,
-        is_f32: train.precision == Dtype::F32,
+        is_f32: train.precision == Precision::F32,
         eval_steps: recipe.eval.eval_steps,
         eval_batches: (eval_batches > 0).then_some(eval_batches),
         draws_samples: !recipe.eval.generate.is_empty(),

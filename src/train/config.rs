@@ -5,8 +5,8 @@ use std::ops::Bound;
 use serde::Serialize;
 
 use super::optim::OptimizerName;
+use super::precision::Precision;
 use super::schedule::LrScheduler;
-use crate::device::Dtype;
 use crate::ops::cross_entropy::LossChunk;
 use crate::schema::{Problem, Section, Value, section};
 
@@ -16,10 +16,12 @@ section! {
     /// Section `[train]`.
     pub struct TrainConfig then check {
         /// Type of activations and matrix products: "f32", "bf16" or "f16". Adapters, optimizer and loss stay in f32.
-        precision: Dtype = Dtype::F32 => choice(), LaterSteps,
+        /// "tf32" is "f32" whose products a GPU may compute in TF32, with 11 significant bits and three times as fast.
+        precision: Precision = Precision::F32 => choice(), LaterSteps,
             ["bf16", "use_bf16"; "write precision = \"bf16\""],
             ["fp16", "use_fp16", "f16"; "write precision = \"f16\""],
-            ["fp32", "tf32", "f32"; "write precision = \"f32\""],
+            ["fp32", "f32"; "write precision = \"f32\""],
+            ["tf32"; "write precision = \"tf32\""],
             ["mixed_precision", "compute_dtype", "amp", "bnb_4bit_compute_dtype", "dtype"];
         /// Rows in one forward and backward pass.
         micro_batch_size: usize = 4 => count(1..), OtherRows + steps,
@@ -44,7 +46,7 @@ section! {
             ["enable_activation_checkpointing", "activation_checkpointing", "grad_checkpoint",
              "use_gradient_checkpointing", "checkpoint_activations", "gradient_checkpoint"];
         /// Target tokens whose logits exist at a time: more are fewer passes over the head, fewer need less memory.
-        /// Default: as many as fill 96 MiB.
+        /// Default: as many as fill 96 MiB; on a GPU up to 1024, with no more logits than the head has weights.
         loss_chunk_tokens: Option<usize> = None => optional_count(1..) like 512, None,
             ["num_output_chunks", "chunked_cross_entropy_num_chunks", "loss_chunk_size", "loss_chunk";
              "it is the target tokens of a chunk, not the number of chunks"];

@@ -99,9 +99,9 @@ fn suggestions(
 ) -> Vec<Suggestion> {
     let checkpointing = [workload.gradient_checkpointing, GradientCheckpointing::On, GradientCheckpointing::Offload];
     // A large chunk of logits only adds speed, so it is the first setting to reduce.
-    let vocab_size = workload.config.vocab_size;
-    let most = LossChunk::Auto.most_tokens(vocab_size);
-    let has_large_chunk = workload.loss_chunk.most_tokens(vocab_size) > most;
+    let most_tokens = |chunk: LossChunk| chunk.most_tokens(workload.on_cpu, workload.head());
+    let most = most_tokens(LossChunk::Auto);
+    let has_large_chunk = most_tokens(workload.loss_chunk) > most;
     let loss_chunk = if has_large_chunk { LossChunk::Auto } else { workload.loss_chunk };
     let storages = if workload.storage == Dtype::F32 { &[Dtype::F32, Dtype::Bf16][..] } else { &[workload.storage] };
     let (mut found, mut seen) = (Vec::new(), Vec::new());

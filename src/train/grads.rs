@@ -33,10 +33,21 @@ impl GradSums {
     /// Sum of the squares of all gradients, `[1]`, on the device; there is at least one.
     #[must_use]
     pub fn sum_of_squares(&self, place: Place) -> Tensor<1> {
-        let grads = self.iter().flat_map(|grad| grad.as_ref().into_array());
         match place {
-            Place::Plain => Tensor::cat(grads.map(|grad| grad.clone().square().sum()).collect(), 0).sum(),
+            // Sums of sums: fusion makes one kernel of many additions, or of a `cat`, with as many inputs.
+            Place::Plain(_) => {
+                let sum = |grad: &Tensor<2>| grad.clone().square().sum();
+                let blocks = self.blocks.iter().filter_map(|block| {
+                    let grads = block.iter().flatten().flat_map(|grad| grad.as_ref().into_array());
+                    grads.map(sum).reduce(|sum, squares| sum + squares)
+                });
+                let Some(sum) = blocks.reduce(|sum, squares| sum + squares) else {
+                    unreachable!("there is a gradient")
+                };
+                sum
+            }
             Place::Cpu => {
+                let grads = self.iter().flat_map(|grad| grad.as_ref().into_array());
                 #[expect(clippy::cast_possible_truncation, reason = "summed in f64, read as f32")]
                 let sum = grads.map(|grad| cpu::sum_of_squares(&host::view(grad))).sum::<f64>() as f32;
                 host::tensor(vec![sum], [1], &Device::flex())

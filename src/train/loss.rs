@@ -2,15 +2,18 @@
 //!
 //! Only rows that carry loss go through the norm and the head, a chunk of them at a time.
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::grads::read;
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::Model;
-use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
+use crate::ops::cross_entropy::{
+    LossAndGrad, LossChunk, PLAIN_MULTIPLE, linear_cross_entropy, linear_cross_entropy_loss,
+};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::place::Place;
 use crate::ops::profile;
 
 /// Sum of losses over target tokens.
@@ -66,31 +69,47 @@ impl LossScale {
 }
 
 /// The target tokens of a micro-batch.
+///
+/// In plain tensor calls, more targets fill up a multiple of [`PLAIN_MULTIPLE`]: the first row again, with token 0.
+/// Their losses are cut off, and their gradients go nowhere.
 #[derive(Debug)]
 pub struct Targets {
     /// Rows of the last block's output that carry loss, on the device.
     rows: Tensor<1, Int>,
     /// The token that each of them is to predict.
     tokens: Vec<u32>,
+    /// Number of targets without those that fill up.
+    num_tokens: usize,
+    /// In plain tensor calls, the target of every row of the last block's output, or -1, `[tokens]`.
+    of_rows: Option<Tensor<1, Int>>,
 }
 
 impl Targets {
     /// The targets of a batch that is arranged for this model.
     #[must_use]
     pub fn new(model: &Model, batch: &Batch) -> Self {
-        let row = |position| i32::try_from(position).unwrap_or(i32::MAX);
-        let rows: Vec<i32> = batch.targets.iter().map(|target| row(target.position)).collect();
-        let shape = [rows.len()];
-        Self {
-            rows: Tensor::from_data(TensorData::new(rows, shape), (&model.device(), DType::I32)),
-            tokens: batch.targets.iter().map(|target| target.token).collect(),
-        }
+        let index = |position| i32::try_from(position).unwrap_or(i32::MAX);
+        let on_device = |rows: &[i32]| Tensor::from_data(rows, (&model.device(), DType::I32));
+        let mut rows: Vec<i32> = batch.targets.iter().map(|target| index(target.position)).collect();
+        let mut tokens: Vec<u32> = batch.targets.iter().map(|target| target.token).collect();
+        let num_tokens = tokens.len();
+        let of_rows = (model.place() != Place::Cpu).then(|| {
+            let mut of_rows = vec![-1; batch.input_ids.len()];
+            for (target, row) in batch.targets.iter().enumerate() {
+                of_rows[row.position] = index(target);
+            }
+            let filled_up = num_tokens.next_multiple_of(PLAIN_MULTIPLE);
+            rows.resize(filled_up, rows.first().copied().unwrap_or(0));
+            tokens.resize(filled_up, 0);
+            on_device(&of_rows)
+        });
+        Self { rows: on_device(&rows), tokens, num_tokens, of_rows }
     }
 
     /// Number of target tokens.
     #[must_use]
     pub fn num_tokens(&self) -> usize {
-        self.tokens.len()
+        self.num_tokens
     }
 }
 
@@ -104,17 +123,28 @@ pub fn loss_and_grad(
     grad_scale: f64,
     chunk: LossChunk,
 ) -> (Tensor<1>, Tensor<2>) {
-    let Targets { rows, tokens } = targets;
-    let (place, width) = (model.place(), profile::passes(&x, 2));
-    let (hidden, no_grad) =
-        profile::measure("target_rows", || width.clone(), || (x.clone().select(0, rows.clone()), x.zeros_like()));
-    drop(x);
+    let Targets { rows, tokens, num_tokens, of_rows } = targets;
+    let (place, shape, width) = (model.place(), x.dims(), profile::passes(&x, 2));
+    let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
     let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
     let LossAndGrad { losses, dhidden } =
         linear_cross_entropy(place, &normed, &model.lm_head, &tokens, grad_scale, chunk);
     let dhidden = rms_norm_backward(place, &dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
-    let scatter = || no_grad.select_assign(0, rows, dhidden, IndexingUpdateOp::Add);
-    (losses, profile::measure("target_rows", || width, scatter))
+    let scatter = || match of_rows {
+        Some(of_rows) => gather_grads(dhidden, of_rows),
+        None => {
+            let zeros = Tensor::zeros(shape, (&dhidden.device(), dhidden.dtype()));
+            zeros.select_assign(0, rows, dhidden, IndexingUpdateOp::Add)
+        }
+    };
+    (losses.narrow(0, 0, num_tokens), profile::measure("target_rows", || width, scatter))
+}
+
+/// The gradients of all rows: that of the row's target, or zero. A scatter would take them one after the other.
+fn gather_grads(dhidden: Tensor<2>, of_rows: Tensor<1, Int>) -> Tensor<2> {
+    let has_none = of_rows.clone().lower_elem(0);
+    let of_rows = of_rows.mask_fill(has_none.clone(), 0);
+    dhidden.select(0, of_rows).mask_fill(has_none.unsqueeze_dim(1), 0.0)
 }
 
 /// Loss of a micro-batch, without dropout and without gradients.
@@ -124,9 +154,10 @@ pub fn eval_loss(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: Los
         return LossSum::default();
     }
     let batch = &*model.arranged(batch);
-    let Targets { rows, tokens } = Targets::new(model, batch);
+    let Targets { rows, tokens, num_tokens, .. } = Targets::new(model, batch);
     let hidden = model.hidden(batch, adapters).select(0, rows);
     let (normed, _) = rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps);
-    let losses = read(vec![linear_cross_entropy_loss(model.place(), &normed, &model.lm_head, &tokens, chunk)]);
+    let losses = linear_cross_entropy_loss(model.place(), &normed, &model.lm_head, &tokens, chunk);
+    let losses = read(vec![losses.narrow(0, 0, num_tokens)]);
     LossSum { sum: losses.iter().map(|&loss| f64::from(loss)).sum(), target_tokens: batch.num_target_tokens() as u64 }
 }

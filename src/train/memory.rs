@@ -7,6 +7,7 @@
 use serde::Serialize;
 
 use super::config::GradientCheckpointing;
+use super::precision::Precision;
 use crate::device::Dtype;
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::ops::cross_entropy::LossChunk;
@@ -23,8 +24,8 @@ pub struct Workload<'a> {
     pub selection: &'a Selection,
     /// Type in which the base is stored.
     pub storage: Dtype,
-    /// Type of the computation.
-    pub precision: Dtype,
+    /// Precision of the computation.
+    pub precision: Precision,
     /// Sequences per micro-batch.
     pub rows: usize,
     /// Tokens per sequence.
@@ -95,7 +96,36 @@ impl Workload<'_> {
 
     /// Bytes of an activation: the CPU's kernels compute in `f32`, even where they round the operands of products.
     fn activation_bytes(&self) -> usize {
-        if self.on_cpu && self.precision == Dtype::Bf16 { F32 } else { self.precision.num_bytes() }
+        if self.on_cpu && self.precision == Precision::Bf16 { F32 } else { self.precision.dtype().num_bytes() }
+    }
+
+    /// Shape of the head, `[vocab_size, hidden_size]`.
+    pub(super) fn head(&self) -> [usize; 2] {
+        [self.config.vocab_size, self.config.hidden_size]
+    }
+
+    /// Bytes of a weight's copies in the type of the computation, in plain tensor calls; `f32` may be split in two.
+    fn copied_weight_bytes(&self, [out_features, in_features]: [usize; 2]) -> usize {
+        let is_in_type = self.storage == self.precision.dtype();
+        let copies = match self.precision {
+            _ if self.on_cpu => 0,
+            Precision::F32 if is_in_type => 2,
+            _ => usize::from(!is_in_type),
+        };
+        copies * out_features * in_features * self.activation_bytes()
+    }
+
+    /// Bytes of the copies of operands in the backward of a feed-forward layer, in plain tensor calls: of the weight,
+    /// and of `x` and `dy` in `f32`.
+    fn operand_bytes(&self) -> usize {
+        let ModelConfig { hidden_size: hidden, intermediate_size: ffn, .. } = *self.config;
+        let copies = match self.precision {
+            _ if self.on_cpu => 0,
+            Precision::F32 => 2,
+            Precision::Tf32 => 0,
+            Precision::Bf16 | Precision::F16 => 1,
+        };
+        self.copied_weight_bytes([ffn, hidden]) + copies * self.tokens() * (hidden + ffn) * F32
     }
 
     /// The sum of ranks of the block with the largest sum, and the parameters of all blocks.
@@ -144,10 +174,10 @@ impl Workload<'_> {
 
     /// Bytes of the logits of a chunk of target tokens.
     fn logits_bytes(&self) -> usize {
-        let row = self.config.vocab_size * F32;
-        let rows = self.loss_chunk.tokens(self.config.vocab_size, self.tokens());
-        // In plain tensor calls: logits, log-probabilities, probabilities and the gradient.
-        if self.on_cpu { rows * row } else { 4 * rows * row }
+        let rows = self.loss_chunk.tokens(self.on_cpu, self.head(), self.tokens());
+        // In plain tensor calls: logits and their gradient in the type of the activations, and one of them in f32.
+        let width = if self.on_cpu { F32 } else { 2 * self.activation_bytes() + F32 };
+        rows * self.config.vocab_size * width
     }
 
     /// The memory of the step.
@@ -167,15 +197,15 @@ impl Workload<'_> {
         let recomputed =
             if self.gradient_checkpointing == GradientCheckpointing::Off { 0 } else { block.kept * tokens * width };
         let in_forward = (block.kept + block.forward) * tokens * width;
-        let in_backward = recomputed + block.backward * tokens * width + self.score_bytes();
-        let rounded = if self.on_cpu && self.precision == Dtype::Bf16 {
+        let in_backward = recomputed + block.backward * tokens * width + self.score_bytes() + self.operand_bytes();
+        let rounded = if self.on_cpu && self.precision == Precision::Bf16 {
             // Operands as pairs of bf16.
             tokens * self.config.intermediate_size * 2
         } else {
             0
         };
         let logits = self.logits_bytes();
-        let in_loss = 5 * hidden;
+        let in_loss = 5 * hidden + self.copied_weight_bytes(self.head());
         // On the CPU the logits' memory is kept between steps; elsewhere it returns to the pool.
         let (loss, inside) = if self.on_cpu {
             (logits, in_backward.max(in_loss).max(in_forward) + rounded)
@@ -220,7 +250,7 @@ impl Workload<'_> {
         let loading = COPIES_WHILE_LOADING * largest * self.storage.num_bytes();
         let tokens = self.rows * self.row_length;
         let parked = if self.gradient_checkpointing == GradientCheckpointing::Offload {
-            self.config.num_hidden_layers * tokens * self.config.hidden_size * self.precision.num_bytes()
+            self.config.num_hidden_layers * tokens * self.config.hidden_size * self.precision.dtype().num_bytes()
         } else {
             0
         };
@@ -274,7 +304,7 @@ pub(super) mod tests {
             config,
             selection,
             storage: Dtype::F32,
-            precision: Dtype::F32,
+            precision: Precision::F32,
             rows: 2,
             row_length: 512,
             gradient_checkpointing: GradientCheckpointing::Off,
@@ -325,7 +355,7 @@ pub(super) mod tests {
         // 1024 tokens are two chunks of 96 MiB.
         assert_eq!(bytes(&whole, "logits of a chunk"), logits(512));
         let gpu = |checkpointing| {
-            plan(|w| (w.on_cpu, w.precision, w.gradient_checkpointing) = (false, Dtype::Bf16, checkpointing))
+            plan(|w| (w.on_cpu, w.precision, w.gradient_checkpointing) = (false, Precision::Bf16, checkpointing))
         };
         let [on, offload] = [GradientCheckpointing::On, GradientCheckpointing::Offload].map(gpu);
         assert_eq!(bytes(&on, "kept for the backward"), 15 * bytes(&offload, "kept for the backward"));
@@ -336,7 +366,7 @@ pub(super) mod tests {
         let (config, selection) = model(include_str!("../../configs/llama-3.1-8b.json"), 16);
         let on_gpu = Workload {
             storage: Dtype::Bf16,
-            precision: Dtype::Bf16,
+            precision: Precision::Bf16,
             rows: 4,
             row_length: 4096,
             gradient_checkpointing: GradientCheckpointing::On,

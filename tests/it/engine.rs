@@ -13,6 +13,7 @@ use lora_train::model::Model;
 use lora_train::model::load;
 use lora_train::model::weights::{RandomWeights, Weights};
 use lora_train::ops::host;
+use lora_train::ops::product::F32Products;
 use lora_train::spec::ModelConfig;
 use lora_train::train::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use lora_train::train::step::{SkipReason, TrainStep};
@@ -147,6 +148,31 @@ fn packed_rows_give_the_loss_and_gradients_of_padded_ones() {
         assert!(error < tolerance, "{compute:?}: {error}");
         let (apart, together) = (apart.update(0.0).loss, together.update(0.0).loss);
         assert!((apart - together).abs() < tolerance * apart, "{compute:?}: {apart} against {together}");
+    }
+}
+
+#[test]
+fn plain_operations_give_the_losses_and_gradients_of_the_kernels() {
+    let kernels = model(Dtype::F32, Dtype::F32);
+    let plain = model_on(&Device::flex().autodiff(), Dtype::F32, Dtype::F32);
+    let split = plain.clone().with_f32_products(F32Products::Split);
+    // The masks of dropout are those of a token's place in its micro-batch, which padding would change.
+    let cases = [(packed(&indexed()), 0.3), (in_rows(&indexed()), 0.0), (in_rows(&indexed()[..1]), 0.5)];
+    for (batch, dropout) in cases {
+        let run = |model: &Model| {
+            let mut step = step(model, adapters(model, dropout), &TrainConfig::default());
+            step.forward_backward(&batch);
+            let (grads, outcome) = (grads(&step), step.update(0.0));
+            (grads, [outcome.loss, outcome.grad_norm, step.eval_loss(&batch).mean().unwrap()])
+        };
+        let (expected_grads, expected) = run(&kernels);
+        for model in [&plain, &split] {
+            let (grads, found) = run(model);
+            assert!(relative_error(&grads, &expected_grads) < 2e-5, "{}", relative_error(&grads, &expected_grads));
+            for (found, expected) in found.into_iter().zip(expected) {
+                assert!((found - expected).abs() < 1e-5 * expected, "{found} against {expected}, dropout {dropout}");
+            }
+        }
     }
 }
 

@@ -24,6 +24,7 @@ mod plan;
 mod recipes;
 mod report;
 mod room;
+mod scratch;
 mod secrets;
 mod soak;
 mod telemetry;

@@ -158,10 +158,11 @@ fn a_step_takes_as_long_as_the_gpu_needs_in_its_precision() {
         json(&[&LLAMA_8B[..], &["--device", device, "--set", "model.dtype=bf16", "--set", &precision]].concat())
     };
     let seconds = |device: &str, precision: &str| planned(device, precision)["step_seconds"].as_f64();
-    let ratio = |device| seconds(device, "f32").unwrap() / seconds(device, "bf16").unwrap();
+    let ratio = |device| seconds(device, "tf32").unwrap() / seconds(device, "bf16").unwrap();
     // Data-sheet rates of tf32 and bf16, for an H100 and an RTX 3090.
     assert!((ratio("H100-80GB") - 989.0 / 494.5).abs() < 1e-9, "{}", ratio("H100-80GB"));
     assert!((ratio("NVIDIA GeForce RTX 3090") - 71.0 / 35.6).abs() < 1e-9);
+    assert!((seconds("H100-80GB", "f32").unwrap() / seconds("H100-80GB", "tf32").unwrap() - 3.0).abs() < 1e-9);
     assert_eq!(seconds("H100-80GB", "f16"), seconds("H100-80GB", "bf16"));
     // A V100 has tensor cores for f16 only.
     assert_eq!(seconds("V100-32GB", "bf16"), None);

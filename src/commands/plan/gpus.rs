@@ -1,6 +1,6 @@
 //! GPUs to plan for without having them: memory, dense rates and board power from their makers' data sheets.
 
-use crate::device::Dtype;
+use crate::train::precision::Precision;
 
 /// A kind of GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,24 +13,29 @@ pub(super) struct Gpu {
     pub(super) memory_mib: usize,
     /// Rate of dense `bf16` and `f16` products with sums in `f32`, in 10^12 floating-point operations a second.
     half_teraflops: f64,
-    /// Rate of dense `f32` products, in 10^12 floating-point operations a second. From compute capability 8.0 on it is
-    /// that of `tf32`, because burn's tuning uses tensor cores for `f32` where they support that type.
+    /// Rate of dense products of operands in `f32`, in 10^12 floating-point operations a second. From compute capability
+    /// 8.0 on it is that of `tf32`, because burn's tuning uses tensor cores for `f32` where they support that type.
     f32_teraflops: f64,
     /// Board power.
     pub(super) watts: f64,
 }
 
 impl Gpu {
-    /// Floating-point operations a second in a type; `None` where the data sheet has no rate for it.
-    pub(super) fn flops(&self, precision: Dtype) -> Option<f64> {
+    /// Floating-point operations a second in a precision; `None` where the data sheet has no rate for it.
+    pub(super) fn flops(&self, precision: Precision) -> Option<f64> {
+        let is_before_bf16 = BEFORE_BF16.iter().any(|model| self.name.starts_with(model));
         let teraflops = match precision {
-            Dtype::F32 => self.f32_teraflops,
-            Dtype::Bf16 if BEFORE_BF16.iter().any(|model| self.name.starts_with(model)) => return None,
-            Dtype::Bf16 | Dtype::F16 => self.half_teraflops,
+            Precision::F32 if !is_before_bf16 => self.f32_teraflops / PRODUCTS_OF_SPLIT,
+            Precision::F32 | Precision::Tf32 => self.f32_teraflops,
+            Precision::Bf16 if is_before_bf16 => return None,
+            Precision::Bf16 | Precision::F16 => self.half_teraflops,
         };
         Some(teraflops * 1e12)
     }
 }
+
+/// Products of TF32 in one of `f32`.
+pub(super) const PRODUCTS_OF_SPLIT: f64 = 3.0;
 
 /// Models whose tensor cores multiply `f16` only.
 const BEFORE_BF16: [&str; 2] = ["V100-", "T4-"];
@@ -128,10 +133,15 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_the_type_and_a_type_without_tensor_cores_has_none() {
-        let rates = |name: &str| [Dtype::F32, Dtype::Bf16, Dtype::F16].map(|dtype| find(name).unwrap().flops(dtype));
+        let rates = |name: &str| {
+            [Precision::Tf32, Precision::Bf16, Precision::F16].map(|precision| find(name).unwrap().flops(precision))
+        };
         assert_eq!(rates("H100"), [Some(494.5e12), Some(989e12), Some(989e12)]);
         assert_eq!(rates("T4"), [Some(8.1e12), None, Some(65e12)]);
         assert_eq!(rates("V100-32GB"), [Some(15.7e12), None, Some(125e12)]);
+        // What rounds its operands takes three products for one of f32.
+        let in_f32 = ["H100", "T4"].map(|name| find(name).unwrap().flops(Precision::F32).unwrap() * 1e-12);
+        assert!((in_f32[0] - 164.8).abs() < 0.1 && in_f32[1] == 8.1, "{in_f32:?}");
         for gpu in GPUS {
             assert!(gpu.f32_teraflops < gpu.half_teraflops, "{}", gpu.name);
         }

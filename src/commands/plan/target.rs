@@ -2,7 +2,7 @@
 
 use super::gpus::{self, Gpu};
 use super::{MIB, PlanArgs};
-use crate::device::{self, DeviceKind, Dtype, OpenDevice};
+use crate::device::{self, DeviceKind, OpenDevice};
 use crate::failure::Failure;
 use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
@@ -10,6 +10,7 @@ use crate::run::device_memory::Resources;
 use crate::schema::{Problem, Problems};
 use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit::Memories;
+use crate::train::precision::Precision;
 
 /// Fraction of the measured product rate that a step reaches on the CPU: between 0.57 and 0.74 on the models of
 /// `scripts/bench_vs_peft.py`.
@@ -68,7 +69,7 @@ pub(super) fn open(args: &PlanArgs) -> Result<(Target, Recipe), Failure> {
     Ok((of_device(&device, recipe.train.precision, memory_bytes), recipe))
 }
 
-fn of_gpu(gpu: &Gpu, precision: Dtype, memory_bytes: Option<f64>) -> Target {
+fn of_gpu(gpu: &Gpu, precision: Precision, memory_bytes: Option<f64>) -> Target {
     #[expect(clippy::cast_precision_loss, reason = "a few hundred thousand MiB")]
     let own = gpu.memory_mib as f64 * MIB;
     Target {
@@ -83,13 +84,15 @@ fn of_gpu(gpu: &Gpu, precision: Dtype, memory_bytes: Option<f64>) -> Target {
     }
 }
 
-fn of_device(device: &OpenDevice, precision: Dtype, memory_bytes: Option<f64>) -> Target {
+fn of_device(device: &OpenDevice, precision: Precision, memory_bytes: Option<f64>) -> Target {
     let is_cpu = device.kind == DeviceKind::Cpu;
     // Before measuring the rate, which takes memory.
     let own = Resources::of(device);
     #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
     let [own_bytes, free_bytes, host_bytes] = [own.memory_bytes, own.free_memory_bytes, available_host_memory_bytes()]
         .map(|bytes| bytes.map(|bytes| bytes as f64));
+    let splits = precision == Precision::F32 && device.f32_products_are_tf32();
+    let products = if splits { gpus::PRODUCTS_OF_SPLIT } else { 1.0 };
     let efficiency = if is_cpu { CPU_EFFICIENCY } else { GPU_EFFICIENCY };
     Target {
         label: device.label.clone(),
@@ -98,7 +101,7 @@ fn of_device(device: &OpenDevice, precision: Dtype, memory_bytes: Option<f64>) -
         host_free_bytes: host_bytes.filter(|_| !is_cpu),
         is_cpu,
         is_here: true,
-        flops_per_second: gemm_peak_flops(device, precision).map(|peak| peak * efficiency),
+        flops_per_second: gemm_peak_flops(device, precision.dtype()).map(|peak| peak * efficiency / products),
         watts: own.power_limit_watts,
     }
 }

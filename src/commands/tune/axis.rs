@@ -4,6 +4,7 @@ use super::trial::Figures;
 use crate::device::Dtype;
 use crate::recipe::Recipe;
 use crate::train::config::GradientCheckpointing;
+use crate::train::precision::Precision;
 
 /// Below this share of data wait in a step, another worker is not worth it.
 const DATA_WAIT: f64 = 0.02;
@@ -28,8 +29,8 @@ pub(super) struct Limits {
     pub(super) threads: usize,
     pub(super) is_gpu: bool,
     pub(super) has_bf16: bool,
-    /// Logits per target token.
-    pub(super) vocab_size: usize,
+    /// Shape of the head, `[vocab_size, hidden_size]`.
+    pub(super) head: [usize; 2],
 }
 
 /// A kind of change.
@@ -141,8 +142,8 @@ impl Axis {
                 let targets = figures.target_tokens_per_second * figures.step_seconds;
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tokens of a step")]
                 let targets = targets.ceil() as usize / best.train.gradient_accumulation_steps.max(1);
-                let [most, of_recipe] =
-                    [best, base].map(|recipe| recipe.train.loss_chunk().most_tokens(limits.vocab_size));
+                let most = |recipe: &Recipe| recipe.train.loss_chunk().most_tokens(!limits.is_gpu, limits.head);
+                let [most, of_recipe] = [best, base].map(most);
                 // Fewer passes over the head, where there is more than one; or logits that stay in a cache. Once one
                 // direction was better, skip the other: its next size has lost already.
                 let more = (most < targets && most >= of_recipe).then_some(LOSS_CHUNK_FACTOR * most);
@@ -162,12 +163,14 @@ impl Axis {
                 let is_tried = batches <= MAX_PREFETCH;
                 is_tried.then(|| with(&|recipe| recipe.data.prefetch_batches = batches)).into_iter().collect()
             }
-            Self::Precision if limits.has_bf16 && best.train.precision == Dtype::F32 => vec![with(&|recipe| {
+            Self::Precision if limits.has_bf16 && best.train.precision.dtype() == Dtype::F32 => vec![with(&|recipe| {
                 // Keep the storage of the base, which defaults to the recipe's precision.
-                recipe.model.dtype = best.model.dtype.or(Some(best.train.precision));
-                recipe.train.precision = Dtype::Bf16;
+                recipe.model.dtype = best.model.dtype.or(Some(best.train.precision.dtype()));
+                recipe.train.precision = Precision::Bf16;
             })],
-            Self::Storage if limits.has_bf16 && best.model.dtype.unwrap_or(best.train.precision) == Dtype::F32 => {
+            Self::Storage
+                if limits.has_bf16 && best.model.dtype.unwrap_or(best.train.precision.dtype()) == Dtype::F32 =>
+            {
                 vec![with(&|recipe| recipe.model.dtype = Some(Dtype::Bf16))]
             }
             Self::Packing if !best.data.packing => vec![with(&|recipe| recipe.data.packing = true)],

@@ -174,11 +174,11 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::device::Dtype;
     use crate::recipe::Purpose;
     use crate::train::config::GradientCheckpointing;
+    use crate::train::precision::Precision;
 
-    const LIMITS: Limits = Limits { threads: 8, is_gpu: false, has_bf16: true, vocab_size: 49_152 };
+    const LIMITS: Limits = Limits { threads: 8, is_gpu: false, has_bf16: true, head: [49_152, 576] };
 
     fn base() -> Recipe {
         let text = "[model]\npath = \"m\"\n[data]\nnum_workers = 1\nprefetch_batches = 16\npacking = false\n[train]\n\
@@ -228,7 +228,7 @@ mod tests {
         let mut rate = |recipe: &Recipe| {
             Ok(100.0
                 * faster(recipe.train.gradient_checkpointing == GradientCheckpointing::Off, 1.3)
-                * faster(recipe.train.precision == Dtype::Bf16, 1.4)
+                * faster(recipe.train.precision == Precision::Bf16, 1.4)
                 * faster(recipe.data.packing, 1.01)
                 * (recipe.train.micro_batch_size as f64).min(16.0).powf(0.2))
         };
@@ -312,7 +312,7 @@ mod tests {
         // 96 MiB hold 512 tokens of this vocabulary.
         let chunks = |targets: f64, speed: &dyn Fn(usize) -> f64| {
             let mut rate = |recipe: &Recipe| {
-                let rate = speed(recipe.train.loss_chunk().most_tokens(LIMITS.vocab_size));
+                let rate = speed(recipe.train.loss_chunk().most_tokens(true, LIMITS.head));
                 let mut figures = figures(100.0 * rate, 0.0);
                 figures.target_tokens_per_second = 4.0 * targets / figures.step_seconds;
                 Ok(figures)

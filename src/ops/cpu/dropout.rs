@@ -24,12 +24,15 @@ pub fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
+/// Factors of the hash: of the column, and of its two rounds.
+pub(in crate::ops) const FACTORS: [u32; 3] = [0x9e37_79b9, 0x7feb_352d, 0x846c_a68b];
+
 /// Whether column `column` of the row with these keys stays: a 32-bit integer hash against a threshold.
 #[inline(always)]
 fn stays(column: u32, keys: [u32; 2], threshold: u32) -> bool {
-    let mut h = column.wrapping_mul(0x9e37_79b9) ^ keys[0];
-    h = (h ^ (h >> 16)).wrapping_mul(0x7feb_352d);
-    h = (h ^ keys[1] ^ (h >> 15)).wrapping_mul(0x846c_a68b);
+    let mut h = column.wrapping_mul(FACTORS[0]) ^ keys[0];
+    h = (h ^ (h >> 16)).wrapping_mul(FACTORS[1]);
+    h = (h ^ keys[1] ^ (h >> 15)).wrapping_mul(FACTORS[2]);
     h ^ (h >> 16) >= threshold
 }
 
@@ -48,14 +51,27 @@ vectorised! { fn dropout_row<'a, S>(
 } }
 
 impl Dropout {
+    /// Hashes below this are dropped.
+    pub(in crate::ops) fn threshold(self) -> u32 {
+        (f64::from(self.probability as f32) * 2f64.powi(32)) as u32
+    }
+
+    /// Factor of what stays.
+    pub(in crate::ops) fn factor(self) -> f32 {
+        1.0 / (1.0 - self.probability as f32)
+    }
+
+    /// Keys of a row.
+    pub(in crate::ops) fn keys(self, row: usize) -> [u32; 2] {
+        let key = mix(mix(self.seed) ^ row as u64);
+        [key as u32, (key >> 32) as u32]
+    }
+
     /// Masks and scales rows `first_row..` of width `width`, on this thread; adds to `out` if `accumulate`.
     fn apply(self, x: &[f32], width: usize, first_row: usize, accumulate: bool, out: &mut [f32]) {
-        let probability = self.probability as f32;
-        let threshold = (f64::from(probability) * 2f64.powi(32)) as u32;
-        let factor = 1.0 / (1.0 - probability);
+        let (threshold, factor) = (self.threshold(), self.factor());
         for (row, (x, out)) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)).enumerate() {
-            let key = mix(mix(self.seed) ^ (first_row + row) as u64);
-            dropout_row(x, [key as u32, (key >> 32) as u32], threshold, factor, accumulate, out);
+            dropout_row(x, self.keys(first_row + row), threshold, factor, accumulate, out);
         }
     }
 

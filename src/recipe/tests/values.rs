@@ -52,7 +52,10 @@ fn values_of_the_wrong_type_or_out_of_range_say_what_is_allowed() {
             "[scheduler]\nlr_scheduler = \"cosin\"",
             "r:6:16: `scheduler.lr_scheduler` = \"cosin\", expected one of \"cosine\", \"linear\", \"constant\"\n  hint: did you mean `cosine`?",
         ),
-        ("[train]\nprecision = 16", "r:6:13: `train.precision` = 16, expected one of \"f32\", \"bf16\", \"f16\""),
+        (
+            "[train]\nprecision = 16",
+            "r:6:13: `train.precision` = 16, expected one of \"f32\", \"tf32\", \"bf16\", \"f16\"",
+        ),
         (
             "[train]\ngradient_checkpointing = \"unsloth\"",
             "r:6:26: `train.gradient_checkpointing` = \"unsloth\", expected true, false or \"offload\"\n  hint: what Unsloth does is called \"offload\" here",
