@@ -180,11 +180,6 @@ fn scores(q: &Tensor<4>, k: &Tensor<4>, chunk: &Chunk, layout: &Layout, heads: H
 /// [`attention`] in plain tensor calls, a chunk of queries at a time.
 #[must_use]
 pub fn plain_attention(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, heads: Heads) -> Attended {
-    if super::linear::scratch(4) && q.dtype() != DType::F32 {
-        let w = |x: &Tensor<2>| x.clone().cast(DType::F32);
-        let a = plain_attention(&w(q), &w(k), &w(v), layout, heads);
-        return Attended { o: a.o.cast(q.dtype()), lse: a.lse };
-    }
     let dtype = q.dtype();
     let [q, k, v] = [q, k, v].map(|x| split_heads(x.clone(), layout, heads));
     let [batch, group, length, head_dim] = q.dims();
@@ -212,12 +207,6 @@ pub fn plain_attention_backward(
     layout: &Layout,
     heads: Heads,
 ) -> [Tensor<2>; 3] {
-    if super::linear::scratch(4) && q.dtype() != DType::F32 {
-        let w = |x: &Tensor<2>| x.clone().cast(DType::F32);
-        let a = Attended { o: w(&attended.o), lse: attended.lse.clone() };
-        let dtype = q.dtype();
-        return plain_attention_backward(&w(d_o), [&w(q), &w(k), &w(v)], &a, layout, heads).map(|g| g.cast(dtype));
-    }
     let dtype = q.dtype();
     let [q, k, v] = [q, k, v].map(|x| split_heads(x.clone(), layout, heads));
     let [d_o, o] = [d_o, &attended.o].map(|x| split_heads(x.clone(), layout, heads));

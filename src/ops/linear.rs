@@ -11,11 +11,6 @@ use super::place::Place;
 use super::product::{F32Products, Operand, product};
 use super::profile::{self, Cost};
 
-/// scratch
-pub static SCRATCH: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
-/// scratch
-pub fn scratch(bit: u8) -> bool { SCRATCH.load(std::sync::atomic::Ordering::Relaxed) & bit != 0 }
-
 /// A matrix `[out_features, in_features]` in any float type, and how its products are computed.
 #[derive(Clone, Debug)]
 pub struct Weight {
@@ -248,7 +243,7 @@ pub fn plain_linear(
     let LowRank { a, b } = lora.matrices;
     let dropped = lora.dropout.map(|settings| PlainDropout::new(x, settings).apply(x));
     let [input, a] = [dropped.as_ref().unwrap_or(x), a].map(|x| Operand::new(x, dtype, products));
-    let xa = if scratch(2) { product(&Operand::new(dropped.as_ref().unwrap_or(x), DType::F32, products), &Operand::new(lora.matrices.a, DType::F32, products).transpose()) } else { product(&input, &a.transpose()) };
+    let xa = product(&input, &a.transpose()); // [tokens, r]
     let update = product(&operand(&xa), &operand(&(b.clone() * lora.scale)).transpose());
     (y + update, Some(xa))
 }
@@ -280,13 +275,11 @@ pub fn plain_linear_backward(
     let dropped = dropout.as_ref().map(|dropout| dropout.apply(x));
     let in_f32 = |x: &Tensor<2>| Operand::new(x, DType::F32, products);
     let dy = in_f32(dy);
-    let mut dxa = product(&dy, &in_f32(b)) * lora.scale; // [tokens, r]
-    if scratch(1) { dxa = dxa.cast(dtype).cast(DType::F32); }
+    let dxa = product(&dy, &in_f32(b)) * lora.scale; // [tokens, r]
     let grad = LowRank {
         a: product(&in_f32(&dxa).transpose(), &in_f32(dropped.as_ref().unwrap_or(x))),
         b: product(&dy.transpose(), &in_f32(&(xa.clone().cast(DType::F32) * lora.scale))),
     };
-    let grad = if scratch(1) { grad.map(|g| g.cast(dtype).cast(DType::F32)) } else { grad };
     let dx = dx.map(|dx| {
         dx + match dropout {
             None => product(&operand(&dxa), &operand(a)),

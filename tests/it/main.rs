@@ -24,7 +24,6 @@ mod plan;
 mod recipes;
 mod report;
 mod room;
-mod scratch;
 mod secrets;
 mod soak;
 mod telemetry;
