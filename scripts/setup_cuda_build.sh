@@ -4,7 +4,7 @@
 #
 # burn's CubeCL compiles kernels with LLVM. Its build script downloads its own bundle. Where that download is not possible,
 # this script puts the distribution's LLVM in the bundle's place. It is one major version older than the bundle's (22
-# instead of 23), but builds and links; scripts/gpu_check.sh checks its results.
+# instead of 23), but builds and links; scripts/gpu_half_hour.sh checks its results.
 #
 # usage: scripts/setup_cuda_build.sh            (needs root or sudo for the packages)
 set -euo pipefail
