@@ -99,6 +99,8 @@ def decisions(figures: list[tuple[str, dict]]) -> list[tuple[str, str]]:
             steps = [one["step_seconds"] for other, one in figures if other == "operations-llama-3.2-1b-2x2048" and "step_seconds" in one]
             share = f", {line['kernel_seconds'] / steps[0]:.0%} of a step" if steps else ""
             found.append(("kernels of a 1B step", f"{line['launches']:,} launches, {line['kernel_seconds']:.3f} s{share}"))
+            families = [f"{row['family']} {row['seconds'] / line['kernel_seconds']:.0%}" for row in line["families"][:8]]
+            found.append(("their families", ", ".join(families)))
     return found
 
 
@@ -125,6 +127,8 @@ def main() -> None:
     parser.add_argument("--rehearse", metavar="DEVICE", help="tiny models on this device, to test the script")
     parser.add_argument("--item", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if unknown := {*(args.again or ())} - {item.name for item in ITEMS if item.part == args.part}:
+        parser.error(f"part {args.part} has no item {', '.join(sorted(unknown))}")
     out = args.out.resolve()
     (out / "runs").mkdir(exist_ok=True)
     kit = Kit(unpacked(args.binary, out), unpacked(args.llvm_binary, out), args.model.resolve(), out,

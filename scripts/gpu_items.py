@@ -319,14 +319,14 @@ def kernels(kit: Kit) -> None:
     (folder / "cubecl.toml").write_text(f'[profiling.logger]\nlevel = "medium"\nfile = "{log}"\n')
     recipe = kit.bench_recipe(LLAMA_1B, ROWS_OF_2048, None, NUM_STEPS)
     kit.run(*benchlib.bench_command(kit.binary, recipe, [], 0), cwd=folder, stdout=subprocess.DEVNULL)
-    lines = re.findall(r"^\| ([\d.]+)(ns|µs|ms|s) +\| (\S+)$", log.read_text(), re.MULTILINE)
+    lines = re.findall(r"^\| ([\d.]+)(ns|µs|ms|s) +\| (.+_[0-9a-f]{8})$", log.read_text(), re.MULTILINE)
     log.unlink()
     step = one_step([(name, float(number) * units[unit]) for number, unit, name in lines])
     totals, families = collections.Counter(), collections.Counter()
     for name, seconds in step:
         totals[name] += seconds
-        # Without the hash of its settings.
-        families[re.sub(r"_[0-9a-f]{8}$", "", name)] += seconds
+        # Without its parameters and the hash of its settings.
+        families[name[:-9].split(" | ")[0]] += seconds
     calls = collections.Counter(name for name, _ in step)
     kit.tell(launches=len(step), kernel_seconds=sum(totals.values()),
              kernels=[{"kernel": name, "calls": calls[name], "seconds": seconds} for name, seconds in totals.most_common(30)],
@@ -337,22 +337,24 @@ def counters(kit: Kit) -> None:
     """`ncu` on the three kernels that take most of a step; of two layers, since the others are the same."""
     if shutil.which("ncu") is None:
         raise LeftOut("ncu is not installed")
-    largest = [row["kernel"] for figures in kit.figures() if "kernels" in figures for row in figures["kernels"][:3]]
+    # The hash is also the end of the function's name.
+    largest = [row["kernel"][-8:] for figures in kit.figures() if "kernels" in figures for row in figures["kernels"][:3]]
     if not largest:
         raise LeftOut("no kernel has been timed: the item kernels comes first")
     table, recipe = kit.out / "runs/ncu.csv", kit.bench_recipe(LLAMA_1B, ROWS_OF_2048, 2, 1)
     # Clocks stay as they are: others may use the card.
-    kit.run("ncu", "--set", "basic", "--clock-control", "none", "--csv", "--page", "details", "--print-units", "base", "--log-file", table,
-            "--kernel-name", f"regex:^({'|'.join(map(re.escape, largest))})$", "--launch-count", "60",
+    kit.run("ncu", "--set", "basic", "--clock-control", "none", "--apply-rules", "no", "--csv", "--page", "details",
+            "--print-units", "base", "--print-kernel-base", "function", "--log-file", table,
+            "--kernel-name", f"regex:_({'|'.join(largest)})$", "--launch-count", "60",
             *benchlib.bench_command(kit.binary, recipe, [], 0), stdout=subprocess.DEVNULL)
     lines = [line for line in table.read_text().splitlines() if line.startswith('"')]
-    values = collections.defaultdict(list)
+    values = collections.defaultdict(lambda: collections.defaultdict(list))
     for row in csv.DictReader(lines):
         number = row["Metric Value"].replace(",", "")
         if re.fullmatch(r"-?\d+(\.\d+)?", number):
-            values[row["Kernel Name"], f"{row['Metric Name']} [{row['Metric Unit']}]"].append(float(number))
-    for name in largest:
-        kit.tell(kernel=name, counters={metric: statistics.fmean(found) for (of, metric), found in values.items() if of == name})
+            values[row["Kernel Name"]][f"{row['Metric Name']} [{row['Metric Unit']}]"].append(float(number))
+    for name, metrics in values.items():
+        kit.tell(kernel=name, counters={metric: statistics.fmean(found) for metric, found in metrics.items()})
 
 
 class Item(NamedTuple):
