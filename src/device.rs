@@ -4,7 +4,7 @@
 //! this file.
 
 mod cpu;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cuda-llvm")]
 #[expect(unsafe_code, reason = "the driver is a C library")]
 mod cuda_driver;
 mod cuda_gpu;
@@ -12,8 +12,11 @@ mod dtype;
 mod error;
 #[cfg(feature = "kernel-cache")]
 mod kernel_cache;
-mod libdevice;
+#[cfg(feature = "cuda-llvm")]
+#[expect(unsafe_code, reason = "NVRTC is a C library")]
+mod nvrtc;
 mod peak;
+mod toolkit;
 
 use std::sync::OnceLock;
 
@@ -27,7 +30,7 @@ pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
 pub use cuda_gpu::{CudaGpu, DriverLibrary};
 pub use dtype::Dtype;
 pub use error::DeviceError;
-pub use libdevice::{Libdevice, find_libdevice};
+pub use toolkit::{KernelCompiler, NvrtcLibrary, Toolkit, ToolkitFile, find_toolkit};
 
 section! {
     /// Section `[device]` of a recipe. Whether the device is there is known to [`open`] only.
@@ -134,7 +137,7 @@ impl DeviceKind {
     pub fn is_compiled_in(self) -> bool {
         match self {
             Self::Cpu => true,
-            Self::Cuda => cfg!(feature = "cuda"),
+            Self::Cuda => cfg!(feature = "cuda-llvm"),
             Self::Vulkan => cfg!(feature = "vulkan"),
             Self::Metal => cfg!(feature = "metal"),
             Self::Rocm => cfg!(feature = "rocm"),
@@ -198,7 +201,7 @@ fn open_auto() -> Result<OpenDevice, DeviceError> {
         match open_gpu(kind, 0, "auto: the first GPU that works") {
             Ok(device) => return Ok(device),
             // A GPU that is present but does not work is an error: nobody wants days on the CPU instead.
-            Err(error @ (DeviceError::CannotCompute { .. } | DeviceError::NoLibdevice { .. })) => return Err(error),
+            Err(error @ (DeviceError::CannotCompute { .. } | DeviceError::Incomplete { .. })) => return Err(error),
             Err(error) => refusals.push(error.short()),
         }
     }
@@ -225,12 +228,13 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
     if !kind.is_compiled_in() {
         return Err(DeviceError::NotCompiledIn { kind });
     }
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cuda-llvm")]
     let cuda = (kind == DeviceKind::Cuda).then(|| cuda_driver::probe(ordinal)).transpose()?;
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(feature = "cuda-llvm"))]
     let cuda: Option<CudaGpu> = None;
-    if kind == DeviceKind::Cuda {
-        libdevice::require()?;
+    if let Some(gpu) = &cuda {
+        gpu.require_recent()?;
+        toolkit::require(gpu)?;
     }
     #[cfg(feature = "kernel-cache")]
     kernel_cache::keep_between_runs();
@@ -251,16 +255,28 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
 ///
 /// If it cannot be loaded: why, in one line.
 pub fn driver_library() -> Result<DriverLibrary, String> {
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cuda-llvm")]
     return cuda_driver::driver_library();
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(feature = "cuda-llvm"))]
+    Err("this binary is built without CUDA".into())
+}
+
+/// Loads NVRTC, which needs no GPU.
+///
+/// # Errors
+///
+/// If it cannot be loaded: why, in one line.
+pub fn nvrtc_library() -> Result<NvrtcLibrary, String> {
+    #[cfg(feature = "cuda-llvm")]
+    return nvrtc::library();
+    #[cfg(not(feature = "cuda-llvm"))]
     Err("this binary is built without CUDA".into())
 }
 
 /// The handle of a GPU and the name that its driver gives it; `None` if the driver lists no GPU.
 fn gpu_handle(kind: DeviceKind, ordinal: u32) -> Option<(Device, String)> {
     match kind {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cuda-llvm")]
         DeviceKind::Cuda => Some((Device::cuda(ordinal as usize), String::new())),
         #[cfg(feature = "vulkan")]
         DeviceKind::Vulkan => first_card(burn::tensor::DeviceType::Vulkan),
@@ -321,7 +337,9 @@ impl OpenDevice {
     /// Whether tensors of a type can be stored and computed with.
     #[must_use]
     pub fn supports(&self, dtype: Dtype) -> bool {
-        self.device.supports_dtype(burn::tensor::DType::from(dtype))
+        // Older GPUs have no instructions for bf16, and CubeCL does not tell.
+        let is_old = self.cuda.as_ref().is_some_and(|gpu| gpu.compute_capability < (8, 0));
+        !(is_old && dtype == Dtype::Bf16) && self.device.supports_dtype(burn::tensor::DType::from(dtype))
     }
 
     /// Waits until all work handed over is done. Returns at once on the CPU, which computes within the call.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::device::{self, DeviceKind, OpenDevice};
+use crate::device::{self, DeviceKind, KernelCompiler, OpenDevice};
 
 /// Version of burn.
 const BURN_VERSION: &str = "0.22.1";
@@ -44,7 +44,11 @@ pub(super) fn environment(device: &OpenDevice, starts: u64) -> Value {
 /// Cargo features of the binary: its backends, and the dashboard.
 fn features() -> Vec<&'static str> {
     let backends = DeviceKind::ALL.into_iter().filter(|kind| *kind != DeviceKind::Cpu && kind.is_compiled_in());
-    backends.map(DeviceKind::name).chain(cfg!(feature = "tui").then_some("tui")).collect()
+    let name = |kind: DeviceKind| match (kind, KernelCompiler::OF_BUILD) {
+        (DeviceKind::Cuda, KernelCompiler::Llvm) => "cuda-llvm",
+        _ => kind.name(),
+    };
+    backends.map(name).chain(cfg!(feature = "tui").then_some("tui")).collect()
 }
 
 #[cfg(test)]
