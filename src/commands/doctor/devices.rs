@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use super::{Section, flops};
 use crate::device::{self, DeviceKind, Dtype, KernelCompiler, OpenDevice, Toolkit};
-use crate::ops::peak::gemm_peak_flops;
 use crate::telemetry::NVML_LIBRARY_VARIABLE;
 use crate::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
 use crate::text;
@@ -174,7 +173,7 @@ fn rates(device: &OpenDevice, dtypes: &[Dtype], section: &mut Section) {
             Dtype::Bf16 => "bf16_gemm_flops",
             Dtype::F16 => "f16_gemm_flops",
         };
-        if let Some(rate) = gemm_peak_flops(device, *dtype) {
+        if let Some(rate) = device.measure_gemm_peak_flops(*dtype) {
             section.figure(name, rate.round(), format!("{} (measured)", flops(rate)));
         }
     }
