@@ -367,6 +367,21 @@ impl OpenDevice {
         Some(MemoryInUse { allocated_bytes: usage.bytes_in_use, reserved_bytes: usage.bytes_reserved })
     }
 
+    /// Whether `f32` matrix products of this device may be computed in TF32, which rounds factors to 11 significant bits:
+    /// `CubeCL`'s tensor-core kernels take `f32` so where a GPU has that format, and which kernel computes a product is
+    /// the choice of the tuner, made for each shape. So this is known from the GPU's kind, not from a measurement.
+    #[must_use]
+    pub fn f32_products_are_tf32(&self) -> bool {
+        self.cuda.as_ref().is_some_and(|gpu| gpu.compute_capability >= (8, 0))
+    }
+
+    /// Relative error of one `f32` product, `[256, 256]` by `[256, 256]`, of numbers that `f32` holds and sums exactly: 0,
+    /// or 2^-12 if it was computed in TF32. Says nothing about other shapes. `None` if the product fails.
+    #[must_use]
+    pub fn f32_product_error(&self) -> Option<f64> {
+        guarded(|| peak::product_error(&self.device, Dtype::F32)).ok().flatten()
+    }
+
     /// The fastest matrix product measured on this device, in floating-point operations per second: the denominator of
     /// MFU. Known after the first call for a type. On a CPU the measurement takes about 0.1 seconds; on a GPU the backend
     /// may also tune its kernels, so what was measured is kept on disk beside those kernels. `None` if nothing could be

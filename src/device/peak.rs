@@ -1,4 +1,4 @@
-//! Measures a device: its fastest matrix product and its copy speed.
+//! Measures a device: its fastest matrix product, its copy speed, and how exactly it multiplies.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -175,6 +175,17 @@ pub(super) fn copy_bytes_per_second(device: &Device) -> Option<f64> {
     Some((2 * COPIED * size_of::<f32>()) as f64 / best)
 }
 
+/// Largest relative error of a product of `1 + 2^-12`, which TF32 and `f16` round to 1, with ones. The 256 terms and
+/// their sums are exact in `f32`, and there are enough of them for the tuner to consider kernels for tensor cores.
+pub(super) fn product_error(device: &Device, dtype: Dtype) -> Option<f64> {
+    const N: u16 = 256;
+    const FACTOR: f64 = 1.0 + 1.0 / 4096.0;
+    let factor = |value| Tensor::<2>::full([usize::from(N); 2], value, (device, DType::from(dtype)));
+    let product = factor(FACTOR).matmul(factor(1.0)).try_into_data().ok()?;
+    let exact = f64::from(N) * FACTOR;
+    product.iter::<f64>().map(|value| (value / exact - 1.0).abs()).reduce(f64::max)
+}
+
 /// Floating-point operations of a product of two `[n, n]` matrices.
 #[allow(clippy::cast_precision_loss, reason = "n is at most 8192")]
 fn square_gemm_flops(n: usize) -> f64 {
@@ -229,6 +240,14 @@ mod tests {
         let older = std::fs::read_to_string(&file).unwrap().replace(BUILD.0, "0.0.9");
         std::fs::write(&file, older).unwrap();
         assert_eq!(kept(&folder, "cuda:0 (NVIDIA H200)", Dtype::Bf16), None);
+    }
+
+    #[test]
+    fn a_product_of_rounded_factors_is_told_from_an_exact_one() {
+        let error = |dtype| product_error(&Device::flex(), dtype).unwrap();
+        assert_eq!(error(Dtype::F32), 0.0);
+        // As many bits of mantissa as TF32.
+        assert!((2.3e-4..2.5e-4).contains(&error(Dtype::F16)), "{}", error(Dtype::F16));
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub(super) fn environment(device: &OpenDevice, starts: u64) -> Value {
         "started_at": time::OffsetDateTime::now_utc().format(&time::format_description::well_known::Rfc3339).ok(),
         "device": device.label,
         "gpu": device.cuda,
+        "f32_products_are_tf32": device.f32_products_are_tf32(),
         "os": sysinfo::System::long_os_version().unwrap_or_else(|| std::env::consts::OS.to_owned()),
         "kernel": sysinfo::System::kernel_version(),
         "architecture": std::env::consts::ARCH,
@@ -61,6 +62,7 @@ mod tests {
         assert!(environment["host_memory_bytes"].as_u64().unwrap() > 1 << 20);
         assert!(environment["num_cpu_threads"].as_u64().unwrap() >= 1);
         assert!(environment["device"].as_str().unwrap().starts_with("cpu (") && environment.get("gpu").is_none());
+        assert_eq!(environment["f32_products_are_tf32"], false);
         assert!(!environment.to_string().contains("HF_TOKEN"), "{environment}");
     }
 

@@ -160,9 +160,20 @@ fn backend(kind: DeviceKind) -> Section {
         dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", "),
     );
     if device.is_gpu() {
+        f32_products(&device, &mut section);
         rates(&device, &dtypes, &mut section);
     }
     section
+}
+
+/// Whether `f32` products are computed in TF32: what the GPU is known for, and what one product shows.
+fn f32_products(device: &OpenDevice, section: &mut Section) {
+    let is_tf32 = device.f32_products_are_tf32();
+    let text = if is_tf32 { "yes, where the tuner takes a kernel for tensor cores" } else { "no" };
+    section.figure("f32_products_are_tf32", is_tf32, text);
+    if let Some(error) = device.f32_product_error() {
+        section.figure("f32_product_error", error, format!("{error:.1e} (measured; TF32 has 2.4e-4)"));
+    }
 }
 
 /// Rates of a GPU; those of the processor are listed with the machine.
