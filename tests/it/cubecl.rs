@@ -4,7 +4,7 @@
 //! With `--features cubecl-cpu` attention runs on the processor: slow, but without a GPU. With `--features cuda` all
 //! tests run on the first NVIDIA GPU when `--ignored` requests them.
 
-#![cfg(any(feature = "cubecl-cpu", feature = "cuda"))]
+#![cfg(any(feature = "cubecl-cpu", feature = "cuda-llvm"))]
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
 
 use std::path::Path;
