@@ -39,7 +39,7 @@ impl KernelCompiler {
         }
     }
 
-    /// The files of the toolkit that are needed, below one of the folders: one of each PyPI package for each feature
+    /// The files of the toolkit that are needed, below one of the folders: of each of pip's packages one for each part
     /// of CUDA that kernels use.
     fn needs(self) -> (&'static [&'static str], &'static [ToolkitFile]) {
         const fn file(file: &'static str, package: &'static str) -> ToolkitFile {
@@ -71,7 +71,7 @@ impl KernelCompiler {
 pub struct ToolkitFile {
     /// Its name in a folder of headers or of libdevice.
     pub file: &'static str,
-    /// The package on PyPI that has it.
+    /// The package on `PyPI` that has it.
     pub package: &'static str,
 }
 
