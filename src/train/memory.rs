@@ -27,7 +27,7 @@ pub struct Workload<'a> {
     pub precision: Dtype,
     /// Sequences per micro-batch.
     pub rows: usize,
-    /// Tokens per sequence.
+    /// Tokens per sequence, with the padding that the device computes.
     pub row_length: usize,
     /// What a block's forward keeps for its backward.
     pub gradient_checkpointing: GradientCheckpointing,

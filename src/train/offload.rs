@@ -25,8 +25,9 @@ pub struct HostParking {
 
 #[derive(Debug)]
 enum Job {
-    /// Copy from the device.
-    Leave(TensorData, Sender<TensorData>),
+    /// Copy from the device. CubeCL's data are a promise to read the tensor's memory, which keeps it from being freed but
+    /// not from being the output of an operation in place. While the tensor itself is held, none takes its memory.
+    Leave(TensorData, Tensor<2>, Sender<TensorData>),
     /// Move to the memory that the device reads fastest.
     Return(Receiver<TensorData>, Sender<TensorData>),
 }
@@ -54,7 +55,7 @@ impl HostParking {
     pub fn park(&self, tensor: Tensor<2>) -> Parked {
         let (done, data) = mpsc::channel();
         // On a GPU this queues the computation of the tensor, and copies nothing yet.
-        self.send(Job::Leave(tensor.into_data(), done));
+        self.send(Job::Leave(tensor.to_data(), tensor, done));
         Parked { device: self.device.clone(), data }
     }
 
@@ -96,12 +97,12 @@ impl Parked {
 fn work(jobs: &Receiver<Job>, device: &Device) {
     for job in jobs {
         match job {
-            Job::Leave(data, done) => {
+            Job::Leave(data, tensor, done) => {
                 // CubeCL reads its bytes at the first access and holds the device memory as long as the bytes live. Our
                 // own copy releases it.
                 let copy = data.as_bytes().to_vec();
                 let copy = TensorData::from_bytes_vec(copy, data.shape().clone(), data.dtype());
-                drop(data);
+                drop((data, tensor));
                 let _ = done.send(copy);
             }
             Job::Return(parked, done) => {
