@@ -23,7 +23,7 @@ typedef struct Event Event;
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_PTX = 218, INVALID_HANDLE = 400,
        NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, OUT_OF_RESOURCES = 701, MISALIGNED = 716, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801,
-       UNKNOWN = 999 };
+       INVALID_CLUSTER_SIZE = 912, UNKNOWN = 999 };
 
 /* -- settings ------------------------------------------------------------------------------------------------------------- */
 
@@ -68,6 +68,7 @@ static void start(void) {
     sscanf(env("STAND_IN_CC", "9.0"), "%d.%d", &cfg.major, &cfg.minor);
     cfg.driver = atoi(env("STAND_IN_DRIVER", "13000"));
     cfg.lazy = !strcmp(env("STAND_IN_ORDER", "issue"), "lazy");
+    simt_is_lazy = cfg.lazy;
     cfg.execute = atoi(env("STAND_IN_EXEC", "1"));
     cfg.check = atoi(env("STAND_IN_CHECK", "0"));
     cfg.quiet = atoi(env("STAND_IN_QUIET", "0"));
@@ -200,7 +201,7 @@ static int is_pinned(const void *p) { int i = find(pinned, num_pinned, (u64)p); 
 typedef struct Kernel Kernel;
 typedef struct Module { u64 hash; char path[1200]; char *text; const FkModule *code; int failed; char error[512]; double translate_s, ptxas_s; int regs, spill_st, spill_ld, stack, static_shared; Kernel *kernels; struct Module *next; } Module;
 struct Kernel {
-    Module *module; const FkEntry *entry; char name[512]; int max_dynamic; u64 launches, blocks, threads; double seconds;
+    Module *module; const FkEntry *entry; char name[512]; int max_dynamic, is_any_cluster; u64 launches, blocks, threads; double seconds;
     u32 grid[3], block[3], shared, max_blocks; u64 cut, cut_blocks; Kernel *next;
 };
 static Module *modules;
@@ -259,13 +260,14 @@ static int assemble(Module *m) {
 
 static void translate(Module *m) {
     if (m->code || m->failed) return;
-    char so[1300], command[8192], tool[1200], header[1200], err[1300], text[512];
+    char so[1300], command[8192], tool[1200], tool_async[1200], header[1200], err[1300], text[512];
     snprintf(so, sizeof so, "%s%s.so", m->path, cfg.check ? ".check" : "");
     snprintf(tool, sizeof tool, "%s/ptx2c.py", cfg.home);
+    snprintf(tool_async, sizeof tool_async, "%s/ptx_async.py", cfg.home);
     snprintf(header, sizeof header, "%s/ptx_runtime.h", cfg.home);
     snprintf(err, sizeof err, "%s.%d.err", m->path, (int)getpid());
     double began = now();
-    if (mtime(so) < mtime(tool) || mtime(so) < mtime(header)) {
+    if (mtime(so) < mtime(tool) || mtime(so) < mtime(tool_async) || mtime(so) < mtime(header)) {
         snprintf(command, sizeof command,
                  "python3 %s %s.ptx %s.%d.c >%s 2>&1 && %s -march=native -ffp-contract=off -fno-math-errno -shared -fPIC -w -I%s %s -o %s.%d %s.%d.c -lm >>%s 2>&1 && mv %s.%d %s && rm -f %s.%d.c %s",
                  tool, m->path, m->path, (int)getpid(), err, cfg.cc, cfg.home, cfg.check ? "-DFK_CHECK" : "", so, (int)getpid(), m->path, (int)getpid(),
@@ -291,7 +293,7 @@ static void translate(Module *m) {
 enum { LAUNCH, COPY, COPY2D, SET, RECORD, WAIT, RELEASE };
 typedef struct Copy2D { size_t src_pitch, dst_pitch, width, height; } Copy2D;
 typedef struct Op {
-    int kind; Kernel *kernel; u32 grid[3], block[3], shared; u8 *params;
+    int kind; Kernel *kernel; u32 grid[3], block[3], cluster[3], shared; u8 *params;
     void *dst; const void *src; size_t bytes; void *staged; Copy2D two; u32 value; int unit;
     Event *event; u64 ticket, until; struct Op *next;
 } Op;
@@ -349,7 +351,9 @@ static void run_kernel(Op *op) {
         guarding = 1;
         u64 all = (u64)op->grid[0] * op->grid[1] * op->grid[2];
         /* A launch that was cut short once is not tried again. */
-        int how = k->cut && all >= k->cut_blocks ? 2 : simt_run(k->module->code, k->entry, op->grid, op->block, op->params, op->shared, &error);
+        SimtLaunch simt = {.dyn_shared_bytes = op->shared, .params = op->params};
+        memcpy(simt.grid, op->grid, sizeof simt.grid); memcpy(simt.block, op->block, sizeof simt.block); memcpy(simt.cluster, op->cluster, sizeof simt.cluster);
+        int how = k->cut && all >= k->cut_blocks ? 2 : simt_run(k->module->code, k->entry, &simt, &error);
         if (how == 2) { k->cut++; k->cut_blocks = all; tell("cut short: %s", k->name); }
     }
     guarding = 0;
@@ -514,7 +518,8 @@ static const struct { int code; const char *name, *text; } errors[] = {
     {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"}, {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {600, "CUDA_ERROR_NOT_READY", "device not ready"}, {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"}, {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
-    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}, {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"}};
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}, {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE", "cluster misconfiguration"}};
 API CUresult cuGetErrorName(CUresult e, const char **s) {
     for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) if (errors[i].code == e) { *s = errors[i].name; return OK; }
     *s = "CUDA_ERROR_UNKNOWN"; return OK;
@@ -680,6 +685,7 @@ API CUresult cuModuleGetFunction(Kernel **out, Module *m, const char *name) {
 API CUresult cuFuncSetAttribute(Kernel *k, int a, int v) {
     ENTER(0)
     if (a == 8) { if (v + k->module->static_shared > cfg.shared_optin) LEAVE(INVALID_VALUE); k->max_dynamic = v > 49152 ? v : 49152; }
+    if (a == 14) k->is_any_cluster = v;
     LEAVE(OK);
 }
 API CUresult cuFuncGetAttribute(int *v, int a, Kernel *k) { ENTER(0) *v = a == 0 ? 1024 : a == 4 ? k->module->regs : a == 1 ? k->module->static_shared : a == 8 ? k->max_dynamic : 0; LEAVE(OK); }
@@ -692,7 +698,7 @@ static CUresult refuse(CUresult code, Kernel *k, const char *why) {
     return code;
 }
 
-static CUresult launch(Kernel *k, const u32 grid[3], const u32 block[3], u32 shared, void *s, void **params, void **extra) {
+static CUresult launch(Kernel *k, const u32 grid[3], const u32 block[3], const u32 cluster[3], u32 shared, void *s, void **params, void **extra) {
     u64 n = (u64)block[0] * block[1] * block[2];
     Module *m = k->module;
     static int number;
@@ -705,7 +711,7 @@ static CUresult launch(Kernel *k, const u32 grid[3], const u32 block[3], u32 sha
     if (m->regs && (u64)((m->regs + 7) / 8 * 8) * ((n + 31) / 32 * 32) > 65536) return refuse(OUT_OF_RESOURCES, k, "too many registers");
     if (extra) return refuse(NOT_SUPPORTED, k, "parameters by `extra`");
     Op op = {.kind = LAUNCH, .kernel = k, .shared = shared};
-    memcpy(op.grid, grid, sizeof op.grid); memcpy(op.block, block, sizeof op.block);
+    memcpy(op.grid, grid, sizeof op.grid); memcpy(op.block, block, sizeof op.block); memcpy(op.cluster, cluster, sizeof op.cluster);
     if (is_run(&op)) {
         translate(m);
         if (m->failed) return refuse(NOT_SUPPORTED, k, m->error);
@@ -713,6 +719,9 @@ static CUresult launch(Kernel *k, const u32 grid[3], const u32 block[3], u32 sha
         if (!k->entry) return refuse(NOT_FOUND, k, "no such entry");
         const u32 *r = k->entry->reqntid;
         if (r[0] && (r[0] != block[0] || r[1] != block[1] || r[2] != block[2])) return refuse(INVALID_VALUE, k, "block is not .reqntid");
+        const u32 *c = cluster[0] ? cluster : k->entry->cluster;
+        if (grid[0] % c[0] || grid[1] % c[1] || grid[2] % c[2]) return refuse(INVALID_VALUE, k, "grid is not of whole clusters");
+        if (c[0] * c[1] * c[2] > (k->is_any_cluster ? 16u : 8u)) return refuse(INVALID_CLUSTER_SIZE, k, "cluster too large");
     }
     k->launches++; k->blocks += (u64)grid[0] * grid[1] * grid[2]; k->threads += n * grid[0] * grid[1] * grid[2];
     memcpy(k->grid, grid, sizeof k->grid); memcpy(k->block, block, sizeof k->block); k->shared = shared;
@@ -727,16 +736,22 @@ static CUresult launch(Kernel *k, const u32 grid[3], const u32 block[3], u32 sha
 API CUresult cuLaunchKernel(Kernel *k, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *s, void **params, void **extra) {
     ENTER(0)
     u32 grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
-    LEAVE(launch(k, grid, block, shared, s, params, extra));
+    LEAVE(launch(k, grid, block, (u32[3]){0}, shared, s, params, extra));
 }
-typedef struct LaunchConfig { unsigned g[3], b[3], shared; void *stream; void *attrs; unsigned num_attrs; } LaunchConfig;
+typedef struct LaunchAttribute { int id, pad; union { u32 cluster[3]; u64 words[8]; } value; } LaunchAttribute;
+typedef struct LaunchConfig { unsigned g[3], b[3], shared; void *stream; LaunchAttribute *attrs; unsigned num_attrs; } LaunchConfig;
 API CUresult cuLaunchKernelEx(const LaunchConfig *c, Kernel *k, void **params, void **extra) {
     ENTER(0)
-    LEAVE(launch(k, c->g, c->b, c->shared, c->stream, params, extra));
+    u32 cluster[3] = {0};
+    for (unsigned i = 0; i < c->num_attrs; i++) {
+        if (c->attrs[i].id == 4) memcpy(cluster, c->attrs[i].value.cluster, sizeof cluster);
+        if (c->attrs[i].id == 2 && c->attrs[i].value.words[0]) LEAVE(refuse(NOT_SUPPORTED, k, "cooperative launch"));
+    }
+    LEAVE(launch(k, c->g, c->b, cluster, c->shared, c->stream, params, extra));
 }
 API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, Kernel *k, int threads, size_t shared) { (void)k; (void)shared; *n = threads ? 2048 / threads : 0; return OK; }
 #define REFUSED(name) API CUresult name(void) { pthread_once(&once, start); count(#name, 0); say(#name " is not there"); return NOT_SUPPORTED; }
-REFUSED(cuTensorMapEncodeTiled) REFUSED(cuTensorMapEncodeIm2col) REFUSED(cuTensorMapEncodeIm2colWide)
+REFUSED(cuTensorMapEncodeIm2colWide)
 REFUSED(cuGraphInstantiateWithFlags) REFUSED(cuGraphLaunch) REFUSED(cuGraphUpload) REFUSED(cuGraphDestroy) REFUSED(cuGraphExecDestroy) REFUSED(cuGraphGetNodes)
 REFUSED(cuGraphNodeGetType) REFUSED(cuMemAllocManaged) REFUSED(cuMemcpyPeerAsync) REFUSED(cuLaunchCooperativeKernel)
 

@@ -11,6 +11,8 @@ Device addresses are host addresses, in every state space. An instruction that i
 import re
 import sys
 
+from ptx_async import AsyncInstructions
+
 
 class Unknown(Exception):
     pass
@@ -31,12 +33,21 @@ SREG = {"%tid.x": "t->tid[0]", "%tid.y": "t->tid[1]", "%tid.z": "t->tid[2]",
         "%lanemask_le": "(u32)((2ull << t->lane) - 1)", "%lanemask_eq": "(1u << t->lane)",
         "%lanemask_ge": "~((1u << t->lane) - 1)", "%lanemask_gt": "~(u32)((2ull << t->lane) - 1)",
         "%clock": "0u", "%clock64": "0ull", "%globaltimer": "0ull", "%smid": "0u", "WARP_SZ": "32u",
-        "%nwarpid": "64u", "%nsmid": "132u", "%gridid": "0u", "%dynamic_smem_size": "0u"}
+        "%cluster_ctaid.x": "t->cluster_ctaid[0]", "%cluster_ctaid.y": "t->cluster_ctaid[1]", "%cluster_ctaid.z": "t->cluster_ctaid[2]",
+        "%cluster_nctaid.x": "t->cluster_nctaid[0]", "%cluster_nctaid.y": "t->cluster_nctaid[1]", "%cluster_nctaid.z": "t->cluster_nctaid[2]",
+        "%cluster_ctarank": "t->cluster_rank", "%cluster_nctarank": "(t->cluster_nctaid[0] * t->cluster_nctaid[1] * t->cluster_nctaid[2])",
+        "%clusterid.x": "(t->ctaid[0] / t->cluster_nctaid[0])", "%clusterid.y": "(t->ctaid[1] / t->cluster_nctaid[1])",
+        "%clusterid.z": "(t->ctaid[2] / t->cluster_nctaid[2])", "%nclusterid.x": "(t->nctaid[0] / t->cluster_nctaid[0])",
+        "%nclusterid.y": "(t->nctaid[1] / t->cluster_nctaid[1])", "%nclusterid.z": "(t->nctaid[2] / t->cluster_nctaid[2])",
+        "%globaltimer_lo": "0u", "%nwarpid": "64u", "%nsmid": "132u", "%gridid": "0u", "%dynamic_smem_size": "0u"}
 
 
 def strip_comments(text):
+    """Without comments, and without what debuggers read (NVRTC's -lineinfo)."""
+    text = re.sub(r"^\s*\.(loc|file)\s[^\n]*", "", text, flags=re.M)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
-    return re.sub(r"//[^\n]*", "", text)
+    text = re.sub(r"//[^\n]*", "", text)
+    return re.sub(r"\.section\s+\S+\s*\{[^}]*\}", "", text)
 
 
 def split_top(text, sep=","):
@@ -96,6 +107,8 @@ class Function:
         if r:
             dims = [int(x) for x in r.group(1).split(",") if x.strip()]
             self.reqntid = (dims + [1, 1, 1])[:3]
+        r = re.search(r"\.reqnctapercluster\s+([\d,\s]+)", header)
+        self.cluster = ([int(x) for x in r.group(1).split(",") if x.strip()] + [1, 1, 1])[:3] if r else [1, 1, 1]
         self.body = body
 
 
@@ -154,17 +167,26 @@ class Translator:
         self.out = []
         self.static_shared = 0
         self.globals = {}
+        self.unused = {}
         for d in module.variables:
-            if d.space == "shared":
-                if d.extern or d.size == 0:
-                    self.globals[d.name] = "(u64)t->dyn_shared"
-                else:
-                    self.static_shared = -(-self.static_shared // d.align) * d.align
-                    self.globals[d.name] = f"((u64)t->stat_shared + {self.static_shared})"
-                    self.static_shared += d.size
+            if d.space != "shared":
+                self.unused[d.name] = d
+            elif d.extern or d.size == 0:
+                self.globals[d.name] = "(u64)t->dyn_shared"
             else:
-                self.out.append(self.variable(d))
-                self.globals[d.name] = f"((u64)V_{mangle(d.name)})"
+                self.place_shared(d)
+
+    def place_shared(self, d):
+        self.static_shared = -(-self.static_shared // d.align) * d.align
+        self.globals[d.name] = f"((u64)t->stat_shared + {self.static_shared})"
+        self.static_shared += d.size
+
+    def symbol(self, name):
+        """The address of a variable, or None. NVRTC declares thousands, of which a kernel uses few: those become C."""
+        if name in self.unused:
+            self.out.append(self.variable(self.unused.pop(name)))
+            self.globals[name] = f"((u64)V_{mangle(name)})"
+        return self.globals.get(name)
 
     def variable(self, d):
         name = f"V_{mangle(d.name)}"
@@ -205,8 +227,9 @@ class Translator:
             offsets = ",".join(str(o) for o in body.param_offsets) or "0"
             out.append(f"static const u32 PS_{n}[] = {{{sizes}}}; static const u32 PO_{n}[] = {{{offsets}}};")
             req = ",".join(map(str, f.reqntid))
+            cluster = ",".join(map(str, f.cluster))
             sync = any(b.uses_sync for b in [body]) or self.any_sync
-            table.append(f'{{"{f.name}", E_{n}, {len(f.params)}, PS_{n}, PO_{n}, {body.params_bytes}, {self.static_shared}, {int(sync)}, {{{req}}}}}')
+            table.append(f'{{"{f.name}", E_{n}, {len(f.params)}, PS_{n}, PO_{n}, {body.params_bytes}, {self.static_shared}, {int(sync)}, {{{req}}}, {{{cluster}}}}}')
         out.append("static const FkEntry entries[] = {" + ",\n".join(table) + "};")
         quoted = ",\n".join('"' + s.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ").replace("\t", " ") + '"' for s in self.m.sites)
         out.append("static const char *const sites[] = {" + (quoted or '""') + "};")
@@ -217,12 +240,23 @@ class Translator:
     any_sync = False
 
 
-class FunctionBody:
+class Scope:
+    """What a block of braces declares: inline assembly has registers and labels of its own, under names that are used again."""
+
+    def __init__(self, parent, number):
+        self.parent, self.number = parent, number
+        self.regs, self.families, self.labels = {}, {}, {}
+
+    def prefix(self, letter):
+        return f"{letter}{self.number or ''}_"
+
+
+class FunctionBody(AsyncInstructions):
     def __init__(self, translator, function):
         self.t = translator
         self.f = function
-        self.regs = {}
-        self.reg_families = {}
+        self.scopes = []
+        self.scope = None
         self.used = {}
         self.code = []
         self.locals = {}
@@ -273,16 +307,39 @@ class FunctionBody:
         if buf.strip():
             raise Unknown(f"rest of a body: {buf}")
 
+    def find_labels(self, statements):
+        scope = Scope(None, 0)
+        self.scopes = [scope]
+        for s in statements:
+            if s == "{":
+                scope = Scope(scope, len(self.scopes))
+                self.scopes.append(scope)
+            elif s == "}":
+                scope = scope.parent
+            elif s.endswith(":"):
+                scope.labels[s[:-1]] = scope.prefix("L") + mangle(s[:-1])
+
+    def label(self, name):
+        scope = self.scope
+        while scope:
+            if name in scope.labels:
+                return scope.labels[name]
+            scope = scope.parent
+        raise Unknown(f"label {name}")
+
     def translate(self):
         pending_label = None
-        for s in self.statements(self.f.body):
-            if not s:
-                continue
+        statements = [s for s in self.statements(self.f.body) if s]
+        self.find_labels(statements)
+        following = iter(self.scopes)
+        self.scope = next(following)
+        for s in statements:
             if s.endswith(":"):
                 pending_label = s[:-1]
-                self.code.append(f"L_{mangle(pending_label)}:;")
+                self.code.append(f"{self.label(pending_label)}:;")
             elif s in "{}":
                 self.code.append(s)
+                self.scope = next(following) if s == "{" else self.scope.parent
             elif s.startswith("."):
                 self.directive(s, pending_label)
             else:
@@ -307,24 +364,20 @@ class FunctionBody:
 
     def directive(self, s, label):
         if s.startswith(".reg"):
-            m = re.match(r"\.reg\s+\.(\w+)\s+(.*)$", s, flags=re.S)
+            m = re.match(r"\.reg\s*\.(\w+)\s+(.*)$", s, flags=re.S)
             bits = REG_BITS[m.group(1)]
             for part in m.group(2).split(","):
                 part = part.strip()
                 family = re.fullmatch(r"(%?[\w$]+)<(\d+)>", part)
                 if family:
-                    self.reg_families[family.group(1)] = bits
+                    self.scope.families[family.group(1)] = bits
                 else:
-                    self.regs[part] = bits
+                    self.scope.regs[part] = (self.scope.prefix("R") + mangle(part.lstrip("%")), bits)
         elif s.startswith(".local"):
             d = Decl(s)
             self.locals[d.name] = d
         elif s.startswith(".shared"):
-            d = Decl(s)
-            t = self.t
-            t.static_shared = -(-t.static_shared // d.align) * d.align
-            t.globals[d.name] = f"((u64)t->stat_shared + {t.static_shared})"
-            t.static_shared += d.size
+            self.t.place_shared(Decl(s))
         elif s.startswith(".param"):
             d = Decl(s)
             self.code.append(f"u8 B_{mangle(d.name)}[{max(16, d.size)}] __attribute__((aligned(16)));")
@@ -339,15 +392,18 @@ class FunctionBody:
     # -- operands
 
     def reg(self, name):
-        bits = self.regs.get(name)
-        if bits is None:
-            m = re.fullmatch(r"(%?[A-Za-z_$]+?)(\d+)", name)
-            if not m or m.group(1) not in self.reg_families:
-                return None
-            bits = self.reg_families[m.group(1)]
-        c = "R_" + mangle(name.lstrip("%"))
-        self.used[c] = bits
-        return c, bits
+        scope = self.scope
+        while scope:
+            found = scope.regs.get(name)
+            if found is None:
+                m = re.fullmatch(r"(%?[A-Za-z_$]+?)(\d+)", name)
+                if m and m.group(1) in scope.families:
+                    found = scope.regs[name] = (scope.prefix("R") + mangle(name.lstrip("%")), scope.families[m.group(1)])
+            if found:
+                self.used[found[0]] = found[1]
+                return found
+            scope = scope.parent
+        return None
 
     def raw(self, op, bits=64):
         """An operand as unsigned bits, as wide as it is; immediates in `bits`."""
@@ -370,8 +426,9 @@ class FunctionBody:
             return self.params[op]
         if op in self.locals:
             return f"((u64)D_{mangle(op)})"
-        if op in self.t.globals:
-            return self.t.globals[op]
+        symbol = self.t.symbol(op)
+        if symbol:
+            return symbol
         m = re.fullmatch(r"(.+?)\s*\+\s*(-?\d+)", op)
         if m:
             return f"({self.raw(m.group(1))} + {m.group(2)})"
@@ -453,11 +510,17 @@ class FunctionBody:
         if handler is None:
             raise Unknown(f"instruction: {source}")
         self.source = source
-        handler(parts, ops)
+        try:
+            handler(parts, ops)
+        except (IndexError, KeyError, StopIteration, ValueError) as error:   # a form that the handler does not expect
+            raise self.unknown() from error
         if guard:
             body = " ".join(self.code[mark:])
             del self.code[mark:]
             self.code.append(f"if ({guard}) {{ {body} }}")
+
+    def unknown(self):
+        return Unknown(f"instruction: {self.source}")
 
     @staticmethod
     def types(parts):
@@ -528,12 +591,6 @@ class FunctionBody:
 
     # arithmetic
 
-    def float_unary(self, p, o, fn):
-        ty = self.types(p)[-1]
-        for part, get, put in self.lanes(ty):
-            pass
-        raise NotImplementedError
-
     def float_op(self, p, dst, srcs, make, ty):
         """`make(values)` gives a C expression in float (or double for f64)."""
         if ty in ("f16x2", "bf16x2"):
@@ -561,13 +618,21 @@ class FunctionBody:
             e = f"maxf_nan({e}, 0.0f)"
         self.emit(self.write(dst, ty, e))
 
+    def directed(self, p, ty):
+        """How the result is rounded, if not to the nearest: m(inus infinity), p(lus infinity), z(ero)."""
+        way = next((x[1] for x in p if x in ("rm", "rp", "rz")), None)
+        if way and ty != "f32":
+            raise self.unknown()
+        return way
+
     def is_float(self, ty):
         return ty in FLOATS or ty in ("f16x2", "bf16x2")
 
     def binary(self, p, o, sym):
         ty = self.types(p)[-1]
         if self.is_float(ty):
-            self.float_op(p, o[0], o[1:], lambda v, _: f"({v[0]} {sym} {v[1]})", ty)
+            way = self.directed(p, ty)
+            self.float_op(p, o[0], o[1:], lambda v, _: f"add_directed({v[0]}, {sym}{v[1]}, '{way}')" if way else f"({v[0]} {sym} {v[1]})", ty)
             return
         a, b = self.read(o[1], ty), self.read(o[2], ty)
         if "cc" in p:
@@ -613,13 +678,14 @@ class FunctionBody:
         if "hi" in p:
             return f"((({wide})({a}) * ({wide})({b})) >> {bits})", ty
         if "24" in "".join(p[0]):
-            raise Unknown(self.source)
+            raise self.unknown()
         return f"((u{max(bits, 32)})({a}) * (u{max(bits, 32)})({b}))", ty
 
     def op_mul(self, p, o):
         ty = self.types(p)[-1]
         if self.is_float(ty):
-            self.float_op(p, o[0], o[1:], lambda v, _: f"({v[0]} * {v[1]})", ty)
+            way = self.directed(p, ty)
+            self.float_op(p, o[0], o[1:], lambda v, _: f"round_directed((double){v[0]} * {v[1]}, 0, '{way}')" if way else f"({v[0]} * {v[1]})", ty)
             return
         e, out = self.product(p, ty, self.read(o[1], ty), self.read(o[2], ty))
         self.emit(self.write(o[0], out, e))
@@ -646,8 +712,11 @@ class FunctionBody:
 
     def op_fma(self, p, o):
         ty = self.types(p)[-1]
+        way = self.directed(p, ty)
 
         def make(v, each):
+            if way:
+                return f"add_directed((double){v[0]} * {v[1]}, {v[2]}, '{way}')"
             if each == "f64":
                 return f"fma({v[0]}, {v[1]}, {v[2]})"
             if each == "f32":
@@ -659,6 +728,8 @@ class FunctionBody:
     def op_div(self, p, o):
         ty = self.types(p)[-1]
         if self.is_float(ty):
+            if self.directed(p, ty):
+                raise self.unknown()
             self.float_op(p, o[0], o[1:], lambda v, _: f"({v[0]} / {v[1]})", ty)
             return
         u = f"u{BITS[ty]}"
@@ -701,6 +772,8 @@ class FunctionBody:
 
     def extreme(self, p, o, which):
         ty = self.types(p)[-1]
+        if "xorsign" in p or "abs" in p:
+            raise self.unknown()
         if self.is_float(ty):
             def make(v, each):
                 if each == "f64":
@@ -710,10 +783,10 @@ class FunctionBody:
                 return f"{fn}({e}, {v[2]})" if len(v) == 3 else e
             self.float_op([x for x in p if x != "relu"], o[0], o[1:], make, ty)
             if "relu" in p:
-                raise Unknown(self.source)
+                raise self.unknown()
             return
         if ty in ("u16x2", "s16x2"):
-            raise Unknown(self.source)
+            raise self.unknown()
         a, b = self.read(o[1], ty), self.read(o[2], ty)
         self.emit(self.write(o[0], ty, f"({a}) {'<' if which == 'min' else '>'} ({b}) ? ({a}) : ({b})"))
 
@@ -725,6 +798,8 @@ class FunctionBody:
 
     def function(self, p, o, f32, f64=None):
         ty = self.types(p)[-1]
+        if self.directed(p, ty):
+            raise self.unknown()
         self.float_op(p, o[0], o[1:], lambda v, each: (f64 or f32).format(v[0]) if each == "f64" else f32.format(v[0]), ty)
 
     def op_sqrt(self, p, o):
@@ -819,8 +894,17 @@ class FunctionBody:
 
     def op_set(self, p, o):
         out, ty = self.types(p)[-2:]
+        if len(o) > 3:
+            raise self.unknown()
         if ty in ("f16x2", "bf16x2"):
-            raise Unknown(self.source)
+            get = "h2f" if ty == "f16x2" else "b2f"
+            yes = {"f16x2": "0x3c00u", "bf16x2": "0x3f80u"}.get(out, "0xffffu")
+            halves = []
+            for shift in (0, 16):
+                a, b = (f"{get}((u16)((u32){self.raw(x, 32)} >> {shift}))" for x in o[1:3])
+                halves.append(f"({self.comparison(p[1], ty, a, b)} ? {yes} << {shift} : 0)")
+            self.emit(self.write(o[0], "b32", " | ".join(halves)))
+            return
         e = self.comparison(p[1], ty, self.read(o[1], ty), self.read(o[2], ty))
         if out in FLOATS:
             self.emit(self.write(o[0], out, f"{e} ? 1.0f : 0.0f"))
@@ -895,7 +979,7 @@ class FunctionBody:
 
     def op_prmt(self, p, o):
         if len(p) > 2:
-            raise Unknown(self.source)
+            raise self.unknown()
         self.emit(self.write(o[0], "b32", f"prmt_({self.read(o[1], 'u32')}, {self.read(o[2], 'u32')}, {self.read(o[3], 'u32')})"))
 
     def op_popc(self, p, o):
@@ -915,7 +999,7 @@ class FunctionBody:
     def op_bfind(self, p, o):
         ty = self.types(p)[-1]
         if ty.startswith("s"):
-            raise Unknown(self.source)
+            raise self.unknown()
         a = self.read(o[1], ty)
         e = f"(({a}) ? 63 - __builtin_clzll((u64){a}) : 0xffffffffu)"
         if "shiftamt" in p:
@@ -938,7 +1022,7 @@ class FunctionBody:
             fn = "f2b" if out == "bf16x2" else "f2h"
             if "rz" in mods:
                 if fn != "f2b":
-                    raise Unknown(self.source)
+                    raise self.unknown()
                 fn = "f2b_rz"
             a, b = (self.read(x, "f32") for x in o[1:3])
             if "relu" in mods:
@@ -961,7 +1045,7 @@ class FunctionBody:
                 if out == "bf16" and "rz" in mods:
                     self.emit(self.write(o[0], "b16", f"f2b_rz({v})"))
                     return
-                raise Unknown(self.source)
+                raise self.unknown()
             if src == "f64" and out in ("f16", "bf16"):
                 v = f"d2f_odd({v})"
             elif src == "f64" and out == "f32":
@@ -993,7 +1077,7 @@ class FunctionBody:
             else:
                 e = f"d2f_odd((double)({v}))"
             if "rz" in mods or "rm" in mods or "rp" in mods:
-                raise Unknown(self.source)
+                raise self.unknown()
             self.emit(self.write(o[0], out, e))
             return
         if "sat" in mods:
@@ -1011,13 +1095,13 @@ class FunctionBody:
     # control
 
     def op_bra(self, p, o):
-        self.emit(f"goto L_{mangle(o[0])};")
+        self.emit(f"goto {self.label(o[0])};")
 
     def op_brx(self, p, o):
         targets = self.branch_targets.get(o[1].strip())
         if targets is None:
-            raise Unknown(self.source)
-        cases = " ".join(f"case {i}: goto L_{mangle(x)};" for i, x in enumerate(targets))
+            raise self.unknown()
+        cases = " ".join(f"case {i}: goto {self.label(x)};" for i, x in enumerate(targets))
         self.emit(f"switch ({self.raw(o[0])}) {{ {cases} default: __builtin_unreachable(); }}")
 
     def op_ret(self, p, o):
@@ -1040,6 +1124,8 @@ class FunctionBody:
             o = o[1:]
         name = o[0]
         args = split_top(o[1][1:-1]) if len(o) > 1 and o[1].startswith("(") else []
+        if name == "__assertfail":
+            return self.op_trap(p, o)
         if not any(f.name == name and not f.is_entry for f in self.t.m.functions):
             raise Unknown(f"call of {name}, which has no body here")
         values = "".join(f", (u8 *){self.params[x]}" for x in returns + args)
@@ -1048,7 +1134,12 @@ class FunctionBody:
     def op_membar(self, p, o):
         pass
 
-    op_fence = op_prefetch = op_prefetchu = op_nanosleep = op_discard = op_applypriority = op_griddepcontrol = op_pmevent = op_membar
+    # Memory is in order here, a grid follows the one before it, registers are not counted.
+    op_fence = op_prefetch = op_prefetchu = op_discard = op_applypriority = op_griddepcontrol = op_pmevent = op_setmaxnreg = op_membar
+    op_createpolicy = op_membar
+
+    def op_nanosleep(self, p, o):
+        self.emit("rt->pause(t);")
 
     # meeting points
 
@@ -1058,15 +1149,24 @@ class FunctionBody:
         return self.t.site(self.source)
 
     def op_bar(self, p, o):
+        if "cluster" in p:
+            return self.cluster_barrier(p)
         site = self.meet()
         if p[1] == "warp":
             self.emit(f"rt->warp(t, {site}, {self.raw(o[0], 32)}, 0, rt->nop, 0);")
             return
-        if any(x in p for x in ("red", "arrive")):
-            raise Unknown(self.source)
         aligned = int(p[0] == "bar" or "aligned" in p)
-        count = self.raw(o[1], 32) if len(o) > 1 else "0"
-        self.emit(f"rt->bar(t, {site}, {self.raw(o[0], 32) if o else 0}, {count}, {aligned});")
+        result = predicate = None
+        if "red" in p:
+            result, o, predicate = o[0], o[1:-1], self.predicate(o[-1])
+        name, count = self.raw(o[0], 32) if o else "0", self.raw(o[1], 32) if len(o) > 1 else "0"
+        if "arrive" in p:
+            self.emit(f"rt->bar_arrive(t, {site}, {name}, {count});")
+            return
+        self.emit(f"t->a[0] = {predicate or 0}; rt->bar(t, {site}, {name}, {count}, {aligned});")
+        if result:
+            which = 0 if "popc" in p else 1 if "and" in p else 2
+            self.emit(self.write(result, "pred" if which else "b32", f"t->o[{which}]"))
 
     op_barrier = op_bar
 
@@ -1116,7 +1216,7 @@ class FunctionBody:
         mode = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5}[p[2]]
         ty = self.types(p)[-1]
         if ty == "f32":
-            raise Unknown(self.source)
+            raise self.unknown()
         self.warp_op("redux", self.raw(o[2], 32), [self.raw(o[1], 32)], [(o[0], "b32", "t->o[0]")], (mode, ty.startswith("s")))
 
     def op_elect(self, p, o):
@@ -1125,36 +1225,63 @@ class FunctionBody:
 
     def op_ldmatrix(self, p, o):
         if "m8n8" not in p or "b16" not in p:
-            raise Unknown(self.source)
+            raise self.unknown()
         count = next(int(x[1:]) for x in p if re.fullmatch(r"x[124]", x))
         dst = self.vector(o[0])
         self.warp_op("ldmatrix", "~0u", [], [(d, "b32", f"t->o[{i}]") for i, d in enumerate(dst)], (count, "trans" in p), 1, self.address(o[1]))
 
     def op_stmatrix(self, p, o):
         if "m8n8" not in p or "b16" not in p:
-            raise Unknown(self.source)
+            raise self.unknown()
         count = next(int(x[1:]) for x in p if re.fullmatch(r"x[124]", x))
         src = self.vector(o[1])
         self.warp_op("stmatrix", "~0u", [self.raw(x, 32) for x in src], [], (count, "trans" in p), 1, self.address(o[0]))
 
-    TYPE_CODE = {"f16": 0, "bf16": 1, "tf32": 2, "f32": 3, "s8": 4, "u8": 5, "s32": 6}
+    TYPE_CODE = {"f16": 0, "bf16": 1, "tf32": 2, "f32": 3, "s8": 4, "u8": 5, "s32": 6, "e4m3": 7, "e5m2": 8}
+    # What the tensor cores know: bytes of a row of A, and the types.
+    MMA_ROWS = {"f16": (16, 32), "bf16": (16, 32), "tf32": (16, 32), "s8": (16, 32), "u8": (16, 32), "e4m3": (32,), "e5m2": (32,)}
 
     @staticmethod
     def shape(p):
         return next(tuple(int(x) for x in m.groups()) for m in (re.fullmatch(r"m(\d+)n(\d+)k(\d+)", x) for x in p) if m)
 
+    def matrix_types(self, k, d_type, a_type, b_type, c_type):
+        bytes_of = 4 if a_type == "tf32" else 2 if a_type in ("f16", "bf16") else 1
+        sums = {"f16": ("f16", "f32"), "s8": ("s32",), "u8": ("s32",)}.get(a_type, ("f32",))
+        mixes = ({"s8", "u8"}, {"e4m3", "e5m2"})
+        if (k * bytes_of not in self.MMA_ROWS[a_type] or d_type not in sums or c_type != d_type
+                or (a_type != b_type and not any({a_type, b_type} <= x for x in mixes))):
+            raise self.unknown()
+        return [self.TYPE_CODE[x] for x in (a_type, b_type, d_type)]
+
     def op_mma(self, p, o):
-        shape = self.shape(p)
-        d_type, a_type, b_type, c_type = p[-4:]
-        if p[p.index("aligned") + 2:][:2] != ["row", "col"]:
-            raise Unknown(self.source)
+        m, n, k = self.shape(p)
+        rest = p[p.index(f"m{m}n{n}k{k}") + 1:]
+        if (m, n) != (16, 8) or rest[:2] != ["row", "col"] or len(rest) != 6:
+            raise self.unknown()
+        d_type, a_type, b_type, c_type = rest[2:]
         d, a, b, c = (self.vector(x) for x in o)
-        known = {((16, 8, 16), "f16"), ((16, 8, 16), "bf16"), ((16, 8, 8), "f16"), ((16, 8, 8), "bf16"), ((16, 8, 8), "tf32"),
-                 ((16, 8, 4), "tf32"), ((16, 8, 32), "s8"), ((16, 8, 32), "u8")}
-        if (shape, a_type) not in known or d_type not in ("f32", "s32"):
-            raise Unknown(self.source)
-        imm = (*shape, self.TYPE_CODE[a_type], self.TYPE_CODE[b_type], self.TYPE_CODE[d_type], len(a), len(b), len(c))
+        imm = (k, *self.matrix_types(k, d_type, a_type, b_type, c_type), len(a), len(b))
         self.warp_op("mma", "~0u", [self.raw(x, 32) for x in a + b + c], [(x, "b32", f"t->o[{i}]") for i, x in enumerate(d)], imm, 1)
+
+    def op_wgmma(self, p, o):
+        if p[1] != "mma_async":   # fence, commit_group, wait_group: sums are there at once
+            return
+        m, n, k = self.shape(p)
+        d_type, a_type, b_type = p[p.index(f"m{m}n{n}k{k}") + 1:][:3]
+        types = self.matrix_types(k, d_type, a_type, b_type, d_type)
+        is_float = d_type != "s32"
+        d, a, b, scale = self.vector(o[0]), o[1], self.raw(o[2]), self.predicate(o[3]) if o[3].strip()[0] in "%!pP" else self.raw(o[3], 32)
+        signs = [int(x, 0) for x in o[4:6]] if is_float else [1, 1]
+        from_registers = a.startswith("{")
+        transposed = [int(x, 0) for x in o[6:]]   # of A, unless it is in registers, and of B
+        transposed = [0] * (2 - len(transposed)) + transposed
+        words = [self.raw(x, 32) for x in self.vector(a)] if from_registers else [f"(u32){self.raw(a)}", f"(u32)((u64){self.raw(a)} >> 32)"]
+        imm = (n, k, types[0], types[1], types[2], len(words) if from_registers else 0, *transposed, int(signs[0] < 0), int(signs[1] < 0))
+        self.emit("{ u32 SUMS[] = {" + ", ".join(self.raw(x, 32) for x in d) + "};")
+        self.warp_op("wgmma", "~0u", [scale, f"(u32){b}", f"(u32)((u64){b} >> 32)"] + words,
+                     [(x, "b32", f"SUMS[{i}]") for i, x in enumerate(d)], imm, 1, "(u64)SUMS")
+        self.emit("}")
 
     def op_wmma(self, p, o):
         m, n, k = self.shape(p)
@@ -1192,45 +1319,47 @@ class FunctionBody:
     def op_atom(self, p, o, returns=True):
         ty = self.types(p)[-1]
         op = next(x for x in p if x in ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"))
-        if any(re.fullmatch(r"v[248]", x) for x in p):
-            raise Unknown(self.source)
         if not returns:
             o = ["_"] + o
         n = BITS[ty]
-        address = self.address(o[1])
         site = self.t.site(self.source)
-        code = f"{{ u64 AD = {address}; CHECK(t, {site}, AD, {n // 8}, 1); u{n} *PT = (u{n} *)AD; u{n} OLD = *PT; "
-        bits = f"b{n}"
-        if op == "cas":
-            code += f"if (OLD == {self.read(o[2], bits)}) *PT = {self.read(o[3], bits)}; "
-        elif op == "exch":
-            code += f"*PT = {self.read(o[2], bits)}; "
-        elif self.is_float(ty):
-            get, put = {"f32": ("asf", "fas"), "f64": ("asd", "das"), "f16": ("h2f", "f2h"), "bf16": ("b2f", "f2b")}.get(ty, (None, None))
-            if get is None:
-                half = ("h2f", "f2h") if ty == "f16x2" else ("b2f", "f2b")
-                if op != "add":
-                    raise Unknown(self.source)
-                code += f"u32 V = {self.raw(o[2], 32)}; *PT = {half[1]}({half[0]}((u16)OLD) + {half[0]}((u16)V)) | ((u32){half[1]}({half[0]}((u16)(OLD >> 16)) + {half[0]}((u16)(V >> 16))) << 16); "
-            else:
-                v = self.read(o[2], ty)
-                e = {"add": f"{get}(OLD) + {v}", "min": f"minf_({get}(OLD), {v})", "max": f"maxf_({get}(OLD), {v})"}[op]
-                code += f"*PT = {put}({e}); "
-        else:
-            c = CTYPE[ty]
-            v = self.read(o[2], ty)
-            e = {"add": f"({c})OLD + V", "and": "OLD & V", "or": "OLD | V", "xor": "OLD ^ V", "min": f"({c})OLD < V ? ({c})OLD : V",
-                 "max": f"({c})OLD > V ? ({c})OLD : V", "inc": "OLD >= V ? 0 : OLD + 1", "dec": "(OLD == 0 || OLD > V) ? V : OLD - 1"}[op]
-            code += f"{c} V = {v}; *PT = (u{n})({e}); "
-        if o[0].strip() != "_":
-            code += self.write(o[0], bits, "OLD")
+        values = [self.vector(x) for x in o[2:4 if op == "cas" else 3]]
+        count = len(values[0])
+        code = f"{{ u64 AD = {self.address(o[1])}; CHECK(t, {site}, AD, {n // 8 * count}, 1); u{n} *PT = (u{n} *)AD, OLD[{count}]; "
+        # All are read before any is written: a destination may be an operand too.
+        for i in range(count):
+            code += f"OLD[{i}] = PT[{i}]; "
+        for i in range(count):
+            code += f"PT[{i}] = {self.updated(op, ty, f'OLD[{i}]', *[v[i] for v in values])}; "
+        for i, x in enumerate(self.vector(o[0])):
+            if x.strip() != "_":
+                code += self.write(x, f"b{n}", f"OLD[{i}]")
         self.emit(code + " }")
+
+    def updated(self, op, ty, old, a, b=None):
+        """What an atomic operation leaves in memory, as bits."""
+        n, bits = BITS[ty], f"b{BITS[ty]}"
+        if op == "cas":
+            return f"{old} == {self.read(a, bits)} ? {self.read(b, bits)} : {old}"
+        if op == "exch":
+            return self.read(a, bits)
+        if ty in ("f16x2", "bf16x2"):
+            get, put = ("h2f", "f2h") if ty == "f16x2" else ("b2f", "f2b")
+            halves = [(f"{get}((u16)({old} >> {s}))", f"{get}((u16)({self.raw(a, 32)} >> {s}))") for s in (0, 16)]
+            return " | ".join(f"(u32){put}({self.combined(op, *x)}) << {s}" for x, s in zip(halves, (0, 16)))
+        if self.is_float(ty):
+            get, put = {"f32": ("asf", "fas"), "f64": ("asd", "das"), "f16": ("h2f", "f2h"), "bf16": ("b2f", "f2b")}[ty]
+            return f"{put}({self.combined(op, f'{get}({old})', self.read(a, ty))})"
+        c, v = CTYPE[ty], self.read(a, ty)
+        return {"add": f"(u{n})({old} + {v})", "and": f"{old} & {v}", "or": f"{old} | {v}", "xor": f"{old} ^ {v}",
+                "min": f"({c}){old} < {v} ? {old} : (u{n}){v}", "max": f"({c}){old} > {v} ? {old} : (u{n}){v}",
+                "inc": f"{old} >= {v} ? 0 : {old} + 1", "dec": f"({old} == 0 || {old} > {v}) ? {v} : {old} - 1"}[op]
+
+    def combined(self, op, a, b):
+        return {"add": f"{a} + {b}", "min": f"minf_({a}, {b})", "max": f"maxf_({a}, {b})"}[op]
 
     def op_red(self, p, o):
         self.op_atom(p, o, returns=False)
-
-    def op_isspacep(self, p, o):
-        raise Unknown(self.source)
 
 
 def translate(text):
