@@ -258,16 +258,25 @@ static int assemble(Module *m) {
     return 0;
 }
 
+/* Whether a translated kernel is not there, or older than what translates. */
+static int is_older(const char *so) {
+    static const char *const tools[] = {"ptx2c.py", "ptx_module.py", "ptx_numbers.py", "ptx_warp.py", "ptx_async.py", "ptx_runtime.h"};
+    char path[1200];
+    for (size_t i = 0; i < sizeof tools / sizeof *tools; i++) {
+        snprintf(path, sizeof path, "%s/%s", cfg.home, tools[i]);
+        if (mtime(so) < mtime(path)) return 1;
+    }
+    return 0;
+}
+
 static void translate(Module *m) {
     if (m->code || m->failed) return;
-    char so[1300], command[8192], tool[1200], tool_async[1200], header[1200], err[1300], text[512];
+    char so[1300], command[8192], tool[1200], err[1300], text[512];
     snprintf(so, sizeof so, "%s%s.so", m->path, cfg.check ? ".check" : "");
     snprintf(tool, sizeof tool, "%s/ptx2c.py", cfg.home);
-    snprintf(tool_async, sizeof tool_async, "%s/ptx_async.py", cfg.home);
-    snprintf(header, sizeof header, "%s/ptx_runtime.h", cfg.home);
     snprintf(err, sizeof err, "%s.%d.err", m->path, (int)getpid());
     double began = now();
-    if (mtime(so) < mtime(tool) || mtime(so) < mtime(tool_async) || mtime(so) < mtime(header)) {
+    if (is_older(so)) {
         snprintf(command, sizeof command,
                  "python3 %s %s.ptx %s.%d.c >%s 2>&1 && %s -march=native -ffp-contract=off -fno-math-errno -shared -fPIC -w -I%s %s -o %s.%d %s.%d.c -lm >>%s 2>&1 && mv %s.%d %s && rm -f %s.%d.c %s",
                  tool, m->path, m->path, (int)getpid(), err, cfg.cc, cfg.home, cfg.check ? "-DFK_CHECK" : "", so, (int)getpid(), m->path, (int)getpid(),
