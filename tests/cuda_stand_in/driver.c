@@ -501,6 +501,7 @@ API CUresult cuDeviceGetAttribute(int *v, int a, CUdevice d) {
     case 97: *v = cfg.shared_optin; break;
     case 106: *v = 32; break;
     case 111: *v = 1024; break;
+    case 120: *v = cfg.major >= 9; break;   /* clusters */
     default: *v = 0;
     }
     return OK;

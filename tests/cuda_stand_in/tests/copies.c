@@ -50,5 +50,15 @@ int main(void) {
         EXPECT(got[i] == want, "cluster %d: %g, expected %g", i, got[i], want);
     }
     EXPECT(cuLaunchKernel(kernel(m, "cluster"), 6, 1, 1, 32, 1, 1, 0, (void *)0, (void *[]){&a, &b}, (void *)0) == 1, "a grid of no whole clusters");
+
+    struct { int id, pad; unsigned cluster[16]; } attribute = {4, 0, {2, 2, 1}};
+    struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } config = {{6, 4, 1}, {1, 1, 1}, 0, 0, &attribute, 1};
+    unsigned place[24][4];
+    CALL(cuLaunchKernelEx, &config, kernel(m, "places"), (void *[]){&b}, (void *)0);
+    CALL(cuMemcpyDtoH_v2, place, b, sizeof place);
+    for (unsigned i = 0; i < 24; i++) {
+        unsigned x = i % 6, y = i / 6, *p = place[i];
+        EXPECT(p[0] == y % 2 * 2 + x % 2 && p[1] == 4 && p[2] == y % 2 && p[3] == x / 2, "place %u: %u %u %u %u", i, p[0], p[1], p[2], p[3]);
+    }
     return report();
 }

@@ -145,3 +145,11 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(32) clust
     group.sync();
     out[blockIdx.x * 32 + threadIdx.x] = sum;
 }
+
+// What a block knows of its place, in clusters that the launch asks for.
+extern "C" __global__ void places(uint4 *out) {
+    auto group = cooperative_groups::this_cluster();
+    unsigned x;
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(x));
+    out[blockIdx.y * gridDim.x + blockIdx.x] = make_uint4(group.block_rank(), group.num_blocks(), group.block_index().y, x);
+}
