@@ -115,14 +115,9 @@ fn with_room_for(all: Tensor<3>, num_tokens: usize) -> Tensor<3> {
 fn plain_attention_of_last(q: &Tensor<2>, k: Tensor<3>, v: Tensor<3>, heads: Heads) -> Attended {
     let Heads { num_heads, num_kv_heads, head_dim, .. } = heads;
     let dtype = q.dtype();
-    let q = q.clone().reshape([num_kv_heads, num_heads / num_kv_heads, head_dim]);
-    let k = k.swap_dims(1, 2);
-    // As in `attention`: f16 products could overflow before they are scaled; bf16 would round the scale itself.
-    let scores = if dtype == DType::F16 {
-        (q * heads.scale).matmul(k).cast(DType::F32)
-    } else {
-        q.matmul(k).cast(DType::F32) * heads.scale
-    }; // [num_kv_heads, group, tokens]
+    let q = q.clone().cast(DType::F32).reshape([num_kv_heads, num_heads / num_kv_heads, head_dim]);
+    // As in `attention`, from operands in f32.
+    let scores = q.matmul(k.cast(DType::F32).swap_dims(1, 2)) * heads.scale; // [num_kv_heads, group, tokens]
     let max = scores.clone().max_dim(2);
     let weights = (scores - max.clone()).exp();
     let sum = weights.clone().sum_dim(2);
