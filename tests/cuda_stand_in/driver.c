@@ -617,6 +617,14 @@ API CUresult cuInit(unsigned flags) {
     simt_is_device_memory = is_device;
     return OK;
 }
+
+/* NVRTC asks for private tables, and does without them where it gets an error; without the function it crashes. */
+API CUresult cuGetExportTable(const void **table, const void *id) {
+    (void)id;
+    *table = 0;
+    return NOT_FOUND;
+}
+
 API CUresult cuDriverGetVersion(int *v) { pthread_once(&once, start); *v = cfg.driver; return OK; }
 API CUresult cuDeviceGetCount(int *n) { pthread_once(&once, start); *n = cfg.num_gpus; return OK; }
 API CUresult cuDeviceGet(CUdevice *d, int ordinal) {
