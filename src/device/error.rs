@@ -1,6 +1,7 @@
 //! What can go wrong when a device is opened.
 
 use super::{DeviceKind, Dtype};
+use crate::faults;
 
 /// A device cannot be used. The text says what to do instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -97,7 +98,8 @@ impl DeviceError {
     }
 
     pub(super) fn cannot_compute(kind: DeviceKind, reason: String) -> Self {
-        Self::CannotCompute { kind, reason }
+        // A fault of the backend's own threads says more than the error that it led to.
+        Self::CannotCompute { kind, reason: faults::take().unwrap_or(reason) }
     }
 
     /// The first line, for a list of reasons.

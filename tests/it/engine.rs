@@ -55,6 +55,12 @@ fn step(model: &Model, adapters: AdapterSet, train: &TrainConfig) -> TrainStep {
     TrainStep::new(model.clone(), adapters, train, &optimizer, None, 0)
 }
 
+/// A step on the CPU, and a batch for it.
+pub(crate) fn step_and_batch() -> (TrainStep, Batch) {
+    let model = model(Dtype::F32, Dtype::F32);
+    (step(&model, adapters(&model, 0.0), &TrainConfig::default()), in_rows(&indexed()))
+}
+
 /// Rows of different lengths with different shares of target tokens.
 fn rows() -> Vec<Vec<u32>> {
     let length = |row: usize| [9, 4, 17, 2, 12, 30, 5, 21][row];
