@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import datetime
 import json
-import lzma
 import os
 import pathlib
 import platform
@@ -16,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 NUM_WARMUP_STEPS = 2
 FIGURES = ("step_seconds", "tokens_per_second", "first_step_seconds", "mfu", "gflops", "gemm_peak_gflops")
@@ -35,6 +35,7 @@ max_length = {length}
 [train]
 precision = "{dtype}"
 micro_batch_size = {rows}
+gradient_accumulation_steps = {accumulation}
 gradient_checkpointing = {checkpointing}
 max_steps = {steps}
 [optimizer]
@@ -49,9 +50,9 @@ class Failed(Exception):
 
 
 def recipe(task: dict, output: pathlib.Path) -> str:
-    """Our side's recipe for a task: model, init, dtype, r, length, rows, checkpointing, steps, device."""
+    """Our side's recipe for a task: model, init, dtype, r, length, rows, accumulation, checkpointing, steps, device."""
     checkpointing = str(task["checkpointing"]).lower()
-    return RECIPE.format(**{"init": "pretrained", "device": "auto", **task, "alpha": 2 * task["r"], "output": output,
+    return RECIPE.format(**{"init": "pretrained", "device": "auto", "accumulation": 1, **task, "alpha": 2 * task["r"], "output": output,
                             "checkpointing": checkpointing if checkpointing in ("true", "false") else f'"{checkpointing}"'})
 
 
@@ -90,9 +91,9 @@ class GpuMemory:
         return info.used
 
 
-def measure(command: list[str], gpu: GpuMemory | None = None, timeout: float | None = None, env: dict | None = None) -> dict:
+def measure(command: list[str], gpu: GpuMemory | None = None, log: TextIO | None = None) -> dict:
     """The last line of a process's stdout as JSON, and its peak memory: resident (VmHWM) and, with `gpu`, the GPU's used
-    memory above what was in use before."""
+    memory above what was in use before. `log` gets its stderr as it is written."""
     before = gpu.used_bytes() if gpu else 0
     peak_gpu, done = before, threading.Event()
 
@@ -103,8 +104,7 @@ def measure(command: list[str], gpu: GpuMemory | None = None, timeout: float | N
 
     watcher = threading.Thread(target=watch, daemon=True)
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        began, late = time.monotonic(), False
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, env={**os.environ, **(env or {})})
+        process = subprocess.Popen(command, stdout=stdout, stderr=log or stderr, text=True)
         if gpu:
             watcher.start()
         peak_kib = 0
@@ -112,9 +112,6 @@ def measure(command: list[str], gpu: GpuMemory | None = None, timeout: float | N
             with contextlib.suppress(OSError):
                 status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
                 peak_kib = max([peak_kib, *(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))])
-            if timeout and time.monotonic() - began > timeout and not late:
-                late = True
-                process.kill()
             time.sleep(0.02)
         done.set()
         if gpu:
@@ -122,8 +119,6 @@ def measure(command: list[str], gpu: GpuMemory | None = None, timeout: float | N
         stdout.seek(0)
         stderr.seek(0)
         lines = stdout.read().strip().splitlines()
-        if late:
-            raise Failed(f"{shlex.join(command)} ran past {timeout:.0f} seconds")
         if process.returncode or not lines:
             raise Failed(f"{shlex.join(command)} ended with status {process.returncode}:\n{stderr.read()[-4000:]}")
     figures = json.loads(lines[-1])
@@ -134,8 +129,9 @@ def measure(command: list[str], gpu: GpuMemory | None = None, timeout: float | N
     return {**figures, **found}
 
 
-def peft_steps(base, task: dict, device: str = "cpu") -> None:
-    """PEFT's side: LoRA on all linear layers of a loaded model, steps on random tokens; prints one JSON object."""
+def peft_steps(base, task: dict, device: str = "cpu", used_bytes: Callable[[], int] | None = None) -> None:
+    """PEFT's side: LoRA on all linear layers of a loaded model, steps on random tokens; prints one JSON object for each
+    of the task's shapes, with the GPU's memory after it by `used_bytes`: PyTorch keeps what it once had."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -148,27 +144,31 @@ def peft_steps(base, task: dict, device: str = "cpu") -> None:
     model.train()
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, weight_decay=0.0)
-    seconds, first, value = [], None, None
-    warmup = task.get("warmup", NUM_WARMUP_STEPS)
-    for _ in range(warmup + task["steps"]):
-        ids = torch.randint(0, base.config.vocab_size, (task["rows"], task["length"])).to(device)
-        began = time.perf_counter()
-        with torch.autocast(device, torch.bfloat16, enabled=task["dtype"] == "bf16"):
-            loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trainable, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        # Waits for the device, as our side does when it reads the loss.
-        value = loss.item()
-        seconds.append(time.perf_counter() - began)
-        if first is None:
-            if device == "cuda":
-                torch.cuda.synchronize()
-            first = seconds_since_start()
-    step = statistics.median(seconds[warmup:])
-    print(json.dumps({"step_seconds": step, "tokens_per_second": task["rows"] * task["length"] / step,
-                      "first_step_seconds": first, "loss": value}))
+    warmup, first = task.get("warmup", NUM_WARMUP_STEPS), None
+    for rows, length, accumulation in task.get("shapes") or [(task["rows"], task["length"], 1)]:
+        seconds, value = [], 0.0
+        for _ in range(warmup + task["steps"]):
+            batches = torch.randint(0, base.config.vocab_size, (accumulation, rows, length)).to(device)
+            began = time.perf_counter()
+            for ids in batches:
+                with torch.autocast(device, torch.bfloat16, enabled=task["dtype"] == "bf16"):
+                    loss = model(input_ids=ids, labels=ids).loss / accumulation
+                loss.backward()
+            torch.nn.utils.clip_grad_norm_(trainable, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            # Waits for the device, as our side does when it reads the loss.
+            value = loss.item() * accumulation
+            seconds.append(time.perf_counter() - began)
+            if first is None:
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                first = seconds_since_start()
+        step = statistics.median(seconds[warmup:])
+        memory = {"peak_gpu_memory_bytes": used_bytes()} if used_bytes else {}
+        print(json.dumps({**task.get("label", {}), "rows": rows, "length": length, "accumulation": accumulation, "step_seconds": step,
+                          "tokens_per_second": accumulation * rows * length / step, "first_step_seconds": first, "loss": value, **memory}),
+              flush=True)
 
 
 def bench_command(binary: pathlib.Path, recipe_file: pathlib.Path, settings: list[str], warmup: int = NUM_WARMUP_STEPS) -> list[str]:
@@ -228,16 +228,6 @@ def versions(binary: pathlib.Path, packages: tuple[str, ...]) -> dict:
     return found
 
 
-def unpacked(binary: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """The binary; an .xz is unpacked into `folder`."""
-    if binary.suffix != ".xz":
-        return binary
-    path = folder / binary.stem
-    path.write_bytes(lzma.decompress(binary.read_bytes()))
-    path.chmod(0o755)
-    return path
-
-
 def write_result(folder: pathlib.Path, prefix: str, result: dict) -> pathlib.Path:
     """The result with time and command, as FOLDER/PREFIX-TIME.json."""
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -252,19 +242,12 @@ def default_binary() -> pathlib.Path:
     return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", "target")) / "release/lora-train"
 
 
-def rounds(order: Iterator[tuple[int, str, str]], num_rounds: int, run: Callable[[int, str, str], dict | None],
-           budget: float | None = None) -> dict[str, dict[str, list[dict]]]:
-    """Runs all measurements; skips one that would end after `budget` seconds, judged by its last time."""
-    began, found, took = time.monotonic(), {}, {}
+def rounds(order: Iterator[tuple[int, str, str]], num_rounds: int,
+           run: Callable[[int, str, str], dict]) -> dict[str, dict[str, list[dict]]]:
+    """Runs all measurements."""
+    found = {}
     for index, row, side in order:
-        if budget and time.monotonic() - began + took.get((row, side), 0) > budget:
-            print(f"round {index + 1}  {row}  {side}  left out: the time budget is used up", file=sys.stderr, flush=True)
-            continue
-        start = time.monotonic()
         figures = run(index, row, side)
-        took[row, side] = time.monotonic() - start
-        if figures is None:
-            continue
         found.setdefault(row, {}).setdefault(side, []).append(figures)
         print(f"round {index + 1}/{num_rounds}  {row}  {side}  {figures['tokens_per_second']:,.0f} tokens/s", file=sys.stderr, flush=True)
     return found

@@ -2,13 +2,13 @@
 """Compares the memory that `lora-train plan` estimates with the measured peak, over recipes of several shapes.
 
 usage: check_plan.py [--models models] [--device cpu] [--configs] [--binary target/release/lora-train] [--tolerance 0.1]
-                     [--first N] [--out benches/results] [--result FILE]
+                     [--out benches/results]
 
 Every recipe is planned, and then run for two steps by `bench` in a process of its own, whose peak memory is read from
 outside: resident on the CPU (VmHWM), on a GPU the used memory by NVML above what was in use before. The table also has
 the estimated and the measured time of a step. With --configs the models are those of configs/ with random weights, from
 tiny to 1B, so that nothing has to be downloaded. Prints a table and writes JSON with hardware, versions and command line
-to --out, or to --result. Exit code 1 if the memory of a plan is off by more than --tolerance.
+to --out. Exit code 1 if the memory of a plan is off by more than --tolerance.
 """
 
 import argparse
@@ -44,8 +44,6 @@ def main() -> None:
     parser.add_argument("--models", type=pathlib.Path, default=pathlib.Path("models"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--configs", action="store_true", help="models of configs/ with random weights")
-    parser.add_argument("--first", type=int, help="so many recipes only")
-    parser.add_argument("--result", type=pathlib.Path, help="the file that gets the JSON")
     parser.add_argument("--binary", type=pathlib.Path, default=benchlib.default_binary())
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benches/results"))
@@ -56,7 +54,7 @@ def main() -> None:
     figures, lines = [], []
     with tempfile.TemporaryDirectory() as work:
         recipe = pathlib.Path(work) / "recipe.toml"
-        for model, rows, length, r, checkpointing, dtype, *loss_chunk in (RANDOM_RECIPES if args.configs else RECIPES)[:args.first]:
+        for model, rows, length, r, checkpointing, dtype, *loss_chunk in RANDOM_RECIPES if args.configs else RECIPES:
             # As arguments of plan and bench.
             settings = [word for tokens in loss_chunk for word in ("--set", f"train.loss_chunk_tokens={tokens}")]
             path = pathlib.Path(f"configs/{model}.json") if args.configs else args.models / model
@@ -79,10 +77,7 @@ def main() -> None:
     worst = max(abs(figure["error"]) for figure in figures)
     result = {"machine": benchlib.machine(), "versions": benchlib.versions(args.binary, ()), "device": args.device, "worst": worst,
               "figures": figures}
-    if args.result:
-        args.result.write_text(json.dumps(result, indent=1) + "\n")
-    else:
-        print(benchlib.write_result(args.out, "plan", result), file=sys.stderr)
+    print(benchlib.write_result(args.out, "plan", result), file=sys.stderr)
     if worst > args.tolerance:
         sys.exit(f"a plan is off by {worst:.1%}, more than {args.tolerance:.0%}")
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Prepares a Debian or Ubuntu machine to build `--features cuda`. Neither a GPU nor the CUDA toolkit is needed to build:
-# the driver, and NVRTC where kernels go through it, are loaded when the program starts on a CUDA device.
+# the driver and NVRTC are loaded when the program starts on a CUDA device (docs/cuda.md lists what it needs there).
 #
-# burn's CubeCL compiles kernels with LLVM. Its build script downloads its own bundle. Where that download is not possible,
-# this script puts the distribution's LLVM in the bundle's place. It is one major version older than the bundle's (22
-# instead of 23), but builds and links; scripts/gpu_check.sh checks its results.
+# burn's CubeCL links LLVM, its other compiler of kernels, also where NVRTC compiles them (only `--features cuda-llvm` lets
+# LLVM do so). Its build script downloads its own bundle. Where that download is not possible, this script puts the
+# distribution's LLVM in the bundle's place. It is one major version older than the bundle's (22 instead of 23), but builds
+# and links; scripts/gpu_half_hour.sh checks its results. It knows the PTX of CUDA 13.0 at most: see docs/cuda.md.
 #
 # usage: scripts/setup_cuda_build.sh            (needs root or sudo for the packages)
 set -euo pipefail

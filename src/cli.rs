@@ -10,7 +10,8 @@ use clap::{Args, FromArgMatches, Subcommand};
 
 use crate::commands::{bench, check, compare, doctor, generate, inspect, merge, plan, report, tune};
 use crate::failure::Failure;
-use crate::run::device_memory::is_out_of_memory;
+use crate::faults::{Fault, backend_log};
+use crate::panics;
 use crate::run::{self, TrainArgs};
 
 /// What the command line asks for.
@@ -69,9 +70,12 @@ pub fn main() -> ExitCode {
     ExitCode::from(ended(|| dispatch(&request)))
 }
 
-/// Runs `work`, reports its error and returns the exit code. A panic is a bug; it ends with 1 like other failures.
+/// Runs `work`, reports its error and returns the exit code. A panic is a bug or a fault of the device; it ends with 1
+/// like other failures.
 #[must_use]
 pub fn ended(work: impl FnOnce() -> Result<(), Failure>) -> u8 {
+    panics::install();
+    backend_log::install();
     // Nothing that `work` left half done is used after this.
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Failure::running(of_panic(&*panic))));
     result.map_or_else(
@@ -83,12 +87,16 @@ pub fn ended(work: impl FnOnce() -> Result<(), Failure>) -> u8 {
     )
 }
 
-/// What to say after a panic. The panic has already printed where it was.
+/// What to say after a panic. A bug has already printed where it was.
 fn of_panic(panic: &(dyn Any + Send)) -> String {
-    if is_out_of_memory(panic) {
-        return "the device has no memory left\n  hint: `lora-train plan` shows what takes how much; lower \
-                `train.micro_batch_size` or `data.max_length`"
-            .to_owned();
+    match Fault::of_panic(panic) {
+        Some(fault) if fault.is_out_of_memory() => {
+            return "the device has no memory left\n  hint: `lora-train plan` shows what takes how much; lower \
+                    `train.micro_batch_size` or `data.max_length`"
+                .to_owned();
+        }
+        Some(fault) => return fault.to_string(),
+        None => {}
     }
     let commit = option_env!("LORA_TRAIN_GIT_COMMIT").map(|commit| format!(", commit {commit}")).unwrap_or_default();
     let version = env!("CARGO_PKG_VERSION");
@@ -252,6 +260,8 @@ mod tests {
         }
         let memory = of_panic(&"DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")");
         assert!(memory.contains("no memory left") && memory.contains("`train.micro_batch_size`"), "{memory}");
+        let fault = of_panic(&"DriverError(CUDA_ERROR_LAUNCH_FAILED, \"x\")");
+        assert!(fault.starts_with("the GPU stopped: CUDA_ERROR_LAUNCH_FAILED, x\n"), "{fault}");
     }
 
     #[test]

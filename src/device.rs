@@ -4,7 +4,7 @@
 //! this file.
 
 mod cpu;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cuda-llvm")]
 #[expect(unsafe_code, reason = "the driver is a C library")]
 mod cuda_driver;
 mod cuda_gpu;
@@ -12,9 +12,13 @@ mod dtype;
 mod error;
 #[cfg(feature = "kernel-cache")]
 mod kernel_cache;
-mod libdevice;
+#[cfg(feature = "cuda-llvm")]
+#[expect(unsafe_code, reason = "NVRTC is a C library")]
+mod nvrtc;
 mod peak;
+mod toolkit;
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use burn::tensor::{Device, Tensor};
@@ -27,7 +31,7 @@ pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
 pub use cuda_gpu::{CudaGpu, DriverLibrary};
 pub use dtype::Dtype;
 pub use error::DeviceError;
-pub use libdevice::{Libdevice, find_libdevice};
+pub use toolkit::{KernelCompiler, NvrtcLibrary, Toolkit, ToolkitFile, find_toolkit};
 
 section! {
     /// Section `[device]` of a recipe. Whether the device is there is known to [`open`] only.
@@ -134,7 +138,7 @@ impl DeviceKind {
     pub fn is_compiled_in(self) -> bool {
         match self {
             Self::Cpu => true,
-            Self::Cuda => cfg!(feature = "cuda"),
+            Self::Cuda => cfg!(feature = "cuda-llvm"),
             Self::Vulkan => cfg!(feature = "vulkan"),
             Self::Metal => cfg!(feature = "metal"),
             Self::Rocm => cfg!(feature = "rocm"),
@@ -198,7 +202,7 @@ fn open_auto() -> Result<OpenDevice, DeviceError> {
         match open_gpu(kind, 0, "auto: the first GPU that works") {
             Ok(device) => return Ok(device),
             // A GPU that is present but does not work is an error: nobody wants days on the CPU instead.
-            Err(error @ (DeviceError::CannotCompute { .. } | DeviceError::NoLibdevice { .. })) => return Err(error),
+            Err(error @ (DeviceError::CannotCompute { .. } | DeviceError::Incomplete { .. })) => return Err(error),
             Err(error) => refusals.push(error.short()),
         }
     }
@@ -225,12 +229,13 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
     if !kind.is_compiled_in() {
         return Err(DeviceError::NotCompiledIn { kind });
     }
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cuda-llvm")]
     let cuda = (kind == DeviceKind::Cuda).then(|| cuda_driver::probe(ordinal)).transpose()?;
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(feature = "cuda-llvm"))]
     let cuda: Option<CudaGpu> = None;
-    if kind == DeviceKind::Cuda {
-        libdevice::require()?;
+    if let Some(gpu) = &cuda {
+        gpu.require_recent()?;
+        toolkit::require(gpu)?;
     }
     #[cfg(feature = "kernel-cache")]
     kernel_cache::keep_between_runs();
@@ -245,22 +250,42 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
     Ok(OpenDevice { device, kind, label, reason: reason.into(), cuda, gemm_peak_flops: Default::default() })
 }
 
+/// Where measured peaks of GPUs are kept: beside the compiled kernels.
+fn peak_folder() -> Option<PathBuf> {
+    #[cfg(feature = "kernel-cache")]
+    return Some(kernel_cache::folder());
+    #[cfg(not(feature = "kernel-cache"))]
+    None
+}
+
 /// Loads the CUDA driver's library and asks its version, which needs no GPU.
 ///
 /// # Errors
 ///
 /// If it cannot be loaded: why, in one line.
 pub fn driver_library() -> Result<DriverLibrary, String> {
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cuda-llvm")]
     return cuda_driver::driver_library();
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(feature = "cuda-llvm"))]
+    Err("this binary is built without CUDA".into())
+}
+
+/// Loads NVRTC, which needs no GPU.
+///
+/// # Errors
+///
+/// If it cannot be loaded: why, in one line.
+pub fn nvrtc_library() -> Result<NvrtcLibrary, String> {
+    #[cfg(feature = "cuda-llvm")]
+    return nvrtc::library();
+    #[cfg(not(feature = "cuda-llvm"))]
     Err("this binary is built without CUDA".into())
 }
 
 /// The handle of a GPU and the name that its driver gives it; `None` if the driver lists no GPU.
 fn gpu_handle(kind: DeviceKind, ordinal: u32) -> Option<(Device, String)> {
     match kind {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cuda-llvm")]
         DeviceKind::Cuda => Some((Device::cuda(ordinal as usize), String::new())),
         #[cfg(feature = "vulkan")]
         DeviceKind::Vulkan => first_card(burn::tensor::DeviceType::Vulkan),
@@ -321,13 +346,9 @@ impl OpenDevice {
     /// Whether tensors of a type can be stored and computed with.
     #[must_use]
     pub fn supports(&self, dtype: Dtype) -> bool {
-        self.device.supports_dtype(burn::tensor::DType::from(dtype))
-    }
-
-    /// Whether matrix products of operands in `f32` round them to TF32.
-    #[must_use]
-    pub fn f32_products_are_tf32(&self) -> bool {
-        self.cuda.as_ref().is_some_and(|gpu| gpu.compute_capability >= (8, 0))
+        // Older GPUs have no instructions for bf16, and CubeCL does not tell.
+        let is_old = self.cuda.as_ref().is_some_and(|gpu| gpu.compute_capability < (8, 0));
+        !(is_old && dtype == Dtype::Bf16) && self.device.supports_dtype(burn::tensor::DType::from(dtype))
     }
 
     /// Waits until all work handed over is done. Returns at once on the CPU, which computes within the call.
@@ -346,23 +367,53 @@ impl OpenDevice {
         Some(MemoryInUse { allocated_bytes: usage.bytes_in_use, reserved_bytes: usage.bytes_reserved })
     }
 
+    /// Whether `f32` matrix products of this device may be computed in TF32, which rounds factors to 11 significant bits:
+    /// `CubeCL`'s tensor-core kernels take `f32` so where a GPU has that format, and which kernel computes a product is
+    /// the choice of the tuner, made for each shape. So this is known from the GPU's kind, not from a measurement.
+    #[must_use]
+    pub fn f32_products_are_tf32(&self) -> bool {
+        self.cuda.as_ref().is_some_and(|gpu| gpu.compute_capability >= (8, 0))
+    }
+
+    /// Relative error of one `f32` product, `[256, 256]` by `[256, 256]`, of numbers that `f32` holds and sums exactly: 0,
+    /// or 2^-12 if it was computed in TF32. Says nothing about other shapes. `None` if the product fails.
+    #[must_use]
+    pub fn f32_product_error(&self) -> Option<f64> {
+        guarded(|| peak::product_error(&self.device, Dtype::F32)).ok().flatten()
+    }
+
     /// The fastest matrix product measured on this device, in floating-point operations per second: the denominator of
-    /// MFU. Measured at the first call for a type, then remembered. That takes about 0.1 seconds on a CPU; on a GPU the
-    /// backend may also tune its kernels. `None` if nothing could be measured.
+    /// MFU. Known after the first call for a type. On a CPU the measurement takes about 0.1 seconds; on a GPU the backend
+    /// may also tune its kernels, so what was measured is kept on disk beside those kernels. `None` if nothing could be
+    /// measured.
     ///
     /// On the CPU this is the `f32` product for every `dtype`, since the backend computes in `f32`.
     #[must_use]
     pub fn gemm_peak_flops(&self, dtype: Dtype) -> Option<f64> {
         let dtype = if self.is_gpu() { dtype } else { Dtype::F32 };
         *self.gemm_peak_flops[dtype as usize].get_or_init(|| {
-            if !self.is_gpu() {
-                return peak::cpu_gemm_flops();
-            }
-            let total = self.cuda.as_ref().map(|gpu| gpu.memory_bytes);
-            let used = self.memory_in_use().map(|used| used.reserved_bytes);
-            let has_room = total.zip(used).is_none_or(|(total, used)| used + (2 << 30) < total);
-            peak::gpu_gemm_flops(&self.device, dtype, has_room)
+            let kept = self.is_gpu().then(peak_folder).flatten();
+            let kept = kept.and_then(|folder| peak::kept(&folder, &self.label, dtype));
+            kept.or_else(|| self.measure_gemm_peak_flops(dtype))
         })
+    }
+
+    /// [`OpenDevice::gemm_peak_flops`], measured anew.
+    #[must_use]
+    pub fn measure_gemm_peak_flops(&self, dtype: Dtype) -> Option<f64> {
+        if !self.is_gpu() {
+            return peak::cpu_gemm_flops();
+        }
+        let total = self.cuda.as_ref().map(|gpu| gpu.memory_bytes);
+        let used = self.memory_in_use().map(|used| used.reserved_bytes);
+        let has_room = total.zip(used).is_none_or(|(total, used)| used + (2 << 30) < total);
+        let flops = peak::gpu_gemm_flops(&self.device, dtype, has_room);
+        // A GPU that runs full is measured with small products: not what a later run should be held against.
+        if let Some((folder, flops)) = peak_folder().zip(flops).filter(|_| has_room) {
+            // Without the file the next run measures.
+            drop(peak::keep(&folder, &self.label, dtype, flops));
+        }
+        flops
     }
 
     /// Bytes read and written per second by adding a number to a large tensor; `None` if the measurement fails.

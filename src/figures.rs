@@ -254,8 +254,8 @@ figures! {
         rows: u64, "data/rows";
         /// Rows of the step that were longer than `data.max_length` and were cut.
         truncated_rows: u64, "data/truncated_rows";
-        /// Tokens of padding in the step's micro-batches, which a device with kernels that leave padding out does not
-        /// compute.
+        /// Tokens of padding in the step's micro-batches, with rows at a multiple of 64 (beyond 1024 of 128). A device with
+        /// kernels that leave padding out does not compute them.
         padding_tokens: u64, "data/padding_tokens";
         /// Seconds in which data workers made the micro-batches of the step, all workers together.
         worker_busy_seconds: f64, "data/worker_busy";

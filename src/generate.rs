@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::data::template::{ChatTemplate, TemplateError};
 use crate::data::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
+use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::decode::Decoder;
@@ -20,6 +21,9 @@ const SAMPLE_TOKENS: usize = 96;
 
 /// Tokens at the end of the prompt that the decoder sees first: enough for one character and the space before it.
 const DECODE_CONTEXT: usize = 8;
+
+/// What is read from the device, to people.
+const LOGITS: &str = "the logits of a token";
 
 /// How a text is continued.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -156,7 +160,7 @@ impl Generator<'_> {
         let (mut token_ids, mut text) = (Vec::new(), String::new());
 
         let start = Instant::now();
-        let mut logits = sampler::read(decoder.append(prompt_ids));
+        let mut logits = faults::read(decoder.append(prompt_ids), LOGITS);
         let prompt_seconds = start.elapsed().as_secs_f64();
         let decode_start = Instant::now();
         let ending = loop {
@@ -177,7 +181,7 @@ impl Generator<'_> {
                 break Ending::MaxPositions;
             }
             if token_ids.len() < options.max_new_tokens {
-                logits = sampler::read(decoder.append(&[token]));
+                logits = faults::read(decoder.append(&[token]), LOGITS);
             }
         };
         let decode_seconds = decode_start.elapsed().as_secs_f64();

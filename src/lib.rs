@@ -24,6 +24,7 @@
 //! - [`hub`] model files from the Hugging Face Hub
 //! - [`failure`] how a command ends without its result
 //! - [`panics`] panics that are caught
+//! - [`faults`] what a device's backend says when it fails, and reading tensors
 //! - [`files`] files that are complete or absent
 //! - [`text`] numbers for people
 //! - [`stats`] means, quantiles and straight lines
@@ -39,6 +40,7 @@ pub mod device;
 pub mod diagnosis;
 pub mod export;
 pub mod failure;
+pub mod faults;
 pub mod figures;
 pub mod files;
 pub mod generate;

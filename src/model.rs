@@ -148,7 +148,8 @@ impl Model {
         x
     }
 
-    /// The logits of every token, `[tokens, vocab_size]`, in `f32`: for tests and short texts, not for training.
+    /// The logits of every token of the [`arranged`](Self::arranged) batch, `[tokens, vocab_size]`, in `f32`: for tests and
+    /// short texts, not for training.
     #[must_use]
     pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let (normed, _) = rms_norm(self.place, &self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);

@@ -1,17 +1,38 @@
 //! Panics that are caught: third-party code panics on odd files.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
+
+use crate::faults;
 
 thread_local! {
     static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether a panic of this thread would be caught. It then ends nothing and must not be printed.
-#[must_use]
-pub fn is_guarded() -> bool {
+fn is_guarded() -> bool {
     IS_GUARDED.get()
+}
+
+/// Whether a panic is to be printed: it is not one that is caught, and none of a device's backend.
+#[must_use]
+pub fn is_printed(panic: &PanicHookInfo<'_>) -> bool {
+    let thread = std::thread::current();
+    !is_guarded() && faults::is_printed(thread.name(), panic.payload_as_str().unwrap_or_default())
+}
+
+/// From now on only such panics are printed as [`is_printed`] says.
+pub fn install() {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        let print = take_hook();
+        set_hook(Box::new(move |panic| {
+            if is_printed(panic) {
+                print(panic);
+            }
+        }));
+    });
 }
 
 /// Returns the result of `call` or, if it panics, the panic's message, which is then not printed.
@@ -22,21 +43,13 @@ pub fn is_guarded() -> bool {
 ///
 /// If `call` panics.
 pub fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    static INSTALL: Once = Once::new();
-    INSTALL.call_once(|| {
-        let print = take_hook();
-        set_hook(Box::new(move |panic| {
-            if !is_guarded() {
-                print(panic);
-            }
-        }));
-    });
+    install();
     let before = IS_GUARDED.replace(true);
     let result = catch_unwind(AssertUnwindSafe(call));
     IS_GUARDED.set(before);
-    result.map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        text.unwrap_or("it cannot be read").to_owned()
+    result.map_err(|panic| match faults::panic_text(&*panic) {
+        "" => "it cannot be read".to_owned(),
+        text => text.to_owned(),
     })
 }
 

@@ -45,6 +45,14 @@ pub struct RowSource {
     pub row: usize,
 }
 
+/// Length at which devices that compute padding compute rows, the longest of which has `longest` tokens: a multiple of
+/// 64, beyond 1024 of 128. So the shapes of most steps are alike, and with them what was tuned and compiled for them, and
+/// loads are as wide as a vector.
+#[must_use]
+pub fn padded_length(longest: usize) -> usize {
+    longest.next_multiple_of(if longest > 1024 { 128 } else { 64 })
+}
+
 impl Batch {
     /// Puts documents end to end, `rows[i]` into row i. The first token of a document is not predicted, so no target
     /// crosses a document boundary.
@@ -68,7 +76,7 @@ impl Batch {
         batch
     }
 
-    /// Number of rows.
+    /// Number of rows, with those that hold no tokens.
     #[must_use]
     pub fn num_rows(&self) -> usize {
         self.row_lengths.len()
@@ -77,11 +85,11 @@ impl Batch {
     /// Number of padding tokens that [`padded`](Self::padded) adds.
     #[must_use]
     pub fn num_padding_tokens(&self) -> usize {
-        self.num_rows() * self.longest_row() - self.input_ids.len()
+        self.num_rows() * self.padded_length() - self.input_ids.len()
     }
 
-    fn longest_row(&self) -> usize {
-        self.row_lengths.iter().copied().max().unwrap_or(0)
+    fn padded_length(&self) -> usize {
+        padded_length(self.row_lengths.iter().copied().max().unwrap_or(0))
     }
 
     /// Number of tokens that are not padding.
@@ -108,10 +116,11 @@ impl Batch {
         positions
     }
 
-    /// The batch with all rows at one length, padded on the right with token 0. Padding belongs to no document.
+    /// The batch with all rows at one [length](padded_length), padded on the right with token 0. Padding belongs to no
+    /// document.
     #[must_use]
     pub fn padded(&self) -> Self {
-        let length = self.longest_row();
+        let length = self.padded_length();
         let mut padded =
             Self { row_lengths: vec![length; self.num_rows()], sources: self.sources.clone(), ..Self::default() };
         let (mut start, mut documents, mut targets) =
@@ -140,7 +149,7 @@ mod tests {
     fn padding_keeps_documents_targets_and_positions() {
         let batch = Batch {
             input_ids: vec![1, 2, 3, 4, 5, 6],
-            row_lengths: vec![2, 4],
+            row_lengths: vec![2, 4, 0],
             documents: vec![
                 Document { start: 0, len: 2 },
                 Document { start: 2, len: 3 },
@@ -150,11 +159,18 @@ mod tests {
             sources: vec![RowSource { file: 0, row: 0 }; 3],
         };
         let padded = batch.padded();
-        assert_eq!(padded.input_ids, [1, 2, 0, 0, 3, 4, 5, 6]);
-        assert_eq!(padded.documents.iter().map(|d| (d.start, d.len)).collect::<Vec<_>>(), [(0, 2), (4, 3), (7, 1)]);
-        assert_eq!(padded.targets, [Target { position: 0, token: 2 }, Target { position: 5, token: 5 }]);
-        assert_eq!(padded.positions(), [0, 1, 0, 0, 0, 1, 2, 0]);
-        assert_eq!((batch.num_padding_tokens(), padded.num_padding_tokens(), padded.num_tokens()), (2, 0, 6));
+        let starting = |rows: [&[u32]; 3]| rows.map(|row| [row, &vec![0; 64 - row.len()]].concat()).concat();
+        assert_eq!(padded.input_ids, starting([&[1, 2], &[3, 4, 5, 6], &[]]));
+        assert_eq!(padded.documents.iter().map(|d| (d.start, d.len)).collect::<Vec<_>>(), [(0, 2), (64, 3), (67, 1)]);
+        assert_eq!(padded.targets, [Target { position: 0, token: 2 }, Target { position: 65, token: 5 }]);
+        assert_eq!(padded.positions(), starting([&[0, 1], &[0, 1, 2, 0], &[]]));
+        assert_eq!((batch.num_padding_tokens(), padded.num_padding_tokens(), padded.num_tokens()), (186, 0, 6));
         assert_eq!(padded.padded(), padded);
+    }
+
+    #[test]
+    fn rows_are_computed_at_few_lengths() {
+        let lengths = [0, 1, 64, 65, 1000, 1024, 1025, 4096].map(padded_length);
+        assert_eq!(lengths, [0, 64, 64, 128, 1024, 1024, 1152, 4096]);
     }
 }

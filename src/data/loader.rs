@@ -23,7 +23,8 @@ const STOP_CHECK: Duration = Duration::from_millis(50);
 /// A micro-batch and its place in the training rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadedBatch {
-    /// The rows. Rows without a token that carries loss are left out, so the batch may be empty.
+    /// The rows. Rows without a token that carries loss are left out, so the batch may be empty. The last one of an epoch
+    /// is filled up with rows without tokens: where padding is computed, its shape is that of the others.
     pub batch: Batch,
     /// Cursor of the next micro-batch.
     pub cursor_after: Cursor,
@@ -67,6 +68,7 @@ pub struct Loader<'a> {
 struct Job {
     order: Arc<Order>,
     rows: Range<usize>,
+    micro_batch_size: usize,
     epoch: u64,
     cursor_after: Cursor,
 }
@@ -80,7 +82,7 @@ impl Job {
 
     fn make(&self, files: &[DataFile], is_stopped: &dyn Fn() -> bool) -> Result<LoadedBatch, DataError> {
         let mut report = RowCounts::default();
-        let mut rows = Vec::with_capacity(self.rows.len());
+        let mut rows = Vec::with_capacity(self.micro_batch_size);
         for row in self.rows.clone() {
             let mut documents = Vec::new();
             for document in self.order.documents(row) {
@@ -93,6 +95,7 @@ impl Job {
             }
             rows.push(documents);
         }
+        rows.resize(self.micro_batch_size, Vec::new());
         Ok(LoadedBatch {
             batch: Batch::of_rows(&rows),
             cursor_after: self.cursor_after,
@@ -263,7 +266,7 @@ impl<'a> Loader<'a> {
         } else {
             Cursor { epoch, batch: batch + 1 }
         };
-        Some(Job { order, rows: start..end, epoch, cursor_after: self.cursor })
+        Some(Job { order, rows: start..end, micro_batch_size: size, epoch, cursor_after: self.cursor })
     }
 }
 
@@ -299,7 +302,7 @@ mod tests {
         let files = Files::new();
         let dataset = open(&files, &numbered_rows(2), |_| {});
         let order = Arc::new(dataset.train_order(0));
-        let job = Job { order, rows: 0..3, epoch: 0, cursor_after: Cursor::default() };
+        let job = Job { order, rows: 0..3, micro_batch_size: 3, epoch: 0, cursor_after: Cursor::default() };
         let error = job.run(&dataset.files, &|| false).unwrap_err().to_string();
         assert_eq!(error, "a data worker failed: a thread panicked");
     }

@@ -22,10 +22,14 @@ const NO_DRIVER_HINT: &str =
 /// If it cannot be loaded: why, in one line.
 pub(super) fn driver_library() -> Result<DriverLibrary, String> {
     let cuda_version = ask(cuda_version)?;
+    Ok(DriverLibrary { path: loaded_from("/libcuda.so"), cuda_version })
+}
+
+/// Path of a library that is loaded, by a part of the path; `None` if the system does not report it.
+pub(super) fn loaded_from(part: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let mut paths = maps.lines().filter_map(|line| line.find('/').map(|start| &line[start..]));
-    let path = paths.find(|path| path.contains("/libcuda.so")).map(PathBuf::from);
-    Ok(DriverLibrary { path, cuda_version })
+    paths.find(|path| path.contains(part)).map(PathBuf::from)
 }
 
 /// Finds a GPU by its number.

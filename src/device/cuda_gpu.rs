@@ -4,6 +4,15 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::DeviceError;
+
+/// Oldest CUDA of a driver and of NVRTC. Since then drivers have all functions that cudarc calls for CUDA 13
+/// (`cuEventElapsedTime_v2`), and headers all that kernels call (`htanh`).
+pub(super) const OLDEST_CUDA: (u32, u32) = (12, 8);
+
+/// Oldest GPUs: the first with tensor cores.
+const OLDEST_COMPUTE_CAPABILITY: (u32, u32) = (7, 0);
+
 /// A GPU as the CUDA driver knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CudaGpu {
@@ -22,6 +31,27 @@ pub struct CudaGpu {
 }
 
 impl CudaGpu {
+    /// Checks that the GPU and its driver are recent enough.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is not.
+    pub(super) fn require_recent(&self) -> Result<(), DeviceError> {
+        if self.compute_capability < OLDEST_COMPUTE_CAPABILITY {
+            let [found, needed] = [self.compute_capability, OLDEST_COMPUTE_CAPABILITY].map(dotted);
+            let gpu = format!("{} has compute capability {found}, and {needed} is needed", self.name);
+            return Err(DeviceError::OldGpu { ordinal: self.ordinal, gpu });
+        }
+        if self.driver_cuda_version < OLDEST_CUDA {
+            let [found, needed] = [self.driver_cuda_version, OLDEST_CUDA].map(dotted);
+            return Err(DeviceError::Incomplete {
+                problem: format!("the driver is for CUDA {found}, and {needed} is needed"),
+                remedy: "install NVIDIA's driver 570 or newer".into(),
+            });
+        }
+        Ok(())
+    }
+
     /// One line: `cuda:0 (NVIDIA H200, 139.8 GiB, sm_90, driver for CUDA 12.8)`.
     pub(super) fn label(&self) -> String {
         let Self {
@@ -37,6 +67,11 @@ impl CudaGpu {
     }
 }
 
+/// A version or a compute capability as NVIDIA writes it: `12.8`.
+pub(super) fn dotted((major, minor): (u32, u32)) -> String {
+    format!("{major}.{minor}")
+}
+
 /// The driver's library on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DriverLibrary {
@@ -47,19 +82,34 @@ pub struct DriverLibrary {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    #[test]
-    fn a_gpu_is_described_in_one_line() {
-        let gpu = CudaGpu {
+    pub(in crate::device) fn h200() -> CudaGpu {
+        CudaGpu {
             ordinal: 1,
             name: "NVIDIA H200".into(),
             uuid: String::new(),
             memory_bytes: 150_000_000_000,
             compute_capability: (9, 0),
-            driver_cuda_version: (12, 8),
-        };
-        assert_eq!(gpu.label(), "cuda:1 (NVIDIA H200, 139.7 GiB, sm_90, driver for CUDA 12.8)");
+            driver_cuda_version: (13, 0),
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_described_in_one_line() {
+        assert_eq!(h200().label(), "cuda:1 (NVIDIA H200, 139.7 GiB, sm_90, driver for CUDA 13.0)");
+    }
+
+    #[test]
+    fn an_old_gpu_and_an_old_driver_are_refused_with_what_is_needed() {
+        assert_eq!(h200().require_recent(), Ok(()));
+        let error = CudaGpu { compute_capability: (6, 1), ..h200() }.require_recent().unwrap_err().to_string();
+        assert!(error.contains("NVIDIA H200 has compute capability 6.1, and 7.0 is needed"), "{error}");
+        for driver_cuda_version in [(12, 6), (11, 8)] {
+            let error = CudaGpu { driver_cuda_version, ..h200() }.require_recent().unwrap_err().to_string();
+            assert!(error.contains("12.8 is needed\n  hint: install NVIDIA's driver 570"), "{error}");
+        }
+        assert_eq!(CudaGpu { driver_cuda_version: (12, 8), ..h200() }.require_recent(), Ok(()));
     }
 }

@@ -1,6 +1,7 @@
 //! What can go wrong when a device is opened.
 
 use super::{DeviceKind, Dtype};
+use crate::faults;
 
 /// A device cannot be used. The text says what to do instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,15 +28,21 @@ pub enum DeviceError {
         /// What to check.
         hint: &'static str,
     },
-    /// Kernels cannot be compiled for an NVIDIA GPU.
-    #[error(
-        "device `cuda`: nvvm/libdevice/libdevice.10.bc of the CUDA toolkit, which kernels are compiled with, is not in {places}\n  \
-         hint: install the CUDA toolkit, or the PyPI package nvidia-cuda-nvcc, and set CUDA_PATH to the folder that \
-         holds nvvm; or use `--device cpu`"
-    )]
-    NoLibdevice {
-        /// Where libdevice was looked for.
-        places: String,
+    /// The driver or the CUDA toolkit is too old, does not fit, or lacks a part.
+    #[error("device `cuda`: {problem}\n  hint: {remedy}; or use `--device cpu`")]
+    Incomplete {
+        /// What does not fit or is missing, and where it was looked for.
+        problem: String,
+        /// What to install.
+        remedy: String,
+    },
+    /// The GPU is older than those that kernels are made for.
+    #[error("device `cuda:{ordinal}`: {gpu}\n  hint: use another GPU or `--device cpu`")]
+    OldGpu {
+        /// Its number among the GPUs that this process sees.
+        ordinal: u32,
+        /// Its name, what it has and what is needed.
+        gpu: String,
     },
     /// CUDA has fewer GPUs than the name asks for.
     #[error("device `cuda:{ordinal}`: CUDA sees {num_gpus} GPU(s){visible}\n  hint: {hint}")]
@@ -91,7 +98,8 @@ impl DeviceError {
     }
 
     pub(super) fn cannot_compute(kind: DeviceKind, reason: String) -> Self {
-        Self::CannotCompute { kind, reason }
+        // A fault of the backend's own threads says more than the error that it led to.
+        Self::CannotCompute { kind, reason: faults::take().unwrap_or(reason) }
     }
 
     /// The first line, for a list of reasons.

@@ -1,5 +1,8 @@
-//! Measures a device: its fastest matrix product and its copy speed.
+//! Measures a device: its fastest matrix product, its copy speed, and how exactly it multiplies.
 
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -17,13 +20,19 @@ const GPU_BUDGET: Duration = Duration::from_millis(200);
 /// Side lengths of the square products that are tried on a CPU.
 const CPU_SIZES: [usize; 2] = [512, 1024];
 
-/// Side lengths of the square products that are tried on a GPU. The larger one takes 0.4 GB in two-byte types and is
-/// faster there; in `f32` it is no faster, and tuning its kernels takes seconds.
-fn gpu_sizes(dtype: Dtype, has_room: bool) -> &'static [usize] {
+/// Name of the file with the peaks of GPUs.
+const PEAKS_FILE: &str = "lora-train-peaks.json";
+
+/// The build that measured: another has other kernels.
+const BUILD: (&str, Option<&str>) = (env!("CARGO_PKG_VERSION"), option_env!("LORA_TRAIN_GIT_COMMIT"));
+
+/// Side length of the square product that is timed on a GPU, whose kernels are tuned first, for seconds. The largest
+/// one takes 0.4 GB in two-byte types and is faster there; in `f32` it is no faster.
+fn gpu_size(dtype: Dtype, has_room: bool) -> usize {
     match (has_room, dtype) {
-        (false, _) => &[2048],
-        (true, Dtype::F32) => &[4096],
-        (true, Dtype::Bf16 | Dtype::F16) => &[4096, 8192],
+        (false, _) => 2048,
+        (true, Dtype::F32) => 4096,
+        (true, Dtype::Bf16 | Dtype::F16) => 8192,
     }
 }
 
@@ -76,19 +85,42 @@ fn square_gemm(n: usize, c: &mut [f32], a: &[f32], b: &[f32]) {
     }
 }
 
-/// The fastest product of burn's own `matmul` in a type, in FLOP/s, with the device synchronised at both ends.
+/// The rate of a large product of burn's own `matmul` in a type, in FLOP/s, with the device synchronised at both ends.
 ///
 /// `has_room`: 2 GiB of the device's memory are free. A GPU that runs full may not recover, so without room only small
 /// matrices are multiplied.
 pub(super) fn gpu_gemm_flops(device: &Device, dtype: Dtype, has_room: bool) -> Option<f64> {
-    let mut best = 0.0_f64;
-    for &n in gpu_sizes(dtype, has_room) {
-        let Ok(Some(flops)) = guarded(|| time_matmul(device, dtype, n)) else { break };
-        best = best.max(flops);
-    }
+    let flops = guarded(|| time_matmul(device, dtype, gpu_size(dtype, has_room))).ok().flatten();
     // The model needs this memory more than another measurement would.
     device.memory_cleanup();
-    (best.is_finite() && best > 0.0).then_some(best)
+    flops.filter(|flops| flops.is_finite() && *flops > 0.0)
+}
+
+/// The peak of a device that an earlier run of this build kept in a folder.
+pub(super) fn kept(folder: &Path, device: &str, dtype: Dtype) -> Option<f64> {
+    let (build, flops) = read_peaks(folder).remove(&peak_name(device, dtype))?;
+    (build == serde_json::json!(BUILD)).then_some(flops)
+}
+
+/// Keeps a peak for later runs, instead of one that another build measured.
+pub(super) fn keep(folder: &Path, device: &str, dtype: Dtype, flops: f64) -> io::Result<()> {
+    let mut peaks = read_peaks(folder);
+    peaks.insert(peak_name(device, dtype), (serde_json::json!(BUILD), flops));
+    std::fs::create_dir_all(folder)?;
+    let file = tempfile::NamedTempFile::new_in(folder)?;
+    serde_json::to_writer(&file, &peaks)?;
+    file.persist(folder.join(PEAKS_FILE))?;
+    Ok(())
+}
+
+fn peak_name(device: &str, dtype: Dtype) -> String {
+    format!("{device} {dtype}")
+}
+
+/// Builds and rates in FLOP/s, by device and type; nothing if the file cannot be read.
+fn read_peaks(folder: &Path) -> BTreeMap<String, (serde_json::Value, f64)> {
+    let text = std::fs::read(folder.join(PEAKS_FILE)).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 /// Rate of burn's `matmul` of two `[n, n]` matrices, in FLOP/s: the best of several rounds. The device is synchronised
@@ -143,6 +175,17 @@ pub(super) fn copy_bytes_per_second(device: &Device) -> Option<f64> {
     Some((2 * COPIED * size_of::<f32>()) as f64 / best)
 }
 
+/// Largest relative error of a product of `1 + 2^-12`, which TF32 and `f16` round to 1, with ones. The 256 terms and
+/// their sums are exact in `f32`, and there are enough of them for the tuner to consider kernels for tensor cores.
+pub(super) fn product_error(device: &Device, dtype: Dtype) -> Option<f64> {
+    const N: u16 = 256;
+    const FACTOR: f64 = 1.0 + 1.0 / 4096.0;
+    let factor = |value| Tensor::<2>::full([usize::from(N); 2], value, (device, DType::from(dtype)));
+    let product = factor(FACTOR).matmul(factor(1.0)).try_into_data().ok()?;
+    let exact = f64::from(N) * FACTOR;
+    product.iter::<f64>().map(|value| (value / exact - 1.0).abs()).reduce(f64::max)
+}
+
 /// Floating-point operations of a product of two `[n, n]` matrices.
 #[allow(clippy::cast_precision_loss, reason = "n is at most 8192")]
 fn square_gemm_flops(n: usize) -> f64 {
@@ -175,11 +218,36 @@ mod tests {
     #[test]
     fn a_full_gpu_is_measured_with_small_matrices_only() {
         for dtype in Dtype::ALL {
-            assert_eq!(gpu_sizes(dtype, false), [2048]);
+            assert_eq!(gpu_size(dtype, false), 2048);
             // Two factors and a product.
-            let bytes = gpu_sizes(dtype, true).iter().map(|n| 3 * n * n * dtype.num_bytes()).max().unwrap();
+            let bytes = 3 * gpu_size(dtype, true).pow(2) * dtype.num_bytes();
             assert!(bytes < 1 << 30, "{dtype}: {bytes}");
         }
+    }
+
+    #[test]
+    fn a_peak_is_kept_for_its_device_type_and_build() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("cache");
+        assert_eq!(kept(&folder, "cuda:0 (NVIDIA H200)", Dtype::Bf16), None);
+        keep(&folder, "cuda:0 (NVIDIA H200)", Dtype::Bf16, 7e14).unwrap();
+        keep(&folder, "cuda:0 (NVIDIA H200)", Dtype::F32, 3e14).unwrap();
+        keep(&folder, "cuda:0 (NVIDIA H200)", Dtype::Bf16, 8e14).unwrap();
+        assert_eq!(kept(&folder, "cuda:0 (NVIDIA H200)", Dtype::Bf16), Some(8e14));
+        assert_eq!(kept(&folder, "cuda:0 (NVIDIA H200)", Dtype::F32), Some(3e14));
+        assert_eq!(kept(&folder, "cuda:0 (NVIDIA H100)", Dtype::Bf16), None);
+        let file = folder.join(PEAKS_FILE);
+        let older = std::fs::read_to_string(&file).unwrap().replace(BUILD.0, "0.0.9");
+        std::fs::write(&file, older).unwrap();
+        assert_eq!(kept(&folder, "cuda:0 (NVIDIA H200)", Dtype::Bf16), None);
+    }
+
+    #[test]
+    fn a_product_of_rounded_factors_is_told_from_an_exact_one() {
+        let error = |dtype| product_error(&Device::flex(), dtype).unwrap();
+        assert_eq!(error(Dtype::F32), 0.0);
+        // As many bits of mantissa as TF32.
+        assert!((2.3e-4..2.5e-4).contains(&error(Dtype::F16)), "{}", error(Dtype::F16));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::adapter_check::matrix_problems;
 use super::{AdapterWeights, ExportError, HostMatrix};
+use crate::faults;
 use crate::lora::targets::Selection;
 use crate::lora::{Adapter, AdapterSet};
 use crate::ops::host;
@@ -56,9 +57,7 @@ pub fn adapter_set(
 
 fn host_matrix(tensor: &Tensor<2>) -> HostMatrix {
     let [num_rows, num_columns] = tensor.dims();
-    // Adapters are f32 by construction, on every device.
-    let values = tensor.to_data().try_to_vec().unwrap_or_default();
-    HostMatrix { num_rows, num_columns, values }
+    HostMatrix { num_rows, num_columns, values: faults::read(tensor.clone(), "an adapter") }
 }
 
 #[cfg(test)]

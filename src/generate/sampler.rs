@@ -1,16 +1,9 @@
 //! Chooses the next token from its logits, in the order of transformers: temperature, then top-k, then top-p.
 
-use burn::tensor::Tensor;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::GenerateOptions;
-
-/// The logits of one token, in host memory.
-pub(super) fn read(logits: Tensor<1>) -> Vec<f32> {
-    // They are always f32, on every device.
-    logits.into_data().try_to_vec().unwrap_or_default()
-}
 
 /// Chooses tokens.
 #[derive(Debug)]

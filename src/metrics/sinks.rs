@@ -13,6 +13,7 @@ use super::tensorboard::TensorBoard;
 use super::{
     EvalMetrics, Finding, LoggingConfig, MetricsError, SUMMARY_FILE, Sample, StepMetrics, Summary, UNFINISHED_FILE,
 };
+use crate::faults::backend_log;
 use crate::figures::{eval_scalars, tagged_scalars};
 use crate::files;
 
@@ -94,6 +95,7 @@ impl Sinks {
         if let Some(reason) = refusal {
             sinks.warn(&format!("no dashboard: {reason}"));
         }
+        backend_log::hold();
         Ok(sinks)
     }
 
@@ -115,8 +117,9 @@ impl Sinks {
     /// Writes the figures of a step everywhere.
     pub fn step(&mut self, step: &StepMetrics) {
         self.delete_outdated(None);
+        self.warn_all(backend_log::take_held());
         let warning = self.metrics.append(jsonl::line(step));
-        self.warn_about(warning);
+        self.warn_all(warning);
         let mut scalars = tagged_scalars(step);
         // A mean over no target tokens is not a point of a curve.
         scalars.retain(|(_, value)| step.target_tokens > 0 || value.is_finite());
@@ -142,7 +145,7 @@ impl Sinks {
     /// Writes the figures of an evaluation everywhere.
     pub fn eval(&mut self, eval: &EvalMetrics) {
         let warning = self.metrics.append(jsonl::line(eval));
-        self.warn_about(warning);
+        self.warn_all(warning);
         self.tensorboard(|sink| sink.scalars(eval.step, &eval_scalars(eval)));
         self.console.eval(eval);
     }
@@ -150,7 +153,7 @@ impl Sinks {
     /// Writes a text that the model wrote. `index` is the number of its prompt in the recipe.
     pub fn sample(&mut self, index: usize, sample: &Sample) {
         let warning = self.samples.append(jsonl::line(sample));
-        self.warn_about(warning);
+        self.warn_all(warning);
         // Markdown shows text that is indented by four as it is.
         let text = format!("{}\n{}", sample.prompt, sample.text).replace('\n', "\n    ");
         self.tensorboard(|sink| sink.text(sample.step, &format!("samples/{index}"), &format!("    {text}")));
@@ -198,6 +201,7 @@ impl Sinks {
     /// If the file cannot be written.
     pub fn finish(&mut self, summary: &Summary) -> Result<(), MetricsError> {
         self.console.release();
+        self.warn_all(backend_log::take_held());
         let findings = summary.diagnosis.iter().map(Finding::markdown).collect::<Vec<_>>().join("\n\n");
         self.tensorboard(|sink| sink.text(summary.steps, "diagnosis", &findings));
         self.tell_unwritten();
@@ -239,7 +243,7 @@ impl Sinks {
             return;
         }
         let warnings: Vec<String> = self.logs().filter_map(AppendLog::finish).collect();
-        warnings.iter().for_each(|warning| self.warn(warning));
+        self.warn_all(warnings);
     }
 
     fn logs(&mut self) -> impl Iterator<Item = &mut AppendLog> {
@@ -249,19 +253,19 @@ impl Sinks {
 
     fn tensorboard(&mut self, write: impl FnOnce(&mut TensorBoard) -> Option<String>) {
         let warning = self.tensorboard.as_mut().and_then(write);
-        self.warn_about(warning);
+        self.warn_all(warning);
     }
 
-    fn warn_about(&mut self, warning: Option<String>) {
-        if let Some(warning) = warning {
-            self.warn(&warning);
-        }
+    /// Takes a warning or several.
+    fn warn_all(&mut self, warnings: impl IntoIterator<Item = String>) {
+        warnings.into_iter().for_each(|warning| self.warn(&warning));
     }
 }
 
 impl Drop for Sinks {
     fn drop(&mut self) {
         self.console.release();
+        self.warn_all(backend_log::release());
         self.tell_unwritten();
         self.console.close();
     }

@@ -28,21 +28,34 @@ pub fn load(
     device: &Device,
 ) -> Result<Model, Problem> {
     weights.check(config)?;
+    // The memory pools of a GPU make their pages as large as the largest tensor so far, which leaves a part of them unused,
+    // and move what lies in them. Weights stay: each gets memory of exactly its size.
+    device.memory_persistent_allocations((), |()| load_all(config, weights, storage, compute, device))
+}
+
+fn load_all(
+    config: &ModelConfig,
+    weights: &Weights,
+    storage: Dtype,
+    compute: Dtype,
+    device: &Device,
+) -> Result<Model, Problem> {
     let ModelConfig { vocab_size, hidden_size, .. } = *config;
     let on_cpu = Place::of(device, DType::F32) == Place::Cpu;
     let rounds = on_cpu && compute == Dtype::Bf16;
+    // The largest come first: while a tensor is loaded, it takes memory twice.
+    let embed_tokens = weights.load("model.embed_tokens.weight", [vocab_size, hidden_size], storage, device)?;
+    let lm_head = if config.tie_word_embeddings {
+        embed_tokens.clone()
+    } else {
+        weights.load("lm_head.weight", [vocab_size, hidden_size], storage, device)?
+    };
     let block = |layer| load_block(config, weights, layer, storage, rounds, device);
     // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
     let blocks: Result<Vec<Block>, Problem> = if on_cpu {
         (0..config.num_hidden_layers).into_par_iter().map(block).collect()
     } else {
         (0..config.num_hidden_layers).map(block).collect()
-    };
-    let embed_tokens = weights.load("model.embed_tokens.weight", [vocab_size, hidden_size], storage, device)?;
-    let lm_head = if config.tie_word_embeddings {
-        embed_tokens.clone()
-    } else {
-        weights.load("lm_head.weight", [vocab_size, hidden_size], storage, device)?
     };
     Ok(Model::new(
         config.clone(),

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::attention::{Attended, Heads};
 use super::place::Place;
-use super::product::{F32Products, Operand, product};
+use super::product::{F32Products, Operand, matmul, product};
 use super::{cpu, host};
 
 /// Tokens by which the memory of a cache grows.
@@ -122,18 +122,13 @@ fn plain_attention_of_last(
 ) -> Attended {
     let Heads { num_heads, num_kv_heads, head_dim, .. } = heads;
     let dtype = q.dtype();
-    let operand = |x: &Tensor<3>| Operand::new(x, dtype, products);
-    let q = q.clone().reshape([num_kv_heads, num_heads / num_kv_heads, head_dim]);
-    let k = operand(k).transpose();
-    // As in `attention`: f16 products could overflow before they are scaled; bf16 would round the scale itself.
-    let scores = if dtype == DType::F16 {
-        product(&operand(&(q * heads.scale)), &k).cast(DType::F32)
-    } else {
-        product(&operand(&q), &k).cast(DType::F32) * heads.scale
-    }; // [num_kv_heads, group, tokens]
+    // As in `attention`, from operands in f32.
+    let in_f32 = |x: &Tensor<3>| Operand::new(x, DType::F32, products);
+    let q = in_f32(&q.clone().reshape([num_kv_heads, num_heads / num_kv_heads, head_dim]));
+    let scores = product(&q, &in_f32(k).transpose()) * heads.scale; // [num_kv_heads, group, tokens]
     let max = scores.clone().max_dim(2);
     let weights = (scores - max.clone()).exp();
     let sum = weights.clone().sum_dim(2);
-    let o = product(&operand(&(weights / sum.clone()).cast(dtype)), &operand(v));
+    let o = matmul(&(weights / sum.clone()).cast(dtype), v, products);
     Attended { o: o.reshape([1, num_heads * head_dim]), lse: (max + sum.log()).reshape([num_heads]) }
 }

@@ -1,7 +1,12 @@
 //! Where the sequences of a micro-batch lie, on the device.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
+use super::attention::Heads;
+use super::attention::plain::Chunk;
 use super::place::Place;
 
 /// Rotary angles of every position, as cosines and sines.
@@ -45,11 +50,20 @@ pub struct Layout {
     row_length: usize,
     documents: Vec<(usize, usize)>,
     positions: Vec<u32>,
-    table: std::sync::Arc<RotaryTable>,
-    /// Cos and sin by token, `[tokens, half]`; for plain tensor calls.
-    angles: Option<(Tensor<2>, Tensor<2>)>,
-    /// `[rows, row_length]`; for plain tensor calls, if a row holds several documents.
-    document_ids: Option<Tensor<2, Int>>,
+    table: Arc<RotaryTable>,
+    angles: Option<Angles>,
+    chunks: RefCell<Vec<(Heads, Arc<[Chunk]>)>>,
+}
+
+/// The rotary embedding of a micro-batch as tensors, for plain tensor calls: `x cos + x[swap] sin`.
+#[derive(Clone, Debug)]
+pub struct Angles {
+    /// Of every token and dimension of a head, `[tokens, 1, head_dim]`.
+    pub cos: Tensor<3>,
+    /// Likewise, negated in the first half of the dimensions.
+    pub sin: Tensor<3>,
+    /// The dimension that each dimension turns with, `[head_dim]`.
+    pub swap: Tensor<1, Int>,
 }
 
 impl Layout {
@@ -62,36 +76,12 @@ impl Layout {
         rows: usize,
         documents: Vec<(usize, usize)>,
         positions: Vec<u32>,
-        table: std::sync::Arc<RotaryTable>,
+        table: Arc<RotaryTable>,
         device: &Device,
     ) -> Self {
         let row_length = positions.len() / rows.max(1);
-        let mut layout =
-            Self { place, rows, row_length, documents, positions, table, angles: None, document_ids: None };
-        if place != Place::Cpu {
-            layout.make_tensors(device);
-        }
-        layout
-    }
-
-    fn make_tensors(&mut self, device: &Device) {
-        let gather = |table: &[f32]| {
-            let half = self.table.half;
-            let values = self.positions.iter().flat_map(|&p| table[p as usize * half..][..half].iter().copied());
-            let shape = [self.positions.len(), half];
-            Tensor::<2>::from_data(TensorData::new(values.collect::<Vec<_>>(), shape), (device, DType::F32))
-        };
-        let angles = (gather(&self.table.cos), gather(&self.table.sin));
-        let several = self.documents.iter().any(|&(start, _)| !start.is_multiple_of(self.row_length));
-        let document_ids = several.then(|| {
-            let mut ids = vec![-1_i32; self.positions.len()];
-            for (id, &(start, len)) in (0..).zip(&self.documents) {
-                ids[start..start + len].fill(id);
-            }
-            Tensor::<2, Int>::from_data(TensorData::new(ids, [self.rows, self.row_length]), (device, DType::I32))
-        });
-        self.angles = Some(angles);
-        self.document_ids = document_ids;
+        let angles = (place != Place::Cpu).then(|| Angles::new(&positions, &table, device));
+        Self { place, rows, row_length, documents, positions, table, angles, chunks: RefCell::default() }
     }
 
     /// Number of rows.
@@ -130,19 +120,44 @@ impl Layout {
         (&self.table.cos, &self.table.sin)
     }
 
-    /// Cosine and sine of every token, `[tokens, head_dim / 2]`.
+    /// The angles of every token.
     ///
     /// # Panics
     /// Outside [`Place::Plain`]: the kernels read the table.
     #[must_use]
     #[expect(clippy::expect_used, reason = "a layout of the plain path carries its angles by construction")]
-    pub fn angles(&self) -> (Tensor<2>, Tensor<2>) {
+    pub fn angles(&self) -> Angles {
         self.angles.clone().expect("a layout of the plain path carries its angles")
     }
 
-    /// Which document each token belongs to, `[rows, row_length]`, if a row holds several.
-    #[must_use]
-    pub fn document_ids(&self) -> Option<Tensor<2, Int>> {
-        self.document_ids.clone()
+    /// The chunks in which plain tensor calls compute attention: made by the first layer that has such heads, and kept
+    /// for the others.
+    pub(super) fn chunks(&self, heads: Heads, device: &Device) -> Arc<[Chunk]> {
+        let mut all = self.chunks.borrow_mut();
+        if let Some((_, chunks)) = all.iter().find(|(of, _)| *of == heads) {
+            return Arc::clone(chunks);
+        }
+        let chunks = Chunk::of(self, heads, device);
+        all.push((heads, Arc::clone(&chunks)));
+        chunks
+    }
+}
+
+impl Angles {
+    fn new(positions: &[u32], table: &RotaryTable, device: &Device) -> Self {
+        let half = table.half;
+        // The halves of a head turn by the same angles.
+        let by_token = |values: &[f32], sign: f32| {
+            let rows = positions.iter().map(|&position| &values[position as usize * half..][..half]);
+            let heads = rows.flat_map(|row| row.iter().map(move |value| sign * value).chain(row.iter().copied()));
+            let shape = [positions.len(), 1, 2 * half];
+            Tensor::from_data(TensorData::new(heads.collect::<Vec<_>>(), shape), (device, DType::F32))
+        };
+        let swap = (half..2 * half).chain(0..half).map(|dimension| i32::try_from(dimension).unwrap_or(i32::MAX));
+        Self {
+            cos: by_token(&table.cos, 1.0),
+            sin: by_token(&table.sin, -1.0),
+            swap: Tensor::from_data(TensorData::new(swap.collect::<Vec<_>>(), [2 * half]), (device, DType::I32)),
+        }
     }
 }

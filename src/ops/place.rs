@@ -21,4 +21,13 @@ impl Place {
         let is_host = || Tensor::<1>::zeros([1], (device, DType::F32)).try_into_primitive::<Flex>().is_ok();
         if dtype == DType::F32 && is_host() { Self::Cpu } else { Self::Plain(F32Products::OfDevice) }
     }
+
+    /// The products of the place; the kernels of the CPU have their own.
+    #[must_use]
+    pub fn f32_products(self) -> F32Products {
+        match self {
+            Self::Cpu => F32Products::OfDevice,
+            Self::Plain(products) => products,
+        }
+    }
 }

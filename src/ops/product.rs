@@ -56,6 +56,13 @@ pub fn product<const D: usize>(lhs: &Operand<D>, rhs: &Operand<D>) -> Tensor<D> 
     product_by(lhs, rhs, Tensor::matmul)
 }
 
+/// The product of two matrices of one type, or of batches of them.
+#[must_use]
+pub fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>, products: F32Products) -> Tensor<D> {
+    let [lhs, rhs] = [lhs, rhs].map(|x| Operand::new(x, x.dtype(), products));
+    product(&lhs, &rhs)
+}
+
 fn product_by<const D: usize>(
     lhs: &Operand<D>,
     rhs: &Operand<D>,

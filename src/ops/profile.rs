@@ -1,7 +1,7 @@
 //! Where the time and the bytes of a step go, operation by operation.
 //!
 //! Profiling is on only in `bench --profile`. Off, it costs an operation one relaxed load. On, every operation is
-//! followed by a wait for the device and so has its own time; a profiled step is slower than others.
+//! between two waits for the device and so has its own time; a profiled step is slower than others.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,12 +74,13 @@ pub fn measure<R>(operation: &'static str, cost: impl FnOnce() -> Cost, work: im
     }
     let Cost { shape, flops, bytes } = cost();
     let device = profile().as_ref().map(|profile| profile.device.clone());
+    // A device error is reported again where its numbers are read.
+    let wait = || device.as_ref().map(Device::sync);
+    // What comes from outside of any operation is not this one's.
+    let _ = wait();
     let start = Instant::now();
     let result = work();
-    if let Some(device) = device {
-        // A device error is reported again where its numbers are read.
-        let _ = device.sync();
-    }
+    let _ = wait();
     let seconds = start.elapsed().as_secs_f64();
     if let Some(profile) = profile().as_mut() {
         let row = profile.rows.entry((operation, shape.clone())).or_default();

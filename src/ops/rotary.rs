@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::layout::Layout;
+use super::layout::{Angles, Layout};
 use super::place::Place;
 use super::{cpu, host, profile};
 
@@ -28,17 +28,12 @@ pub fn rotate(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) ->
 /// [`rotate`] in plain tensor calls.
 #[must_use]
 pub fn plain_rotate(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) -> Tensor<2> {
-    let [tokens, width] = x.dims();
-    let half = width / num_heads / 2;
-    let dtype = x.dtype();
-    let (cos, sin) = layout.angles(); // [tokens, half]
-    let cos = cos.unsqueeze_dim::<3>(1);
-    let sin = sin.unsqueeze_dim::<3>(1);
-    let sin = if inverse { sin.neg() } else { sin };
-    let x = x.cast(DType::F32).reshape([tokens, num_heads, 2 * half]);
-    let first = x.clone().narrow(2, 0, half);
-    let second = x.narrow(2, half, half);
-    let turned_first = first.clone() * cos.clone() - second.clone() * sin.clone();
-    let turned_second = second * cos + first * sin;
-    Tensor::cat(vec![turned_first, turned_second], 2).reshape([tokens, width]).cast(dtype)
+    let ([tokens, width], dtype) = (x.dims(), x.dtype());
+    let Angles { cos, sin, swap } = layout.angles();
+    let heads = [tokens, num_heads, width / num_heads];
+    // Two views: a fused kernel reads a tensor either in place or by index.
+    let (kept, turned) = (x.clone().reshape(heads), x.reshape(heads).select(2, swap));
+    let (turned, kept) = (turned.cast(DType::F32) * sin, kept.cast(DType::F32) * cos);
+    let x = if inverse { kept - turned } else { kept + turned };
+    x.cast(dtype).reshape([tokens, width])
 }

@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use super::inputs;
 use crate::device::{DeviceKind, OpenDevice};
 use crate::failure::Failure;
+use crate::faults::{Fault, panic_text};
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
@@ -118,27 +119,20 @@ pub(super) fn with_advice<T>(
     advice: &OnceCell<String>,
     work: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| match advice.get() {
-        Some(advice) if is_out_of_memory(&*panic) => Err(Failure::running(advice.as_str())),
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| match (advice.get(), Fault::of_panic(&*panic)) {
+        (Some(advice), Some(fault)) if fault.is_out_of_memory() => Err(Failure::running(advice.as_str())),
         _ => resume_unwind(panic),
     })
 }
 
-/// Why training ended by a panic: the advice if memory ran out, else the panic's own message.
+/// Why training ended by a panic: the advice if memory ran out, else the device's fault or the panic's own message.
 pub(super) fn panic_reason(panic: &(dyn Any + Send), advice: &str) -> String {
-    let said = || Some(text_of(panic)).filter(|text| !text.is_empty()).unwrap_or("a panic");
-    if is_out_of_memory(panic) { advice } else { said() }.to_owned()
-}
-
-/// Whether a panic is an out-of-memory error, in the words of CubeCL, CUDA or wgpu.
-pub(crate) fn is_out_of_memory(panic: &(dyn Any + Send)) -> bool {
-    let text = text_of(panic).to_lowercase();
-    ["out of memory", "out-of-memory", "outofmemory", "out_of_memory"].iter().any(|words| text.contains(words))
-}
-
-fn text_of(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or_default()
+    match (Fault::of_panic(panic), panic_text(panic)) {
+        (Some(fault), _) if fault.is_out_of_memory() => advice.to_owned(),
+        (Some(fault), _) => fault.to_string(),
+        (None, "") => "a panic".to_owned(),
+        (None, text) => text.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -184,6 +178,7 @@ mod tests {
             "An out-of-memory error happened during launch\nCaused by:\n  x",
             "called `Result::unwrap()` on an `Err` value: OutOfMemory { size: 5 }",
             "DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")",
+            "An IO error happened\nCaused by:\n  out of device memory allocating 4194304 bytes",
         ] {
             assert_eq!(outcome(text).unwrap_err().messages(), ["take less"]);
         }
@@ -196,5 +191,7 @@ mod tests {
         assert_eq!(panic_reason(&*panic, "take less"), "index out of bounds");
         assert_eq!(panic_reason(&"CUDA out of memory", "take less"), "take less");
         assert_eq!(panic_reason(&5, "take less"), "a panic");
+        let fault = panic_reason(&"DriverError(CUDA_ERROR_LAUNCH_FAILED, \"x\")", "take less");
+        assert!(fault.starts_with("the GPU stopped: CUDA_ERROR_LAUNCH_FAILED, x\n"), "{fault}");
     }
 }

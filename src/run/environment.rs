@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::device::{self, DeviceKind, OpenDevice};
+use crate::device::{self, DeviceKind, KernelCompiler, OpenDevice};
 
 /// Version of burn.
 const BURN_VERSION: &str = "0.22.1";
@@ -26,6 +26,7 @@ pub(super) fn environment(device: &OpenDevice, starts: u64) -> Value {
         "started_at": time::OffsetDateTime::now_utc().format(&time::format_description::well_known::Rfc3339).ok(),
         "device": device.label,
         "gpu": device.cuda,
+        "f32_products_are_tf32": device.f32_products_are_tf32(),
         "os": sysinfo::System::long_os_version().unwrap_or_else(|| std::env::consts::OS.to_owned()),
         "kernel": sysinfo::System::kernel_version(),
         "architecture": std::env::consts::ARCH,
@@ -44,7 +45,11 @@ pub(super) fn environment(device: &OpenDevice, starts: u64) -> Value {
 /// Cargo features of the binary: its backends, and the dashboard.
 fn features() -> Vec<&'static str> {
     let backends = DeviceKind::ALL.into_iter().filter(|kind| *kind != DeviceKind::Cpu && kind.is_compiled_in());
-    backends.map(DeviceKind::name).chain(cfg!(feature = "tui").then_some("tui")).collect()
+    let name = |kind: DeviceKind| match (kind, KernelCompiler::OF_BUILD) {
+        (DeviceKind::Cuda, KernelCompiler::Llvm) => "cuda-llvm",
+        _ => kind.name(),
+    };
+    backends.map(name).chain(cfg!(feature = "tui").then_some("tui")).collect()
 }
 
 #[cfg(test)]
@@ -57,6 +62,7 @@ mod tests {
         assert!(environment["host_memory_bytes"].as_u64().unwrap() > 1 << 20);
         assert!(environment["num_cpu_threads"].as_u64().unwrap() >= 1);
         assert!(environment["device"].as_str().unwrap().starts_with("cpu (") && environment.get("gpu").is_none());
+        assert_eq!(environment["f32_products_are_tf32"], false);
         assert!(!environment.to_string().contains("HF_TOKEN"), "{environment}");
     }
 

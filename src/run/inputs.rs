@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::data::batch::padded_length;
 use crate::data::config::DataConfig;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::error::DataError;
@@ -244,7 +245,7 @@ pub(crate) fn workload<'a>(
         storage: recipe.model.dtype.unwrap_or(precision.dtype()),
         precision,
         rows: recipe.train.micro_batch_size,
-        row_length: recipe.data.max_length,
+        row_length: if on_cpu { recipe.data.max_length } else { padded_length(recipe.data.max_length) },
         gradient_checkpointing: recipe.train.gradient_checkpointing,
         gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
         loss_chunk: recipe.train.loss_chunk(),

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::data::batch::{Batch, Document};
 use crate::export::{ExportError, adapter_set, adapter_weights, read_adapter};
+use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 
@@ -32,10 +33,7 @@ pub(super) fn adapter_reloads(
     let has_same_numbers = saved.weights == adapter_weights(adapters);
     let reloaded = adapter_set(folder, saved.weights, &selection, &model.config, 0.0, &model.device())?;
     let batch = batch_of_many_tokens(model.config.vocab_size);
-    let logits = |adapters: &AdapterSet| -> Vec<f32> {
-        // Logits that cannot be read become empty, which counts as different.
-        model.logits(&batch, adapters).into_data().try_to_vec().unwrap_or_default()
-    };
+    let logits = |adapters: &AdapterSet| faults::read(model.logits(&batch, adapters), "the logits of the adapter");
     let tolerance = if is_gpu { GPU_TOLERANCE } else { 0.0 };
     Ok(has_same_numbers && are_close(&logits(adapters), &logits(&reloaded), tolerance))
 }

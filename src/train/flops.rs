@@ -43,10 +43,10 @@ impl StepFlops {
             + self.per_attention_pair * as_f64(pairs)
     }
 
-    /// FLOPs spent on the padding of a micro-batch, in addition to those that it [needs](Self::of).
+    /// FLOPs spent on tokens of padding, in addition to those that a micro-batch [needs](Self::of).
     #[must_use]
-    pub fn of_padding(&self, batch: &Batch) -> f64 {
-        self.per_token * as_f64(batch.num_padding_tokens())
+    pub fn of_padding(&self, num_tokens: usize) -> f64 {
+        self.per_token * as_f64(num_tokens)
     }
 
     /// FLOPs of one row of `len` tokens, where each token except the last predicts the next.
@@ -120,8 +120,7 @@ mod tests {
 
     #[test]
     fn padding_takes_the_products_of_its_places() {
-        // Two places of padding.
-        let padding = StepFlops::new(&config(None), 7).of_padding(&batch());
+        let padding = StepFlops::new(&config(None), 7).of_padding(2);
         assert!((padding - 2.0 * (4.0 * 288.0 + 6.0 * 7.0)).abs() < 1e-6, "{padding}");
     }
 

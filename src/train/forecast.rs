@@ -22,7 +22,7 @@ pub struct Forecast {
 
 impl Forecast {
     /// The steps of the first epoch, or of the whole run if it is shorter. `is_padded`: the rows of a micro-batch are
-    /// computed at the length of the longest row.
+    /// computed at one length.
     ///
     /// # Errors
     /// A row that cannot be read.
@@ -36,7 +36,7 @@ impl Forecast {
         for _ in 0..num_batches {
             let batch = loader.next_batch()?.batch;
             tokens += batch.num_tokens() as u64;
-            computed += flops.of(&batch) + if is_padded { flops.of_padding(&batch) } else { 0.0 };
+            computed += flops.of(&batch) + if is_padded { flops.of_padding(batch.num_padding_tokens()) } else { 0.0 };
         }
         let num_steps = as_f64(steps_per_epoch(num_batches, accumulated).max(1));
         let (step_tokens, step_flops) = (as_f64(tokens) / num_steps, computed / num_steps);

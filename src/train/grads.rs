@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
+use crate::faults;
 use crate::model::block::BlockGrads;
 use crate::ops::low_rank::LowRank;
 use crate::ops::place::Place;
@@ -67,12 +68,16 @@ impl GradSums {
     }
 }
 
-/// Several `f32` tensors of one dimension, read from the device in one transfer.
+/// Several tensors of one dimension, read from the device in one transfer as `f32`. `what` names them to people.
+///
+/// # Panics
+///
+/// As [`faults::read`].
 #[must_use]
-pub fn read(tensors: Vec<Tensor<1>>) -> Vec<f32> {
+pub fn read(tensors: Vec<Tensor<1>>, what: &str) -> Vec<f32> {
     let tensors: Vec<_> = tensors.into_iter().map(|tensor| tensor.cast(DType::F32)).collect();
     if tensors.is_empty() {
         return Vec::new();
     }
-    Tensor::cat(tensors, 0).into_data().try_to_vec().unwrap_or_default()
+    faults::read(Tensor::cat(tensors, 0), what)
 }

@@ -5,8 +5,8 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::grads::read;
 use crate::data::batch::Batch;
+use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::ops::cross_entropy::{
@@ -158,6 +158,6 @@ pub fn eval_loss(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: Los
     let hidden = model.hidden(batch, adapters).select(0, rows);
     let (normed, _) = rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps);
     let losses = linear_cross_entropy_loss(model.place(), &normed, &model.lm_head, &tokens, chunk);
-    let losses = read(vec![losses.narrow(0, 0, num_tokens)]);
+    let losses = faults::read(losses.narrow(0, 0, num_tokens), "the evaluation loss");
     LossSum { sum: losses.iter().map(|&loss| f64::from(loss)).sum(), target_tokens: batch.num_target_tokens() as u64 }
 }

@@ -28,7 +28,7 @@ pub struct Workload<'a> {
     pub precision: Precision,
     /// Sequences per micro-batch.
     pub rows: usize,
-    /// Tokens per sequence.
+    /// Tokens per sequence, with the padding that the device computes.
     pub row_length: usize,
     /// What a block's forward keeps for its backward.
     pub gradient_checkpointing: GradientCheckpointing,
@@ -161,8 +161,16 @@ impl Workload<'_> {
         // In the forward: the feed-forward product, and the output beside its residual.
         let forward = ffn + hidden;
         let feed_forward = 3 * ffn + 2 * hidden;
-        // The kernels keep each head's gradients of keys and values, and partial sums of the queries' gradients.
-        let attention = if self.on_cpu { 6 * query } else { 4 * query } + 2 * key_value + 3 * hidden;
+        let attention = if self.on_cpu {
+            // The kernels keep each head's gradients of keys and values, and partial sums of the queries' gradients.
+            6 * query + 2 * key_value
+        } else {
+            // By head: operands, and in half precision also in `f32`; the gradients of keys and values are summed in
+            // `f32`. By token: the gradients of the output and of the queries.
+            let as_f32 =
+                if self.precision.dtype().num_bytes() < F32 { F32 / self.precision.dtype().num_bytes() } else { 0 };
+            (4 + 2 * as_f32) * query + (2 + 2 * as_f32 + 2 * as_f32.max(1)) * key_value
+        } + 3 * hidden;
         BlockSizes { kept, forward, backward: feed_forward.max(attention) }
     }
 

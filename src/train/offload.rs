@@ -11,8 +11,14 @@ use std::thread::JoinHandle;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
+use crate::faults;
+use crate::panics::guarded;
+
 /// Number of tensors that may be waiting to leave the device when the next one is handed over.
 const MAX_LEAVING: usize = 1;
+
+/// What is read from the device, to people.
+const WHAT: &str = "the input of a block";
 
 /// The thread that copies; it ends when this is dropped.
 #[derive(Debug)]
@@ -25,17 +31,21 @@ pub struct HostParking {
 
 #[derive(Debug)]
 enum Job {
-    /// Copy from the device.
-    Leave(TensorData, Sender<TensorData>),
+    /// Copy from the device. CubeCL's data are a promise to read the tensor's memory, which keeps it from being freed but
+    /// not from being the output of an operation in place. While the tensor itself is held, none takes its memory.
+    Leave(TensorData, Tensor<2>, Sender<Copied>),
     /// Move to the memory that the device reads fastest.
-    Return(Receiver<TensorData>, Sender<TensorData>),
+    Return(Receiver<Copied>, Sender<Copied>),
 }
+
+/// A copy, or why there is none.
+type Copied = Result<TensorData, String>;
 
 /// A tensor in host memory, on its way there, or on its way back.
 #[derive(Debug)]
 pub struct Parked {
     device: Device,
-    data: Receiver<TensorData>,
+    data: Receiver<Copied>,
 }
 
 impl HostParking {
@@ -50,11 +60,18 @@ impl HostParking {
 
     /// Moves a tensor to host memory. Its device memory is freed after the copy, if nothing else holds the tensor.
     /// Waits while earlier tensors are still leaving.
+    ///
+    /// # Panics
+    ///
+    /// As [`faults::read`].
     #[must_use]
     pub fn park(&self, tensor: Tensor<2>) -> Parked {
         let (done, data) = mpsc::channel();
         // On a GPU this queues the computation of the tensor, and copies nothing yet.
-        self.send(Job::Leave(tensor.into_data(), done));
+        match tensor.clone().try_into_data() {
+            Ok(data) => self.send(Job::Leave(data, tensor, done)),
+            Err(error) => faults::throw(&error.to_string(), WHAT),
+        }
         Parked { device: self.device.clone(), data }
     }
 
@@ -74,7 +91,7 @@ impl Drop for HostParking {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // The thread only ends early by a panic of the backend, which `Parked::tensor` has reported.
+            // Panics of the backend are caught and reported by `Parked::tensor`.
             let _ = thread.join();
         }
     }
@@ -84,10 +101,12 @@ impl Parked {
     /// The tensor, back on the device.
     ///
     /// # Panics
-    /// If the device's memory could not be read.
+    ///
+    /// As [`faults::read`].
     #[must_use]
     pub fn tensor(self) -> Tensor<2> {
-        let Ok(data) = self.data.recv() else { panic!("the input of a block could not be read from the device") };
+        let copied = self.data.recv().unwrap_or_else(|_| Err("the thread that copies has ended".into()));
+        let data = copied.unwrap_or_else(|error| faults::throw(&error, WHAT));
         let dtype = data.dtype();
         Tensor::from_data(data, (&self.device, dtype))
     }
@@ -96,18 +115,21 @@ impl Parked {
 fn work(jobs: &Receiver<Job>, device: &Device) {
     for job in jobs {
         match job {
-            Job::Leave(data, done) => {
+            Job::Leave(data, tensor, done) => {
                 // CubeCL reads its bytes at the first access and holds the device memory as long as the bytes live. Our
                 // own copy releases it.
-                let copy = data.as_bytes().to_vec();
-                let copy = TensorData::from_bytes_vec(copy, data.shape().clone(), data.dtype());
-                drop(data);
+                let copy = guarded(|| data.as_bytes().to_vec());
+                let copy = copy.map(|copy| TensorData::from_bytes_vec(copy, data.shape().clone(), data.dtype()));
+                drop((data, tensor));
                 let _ = done.send(copy);
             }
             Job::Return(parked, done) => {
-                let Ok(mut data) = parked.recv() else { continue };
-                device.staging(std::iter::once(&mut data));
-                let _ = done.send(data);
+                let Ok(copied) = parked.recv() else { continue };
+                let staged = copied.and_then(|mut data| {
+                    guarded(|| device.staging(std::iter::once(&mut data)))?;
+                    Ok(data)
+                });
+                let _ = done.send(staged);
             }
         }
     }

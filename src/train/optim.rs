@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::config::OptimizerConfig;
 use super::grads::GradSums;
 use crate::checkpoint::HostTensor;
+use crate::faults;
 use crate::lora::{Adapter, AdapterSet};
 use crate::ops::adamw::{State, Update, adamw};
 use crate::ops::low_rank::LowRank;
@@ -141,11 +142,9 @@ impl AdamW {
             let module = projection.module_name(layer);
             for (matrix, Moments { m, v }) in moments.as_ref().named() {
                 for (moment, tensor) in [("exp_avg", m), ("exp_avg_sq", v)] {
-                    tensors.push(HostTensor {
-                        name: format!("{module}.{matrix}.{moment}"),
-                        shape: tensor.dims().to_vec(),
-                        values: tensor.to_data().try_to_vec().unwrap_or_default(),
-                    });
+                    let name = format!("{module}.{matrix}.{moment}");
+                    let values = faults::read(tensor.clone(), &name);
+                    tensors.push(HostTensor { name, shape: tensor.dims().to_vec(), values });
                 }
             }
         }

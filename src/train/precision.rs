@@ -13,7 +13,7 @@ use crate::schema::Choice;
 pub enum Precision {
     /// Products of `f32`, also on devices that round its operands to TF32.
     F32,
-    /// Activations in `f32`, and products in TF32 where the device has it: three times as fast there.
+    /// Activations in `f32`, and products in TF32 where the device has it: one product instead of three.
     Tf32,
     /// Products of `bf16` with sums in `f32`.
     Bf16,

@@ -14,6 +14,7 @@ use super::optim::{AdamW, OptimizerStateError};
 use super::watchdog::digest;
 use crate::checkpoint::HostTensor;
 use crate::data::batch::Batch;
+use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::ops::cross_entropy::LossChunk;
@@ -142,7 +143,7 @@ impl TrainStep {
     pub fn adapters_digest(&self) -> u64 {
         let mut all = self.adapters.iter().map(|(_, _, adapter)| &adapter.matrices.b);
         let (first, last) = (all.next(), all.last());
-        digest(first.into_iter().chain(last).flat_map(|b| b.to_data().try_to_vec().unwrap_or_default()))
+        digest(first.into_iter().chain(last).flat_map(|b| faults::read(b.clone(), "an adapter")))
     }
 
     /// Forward and backward of one micro-batch, added to the step in progress. Reads nothing from the device.
@@ -231,7 +232,7 @@ impl TrainStep {
             let squares = || self.sums.sum_of_squares(self.optimizer.place());
             figures.push(profile::measure("grad_norm", Cost::default, squares));
         }
-        let mut figures = read(figures);
+        let mut figures = read(figures, "the loss");
         let squares = if has_grads { figures.pop().map_or(f64::NAN, f64::from) } else { 0.0 };
         let loss = figures.iter().map(|&loss| f64::from(loss)).sum::<f64>() / num_targets;
         let grad_norm = squares.sqrt() / num_targets;

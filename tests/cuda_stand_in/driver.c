@@ -6,11 +6,13 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,19 +23,24 @@ typedef struct Stream Stream;
 typedef struct Event Event;
 #define API __attribute__((visibility("default")))
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_PTX = 218, INVALID_HANDLE = 400,
-       NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, OUT_OF_RESOURCES = 701, MISALIGNED = 716, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801,
-       UNKNOWN = 999 };
+enum {
+    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218,
+    UNSUPPORTED_PTX_VERSION = 222, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, OUT_OF_RESOURCES = 701,
+    MISALIGNED = 716, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801, INVALID_CLUSTER_SIZE = 912
+};
 
-/* -- settings ------------------------------------------------------------------------------------------------------------- */
+/* -- settings -------------------------------------------------------------------------------------------- */
 
 static struct {
-    int major, minor, driver, fault_at, oom_at, refuse_at, sums, copy_max, sms, shared_optin, shared_sm, lazy, execute, check, quiet, poison, num_gpus;
-    u64 memory;
-    char home[1024], dir[1024], ptxas[1024], cc[256], time_mode;
-    double time_ms;
-    u64 seed;
+    int major, minor, driver, fault_at, fault_code, oom_at, refuse_at, sums, sms, shared_optin, shared_sm;
+    int lazy, execute, check, quiet, poison, num_gpus;
+    u64 memory, seed, tools;
+    char home[1024], dir[1024], ptxas[1024], cc[256];
+    enum { REAL, RANDOM, CONSTANT, MODEL, FIRST } clock;
+    double launch_s;
 } cfg;
+enum { TRIAL = -1 };
+static int trial_is_over;   /* STAND_IN_EXEC=trial: a result was read back, from now on memory stays as it is */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static FILE *trace;
@@ -41,8 +48,15 @@ static double started;
 static CUresult sticky;
 static char sticky_text[1100];
 
-static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec; }
-static const char *env(const char *name, const char *other) { const char *v = getenv(name); return v && *v ? v : other; }
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static const char *env(const char *name, const char *other) {
+    const char *v = getenv(name);
+    return v && *v ? v : other;
+}
 
 static void say(const char *format, ...) {
     if (cfg.quiet) return;
@@ -53,12 +67,29 @@ static void say(const char *format, ...) {
 
 static void write_log(void);
 
+static u64 hash_of(const char *text) {
+    u64 h = 1469598103934665603ull;
+    for (; *text; text++) h = (h ^ (u8)*text) * 1099511628211ull;
+    return h ^ (h >> 29);
+}
+
+static void first_lines(const char *path, char *out, size_t size) {
+    FILE *f = fopen(path, "r");
+    size_t n = f ? fread(out, 1, size - 1, f) : 0;
+    out[n] = 0;
+    if (f) fclose(f);
+}
+
 static void start(void) {
     Dl_info info;
     started = now();
     if (dladdr((void *)start, &info)) {
         char real[1024];
-        if (realpath(info.dli_fname, real)) { char *slash = strrchr(real, '/'); if (slash) *slash = 0; snprintf(cfg.home, sizeof cfg.home, "%s", real); }
+        if (realpath(info.dli_fname, real)) {
+            char *slash = strrchr(real, '/');
+            if (slash) *slash = 0;
+            snprintf(cfg.home, sizeof cfg.home, "%s", real);
+        }
     }
     if (*env("STAND_IN_HOME", "")) snprintf(cfg.home, sizeof cfg.home, "%s", getenv("STAND_IN_HOME"));
     snprintf(cfg.dir, sizeof cfg.dir, "%s", env("STAND_IN_DIR", "/tmp/cuda-stand-in"));
@@ -68,7 +99,8 @@ static void start(void) {
     sscanf(env("STAND_IN_CC", "9.0"), "%d.%d", &cfg.major, &cfg.minor);
     cfg.driver = atoi(env("STAND_IN_DRIVER", "13000"));
     cfg.lazy = !strcmp(env("STAND_IN_ORDER", "issue"), "lazy");
-    cfg.execute = atoi(env("STAND_IN_EXEC", "1"));
+    simt_is_lazy = cfg.lazy;
+    cfg.execute = strcmp(env("STAND_IN_EXEC", "1"), "trial") ? atoi(env("STAND_IN_EXEC", "1")) : TRIAL;
     cfg.check = atoi(env("STAND_IN_CHECK", "0"));
     cfg.quiet = atoi(env("STAND_IN_QUIET", "0"));
     cfg.poison = atoi(env("STAND_IN_POISON", "1"));
@@ -77,23 +109,39 @@ static void start(void) {
     cfg.num_gpus = atoi(env("STAND_IN_GPUS", "1"));
     cfg.memory = strtoull(env("STAND_IN_MEM", "85899345920"), 0, 0);
     const char *t = env("STAND_IN_TIME", "real");
-    if (!strncmp(t, "random", 6)) { cfg.time_mode = 1; cfg.seed = strtoull(t[6] ? t + 7 : "1", 0, 0) * 0x9e3779b97f4a7c15ull + 1; }
-    if (!strncmp(t, "const", 5)) { cfg.time_mode = 2; cfg.time_ms = t[5] ? atof(t + 6) : 1; }
-    if (!strcmp(t, "model")) cfg.time_mode = 3;
-    cfg.fault_at = atoi(env("STAND_IN_FAULT_AT", "0"));
+    if (!strncmp(t, "random", 6)) {
+        cfg.clock = RANDOM;
+        cfg.seed = strtoull(t[6] ? t + 7 : "1", 0, 0) * 0x9e3779b97f4a7c15ull + 1;
+    }
+    if (!strncmp(t, "const", 5)) { cfg.clock = CONSTANT; cfg.launch_s = t[5] ? 1e-3 * atof(t + 6) : 1e-3; }
+    if (!strcmp(t, "model")) cfg.clock = MODEL;
+    if (!strcmp(t, "first")) cfg.clock = FIRST;
+    cfg.fault_code = ILLEGAL_ADDRESS;
+    sscanf(env("STAND_IN_FAULT_AT", "0"), "%d:%d", &cfg.fault_at, &cfg.fault_code);
     cfg.sums = atoi(env("STAND_IN_SUMS", "0"));
     cfg.refuse_at = atoi(env("STAND_IN_REFUSE_AT", "0"));
     cfg.oom_at = atoi(env("STAND_IN_OOM_AT", "0"));
-    cfg.copy_max = atoi(env("STAND_IN_COPY_MAX", "0"));
+    cfg.tools = hash_of(cfg.cc) + (u64)cfg.check;
+    const char *const sources[] = {"ptx2c.py", "ptx_module.py", "ptx_numbers.py", "ptx_warp.py", "ptx_async.py",
+                                   "ptx_runtime.h"};
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+        static char text[1 << 20];
+        char path[1100];
+        snprintf(path, sizeof path, "%s/%s", cfg.home, sources[i]);
+        first_lines(path, text, sizeof text);
+        cfg.tools = cfg.tools * 31 + hash_of(text);
+    }
     int cc = cfg.major * 10 + cfg.minor;
     cfg.sms = cc >= 100 ? 148 : cc >= 90 ? 132 : cc == 80 ? 108 : cc >= 86 ? 84 : cc >= 75 ? 72 : 80;
-    cfg.shared_optin = cc == 120 ? 101376 : cc >= 90 ? 232448 : cc == 80 || cc == 87 ? 166912 : cc >= 86 ? 101376 : cc >= 75 ? 65536 : cc >= 70 ? 98304 : 49152;
+    static const struct { int from, bytes; } optin[] = {{120, 101376}, {90, 232448}, {89, 101376}, {87, 166912},
+        {86, 101376}, {80, 166912}, {75, 65536}, {70, 98304}, {0, 49152}};
+    for (int i = 0; !cfg.shared_optin; i++) if (cc >= optin[i].from) cfg.shared_optin = optin[i].bytes;
     cfg.shared_sm = cfg.shared_optin + 1024;
     if (*env("STAND_IN_TRACE", "")) trace = fopen(getenv("STAND_IN_TRACE"), "w");
     atexit(write_log);
 }
 
-/* -- counts --------------------------------------------------------------------------------------------------------------- */
+/* -- counts ---------------------------------------------------------------------------------------------- */
 
 typedef struct Count { const char *name; u64 n, bytes; } Count;
 static Count counts[128];
@@ -122,7 +170,7 @@ static void tell(const char *format, ...) {
     if (sticky) { pthread_mutex_unlock(&lock); return sticky; }
 #define LEAVE(result) do { CUresult r_ = (result); pthread_mutex_unlock(&lock); return r_; } while (0)
 
-/* -- memory --------------------------------------------------------------------------------------------------------------- */
+/* -- memory ---------------------------------------------------------------------------------------------- */
 
 typedef struct Block { u64 at, bytes; void *map; size_t map_bytes; } Block;
 static Block *blocks; static int num_blocks, cap_blocks;
@@ -174,7 +222,10 @@ static int drop_block(Block *list, int *n, u64 at, u64 *bytes) {
 static CUresult allocate(CUdeviceptr *out, size_t bytes) {
     if (!bytes) return INVALID_VALUE;
     static int number;
-    if (used + bytes > cfg.memory || ++number == cfg.oom_at) { tell("alloc %zu out of memory", bytes); return OUT_OF_MEMORY; }
+    if (used + bytes > cfg.memory || ++number == cfg.oom_at) {
+        tell("alloc %zu out of memory", bytes);
+        return OUT_OF_MEMORY;
+    }
     u64 at = add_block(&blocks, &num_blocks, &cap_blocks, bytes, cfg.poison);
     if (!at) return OUT_OF_MEMORY;
     used += bytes; num_allocs++;
@@ -193,33 +244,56 @@ static CUresult release(CUdeviceptr at) {
     return OK;
 }
 
-static int is_pinned(const void *p) { int i = find(pinned, num_pinned, (u64)p); return i >= 0 && (u64)p < pinned[i].at + pinned[i].bytes; }
-
-/* -- modules -------------------------------------------------------------------------------------------------------------- */
-
-typedef struct Kernel Kernel;
-typedef struct Module { u64 hash; char path[1200]; char *text; const FkModule *code; int failed; char error[512]; double translate_s, ptxas_s; int regs, spill_st, spill_ld, stack, static_shared; Kernel *kernels; struct Module *next; } Module;
-struct Kernel {
-    Module *module; const FkEntry *entry; char name[512]; int max_dynamic; u64 launches, blocks, threads; double seconds;
-    u32 grid[3], block[3], shared, max_blocks; u64 cut, cut_blocks; Kernel *next;
-};
-static Module *modules;
-static u64 num_modules, ptx_refused, not_translated, refused_launches;
-static double translate_s, ptxas_s, run_s, first_load_s, last_load_s;
-
-static u64 hash_of(const char *text) {
-    u64 h = 1469598103934665603ull;
-    for (; *text; text++) h = (h ^ (u8)*text) * 1099511628211ull;
-    return h ^ (h >> 29);
+static int is_pinned(const void *p) {
+    int i = find(pinned, num_pinned, (u64)p);
+    return i >= 0 && (u64)p < pinned[i].at + pinned[i].bytes;
 }
 
-static double mtime(const char *path) { struct stat s; return stat(path, &s) ? 0 : (double)s.st_mtim.tv_sec + 1e-9 * (double)s.st_mtim.tv_nsec; }
+/* -- modules --------------------------------------------------------------------------------------------- */
 
-static void first_lines(const char *path, char *out, size_t size) {
-    FILE *f = fopen(path, "r");
-    size_t n = f ? fread(out, 1, size - 1, f) : 0;
-    out[n] = 0;
-    if (f) fclose(f);
+typedef struct Kernel Kernel;
+typedef struct Module {
+    u64 hash;
+    char path[1200];
+    char *text;
+    const FkModule *code;
+    int failed;
+    char error[512];
+    pid_t assembler, compiler;   /* 0: not running */
+    double translate_s, ptxas_s;
+    int regs, spill_st, spill_ld, stack, static_shared;
+    Kernel *kernels;
+    struct Module *next;
+} Module;
+struct Kernel {
+    Module *module;
+    const FkEntry *entry;
+    char name[512];
+    int max_dynamic, is_any_cluster;
+    u64 launches, blocks, threads;
+    double seconds;
+    u32 grid[3], block[3], shared;
+    u64 cut, cut_blocks;
+    int is_probe;   /* one of CubeCL's own benchmarks of the device, whose results nobody reads */
+    Kernel *next;
+};
+static Module *modules;
+static u64 num_executed, num_modules, ptx_refused, not_translated, refused_launches;
+static double translate_s, ptxas_s, run_s;
+
+static int exists(const char *path) { return !access(path, F_OK); }
+
+/* Starts a shell command in the background. Gives its process, or 0. */
+static pid_t begin(const char *command) {
+    char *arguments[] = {"sh", "-c", (char *)command, 0};
+    pid_t pid;
+    return posix_spawn(&pid, "/bin/sh", 0, 0, arguments, environ) ? 0 : pid;
+}
+
+/* Waits for what `begin` started. */
+static void end(pid_t *pid) {
+    while (*pid && waitpid(*pid, 0, 0) < 0 && errno == EINTR) {}
+    *pid = 0;
 }
 
 static int field_before(const char *text, const char *word) {   /* the number before `word` */
@@ -230,22 +304,57 @@ static int field_before(const char *text, const char *word) {   /* the number be
     return atoi(p);
 }
 
-/* Lets the real assembler check the text. Gives 0 where it refuses it. */
-static int assemble(Module *m) {
-    if (!*cfg.ptxas) return 1;
-    char target[32] = "sm_90", report[1300], command[4096], text[8192];
-    const char *t = strstr(m->text, ".target ");
-    if (t) sscanf(t + 8, "%31[a-z0-9_]", target);
-    snprintf(report, sizeof report, "%s.%s.ptxas", m->path, target);
-    double began = now();
-    if (!mtime(report)) {
-        int pid = (int)getpid();
-        snprintf(command, sizeof command, "%s -v -arch=%s -o /dev/null %s.ptx >%s.%d 2>&1; echo exit $? >>%s.%d; mv %s.%d %s", cfg.ptxas, target,
-                 m->path, report, pid, report, pid, report, pid, report);
-        if (system(command)) {}
+/* Refuses PTX of a version, or for a GPU, that the driver does not know, as the real one does before it assembles. */
+static CUresult look_at_header(Module *m) {
+    int major = 0, minor = 0, target = 0, driver = cfg.driver / 1000, update = cfg.driver % 1000 / 10;
+    char suffix = 0;
+    const char *version = strstr(m->text, ".version "), *gpu = strstr(m->text, ".target sm_");
+    if (version) sscanf(version + 9, "%d.%d", &major, &minor);
+    if (gpu) sscanf(gpu + 11, "%d%c", &target, &suffix);
+    /* 12.6 brought no version of its own. */
+    int newest = driver <= 11 ? 70 + update : driver == 12 ? 80 + update - (update > 5) : 90 + update;
+    if (major * 10 + minor > newest) {
+        snprintf(m->error, sizeof m->error, "Unsupported .version %d.%d; current version is '%d.%d'", major, minor,
+                 newest / 10, newest % 10);
+        return UNSUPPORTED_PTX_VERSION;
     }
+    int cc = cfg.major * 10 + cfg.minor;
+    if (target > cc || (suffix == 'a' && target != cc) || (suffix == 'f' && target / 10 != cfg.major)) {
+        snprintf(m->error, sizeof m->error, "Program with .target 'sm_%d%s' cannot be compiled to architecture 'sm_%d'",
+                 target, suffix == 'a' ? "a" : suffix == 'f' ? "f" : "", cc);
+        return INVALID_PTX;
+    }
+    return OK;
+}
+
+/* The GPU that a module names, and where ptxas' report of it lies. */
+static void name_report(const Module *m, char target[32], char *path, size_t size) {
+    const char *t = strstr(m->text, ".target ");
+    strcpy(target, "sm_90");
+    if (t) sscanf(t + 8, "%31[a-z0-9_]", target);
+    snprintf(path, size, "%s.%s.ptxas", m->path, target);
+}
+
+static void begin_assembler(Module *m) {
+    char target[32], report[1300], command[8192];
+    name_report(m, target, report, sizeof report);
+    if (!*cfg.ptxas || exists(report)) return;
+    int pid = (int)getpid();
+    snprintf(command, sizeof command,
+             "%s -v -arch=%s -o /dev/null %s.ptx >%s.%d 2>&1; echo exit $? >>%s.%d; mv %s.%d %s", cfg.ptxas, target,
+             m->path, report, pid, report, pid, report, pid, report);
+    m->assembler = begin(command);
+}
+
+/* What the real assembler says of the text. Gives 0 where it refuses it. */
+static int end_assembler(Module *m) {
+    if (!*cfg.ptxas) return 1;
+    char target[32], report[1300], text[8192];
+    double began = now();
+    end(&m->assembler);
     m->ptxas_s = now() - began;
     ptxas_s += m->ptxas_s;
+    name_report(m, target, report, sizeof report);
     first_lines(report, text, sizeof text);
     m->regs = field_before(text, " registers");
     m->stack = field_before(text, " bytes stack frame");
@@ -257,41 +366,55 @@ static int assemble(Module *m) {
     return 0;
 }
 
+/* The compiled kernels of a module: one file for each version of the translator. */
+static void name_code(const Module *m, char *path, size_t size) {
+    snprintf(path, size, "%s.%08x.so", m->path, (u32)cfg.tools);
+}
+
+static void begin_translation(Module *m) {
+    char so[1300], stem[1320], command[8192];
+    name_code(m, so, sizeof so);
+    if (m->compiler || exists(so)) return;
+    snprintf(stem, sizeof stem, "%s.%d", so, (int)getpid());
+    snprintf(
+        command, sizeof command,
+        "{ python3 -S %s/ptx2c.py %s.ptx %s.c && %s -march=x86-64-v3 -ffp-contract=off -fno-math-errno -shared -fPIC "
+        "-w -I%s %s -o %s %s.c -lm; } >%s.err 2>&1 && mv %s %s && rm -f %s.c %s.err",
+        cfg.home, m->path, stem, cfg.cc, cfg.home, cfg.check ? "-DFK_CHECK" : "", stem, stem, stem, stem, so, stem,
+        stem);
+    m->compiler = begin(command);
+}
+
+/* Loads the kernels of a module as code of this machine; once. */
 static void translate(Module *m) {
     if (m->code || m->failed) return;
-    char so[1300], command[8192], tool[1200], header[1200], err[1300], text[512];
-    snprintf(so, sizeof so, "%s%s.so", m->path, cfg.check ? ".check" : "");
-    snprintf(tool, sizeof tool, "%s/ptx2c.py", cfg.home);
-    snprintf(header, sizeof header, "%s/ptx_runtime.h", cfg.home);
-    snprintf(err, sizeof err, "%s.%d.err", m->path, (int)getpid());
+    char so[1300], err[1400], text[512];
     double began = now();
-    if (mtime(so) < mtime(tool) || mtime(so) < mtime(header)) {
-        snprintf(command, sizeof command,
-                 "python3 %s %s.ptx %s.%d.c >%s 2>&1 && %s -march=native -ffp-contract=off -fno-math-errno -shared -fPIC -w -I%s %s -o %s.%d %s.%d.c -lm >>%s 2>&1 && mv %s.%d %s && rm -f %s.%d.c %s",
-                 tool, m->path, m->path, (int)getpid(), err, cfg.cc, cfg.home, cfg.check ? "-DFK_CHECK" : "", so, (int)getpid(), m->path, (int)getpid(),
-                 err, so, (int)getpid(), so, m->path, (int)getpid(), err);
-        if (system(command)) {
-            first_lines(err, text, sizeof text);
-            m->failed = 1; not_translated++;
-            snprintf(m->error, sizeof m->error, "%.500s", text);
-            say("kernel not translated (%s.ptx): %s", m->path, m->error);
-            return;
-        }
-    }
-    void *h = dlopen(so, RTLD_NOW | RTLD_LOCAL);
+    name_code(m, so, sizeof so);
+    begin_translation(m);
+    end(&m->compiler);
+    void *h = exists(so) ? dlopen(so, RTLD_NOW | RTLD_LOCAL) : 0;
     const FkModule *(*get)(const FkRt *) = h ? (const FkModule *(*)(const FkRt *))dlsym(h, "si_module") : 0;
-    if (!get) { m->failed = 1; snprintf(m->error, sizeof m->error, "dlopen: %.400s", dlerror()); say("%s", m->error); return; }
-    m->code = get(&simt_runtime);
+    if (get) {
+        m->code = get(&simt_runtime);
+    } else {
+        m->failed = 1;
+        not_translated++;
+        snprintf(err, sizeof err, "%s.%d.err", so, (int)getpid());
+        first_lines(err, text, sizeof text);
+        snprintf(m->error, sizeof m->error, "%.500s", *text ? text : "no such library");
+        say("kernel not translated (%s.ptx): %s", m->path, m->error);
+    }
     m->translate_s = now() - began;
     translate_s += m->translate_s;
 }
 
-/* -- streams: queues of work ---------------------------------------------------------------------------------------------- */
+/* -- streams: queues of work ----------------------------------------------------------------------------- */
 
 enum { LAUNCH, COPY, COPY2D, SET, RECORD, WAIT, RELEASE };
 typedef struct Copy2D { size_t src_pitch, dst_pitch, width, height; } Copy2D;
 typedef struct Op {
-    int kind; Kernel *kernel; u32 grid[3], block[3], shared; u8 *params;
+    int kind, is_to_host; Kernel *kernel; u32 grid[3], block[3], cluster[3], shared; u8 *params;
     void *dst; const void *src; size_t bytes; void *staged; Copy2D two; u32 value; int unit;
     Event *event; u64 ticket, until; struct Op *next;
 } Op;
@@ -300,7 +423,7 @@ struct Event { u64 ticket, done; double at; Stream *stream; };
 static Stream *streams; static Stream default_stream;
 static int num_streams;
 static u64 tickets;
-static double modelled;   /* STAND_IN_TIME=model: seconds of a device that takes 3 us a launch and 5 us a wave of 132 x 2048 threads */
+static double modelled;   /* the device's clock in seconds, where it is not that of this machine */
 
 static sigjmp_buf fault_jump;
 static volatile int guarding;
@@ -309,11 +432,19 @@ static volatile u64 fault_address;
 
 static void on_fault(int sig, siginfo_t *info, void *context) {
     (void)sig; (void)context;
-    if (guarding && pthread_equal(pthread_self(), guarded)) { fault_address = (u64)info->si_addr; siglongjmp(fault_jump, 1); }
+    if (guarding && pthread_equal(pthread_self(), guarded)) {
+        fault_address = (u64)info->si_addr;
+        siglongjmp(fault_jump, 1);
+    }
     signal(SIGSEGV, SIG_DFL);
 }
 
-static double random_unit(void) { cfg.seed ^= cfg.seed << 13; cfg.seed ^= cfg.seed >> 7; cfg.seed ^= cfg.seed << 17; return (double)(cfg.seed >> 11) / 9007199254740992.0; }
+static double random_unit(void) {
+    cfg.seed ^= cfg.seed << 13;
+    cfg.seed ^= cfg.seed >> 7;
+    cfg.seed ^= cfg.seed << 17;
+    return (double)(cfg.seed >> 11) / 9007199254740992.0;
+}
 
 static void fault(CUresult code, const char *text) {
     sticky = code;
@@ -322,20 +453,38 @@ static void fault(CUresult code, const char *text) {
     tell("fault %d: %s", code, text);
 }
 
+static u64 threads_of(const Op *op) {
+    return (u64)op->grid[0] * op->grid[1] * op->grid[2] * op->block[0] * op->block[1] * op->block[2];
+}
+
 /* STAND_IN_EXEC: 1 runs every launch, 0 none, more those of so many threads at most. */
 static int is_run(const Op *op) {
-    u64 n = (u64)op->grid[0] * op->grid[1] * op->grid[2] * op->block[0] * op->block[1] * op->block[2];
-    return cfg.execute == 1 || n <= (u64)cfg.execute;
+    if (op->kernel->is_probe && cfg.clock != REAL) return 0;
+    return cfg.execute == 1 || (cfg.execute == TRIAL ? !trial_is_over : threads_of(op) <= (u64)cfg.execute);
+}
+
+/* What a launch takes by STAND_IN_TIME. */
+static double seconds_of(const Op *op) {
+    switch (cfg.clock) {
+    case RANDOM: return 1e-5 + 1e-3 * random_unit();
+    case CONSTANT: return cfg.launch_s;
+    case MODEL: return 3e-6 + 5e-6 * (double)threads_of(op) / (132 * 2048.0);
+    /* A round of tuning ends with the first candidate that takes no longer than a launch that does nothing. */
+    case FIRST: return strstr(op->kernel->name, "launch_overhead") ? 1e-3 : 1e-6;
+    case REAL: break;
+    }
+    return 0;
 }
 
 static void run_kernel(Op *op) {
     Kernel *k = op->kernel;
     SimtError error = {{0}, 0};
     double began = now();
-    modelled += 3e-6 + 5e-6 * (double)op->grid[0] * op->grid[1] * op->grid[2] * op->block[0] * op->block[1] * op->block[2] / (132 * 2048.0);
+    modelled += seconds_of(op);
+    /* Such a benchmark doubles its work until it takes 20 ms by the host's clock. */
+    if (k->is_probe && cfg.clock != REAL) usleep(20000);
     if (!is_run(op)) return;
-    static int number;
-    if (++number == cfg.fault_at) { fault(ILLEGAL_ADDRESS, "asked for by STAND_IN_FAULT_AT"); return; }
+    if (++num_executed == (u64)cfg.fault_at) { fault(cfg.fault_code, "asked for by STAND_IN_FAULT_AT"); return; }
     struct sigaction old_segv, old_bus, act;
     memset(&act, 0, sizeof act);
     act.sa_sigaction = on_fault;
@@ -343,21 +492,24 @@ static void run_kernel(Op *op) {
     sigaction(SIGSEGV, &act, &old_segv); sigaction(SIGBUS, &act, &old_bus);
     guarded = pthread_self();
     if (sigsetjmp(fault_jump, 1)) {
-        snprintf(error.text, sizeof error.text, "memory fault at 0x%llx in %.300s (%s.ptx)", (unsigned long long)fault_address, k->name, k->module->path);
+        snprintf(error.text, sizeof error.text, "memory fault at 0x%llx in %.300s (%s.ptx)",
+                 (unsigned long long)fault_address, k->name, k->module->path);
         error.happened = 1;
     } else {
         guarding = 1;
         u64 all = (u64)op->grid[0] * op->grid[1] * op->grid[2];
         /* A launch that was cut short once is not tried again. */
-        int how = k->cut && all >= k->cut_blocks ? 2 : simt_run(k->module->code, k->entry, op->grid, op->block, op->params, op->shared, &error);
+        SimtLaunch simt = {.dyn_shared_bytes = op->shared, .params = op->params};
+        memcpy(simt.grid, op->grid, sizeof simt.grid);
+        memcpy(simt.block, op->block, sizeof simt.block);
+        memcpy(simt.cluster, op->cluster, sizeof simt.cluster);
+        int how = k->cut && all >= k->cut_blocks ? 2 : simt_run(k->module->code, k->entry, &simt, &error);
         if (how == 2) { k->cut++; k->cut_blocks = all; tell("cut short: %s", k->name); }
     }
     guarding = 0;
-    static int executed;
     if (cfg.sums && trace) {
         const char *dump = env("STAND_IN_DUMP", "");
-        int is_dumped = *dump && executed == atoi(dump);
-        executed++;
+        int is_dumped = *dump && num_executed - 1 == (u64)atoi(dump);
         fprintf(trace, "  sums");
         for (int i = 0; i < k->entry->num_params; i++) {
             u64 at; memcpy(&at, op->params + k->entry->param_offset[i], 8);
@@ -387,29 +539,39 @@ static void run_kernel(Op *op) {
     k->seconds += took; run_s += took;
     if (error.happened) {
         char text[1100]; snprintf(text, sizeof text, "%s [%s]", error.text, strrchr(k->module->path, '/') + 1);
-        fault(strstr(text, "misaligned") ? MISALIGNED : strstr(text, "bounds") || strstr(text, "memory fault") ? ILLEGAL_ADDRESS : LAUNCH_FAILED, text);
+        fault(strstr(text, "misaligned")                               ? MISALIGNED
+              : strstr(text, "bounds") || strstr(text, "memory fault") ? ILLEGAL_ADDRESS
+                                                                       : LAUNCH_FAILED,
+              text);
     }
 }
 
 static void run_until(Stream *s, u64 ticket);
 
 static void run_op(Op *op) {
+    int moves = op->kind == COPY || op->kind == COPY2D || op->kind == SET;
     if (sticky && op->kind != RECORD && op->kind != RELEASE) return;
+    if (trial_is_over && moves && !op->is_to_host) return;
+    if (cfg.execute == TRIAL && op->is_to_host) trial_is_over = 1;
     switch (op->kind) {
     case LAUNCH: run_kernel(op); break;
-    case COPY: memmove(op->dst, op->staged ? op->staged : op->src, cfg.copy_max && op->bytes > (size_t)cfg.copy_max ? (size_t)cfg.copy_max : op->bytes); break;
+    case COPY: memmove(op->dst, op->staged ? op->staged : op->src, op->bytes); break;
     case COPY2D:
         for (size_t y = 0; y < op->two.height; y++)
-            memmove((u8 *)op->dst + y * op->two.dst_pitch, (const u8 *)(op->staged ? op->staged : op->src) + y * op->two.src_pitch, op->two.width);
+            memmove((u8 *)op->dst + y * op->two.dst_pitch,
+                    (const u8 *)(op->staged ? op->staged : op->src) + y * op->two.src_pitch, op->two.width);
         break;
     case SET:
-        for (size_t i = 0; i < op->bytes; i++) memcpy((u8 *)op->dst + i * (size_t)op->unit, &op->value, (size_t)op->unit);
+        for (size_t i = 0; i < op->bytes; i++)
+            memcpy((u8 *)op->dst + i * (size_t)op->unit, &op->value, (size_t)op->unit);
         break;
     case RECORD:
         if (op->event->done < op->ticket) op->event->done = op->ticket;
-        op->event->at = cfg.time_mode == 3 ? modelled : now();
+        op->event->at = cfg.clock == REAL ? now() : modelled;
         break;
-    case WAIT: run_until(op->dst, op->until); break;   /* up to the record that was the last one when the wait was asked for */
+    case WAIT:
+        run_until(op->dst, op->until);
+        break; /* up to the record that was the last one when the wait was asked for */
     case RELEASE: release((u64)op->dst); break;
     }
 }
@@ -447,20 +609,50 @@ static CUresult sync_all(void) {
     return sticky;
 }
 
-/* -- API: device and context ---------------------------------------------------------------------------------------------- */
+/* -- API: device and context ----------------------------------------------------------------------------- */
 
-API CUresult cuInit(unsigned flags) { (void)flags; pthread_once(&once, start); simt_is_device_memory = is_device; return OK; }
+API CUresult cuInit(unsigned flags) {
+    (void)flags;
+    pthread_once(&once, start);
+    simt_is_device_memory = is_device;
+    return OK;
+}
+
+/* NVRTC asks for private tables, and does without them where it gets an error; without the function it crashes. */
+API CUresult cuGetExportTable(const void **table, const void *id) {
+    (void)id;
+    *table = 0;
+    return NOT_FOUND;
+}
+
 API CUresult cuDriverGetVersion(int *v) { pthread_once(&once, start); *v = cfg.driver; return OK; }
 API CUresult cuDeviceGetCount(int *n) { pthread_once(&once, start); *n = cfg.num_gpus; return OK; }
-API CUresult cuDeviceGet(CUdevice *d, int ordinal) { pthread_once(&once, start); if (ordinal >= cfg.num_gpus) return INVALID_DEVICE; *d = ordinal; return OK; }
+API CUresult cuDeviceGet(CUdevice *d, int ordinal) {
+    pthread_once(&once, start);
+    if (ordinal >= cfg.num_gpus) return INVALID_DEVICE;
+    *d = ordinal;
+    return OK;
+}
 API CUresult cuDeviceGetName(char *name, int len, CUdevice d) {
     (void)d; pthread_once(&once, start);
     snprintf(name, (size_t)len, "%s", env("STAND_IN_NAME", "NVIDIA stand-in without a GPU")); return OK;
 }
-API CUresult cuDeviceGetUuid(u8 *uuid, CUdevice d) { for (int i = 0; i < 16; i++) uuid[i] = (u8)(i * 17); uuid[15] = (u8)d; return OK; }
+API CUresult cuDeviceGetUuid(u8 *uuid, CUdevice d) {
+    for (int i = 0; i < 16; i++) uuid[i] = (u8)(i * 17);
+    uuid[15] = (u8)d;
+    return OK;
+}
 API CUresult cuDeviceGetUuid_v2(u8 *uuid, CUdevice d) { return cuDeviceGetUuid(uuid, d); }
-API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice d) { (void)d; pthread_once(&once, start); *bytes = cfg.memory; return OK; }
-API CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice d) { snprintf(id, (size_t)len, "0000:%02x:00.0", 16 + d); return OK; }
+API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice d) {
+    (void)d;
+    pthread_once(&once, start);
+    *bytes = cfg.memory;
+    return OK;
+}
+API CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice d) {
+    snprintf(id, (size_t)len, "0000:%02x:00.0", 16 + d);
+    return OK;
+}
 API CUresult cuDeviceGetAttribute(int *v, int a, CUdevice d) {
     (void)d; pthread_once(&once, start);
     switch (a) {
@@ -488,6 +680,7 @@ API CUresult cuDeviceGetAttribute(int *v, int a, CUdevice d) {
     case 97: *v = cfg.shared_optin; break;
     case 106: *v = 32; break;
     case 111: *v = 1024; break;
+    case 120: *v = cfg.major >= 9; break;   /* clusters */
     default: *v = 0;
     }
     return OK;
@@ -496,7 +689,12 @@ static __thread void *current_context;
 static int the_context;
 API CUresult cuDevicePrimaryCtxRetain(void **c, CUdevice d) { (void)d; *c = &the_context; return OK; }
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { (void)d; return OK; }
-API CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned *flags, int *active) { (void)d; *flags = 0; *active = 1; return OK; }
+API CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned *flags, int *active) {
+    (void)d;
+    *flags = 0;
+    *active = 1;
+    return OK;
+}
 API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice d, unsigned flags) { (void)d; (void)flags; return OK; }
 API CUresult cuCtxSetCurrent(void *c) { pthread_once(&once, start); current_context = c; return sticky; }
 API CUresult cuCtxGetCurrent(void **c) { *c = current_context; return OK; }
@@ -504,33 +702,64 @@ API CUresult cuCtxGetDevice(CUdevice *d) { *d = 0; return OK; }
 API CUresult cuCtxPushCurrent_v2(void *c) { current_context = c; return OK; }
 API CUresult cuCtxPopCurrent_v2(void **c) { if (c) *c = current_context; return OK; }
 API CUresult cuCtxSynchronize(void) { ENTER(0) tell("sync context"); LEAVE(sync_all()); }
-API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { if (least) *least = 0; if (greatest) *greatest = -5; return OK; }
+API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return OK;
+}
 API CUresult cuCtxGetLimit(size_t *v, int which) { (void)which; *v = 1024; return OK; }
 API CUresult cuCtxSetLimit(int which, size_t v) { (void)which; (void)v; return OK; }
 
 static const struct { int code; const char *name, *text; } errors[] = {
-    {0, "CUDA_SUCCESS", "no error"}, {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"}, {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-    {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"}, {218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
-    {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"}, {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
-    {600, "CUDA_ERROR_NOT_READY", "device not ready"}, {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
-    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"}, {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
-    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}, {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"}};
+    {0, "CUDA_SUCCESS", "no error"},
+    {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
+    {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
+    {218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
+    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain."},
+    {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {600, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE", "cluster misconfiguration"},
+};
 API CUresult cuGetErrorName(CUresult e, const char **s) {
-    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) if (errors[i].code == e) { *s = errors[i].name; return OK; }
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].code == e) {
+            *s = errors[i].name;
+            return OK;
+        }
     *s = "CUDA_ERROR_UNKNOWN"; return OK;
 }
 API CUresult cuGetErrorString(CUresult e, const char **s) {
-    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) if (errors[i].code == e) { *s = errors[i].text; return OK; }
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].code == e) {
+            *s = errors[i].text;
+            return OK;
+        }
     *s = "unknown error"; return OK;
 }
 
-/* -- API: memory ---------------------------------------------------------------------------------------------------------- */
+/* -- API: memory ----------------------------------------------------------------------------------------- */
 
-API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { ENTER(0) *free_bytes = cfg.memory - used; *total = cfg.memory; LEAVE(OK); }
+API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+    ENTER(0) *free_bytes = cfg.memory - used;
+    *total = cfg.memory;
+    LEAVE(OK);
+}
 API CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n) { ENTER(n) LEAVE(allocate(p, n)); }
 API CUresult cuMemAllocAsync(CUdeviceptr *p, size_t n, void *s) { (void)s; ENTER(n) LEAVE(allocate(p, n)); }
 API CUresult cuMemFree_v2(CUdeviceptr p) { ENTER(0) sync_all(); LEAVE(release(p)); }
-API CUresult cuMemFreeAsync(CUdeviceptr p, void *s) { ENTER(0) Op op = {.kind = RELEASE, .dst = (void *)p}; LEAVE(enqueue(s, op)); }
+API CUresult cuMemFreeAsync(CUdeviceptr p, void *s) {
+    ENTER(0) Op op = {.kind = RELEASE, .dst = (void *)p};
+    LEAVE(enqueue(s, op));
+}
 static CUresult pin(void **p, size_t n) {
     u64 at = add_block(&pinned, &num_pinned, &cap_pinned, n ? n : 1, 0);
     if (!at) return OUT_OF_MEMORY;
@@ -548,23 +777,47 @@ API CUresult cuMemFreeHost(void *p) {
 }
 
 static CUresult copy(void *dst, const void *src, size_t n, void *s, int host_src, int host_dst, int blocking) {
-    if (host_src != 1 && n && !is_device((u64)src, (u32)n)) { tell("copy from what is not device memory"); return INVALID_VALUE; }
-    if (host_dst != 1 && n && !is_device((u64)dst, (u32)n)) { tell("copy to what is not device memory"); return INVALID_VALUE; }
+    if (host_src != 1 && n && !is_device((u64)src, (u32)n)) {
+        tell("copy from what is not device memory");
+        return INVALID_VALUE;
+    }
+    if (host_dst != 1 && n && !is_device((u64)dst, (u32)n)) {
+        tell("copy to what is not device memory");
+        return INVALID_VALUE;
+    }
     tell("copy %s->%s %zu%s stream %d", host_src ? "host" : "device", host_dst ? "host" : "device", n,
-         host_src ? (is_pinned(src) ? " pinned" : " pageable") : host_dst ? (is_pinned(dst) ? " pinned" : " pageable") : "", stream_of(s)->number);
-    Op op = {.kind = COPY, .dst = dst, .src = src, .bytes = n};
+         host_src   ? (is_pinned(src) ? " pinned" : " pageable")
+         : host_dst ? (is_pinned(dst) ? " pinned" : " pageable")
+                    : "",
+         stream_of(s)->number);
+    Op op = {.kind = COPY, .is_to_host = host_dst == 1, .dst = dst, .src = src, .bytes = n};
     /* Pageable memory is read before the call returns; pinned memory when the copy's turn comes. */
     if (cfg.lazy && host_src && !is_pinned(src)) { op.staged = malloc(n ? n : 1); memcpy(op.staged, src, n); }
     enqueue(s, op);
     if (blocking || (host_dst && !is_pinned(dst))) run_until(stream_of(s), ~0ull);
     return sticky;
 }
-API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr d, const void *h, size_t n, void *s) { ENTER(n) LEAVE(copy((void *)d, h, n, s, 1, 0, 0)); }
-API CUresult cuMemcpyDtoHAsync_v2(void *h, CUdeviceptr d, size_t n, void *s) { ENTER(n) LEAVE(copy(h, (void *)d, n, s, 0, 1, 0)); }
-API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr a, CUdeviceptr b, size_t n, void *s) { ENTER(n) LEAVE(copy((void *)a, (void *)b, n, s, 0, 0, 0)); }
-API CUresult cuMemcpyHtoD_v2(CUdeviceptr d, const void *h, size_t n) { ENTER(n) sync_all(); LEAVE(copy((void *)d, h, n, 0, 1, 0, 1)); }
-API CUresult cuMemcpyDtoH_v2(void *h, CUdeviceptr d, size_t n) { ENTER(n) sync_all(); LEAVE(copy(h, (void *)d, n, 0, 0, 1, 1)); }
-API CUresult cuMemcpyDtoD_v2(CUdeviceptr a, CUdeviceptr b, size_t n) { ENTER(n) sync_all(); LEAVE(copy((void *)a, (void *)b, n, 0, 0, 0, 1)); }
+API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr d, const void *h, size_t n, void *s) {
+    ENTER(n) LEAVE(copy((void *)d, h, n, s, 1, 0, 0));
+}
+API CUresult cuMemcpyDtoHAsync_v2(void *h, CUdeviceptr d, size_t n, void *s) {
+    ENTER(n) LEAVE(copy(h, (void *)d, n, s, 0, 1, 0));
+}
+API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr a, CUdeviceptr b, size_t n, void *s) {
+    ENTER(n) LEAVE(copy((void *)a, (void *)b, n, s, 0, 0, 0));
+}
+API CUresult cuMemcpyHtoD_v2(CUdeviceptr d, const void *h, size_t n) {
+    ENTER(n) sync_all();
+    LEAVE(copy((void *)d, h, n, 0, 1, 0, 1));
+}
+API CUresult cuMemcpyDtoH_v2(void *h, CUdeviceptr d, size_t n) {
+    ENTER(n) sync_all();
+    LEAVE(copy(h, (void *)d, n, 0, 0, 1, 1));
+}
+API CUresult cuMemcpyDtoD_v2(CUdeviceptr a, CUdeviceptr b, size_t n) {
+    ENTER(n) sync_all();
+    LEAVE(copy((void *)a, (void *)b, n, 0, 0, 0, 1));
+}
 
 typedef struct Copy2DParams {
     size_t src_x, src_y; int src_type; const void *src_host; CUdeviceptr src_device; void *src_array; size_t src_pitch;
@@ -575,8 +828,9 @@ API CUresult cuMemcpy2DAsync_v2(const Copy2DParams *c, void *s) {
     ENTER(c->width * c->height)
     if (c->src_type > 2 || c->dst_type > 2 || c->src_pitch < c->width || c->dst_pitch < c->width) LEAVE(INVALID_VALUE);
     int from_host = c->src_type == 1, to_host = c->dst_type == 1;
-    tell("copy2d %s->%s %zu x %zu, pitch %zu -> %zu", from_host ? "host" : "device", to_host ? "host" : "device", c->width, c->height, c->src_pitch, c->dst_pitch);
-    Op op = {.kind = COPY2D};
+    tell("copy2d %s->%s %zu x %zu, pitch %zu -> %zu", from_host ? "host" : "device", to_host ? "host" : "device",
+         c->width, c->height, c->src_pitch, c->dst_pitch);
+    Op op = {.kind = COPY2D, .is_to_host = to_host};
     op.src = from_host ? c->src_host : (void *)c->src_device;
     op.dst = to_host ? c->dst_host : (void *)c->dst_device;
     op.src = (const u8 *)op.src + c->src_y * c->src_pitch + c->src_x;
@@ -590,13 +844,16 @@ API CUresult cuMemcpy2DAsync_v2(const Copy2DParams *c, void *s) {
     if (to_host && !is_pinned(op.dst)) run_until(stream_of(s), ~0ull);
     LEAVE(sticky);
 }
-static CUresult set(CUdeviceptr d, u32 v, size_t n, int unit, void *s) { Op op = {.kind = SET, .dst = (void *)d, .value = v, .bytes = n, .unit = unit}; return enqueue(s, op); }
+static CUresult set(CUdeviceptr d, u32 v, size_t n, int unit, void *s) {
+    Op op = {.kind = SET, .dst = (void *)d, .value = v, .bytes = n, .unit = unit};
+    return enqueue(s, op);
+}
 API CUresult cuMemsetD8Async(CUdeviceptr d, u8 v, size_t n, void *s) { ENTER(n) LEAVE(set(d, v, n, 1, s)); }
 API CUresult cuMemsetD16Async(CUdeviceptr d, u16 v, size_t n, void *s) { ENTER(n * 2) LEAVE(set(d, v, n, 2, s)); }
 API CUresult cuMemsetD32Async(CUdeviceptr d, u32 v, size_t n, void *s) { ENTER(n * 4) LEAVE(set(d, v, n, 4, s)); }
 API CUresult cuMemsetD8_v2(CUdeviceptr d, u8 v, size_t n) { ENTER(n) LEAVE(set(d, v, n, 1, 0)); }
 
-/* -- API: streams and events ---------------------------------------------------------------------------------------------- */
+/* -- API: streams and events ----------------------------------------------------------------------------- */
 
 static CUresult make_stream(void **out) {
     Stream *s = calloc(1, sizeof *s);
@@ -606,11 +863,23 @@ static CUresult make_stream(void **out) {
     return OK;
 }
 API CUresult cuStreamCreate(void **s, unsigned flags) { (void)flags; ENTER(0) LEAVE(make_stream(s)); }
-API CUresult cuStreamCreateWithPriority(void **s, unsigned flags, int priority) { (void)flags; (void)priority; ENTER(0) LEAVE(make_stream(s)); }
+API CUresult cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
+    (void)flags;
+    (void)priority;
+    ENTER(0) LEAVE(make_stream(s));
+}
 API CUresult cuStreamDestroy_v2(void *s) { ENTER(0) run_until(stream_of(s), ~0ull); LEAVE(OK); }
-API CUresult cuStreamSynchronize(void *s) { ENTER(0) tell("sync stream %d", stream_of(s)->number); run_until(stream_of(s), ~0ull); LEAVE(sticky); }
+API CUresult cuStreamSynchronize(void *s) {
+    ENTER(0) tell("sync stream %d", stream_of(s)->number);
+    run_until(stream_of(s), ~0ull);
+    LEAVE(sticky);
+}
 API CUresult cuStreamQuery(void *s) { ENTER(0) LEAVE(stream_of(s)->head ? NOT_READY : OK); }
-API CUresult cuStreamWaitEvent(void *s, Event *e, unsigned flags) { (void)flags; ENTER(0) Op op = {.kind = WAIT, .dst = e->stream, .until = e->ticket}; LEAVE(enqueue(s, op)); }
+API CUresult cuStreamWaitEvent(void *s, Event *e, unsigned flags) {
+    (void)flags;
+    ENTER(0) Op op = {.kind = WAIT, .dst = e->stream, .until = e->ticket};
+    LEAVE(enqueue(s, op));
+}
 API CUresult cuStreamIsCapturing(void *s, int *v) { (void)s; *v = 0; return OK; }
 API CUresult cuStreamBeginCapture_v2(void *s, int mode) { (void)s; (void)mode; return NOT_SUPPORTED; }
 API CUresult cuStreamEndCapture(void *s, void **g) { (void)s; *g = 0; return NOT_SUPPORTED; }
@@ -623,43 +892,69 @@ API CUresult cuEventDestroy_v2(Event *e) {
     LEAVE(OK);
 }
 API CUresult cuEventRecord(Event *e, void *s) { ENTER(0) Op op = {.kind = RECORD, .event = e}; LEAVE(enqueue(s, op)); }
-API CUresult cuEventSynchronize(Event *e) { ENTER(0) tell("sync event"); if (e->stream) run_until(e->stream, e->ticket); LEAVE(sticky); }
+API CUresult cuEventSynchronize(Event *e) {
+    ENTER(0) tell("sync event");
+    if (e->stream) run_until(e->stream, e->ticket);
+    LEAVE(sticky);
+}
 API CUresult cuEventQuery(Event *e) { ENTER(0) LEAVE(e->ticket > e->done ? NOT_READY : OK); }
 static CUresult elapsed(float *ms, Event *a, Event *b) {
     if (a->stream) run_until(a->stream, a->ticket);
     if (b->stream) run_until(b->stream, b->ticket);
-    *ms = cfg.time_mode == 1 ? (float)(0.01 + random_unit()) : cfg.time_mode == 2 ? (float)cfg.time_ms : (float)((b->at - a->at) * 1e3);
+    *ms = (float)((b->at - a->at) * 1e3);
     return sticky;
 }
 API CUresult cuEventElapsedTime(float *ms, Event *a, Event *b) { ENTER(0) LEAVE(elapsed(ms, a, b)); }
 API CUresult cuEventElapsedTime_v2(float *ms, Event *a, Event *b) { ENTER(0) LEAVE(elapsed(ms, a, b)); }
-API CUresult cuLaunchHostFunc(void *s, void (*fn)(void *), void *data) { ENTER(0) run_until(stream_of(s), ~0ull); pthread_mutex_unlock(&lock); fn(data); return OK; }
+API CUresult cuLaunchHostFunc(void *s, void (*fn)(void *), void *data) {
+    ENTER(0) run_until(stream_of(s), ~0ull);
+    pthread_mutex_unlock(&lock);
+    fn(data);
+    return OK;
+}
 
-/* -- API: modules and launches -------------------------------------------------------------------------------------------- */
+/* -- API: modules and launches --------------------------------------------------------------------------- */
+
+/* Puts the text where the tools find it, whole. */
+static void keep_text(const Module *m) {
+    char path[1300], whole[1300];
+    snprintf(whole, sizeof whole, "%s.ptx", m->path);
+    if (exists(whole)) return;
+    snprintf(path, sizeof path, "%s.%d", whole, (int)getpid());
+    FILE *f = fopen(path, "w");
+    if (!f) return;
+    fputs(m->text, f);
+    fclose(f);
+    rename(path, whole);
+}
 
 static CUresult load_module(Module **out, const char *text) {
-    double began = now();
-    if (!first_load_s) first_load_s = began - started;
     Module *m = calloc(1, sizeof *m);
     m->text = strdup(text);
     m->hash = hash_of(text);
     snprintf(m->path, sizeof m->path, "%s/%016llx", cfg.dir, (unsigned long long)m->hash);
-    char path[1300];
-    snprintf(path, sizeof path, "%s.ptx", m->path);
-    if (!mtime(path)) {
-        FILE *f = fopen(path, "w");
-        if (f) { fputs(text, f); fclose(f); }
-    }
     m->next = modules; modules = m; num_modules++;
-    int good = assemble(m);
-    last_load_s = now() - started;
-    tell("module %016llx, %zu bytes of PTX, %d registers, %d bytes spilled%s", (unsigned long long)m->hash, strlen(text), m->regs, m->spill_st, good ? "" : ", REFUSED");
-    if (!good) { ptx_refused++; say("refused by ptxas (%s.ptx): %s", m->path, m->error); return INVALID_PTX; }
-    *out = m;
-    return OK;
+    keep_text(m);
+    CUresult result = look_at_header(m);
+    if (result == OK) {
+        /* Both at once: most kernels are launched as soon as they are loaded. */
+        begin_assembler(m);
+        if (cfg.execute == 1 || cfg.execute >= 65536) begin_translation(m);
+        if (!end_assembler(m)) result = INVALID_PTX;
+    }
+    tell("module %016llx, %zu bytes of PTX, %d registers, %d bytes spilled%s", (unsigned long long)m->hash,
+         strlen(text), m->regs, m->spill_st, result == OK ? "" : ", REFUSED");
+    if (result == OK) *out = m;
+    else { ptx_refused++; say("PTX refused (%s.ptx): %s", m->path, m->error); }
+    return result;
 }
 API CUresult cuModuleLoadData(Module **m, const void *text) { ENTER(0) LEAVE(load_module(m, text)); }
-API CUresult cuModuleLoadDataEx(Module **m, const void *text, unsigned n, int *o, void **v) { (void)n; (void)o; (void)v; ENTER(0) LEAVE(load_module(m, text)); }
+API CUresult cuModuleLoadDataEx(Module **m, const void *text, unsigned n, int *o, void **v) {
+    (void)n;
+    (void)o;
+    (void)v;
+    ENTER(0) LEAVE(load_module(m, text));
+}
 API CUresult cuModuleUnload(Module *m) { (void)m; ENTER(0) LEAVE(OK); }
 API CUresult cuModuleGetFunction(Kernel **out, Module *m, const char *name) {
     ENTER(0)
@@ -670,6 +965,7 @@ API CUresult cuModuleGetFunction(Kernel **out, Module *m, const char *name) {
     if (!p) LEAVE(NOT_FOUND);
     Kernel *k = calloc(1, sizeof *k);
     k->module = m;
+    k->is_probe = strstr(name, "_throughput") != 0;
     snprintf(k->name, sizeof k->name, "%s", name);
     k->max_dynamic = 49152;
     k->next = m->kernels; m->kernels = k;
@@ -679,10 +975,21 @@ API CUresult cuModuleGetFunction(Kernel **out, Module *m, const char *name) {
 }
 API CUresult cuFuncSetAttribute(Kernel *k, int a, int v) {
     ENTER(0)
-    if (a == 8) { if (v + k->module->static_shared > cfg.shared_optin) LEAVE(INVALID_VALUE); k->max_dynamic = v > 49152 ? v : 49152; }
+    if (a == 8) {
+        if (v + k->module->static_shared > cfg.shared_optin) LEAVE(INVALID_VALUE);
+        k->max_dynamic = v > 49152 ? v : 49152;
+    }
+    if (a == 14) k->is_any_cluster = v;
     LEAVE(OK);
 }
-API CUresult cuFuncGetAttribute(int *v, int a, Kernel *k) { ENTER(0) *v = a == 0 ? 1024 : a == 4 ? k->module->regs : a == 1 ? k->module->static_shared : a == 8 ? k->max_dynamic : 0; LEAVE(OK); }
+API CUresult cuFuncGetAttribute(int *v, int a, Kernel *k) {
+    ENTER(0) *v = a == 0   ? 1024
+                  : a == 4 ? k->module->regs
+                  : a == 1 ? k->module->static_shared
+                  : a == 8 ? k->max_dynamic
+                           : 0;
+    LEAVE(OK);
+}
 API CUresult cuFuncSetCacheConfig(Kernel *k, int c) { (void)k; (void)c; return OK; }
 
 static CUresult refuse(CUresult code, Kernel *k, const char *why) {
@@ -692,57 +999,98 @@ static CUresult refuse(CUresult code, Kernel *k, const char *why) {
     return code;
 }
 
-static CUresult launch(Kernel *k, const u32 grid[3], const u32 block[3], u32 shared, void *s, void **params, void **extra) {
+static CUresult launch(Kernel *k, const u32 grid[3], const u32 block[3], const u32 cluster[3], u32 shared, void *s,
+                       void **params, void **extra) {
     u64 n = (u64)block[0] * block[1] * block[2];
     Module *m = k->module;
-    static int number;
-    if (++number == cfg.refuse_at) return refuse(OUT_OF_RESOURCES, k, "asked for by STAND_IN_REFUSE_AT");
     if (!n || !grid[0] || !grid[1] || !grid[2]) return refuse(INVALID_VALUE, k, "an axis of size zero");
     if (grid[0] > 2147483647u || grid[1] > 65535 || grid[2] > 65535) return refuse(INVALID_VALUE, k, "grid too large");
-    if (n > 1024 || block[0] > 1024 || block[1] > 1024 || block[2] > 64) return refuse(INVALID_VALUE, k, "block too large");
+    if (n > 1024 || block[0] > 1024 || block[1] > 1024 || block[2] > 64)
+        return refuse(INVALID_VALUE, k, "block too large");
     if ((int)shared > k->max_dynamic) return refuse(INVALID_VALUE, k, "more shared memory than asked for");
-    if ((int)shared + m->static_shared > cfg.shared_optin) return refuse(INVALID_VALUE, k, "more shared memory than there is");
-    if (m->regs && (u64)((m->regs + 7) / 8 * 8) * ((n + 31) / 32 * 32) > 65536) return refuse(OUT_OF_RESOURCES, k, "too many registers");
+    if ((int)shared + m->static_shared > cfg.shared_optin)
+        return refuse(INVALID_VALUE, k, "more shared memory than there is");
+    if (m->regs && (u64)((m->regs + 7) / 8 * 8) * ((n + 31) / 32 * 32) > 65536)
+        return refuse(OUT_OF_RESOURCES, k, "too many registers");
     if (extra) return refuse(NOT_SUPPORTED, k, "parameters by `extra`");
     Op op = {.kind = LAUNCH, .kernel = k, .shared = shared};
-    memcpy(op.grid, grid, sizeof op.grid); memcpy(op.block, block, sizeof op.block);
+    memcpy(op.grid, grid, sizeof op.grid);
+    memcpy(op.block, block, sizeof op.block);
+    memcpy(op.cluster, cluster, sizeof op.cluster);
     if (is_run(&op)) {
+        static int number;
+        if (++number == cfg.refuse_at) return refuse(OUT_OF_RESOURCES, k, "asked for by STAND_IN_REFUSE_AT");
         translate(m);
         if (m->failed) return refuse(NOT_SUPPORTED, k, m->error);
-        for (int i = 0; !k->entry && i < m->code->num_entries; i++) if (!strcmp(m->code->entries[i].name, k->name)) k->entry = &m->code->entries[i];
+        for (int i = 0; !k->entry && i < m->code->num_entries; i++)
+            if (!strcmp(m->code->entries[i].name, k->name)) k->entry = &m->code->entries[i];
         if (!k->entry) return refuse(NOT_FOUND, k, "no such entry");
         const u32 *r = k->entry->reqntid;
-        if (r[0] && (r[0] != block[0] || r[1] != block[1] || r[2] != block[2])) return refuse(INVALID_VALUE, k, "block is not .reqntid");
+        if (r[0] && (r[0] != block[0] || r[1] != block[1] || r[2] != block[2]))
+            return refuse(INVALID_VALUE, k, "block is not .reqntid");
+        const u32 *c = cluster[0] ? cluster : k->entry->cluster;
+        if (grid[0] % c[0] || grid[1] % c[1] || grid[2] % c[2])
+            return refuse(INVALID_VALUE, k, "grid is not of whole clusters");
+        if (c[0] * c[1] * c[2] > (k->is_any_cluster ? 16u : 8u))
+            return refuse(INVALID_CLUSTER_SIZE, k, "cluster too large");
     }
     k->launches++; k->blocks += (u64)grid[0] * grid[1] * grid[2]; k->threads += n * grid[0] * grid[1] * grid[2];
     memcpy(k->grid, grid, sizeof k->grid); memcpy(k->block, block, sizeof k->block); k->shared = shared;
-    tell("launch %016llx %s grid %u,%u,%u block %u,%u,%u shared %u stream %d", (unsigned long long)m->hash, k->name, grid[0], grid[1], grid[2], block[0], block[1],
-         block[2], shared, stream_of(s)->number);
+    tell("launch %016llx %s grid %u,%u,%u block %u,%u,%u shared %u stream %d", (unsigned long long)m->hash, k->name,
+         grid[0], grid[1], grid[2], block[0], block[1], block[2], shared, stream_of(s)->number);
     if (is_run(&op)) {
         op.params = aligned_alloc(64, (k->entry->params_bytes + 127) / 64 * 64);
-        for (int i = 0; i < k->entry->num_params; i++) memcpy(op.params + k->entry->param_offset[i], params[i], k->entry->param_size[i]);
+        for (int i = 0; i < k->entry->num_params; i++)
+            memcpy(op.params + k->entry->param_offset[i], params[i], k->entry->param_size[i]);
     }
     return enqueue(s, op);
 }
-API CUresult cuLaunchKernel(Kernel *k, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *s, void **params, void **extra) {
+API CUresult cuLaunchKernel(Kernel *k, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                            unsigned shared, void *s, void **params, void **extra) {
     ENTER(0)
     u32 grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
-    LEAVE(launch(k, grid, block, shared, s, params, extra));
+    LEAVE(launch(k, grid, block, (u32[3]){0}, shared, s, params, extra));
 }
-typedef struct LaunchConfig { unsigned g[3], b[3], shared; void *stream; void *attrs; unsigned num_attrs; } LaunchConfig;
+typedef struct LaunchAttribute {
+    int id, pad;
+    union { u32 cluster[3]; u64 words[8]; } value;
+} LaunchAttribute;
+typedef struct LaunchConfig {
+    unsigned g[3], b[3], shared;
+    void *stream;
+    LaunchAttribute *attrs;
+    unsigned num_attrs;
+} LaunchConfig;
 API CUresult cuLaunchKernelEx(const LaunchConfig *c, Kernel *k, void **params, void **extra) {
     ENTER(0)
-    LEAVE(launch(k, c->g, c->b, c->shared, c->stream, params, extra));
+    u32 cluster[3] = {0};
+    for (unsigned i = 0; i < c->num_attrs; i++) {
+        if (c->attrs[i].id == 4) memcpy(cluster, c->attrs[i].value.cluster, sizeof cluster);
+        if (c->attrs[i].id == 2 && c->attrs[i].value.words[0]) LEAVE(refuse(NOT_SUPPORTED, k, "cooperative launch"));
+    }
+    LEAVE(launch(k, c->g, c->b, cluster, c->shared, c->stream, params, extra));
 }
-API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, Kernel *k, int threads, size_t shared) { (void)k; (void)shared; *n = threads ? 2048 / threads : 0; return OK; }
-#define REFUSED(name) API CUresult name(void) { pthread_once(&once, start); count(#name, 0); say(#name " is not there"); return NOT_SUPPORTED; }
-REFUSED(cuTensorMapEncodeTiled) REFUSED(cuTensorMapEncodeIm2col) REFUSED(cuTensorMapEncodeIm2colWide)
-REFUSED(cuGraphInstantiateWithFlags) REFUSED(cuGraphLaunch) REFUSED(cuGraphUpload) REFUSED(cuGraphDestroy) REFUSED(cuGraphExecDestroy) REFUSED(cuGraphGetNodes)
-REFUSED(cuGraphNodeGetType) REFUSED(cuMemAllocManaged) REFUSED(cuMemcpyPeerAsync) REFUSED(cuLaunchCooperativeKernel)
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, Kernel *k, int threads, size_t shared) {
+    (void)k;
+    (void)shared;
+    *n = threads ? 2048 / threads : 0;
+    return OK;
+}
+#define REFUSED(name)                                                                                                  \
+    API CUresult name(void) {                                                                                          \
+        pthread_once(&once, start);                                                                                    \
+        count(#name, 0);                                                                                               \
+        say(#name " is not there");                                                                                    \
+        return NOT_SUPPORTED;                                                                                          \
+    }
+REFUSED(cuTensorMapEncodeIm2colWide)
+REFUSED(cuGraphInstantiateWithFlags) REFUSED(cuGraphLaunch) REFUSED(cuGraphUpload) REFUSED(cuGraphDestroy)
+REFUSED(cuGraphExecDestroy) REFUSED(cuGraphGetNodes) REFUSED(cuGraphNodeGetType)
+REFUSED(cuMemAllocManaged) REFUSED(cuMemcpyPeerAsync) REFUSED(cuLaunchCooperativeKernel)
 
-/* -- the log -------------------------------------------------------------------------------------------------------------- */
+    /* -- the log --------------------------------------------------------------------------------------------- */
 
-static void json_text(FILE *f, const char *s) {
+    static void json_text(FILE *f, const char *s) {
     fputc('"', f);
     for (; *s; s++) {
         if (*s == '"' || *s == '\\') fprintf(f, "\\%c", *s);
@@ -752,23 +1100,43 @@ static void json_text(FILE *f, const char *s) {
     fputc('"', f);
 }
 
+/* What all threads of this process took. */
+static double cpu_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void write_log(void) {
     if (trace) fflush(trace);
     const char *path = env("STAND_IN_LOG", "");
     if (!*path) return;
     FILE *f = fopen(path, "w");
     if (!f) return;
-    fprintf(f, "{\"compute_capability\": \"%d.%d\", \"driver\": %d, \"order\": \"%s\",\n", cfg.major, cfg.minor, cfg.driver, cfg.lazy ? "lazy" : "issue");
-    fprintf(f, "\"wall_s\": %.3f, \"kernels_run_s\": %.3f, \"translate_s\": %.3f, \"ptxas_s\": %.3f, \"modules\": %llu, \"ptx_refused\": %llu, \"not_translated\": %llu, \"refused_launches\": %llu,\n",
-            now() - started, run_s, translate_s, ptxas_s, (unsigned long long)num_modules, (unsigned long long)ptx_refused, (unsigned long long)not_translated,
-            (unsigned long long)refused_launches);
-    fprintf(f, "\"device_bytes_peak\": %llu, \"device_allocations\": %llu, \"pinned_bytes_peak\": %llu, \"fault\": ", (unsigned long long)peak_used,
+    fprintf(f, "{\"compute_capability\": \"%d.%d\", \"driver\": %d, \"order\": \"%s\",\n", cfg.major, cfg.minor,
+            cfg.driver, cfg.lazy ? "lazy" : "issue");
+    fprintf(f,
+            "\"wall_s\": %.3f, \"kernels_run_s\": %.3f, \"translate_s\": %.3f, \"ptxas_s\": %.3f, \"modules\": %llu, "
+            "\"ptx_refused\": %llu, \"not_translated\": %llu, \"refused_launches\": %llu,\n",
+            now() - started, run_s, translate_s, ptxas_s, (unsigned long long)num_modules,
+            (unsigned long long)ptx_refused, (unsigned long long)not_translated, (unsigned long long)refused_launches);
+    fprintf(f,
+            "\"cpu_s\": %.3f, \"launches_run\": %llu, \"device_bytes_peak\": %llu, \"device_allocations\": %llu, "
+            "\"pinned_bytes_peak\": "
+            "%llu, \"fault\": ",
+            cpu_seconds(), (unsigned long long)num_executed, (unsigned long long)peak_used,
             (unsigned long long)num_allocs, (unsigned long long)pinned_peak);
     json_text(f, sticky_text);
     fprintf(f, ",\n\"calls\": {");
-    for (int i = 0; i < num_counts; i++) fprintf(f, "%s\n  \"%s\": {\"count\": %llu, \"bytes\": %llu}", i ? "," : "", counts[i].name, (unsigned long long)counts[i].n, (unsigned long long)counts[i].bytes);
+    for (int i = 0; i < num_counts; i++)
+        fprintf(f, "%s\n  \"%s\": {\"count\": %llu, \"bytes\": %llu}", i ? "," : "", counts[i].name,
+                (unsigned long long)counts[i].n, (unsigned long long)counts[i].bytes);
     fprintf(f, "},\n\"notes\": [");
-    for (int i = 0; i < simt_num_notes; i++) { fprintf(f, "%s\n  {\"count\": %llu, \"what\": ", i ? "," : "", simt_notes[i].count); json_text(f, simt_notes[i].text); fputc('}', f); }
+    for (int i = 0; i < simt_num_notes; i++) {
+        fprintf(f, "%s\n  {\"count\": %llu, \"what\": ", i ? "," : "", simt_notes[i].count);
+        json_text(f, simt_notes[i].text);
+        fputc('}', f);
+    }
     fprintf(f, "],\n\"kernels\": [");
     int first = 1;
     for (Module *m = modules; m; m = m->next) {
@@ -777,9 +1145,15 @@ static void write_log(void) {
         for (; k; k = k->next) {
             fprintf(f, "%s\n  {\"hash\": \"%016llx\", \"name\": ", first ? "" : ",", (unsigned long long)m->hash);
             json_text(f, k->name);
-            fprintf(f, ", \"launches\": %llu, \"blocks\": %llu, \"threads\": %llu, \"seconds\": %.6f, \"last_grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"dynamic_shared\": %u, \"ptx_bytes\": %zu, \"registers\": %d, \"stack\": %d, \"spill_stores\": %d, \"spill_loads\": %d, \"static_shared\": %d, \"ptxas_s\": %.3f, \"translate_s\": %.3f, \"cut_short\": %llu, \"error\": ",
-                    (unsigned long long)k->launches, (unsigned long long)k->blocks, (unsigned long long)k->threads, k->seconds, k->grid[0], k->grid[1], k->grid[2],
-                    k->block[0], k->block[1], k->block[2], k->shared, strlen(m->text), m->regs, m->stack, m->spill_st, m->spill_ld, m->static_shared, m->ptxas_s, m->translate_s, (unsigned long long)k->cut);
+            fprintf(f,
+                    ", \"launches\": %llu, \"blocks\": %llu, \"threads\": %llu, \"seconds\": %.6f, \"last_grid\": [%u, "
+                    "%u, %u], \"block\": [%u, %u, %u], \"dynamic_shared\": %u, \"ptx_bytes\": %zu, \"registers\": %d, "
+                    "\"stack\": %d, \"spill_stores\": %d, \"spill_loads\": %d, \"static_shared\": %d, \"ptxas_s\": "
+                    "%.3f, \"translate_s\": %.3f, \"cut_short\": %llu, \"error\": ",
+                    (unsigned long long)k->launches, (unsigned long long)k->blocks, (unsigned long long)k->threads,
+                    k->seconds, k->grid[0], k->grid[1], k->grid[2], k->block[0], k->block[1], k->block[2], k->shared,
+                    strlen(m->text), m->regs, m->stack, m->spill_st, m->spill_ld, m->static_shared, m->ptxas_s,
+                    m->translate_s, (unsigned long long)k->cut);
             json_text(f, m->error);
             fputc('}', f);
             first = 0;

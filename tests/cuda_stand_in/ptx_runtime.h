@@ -14,6 +14,7 @@ enum { FK_MAX_WORDS = 40 };
 /* One thread of a block. */
 typedef struct Thr {
     u32 tid[3], ntid[3], ctaid[3], nctaid[3];
+    u32 cluster_ctaid[3], cluster_nctaid[3], cluster_rank;
     u32 lane, warp, linear;
     u8 *dyn_shared;          /* dynamic shared memory of the block */
     u8 *stat_shared;         /* static shared memory of the block */
@@ -29,9 +30,33 @@ typedef struct Thr {
     u32 mask, bar_count;
     void (*fn)(struct Thr **warp, u32 mask, const int *imm);
     const int *imm;
+    int has_arrived;         /* at the barrier of the cluster, in phase `cluster_phase` */
+    u32 cluster_phase;
+    u32 copy_groups[2];      /* groups committed so far: of cp.async, of cp.async.bulk */
 } Thr;
 
 typedef void (*WarpFn)(Thr **warp, u32 mask, const int *imm);
+
+/* What is done with a barrier object in shared memory (async.c). */
+enum { MBARRIER_INIT, MBARRIER_INVAL, MBARRIER_ARRIVE, MBARRIER_ARRIVE_DROP, MBARRIER_EXPECT_TX, MBARRIER_COMPLETE_TX, MBARRIER_TEST_WAIT,
+       MBARRIER_TRY_WAIT };
+
+/* An asynchronous copy, or (COPY_ARRIVE) the arrival that follows the copies that its thread started before. */
+enum { COPY_BYTES, COPY_TENSOR_LOAD, COPY_TENSOR_STORE, COPY_ARRIVE };
+enum { REDUCE_NONE, REDUCE_F16, REDUCE_BF16, REDUCE_F32, REDUCE_F64, REDUCE_U32, REDUCE_U64 };
+typedef struct FkCopy {
+    int kind;
+    u64 dst, src;            /* of a tensor's copy one of them is its tensor map */
+    u32 bytes, filled;       /* COPY_BYTES: how many of the destination; how many come from the source, the rest become zero */
+    u64 mbarrier;            /* is told that the bytes have come; 0: the copy belongs to a group of its thread */
+    int is_bulk;             /* which groups */
+    int is_counted;          /* COPY_ARRIVE: the barrier object is told now to wait for one arrival more */
+    int reduce;              /* REDUCE_*: what is there is added to; of a tensor's store any but NONE, its map has the type */
+    u32 ctas;                /* blocks of the cluster that get it at the same place, by rank; 0: the one that `dst` is in */
+    s32 at[5];
+    int is_im2col;
+    u16 offset[3];
+} FkCopy;
 
 /* What the stand-in gives to kernels. */
 typedef struct FkRt {
@@ -39,7 +64,19 @@ typedef struct FkRt {
     void (*warp)(Thr *t, int site, u32 mask, int aligned, WarpFn fn, const int *imm);
     void (*trap)(Thr *t, int site);
     void (*check)(Thr *t, int site, u64 addr, u32 bytes, int write);
-    WarpFn activemask, shfl, vote, match, redux, nop, elect, ldmatrix, stmatrix, mma, wmma_load, wmma_store, wmma_mma;
+    void (*bar_arrive)(Thr *t, int site, int id, u32 count);
+    void (*pause)(Thr *t);
+    void (*cluster_arrive)(Thr *t, int site);
+    void (*cluster_wait)(Thr *t, int site);
+    u64 (*mapa)(Thr *t, int site, u64 addr, u32 rank);
+    u32 (*cta_rank)(Thr *t, int site, u64 addr);
+    int (*is_shared)(u64 addr, u32 bytes);
+    int (*is_local)(Thr *t, u64 addr);
+    u64 (*mbarrier)(Thr *t, int site, int what, u64 addr, u64 count, u64 tx);
+    void (*copy)(Thr *t, int site, const FkCopy *copy);
+    void (*copy_commit)(Thr *t, int is_bulk);
+    void (*copy_wait)(Thr *t, int is_bulk, u32 pending, int is_read_only);
+    WarpFn activemask, shfl, vote, match, redux, nop, elect, ldmatrix, stmatrix, mma, wmma_load, wmma_store, wmma_mma, wgmma;
 } FkRt;
 
 typedef struct FkEntry {
@@ -47,7 +84,7 @@ typedef struct FkEntry {
     void (*run)(Thr *t);
     int num_params;
     const u32 *param_size, *param_offset;
-    u32 params_bytes, static_shared, uses_sync, reqntid[3];
+    u32 params_bytes, static_shared, uses_sync, reqntid[3], cluster[3];
 } FkEntry;
 
 typedef struct FkModule {
@@ -64,6 +101,12 @@ static inline double asd(u64 x) { double f; memcpy(&f, &x, 8); return f; }
 static inline u64 das(double f) { u64 x; memcpy(&x, &f, 8); return x; }
 static inline float b2f(u16 x) { return asf((u32)x << 16); }
 static inline float h2f(u16 x) { _Float16 h; memcpy(&h, &x, 2); return (float)h; }
+static inline float e4m3_to_f(u8 x) {
+    int e = x >> 3 & 15, m = x & 7;
+    if (e == 15 && m == 7) return asf(0x7fffffff);
+    float f = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+    return x & 128 ? -f : f;
+}
 static inline u16 f2h(float f) { _Float16 h = (_Float16)f; u16 x; memcpy(&x, &h, 2); return f != f ? 0x7fff : x; }
 static inline u16 f2b(float f) {
     u32 x = fas(f);
@@ -82,6 +125,19 @@ static inline float d2f_odd(double d) {
 static inline u16 d2b(double d) { return f2b(d2f_odd(d)); }
 static inline u16 d2h(double d) { return f2h(d2f_odd(d)); }
 static inline float ftz(float f) { return fabsf(f) < 1.17549435e-38f ? copysignf(0.0f, f) : f; }
+/* What is exactly s + rest, s being it to the nearest, as a float rounded down ('m'), up ('p') or towards zero ('z'). */
+static inline float round_directed(double s, double rest, char way) {
+    float f = (float)s;
+    if (!isfinite(s)) return f;
+    if (way == 'z') way = s > 0 ? 'm' : 'p';
+    if (way == 'm') return (double)f > s || ((double)f == s && rest < 0) ? nextafterf(f, -INFINITY) : f;
+    return (double)f < s || ((double)f == s && rest > 0) ? nextafterf(f, INFINITY) : f;
+}
+static inline float add_directed(double a, double b, char way) {
+    double s = a + b, c = s - a;
+    if (s == 0) return way == 'm' && !(a == 0 && b == 0 && !signbit(a) && !signbit(b)) ? -0.0f : (float)s;
+    return round_directed(s, (a - (s - c)) + (b - c), way);
+}
 static inline float satf(float f) { return f != f ? 0.0f : f < 0 ? 0.0f : f > 1 ? 1.0f : f; }
 static inline double satd(double f) { return f != f ? 0.0 : f < 0 ? 0.0 : f > 1 ? 1.0 : f; }
 static inline u32 f2tf32(float f) { u32 x = fas(f); if (f != f || isinf(f)) return x; return (x + 0x1000) & 0xffffe000u; }

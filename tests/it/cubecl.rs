@@ -1,10 +1,7 @@
-//! Numbers of the GPU path (plain tensor calls, burn's fusion, `CubeCL`'s kernels), compared with the kernels of the
-//! CPU backend.
-//!
-//! With `--features cubecl-cpu` attention runs on the processor: slow, but without a GPU. With `--features cuda` all
-//! tests run on the first NVIDIA GPU when `--ignored` requests them.
+//! The GPU path (plain tensor calls, burn's fusion, `CubeCL`'s kernels) against the kernels of the CPU, on the first NVIDIA
+//! GPU or its stand-in (`tests/cuda_stand_in`): `cargo test --features cuda cubecl -- --ignored`.
 
-#![cfg(any(feature = "cubecl-cpu", feature = "cuda"))]
+#![cfg(feature = "cuda-llvm")]
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
 
 use std::path::Path;
@@ -21,16 +18,15 @@ use lora_train::ops::attention::{Heads, attention, attention_backward};
 use lora_train::ops::host;
 use lora_train::ops::layout::{Layout, RotaryTable};
 use lora_train::ops::place::Place;
-use lora_train::spec::{Linear, ModelConfig};
+use lora_train::spec::ModelConfig;
 use lora_train::train::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
+use lora_train::train::offload::HostParking;
 use lora_train::train::step::TrainStep;
 
-fn cubecl() -> Device {
-    #[cfg(feature = "cubecl-cpu")]
-    return Device::cpu();
-    #[cfg(not(feature = "cubecl-cpu"))]
-    return Device::cuda(0);
-}
+use crate::common::families::write_family;
+
+/// Tensor cores round the factors of products in `f32` to TF32, 2^-11.
+const TF32: f32 = 1e-3;
 
 fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7919 + seed * 104_729) % 1013) as f32 / 506.5 - 1.0).collect()
@@ -51,8 +47,8 @@ fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
 const HEADS: Heads =
     Heads { num_heads: 4, num_kv_heads: 2, head_dim: 32, scale: 0.176_776_695_296_636_9, window: None };
 
-/// Output, log-sum-exps and the three gradients of an attention of two rows, the second of which has two documents.
-fn attend(device: &Device, dtype: DType, heads: Heads) -> Vec<Vec<f32>> {
+/// Output and the three gradients of an attention of two rows, the second of which has two documents.
+fn attend(device: &Device, dtype: DType, heads: Heads) -> [Vec<f32>; 4] {
     const TOKENS: usize = 2 * 70;
     let table = Arc::new(RotaryTable::new(vec![1.0; 70 * 16], vec![0.0; 70 * 16], 16));
     let positions = (0..70).chain(0..30).chain(0..40).collect();
@@ -68,94 +64,101 @@ fn attend(device: &Device, dtype: DType, heads: Heads) -> Vec<Vec<f32>> {
     let (k, v) = (tensor(heads.num_kv_heads, 3), tensor(heads.num_kv_heads, 4));
     let attended = attention(&q, &k, &v, &layout, heads);
     let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, &layout, heads);
-    vec![values(&attended.o), values(&dq), values(&dk), values(&dv)]
+    [&attended.o, &dq, &dk, &dv].map(values)
 }
 
 #[test]
-#[cfg_attr(not(feature = "cubecl-cpu"), ignore = "needs an NVIDIA GPU")]
+#[ignore = "needs an NVIDIA GPU or its stand-in"]
 fn attention_of_packed_documents_and_grouped_heads_equals_the_cpus_kernels() {
-    for heads in [HEADS, Heads { window: Some(20), ..HEADS }] {
-        let expected = attend(&Device::flex(), DType::F32, heads);
-        // bf16 rounds scores and weights to 2^-9.
-        for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::BF16, 2e-2)] {
-            let found = attend(&cubecl(), dtype, heads);
-            for ((found, expected), name) in found.iter().zip(&expected).zip(["o", "dq", "dk", "dv"]) {
-                let error = relative_error(found, expected);
-                assert!(error < tolerance, "{name} in {dtype:?}, window {:?}: {error}", heads.window);
-            }
+    // bf16 rounds scores and weights to 2^-9.
+    for (dtype, window, tolerance) in
+        [(DType::F32, None, TF32), (DType::F32, Some(20), TF32), (DType::BF16, None, 2e-2)]
+    {
+        let heads = Heads { window, ..HEADS };
+        let (found, expected) = (attend(&Device::cuda(0), dtype, heads), attend(&Device::flex(), DType::F32, heads));
+        for ((found, expected), name) in found.iter().zip(&expected).zip(["o", "dq", "dk", "dv"]) {
+            let error = relative_error(found, expected);
+            assert!(error < tolerance, "{name} in {dtype:?}, window {window:?}: {error}");
         }
     }
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU; on a processor CubeCL compiles and tunes its products for more than ten minutes"]
+#[ignore = "needs an NVIDIA GPU or its stand-in"]
 fn products_keep_their_sums_in_f32() {
     // In bf16 a sum of terms of 2^-8 stops growing at 1, in f16 at 8.
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let small = Tensor::<2>::full([64, 65_536], 1.0 / 256.0, (&cubecl(), dtype));
-        let sums = values(&small.matmul(Tensor::<2>::ones([65_536, 64], (&cubecl(), dtype))));
-        assert!(sums.iter().all(|sum| *sum == 256.0), "{dtype:?}: {}", sums[0]);
+        let small = Tensor::<2>::full([32, 4096], 1.0 / 256.0, (&Device::cuda(0), dtype));
+        let sums = values(&small.matmul(Tensor::<2>::ones([4096, 32], (&Device::cuda(0), dtype))));
+        assert!(sums.iter().all(|sum| *sum == 16.0), "{dtype:?}: {}", sums[0]);
     }
 }
 
+#[test]
+#[ignore = "needs an NVIDIA GPU or its stand-in"]
+fn a_tensor_that_leaves_for_host_memory_is_not_what_later_operations_make_of_it() {
+    let device = Device::cuda(0);
+    let parking = HostParking::new(device.clone());
+    let parked: Vec<_> = (0..8_u8)
+        .map(|k| {
+            let tensor = Tensor::<2>::full([256, 256], f32::from(k), (&device, DType::F32));
+            let parked = parking.park(tensor.clone());
+            // Nothing else uses the tensor, so the sum could take its memory before the copy was made.
+            let sum = tensor + 100.0;
+            device.sync().unwrap();
+            drop(sum);
+            parked
+        })
+        .collect();
+    for (k, parked) in (0..8_u8).zip(parked) {
+        let back = values(&parked.tensor());
+        assert!(back.iter().all(|value| *value == f32::from(k)), "{k}: {}", back[0]);
+    }
+}
+
+/// Rows of 37 and 11 tokens; the first has two documents.
 fn batch() -> Batch {
     let input_ids: Vec<u32> = (0..48).map(|i| (i * i * 7 + i * 3) % 250 + 3).collect();
-    let documents =
-        vec![Document { start: 0, len: 24 }, Document { start: 24, len: 10 }, Document { start: 34, len: 14 }];
+    let documents = [(0, 20), (20, 17), (37, 11)].map(|(start, len)| Document { start, len }).to_vec();
     let target = |position: usize| Target { position, token: input_ids[position + 1] };
-    let is_last = |position: usize| [23, 33, 47].contains(&position);
+    let is_last = |position: usize| [19, 36, 47].contains(&position);
     let targets = (0..48).filter(|position| !is_last(*position)).map(target).collect();
-    Batch { row_lengths: vec![24; 2], input_ids, documents, targets, sources: Vec::new() }
+    Batch { row_lengths: vec![37, 11], input_ids, documents, targets, sources: Vec::new() }
 }
 
-/// Losses and gradient norms of three steps of two micro-batches, and the resulting adapters.
-fn train(device: &Device, compute: Dtype, gradient_checkpointing: GradientCheckpointing) -> (Vec<f64>, Vec<f32>) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("quickstart/model");
+/// Loss and gradient norm of two steps of the model in `folder`, and the gradients of the first.
+fn train(folder: &Path, device: &Device, gradient_checkpointing: GradientCheckpointing) -> (Vec<f32>, Vec<f32>) {
     let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
-    let weights = Weights::Files(WeightFiles::open(&folder).unwrap());
-    let model = load::load(&config, &weights, compute, compute, device).unwrap();
+    let weights = Weights::Files(WeightFiles::open(folder).unwrap());
+    let model = load::load(&config, &weights, Dtype::F32, Dtype::F32, device).unwrap();
     let selection = LoraConfig { r: 4, ..LoraConfig::default() }.select(config.num_hidden_layers).unwrap();
-    let adapters = AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, 0.0, 2, device);
+    let adapters = AdapterSet::new(&model.config, &selection, InitLoraWeights::Gaussian, 0.0, 2, device);
     let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
-    let optimizer = OptimizerConfig { learning_rate: 1e-2, ..OptimizerConfig::default() };
-    let mut step = TrainStep::new(model, adapters, &train, &optimizer, None, 0);
-    let mut figures = Vec::new();
-    for _ in 0..3 {
+    let mut step = TrainStep::new(model, adapters, &train, &OptimizerConfig::default(), None, 0);
+    let (mut figures, mut grads) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
         step.forward_backward(&batch());
-        step.forward_backward(&batch());
-        let outcome = step.update(1e-2);
-        figures.extend([outcome.loss, outcome.grad_norm]);
+        if grads.is_empty() {
+            grads = step.grads().iter().flat_map(|grad| [values(&grad.a), values(&grad.b)]).flatten().collect();
+        }
+        let outcome = step.update(1e-3);
+        figures.extend([outcome.loss as f32, outcome.grad_norm as f32]);
     }
-    let adapters =
-        step.adapters().iter().flat_map(|(_, _, adapter)| adapter.matrices.as_ref().map(values).into_array()).flatten();
-    (figures, adapters.collect())
+    (figures, grads)
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU; on a processor CubeCL compiles and tunes its products for more than ten minutes"]
-fn three_steps_give_the_losses_norms_and_adapters_of_the_cpus_kernels() {
-    let (figures, adapters) = train(&Device::flex(), Dtype::F32, GradientCheckpointing::On);
-    // The third step contains the rounding of two updates.
-    for (dtype, of_figures, of_adapters) in [(Dtype::F32, 1e-4, 1e-3), (Dtype::Bf16, 5e-2, 2e-1)] {
-        let (found, found_adapters) = train(&cubecl(), dtype, GradientCheckpointing::On);
+#[ignore = "needs an NVIDIA GPU or its stand-in"]
+fn rows_of_odd_lengths_give_the_losses_and_gradients_of_the_cpus_kernels_whatever_the_backward_keeps() {
+    let folder = tempfile::tempdir().unwrap();
+    write_family("qwen2", folder.path());
+    let (figures, grads) = train(folder.path(), &Device::flex(), GradientCheckpointing::On);
+    for way in [GradientCheckpointing::On, GradientCheckpointing::Off, GradientCheckpointing::Offload] {
+        let (found, found_grads) = train(folder.path(), &Device::cuda(0), way);
+        let error = relative_error(&found_grads, &grads);
+        assert!(error < 5.0 * TF32, "{way:?}: gradients differ by {error}");
         for (found, expected) in found.iter().zip(&figures) {
-            assert!((found - expected).abs() < of_figures * expected.abs(), "{dtype}: {found} against {expected}");
+            assert!((found - expected).abs() < 5.0 * TF32 * expected, "{way:?}: {found} against {expected}");
         }
-        let error = relative_error(&found_adapters, &adapters);
-        assert!(error < of_adapters, "{dtype}: adapters differ by {error}");
-    }
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU; on a processor CubeCL compiles and tunes its products for more than ten minutes"]
-fn kept_activations_and_inputs_in_host_memory_give_the_same_steps_as_recomputing() {
-    let (figures, adapters) = train(&cubecl(), Dtype::F32, GradientCheckpointing::On);
-    for way in [GradientCheckpointing::Off, GradientCheckpointing::Offload] {
-        let (found, found_adapters) = train(&cubecl(), Dtype::F32, way);
-        for (found, expected) in found.iter().zip(&figures) {
-            assert!((found - expected).abs() < 1e-5 * expected.abs(), "{way:?}: {found} against {expected}");
-        }
-        let error = relative_error(&found_adapters, &adapters);
-        assert!(error < 1e-4, "{way:?}: adapters differ by {error}");
     }
 }

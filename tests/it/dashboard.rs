@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use burn::tensor::{Device, Tensor};
 use burn_train::Interrupter;
 use lora_train::cli;
 use lora_train::failure::Failure;
@@ -21,7 +22,9 @@ use lora_train::metrics::{EvalMetrics, LoggingConfig, SinkOptions, Sinks, StepMe
 use lora_train::panics::guarded;
 use lora_train::train::stop::Stop;
 
-/// Environment variable of the program under test: `run`, `panic`, `caught` or `abort`.
+use crate::faults;
+
+/// Environment variable of the program under test: `run`, `panic`, `caught`, `fault` or `abort`.
 const CHILD: &str = "LORA_TRAIN_DASHBOARD_CHILD";
 const NUM_STEPS: u64 = 3_000;
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -59,6 +62,11 @@ fn train(mode: &str) -> Result<(), Failure> {
         match steps {
             5 => sinks.warn("a warning in the middle"),
             10 if mode == "caught" => assert!(guarded(|| panic!("caught in the middle")).is_err()),
+            10 if mode == "fault" => faults::warn_of_little_memory(),
+            50 if mode == "fault" => {
+                faults::lose_work();
+                let _ = lora_train::faults::read(Tensor::<1>::ones([1], &Device::flex()), "the loss");
+            }
             50 if mode == "panic" => panic!("a bug in the middle"),
             50 if mode == "abort" => std::process::abort(),
             _ => {}
@@ -314,6 +322,20 @@ fn a_panic_leaves_a_usable_terminal_and_a_readable_message() {
     for text in [&said[..], &["a bug in the middle", "tests/it/dashboard.rs:"]].concat() {
         assert!(after.contains(text), "{text}: {after}");
     }
+}
+
+#[test]
+fn a_fault_of_the_device_is_told_once_after_the_backends_warnings() {
+    train_if_child();
+    let test = "a_fault_of_the_device_is_told_once_after_the_backends_warnings";
+    let terminal = PseudoTerminal::start(test, "fault");
+    terminal.wait_for("the GPU stopped");
+    let (status, after) = terminal.end();
+    assert_eq!(status.code(), Some(1), "{after}");
+    let said = ["a warning in the middle", "cubecl_server: device allocation", "the GPU stopped: CUDA_ERROR_ILLEGAL"];
+    let places: Vec<_> = said.iter().map(|text| after.find(text).expect(text)).collect();
+    assert!(places.is_sorted() && !after.contains("panicked at"), "{after}");
+    assert_eq!(said.map(|text| after.matches(text).count()), [1; 3], "{after}");
 }
 
 #[test]

@@ -24,10 +24,11 @@ fn doctor(folder: &Path, visible: Option<&str>, is_complete: bool) -> Value {
         command.env("CUDA_VISIBLE_DEVICES", visible);
     }
     if is_complete {
-        let file = folder.join("toolkit/nvvm/libdevice/libdevice.10.bc");
-        fs::create_dir_all(file.parent().unwrap()).unwrap();
-        fs::write(file, b"BC").unwrap();
-        fs::write(folder.join("toolkit/version.json"), r#"{"cuda": {"version": "12.8.1"}}"#).unwrap();
+        let headers = folder.join("toolkit/include");
+        for header in ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "crt/mma.h", "nv/target"] {
+            fs::create_dir_all(headers.join(header).parent().unwrap()).unwrap();
+            fs::write(headers.join(header), "").unwrap();
+        }
     }
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", crate::common::stderr(&output));
@@ -47,7 +48,7 @@ fn full(report: &Value) -> Vec<&str> {
 }
 
 #[test]
-#[cfg_attr(feature = "cuda", ignore = "burn would link kernels with the test's libdevice")]
+#[cfg_attr(feature = "cuda-llvm", ignore = "without a GPU and NVRTC only")]
 fn what_the_machine_offers_is_one_json_object() {
     let folder = tempfile::tempdir().unwrap();
     let report = doctor(folder.path(), None, true);
@@ -71,11 +72,11 @@ fn what_the_machine_offers_is_one_json_object() {
     assert_eq!((&first["visible"], &second["visible"]), (&json!(true), &json!(true)));
     assert_eq!(full(&report), ["71.0 GiB of the 80.0 GiB of Stand-in H1 are in use"]);
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let libdevice = json!({
-        "path": path("toolkit/nvvm/libdevice/libdevice.10.bc"),
-        "toolkit_version": "12.8.1",
+    let toolkit = json!({
+        "path": path("toolkit"),
+        "missing": [{ "file": "cuda/barrier", "package": "nvidia-cuda-cccl" }],
     });
-    assert_eq!(report["cuda libraries"]["libdevice"], libdevice);
+    assert_eq!(report["cuda libraries"]["toolkit"], toolkit);
     assert_eq!(report["device cpu"]["dtypes"], json!(["f32", "bf16", "f16"]));
 }
 
@@ -88,9 +89,7 @@ fn a_full_gpu_that_cuda_does_not_see_is_no_problem() {
         let seen: Vec<&Value> = driver["gpus"].as_array().unwrap().iter().map(|gpu| &gpu["visible"]).collect();
         assert_eq!(seen, expected.map(|is_seen| json!(is_seen)).iter().collect::<Vec<_>>(), "{visible}: {driver:#}");
         assert_eq!(full(&report).is_empty(), !expected[0], "{visible}: {report:#}");
-        assert_eq!(
-            (&driver["CUDA_VISIBLE_DEVICES"], &report["cuda libraries"]["libdevice"]),
-            (&json!(visible), &Value::Null)
-        );
+        assert_eq!(driver["CUDA_VISIBLE_DEVICES"], visible);
+        assert_ne!(report["cuda libraries"]["toolkit"]["missing"], json!([]));
     }
 }

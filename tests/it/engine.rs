@@ -56,6 +56,12 @@ fn step(model: &Model, adapters: AdapterSet, train: &TrainConfig) -> TrainStep {
     TrainStep::new(model.clone(), adapters, train, &optimizer, None, 0)
 }
 
+/// A step on the CPU, and a batch for it.
+pub(crate) fn step_and_batch() -> (TrainStep, Batch) {
+    let model = model(Dtype::F32, Dtype::F32);
+    (step(&model, adapters(&model, 0.0), &TrainConfig::default()), in_rows(&indexed()))
+}
+
 /// Rows of different lengths with different shares of target tokens.
 fn rows() -> Vec<Vec<u32>> {
     let length = |row: usize| [9, 4, 17, 2, 12, 30, 5, 21][row];
@@ -173,6 +179,30 @@ fn plain_operations_give_the_losses_and_gradients_of_the_kernels() {
                 assert!((found - expected).abs() < 1e-5 * expected, "{found} against {expected}, dropout {dropout}");
             }
         }
+    }
+}
+
+#[test]
+fn padding_of_rows_and_rows_of_padding_change_neither_loss_nor_gradients() {
+    // 64 tokens: packed they need no padding, apart every row is computed at 64.
+    let rows: Vec<_> = indexed().into_iter().filter(|(_, ids)| [30, 21, 9, 4].contains(&ids.len())).collect();
+    let (together, apart) = (packed(&rows), in_rows(&rows));
+    let mut filled = apart.clone();
+    filled.row_lengths.push(0);
+    assert_eq!([&together, &apart, &filled].map(Batch::num_padding_tokens), [0, 3 * 64, 4 * 64]);
+    let (kernels, plain) = (Device::flex(), Device::flex().autodiff());
+    let run = |device, batch| {
+        let model = model_on(device, Dtype::F32, Dtype::F32);
+        let mut step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+        let eval_loss = step.eval_loss(batch).mean().unwrap();
+        step.forward_backward(batch);
+        (grads(&step), [step.update(0.0).loss, eval_loss])
+    };
+    let (expected, expected_losses) = run(&plain, &together);
+    for (device, batch) in [(&plain, &apart), (&plain, &filled), (&kernels, &apart), (&kernels, &filled)] {
+        let (found, losses) = run(device, batch);
+        assert!(relative_error(&found, &expected) < 1e-5);
+        assert!(losses.iter().zip(expected_losses).all(|(found, expected)| (found - expected).abs() < 1e-5 * expected));
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From top to bottom, as in `src/lib.rs`.
-const LAYERS: [&str; 27] = [
+const LAYERS: [&str; 28] = [
     "cli",
     "commands",
     "run",
@@ -27,6 +27,7 @@ const LAYERS: [&str; 27] = [
     "hub",
     "failure",
     "panics",
+    "faults",
     "files",
     "text",
     "stats",

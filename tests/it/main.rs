@@ -13,6 +13,7 @@ mod disks;
 mod doctor;
 mod endings;
 mod engine;
+mod faults;
 mod generate;
 mod golden;
 mod interrupts;

@@ -149,6 +149,16 @@ fn the_run_is_planned_by_the_lengths_of_its_rows() {
     assert_eq!(on_gpu["mean_step_tokens"], planned["mean_step_tokens"]);
     let padded = number(&on_gpu, "mean_step_seconds") / number(&on_gpu, "step_seconds");
     assert!(padded > 1.05 * share && padded < 1.0, "{on_gpu}");
+    let of_length = |length: &str, device: &str| {
+        let length = format!("data.max_length={length}");
+        json(&["recipes/quickstart.toml", "--device", device, "--set", &length])
+    };
+    let [odd, whole] = ["100", "128"].map(|length| of_length(length, "A100-80GB"));
+    assert_eq!(odd["peak_bytes"], whole["peak_bytes"]);
+    assert_eq!((&odd["tokens_per_step"], &whole["tokens_per_step"]), (&800.into(), &1024.into()));
+    let ratio = number(&odd, "step_seconds") / number(&whole, "step_seconds");
+    assert!((0.85..1.0).contains(&ratio), "only attention and the head leave padding out: {ratio}");
+    assert!(number(&of_length("100", "cpu"), "peak_bytes") < number(&of_length("128", "cpu"), "peak_bytes"));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Devices for training, and their types.
 
+use std::path::PathBuf;
+
 use super::{Section, flops};
-use crate::device::{self, DeviceKind, Dtype, OpenDevice};
-use crate::ops::peak::gemm_peak_flops;
+use crate::device::{self, DeviceKind, Dtype, KernelCompiler, OpenDevice, Toolkit};
 use crate::telemetry::NVML_LIBRARY_VARIABLE;
 use crate::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
 use crate::text;
@@ -78,28 +79,44 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     section
 }
 
-/// The libraries that a run on an NVIDIA GPU loads.
+/// The driver's library, and what compiles kernels for NVIDIA GPUs.
 fn cuda_libraries() -> Section {
     let mut section = Section::new("cuda libraries");
-    match device::driver_library() {
-        Ok(library) => {
-            let (major, minor) = library.cuda_version;
-            let path = library.path.map(|path| path.display().to_string());
+    let driver = device::driver_library();
+    library("libcuda", driver.clone().map(|driver| (driver.path, driver.cuda_version)), &mut section);
+    match KernelCompiler::OF_BUILD {
+        KernelCompiler::Nvrtc => {
+            let nvrtc = device::nvrtc_library();
+            library("libnvrtc", nvrtc.map(|nvrtc| (nvrtc.path, nvrtc.version)), &mut section);
+        }
+        KernelCompiler::Llvm => {
+            if driver.is_ok_and(|driver| driver.cuda_version > (13, 0)) {
+                // The LLVM that scripts/setup_cuda_build.sh takes where burn's own cannot be downloaded.
+                let text = "version 22 warns for each kernel that it does not know this driver's PTX; harmless";
+                section.fact("llvm", text);
+            }
+        }
+    }
+    let toolkit = device::find_toolkit();
+    let text = toolkit.as_ref().map_or("not found (CUDA_PATH names one)".into(), |Toolkit { path, missing }| {
+        let missing = missing.iter().map(|missing| format!(", without {} ({})", missing.file, missing.package));
+        path.display().to_string() + &missing.collect::<String>()
+    });
+    section.figure("toolkit", serde_json::json!(toolkit), text);
+    section
+}
+
+/// A library by its path and CUDA version, or why it is not there.
+fn library(name: &'static str, found: Result<(Option<PathBuf>, (u32, u32)), String>, section: &mut Section) {
+    match found {
+        Ok((path, (major, minor))) => {
+            let path = path.map(|path| path.display().to_string());
             let value = serde_json::json!({ "path": path, "cuda": format!("{major}.{minor}") });
             let path = path.unwrap_or_else(|| "loaded".to_owned());
-            section.figure("libcuda", value, format!("{path}, for CUDA {major}.{minor}"));
+            section.figure(name, value, format!("{path}, for CUDA {major}.{minor}"));
         }
-        Err(reason) => section.figure("libcuda", serde_json::Value::Null, format!("no ({reason})")),
+        Err(reason) => section.figure(name, serde_json::Value::Null, format!("no ({reason})")),
     }
-    match device::find_libdevice() {
-        Some(file) => {
-            let version = file.toolkit_version.as_ref().map(|version| format!(", of CUDA {version}"));
-            let text = format!("{}{}", file.path.display(), version.unwrap_or_default());
-            section.figure("libdevice", serde_json::to_value(&file).unwrap_or_default(), text);
-        }
-        None => section.figure("libdevice", serde_json::Value::Null, "not found (CUDA_PATH names a toolkit)"),
-    }
-    section
 }
 
 fn gpu_text(gpu: &GpuInfo) -> String {
@@ -143,9 +160,20 @@ fn backend(kind: DeviceKind) -> Section {
         dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", "),
     );
     if device.is_gpu() {
+        f32_products(&device, &mut section);
         rates(&device, &dtypes, &mut section);
     }
     section
+}
+
+/// Whether `f32` products are computed in TF32: what the GPU is known for, and what one product shows.
+fn f32_products(device: &OpenDevice, section: &mut Section) {
+    let is_tf32 = device.f32_products_are_tf32();
+    let text = if is_tf32 { "yes, where the tuner takes a kernel for tensor cores" } else { "no" };
+    section.figure("f32_products_are_tf32", is_tf32, text);
+    if let Some(error) = device.f32_product_error() {
+        section.figure("f32_product_error", error, format!("{error:.1e} (measured; TF32 has 2.4e-4)"));
+    }
 }
 
 /// Rates of a GPU; those of the processor are listed with the machine.
@@ -156,7 +184,7 @@ fn rates(device: &OpenDevice, dtypes: &[Dtype], section: &mut Section) {
             Dtype::Bf16 => "bf16_gemm_flops",
             Dtype::F16 => "f16_gemm_flops",
         };
-        if let Some(rate) = gemm_peak_flops(device, *dtype) {
+        if let Some(rate) = device.measure_gemm_peak_flops(*dtype) {
             section.figure(name, rate.round(), format!("{} (measured)", flops(rate)));
         }
     }

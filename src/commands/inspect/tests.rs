@@ -68,7 +68,7 @@ training data: /r.jsonl (2 rows, JSON lines, format prompt_completion); prompt a
     assert!(shown.starts_with(expected), "{shown}");
     assert!(shown.contains("        4-4      ████████████████████████████████████████ 1\n"), "{shown}");
     assert!(shown.contains("  carrying loss  7 of 14 tokens (50.0%)\n"), "{shown}");
-    assert!(shown.contains("  padding        30.0% of a micro-batch of 2 rows (unpacked"), "{shown}");
+    assert!(shown.contains("  padding        89.1% of a micro-batch of 2 rows (unpacked"), "{shown}");
     assert!(warnings.is_empty());
 }
 

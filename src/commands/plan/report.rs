@@ -112,11 +112,13 @@ impl Report {
         let holds = host.as_ref().and_then(|host| host.fits).unwrap_or(true);
         let fits = target.usable_bytes().map(|memory| holds && fit::fits(&plan, memory));
         let flops = StepFlops::new(workload.config, plan.num_trainable);
-        let flops_per_row = flops.of_full_row(workload.row_length);
-        let tokens_per_step = workload.rows * workload.row_length * workload.gradient_accumulation_steps;
+        let row_length = recipe.data.max_length;
+        let flops_per_row = flops.of_full_row(row_length);
+        let tokens_per_step = workload.rows * row_length * workload.gradient_accumulation_steps;
         // Recomputing the forward does not count as model FLOPs, but takes half as long as the FLOPs that do.
         let recomputation = if workload.gradient_checkpointing == GradientCheckpointing::Off { 1.0 } else { 1.5 };
-        let flops_per_step = flops_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
+        let computed_per_row = flops_per_row + flops.of_padding(workload.row_length - row_length);
+        let flops_per_step = computed_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
         let estimated = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);
         let step_seconds = calibrated.or(estimated);
 
@@ -140,7 +142,7 @@ impl Report {
             host,
             fits,
             plan,
-            flops_per_token: flops_per_row / as_f64(workload.row_length.max(1)),
+            flops_per_token: flops_per_row / as_f64(row_length.max(1)),
             tokens_per_step,
             step_seconds,
             is_calibrated: calibrated.is_some(),

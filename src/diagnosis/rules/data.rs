@@ -10,7 +10,7 @@ const MIN_PADDING: f64 = 0.2;
 /// Share of the rows from which a fault of theirs is reported.
 const MIN_ROWS: f64 = 0.01;
 
-/// Short rows are padded to the longest of their micro-batch.
+/// Rows are padded to the longest of their micro-batch, and that one to a round length.
 pub(super) fn padding(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let share = figures.padding_share();

@@ -87,18 +87,18 @@ pub(in crate::metrics) fn give_back_in_handler() {
 
 /// Gives the terminal back before a panic is printed.
 fn give_back_on_panic() {
+    crate::panics::install();
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
         let print = take_hook();
         set_hook(Box::new(move |panic| {
-            if crate::panics::is_guarded() {
-                return;
+            if crate::panics::is_printed(panic) {
+                // A drawing in progress must not write over the message.
+                #[cfg(unix)]
+                unix::give_back();
+                #[cfg(not(unix))]
+                leave();
             }
-            // A drawing in progress must not write over the message.
-            #[cfg(unix)]
-            unix::give_back();
-            #[cfg(not(unix))]
-            leave();
             print(panic);
         }));
     });

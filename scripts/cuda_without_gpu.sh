@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Runs the CUDA build on a machine without a GPU, on a stand-in for the driver that executes its kernels on the processor
+# (tests/cuda_stand_in), and holds what it computes against the CPU's, and what it asks of the driver against bounds.
+#
+# usage: scripts/cuda_without_gpu.sh [--build] [--full] [--only NAME...] [--json FILE] [BINARY]
+#
+#   --build   build the binary, also where BINARY is there; without BINARY it is always built
+#   --full    all checks, also those that take long from nothing: about an hour instead of ten minutes
+#   --only    checks whose name starts with NAME: f32 bf16 f16 fault bench doctor sm_80 sm_120 random
+#   --json    writes every figure, and the registers and spills of the kernels
+#
+# Compiled kernels, and NVIDIA's packages from PyPI (half a gigabyte), are kept in $LORA_TRAIN_CI_CACHE
+# (default: ~/.cache/lora-train-ci). Needs Python with venv, and a C compiler.
+#
+# Exit code: 0 if every check held, 1 if one did not.
+set -euo pipefail
+
+root="$(cd "$(dirname "$0")/.." && pwd)"
+cache="${LORA_TRAIN_CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lora-train-ci}"
+requirements="$root/scripts/requirements-cuda.txt"
+venv="$cache/cuda-venv"
+
+build= binary= passed=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --build) build=yes ;;
+        --json) passed+=("$1" "$(realpath -m "$2")"); shift ;;
+        --help | -h) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) if [ -f "$1" ]; then binary=$(realpath "$1"); else passed+=("$1"); fi ;;
+    esac
+    shift
+done
+
+if [ -n "$build" ] || [ -z "$binary" ]; then
+    (cd "$root" && cargo build --release --locked --features cuda --bin lora-train)
+    binary=${binary:-${CARGO_TARGET_DIR:-$root/target}/release/lora-train}
+fi
+
+if ! cmp -s "$requirements" "$venv/installed-requirements"; then
+    python3 -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$requirements"
+    cp "$requirements" "$venv/installed-requirements"
+fi
+toolkit=$(echo "$venv"/lib/python3*/site-packages/nvidia/cu13)
+
+# The stand-in itself, on small kernels with known results.
+work="$cache/cuda-stand-in"
+mkdir -p "$work/kernels"
+STAND_IN_DIR="$work/kernels" STAND_IN_PTXAS="$toolkit/bin/ptxas" make --silent -C "$root/tests/cuda_stand_in" test >/dev/null
+
+exec python3 "$root/tests/cuda_stand_in/check.py" --toolkit "$toolkit" --work "$work" --binary "$binary" "${passed[@]}"

@@ -1,0 +1,252 @@
+//! The parts of the CUDA toolkit with which kernels are compiled on the machine that runs them.
+//!
+//! `CubeCL` compiles a kernel when it is first used and, where a part is missing, panics on a thread of its own. So the
+//! parts are looked for before, in the places where `CubeCL` looks.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::cuda_gpu::{OLDEST_CUDA, dotted};
+use super::{CudaGpu, DeviceError};
+
+/// What compiles kernels for NVIDIA GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KernelCompiler {
+    /// NVIDIA's compiler for CUDA C++, a library that is loaded at run time.
+    Nvrtc,
+    /// LLVM, linked with this binary.
+    Llvm,
+}
+
+impl KernelCompiler {
+    /// The compiler of this binary, or of a build with `--features cuda` if this one has no CUDA.
+    pub const OF_BUILD: Self =
+        if cfg!(all(feature = "cuda-llvm", not(feature = "cuda"))) { Self::Llvm } else { Self::Nvrtc };
+
+    /// Where `CubeCL` looks for a toolkit without `CUDA_PATH`: folders, and what in them shows that it is one.
+    fn places(self) -> &'static [(&'static str, &'static str)] {
+        const LIBDEVICE: &str = "nvvm/libdevice";
+        match self {
+            Self::Nvrtc => &[("/usr/local/cuda", ""), ("/opt/cuda", ""), ("/usr", "bin/nvcc")],
+            Self::Llvm => &[
+                ("/usr/local/cuda", LIBDEVICE),
+                ("/opt/cuda", LIBDEVICE),
+                ("/usr/lib/cuda", LIBDEVICE),
+                ("/usr", LIBDEVICE),
+            ],
+        }
+    }
+
+    /// The files of the toolkit that are needed, below one of the folders: of each of pip's packages one for each part
+    /// of CUDA that kernels use.
+    fn needs(self) -> (&'static [&'static str], &'static [ToolkitFile]) {
+        const fn file(file: &'static str, package: &'static str) -> ToolkitFile {
+            ToolkitFile { file, package }
+        }
+        match self {
+            Self::Nvrtc => (
+                &["include", "include/cccl"],
+                const {
+                    &[
+                        file("cuda_fp16.h", "nvidia-cuda-runtime"),
+                        file("cuda_bf16.h", "nvidia-cuda-runtime"),
+                        file("mma.h", "nvidia-cuda-runtime"),
+                        file("cooperative_groups.h", "nvidia-cuda-runtime"),
+                        file("crt/mma.h", "nvidia-cuda-crt"),
+                        file("cuda/barrier", "nvidia-cuda-cccl"),
+                        file("nv/target", "nvidia-cuda-cccl"),
+                    ]
+                },
+            ),
+            // Kernels with an exponential or a logarithm are linked with it.
+            Self::Llvm => (&["nvvm/libdevice"], const { &[file("libdevice.10.bc", "nvidia-nvvm")] }),
+        }
+    }
+}
+
+/// A file of the CUDA toolkit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ToolkitFile {
+    /// Its name in a folder of headers or of libdevice.
+    pub file: &'static str,
+    /// The package on `PyPI` that has it.
+    pub package: &'static str,
+}
+
+/// The CUDA toolkit, or the part of it that is installed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Toolkit {
+    /// Its folder.
+    pub path: PathBuf,
+    /// What [`KernelCompiler::OF_BUILD`] needs and the folder lacks.
+    pub missing: Vec<ToolkitFile>,
+}
+
+/// NVRTC as a run loads it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NvrtcLibrary {
+    /// Path of the library; absent if the loader does not report it.
+    pub path: Option<PathBuf>,
+    /// Its version, major and minor.
+    pub version: (u32, u32),
+    /// The compute capabilities for which it compiles: 90 for 9.0.
+    pub architectures: Vec<u32>,
+}
+
+/// Looks for the toolkit where a run on a GPU looks; `None` if there is none.
+#[must_use]
+pub fn find_toolkit() -> Option<Toolkit> {
+    find(KernelCompiler::OF_BUILD, std::env::var_os("CUDA_PATH").map(PathBuf::from))
+}
+
+fn find(compiler: KernelCompiler, cuda_path: Option<PathBuf>) -> Option<Toolkit> {
+    let path = cuda_path.or_else(|| {
+        let mut places = compiler.places().iter();
+        places.find(|(root, proof)| Path::new(root).join(proof).exists()).map(|(root, _)| PathBuf::from(root))
+    })?;
+    let (folders, files) = compiler.needs();
+    let has = |needed: &ToolkitFile| folders.iter().any(|folder| path.join(folder).join(needed.file).is_file());
+    let missing = files.iter().filter(|needed| !has(needed)).copied().collect();
+    Some(Toolkit { path, missing })
+}
+
+/// Checks that kernels can be compiled for a GPU.
+///
+/// # Errors
+///
+/// If a part of the toolkit is missing or does not fit the driver or the GPU; the error says what to install.
+pub(super) fn require(gpu: &CudaGpu) -> Result<(), DeviceError> {
+    let compiler = KernelCompiler::OF_BUILD;
+    let nvrtc = (compiler == KernelCompiler::Nvrtc).then(super::nvrtc_library).transpose();
+    check(compiler, gpu, nvrtc, find_toolkit().as_ref())
+}
+
+/// `nvrtc`: the library, or why it cannot be loaded; `None` if kernels do not go through it.
+fn check(
+    compiler: KernelCompiler,
+    gpu: &CudaGpu,
+    nvrtc: Result<Option<NvrtcLibrary>, String>,
+    toolkit: Option<&Toolkit>,
+) -> Result<(), DeviceError> {
+    let newest = gpu.driver_cuda_version;
+    let lacking = |problem: String, packages: &str| {
+        // pip's toolkits before 13.0 are spread over several folders, of which CUDA_PATH could name one only.
+        let pip = if newest >= (13, 0) || compiler == KernelCompiler::Llvm {
+            format!(", or {packages} by pip (scripts/requirements-cuda.txt),")
+        } else {
+            String::new()
+        };
+        let remedy = format!(
+            "install NVIDIA's CUDA toolkit, {} to {}{pip} and set CUDA_PATH to its folder{}",
+            dotted(OLDEST_CUDA),
+            dotted(newest),
+            if pip.is_empty() { "" } else { " (pip's is site-packages/nvidia/cu13)" },
+        );
+        Err(DeviceError::Incomplete { problem, remedy })
+    };
+    match nvrtc {
+        Err(reason) => return lacking(format!("{reason}; it compiles the kernels"), "nvidia-cuda-nvrtc"),
+        Ok(Some(NvrtcLibrary { path, version, architectures })) => {
+            let path = path.map(|path| format!(" ({})", path.display())).unwrap_or_default();
+            let name = format!("libnvrtc of CUDA {}{path}", dotted(version));
+            let (major, minor) = gpu.compute_capability;
+            if version < OLDEST_CUDA {
+                return lacking(format!("{name} is too old"), "nvidia-cuda-nvrtc");
+            }
+            // Each version of CUDA has a PTX of its own, which older drivers refuse.
+            if version > newest {
+                let problem = format!("the driver, for CUDA {}, does not load what {name} compiles", dotted(newest));
+                return lacking(problem, "nvidia-cuda-nvrtc");
+            }
+            if !architectures.contains(&(10 * major + minor)) {
+                let other =
+                    if architectures.iter().all(|known| *known > 10 * major + minor) { "older" } else { "newer" };
+                let problem = format!("{name} does not compile for sm_{major}{minor}");
+                let remedy = format!("take the libnvrtc and the headers of an {other} CUDA toolkit");
+                return Err(DeviceError::Incomplete { problem, remedy });
+            }
+        }
+        Ok(None) => {}
+    }
+    let Some(Toolkit { path, missing }) = toolkit else {
+        let places: Vec<_> = compiler.places().iter().map(|(root, _)| *root).collect();
+        let problem = format!("CUDA_PATH is not set, and there is no CUDA toolkit in {}", places.join(", "));
+        return lacking(problem, "all parts");
+    };
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut packages: Vec<_> = missing.iter().map(|missing| missing.package).collect();
+    packages.dedup();
+    let files: Vec<_> = missing.iter().map(|missing| missing.file).collect();
+    let folders: Vec<_> = compiler.needs().0.iter().map(|folder| path.join(folder).display().to_string()).collect();
+    let problem = format!("{} of the CUDA toolkit, for the kernels: not in {}", files.join(", "), folders.join(", "));
+    lacking(problem, &packages.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cuda_gpu::tests::h200;
+
+    fn nvrtc(version: (u32, u32)) -> Result<Option<NvrtcLibrary>, String> {
+        Ok(Some(NvrtcLibrary { path: Some("/cu/libnvrtc.so.13".into()), version, architectures: vec![75, 80, 90] }))
+    }
+
+    fn refusal(gpu: &CudaGpu, nvrtc: Result<Option<NvrtcLibrary>, String>, toolkit: Option<&Toolkit>) -> String {
+        check(KernelCompiler::Nvrtc, gpu, nvrtc, toolkit).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_toolkit_is_complete_with_the_headers_in_the_folders_that_kernels_include_from() {
+        let root = tempfile::tempdir().unwrap();
+        let found = || find(KernelCompiler::Nvrtc, Some(root.path().to_owned())).unwrap();
+        let error = refusal(&h200(), nvrtc((13, 0)), Some(&found()));
+        assert!(error.contains(&format!("{}/include/cccl", root.path().display())), "{error}");
+        assert!(error.contains("nvidia-cuda-runtime, nvidia-cuda-crt, nvidia-cuda-cccl by pip"), "{error}");
+        for ToolkitFile { file, package } in KernelCompiler::Nvrtc.needs().1 {
+            assert!(!found().missing.is_empty(), "before {file}");
+            let below = if *package == "nvidia-cuda-cccl" { "include/cccl" } else { "include" };
+            let path = root.path().join(below).join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        assert_eq!(check(KernelCompiler::Nvrtc, &h200(), nvrtc((13, 0)), Some(&found())), Ok(()));
+    }
+
+    #[test]
+    fn llvm_needs_libdevice_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let check = || {
+            let toolkit = find(KernelCompiler::Llvm, Some(root.path().to_owned()));
+            check(KernelCompiler::Llvm, &h200(), Ok(None), toolkit.as_ref())
+        };
+        let error = check().unwrap_err().to_string();
+        assert!(error.contains("libdevice.10.bc of the CUDA toolkit") && error.contains("nvidia-nvvm"), "{error}");
+        std::fs::create_dir_all(root.path().join("nvvm/libdevice")).unwrap();
+        std::fs::write(root.path().join("nvvm/libdevice/libdevice.10.bc"), "BC").unwrap();
+        assert_eq!(check(), Ok(()));
+    }
+
+    #[test]
+    fn an_nvrtc_that_does_not_fit_the_driver_or_the_gpu_is_refused_with_what_fits() {
+        let error = refusal(&h200(), Err("libnvrtc cannot be loaded".into()), None);
+        assert!(error.starts_with("device `cuda`: libnvrtc cannot be loaded") && error.contains("nvidia-cuda-nvrtc"));
+        let error = refusal(&h200(), nvrtc((13, 1)), None);
+        assert!(error.contains("the driver, for CUDA 13.0, does not load"), "{error}");
+        assert!(error.contains("12.8 to 13.0, or nvidia-cuda-nvrtc by pip"), "{error}");
+        // What pip has is too new for this driver.
+        let older = CudaGpu { driver_cuda_version: (12, 9), ..h200() };
+        let error = refusal(&older, nvrtc((13, 0)), None);
+        assert!(error.contains("12.8 to 12.9 and set CUDA_PATH") && !error.contains("pip"), "{error}");
+        let error = refusal(&h200(), nvrtc((12, 4)), None);
+        assert!(error.contains("libnvrtc of CUDA 12.4 (/cu/libnvrtc.so.13) is too old"), "{error}");
+        for (compute_capability, other) in [((7, 0), "older"), ((12, 0), "newer")] {
+            let error = refusal(&CudaGpu { compute_capability, ..h200() }, nvrtc((13, 0)), None);
+            assert!(error.contains("does not compile for sm_") && error.contains(other), "{error}");
+        }
+        assert!(refusal(&h200(), nvrtc((13, 0)), None).contains("no CUDA toolkit in /usr/local/cuda, /opt/cuda, /usr"));
+    }
+}

@@ -1,0 +1,309 @@
+//! Attention in plain tensor calls, a chunk of queries at a time.
+//!
+//! Scores and everything that is computed from them are in `f32`, as in a kernel that never writes them: their products
+//! take operands in `f32`, since a product has the type of its operands. Probabilities and the gradients of scores are
+//! rounded to the type of the activations only as operands of the next products.
+//!
+//! All tensors are `[rows, num_kv_heads, length * group, head_dim]`, the query heads that share keys side by side: then
+//! a chunk of queries is a range of rows of a matrix, which costs no copy, and grouped queries are one product. The
+//! calls are in an order that lets burn's fusion join what lies between a product and the next sum.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use super::{Attended, Heads};
+use crate::ops::layout::Layout;
+use crate::ops::product::{F32Products, matmul};
+
+/// Bytes of `f32` scores that are made at a time.
+pub const CHUNK_BYTES: usize = 256 << 20;
+
+/// A range of the queries of every row and the keys that any of them can see.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// In tokens of a row.
+    start: usize,
+    len: usize,
+    num_keys: usize,
+    /// Index of the last key that each query sees, which is its own, `[1, 1, len * group, 1]`.
+    last_key: Tensor<4, Int>,
+    /// Index of the first key that each query sees, `[rows, 1, len * group, 1]`; absent if all see the first of a row.
+    first_key: Option<Tensor<4, Int>>,
+    /// Index of every key, `[1, 1, 1, num_keys]`.
+    keys: Tensor<4, Int>,
+}
+
+impl Chunk {
+    /// The chunks of a layer with such heads, of as many queries as [`CHUNK_BYTES`] allow.
+    pub(in crate::ops) fn of(layout: &Layout, heads: Heads, device: &Device) -> Arc<[Self]> {
+        let length = layout.row_length();
+        let bytes_per_query = layout.rows() * heads.num_heads * length * size_of::<f32>();
+        let len = (CHUNK_BYTES / bytes_per_query.max(1)).clamp(64.min(length), length).next_power_of_two().min(length);
+        Self::of_length(len, layout, heads, device)
+    }
+
+    fn of_length(len: usize, layout: &Layout, heads: Heads, device: &Device) -> Arc<[Self]> {
+        let (rows, length, group) = (layout.rows(), layout.row_length(), heads.num_heads / heads.num_kv_heads);
+        let tensor = |shape: [usize; 4], indices: &mut dyn Iterator<Item = usize>| {
+            let indices: Vec<i32> = indices.map(|index| i32::try_from(index).unwrap_or(i32::MAX)).collect();
+            Tensor::<4, Int>::from_data(TensorData::new(indices, shape), (device, DType::I32))
+        };
+        let by_query = |rows: usize, indices: &[usize]| {
+            let of_group = indices.iter().flat_map(|&index| std::iter::repeat_n(index, group));
+            tensor([rows, 1, length * group, 1], &mut { of_group })
+        };
+        let last_key = by_query(1, &(0..length).collect::<Vec<_>>());
+        let first_keys = first_keys(layout, heads.window);
+        let first_key = first_keys.iter().any(|&key| key > 0).then(|| by_query(rows, &first_keys));
+        let keys = tensor([1, 1, 1, length], &mut (0..length));
+        let chunk = |start: usize| {
+            let len = len.min(length - start);
+            let of_queries = |x: &Tensor<4, Int>| x.clone().narrow(2, start * group, len * group);
+            Self {
+                start,
+                len,
+                num_keys: start + len,
+                last_key: of_queries(&last_key),
+                first_key: first_key.as_ref().map(of_queries),
+                keys: keys.clone().narrow(3, 0, start + len),
+            }
+        };
+        (0..length).step_by(len.max(1)).map(chunk).collect()
+    }
+
+    /// What belongs to the chunk's queries.
+    fn queries(&self, x: &Tensor<4>, group: usize) -> Tensor<4> {
+        range(x, self.start * group, self.len * group)
+    }
+
+    /// What belongs to the keys that they see.
+    fn keys(&self, x: &Tensor<4>) -> Tensor<4> {
+        range(x, 0, self.num_keys)
+    }
+
+    /// Masked, scaled scores from `f32` queries and keys, `[rows, num_kv_heads, len * group, num_keys]`.
+    fn scores(&self, [q, k]: [&Tensor<4>; 2], scale: f64, group: usize, products: F32Products) -> Tensor<4> {
+        let (q, k) = (self.queries(q, group), self.keys(k).swap_dims(2, 3));
+        let scores = matmul(&q, &k, products) * scale;
+        // Compared here: a mask that is kept would be read from memory by every layer.
+        let scores = scores.mask_fill(self.keys.clone().greater(self.last_key.clone()), f32::NEG_INFINITY);
+        match self.first_key.clone() {
+            None => scores,
+            Some(first_key) => scores.mask_fill(self.keys.clone().lower(first_key), f32::NEG_INFINITY),
+        }
+    }
+}
+
+/// Index in its row of the first key that each token sees, `[rows * row_length]`; what padding sees does not matter.
+fn first_keys(layout: &Layout, window: Option<usize>) -> Vec<usize> {
+    let mut first_keys = vec![0; layout.rows() * layout.row_length()];
+    for &(start, len) in layout.documents() {
+        let start_in_row = start % layout.row_length();
+        for (index, first_key) in first_keys[start..start + len].iter_mut().enumerate() {
+            *first_key = start_in_row + window.map_or(0, |window| (index + 1).saturating_sub(window));
+        }
+    }
+    first_keys
+}
+
+/// Rows of every matrix of `x`.
+fn range(x: &Tensor<4>, start: usize, len: usize) -> Tensor<4> {
+    let x = x.clone();
+    if len == x.dims()[2] { x } else { x.narrow(2, start, len) }
+}
+
+/// The parts of a matrix, end to end.
+fn joined(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
+    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 2) }
+}
+
+/// `[tokens, heads * head_dim]` to `[rows, num_kv_heads, row_length * group, head_dim]`.
+fn split_heads(x: Tensor<2>, layout: &Layout, Heads { num_kv_heads, head_dim, .. }: Heads) -> Tensor<4> {
+    let (rows, length, group) = (layout.rows(), layout.row_length(), x.dims()[1] / head_dim / num_kv_heads);
+    let by_token = x.reshape([rows, length, num_kv_heads, group, head_dim]);
+    by_token.swap_dims(1, 2).reshape([rows, num_kv_heads, length * group, head_dim])
+}
+
+/// The inverse of [`split_heads`].
+fn join_heads(x: Tensor<4>, layout: &Layout) -> Tensor<2> {
+    let ([rows, num_kv_heads, queries, head_dim], length) = (x.dims(), layout.row_length());
+    let group = queries / length;
+    let by_head = x.reshape([rows, num_kv_heads, length, group, head_dim]);
+    by_head.swap_dims(1, 2).reshape([rows * length, num_kv_heads * group * head_dim])
+}
+
+/// [`attention`](super::attention) in plain tensor calls.
+#[must_use]
+pub fn plain_attention(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, heads: Heads) -> Attended {
+    in_chunks([q, k, v], layout, heads, &layout.chunks(heads, &q.device()))
+}
+
+fn in_chunks(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, chunks: &[Chunk]) -> Attended {
+    let (dtype, group) = (operands[0].dtype(), heads.num_heads / heads.num_kv_heads);
+    let products = layout.place().f32_products();
+    let [q, k, v] = operands.map(|x| split_heads(x.clone(), layout, heads));
+    let [q, k] = [q, k].map(|x| x.cast(DType::F32));
+    let (mut outputs, mut maxima, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+    for chunk in chunks {
+        let v = chunk.keys(&v);
+        let scores = chunk.scores([&q, &k], heads.scale, group, products);
+        let max = scores.clone().max_dim(3);
+        let weights = (scores - max.clone()).exp();
+        let sum = weights.clone().sum_dim(3);
+        outputs.push(matmul(&(weights / sum.clone()).cast(dtype), &v, products));
+        maxima.push(max);
+        sums.push(sum);
+    }
+    let lse = joined(maxima) + joined(sums).log();
+    let num_lse = lse.shape().num_elements();
+    Attended { o: join_heads(joined(outputs), layout), lse: lse.reshape([num_lse]) }
+}
+
+/// [`attention_backward`](super::attention_backward) in plain tensor calls.
+#[must_use]
+pub fn plain_attention_backward(
+    d_o: &Tensor<2>,
+    operands: [&Tensor<2>; 3],
+    attended: &Attended,
+    layout: &Layout,
+    heads: Heads,
+) -> [Tensor<2>; 3] {
+    backward_in_chunks(d_o, operands, attended, layout, heads, &layout.chunks(heads, &d_o.device()))
+}
+
+fn backward_in_chunks(
+    d_o: &Tensor<2>,
+    operands: [&Tensor<2>; 3],
+    attended: &Attended,
+    layout: &Layout,
+    heads: Heads,
+    chunks: &[Chunk],
+) -> [Tensor<2>; 3] {
+    let (dtype, group) = (d_o.dtype(), heads.num_heads / heads.num_kv_heads);
+    let products = layout.place().f32_products();
+    let delta = row_sums(d_o, &attended.o, layout, heads);
+    let lse = attended.lse.clone().reshape(delta.dims());
+    let [q, k, v] = operands.map(|x| split_heads(x.clone(), layout, heads));
+    let d_o = split_heads(d_o.clone(), layout, heads);
+    // Operands of the products that give scores and their gradients.
+    let [exact_q, exact_k, exact_v, exact_d_o] = [&q, &k, &v, &d_o].map(|x| x.clone().cast(DType::F32));
+    let mut dqs = Vec::new();
+    let (mut dk, mut dv) = (None, None);
+    // The last chunk sees all keys: the sums begin with it.
+    for chunk in chunks.iter().rev() {
+        let [lse, delta, q, d_o] = [&lse, &delta, &q, &d_o].map(|x| chunk.queries(x, group));
+        let (exact_d_o, exact_v) = (chunk.queries(&exact_d_o, group), chunk.keys(&exact_v).swap_dims(2, 3));
+        let dp = matmul(&exact_d_o, &exact_v, products);
+        let p = (chunk.scores([&exact_q, &exact_k], heads.scale, group, products) - lse).exp();
+        let ds = (p.clone() * (dp - delta) * heads.scale).cast(dtype);
+        let p = p.cast(dtype);
+        dv = Some(add_product(dv, &p.swap_dims(2, 3), &d_o, products));
+        dk = Some(add_product(dk, &ds.clone().swap_dims(2, 3), &q, products));
+        dqs.push(matmul(&ds, &chunk.keys(&k), products));
+    }
+    dqs.reverse();
+    let sums = [dk, dv].map(|sum| sum.unwrap_or_else(|| exact_k.zeros_like()).cast(dtype));
+    let [dk, dv] = sums.map(|x| join_heads(x, layout));
+    [join_heads(joined(dqs), layout), dk, dv]
+}
+
+/// Row sums of `dP * P`, from the output, `[rows, num_kv_heads, row_length * group, 1]`.
+fn row_sums(d_o: &Tensor<2>, o: &Tensor<2>, layout: &Layout, heads: Heads) -> Tensor<4> {
+    let ([tokens, _], Heads { num_heads, head_dim, .. }) = (o.dims(), heads);
+    let [d_o, o] = [d_o, o].map(|x| x.clone().reshape([tokens, num_heads, head_dim]));
+    let sums = (d_o.cast(DType::F32) * o.cast(DType::F32)).sum_dim(2);
+    split_heads(sums.reshape([tokens, num_heads]), layout, Heads { head_dim: 1, ..heads })
+}
+
+/// `sum + a b` in `f32`; `a b` may cover only the first rows of every matrix.
+fn add_product(sum: Option<Tensor<4>>, a: &Tensor<4>, b: &Tensor<4>, products: F32Products) -> Tensor<4> {
+    let product = matmul(a, b, products).cast(DType::F32);
+    let Some(sum) = sum else { return product };
+    let [rows, num_kv_heads, num_keys, head_dim] = [sum.dims()[0], sum.dims()[1], a.dims()[2], sum.dims()[3]];
+    let seen = sum.clone().narrow(2, 0, num_keys);
+    let seen = product + seen;
+    sum.slice_assign([0..rows, 0..num_kv_heads, 0..num_keys, 0..head_dim], seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::attention::{attention, attention_backward};
+    use crate::ops::host;
+    use crate::ops::layout::RotaryTable;
+    use crate::ops::place::Place;
+
+    const HEADS: Heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim: 8, scale: 0.3, window: None };
+
+    /// Two rows of 11 tokens: two documents, then one document and two tokens of padding.
+    fn layout(place: Place) -> Layout {
+        let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
+        let table = Arc::new(RotaryTable::new(vec![1.0; 44], vec![0.0; 44], 4));
+        Layout::new(place, 2, vec![(0, 4), (4, 7), (11, 9)], positions, table, &Device::flex())
+    }
+
+    /// Queries, keys, values and the gradient of the output, exact in `bf16`; the gradient is zero for padding.
+    fn operands(factor: f32) -> [Tensor<2>; 4] {
+        let widths = [HEADS.num_heads, HEADS.num_kv_heads, HEADS.num_kv_heads, HEADS.num_heads].map(|heads| heads * 8);
+        std::array::from_fn(|which| {
+            let value = |i: usize| factor * (((i + 31 * which) * 7919 % 1013) as f32 / 506.5 - 1.0);
+            let visible = if which == 3 { 20 * widths[which] } else { usize::MAX };
+            let values = (0..22 * widths[which]).map(|i| if i < visible { value(i) } else { 0.0 }).collect();
+            host::tensor(values, [22, widths[which]], &Device::flex()).cast(DType::BF16).cast(DType::F32)
+        })
+    }
+
+    /// Output and gradients, without padding.
+    fn results(o: Tensor<2>, gradients: [Tensor<2>; 3]) -> Vec<Vec<f32>> {
+        let all = std::iter::once(o).chain(gradients);
+        all.map(|x| x.narrow(0, 0, 20).cast(DType::F32).into_data().try_to_vec().unwrap()).collect()
+    }
+
+    fn by_kernels([q, k, v, d_o]: &[Tensor<2>; 4], heads: Heads) -> Vec<Vec<f32>> {
+        let layout = layout(Place::Cpu);
+        let attended = attention(q, k, v, &layout, heads);
+        let gradients = attention_backward(d_o, [q, k, v], &attended, &layout, heads);
+        results(attended.o, gradients)
+    }
+
+    fn by_chunks(operands: &[Tensor<2>; 4], heads: Heads, chunk: usize, dtype: DType) -> Vec<Vec<f32>> {
+        let layout = layout(Place::Plain(F32Products::OfDevice));
+        let [q, k, v, d_o] = operands.clone().map(|x| x.cast(dtype));
+        let chunks = Chunk::of_length(chunk, &layout, heads, &Device::flex());
+        let attended = in_chunks([&q, &k, &v], &layout, heads, &chunks);
+        let gradients = backward_in_chunks(&d_o, [&q, &k, &v], &attended, &layout, heads, &chunks);
+        results(attended.o, gradients)
+    }
+
+    fn assert_close(found: &[Vec<f32>], expected: &[Vec<f32>], tolerance: f32) {
+        for ((found, expected), name) in found.iter().zip(expected).zip(["o", "dq", "dk", "dv"]) {
+            let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
+            let error = squares(&mut found.iter().zip(expected).map(|(f, e)| f - e));
+            let error = (error / squares(&mut expected.iter().copied())).sqrt();
+            assert!(error < tolerance, "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn chunks_of_any_length_give_the_attention_of_the_kernels() {
+        let operands = operands(1.0);
+        for window in [None, Some(3)] {
+            let heads = Heads { window, ..HEADS };
+            let expected = by_kernels(&operands, heads);
+            for chunk in [1, 4, 8, 11] {
+                assert_close(&by_chunks(&operands, heads, chunk, DType::F32), &expected, 1e-5);
+            }
+        }
+    }
+
+    #[test]
+    fn scores_of_half_precision_operands_are_not_rounded() {
+        // Scores of about 50: rounded to bf16 they would be wrong by 0.1, and the probabilities by a tenth.
+        let operands = operands(10.0);
+        let expected = by_kernels(&operands, HEADS);
+        for (dtype, tolerance) in [(DType::BF16, 5e-3), (DType::F16, 1e-3)] {
+            assert_close(&by_chunks(&operands, HEADS, 4, dtype)[..1], &expected, tolerance);
+        }
+    }
+}

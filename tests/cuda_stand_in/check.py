@@ -1,0 +1,428 @@
+#!/usr/bin/env python3
+"""Runs a CUDA build on the stand-in and holds it against the same binary on the CPU, and against bounds.
+
+usage: check.py [--full] [--only NAME...] [--jobs N] [--json FILE] --binary FILE --toolkit DIR --work DIR
+
+DIR of --toolkit has NVIDIA's ptxas, headers, NVRTC and libdevice (scripts/requirements-cuda.txt); that of --work keeps
+compiled kernels. NAME is the start of a row's name. Prints a table; exits with 1 if a row failed.
+
+`LANES` at the end of this file is the table of checks.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import threading
+import time
+import traceback
+
+from lab import BENCH, HERE, ROOT, Lab, Run, tidy
+
+# Largest relative difference of losses and of gradient norms from the CPU's. f32: CubeCL's products take TF32's 10
+# bits.
+# bf16, f16: either device rounds at places of its own; the CPU's bf16 itself is 7e-4 and 6 % off its f32.
+TOLERANCE = {"f32": (1e-4, 5e-3), "bf16": (1e-3, 6e-2), "f16": (3e-4, 2e-2)}
+
+ODD = ["data.packing=false", "train.micro_batch_size=3", "lora.r=16"]
+PROMPT = "Mia has a green kite. She is at the lake."
+EVALUATION = [f'data.eval=[{{path="{ROOT}/quickstart/eval.jsonl"}}]', "eval.max_batches=1",
+              f'eval.generate=["{PROMPT}"]']
+# A model of real size is not computed: launches are only counted, and every number is zero.
+RECORDED = {"STAND_IN_EXEC": "trial", "STAND_IN_POISON": "0"}
+
+
+@dataclasses.dataclass
+class Verdict:
+    """A row of the table that is printed."""
+
+    what: str
+    problems: list = dataclasses.field(default_factory=list)
+    loss: float | None = None
+    norm: float | None = None
+    figures: dict = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Check:
+    """A row of the table of checks. `full`: not by default."""
+
+    name: str
+    call: collections.abc.Callable
+    full: bool = False
+    precision: str = "f32"
+
+
+def off(found: float | None, expected: float | None) -> float:
+    """The relative difference; infinite where either is no number."""
+    if found is None or expected is None or found != found:
+        return float("inf")
+    return abs(found - expected) / max(abs(expected), 1e-30)
+
+
+def ended(run: Run, rc: int = 0) -> list:
+    """Problems with how a process ended, and with what the stand-in saw of it."""
+    problems = []
+    if run.rc != rc:
+        last = [line for line in run.err.splitlines() if line.strip()][-3:]
+        problems.append(f"exit code {run.rc} instead of {rc}: {' | '.join(last)[:300]}")
+    if run.log and rc == 0:
+        for count in ("ptx_refused", "not_translated", "refused_launches"):
+            if run.log[count]:
+                problems.append(f"{count}: {run.log[count]}")
+        if run.log["fault"]:
+            problems.append(f"fault: {run.log['fault']}")
+    return problems
+
+
+def compare(found: Run, expected: Run, precision: str, what: str) -> Verdict:
+    """Losses and gradient norms of all steps, and losses of evaluations, against a tolerance."""
+    verdict = Verdict(what, ended(found) + [f"CPU: {problem}" for problem in ended(expected)])
+    if not expected.steps or found.steps.keys() != expected.steps.keys():
+        verdict.problems.append(f"steps {sorted(found.steps)} instead of {sorted(expected.steps)}")
+        return verdict
+    pairs = [(found.steps[step], expected.steps[step]) for step in expected.steps]
+    verdict.loss = max([off(a[0], b[0]) for a, b in pairs] + [off(a, b) for a, b in zip(found.evals, expected.evals)])
+    verdict.norm = max(off(a[1], b[1]) for a, b in pairs)
+    if len(found.evals) != len(expected.evals):
+        verdict.problems.append(f"{len(found.evals)} evaluations instead of {len(expected.evals)}")
+    for name, value, limit in zip(("loss", "gradient norm"), (verdict.loss, verdict.norm), TOLERANCE[precision]):
+        if not value <= limit:
+            verdict.problems.append(f"{name} off by {value:.1e}, allowed {limit:.0e}")
+    verdict.figures = {"steps": {step: {"cuda": found.steps[step], "cpu": expected.steps[step]} for step in expected.steps},
+                       "launches": found.launches(), "kernels": len(found.log["kernels"]),
+                       **{name: found.log[name] for name in ("translate_s", "ptxas_s", "kernels_run_s", "cpu_s")}}
+    return verdict
+
+
+def training(precision: str, sets: list = (), what: str = "packed rows", steps: int = 2,
+             environment: dict | None = None, name: str = ""):
+    """Steps on the stand-in against the CPU's."""
+    def check(lab: Lab) -> Verdict:
+        cuda = lab.train(precision, steps=steps, sets=sets, environment=environment, name=name)
+        return compare(cuda, lab.train(precision, "cpu", steps=steps, sets=sets), precision, what)
+    return check
+
+
+def generation(precision: str):
+    """Text of an evaluation, greedy, letter by letter, and what `generate` writes with the trained adapter."""
+    def check(lab: Lab) -> Verdict:
+        runs = {device: lab.train(precision, device, sets=EVALUATION, name=f"evaluation-{device}")
+                for device in ("cuda", "cpu")}
+        verdict = compare(runs["cuda"], runs["cpu"], precision, "evaluation, text")
+        samples, texts = {}, {}
+        for device, run in runs.items():
+            folder = lab.work / "runs" / f"{lab.lane}-evaluation-{device}"
+            if run.rc == 0:
+                rows = map(json.loads, (folder / "samples.jsonl").read_text().splitlines())
+                samples[device] = [row["text"] for row in rows]
+            adapter = lab.work / "runs" / f"{lab.lane}-evaluation-cpu" / "adapter"
+            written = lab.run(f"{lab.lane}-generate-{device}", [
+                "generate", "--model", ROOT / "quickstart/model", "--adapter", adapter, "--device", device,
+                "--max-new-tokens", "12", "--prompt", PROMPT], {})
+            verdict.problems += ended(written)
+            texts[device] = written.out
+        if samples.get("cuda") != samples.get("cpu") or texts["cuda"] != texts["cpu"] or not texts["cpu"]:
+            verdict.problems.append(f"other texts: {samples} {texts}")
+        return verdict
+    return check
+
+
+def same(precision: str, what: str, environment: dict, sets: list = ()):
+    """Another way to run the same steps: every bit of the figures equals that of the plain run."""
+    def check(lab: Lab) -> Verdict:
+        plain = lab.train(precision, sets=sets)
+        other = lab.train(precision, sets=sets, environment=environment, name=tidy(f"{what}-{precision}"))
+        verdict = Verdict(what, ended(other))
+        if other.steps != plain.steps or not plain.steps:
+            verdict.problems.append(f"{other.steps} instead of {plain.steps}")
+        return verdict
+    return check
+
+
+def resumed(precision: str, what: str = "stopped and resumed"):
+    """A run that is interrupted after two of four steps and resumed equals one that is not, to the last bit."""
+    def check(lab: Lab) -> Verdict:
+        whole = lab.train(precision, steps=4)
+        stopped = lab.train(precision, steps=4, name="stopped", stop_after=2)
+        verdict = Verdict(what, ended(stopped, 130))
+        if not 2 <= len(stopped.steps) < 4:
+            verdict.problems.append(f"stopped after {len(stopped.steps)} steps")
+        rest = lab.train(precision, steps=4, name="stopped", resume=True)
+        verdict.problems += ended(rest)
+        if rest.steps != whole.steps or not whole.steps:
+            verdict.problems.append(f"{rest.steps} instead of {whole.steps}")
+        return verdict
+    return check
+
+
+def fault(setting: str, value: str, names: list, goes_on: bool = False):
+    """A fault in the second of two steps: exit code 1 and one message, which names it and does not blame lora-train.
+
+    `value`: where, as a part of what the undisturbed run does, and a code after a colon. `goes_on`: not fatal either."""
+    def check(lab: Lab) -> Verdict:
+        plain = lab.train("f32")
+        part, colon, code = value.partition(":")
+        total = {"STAND_IN_OOM_AT": "device_allocations", "STAND_IN_MEM": "device_bytes_peak"}.get(setting, "launches_run")
+        at = max(1, round(float(part) * plain.log[total]))
+        kind = setting.removeprefix("STAND_IN_").lower()
+        run = lab.train("f32", name=f"{kind}-{tidy(value)}", environment={
+            setting: f"{at}{colon}{code}", "STAND_IN_QUIET": "1"})
+        verdict = Verdict(f"{kind} {at} of {plain.log[total]} {code}".strip())
+        lines = [line for line in run.err.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error:")]
+        verdict.figures = {"rc": run.rc, "steps": run.steps, "lines": len(lines), "message": lines[:15]}
+        if goes_on and run.rc == 0:
+            verdict.what += ", went on"
+            verdict.problems += [] if run.steps == plain.steps else [f"{run.steps} instead of {plain.steps}"]
+            return verdict
+        if run.rc != 1:
+            verdict.problems.append(f"exit code {run.rc}")
+        if len(errors) != 1 or len(lines) > 15:
+            verdict.problems.append(f"{len(errors)} errors in {len(lines)} lines")
+        if "bug in lora-train" in run.err:
+            verdict.problems.append("is called a bug in lora-train")
+        if not any(name in run.err for name in names):
+            verdict.problems.append(f"does not say {' or '.join(names)}")
+        return verdict
+    return check
+
+
+def doctor(what: str, environment: dict, keywords: list, lacks: str = ""):
+    """What `doctor` says where a part is missing: always exit code 0, and a keyword."""
+    def check(lab: Lab) -> Verdict:
+        if lacks:
+            environment.update(incomplete_toolkit(lab, lacks))
+        run = lab.run(f"doctor-{tidy(what)}", ["doctor", "--json"], environment | {"STAND_IN_QUIET": "1"})
+        verdict = Verdict(what, ended(run))
+        verdict.figures = {"says": [line for line in run.out.splitlines() if line][-1:]}
+        verdict.problems += [f"does not say {word}" for word in keywords if word not in run.out]
+        return verdict
+    return check
+
+
+def incomplete_toolkit(lab: Lab, lacks: str) -> dict:
+    """A copy of the toolkit, of links, without what matches."""
+    copy = lab.work / "toolkits" / tidy(lacks)
+    shutil.rmtree(copy, ignore_errors=True)
+    for folder in ("include", "lib", "nvvm/libdevice"):
+        (copy / folder).mkdir(parents=True)
+        for file in (lab.toolkit / folder).iterdir():
+            if not re.search(lacks, f"{folder}/{file.name}"):
+                (copy / folder / file.name).symlink_to(file)
+    return {"CUDA_PATH": str(copy), "LD_LIBRARY_PATH": f"{HERE}:{copy}/lib"}
+
+
+def bench(config: str, rows: int, length: int, bounds: dict):
+    """What a step of a model of real size asks of the driver: the difference of two runs of one and three steps."""
+    def check(lab: Lab) -> Verdict:
+        runs = {}
+        # The first one compiles and tunes, and is not one of the two.
+        for number, steps in enumerate((1, 1, 3)):
+            name = f"{config}-{number}"
+            recipe = lab.work / "runs" / f"{name}.toml"
+            recipe.write_text(BENCH.format(root=ROOT, output=lab.work / "runs" / name, config=config, rows=rows,
+                                           length=length, steps=steps))
+            runs[number] = lab.run(name, ["bench", recipe, "--warmup", "1"], RECORDED)
+            if problems := ended(runs[number]):
+                return Verdict(f"{rows} x {length}", problems)
+        cold, one, three = runs.values()
+        planned = lab.run(f"{config}-plan", ["plan", recipe, "--json"], RECORDED)
+        printed = json.loads(three.out.splitlines()[-1])
+
+        def a_step(call, what="count"):
+            return (three.counted(call, what) - one.counted(call, what)) / 2
+        waits = ("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize")
+        figures = {
+            "launches": (three.launches() - one.launches()) / 2,
+            "host_seconds": printed["step_seconds"] - (three.log["kernels_run_s"] - one.log["kernels_run_s"]) / 2,
+            "cpu_seconds": (three.log["cpu_s"] - one.log["cpu_s"]) / 2,
+            "syncs": sum(a_step(call) for call in waits),
+            "copies_to_host": a_step("cuMemcpyDtoHAsync_v2") + a_step("cuMemcpyDtoH_v2"),
+            "copies_to_device": a_step("cuMemcpyHtoDAsync_v2") + a_step("cuMemcpyHtoD_v2"),
+            "bytes_to_device": a_step("cuMemcpyHtoDAsync_v2", "bytes") + a_step("cuMemcpyHtoD_v2", "bytes"),
+            "device_peak_gib": three.log["device_bytes_peak"] / 2**30,
+            "planned_gib": json.loads(planned.out)["peak_bytes"] / 2**30 if planned.rc == 0 else None,
+            "kernels_cold": len(cold.log["kernels"]),
+            "first_step_seconds_cold": json.loads(cold.out.splitlines()[-1])["first_step_seconds"],
+            "ptxas_seconds_cold": cold.log["ptxas_s"],
+            "loss": printed["loss"],
+            "by_kernel": by_kernel(one.log, three.log),
+        }
+        figures["over_plan"] = figures["device_peak_gib"] / figures["planned_gib"] if figures["planned_gib"] else None
+        verdict = Verdict("{}x{}: {:.0f} launches, {:.0f} syncs, {:.2f} s host, {:.2f} of {:.2f} GiB".format(
+            rows, length, *(figures[name] or 0 for name in ("launches", "syncs", "host_seconds", "device_peak_gib",
+                                                           "planned_gib"))), figures=figures)
+        # Were it no number, the update would be left out.
+        for name, bound in {"loss": 0.0, **bounds}.items():
+            if figures[name] is None or not figures[name] <= bound:
+                verdict.problems.append(f"{name} {figures[name]}, at most {bound}")
+        return verdict
+    return check
+
+
+def by_kernel(one: dict, three: dict) -> dict:
+    """Launches a step of kernels of the same name but for its hash, most first."""
+    launches = collections.Counter()
+    for sign, log in ((1, three), (-1, one)):
+        for kernel in log["kernels"]:
+            launches[re.sub(r"_?[0-9a-f]{12,}|_\d+", "", kernel["name"])[:60]] += sign * kernel["launches"] / 2
+    return {name: count for name, count in launches.most_common(40) if count}
+
+
+def registers(work: pathlib.Path) -> list:
+    """Kernels with the most bytes spilled, then registers, of all logs; what ptxas said."""
+    kernels = {}
+    for log in (work / "runs").glob("*.json"):
+        for kernel in json.loads(log.read_text()).get("kernels", []):
+            if kernel["registers"]:
+                kept = ("hash", "name", "registers", "stack", "spill_stores", "spill_loads", "static_shared")
+                row = kernels.setdefault(kernel["hash"], {key: kernel[key] for key in kept} | {"launches": 0})
+                row["launches"] += kernel["launches"]
+    return sorted(kernels.values(), key=lambda k: (-k["spill_stores"], -k["registers"]))
+
+
+def report(rows: list, work: pathlib.Path, seconds: float) -> dict:
+    """What --json writes."""
+    return {"seconds": round(seconds, 1), "failed": [row["name"] for row in rows if row["verdict"] != "ok"], "rows": rows,
+            "kernels": registers(work)}
+
+
+def one_lane(lab: Lab, checks: list, tell) -> None:
+    for check in checks:
+        began = time.monotonic()
+        try:
+            verdict = check.call(lab)
+        except Exception:   # of one row; the others still say something
+            verdict = Verdict("", [traceback.format_exc(limit=-2)])
+        tell({"name": check.name, "precision": check.precision, "seconds": round(time.monotonic() - began, 1),
+              "verdict": "FAIL" if verdict.problems else "ok", **dataclasses.asdict(verdict)})
+
+
+def show(row: dict) -> None:
+    def number(value):
+        return "-" if value is None else f"{value:.1e}"
+    what = row["what"] + "".join(f"; {problem}" for problem in row["problems"])
+    print(f"| {row['name']} | {row['precision']} | {number(row['loss'])} | {number(row['norm'])} | {row['seconds']:.0f} "
+          f"| {row['verdict']} | {what[:400]} |", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--binary", type=pathlib.Path, required=True)
+    parser.add_argument("--toolkit", type=pathlib.Path, required=True)
+    parser.add_argument("--work", type=pathlib.Path, required=True)
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--only", nargs="+", default=[""])
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    given = parser.parse_args()
+    began = time.monotonic()
+    chosen = {lane: [check for check in checks if (given.full or not check.full or given.only != [""])
+                     and check.name.startswith(tuple(given.only))] for lane, checks in LANES.items()}
+    for name, settings in (("plain", ""), ("strict", '[memory]\npersistent_memory = "enforced"\n')):
+        folder = given.work.resolve() / "start" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cubecl.toml").write_text(settings)
+    (given.work / "runs").mkdir(exist_ok=True)
+    rows, lock = [], threading.Lock()
+
+    def tell(row):
+        with lock:
+            rows.append(row)
+            show(row)
+            if given.json:
+                given.json.write_text(json.dumps(report(rows, given.work, time.monotonic() - began), indent=1))
+    print("| check | precision | loss off | norm off | seconds | verdict | what |\n|---|---|---:|---:|---:|---|---|")
+    with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
+        places = (given.binary.resolve(), given.toolkit.resolve(), given.work.resolve())
+        lanes = [pool.submit(one_lane, Lab(*places, lane), checks, tell) for lane, checks in chosen.items()]
+        for lane in lanes:
+            lane.result()
+    result = report(rows, given.work, time.monotonic() - began)
+    print("{num} checks, {failed} failed, {seconds:.0f} s; {kernels} kernels assembled, {spill} spill, at most {most} "
+          "registers".format(num=len(rows), failed=len(result["failed"]), seconds=result["seconds"],
+                             kernels=len(result["kernels"]), spill=sum(k["spill_stores"] > 0 for k in result["kernels"]),
+                             most=max((k["registers"] for k in result["kernels"]), default=0)))
+    return 1 if result["failed"] or not rows else 0
+
+
+NO_MEMORY = ["out of memory", "out of device memory", "OUT_OF_MEMORY", "no memory left"]
+STRICT = {"STAND_IN_CHECK": "1"}   # and one allocation for each tensor: see Lab.run
+
+
+def on_another_gpu(cc: int, precision: str, full: bool) -> Check:
+    name, claimed = f"sm_{cc}", {"STAND_IN_CC": f"{cc // 10}.{cc % 10}"}
+    return Check(f"{name}-{precision}", training(precision, what=name, environment=claimed, name=name), full, precision)
+
+
+def with_other_winners(seed: int, precision: str) -> Check:
+    name, clock = f"random-{seed}", {"STAND_IN_TIME": f"random:{seed}"}
+    steps = training(precision, what="other winners of the tuning", environment=clock, name=name)
+    return Check(f"{name}-{precision}", steps, True, precision)
+
+
+# Rows of a lane run one after the other and share what was compiled; lanes run at the same time.
+FULL = True
+LANES = {
+    "f32": [
+        Check("f32", training("f32", steps=4)),
+        Check("f32-odd", training("f32", ODD, "rows of odd lengths")),
+        Check("f32-evaluation", generation("f32")),
+        Check("f32-resumed", resumed("f32")),
+        Check("f32-no-checkpointing", training("f32", ["train.gradient_checkpointing=false"], "all kept")),
+        Check("f32-offload", training("f32", ['train.gradient_checkpointing="offload"'], "inputs in host memory")),
+        Check("f32-dropout", training("f32", ["lora.lora_dropout=0.1"], "dropout")),
+        Check("f32-lazy", same("f32", "streams in lazy order", {"STAND_IN_ORDER": "lazy"})),
+        Check("f32-zeros", same("f32", "fresh memory is zero", {"STAND_IN_POISON": "0"}), FULL),
+        Check("f32-strict", same("f32", "every access checked", STRICT)),
+        # One allocation that fails is tried again, after memory that is kept for reuse was given back.
+        Check("fault-oom-0", fault("STAND_IN_OOM_AT", "0", NO_MEMORY, goes_on=True), FULL),
+        Check("fault-oom-0.5", fault("STAND_IN_OOM_AT", "0.5", NO_MEMORY, goes_on=True)),
+        Check("fault-oom-1", fault("STAND_IN_OOM_AT", "1", NO_MEMORY, goes_on=True), FULL),
+        Check("fault-memory-0.03", fault("STAND_IN_MEM", "0.03", NO_MEMORY), FULL),
+        Check("fault-memory-0.06", fault("STAND_IN_MEM", "0.06", NO_MEMORY)),
+        Check("fault-memory-0.1", fault("STAND_IN_MEM", "0.1", NO_MEMORY), FULL),
+        Check("fault-refused-0.1", fault("STAND_IN_REFUSE_AT", "0.1", ["LAUNCH_OUT_OF_RESOURCES"]), FULL),
+        Check("fault-refused-0.7", fault("STAND_IN_REFUSE_AT", "0.7", ["LAUNCH_OUT_OF_RESOURCES"])),
+        Check("fault-refused-0.95", fault("STAND_IN_REFUSE_AT", "0.95", ["LAUNCH_OUT_OF_RESOURCES"]), FULL),
+        Check("fault-address", fault("STAND_IN_FAULT_AT", "0.6", ["ILLEGAL_ADDRESS"])),
+        Check("fault-ecc", fault("STAND_IN_FAULT_AT", "0.7:214", ["ECC_UNCORRECTABLE"])),
+        Check("fault-lost", fault("STAND_IN_FAULT_AT", "0.8:46", ["DEVICE_UNAVAILABLE"])),
+    ],
+    "half": [
+        Check("bf16", training("bf16"), precision="bf16"),
+        Check("bf16-odd", training("bf16", ODD, "rows of odd lengths"), FULL, "bf16"),
+        Check("bf16-lazy", same("bf16", "streams in lazy order", {"STAND_IN_ORDER": "lazy"}), precision="bf16"),
+        Check("bf16-strict", same("bf16", "every access checked", STRICT), FULL, "bf16"),
+        Check("f16", training("f16"), precision="f16"),
+    ],
+    "bench": [
+        Check("bench-qwen3-0.6b", bench("qwen3-0.6b", 4, 2048, {}), precision="bf16"),
+        Check("bench-llama-3.2-1b", bench("llama-3.2-1b", 4, 2048, {}), precision="bf16"),
+        Check("bench-llama-3.1-8b", bench("llama-3.1-8b", 1, 4096, {}), FULL, "bf16"),
+    ],
+    "doctor": [
+        Check("doctor", doctor("complete", {}, ["cuda"])),
+        Check("doctor-headers", doctor("no headers", {}, ["nvidia-cuda-runtime"], lacks="include/")),
+        Check("doctor-nvrtc", doctor("no NVRTC", {}, ["libnvrtc cannot be loaded"], lacks="libnvrtc")),
+        # Only a build with LLVM needs it.
+        Check("doctor-libdevice", doctor("no libdevice", {}, ["cuda"], lacks="libdevice")),
+        Check("doctor-driver-11.8", doctor("driver 11.8", {"STAND_IN_DRIVER": "11080"}, ["11.8"])),
+        Check("doctor-driver-12.4", doctor("driver 12.4", {"STAND_IN_DRIVER": "12040"}, ["12.4"])),
+        Check("doctor-driver-13.2", doctor("driver 13.2", {"STAND_IN_DRIVER": "13020"}, ["13.2"])),
+    ],
+    "sm_80": [on_another_gpu(80, "bf16", False), on_another_gpu(80, "f32", FULL)],
+    "sm_120": [on_another_gpu(120, "bf16", FULL), on_another_gpu(120, "f32", FULL)],
+    "random-1": [with_other_winners(1, "f32"), with_other_winners(1, "bf16")],
+    "random-2": [with_other_winners(2, "f32"), with_other_winners(2, "bf16")],
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
