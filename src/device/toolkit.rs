@@ -191,8 +191,8 @@ mod tests {
     use super::*;
     use crate::device::cuda_gpu::tests::h200;
 
-    fn nvrtc(version: (u32, u32)) -> Result<Option<NvrtcLibrary>, String> {
-        Ok(Some(NvrtcLibrary { path: Some("/cu/libnvrtc.so.13".into()), version, architectures: vec![75, 80, 90] }))
+    fn nvrtc(version: (u32, u32)) -> NvrtcLibrary {
+        NvrtcLibrary { path: Some("/cu/libnvrtc.so.13".into()), version, architectures: vec![75, 80, 90] }
     }
 
     fn refusal(gpu: &CudaGpu, nvrtc: Result<Option<NvrtcLibrary>, String>, toolkit: Option<&Toolkit>) -> String {
@@ -203,7 +203,7 @@ mod tests {
     fn a_toolkit_is_complete_with_the_headers_in_the_folders_that_kernels_include_from() {
         let root = tempfile::tempdir().unwrap();
         let found = || find(KernelCompiler::Nvrtc, Some(root.path().to_owned())).unwrap();
-        let error = refusal(&h200(), nvrtc((13, 0)), Some(&found()));
+        let error = refusal(&h200(), Ok(Some(nvrtc((13, 0)))), Some(&found()));
         assert!(error.contains(&format!("{}/include/cccl", root.path().display())), "{error}");
         assert!(error.contains("nvidia-cuda-runtime, nvidia-cuda-crt, nvidia-cuda-cccl by pip"), "{error}");
         for ToolkitFile { file, package } in KernelCompiler::Nvrtc.needs().1 {
@@ -213,7 +213,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
         }
-        assert_eq!(check(KernelCompiler::Nvrtc, &h200(), nvrtc((13, 0)), Some(&found())), Ok(()));
+        assert_eq!(check(KernelCompiler::Nvrtc, &h200(), Ok(Some(nvrtc((13, 0)))), Some(&found())), Ok(()));
     }
 
     #[test]
@@ -234,19 +234,22 @@ mod tests {
     fn an_nvrtc_that_does_not_fit_the_driver_or_the_gpu_is_refused_with_what_fits() {
         let error = refusal(&h200(), Err("libnvrtc cannot be loaded".into()), None);
         assert!(error.starts_with("device `cuda`: libnvrtc cannot be loaded") && error.contains("nvidia-cuda-nvrtc"));
-        let error = refusal(&h200(), nvrtc((13, 1)), None);
+        let error = refusal(&h200(), Ok(Some(nvrtc((13, 1)))), None);
         assert!(error.contains("the driver, for CUDA 13.0, does not load"), "{error}");
         assert!(error.contains("12.8 to 13.0, or nvidia-cuda-nvrtc by pip"), "{error}");
         // What pip has is too new for this driver.
         let older = CudaGpu { driver_cuda_version: (12, 9), ..h200() };
-        let error = refusal(&older, nvrtc((13, 0)), None);
+        let error = refusal(&older, Ok(Some(nvrtc((13, 0)))), None);
         assert!(error.contains("12.8 to 12.9 and set CUDA_PATH") && !error.contains("pip"), "{error}");
-        let error = refusal(&h200(), nvrtc((12, 4)), None);
+        let error = refusal(&h200(), Ok(Some(nvrtc((12, 4)))), None);
         assert!(error.contains("libnvrtc of CUDA 12.4 (/cu/libnvrtc.so.13) is too old"), "{error}");
         for (compute_capability, other) in [((7, 0), "older"), ((12, 0), "newer")] {
-            let error = refusal(&CudaGpu { compute_capability, ..h200() }, nvrtc((13, 0)), None);
+            let error = refusal(&CudaGpu { compute_capability, ..h200() }, Ok(Some(nvrtc((13, 0)))), None);
             assert!(error.contains("does not compile for sm_") && error.contains(other), "{error}");
         }
-        assert!(refusal(&h200(), nvrtc((13, 0)), None).contains("no CUDA toolkit in /usr/local/cuda, /opt/cuda, /usr"));
+        assert!(
+            refusal(&h200(), Ok(Some(nvrtc((13, 0)))), None)
+                .contains("no CUDA toolkit in /usr/local/cuda, /opt/cuda, /usr")
+        );
     }
 }

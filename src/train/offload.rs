@@ -33,7 +33,7 @@ pub struct HostParking {
 enum Job {
     /// Copy from the device. CubeCL's data are a promise to read the tensor's memory, which keeps it from being freed but
     /// not from being the output of an operation in place. While the tensor itself is held, none takes its memory.
-    Leave(TensorData, Tensor<2>, Sender<Copied>),
+    Leave(TensorData, Box<Tensor<2>>, Sender<Copied>),
     /// Move to the memory that the device reads fastest.
     Return(Receiver<Copied>, Sender<Copied>),
 }
@@ -69,7 +69,7 @@ impl HostParking {
         let (done, data) = mpsc::channel();
         // On a GPU this queues the computation of the tensor, and copies nothing yet.
         match tensor.clone().try_into_data() {
-            Ok(data) => self.send(Job::Leave(data, tensor, done)),
+            Ok(data) => self.send(Job::Leave(data, Box::new(tensor), done)),
             Err(error) => faults::throw(&error.to_string(), WHAT),
         }
         Parked { device: self.device.clone(), data }
@@ -82,8 +82,10 @@ impl HostParking {
     }
 
     fn send(&self, job: Job) {
-        // If the thread has ended, `Parked::tensor` reports it.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+        if let Some(jobs) = &self.jobs {
+            // If the thread has ended, `Parked::tensor` reports it.
+            let _ = jobs.send(job);
+        }
     }
 }
 

@@ -87,8 +87,8 @@ pub(in crate::metrics) fn give_back_in_handler() {
 
 /// Gives the terminal back before a panic is printed.
 fn give_back_on_panic() {
-    crate::panics::install();
     static INSTALL: Once = Once::new();
+    crate::panics::install();
     INSTALL.call_once(|| {
         let print = take_hook();
         set_hook(Box::new(move |panic| {
