@@ -53,7 +53,8 @@ pub fn plain_rms_norm(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>
     let dtype = x.dtype();
     let x = x.clone().cast(DType::F32);
     let rstd = x.clone().square().mean_dim(1).add_scalar(eps).sqrt().recip(); // [tokens, 1]
-    let y = (x * rstd.clone()).cast(dtype) * weight.clone().cast(dtype).unsqueeze();
+    // Rounded once.
+    let y = (x * rstd.clone() * weight.clone().cast(DType::F32).unsqueeze()).cast(dtype);
     (y, rstd.squeeze_dim(1))
 }
 

@@ -218,11 +218,11 @@ fn row_sums(d_o: &Tensor<2>, o: &Tensor<2>, layout: &Layout, heads: Heads) -> Te
 
 /// `sum + a b` in `f32`; `a b` may cover only the first rows of every matrix.
 fn add_product(sum: Option<Tensor<4>>, a: &Tensor<4>, b: &Tensor<4>, products: F32Products) -> Tensor<4> {
-    let product = matmul(a, b, products).cast(DType::F32);
-    let Some(sum) = sum else { return product };
+    let Some(sum) = sum else { return matmul(a, b, products).cast(DType::F32) };
     let [rows, num_kv_heads, num_keys, head_dim] = [sum.dims()[0], sum.dims()[1], a.dims()[2], sum.dims()[3]];
+    // Before the product: a view between the product and the sum would keep fusion from joining them.
     let seen = sum.clone().narrow(2, 0, num_keys);
-    let seen = product + seen;
+    let seen = matmul(a, b, products).cast(DType::F32) + seen;
     sum.slice_assign([0..rows, 0..num_kv_heads, 0..num_keys, 0..head_dim], seen)
 }
 
