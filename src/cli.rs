@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, check, compare, doctor, generate, inspect, merge, plan, report, tune};
+use crate::commands::{bench, check, compare, doctor, generate, init, inspect, merge, plan, report, tune};
 use crate::failure::Failure;
 use crate::faults::{Fault, backend_log};
 use crate::panics;
@@ -24,6 +24,8 @@ enum Request {
 /// What can be done besides training.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Write a recipe: for a model and rows, or from another trainer's configuration
+    Init(init::InitArgs),
     /// Find every mistake that can be known before training, all at once
     Check(check::CheckArgs),
     /// Show what the model will really see: tokens, which of them carry loss, lengths, truncations
@@ -136,6 +138,7 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<Request, clap::Error> {
 fn dispatch(request: &Request) -> Result<(), Failure> {
     match request {
         Request::Train(args) => run::train(args).map_err(|failure| with_command_hint(failure, args)),
+        Request::Command(Command::Init(args)) => init::run(args),
         Request::Command(Command::Check(args)) => check::run(args),
         Request::Command(Command::Inspect(args)) => inspect::run(args),
         Request::Command(Command::Plan(args)) => plan::run(args),

@@ -24,7 +24,7 @@ pub use path::searched_folder;
 pub use places::{Excerpt, Places};
 pub use problem::{Problem, Problems};
 pub use section::{Choice, Section};
-pub use suggest::{Peer, closest};
+pub use suggest::{Counterpart, Peer, closest, counterpart};
 pub use tree::{Node, Table, Value};
 
 use places::Place;

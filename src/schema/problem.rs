@@ -13,6 +13,8 @@ pub struct Problem {
     pub message: String,
     /// How to fix it.
     pub hint: Option<String>,
+    /// Our word for the value, where another trainer's was written.
+    pub instead: Option<&'static &'static str>,
     /// The text at the place, where that is a line of a file.
     pub excerpt: Option<Box<Excerpt>>,
 }
@@ -21,7 +23,7 @@ impl Problem {
     /// A problem without a place.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
-        Self { place: None, message: message.into(), hint: None, excerpt: None }
+        Self { place: None, message: message.into(), hint: None, instead: None, excerpt: None }
     }
 
     /// The problems that an error of another module names, each at the start of a line.

@@ -298,11 +298,15 @@ impl<'a> Section<'a> {
             return default;
         }
         let lower = text.to_lowercase();
-        let hint = match T::PEERS.iter().find(|(peer, _)| *peer == lower) {
-            Some((_, ours)) => Some(format!("this trainer calls it `{ours}`")),
+        let instead = T::PEERS.iter().find(|(peer, _)| *peer == lower).map(|(_, ours)| ours);
+        let hint = match instead {
+            Some(ours) => Some(format!("this trainer calls it `{ours}`")),
             None => closest(text, names.iter().copied()).map(|name| format!("did you mean `{name}`?")),
         };
         self.wrong(&self.full_name(key), node, &one_of(&names), hint);
+        if let Some((_, problem)) = self.record.problems.last_mut() {
+            problem.instead = instead;
+        }
         default
     }
 

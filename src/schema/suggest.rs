@@ -41,6 +41,37 @@ pub fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Opt
         .map(|(_, candidate)| candidate)
 }
 
+/// What a key of another trainer's configuration is here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Counterpart {
+    /// This key or section: `lora.r`.
+    Key(String),
+    /// Something else, as the note says.
+    Other(&'static str),
+    /// Nothing.
+    Unknown,
+}
+
+/// Finds the key here that another trainer, or we, call `name`, if it stands in what is `section` here.
+#[must_use]
+pub fn counterpart(name: &str, section: &str, is_section: bool, rows: &[Row], peers: &[Peer]) -> Counterpart {
+    let known = Known::new(rows);
+    let own = |home: &str| known.keys.iter().any(|(section, key)| section == home && *key == name);
+    if own(section) {
+        return Counterpart::Key(child(section, name));
+    }
+    let names = known.names(name, is_section, peers);
+    let mut homes = known.keys.iter().filter(|(_, key)| *key == name);
+    match (names.iter().find(|peer| peer.section == section), homes.next(), homes.next()) {
+        (None, Some((home, _)), None) => Counterpart::Key(child(home, name)),
+        (here, ..) => match here.or(names.first()) {
+            Some(Peer { note: Some(note), .. }) => Counterpart::Other(note),
+            Some(Peer { key: Some(key), section, .. }) => Counterpart::Key(child(section, key)),
+            _ => Counterpart::Unknown,
+        },
+    }
+}
+
 /// The keys and sections that exist.
 pub(super) struct Known {
     /// Section and name of every key.
@@ -77,6 +108,19 @@ impl Known {
         }
     }
 
+    /// The entries of a name in other trainers.
+    fn names<'p>(&self, name: &str, is_section: bool, peers: &'p [Peer]) -> Vec<&'p Peer> {
+        let spelling = name.to_lowercase().replace('-', "_");
+        let mut names: Vec<&Peer> = peers.iter().filter(|peer| peer.names.contains(&spelling.as_str())).collect();
+        // [adapter] is a section, `adapter = "lora"` a key.
+        let is_for_section =
+            |peer: &Peer| peer.key.is_some_and(|ours| self.headers.contains_key(&child(&peer.section, ours)));
+        if names.iter().any(|peer| is_for_section(peer) == is_section) {
+            names.retain(|peer| is_for_section(peer) == is_section);
+        }
+        names
+    }
+
     /// The problem for an unknown key. It checks in this order: another trainer's name, a correct key in the wrong
     /// section, a typing mistake.
     pub(super) fn explain(&self, unknown: &Unknown, peers: &[Peer]) -> Problem {
@@ -90,14 +134,7 @@ impl Known {
             self.keys.iter().filter(|(_, known)| known == key).map(|(section, _)| section.as_str()).collect();
 
         // Another trainer's name; the entry for this section is preferred.
-        let spelling = key.to_lowercase().replace('-', "_");
-        let mut names: Vec<&Peer> = peers.iter().filter(|peer| peer.names.contains(&spelling.as_str())).collect();
-        // [adapter] is a section, `adapter = "lora"` a key.
-        let is_for_section =
-            |peer: &Peer| peer.key.is_some_and(|ours| self.headers.contains_key(&child(&peer.section, ours)));
-        if names.iter().any(|peer| is_for_section(peer) == *is_section) {
-            names.retain(|peer| is_for_section(peer) == *is_section);
-        }
+        let names = self.names(key, *is_section, peers);
         let here = names.iter().find(|peer| peer.section == *section);
         if let Some(peer) = here.or(names.first().filter(|_| homes.is_empty())) {
             let ours = peer.key.map(|ours| match self.headers.get(&child(&peer.section, ours)) {

@@ -16,6 +16,7 @@ mod engine;
 mod faults;
 mod generate;
 mod golden;
+mod init;
 mod interrupts;
 mod layers;
 mod long;

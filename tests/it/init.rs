@@ -1,0 +1,96 @@
+//! `lora-train init`: recipes that run as they are written.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::common::quickstart_model;
+
+/// Runs the program in a folder.
+fn run(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lora-train"));
+    command.current_dir(folder).args(arguments).env("HF_HUB_OFFLINE", "1").output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A folder with rows.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = Path::new(env!("CARGO_MANIFEST_DIR")).join("quickstart/train.jsonl");
+    fs::copy(rows, folder.path().join("rows.jsonl")).unwrap();
+    folder
+}
+
+#[test]
+fn from_a_model_and_rows_comes_a_recipe_that_trains_here() {
+    let folder = folder();
+    let model = quickstart_model().display().to_string();
+    let init = ["init", "--model", &model, "--data", "rows.jsonl", "--out", "mine.toml", "--device", "cpu"];
+    let written = run(folder.path(), &init);
+    assert!(written.status.success(), "{}", stderr(&written));
+    let text = fs::read_to_string(folder.path().join("mine.toml")).unwrap();
+    for part in ["output_dir = \"runs/mine\"", "[lora]\nr = 16", "eval_split = ", "of format `messages`"] {
+        assert!(text.contains(part), "{part} in\n{text}");
+    }
+    let checked = run(folder.path(), &["check", "mine.toml"]);
+    assert!(checked.status.success(), "{}", stderr(&checked));
+    let longest = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(!longest.contains("warning"), "{longest}");
+    let trained = run(folder.path(), &["mine.toml", "--set", "train.max_steps=2", "--set", "train.num_epochs="]);
+    assert!(trained.status.success(), "{}", stderr(&trained));
+
+    // What is there is never overwritten.
+    let again = run(folder.path(), &init);
+    assert_eq!(again.status.code(), Some(2), "{}", stderr(&again));
+    assert!(stderr(&again).contains("name another with --out"), "{}", stderr(&again));
+    assert_eq!(fs::read_to_string(folder.path().join("mine.toml")).unwrap(), text);
+}
+
+#[test]
+fn mistakes_of_init_name_the_argument_and_write_nothing() {
+    let folder = folder();
+    let model = quickstart_model().display().to_string();
+    let mistakes: [(&[&str], &str); 5] = [
+        (&["init", "--data", "rows.jsonl"], "--model is missing"),
+        (&["init", "--model", &model], "--data is missing"),
+        (&["init", "--model", &model, "--data", "rowz.jsonl"], "rowz.jsonl: no such file"),
+        (&["init", "--model", "./nothing", "--data", "rows.jsonl"], "nothing"),
+        (&["init", "--from", "rows.jsonl"], "rows.jsonl"),
+    ];
+    for (arguments, message) in mistakes {
+        let output = run(folder.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{arguments:?}: {}", stderr(&output));
+        assert!(!folder.path().join("recipe.toml").exists());
+    }
+}
+
+#[test]
+fn a_configuration_of_axolotl_becomes_a_recipe_that_trains() {
+    let folder = folder();
+    let config = format!(
+        "base_model: {}\ndatasets:\n  - path: rows.jsonl\n    type: chat_template\nadapter: lora\nlora_r: 4\nlora_alpha: \
+         8\nlora_target_linear: true\nsequence_len: 128\nsample_packing: true\nmicro_batch_size: 2\nmax_steps: \
+         2\noptimizer: adamw_bnb_8bit\nlr_scheduler: cosine\nlearning_rate: 1e-4\nval_set_size: \
+         0.05\nevals_per_epoch: 4\nwandb_project:\nload_in_4bit: true\noutput_dir: out\nneftune_noise_alpha: 5\n",
+        quickstart_model().display()
+    );
+    fs::write(folder.path().join("lora.yml"), config).unwrap();
+    let written = run(folder.path(), &["init", "--from", "lora.yml"]);
+    assert!(written.status.success(), "{}", stderr(&written));
+    for lost in ["evals_per_epoch", "load_in_4bit", "neftune_noise_alpha"] {
+        assert!(stderr(&written).contains(&format!("not taken over: {lost}: ")), "{}", stderr(&written));
+    }
+    assert_eq!(stderr(&written).matches("not taken over").count(), 3, "{}", stderr(&written));
+    let text = fs::read_to_string(folder.path().join("recipe.toml")).unwrap();
+    for (line, name) in [("r = 4", "lora_r"), ("max_length = 128", "sequence_len"), ("name = \"adamw\"", "optimizer")] {
+        let found = text.lines().find(|found| found.starts_with(line)).unwrap_or_else(|| panic!("{line} in\n{text}"));
+        assert!(found.ends_with(&format!("# {name}")), "{found}");
+    }
+    let trained = run(folder.path(), &["recipe.toml", "--device", "cpu"]);
+    assert!(trained.status.success(), "{}", stderr(&trained));
+    assert!(folder.path().join("out/adapter/adapter_model.safetensors").is_file());
+}
