@@ -29,7 +29,7 @@ const NO_KEY: &[(&[&str], &str)] = &[
     (&["per_device_eval_batch_size", "eval_batch_size"], "an evaluation uses `micro_batch_size`, in [train]"),
     (&["load_best_model_at_end", "metric_for_best_model", "greater_is_better"], "the last adapter is the result"),
     (
-        &["resume_from_checkpoint", "auto_resume_from_checkpoints", "resume", "resume_adapter_file"],
+        &["resume_from_checkpoint", "auto_resume_from_checkpoints", "resume"],
         "continue a run with --resume on the command line",
     ),
     (&["save_safetensors", "save_only_model", "save_adapter_weights_only"], "adapters are safetensors always"),
