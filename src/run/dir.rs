@@ -15,6 +15,7 @@ use crate::files;
 use crate::metrics::{SUMMARY_FILE, Summary, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
 use crate::schema::Problem;
+use crate::train::saver::BEST_ADAPTER;
 use lock::lock;
 
 /// Facts about the process that trains.
@@ -147,13 +148,15 @@ impl RunDir {
     }
 
     /// Deletes the final figures of earlier starts. For [`Start::Fresh`], also deletes the files on how a start ended,
-    /// and its TensorBoard events, which would be drawn as a second curve. For [`Start::Resume`], the files on how a
+    /// its best adapter, and its TensorBoard events, which would be drawn as a second curve. For [`Start::Resume`], the files on how a
     /// start ended stay true until a step is taken: see [`Self::earlier_end`].
     pub(crate) fn reopen(&self, start: Start) -> Result<(), Failure> {
         let partial = format!(".{UNFINISHED_FILE}.partial");
         let mut leftovers = vec![self.path.join(SUMMARY_FILE), self.path.join(partial)];
         if start == Start::Fresh {
             leftovers.extend(self.earlier_end());
+            let best = fs::read_dir(self.path.join(BEST_ADAPTER)).into_iter().flatten().flatten();
+            leftovers.extend(best.map(|entry| entry.path()));
             let events = fs::read_dir(self.path.join("tensorboard")).into_iter().flatten().flatten();
             leftovers.extend(
                 events
