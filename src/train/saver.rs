@@ -100,6 +100,11 @@ impl Saver {
         self.last_save = Instant::now();
     }
 
+    /// Whether the recipe wants checkpoints at all.
+    pub(super) fn saves(&self) -> bool {
+        self.config.save_steps.is_some() || self.config.save_seconds().is_some()
+    }
+
     /// Whether a checkpoint is due: every `save_steps`, or `save_minutes` after the last one.
     pub(super) fn is_due(&self, step: u64) -> bool {
         let every = self.config.save_steps.is_some_and(|every| step.is_multiple_of(every));

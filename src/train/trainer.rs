@@ -95,6 +95,10 @@ impl Trainer<'_> {
                 self.save_or_warn();
             }
             Err(TrainerError::Watchdog { .. }) => self.save_beside_the_others(),
+            // A finished run can be continued with more steps.
+            Ok(Outcome::Finished | Outcome::StoppedEarly) if self.saver.saves() && !self.saver.is_saved => {
+                self.save_or_warn();
+            }
             _ => {}
         }
         outcome
