@@ -63,3 +63,17 @@ fn what_contradicts_the_adapter_is_a_mistake_at_its_key() {
     let output = run(&arguments.collect::<Vec<_>>());
     assert!(output.status.success(), "{}", stderr(&output));
 }
+
+#[test]
+fn the_first_loss_from_pefts_adapter_is_pefts() {
+    // transformers 5 and PEFT 0.21 with torch 2.15, in f32: mean loss of the 720 answer tokens of quickstart/eval.jsonl.
+    const LOSS: f64 = 2.011_669_052;
+    let bench = Bench::new();
+    let repository = env!("CARGO_MANIFEST_DIR");
+    let start = format!("lora.start_from={repository}/tests/golden/quickstart/peft/adapter");
+    let eval = format!("data.eval.0.path={repository}/quickstart/eval.jsonl");
+    let rest = ["--set", &start, "--set", &eval, "--set", "data.max_length=256", "--set", "train.max_steps=1"];
+    train(&bench.recipe("run", ""), &[&NO_SHAPE[..], &rest, &["--set", "train.num_epochs="]].concat());
+    let loss = json(&bench.path("run/summary.json"))["initial_eval_loss"].as_f64().unwrap();
+    assert!((loss - LOSS).abs() < 1e-5 * LOSS, "{loss}");
+}
