@@ -18,12 +18,12 @@ mod nvrtc;
 mod peak;
 mod toolkit;
 
-use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use burn::tensor::{Device, Tensor};
 use serde::Serialize;
 
+use crate::files;
 use crate::panics::guarded;
 use crate::schema::{Value, section};
 
@@ -250,14 +250,6 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
     Ok(OpenDevice { device, kind, label, reason: reason.into(), cuda, gemm_peak_flops: Default::default() })
 }
 
-/// Where measured peaks of GPUs are kept: beside the compiled kernels.
-fn peak_folder() -> Option<PathBuf> {
-    #[cfg(feature = "kernel-cache")]
-    return Some(kernel_cache::folder());
-    #[cfg(not(feature = "kernel-cache"))]
-    None
-}
-
 /// Loads the CUDA driver's library and asks its version, which needs no GPU.
 ///
 /// # Errors
@@ -383,37 +375,47 @@ impl OpenDevice {
     }
 
     /// The fastest matrix product measured on this device, in floating-point operations per second: the denominator of
-    /// MFU. Known after the first call for a type. On a CPU the measurement takes about 0.1 seconds; on a GPU the backend
-    /// may also tune its kernels, so what was measured is kept on disk beside those kernels. `None` if nothing could be
-    /// measured.
+    /// MFU. A CPU is measured in each process, in about 0.1 seconds; a GPU, where the backend may also tune its kernels,
+    /// once. The fastest of all measurements of this build is kept on disk, so that MFU means the same in two runs. `None`
+    /// if nothing could be measured.
     ///
     /// On the CPU this is the `f32` product for every `dtype`, since the backend computes in `f32`.
     #[must_use]
     pub fn gemm_peak_flops(&self, dtype: Dtype) -> Option<f64> {
         let dtype = if self.is_gpu() { dtype } else { Dtype::F32 };
         *self.gemm_peak_flops[dtype as usize].get_or_init(|| {
-            let kept = self.is_gpu().then(peak_folder).flatten();
+            let kept = files::cache_folder().filter(|_| self.is_gpu());
             let kept = kept.and_then(|folder| peak::kept(&folder, &self.label, dtype));
             kept.or_else(|| self.measure_gemm_peak_flops(dtype))
         })
     }
 
-    /// [`OpenDevice::gemm_peak_flops`], measured anew.
+    /// [`OpenDevice::gemm_peak_flops`], measured anew: the fastest of this and earlier measurements.
     #[must_use]
     pub fn measure_gemm_peak_flops(&self, dtype: Dtype) -> Option<f64> {
         if !self.is_gpu() {
-            return peak::cpu_gemm_flops();
+            return peak::cpu_gemm_flops().map(|flops| self.fastest(dtype, flops));
         }
         let total = self.cuda.as_ref().map(|gpu| gpu.memory_bytes);
         let used = self.memory_in_use().map(|used| used.reserved_bytes);
         let has_room = total.zip(used).is_none_or(|(total, used)| used + (2 << 30) < total);
-        let flops = peak::gpu_gemm_flops(&self.device, dtype, has_room);
+        let flops = peak::gpu_gemm_flops(&self.device, dtype, has_room)?;
         // A GPU that runs full is measured with small products: not what a later run should be held against.
-        if let Some((folder, flops)) = peak_folder().zip(flops).filter(|_| has_room) {
-            // Without the file the next run measures.
-            drop(peak::keep(&folder, &self.label, dtype, flops));
+        Some(if has_room { self.fastest(dtype, flops) } else { flops })
+    }
+
+    /// The faster of a measurement and what is kept of earlier ones; keeps it.
+    #[must_use]
+    pub fn fastest(&self, dtype: Dtype, flops: f64) -> f64 {
+        let Some(folder) = files::cache_folder() else { return flops };
+        match peak::kept(&folder, &self.label, dtype) {
+            Some(kept) if kept >= flops => kept,
+            _ => {
+                // Without the file the next run measures.
+                drop(peak::keep(&folder, &self.label, dtype, flops));
+                flops
+            }
         }
-        flops
     }
 
     /// Bytes read and written per second by adding a number to a large tensor; `None` if the measurement fails.

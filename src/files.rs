@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Writes a file through a temporary file beside it: `write` fills the path that it is given, then the content is
 /// forced to disk and replaces `path` in one step.
@@ -48,6 +48,18 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
         File::open(folder)?.sync_all()?;
     }
     Ok(())
+}
+
+/// Environment variable that names the cache folder.
+pub const CACHE_VARIABLE: &str = "LORA_TRAIN_CACHE";
+
+/// What runs keep for later ones: `$LORA_TRAIN_CACHE`, else `$XDG_CACHE_HOME/lora-train`, else `~/.cache/lora-train`.
+#[must_use]
+pub fn cache_folder() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    folder(CACHE_VARIABLE)
+        .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("lora-train")))
+        .or_else(|| std::env::home_dir().map(|home| home.join(".cache/lora-train")))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod args;
 mod peers;
+mod start_from;
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -110,7 +111,8 @@ impl Recipe {
     fn read(path: &Path, text: &str, overrides: &[Override], purpose: Purpose) -> (Option<Self>, Problems) {
         let read = |root: &mut Section| {
             let default = Self { output_dir: default_output_dir(path).into(), ..Self::default() };
-            let recipe = <Self as Keys>::read(root, default);
+            let mut recipe = <Self as Keys>::read(root, default);
+            start_from::take_over(&mut recipe.lora, root);
             recipe.hold_together(root, purpose);
             recipe
         };

@@ -7,7 +7,8 @@ section! {
     /// an hour.
     pub struct CheckpointConfig then check {
         /// Minutes after the last checkpoint until the next one; 0: none by time. Default: 15, or none where `save_steps` is
-        /// given. One is saved in any case when training is interrupted.
+        /// given. One is saved in any case when training is interrupted, and, unless there are none at all, at its end, so that
+        /// more steps can follow.
         save_minutes: Option<f64> = Some(15.0) => optional_number(0.0..);
         /// Steps between checkpoints. Default: time alone decides.
         save_steps: Option<u64> = None => optional_count(1..) like 500,

@@ -17,11 +17,11 @@ use sha2::{Digest as _, Sha256};
 mod content;
 mod store;
 
+use crate::files::cache_folder;
+
 pub(super) use content::{Signature, content_hash, hash_of};
 pub(super) use store::{Chunk, Details, Encoded, RowEntry, StoreWriter, TokenStore};
 
-/// Environment variable that names the cache folder.
-pub const CACHE_VARIABLE: &str = "LORA_TRAIN_CACHE";
 /// Smallest data file whose tokens are kept. Tokenising a smaller file takes less time than looking its tokens up.
 pub const LARGE_FILE_BYTES: u64 = 16 << 20;
 /// Most bytes of token files that are kept. Beyond that, the least recently used files are removed.
@@ -47,15 +47,11 @@ pub struct CacheSettings {
 }
 
 impl CacheSettings {
-    /// Folder: `$LORA_TRAIN_CACHE/tokens`, else `$XDG_CACHE_HOME/lora-train/tokens`, else `~/.cache/lora-train/tokens`.
+    /// In the folder `tokens` of [`cache_folder`].
     #[must_use]
     pub fn from_env() -> Self {
-        let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache = folder(CACHE_VARIABLE)
-            .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("lora-train")))
-            .or_else(|| std::env::home_dir().map(|home| home.join(".cache/lora-train")));
         Self {
-            folder: cache.map(|cache| cache.join("tokens")),
+            folder: cache_folder().map(|cache| cache.join("tokens")),
             max_bytes: MAX_CACHE_BYTES,
             min_file_bytes: LARGE_FILE_BYTES,
         }

@@ -20,8 +20,8 @@ const GPU_BUDGET: Duration = Duration::from_millis(200);
 /// Side lengths of the square products that are tried on a CPU.
 const CPU_SIZES: [usize; 2] = [512, 1024];
 
-/// Name of the file with the peaks of GPUs.
-const PEAKS_FILE: &str = "lora-train-peaks.json";
+/// Name of the file with the peaks of devices.
+const PEAKS_FILE: &str = "peaks.json";
 
 /// The build that measured: another has other kernels.
 const BUILD: (&str, Option<&str>) = (env!("CARGO_PKG_VERSION"), option_env!("LORA_TRAIN_GIT_COMMIT"));

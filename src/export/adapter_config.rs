@@ -114,6 +114,7 @@ pub(super) fn from_json<'a>(
             rank_pattern: json.counts_by_name("rank_pattern", BTreeMap::new(), 1..),
             alpha_pattern: json.numbers_by_name("alpha_pattern", BTreeMap::new(), POSITIVE),
             loraplus_lr_ratio: None,
+            start_from: None,
         };
         json.only("layers_pattern", "\"layers\" or null", |value| match value {
             Value::Array(patterns) => patterns.iter().all(|pattern| pattern.value().text() == Some("layers")),

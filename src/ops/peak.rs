@@ -23,7 +23,8 @@ pub fn gemm_peak_flops(device: &OpenDevice, precision: Dtype) -> Option<f64> {
         return peak;
     }
     // Without the instruction, rounding makes a product slower than in f32; then the f32 rate is what can be reached.
-    Some(CPU_BF16.get_or_init(cpu_bf16_flops).max(peak.unwrap_or(0.0)))
+    let bf16 = CPU_BF16.get_or_init(|| device.fastest(Dtype::Bf16, cpu_bf16_flops()));
+    Some(bf16.max(peak.unwrap_or(0.0)))
 }
 
 fn cpu_bf16_flops() -> f64 {

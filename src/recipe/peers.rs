@@ -27,9 +27,12 @@ const NO_KEY: &[(&[&str], &str)] = &[
     (&["special_tokens", "added_tokens", "pad_token", "eos_token"], "special tokens are the tokenizer's own"),
     (&["tokenizer", "tokenizer_config", "tokenizer_type"], "the tokenizer is the one in the model's folder"),
     (&["per_device_eval_batch_size", "eval_batch_size"], "an evaluation uses `micro_batch_size`, in [train]"),
-    (&["load_best_model_at_end", "metric_for_best_model", "greater_is_better"], "the last adapter is the result"),
     (
-        &["resume_from_checkpoint", "auto_resume_from_checkpoints", "resume", "resume_adapter_file"],
+        &["load_best_model_at_end", "metric_for_best_model", "greater_is_better"],
+        "adapter/ is the last adapter, adapter-best/ the best by evaluation loss",
+    ),
+    (
+        &["resume_from_checkpoint", "auto_resume_from_checkpoints", "resume"],
         "continue a run with --resume on the command line",
     ),
     (&["save_safetensors", "save_only_model", "save_adapter_weights_only"], "adapters are safetensors always"),

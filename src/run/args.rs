@@ -17,6 +17,10 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "CHECKPOINT_DIR", num_args = 0..=1, default_missing_value = "latest")]
     pub(crate) resume: Option<Resume>,
 
+    /// Delete the run that is in the output folder and start from the beginning
+    #[arg(long, conflicts_with = "resume")]
+    pub(crate) overwrite: bool,
+
     /// Show a live dashboard in the terminal
     #[arg(long, conflicts_with = "quiet")]
     pub(crate) tui: bool,
@@ -80,7 +84,7 @@ mod tests {
             set: vec!["lora.r=4".into(), "eval.generate=[\"it's\"]".into()],
             device: Some("cpu".into()),
         };
-        let args = TrainArgs { recipe, resume: None, tui: false, quiet: true };
+        let args = TrainArgs { recipe, resume: None, overwrite: false, tui: false, quiet: true };
         assert_eq!(
             args.resume_command(),
             r#"lora-train 'my runs/a.toml' --set lora.r=4 --set 'eval.generate=["it'\''s"]' --device cpu --quiet --resume"#

@@ -15,7 +15,9 @@ use crate::files;
 use crate::metrics::{SUMMARY_FILE, Summary, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
 use crate::schema::Problem;
+use crate::train::saver::BEST_ADAPTER;
 use lock::lock;
+use superseded::WRITTEN;
 
 /// Facts about the process that trains.
 pub(crate) const ENVIRONMENT_FILE: &str = "environment.json";
@@ -23,9 +25,18 @@ const RESOLVED_FILE: &str = "resolved.toml";
 
 /// The mistake of a run from the beginning in the folder of a finished run.
 pub(crate) fn finished(path: &Path) -> Problem {
-    let path = path.display();
-    Problem::new(format!("`output_dir` = {path}: holds a finished run ({SUMMARY_FILE})"))
-        .hint("choose another folder with `--set output_dir=...`, or delete this one")
+    let path = &path.display().to_string();
+    Problem::new(format!("`output_dir` = {path}: holds a finished run ({SUMMARY_FILE})")).hint(format!(
+        "`--resume` with a larger `train.max_steps` or `train.num_epochs` continues it, `--set output_dir={}` starts \
+             another, `--overwrite` deletes it",
+        free_name(path)
+    ))
+}
+
+/// The folder's name with the first number from 2 on that is not taken.
+fn free_name(path: &str) -> String {
+    let names = (2..).map(|number| format!("{path}-{number}"));
+    names.into_iter().find(|name| !Path::new(name).exists()).unwrap_or_default()
 }
 
 /// The mistake of a folder below `file`.
@@ -34,9 +45,11 @@ pub(crate) fn not_a_folder(path: &Path, file: &Path) -> Problem {
 }
 
 fn unfinished(path: &Path) -> Problem {
-    let path = path.display();
-    Problem::new(format!("`output_dir` = {path}: holds checkpoints of an unfinished run"))
-        .hint("continue it with `--resume`, choose another folder with `--set output_dir=...`, or delete this one")
+    let path = &path.display().to_string();
+    Problem::new(format!("`output_dir` = {path}: holds checkpoints of an unfinished run")).hint(format!(
+        "`--resume` continues it, `--set output_dir={}` starts another, `--overwrite` deletes it",
+        free_name(path)
+    ))
 }
 
 /// The file system refused: a failing disk is not a mistake in the recipe.
@@ -147,13 +160,15 @@ impl RunDir {
     }
 
     /// Deletes the final figures of earlier starts. For [`Start::Fresh`], also deletes the files on how a start ended,
-    /// and its TensorBoard events, which would be drawn as a second curve. For [`Start::Resume`], the files on how a
+    /// its best adapter, and its TensorBoard events, which would be drawn as a second curve. For [`Start::Resume`], the files on how a
     /// start ended stay true until a step is taken: see [`Self::earlier_end`].
     pub(crate) fn reopen(&self, start: Start) -> Result<(), Failure> {
         let partial = format!(".{UNFINISHED_FILE}.partial");
         let mut leftovers = vec![self.path.join(SUMMARY_FILE), self.path.join(partial)];
         if start == Start::Fresh {
             leftovers.extend(self.earlier_end());
+            let best = fs::read_dir(self.path.join(BEST_ADAPTER)).into_iter().flatten().flatten();
+            leftovers.extend(best.map(|entry| entry.path()));
             let events = fs::read_dir(self.path.join("tensorboard")).into_iter().flatten().flatten();
             leftovers.extend(
                 events
@@ -175,6 +190,19 @@ impl RunDir {
     /// The files that say how an earlier start ended, whether or not they exist.
     pub(crate) fn earlier_end(&self) -> [PathBuf; 2] {
         [UNFINISHED_FILE, REPORT_FILE].map(|name| self.path.join(name))
+    }
+
+    /// Deletes what an earlier run has written.
+    pub(crate) fn clear(&self) -> Result<(), Failure> {
+        for name in WRITTEN.into_iter().chain([BEST_ADAPTER, "checkpoints", SUMMARY_FILE]) {
+            let path = self.path.join(name);
+            let deleted = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            match deleted {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error(&path, "delete", &error)),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Writes `resolved.toml`, and `recipe.toml`: the user's own text below comments with the arguments that change it.

@@ -16,12 +16,13 @@ use super::prepare::Prepared;
 use super::start::Started;
 use super::verify::adapter_reloads;
 use crate::data::dataset::RowCounts;
-use crate::export::adapter_weights;
+use crate::export::{adapter_set, adapter_weights, read_adapter};
 use crate::failure::Failure;
 use crate::metrics::{Outcome, Summary};
 use crate::panics::guarded;
 use crate::report;
 use crate::train::laps::Part;
+use crate::train::saver::{BEST_ADAPTER, Best};
 use crate::train::trainer::TrainerError;
 
 /// How long the end of a run waits for its report, which takes 1.5 s for 100,000 steps on a busy machine.
@@ -75,9 +76,28 @@ impl Started<'_> {
         if outcome == Outcome::Interrupted {
             return Err(Cut::Interrupted);
         }
+        if outcome == Outcome::StoppedEarly {
+            self.take_best().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
+        }
         let adapter_verified = self.export().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
         self.trainer.recorder.part(Part::Checkpoint);
         Ok(Done { outcome, adapter_verified })
+    }
+
+    /// Goes back to the adapter of the best evaluation, after which early stopping waited in vain.
+    fn take_best(&mut self) -> Result<(), Failure> {
+        let Prepared { recipe, source, selection, device, .. } = &self.run.prepared;
+        let folder = self.run.dir.path().join(BEST_ADAPTER);
+        let best = Best::read(&folder).filter(|best| Some(best.step) == self.trainer.state.evaluations.best_step);
+        let Some(Best { step, eval_loss }) = best else { return Ok(()) };
+        let (weights, dropout) = (read_adapter(&folder)?.weights, recipe.lora.lora_dropout);
+        let adapters = adapter_set(&folder, weights, selection, &source.config, dropout, &device.device)
+            .map_err(Failure::running)?;
+        self.trainer.step.replace_adapters(adapters);
+        self.trainer
+            .sinks
+            .note(&format!("the adapter is the best one, of step {step} (evaluation loss {eval_loss:.4})"));
+        Ok(())
     }
 
     /// Writes the adapter; returns whether it gives the same logits when it is read back.

@@ -10,7 +10,7 @@ use super::prepare::Prepared;
 use super::resume::Resumed;
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
-use crate::export::{adapter_set, read_adapter};
+use crate::export::{adapter_set, find_adapter, read_adapter};
 use crate::failure::Failure;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
@@ -104,13 +104,14 @@ fn read_rows_and_model(run: &Run<'_>) -> Result<(Dataset, Model), Failure> {
     Ok((data?, model?))
 }
 
-/// Fresh adapters, or those of a checkpoint.
+/// Fresh adapters, or those of a checkpoint, or those that the recipe starts from.
 fn adapters(prepared: &Prepared, resumed: Option<&Resumed>) -> Result<AdapterSet, Failure> {
     let Prepared { recipe, source, selection, device, .. } = prepared;
-    let Some(Resumed { checkpoint, .. }) = resumed else {
+    let start = || recipe.lora.start_from.as_deref().map(find_adapter);
+    let Some(folder) = resumed.map(|resumed| resumed.checkpoint.clone()).or_else(start) else {
         return Ok(source.new_adapters(selection, &recipe.lora, recipe.seed, device));
     };
-    let saved = read_adapter(checkpoint)?;
+    let saved = read_adapter(&folder)?;
     let dropout = recipe.lora.lora_dropout;
-    adapter_set(checkpoint, saved.weights, selection, &source.config, dropout, &device.device).map_err(Failure::input)
+    adapter_set(&folder, saved.weights, selection, &source.config, dropout, &device.device).map_err(Failure::input)
 }

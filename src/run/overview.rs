@@ -58,6 +58,8 @@ pub(crate) fn prepared_facts(
         facts.push(model(recipe, config, weights));
         facts.extend(selection.into_iter().flat_map(|selection| [parameters(selection, config), layers(selection)]));
     }
+    let start = recipe.lora.start_from.as_ref();
+    facts.extend(start.map(|folder| ("starts from", format!("the adapter in {}", folder.display()))));
     facts
 }
 

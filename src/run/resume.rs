@@ -178,7 +178,7 @@ impl Resumed {
 pub(super) fn open_folder(args: &TrainArgs, recipe: &Recipe) -> Result<(Option<RunDir>, Option<Resumed>), Failure> {
     let dir = RunDir::open(&recipe.output_dir)?;
     let Some(resume) = &args.resume else {
-        if let Some(dir) = &dir {
+        if let Some(dir) = dir.as_ref().filter(|_| !args.overwrite) {
             dir.refuse_other_runs()?;
         }
         return Ok((dir, None));

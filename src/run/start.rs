@@ -52,7 +52,9 @@ impl<'a> Started<'a> {
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
-        earlier.num_starts = earlier.num_starts.max(dir.num_starts());
+        if !args.overwrite {
+            earlier.num_starts = earlier.num_starts.max(dir.num_starts());
+        }
         let rate = recipe.optimizer.learning_rate;
         let schedule = Schedule::new(&recipe.scheduler, rate, overview::total_steps(recipe, data));
 
@@ -98,6 +100,9 @@ impl<'a> Started<'a> {
 fn open_sinks(run: &Run<'_>, resumed: Option<&Resumed>, starts: u64, total_steps: u64) -> Result<Sinks, Failure> {
     let Run { args, prepared: Prepared { recipe, device, .. }, dir, stop, .. } = run;
     let start = if resumed.is_some() { Start::Resume } else { Start::Fresh };
+    if args.overwrite {
+        dir.clear()?;
+    }
     let superseded = match start {
         Start::Fresh => dir.supersede_killed()?,
         Start::Resume => None,

@@ -69,10 +69,14 @@ impl<'a> Section<'a> {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
-    /// Whether a key was written, if only as null.
+    /// Whether a key was written, if only as null; the key may be in a table below (`data.eval_split`).
     #[must_use]
-    pub fn has(&self, key: &str) -> bool {
-        self.table.is_some_and(|table| table.get(key).is_some())
+    pub fn has(&self, path: &str) -> bool {
+        let node = path.split('.').try_fold((self.table, None), |(table, _), key| {
+            let node = table?.get(key)?;
+            Some((node.table(), Some(node)))
+        });
+        node.is_some()
     }
 
     /// Whether a key was written and its value refused; the key may be in a table below (`data.eval_split`).
@@ -248,9 +252,14 @@ impl<'a> Section<'a> {
 
     /// Reads a path: a leading `~` is the home folder, `${VARIABLE}` an environment variable.
     pub fn path<T: From<String>>(&mut self, key: &'static str, default: T) -> T {
+        self.optional_path(key, None).unwrap_or(default)
+    }
+
+    /// Reads a path that may be absent.
+    pub fn optional_path<T: From<String>>(&mut self, key: &'static str, default: Option<T>) -> Option<T> {
         let Some(path) = self.optional_string(key, None) else { return default };
         match expand(&path) {
-            Ok(path) => path.into(),
+            Ok(path) => Some(path.into()),
             Err(problem) => {
                 let message =
                     format!("`{}` = {}: {}", self.full_name(key), Value::String(path).shown(), problem.message);

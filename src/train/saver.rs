@@ -3,10 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use super::state::TrainerState;
 use super::step::TrainStep;
 use crate::checkpoint::{CheckpointConfig, CheckpointError, Checkpoints, HostTensor};
 use crate::export::{AdapterWeights, ExportError, PromptForm, adapter_weights, write_adapter};
+use crate::files;
 use crate::lora::config::LoraConfig;
 
 /// What is written beside an adapter's weights.
@@ -28,6 +31,27 @@ impl AdapterFiles {
     pub fn write(&self, folder: &Path, weights: &AdapterWeights) -> Result<(), ExportError> {
         write_adapter(folder, weights, &self.lora, &self.base_model_name_or_path)?;
         self.prompt_form.write(folder)
+    }
+}
+
+/// Name of the folder in `output_dir` with the best adapter by evaluation loss.
+pub const BEST_ADAPTER: &str = "adapter-best";
+const BEST_FILE: &str = "best.json";
+
+/// The evaluation that an adapter is the best by; beside it in `best.json`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Step after which it was measured.
+    pub step: u64,
+    /// The evaluation loss.
+    pub eval_loss: f64,
+}
+
+impl Best {
+    /// Reads `best.json`; `None` where there is none.
+    #[must_use]
+    pub fn read(folder: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(folder.join(BEST_FILE)).ok()?).ok()
     }
 }
 
@@ -76,6 +100,11 @@ impl Saver {
         self.last_save = Instant::now();
     }
 
+    /// Whether the recipe wants checkpoints at all.
+    pub(super) fn saves(&self) -> bool {
+        self.config.save_steps.is_some() || self.config.save_seconds().is_some()
+    }
+
     /// Whether a checkpoint is due: every `save_steps`, or `save_minutes` after the last one.
     pub(super) fn is_due(&self, step: u64) -> bool {
         let every = self.config.save_steps.is_some_and(|every| step.is_multiple_of(every));
@@ -105,6 +134,15 @@ impl Saver {
     pub(super) fn rotate(&self, newest: &Path) -> Result<(), CheckpointError> {
         let keep = [Some(newest), self.sound.as_deref()];
         self.checkpoints.rotate(&keep.into_iter().flatten().collect::<Vec<_>>())
+    }
+
+    /// Writes the best adapter so far.
+    pub(super) fn keep_best(&self, step: &TrainStep, best: Best) -> Result<(), ExportError> {
+        let folder = self.checkpoints.folder().with_file_name(BEST_ADAPTER);
+        self.adapter_files.write(&folder, &adapter_weights(step.adapters()))?;
+        let path = folder.join(BEST_FILE);
+        let json = serde_json::to_string(&best).unwrap_or_default();
+        files::write(&path, format!("{json}\n")).map_err(ExportError::io("write", &path))
     }
 
     pub(super) fn newest_good(&self) -> Option<PathBuf> {

@@ -297,6 +297,11 @@ impl TrainStep {
         }
     }
 
+    /// Replaces the adapters by others of the same shape; the optimizer's moments stay those of the former.
+    pub fn replace_adapters(&mut self, adapters: AdapterSet) {
+        self.adapters = adapters;
+    }
+
     /// Continues from a checkpoint's adapters and state.
     ///
     /// # Errors

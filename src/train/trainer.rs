@@ -7,7 +7,7 @@ use super::config::{EvalConfig, TrainConfig};
 use super::eval::{eval_loss, samples};
 use super::laps::Part;
 use super::recorder::Recorder;
-use super::saver::Saver;
+use super::saver::{Best, Saver};
 use super::schedule::Schedule;
 use super::state::TrainerState;
 use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
@@ -95,6 +95,10 @@ impl Trainer<'_> {
                 self.save_or_warn();
             }
             Err(TrainerError::Watchdog { .. }) => self.save_beside_the_others(),
+            // A finished run can be continued with more steps.
+            Ok(Outcome::Finished | Outcome::StoppedEarly) if self.saver.saves() && !self.saver.is_saved => {
+                self.save_or_warn();
+            }
             _ => {}
         }
         outcome
@@ -287,10 +291,25 @@ impl Trainer<'_> {
         for (index, sample) in samples.iter().enumerate() {
             self.sinks.sample(index, sample);
         }
-        self.state.evaluations.record(step, metrics.map(|metrics| metrics.eval_loss));
+        let eval_loss = metrics.map(|metrics| metrics.eval_loss);
+        self.state.evaluations.record(step, eval_loss);
+        self.keep_if_best(eval_loss);
         self.saver.is_saved = false;
         self.recorder.pause(Part::Logging);
         Ok(true)
+    }
+
+    /// Writes the adapter of an evaluation that was the best so far. That of the first step is the base model's.
+    fn keep_if_best(&mut self, eval_loss: Option<f64>) {
+        let step = self.state.step;
+        let Some(eval_loss) = eval_loss.filter(|_| step > 0 && self.state.evaluations.best_step == Some(step)) else {
+            return;
+        };
+        self.recorder.pause(Part::Logging);
+        if let Err(error) = self.saver.keep_best(&self.step, Best { step, eval_loss }) {
+            self.sinks.warn(&format!("step {step}: the best adapter was not saved: {error}"));
+        }
+        self.recorder.part(Part::Checkpoint);
     }
 
     /// Saves a checkpoint of the finished steps, marked with `trouble`; returns its folder.

@@ -28,6 +28,7 @@ mod report;
 mod room;
 mod secrets;
 mod soak;
+mod start_from;
 mod telemetry;
 mod tensorboard;
 mod time;

@@ -292,12 +292,60 @@ fn a_finished_run_without_a_checkpoint_at_its_end_is_not_resumed_from_an_earlier
 fn a_longer_recipe_continues_a_finished_run_and_says_what_changed() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");
-    let save = ["--set", "checkpoint.save_steps=2"];
-    train(&recipe, &["--set", "train.max_steps=2", save[0], save[1]]);
-    let output = train(&recipe, &["--set", "train.max_steps=4", save[0], save[1], "--resume"]);
+    train(&recipe, &["--set", "train.max_steps=2"]);
+    let output = train(&recipe, &["--set", "train.max_steps=4", "--resume"]);
     assert!(stderr(&output).contains("train.max_steps: 2 -> 4"), "{}", stderr(&output));
     assert_eq!(steps(&bench.path("run")).len(), 4);
     assert_eq!(json(&bench.path("run/summary.json"))["steps"].as_u64(), Some(4));
+}
+
+#[test]
+fn a_finished_run_is_deleted_only_where_that_is_asked_for() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let notes = bench.path("run/notes.txt");
+    train(&recipe, &["--set", "train.max_steps=3", "--set", "eval.eval_steps=1"]);
+    fs::write(&notes, "mine").unwrap();
+    let refused = run(&[recipe.to_str().unwrap(), "--set", "train.max_steps=2"]);
+    assert_eq!(refused.status.code(), Some(2));
+    for way in ["--resume", &format!("--set output_dir={}-2`", bench.path("run").display()), "`--overwrite`"] {
+        assert!(stderr(&refused).contains(way), "{way} in {}", stderr(&refused));
+    }
+    // A mistake that is found before the first step costs nothing.
+    let mistaken = run(&[recipe.to_str().unwrap(), "--overwrite", "--set", "data.train.0.path=none.jsonl"]);
+    assert_eq!(mistaken.status.code(), Some(2));
+    assert_eq!(steps(&bench.path("run")).len(), 3);
+
+    train(&recipe, &["--set", "train.max_steps=2", "--overwrite"]);
+    assert_eq!(steps(&bench.path("run")).len(), 2);
+    assert!(
+        !bench.path("run/adapter-best").join("best.json").exists()
+            || json(&bench.path("run/adapter-best/best.json"))["step"] == 2
+    );
+    assert!(!bench.path("run/checkpoints/step-000003").exists() && !bench.path("run/superseded-1").exists());
+    assert_eq!(json(&bench.path("run/environment.json"))["starts"].as_u64(), Some(1));
+    assert_eq!(fs::read_to_string(notes).unwrap(), "mine", "what no run wrote is left alone");
+}
+
+#[test]
+fn early_stopping_gives_the_adapter_of_the_best_evaluation() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let settings =
+        ["optimizer.learning_rate=3e-2", "train.max_steps=80", "eval.eval_steps=2", "eval.early_stopping_patience=3"];
+    train(&recipe, &settings.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>());
+    let summary = json(&bench.path("run/summary.json"));
+    assert_eq!(summary["outcome"].as_str(), Some("stopped_early"), "{summary:#}");
+    let (best, last) = (summary["best_eval_step"].as_u64().unwrap(), summary["steps"].as_u64().unwrap());
+    assert!(best > 0 && best + 6 == last, "best {best} of {last}");
+    let weights = |folder: &str| fs::read(bench.path(folder).join("adapter_model.safetensors")).unwrap();
+    assert_eq!(weights("run/adapter"), weights("run/adapter-best"));
+    assert!(weights("run/adapter") != weights(&format!("run/checkpoints/step-{last:06}")));
+    // Its loss is the one that was measured.
+    let next = bench.recipe("next", "");
+    let start = format!("lora.start_from={}", bench.path("run").display());
+    train(&next, &["--set", &start, "--set", "train.max_steps=1"]);
+    assert_eq!(json(&bench.path("next/summary.json"))["initial_eval_loss"], summary["best_eval_loss"]);
 }
 
 #[test]

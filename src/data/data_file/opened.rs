@@ -172,7 +172,7 @@ impl OpenedFile {
                      folder",
                     self.path.display(),
                     folder.display(),
-                    cache::CACHE_VARIABLE,
+                    crate::files::CACHE_VARIABLE,
                 )),
                 written => {
                     cache::tidy(folder, options.cache.max_bytes, &path);

@@ -12,8 +12,8 @@ use crate::report::REPORT_FILE;
 /// Bytes of a metrics.jsonl that are searched for a step: evaluations before the first step are few and short.
 const MAX_SEARCHED_BYTES: u64 = 1 << 20;
 
-/// Names that a start writes into the folder, except checkpoints.
-const WRITTEN: [&str; 10] = [
+/// Names that a start writes into the folder, except checkpoints and the best adapter.
+pub(super) const WRITTEN: [&str; 10] = [
     "adapter",
     ENVIRONMENT_FILE,
     "memory_plan.json",

@@ -1,0 +1,63 @@
+//! The adapter that training starts from, and what a recipe may say beside it.
+
+use crate::export::{find_adapter, read_adapter};
+use crate::lora::config::LoraConfig;
+use crate::lora::targets::AdapterShape;
+use crate::schema::{Problem, Section};
+
+/// Copies the value of a key.
+type Copy = fn(&mut LoraConfig, &LoraConfig);
+
+/// The keys that decide which matrices an adapter has, and their scale.
+const SHAPE: [(&str, Copy); 7] = [
+    ("r", |to, from| to.r = from.r),
+    ("lora_alpha", |to, from| to.lora_alpha = from.lora_alpha),
+    ("target_modules", |to, from| to.target_modules = from.target_modules.clone()),
+    ("use_rslora", |to, from| to.use_rslora = from.use_rslora),
+    ("layers_to_transform", |to, from| to.layers_to_transform.clone_from(&from.layers_to_transform)),
+    ("rank_pattern", |to, from| to.rank_pattern.clone_from(&from.rank_pattern)),
+    ("alpha_pattern", |to, from| to.alpha_pattern.clone_from(&from.alpha_pattern)),
+];
+
+/// More layers than any model has: a saved adapter does not say how many its model has.
+const MANY_LAYERS: usize = 512;
+
+/// Takes rank, scale and layers of `lora.start_from`, and its dropout where the recipe has none. A key that says
+/// otherwise is a mistake.
+pub(super) fn take_over(lora: &mut LoraConfig, root: &mut Section<'_>) {
+    let Some(folder) = lora.start_from.as_deref().map(find_adapter) else { return };
+    let saved = match read_adapter(&folder) {
+        Ok(saved) => saved.config,
+        Err(error) => {
+            for problem in Problem::list(&error) {
+                let message = format!("`lora.start_from`: {}", problem.message);
+                root.reject("lora.start_from", Problem { message, ..problem });
+            }
+            return;
+        }
+    };
+    for (name, copy) in SHAPE {
+        let key = format!("lora.{name}");
+        let mut asked_for = saved.clone();
+        copy(&mut asked_for, lora);
+        if root.has(&key) && shapes(&asked_for) != shapes(&saved) {
+            let message = format!("`{key}` contradicts the adapter of `lora.start_from`{}", shown(&saved, name));
+            root.reject(&key, Problem::new(message).hint("take it out: the adapter's own is used"));
+        }
+        copy(lora, &saved);
+    }
+    if !root.has("lora.lora_dropout") {
+        lora.lora_dropout = saved.lora_dropout;
+    }
+}
+
+/// The matrices that a section selects; `None` where it is wrong, which is reported elsewhere.
+fn shapes(lora: &LoraConfig) -> Option<Vec<[Option<AdapterShape>; 7]>> {
+    lora.select(MANY_LAYERS).ok().map(|selection| selection.shapes)
+}
+
+/// The value of a key, as TOML.
+fn shown(lora: &LoraConfig, key: &str) -> String {
+    let value = toml::Value::try_from(lora).ok().and_then(|table| Some(table.get(key)?.to_string()));
+    value.map(|value| format!(", which has {value}")).unwrap_or_default()
+}
