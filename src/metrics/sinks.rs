@@ -157,7 +157,7 @@ impl Sinks {
         // Markdown shows text that is indented by four as it is.
         let text = format!("{}\n{}", sample.prompt, sample.text).replace('\n', "\n    ");
         self.tensorboard(|sink| sink.text(sample.step, &format!("samples/{index}"), &format!("    {text}")));
-        self.console.sample(sample);
+        self.console.sample(index, sample);
     }
 
     /// Shows people a line that is not a figure.
