@@ -4,7 +4,7 @@
 usage: read_tensorboard.py RUN_DIR/tensorboard
 
 Prints one JSON object: {"version": TensorBoard's, "scalars": {tag: [[step, value], ...]}, "texts": {tag: [[step,
-text], ...]}, "descriptions": {tag: text}, "layout": {category: {chart: [tag, ...]}}}. A value that is not finite is
+text], ...]}, "descriptions": {tag: text}, "layout": {category: {chart: [tag, ...]}}, "hparams": {key: value}}. A value that is not finite is
 null. Nothing is sampled. Only the steps that a resumed run wrote again are dropped, by TensorBoard itself.
 
 Needs the package tensorboard (scripts/setup_python.sh).
@@ -19,6 +19,7 @@ import tensorboard.version
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as custom_scalars
+from tensorboard.plugins.hparams import metadata as hparams
 from tensorboard.util import tensor_util
 
 KEEP_ALL = {event_accumulator.SCALARS: 0, event_accumulator.TENSORS: 0}
@@ -50,7 +51,12 @@ def main() -> None:
         category.title: {chart.title: list(chart.multiline.tag) for chart in category.chart}
         for category in layout.category
     }
-    read = {"scalars": scalars, "texts": texts, "descriptions": descriptions, "layout": charts}
+    keys = {}
+    if hparams.SESSION_START_INFO_TAG in tags[event_accumulator.TENSORS]:
+        content = events.SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
+        keys = {key: getattr(value, value.WhichOneof("kind"))
+                for key, value in hparams.parse_session_start_info_plugin_data(content).hparams.items()}
+    read = {"scalars": scalars, "texts": texts, "descriptions": descriptions, "layout": charts, "hparams": keys}
     print(json.dumps({"version": tensorboard.version.VERSION, **read}))
 
 

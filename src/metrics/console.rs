@@ -1,5 +1,6 @@
 //! Progress for people: on stderr a bar on a terminal and plain lines elsewhere, or the dashboard.
 
+mod averages;
 mod ending;
 
 use std::io::{IsTerminal, Write};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use averages::Averages;
 use ending::summary_text;
 
 use super::dashboard::Dashboard;
@@ -32,17 +34,8 @@ enum View {
     /// A line every `logging_steps`.
     Lines,
     Quiet,
-    /// The dashboard has the terminal; lines wait for [`Console::release`].
+    /// The dashboard has the terminal; warnings wait for [`Console::release`].
     Dashboard(Dashboard, Vec<String>),
-}
-
-#[derive(Debug, Default)]
-struct Averages {
-    loss_sum: f64,
-    target_tokens: u64,
-    tokens: u64,
-    seconds: f64,
-    steps: u64,
 }
 
 impl Console {
@@ -75,7 +68,7 @@ impl Console {
         }
     }
 
-    /// Closes the dashboard, and prints the lines that waited.
+    /// Closes the dashboard, and prints the warnings that waited: what else it showed is in the run's files.
     pub(super) fn release(&mut self) {
         if let View::Dashboard(_, lines) = &mut self.view {
             let lines = std::mem::take(lines);
@@ -100,9 +93,12 @@ impl Console {
     /// A warning; it is shown even with `--quiet`.
     pub(super) fn warn(&mut self, text: &str) {
         let label = if self.colors { "\x1b[33mwarning:\x1b[0m" } else { "warning:" };
-        self.print(&format!("{label} {text}"));
-        if let View::Dashboard(dashboard, _) = &self.view {
+        let line = format!("{label} {text}");
+        if let View::Dashboard(dashboard, lines) = &mut self.view {
             dashboard.warning(text);
+            lines.push(line);
+        } else {
+            self.print(&line);
         }
     }
 
@@ -115,14 +111,34 @@ impl Console {
                 bar.set_position(step.step);
                 bar.set_message(bar_message(step, remaining.as_deref()));
             }
-            View::Lines if self.is_due(step.step) => {
-                let averages = std::mem::take(&mut self.since_last_line);
-                let line = step_line(step, &averages, self.total_steps, remaining.as_deref());
-                self.print(&line);
-            }
             View::Dashboard(dashboard, _) => dashboard.step(step),
             View::Lines | View::Quiet => {}
         }
+        if self.is_due(step.step) && matches!(self.view, View::Bar(_) | View::Lines) {
+            let averages = std::mem::take(&mut self.since_last_line);
+            let parts = averages.parts(step, self.total_steps, remaining.as_deref());
+            let line = self.fit(&parts);
+            self.print(&line);
+        }
+    }
+
+    /// The parts of a line, with line breaks between them where the terminal is too narrow.
+    fn fit(&self, parts: &[String]) -> String {
+        let width = if matches!(self.view, View::Bar(_)) { terminal_width() } else { usize::MAX };
+        let mut line = String::new();
+        let mut column = 0;
+        for part in parts {
+            let columns = part.chars().count() + 2;
+            if column > 0 && column + columns > width {
+                line.push_str("\n    ");
+                column = 4;
+            } else if column > 0 {
+                line.push_str("  ");
+            }
+            line.push_str(part);
+            column += columns;
+        }
+        line
     }
 
     fn is_due(&self, step: u64) -> bool {
@@ -159,10 +175,20 @@ impl Console {
         }
     }
 
-    pub(super) fn sample(&mut self, sample: &Sample) {
-        let indented = sample.text.trim_end().replace('\n', "\n    ");
-        let prompt = sample.prompt.trim_end().replace('\n', "\n    ");
-        self.note(&format!("sample at step {}\n  > {prompt}\n    {indented}", sample.step));
+    /// Text of a prompt; beside a bar, that of the first prompt only, on one line.
+    pub(super) fn sample(&mut self, index: usize, sample: &Sample) {
+        let [prompt, text] = [&sample.prompt, &sample.text].map(|text| text.trim_end());
+        match self.view {
+            View::Bar(_) if index > 0 => {}
+            View::Bar(_) => {
+                let line = format!("sample at step {}: {prompt} > {text}", sample.step);
+                self.note(&shortened(&line.split_whitespace().collect::<Vec<_>>().join(" "), terminal_width()));
+            }
+            _ => {
+                let [prompt, text] = [prompt, text].map(|text| text.replace('\n', "\n    "));
+                self.note(&format!("sample at step {}\n  > {prompt}\n    {text}", sample.step));
+            }
+        }
     }
 
     pub(super) fn finish(&mut self, summary: &Summary) {
@@ -191,26 +217,13 @@ impl Console {
 
     fn print(&mut self, line: &str) {
         match &mut self.view {
-            View::Bar(bar) => bar.println(line),
-            View::Dashboard(_, lines) => lines.push(line.to_owned()),
+            View::Bar(bar) => bar.println(at_words(line, terminal_width())),
+            View::Dashboard(..) => {}
             View::Lines | View::Quiet => {
                 // A closed stderr must not end training.
                 let _ = writeln!(std::io::stderr().lock(), "{line}");
             }
         }
-    }
-}
-
-impl Averages {
-    fn add(&mut self, step: &StepMetrics) {
-        // A skipped step's loss is not finite and would hide those of the other steps.
-        if step.loss.is_finite() {
-            self.loss_sum += step.loss * as_f64(step.target_tokens);
-            self.target_tokens += step.target_tokens;
-        }
-        self.tokens += step.tokens;
-        self.seconds += step.step_seconds;
-        self.steps += 1;
     }
 }
 
@@ -228,7 +241,7 @@ fn bar(first_step: u64, total_steps: u64, colors: bool) -> ProgressBar {
 
 fn bar_message(step: &StepMetrics, remaining: Option<&str>) -> String {
     let mut parts = vec![format!("loss {:.4}", step.loss), format!("{} tok/s", thousands(step.tokens_per_second))];
-    parts.extend(gpu_text(step));
+    parts.extend(gpu_text(step.gpu_utilization_percent, step.gpu_memory_used_bytes));
     if step.gpu_memory_used_bytes.is_none() {
         parts.extend(step.host_memory_bytes.map(bytes));
     }
@@ -236,36 +249,28 @@ fn bar_message(step: &StepMetrics, remaining: Option<&str>) -> String {
     parts.join(" · ")
 }
 
-fn step_line(step: &StepMetrics, averages: &Averages, total_steps: u64, remaining: Option<&str>) -> String {
-    let loss = if averages.target_tokens > 0 { averages.loss_sum / as_f64(averages.target_tokens) } else { step.loss };
-    let rate = as_f64(averages.tokens) / averages.seconds;
-    let mut parts = vec![
-        format!("step {}/{total_steps}", step.step),
-        format!("loss {loss:.4}"),
-        format!("lr {:.2e}", step.learning_rate),
-        format!("grad {:.3}", step.grad_norm),
-        format!("{} tok/s", thousands(if rate.is_finite() { rate } else { step.tokens_per_second })),
-        format!("{:.3}s/step", averages.seconds / as_f64(averages.steps.max(1))),
-    ];
-    // Above a tenth of the time, `data.num_workers` is worth a look.
-    if step.data_wait_seconds > 0.1 * step.step_seconds {
-        parts.push(format!("data wait {:.3}s", step.data_wait_seconds));
-    }
-    parts.extend(step.mfu.map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
-    parts.extend(gpu_text(step));
-    parts.extend(step.gpu_power_watts.map(|watts| format!("{watts:.0} W")));
-    parts.extend(step.host_memory_bytes.map(|host| format!("host {}", bytes(host))));
-    if step.skipped {
-        parts.push("skipped".into());
-    }
-    parts.extend(remaining.map(|text| format!("eta {text}")));
-    parts.join("  ")
+/// Columns of the terminal.
+fn terminal_width() -> usize {
+    terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| usize::from(width.0))
 }
 
-fn gpu_text(step: &StepMetrics) -> Option<String> {
-    let utilization = step.gpu_utilization_percent.map(|percent| format!("{percent:.0}%"));
-    let memory = step.gpu_memory_used_bytes.map(bytes);
-    let text = [utilization, memory].into_iter().flatten().collect::<Vec<_>>().join(" ");
+/// The text with lines that end between words; what follows a break is indented like its line, and further.
+fn at_words(text: &str, width: usize) -> String {
+    let wrapped = text.lines().map(|line| {
+        let indent = " ".repeat(line.len() - line.trim_start().len() + 4);
+        textwrap::fill(line, textwrap::Options::new(width).subsequent_indent(&indent))
+    });
+    wrapped.collect::<Vec<_>>().join("\n")
+}
+
+/// The text, cut to one line.
+fn shortened(text: &str, width: usize) -> String {
+    if text.chars().count() <= width { text.to_owned() } else { text.chars().take(width - 1).chain(['…']).collect() }
+}
+
+fn gpu_text(utilization_percent: Option<f64>, memory_bytes: Option<u64>) -> Option<String> {
+    let utilization = utilization_percent.map(|percent| format!("{percent:.0}%"));
+    let text = [utilization, memory_bytes.map(bytes)].into_iter().flatten().collect::<Vec<_>>().join(" ");
     (!text.is_empty()).then(|| format!("gpu {text}"))
 }
 
@@ -275,33 +280,18 @@ mod tests {
     use crate::figures::tests::full_step;
 
     #[test]
-    fn a_line_averages_the_steps_since_the_last_one_by_their_target_tokens() {
-        let mut averages = Averages::default();
-        let step = |loss, target_tokens, tokens, step_seconds| StepMetrics {
-            step: 4,
-            loss,
-            target_tokens,
-            tokens,
-            step_seconds,
-            ..StepMetrics::default()
-        };
-        averages.add(&step(1.0, 300, 600, 1.0));
-        averages.add(&step(2.0, 100, 200, 3.0));
-        averages.add(&step(f64::NAN, 100, 200, 1.0));
-        // (300 * 1.0 + 100 * 2.0) / 400 and 1000 tokens / 5 s.
-        let line = step_line(&step(2.0, 100, 200, 3.0), &averages, 10, Some("1m00s"));
-        assert!(line.starts_with("step 4/10  loss 1.2500  lr 0.00e0  grad 0.000  200 tok/s  1.667s/step"), "{line}");
-        assert!(line.ends_with("eta 1m00s") && !line.contains("gpu") && !line.contains("mfu"), "{line}");
+    fn the_bar_shows_the_last_step() {
+        let bar = bar_message(&full_step(8), Some("3s"));
+        assert_eq!(bar, "loss 2.5000 · 1,000 tok/s · gpu 97% 12.0 GiB · eta 3s");
     }
 
     #[test]
-    fn a_gpu_run_shows_utilization_memory_and_power() {
-        let step = full_step(8);
-        let mut averages = Averages::default();
-        averages.add(&step);
-        let line = step_line(&step, &averages, 10, None);
-        assert!(line.contains("mfu 50.0%  gpu 97% 12.0 GiB  510 W  host 3.0 GiB"), "{line}");
-        assert_eq!(bar_message(&step, Some("3s")), "loss 2.5000 · 1,000 tok/s · gpu 97% 12.0 GiB · eta 3s");
+    fn lines_end_between_words_and_a_sample_is_one_line() {
+        let text = "one two three\n  four five six";
+        assert_eq!(at_words(text, 11), "one two\n    three\n  four\n      five\n      six");
+        assert_eq!(at_words(text, 80), text);
+        assert_eq!(shortened("one two three", 8), "one two…");
+        assert_eq!(shortened("one", 8), "one");
     }
 
     #[test]

@@ -99,9 +99,9 @@ impl Sinks {
         Ok(sinks)
     }
 
-    /// Writes the recipe of the steps after `step` to TensorBoard's text tab.
+    /// Writes the recipe of the steps after `step` to TensorBoard's text and `HParams` tabs.
     pub fn recipe(&mut self, step: u64, toml: &str) {
-        self.tensorboard(|sink| sink.text(step, "recipe", &format!("```toml\n{toml}\n```")));
+        self.tensorboard(|sink| sink.recipe(step, toml));
     }
 
     /// Takes files of an earlier end of the run. They are deleted when a step is taken or the run ends.
@@ -157,7 +157,7 @@ impl Sinks {
         // Markdown shows text that is indented by four as it is.
         let text = format!("{}\n{}", sample.prompt, sample.text).replace('\n', "\n    ");
         self.tensorboard(|sink| sink.text(sample.step, &format!("samples/{index}"), &format!("    {text}")));
-        self.console.sample(sample);
+        self.console.sample(index, sample);
     }
 
     /// Shows people a line that is not a figure.
@@ -204,6 +204,7 @@ impl Sinks {
         self.warn_all(backend_log::take_held());
         let findings = summary.diagnosis.iter().map(Finding::markdown).collect::<Vec<_>>().join("\n\n");
         self.tensorboard(|sink| sink.text(summary.steps, "diagnosis", &findings));
+        self.tensorboard(|sink| sink.end(summary.steps, summary.outcome.is_finished()));
         self.tell_unwritten();
         let path = self.run_dir.join(if summary.outcome.is_finished() { SUMMARY_FILE } else { UNFINISHED_FILE });
         self.delete_outdated(Some(&path));

@@ -3,6 +3,7 @@
 //! Records are made with tensorboard-rs and its event types, but written here: its own `SummaryWriter` unwraps every
 //! I/O error on its own thread and panics at the next call, so a full disk would end the run.
 
+mod hparams;
 mod layout;
 
 use std::collections::HashSet;
@@ -73,6 +74,17 @@ impl TensorBoard {
         };
         let values = scalars.iter().map(value).collect();
         self.log.append(record(summary(values), step))
+    }
+
+    /// Writes the recipe of the steps after `step`. Returns a warning, as [`AppendLog::append`] does.
+    pub(super) fn recipe(&mut self, step: u64, toml: &str) -> Option<String> {
+        let text = self.text(step, "recipe", &format!("```toml\n{toml}\n```"));
+        text.or(self.log.append(record(summary(vec![hparams::start(toml)]), step)))
+    }
+
+    /// Writes that the run has ended. Returns a warning, as [`AppendLog::append`] does.
+    pub(super) fn end(&mut self, step: u64, is_finished: bool) -> Option<String> {
+        self.log.append(record(summary(vec![hparams::end(is_finished)]), step))
     }
 
     /// Writes a text, shown as Markdown. Returns a warning, as [`AppendLog::append`] does.

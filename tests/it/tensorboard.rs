@@ -115,5 +115,6 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
     assert_eq!(read["layout"]["Learning"]["loss (nats)"], json!(["^train/loss$", "^eval/loss$"]));
     assert_eq!(read["layout"]["Memory"].as_object().unwrap().len(), 2);
     assert_eq!(read["texts"]["recipe"], json!([[0, "```toml\nseed = 1\n```"]]));
+    assert_eq!(read["hparams"], json!({"seed": 1.0}));
     assert_eq!(read["texts"]["samples/0"], json!([[0, "    Once\n     upon\n    a time"]]));
 }
