@@ -117,7 +117,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "yes for true",
         Set(&["train.gradient_checkpointing=\"yes\""]),
-        &["= \"yes\", expected true, false or \"offload\""],
+        &["= \"yes\", expected \"auto\", true, false or \"offload\""],
     ),
     ("DoRA", Set(&["lora.use_dora=true"]), &["`lora.use_dora` = true is not available yet", "plain LoRA"]),
     ("quantization", Set(&["model.quantization=\"nf4\""]), &["`model.quantization` = \"nf4\" is not available yet"]),
