@@ -13,63 +13,53 @@ use crate::failure::Failure;
 use crate::faults::{Fault, backend_log};
 use crate::panics;
 use crate::run::{self, TrainArgs};
+use crate::schema::Problem;
+use help::CompletionsArgs;
 
-/// What the command line asks for.
-#[derive(Debug)]
-enum Request {
-    Train(TrainArgs),
-    Command(Command),
-}
+mod help;
+mod mistakes;
 
-/// What can be done besides training.
+/// What can be done.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Train, which the recipe alone does too
+    Train(TrainArgs),
     /// Write a recipe: for a model and rows, or from another trainer's configuration
     Init(init::InitArgs),
     /// Find every mistake that can be known before training, all at once
     Check(check::CheckArgs),
-    /// Show what the model will really see: tokens, which of them carry loss, lengths, truncations
+    /// Show what the model will really see: tokens, loss masks, lengths, truncations
     Inspect(inspect::InspectArgs),
-    /// Show the memory and time that a recipe will take, component by component, before any weight is loaded
+    /// Estimate memory and time of a recipe, here or on a GPU elsewhere
     Plan(plan::PlanArgs),
     /// Write text with a model, with or without an adapter
     Generate(generate::GenerateArgs),
     /// Fold an adapter into its base model, as a Hugging Face folder
     Merge(merge::MergeArgs),
-    /// Measure speed and memory of a recipe's steps on synthetic batches; prints one line of JSON
+    /// Measure speed and memory of a recipe's steps on synthetic batches
     Bench(bench::BenchArgs),
-    /// Make report.html of a run anew from its files, also of one that was killed
+    /// Write report.html of a run anew, also of one that was killed
     Report(report::ReportArgs),
-    /// Put runs side by side: recipes, losses, speed, memory, a verdict, and an exit code for checks
+    /// Put runs side by side, with a verdict and an exit code for checks
     Compare(compare::CompareArgs),
-    /// Try the changes that are likely to make a recipe faster, in short measured runs; write the fastest recipe
+    /// Try likely faster settings in short measured runs; write the fastest recipe
     Tune(tune::TuneArgs),
-    /// Show what this machine offers for training, what is wrong with it, and how to fix that
+    /// Show what this machine offers for training, and what it lacks
     Doctor(doctor::DoctorArgs),
+    /// Print completions for bash, zsh or fish, or the manual page (man)
+    Completions(CompletionsArgs),
 }
-
-const EXAMPLES: &str = "\
-Examples:
-  lora-train recipes/quickstart.toml                       train
-  lora-train recipes/llama.toml --set lora.r=32 --set output_dir=runs/r32
-  lora-train recipes/llama.toml --resume                   continue an interrupted run
-  lora-train check recipes/llama.toml                      find mistakes before any weight is read
-  lora-train doctor                                        what this machine offers, and what it lacks
-  lora-train generate --model M --adapter runs/llama/adapter --prompt \"Hello\"
-
-Exit codes:
-  0 done   1 failed while running   2 wrong recipe, arguments or input files
-  130 stopped by SIGINT or SIGTERM after saving a checkpoint
-
-A recipe with the name of a command is given with its folder: lora-train ./check";
 
 /// Parses the command line, does what it asks for and reports how that ended.
 #[must_use]
 pub fn main() -> ExitCode {
     crate::allocator::keep_freed_memory();
-    // A usage error ends the process here with exit code 2, `--help` and `--version` with 0.
-    let request = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
-    ExitCode::from(ended(|| dispatch(&request)))
+    match parse(std::env::args_os()) {
+        Ok(command) => ExitCode::from(ended(|| dispatch(&command))),
+        Err(Refusal::Mistake(problem)) => ExitCode::from(ended(|| Err((*problem).into()))),
+        // A usage error ends the process with exit code 2, `--help` and `--version` with 0.
+        Err(Refusal::Usage(error)) => error.exit(),
+    }
 }
 
 /// Runs `work`, reports its error and returns the exit code. A panic is a bug or a fault of the device; it ends with 1
@@ -111,44 +101,66 @@ fn of_panic(panic: &(dyn Any + Send)) -> String {
 
 /// The command line: sub-commands, or the arguments of training.
 fn definition() -> clap::Command {
-    Command::augment_subcommands(TrainArgs::augment_args(clap::Command::new("lora-train")))
+    help::grouped(Command::augment_subcommands(TrainArgs::augment_args(clap::Command::new("lora-train"))))
         .version(env!("CARGO_PKG_VERSION"))
         .about(env!("CARGO_PKG_DESCRIPTION"))
         .long_about(None)
-        .after_help(EXAMPLES)
         .max_term_width(100)
-        .override_usage("lora-train [OPTIONS] <RECIPE.toml>\n       lora-train <COMMAND>")
+        .override_usage("lora-train [train] [OPTIONS] <RECIPE.toml>\n       lora-train <COMMAND>")
         .args_conflicts_with_subcommands(true)
         .subcommand_required(false)
         .subcommand_negates_reqs(true)
         .arg_required_else_help(true)
-        .disable_help_subcommand(true)
 }
 
-fn parse(args: impl Iterator<Item = OsString>) -> Result<Request, clap::Error> {
+/// Why there is nothing to do.
+#[derive(Debug)]
+enum Refusal {
+    /// A question such as `--help`, or a mistake that clap explains.
+    Usage(clap::Error),
+    Mistake(Box<Problem>),
+}
+
+fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Refusal> {
     let mut definition = definition();
-    let matches = definition.try_get_matches_from_mut(resume_before_recipe(args))?;
-    let request = match matches.subcommand() {
-        Some(_) => Command::from_arg_matches(&matches).map(Request::Command),
-        None => TrainArgs::from_arg_matches(&matches).map(Request::Train),
-    };
-    request.map_err(|error| error.format(&mut definition))
+    let args = with_command(resume_before_recipe(args), &definition)?;
+    let matches = definition.try_get_matches_from_mut(&args).map_err(|error| {
+        match mistakes::unknown_argument(&error, &args, &definition) {
+            Some(problem) => Refusal::Mistake(Box::new(problem)),
+            None => Refusal::Usage(error),
+        }
+    })?;
+    Command::from_arg_matches(&matches).map_err(|error| Refusal::Usage(error.format(&mut definition)))
 }
 
-fn dispatch(request: &Request) -> Result<(), Failure> {
-    match request {
-        Request::Train(args) => run::train(args).map_err(|failure| with_command_hint(failure, args)),
-        Request::Command(Command::Init(args)) => init::run(args),
-        Request::Command(Command::Check(args)) => check::run(args),
-        Request::Command(Command::Inspect(args)) => inspect::run(args),
-        Request::Command(Command::Plan(args)) => plan::run(args),
-        Request::Command(Command::Generate(args)) => generate::run(args),
-        Request::Command(Command::Merge(args)) => merge::run(args),
-        Request::Command(Command::Bench(args)) => bench::run(args),
-        Request::Command(Command::Report(args)) => report::run(args),
-        Request::Command(Command::Compare(args)) => compare::run(args),
-        Request::Command(Command::Tune(args)) => tune::run(args),
-        Request::Command(Command::Doctor(args)) => doctor::run(args),
+/// Puts `train` before arguments without a command.
+fn with_command(mut args: Vec<OsString>, definition: &clap::Command) -> Result<Vec<OsString>, Refusal> {
+    let Some(first) = args.get(1).map(|first| first.to_string_lossy().into_owned()) else { return Ok(args) };
+    let is_asked = ["help", "--help", "-h", "--version", "-V"].contains(&first.as_str());
+    if !is_asked && definition.find_subcommand(&first).is_none() {
+        if let Some(problem) = mistakes::unknown_command(&first, definition) {
+            return Err(Refusal::Mistake(Box::new(problem)));
+        }
+        args.insert(1, "train".into());
+    }
+    Ok(args)
+}
+
+fn dispatch(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Train(args) => run::train(args),
+        Command::Init(args) => init::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Generate(args) => generate::run(args),
+        Command::Merge(args) => merge::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Report(args) => report::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Tune(args) => tune::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => help::describe(definition(), args.format),
     }
 }
 
@@ -161,26 +173,6 @@ fn resume_before_recipe(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
         }
     }
     args
-}
-
-/// A recipe that does not exist may be a misspelt sub-command: suggests the nearest one.
-fn with_command_hint(mut failure: Failure, args: &TrainArgs) -> Failure {
-    let typed = &args.recipe.recipe;
-    let is_missing_word = typed.extension().is_none() && typed.components().count() == 1 && !typed.exists();
-    if let (Failure::Input(problems), Some(word), true) = (&mut failure, typed.to_str(), is_missing_word) {
-        let commands = definition();
-        let names = commands.get_subcommands().map(clap::Command::get_name);
-        let near = names.map(|name| (strsim::damerau_levenshtein(name, word), name)).min();
-        let hint = match near {
-            Some((distance, name)) if distance <= 2 => format!("did you mean the command `{name}`?"),
-            _ => "a recipe is a TOML file, such as recipes/quickstart.toml; `lora-train --help` lists the commands"
-                .into(),
-        };
-        for problem in problems.0.iter_mut().filter(|problem| problem.hint.is_none()) {
-            problem.hint = Some(hint.clone());
-        }
-    }
-    failure
 }
 
 /// Writes what went wrong to stderr; in colour on a terminal, unless `NO_COLOR` is set.
@@ -203,14 +195,22 @@ mod tests {
     use super::*;
     use crate::run::args::Resume;
 
-    fn request(line: &str) -> Request {
-        parse(line.split(' ').map(OsString::from)).unwrap()
+    fn parsed(line: &str) -> Result<Command, Refusal> {
+        parse(line.split(' ').map(OsString::from))
     }
 
     fn train_args(line: &str) -> TrainArgs {
-        match request(line) {
-            Request::Train(args) => args,
-            Request::Command(command) => panic!("{line}: {command:?}"),
+        match parsed(line).unwrap() {
+            Command::Train(args) => args,
+            command => panic!("{line}: {command:?}"),
+        }
+    }
+
+    /// What is said about a wrong command line, without `lora-train`.
+    fn mistake(line: &str) -> String {
+        match parsed(&format!("lora-train {line}")).unwrap_err() {
+            Refusal::Mistake(problem) => problem.to_string(),
+            Refusal::Usage(error) => panic!("{line}: {error}"),
         }
     }
 
@@ -221,7 +221,9 @@ mod tests {
 
     #[test]
     fn a_recipe_without_a_command_trains() {
-        let args = train_args("lora-train r.toml --set lora.r=4 --set seed=1 --device cpu --quiet");
+        let words = "r.toml --set lora.r=4 --set seed=1 --device cpu --quiet";
+        let args = train_args(&format!("lora-train {words}"));
+        assert_eq!(format!("{:?}", train_args(&format!("lora-train train {words}"))), format!("{args:?}"));
         assert!(args.quiet && !args.tui && args.resume.is_none());
         assert_eq!(args.recipe.recipe, Path::new("r.toml"));
         assert_eq!(args.recipe.set, ["lora.r=4", "seed=1"]);
@@ -241,15 +243,69 @@ mod tests {
     #[test]
     fn a_recipe_named_like_a_command_is_reached_by_its_folder() {
         assert_eq!(train_args("lora-train ./check").recipe.recipe, Path::new("./check"));
-        assert!(matches!(request("lora-train check r.toml"), Request::Command(Command::Check(_))));
+        assert!(matches!(parsed("lora-train check r.toml"), Ok(Command::Check(_))));
     }
 
     #[test]
-    fn a_misspelt_command_is_recognised_where_there_is_no_such_recipe() {
-        let args = train_args("lora-train chekc");
-        let failure = Failure::from(args.recipe.load(crate::recipe::Purpose::Training).unwrap_err());
-        let messages = with_command_hint(failure, &args).messages();
-        assert_eq!(messages, ["chekc: there is no such file\n  hint: did you mean the command `check`?"]);
+    fn a_mistyped_command_is_recognised_whatever_follows_it() {
+        for (line, hint) in [
+            ("inspec", "did you mean `inspect`?"),
+            ("inspec r.toml --rows 5", "did you mean `inspect`?"),
+            ("chekc r.toml", "did you mean `check`?"),
+            ("gen", "did you mean `generate`?"),
+            ("dry-run r.toml", "this trainer calls it `check`"),
+            ("finetune x.yml", "this trainer calls it `train`"),
+            ("quickstart", "did you mean the recipe recipes/quickstart.toml?"),
+            ("xyz", "a recipe is a TOML file, such as recipes/quickstart.toml; `lora-train --help` lists the commands"),
+        ] {
+            let word = line.split(' ').next().unwrap();
+            assert_eq!(mistake(line), format!("no command `{word}`\n  hint: {hint}"));
+        }
+        assert_eq!(train_args("lora-train absent.toml").recipe.recipe, Path::new("absent.toml"));
+    }
+
+    #[test]
+    fn what_other_trainers_users_type_is_answered_with_what_does_it_here() {
+        for (line, message, hint) in [
+            ("r.toml --lr 1e-4", "no option `--lr`", "`--set optimizer.learning_rate=1e-4` does that"),
+            (
+                "r.toml --learning_rate=1e-4",
+                "no option `--learning_rate`",
+                "`--set optimizer.learning_rate=1e-4` does that",
+            ),
+            ("--bf16 r.toml", "no option `--bf16`", "`--set train.precision=bf16` does that"),
+            ("r.toml --bf16", "no option `--bf16`", "`--set train.precision=bf16` does that"),
+            ("r.toml --dry-run", "no option `--dry-run`", "`lora-train check r.toml` does that"),
+            ("--dry-run r.toml", "no option `--dry-run`", "`lora-train check r.toml` does that"),
+            ("--config r.toml", "no option `--config`", "the recipe is a bare argument: lora-train r.toml"),
+            ("check -c r.toml", "no option `-c`", "the recipe is a bare argument: lora-train check r.toml"),
+            (
+                "train --config x.yml",
+                "no option `--config`",
+                "the recipe is a bare argument, and a TOML file: lora-train RECIPE.toml; recipes/reference.toml shows every \
+                 key",
+            ),
+            ("r.toml --sett a=b", "no option `--sett`", "did you mean `--set`?"),
+            ("r.toml --cpu", "no option `--cpu`", "`--device cpu` does that"),
+            (
+                "r.toml --load-in-4bit",
+                "no option `--load-in-4bit`; the recipe's key is `model.quantization`",
+                "only \"none\" is available yet",
+            ),
+            (
+                "r.toml --optim adamw_torch",
+                "no option `--optim`; in the recipe: `optimizer.name` = \"adamw_torch\", expected \"adamw\"",
+                "this trainer calls it `adamw`",
+            ),
+            ("plan r.toml --price_per_hour 2", "no option `--price_per_hour`", "did you mean `--price-per-hour`?"),
+            ("merge --adapter_path x", "no option `--adapter_path`", "did you mean `--adapter`?"),
+            ("merge --adapter-dir x", "no option `--adapter-dir`", "did you mean `--adapter`?"),
+            ("generate --max_new_token 5", "no option `--max_new_token`", "did you mean `--max-new-tokens`?"),
+            ("r.toml check", "unexpected argument `check`", "the command comes first: lora-train check ..."),
+            ("r.toml lora.r=16", "unexpected argument `lora.r=16`", "to change a key of the recipe: --set lora.r=16"),
+        ] {
+            assert_eq!(mistake(line), format!("{message}\n  hint: {hint}"), "{line}");
+        }
     }
 
     #[test]
@@ -269,13 +325,15 @@ mod tests {
 
     #[test]
     fn wrong_arguments_end_with_2_and_questions_with_0() {
-        let code = |line: &str| parse(line.split(' ').map(OsString::from)).unwrap_err().exit_code();
-        assert_eq!(code("lora-train"), 2);
-        assert_eq!(code("lora-train r.toml --sett a=b"), 2);
-        assert_eq!(code("lora-train r.toml --tui --quiet"), 2);
-        assert_eq!(code("lora-train check"), 2);
-        assert_eq!(code("lora-train --set a=b"), 2);
-        assert_eq!(code("lora-train --help"), 0);
-        assert_eq!(code("lora-train --version"), 0);
+        let code = |line: &str| match parsed(line).unwrap_err() {
+            Refusal::Usage(error) => error.exit_code(),
+            Refusal::Mistake(problem) => i32::from(Failure::from(*problem).exit_code()),
+        };
+        for line in ["", " r.toml --sett a=b", " r.toml --tui --quiet", " check", " --set a=b", " completions ksh"] {
+            assert_eq!(code(&format!("lora-train{line}")), 2, "{line}");
+        }
+        for line in ["--help", "--version", "help", "help inspect", "train --help", "r.toml --help"] {
+            assert_eq!(code(&format!("lora-train {line}")), 0, "{line}");
+        }
     }
 }

@@ -14,15 +14,19 @@ mod watch;
 pub use crate::metrics::{Change, Finding, Severity};
 pub use facts::Facts;
 pub use figures::{Figures, Run};
+pub use rules::MARGIN as MEMORY_MARGIN;
 pub use watch::Watch;
 
-use rules::RULES;
+use rules::{RULES, When};
 use text::percent;
 
-/// All findings about a run, the worst first. Where none of them matters, the first says that the run is healthy.
+/// All findings about a run, the worst first. Where none of them matters, the first says that the run is healthy. A run
+/// of less than 50 steps and a minute is asked only about memory, clocks and rows that are cut.
 #[must_use]
 pub fn diagnose(run: &Run) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = RULES.iter().filter_map(|(rule, _)| rule(run)).collect();
+    let is_asked = |when: When| when == When::AtOnce || run.figures.deserve_advice();
+    let asked = RULES.iter().filter(|(_, when)| is_asked(*when));
+    let mut findings: Vec<Finding> = asked.filter_map(|(rule, _)| rule(run)).collect();
     // The sort is stable: findings of equal weight keep the order of the rules.
     findings.sort_by(|a, b| {
         let share = |finding: &Finding| finding.share_of_time.unwrap_or(0.0);
@@ -50,6 +54,8 @@ fn healthy(run: &Run) -> Finding {
     );
     let (verdict, time) = if figures.steps.is_empty() {
         ("HEALTHY: nothing stands out; there were too few steps to say more".into(), between)
+    } else if !figures.deserve_advice() {
+        ("HEALTHY: nothing stands out; advice takes 50 steps or a minute".into(), step_time)
     } else {
         (format!("HEALTHY: {} of step time goes into forward, backward and update", percent(compute)), step_time)
     };
@@ -186,7 +192,9 @@ pub(crate) mod tests {
     #[test]
     fn a_run_of_one_step_has_no_figure_that_is_not_a_number() {
         let mut figures = Figures::default();
-        let first = StepMetrics { padding_tokens: Some(9000), data_wait_seconds: 0.9, mfu: Some(0.01), ..gpu_line(1) };
+        // As long as a minute, so that all rules are asked.
+        let slow = StepMetrics { wall_seconds: Some(60.0), ..gpu_line(1) };
+        let first = StepMetrics { padding_tokens: Some(9000), data_wait_seconds: 0.9, mfu: Some(0.01), ..slow };
         figures.add_first(&first);
         let facts = Facts { is_gpu: true, recomputes: true, ..facts() };
         for num_more in 0..4 {
@@ -201,6 +209,29 @@ pub(crate) mod tests {
             assert!(found.iter().all(|finding| finding.share_of_time.is_none()), "too few steps: {found:#?}");
             assert!(num_more > 0 || !text.contains("step time"), "{found:#?}");
             figures.add(&StepMetrics { step: num_more + 2, ..first.clone() });
+        }
+    }
+
+    #[test]
+    fn a_short_run_gets_no_advice_but_about_memory_and_rows_that_are_cut() {
+        let rules = |num_steps: u64, wall_seconds: f64| {
+            let mut figures = Figures::default();
+            for step in 1..=num_steps + 1 {
+                let line = StepMetrics {
+                    data_wait_seconds: 0.4,
+                    wall_seconds: Some(wall_seconds / as_f64(num_steps + 1)),
+                    host_available_bytes: Some(1 << 20),
+                    ..line(step)
+                };
+                if step == 1 { figures.add_first(&line) } else { figures.add(&line) }
+            }
+            let found = diagnose(&Run { facts: facts(), figures });
+            found.into_iter().map(|finding| finding.rule).collect::<Vec<_>>()
+        };
+        assert_eq!(rules(49, 59.0), ["memory_pressure_host"]);
+        for (num_steps, wall_seconds) in [(50, 5.0), (12, 60.5)] {
+            let found = rules(num_steps, wall_seconds);
+            assert!(found[0].starts_with("input_bound") && found[1] == "memory_pressure_host", "{found:?}");
         }
     }
 

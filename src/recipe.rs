@@ -1,6 +1,7 @@
 //! The recipe: all sections together.
 
 mod args;
+mod flags;
 mod peers;
 mod start_from;
 
@@ -20,6 +21,7 @@ use crate::train::schedule::LrScheduler;
 use crate::train::watchdog::WatchdogConfig;
 
 pub use args::RecipeArgs;
+pub use flags::{Flag, flag};
 pub use peers::peers;
 
 section! {

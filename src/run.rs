@@ -60,7 +60,8 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
 
     // Cheap checks come first: no weight and no row is read before all this is known to exist.
     let (existing, resumed) = resume::open_folder(args, &recipe)?;
-    let prepared = Prepared::new(recipe, WeightsFrom::Hub, args.quiet)?;
+    let kept = resumed.as_ref().and_then(|resumed| resumed.checkpointing);
+    let prepared = Prepared::new(recipe, kept, WeightsFrom::Hub, args.quiet)?;
     stop.on_abort(&prepared.memory.advice);
     let _ = advice.set(prepared.memory.advice.clone());
     let dir = existing.map_or_else(|| RunDir::create(&prepared.recipe.output_dir), Ok)?;

@@ -7,6 +7,9 @@ use serde::Serialize;
 
 mod families;
 mod json;
+mod shipped;
+
+pub use shipped::shipped_config;
 
 /// A linear layer of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -17,7 +17,7 @@ section! {
         /// Checkpoints kept; the oldest go first. While the watchdog finds something wrong, the newest from before is kept
         /// besides. Default: 2, or all where `save_steps` or `save_minutes` is given.
         save_total_limit: Option<usize> = Some(2) => optional_count(1..),
-            ["save_limit", "keep_last", "keep_last_n", "max_checkpoints", "limit"];
+            ["save_limit", "keep_last", "keep_last_n", "max_checkpoints"];
     }
 }
 

@@ -17,6 +17,7 @@ use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, nvml_selector};
 use crate::stats::median;
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
+use crate::train::config::GradientCheckpointing;
 use crate::train::flops::StepFlops;
 use crate::train::step::TrainStep;
 
@@ -62,6 +63,7 @@ struct BenchReport {
     peak_gpu_memory_bytes: Option<u64>,
     device: String,
     precision: &'static str,
+    gradient_checkpointing: GradientCheckpointing,
     measured_steps: usize,
     tokens_per_step: u64,
     trainable_parameters: usize,
@@ -79,7 +81,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     // `max_steps` counts only the measured steps.
     let num_steps = args.warmup + recipe.train.max_steps.unwrap_or(DEFAULT_NUM_STEPS);
-    let prepared = Prepared::new(recipe, WeightsFrom::Hub, false)?;
+    let prepared = Prepared::new(recipe, None, WeightsFrom::Hub, false)?;
     let Prepared { recipe, source, selection, device, .. } = &prepared;
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
     let model = source.load(recipe.model.dtype, recipe.train.precision, device)?;
@@ -139,6 +141,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         peak_gpu_memory_bytes,
         device: device.label.clone(),
         precision: recipe.train.precision.name(),
+        gradient_checkpointing: recipe.train.gradient_checkpointing,
         measured_steps,
         tokens_per_step,
         trainable_parameters: num_trainable,

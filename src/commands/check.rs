@@ -163,7 +163,14 @@ fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenize
         None if is_downloaded => "weights not readable".to_owned(),
         None => "weights not downloaded yet".to_owned(),
     };
-    findings.facts.extend(overview::prepared_facts(recipe, device, config, &stored, selection.as_ref()));
+    findings.facts.extend(overview::prepared_facts(
+        recipe,
+        device,
+        config,
+        &stored,
+        selection.as_ref(),
+        memory.as_ref(),
+    ));
     findings.warnings.extend(overview::prepared_warnings(recipe, device, config, memory.as_ref()));
     let folder = folder?;
     if !is_downloaded {

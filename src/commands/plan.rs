@@ -10,21 +10,27 @@
 
 mod gpus;
 mod report;
+mod rows;
 mod target;
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use super::{number, print};
+use super::{number, print, say};
 use crate::data::cache::CacheSettings;
 use crate::data::config::DataConfig;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::failure::Failure;
 use crate::hub::Progress;
+use crate::lora::targets::Selection;
 use crate::metrics::CostConfig;
 use crate::recipe::{Recipe, RecipeArgs};
 use crate::run::inputs::{self, ModelSource, WeightsFrom};
 use crate::schema::Problem;
+use crate::spec::{ModelConfig, shipped_config};
+use crate::train::config::GradientCheckpointing;
+use crate::train::fit::Decision;
 use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
 use crate::train::memory::Workload;
@@ -32,10 +38,20 @@ use report::{Basis, Report, table};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
+/// The value of `--device` that asks for the names of all GPUs.
+const LIST: &str = "list";
+
 /// Arguments of `lora-train plan`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(
+    mut_arg("device", |arg| arg.help(
+        "Where to compute: auto, cpu, cuda, or a GPU that is not here: H100-80GB, \"RTX 4090\", or a part of its name; \
+         `--device list` shows all"
+    )),
+    mut_arg("recipe", |arg| arg.required(false).required_unless_present("device").default_value_if("device", LIST, LIST))
+)]
 pub(crate) struct PlanArgs {
-    /// The recipe and changes to it; `--device` can also name a GPU that is not there, such as H100-80GB
+    /// The recipe and changes to it.
     #[command(flatten)]
     pub(crate) recipe: RecipeArgs,
 
@@ -66,9 +82,17 @@ fn positive(text: &str) -> Result<f64, String> {
 
 /// Plans a recipe and prints the plan.
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    if args.recipe.device.as_deref() == Some(LIST) {
+        return print(&gpus::list());
+    }
     let (target, recipe) = target::open(args)?;
-    let (source, selection) = ModelSource::of_recipe(&recipe, WeightsFrom::Nowhere, true)?;
-    let workload = inputs::workload(&recipe, &source.config, &selection, target.is_cpu);
+    let Shape { config, selection, source } = Shape::of_recipe(&recipe)?;
+    let mut workload = inputs::workload(&recipe, &config, &selection, target.is_cpu);
+    let decision = (workload.gradient_checkpointing == GradientCheckpointing::Auto)
+        .then(|| Decision::new(&workload, target.usable_bytes()));
+    if let Some(Decision { choice, .. }) = &decision {
+        workload.gradient_checkpointing = *choice;
+    }
     let calibrated = match (args.calibrate, target.is_here) {
         (false, _) => None,
         (true, true) => Some(step_seconds(&args.recipe, recipe.scheduler.warmup_steps.is_some())?),
@@ -78,14 +102,16 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         }
     };
     // On the CPU the batch has no padding.
-    let forecast = forecast(&recipe, &source, &workload, !target.is_cpu);
+    let forecast = source.and_then(|source| forecast(&recipe, &source, &workload, !target.is_cpu));
     let prices = prices(args, &recipe);
     let report = Report::new(&Basis {
         recipe: &recipe,
         workload: &workload,
         target: &target,
         prices: &prices,
+        decision: decision.as_ref(),
         forecast: forecast.as_ref().ok(),
+        most_rows: if forecast.is_err() { rows::at_most(&recipe.data) } else { None },
         calibrated,
         wants_fit: args.fit,
     });
@@ -95,6 +121,36 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         table(&report, &target, &prices, forecast.as_ref().err().map(String::as_str))
     };
     print(&text)
+}
+
+/// What a plan needs of a model.
+struct Shape {
+    config: ModelConfig,
+    selection: Selection,
+    /// The model's files; else why there is only its shape, from [`shipped_config`].
+    source: Result<ModelSource, String>,
+}
+
+impl Shape {
+    /// The recipe's model; where the Hub does not give it, its shape as this program knows it.
+    fn of_recipe(recipe: &Recipe) -> Result<Self, Failure> {
+        let path = &recipe.model.path;
+        let failure = match ModelSource::of_recipe(recipe, WeightsFrom::Nowhere, true) {
+            Ok((source, selection)) => {
+                return Ok(Self { config: source.config.clone(), selection, source: Ok(source) });
+            }
+            Err(failure) => failure,
+        };
+        let Some(json) = shipped_config(path).filter(|_| !Path::new(path).exists()) else { return Err(failure) };
+        let config = ModelConfig::from_json(json).map_err(Failure::input)?;
+        let selection = inputs::select(&recipe.lora, &config).map_err(|failure| failure.located(&recipe.places))?;
+        say(&format!("note: the shape of {path} is the one that this program knows; {}", first_line(&failure)));
+        Ok(Self { config, selection, source: Err("the model's tokenizer is not here".to_owned()) })
+    }
+}
+
+fn first_line(failure: &Failure) -> String {
+    failure.messages().join("\n").lines().next().unwrap_or_default().to_owned()
 }
 
 /// Time of a step on full-length rows, from `lora-train bench` in a process of its own, because it loads the model.
@@ -133,8 +189,7 @@ fn forecast(
     if recipe.data.train.is_empty() {
         return Err("the recipe names no training data".into());
     }
-    let first_line = |text: String| text.lines().next().unwrap_or_default().to_owned();
-    let tokenizer = source.tokenizer().map_err(|failure| first_line(failure.messages().join("\n")))?;
+    let tokenizer = source.tokenizer().map_err(|failure| first_line(&failure))?;
     let config = DataConfig { eval: Vec::new(), ..recipe.data.clone() };
     let options = OpenOptions {
         cache: CacheSettings::from_env(),
@@ -145,7 +200,7 @@ fn forecast(
     let flops = StepFlops::new(workload.config, workload.plan().num_trainable);
     Dataset::open(&config, Arc::new(tokenizer), recipe.seed, &options)
         .and_then(|data| Forecast::new(&data, &recipe.train, &flops, is_padded))
-        .map_err(|error| first_line(error.to_string()))
+        .map_err(|error| first_line(&Failure::input(error)))
 }
 
 /// The recipe's prices, overridden by those on the command line.

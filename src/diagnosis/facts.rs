@@ -19,6 +19,8 @@ pub struct Facts {
     pub(crate) recomputes: bool,
     /// It is `"offload"`.
     pub(crate) offloads: bool,
+    /// It is `"auto"` in the recipe.
+    pub(crate) decides_checkpointing: bool,
     /// `train.precision` is `"f32"`.
     pub(crate) is_f32: bool,
     /// Every evaluation samples text (`eval.generate`).
@@ -53,4 +55,16 @@ pub struct Facts {
     pub(crate) max_sm_clock_mhz: Option<f64>,
     pub(crate) power_limit_watts: Option<f64>,
     pub(crate) default_power_limit_watts: Option<f64>,
+}
+
+impl Facts {
+    /// `train.gradient_checkpointing` as in the recipe.
+    pub(super) fn checkpointing(&self) -> &'static str {
+        match (self.decides_checkpointing, self.recomputes, self.offloads) {
+            (true, ..) => "\"auto\"",
+            (_, _, true) => "\"offload\"",
+            (_, true, _) => "true",
+            _ => "false",
+        }
+    }
 }

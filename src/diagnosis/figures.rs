@@ -8,6 +8,9 @@ use crate::stats::{Line, MeanOverTime, as_f64, quantile};
 
 /// With fewer steps than this, shares of their time mean nothing.
 const MIN_STEPS: usize = 5;
+/// A run of fewer steps that is also shorter, in seconds, is a trial: nothing in it is worth a change.
+const ADVICE_STEPS: usize = 50;
+const ADVICE_SECONDS: f64 = 60.0;
 
 /// What a rule looks at.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -257,6 +260,11 @@ impl Figures {
     /// Whether there are enough steps for shares of their time to mean something.
     pub(super) fn are_enough(&self) -> bool {
         self.steps.len() >= MIN_STEPS
+    }
+
+    /// Whether the run is long enough for advice about its time.
+    pub(super) fn deserve_advice(&self) -> bool {
+        self.steps.len() >= ADVICE_STEPS || self.wall_seconds >= ADVICE_SECONDS
     }
 
     /// A time of all counted steps as that of one.

@@ -10,7 +10,9 @@ mod recomputation;
 mod stalls;
 
 use super::{Finding, Run};
-use When::{AtTheEnd, DuringTheRun};
+use When::{AtOnce, AtTheEnd, DuringTheRun};
+
+pub use compute::MARGIN;
 
 /// A rule: its finding in a run, if any.
 pub(super) type Rule = fn(&Run) -> Option<Finding>;
@@ -18,6 +20,8 @@ pub(super) type Rule = fn(&Run) -> Option<Finding>;
 /// When a rule is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
+    /// Of the last steps, and of a run that is too short for all others: few steps show it as well as many.
+    AtOnce,
     /// Of the whole run only.
     AtTheEnd,
     /// Also of the last steps: what it finds can hold for a while and justify a change in the middle of a run.
@@ -35,16 +39,16 @@ pub(super) const RULES: &[(Rule, When)] = &[
     (recomputation::not_needed, AtTheEnd),
     (recomputation::missing, AtTheEnd),
     (data::padding, DuringTheRun),
-    (data::truncation, DuringTheRun),
+    (data::truncation, AtOnce),
     (stalls::evaluation, DuringTheRun),
     (stalls::checkpoint, DuringTheRun),
     (stalls::logging, DuringTheRun),
     (stalls::first_step, AtTheEnd),
     (stalls::uneven_steps, AtTheEnd),
-    (memory::pressure, DuringTheRun),
+    (memory::pressure, AtOnce),
     (memory::creep, DuringTheRun),
     (memory::fragmentation, AtTheEnd),
-    (memory::swapping, DuringTheRun),
-    (memory::other_process, DuringTheRun),
-    (clocks::throttled, DuringTheRun),
+    (memory::swapping, AtOnce),
+    (memory::other_process, AtOnce),
+    (clocks::throttled, AtOnce),
 ];

@@ -50,7 +50,7 @@ impl Watch {
         self.recent.iter().for_each(|line| figures.add(line));
         let steps = self.recent.front().map(|first| (first.step, line.step));
         let run = Run { facts: self.facts.clone(), figures };
-        let rules = RULES.iter().filter(|(_, when)| *when == When::DuringTheRun);
+        let rules = RULES.iter().filter(|(_, when)| *when != When::AtTheEnd);
         let holds = rules.filter_map(|(rule, _)| rule(&run)).filter(|finding| finding.severity <= Severity::Advice);
         let new = holds.filter(|finding| self.reported.insert(finding.rule.clone()));
         new.map(|finding| Finding { steps, ..finding }).collect()

@@ -30,7 +30,7 @@ section! {
             => any(TargetModules::EXPECTED, TargetModules::accept), OtherAdapter,
             ["lora_target_modules", "lora_target", "lora_targets", "targets", "lora_modules", "lora_attn_modules", "keys",
              "lora_layers_keys"],
-            ["lora_target_linear", "apply_lora_to_mlp", "lora_mlp", "lora_query", "lora_key", "lora_value";
+            ["lora_target_linear", "target_linear", "apply_lora_to_mlp", "lora_mlp", "lora_query", "lora_key", "lora_value";
              "\"all-linear\", or a list such as [\"q_proj\", \"v_proj\"]"];
         /// Scale by `lora_alpha / sqrt(r)` instead (rank-stabilised LoRA).
         use_rslora: bool = false => boolean(), OtherAdapter,
@@ -44,7 +44,8 @@ section! {
             ["lora_init", "init_weights", "peft_init_lora_weights"];
         /// Only these layers, counted from 0. Default: all.
         layers_to_transform: Option<Vec<usize>> = None => any(LAYERS, accept_layers) like [14, 15], OtherAdapter,
-            ["lora_layers_to_transform", "peft_layers_to_transform", "lora_layers", "num_layers"];
+            ["lora_layers_to_transform", "peft_layers_to_transform"],
+            ["lora_layers", "num_layers"; "it lists layers: the last 4 of 16 are [12, 13, 14, 15]"];
         /// Another rank for modules whose name ends like this (or matches, as a regular expression).
         rank_pattern: BTreeMap<String, usize> = BTreeMap::new() => counts_by_name(1..), OtherAdapter,
             ["lora_rank_pattern", "ranks"];

@@ -13,13 +13,10 @@ pub struct RecipeArgs {
     pub recipe: PathBuf,
 
     /// Change one key of the recipe; can be given several times
-    ///
-    /// The value is TOML; what is not TOML is taken as text. Nothing after `=` takes the key out, so that its
-    /// default applies. An element of a list is named by its number: data.train.0.path=rows.jsonl
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
 
-    /// Where to compute, instead of `device.name`: auto, cpu, cuda, cuda:N, or what else is compiled in
+    /// Where to compute: auto, cpu, cuda, cuda:N, or what else is compiled in
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
 }

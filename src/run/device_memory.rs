@@ -13,7 +13,8 @@ use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::telemetry::gpus::{self, Gpus};
 use crate::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
-use crate::train::fit::{self, Memories};
+use crate::train::config::GradientCheckpointing;
+use crate::train::fit::{self, Decision, Memories};
 use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan, Workload};
 
 /// Memory and power of a device.
@@ -71,6 +72,8 @@ pub(crate) struct StepMemory {
     pub(crate) warning: Option<String>,
     /// Message for the case that memory runs out.
     pub(crate) advice: String,
+    /// What became of `train.gradient_checkpointing` = "auto"; absent where the recipe says more.
+    pub(crate) checkpointing: Option<Decision>,
     /// Memory that a step may take on the device; absent where it is not known.
     device_bytes: Option<f64>,
     /// Memory that a step may take on the host; absent where it is not known.
@@ -78,18 +81,31 @@ pub(crate) struct StepMemory {
 }
 
 impl StepMemory {
-    /// Estimates the memory of a recipe's step and asks the device how much it has. Nothing is loaded.
-    pub(crate) fn estimate(recipe: &Recipe, config: &ModelConfig, selection: &Selection, device: &OpenDevice) -> Self {
-        let workload = inputs::workload(recipe, config, selection, !device.is_gpu());
+    /// Estimates the memory of a recipe's step and asks the device how much it has. Nothing is loaded. `kept` is what
+    /// an earlier start of the run had for `train.gradient_checkpointing` = "auto".
+    pub(crate) fn estimate(
+        recipe: &Recipe,
+        config: &ModelConfig,
+        selection: &Selection,
+        device: &OpenDevice,
+        kept: Option<GradientCheckpointing>,
+    ) -> Self {
+        let mut workload = inputs::workload(recipe, config, selection, !device.is_gpu());
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
         let [device_bytes, host_bytes] = [Resources::of(device).usable_bytes(), available_host_memory_bytes()]
             .map(|bytes| bytes.map(|bytes| bytes as f64));
+        let checkpointing = (workload.gradient_checkpointing == GradientCheckpointing::Auto)
+            .then(|| kept.map_or_else(|| Decision::new(&workload, device_bytes), Decision::kept));
+        if let Some(Decision { choice, .. }) = &checkpointing {
+            workload.gradient_checkpointing = *choice;
+        }
         let place = if device.is_gpu() { device.label.as_str() } else { "this process" };
         let shortage = |device_bytes| fit::shortage(&workload, Memories { device_bytes, host_bytes }, place);
         Self {
             plan: workload.plan(),
             warning: device_bytes.and_then(shortage),
             advice: fit::advice(&workload, device_bytes, host_bytes, place),
+            checkpointing,
             device_bytes,
             host_bytes,
         }

@@ -24,7 +24,8 @@ pub(crate) type Fact = (&'static str, String);
 pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sinks: &mut Sinks) {
     let Prepared { recipe, source, selection, device, memory } = prepared;
     let config = Some(&source.config);
-    let mut facts = prepared_facts(recipe, Some(device), config, &weights(&source.weights), Some(selection));
+    let weights = weights(&source.weights);
+    let mut facts = prepared_facts(recipe, Some(device), config, &weights, Some(selection), Some(memory));
     for info in data.files() {
         let (subject, fact) = file(data, info);
         facts.push((subject, fact + &file_notes(info)));
@@ -52,6 +53,7 @@ pub(crate) fn prepared_facts(
     config: Option<&ModelConfig>,
     weights: &str,
     selection: Option<&Selection>,
+    memory: Option<&StepMemory>,
 ) -> Vec<Fact> {
     let mut facts: Vec<Fact> = open.map(|open| device(recipe, open)).into_iter().collect();
     if let Some(config) = config {
@@ -60,6 +62,8 @@ pub(crate) fn prepared_facts(
     }
     let start = recipe.lora.start_from.as_ref();
     facts.extend(start.map(|folder| ("starts from", format!("the adapter in {}", folder.display()))));
+    let decision = memory.and_then(|memory| memory.checkpointing.as_ref());
+    facts.extend(decision.map(|decision| ("gradient checkpointing", decision.to_string())));
     facts
 }
 

@@ -6,6 +6,8 @@ use crate::device::{self, OpenDevice};
 use crate::failure::Failure;
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
+use crate::train::config::GradientCheckpointing;
+use crate::train::fit::Decision;
 
 /// A recipe, and the model, layers and device that it names: `check` prints it, training continues from it.
 #[derive(Debug)]
@@ -19,13 +21,22 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Finds the model and its layers, opens the device and estimates the memory of a step.
-    pub(crate) fn new(recipe: Recipe, from: WeightsFrom, quiet: bool) -> Result<Self, Failure> {
+    /// Finds the model and its layers, opens the device, estimates the memory of a step and decides what the recipe
+    /// leaves open. `kept` is what an earlier start of the run had for `train.gradient_checkpointing` = "auto".
+    pub(crate) fn new(
+        mut recipe: Recipe,
+        kept: Option<GradientCheckpointing>,
+        from: WeightsFrom,
+        quiet: bool,
+    ) -> Result<Self, Failure> {
         let Parts { model, selection, device, failures } = Parts::find(&recipe, from, quiet);
         let failure = failures.into_iter().reduce(Failure::and);
         match (failure, model.whole(), selection, device) {
             (None, Some(source), Some(selection), Some(device)) => {
-                let memory = StepMemory::estimate(&recipe, &source.config, &selection, &device);
+                let memory = StepMemory::estimate(&recipe, &source.config, &selection, &device, kept);
+                if let Some(Decision { choice, .. }) = &memory.checkpointing {
+                    recipe.train.gradient_checkpointing = *choice;
+                }
                 Ok(Self { recipe, source, selection, device, memory })
             }
             (failure, ..) => Err(failure.unwrap_or_else(no_weights).located(&recipe.places)),
@@ -82,6 +93,6 @@ impl Parts {
     pub(crate) fn memory(&self, recipe: &Recipe) -> Option<StepMemory> {
         let (config, selection, device) =
             (self.model.config.as_ref()?, self.selection.as_ref()?, self.device.as_ref()?);
-        Some(StepMemory::estimate(recipe, config, selection, device))
+        Some(StepMemory::estimate(recipe, config, selection, device, None))
     }
 }

@@ -11,6 +11,7 @@ use crate::lora::AdapterSet;
 use crate::metrics::{Sinks, Summary};
 use crate::recipe::Recipe;
 use crate::schema::{Effect, Problem, Problems};
+use crate::train::config::GradientCheckpointing;
 use crate::train::state::{Inputs, RowOrder, TrainerState};
 use crate::train::step::{StepState, TrainStep};
 
@@ -23,6 +24,8 @@ pub(super) struct Resumed {
     pub(super) state: TrainerState,
     /// Recipe keys that have changed since.
     changes: Vec<Change>,
+    /// What the checkpoint was trained with, where the recipe has `train.gradient_checkpointing` = "auto".
+    pub(super) checkpointing: Option<GradientCheckpointing>,
     /// Errors of newer checkpoints, which are damaged.
     damaged: Vec<String>,
     /// The newest checkpoint of the run, up to this one, that was saved while the watchdog found nothing wrong.
@@ -36,7 +39,7 @@ impl Resumed {
     ///
     /// No checkpoint is undamaged, the named folder is no checkpoint, or the recipe has changed so that the checkpoint
     /// cannot be continued.
-    fn find(resume: &Resume, checkpoints: &Checkpoints, recipe: &str) -> Result<Option<Self>, Failure> {
+    fn find(resume: &Resume, checkpoints: &Checkpoints, recipe: &Recipe) -> Result<Option<Self>, Failure> {
         let (checkpoint, damaged) = match resume {
             Resume::Checkpoint(path) => {
                 let found = checkpoint::verify(path).map_err(|error| with_other_checkpoint(&error, path, checkpoints));
@@ -54,13 +57,16 @@ impl Resumed {
         };
         let state: TrainerState = checkpoint::load_state(&checkpoint).map_err(Failure::input)?;
         let earlier = checkpoint::load_recipe(&checkpoint);
-        let changes = earlier.map(|earlier| changes(&earlier, recipe)).unwrap_or_default();
+        let checkpointing = earlier.as_deref().and_then(|earlier| kept_checkpointing(earlier, recipe));
+        let mut now = recipe.clone();
+        now.train.gradient_checkpointing = checkpointing.unwrap_or(recipe.train.gradient_checkpointing);
+        let changes = earlier.map(|earlier| changes(&earlier, &now.to_toml())).unwrap_or_default();
         let is_sound = |path: &Path| {
             let found = checkpoint::load_state::<TrainerState>(path);
             found.is_ok_and(|found| found.trouble.is_none() && found.step <= state.step)
         };
         let sound = checkpoints.newest_that(is_sound).map_err(Failure::running)?;
-        let resumed = Self { checkpoint, state, changes, damaged, sound };
+        let resumed = Self { checkpoint, state, changes, checkpointing, damaged, sound };
         resumed.refuse_unsound_changes()?;
         Ok(Some(resumed))
     }
@@ -183,15 +189,26 @@ pub(super) fn open_folder(args: &TrainArgs, recipe: &Recipe) -> Result<(Option<R
         }
         return Ok((dir, None));
     };
-    let (checkpoints, resolved) = (Checkpoints::new(&recipe.output_dir, &recipe.checkpoint), recipe.to_toml());
-    let resumed = Resumed::find(resume, &checkpoints, &resolved)?;
+    let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
+    let resumed = Resumed::find(resume, &checkpoints, recipe)?;
     if let Some(dir) = &dir {
-        refuse_finished(resume, resumed.as_ref(), dir, &resolved)?;
+        refuse_finished(resume, resumed.as_ref(), dir, &recipe.to_toml())?;
         if resumed.is_none() {
             dir.refuse_other_runs()?;
         }
     }
     Ok((dir, resumed))
+}
+
+/// The value of `train.gradient_checkpointing` in an earlier recipe, where this one leaves it to "auto".
+fn kept_checkpointing(earlier: &str, recipe: &Recipe) -> Option<GradientCheckpointing> {
+    let earlier: toml::Table = earlier.parse().ok()?;
+    let value = earlier.get("train")?.get("gradient_checkpointing")?;
+    let kept = match value.as_str() {
+        Some("offload") => GradientCheckpointing::Offload,
+        _ => value.as_bool()?.into(),
+    };
+    (recipe.train.gradient_checkpointing == GradientCheckpointing::Auto).then_some(kept)
 }
 
 /// Refuses to resume a finished run, as far as this is known before anything large is read: `--resume` continues at its

@@ -171,7 +171,7 @@ fn inputs(prepared: &Prepared, data: &Dataset) -> Inputs {
 
 /// The facts about recipe and machine that the diagnosis rules use.
 fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padding_out: bool) -> Facts {
-    let Prepared { recipe, source, selection, device, .. } = prepared;
+    let Prepared { recipe, source, selection, device, memory } = prepared;
     let config = &source.config;
     let (train, rows) = (&recipe.train, recipe.train.micro_batch_size);
     let host_memory_bytes = total_host_memory_bytes();
@@ -182,7 +182,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
     // If checkpointing is off: the memory with it on. Otherwise: the memory of the chosen kind.
     let least = match train.gradient_checkpointing {
         GradientCheckpointing::Off => peak(GradientCheckpointing::On),
-        GradientCheckpointing::On | GradientCheckpointing::Offload => own_peak,
+        _ => own_peak,
     };
     // Rows are read from the tokenised copy of a file, where there is one.
     let size = |file: &FileInfo| match file.kept_tokens {
@@ -207,6 +207,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         gradient_accumulation_steps: train.gradient_accumulation_steps as u64,
         recomputes: train.gradient_checkpointing != GradientCheckpointing::Off,
         offloads: train.gradient_checkpointing == GradientCheckpointing::Offload,
+        decides_checkpointing: memory.checkpointing.is_some(),
         is_f32: train.precision == Precision::F32,
         eval_steps: recipe.eval.eval_steps,
         eval_batches: (eval_batches > 0).then_some(eval_batches),

@@ -84,7 +84,7 @@ fn another_language(text: &str) -> Option<(Place, Problem)> {
     let line = line.clone().find(|line| !line.is_empty() && !line.starts_with('#'))?;
     let is_key = |key: &str| !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "_-\"'".contains(c));
     let has_yaml_key = line.split_once(':').is_some_and(|(key, value)| is_key(key) && !value.starts_with(|c| c != ' '));
-    let language = if line.starts_with('{') {
+    let language = if line.starts_with('{') || line.starts_with("[{") || line == "[" {
         "JSON"
     } else if line == "---" || line.starts_with("- ") || has_yaml_key {
         "YAML"

@@ -1,5 +1,6 @@
 //! Sections `[train]`, `[optimizer]`, `[scheduler]`, `[eval]` of a recipe.
 
+use std::fmt;
 use std::ops::Bound;
 
 use serde::Serialize;
@@ -39,10 +40,11 @@ section! {
         /// Steps after which training ends in any case. Default: none.
         max_steps: Option<u64> = None => optional_count(1..) like 1000, None + steps,
             ["iters", "steps", "num_steps", "max_train_steps", "max_steps_per_epoch", "num_iters"];
-        /// Keep only the input of every block and compute the rest again on the way back: less memory. "offload" keeps
-        /// those inputs in host memory meanwhile, for long sequences on a GPU.
-        gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::On
-            => any("true, false or \"offload\"", GradientCheckpointing::accept), None,
+        /// Keep only the input of every block and compute the rest again on the way back: less memory, more time. "auto":
+        /// only where the memory is too small for a step without. "offload" keeps those inputs in host memory meanwhile, for
+        /// long sequences on a GPU.
+        gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Auto
+            => any("\"auto\", true, false or \"offload\"", GradientCheckpointing::accept), None,
             ["enable_activation_checkpointing", "activation_checkpointing", "grad_checkpoint",
              "use_gradient_checkpointing", "checkpoint_activations", "gradient_checkpoint"];
         /// Target tokens whose logits exist at a time: more are fewer passes over the head, fewer need less memory.
@@ -70,9 +72,11 @@ impl TrainConfig {
     }
 }
 
-/// What a block's forward keeps for its backward. In a recipe: `false`, `true` or `"offload"`.
+/// What a block's forward keeps for its backward. In a recipe: `"auto"`, `false`, `true` or `"offload"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientCheckpointing {
+    /// As much as the memory allows: [`Decision`](super::fit::Decision) says what. Undecided, it is [`On`](Self::On).
+    Auto,
     /// Everything that the backward needs.
     Off,
     /// Only the block's input; the backward computes the rest again.
@@ -86,6 +90,7 @@ impl GradientCheckpointing {
         match value {
             Value::Boolean(on) => Ok(Self::from(*on)),
             Value::String(text) => match text.to_lowercase().as_str() {
+                "auto" if text == "auto" => Ok(Self::Auto),
                 "offload" if text == "offload" => Ok(Self::Offload),
                 "true" | "false" => Err(Some(format!("write {} without quotes", text.to_lowercase()))),
                 "offload" | "cpu" | "cpu_offload" => {
@@ -99,6 +104,18 @@ impl GradientCheckpointing {
     }
 }
 
+/// The value in the form that `--set` takes.
+impl fmt::Display for GradientCheckpointing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Off => "false",
+            Self::On => "true",
+            Self::Offload => "offload",
+        })
+    }
+}
+
 impl From<bool> for GradientCheckpointing {
     fn from(on: bool) -> Self {
         if on { Self::On } else { Self::Off }
@@ -109,9 +126,8 @@ impl Serialize for GradientCheckpointing {
     /// Writes the value in the form that a recipe uses.
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::Off => serializer.serialize_bool(false),
-            Self::On => serializer.serialize_bool(true),
-            Self::Offload => serializer.serialize_str("offload"),
+            Self::Off | Self::On => serializer.serialize_bool(*self == Self::On),
+            Self::Auto | Self::Offload => serializer.collect_str(self),
         }
     }
 }

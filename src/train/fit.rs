@@ -1,10 +1,13 @@
 //! Finds settings with which a recipe's step fits into memory, and their sizes.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use super::config::GradientCheckpointing;
 use super::memory::{Component, MemoryPlan, Workload};
 use crate::device::Dtype;
+use crate::diagnosis::MEMORY_MARGIN;
 use crate::ops::cross_entropy::LossChunk;
 use crate::stats::as_f64;
 
@@ -63,6 +66,51 @@ pub fn is_room(peak_bytes: usize, memory_bytes: f64) -> bool {
     as_f64(peak_bytes) <= memory_bytes * USABLE
 }
 
+/// What became of `train.gradient_checkpointing` = "auto", and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// On or off; on a resumed run, what the earlier start had.
+    pub choice: GradientCheckpointing,
+    /// The reason.
+    pub reason: String,
+}
+
+impl Decision {
+    /// Off where a device of `device_bytes` has room for what the blocks keep: beside the rest of a step, half as much
+    /// again is left. On where it has not, or where its memory is not known.
+    #[must_use]
+    pub fn new(workload: &Workload<'_>, device_bytes: Option<f64>) -> Self {
+        let peak =
+            |gradient_checkpointing| as_f64(Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes);
+        let [off, on] = [GradientCheckpointing::Off, GradientCheckpointing::On].map(peak);
+        let needed = (off - on).max(0.0);
+        let Some(left) = device_bytes.map(|bytes| bytes * USABLE - on) else {
+            return Self { choice: GradientCheckpointing::On, reason: "the device's memory is not known".to_owned() };
+        };
+        let left_shown = size(left.max(0.0));
+        let reason = format!("without it a step takes up to {} more, and {left_shown} are left", size(needed));
+        Self { choice: (left < MEMORY_MARGIN * needed).into(), reason }
+    }
+
+    /// That of the run that is resumed.
+    #[must_use]
+    pub fn kept(choice: GradientCheckpointing) -> Self {
+        Self { choice, reason: "as in the run that is resumed".to_owned() }
+    }
+}
+
+/// Shows `off (without it a step takes up to 1.20 GiB more, and 9.00 GiB are left)`.
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let choice = match self.choice {
+            GradientCheckpointing::Off => "off",
+            GradientCheckpointing::Offload => "offload",
+            GradientCheckpointing::On | GradientCheckpointing::Auto => "on",
+        };
+        write!(f, "{choice} ({})", self.reason)
+    }
+}
+
 /// Whether a step fits into the memory of the host beside a GPU; true where that is not known.
 fn fits_host(workload: &Workload<'_>, memories: Memories) -> bool {
     workload.host_plan().zip(memories.host_bytes).is_none_or(|(plan, bytes)| is_room(plan.peak_bytes, bytes))
@@ -97,7 +145,11 @@ fn suggestions(
     memories: Memories,
     of_rows: impl Fn(usize) -> (usize, Vec<String>),
 ) -> Vec<Suggestion> {
-    let checkpointing = [workload.gradient_checkpointing, GradientCheckpointing::On, GradientCheckpointing::Offload];
+    let own = match workload.gradient_checkpointing {
+        GradientCheckpointing::Auto => GradientCheckpointing::Off,
+        given => given,
+    };
+    let checkpointing = [own, GradientCheckpointing::On, GradientCheckpointing::Offload];
     // A large chunk of logits only adds speed, so it is the first setting to reduce.
     let most_tokens = |chunk: LossChunk| chunk.most_tokens(workload.on_cpu, workload.head());
     let most = most_tokens(LossChunk::Auto);
@@ -124,8 +176,7 @@ fn suggestions(
                 settings.push(format!("model.dtype={storage}"));
             }
             if gradient_checkpointing != workload.gradient_checkpointing {
-                let value = serde_json::to_string(&gradient_checkpointing).unwrap_or_default();
-                settings.push(format!("train.gradient_checkpointing={}", value.trim_matches('"')));
+                settings.push(format!("train.gradient_checkpointing={gradient_checkpointing}"));
             }
             let (rows, of_rows) = of_rows(most_rows);
             settings.extend(of_rows);
@@ -282,6 +333,29 @@ mod tests {
         for change in that_fit(&workload, Memories::of_device(0.75 * as_f64(workload.plan().peak_bytes))) {
             assert!(change.peak_bytes < workload.plan().peak_bytes * 3 / 4);
         }
+    }
+
+    #[test]
+    fn checkpointing_is_off_where_half_as_much_again_as_it_saves_is_left() {
+        let (config, selection) = model();
+        let workload = workload(&config, &selection);
+        let peak =
+            |gradient_checkpointing| as_f64(Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes);
+        let (off, on) = (peak(GradientCheckpointing::Off), peak(GradientCheckpointing::On));
+        let enough = (on + 1.5 * (off - on)) / USABLE;
+        let choice = |bytes| Decision::new(&workload, bytes).choice;
+        assert_eq!(choice(Some(1.001 * enough)), GradientCheckpointing::Off);
+        assert_eq!(choice(Some(0.999 * enough)), GradientCheckpointing::On);
+        assert_eq!(choice(None), GradientCheckpointing::On);
+        let text = Decision::new(&workload, Some(64.0 * GIB)).to_string();
+        assert!(
+            text.starts_with("off (without it a step takes up to 9.") && text.ends_with(" GiB are left)"),
+            "{text}"
+        );
+        assert_eq!(
+            Decision::kept(GradientCheckpointing::Offload).to_string(),
+            "offload (as in the run that is resumed)"
+        );
     }
 
     #[test]

@@ -198,7 +198,7 @@ impl Workload<'_> {
         let hidden = tokens * self.config.hidden_size * width;
         let kept = match self.gradient_checkpointing {
             GradientCheckpointing::Off => layers * block.kept * tokens * width,
-            GradientCheckpointing::On => layers * hidden,
+            GradientCheckpointing::On | GradientCheckpointing::Auto => layers * hidden,
             GradientCheckpointing::Offload if self.on_cpu => layers * hidden,
             // The inputs of two blocks are in transfer at a time.
             GradientCheckpointing::Offload => 2 * hidden,

@@ -28,6 +28,7 @@ shuffle = false
 path = "{root}/quickstart/train.jsonl"
 [train]
 precision = "{precision}"
+gradient_checkpointing = true
 micro_batch_size = 2
 max_steps = {steps}
 [optimizer]
@@ -52,6 +53,7 @@ r = 16
 max_length = {length}
 [train]
 precision = "bf16"
+gradient_checkpointing = true
 micro_batch_size = {rows}
 max_steps = {steps}
 [device]

@@ -79,10 +79,7 @@ fn a_recipe_that_is_not_there_may_be_a_command_with_a_slip() {
     let folder = tempfile::tempdir().unwrap();
     let output = lora_train(folder.path(), &["chekc"]);
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(
-        text(&output.stderr),
-        "error: chekc: there is no such file\n  hint: did you mean the command `check`?\n"
-    );
+    assert_eq!(text(&output.stderr), "error: no command `chekc`\n  hint: did you mean `check`?\n");
 }
 
 #[test]
@@ -98,8 +95,28 @@ fn usage_errors_end_with_2_and_help_and_version_with_0() {
     assert_eq!(text(&version.stdout), format!("lora-train {}\n", env!("CARGO_PKG_VERSION")));
     let help = text(&lora_train(folder.path(), &["--help"]).stdout);
     assert!(help.starts_with(env!("CARGO_PKG_DESCRIPTION")), "{help}");
-    for command in ["check", "inspect", "generate", "merge", "bench"] {
-        assert!(help.contains(&format!("\n  {command} ")), "{help}");
+    let places =
+        ["\nBefore training:\n  check ", "\nTraining:\n  train ", "\nAfter training:\n  generate ", "\n  doctor "];
+    let places = places.map(|text| help.find(text).unwrap_or_else(|| panic!("no {text} in {help}")));
+    assert!(places.is_sorted() && help.contains("\n      --resume ") && !help.contains('\u{1b}'), "{help}");
+    assert_eq!(text(&lora_train(folder.path(), &["help"]).stdout), help);
+    let of_check =
+        [&["help", "check"][..], &["check", "--help"]].map(|args| text(&lora_train(folder.path(), args).stdout));
+    assert!(of_check[0].contains("\n      --rows ") && of_check[0] == of_check[1], "{of_check:?}");
+}
+
+#[test]
+fn completions_and_the_manual_page_know_every_command_and_option() {
+    let folder = tempfile::tempdir().unwrap();
+    for (format, start) in
+        [("bash", "_lora-train() {"), ("zsh", "#compdef lora-train"), ("fish", "# Print an"), ("man", ".ie")]
+    {
+        let output = lora_train(folder.path(), &["completions", format]);
+        let page = text(&output.stdout);
+        assert!(output.status.success() && page.starts_with(start), "{format}: {page}");
+        for name in ["inspect", "compare", "resume", "completions"] {
+            assert!(page.contains(name), "{name} is not in the {format}");
+        }
     }
 }
 

@@ -104,6 +104,73 @@ fn a_device_that_nobody_knows_is_refused_with_those_that_are() {
 }
 
 #[test]
+fn the_gpus_are_listed_and_one_is_found_by_a_part_of_its_name() {
+    let listed = plan(&["--device", "list"]);
+    assert!(listed.status.success() && text(&listed.stdout).contains("\nRTX-4090-24GB "), "{}", text(&listed.stdout));
+    assert_eq!(json(&["recipes/quickstart.toml", "--device", "4090"])["device"], "RTX-4090-24GB");
+    let several = plan(&["recipes/quickstart.toml", "--device", "RTX 30"]);
+    assert_eq!(several.status.code(), Some(2));
+    let said =
+        "--device RTX 30: several GPUs have that in their name\n  hint: name one of RTX-3090-24GB, RTX-3080-10GB, ";
+    assert!(text(&several.stderr).contains(said), "{}", text(&several.stderr));
+    assert_eq!(plan(&[]).status.code(), Some(2));
+}
+
+#[test]
+fn a_well_known_model_is_planned_by_its_shape_where_the_hub_does_not_give_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows.jsonl");
+    std::fs::write(&rows, "{\"prompt\": \"a\", \"completion\": \"b\"}\n".repeat(100) + "\n").unwrap();
+    let offline = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lora-train"));
+        command.args(["plan", "recipes/llama.toml", "--device", "H100"]).args(more);
+        command.current_dir(env!("CARGO_MANIFEST_DIR")).env("HF_HUB_OFFLINE", "1").env("HF_HOME", folder.path());
+        command.output().unwrap()
+    };
+    let output = offline(&["--json"]);
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains("HF_HUB_OFFLINE is set"), "{said}");
+    assert!(
+        said.contains("the shape of meta-llama/Llama-3.2-1B-Instruct is the one that this program knows"),
+        "{said}"
+    );
+    let shape = ["--set", "model.path=configs/llama-3.2-1b.json"];
+    let planned: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(planned, json(&[&["recipes/llama.toml", "--device", "H100"][..], &shape].concat()));
+    let table = offline(&[]);
+    assert!(text(&table.stdout).contains("\nestimated: at most ") && text(&table.stdout).contains(" for 1,000 rows\n"));
+
+    // Rows that nobody can tokenise are still counted: 25 steps of 4 rows each, in two epochs of 7 updates.
+    let set = format!("data.train.0.path={}", rows.display());
+    let counted: Value = serde_json::from_slice(&offline(&["--json", "--set", &set]).stdout).unwrap();
+    assert_eq!((&counted["rows"]["per_epoch"], &counted["steps"]), (&100.into(), &14.into()), "{counted}");
+    assert_eq!(counted["is_at_most"], true);
+    let unknown = offline(&["--set", "model.path=org/model"]);
+    assert_eq!(unknown.status.code(), Some(2), "{}", text(&unknown.stdout));
+}
+
+#[test]
+fn checkpointing_is_left_off_where_the_memory_holds_what_it_saves() {
+    let on = |device: &str, more: &[&str]| json(&[&LLAMA_8B[..], &["--device", device], more].concat());
+    let choice = |planned: &Value| planned["gradient_checkpointing"].clone();
+    let one_row = ["--set", "train.micro_batch_size=1"];
+    assert_eq!((choice(&on("B200", &one_row)), choice(&on("L4", &one_row))), (false.into(), true.into()));
+    // What is proposed names it, so that it fits as it was planned.
+    let fitting = on("B200", &["--fit"]);
+    let suggestion = &fitting["suggestions"][0];
+    let settings = suggestion["settings"].as_str().unwrap();
+    assert!(settings.contains("train.gradient_checkpointing=false"), "{settings}");
+    let again = on("B200", &settings.split(' ').flat_map(|setting| ["--set", setting]).collect::<Vec<_>>());
+    assert_eq!((&again["fits"], &again["peak_bytes"]), (&true.into(), &suggestion["peak_bytes"]));
+    let table = plan(&[&LLAMA_8B[..], &["--device", "L4"]].concat());
+    assert!(text(&table.stdout).contains("\ngradient checkpointing: on (without it a step takes up to "));
+    assert!(
+        !text(&plan(&[&LLAMA_8B[..], &["--set", "train.gradient_checkpointing=true"]].concat()).stdout)
+            .contains("\ngradient checkpointing: ")
+    );
+}
+
+#[test]
 fn steps_are_counted_from_the_rows_and_timed_where_asked() {
     let quickstart = |more: &[&str]| json(&[&["recipes/quickstart.toml", "--device", "cpu"], more].concat());
     // 600 rows in micro-batches of 8 are 75 steps an epoch.

@@ -22,7 +22,12 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
     let out = bench.path("fast.toml");
     // Dropout masks depend on the micro-batch and so would change with its size. The targets of a micro-batch make
     // several chunks, and its rows are the whole update.
-    let changes = ["lora.lora_dropout=0", "train.loss_chunk_tokens=16", "train.gradient_accumulation_steps=1"];
+    let changes = [
+        "lora.lora_dropout=0",
+        "train.loss_chunk_tokens=16",
+        "train.gradient_accumulation_steps=1",
+        "train.gradient_checkpointing=true",
+    ];
     let changes: Vec<&str> = changes.into_iter().flat_map(|change| ["--set", change]).collect();
     let max_minutes = 0.75;
     let short = ["--json", "--steps", "2", "--seconds", "0", "--max-minutes", "0.75", "--out", out.to_str().unwrap()];

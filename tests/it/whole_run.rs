@@ -140,6 +140,28 @@ fn a_peak_before_the_resumption_is_seen_by_the_summary_and_by_the_check_for_regr
 }
 
 #[test]
+fn checkpointing_is_decided_by_the_memory_kept_when_resumed_and_changes_no_bit() {
+    let bench = Bench::new();
+    let start = |name: &str, more: &[&str]| {
+        let set = ["train.max_steps=4", "scheduler.lr_scheduler=constant", "checkpoint.save_steps=2"];
+        let set: Vec<&str> = set.iter().flat_map(|change| ["--set", change]).collect();
+        let said = stderr(&train(&bench.recipe(name, ""), &[&set[..], more].concat()));
+        let resolved = fs::read_to_string(bench.path(name).join("resolved.toml")).unwrap();
+        (said, resolved, fs::read(bench.path(name).join("adapter/adapter_model.safetensors")).unwrap())
+    };
+    let (said, resolved, adapter) = start("whole", &[]);
+    assert!(said.contains("gradient checkpointing: off (without it a step takes up to "), "{said}");
+    assert!(resolved.contains("\ngradient_checkpointing = false\n"), "{resolved}");
+
+    start("parts", &["--set", "train.max_steps=2", "--set", "train.gradient_checkpointing=true"]);
+    let (said, resolved, in_parts) = start("parts", &["--resume"]);
+    assert!(said.contains("gradient checkpointing: on (as in the run that is resumed)"), "{said}");
+    assert!(!said.contains("the recipe has changed: train.gradient_checkpointing"), "{said}");
+    assert!(resolved.contains("\ngradient_checkpointing = true\n"), "{resolved}");
+    assert!(adapter == in_parts, "the adapters differ");
+}
+
+#[test]
 fn what_a_killed_run_did_after_its_last_checkpoint_is_not_counted_twice() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "[cost]\nprice_per_hour = 3.6\n[checkpoint]\nsave_steps = 3\n");

@@ -14,10 +14,9 @@ use crate::device::{Dtype, OpenDevice};
 use crate::failure::Failure;
 use crate::hub::Progress;
 use crate::recipe::{Purpose, Recipe};
-use crate::run::device_memory::Resources;
+use crate::run::device_memory::{Resources, StepMemory};
 use crate::run::inputs::{self, WeightsFrom, data_failure};
 use crate::run::prepare::Prepared;
-use crate::schema::Override;
 use crate::telemetry::available_host_memory_bytes;
 use crate::text::{bytes, with_commas};
 use crate::train::fit::{self, Memories};
@@ -55,17 +54,17 @@ pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, F
 
 /// What a draft asks for; mistakes name the arguments of this command.
 fn prepared(draft: &Draft) -> Result<Prepared, Failure> {
-    let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[] as &[Override], Purpose::Training)?;
-    Prepared::new(recipe, WeightsFrom::Disk, false).or_else(|failure| without_weights(failure, draft))
+    let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training)?;
+    Prepared::new(recipe, None, WeightsFrom::Disk, false).or_else(|failure| without_weights(failure, draft))
 }
 
 /// A model of the Hub whose weights are not there yet: its configuration is enough.
 fn without_weights(failure: Failure, draft: &Draft) -> Result<Prepared, Failure> {
-    let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[] as &[Override], Purpose::Training)?;
+    let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training)?;
     if Path::new(&recipe.model.path).exists() {
         Err(failure)
     } else {
-        Prepared::new(recipe, WeightsFrom::Nowhere, false)
+        Prepared::new(recipe, None, WeightsFrom::Nowhere, false)
     }
 }
 
@@ -139,7 +138,7 @@ fn choose_precision(draft: &mut Draft, device: &OpenDevice) {
 
 /// As many rows of a step at a time as the memory holds, and what else makes it fit.
 fn fit_memory(draft: &mut Draft, prepared: &Prepared) -> Result<(), Failure> {
-    let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[] as &[Override], Purpose::Training)?;
+    let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training)?;
     let on_cpu = !prepared.device.is_gpu();
     let mut workload = inputs::workload(&recipe, &prepared.source.config, &prepared.selection, on_cpu);
     let rows = workload.rows;
@@ -158,7 +157,7 @@ fn fit_memory(draft: &mut Draft, prepared: &Prepared) -> Result<(), Failure> {
     };
     for setting in change.settings.split(' ') {
         if let Some((key, value)) = setting.split_once('=') {
-            let value = value.parse::<i64>().map_or_else(|_| toml::Value::from(value), toml::Value::from);
+            let value = value.parse().unwrap_or_else(|_| toml::Value::from(value));
             draft.set(key, value, "so that it fits the memory");
         }
     }
@@ -186,11 +185,11 @@ fn integer(number: usize) -> i64 {
 
 /// What the choices rest on.
 fn header(draft: &Draft, rows: &Rows, prepared: &Prepared) -> Vec<String> {
-    let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[] as &[Override], Purpose::Training);
+    let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training);
     let config = &prepared.source.config;
     let peak = recipe.ok().map(|recipe| {
-        let workload = inputs::workload(&recipe, config, &prepared.selection, !prepared.device.is_gpu());
-        format!(", about {} of memory", bytes(workload.plan().peak_bytes as u64))
+        let memory = StepMemory::estimate(&recipe, config, &prepared.selection, &prepared.device, None);
+        format!(", about {} of memory", bytes(memory.plan.peak_bytes as u64))
     });
     let count = if rows.is_part { format!("more than {}", with_commas(rows.count)) } else { with_commas(rows.count) };
     vec![

@@ -41,7 +41,7 @@ pub(super) const PRODUCTS_OF_SPLIT: f64 = 3.0;
 const BEFORE_BF16: [&str; 2] = ["V100-", "T4-"];
 
 /// A model name alone means the first of its sizes or shapes.
-const GPUS: [Gpu; 30] = [
+pub(super) const GPUS: [Gpu; 30] = [
     gpu("B200-180GB", "NVIDIA B200", 183_359, [2250.0, 1125.0], 1000.0),
     gpu("H200-141GB", "NVIDIA H200", 143_771, [989.0, 494.5], 700.0),
     gpu("H200-NVL-141GB", "NVIDIA H200 NVL", 143_771, [835.5, 417.5], 600.0),
@@ -85,8 +85,8 @@ const fn gpu(
 }
 
 /// The GPU of this name, in any case: our name, with or without its memory, or the driver's. `H100` means the first of
-/// that model.
-pub(super) fn find(name: &str) -> Option<Gpu> {
+/// that model. Where it is no name, all whose name has it as a part.
+pub(super) fn find(name: &str) -> Vec<Gpu> {
     let name = plain(name);
     let matches = |gpu: &&Gpu| {
         let known = plain(gpu.name);
@@ -94,7 +94,20 @@ pub(super) fn find(name: &str) -> Option<Gpu> {
             || known.rsplit_once('-').is_some_and(|(model, _)| model == name)
             || plain(gpu.driver_name) == name
     };
-    GPUS.iter().find(matches).copied()
+    if let Some(gpu) = GPUS.iter().find(matches) {
+        return vec![*gpu];
+    }
+    GPUS.iter().filter(|gpu| !name.is_empty() && plain(gpu.name).contains(&name)).copied().collect()
+}
+
+/// A table of all.
+pub(super) fn list() -> String {
+    let row = |gpu: &Gpu| {
+        let gib = (gpu.memory_mib + 512) / 1024;
+        format!("{:<20}{gib:>5} GiB{:>14.0}{:>9.0} W", gpu.name, gpu.half_teraflops, gpu.watts)
+    };
+    let head = format!("{:<20}{:>9}{:>14}{:>11}", "--device", "memory", "half TFLOP/s", "power");
+    std::iter::once(head).chain(GPUS.iter().map(row)).collect::<Vec<_>>().join("\n")
 }
 
 /// A name without maker and brand, in lower case, with hyphens.
@@ -103,9 +116,9 @@ fn plain(name: &str) -> String {
     ["nvidia-", "geforce-", "tesla-"].iter().fold(name, |name, brand| name.trim_start_matches(brand).to_owned())
 }
 
-/// All names, for messages.
-pub(super) fn names() -> String {
-    GPUS.iter().map(|gpu| gpu.name).collect::<Vec<_>>().join(", ")
+/// Names, for messages.
+pub(super) fn names(gpus: &[Gpu]) -> String {
+    gpus.iter().map(|gpu| gpu.name).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -113,34 +126,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpus_are_found_by_model_with_or_without_their_memory() {
-        assert_eq!(find("h100-80gb").unwrap().name, "H100-80GB");
-        assert_eq!(find("RTX 4090").unwrap().name, "RTX-4090-24GB");
-        assert_eq!(find("A100").unwrap().name, "A100-80GB");
-        assert_eq!(find("v100").unwrap().name, "V100-16GB");
-        assert_eq!((find("cuda"), find("cuda:0"), find("auto"), find("")), (None, None, None, None));
+    fn gpus_are_found_by_model_with_or_without_their_memory_and_by_a_part_of_their_name() {
+        assert_eq!(names(&find("h100-80gb")), "H100-80GB");
+        assert_eq!(names(&find("RTX 4090")), "RTX-4090-24GB");
+        assert_eq!(names(&find("A100")), "A100-80GB");
+        assert_eq!(names(&find("v100")), "V100-16GB");
+        assert_eq!(names(&find("4090")), "RTX-4090-24GB");
+        assert_eq!(names(&find("rtx 30")), "RTX-3090-24GB, RTX-3080-10GB, RTX-3060-12GB");
+        for name in ["cuda", "cuda:0", "auto", "cpu", "metal", "H1000", ""] {
+            assert_eq!(find(name), [], "{name}");
+        }
+        assert_eq!(list().lines().count(), GPUS.len() + 1);
+        assert!(list().contains("\nH100-80GB              80 GiB           989      700 W\n"), "{}", list());
     }
 
     #[test]
     fn every_gpu_is_found_by_the_names_that_it_has_here_and_with_its_driver() {
         for gpu in GPUS {
-            assert_eq!(find(gpu.name), Some(gpu));
-            assert_eq!(find(gpu.driver_name), Some(gpu));
+            assert_eq!(find(gpu.name), [gpu]);
+            assert_eq!(find(gpu.driver_name), [gpu]);
         }
-        assert_eq!(find("NVIDIA GeForce RTX 3080").unwrap().memory_mib, 10_240);
-        assert_eq!(find("Tesla V100-SXM2-32GB").unwrap().name, "V100-32GB");
+        assert_eq!(find("NVIDIA GeForce RTX 3080")[0].memory_mib, 10_240);
+        assert_eq!(names(&find("Tesla V100-SXM2-32GB")), "V100-32GB");
     }
 
     #[test]
     fn rates_are_those_of_the_type_and_a_type_without_tensor_cores_has_none() {
         let rates = |name: &str| {
-            [Precision::Tf32, Precision::Bf16, Precision::F16].map(|precision| find(name).unwrap().flops(precision))
+            [Precision::Tf32, Precision::Bf16, Precision::F16].map(|precision| find(name)[0].flops(precision))
         };
         assert_eq!(rates("H100"), [Some(494.5e12), Some(989e12), Some(989e12)]);
         assert_eq!(rates("T4"), [Some(8.1e12), None, Some(65e12)]);
         assert_eq!(rates("V100-32GB"), [Some(15.7e12), None, Some(125e12)]);
         // What rounds its operands takes three products for one of f32.
-        let in_f32 = ["H100", "T4"].map(|name| find(name).unwrap().flops(Precision::F32).unwrap() * 1e-12);
+        let in_f32 = ["H100", "T4"].map(|name| find(name)[0].flops(Precision::F32).unwrap() * 1e-12);
         assert!((in_f32[0] - 164.8).abs() < 0.1 && in_f32[1] == 8.1, "{in_f32:?}");
         for gpu in GPUS {
             assert!(gpu.f32_teraflops < gpu.half_teraflops, "{}", gpu.name);

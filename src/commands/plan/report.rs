@@ -7,11 +7,12 @@ use crate::metrics::CostConfig;
 use crate::recipe::Recipe;
 use crate::stats::as_f64;
 use crate::text::with_commas;
-use crate::train::config::GradientCheckpointing;
-use crate::train::fit::{self, Suggestion, USABLE, size};
+use crate::train::config::{GradientCheckpointing, TrainConfig};
+use crate::train::fit::{self, Decision, Suggestion, USABLE, size};
 use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
 use crate::train::memory::{Component, HostPlan, MemoryPlan, Workload};
+use crate::train::schedule::total_steps;
 
 /// The inputs of a plan.
 pub(super) struct Basis<'a> {
@@ -19,8 +20,12 @@ pub(super) struct Basis<'a> {
     pub(super) workload: &'a Workload<'a>,
     pub(super) target: &'a Target,
     pub(super) prices: &'a CostConfig,
+    /// What became of `train.gradient_checkpointing` = "auto".
+    pub(super) decision: Option<&'a Decision>,
     /// The steps from the training rows; `None` where these cannot be read.
     pub(super) forecast: Option<&'a Forecast>,
+    /// Most rows of an epoch, without a forecast; `None` where nobody counted them.
+    pub(super) most_rows: Option<usize>,
     /// Measured time of a step on full-length rows.
     pub(super) calibrated: Option<f64>,
     /// Whether to find the largest micro-batch.
@@ -36,6 +41,10 @@ pub(super) struct Report {
     /// The part of it that this process can have now, which decides whether the plan fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     free_memory_bytes: Option<u64>,
+    gradient_checkpointing: GradientCheckpointing,
+    /// Why, where the recipe says "auto".
+    #[serde(skip)]
+    decision: Option<Decision>,
     #[serde(flatten)]
     plan: MemoryPlan,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,6 +64,7 @@ pub(super) struct Report {
     /// Absent where the training rows cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<Rows>,
+    rows_per_step: usize,
     /// Steps of the whole run.
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<u64>,
@@ -102,7 +112,7 @@ struct Rows {
 
 impl Report {
     pub(super) fn new(basis: &Basis<'_>) -> Self {
-        let Basis { recipe, workload, target, prices, forecast, calibrated, wants_fit } = *basis;
+        let Basis { recipe, workload, target, prices, decision, forecast, most_rows, calibrated, wants_fit } = *basis;
         let plan = workload.plan();
         let host = workload.host_plan().map(|plan| Host {
             free_memory_bytes: target.host_free_bytes.map(whole),
@@ -122,7 +132,8 @@ impl Report {
         let estimated = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);
         let step_seconds = calibrated.or(estimated);
 
-        let steps = forecast.map_or(recipe.train.max_steps, |forecast| Some(forecast.steps));
+        let rows_per_epoch = forecast.map(|forecast| forecast.rows_per_epoch).or(most_rows);
+        let steps = forecast.map(|forecast| forecast.steps).or_else(|| steps_at_most(&recipe.train, most_rows));
         let mean_step_tokens = forecast.map_or(as_f64(tokens_per_step), |forecast| forecast.step_tokens);
         let of_full_step = forecast.map_or(1.0, |forecast| forecast.step_flops / flops_per_step);
         let mean_step_seconds = step_seconds.map(|seconds| seconds * of_full_step);
@@ -132,13 +143,20 @@ impl Report {
         let energy_kwh = seconds.zip(target.watts).map(|(seconds, watts)| seconds / 3600.0 * watts / 1000.0);
         let cost = seconds.and_then(|seconds| prices.price(seconds, energy_kwh));
         let suggestions = match target.memories() {
-            Some(memories) if wants_fit || fits == Some(false) => fit::largest_that_fit(workload, memories),
+            Some(memories) if fits == Some(false) => fit::largest_that_fit(workload, memories),
+            Some(memories) if wants_fit => {
+                // What "auto" became may change with the rows, so it is named.
+                let gradient_checkpointing = recipe.train.gradient_checkpointing;
+                fit::largest_that_fit(&Workload { gradient_checkpointing, ..workload.clone() }, memories)
+            }
             _ => Vec::new(),
         };
         Self {
             device: target.label.clone(),
             memory_bytes: target.memory_bytes.map(whole),
             free_memory_bytes: target.free_bytes.map(whole),
+            gradient_checkpointing: workload.gradient_checkpointing,
+            decision: decision.cloned(),
             host,
             fits,
             plan,
@@ -146,7 +164,8 @@ impl Report {
             tokens_per_step,
             step_seconds,
             is_calibrated: calibrated.is_some(),
-            rows: forecast.map(|forecast| Rows { per_epoch: forecast.rows_per_epoch }),
+            rows: rows_per_epoch.map(|per_epoch| Rows { per_epoch }),
+            rows_per_step: workload.rows * workload.gradient_accumulation_steps,
             steps,
             mean_step_tokens,
             mean_step_seconds,
@@ -161,6 +180,13 @@ impl Report {
     }
 }
 
+/// Steps of a run over so many rows, or as many as the recipe allows; `None` where neither is known.
+fn steps_at_most(train: &TrainConfig, rows: Option<usize>) -> Option<u64> {
+    let Some(rows) = rows else { return train.max_steps };
+    let batches = rows.div_ceil(train.micro_batch_size);
+    Some(total_steps(batches, train.gradient_accumulation_steps, train.num_epochs, train.max_steps))
+}
+
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes and tokens")]
 fn whole(count: f64) -> u64 {
     count.round() as u64
@@ -169,6 +195,7 @@ fn whole(count: f64) -> u64 {
 /// The whole text. `without_rows`: why the training rows cannot be read.
 pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, without_rows: Option<&str>) -> String {
     let mut lines = vec![format!("device: {}", report.device)];
+    lines.extend(report.decision.as_ref().map(|decision| format!("gradient checkpointing: {decision}")));
     lines.extend(report.plan.components.iter().map(row));
     let peak = as_f64(report.plan.peak_bytes);
     lines.push(format!("  {:<24} {:>10}   with every row at data.max_length", "peak", size(peak)));
@@ -264,11 +291,14 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
         ));
     }
     if let Some(Rows { per_epoch }) = report.rows {
-        lines.push(format!("rows: {} an epoch", with_commas(per_epoch)));
+        let at_most = if report.is_at_most { "at most " } else { "" };
+        lines.push(format!("rows: {at_most}{} an epoch", with_commas(per_epoch)));
     }
     let (Some(steps), Some(tokens)) = (report.steps, report.total_tokens) else {
+        let of_rows = report.step_seconds.map(|step| step * 1000.0 / as_f64(report.rows_per_step));
+        lines.extend(of_rows.map(|seconds| format!("estimated: at most {} for 1,000 rows", duration(seconds))));
         let why = without_rows.unwrap_or_default();
-        lines.push(format!("the rows are not counted ({why}): give train.max_steps for the time of the whole run"));
+        lines.push(format!("note: the rows are not counted, and train.max_steps is not given: {why}"));
         return lines;
     };
     let (about, steps, tokens) =

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::device_memory::Resources;
-use crate::schema::{Problem, Problems};
+use crate::schema::Problem;
 use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit::Memories;
 use crate::train::precision::Precision;
@@ -52,21 +52,32 @@ impl Target {
 /// The device to plan for, and the recipe without a device that is not present.
 pub(super) fn open(args: &PlanArgs) -> Result<(Target, Recipe), Failure> {
     let memory_bytes = args.memory.map(|gib| gib * 1024.0 * MIB);
-    if let Some(gpu) = args.recipe.device.as_deref().and_then(gpus::find) {
+    if let Some(name) = args.recipe.device.as_deref().filter(|name| name.parse::<device::DeviceName>().is_err()) {
+        let gpu = elsewhere(name)?;
         let recipe = RecipeArgs { device: None, ..args.recipe.clone() }.load(Purpose::Benchmark)?;
         return Ok((of_gpu(&gpu, recipe.train.precision, memory_bytes), recipe));
-    }
-    if let Some(name) = &args.recipe.device
-        && name.parse::<device::DeviceName>().is_err()
-    {
-        let problem = Problem::new(format!("--device {name}: neither a device of this machine nor a known GPU"));
-        let hint =
-            format!("auto, cpu, cuda, cuda:N, or one of {}; with another, give its memory by --memory", gpus::names());
-        return Err(Failure::Input(Problems(vec![problem.hint(hint)])));
     }
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
     Ok((of_device(&device, recipe.train.precision, memory_bytes), recipe))
+}
+
+/// The GPU of this name, which may be on another machine.
+fn elsewhere(name: &str) -> Result<Gpu, Problem> {
+    match gpus::find(name)[..] {
+        [gpu] => Ok(gpu),
+        [] => {
+            let problem = Problem::new(format!("--device {name}: neither a device of this machine nor a known GPU"));
+            Err(problem.hint(format!(
+                "auto, cpu, cuda, cuda:N, or one of {}; with another, give its memory by --memory",
+                gpus::names(&gpus::GPUS)
+            )))
+        }
+        ref several => {
+            let problem = Problem::new(format!("--device {name}: several GPUs have that in their name"));
+            Err(problem.hint(format!("name one of {}", gpus::names(several))))
+        }
+    }
 }
 
 fn of_gpu(gpu: &Gpu, precision: Precision, memory_bytes: Option<f64>) -> Target {

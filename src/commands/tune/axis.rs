@@ -193,9 +193,8 @@ fn larger_micro_batch(recipe: &Recipe) -> Option<usize> {
 /// The values of the keys that are searched, in the syntax of `--set`.
 fn values(recipe: &Recipe) -> [(&'static str, Option<String>); 9] {
     let Recipe { model, data, train, .. } = recipe;
-    let checkpointing = serde_json::to_string(&train.gradient_checkpointing).unwrap_or_default();
     [
-        ("train.gradient_checkpointing", Some(checkpointing.trim_matches('"').to_owned())),
+        ("train.gradient_checkpointing", Some(train.gradient_checkpointing.to_string())),
         ("train.micro_batch_size", Some(train.micro_batch_size.to_string())),
         ("train.gradient_accumulation_steps", Some(train.gradient_accumulation_steps.to_string())),
         ("train.loss_chunk_tokens", train.loss_chunk_tokens.map(|tokens| tokens.to_string())),

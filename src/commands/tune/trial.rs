@@ -96,10 +96,13 @@ impl Runner {
         let folder = tempfile::tempdir().map_err(Failure::running)?;
         let output = serde_json::Value::from(folder.path().join("trial").to_string_lossy());
         let output = format!("output_dir={output}");
+        // Not left to the memory that each trial finds.
+        let checkpointing = format!("train.gradient_checkpointing={}", recipe.train.gradient_checkpointing);
         // Turn off what a short run has no time for, and what would end it early or distort the measurement. Learning
         // rates must not depend on the number of steps, and the steps must not end with the rows.
         let mut fixed = vec![
             output.as_str(),
+            checkpointing.as_str(),
             "eval.generate=[]",
             "checkpoint.save_steps=1000000",
             "logging.tensorboard=false",

@@ -23,7 +23,7 @@ const BUSY_ARITHMETIC_PERCENT: f64 = 60.0;
 pub(super) const MIN_GAIN: f64 = 0.05;
 
 /// Free memory required per byte of additional need: rows may come that are longer than those seen.
-pub(super) const MARGIN: f64 = 1.5;
+pub const MARGIN: f64 = 1.5;
 
 /// Doubles the rows of a micro-batch and, where a step has several micro-batches, halves their number.
 pub(super) fn twice_the_rows(run: &Run, expected: String) -> Vec<Change> {

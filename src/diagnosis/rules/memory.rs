@@ -27,7 +27,7 @@ fn less_memory(run: &Run) -> Vec<Change> {
             Some(saved) => format!("{} less, for about {cost} more time", bytes(saved)),
             None => format!("what blocks keep is made again, for about {cost} more time"),
         };
-        changes.push(change("train.gradient_checkpointing", false, true, expected));
+        changes.push(change("train.gradient_checkpointing", facts.checkpointing(), true, expected));
     }
     if facts.micro_batch_size > 1 {
         let (rows, passes) = (facts.micro_batch_size, facts.gradient_accumulation_steps);

@@ -6,10 +6,10 @@ use crate::diagnosis::{Finding, Run, Severity};
 use crate::stats::as_f64;
 use crate::text::bytes;
 
-/// The backward recomputes blocks, though there is free memory for their activations.
+/// The backward recomputes blocks, as the recipe says, though there is free memory for their activations.
 pub(super) fn not_needed(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    if !facts.recomputes || !figures.are_enough() {
+    if !facts.recomputes || facts.decides_checkpointing || !figures.are_enough() {
         return None;
     }
     let (kept, free) = (facts.activation_bytes?, run.free_bytes()?);
@@ -26,8 +26,7 @@ pub(super) fn not_needed(run: &Run) -> Option<Finding> {
         bytes(free),
         bytes(kept)
     )];
-    let now = if facts.offloads { "\"offload\"" } else { "true" };
-    let changes = vec![change("train.gradient_checkpointing", now, false, at_most(share))];
+    let changes = vec![change("train.gradient_checkpointing", facts.checkpointing(), false, at_most(share))];
     Some(Finding { evidence, changes, ..finding("recomputation_not_needed", Severity::Advice, Some(share), verdict) })
 }
 
@@ -73,7 +72,7 @@ pub(super) fn missing(run: &Run) -> Option<Finding> {
     ];
     let about = if fixed.is_some() { "about" } else { "at most" };
     let together = format!("{about} {gain:.2}x the tokens a second, together with `train.micro_batch_size`");
-    let mut changes = vec![change("train.gradient_checkpointing", false, true, together)];
+    let mut changes = vec![change("train.gradient_checkpointing", facts.checkpointing(), true, together)];
     changes.extend(twice_the_rows(run, "the memory that becomes free".to_owned()));
     Some(Finding { evidence, changes, ..finding("recomputation_missing", Severity::Advice, None, verdict) })
 }
@@ -93,7 +92,9 @@ mod tests {
         assert!((found.share_of_time.unwrap() - 0.3 * 8000.0 / 8800.0).abs() < 1e-4);
         let off = "`train.gradient_checkpointing` true -> false: at most 1.38x";
         finds(Some(found), &["recomputation_not_needed advice", off]);
-        wasteful.facts.activation_bytes = Some(7 << 30);
+        wasteful.facts.decides_checkpointing = true;
+        finds(not_needed(&wasteful), &[]);
+        (wasteful.facts.decides_checkpointing, wasteful.facts.activation_bytes) = (false, Some(7 << 30));
         finds(not_needed(&wasteful), &[]);
         let mut gpu = gpu_run(|_| {});
         (gpu.facts.recomputes, gpu.facts.offloads) = (true, true);

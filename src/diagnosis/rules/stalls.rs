@@ -11,6 +11,8 @@ const MIN_CHECKPOINT: f64 = 0.05;
 const MIN_LOGGING: f64 = 0.03;
 /// Share from which writing figures is a problem: a disk this slow costs more than most settings.
 const GRAVE_LOGGING: f64 = 0.25;
+/// Fewest micro-batches of an evaluation to propose: the loss of fewer says little.
+const MIN_EVAL_BATCHES: u64 = 10;
 /// Shares of the time to aim for.
 const GOAL: f64 = 0.05;
 const CHECKPOINT_GOAL: f64 = 0.02;
@@ -45,8 +47,8 @@ pub(super) fn evaluation(run: &Run) -> Option<Finding> {
         let after = all - each * between * (1.0 - 1.0 / as_f64(times));
         changes.push(change("eval.eval_steps", eval_steps, eval_steps * times, whole(all, after)));
     }
-    if let Some(batches) = facts.eval_batches.filter(|batches| *batches > 1) {
-        let to = (batches / times).max(1);
+    if let Some(batches) = facts.eval_batches.filter(|batches| *batches > MIN_EVAL_BATCHES) {
+        let to = (batches / times).max(MIN_EVAL_BATCHES);
         let after = all - part * (1.0 - as_f64(to) / as_f64(batches));
         // How much of an evaluation its samples take is not known.
         let expected = if facts.draws_samples {
@@ -172,14 +174,16 @@ mod tests {
         // 11 evaluations of 10 s in 211 s; the one before the first step is always made.
         let after = whole(211.0, 211.0 - 100.0 * (1.0 - 1.0 / 21.0));
         let rarer = format!("`eval.eval_steps` 50 -> 1050: {after}");
-        finds(evaluation(&busy), &["evaluation problem", &rarer, "`eval.max_batches` 40 -> 1: about "]);
+        finds(evaluation(&busy), &["evaluation problem", &rarer, "`eval.max_batches` 40 -> 10: about "]);
         busy.facts.draws_samples = true;
-        finds(evaluation(&busy), &["`eval.max_batches` 40 -> 1: shorter evaluations"]);
+        finds(evaluation(&busy), &["`eval.max_batches` 40 -> 10: shorter evaluations"]);
         // Making the two in the middle of a run rarer pays; the ones before and after it are always made.
         busy.figures.num_evaluations = 2;
         assert_eq!(evaluation(&busy).unwrap().changes[0].key, "eval.eval_steps");
         busy.figures.num_edge_evaluations = 2;
         assert_eq!(evaluation(&busy).unwrap().changes[0].key, "eval.max_batches");
+        busy.facts.eval_batches = Some(10);
+        assert!(evaluation(&busy).unwrap().changes.is_empty());
         finds(evaluation(&run(|_| {})), &[]);
     }
 

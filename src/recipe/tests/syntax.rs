@@ -36,6 +36,8 @@ fn a_file_of_another_language_is_named_once() {
         ("model:\n  path: m\n", "r:1:1: not valid TOML: this looks like YAML"),
         ("---\na: 1\n", "r:1:1: not valid TOML: this looks like YAML"),
         ("\n{\n  \"lora_r\": 8\n}\n", "r:2:1: not valid TOML: this looks like JSON"),
+        ("[\n  {\"lora_r\": 8}\n]\n", "r:1:1: not valid TOML: this looks like JSON"),
+        ("[{\"lora_r\": 8}]\n", "r:1:1: not valid TOML: this looks like JSON"),
     ];
     for (text, start) in cases {
         let problems = lines(parse(text, &[]));

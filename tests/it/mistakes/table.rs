@@ -73,6 +73,38 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         Recipe("[model]\npath", "base_model"),
         &["r.toml:2:1: unknown key `base_model`", "`path`, in [model]"],
     ),
+    (
+        "a Hub to push to",
+        Recipe("r = 4", "push_to_hub = true"),
+        &["r.toml:5:1: unknown key `push_to_hub`", "not available: `hf upload REPOSITORY RUN/adapter`"],
+    ),
+    (
+        "an output that is overwritten",
+        Recipe("[model]", "overwrite_output_dir = true\n[model]"),
+        &["r.toml:2:1: unknown key `overwrite_output_dir`", "nothing is overwritten: take another `output_dir`"],
+    ),
+    ("several GPUs", Set(&["gpus=2"]), &["--set gpus=2: unknown key `gpus`", "this trainer runs on one device"]),
+    (
+        "another stage",
+        Set(&["train.stage=dpo"]),
+        &["--set train.stage=dpo: unknown key `stage`", "supervised fine-tuning is what this trainer does"],
+    ),
+    (
+        "axolotl's targets",
+        Recipe("r = 4", "target_linear = true"),
+        &[
+            "r.toml:5:1: unknown key `target_linear`; this trainer calls it `target_modules`",
+            "\"all-linear\", or a list",
+        ],
+    ),
+    (
+        "mlx-lm's layers",
+        Recipe("r = 4", "num_layers = 4"),
+        &[
+            "unknown key `num_layers`; this trainer calls it `layers_to_transform`",
+            "the last 4 of 16 are [12, 13, 14, 15]",
+        ],
+    ),
     ("an unknown key by --set", Set(&["lora.rnk=3"]), &["--set lora.rnk=3: unknown key `rnk`", "[lora] takes `r`"]),
     // Values.
     (
@@ -117,7 +149,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "yes for true",
         Set(&["train.gradient_checkpointing=\"yes\""]),
-        &["= \"yes\", expected true, false or \"offload\""],
+        &["= \"yes\", expected \"auto\", true, false or \"offload\""],
     ),
     ("DoRA", Set(&["lora.use_dora=true"]), &["`lora.use_dora` = true is not available yet", "plain LoRA"]),
     ("quantization", Set(&["model.quantization=\"nf4\""]), &["`model.quantization` = \"nf4\" is not available yet"]),

@@ -1,0 +1,46 @@
+//! Shapes of well-known models, for a plan where the Hub cannot be asked.
+
+/// The names of a shape on the Hub, after the owner, and its config.json.
+type Shape = (&'static [&'static str], &'static str);
+
+const SHAPES: &[Shape] = &[
+    (&["Llama-3.1-8B", "Llama-3.1-8B-Instruct"], include_str!("../../configs/llama-3.1-8b.json")),
+    (&["Llama-3.2-1B", "Llama-3.2-1B-Instruct"], include_str!("../../configs/llama-3.2-1b.json")),
+    (&["Llama-3.2-3B", "Llama-3.2-3B-Instruct"], include_str!("../../configs/llama-3.2-3b.json")),
+    (&["Mistral-7B-v0.1", "Mistral-7B-Instruct-v0.1"], include_str!("../../configs/mistral-7b-v0.1.json")),
+    (&["Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct"], include_str!("../../configs/qwen2.5-0.5b.json")),
+    (&["Qwen2.5-7B", "Qwen2.5-7B-Instruct"], include_str!("../../configs/qwen2.5-7b.json")),
+    (&["Qwen3-0.6B", "Qwen3-0.6B-Base"], include_str!("../../configs/qwen3-0.6b.json")),
+    (&["Qwen3-8B", "Qwen3-8B-Base"], include_str!("../../configs/qwen3-8b.json")),
+    (&["SmolLM2-135M", "SmolLM2-135M-Instruct"], include_str!("../../configs/smollm2-135m.json")),
+    (&["TinyLlama-1.1B-Chat-v1.0"], include_str!("../../configs/tinyllama-1.1b.json")),
+];
+
+/// The config.json of a repository of the Hub, whoever owns the copy.
+#[must_use]
+pub fn shipped_config(repository: &str) -> Option<&'static str> {
+    let (_, name) = repository.split_once('/')?;
+    let is_named = |names: &[&str]| names.iter().any(|known| known.eq_ignore_ascii_case(name));
+    SHAPES.iter().find(|(names, _)| is_named(names)).map(|(_, json)| *json)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::ModelConfig;
+
+    #[test]
+    fn every_shipped_shape_is_a_model_found_by_its_name_on_the_hub() {
+        for (names, json) in SHAPES {
+            assert!(ModelConfig::from_json(json).is_ok(), "{names:?}");
+            assert!(names.iter().all(|name| shipped_config(&format!("owner/{name}")) == Some(*json)), "{names:?}");
+        }
+        let parameters = |id: &str| ModelConfig::from_json(shipped_config(id).unwrap()).unwrap().num_parameters();
+        // As on the models' pages.
+        assert_eq!(parameters("meta-llama/Llama-3.2-1B-Instruct"), 1_235_814_400);
+        assert_eq!(parameters("qwen/qwen3-0.6b"), 596_049_920);
+        for id in ["Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Vision", "meta-llama/Llama-3.2"] {
+            assert_eq!(shipped_config(id), None, "{id}");
+        }
+    }
+}
