@@ -27,5 +27,6 @@ mod progress;
 mod rows;
 pub mod template;
 pub mod tokenizer;
+pub(crate) mod unpack;
 mod windows;
 pub mod work;

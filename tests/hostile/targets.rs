@@ -121,7 +121,7 @@ pub(crate) fn rows(data: &[u8]) {
 
 pub(crate) fn data_config(path: &Path, format: DataFormat, on_bad_row: OnBadRow) -> DataConfig {
     let path = path.to_str().unwrap().to_owned();
-    let source = DataSource { path, format, columns: BTreeMap::new(), weight: 1.0 };
+    let source = DataSource { path, format, ..DataSource::default() };
     DataConfig { train: vec![source], max_length: 64, on_bad_row, ..DataConfig::default() }
 }
 
