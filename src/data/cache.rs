@@ -60,6 +60,12 @@ impl CacheSettings {
             min_file_bytes: LARGE_FILE_BYTES,
         }
     }
+
+    /// The folder of files from web addresses, beside the tokens.
+    #[must_use]
+    pub fn downloads(&self) -> Option<PathBuf> {
+        self.folder.as_ref().map(|folder| folder.with_file_name("downloads"))
+    }
 }
 
 /// Name of a token file.

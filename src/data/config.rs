@@ -193,8 +193,9 @@ section! {
     /// One `[[data.train]]` or `[[data.eval]]` entry.
     pub struct DataSource then check {
         /// A .csv, .tsv, .json, .jsonl, .parquet or .txt file, also with .gz or .zst behind it. A folder stands for its
-        /// files, a glob such as data/*.jsonl for those that match.
-        path: String = String::new() => required_path("a .csv, .jsonl, .parquet or .txt file, a folder, or a glob"),
+        /// files, a glob such as data/*.jsonl for those that match. Also an https address of a file, and a data set of the
+        /// Hub: owner/name, or `hf://datasets/owner/name@revision/files`, of which the last two may be left out.
+        path: String = String::new() => required_path("a file, a folder, a glob, or a data set of the Hub"),
             ["file", "files", "data_files", "data_path", "dataset", "file_name", "source", "data_file", "ds_path", "url",
              "hf_hub_url", "dataset_name", "dataset_path", "data_dir", "folder"];
         /// "messages", "sharegpt", "alpaca", "`prompt_completion`" or "text"; "auto" looks at the columns of the first row.
@@ -213,6 +214,12 @@ section! {
         rows: Option<RowLimit> = None => any(RowLimit::EXPECTED, RowLimit::accept) like 1000,
             ["limit", "max_samples", "num_samples", "max_rows", "num_rows", "n_samples", "max_train_samples",
              "max_eval_samples", "max_examples", "sample_size", "take"];
+        /// Split of a data set, or of a folder that is laid out as one. Default: "train", and all files of a folder.
+        split: Option<String> = None => optional_string() like "train",
+            ["splits", "train_split", "dataset_split", "dataset_train_split", "test_split", "dataset_test_split"];
+        /// Configuration of a data set that has several.
+        name: Option<String> = None => optional_string() like "main",
+            ["subset", "config", "config_name", "dataset_config", "dataset_config_name", "configuration", "data_name"];
     }
 }
 
@@ -264,6 +271,11 @@ impl DataSource {
     fn check(self, section: &mut Section) -> Self {
         if !section.is_wrong("format") {
             self.check_columns(section);
+        }
+        if let Some(split) = self.split.as_ref().filter(|split| split.contains(['[', '+', ':'])) {
+            let message = format!("`{}` = {split:?} is not the name of a split", section.full_name("split"));
+            let hint = "`rows = \"10%\"` takes the first rows; two splits are two sections";
+            section.reject("split", Problem::new(message).hint(hint));
         }
         self
     }

@@ -13,9 +13,10 @@ use super::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, Row
 use super::data_file::{DataFile, OpenedFile, Reading};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
-use super::files::{FileInfo, matching_files};
+use super::files::FileInfo;
 use super::order::{self, Order, Purpose, num_visits, shuffle};
 use super::packing::best_fit;
+use super::sources::source_files;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 
@@ -90,7 +91,7 @@ impl Dataset {
         let mut opened = Vec::new();
         for (section, sources) in [("train", &config.train), ("eval", &config.eval)] {
             for (index, source) in sources.iter().enumerate() {
-                let paths = matching_files(&format!("data.{section}[{index}].path"), &source.path)?;
+                let paths = source_files(&format!("data.{section}[{index}].path"), source, options)?;
                 let (is_eval, template) = (section == "eval", kept_with);
                 let reading = Reading { is_eval, source, config, tokenizer: &tokenizer, template, options };
                 opened.push((source.rows, opened_files(paths, &reading)?));

@@ -10,7 +10,7 @@ use super::cache::CacheSettings;
 use super::config::DataFormat;
 use super::error::DataError;
 use super::unpack::Compression;
-use crate::hub::Progress;
+use crate::hub::{DatasetLayout, Progress};
 use crate::schema::searched_folder;
 
 /// Names of a folder that a message lists.
@@ -155,11 +155,8 @@ impl fmt::Display for KeptTokens {
     }
 }
 
-/// The files that match a `path`, sorted. `key` is the path's key in the recipe.
-///
-/// # Errors
-/// A path or pattern that matches no file.
-pub fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+/// The files on this machine that match a `path`, sorted. `key` is the path's key in the recipe.
+pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let literal = PathBuf::from(pattern);
     let failed = |reason: String| DataError::Path { key: key.to_owned(), reason: format!("\"{pattern}\" {reason}") };
     if literal.is_file() {
@@ -172,7 +169,12 @@ pub fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataErro
     let fixed: PathBuf =
         literal.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '['])).collect();
     if !pattern.contains(['*', '?', '[']) {
-        return Err(failed(format!("is no file: looked for in {}", searched_folder(&literal).display())));
+        let hint = if FileKind::of(&literal).is_some() || pattern.starts_with(['.', '/']) {
+            ""
+        } else {
+            "\n  hint: a data set of the Hub has the form `owner/name`"
+        };
+        return Err(failed(format!("is no file: looked for in {}{hint}", searched_folder(&literal).display())));
     }
     let matches = glob::glob(pattern).map_err(|error| failed(format!("is not a valid glob: {error}")))?;
     let mut files = Vec::new();
@@ -201,6 +203,12 @@ fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let is_data = |path: &&PathBuf| path.is_file() && FileKind::of(path).is_some();
     let files: Vec<PathBuf> = paths.iter().filter(is_data).cloned().collect();
     if !files.is_empty() {
+        let layout = DatasetLayout::of_names(&files.iter().map(name).collect::<Vec<_>>());
+        let splits: Vec<&str> = layout.splits().into_iter().collect();
+        if splits.len() > 1 {
+            let (splits, last) = (splits.join("`, `"), splits[splits.len() - 1]);
+            return Err(format!("has the splits `{splits}`\n  hint: beside the path, `split = {last:?}` takes one"));
+        }
         return Ok(files);
     }
     let mut names: Vec<String> = paths.iter().map(|path| name(path) + if path.is_dir() { "/" } else { "" }).collect();
