@@ -151,7 +151,9 @@ impl RowLimit {
             Value::Integer(rows) if *rows >= 1 => {
                 usize::try_from(*rows).map(|rows| Some(Self::Rows(rows))).map_err(|_| None)
             }
-            Value::Float(share) if *share > 0.0 && *share <= 1.0 => Err(Some(format!("write \"{}%\"", share * 100.0))),
+            Value::Float(share) if *share > 0.0 && *share <= 1.0 => {
+                Err(Some(format!("write \"{}%\"", (share * 1e6).round() / 1e4)))
+            }
             Value::String(text) => match text.strip_suffix('%').map(|percent| percent.trim().parse()) {
                 Some(Ok(percent)) if percent > 0.0 && percent <= 100.0 => Ok(Some(Self::Percent(percent))),
                 None if text.parse::<u64>().is_ok() => Err(Some(format!("write it without quotes: {text}"))),

@@ -6,7 +6,7 @@ use super::cache::CacheSettings;
 use super::config::DataSource;
 use super::error::DataError;
 use super::files::{self, FileKind, OpenOptions};
-use crate::hub::{self, DatasetId, DatasetLayout, HubSettings};
+use crate::hub::{self, DatasetId, DatasetLayout, HubError, HubSettings};
 
 /// The split that is read where a recipe names none.
 const TRAIN: &str = "train";
@@ -17,26 +17,35 @@ const TRAIN: &str = "train";
 /// A path or pattern that matches no file; a data set, a configuration, a split or an address that is not there.
 pub fn source_files(key: &str, source: &DataSource, options: &OpenOptions<'_>) -> Result<Vec<PathBuf>, DataError> {
     let path = source.path.as_str();
-    let failed = |reason: String| DataError::Path { key: key.to_owned(), reason: format!("\"{path}\" {reason}") };
-    let of_hub = |error| DataError::Hub { key: key.to_owned(), error };
+    let failed = |reason: String| {
+        let reason = format!("\"{}\" {reason}", if is_address(path) { without_query(path) } else { path });
+        DataError::Path { key: key.to_owned(), reason }
+    };
     let settings = HubSettings::from_env();
-    if let Some(dataset) = DatasetId::parse(path, &settings.endpoint).filter(|_| !is_of_this_machine(path)) {
+    // What takes long to tokenise takes long to download, too.
+    let settings = HubSettings { offline: settings.offline || options.refuse_large, ..settings };
+    let of_hub = |error| match error {
+        HubError::Input(_) if options.refuse_large => failed("is not here yet: `lora-train check` downloads it".into()),
+        error => DataError::Hub { key: key.to_owned(), error },
+    };
+    let dataset = DatasetId::parse(path, &settings.endpoint).filter(|_| !is_of_this_machine(path));
+    let is_folder = Path::new(path).is_dir();
+    let named = source.split.as_ref().map(|_| "split").or(source.name.as_ref().map(|_| "name"));
+    if let Some(named) = named.filter(|_| !is_folder && dataset.as_ref().is_none_or(DatasetId::names_files)) {
+        return Err(failed(format!("names files, so `{named}` has no meaning here")));
+    }
+    if let Some(dataset) = dataset {
         let (name, split) = (source.name.as_deref(), source.split.as_deref().unwrap_or(TRAIN));
         return hub::dataset_files(&dataset, name, split, is_data, &settings, options.progress).map_err(of_hub);
     }
-    let is_folder = Path::new(path).is_dir();
-    let named = source.split.as_ref().map(|_| "split").or(source.name.as_ref().map(|_| "name"));
-    match named {
-        Some(_) if is_folder => return files_of_split(source).map_err(failed),
-        Some(key) => return Err(failed(format!("is no data set and no folder, so `{key}` has no meaning here"))),
-        None => {}
+    if is_folder && named.is_some() {
+        return files_of_split(source).map_err(failed);
     }
     if !is_address(path) {
         return files::matching_files(key, path);
     }
-    let (Some(folder), Some(_)) = (CacheSettings::from_env().downloads(), FileKind::of(Path::new(without_query(path))))
-    else {
-        return Err(failed(files::unsupported(Path::new(without_query(path)))));
+    let (Some(folder), true) = (CacheSettings::from_env().downloads(), is_data(without_query(path))) else {
+        return Err(failed(format!("is no file of data: {}", files::unsupported(Path::new(without_query(path))))));
     };
     hub::download_url(path, &folder, settings.offline, options.progress).map(|file| vec![file]).map_err(of_hub)
 }

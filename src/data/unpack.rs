@@ -30,6 +30,13 @@ impl Compression {
             _ => None,
         }
     }
+
+    fn ending(self) -> &'static str {
+        match self {
+            Self::Gzip => "gz",
+            Self::Zstd => "zst",
+        }
+    }
 }
 
 /// Opens a data file; a compressed one as a temporary file with its content.
@@ -68,13 +75,4 @@ pub(super) fn open(path: &Path) -> Result<File, String> {
 fn write_out(file: &mut File, bytes: &[u8]) -> Result<(), String> {
     io::Write::write_all(file, bytes)
         .map_err(|error| format!("cannot be unpacked: {error}\n  hint: TMPDIR names a folder with more room"))
-}
-
-impl Compression {
-    fn ending(self) -> &'static str {
-        match self {
-            Self::Gzip => "gz",
-            Self::Zstd => "zst",
-        }
-    }
 }

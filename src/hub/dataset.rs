@@ -32,6 +32,12 @@ pub struct DatasetId {
 }
 
 impl DatasetId {
+    /// Whether it names files, so that there is no split to choose.
+    #[must_use]
+    pub fn names_files(&self) -> bool {
+        self.files.is_some()
+    }
+
     /// Reads `owner/name`, `hf://datasets/owner/name` with `@revision` and a file or glob behind it, or the address of a
     /// data set's page or file at `endpoint`.
     #[must_use]

@@ -133,8 +133,9 @@ impl OpenedFile {
         }
     }
 
-    /// Encodes the rows, at most `left` of them and numbered from `first_row`, into the cache if they should and can be kept there, otherwise into
-    /// memory. Returns the file and the number of tokens of every row at `max_length`, 0 for a row that is left out.
+    /// Encodes the rows, numbered from `first_row`, into the cache if they should and can be kept there, otherwise into
+    /// memory; of a text, at most `left` windows. Returns the file and the number of tokens of every row at `max_length`,
+    /// 0 for a row that is left out.
     pub(in crate::data) fn encode(
         self,
         (first_row, left): (u32, Option<usize>),

@@ -122,12 +122,17 @@ pub(crate) const DATA_MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "a split of a file",
         Set(&["data.train.0.split=\"test\""]),
-        &["\"rows.jsonl\" is no data set and no folder, so `split` has no meaning here"],
+        &["\"rows.jsonl\" names files, so `split` has no meaning here"],
     ),
     (
         "a configuration of a file",
         Set(&["data.train.0.name=\"main\""]),
-        &["\"rows.jsonl\" is no data set and no folder, so `name` has no meaning here"],
+        &["\"rows.jsonl\" names files, so `name` has no meaning here"],
+    ),
+    (
+        "a split of a file of a data set",
+        Set(&["data.train.0.path=\"hf://datasets/openai/gsm8k/main/*.parquet\"", "data.train.0.split=\"test\""]),
+        &["\"hf://datasets/openai/gsm8k/main/*.parquet\" names files, so `split` has no meaning here"],
     ),
     (
         "a slice of a split",
@@ -157,7 +162,7 @@ pub(crate) const DATA_MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "an address of a page",
         Set(&["data.train.0.path=\"https://example.org/rows\""]),
-        &["\"https://example.org/rows\" files end in .csv, .tsv, "],
+        &["\"https://example.org/rows\" is no file of data: files end in .csv, .tsv, "],
     ),
     // Keys of all rows.
     (
