@@ -199,7 +199,7 @@ section! {
         /// Hub: owner/name, or `hf://datasets/owner/name@revision/files`, of which the last two may be left out.
         path: String = String::new() => required_path("a file, a folder, a glob, or a data set of the Hub"),
             ["file", "files", "data_files", "data_path", "dataset", "file_name", "source", "data_file", "ds_path", "url",
-             "hf_hub_url", "dataset_name", "dataset_path", "data_dir", "folder"];
+             "hf_hub_url", "dataset_name", "dataset_path", "data_dir"];
         /// "messages", "sharegpt", "alpaca", "`prompt_completion`" or "text"; "auto" looks at the columns of the first row.
         format: DataFormat = DataFormat::Auto => choice(),
             ["type", "ds_type", "kind", "formatting", "style", "conversation_style", "template"];
@@ -215,13 +215,13 @@ section! {
         /// The first rows alone: a number of them over all files, or a share of each file, "10%".
         rows: Option<RowLimit> = None => any(RowLimit::EXPECTED, RowLimit::accept) like 1000,
             ["limit", "max_samples", "num_samples", "max_rows", "num_rows", "n_samples", "max_train_samples",
-             "max_eval_samples", "max_examples", "sample_size", "take"];
+             "max_eval_samples", "max_examples", "sample_size"];
         /// Split of a data set, or of a folder that is laid out as one. Default: "train", and all files of a folder.
         split: Option<String> = None => optional_string() like "train",
             ["splits", "train_split", "dataset_split", "dataset_train_split", "test_split", "dataset_test_split"];
         /// Configuration of a data set that has several.
         name: Option<String> = None => optional_string() like "main",
-            ["subset", "config", "config_name", "dataset_config", "dataset_config_name", "configuration", "data_name"];
+            ["subset", "config_name", "dataset_config", "dataset_config_name", "configuration", "data_name"];
     }
 }
 
