@@ -1,5 +1,7 @@
 //! Rows of CSV and TSV files (RFC 4180): cells are text, the first row names them.
 
+use std::io::Read as _;
+
 use csv::{ErrorKind, ReaderBuilder, StringRecord};
 use serde_json::Value;
 
@@ -88,9 +90,10 @@ impl Cells {
     /// The cells of one row.
     fn split(&self, bytes: &[u8]) -> Result<StringRecord, String> {
         let mut builder = ReaderBuilder::new();
-        builder.has_headers(false).flexible(true).delimiter(self.delimiter).buffer_capacity(bytes.len().max(1));
+        builder.has_headers(false).flexible(true).delimiter(self.delimiter).buffer_capacity(bytes.len() + 1);
         let mut cells = StringRecord::new();
-        match builder.from_reader(bytes).read_record(&mut cells) {
+        // Behind an empty line, a byte order mark is text: the reader takes one at its start away.
+        match builder.from_reader(b"\n".chain(bytes)).read_record(&mut cells) {
             Ok(_) => Ok(cells),
             Err(error) if matches!(error.kind(), ErrorKind::Utf8 { .. }) => {
                 Err("not UTF-8\n  hint: `iconv` converts other encodings".to_owned())

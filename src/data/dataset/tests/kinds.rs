@@ -81,6 +81,27 @@ fn a_folder_stands_for_its_data_files() {
 }
 
 #[test]
+fn a_folder_laid_out_as_a_data_set_takes_a_split_and_a_name() {
+    let files = Files::new();
+    for (folder, rows) in [("main", 3), ("socratic", 4)] {
+        std::fs::create_dir(files.path(folder)).unwrap();
+        files.write(&format!("{folder}/train-00000-of-00002.jsonl"), &numbered_rows(rows));
+        files.write(&format!("{folder}/train-00001-of-00002.jsonl"), &numbered_rows(rows));
+        files.write(&format!("{folder}/test.jsonl"), &numbered_rows(1));
+    }
+    let source = |name: Option<&str>, split: Option<&str>| {
+        let (name, split) = (name.map(str::to_owned), split.map(str::to_owned));
+        config(vec![DataSource { name, split, ..files.source("") }])
+    };
+    let num_rows = |name: &str, split: Option<&str>| open(&source(Some(name), split)).num_train_rows();
+    assert_eq!((num_rows("main", None), num_rows("socratic", None), num_rows("main", Some("test"))), (6, 8, 1));
+    let message = error(&source(None, Some("test")));
+    assert!(message.contains("the folder has several configurations: `main`, `socratic`"), "{message}");
+    let message = error(&source(None, None));
+    assert!(message.ends_with("it has main/, socratic/"), "{message}");
+}
+
+#[test]
 fn rows_takes_the_first_of_a_source_or_a_share_of_each_file() {
     let files = Files::new();
     files.write("a.jsonl", &numbered_rows(10));
