@@ -79,7 +79,7 @@ impl Cells {
         let (found, expected) = (cells.len(), self.columns.len());
         if found != expected {
             return Err(format!(
-                "has {found} cells, and the first line names {expected} columns\n  hint: a cell with {} or a line end in it \
+                "has {found} cells, and the first line names {expected} columns\n  hint: a cell with a {} or a line end in it \
                  stands in quotes, a quote in it is doubled",
                 name_of(self.delimiter)
             ));
@@ -125,7 +125,7 @@ impl Cells {
 fn refuse_other_separators(header: &str, delimiter: u8) -> Result<(), String> {
     match header.bytes().find(|byte| matches!(byte, b',' | b';' | b'\t' | b'|')) {
         Some(other) => Err(format!(
-            "its first line has {} and no {}\n  hint: .csv files have commas between columns, .tsv files tabs",
+            "its first line has a {} and no {}\n  hint: .csv files have commas between columns, .tsv files tabs",
             name_of(other),
             name_of(delimiter)
         )),
@@ -135,9 +135,9 @@ fn refuse_other_separators(header: &str, delimiter: u8) -> Result<(), String> {
 
 fn name_of(delimiter: u8) -> &'static str {
     match delimiter {
-        b',' => "a comma",
-        b'\t' => "a tab",
-        b';' => "a semicolon",
-        _ => "a bar",
+        b',' => "comma",
+        b'\t' => "tab",
+        b';' => "semicolon",
+        _ => "bar",
     }
 }
