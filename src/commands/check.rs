@@ -211,8 +211,9 @@ fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<us
             examine_paths(&recipe.data, findings);
             let is_there = |source: &&DataSource| source_files("", source, &options).is_ok();
             for source in recipe.data.train.iter().chain(&recipe.data.eval).filter(is_there) {
-                let alone =
-                    DataConfig { train: vec![source.clone()], eval: vec![], eval_split: None, ..recipe.data.clone() };
+                // Whether other files use the system prompt is not known here.
+                let (train, eval, system) = (vec![source.clone()], vec![], None);
+                let alone = DataConfig { train, eval, system, eval_split: None, ..recipe.data.clone() };
                 if let Err(error) = Dataset::open(&alone, Arc::clone(tokenizer), recipe.seed, &options) {
                     findings.error(&error);
                 }
