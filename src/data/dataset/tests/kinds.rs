@@ -91,7 +91,7 @@ fn a_folder_laid_out_as_a_data_set_takes_a_split_and_a_name() {
     }
     let source = |name: Option<&str>, split: Option<&str>| {
         let (name, split) = (name.map(str::to_owned), split.map(str::to_owned));
-        config(vec![DataSource { name, split, ..files.source("") }])
+        config(vec![DataSource { split, name, ..files.source("") }])
     };
     let num_rows = |name: &str, split: Option<&str>| open(&source(Some(name), split)).num_train_rows();
     assert_eq!((num_rows("main", None), num_rows("socratic", None), num_rows("main", Some("test"))), (6, 8, 1));
