@@ -8,7 +8,6 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark ends where something is missing")]
 #![allow(clippy::cast_precision_loss, reason = "counts of a few seconds")]
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
@@ -16,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lora_train::data::cache::CacheSettings;
-use lora_train::data::config::{DataConfig, DataFormat, DataSource};
+use lora_train::data::config::{DataConfig, DataSource};
 use lora_train::data::dataset::{Cursor, Dataset, OpenOptions};
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::telemetry::peak_host_memory_bytes;
@@ -55,12 +54,7 @@ fn main() {
     let path = folder.path().join("rows.jsonl");
     write_rows(&path, num_rows);
     let tokenizer = Arc::new(Tokenizer::open(&model).unwrap());
-    let source = DataSource {
-        path: path.to_str().unwrap().into(),
-        format: DataFormat::Auto,
-        columns: BTreeMap::new(),
-        weight: 1.0,
-    };
+    let source = DataSource { path: path.to_str().unwrap().into(), ..DataSource::default() };
     println!("{num_rows} rows, tokenizer of {}, 1 worker, {MICRO_BATCH_SIZE} rows a micro-batch", model.display());
     println!(
         "{:<26} {:>9} {:>14} {:>15} {:>15} {:>12}",

@@ -1,6 +1,6 @@
 //! Rows to token batches, in host memory: no tensor is made here.
 //!
-//! Before the first step: [`files`] finds the files, `rows` reads a row, [`formats`] interprets it, [`template`] writes
+//! Before the first step: [`sources`] finds the files, `rows` reads a row, [`formats`] interprets it, [`template`] writes
 //! a conversation as text, [`tokenizer`] turns the text into tokens, and [`encode`] marks the tokens that carry loss.
 //! `data_file` does this for all rows of a file on all cores. [`cache`] keeps the tokens of large files on disk; the
 //! tokens of other files stay in memory. From then on a [`dataset`] puts rows in order and packs several into one if
@@ -25,7 +25,9 @@ mod order;
 mod packing;
 mod progress;
 mod rows;
+pub mod sources;
 pub mod template;
 pub mod tokenizer;
+pub(crate) mod unpack;
 mod windows;
 pub mod work;

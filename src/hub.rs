@@ -1,13 +1,15 @@
-//! Model files from the Hugging Face Hub.
+//! Files of models and data sets from the Hugging Face Hub.
 //!
-//! `model.path` is a local folder or a Hub repository id; [`resolve`] returns a local folder for either. Files are kept
-//! in the cache that all Hugging Face tools share, and the environment variables are theirs: `HF_HOME`, `HF_HUB_CACHE`,
+//! `model.path` is a local folder or a Hub repository id; [`resolve`] returns a local folder for either. The files of a
+//! [`DatasetId`] are found by [`dataset_files`], those of a web address by [`download_url`]. Files of the Hub are kept in
+//! the cache that all Hugging Face tools share, and the environment variables are theirs: `HF_HOME`, `HF_HUB_CACHE`,
 //! `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`.
 
 use std::path::PathBuf;
 
 use crate::schema::Problem;
 
+mod dataset;
 mod download;
 mod error;
 #[cfg(test)]
@@ -15,14 +17,19 @@ mod fixture;
 mod greeting;
 mod location;
 mod progress;
+mod repository;
 mod settings;
+mod url;
 
+pub use dataset::{DatasetId, DatasetLayout, dataset_files};
 use download::Request;
 pub use error::HubError;
 pub use greeting::{Greeting, greet};
 pub use location::Location;
 pub use progress::Progress;
+use repository::{Kind, Repository};
 pub use settings::{HubSettings, Token};
+pub use url::download_url;
 
 /// Which files of a model are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +66,8 @@ pub fn resolve(
             }
         },
         Location::Repository(id) => {
-            let request = Request { id: &id, revision: revision.unwrap_or("main"), wanted, settings };
+            let revision = revision.unwrap_or("main");
+            let request = Request { repository: Repository { kind: Kind::Model, id: &id, revision, settings }, wanted };
             if settings.offline { request.find() } else { request.download(progress) }
         }
     }

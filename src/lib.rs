@@ -21,7 +21,7 @@
 //! - [`telemetry`] samples of the machine during training
 //! - [`figures`] every figure of a step, one row each
 //! - [`device`] the device that computes, its types and its speed
-//! - [`hub`] model files from the Hugging Face Hub
+//! - [`hub`] files of models and data sets from the Hugging Face Hub
 //! - [`failure`] how a command ends without its result
 //! - [`panics`] panics that are caught
 //! - [`faults`] what a device's backend says when it fails, and reading tensors

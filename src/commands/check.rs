@@ -13,7 +13,7 @@ use crate::data::cache::CacheSettings;
 use crate::data::config::{DataConfig, DataSource};
 use crate::data::dataset::{Dataset, OpenOptions, RowCounts};
 use crate::data::error::DataError;
-use crate::data::files::matching_files;
+use crate::data::sources::source_files;
 use crate::data::tokenizer::Tokenizer;
 use crate::failure::Failure;
 use crate::hub::Progress;
@@ -216,10 +216,11 @@ fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<us
             // The first mistake hides those of other files, so open each file alone.
             let before = findings.problems.0.len();
             examine_paths(&recipe.data, findings);
-            let is_there = |source: &&DataSource| matching_files("", &source.path).is_ok();
+            let is_there = |source: &&DataSource| source_files("", source, &options).is_ok();
             for source in recipe.data.train.iter().chain(&recipe.data.eval).filter(is_there) {
-                let alone =
-                    DataConfig { train: vec![source.clone()], eval: vec![], eval_split: None, ..recipe.data.clone() };
+                // Whether other files use the system prompt is not known here.
+                let (train, eval, system) = (vec![source.clone()], vec![], None);
+                let alone = DataConfig { train, eval, system, eval_split: None, ..recipe.data.clone() };
                 if let Err(error) = Dataset::open(&alone, Arc::clone(tokenizer), recipe.seed, &options) {
                     findings.error(&error);
                 }
@@ -234,8 +235,9 @@ fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<us
 /// Without a tokenizer rows cannot be checked, but missing files can be found.
 fn examine_paths(data: &DataConfig, findings: &mut Findings) {
     let mut examine = |section: &str, sources: &[DataSource]| {
-        for (index, DataSource { path, .. }) in sources.iter().enumerate() {
-            if let Err(error) = matching_files(&format!("data.{section}[{index}].path"), path) {
+        for (index, source) in sources.iter().enumerate() {
+            let options = OpenOptions { progress: Progress::detect(false), ..OpenOptions::default() };
+            if let Err(error) = source_files(&format!("data.{section}[{index}].path"), source, &options) {
                 findings.error(&error);
             }
         }

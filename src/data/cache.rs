@@ -27,7 +27,7 @@ pub const LARGE_FILE_BYTES: u64 = 16 << 20;
 /// Most bytes of token files that are kept. Beyond that, the least recently used files are removed.
 pub const MAX_CACHE_BYTES: u64 = 32 << 30;
 /// Increase this with every change to the layout of a token file or to how a row is encoded.
-const FORMAT_VERSION: u32 = 4;
+const FORMAT_VERSION: u32 = 5;
 /// Suffix of token file names.
 const STORE_SUFFIX: &str = ".tokens";
 /// Suffix of the names of files that are still being written.
@@ -55,6 +55,12 @@ impl CacheSettings {
             max_bytes: MAX_CACHE_BYTES,
             min_file_bytes: LARGE_FILE_BYTES,
         }
+    }
+
+    /// The folder of files from web addresses, beside the tokens.
+    #[must_use]
+    pub fn downloads(&self) -> Option<PathBuf> {
+        self.folder.as_ref().map(|folder| folder.with_file_name("downloads"))
     }
 }
 

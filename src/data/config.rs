@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::schema::{Choice, Problem, Section, Value, section};
 
@@ -30,6 +30,13 @@ section! {
             ["train_on_input", "train_on_prompt", "train_on_source", "train_on_prompts"],
             ["mask_prompt", "mask_inputs", "completion_only_loss", "assistant_only_loss", "train_on_responses_only";
              "it means the opposite: train_on_inputs = false, the default, keeps loss to the answers"];
+        /// "all" puts loss on every answer of a conversation, "last" on the last one alone.
+        train_on_turns: TrainOnTurns = TrainOnTurns::All => choice(), OtherRows,
+            ["mask_history"; "mask_history: true is train_on_turns = \"last\""],
+            ["roles_to_train"; "answers of the assistant carry loss: all of them, or the last"];
+        /// System prompt of rows that have none.
+        system: Option<String> = None => optional_string() like "You are a helpful assistant.", OtherRows,
+            ["default_system", "default_system_message", "default_system_prompt", "system_prompt", "system_message"];
         /// Rows held out of the training files for evaluation: a share below 1, or a number of rows. Excludes
         /// `[[data.eval]]`.
         eval_split: Option<EvalSplit> = None => any(EvalSplit::EXPECTED, EvalSplit::accept) like 0.05, OtherRows,
@@ -60,8 +67,29 @@ impl DataConfig {
             let message = "`data.eval_split` excludes [[data.eval]]: evaluation rows come from one of them";
             section.reject("eval_split", Problem::new(message).hint("keep one of the two"));
         }
+        if self.train_on_inputs && self.train_on_turns == TrainOnTurns::Last {
+            let message =
+                "`data.train_on_turns` = \"last\" excludes `data.train_on_inputs` = true, which is loss on all";
+            section.reject("train_on_turns", Problem::new(message).hint("keep one of the two"));
+        }
         self
     }
+}
+
+/// The answers of a conversation that carry loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainOnTurns {
+    /// All of them.
+    #[default]
+    All,
+    /// The last one.
+    Last,
+}
+
+impl Choice for TrainOnTurns {
+    const NAMES: &'static [(&'static str, Self)] = &[("all", Self::All), ("last", Self::Last)];
+    const PEERS: &'static [(&'static str, &'static str)] = &[("assistant", "all"), ("final", "last")];
 }
 
 /// What to do with a row that cannot be used: invalid JSON, a column that is missing or has another type, a
@@ -106,13 +134,72 @@ impl EvalSplit {
     }
 }
 
+/// How many rows of a file are read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RowLimit {
+    /// The first rows, 1 or more.
+    Rows(usize),
+    /// The first rows, in percent of all, in (0, 100].
+    Percent(f64),
+}
+
+impl RowLimit {
+    const EXPECTED: &'static str = "a number of rows of at least 1, or a share such as \"10%\"";
+
+    fn accept(value: &Value) -> Result<Option<Self>, Option<String>> {
+        match value {
+            Value::Integer(rows) if *rows >= 1 => {
+                usize::try_from(*rows).map(|rows| Some(Self::Rows(rows))).map_err(|_| None)
+            }
+            Value::Float(share) if *share > 0.0 && *share <= 1.0 => {
+                Err(Some(format!("write \"{}%\"", (share * 1e6).round() / 1e4)))
+            }
+            Value::String(text) => match text.strip_suffix('%').map(|percent| percent.trim().parse()) {
+                Some(Ok(percent)) if percent > 0.0 && percent <= 100.0 => Ok(Some(Self::Percent(percent))),
+                None if text.parse::<u64>().is_ok() => Err(Some(format!("write it without quotes: {text}"))),
+                _ => Err(None),
+            },
+            _ => Err(None),
+        }
+    }
+
+    /// The limit as a number of rows, if it is one.
+    pub(super) fn number(limit: Option<Self>) -> Option<usize> {
+        limit.and_then(|limit| match limit {
+            Self::Rows(rows) => Some(rows),
+            Self::Percent(_) => None,
+        })
+    }
+
+    /// The number of rows that are read of `num_rows`: a share is rounded, and at least one row.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn of(self, num_rows: usize) -> usize {
+        match self {
+            Self::Rows(rows) => rows.min(num_rows),
+            Self::Percent(percent) => ((num_rows as f64 * percent / 100.0).round() as usize).clamp(1, num_rows.max(1)),
+        }
+    }
+}
+
+impl Serialize for RowLimit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Rows(rows) => rows.serialize(serializer),
+            Self::Percent(percent) => serializer.collect_str(&format_args!("{percent}%")),
+        }
+    }
+}
+
 section! {
     /// One `[[data.train]]` or `[[data.eval]]` entry.
     pub struct DataSource then check {
-        /// A .json, .jsonl, .parquet or .txt file; a glob such as data/*.jsonl names several.
-        path: String = String::new() => required_path("a .json, .jsonl, .parquet or .txt file, or a glob of them"),
-            ["file", "files", "data_files", "data_path", "dataset", "name", "file_name", "source", "data_file", "ds_path",
-             "url"];
+        /// A .csv, .tsv, .json, .jsonl, .parquet or .txt file, also with .gz or .zst behind it. A folder stands for its
+        /// files, a glob such as data/*.jsonl for those that match. Also an https address of a file, and a data set of the
+        /// Hub: owner/name, or `hf://datasets/owner/name@revision/files`, of which the last two may be left out.
+        path: String = String::new() => required_path("a file, a folder, a glob, or a data set of the Hub"),
+            ["file", "files", "data_files", "data_path", "dataset", "file_name", "source", "data_file", "ds_path", "url",
+             "hf_hub_url", "dataset_name", "dataset_path", "data_dir"];
         /// "messages", "sharegpt", "alpaca", "`prompt_completion`" or "text"; "auto" looks at the columns of the first row.
         format: DataFormat = DataFormat::Auto => choice(),
             ["type", "ds_type", "kind", "formatting", "style", "conversation_style", "template"];
@@ -125,6 +212,16 @@ section! {
         /// How often the rows of this file are visited in an epoch, relative to the other files.
         weight: f64 = 1.0 => number((Bound::Excluded(0.0), Bound::Unbounded)),
             ["weights", "probability", "interleave_probs", "mix", "ratio", "sampling_weight"];
+        /// The first rows alone: a number of them over all files, or a share of each file, "10%".
+        rows: Option<RowLimit> = None => any(RowLimit::EXPECTED, RowLimit::accept) like 1000,
+            ["limit", "max_samples", "num_samples", "max_rows", "num_rows", "n_samples", "max_train_samples",
+             "max_eval_samples", "max_examples", "sample_size"];
+        /// Split of a data set, or of a folder that is laid out as one. Default: "train", and all files of a folder.
+        split: Option<String> = None => optional_string() like "train",
+            ["splits", "train_split", "dataset_split", "dataset_train_split", "test_split", "dataset_test_split"];
+        /// Configuration of a data set that has several.
+        name: Option<String> = None => optional_string() like "main",
+            ["subset", "config_name", "dataset_config", "dataset_config_name", "configuration", "data_name"];
     }
 }
 
@@ -176,6 +273,11 @@ impl DataSource {
     fn check(self, section: &mut Section) -> Self {
         if !section.is_wrong("format") {
             self.check_columns(section);
+        }
+        if let Some(split) = self.split.as_ref().filter(|split| split.contains(['[', '+', ':'])) {
+            let message = format!("`{}` = {split:?} is not the name of a split", section.full_name("split"));
+            let hint = "`rows = \"10%\"` takes the first rows; two splits are two sections";
+            section.reject("split", Problem::new(message).hint(hint));
         }
         self
     }

@@ -11,7 +11,7 @@ use super::findings::RowFindings;
 
 mod opened;
 
-pub(super) use opened::OpenedFile;
+pub(super) use opened::{OpenedFile, Reading};
 
 /// The tokens of a .txt file are stored in pieces of this many tokens.
 const PIECE_TOKENS: usize = 1024;
@@ -38,13 +38,14 @@ pub(super) struct DataFile {
 }
 
 impl DataFile {
-    /// The lengths of the windows of a text.
-    fn count_windows(&mut self, pieces: &[RowEntry]) -> Vec<u32> {
+    /// The lengths of the windows of a text; `limited` says how many of them are read.
+    fn count_windows(&mut self, pieces: &[RowEntry], limited: impl Fn(usize) -> usize) -> Vec<u32> {
         let num_tokens: usize = pieces.iter().map(|piece| piece.num_tokens() as usize).sum();
         let windows = (0..num_tokens).step_by(self.max_length).map(|start| self.max_length.min(num_tokens - start));
         // The first token is not predicted, so a window of one token has no target.
-        let lengths: Vec<u32> =
+        let mut lengths: Vec<u32> =
             windows.map(|length| if length < 2 { 0 } else { u32::try_from(length).unwrap_or(u32::MAX) }).collect();
+        lengths.truncate(limited(lengths.len()));
         self.counts.rows = lengths.len() as u64;
         self.counts.tokens = lengths.iter().copied().map(u64::from).sum();
         self.counts.target_tokens = lengths.iter().map(|length| u64::from(length.saturating_sub(1))).sum();

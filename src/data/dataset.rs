@@ -9,15 +9,20 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::batch::RowSource;
-use super::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow};
-use super::data_file::{DataFile, OpenedFile};
+use super::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowLimit};
+use super::data_file::{DataFile, OpenedFile, Reading};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
-use super::files::{FileInfo, matching_files};
+use super::files::FileInfo;
 use super::order::{self, Order, Purpose, num_visits, shuffle};
 use super::packing::best_fit;
-use super::template::{ChatTemplate, TemplateError};
+use super::sources::source_files;
+use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
+
+mod opening;
+
+use opening::{needed_template, opened_files, unmoved_by_system};
 
 pub use super::counts::RowCounts;
 pub use super::files::OpenOptions;
@@ -86,24 +91,32 @@ impl Dataset {
         let mut opened = Vec::new();
         for (section, sources) in [("train", &config.train), ("eval", &config.eval)] {
             for (index, source) in sources.iter().enumerate() {
-                let paths = matching_files(&format!("data.{section}[{index}].path"), &source.path)?;
-                let open =
-                    |path| OpenedFile::open(path, section == "eval", source, config, &tokenizer, kept_with, options);
-                opened.push(paths.into_iter().map(open).collect::<Result<Vec<_>, _>>()?);
+                let paths = source_files(&format!("data.{section}[{index}].path"), source, options)?;
+                let (is_eval, template) = (section == "eval", kept_with);
+                let reading = Reading { is_eval, source, config, tokenizer: &tokenizer, template, options };
+                opened.push((source.rows, opened_files(paths, &reading)?));
             }
         }
-        let template = needed_template(config, template, &opened.iter().flatten().collect::<Vec<_>>())?;
+        let all: Vec<&OpenedFile> = opened.iter().flat_map(|(_, files)| files).collect();
+        let template = needed_template(config, template, &all)?;
+        let mut warnings = unmoved_by_system(config, template.is_some(), &all)?;
+        drop(all);
 
         let encoder =
             Encoder { tokenizer: &tokenizer, template: template.as_ref(), train_on_inputs: config.train_on_inputs };
         let (mut files, mut entries) = (Vec::<DataFile>::new(), Vec::new());
-        let (mut lengths, mut mistakes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut lengths, mut mistakes) = (Vec::new(), Vec::new());
         let count = |lengths: &Vec<u32>| u32::try_from(lengths.len()).unwrap_or(u32::MAX);
-        for opened in opened {
+        for (limit, opened) in opened {
             let first_row = count(&lengths);
+            let mut left = RowLimit::number(limit);
             for opened in opened {
-                let (file, rows) =
-                    opened.encode(count(&lengths), config.max_length, &encoder, options, &mut warnings)?;
+                if left == Some(0) {
+                    break;
+                }
+                let place = (count(&lengths), left);
+                let (file, rows) = opened.encode(place, config.max_length, &encoder, options, &mut warnings)?;
+                left = left.map(|left| left.saturating_sub(rows.len()));
                 lengths.extend(rows);
                 if lengths.len() > u32::MAX as usize {
                     let reason = format!("more than {} rows in all are not supported", u32::MAX);
@@ -357,39 +370,6 @@ fn train_counts(files: &[DataFile]) -> Result<RowCounts, DataError> {
 fn ranges(entries: &[Range<u32>], rows: &[u32]) -> impl Iterator<Item = Range<u32>> {
     let before = |row: u32| u32::try_from(rows.partition_point(|used| *used < row)).unwrap_or(u32::MAX);
     entries.iter().map(move |entry| before(entry.start)..before(entry.end))
-}
-
-/// The chat template, if a file needs one. `opened` is the result of opening the template that the recipe names.
-fn needed_template(
-    config: &DataConfig,
-    opened: Result<Option<ChatTemplate>, TemplateError>,
-    files: &[&OpenedFile],
-) -> Result<Option<ChatTemplate>, DataError> {
-    if !files.iter().any(|file| file.format().uses_template()) {
-        // A template that the recipe names must be usable even where no row needs it. An unusable template of the model
-        // is ignored.
-        return match opened {
-            Err(error) if config.chat_template != "auto" => Err(error.into()),
-            _ => Ok(None),
-        };
-    }
-    let template = opened?;
-    let needs = |file: &&&OpenedFile| matches!(file.format(), DataFormat::Messages | DataFormat::Sharegpt);
-    match files.iter().find(needs) {
-        Some(file) if template.is_none() => Err(DataError::File {
-            path: file.path().to_path_buf(),
-            reason: format!(
-                "format `{}` needs a chat template, and {}\n  hint: set `data.chat_template` to a Jinja file",
-                file.format().name(),
-                if config.chat_template == "none" {
-                    "`data.chat_template` = \"none\" turns it off"
-                } else {
-                    "the model has none"
-                }
-            ),
-        }),
-        _ => Ok(template),
-    }
 }
 
 /// Rows that `eval_split` holds out, ascending.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::template::TemplateError;
 use super::tokenizer::TokenizerError;
+use crate::hub::HubError;
 
 /// Why data could not be opened or read.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +20,14 @@ pub enum DataError {
         key: String,
         /// The path, what is wrong with it, where it was searched for, and how to fix it.
         reason: String,
+    },
+    /// A data set or a web address of the recipe cannot be read.
+    #[error("`{key}`: {error}")]
+    Hub {
+        /// The key, such as `data.train[0].path`.
+        key: String,
+        /// What is wrong.
+        error: HubError,
     },
     /// Rows that cannot be used, one error for each kind.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
@@ -81,6 +90,7 @@ impl DataError {
             | Self::Row { .. }
             | Self::Template(_)
             | Self::Tokenizer(_) => true,
+            Self::Hub { error, .. } => matches!(error, HubError::Input(_)),
             Self::Tokens { .. } | Self::Store(_) | Self::Worker(_) | Self::Interrupted | Self::Stopped => false,
         }
     }

@@ -1,6 +1,5 @@
 //! The files that a recipe names.
 
-use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -10,8 +9,12 @@ use serde::{Deserialize, Serialize};
 use super::cache::CacheSettings;
 use super::config::DataFormat;
 use super::error::DataError;
-use crate::hub::Progress;
+use super::unpack::Compression;
+use crate::hub::{DatasetLayout, Progress};
 use crate::schema::searched_folder;
+
+/// Names of a folder that a message lists.
+const MAX_NAMED: usize = 8;
 
 /// How data is opened, besides what the recipe says.
 pub struct OpenOptions<'a> {
@@ -40,9 +43,16 @@ impl Default for OpenOptions<'_> {
     }
 }
 
+/// The files that are read, for messages.
+pub(super) const ENDINGS: &str = ".csv, .tsv, .json, .jsonl, .parquet or .txt, and .gz or .zst behind it";
+
 /// How a file is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileKind {
+    /// Cells separated by commas; the first line names the columns.
+    Csv,
+    /// Cells separated by tabs; the first line names the columns.
+    Tsv,
     /// One JSON array of objects.
     Json,
     /// One JSON object a line.
@@ -54,10 +64,13 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// The kind of a file by its extension; `None` for an extension that is not supported.
+    /// The kind of a file by its ending, before that of a compression; `None` for an ending that is not supported.
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
-        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+        let packed = Compression::of(path).and_then(|_| path.file_stem());
+        match packed.map_or(path, Path::new).extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "csv" => Some(Self::Csv),
+            "tsv" => Some(Self::Tsv),
             "json" => Some(Self::Json),
             "jsonl" | "ndjson" => Some(Self::JsonLines),
             "parquet" => Some(Self::Parquet),
@@ -70,12 +83,37 @@ impl FileKind {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Csv => "CSV",
+            Self::Tsv => "TSV",
             Self::Json => "JSON array",
             Self::JsonLines => "JSON lines",
             Self::Parquet => "Parquet",
             Self::Txt => "text",
         }
     }
+
+    /// What separates the cells of a row.
+    pub(super) fn delimiter(self) -> Option<u8> {
+        match self {
+            Self::Csv => Some(b','),
+            Self::Tsv => Some(b'\t'),
+            _ => None,
+        }
+    }
+}
+
+/// What to do with a file of another kind.
+pub(super) fn unsupported(path: &Path) -> String {
+    let ending = path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
+    let hint = match ending.as_str() {
+        "xlsx" | "xls" | "ods" => "\n  hint: save the sheet as CSV",
+        "zip" | "xz" | "bz2" | "tar" | "tgz" | "7z" => "\n  hint: unpack it",
+        "arrow" | "feather" | "pkl" | "pickle" => {
+            "\n  hint: `datasets` and pandas write it as Parquet with `to_parquet`"
+        }
+        _ => "",
+    };
+    format!("files end in {ENDINGS}{hint}")
 }
 
 /// A file of the recipe, and what was found out about it.
@@ -117,28 +155,26 @@ impl fmt::Display for KeptTokens {
     }
 }
 
-/// The files that match a `path`, sorted. `key` is the path's key in the recipe.
-///
-/// # Errors
-/// A path or pattern that matches no file.
-pub fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+/// The files on this machine that match a `path`, sorted. `key` is the path's key in the recipe.
+pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let literal = PathBuf::from(pattern);
     let failed = |reason: String| DataError::Path { key: key.to_owned(), reason: format!("\"{pattern}\" {reason}") };
     if literal.is_file() {
         return Ok(vec![literal]);
     }
     if literal.is_dir() {
-        let names = std::fs::read_dir(&literal).into_iter().flatten().flatten().map(|entry| entry.path());
-        let ending =
-            names.filter(|path| FileKind::of(path).is_some()).find_map(|path| path.extension().map(OsStr::to_owned));
-        let ending = ending.map_or_else(|| "jsonl".into(), |ending| ending.to_string_lossy().into_owned());
-        return Err(failed(format!("is a folder\n  hint: name its files, such as \"{pattern}/*.{ending}\"")));
+        return files_of_folder(&literal).map_err(failed);
     }
     // For a pattern, the part before the first folder with a wildcard.
     let fixed: PathBuf =
         literal.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '['])).collect();
     if !pattern.contains(['*', '?', '[']) {
-        return Err(failed(format!("is no file: looked for in {}", searched_folder(&literal).display())));
+        let hint = if FileKind::of(&literal).is_some() || pattern.starts_with(['.', '/']) {
+            ""
+        } else {
+            "\n  hint: a data set of the Hub has the form `owner/name`"
+        };
+        return Err(failed(format!("is no file: looked for in {}{hint}", searched_folder(&literal).display())));
     }
     let matches = glob::glob(pattern).map_err(|error| failed(format!("is not a valid glob: {error}")))?;
     let mut files = Vec::new();
@@ -154,4 +190,32 @@ pub fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, DataErro
     } else {
         Ok(files)
     }
+}
+
+/// The data files of a folder, sorted; files with other endings are left out, and so are hidden ones.
+fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = std::fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let entries = entries.map_err(|error| format!("cannot be read: {error}"))?;
+    let mut paths: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).collect();
+    paths.sort();
+    let name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    paths.retain(|path| !name(path).starts_with('.'));
+    let is_data = |path: &&PathBuf| path.is_file() && FileKind::of(path).is_some();
+    let files: Vec<PathBuf> = paths.iter().filter(is_data).cloned().collect();
+    if !files.is_empty() {
+        let layout = DatasetLayout::of_names(&files.iter().map(name).collect::<Vec<_>>());
+        let splits: Vec<&str> = layout.splits().into_iter().collect();
+        if splits.len() > 1 {
+            let (splits, last) = (splits.join("`, `"), splits[splits.len() - 1]);
+            return Err(format!("has the splits `{splits}`\n  hint: beside the path, `split = {last:?}` takes one"));
+        }
+        return Ok(files);
+    }
+    let mut names: Vec<String> = paths.iter().map(|path| name(path) + if path.is_dir() { "/" } else { "" }).collect();
+    if names.len() > MAX_NAMED {
+        names.truncate(MAX_NAMED);
+        names.push("...".into());
+    }
+    let held = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+    Err(format!("is a folder without data files, which end in {ENDINGS}; it has {held}"))
 }

@@ -1,13 +1,20 @@
 //! A small byte-level tokenizer and data files for the tests of this module.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flate2::write::GzEncoder;
+use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::config::{DataConfig, DataFormat, DataSource};
+use super::config::{DataConfig, DataSource};
 use super::tokenizer::Tokenizer;
 
 pub(super) const BOS: u32 = 256;
@@ -106,7 +113,7 @@ impl Files {
 
     pub(super) fn source(&self, pattern: &str) -> DataSource {
         let path = self.path(pattern).to_str().unwrap().to_owned();
-        DataSource { path, format: DataFormat::Auto, columns: BTreeMap::new(), weight: 1.0 }
+        DataSource { path, ..DataSource::default() }
     }
 }
 
@@ -118,4 +125,53 @@ pub(super) fn config(sources: Vec<DataSource>) -> DataConfig {
 /// Lines `{"text": "row 0"}`, `{"text": "row 1"}` and so on.
 pub(super) fn numbered_rows(count: usize) -> String {
     (0..count).map(|row| serde_json::json!({"text": format!("row {row}")}).to_string() + "\n").collect()
+}
+
+/// The content of a file whose name ends in .gz or .zst.
+pub(super) fn packed(name: &str, content: &[u8]) -> Vec<u8> {
+    if name.ends_with(".zst") {
+        return zstd::encode_all(content, 0).unwrap();
+    }
+    let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(content).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// Writes conversations (lists of role and content), with an id and a score each.
+pub(super) fn write_parquet(path: &Path, conversations: &[Vec<(&str, &str)>]) {
+    let schema = "message rows {
+        required int64 id;
+        optional double score;
+        optional group messages (LIST) { repeated group list { optional group element {
+            optional binary role (UTF8);
+            optional binary content (UTF8);
+        } } }
+    }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let properties = Arc::new(WriterProperties::builder().build());
+    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, properties).unwrap();
+    // Two row groups.
+    for group in conversations.chunks(conversations.len().div_ceil(2)) {
+        let mut columns = writer.next_row_group().unwrap();
+        let ids: Vec<i64> = (0_i64..).take(group.len()).collect();
+        let mut column = columns.next_column().unwrap().unwrap();
+        column.typed::<Int64Type>().write_batch(&ids, None, None).unwrap();
+        column.close().unwrap();
+        let mut column = columns.next_column().unwrap().unwrap();
+        let defined: Vec<i16> = ids.iter().map(|id| i16::from(*id == 0)).collect();
+        column.typed::<DoubleType>().write_batch(&[0.5], Some(&defined), None).unwrap();
+        column.close().unwrap();
+        for part in 0..2 {
+            let texts = group.iter().flatten().map(|turn| ByteArray::from(if part == 0 { turn.0 } else { turn.1 }));
+            let texts: Vec<ByteArray> = texts.collect();
+            let repeated: Vec<i16> =
+                group.iter().flat_map(|turns| (0..turns.len()).map(|i| i16::from(i > 0))).collect();
+            let mut column = columns.next_column().unwrap().unwrap();
+            let defined = vec![4; texts.len()];
+            column.typed::<ByteArrayType>().write_batch(&texts, Some(&defined), Some(&repeated)).unwrap();
+            column.close().unwrap();
+        }
+        columns.close().unwrap();
+    }
+    writer.close().unwrap();
 }

@@ -1,14 +1,18 @@
 //! The formats of data rows: what the columns of a row mean.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use super::config::DataFormat;
+use super::config::{DataConfig, DataFormat, TrainOnTurns};
 use super::template::ChatTemplate;
 use crate::schema::Choice as _;
 
 mod chat;
+mod detect;
+
+use detect::{list_in, longest, refuse_preferences};
 
 /// What one row trains on.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,26 +61,8 @@ impl DataFormat {
     }
 }
 
-/// Formats in the order in which `auto` tries them: the most structured first.
-const DETECTION_ORDER: [DataFormat; 5] =
-    [DataFormat::Messages, DataFormat::Sharegpt, DataFormat::Alpaca, DataFormat::PromptCompletion, DataFormat::Text];
-
-/// A format, its two columns, and an optional third one: the format's names or the file's.
-type Pair = (DataFormat, [&'static str; 2], Option<[&'static str; 2]>);
-
-/// Other common names for the columns of a question and an answer. Used only where a row has exactly one of these
-/// pairs.
-const PAIRS: [Pair; 6] = [
-    (DataFormat::Alpaca, ["instruction", "response"], Some(["input", "context"])),
-    (DataFormat::PromptCompletion, ["question", "answer"], None),
-    (DataFormat::PromptCompletion, ["question", "response"], None),
-    (DataFormat::PromptCompletion, ["query", "response"], None),
-    (DataFormat::PromptCompletion, ["prompt", "response"], None),
-    (DataFormat::PromptCompletion, ["input", "output"], None),
-];
-
 /// How the rows of a file are read: the format with its columns.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowFormat {
     format: DataFormat,
     /// For each column name of the format, the column in the file.
@@ -84,79 +70,16 @@ pub struct RowFormat {
     /// Whether the columns were guessed rather than named in the recipe; rows with good and bad answers are then
     /// refused.
     is_detected: bool,
+    /// `data.system`: the system prompt of rows without one.
+    system: Option<String>,
+    train_on_turns: TrainOnTurns,
 }
 
 impl RowFormat {
-    /// The format of a file, from what the recipe says and the file's first row.
-    ///
-    /// # Errors
-    /// What is wrong and how to fix it: a renamed column that does not exist, a column that the format needs and the
-    /// row lacks, columns that match no known format.
-    pub fn detect(format: DataFormat, columns: &BTreeMap<String, String>, first_row: &Value) -> Result<Self, String> {
-        let found: Vec<&str> =
-            first_row.as_object().map(|row| row.keys().map(String::as_str).collect()).unwrap_or_default();
-        let absent = |columns: &BTreeMap<String, String>, is_needed: &dyn Fn(&str) -> bool| {
-            let is_absent = |column: &str| first_row.get(column).is_none();
-            let (name, column) = columns.iter().find(|(name, column)| is_needed(name) && is_absent(column))?;
-            let found = keys_of(first_row);
-            Some(format!("`columns` says that `{name}` is column `{column}`; the row has {found}"))
-        };
-        let mut columns = columns.clone();
-        let is_detected = format == DataFormat::Auto && columns.is_empty();
-        if is_detected {
-            refuse_preferences(first_row)?;
-        }
-        if format == DataFormat::Auto && !columns.contains_key("messages") && first_row["messages"].is_null() {
-            // A conversation under ShareGPT's column name, but with the keys of `messages`.
-            let name = columns.get("conversations").map_or("conversations", String::as_str).to_owned();
-            if !first_row[&name][0]["role"].is_null() {
-                columns.remove("conversations");
-                columns.insert("messages".into(), name);
-            }
-        }
-        let has = |format: DataFormat| {
-            let column = |name: &&str| first_row.get(columns.get(*name).map_or(*name, String::as_str)).is_some();
-            format.columns().0.iter().all(column)
-        };
-        let resolved = match format {
-            DataFormat::Auto => match DETECTION_ORDER.into_iter().find(|format| has(*format)) {
-                Some(format) => format,
-                None if columns.is_empty() => return Self::of_pair(first_row, &found),
-                None => {
-                    return Err(absent(&columns, &|_| true).unwrap_or_else(|| unknown_columns(first_row, &found)));
-                }
-            },
-            given => given,
-        };
-        let (required, optional) = resolved.columns();
-        let used = [required, optional].concat();
-        if let Some(name) = columns.keys().find(|name| !used.contains(&name.as_str())) {
-            let (format, used) = (resolved.name(), used.join(", "));
-            return Err(format!("`columns` has `{name}`, which format `{format}` does not use; it uses {used}"));
-        }
-        if let Some(reason) = absent(&columns, &|name| required.contains(&name)) {
-            return Err(reason);
-        }
-        let format = Self { format: resolved, columns, is_detected };
-        for name in required {
-            format.column(first_row, name)?;
-        }
-        Ok(format)
-    }
-
-    /// The format of a row that has one of [`PAIRS`].
-    fn of_pair(row: &Value, found: &[&str]) -> Result<Self, String> {
-        let pairs: Vec<_> =
-            PAIRS.iter().filter(|(_, pair, _)| pair.iter().all(|name| row.get(*name).is_some())).collect();
-        let [(format, pair, extra)] = pairs[..] else { return Err(unknown_columns(row, found)) };
-        let mut columns: BTreeMap<String, String> = BTreeMap::new();
-        for (name, column) in format.columns().0.iter().zip(pair) {
-            columns.insert((*name).into(), (*column).into());
-        }
-        if let Some([name, column]) = extra.filter(|[_, column]| row.get(column).is_some()) {
-            columns.insert(name.into(), column.into());
-        }
-        Ok(Self { format: *format, columns, is_detected: true })
+    /// The format with what a section says about all rows.
+    #[must_use]
+    pub fn under(self, config: &DataConfig) -> Self {
+        Self { system: config.system.clone(), train_on_turns: config.train_on_turns, ..self }
     }
 
     /// The detected format.
@@ -179,12 +102,9 @@ impl RowFormat {
                 unused.insert(name.clone());
             }
         }
-        let list = match self.format {
-            DataFormat::Messages => self.name_of("messages"),
-            DataFormat::Sharegpt => self.name_of("conversations"),
-            _ => return,
-        };
-        for key in row[list].as_array().into_iter().flatten().filter_map(Value::as_object).flat_map(Map::keys) {
+        let Some(list) = self.list_column() else { return };
+        let Ok(messages) = list_of(&row[list]) else { return };
+        for key in messages.as_array().into_iter().flatten().filter_map(Value::as_object).flat_map(Map::keys) {
             let is_read = chat::KEYS.contains(&key.as_str())
                 || (self.format == DataFormat::Sharegpt && ["from", "value"].contains(&key.as_str()))
                 || template.is_some_and(|template| template.mentions(key));
@@ -199,9 +119,10 @@ impl RowFormat {
     /// # Errors
     /// What is wrong with the row.
     pub fn read(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
+        let default_system = self.system.as_deref();
         let question = |system: Option<&str>, question: String, answer: &str| {
             let mut messages = Vec::new();
-            messages.extend(system.map(|system| json!({"role": "system", "content": system})));
+            messages.extend(system.or(default_system).map(|system| json!({"role": "system", "content": system})));
             messages.push(json!({"role": "user", "content": question}));
             messages.push(json!({"role": "assistant", "content": answer}));
             Sample::Chat { messages, tools: None }
@@ -213,7 +134,8 @@ impl RowFormat {
             DataFormat::Auto => Err("the format is not known yet".into()),
             DataFormat::Messages => {
                 refuse_media(row)?;
-                let messages = self.list(row, "messages")?.iter().enumerate().map(|(index, message)| {
+                let messages = self.list(row, "messages")?;
+                let messages = messages.iter().enumerate().map(|(index, message)| {
                     chat::message(message, template).map_err(|reason| format!("message {index}: {reason}"))
                 });
                 self.chat(messages.collect::<Result<_, _>>()?, row)
@@ -238,7 +160,7 @@ impl RowFormat {
                     let text = input.map_or_else(|| instruction.to_owned(), |input| format!("{instruction}\n{input}"));
                     Ok(question(system, text, output))
                 } else {
-                    let system = system.map(|system| format!("{system}\n\n")).unwrap_or_default();
+                    let system = system.or(default_system).map(|system| format!("{system}\n\n")).unwrap_or_default();
                     let prompt = format!("{system}{}", alpaca_prompt(instruction, input));
                     Ok(Sample::Completion { prompt, completion: output.to_owned() })
                 }
@@ -258,12 +180,21 @@ impl RowFormat {
         chat::number_calls(&mut messages);
         let mut name = self.name_of("tools");
         // `functions` is OpenAI's older name.
-        match [name, "functions"].map(|name| row.get(name).is_some_and(|tools| !tools.is_null())) {
+        match [name, "functions"].map(|name| row.get(name).is_some_and(|tools| !tools.is_null() && *tools != "")) {
             [true, true] => return Err(format!("has `{name}` and `functions`, which are one thing")),
             [false, true] => name = "functions",
             _ => {}
         }
         let tools = chat::tools(row.get(name)).map_err(|reason| format!("`{name}` {reason}"))?;
+        let is_system = |message: &Value| message["role"] == "system" || message["role"] == "developer";
+        if let Some(system) = self.system.as_ref().filter(|_| !messages.iter().any(is_system)) {
+            messages.insert(0, json!({"role": "system", "content": system}));
+        }
+        if self.train_on_turns == TrainOnTurns::Last {
+            let mut answers = messages.iter_mut().filter(|message| message["role"] == "assistant").rev();
+            answers.next();
+            answers.for_each(|answer| answer["weight"] = json!(0));
+        }
         Ok(Sample::Chat { messages, tools })
     }
 
@@ -274,13 +205,26 @@ impl RowFormat {
     fn column<'a>(&self, row: &'a Value, name: &str) -> Result<&'a Value, String> {
         let column = self.name_of(name);
         row.get(column).ok_or_else(|| {
+            let (required, optional) = self.format.columns();
+            let is_free = |own: &str| !required.iter().chain(optional).any(|name| self.name_of(name) == own);
+            let list = list_in(row).filter(|_| self.list_column().is_some());
+            let own = list.or_else(|| longest(row, 1, is_free).pop()).unwrap_or("...");
             format!(
-                "format `{}` needs a column `{column}`; the row has {}\n  hint: `columns = {{ {name} = \"...\" }}` \
+                "format `{}` needs a column `{column}`; the row has {}\n  hint: `columns = {{ {name} = {own:?} }}` \
                  names another column, `format` another format",
                 self.format.name(),
                 keys_of(row)
             )
         })
+    }
+
+    /// The column of a conversation, if rows are conversations.
+    fn list_column(&self) -> Option<&str> {
+        match self.format {
+            DataFormat::Messages => Some(self.name_of("messages")),
+            DataFormat::Sharegpt => Some(self.name_of("conversations")),
+            _ => None,
+        }
     }
 
     fn text_of<'a>(&self, row: &'a Value, name: &str) -> Result<&'a str, String> {
@@ -295,33 +239,29 @@ impl RowFormat {
         }
     }
 
-    fn list<'a>(&self, row: &'a Value, name: &str) -> Result<&'a Vec<Value>, String> {
-        match self.column(row, name)? {
-            Value::Array(items) if items.is_empty() => Err(format!("`{}` is empty", self.name_of(name))),
-            Value::Array(items) => Ok(items),
-            other => Err(format!("`{}` must be a list of objects, not {}", self.name_of(name), kind_of(other))),
-        }
+    fn list<'a>(&self, row: &'a Value, name: &str) -> Result<Cow<'a, [Value]>, String> {
+        let column = self.name_of(name);
+        let list = list_of(self.column(row, name)?).map_err(|reason| format!("`{column}` {reason}"))?;
+        let items = match list {
+            Cow::Borrowed(Value::Array(items)) => Cow::Borrowed(&items[..]),
+            Cow::Owned(Value::Array(items)) => Cow::Owned(items),
+            other => return Err(format!("`{column}` must be a list of objects, not {}", kind_of(&other))),
+        };
+        if items.is_empty() { Err(format!("`{column}` is empty")) } else { Ok(items) }
     }
 }
 
-/// Refuses rows with good and bad answers: training on all of them would teach the bad answers.
-fn refuse_preferences(row: &Value) -> Result<(), String> {
-    let what = if !row["chosen"].is_null() && !row["rejected"].is_null() {
-        "`chosen` and `rejected`"
-    } else if row["label"].is_boolean() {
-        "`label` true or false"
-    } else {
-        return Ok(());
-    };
-    let columns = match &row["chosen"] {
-        Value::Array(_) => "messages = \"chosen\"",
-        Value::String(_) => "completion = \"chosen\"",
-        _ => "messages = \"messages\"",
-    };
-    Err(format!(
-        "this is preference data ({what}), for DPO or KTO, which this trainer does not have\n  hint: to train on the good \
-         answers alone, keep only those rows and name the columns, such as `columns = {{ {columns} }}`"
-    ))
+/// The list of a conversation. Where cells are text (CSV), it is the list's JSON.
+fn list_of(value: &Value) -> Result<Cow<'_, Value>, String> {
+    match value {
+        Value::String(text) if text.trim_start().starts_with('[') => {
+            let python =
+                if text.contains("{'") { "\n  hint: Python's `json.dumps` writes it, `str` does not" } else { "" };
+            let parsed = serde_json::from_str(text);
+            parsed.map(Cow::Owned).map_err(|error| format!("must be a list of objects in JSON: {error}{python}"))
+        }
+        value => Ok(Cow::Borrowed(value)),
+    }
 }
 
 /// Refuses a row that has images, sound or video as well as messages.
@@ -336,26 +276,6 @@ fn refuse_media(row: &Value) -> Result<(), String> {
         Some(name) => Err(format!("the row has `{name}`; this trainer learns from text only")),
         None => Ok(()),
     }
-}
-
-/// The message for columns that match no format, with a hint that uses the user's own column names.
-fn unknown_columns(row: &Value, found: &[&str]) -> String {
-    let formats: Vec<String> =
-        DETECTION_ORDER.iter().map(|format| format!("{} ({})", format.name(), format.columns().0.join(", "))).collect();
-    let texts: Vec<&str> = found.iter().copied().filter(|name| row[*name].is_string()).collect();
-    let lists: Vec<&str> = found.iter().copied().filter(|name| row[*name].is_array()).collect();
-    let columns = match (&lists[..], &texts[..]) {
-        ([list, ..], _) => format!("messages = {list:?}"),
-        ([], [prompt, completion, ..]) => format!("prompt = {prompt:?}, completion = {completion:?}"),
-        ([], [text]) => format!("text = {text:?}"),
-        ([], []) => "prompt = \"...\", completion = \"...\"".into(),
-    };
-    let found = if found.is_empty() {
-        "the row has no columns".to_owned()
-    } else {
-        format!("the columns {} are those of no format", keys_of(row))
-    };
-    format!("{found}; known are {}\n  hint: name yours, such as `columns = {{ {columns} }}`", formats.join(", "))
 }
 
 /// The prompt of Stanford Alpaca (Taori et al., 2023; `train.py`).

@@ -1,8 +1,8 @@
-//! Rows of .json, .jsonl and .parquet files, by number.
+//! Rows of .json, .jsonl, .csv, .tsv and .parquet files, by number.
 //!
 //! Opening a file reads it once and keeps only the offset where every row starts (8 bytes a row). Rows are then read
-//! one by one, so host memory does not grow with the data. Parquet files cannot be read this way; they are decoded once
-//! into an unnamed temporary file of JSON lines.
+//! one by one, so host memory does not grow with the data. Compressed and Parquet files cannot be read this way; they
+//! are decoded once into an unnamed temporary file, the latter as JSON lines.
 
 use std::fs::File;
 use std::io;
@@ -13,11 +13,14 @@ use serde_json::Value;
 
 use super::error::DataError;
 use super::files::FileKind;
+use super::unpack;
 use crate::panics::guarded;
 
+mod cells;
 mod columns;
 mod scan;
 
+use cells::Cells;
 use scan::Scan;
 
 /// Bytes that are read at a time while searching for rows.
@@ -28,8 +31,10 @@ const BLOCK_BYTES: usize = 1 << 20;
 pub(super) struct RowFile {
     path: PathBuf,
     kind: FileKind,
-    /// The file itself, or the temporary file that a Parquet file was decoded into.
+    /// The file itself, or the temporary file that it was decoded into.
     file: File,
+    /// The columns of a CSV or TSV file.
+    cells: Option<Cells>,
     /// Offsets in `file` where every row starts, and the offset where the last one ends.
     bounds: Vec<u64>,
 }
@@ -39,16 +44,23 @@ impl RowFile {
     /// lines, and a .jsonl file with one array as JSON.
     pub(super) fn open(path: &Path, kind: FileKind) -> Result<Self, DataError> {
         let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
-        let file = File::open(path).map_err(|error| failed(error.to_string()))?;
+        let file = unpack::open(path).map_err(failed)?;
         let file = if kind == FileKind::Parquet {
             let lines = guarded(|| columns::as_lines(file));
             lines.map_err(|panic| failed(format!("a damaged Parquet file: {panic}")))?.map_err(failed)?
         } else {
             file
         };
-        let mut scan = Scan::default();
+        let mut scan = kind.delimiter().map_or_else(Scan::default, Scan::of_cells);
         for_each_block(&file, 0..u64::MAX, &mut |block| scan.feed(block)).map_err(|error| failed(error.to_string()))?;
-        let (is_array, bounds) = scan.finish().map_err(failed)?;
+        let (is_array, mut bounds) = scan.finish().map_err(failed)?;
+        let cells = match kind.delimiter() {
+            Some(delimiter) if bounds.len() > 1 => {
+                let header = bytes_at(&file, bounds.remove(0)..bounds[0]).map_err(|error| failed(error.to_string()))?;
+                Some(Cells::of_header(&header, delimiter).map_err(failed)?)
+            }
+            _ => None,
+        };
         let kind = match kind {
             FileKind::Json | FileKind::JsonLines if is_array => FileKind::Json,
             FileKind::Json => FileKind::JsonLines,
@@ -57,7 +69,16 @@ impl RowFile {
         if bounds.len() < 2 {
             return Err(failed("the file has no rows".into()));
         }
-        Ok(Self { path: path.to_path_buf(), kind, file, bounds })
+        let rows = Self { path: path.to_path_buf(), kind, file, cells, bounds };
+        rows.refuse_open_quote()?;
+        Ok(rows)
+    }
+
+    /// Refuses a file in which a quote swallows all that follows it.
+    fn refuse_open_quote(&self) -> Result<(), DataError> {
+        let Some(cells) = &self.cells else { return Ok(()) };
+        let last = self.num_rows() - 1;
+        cells.refuse_open_quote(&self.bytes(last)?).map_err(|reason| self.row_error(last, reason))
     }
 
     pub(super) fn kind(&self) -> FileKind {
@@ -82,15 +103,15 @@ impl RowFile {
     }
 
     fn try_bytes(&self, index: usize) -> io::Result<Vec<u8>> {
-        let (start, end) = (self.bounds[index], self.bounds[index + 1]);
-        let mut bytes = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX)];
-        read_exact_at(&self.file, &mut bytes, start)?;
-        Ok(bytes)
+        bytes_at(&self.file, self.bounds[index]..self.bounds[index + 1])
     }
 
     /// The JSON object that a row's `bytes` are, or why the row cannot be used. Its place is not included: finding its
     /// line takes long.
     pub(super) fn parse(&self, bytes: &[u8]) -> Result<Value, String> {
+        if let Some(cells) = &self.cells {
+            return cells.row(bytes);
+        }
         match json(self.kind, bytes) {
             Ok(row) if row.is_object() => Ok(row),
             Ok(_) => Err("a row must be a JSON object".into()),
@@ -134,6 +155,9 @@ impl RowFile {
             Ok(())
         })?;
         *at = start;
+        if self.cells.is_some() {
+            return Ok(format!("line {line}"));
+        }
         let row = self.try_bytes(index)?;
         match json(self.kind, &row) {
             Err(error) if self.kind != FileKind::Parquet => {
@@ -170,6 +194,13 @@ fn walk(bytes: &[u8], mut line: usize, mut column: usize) -> (usize, usize) {
         }
     }
     (line, column)
+}
+
+/// The bytes of a file in `range`.
+fn bytes_at(file: &File, range: Range<u64>) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(usize::MAX)];
+    read_exact_at(file, &mut bytes, range.start)?;
+    Ok(bytes)
 }
 
 /// Hands the bytes of a file in `range` to `sink`, a block at a time; stops early at the end of the file.

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::error::DataError;
 use super::rows::read_exact_at;
 use super::tokenizer::{Token, Tokenizer};
+use super::unpack;
 
 #[derive(Clone, Copy, Debug)]
 struct Pieces {
@@ -51,7 +52,7 @@ struct TextFile {
 impl TextFile {
     fn open(path: &Path) -> Result<Self, DataError> {
         let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
-        let file = File::open(path).map_err(|error| failed(error.to_string()))?;
+        let file = unpack::open(path).map_err(failed)?;
         let size = file.metadata().map_err(|error| failed(error.to_string()))?.len();
         let mut text = Self { path: path.to_path_buf(), file, len: usize::try_from(size).unwrap_or(0), start: 0 };
         let (_, first) = text.read(0..PIECES.bytes.min(text.len))?;

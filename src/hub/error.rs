@@ -1,12 +1,12 @@
-//! Errors of turning a model's name into its files.
+//! Errors of turning a name into its files.
 
 use hf_hub::HFError;
 
-use super::download::Request;
+use super::repository::{Kind, Repository};
 use crate::failure::Failure;
 use crate::schema::{Problem, searched_folder};
 
-/// Why there is no local folder for a model.
+/// Why a model or a data set is not on this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The name, the revision or the repository cannot be used, or the model is not in the cache while offline.
@@ -22,22 +22,24 @@ pub enum HubError {
         endpoint: String,
         /// The innermost cause.
         reason: String,
-        /// What the cache has of the model.
+        /// What the cache has of it.
         cached: String,
     },
 }
 
 impl HubError {
     /// The user's view of an error of the client. It contains neither addresses with a query nor the token.
-    pub(super) fn explain(error: HFError, Request { id, revision, settings, .. }: Request<'_>) -> Self {
+    pub(super) fn explain(error: HFError, Repository { kind, id, revision, settings }: Repository<'_>) -> Self {
         let (code, message) = code_and_message(&error);
         let (endpoint, has_token) = (&settings.endpoint, settings.token.is_some());
         let detail =
             if message.is_empty() { String::new() } else { settings.redact(&format!(": {}", message.trim_end())) };
+        let prefix = if kind == Kind::Model { "" } else { "datasets/" };
         let no_repository = || {
             let folder = searched_folder(id.as_ref());
+            let what = if kind == Kind::Model { "folder" } else { "file or folder" };
             let message =
-                format!("{id} was not found at {endpoint}, and there is no such folder in {}", folder.display());
+                format!("{id} was not found at {endpoint}, and there is no such {what} in {}", folder.display());
             let whose = if has_token { "to an account without access" } else { "without HF_TOKEN" };
             Problem::new(message)
                 .hint(format!("check the name; a private repository looks like this too {whose}"))
@@ -48,7 +50,7 @@ impl HubError {
         };
         match (code.as_str(), error) {
             ("GatedRepo", _) | (_, HFError::Forbidden { .. }) => {
-                let page = format!("accept its licence at {endpoint}/{id}, then");
+                let page = format!("accept its licence at {endpoint}/{prefix}{id}, then");
                 let (message, hint) = if has_token {
                     let message = format!("{id} is gated, and the token that was sent gives no access to it");
                     (message, format!("{page} check that HF_TOKEN belongs to that account"))
@@ -59,7 +61,7 @@ impl HubError {
             }
             (_, HFError::AuthRequired { .. }) if message.contains("Invalid credentials") => {
                 let hint = format!(
-                    "set HF_TOKEN to a valid one (made at {endpoint}/settings/tokens), or unset it for public models"
+                    "set HF_TOKEN to a valid one (made at {endpoint}/settings/tokens), or unset it for what is public"
                 );
                 Problem::new(format!("{endpoint} does not accept the access token")).hint(hint).into()
             }
@@ -69,7 +71,8 @@ impl HubError {
             ("", HFError::RevisionNotFound { .. }) if revision == "main" => no_repository(),
             ("RevisionNotFound", _) | (_, HFError::RevisionNotFound { .. }) => {
                 let problem = Problem::new(format!("{id} has no revision `{revision}`"));
-                problem.hint("`model.revision` is a branch, a tag or a commit").into()
+                let key = if kind == Kind::Model { "`model.revision`" } else { "what follows the `@`" };
+                problem.hint(format!("{key} is a branch, a tag or a commit")).into()
             }
             (_, HFError::Request { source, .. }) => Self::Network {
                 endpoint: endpoint.clone(),

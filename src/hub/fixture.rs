@@ -10,12 +10,19 @@ use serde_json::{Value, json};
 /// The commit that all revisions of the served repository point to.
 pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
+/// The commit of the conversion to Parquet.
+pub(super) const CONVERTED: &str = "89abcdef0123456789abcdef0123456789abcdef";
+
 /// How the server behaves.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Behaviour {
     /// File contents by name; a slash in a name means a folder. Weights are served from another address, as the Hub
     /// does for large files.
     pub(super) files: BTreeMap<String, Vec<u8>>,
+    /// The card of the data set.
+    pub(super) card: Value,
+    /// The files of the Hub's conversion, if there is one.
+    pub(super) converted: BTreeMap<String, Vec<u8>>,
     /// If set, files can only be read with this token.
     pub(super) gated_by: Option<String>,
     /// Weights whose body breaks off in the middle, and how often.
@@ -80,7 +87,11 @@ fn serve(
     let (Some(method), Some(path)) = (words.next(), words.next()) else { return Ok(()) };
     let token = lines.iter().find_map(|line| line.strip_prefix("authorization: Bearer "));
     let (method, path, token) = (method.to_owned(), path.to_owned(), token.map(str::to_owned));
-    let (status, mut headers, body) = answer(&path, token.as_deref(), port, &mut behaviour.lock().unwrap());
+    let tag = lines.iter().find_map(|line| line.strip_prefix("if-none-match: "));
+    let (status, mut headers, body) = match path.strip_prefix("/files/") {
+        Some(name) => plain_file(name, tag, &behaviour.lock().unwrap()),
+        None => answer(&path, token.as_deref(), port, &mut behaviour.lock().unwrap()),
+    };
     if !headers.contains("Content-Length") {
         headers += &format!("Content-Length: {}\r\n", body.len());
     }
@@ -116,25 +127,32 @@ fn answer(path: &str, token: Option<&str>, port: u16, behaviour: &mut Behaviour)
     if let Some(name) = path.strip_prefix("/cdn/") {
         return weights(name, behaviour);
     }
-    if let Some(rest) = path.strip_prefix("/api/models/org/model/") {
-        return match rest.split_once('/') {
-            Some(("revision", "main" | COMMIT | "v1")) => json_reply(&json!({"id": "org/model", "sha": COMMIT})),
-            Some(("tree", COMMIT)) => {
-                let entry = |(name, content): (&String, &Vec<u8>)| json!({"type": "file", "oid": "", "size": content.len(), "path": name});
-                json_reply(&behaviour.files.iter().map(entry).collect())
+    let api = ["/api/models/org/model/", "/api/datasets/org/set/"];
+    if let Some(rest) = api.iter().find_map(|prefix| path.strip_prefix(prefix)) {
+        let entry = |(name, content): (&String, &Vec<u8>)| json!({"type": "file", "oid": "", "size": content.len(), "path": name});
+        return match rest.split('?').next().and_then(|rest| rest.split_once('/')) {
+            Some(("revision", "main" | COMMIT | "v1")) => {
+                json_reply(&json!({"id": "org/model", "sha": COMMIT, "cardData": behaviour.card}))
             }
+            Some(("revision", "refs%2Fconvert%2Fparquet")) if !behaviour.converted.is_empty() => {
+                json_reply(&json!({"id": "org/set", "sha": CONVERTED}))
+            }
+            Some(("tree", COMMIT)) => json_reply(&behaviour.files.iter().map(entry).collect()),
+            Some(("tree", CONVERTED)) => json_reply(&behaviour.converted.iter().map(entry).collect()),
             _ => error_reply(404, "RevisionNotFound", "Invalid rev id"),
         };
     }
-    let Some(name) = path.strip_prefix(&format!("/org/model/resolve/{COMMIT}/")) else {
+    let resolved =
+        ["/org/model", "/datasets/org/set"].iter().find_map(|id| path.strip_prefix(id)?.strip_prefix("/resolve/"));
+    let Some((commit, name)) = resolved.and_then(|rest| rest.split_once('/')) else {
         // The Hub's answer to users who are not logged in, for a repository that does not exist.
         return error_reply(401, "RepoNotFound", "Invalid username or password.");
     };
     if behaviour.gated_by.as_deref().is_some_and(|gate| token != Some(gate)) {
         return error_reply(if token.is_some() { 403 } else { 401 }, "GatedRepo", "Access is restricted");
     }
-    let content = &behaviour.files[name];
-    let headers = format!("X-Repo-Commit: {COMMIT}\r\nETag: \"hash-of-{name}\"\r\n");
+    let content = if commit == COMMIT { &behaviour.files[name] } else { &behaviour.converted[name] };
+    let headers = format!("X-Repo-Commit: {commit}\r\nETag: \"hash-of-{name}\"\r\n");
     if !name.ends_with(".safetensors") {
         return (200, headers, content.clone());
     }
@@ -155,4 +173,19 @@ fn weights(name: &str, behaviour: &mut Behaviour) -> Reply {
         }
         _ => (200, String::new(), content),
     }
+}
+
+/// A file of a server that is no Hub.
+fn plain_file(name: &str, known_tag: Option<&str>, behaviour: &Behaviour) -> Reply {
+    let name = name.split('?').next().unwrap_or(name);
+    let Some(content) = behaviour.files.get(name) else { return (404, String::new(), Vec::new()) };
+    let tag = format!("\"{}\"", content.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+    if known_tag == Some(tag.as_str()) {
+        return (304, String::new(), Vec::new());
+    }
+    let headers = format!("ETag: {tag}\r\n");
+    if behaviour.breaks_off.as_ref().is_some_and(|(broken, _)| broken == name) {
+        return (200, format!("{headers}Content-Length: {}\r\n", content.len()), content[..content.len() / 2].to_vec());
+    }
+    (200, headers, content.clone())
 }

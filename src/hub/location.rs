@@ -56,7 +56,7 @@ fn looks_like_a_path(name: &str) -> bool {
 }
 
 /// The Hub's rule: one or two parts of letters, digits, `-`, `_` and `.`, at most 96 characters in all.
-fn is_repository_id(name: &str) -> bool {
+pub(super) fn is_repository_id(name: &str) -> bool {
     let is_part = |part: &str| {
         !part.is_empty()
             && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))

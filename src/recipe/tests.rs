@@ -38,12 +38,7 @@ fn set(assignments: &[&str]) -> Result<Recipe, Problems> {
 #[test]
 fn the_least_recipe_has_every_default() {
     let recipe = parse(&least(""), &[]).unwrap();
-    let source = DataSource {
-        path: "rows.jsonl".into(),
-        format: DataFormat::Auto,
-        columns: std::collections::BTreeMap::new(),
-        weight: 1.0,
-    };
+    let source = DataSource { path: "rows.jsonl".into(), ..DataSource::default() };
     let expected = Recipe {
         output_dir: "runs/r".into(),
         model: ModelOptions { path: "m".into(), ..ModelOptions::default() },

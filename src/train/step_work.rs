@@ -9,6 +9,7 @@ use crate::data::dataset::{Cursor, RowCounts};
 use crate::data::files::FileInfo;
 use crate::data::files::FileKind;
 use crate::data::loader::LoadedBatch;
+use crate::data::unpack::Compression;
 
 /// Number of rows that a warning names before it only counts the others.
 const MAX_ROWS_NAMED: usize = 8;
@@ -72,7 +73,8 @@ impl StepWork {
 /// Line number of a row in a file with one row per line, from 1; blank lines are no rows. `None` for other files, and
 /// for files that would take long to read.
 fn line_of(file: &FileInfo, row: usize) -> Option<usize> {
-    if file.kind != FileKind::JsonLines || fs::metadata(&file.path).ok()?.len() > MAX_SEARCHED_BYTES {
+    let is_plain = file.kind == FileKind::JsonLines && Compression::of(&file.path).is_none();
+    if !is_plain || fs::metadata(&file.path).ok()?.len() > MAX_SEARCHED_BYTES {
         return None;
     }
     let lines = BufReader::new(fs::File::open(&file.path).ok()?).split(b'\n').map_while(Result::ok);

@@ -81,8 +81,10 @@ fn json() -> impl Strategy<Value = String> {
     })
 }
 
-/// JSON lines or an array, with rows that resemble some format.
+/// JSON lines, an array, or cells, with rows that resemble some format.
 pub(crate) fn rows() -> impl Strategy<Value = Vec<u8>> {
+    let cells = (0x40..0x42_u8, "[\",;\\t\\n\\ra\u{e9}]{0,80}")
+        .prop_map(|(choice, cells)| [&[choice][..], b"text,b\n", cells.as_bytes()].concat());
     let turn = (word(), word(), json()).prop_map(|(role, key, content)| {
         let key = serde_json::Value::String(key);
         format!("{{\"role\":\"{}\",{key}:{content},\"content\":{content}}}", role.replace(['"', '\\'], ""))
@@ -94,10 +96,12 @@ pub(crate) fn rows() -> impl Strategy<Value = Vec<u8>> {
         proptest::collection::vec(turn, 0..6).prop_map(|turns| format!("{{\"messages\":[{}]}}", join(&turns, ","))),
         (json(), json()).prop_map(|(a, b)| format!("{{\"conversations\":{a},\"tools\":{b}}}")),
     ];
-    (any::<u8>(), proptest::collection::vec(row, 0..8), any::<bool>()).prop_map(|(choice, rows, is_array)| {
-        let text = if is_array { format!("[{}]", join(&rows, ",")) } else { join(&rows, "\n") };
-        [&[choice][..], text.as_bytes()].concat()
-    })
+    let objects =
+        (any::<u8>(), proptest::collection::vec(row, 0..8), any::<bool>()).prop_map(|(choice, rows, is_array)| {
+            let text = if is_array { format!("[{}]", join(&rows, ",")) } else { join(&rows, "\n") };
+            [&[choice][..], text.as_bytes()].concat()
+        });
+    prop_oneof![4 => objects, 1 => cells]
 }
 
 /// TOML with our keys in arbitrary places.

@@ -28,7 +28,10 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
                 changed(small),
             ]
         }
-        "rows" => ROWS.iter().map(|(choice, text)| [&[*choice][..], text.as_bytes()].concat()).collect(),
+        "rows" => {
+            let texts = ROWS.iter().map(|(choice, text)| (*choice, text.as_bytes()));
+            texts.chain(PACKED_ROWS).map(|(choice, content)| [&[choice][..], content].concat()).collect()
+        }
         "config" => {
             vec![read("configs/tiny.json"), read("configs/llama-3.2-1b.json"), read("configs/mistral-7b-v0.1.json")]
         }
@@ -72,7 +75,13 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
     }
 }
 
-const ROWS: [(u8, &str); 8] = [
+/// A .csv.gz and a .jsonl.zst.
+const PACKED_ROWS: [(u8, &[u8]); 2] = [
+    (0x42, b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03+(\xca\xcf-(\xd1I\x06\x929\xa9%\x99\xf9y\x5c\x1e\x99:J\x89\x5ciE\xf9\xe9J\x5c\x00n\x03ow\x1e\x00\x00\x00"),
+    (0x43, b"(\xb5/\xfd\x04X\x99\x00\x00{\x22text\x22: \x22a frog\x22}\x0aK6\xa8\x1a"),
+];
+
+const ROWS: [(u8, &str); 10] = [
     (
         0,
         "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi, Clara\"}, {\"role\": \"assistant\", \"content\": \"a frog\"}]}\n{\"messages\": [{\"role\": \"assistant\", \"content\": \"\\u00e9\"}], \"tools\": \"[]\"}\n",
@@ -90,6 +99,11 @@ const ROWS: [(u8, &str); 8] = [
     (2, "\u{feff}At the beach, Clara met a big frog.\n\u{1f600}"),
     (0x14, "{\"text\": \"a\"}\n"),
     (9, "[{\"conversations\": [{\"role\": \"user\", \"content\": []}]}]"),
+    (0x40, "\u{feff}id,question,answer\r\n1,\"Hi, \"\"Clara\"\"\n\",\"a frog\"\r\n\r\n2,,5\" wide\r\n3,x\r\n"),
+    (
+        0x41,
+        "messages\ttools\n[{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"yo\"}]\t\n",
+    ),
 ];
 
 const TEMPLATES: [&str; 5] = [

@@ -96,10 +96,14 @@ pub(crate) fn recipe(data: &[u8]) {
     }
 }
 
-/// A data file of JSON or text. The first byte chooses the file's name and the format.
+/// A data file. The first byte chooses its name and its format.
 pub(crate) fn rows(data: &[u8]) {
     let Some((choice, content)) = data.split_first() else { return };
-    let name = ["rows.jsonl", "rows.json", "rows.txt", "rows.jsonl"][usize::from(choice & 3)];
+    let names = match choice & 0x40 {
+        0 => ["rows.jsonl", "rows.json", "rows.txt", "rows.jsonl"],
+        _ => ["rows.csv", "rows.tsv", "rows.csv.gz", "rows.jsonl.zst"],
+    };
+    let name = names[usize::from(choice & 3)];
     let formats = [
         DataFormat::Auto,
         DataFormat::Messages,
@@ -108,7 +112,7 @@ pub(crate) fn rows(data: &[u8]) {
         DataFormat::PromptCompletion,
         DataFormat::Text,
     ];
-    let format = formats[usize::from(choice >> 2) % formats.len()];
+    let format = formats[usize::from((choice >> 2) & 15) % formats.len()];
     let on_bad_row = if choice & 0x80 == 0 { OnBadRow::Skip } else { OnBadRow::Error };
     let folder = Folder::new();
     let config = data_config(&folder.write(name, content), format, on_bad_row);
@@ -121,7 +125,7 @@ pub(crate) fn rows(data: &[u8]) {
 
 pub(crate) fn data_config(path: &Path, format: DataFormat, on_bad_row: OnBadRow) -> DataConfig {
     let path = path.to_str().unwrap().to_owned();
-    let source = DataSource { path, format, columns: BTreeMap::new(), weight: 1.0 };
+    let source = DataSource { path, format, ..DataSource::default() };
     DataConfig { train: vec![source], max_length: 64, on_bad_row, ..DataConfig::default() }
 }
 

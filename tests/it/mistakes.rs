@@ -3,6 +3,7 @@
 //! `room` tests memory that runs out, on the host and on a GPU. A unit test covers the message about a dtype that the
 //! device lacks, because a CPU has all of them.
 
+mod rows;
 mod table;
 
 use std::fs;
@@ -11,6 +12,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use rows::DATA_MISTAKES;
 use table::{MISTAKES, RECIPE, ROW, Wrong};
 
 fn run(folder: &Path, arguments: &[&str]) -> Output {
@@ -55,9 +57,10 @@ fn make<'a>(folder: &Path, mistake: &Wrong<'a>) -> Vec<&'a str> {
 
 #[test]
 fn every_mistake_names_its_place_and_what_would_be_right_and_ends_with_2() {
-    assert!(MISTAKES.len() >= 70, "{} mistakes", MISTAKES.len());
+    let count = MISTAKES.len() + DATA_MISTAKES.len();
+    assert!(count >= 110, "{count} mistakes");
     let mut wrong = Vec::new();
-    for (name, mistake, parts) in MISTAKES {
+    for (name, mistake, parts) in MISTAKES.iter().chain(DATA_MISTAKES) {
         let folder = folder();
         let settings = make(folder.path(), mistake);
         for command in [&["check", "r.toml"][..], &["r.toml"]] {

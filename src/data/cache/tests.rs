@@ -7,11 +7,11 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::data::batch::RowSource;
-use crate::data::config::{DataConfig, DataSource, OnBadRow};
+use crate::data::config::{DataConfig, DataSource, OnBadRow, RowLimit, TrainOnTurns};
 use crate::data::dataset::{Cursor, Dataset, OpenOptions};
 use crate::data::encode::EncodedRow;
 use crate::data::error::DataError;
-use crate::data::fixture::{CHATML, Files, chat_tokenizer, config, model_folder, numbered_rows, tokenizer};
+use crate::data::fixture::{self, CHATML, Files, chat_tokenizer, config, model_folder, numbered_rows, tokenizer};
 use crate::data::tokenizer::Tokenizer;
 
 mod damage;
@@ -90,6 +90,14 @@ fn all_formats(files: &Files) -> Vec<DataSource> {
     lines("alpaca.jsonl", &|i| json!({"instruction": words(i), "input": "x", "output": words(i / 2)}));
     lines("completion.jsonl", &|i| json!({"prompt": words(i), "completion": i.to_string()}));
     lines("text.jsonl", &|i| json!({"text": words(i)}));
+    let cells: String = (0..300).map(|i| format!("{},\"{}\n\"\n", words(i), words(i / 2))).collect();
+    sources.push(files.write("cells.csv", &format!("prompt,response\n{cells}")));
+    std::fs::write(
+        files.path("packed.csv.gz"),
+        fixture::packed("gz", format!("text\n{cells}").replace(",\"", "\n\"").as_bytes()),
+    )
+    .unwrap();
+    sources.push(DataSource { rows: Some(RowLimit::Percent(50.0)), ..files.source("packed.csv.gz") });
     let array: Vec<_> = (0..200).map(|i| json!({"text": format!("{i}: {}", words(i))})).collect();
     sources.push(files.write("array.json", &serde_json::to_string(&array).unwrap()));
     sources.push(files.write("document.txt", &words(22).repeat(50)));
@@ -163,6 +171,9 @@ fn whatever_changes_tokens_makes_them_anew() {
     let everything = DataConfig { train_on_inputs: true, ..config.clone() };
     let mut renamed = config.clone();
     renamed.train[0].columns.insert("text".into(), "a".into());
+    let mut fewer = config.clone();
+    fewer.train[0].rows = Some(RowLimit::Rows(4));
+    let last = DataConfig { train_on_turns: TrainOnTurns::Last, ..config.clone() };
     let other_special = model_folder(&json!({"bos_token": "<s>", "eos_token": "<|im_end|>"}));
     let other_special = Arc::new(Tokenizer::open(other_special.path()).unwrap());
     let folder = model_folder(&json!({"bos_token": "<s>", "eos_token": "</s>"}));
@@ -173,6 +184,8 @@ fn whatever_changes_tokens_makes_them_anew() {
     for (what, config, tokenizer) in [
         ("train_on_inputs", &everything, &tokenizer),
         ("columns", &renamed, &tokenizer),
+        ("rows", &fewer, &tokenizer),
+        ("train_on_turns", &last, &tokenizer),
         ("special tokens", &config, &other_special),
         ("tokenizer.json", &config, &other_vocabulary),
     ] {
@@ -235,7 +248,7 @@ fn what_is_kept_of_a_row_changes_only_with_the_version() {
         .collect();
     records.sort_unstable();
     let records: Vec<u8> = records.iter().flat_map(|crc| crc.to_le_bytes()).collect();
-    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (4, 3_127_429_222));
+    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (5, 4_099_099_636));
 }
 
 #[test]

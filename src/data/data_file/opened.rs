@@ -10,11 +10,11 @@ use rayon::prelude::*;
 
 use super::{DataFile, PIECE_TOKENS};
 use crate::data::cache::{self, CacheKey, Chunk, Details, Encoded, Signature, StoreWriter};
-use crate::data::config::{DataConfig, DataFormat, DataSource};
+use crate::data::config::{DataConfig, DataFormat, DataSource, RowLimit};
 use crate::data::counts::RowCounts;
 use crate::data::encode::{EncodedRow, Encoder};
 use crate::data::error::DataError;
-use crate::data::files::{FileInfo, FileKind, KeptTokens, OpenOptions};
+use crate::data::files::{FileInfo, FileKind, KeptTokens, OpenOptions, unsupported};
 use crate::data::findings::RowFindings;
 use crate::data::formats::RowFormat;
 use crate::data::progress::Meter;
@@ -42,6 +42,18 @@ pub(in crate::data) struct OpenedFile {
     rows: Rows,
     /// The key in the cache, if the tokens are to be kept.
     key: Option<CacheKey>,
+    limit: Option<RowLimit>,
+}
+
+/// What the files of one `[[data.train]]` or `[[data.eval]]` share.
+#[derive(Clone, Copy)]
+pub(in crate::data) struct Reading<'a> {
+    pub(in crate::data) is_eval: bool,
+    pub(in crate::data) source: &'a DataSource,
+    pub(in crate::data) config: &'a DataConfig,
+    pub(in crate::data) tokenizer: &'a Tokenizer,
+    pub(in crate::data) template: Option<&'a ChatTemplate>,
+    pub(in crate::data) options: &'a OpenOptions<'a>,
 }
 
 /// Where the tokens of a file come from.
@@ -56,18 +68,15 @@ enum Rows {
 }
 
 impl OpenedFile {
-    /// Opens a file of `source`: its tokens if they are in the cache, otherwise its rows.
+    /// Opens a file: its tokens if they are in the cache, otherwise its rows. `limit` says how many of them are read.
     pub(in crate::data) fn open(
         path: PathBuf,
-        is_eval: bool,
-        source: &DataSource,
-        config: &DataConfig,
-        tokenizer: &Tokenizer,
-        template: Option<&ChatTemplate>,
-        options: &OpenOptions<'_>,
+        limit: Option<RowLimit>,
+        reading: &Reading<'_>,
     ) -> Result<Self, DataError> {
+        let Reading { is_eval, source, config, options, .. } = *reading;
         let failed = |reason: String| DataError::File { path: path.clone(), reason };
-        let kind = FileKind::of(&path).ok_or_else(|| failed("files end in .json, .jsonl, .parquet or .txt".into()))?;
+        let kind = FileKind::of(&path).ok_or_else(|| failed(unsupported(&path)))?;
         let is_textual = matches!(source.format, DataFormat::Auto | DataFormat::Text) && source.columns.is_empty();
         if kind == FileKind::Txt && !is_textual {
             return Err(failed("a .txt file has no columns: its `format` is \"text\"".into()));
@@ -79,7 +88,7 @@ impl OpenedFile {
             Some(folder) => cache::content_hash(&path, folder).map_err(unreadable)?,
             None => cache::hash_of(&path).map_err(unreadable)?,
         };
-        let key = folder.is_some().then(|| key(content, kind, source, config, tokenizer, template)).flatten();
+        let key = folder.is_some().then(|| key(content, kind, limit, reading)).flatten();
         let kept = key.zip(folder).and_then(|(key, folder)| Encoded::open(&key.path(folder), key));
         let rows = match kept {
             Some(kept) => Rows::Kept(Box::new(kept)),
@@ -90,12 +99,26 @@ impl OpenedFile {
             None => {
                 let file = RowFile::open(&path, kind)?;
                 let first = file.first_row()?;
+                let header = if kind.delimiter().is_some() { "; the first line names the columns" } else { "" };
                 let format = RowFormat::detect(source.format, &source.columns, &first)
-                    .map_err(|reason| file.row_error(0, reason))?;
-                Rows::Objects { file, format }
+                    .map_err(|reason| file.row_error(0, reason + header))?;
+                Rows::Objects { file, format: format.under(config) }
             }
         };
-        Ok(Self { path, is_eval, content, signature, rows, key })
+        Ok(Self { path, is_eval, content, signature, rows, key, limit })
+    }
+
+    /// Number of rows that are read; `None` for text, whose windows are not known yet.
+    pub(in crate::data) fn num_rows(&self) -> Option<usize> {
+        match &self.rows {
+            Rows::Objects { file, .. } => Some(self.limited(file.num_rows())),
+            Rows::Kept(kept) if kept.details.kind != FileKind::Txt => Some(kept.entries.len()),
+            Rows::Text | Rows::Kept(_) => None,
+        }
+    }
+
+    fn limited(&self, num_rows: usize) -> usize {
+        self.limit.map_or(num_rows, |limit| limit.of(num_rows))
     }
 
     pub(in crate::data) fn path(&self) -> &Path {
@@ -111,15 +134,17 @@ impl OpenedFile {
     }
 
     /// Encodes the rows, numbered from `first_row`, into the cache if they should and can be kept there, otherwise into
-    /// memory. Returns the file and the number of tokens of every row at `max_length`, 0 for a row that is left out.
+    /// memory; of a text, at most `left` windows. Returns the file and the number of tokens of every row at `max_length`,
+    /// 0 for a row that is left out.
     pub(in crate::data) fn encode(
         self,
-        first_row: u32,
+        (first_row, left): (u32, Option<usize>),
         max_length: usize,
         encoder: &Encoder<'_>,
         options: &OpenOptions<'_>,
         warnings: &mut Vec<String>,
     ) -> Result<(DataFile, Vec<u32>), DataError> {
+        let limit = self.limit;
         let (encoded, is_new) = match self.rows {
             Rows::Kept(encoded) => (*encoded, false),
             _ => self.encoded(encoder, options, warnings)?,
@@ -145,7 +170,12 @@ impl OpenedFile {
             without_targets: RowFindings::default(),
             tokens,
         };
-        let lengths = if kind == FileKind::Txt { file.count_windows(&entries) } else { file.count_rows(&entries) };
+        let lengths = if kind == FileKind::Txt {
+            let limited = |windows: usize| limit.map_or(windows, |limit| limit.of(windows));
+            file.count_windows(&entries, |windows| limited(windows).min(left.unwrap_or(windows)))
+        } else {
+            file.count_rows(&entries)
+        };
         file.info.num_rows = lengths.len();
         Ok((file, lengths))
     }
@@ -242,7 +272,7 @@ impl OpenedFile {
         encoder: &Encoder<'_>,
         options: &OpenOptions<'_>,
     ) -> Result<(), DataError> {
-        let num_rows = file.num_rows().min(options.max_rows.unwrap_or(usize::MAX));
+        let num_rows = self.limited(file.num_rows()).min(options.max_rows.unwrap_or(usize::MAX));
         let chunks_per_round = rayon::current_num_threads() * CHUNKS_PER_THREAD;
         let chunk_rows = (MAX_ROUND_BYTES / chunks_per_round / file.mean_row_bytes().max(1)).clamp(1, CHUNK_ROWS);
         let encode = |rows: Range<usize>| -> Vec<Result<EncodedChunk, DataError>> {
@@ -321,19 +351,16 @@ impl EncodedChunk {
 }
 
 /// The cache key of a file's tokens; `None` if they cannot be cached.
-fn key(
-    content: [u8; 32],
-    kind: FileKind,
-    source: &DataSource,
-    config: &DataConfig,
-    tokenizer: &Tokenizer,
-    template: Option<&ChatTemplate>,
-) -> Option<CacheKey> {
+fn key(content: [u8; 32], kind: FileKind, limit: Option<RowLimit>, reading: &Reading<'_>) -> Option<CacheKey> {
+    let Reading { source, config, tokenizer, .. } = reading;
     // A template that uses the time of day writes another text each time.
-    let template = match template {
+    let template = match reading.template {
         Some(template) => Some(template.identity()?),
         None => None,
     };
-    let (tokenizer, train_on_inputs) = (tokenizer.digest(), config.train_on_inputs);
-    Some(CacheKey::new(&(content, kind, source.format, &source.columns, tokenizer, template, train_on_inputs)))
+    // Text is kept whole.
+    let limit = limit.filter(|_| kind != FileKind::Txt);
+    let rows = (content, kind, source.format, &source.columns, limit);
+    let loss = (&config.system, config.train_on_turns, config.train_on_inputs);
+    Some(CacheKey::new(&(rows, tokenizer.digest(), template, loss)))
 }

@@ -5,6 +5,8 @@ use crate::data::config::DataFormat;
 use crate::data::fixture::{BOS, EOS, Files, chat_tokenizer, config, numbered_rows, tokenizer};
 use crate::data::loader::LoadedBatch;
 
+mod kinds;
+
 fn open(config: &DataConfig) -> Dataset {
     Dataset::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap()
 }
@@ -304,9 +306,8 @@ fn globs_are_sorted_and_what_names_no_file_is_an_error() {
         "{message}"
     );
     assert!(path_error("*.parquet").contains("*.parquet\" matches no file: looked for in /"));
-    assert!(path_error("").contains("is a folder\n  hint: name its files"));
-    files.write("a.csv", "x");
-    assert!(path_error("a.csv").ends_with("files end in .json, .jsonl, .parquet or .txt"));
+    files.write("a.xlsx", "x");
+    assert!(path_error("a.xlsx").ends_with(".gz or .zst behind it\n  hint: save the sheet as CSV"));
     let mut text = files.write("a.txt", "x");
     text.format = DataFormat::Alpaca;
     assert!(error(&config(vec![text])).ends_with("a .txt file has no columns: its `format` is \"text\""));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::data::fixture::tokenizer;
+use crate::data::fixture::{chat_tokenizer, tokenizer};
 
 fn columns(renames: &[(&str, &str)]) -> BTreeMap<String, String> {
     renames.iter().map(|(name, column)| ((*name).to_owned(), (*column).to_owned())).collect()
@@ -87,6 +87,80 @@ fn columns_of_no_format_are_listed_with_what_would_help() {
 }
 
 #[test]
+fn the_columns_of_a_hint_are_those_with_the_longest_texts() {
+    let row = json!({"id": "17", "ask": "What is it?", "tell": "A cell.", "lang": "en"});
+    let error = read(&row, true).unwrap_err();
+    assert!(error.ends_with("`columns = { prompt = \"ask\", completion = \"tell\" }`"), "{error}");
+    let error = detect(DataFormat::Alpaca, &[("output", "tell")], &row).unwrap_err();
+    assert!(error.contains("`columns = { instruction = \"ask\" }` names another column"), "{error}");
+    let row = json!({"id": "17", "chat": "[{\"role\": \"user\", \"content\": \"a\"}]"});
+    let error = detect(DataFormat::Messages, &[], &row).unwrap_err();
+    assert!(error.contains("`columns = { messages = \"chat\" }`"), "{error}");
+}
+
+#[test]
+fn conversations_in_text_cells_are_their_json() {
+    let turns = json!([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]).to_string();
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]).to_string();
+    let asked = chat(&[("user", "a"), ("assistant", "b")]);
+    let rows = [
+        json!({"messages": messages, "tools": "", "functions": ""}),
+        json!({"conversations": messages}),
+        json!({"conversations": turns, "system": "", "tools": ""}),
+    ];
+    for row in &rows {
+        assert_eq!(read(row, true).unwrap(), asked, "{row}");
+    }
+    let mut unused = BTreeSet::new();
+    let row = json!({"conversations": turns.replace("\"b\"", "\"b\", \"odd\": 1")});
+    detect(DataFormat::Auto, &[], &row).unwrap().add_unused(&row, None, &mut unused);
+    assert_eq!(unused.into_iter().collect::<Vec<_>>(), ["conversations[].odd"]);
+    let error = read(&json!({"messages": "[{'role': 'user', 'content': 'a'}]"}), true).unwrap_err();
+    assert!(error.starts_with("`messages` must be a list of objects in JSON: key must be a string"), "{error}");
+    assert!(error.ends_with("hint: Python's `json.dumps` writes it, `str` does not"), "{error}");
+}
+
+#[test]
+fn a_default_system_prompt_is_that_of_rows_without_one() {
+    let config = DataConfig { system: Some("be brief".into()), ..DataConfig::default() };
+    let read = |row: &Value, template: Option<&ChatTemplate>| {
+        detect(DataFormat::Auto, &[], row).unwrap().under(&config).read(row, template).unwrap()
+    };
+    let asked = chat(&[("system", "be brief"), ("user", "a"), ("assistant", "b")]);
+    let own = chat(&[("system", "s"), ("user", "a"), ("assistant", "b")]);
+    let turns = json!([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]);
+    let messages = json!([{"role": "developer", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    let cases = [
+        (json!({"conversations": turns}), &asked),
+        (json!({"conversations": turns, "system": "s"}), &own),
+        (json!({"messages": messages}), &own),
+        (json!({"instruction": "a", "output": "b", "system": ""}), &asked),
+        (json!({"instruction": "a", "output": "b", "system": "s"}), &own),
+        (json!({"prompt": "a", "completion": "b"}), &asked),
+    ];
+    for (row, expected) in cases {
+        assert_eq!(read(&row, Some(&template())), *expected, "{row}");
+    }
+    let Sample::Completion { prompt, .. } = read(&json!({"instruction": "a", "output": "b"}), None) else { panic!() };
+    assert!(prompt.starts_with("be brief\n\nBelow is"), "{prompt}");
+}
+
+#[test]
+fn the_last_turn_alone_carries_loss_where_that_is_asked_for() {
+    let config = DataConfig { train_on_turns: TrainOnTurns::Last, ..DataConfig::default() };
+    let turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
+    let messages: Vec<Value> = turns.iter().map(|(role, text)| json!({"role": role, "content": text})).collect();
+    let row = json!({"messages": messages});
+    let format = detect(DataFormat::Auto, &[], &row).unwrap().under(&config);
+    let Sample::Chat { messages, .. } = format.read(&row, Some(&template())).unwrap() else { panic!() };
+    let tokenizer = chat_tokenizer();
+    let template = ChatTemplate::open("auto", &tokenizer).unwrap().unwrap();
+    let rendered = template.render_with_answers(&messages, None).unwrap();
+    let answers: Vec<&str> = rendered.answers.iter().map(|answer| &rendered.text[answer.clone()]).collect();
+    assert_eq!(answers, ["d<|im_end|>"]);
+}
+
+#[test]
 fn columns_are_renamed() {
     let row = json!({"question": "a", "answer": "b", "extra": 0});
     let format = detect(DataFormat::Auto, &[("prompt", "question"), ("completion", "answer")], &row).unwrap();
@@ -99,7 +173,7 @@ fn columns_are_renamed() {
     assert_eq!(error, "`columns` has `question`, which format `text` does not use; it uses text");
     let error = detect(DataFormat::Alpaca, &[], &row).unwrap_err();
     assert!(error.starts_with("format `alpaca` needs a column `instruction`; the row has `question`"), "{error}");
-    assert!(error.contains("columns = { instruction = \"...\" }"), "{error}");
+    assert!(error.contains("columns = { instruction = \"question\" }"), "{error}");
 }
 
 #[test]

@@ -1,9 +1,11 @@
-//! Finds where the rows of a JSON file start, while reading the file in blocks.
+//! Finds where the rows of a JSON, CSV or TSV file start, while reading the file in blocks.
 
 use std::io;
 
-/// Searches blocks of bytes for rows. The first non-blank byte decides whether the file is an array or has one object a
-/// line.
+use super::cells::Quotes;
+
+/// Searches blocks of bytes for rows. In JSON, the first non-blank byte decides whether the file is an array or has one
+/// object a line.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     /// Offset in the file.
@@ -24,6 +26,8 @@ enum Layout {
     },
     /// Only brackets and strings are tracked: whether an element is valid shows when it is read.
     Array(Nesting),
+    /// Rows of cells; lines without a character are no rows.
+    Cells { quotes: Quotes, in_row: bool },
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,6 +43,11 @@ struct Nesting {
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 impl Scan {
+    /// Searches for rows of cells, which this byte separates.
+    pub(super) fn of_cells(delimiter: u8) -> Self {
+        Self { layout: Layout::Cells { quotes: Quotes::new(delimiter), in_row: false }, ..Self::default() }
+    }
+
     /// Scans the next bytes of the file.
     pub(super) fn feed(&mut self, block: &[u8]) -> io::Result<()> {
         let mut block = block;
@@ -89,6 +98,16 @@ impl Scan {
                     self.at += 1;
                 }
             }
+            Layout::Cells { quotes, in_row } => {
+                for byte in block {
+                    let ends = quotes.take(*byte);
+                    if !ends && !*in_row {
+                        self.starts.push(self.at);
+                    }
+                    *in_row = !ends;
+                    self.at += 1;
+                }
+            }
             Layout::Unknown => {}
         }
         Ok(())
@@ -98,7 +117,7 @@ impl Scan {
     /// ends.
     pub(super) fn finish(mut self) -> Result<(bool, Vec<u64>), String> {
         let (is_array, end) = match self.layout {
-            Layout::Unknown | Layout::Lines { .. } => (false, self.at),
+            Layout::Unknown | Layout::Lines { .. } | Layout::Cells { .. } => (false, self.at),
             Layout::Array(Nesting { end: Some(end), .. }) => (true, end),
             Layout::Array(Nesting { end: None, .. }) => {
                 return Err(format!(
@@ -172,6 +191,10 @@ mod tests {
             assert_eq!(scanned(array, block).unwrap(), (true, vec![2, 16, 20, 22, 25]), "{block}");
             assert_eq!(scanned("[] ]", block).unwrap_err(), "text follows the end of the array, at byte 3");
             assert_eq!(scanned(" \n ", block).unwrap(), (false, vec![3]));
+            let mut cells = Scan::of_cells(b',');
+            let text = b"\r\na,b\n\n\"x\n\"\"\n\",5\" y\r\n ,\n";
+            text.chunks(block).try_for_each(|block| cells.feed(block)).unwrap();
+            assert_eq!(cells.finish().unwrap().1, [2, 7, 21, 24], "{block}");
         }
     }
 }

@@ -1,13 +1,8 @@
-use std::sync::Arc;
-
-use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
-use parquet::file::properties::WriterProperties;
-use parquet::file::writer::SerializedFileWriter;
-use parquet::schema::parser::parse_message_type;
 use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
+use crate::data::fixture::{packed, write_parquet};
 
 /// The rows of a file with this content, or the error.
 fn rows(name: &str, content: impl AsRef<[u8]>) -> Result<Vec<Value>, String> {
@@ -67,43 +62,63 @@ fn a_bad_row_is_named_by_its_line_or_number() {
     assert!(invalid.starts_with("/r.jsonl:1:8: not valid JSON"), "{invalid}");
 }
 
-/// Writes conversations (lists of role and content), with an id and a score each.
-fn write_parquet(path: &Path, conversations: &[Vec<(&str, &str)>]) {
-    let schema = "message rows {
-        required int64 id;
-        optional double score;
-        optional group messages (LIST) { repeated group list { optional group element {
-            optional binary role (UTF8);
-            optional binary content (UTF8);
-        } } }
-    }";
-    let schema = Arc::new(parse_message_type(schema).unwrap());
-    let properties = Arc::new(WriterProperties::builder().build());
-    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, properties).unwrap();
-    // Two row groups.
-    for group in conversations.chunks(conversations.len().div_ceil(2)) {
-        let mut columns = writer.next_row_group().unwrap();
-        let ids: Vec<i64> = (0_i64..).take(group.len()).collect();
-        let mut column = columns.next_column().unwrap().unwrap();
-        column.typed::<Int64Type>().write_batch(&ids, None, None).unwrap();
-        column.close().unwrap();
-        let mut column = columns.next_column().unwrap().unwrap();
-        let defined: Vec<i16> = ids.iter().map(|id| i16::from(*id == 0)).collect();
-        column.typed::<DoubleType>().write_batch(&[0.5], Some(&defined), None).unwrap();
-        column.close().unwrap();
-        for part in 0..2 {
-            let texts = group.iter().flatten().map(|turn| ByteArray::from(if part == 0 { turn.0 } else { turn.1 }));
-            let texts: Vec<ByteArray> = texts.collect();
-            let repeated: Vec<i16> =
-                group.iter().flat_map(|turns| (0..turns.len()).map(|i| i16::from(i > 0))).collect();
-            let mut column = columns.next_column().unwrap().unwrap();
-            let defined = vec![4; texts.len()];
-            column.typed::<ByteArrayType>().write_batch(&texts, Some(&defined), Some(&repeated)).unwrap();
-            column.close().unwrap();
-        }
-        columns.close().unwrap();
+#[test]
+fn cells_are_texts_and_quotes_hold_separators_line_ends_and_quotes() {
+    let row = |a: &str, b: &str| json!({"a": a, "b é": b});
+    let expected = [row("1, 2", "x\n\"y\"\r\n"), row("", "5\" disk"), row(" z ", "{\"c\": 1}")];
+    let text = "a,b é\r\n\r\n\"1, 2\",\"x\n\"\"y\"\"\r\n\"\r\n,5\" disk\n\n z ,\"{\"\"c\"\": 1}\"";
+    assert_eq!(rows("r.csv", text).unwrap(), expected);
+    assert_eq!(rows("r.CSV", format!("\u{feff}{text}\n")).unwrap(), expected);
+    let tabs = "a\tb é\n1, 2\t\"x\n\"\"y\"\"\r\n\"\n\t5\" disk\n z \t{\"c\": 1}\n";
+    assert_eq!(rows("r.tsv", tabs).unwrap(), expected);
+    assert_eq!(rows("r.csv", "text\nab\n\"\"\n").unwrap(), [json!({"text": "ab"}), json!({"text": ""})]);
+    assert_eq!(rows("r.csv", ",text\n0,ab\n").unwrap(), [json!({"column 1": "0", "text": "ab"})]);
+}
+
+#[test]
+fn a_bad_row_of_cells_is_named_by_its_line() {
+    let cases: [(&str, &[u8], &str); 12] = [
+        ("r.csv", b"a,b\n\"x\ny\",1\n\n1,2,3\n", "/r.csv:line 5: has 3 cells, and the first line names 2 columns"),
+        ("r.csv", b"a,b\n1\n", "/r.csv:line 2: has 1 cells, and the first line names 2"),
+        ("r.tsv", b"a\tb\n1,2\n", "/r.tsv:line 2: has 1 cells"),
+        ("r.csv", b"a,b\n1,\"x\n2,y\n3,z\n", "/r.csv:line 2: opens a quote that nothing closes"),
+        ("r.csv", b"a,b\n1,\"x\" y\n", "/r.csv:line 2: has text after a closing quote\n  hint: a quote in"),
+        ("r.csv", b"a,b\n1,caf\xe9\n", "/r.csv:line 2: not UTF-8\n  hint: `iconv`"),
+        ("r.csv", b"\xff\xfea\0,\0b\0\n\0", "/r.csv: not UTF-8\n  hint: `iconv`"),
+        ("r.csv", b"a;b\n1;2\n", "/r.csv: its first line has a semicolon and no comma\n  hint: .csv files have"),
+        ("r.tsv", b"a,b\n1,2\n", "/r.tsv: its first line has a comma and no tab"),
+        ("r.csv", b"a,b,a\n1,2,3\n", "/r.csv: its first line names `a` twice"),
+        ("r.csv", b"a,b\n", "/r.csv: the file has no rows"),
+        ("r.csv", b"\n", "/r.csv: the file has no rows"),
+    ];
+    for (name, content, message) in cases {
+        let error = rows(name, content).unwrap_err();
+        assert!(error.starts_with(message), "{}: {error}", String::from_utf8_lossy(content));
     }
-    writer.close().unwrap();
+}
+
+#[test]
+fn compressed_files_have_the_rows_and_places_of_their_content() {
+    let text = "{\"a\": 1}\n{\"a\": }\n";
+    for (ending, of_half) in [("gz", "unexpected end of file"), ("zst", "incomplete frame")] {
+        let name = format!("r.jsonl.{ending}");
+        let packed = packed(&name, text.as_bytes());
+        assert_eq!(rows(&name, packed.clone()).unwrap_err(), format!("/{name}:2:7: not valid JSON: expected value"));
+        let twice = [packed.clone(), packed.clone()].concat();
+        assert!(rows(&name, twice).unwrap_err().starts_with(&format!("/{name}:2:7")), "members follow each other");
+        let error = rows(&name, &packed[..packed.len() - 3]).unwrap_err();
+        assert!(error.contains(of_half) && error.contains("download it, again"), "{error}");
+        let error = rows(&name, text).unwrap_err();
+        assert!(error.starts_with(&format!("/{name}: cannot be unpacked as .{ending}: ")), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_unpacks_without_end_is_refused() {
+    let bomb = packed("r.jsonl.zst", &vec![b' '; 65 << 20]);
+    assert!(bomb.len() < 65_000, "{} bytes", bomb.len());
+    let error = rows("r.jsonl.zst", bomb).unwrap_err();
+    assert_eq!(error, "/r.jsonl.zst: unpacks to more than 1000 times its size: not a file of rows");
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn missing_keys_are_reported_where_they_should_be() {
         lines(parse("[model]\ninit = \"random\"\n[[data.train]]\nformat = \"text\"", &[])),
         [
             "r:1:1: `model.path` is missing: a local Hugging Face folder or the id of a Hub repository",
-            "r:3:1: `data.train[0].path` is missing: a .json, .jsonl, .parquet or .txt file, or a glob of them",
+            "r:3:1: `data.train[0].path` is missing: a file, a folder, a glob, or a data set of the Hub",
         ]
     );
     let text = "[model]\npath = \"m\"\n[data]\ntrain = []";

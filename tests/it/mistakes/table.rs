@@ -275,7 +275,11 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     // Rows.
     ("no such rows", Set(&["data.train.0.path=\"none.jsonl\""]), &["`data.train[0].path` = \"none.jsonl\" is no file"]),
     ("a pattern without a file", Set(&["data.train.0.path=\"x*.jsonl\""]), &["\"x*.jsonl\" matches no file"]),
-    ("a folder for a file", Set(&["data.train.0.path=\"model\""]), &["\"model\" is a folder", "name its files"]),
+    (
+        "a model for data",
+        Set(&["data.train.0.path=\"model\""]),
+        &["model/config.json:1:1: not valid JSON: EOF while parsing an object"],
+    ),
     ("no rows", File("rows.jsonl", ""), &["rows.jsonl: the file has no rows"]),
     (
         "a row that is no JSON",
@@ -302,11 +306,6 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         "a format's name",
         Set(&["data.train.0.format=\"chatml\""]),
         &["= \"chatml\", expected one of \"auto\", \"messages\"", "calls it `messages`"],
-    ),
-    (
-        "a file of another kind",
-        FileAndSet("rows.csv", "a,b\n", "data.train.0.path=\"rows.csv\""),
-        &["rows.csv: files end in .json, .jsonl, .parquet or .txt"],
     ),
     (
         "half a Parquet file",

@@ -1,0 +1,148 @@
+//! Kinds of files, and how many of their rows are read.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::data::fixture::{packed, write_parquet};
+
+/// Ids and masks of all rows, whatever their file.
+fn encoded(sources: Vec<DataSource>, tokenizer: &Arc<Tokenizer>) -> Vec<EncodedRow> {
+    let dataset = Dataset::open(&config(sources), Arc::clone(tokenizer), 7, &OpenOptions::default()).unwrap();
+    (0..dataset.num_train_rows()).map(|row| dataset.train_row(row).unwrap().1).collect()
+}
+
+#[test]
+fn the_same_rows_have_the_same_tokens_and_masks_in_every_kind_of_file() {
+    let (files, tokenizer) = (Files::new(), chat_tokenizer());
+    let texts = [("Hé, \"you\"\n", "yo\r\n,;\t."), ("a", "  b"), ("{\"c\": [1]}", "'d'"), ("1", "2.50")];
+    let turns = |(question, answer): &(&'static str, &'static str)| vec![("user", *question), ("assistant", *answer)];
+    let conversations: Vec<Vec<(&str, &str)>> = texts.iter().map(turns).collect();
+    let message = |(role, content): &(&str, &str)| json!({"role": role, "content": content});
+    let lists = conversations.iter().map(|turns| turns.iter().map(message).collect::<Vec<_>>());
+    let rows: Vec<Value> = lists.map(|messages| json!({"messages": messages, "id": "1"})).collect();
+    let lines = |rows: &[Value]| rows.iter().map(|row| row.to_string() + "\n").collect::<String>();
+    let cells = |delimiter: &str| {
+        let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+        let row = |row: &Value| quoted(&row["messages"].to_string()) + delimiter + "1\n";
+        format!("messages{delimiter}id\n{}", rows.iter().map(row).collect::<String>())
+    };
+    let pairs = |delimiter: &str| {
+        let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+        let row = |(question, answer): &(&str, &str)| [quoted(question), quoted(answer)].join(delimiter) + "\r\n";
+        format!("question{delimiter}answer\r\n{}", texts.iter().map(row).collect::<String>())
+    };
+    let questions: Vec<Value> = texts.iter().map(|(q, a)| json!({"question": q, "answer": a})).collect();
+    let expected = encoded(vec![files.write("r.jsonl", &lines(&rows))], &tokenizer);
+    assert!(expected.len() == 4 && expected.iter().all(|row| row.num_target_tokens() > 1));
+    let contents = [
+        ("array.json", serde_json::to_string_pretty(&rows).unwrap()),
+        ("r.ndjson", lines(&rows)),
+        ("r.csv", cells(",")),
+        ("r.tsv", cells("\t")),
+        ("pairs.jsonl", lines(&questions)),
+        ("pairs.csv", pairs(",")),
+        ("pairs.tsv", pairs("\t")),
+    ];
+    write_parquet(&files.path("r.parquet"), &conversations);
+    let parquet = std::fs::read(files.path("r.parquet")).unwrap();
+    let contents = contents.map(|(name, content)| (name, content.into_bytes())).into_iter();
+    for (name, content) in contents.chain([("r.parquet", parquet)]) {
+        std::fs::write(files.path(name), &content).unwrap();
+        assert_eq!(encoded(vec![files.source(name)], &tokenizer), expected, "{name}");
+        for ending in ["gz", "zst"] {
+            let name = format!("{name}.{ending}");
+            std::fs::write(files.path(&name), packed(&name, &content)).unwrap();
+            assert_eq!(encoded(vec![files.source(&name)], &tokenizer), expected, "{name}");
+        }
+    }
+    let text = files.write("t.txt", &"ab é\n".repeat(50));
+    std::fs::write(files.path("t.txt.gz"), packed("t.txt.gz", "ab é\n".repeat(50).as_bytes())).unwrap();
+    assert_eq!(encoded(vec![files.source("t.txt.gz")], &tokenizer), encoded(vec![text], &tokenizer));
+}
+
+#[test]
+fn a_folder_stands_for_its_data_files() {
+    let files = Files::new();
+    files.write("b.csv", "text\nrow 2\n");
+    files.write("a.jsonl", &numbered_rows(2));
+    for other in [".hidden.jsonl", "notes.md", "loader.py"] {
+        files.write(other, "no rows");
+    }
+    let dataset = open(&config(vec![files.source("")]));
+    let names: Vec<_> = dataset.files().iter().map(|file| file.path.file_name().unwrap().to_str().unwrap()).collect();
+    assert_eq!((names, dataset.num_train_rows()), (vec!["a.jsonl", "b.csv"], 3));
+    let empty = Files::new();
+    let error_of = |source: DataSource| error(&config(vec![source]));
+    assert!(error_of(empty.source("")).ends_with("and .gz or .zst behind it; it has nothing"));
+    empty.write("x.md", "");
+    std::fs::create_dir(empty.path("data")).unwrap();
+    let message = error_of(empty.source(""));
+    assert!(message.contains("is a folder without data files") && message.ends_with("it has data/, x.md"), "{message}");
+}
+
+#[test]
+fn a_folder_laid_out_as_a_data_set_takes_a_split_and_a_name() {
+    let files = Files::new();
+    for (folder, rows) in [("main", 3), ("socratic", 4)] {
+        std::fs::create_dir(files.path(folder)).unwrap();
+        files.write(&format!("{folder}/train-00000-of-00002.jsonl"), &numbered_rows(rows));
+        files.write(&format!("{folder}/train-00001-of-00002.jsonl"), &numbered_rows(rows));
+        files.write(&format!("{folder}/test.jsonl"), &numbered_rows(1));
+    }
+    let source = |name: Option<&str>, split: Option<&str>| {
+        let (name, split) = (name.map(str::to_owned), split.map(str::to_owned));
+        config(vec![DataSource { split, name, ..files.source("") }])
+    };
+    let num_rows = |name: &str, split: Option<&str>| open(&source(Some(name), split)).num_train_rows();
+    assert_eq!((num_rows("main", None), num_rows("socratic", None), num_rows("main", Some("test"))), (6, 8, 1));
+    let message = error(&source(None, Some("test")));
+    assert!(message.contains("the folder has several configurations: `main`, `socratic`"), "{message}");
+    let message = error(&source(None, None));
+    assert!(message.ends_with("it has main/, socratic/"), "{message}");
+}
+
+#[test]
+fn rows_takes_the_first_of_a_source_or_a_share_of_each_file() {
+    let files = Files::new();
+    files.write("a.jsonl", &numbered_rows(10));
+    files.write("b.jsonl", &(numbered_rows(10) + "{bad\n"));
+    let visited = |rows: RowLimit| {
+        let dataset = open(&config(vec![DataSource { rows: Some(rows), ..files.source("*.jsonl") }]));
+        let rows: Vec<RowSource> = (0..dataset.num_train_rows()).map(|row| dataset.train_row(row).unwrap().0).collect();
+        rows.iter().map(|source| (source.file, source.row)).collect::<Vec<_>>()
+    };
+    let first = |counts: [usize; 2]| -> Vec<(usize, usize)> {
+        (0..2).flat_map(|file| (0..counts[file]).map(move |row| (file, row))).collect()
+    };
+    assert_eq!(visited(RowLimit::Rows(3)), first([3, 0]));
+    assert_eq!(visited(RowLimit::Rows(10)), first([10, 0]));
+    assert_eq!(visited(RowLimit::Rows(12)), first([10, 2]), "and the bad row is never read");
+    assert_eq!(visited(RowLimit::Percent(20.0)), first([2, 2]));
+    assert_eq!(visited(RowLimit::Percent(0.1)), first([1, 1]));
+
+    let text = |name: &str| files.write(name, &"ab".repeat(40));
+    let windows = |sources: Vec<DataSource>| open(&DataConfig { max_length: 8, ..config(sources) }).num_train_rows();
+    let all = windows(vec![text("x.txt")]);
+    text("y.txt");
+    let some = |rows: RowLimit| windows(vec![DataSource { rows: Some(rows), ..files.source("*.txt") }]);
+    assert_eq!((some(RowLimit::Rows(all + 2)), some(RowLimit::Rows(2))), (all + 2, 2));
+    let both = DataSource { rows: Some(RowLimit::Rows(30)), ..files.source("[ax]*") };
+    let message = error(&config(vec![both]));
+    assert!(message.contains("rows of tables and windows of texts together"), "{message}");
+}
+
+#[test]
+fn a_system_prompt_that_changes_nothing_is_refused_or_warned_of() {
+    let files = Files::new();
+    let text = files.write("t.jsonl", &numbered_rows(2));
+    let chat = files.write("c.jsonl", "{\"prompt\": \"x\", \"completion\": \"y\"}\n");
+    let with_system = |sources: Vec<DataSource>| DataConfig { system: Some("s".into()), ..config(sources) };
+    let message = error(&with_system(vec![text.clone(), chat.clone()]));
+    assert!(message.starts_with("`data.system` = \"s\" changes nothing"), "{message}");
+    let both = with_system(vec![text, chat]);
+    let dataset = Dataset::open(&both, chat_tokenizer(), 7, &OpenOptions::default()).unwrap();
+    let warnings = dataset.warnings();
+    assert!(warnings.len() == 1 && warnings[0].contains("t.jsonl: `data.system` does not change"), "{warnings:?}");
+    let row = dataset.train_row(2).unwrap().1;
+    assert!(dataset.tokenizer().decode(&row.ids, false).unwrap().starts_with("<|im_start|>system\ns<|im_end|>\n"));
+}

@@ -1,0 +1,156 @@
+//! Which format a file's rows have, by the columns of the first.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::{RowFormat, keys_of, list_of};
+use crate::data::config::DataFormat;
+
+/// Formats in the order in which `auto` tries them: the most structured first.
+const DETECTION_ORDER: [DataFormat; 5] =
+    [DataFormat::Messages, DataFormat::Sharegpt, DataFormat::Alpaca, DataFormat::PromptCompletion, DataFormat::Text];
+
+/// A format, its two columns, and an optional third one: the format's names or the file's.
+type Pair = (DataFormat, [&'static str; 2], Option<[&'static str; 2]>);
+
+/// Other common names for the columns of a question and an answer. Used only where a row has exactly one of these
+/// pairs.
+const PAIRS: [Pair; 6] = [
+    (DataFormat::Alpaca, ["instruction", "response"], Some(["input", "context"])),
+    (DataFormat::PromptCompletion, ["question", "answer"], None),
+    (DataFormat::PromptCompletion, ["question", "response"], None),
+    (DataFormat::PromptCompletion, ["query", "response"], None),
+    (DataFormat::PromptCompletion, ["prompt", "response"], None),
+    (DataFormat::PromptCompletion, ["input", "output"], None),
+];
+
+impl RowFormat {
+    /// The format of a file, from what the recipe says and the file's first row.
+    ///
+    /// # Errors
+    /// What is wrong and how to fix it: a renamed column that does not exist, a column that the format needs and the
+    /// row lacks, columns that match no known format.
+    pub fn detect(format: DataFormat, columns: &BTreeMap<String, String>, first_row: &Value) -> Result<Self, String> {
+        let found: Vec<&str> =
+            first_row.as_object().map(|row| row.keys().map(String::as_str).collect()).unwrap_or_default();
+        let absent = |columns: &BTreeMap<String, String>, is_needed: &dyn Fn(&str) -> bool| {
+            let is_absent = |column: &str| first_row.get(column).is_none();
+            let (name, column) = columns.iter().find(|(name, column)| is_needed(name) && is_absent(column))?;
+            let found = keys_of(first_row);
+            Some(format!("`columns` says that `{name}` is column `{column}`; the row has {found}"))
+        };
+        let mut columns = columns.clone();
+        let is_detected = format == DataFormat::Auto && columns.is_empty();
+        if is_detected {
+            refuse_preferences(first_row)?;
+        }
+        if format == DataFormat::Auto && !columns.contains_key("messages") && first_row["messages"].is_null() {
+            // A conversation under ShareGPT's column name, but with the keys of `messages`.
+            let name = columns.get("conversations").map_or("conversations", String::as_str).to_owned();
+            if list_of(&first_row[&name]).is_ok_and(|list| !list[0]["role"].is_null()) {
+                columns.remove("conversations");
+                columns.insert("messages".into(), name);
+            }
+        }
+        let has = |format: DataFormat| {
+            let column = |name: &&str| first_row.get(columns.get(*name).map_or(*name, String::as_str)).is_some();
+            format.columns().0.iter().all(column)
+        };
+        let resolved = match format {
+            DataFormat::Auto => match DETECTION_ORDER.into_iter().find(|format| has(*format)) {
+                Some(format) => format,
+                None if columns.is_empty() => return Self::of_pair(first_row, &found),
+                None => {
+                    return Err(absent(&columns, &|_| true).unwrap_or_else(|| unknown_columns(first_row, &found)));
+                }
+            },
+            given => given,
+        };
+        let (required, optional) = resolved.columns();
+        let used = [required, optional].concat();
+        if let Some(name) = columns.keys().find(|name| !used.contains(&name.as_str())) {
+            let (format, used) = (resolved.name(), used.join(", "));
+            return Err(format!("`columns` has `{name}`, which format `{format}` does not use; it uses {used}"));
+        }
+        if let Some(reason) = absent(&columns, &|name| required.contains(&name)) {
+            return Err(reason);
+        }
+        let format = Self { format: resolved, columns, is_detected, ..Self::default() };
+        for name in required {
+            format.column(first_row, name)?;
+        }
+        Ok(format)
+    }
+
+    /// The format of a row that has one of [`PAIRS`].
+    fn of_pair(row: &Value, found: &[&str]) -> Result<Self, String> {
+        let pairs: Vec<_> =
+            PAIRS.iter().filter(|(_, pair, _)| pair.iter().all(|name| row.get(*name).is_some())).collect();
+        let [(format, pair, extra)] = pairs[..] else { return Err(unknown_columns(row, found)) };
+        let mut columns: BTreeMap<String, String> = BTreeMap::new();
+        for (name, column) in format.columns().0.iter().zip(pair) {
+            columns.insert((*name).into(), (*column).into());
+        }
+        if let Some([name, column]) = extra.filter(|[_, column]| row.get(column).is_some()) {
+            columns.insert(name.into(), column.into());
+        }
+        Ok(Self { format: *format, columns, is_detected: true, ..Self::default() })
+    }
+}
+
+/// Refuses rows with good and bad answers: training on all of them would teach the bad answers.
+pub(super) fn refuse_preferences(row: &Value) -> Result<(), String> {
+    let what = if !row["chosen"].is_null() && !row["rejected"].is_null() {
+        "`chosen` and `rejected`"
+    } else if row["label"].is_boolean() {
+        "`label` true or false"
+    } else {
+        return Ok(());
+    };
+    let columns = match &row["chosen"] {
+        Value::Array(_) => "messages = \"chosen\"",
+        Value::String(_) => "completion = \"chosen\"",
+        _ => "messages = \"messages\"",
+    };
+    Err(format!(
+        "this is preference data ({what}), for DPO or KTO, which this trainer does not have\n  hint: to train on the good \
+         answers alone, keep only those rows and name the columns, such as `columns = {{ {columns} }}`"
+    ))
+}
+
+/// The message for columns that match no format, with a hint that uses the user's own column names.
+fn unknown_columns(row: &Value, found: &[&str]) -> String {
+    let formats: Vec<String> =
+        DETECTION_ORDER.iter().map(|format| format!("{} ({})", format.name(), format.columns().0.join(", "))).collect();
+    let columns = match (list_in(row), &longest(row, 2, |_| true)[..]) {
+        (Some(list), _) => format!("messages = {list:?}"),
+        (None, [prompt, completion]) => format!("prompt = {prompt:?}, completion = {completion:?}"),
+        (None, [text]) => format!("text = {text:?}"),
+        (None, _) => "prompt = \"...\", completion = \"...\"".into(),
+    };
+    let found = if found.is_empty() {
+        "the row has no columns".to_owned()
+    } else {
+        format!("the columns {} are those of no format", keys_of(row))
+    };
+    format!("{found}; known are {}\n  hint: name yours, such as `columns = {{ {columns} }}`", formats.join(", "))
+}
+
+/// The first column of a row that holds a list of objects.
+pub(super) fn list_in(row: &Value) -> Option<&str> {
+    let mut columns = row.as_object()?.iter();
+    columns.find(|(_, value)| list_of(value).is_ok_and(|list| list[0].is_object())).map(|(name, _)| name.as_str())
+}
+
+/// The free columns with the longest texts, in the order of the row: those of a question and an answer, rather than ids.
+pub(super) fn longest(row: &Value, count: usize, is_free: impl Fn(&str) -> bool) -> Vec<&str> {
+    let texts =
+        row.as_object().into_iter().flatten().filter_map(|(name, value)| Some((name.as_str(), value.as_str()?)));
+    let mut texts: Vec<(usize, &str, usize)> =
+        texts.filter(|(name, _)| is_free(name)).enumerate().map(|(at, (name, text))| (at, name, text.len())).collect();
+    texts.sort_by_key(|(at, _, length)| (std::cmp::Reverse(*length), *at));
+    texts.truncate(count);
+    texts.sort_unstable();
+    texts.into_iter().map(|(_, name, _)| name).collect()
+}

@@ -1,0 +1,78 @@
+//! Compressed data files.
+//!
+//! Rows are read by their offsets, which a compressed file does not have: it is unpacked, in pieces, into an unnamed
+//! temporary file, as a Parquet file is.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek as _};
+use std::path::Path;
+
+use flate2::read::MultiGzDecoder;
+
+/// Bytes that a file of any size may unpack to.
+const HARMLESS_BYTES: u64 = 64 << 20;
+/// Largest ratio beyond that. Text packs to a tenth, rarely to a hundredth.
+const MAX_RATIO: u64 = 1000;
+
+/// How a file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compression {
+    Gzip,
+    Zstd,
+}
+
+impl Compression {
+    /// The compression that the last ending of a path names.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "gz" => Some(Self::Gzip),
+            "zst" => Some(Self::Zstd),
+            _ => None,
+        }
+    }
+
+    fn ending(self) -> &'static str {
+        match self {
+            Self::Gzip => "gz",
+            Self::Zstd => "zst",
+        }
+    }
+}
+
+/// Opens a data file; a compressed one as a temporary file with its content.
+pub(super) fn open(path: &Path) -> Result<File, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let Some(compression) = Compression::of(path) else { return Ok(file) };
+    let num_bytes = file.metadata().map_err(|error| error.to_string())?.len();
+    let broken = |error: io::Error| {
+        format!("cannot be unpacked as .{}: {error}\n  hint: write it, or download it, again", compression.ending())
+    };
+    let packed = BufReader::new(file);
+    let mut content: Box<dyn Read> = match compression {
+        Compression::Gzip => Box::new(MultiGzDecoder::new(packed)),
+        Compression::Zstd => Box::new(zstd::Decoder::new(packed).map_err(broken)?),
+    };
+    let limit = HARMLESS_BYTES.max(num_bytes.saturating_mul(MAX_RATIO));
+    let mut whole = tempfile::tempfile().map_err(|error| format!("cannot create a temporary file: {error}"))?;
+    let mut buffer = vec![0; 1 << 17];
+    let mut unpacked = 0;
+    loop {
+        let length = content.read(&mut buffer).map_err(broken)?;
+        if length == 0 {
+            break;
+        }
+        unpacked += length as u64;
+        if unpacked > limit {
+            return Err(format!("unpacks to more than {MAX_RATIO} times its size: not a file of rows"));
+        }
+        write_out(&mut whole, &buffer[..length])?;
+    }
+    whole.rewind().map_err(|error| error.to_string())?;
+    Ok(whole)
+}
+
+/// Writes to the temporary file.
+fn write_out(file: &mut File, bytes: &[u8]) -> Result<(), String> {
+    io::Write::write_all(file, bytes)
+        .map_err(|error| format!("cannot be unpacked: {error}\n  hint: TMPDIR names a folder with more room"))
+}

@@ -1,0 +1,198 @@
+//! A repository of the Hub and its folder in the cache that Hugging Face tools share.
+//!
+//! Layout, locks and links of the cache are those of the `hf-hub` client. The client does not compare the size of a
+//! downloaded file with the size that the Hub lists, and stops waiting for another process after ten seconds. This
+//! module does the comparison and the longer wait. Files are fetched one by one, since the client's `snapshot_download`
+//! starts all weights again when one of them breaks off.
+
+use std::path::{Path, PathBuf};
+
+use hf_hub::repository::{RepoTreeEntry, RepoType};
+use hf_hub::{HFError, HFRepositorySync};
+use serde::{Deserialize, Serialize};
+
+use super::progress::{FileMeter, Progress};
+use super::{HubError, HubSettings};
+use crate::schema::Problem;
+
+/// How often a request is repeated if no server answers: about a second in all, since the cache may do instead.
+pub(super) const REQUEST_RETRIES: usize = 3;
+/// Attempts to download a file when the connection breaks off.
+const ATTEMPTS: usize = 4;
+
+/// What a repository holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Model,
+    Dataset,
+}
+
+/// A repository at a revision, with the Hub's and the cache's location.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Repository<'a> {
+    pub(super) kind: Kind,
+    pub(super) id: &'a str,
+    pub(super) revision: &'a str,
+    pub(super) settings: &'a HubSettings,
+}
+
+/// A file as the Hub lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RemoteFile {
+    pub(super) name: String,
+    pub(super) num_bytes: u64,
+}
+
+impl RemoteFile {
+    /// The files among the entries of a repository.
+    pub(super) fn list(entries: &[RepoTreeEntry]) -> Vec<Self> {
+        let file = |entry: &RepoTreeEntry| match entry {
+            RepoTreeEntry::File { path, size, .. } => Some(Self { name: path.clone(), num_bytes: *size }),
+            RepoTreeEntry::Directory { .. } => None,
+        };
+        entries.iter().filter_map(file).collect()
+    }
+
+    /// Whether it is in a snapshot as a whole.
+    pub(super) fn is_in(&self, snapshot: &Path) -> bool {
+        self.num_bytes_in(snapshot) == Some(self.num_bytes)
+    }
+
+    /// Its size in a snapshot; `None` if it is not there.
+    fn num_bytes_in(&self, snapshot: &Path) -> Option<u64> {
+        std::fs::metadata(snapshot.join(&self.name)).ok().map(|metadata| metadata.len())
+    }
+}
+
+impl Repository<'_> {
+    /// The repository's folder in the cache.
+    pub(super) fn folder(&self) -> PathBuf {
+        let kind = match self.kind {
+            Kind::Model => "models",
+            Kind::Dataset => "datasets",
+        };
+        self.settings.cache.join(format!("{kind}--{}", self.id.replace('/', "--")))
+    }
+
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.folder().join("snapshots").join(commit)
+    }
+
+    /// The last known commit of the revision. Read without the client, which cannot be built on a machine that has no
+    /// certificates.
+    pub(super) fn known_commit(&self) -> Option<String> {
+        let commit = if is_commit(self.revision) {
+            self.revision.to_owned()
+        } else {
+            std::fs::read_to_string(self.folder().join("refs").join(self.revision)).ok()?.trim().to_owned()
+        };
+        is_commit(&commit).then_some(commit)
+    }
+
+    /// Records the commit of the revision, unless it is one itself.
+    pub(super) fn write_ref(&self, commit: &str) -> Result<(), HubError> {
+        if is_commit(self.revision) {
+            return Ok(());
+        }
+        let path = self.folder().join("refs").join(self.revision);
+        let written = std::fs::create_dir_all(path.parent().unwrap_or(&path));
+        written.and_then(|()| std::fs::write(path, commit)).map_err(|error| self.cache_error(&error))
+    }
+
+    /// The commit that the Hub names; it becomes a folder name, so it must be a plain hash.
+    pub(super) fn checked_commit(&self, commit: Option<String>) -> Result<String, HubError> {
+        let commit = commit.filter(|commit| is_commit(commit));
+        commit.ok_or_else(|| HubError::explain(HFError::malformed_response("the Hub named no commit"), *self))
+    }
+
+    /// Downloads those of `files` that are not in the cache as a whole.
+    pub(super) fn download<T: RepoType>(
+        &self,
+        client: &HFRepositorySync<T>,
+        files: &[RemoteFile],
+        commit: &str,
+        progress: Progress,
+    ) -> Result<(), HubError> {
+        let snapshot = self.snapshot(commit);
+        let absent: Vec<_> = files.iter().filter(|file| !file.is_in(&snapshot)).collect();
+        if absent.is_empty() {
+            return Ok(());
+        }
+        let bar = progress.start(self.id, absent.len(), absent.iter().map(|file| file.num_bytes).sum());
+        for file in absent {
+            let meter = FileMeter::start(progress, &bar, &file.name, file.num_bytes);
+            self.fetch(client, file, commit, &meter)?;
+            meter.finish();
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    /// Downloads one file; repeats this if the connection breaks off or the size differs from the one that the Hub
+    /// lists.
+    fn fetch<T: RepoType>(
+        &self,
+        client: &HFRepositorySync<T>,
+        file: &RemoteFile,
+        commit: &str,
+        meter: &FileMeter,
+    ) -> Result<(), HubError> {
+        let snapshot = self.snapshot(commit);
+        // Needed because the client accepts any file that is already there.
+        let remove = || remove(&snapshot.join(&file.name)).map_err(|error| self.cache_error(&error));
+        remove()?;
+        let (mut attempt, mut is_waiting) = (1, false);
+        loop {
+            let download = client.download_file().filename(&*file.name).revision(commit).progress(meter.clone());
+            let error = match download.send() {
+                Ok(_) => {
+                    let found = file.num_bytes_in(&snapshot).unwrap_or(0);
+                    if found == file.num_bytes {
+                        return Ok(());
+                    }
+                    remove()?;
+                    let (name, expected) = (&file.name, file.num_bytes);
+                    let problem = format!("`{name}` of {} came as {found} bytes, expected {expected}", self.id);
+                    HubError::Failed(Problem::new(problem).hint("run again; complete files are kept"))
+                }
+                Err(HFError::CacheLockTimeout { .. }) => {
+                    if !std::mem::replace(&mut is_waiting, true) {
+                        meter.note(&format!("waiting for another process that downloads {}", file.name));
+                    }
+                    continue;
+                }
+                Err(error) => match HubError::explain(error, *self) {
+                    error @ HubError::Network { .. } => error,
+                    error => return Err(error),
+                },
+            };
+            if attempt == ATTEMPTS {
+                return Err(error);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(250 << attempt));
+            attempt += 1;
+        }
+    }
+
+    pub(super) fn cache_error(&self, error: &std::io::Error) -> HubError {
+        HubError::cache(&self.settings.cache, error)
+    }
+}
+
+/// Whether a revision is a full commit hash, which never changes.
+fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+/// Removes a file of a snapshot, if it exists, and the content that it links to.
+fn remove(file: &Path) -> std::io::Result<()> {
+    if std::fs::symlink_metadata(file).is_err() {
+        return Ok(());
+    }
+    let content = std::fs::canonicalize(file);
+    std::fs::remove_file(file)?;
+    match content {
+        Ok(content) if content.exists() => std::fs::remove_file(content),
+        _ => Ok(()),
+    }
+}
