@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod merge;
+pub(crate) mod named;
 pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod tune;
