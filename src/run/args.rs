@@ -40,7 +40,7 @@ impl TrainArgs {
 }
 
 /// Quotes a word for a shell.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         word.to_owned()
