@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, check, compare, doctor, generate, inspect, merge, plan, report, tune};
+use crate::commands::{bench, chat, check, compare, doctor, generate, inspect, merge, plan, report, tune};
 use crate::failure::Failure;
 use crate::faults::{Fault, backend_log};
 use crate::panics;
@@ -32,6 +32,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Write text with a model, with or without an adapter
     Generate(generate::GenerateArgs),
+    /// Talk with a model, with one adapter or several to switch between
+    Chat(chat::ChatArgs),
     /// Fold an adapter into its base model, as a Hugging Face folder
     Merge(merge::MergeArgs),
     /// Measure speed and memory of a recipe's steps on synthetic batches; prints one line of JSON
@@ -53,7 +55,7 @@ Examples:
   lora-train recipes/llama.toml --resume                   continue an interrupted run
   lora-train check recipes/llama.toml                      find mistakes before any weight is read
   lora-train doctor                                        what this machine offers, and what it lacks
-  lora-train generate --model M --adapter runs/llama/adapter --prompt \"Hello\"
+  lora-train chat runs/llama                               talk with what was trained
 
 Exit codes:
   0 done   1 failed while running   2 wrong recipe, arguments or input files
@@ -140,6 +142,7 @@ fn dispatch(request: &Request) -> Result<(), Failure> {
         Request::Command(Command::Inspect(args)) => inspect::run(args),
         Request::Command(Command::Plan(args)) => plan::run(args),
         Request::Command(Command::Generate(args)) => generate::run(args),
+        Request::Command(Command::Chat(args)) => chat::run(args),
         Request::Command(Command::Merge(args)) => merge::run(args),
         Request::Command(Command::Bench(args)) => bench::run(args),
         Request::Command(Command::Report(args)) => report::run(args),

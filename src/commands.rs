@@ -1,6 +1,7 @@
 //! Sub-commands other than training, one file each.
 
 pub(crate) mod bench;
+pub(crate) mod chat;
 pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod doctor;

@@ -55,9 +55,9 @@ pub(crate) struct GenerateArgs {
 /// Arguments that say how tokens are chosen.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct SamplingArgs {
-    /// Tokens after which to stop, if the model does not end by itself
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
-    pub(crate) max_new_tokens: usize,
+    /// Tokens after which to stop, if the model does not end by itself: without it 256, in a chat 1024
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) max_new_tokens: Option<usize>,
 
     /// 0 always takes the most likely token, so that the same prompt gives the same text; 0.7 is a usual choice for
     /// varied text
@@ -92,7 +92,7 @@ fn probability(text: &str) -> Result<f64, String> {
 /// Writes the model's answer to stdout as it is generated.
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let stop = Stop::on_signals().map_err(Failure::running)?;
-    let options = args.sampling.options()?;
+    let options = args.sampling.options(256)?;
     let prompt = prompt(args.prompt.as_deref().or(args.text.as_deref()).unwrap_or_default())?;
     let named = Named::find(args.name.as_slice(), &args.model)?;
     named.one_adapter()?;
@@ -130,7 +130,7 @@ pub(crate) const NON_FINITE: &str = "the model's logits are not finite numbers\n
 
 impl SamplingArgs {
     /// The options; a seed is drawn where none is given.
-    pub(crate) fn options(&self) -> Result<GenerateOptions, Failure> {
+    pub(crate) fn options(&self, max_new_tokens: usize) -> Result<GenerateOptions, Failure> {
         if self.temperature <= 0.0 {
             let drawing =
                 [("--top-p", self.top_p.is_some()), ("--top-k", self.top_k.is_some()), ("--seed", self.seed.is_some())];
@@ -140,7 +140,7 @@ impl SamplingArgs {
             }
         }
         Ok(GenerateOptions {
-            max_new_tokens: self.max_new_tokens,
+            max_new_tokens: self.max_new_tokens.unwrap_or(max_new_tokens),
             temperature: self.temperature,
             top_p: self.top_p.unwrap_or(1.0),
             top_k: self.top_k,
@@ -180,6 +180,11 @@ impl Output {
         self.ends_with_newline = text.ends_with('\n');
         self.error = written.err();
         self.error.is_none()
+    }
+
+    /// Whether nobody reads any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.error.is_some()
     }
 
     /// Ends the last line. A closed reader (`| head`) is no error.

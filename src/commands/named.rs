@@ -19,6 +19,9 @@ use crate::run::dir::RESOLVED_FILE;
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::schema::Problem;
 
+/// The name of the model without an adapter.
+pub(crate) const BASE: &str = "base";
+
 /// Arguments that name a base model and its adapters.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArgs {
@@ -30,7 +33,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "REVISION", requires = "model")]
     pub(crate) revision: Option<String>,
 
-    /// An adapter: the output folder of a run, a checkpoint, or a folder that PEFT wrote
+    /// An adapter: the output folder of a run, a checkpoint, or a folder that PEFT wrote; NAME=DIR names it
     #[arg(long, value_name = "DIR")]
     pub(crate) adapter: Vec<String>,
 }
@@ -216,8 +219,7 @@ impl Base {
     /// The base of an adapter: from the recipe of its run, or else from its own config.
     fn of(adapter: &Path) -> Result<Self, Failure> {
         let in_full = adapter.canonicalize().unwrap_or_else(|_| adapter.to_owned());
-        let mut base = match in_full.ancestors().take(2).map(|folder| folder.join(RESOLVED_FILE)).find(|f| f.is_file())
-        {
+        let mut base = match recipe_of(adapter) {
             Some(recipe) => Self::of_recipe(&recipe)?,
             None => {
                 Self { path: read_adapter(adapter)?.base_model_name_or_path.unwrap_or_default(), ..Self::default() }
@@ -240,6 +242,12 @@ impl Base {
         let rounded = train.precision.parse().ok().filter(|dtype| *dtype != Dtype::F32);
         Ok(Self { path: model.path, revision: model.revision, dtype: dtype.or(rounded) })
     }
+}
+
+/// The recipe, every default filled in, of the run that an adapter belongs to.
+pub(crate) fn recipe_of(adapter: &Path) -> Option<PathBuf> {
+    let in_full = adapter.canonicalize().ok()?;
+    in_full.ancestors().take(2).map(|folder| folder.join(RESOLVED_FILE)).find(|recipe| recipe.is_file())
 }
 
 /// The base of all adapters.
@@ -287,7 +295,22 @@ pub(crate) struct OpenedModel {
 
 /// An adapter on its device.
 pub(crate) struct OpenedAdapter {
+    pub(crate) name: String,
     pub(crate) set: AdapterSet,
+    pub(crate) form: Option<PromptForm>,
+}
+
+impl OpenedModel {
+    /// The adapter of this name.
+    pub(crate) fn adapter(&self, name: &str) -> Option<usize> {
+        self.adapters.iter().position(|adapter| adapter.name == name)
+    }
+
+    /// The names of the adapters, the base last.
+    pub(crate) fn names(&self) -> String {
+        let names: Vec<&str> = self.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
+        names.join(", ")
+    }
 }
 
 impl ModelFiles {
@@ -302,16 +325,16 @@ impl ModelFiles {
         let device = device::open(&args.device).map_err(Failure::input)?;
         let (storage, precision) = dtypes(args.dtype.or(base.dtype), &source, &device);
         let mut opened = Vec::new();
-        for (saved, _, NamedAdapter { folder, note, .. }) in adapters {
+        for (saved, form, NamedAdapter { name, folder, note }) in adapters {
             note.iter().for_each(|note| args.note(note));
             args.note(&about(&saved, &folder));
             let trained_on = saved.base_model_name_or_path.clone();
             let set = saved.into_set(&folder, &source.config, &device.device);
             let set = set.map_err(|error| misfit(&error, trained_on.as_deref()))?;
-            opened.push(OpenedAdapter { set });
+            opened.push(OpenedAdapter { name, set, form });
         }
         let none = AdapterSet::none(source.config.num_hidden_layers);
-        opened.push(OpenedAdapter { set: none });
+        opened.push(OpenedAdapter { name: BASE.to_owned(), set: none, form: None });
         let model = source.load(Some(storage), precision.into(), &device)?;
         args.note(&format!("{}: held in {storage}, computed in {precision} on {}", base.path, device.label));
         Ok(OpenedModel { source, tokenizer, model, adapters: opened })
