@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, chat, check, compare, doctor, generate, inspect, merge, plan, report, tune};
+use crate::commands::{bench, chat, check, compare, doctor, generate, inspect, merge, plan, report, serve, tune};
 use crate::failure::Failure;
 use crate::faults::{Fault, backend_log};
 use crate::panics;
@@ -34,6 +34,8 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Talk with a model, with one adapter or several to switch between
     Chat(chat::ChatArgs),
+    /// Answer HTTP requests as OpenAI's servers do, with a page to compare adapters
+    Serve(serve::ServeArgs),
     /// Fold an adapter into its base model, as a Hugging Face folder
     Merge(merge::MergeArgs),
     /// Measure speed and memory of a recipe's steps on synthetic batches; prints one line of JSON
@@ -143,6 +145,7 @@ fn dispatch(request: &Request) -> Result<(), Failure> {
         Request::Command(Command::Plan(args)) => plan::run(args),
         Request::Command(Command::Generate(args)) => generate::run(args),
         Request::Command(Command::Chat(args)) => chat::run(args),
+        Request::Command(Command::Serve(args)) => serve::run(args),
         Request::Command(Command::Merge(args)) => merge::run(args),
         Request::Command(Command::Bench(args)) => bench::run(args),
         Request::Command(Command::Report(args)) => report::run(args),

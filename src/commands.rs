@@ -11,6 +11,7 @@ pub(crate) mod merge;
 pub(crate) mod named;
 pub(crate) mod plan;
 pub(crate) mod report;
+pub(crate) mod serve;
 pub(crate) mod tune;
 
 use std::io::{ErrorKind, Write as _, stderr, stdout};
