@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, chat, check, compare, doctor, generate, inspect, merge, plan, report, serve, tune};
+use crate::commands::{bench, chat, check, compare, doctor, eval, generate, inspect, merge, plan, report, serve, tune};
 use crate::failure::Failure;
 use crate::faults::{Fault, backend_log};
 use crate::panics;
@@ -36,6 +36,8 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Answer HTTP requests as OpenAI's servers do, with a page to compare adapters
     Serve(serve::ServeArgs),
+    /// Measure loss and perplexity on rows, without training
+    Eval(eval::EvalArgs),
     /// Fold an adapter into its base model, as a Hugging Face folder
     Merge(merge::MergeArgs),
     /// Measure speed and memory of a recipe's steps on synthetic batches; prints one line of JSON
@@ -146,6 +148,7 @@ fn dispatch(request: &Request) -> Result<(), Failure> {
         Request::Command(Command::Generate(args)) => generate::run(args),
         Request::Command(Command::Chat(args)) => chat::run(args),
         Request::Command(Command::Serve(args)) => serve::run(args),
+        Request::Command(Command::Eval(args)) => eval::run(args),
         Request::Command(Command::Merge(args)) => merge::run(args),
         Request::Command(Command::Bench(args)) => bench::run(args),
         Request::Command(Command::Report(args)) => report::run(args),
