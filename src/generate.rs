@@ -105,6 +105,18 @@ pub enum Ending {
     NonFiniteLogits,
 }
 
+impl Ending {
+    /// OpenAI's word for it; `None` where the text is no result.
+    #[must_use]
+    pub fn finish_reason(self) -> Option<&'static str> {
+        match self {
+            Self::EndOfText | Self::Stopped => Some("stop"),
+            Self::MaxNewTokens | Self::MaxPositions => Some("length"),
+            Self::NonFiniteLogits => None,
+        }
+    }
+}
+
 /// What a model wrote.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generated {

@@ -2,13 +2,16 @@
 //!
 //! The text goes to stdout as it is generated, everything else to stderr.
 
+mod prompts;
+
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 
 use rand::Rng;
 
 use super::named::{Asked, LoadArgs, ModelArgs, Named, template};
-use super::{number, say};
+use super::{number, print, say};
 use crate::failure::Failure;
 use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
 use crate::schema::Problem;
@@ -22,12 +25,17 @@ pub(crate) struct GenerateArgs {
     pub(crate) name: Option<String>,
 
     /// The user's message, or the text to continue where the model is asked without a chat template; - reads it from stdin
-    #[arg(value_name = "PROMPT", conflicts_with = "prompt", required_unless_present = "prompt")]
+    #[arg(value_name = "PROMPT", conflicts_with = "prompt", required_unless_present_any = ["prompt", "prompts"])]
     pub(crate) text: Option<String>,
 
     /// The same, for any prompt
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,
+
+    /// A file of prompts, a line each in a .txt file, else JSON lines with `prompt` or `messages`; the texts go to stdout as
+    /// JSON lines, in the file's order
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "prompt"])]
+    pub(crate) prompts: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -98,6 +106,12 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     named.one_adapter()?;
     let files = named.read(args.load.quiet)?;
     let (template, reason) = template(Asked::by(args.raw, args.chat), files.form(), &files.tokenizer)?;
+    if let Some(path) = &args.prompts {
+        let rows = prompts::read(path, args.system.as_deref(), template.as_ref(), &files.tokenizer)?;
+        let opened = files.load(&args.load)?;
+        args.load.note(&reason);
+        return prompts::write(rows, &opened, options, &args.load);
+    }
     let prompt_ids =
         encode_prompt(&files.tokenizer, template.as_ref(), args.system.as_deref(), &prompt).map_err(Failure::input)?;
     let opened = files.load(&args.load)?;

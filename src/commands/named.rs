@@ -227,7 +227,7 @@ impl Base {
         };
         // Relative paths start where the run was started, which is usually a folder above it.
         let moved = in_full.ancestors().skip(1).map(|folder| folder.join(&base.path)).find(|path| path.is_dir());
-        if let (false, Some(moved)) = (Path::new(&base.path).is_dir(), moved) {
+        if let (false, Some(moved)) = (base.path.is_empty() || Path::new(&base.path).is_dir(), moved) {
             base.path = moved.display().to_string();
         }
         Ok(base)

@@ -130,7 +130,6 @@ async fn listen(listener: std::net::TcpListener, server: Server) {
         .route_layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
         .route("/", get(|| ready(Html(PAGE))))
         .fallback(|| ready(ApiError::not_found("there is no such page")))
-        .method_not_allowed_fallback(|| ready(ApiError::not_found("this page is not asked in this way")))
         .with_state(server);
     let served = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => axum::serve(listener, router).await,

@@ -27,6 +27,7 @@ mod report;
 mod room;
 mod secrets;
 mod soak;
+mod talk;
 mod telemetry;
 mod tensorboard;
 mod time;

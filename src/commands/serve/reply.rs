@@ -156,10 +156,6 @@ impl Reply {
 
 /// Why a text ended, in OpenAI's words; `None` where it goes on.
 fn finish_reason(ending: Option<Ending>) -> Result<Option<&'static str>, ApiError> {
-    match ending {
-        None => Ok(None),
-        Some(Ending::EndOfText | Ending::Stopped) => Ok(Some("stop")),
-        Some(Ending::MaxNewTokens | Ending::MaxPositions) => Ok(Some("length")),
-        Some(Ending::NonFiniteLogits) => Err(ApiError::failed(NON_FINITE)),
-    }
+    let reason = |ending: Ending| ending.finish_reason().ok_or_else(|| ApiError::failed(NON_FINITE));
+    ending.map(reason).transpose()
 }
