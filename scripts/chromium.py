@@ -79,14 +79,15 @@ class Chromium:
 
     def open(self, path: os.PathLike | str, width: int = 1100, height: int = 800, scale: float = 1,
              dark: bool = False, script: bool = True) -> None:
-        """Opens a file and waits until it has loaded."""
+        """Opens a file or an address and waits until it has loaded."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
                   mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.events.clear()
-        self.call("Page.navigate", url=pathlib.Path(path).resolve().as_uri())
+        url = path if str(path).startswith("http://") else pathlib.Path(path).resolve().as_uri()
+        self.call("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self.read())
 

@@ -8,7 +8,9 @@ use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
-use crate::commands::{bench, check, compare, doctor, generate, init, inspect, merge, plan, report, tune};
+use crate::commands::{
+    bench, chat, check, compare, doctor, eval, generate, init, inspect, merge, plan, report, serve, tune,
+};
 use crate::failure::Failure;
 use crate::faults::{Fault, backend_log};
 use crate::panics;
@@ -34,6 +36,12 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Write text with a model, with or without an adapter
     Generate(generate::GenerateArgs),
+    /// Talk with a model, with one adapter or several to switch between
+    Chat(chat::ChatArgs),
+    /// Answer HTTP requests as OpenAI's servers do, with a page to compare adapters
+    Serve(serve::ServeArgs),
+    /// Measure loss and perplexity on rows, without training
+    Eval(eval::EvalArgs),
     /// Fold an adapter into its base model, as a Hugging Face folder
     Merge(merge::MergeArgs),
     /// Measure speed and memory of a recipe's steps on synthetic batches
@@ -154,6 +162,9 @@ fn dispatch(command: &Command) -> Result<(), Failure> {
         Command::Inspect(args) => inspect::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Generate(args) => generate::run(args),
+        Command::Chat(args) => chat::run(args),
+        Command::Serve(args) => serve::run(args),
+        Command::Eval(args) => eval::run(args),
         Command::Merge(args) => merge::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Report(args) => report::run(args),

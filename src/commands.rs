@@ -1,15 +1,19 @@
 //! Sub-commands other than training, one file each.
 
 pub(crate) mod bench;
+pub(crate) mod chat;
 pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod doctor;
+pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod init;
 pub(crate) mod inspect;
 pub(crate) mod merge;
+pub(crate) mod named;
 pub(crate) mod plan;
 pub(crate) mod report;
+pub(crate) mod serve;
 pub(crate) mod tune;
 
 use std::io::{ErrorKind, Write as _, stderr, stdout};

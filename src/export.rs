@@ -17,7 +17,7 @@ mod merge;
 mod prompt_form;
 
 pub use adapter_check::check_adapter;
-pub use adapter_file::{SavedAdapter, find_adapter, read_adapter, write_adapter};
+pub use adapter_file::{SavedAdapter, find_adapter, is_adapter, read_adapter, write_adapter};
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use error::ExportError;
 pub use merge::{MergeSummary, merge};

@@ -1,26 +1,28 @@
 //! Text generation: the model continues an encoded prompt token by token, and the text is passed on as it is made.
 
 mod sampler;
+mod together;
+mod writing;
 
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::data::template::{ChatTemplate, TemplateError};
-use crate::data::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
+use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
-use crate::model::decode::Decoder;
+use crate::model::decode::{Part, Sequence, next_logits};
 
-use sampler::Sampler;
+use writing::{Next, Writing};
+
+pub use sampler::Logprobs;
+pub use together::{NewText, TextBatch, TextRequest};
 
 /// Length of the texts that are sampled at evaluations, in tokens.
 const SAMPLE_TOKENS: usize = 96;
-
-/// Tokens at the end of the prompt that the decoder sees first: enough for one character and the space before it.
-const DECODE_CONTEXT: usize = 8;
 
 /// What is read from the device, to people.
 const LOGITS: &str = "the logits of a token";
@@ -91,7 +93,7 @@ pub enum GenerateError {
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The model wrote a token that ends a text or a turn.
+    /// The model wrote a token that ends a text or a turn, or one of the strings at which the caller wanted to stop.
     EndOfText,
     /// `max_new_tokens` were written.
     MaxNewTokens,
@@ -101,6 +103,18 @@ pub enum Ending {
     Stopped,
     /// The logits were not finite numbers.
     NonFiniteLogits,
+}
+
+impl Ending {
+    /// OpenAI's word for it; `None` where the text is no result.
+    #[must_use]
+    pub fn finish_reason(self) -> Option<&'static str> {
+        match self {
+            Self::EndOfText | Self::Stopped => Some("stop"),
+            Self::MaxNewTokens | Self::MaxPositions => Some("length"),
+            Self::NonFiniteLogits => None,
+        }
+    }
 }
 
 /// What a model wrote.
@@ -151,71 +165,50 @@ impl Generator<'_> {
         &self,
         prompt_ids: &[u32],
         options: &GenerateOptions,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generated, GenerateError> {
+        self.go_on(&mut Sequence::new(self.model), prompt_ids, options, on_text)
+    }
+
+    /// [`generate`](Self::generate) where the model has seen a text already, of these adapters: what the prompt shares
+    /// with it is not computed again. Afterwards it has seen the prompt and what it wrote.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`generate`](Self::generate).
+    pub fn go_on(
+        &self,
+        sequence: &mut Sequence,
+        prompt_ids: &[u32],
+        options: &GenerateOptions,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
-        self.check(prompt_ids)?;
-        let mut sampler = Sampler::new(options);
-        let mut decoder = Decoder::new(self.model, self.adapters);
-        let mut stream = self.stream_after(prompt_ids)?;
-        let (mut token_ids, mut text) = (Vec::new(), String::new());
-
+        check(self.model, prompt_ids)?;
+        let mut writing = Writing::new(self.tokenizer, prompt_ids, options, Vec::new())?;
         let start = Instant::now();
-        let mut logits = faults::read(decoder.append(prompt_ids), LOGITS);
+        let kept = sequence.keep_start_of(prompt_ids);
+        let mut logits = self.logits(sequence, &prompt_ids[kept..]);
         let prompt_seconds = start.elapsed().as_secs_f64();
         let decode_start = Instant::now();
         let ending = loop {
-            if token_ids.len() >= options.max_new_tokens {
-                break Ending::MaxNewTokens;
-            }
-            let Some(token) = sampler.next(&logits) else { break Ending::NonFiniteLogits };
-            if self.tokenizer.eos_ids().contains(&token) {
-                break Ending::EndOfText;
-            }
-            token_ids.push(token);
-            let new_text = stream.push(token)?;
-            text.push_str(&new_text);
-            if on_text(&new_text).is_break() {
+            let Next { text, then } = writing.next(&logits, is_full(self.model, sequence))?;
+            if on_text(&text).is_break() {
                 break Ending::Stopped;
             }
-            if decoder.num_tokens() >= self.model.config.max_position_embeddings {
-                break Ending::MaxPositions;
-            }
-            if token_ids.len() < options.max_new_tokens {
-                logits = faults::read(decoder.append(&[token]), LOGITS);
+            match then {
+                Ok(token) => logits = self.logits(sequence, &[token]),
+                Err(ending) => break ending,
             }
         };
         let decode_seconds = decode_start.elapsed().as_secs_f64();
-        let rest = stream.finish()?;
-        if !rest.is_empty() && ending != Ending::Stopped {
-            text.push_str(&rest);
-            let _ = on_text(&rest);
-        }
-        let num_passes = decoder.num_tokens() - prompt_ids.len();
+        let num_passes = sequence.num_tokens() - prompt_ids.len();
+        let Writing { token_ids, text, .. } = writing;
         Ok(Generated { token_ids, text, ending, prompt_seconds, decode_seconds, num_passes })
     }
 
-    fn check(&self, prompt_ids: &[u32]) -> Result<(), GenerateError> {
-        let (num_tokens, config) = (prompt_ids.len(), &self.model.config);
-        let (vocab_size, max_position_embeddings) = (config.vocab_size, config.max_position_embeddings);
-        if prompt_ids.is_empty() {
-            return Err(GenerateError::EmptyPrompt);
-        }
-        if num_tokens > max_position_embeddings {
-            return Err(GenerateError::PromptTooLong { num_tokens, max_position_embeddings });
-        }
-        match prompt_ids.iter().find(|&&id| id as usize >= vocab_size) {
-            Some(&id) => Err(GenerateError::UnknownToken { id, vocab_size }),
-            None => Ok(()),
-        }
-    }
-
-    /// A decoder that has seen the end of the prompt, so that a word after it starts with a space.
-    fn stream_after(&self, prompt_ids: &[u32]) -> Result<DecodeStream<'_>, TokenizerError> {
-        let mut stream = self.tokenizer.decode_stream(true);
-        for &id in &prompt_ids[prompt_ids.len().saturating_sub(DECODE_CONTEXT)..] {
-            let _ = stream.push(id)?;
-        }
-        Ok(stream)
+    fn logits(&self, sequence: &mut Sequence, token_ids: &[u32]) -> Vec<f32> {
+        let logits = next_logits(self.model, &mut [Part { sequence, adapters: self.adapters, token_ids }]);
+        faults::read(logits, LOGITS)
     }
 
     /// Continues each prompt greedily by a few sentences: the samples that a run shows at its evaluations. The same
@@ -247,6 +240,27 @@ impl Generator<'_> {
     }
 }
 
+/// Refuses a prompt that the model cannot continue.
+fn check(model: &Model, prompt_ids: &[u32]) -> Result<(), GenerateError> {
+    let (num_tokens, config) = (prompt_ids.len(), &model.config);
+    let (vocab_size, max_position_embeddings) = (config.vocab_size, config.max_position_embeddings);
+    if prompt_ids.is_empty() {
+        return Err(GenerateError::EmptyPrompt);
+    }
+    if num_tokens > max_position_embeddings {
+        return Err(GenerateError::PromptTooLong { num_tokens, max_position_embeddings });
+    }
+    match prompt_ids.iter().find(|&&id| id as usize >= vocab_size) {
+        Some(&id) => Err(GenerateError::UnknownToken { id, vocab_size }),
+        None => Ok(()),
+    }
+}
+
+/// Whether the text has used all positions that the model was made for.
+fn is_full(model: &Model, sequence: &Sequence) -> bool {
+    sequence.num_tokens() >= model.config.max_position_embeddings
+}
+
 /// Token ids of a prompt. With `template`: a conversation of `system` and a user's turn, up to where the answer starts.
 /// Without: the plain text, after BOS where the tokenizer adds one.
 ///
@@ -267,10 +281,21 @@ pub fn encode_prompt(
     };
     let system = system.map(|content| json!({"role": "system", "content": content}));
     let user = json!({"role": "user", "content": prompt});
-    let messages: Vec<_> = system.into_iter().chain([user]).collect();
-    let text = template.render(&messages, None, true)?;
-    // The template has already written BOS.
-    Ok(tokenizer.encode(&text, false)?)
+    encode_messages(tokenizer, template, &system.into_iter().chain([user]).collect::<Vec<_>>())
+}
+
+/// Token ids of a conversation, up to where the next answer starts.
+///
+/// # Errors
+///
+/// Errors of tokenizer and template.
+pub fn encode_messages(
+    tokenizer: &Tokenizer,
+    template: &ChatTemplate,
+    messages: &[Value],
+) -> Result<Vec<u32>, GenerateError> {
+    // The template writes BOS.
+    Ok(tokenizer.encode(&template.render(messages, None, true)?, false)?)
 }
 
 #[cfg(test)]

@@ -28,16 +28,18 @@ pub use memory::{available_host_memory_bytes, peak_host_memory_bytes, total_host
 use nvml::Gpu;
 use sampler::{Gathered, Sampler};
 
+/// Whether the energy of the processor's packages can be read on this machine.
+#[must_use]
+pub fn counts_processor_energy() -> bool {
+    PackageEnergy::open().is_some()
+}
+
 /// Names an NVML library to load instead of the system's. If it is set, the first GPU of that library is sampled even
 /// when training runs on the CPU; this tests the path from NVML to the files.
 pub const NVML_LIBRARY_VARIABLE: &str = "LORA_TRAIN_NVML";
 
 /// How long to wait for NVML to start. Without the persistence daemon the first call wakes the driver.
 const NVML_START_TIMEOUT: Duration = Duration::from_secs(15);
-
-/// Why a run on the CPU has no energy; follows the reason for having no GPU figures.
-const NO_ENERGY: &str =
-    "; no energy either: the processor's counters (/sys/class/powercap) are not there or may not be read";
 
 /// How NVML finds a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +134,6 @@ impl Telemetry {
         let without_gpu = gpu.is_none();
         // In a run on a GPU, the processor's energy must not pass for the GPU's.
         let packages = if without_gpu { PackageEnergy::open() } else { None };
-        let has_packages = packages.is_some();
         let sampler = Sampler { gathered: Arc::clone(&gathered), interval, ended, host, packages };
         let sampler = std::thread::Builder::new().name("telemetry".into()).spawn(move || {
             let Some(selector) = gpu else { return sampler.run(MachineSample::default) };
@@ -146,8 +147,7 @@ impl Telemetry {
             }
         });
         let (gpu, notice) = if without_gpu {
-            let no_energy = if has_packages { "" } else { NO_ENERGY };
-            (None, Some(format!("no GPU figures: this run does not use an NVIDIA GPU{no_energy}")))
+            (None, None)
         } else {
             match nvml_start.recv_timeout(NVML_START_TIMEOUT) {
                 Ok(Ok((gpu, notice))) => (Some(gpu), notice),

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Before training", &["init", "check", "inspect", "plan", "tune"]),
     ("Training", &["train"]),
-    ("After training", &["generate", "merge", "report", "compare"]),
+    ("After training", &["chat", "generate", "serve", "eval", "merge", "report", "compare"]),
     ("This machine", &["doctor", "bench", "completions", "help"]),
 ];
 
@@ -29,7 +29,7 @@ Examples:
   lora-train recipes/llama.toml --resume                   continue an interrupted run
   lora-train check recipes/llama.toml                      find mistakes before any weight is read
   lora-train plan recipes/llama.toml --device \"RTX 4090\"   memory and time on a GPU elsewhere
-  lora-train generate --model M --adapter runs/llama/adapter --prompt \"Hello\"
+  lora-train chat runs/llama                               talk with what was trained
 
 Exit codes:
   0 done   1 failed while running   2 wrong recipe, arguments or input files

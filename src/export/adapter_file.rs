@@ -67,12 +67,18 @@ pub(super) fn tensor_name(module: &str, letter: char) -> String {
     format!("{PREFIX}{module}.lora_{letter}.weight")
 }
 
+/// Whether a folder holds an adapter: this one, not a folder in it.
+#[must_use]
+pub fn is_adapter(folder: &Path) -> bool {
+    folder.join(CONFIG).is_file()
+}
+
 /// Where the adapter is: `folder` itself, such as a checkpoint, or `folder/adapter`, where `folder` is the `output_dir`
 /// of a run. Where neither holds an adapter, returns `folder`, and [`read_adapter`] reports the error.
 #[must_use]
 pub fn find_adapter(folder: &Path) -> PathBuf {
     let inner = folder.join("adapter");
-    if !folder.join(CONFIG).is_file() && inner.join(CONFIG).is_file() { inner } else { folder.to_owned() }
+    if !is_adapter(folder) && is_adapter(&inner) { inner } else { folder.to_owned() }
 }
 
 /// Reads an adapter folder written by this program or by PEFT.
@@ -242,21 +248,6 @@ pub(super) mod tests {
         assert_eq!(header.info(name).unwrap().shape, [3, 176]);
         assert_eq!(header.info(&name.replace("lora_A", "lora_B")).unwrap().shape, [64, 3]);
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2);
-    }
-
-    #[test]
-    fn a_run_a_checkpoint_and_an_adapter_folder_are_all_understood() {
-        let folder = tempfile::tempdir().unwrap();
-        let (run, checkpoint) = (folder.path().join("run"), folder.path().join("run/checkpoints/step-000010"));
-        for folder in [&run.join("adapter"), &checkpoint] {
-            write(folder, &adapter());
-        }
-        assert_eq!(find_adapter(&run), run.join("adapter"));
-        assert_eq!(find_adapter(&run.join("adapter")), run.join("adapter"));
-        assert_eq!(find_adapter(&checkpoint), checkpoint);
-        std::fs::remove_dir_all(run.join("adapter")).unwrap();
-        let error = read_adapter(&find_adapter(&run)).unwrap_err().to_string();
-        assert!(error.contains("has not finished; its checkpoints are in `checkpoints`"), "{error}");
     }
 
     #[test]

@@ -159,3 +159,80 @@ fn a_prompt_is_a_users_turn_where_there_is_a_template_and_bos_is_there_once() {
     // The end of a turn ends the text, as EOS does.
     assert_eq!(tokenizer.eos_ids(), [257, 258]);
 }
+
+#[test]
+fn a_text_ends_before_a_string_to_stop_at_and_never_shows_its_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
+    let letters = tokenizer.encode("say ab and abc now", false).unwrap();
+    let shown = |stop: &[&str]| {
+        let options = GenerateOptions { max_new_tokens: 18, ..GenerateOptions::default() };
+        let stop = stop.iter().map(|&stop| stop.to_owned()).collect();
+        let mut writing = Writing::new(&tokenizer, &[], &options, stop).unwrap();
+        let mut shown = Vec::new();
+        for &id in &letters {
+            let mut logits = vec![0.0; 259];
+            logits[id as usize] = 1.0;
+            let Next { text, then } = writing.next(&logits, false).unwrap();
+            shown.push(text);
+            if let Err(ending) = then {
+                assert_eq!(writing.text, shown.concat());
+                return (shown, ending);
+            }
+        }
+        panic!("the text does not end")
+    };
+    let (texts, ending) = shown(&["abc", "zzz"]);
+    assert_eq!((texts.concat().as_str(), ending), ("say ab and ", Ending::EndOfText));
+    // "ab" waits for its third letter.
+    assert_eq!(texts[4..7], ["", "", "ab "]);
+    assert_eq!(shown(&["w"]).0.concat(), "say ab and abc no");
+    assert_eq!(shown(&["w!"]).0.concat(), "say ab and abc now");
+    assert_eq!(shown(&["and", "ab"]).0.concat(), "say ");
+    assert_eq!(
+        shown(&[]),
+        (letters.iter().map(|id| tokenizer.decode(&[*id], true).unwrap()).collect(), Ending::MaxNewTokens)
+    );
+}
+
+#[test]
+fn texts_that_are_written_together_are_those_written_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
+    let (model, adapters, others) = (model(64), AdapterSet::none(2), AdapterSet::none(2));
+    let prompt = |index: u64| vec![u32::try_from(index * 7).unwrap(); 1 + usize::try_from(index % 3).unwrap()];
+    let options = |index: u64| GenerateOptions {
+        max_new_tokens: 5 + usize::try_from(3 * index).unwrap(),
+        temperature: if index.is_multiple_of(2) { 0.0 } else { 0.9 },
+        seed: index,
+        ..GenerateOptions::default()
+    };
+    let mut texts = vec![(String::new(), None); 7];
+    let mut on_text = |id: u64, new: NewText| {
+        let (text, ending) = &mut texts[usize::try_from(id).unwrap()];
+        text.push_str(&new.text);
+        *ending = new.ending;
+        ControlFlow::Continue(())
+    };
+    let mut batch = TextBatch::new(&model, &tokenizer);
+    for id in 0..7 {
+        let adapters = if id % 3 == 0 { &others } else { &adapters };
+        let request = TextRequest {
+            prompt_ids: prompt(id),
+            adapters,
+            options: options(id),
+            stop: Vec::new(),
+            top_logprobs: None,
+        };
+        batch.add(id, request, &mut on_text).unwrap();
+        batch.step(&mut on_text).unwrap();
+    }
+    while !batch.is_empty() {
+        batch.step(&mut on_text).unwrap();
+    }
+    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    for (id, text) in (0..).zip(texts) {
+        let alone = generator.generate(&prompt(id), &options(id), go_on).unwrap();
+        assert_eq!(text, (alone.text, Some(alone.ending)), "{id}");
+    }
+}

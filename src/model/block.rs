@@ -3,13 +3,15 @@
 //! The base is frozen, so the backward only needs the gradients of the block's input and of its adapters. The forward
 //! keeps [`Activations`] for it; normed inputs and the feed-forward product are cheaper to recompute.
 
+use std::ops::Range;
+
 use burn::tensor::Tensor;
 
-use crate::lora::BlockAdapters;
+use crate::lora::{Adapter, BlockAdapters};
 use crate::ops::attention::{Attended, Heads, attention, attention_backward};
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
-use crate::ops::linear::{InputGrad, Weight, linear, linear_backward, low_rank_input};
+use crate::ops::linear::{InputGrad, Weight, add_low_rank, linear, linear_backward, low_rank_input};
 use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::place::Place;
@@ -43,6 +45,8 @@ pub struct BlockContext<'a> {
     pub adapters: &'a BlockAdapters,
     /// Dropout on the inputs of the adapters, with the seed of this block's masks; absent in evaluation.
     pub dropout: Option<Dropout>,
+    /// Where texts of several adapters are written together: the adapters by rows of tokens, instead of `adapters`.
+    pub by_rows: &'a [(Range<usize>, &'a BlockAdapters)],
 }
 
 impl<'a> BlockContext<'a> {
@@ -55,11 +59,30 @@ impl<'a> BlockContext<'a> {
         adapters: &'a BlockAdapters,
         dropout: Option<Dropout>,
     ) -> Self {
-        Self { layout, heads: config.heads(layer), eps: config.rms_norm_eps, adapters, dropout }
+        Self { layout, heads: config.heads(layer), eps: config.rms_norm_eps, adapters, dropout, by_rows: &[] }
     }
 
     fn place(&self) -> Place {
         self.layout.place()
+    }
+
+    /// A linear layer with the adapters of its tokens.
+    fn linear(
+        &self,
+        x: &Tensor<2>,
+        weight: &Weight,
+        layer: Linear,
+        residual: Option<Tensor<2>>,
+    ) -> (Tensor<2>, Option<Tensor<2>>) {
+        let (y, low) = linear(self.place(), x, weight, self.lora(layer), residual);
+        let add = |y, (rows, adapters): &(Range<usize>, &BlockAdapters)| match &adapters[layer as usize] {
+            Some(Adapter { matrices, scale }) => {
+                let lora = Lora { matrices: matrices.as_ref(), scale: *scale, dropout: None };
+                add_low_rank(self.place(), y, x, weight, lora, rows.clone())
+            }
+            None => y,
+        };
+        (self.by_rows.iter().fold(y, add), low)
     }
 
     fn lora(&self, linear: Linear) -> Option<Lora<&'a Tensor<2>>> {
@@ -149,7 +172,7 @@ impl Block {
         let place = context.place();
         let mut xa = [const { None }; 7];
         let mut apply = |input: &Tensor<2>, layer: Linear, residual: Option<Tensor<2>>| {
-            let (y, low) = linear(place, input, self.weight(layer), context.lora(layer), residual);
+            let (y, low) = context.linear(input, self.weight(layer), layer, residual);
             xa[layer as usize] = low;
             y
         };
@@ -172,9 +195,8 @@ impl Block {
     /// The block's output from its activations, `[tokens, hidden_size]`.
     #[must_use]
     pub fn output(&self, activations: &Activations, context: &BlockContext<'_>) -> Tensor<2> {
-        let (place, down) = (context.place(), Linear::Down);
-        let h = swiglu(place, &activations.gate, &activations.up);
-        linear(place, &h, self.weight(down), context.lora(down), Some(activations.middle.clone())).0
+        let h = swiglu(context.place(), &activations.gate, &activations.up);
+        context.linear(&h, self.weight(Linear::Down), Linear::Down, Some(activations.middle.clone())).0
     }
 
     /// The gradients of the adapters and, if `input_grad`, of the block's input.

@@ -1,81 +1,135 @@
-//! Decoding: the logits of a text that grows token by token, without computing earlier tokens again.
+//! Decoding: the logits of texts that grow token by token, without computing earlier tokens again.
+
+use std::ops::Range;
 
 use burn::tensor::{DType, Tensor};
 
 use super::Model;
 use super::block::BlockContext;
 
-use crate::lora::AdapterSet;
+use crate::lora::{AdapterSet, BlockAdapters};
 use crate::ops::attention::attention;
-use crate::ops::cached_attention::KeyValueCache;
+use crate::ops::cached_attention::{KeyValueCache, attend_each};
+use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::layout::Layout;
 use crate::ops::linear::linear;
 use crate::ops::norm::rms_norm;
 
-/// A model, its adapters (unmerged), and the keys and values of the text so far.
-///
-/// The caller must keep the text within `max_position_embeddings`.
+/// Most texts that are written in one pass; with more, the products of a pass would not be those of each text alone.
+pub const MAX_TEXTS: usize = FEW_TOKENS;
+
+/// The tokens of a text that a model has seen, with their keys and values.
 #[derive(Debug)]
-pub struct Decoder<'a> {
-    model: &'a Model,
-    adapters: &'a AdapterSet,
+pub struct Sequence {
     /// By layer.
     caches: Vec<KeyValueCache>,
-    num_tokens: usize,
+    token_ids: Vec<u32>,
 }
 
-impl<'a> Decoder<'a> {
+impl Sequence {
     /// An empty text.
     #[must_use]
-    pub fn new(model: &'a Model, adapters: &'a AdapterSet) -> Self {
+    pub fn new(model: &Model) -> Self {
         let cache =
             |layer| KeyValueCache::new(model.place(), model.config.heads(layer), &model.device(), model.compute);
-        let caches = (0..model.blocks.len()).map(cache).collect();
-        Self { model, adapters, caches, num_tokens: 0 }
+        Self { caches: (0..model.blocks.len()).map(cache).collect(), token_ids: Vec::new() }
     }
 
-    /// Tokens of the text so far.
+    /// Number of tokens so far.
     #[must_use]
     pub fn num_tokens(&self) -> usize {
-        self.num_tokens
+        self.token_ids.len()
     }
 
-    /// Appends tokens and returns the logits of the next token, `[vocab_size]` in `f32`. Dropout is off.
-    ///
-    /// The first call processes all its tokens (the prompt) in one pass; later calls process theirs one by one.
-    ///
-    /// # Panics
-    /// Where `token_ids` is empty.
-    #[must_use]
-    pub fn append(&mut self, token_ids: &[u32]) -> Tensor<1> {
-        let pass_tokens = if self.num_tokens == 0 { token_ids.len() } else { 1 };
-        let last = token_ids.chunks(pass_tokens).map(|token_ids| self.pass(token_ids)).last();
-        let Some(last) = last else { panic!("at least one token is appended") };
-        let (normed, _) = rms_norm(self.model.place(), &last, &self.model.norm, self.model.config.rms_norm_eps);
-        linear(self.model.place(), &normed, &self.model.lm_head, None, None).0.cast(DType::F32).squeeze_dim(0)
+    /// Keeps the tokens that `token_ids` starts with, but not all of it, and returns how many these are: the rest is still to
+    /// be passed to the model.
+    pub fn keep_start_of(&mut self, token_ids: &[u32]) -> usize {
+        let equal = self.token_ids.iter().zip(token_ids).take_while(|(a, b)| a == b).count();
+        let kept = equal.min(token_ids.len().saturating_sub(1));
+        self.token_ids.truncate(kept);
+        self.caches.iter_mut().for_each(|cache| cache.truncate(kept));
+        kept
     }
+}
 
-    /// The output of the last block for the last of `token_ids`, `[1, hidden_size]`. The first pass of a text takes any
-    /// number of tokens, later passes take one token.
-    fn pass(&mut self, token_ids: &[u32]) -> Tensor<2> {
-        let model = self.model;
-        let (start, count) = (self.num_tokens, token_ids.len());
-        self.num_tokens += count;
-        let positions = (start..self.num_tokens).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
-        let table = model.rotary_table(self.num_tokens);
-        let layout = Layout::new(model.place(), 1, vec![(0, count)], positions, table, &model.device());
-        let mut x = model.embed(token_ids);
-        let blocks = model.blocks.iter().zip(&self.adapters.blocks).zip(&mut self.caches);
-        for (layer, ((block, adapters), cache)) in blocks.enumerate() {
-            let context = BlockContext::new(&model.config, layer, &layout, adapters, None);
-            let activations = block.activations_with(x, &context, |q, k, v| {
-                cache.append(k, v);
-                if start == 0 { attention(q, k, v, &layout, context.heads) } else { cache.attend(q) }
-            });
-            x = block.output(&activations, &context);
+/// The next tokens of a text, and the adapters (unmerged) that it is written with.
+#[derive(Debug)]
+pub struct Part<'a> {
+    /// The text so far; the caller keeps it within `max_position_embeddings`.
+    pub sequence: &'a mut Sequence,
+    /// The adapters; [`AdapterSet::none`] for the base model alone.
+    pub adapters: &'a AdapterSet,
+    /// One token or more; where there are several parts, at most [`MAX_TEXTS`] in all.
+    pub token_ids: &'a [u32],
+}
+
+/// Appends tokens to texts and returns the logits after each, `[parts, vocab_size]` in `f32`. Dropout is off.
+///
+/// On the CPU the logits of a text are the same to the bit whatever other texts are in the pass.
+#[must_use]
+pub fn next_logits(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
+    let lengths: Vec<usize> = parts.iter().map(|part| part.token_ids.len()).collect();
+    let x = last_block(model, parts, &lengths);
+    let mut end = 0;
+    let lasts = lengths.iter().map(|length| {
+        end += length;
+        x.clone().narrow(0, end - 1, 1)
+    });
+    let last = Tensor::cat(lasts.collect(), 0);
+    let (normed, _) = rms_norm(model.place(), &last, &model.norm, model.config.rms_norm_eps);
+    linear(model.place(), &normed, &model.lm_head, None, None).0.cast(DType::F32)
+}
+
+/// The output of the last block for the new tokens, `[tokens, hidden_size]`.
+fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tensor<2> {
+    let is_start = matches!(parts, [part] if part.sequence.num_tokens() == 0);
+    let token_ids: Vec<u32> = parts.iter().flat_map(|part| part.token_ids).copied().collect();
+    let position_of = |part: &Part<'_>| {
+        let start = part.sequence.num_tokens();
+        start..start + part.token_ids.len()
+    };
+    let positions: Vec<u32> =
+        parts.iter().flat_map(position_of).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
+    let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
+    let table = model.rotary_table(longest);
+    let layout = Layout::new(model.place(), 1, vec![(0, token_ids.len())], positions, table, &model.device());
+    for part in &mut *parts {
+        part.sequence.token_ids.extend(part.token_ids);
+    }
+    let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
+    let mut x = model.embed(&token_ids);
+    for (layer, block) in model.blocks.iter().enumerate() {
+        let of_layer: Vec<_> = by_rows.iter().map(|(rows, adapters)| (rows.clone(), &adapters.blocks[layer])).collect();
+        let (adapters, by_rows) = match &of_layer[..] {
+            [(_, adapters)] => (*adapters, &[][..]),
+            several => (&none, several),
+        };
+        let context = BlockContext { by_rows, ..BlockContext::new(&model.config, layer, &layout, adapters, None) };
+        let mut caches: Vec<_> = parts.iter_mut().map(|part| &mut part.sequence.caches[layer]).collect();
+        let activations = block.activations_with(x, &context, |q, k, v| {
+            if is_start {
+                caches.iter_mut().for_each(|cache| cache.append(k, v));
+                return attention(q, k, v, &layout, context.heads);
+            }
+            attend_each(&mut caches, lengths, [q, k, v])
+        });
+        x = block.output(&activations, &context);
+    }
+    x
+}
+/// The adapters of the parts, by rows of tokens: neighbours with the same adapters are one.
+fn by_rows<'a>(parts: &[Part<'a>], lengths: &[usize]) -> Vec<(Range<usize>, &'a AdapterSet)> {
+    let mut by_rows: Vec<(Range<usize>, &AdapterSet)> = Vec::new();
+    for (part, length) in parts.iter().zip(lengths) {
+        match by_rows.last_mut() {
+            Some((rows, adapters)) if std::ptr::eq(*adapters, part.adapters) => rows.end += length,
+            last => {
+                let start = last.map_or(0, |(rows, _)| rows.end);
+                by_rows.push((start..start + length, part.adapters));
+            }
         }
-        x.narrow(0, count - 1, 1)
     }
+    by_rows
 }
 
 #[cfg(test)]
@@ -107,6 +161,15 @@ mod tests {
         (model, adapters)
     }
 
+    fn values(logits: Tensor<2>) -> Vec<f32> {
+        logits.into_data().try_to_vec().unwrap()
+    }
+
+    /// The logits after more tokens of one text.
+    fn one(model: &Model, sequence: &mut Sequence, adapters: &AdapterSet, token_ids: &[u32]) -> Vec<f32> {
+        values(next_logits(model, &mut [Part { sequence, adapters, token_ids }]))
+    }
+
     /// Largest difference from the logits of the full pass, relative to the largest logit, over all splits.
     fn worst_difference(config: &ModelConfig, compute: Dtype, device: &Device, num_tokens: usize) -> f32 {
         let (model, adapters) = fixture(config, compute, device);
@@ -118,24 +181,24 @@ mod tests {
             documents: vec![Document { start: 0, len: num_tokens }],
             ..Batch::default()
         };
-        let values = |logits: Tensor<1>| logits.into_data().try_to_vec::<f32>().unwrap();
-        let all = values(model.logits(&batch, &adapters).flatten(0, 1));
+        let all = values(model.logits(&batch, &adapters));
         let rows: Vec<&[f32]> = all.chunks(config.vocab_size).collect();
         let scale = all.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
         assert!(scale > 0.5, "the logits say something: {scale}");
         let mut worst = 0.0_f32;
         for split in [1, 2, num_tokens / 2, num_tokens - 1] {
-            let mut decoder = Decoder::new(&model, &adapters);
-            let mut logits = decoder.append(&ids[..split]);
+            let mut sequence = Sequence::new(&model);
+            let mut append = |ids: &[u32]| one(&model, &mut sequence, &adapters, ids);
+            let mut logits = append(&ids[..split]);
             for position in split..=num_tokens {
-                let found = values(logits.clone());
+                let found = logits.clone();
                 let differences = found.iter().zip(rows[position - 1]).map(|(a, b)| (a - b).abs());
                 worst = differences.fold(worst, f32::max);
                 if position < num_tokens {
-                    logits = decoder.append(&ids[position..=position]);
+                    logits = append(&ids[position..=position]);
                 }
             }
-            assert_eq!(decoder.num_tokens(), num_tokens);
+            assert_eq!(sequence.num_tokens(), num_tokens);
         }
         worst / scale
     }
@@ -175,10 +238,63 @@ mod tests {
 
     #[test]
     fn several_tokens_can_follow_the_prompt_at_once() {
-        let (model, adapters) = fixture(&config(None), Dtype::F32, &Device::flex());
-        let (mut one, mut many) = (Decoder::new(&model, &adapters), Decoder::new(&model, &adapters));
-        let _ = (one.append(&[1, 2]), many.append(&[1, 2]));
-        let _ = one.append(&[3]);
-        assert_eq!(one.append(&[4]).to_data(), many.append(&[3, 4]).to_data());
+        for (device, tolerance) in [(Device::flex(), 0.0), (Device::flex().autodiff(), 1e-4)] {
+            let (model, adapters) = fixture(&config(Some(3)), Dtype::F32, &device);
+            let (mut apart, mut at_once) = (Sequence::new(&model), Sequence::new(&model));
+            let _ = (one(&model, &mut apart, &adapters, &[1, 2]), one(&model, &mut at_once, &adapters, &[1, 2]));
+            let _ = one(&model, &mut apart, &adapters, &[3]);
+            let _ = one(&model, &mut apart, &adapters, &[4]);
+            let apart = one(&model, &mut apart, &adapters, &[5]);
+            let at_once = one(&model, &mut at_once, &adapters, &[3, 4, 5]);
+            let worst = apart.iter().zip(&at_once).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst <= tolerance, "{worst}");
+        }
+    }
+
+    #[test]
+    fn texts_with_different_adapters_in_one_pass_are_those_of_each_alone() {
+        for (device, tolerance) in [(Device::flex(), 0.0), (Device::flex().autodiff(), 1e-4)] {
+            let (model, adapters) = fixture(&config(None), Dtype::F32, &device);
+            let (base, mut others) = (AdapterSet::none(model.blocks.len()), adapters.clone());
+            others.iter_mut().for_each(|adapter| adapter.scale *= -2.0);
+            let sets = [&base, &adapters, &adapters, &others, &base];
+            let prompts: [&[u32]; 5] = [&[1], &[2, 3, 4], &[5, 6], &[7, 8, 9, 10], &[2, 3]];
+            let start = || {
+                let mut sequences: Vec<Sequence> = prompts.iter().map(|_| Sequence::new(&model)).collect();
+                for ((sequence, adapters), prompt) in sequences.iter_mut().zip(sets).zip(prompts) {
+                    let _ = one(&model, sequence, adapters, prompt);
+                }
+                sequences
+            };
+            let mut sequences = start();
+            let parts = sequences.iter_mut().zip(sets);
+            let mut parts: Vec<_> =
+                parts.map(|(sequence, adapters)| Part { sequence, adapters, token_ids: &[11] }).collect();
+            let together = values(next_logits(&model, &mut parts));
+            let rows = together.chunks(model.config.vocab_size);
+            for (((sequence, adapters), together), prompt) in start().iter_mut().zip(sets).zip(rows).zip(prompts) {
+                let alone = one(&model, sequence, adapters, &[11]);
+                let worst = alone.iter().zip(together).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(worst <= tolerance, "{prompt:?}: {worst}");
+            }
+            assert_ne!(together[..10], together[model.config.vocab_size..][..10]);
+        }
+    }
+
+    #[test]
+    fn a_sequence_goes_on_from_the_start_that_it_shares_with_a_text() {
+        for (device, tolerance) in [(Device::flex(), 1e-5), (Device::flex().autodiff(), 1e-4)] {
+            let (model, adapters) = fixture(&config(None), Dtype::F32, &device);
+            let mut sequence = Sequence::new(&model);
+            let _ = one(&model, &mut sequence, &adapters, &[1, 2, 3, 4, 5]);
+            for (text, shared) in [(&[1, 2, 3, 9, 8, 7][..], 3), (&[1, 2, 3], 2), (&[6, 6], 0)] {
+                let kept = sequence.keep_start_of(text);
+                let found = one(&model, &mut sequence, &adapters, &text[kept..]);
+                let fresh = one(&model, &mut Sequence::new(&model), &adapters, text);
+                let worst = found.iter().zip(&fresh).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(worst < tolerance, "{text:?}: {worst}");
+                assert_eq!(kept, shared);
+            }
+        }
     }
 }

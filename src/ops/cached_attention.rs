@@ -1,7 +1,10 @@
 //! Attention that keeps the keys and values of earlier tokens from pass to pass, so that generation is linear in the
 //! length of the text.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Device, Tensor};
+use rayon::prelude::*;
 
 use super::attention::{Attended, Heads};
 use super::place::Place;
@@ -44,6 +47,17 @@ impl KeyValueCache {
         Self { heads, num_tokens: 0, held }
     }
 
+    /// Forgets all tokens but the first `num_tokens`.
+    pub fn truncate(&mut self, num_tokens: usize) {
+        self.num_tokens = num_tokens.min(self.num_tokens);
+        // On a device, what follows is written over.
+        if let Held::Host { keys, values } = &mut self.held {
+            let len = self.num_tokens * self.heads.num_kv_heads * self.heads.head_dim;
+            keys.truncate(len);
+            values.truncate(len);
+        }
+    }
+
     /// Adds the keys (after the rotary embedding) and values of the tokens that follow.
     ///
     /// # Shapes
@@ -72,27 +86,82 @@ impl KeyValueCache {
         self.num_tokens = end;
     }
 
-    /// Attention of the last token, whose query is `q`, on all tokens of the cache, itself included.
-    ///
-    /// # Shapes
-    /// `q`: `[1, num_heads * head_dim]`.
-    #[must_use]
-    pub fn attend(&self, q: &Tensor<2>) -> Attended {
-        let device = q.device();
-        match &self.held {
-            Held::Host { keys, values } => {
-                let (host_q, num_heads) = (host::view(q), self.heads.num_heads);
-                let (mut o, mut lse) = (vec![0.0; host_q.len()], vec![0.0; num_heads]);
-                cpu::attention_of_last(&host_q, keys, values, &self.heads, &mut o, &mut lse);
-                Attended { o: host::tensor(o, q.dims(), &device), lse: host::tensor(lse, [num_heads], &device) }
-            }
-            Held::Device(held, products) => {
-                let first = self.heads.window.map_or(0, |window| self.num_tokens.saturating_sub(window));
-                let [k, v] = held.each_ref().map(|all| all.clone().narrow(1, first, self.num_tokens - first));
-                plain_attention_of_last(q, &k, &v, self.heads, *products)
-            }
-        }
+    /// Attention of the last tokens, each on the tokens of the cache up to itself, in plain tensor calls.
+    fn plain_attend(&self, q: &Tensor<2>, held: &[Tensor<3>; 2], products: F32Products) -> Attended {
+        let [count, _] = q.dims();
+        let of_token = |index: usize| {
+            let end = self.num_tokens - count + index + 1;
+            let first = self.heads.window.map_or(0, |window| end.saturating_sub(window));
+            let [k, v] = held.each_ref().map(|all| all.clone().narrow(1, first, end - first));
+            plain_attention_of_last(&q.clone().narrow(0, index, 1), &k, &v, self.heads, products)
+        };
+        joined((0..count).map(of_token).collect())
     }
+
+    /// The same by the kernels.
+    fn attend_on_host(&self, [keys, values]: [&[f32]; 2], q: &[f32], o: &mut [f32], lse: &mut [f32]) {
+        let Heads { num_heads, num_kv_heads, head_dim, .. } = self.heads;
+        let width = num_heads * head_dim;
+        let start = self.num_tokens - q.len() / width;
+        let tokens = q.par_chunks(width).zip(o.par_chunks_mut(width)).zip(lse.par_chunks_mut(num_heads)).enumerate();
+        tokens.for_each(|(index, ((q, o), lse))| {
+            let seen = (start + index + 1) * num_kv_heads * head_dim;
+            cpu::attention_of_last(q, &keys[..seen], &values[..seen], &self.heads, o, lse);
+        });
+    }
+}
+
+/// Appends the next tokens of several sequences, which lie one after the other, and attends within each sequence.
+/// `lengths` are their numbers of tokens.
+///
+/// # Shapes
+/// `q`: `[tokens, num_heads * head_dim]`; `k`, `v`: `[tokens, num_kv_heads * head_dim]`.
+#[must_use]
+pub fn attend_each(caches: &mut [&mut KeyValueCache], lengths: &[usize], [q, k, v]: [&Tensor<2>; 3]) -> Attended {
+    let mut end = 0;
+    let rows = lengths.iter().map(|length| {
+        end += length;
+        end - length..end
+    });
+    let rows: Vec<Range<usize>> = rows.collect();
+    let part = |x: &Tensor<2>, rows: &Range<usize>| x.clone().narrow(0, rows.start, rows.len());
+    for (cache, rows) in caches.iter_mut().zip(&rows) {
+        cache.append(&part(k, rows), &part(v, rows));
+    }
+    let num_heads = caches.first().map_or(0, |cache| cache.heads.num_heads);
+    let host_q = matches!(caches, [KeyValueCache { held: Held::Host { .. }, .. }, ..]).then(|| host::view(q));
+    let Some(host_q) = host_q else {
+        let parts = caches.iter().zip(&rows).filter_map(|(cache, rows)| match &cache.held {
+            Held::Device(held, products) => Some(cache.plain_attend(&part(q, rows), held, *products)),
+            Held::Host { .. } => None,
+        });
+        return joined(parts.collect());
+    };
+    let (mut o, mut lse) = (vec![0.0; host_q.len()], vec![0.0; end * num_heads]);
+    let (mut rest, mut tasks) = ((&*host_q, o.as_mut_slice(), lse.as_mut_slice()), Vec::with_capacity(caches.len()));
+    for (cache, rows) in caches.iter().zip(&rows) {
+        let Held::Host { keys, values } = &cache.held else { continue };
+        let width = rest.0.len() / (end - rows.start);
+        let (q, q_rest) = rest.0.split_at(rows.len() * width);
+        let (o, o_rest) = rest.1.split_at_mut(rows.len() * width);
+        let (lse, lse_rest) = rest.2.split_at_mut(rows.len() * num_heads);
+        rest = (q_rest, o_rest, lse_rest);
+        tasks.push((cache, [keys.as_slice(), values.as_slice()], q, o, lse));
+    }
+    tasks.into_par_iter().for_each(|(cache, held, q, o, lse)| cache.attend_on_host(held, q, o, lse));
+    let (device, num_rows) = (q.device(), lse.len());
+    Attended { o: host::tensor(o, q.dims(), &device), lse: host::tensor(lse, [num_rows], &device) }
+}
+
+/// Attention of tokens that follow one another.
+fn joined(mut parts: Vec<Attended>) -> Attended {
+    if parts.len() == 1
+        && let Some(only) = parts.pop()
+    {
+        return only;
+    }
+    let (o, lse) = parts.into_iter().map(|part| (part.o, part.lse)).unzip();
+    Attended { o: Tensor::cat(o, 0), lse: Tensor::cat(lse, 0) }
 }
 
 impl Default for Held {

@@ -1,6 +1,8 @@
 //! A frozen linear layer with a low-rank update beside it: `y = x W^T + b + scale (drop(x) A^T) B^T`
 //! (Hu et al., 2021, equation 3).
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Device, Tensor};
 
 use super::cpu;
@@ -100,6 +102,38 @@ fn cpu_linear(
         }
     });
     (y, xa)
+}
+
+/// Adds the low-rank update of some of the tokens to their rows of `y`, a [`linear`] of `x` without one. Dropout is off.
+///
+/// # Shapes
+/// As in [`linear`].
+#[must_use]
+pub fn add_low_rank(
+    place: Place,
+    y: Tensor<2>,
+    x: &Tensor<2>,
+    weight: &Weight,
+    lora: Lora<&Tensor<2>>,
+    rows: Range<usize>,
+) -> Tensor<2> {
+    let [out_features, in_features] = weight.dims();
+    match place {
+        Place::Cpu => {
+            let x = host::view(x);
+            let x = &x[rows.start * in_features..rows.end * in_features];
+            host::update(y, |y| {
+                let y = &mut y[rows.start * out_features..rows.end * out_features];
+                with_slices(lora, |lora| cpu::add_low_rank(x, lora, weight.rounds, in_features, out_features, y));
+            })
+        }
+        Place::Plain(products) => {
+            let part = |x: &Tensor<2>| x.clone().narrow(0, rows.start, rows.len());
+            let (update, _) = plain_low_rank(products, &part(x), weight, lora);
+            let sum = part(&y) + update;
+            y.slice_assign([rows, 0..out_features], sum)
+        }
+    }
 }
 
 fn rank(lora: Lora<&Tensor<2>>) -> usize {
@@ -240,12 +274,24 @@ pub fn plain_linear(
         y = y + bias.clone().cast(dtype).unsqueeze();
     }
     let Some(lora) = lora else { return (y, None) };
+    let (update, xa) = plain_low_rank(products, x, weight, lora);
+    (y + update, Some(xa))
+}
+
+/// The low-rank update, and `drop(x) A^T`.
+fn plain_low_rank(
+    products: F32Products,
+    x: &Tensor<2>,
+    weight: &Weight,
+    lora: Lora<&Tensor<2>>,
+) -> (Tensor<2>, Tensor<2>) {
+    let dtype = x.dtype();
+    let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
     let LowRank { a, b } = lora.matrices;
     let dropped = lora.dropout.map(|settings| PlainDropout::new(x, settings).apply(x));
     let [input, a] = [dropped.as_ref().unwrap_or(x), a].map(|x| Operand::new(x, dtype, products));
     let xa = product(&input, &a.transpose()); // [tokens, r]
-    let update = product(&operand(&xa), &operand(&(b.clone() * lora.scale)).transpose());
-    (y + update, Some(xa))
+    (product(&operand(&xa), &operand(&(b.clone() * lora.scale)).transpose()), xa)
 }
 
 /// [`linear_backward`] in plain tensor calls.

@@ -21,7 +21,8 @@ use superseded::WRITTEN;
 
 /// Facts about the process that trains.
 pub(crate) const ENVIRONMENT_FILE: &str = "environment.json";
-const RESOLVED_FILE: &str = "resolved.toml";
+/// The recipe of the latest start, every default filled in.
+pub(crate) const RESOLVED_FILE: &str = "resolved.toml";
 
 /// The mistake of a run from the beginning in the folder of a finished run.
 pub(crate) fn finished(path: &Path) -> Problem {

@@ -12,6 +12,7 @@ use super::Run;
 use super::device_memory::panic_reason;
 use super::dir::RunDir;
 use super::inputs::data_failure;
+use super::next_commands::next_commands;
 use super::prepare::Prepared;
 use super::start::Started;
 use super::verify::adapter_reloads;
@@ -131,7 +132,11 @@ impl Started<'_> {
         // Without the final figures, the report still has those of the steps.
         self.write_report();
         written?;
-        judge(&summary, &self.run.dir)
+        judge(&summary, &self.run.dir)?;
+        let Prepared { recipe, selection, .. } = &self.run.prepared;
+        let rank = selection.iter().map(|(_, _, shape)| shape.r).max().unwrap_or_default();
+        self.trainer.sinks.note(&next_commands(&self.run.dir, &recipe.model.path, rank));
+        Ok(())
     }
 
     /// Writes diagnosis and report of an incomplete run. Failing to do so is only a warning: the outcome is decided.

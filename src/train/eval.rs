@@ -13,7 +13,10 @@ use crate::metrics::Sample;
 ///
 /// This is a sum over tokens, not a mean over micro-batches, so a short micro-batch weighs less. `progress` gets the
 /// number of finished micro-batches and the total.
-pub(super) fn eval_loss(
+///
+/// # Errors
+/// A row that cannot be read.
+pub fn eval_loss(
     step: &TrainStep,
     data: &Dataset,
     train: &TrainConfig,

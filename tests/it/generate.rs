@@ -182,6 +182,24 @@ fn a_model_is_asked_in_the_form_it_was_trained_in() {
         assert!(line.starts_with(&format!("the prompt {form}")), "{run} {more:?}: {line}");
         assert_eq!(&asked, prompt, "{run} {more:?}");
     }
+    // A run knows its model, and one that has not finished has its newest checkpoint.
+    let run = bench.path("raw");
+    let by_run = || {
+        let args = [run.to_str().unwrap(), "Hi", "--max-new-tokens", "8"];
+        let output = command(&args).output().unwrap();
+        (stdout_of(&output).to_owned(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (text, said) = by_run();
+    assert!(!text.is_empty() && said.contains("raw/adapter: adapter of rank 4"), "{said}");
+    std::fs::remove_file(run.join("summary.json")).unwrap();
+    let (from_checkpoint, said) = by_run();
+    assert!(
+        said.contains("raw has not finished: this is ") && said.contains("step-000002: adapter of rank 4"),
+        "{said}"
+    );
+    assert_eq!(from_checkpoint, text);
+    std::fs::write(run.join("summary.json"), "{}").unwrap();
+
     // An adapter of another program.
     std::fs::remove_file(bench.path("raw/adapter/prompt_form.json")).unwrap();
     assert_eq!(

@@ -29,6 +29,7 @@ mod room;
 mod secrets;
 mod soak;
 mod start_from;
+mod talk;
 mod telemetry;
 mod tensorboard;
 mod time;

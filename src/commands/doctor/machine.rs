@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::{Section, flops};
 use crate::device::{self, Dtype};
 use crate::ops::peak::gemm_peak_flops;
-use crate::telemetry::{available_host_memory_bytes, total_host_memory_bytes};
+use crate::telemetry::{available_host_memory_bytes, counts_processor_energy, total_host_memory_bytes};
 use crate::text;
 
 /// Maximum time to measure the memory.
@@ -44,6 +44,8 @@ pub(super) fn look() -> Section {
             "end other programs, raise the container's limit or `ulimit -v`",
         );
     }
+    let energy = if counts_processor_energy() { "counted" } else { "not counted: /sys/class/powercap may not be read" };
+    section.fact("processor_energy", energy);
     if let Ok(cpu) = device::open("cpu") {
         for (name, dtype) in [("f32_gemm_flops", Dtype::F32), ("bf16_gemm_flops", Dtype::Bf16)] {
             if let Some(rate) = gemm_peak_flops(&cpu, dtype) {

@@ -5,14 +5,17 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 
 use crate::data::config::{DataConfig, DataSource};
-use crate::data::files::matching_files;
+use crate::data::files::OpenOptions;
+use crate::data::sources::source_files;
 use crate::stats::as_f64;
 
 /// Most rows of an epoch: the lines of the training files. `None` where a file is missing or has no row a line.
 pub(super) fn at_most(data: &DataConfig) -> Option<usize> {
     let of_source = |source: &DataSource| {
-        let paths = matching_files("data.train", &source.path).ok()?;
+        let options = OpenOptions { refuse_large: true, ..OpenOptions::default() };
+        let paths = source_files("data.train", source, &options).ok()?;
         let rows: usize = paths.iter().map(|path| num_lines(path)).sum::<Option<_>>()?;
+        let rows = source.rows.map_or(rows, |limit| limit.of(rows));
         Some((source.weight * as_f64(rows)).ceil())
     };
     let rows: f64 = data.train.iter().map(of_source).sum::<Option<_>>()?;

@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 
+use super::few_tokens::{FEW_TOKENS, linear_of_few};
 use super::gemm::{Right, Term, gemm};
-use super::one_token::linear_of_one;
 
 /// A frozen weight `[out_features, in_features]`: as it is stored, and how it is multiplied with.
 #[derive(Clone, Copy, Debug)]
@@ -74,8 +74,8 @@ pub fn linear(x: &[f32], w: Weight<'_>, in_features: usize, out_features: usize,
         w.num_elements(),
         y.len()
     );
-    if tokens == 1 {
-        return linear_of_one(x, w, y, accumulate);
+    if (1..=FEW_TOKENS).contains(&tokens) {
+        return linear_of_few(x, w, in_features, y, accumulate);
     }
     let b = Right { weight: w, stride: in_features, transposed: true, factor: 1.0 };
     gemm(tokens, out_features, y, Term { a: x, k: in_features, b }, None, accumulate);

@@ -3,6 +3,7 @@
 use pulp::Arch;
 use rayon::prelude::*;
 
+use super::few_tokens::FEW_TOKENS;
 use super::gemm::{Right, Term, gemm};
 use super::linear::{Weight, linear};
 use super::product::{Left, ProductInto};
@@ -72,17 +73,44 @@ pub fn lora_linear(
         y.len()
     );
     lora.with_input(x, in_features, |input| linear(input, Weight::f32(lora_a), in_features, rank, xa, false));
-    if tokens == 1 {
+    if tokens <= FEW_TOKENS {
         linear(x, w, in_features, out_features, y, accumulate);
-        return with_scratch(rank, |scaled| {
-            scaled.iter_mut().zip(&*xa).for_each(|(scaled, xa)| *scaled = scale * xa);
-            linear(scaled, Weight::f32(lora_b).rounding(w.rounds), rank, out_features, y, true);
-        });
+        return add_scaled(xa, scale, Weight::f32(lora_b).rounding(w.rounds), rank, out_features, y);
     }
     let base = Right { weight: w, stride: in_features, transposed: true, factor: 1.0 };
     let low_rank = Right { weight: Weight::f32(lora_b), stride: rank, transposed: true, factor: scale };
     let low_rank = Term { a: xa, k: rank, b: low_rank };
     gemm(tokens, out_features, y, Term { a: x, k: in_features, b: base }, Some(low_rank), accumulate);
+}
+
+/// The low-rank term of [`lora_linear`] without dropout, added to `y`: for up to [`FEW_TOKENS`] tokens to the bit what
+/// [`lora_linear`] adds. `rounds` is that of the base weight.
+///
+/// # Shapes
+/// As in [`lora_linear`].
+pub fn add_low_rank(
+    x: &[f32],
+    lora: Lora<&[f32]>,
+    rounds: bool,
+    in_features: usize,
+    out_features: usize,
+    y: &mut [f32],
+) {
+    let LowRank { a, b } = lora.matrices;
+    let (tokens, rank) = (x.len() / in_features.max(1), a.len() / in_features.max(1));
+    with_scratch(tokens * rank, |xa| {
+        lora.check(tokens, in_features, out_features, xa.len());
+        linear(x, Weight::f32(a), in_features, rank, xa, false);
+        add_scaled(xa, lora.scale as f32, Weight::f32(b).rounding(rounds), rank, out_features, y);
+    });
+}
+
+/// `y += scale * xa b^T`, for a few tokens.
+fn add_scaled(xa: &[f32], scale: f32, b: Weight<'_>, rank: usize, out_features: usize, y: &mut [f32]) {
+    with_scratch(xa.len(), |scaled| {
+        scaled.iter_mut().zip(xa).for_each(|(scaled, xa)| *scaled = scale * xa);
+        linear(scaled, b, rank, out_features, y, true);
+    });
 }
 
 /// Gradients of [`lora_linear`]: `dx` is set, added to if `accumulate`, or left out; the adapter's are always added.

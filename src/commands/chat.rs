@@ -1,0 +1,250 @@
+//! `lora-train chat`: a conversation with a model, in a terminal or, one message a line, in a pipe.
+//!
+//! Answers go to stdout as they are generated, everything else to stderr. Lines are edited by the terminal itself.
+
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::{Value, json};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+
+use super::generate::{NON_FINITE, Output, SamplingArgs};
+use super::named::{Asked, LoadArgs, ModelArgs, Named, OpenedModel, template};
+use super::say;
+use crate::data::template::ChatTemplate;
+use crate::failure::Failure;
+use crate::generate::{Ending, GenerateError, GenerateOptions, Generator, encode_messages};
+use crate::model::decode::Sequence;
+use crate::train::stop::EXIT_INTERRUPTED;
+
+const HELP: &str = "\
+  /reset          forget the conversation
+  /system TEXT    set the system message and forget the conversation; without TEXT, take it away
+  /adapter NAME   go on with another adapter; without NAME, list them
+  /quit           end; so does Ctrl-D. Ctrl-C ends an answer";
+
+/// Arguments of `lora-train chat`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ChatArgs {
+    /// A run, an adapter's folder or a model
+    #[arg(value_name = "RUN|MODEL", required_unless_present = "model")]
+    name: Option<String>,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// A system message; needs a chat template
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    system: Option<String>,
+
+    /// Continue the text of the conversation as it is, without a chat template
+    #[arg(long)]
+    raw: bool,
+
+    /// Use the chat template, also where the adapter was trained without one
+    #[arg(long, conflicts_with = "raw")]
+    chat: bool,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// Reads messages and writes answers until the input ends.
+pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
+    let options = args.sampling.options(1024)?;
+    let named = Named::find(args.name.as_slice(), &args.model)?;
+    let opened = named.read(args.load.quiet)?.load(&args.load)?;
+    let mut templates = Vec::new();
+    for adapter in &opened.adapters {
+        templates.push(template(Asked::by(args.raw, args.chat), adapter.form.as_ref(), &opened.tokenizer)?);
+    }
+    args.load.note(&templates[0].1);
+    let templates = templates.into_iter().map(|(template, _)| template).collect();
+    let mut chat = Chat {
+        opened: &opened,
+        templates,
+        active: 0,
+        options,
+        system: None,
+        messages: Vec::new(),
+        text: String::new(),
+        sequence: Sequence::new(&opened.model),
+        interrupt: Interrupt::install().map_err(Failure::running)?,
+    };
+    chat.set_system(args.system.as_deref().unwrap_or_default()).map_err(Failure::input)?;
+    let is_terminal = io::stdin().is_terminal();
+    if is_terminal {
+        args.load
+            .note(&format!("adapters: {} (the first is used); /help lists what else can be typed", opened.names()));
+    }
+    let mut lines = io::stdin().lock().lines();
+    loop {
+        if is_terminal {
+            drop(write!(io::stderr(), "> "));
+        }
+        let Some(line) = lines.next() else { return Ok(()) };
+        let line = line.map_err(Failure::input)?;
+        if chat.take(&line)?.is_break() {
+            return Ok(());
+        }
+    }
+}
+
+/// A conversation.
+struct Chat<'a> {
+    opened: &'a OpenedModel,
+    /// By adapter.
+    templates: Vec<Option<ChatTemplate>>,
+    /// The adapter that answers.
+    active: usize,
+    options: GenerateOptions,
+    system: Option<Value>,
+    messages: Vec<Value>,
+    /// The conversation where there is no template.
+    text: String,
+    /// What the model has seen, so that nothing is computed again.
+    sequence: Sequence,
+    interrupt: Interrupt,
+}
+
+impl Chat<'_> {
+    /// A command or a message.
+    fn take(&mut self, line: &str) -> Result<ControlFlow<()>, Failure> {
+        let (word, rest) = line.trim().split_once(char::is_whitespace).unwrap_or((line.trim(), ""));
+        match word {
+            "" => {}
+            "/quit" | "/exit" => return Ok(ControlFlow::Break(())),
+            "/help" => say(HELP),
+            "/reset" => self.reset(),
+            "/system" => self.set_system(rest.trim()).unwrap_or_else(|error| say(&format!("error: {error}"))),
+            "/adapter" => self.switch(rest.trim()),
+            _ if line.starts_with('/') => {
+                say(&format!("there is no {word}; /help lists what there is, and a message can begin with a space"));
+            }
+            _ => return self.answer(line.trim()),
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn reset(&mut self) {
+        self.messages.clear();
+        self.text.clear();
+    }
+
+    /// Sets the system message, or takes it away.
+    fn set_system(&mut self, text: &str) -> Result<(), GenerateError> {
+        if self.templates[self.active].is_none() && !text.is_empty() {
+            return Err(GenerateError::SystemWithoutTemplate);
+        }
+        self.system = (!text.is_empty()).then(|| json!({"role": "system", "content": text}));
+        self.reset();
+        Ok(())
+    }
+
+    fn switch(&mut self, name: &str) {
+        match self.opened.adapter(name) {
+            Some(index) if index != self.active => {
+                self.active = index;
+                // Keys and values of another adapter are of no use.
+                self.sequence = Sequence::new(&self.opened.model);
+                say(&format!("{name} answers now"));
+            }
+            Some(_) => say(&format!("{name} answers already")),
+            None => say(&format!("adapters: {}; {} answers", self.opened.names(), self.name())),
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.opened.adapters[self.active].name
+    }
+
+    /// Token ids of the conversation with one more message.
+    fn prompt(&self, message: &str) -> Result<Vec<u32>, GenerateError> {
+        match &self.templates[self.active] {
+            Some(template) => {
+                let user = json!({"role": "user", "content": message});
+                let messages: Vec<Value> = self.system.iter().chain(&self.messages).cloned().chain([user]).collect();
+                encode_messages(&self.opened.tokenizer, template, &messages)
+            }
+            None => Ok(self.opened.tokenizer.encode(&format!("{}{message}", self.text), true)?),
+        }
+    }
+
+    /// Writes the answer to a message. One that does not fit is refused, and the conversation goes on.
+    fn answer(&mut self, message: &str) -> Result<ControlFlow<()>, Failure> {
+        let OpenedModel { model, tokenizer, adapters, .. } = self.opened;
+        let generator = Generator { model, adapters: &adapters[self.active].set, tokenizer };
+        let mut output = Output::default();
+        let interrupt = &self.interrupt;
+        let on_text = |text: &str| {
+            if interrupt.requested() || !output.write(text) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        interrupt.wait_for_answer();
+        let generated = self
+            .prompt(message)
+            .and_then(|prompt_ids| generator.go_on(&mut self.sequence, &prompt_ids, &self.options, on_text));
+        self.interrupt.end_at_once();
+        let generated = match generated {
+            Ok(generated) => generated,
+            Err(error) => {
+                say(&format!("error: {error}\n  hint: /reset forgets the conversation"));
+                return Ok(ControlFlow::Continue(()));
+            }
+        };
+        let is_closed = output.is_closed();
+        output.finish().map_err(Failure::running)?;
+        match generated.ending {
+            Ending::NonFiniteLogits => return Err(Failure::running(NON_FINITE)),
+            Ending::MaxNewTokens => {
+                say("(--max-new-tokens N sets more)");
+            }
+            Ending::MaxPositions => say("(this is as much as the model can read; /reset begins anew)"),
+            Ending::Stopped if is_closed => return Ok(ControlFlow::Break(())),
+            Ending::EndOfText | Ending::Stopped => {}
+        }
+        self.messages.push(json!({"role": "user", "content": message}));
+        self.messages.push(json!({"role": "assistant", "content": generated.text}));
+        self.text.push_str(&format!("{message}{}", generated.text));
+        // The next answer is drawn anew, and a seed repeats the conversation.
+        self.options.seed = self.options.seed.wrapping_add(1);
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// Ctrl-C: ends an answer, or the program while it waits for a message.
+struct Interrupt {
+    requested: Arc<AtomicBool>,
+    is_waiting: Arc<AtomicBool>,
+}
+
+impl Interrupt {
+    fn install() -> io::Result<Self> {
+        let (requested, is_waiting) = (Arc::default(), Arc::new(AtomicBool::new(true)));
+        flag::register_conditional_shutdown(SIGINT, i32::from(EXIT_INTERRUPTED), Arc::clone(&is_waiting))?;
+        flag::register(SIGINT, Arc::clone(&requested))?;
+        Ok(Self { requested, is_waiting })
+    }
+
+    fn wait_for_answer(&self) {
+        self.requested.store(false, Ordering::Relaxed);
+        self.is_waiting.store(false, Ordering::Relaxed);
+    }
+
+    fn end_at_once(&self) {
+        self.is_waiting.store(true, Ordering::Relaxed);
+    }
+
+    fn requested(&self) -> bool {
+        self.requested.load(Ordering::Relaxed)
+    }
+}

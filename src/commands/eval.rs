@@ -1,0 +1,149 @@
+//! `lora-train eval`: the loss of a model on rows, as an evaluation of training computes it.
+
+use std::io::{self, IsTerminal as _};
+use std::path::Path;
+
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use super::named::{ModelArgs, Named, misfit, recipe_of};
+use super::{print, say};
+use crate::data::cache::CacheSettings;
+use crate::data::config::DataSource;
+use crate::data::dataset::OpenOptions;
+use crate::export::read_adapter;
+use crate::failure::Failure;
+use crate::hub::Progress;
+use crate::lora::AdapterSet;
+use crate::model::ModelOptions;
+use crate::recipe::{Purpose, Recipe};
+use crate::run::Prepared;
+use crate::run::inputs::{WeightsFrom, data_failure};
+use crate::schema::{Override, Problem};
+use crate::text::with_commas;
+use crate::train::eval::eval_loss;
+use crate::train::step::TrainStep;
+use crate::train::stop::Stop;
+
+/// Arguments of `lora-train eval`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct EvalArgs {
+    /// A run, whose recipe says which rows and how; an adapter's folder; or a model
+    #[arg(value_name = "RUN|MODEL", required_unless_present = "model")]
+    name: Option<String>,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Measure the base model, without the adapter
+    #[arg(long)]
+    base: bool,
+
+    /// Rows to measure on, instead of the run's evaluation rows
+    #[arg(long, value_name = "FILE")]
+    data: Option<String>,
+
+    /// Change one key of the run's recipe, or of the default one; can be given several times
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+
+    /// Where to compute, instead of `device.name`
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
+
+    /// Write one JSON object also on a terminal
+    #[arg(long)]
+    json: bool,
+}
+
+/// The last line of stdout.
+#[derive(Clone, Debug, Serialize)]
+struct EvalReport {
+    /// Mean loss of the target tokens, in nats.
+    eval_loss: f64,
+    eval_perplexity: f64,
+    target_tokens: u64,
+    rows: usize,
+}
+
+/// Measures, and prints the figures.
+pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
+    let stop = Stop::on_signals().map_err(Failure::running)?;
+    let named = Named::find(args.name.as_slice(), &args.model)?;
+    let adapter = named.one_adapter()?.filter(|_| !args.base);
+    let saved = adapter.map(|adapter| read_adapter(&adapter.folder)).transpose()?;
+    let prepared = Prepared::new(recipe(args, &named)?, None, WeightsFrom::Hub, false)?;
+    let Prepared { recipe, source, device, .. } = &prepared;
+
+    let is_stopped = || stop.requested();
+    let progress = Progress::detect(false);
+    let options =
+        OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
+    let data = source.open_data(&recipe.data, recipe.seed, &options)?;
+    let adapters = match adapter.zip(saved) {
+        None => AdapterSet::none(source.config.num_hidden_layers),
+        Some((adapter, saved)) => {
+            let base = saved.base_model_name_or_path.clone();
+            let set = saved.into_set(&adapter.folder, &source.config, &device.device);
+            set.map_err(|error| misfit(&error, base.as_deref()))?
+        }
+    };
+    let what = adapter.map_or(recipe.model.path.clone(), |adapter| adapter.folder.display().to_string());
+    say(&format!("{what}: {} rows on {}", data.num_eval_rows(), device.label));
+    let model = source.load(recipe.model.dtype, recipe.train.precision, device)?;
+    let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, None, recipe.seed);
+    let bar = ProgressBar::new(0);
+    let on_progress = |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    };
+    let total = eval_loss(&step, &data, &recipe.train, &recipe.eval, &stop, on_progress).map_err(data_failure)?;
+    bar.finish_and_clear();
+    let total = total.ok_or(Failure::Interrupted)?;
+    let Some(eval_loss) = total.mean() else {
+        return Err(Problem::new("no token of these rows carries loss").into());
+    };
+    let (eval_perplexity, rows) = (eval_loss.exp(), data.num_eval_rows());
+    let report = EvalReport { eval_loss, eval_perplexity, target_tokens: total.target_tokens, rows };
+    report.print(args.json || !io::stdout().is_terminal())
+}
+
+impl EvalReport {
+    fn print(&self, as_json: bool) -> Result<(), Failure> {
+        if as_json {
+            return print(&serde_json::to_string(self).map_err(Failure::running)?);
+        }
+        let tokens = with_commas(self.target_tokens);
+        print(&format!("loss {:.4}, perplexity {:.3} ({tokens} target tokens)", self.eval_loss, self.eval_perplexity))
+    }
+}
+
+/// The recipe of the run, or the default one, with the rows to measure on.
+fn recipe(args: &EvalArgs, named: &Named) -> Result<Recipe, Failure> {
+    let device = args.device.iter().map(|name| Override::argument("--device", "device.name", name));
+    let overrides: Vec<Override> = args.set.iter().map(Override::set).chain(device).collect();
+    let of_run = named.adapters.first().and_then(|adapter| recipe_of(&adapter.folder));
+    let mut recipe = match &of_run {
+        Some(path) => Recipe::load(path, &overrides, Purpose::Benchmark)?,
+        None => {
+            let text = format!("model.path = {}", toml::Value::String(named.base.path.clone()));
+            Recipe::parse(Path::new("eval"), &text, &overrides, Purpose::Benchmark)?
+        }
+    };
+    let (path, revision) = (named.base.path.clone(), named.base.revision.clone());
+    recipe.model = ModelOptions { path, revision, ..recipe.model };
+    let data = &mut recipe.data;
+    if let Some(path) = &args.data {
+        data.eval = vec![DataSource { path: path.clone(), ..DataSource::default() }];
+        data.eval_split = None;
+        recipe.eval.max_batches = None;
+    }
+    if !data.eval.is_empty() {
+        // The rows that were trained on are of no use here, and there may be many.
+        data.train = data.eval[..1].to_vec();
+    } else if data.eval_split.is_none() {
+        let hint = "--data FILE names a file of them";
+        return Err(Problem::new("there are no evaluation rows").hint(hint).into());
+    }
+    Ok(recipe)
+}

@@ -1,0 +1,137 @@
+//! A file of prompts: their texts are written together, and printed as JSON lines in the order of the file.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+
+use super::{NON_FINITE, print};
+use crate::commands::named::{LoadArgs, OpenedModel};
+use crate::data::template::ChatTemplate;
+use crate::data::tokenizer::Tokenizer;
+use crate::failure::Failure;
+use crate::generate::{Ending, GenerateOptions, NewText, TextBatch, TextRequest, encode_messages, encode_prompt};
+use crate::schema::Problem;
+
+/// A prompt of the file.
+#[derive(Debug)]
+pub(super) struct Row {
+    fields: Map<String, Value>,
+    prompt_ids: Vec<u32>,
+}
+
+/// Reads a file of prompts: a prompt a line in a .txt file, else JSON lines with `prompt` or `messages`.
+///
+/// # Errors
+/// The first line that is no prompt.
+pub(super) fn read(
+    path: &Path,
+    system: Option<&str>,
+    template: Option<&ChatTemplate>,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<Row>, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Problem::new(format!("--prompts {}: {error}", path.display())))?;
+    let is_text = path.extension().is_some_and(|extension| extension == "txt");
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let rows = lines.map(|(index, line)| {
+        let wrong = |what: String| Failure::from(Problem::new(what).at(format!("{}:{}", path.display(), index + 1)));
+        let fields = if is_text { json!({"prompt": line}) } else { json_line(line).map_err(&wrong)? };
+        let encoded = match (fields.get("prompt"), fields.get("messages"), template) {
+            (Some(Value::String(prompt)), None, _) => encode_prompt(tokenizer, template, system, prompt),
+            (None, Some(Value::Array(messages)), Some(template)) => encode_messages(tokenizer, template, messages),
+            (None, Some(_), None) => return Err(wrong("`messages` need a chat template".to_owned())),
+            _ => return Err(wrong("expected `prompt`, a text, or `messages`, a list".to_owned())),
+        };
+        let prompt_ids = encoded.map_err(|error| wrong(error.to_string()))?;
+        Ok(Row { fields: fields.as_object().cloned().unwrap_or_default(), prompt_ids })
+    });
+    rows.collect()
+}
+
+fn json_line(line: &str) -> Result<Value, String> {
+    serde_json::from_str(line).map_err(|error| format!("not a JSON object: {error}"))
+}
+
+/// Writes a text for every row.
+pub(super) fn write(
+    rows: Vec<Row>,
+    opened: &OpenedModel,
+    options: GenerateOptions,
+    args: &LoadArgs,
+) -> Result<(), Failure> {
+    let (count, start) = (rows.len(), Instant::now());
+    let mut batch = TextBatch::new(&opened.model, &opened.tokenizer);
+    let mut texts = Texts::default();
+    let mut waiting = (0..).zip(rows);
+    loop {
+        while batch.has_room()
+            && let Some((id, row)) = waiting.next()
+        {
+            let request = TextRequest {
+                prompt_ids: row.prompt_ids,
+                adapters: &opened.adapters[0].set,
+                options: GenerateOptions { seed: options.seed.wrapping_add(id), ..options },
+                stop: Vec::new(),
+                top_logprobs: None,
+            };
+            texts.unprinted.insert(id, Written { fields: row.fields, ..Written::default() });
+            batch.add(id, request, |id, text| texts.take(id, &text)).map_err(Failure::input)?;
+        }
+        texts.print()?;
+        if batch.is_empty() {
+            break;
+        }
+        batch.step(|id, text| texts.take(id, &text)).map_err(Failure::running)?;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+    let speed = texts.num_tokens as f64 / seconds;
+    args.note(&format!("{count} prompts: {} tokens in {seconds:.1} s, {speed:.1} tokens/s", texts.num_tokens));
+    Ok(())
+}
+
+/// The texts that are not printed yet, by their place in the file.
+#[derive(Default)]
+struct Texts {
+    unprinted: BTreeMap<u64, Written>,
+    num_tokens: usize,
+}
+
+#[derive(Default)]
+struct Written {
+    fields: Map<String, Value>,
+    text: String,
+    num_tokens: usize,
+    ending: Option<Ending>,
+}
+
+impl Texts {
+    fn take(&mut self, id: u64, new: &NewText) -> ControlFlow<()> {
+        if let Some(text) = self.unprinted.get_mut(&id) {
+            text.text.push_str(&new.text);
+            text.num_tokens += usize::from(new.token.is_some());
+            text.ending = new.ending;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Prints the texts that have ended, up to the first that has not.
+    fn print(&mut self) -> Result<(), Failure> {
+        while let Some(first) = self.unprinted.first_entry()
+            && let Some(ending) = first.get().ending
+        {
+            let Written { mut fields, text, num_tokens, .. } = first.remove();
+            let reason = ending.finish_reason().ok_or_else(|| Failure::running(NON_FINITE))?;
+            self.num_tokens += num_tokens;
+            for (key, value) in [("text", json!(text)), ("tokens", json!(num_tokens)), ("finish_reason", json!(reason))]
+            {
+                fields.insert(key.to_owned(), value);
+            }
+            print(&Value::Object(fields).to_string())?;
+        }
+        Ok(())
+    }
+}

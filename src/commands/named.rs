@@ -1,0 +1,508 @@
+//! The base model and the adapters that the user named: a run, a folder with an adapter, or a model.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::say;
+use crate::checkpoint::Checkpoints;
+use crate::data::template::ChatTemplate;
+use crate::data::tokenizer::Tokenizer;
+use crate::device::{self, Dtype, OpenDevice};
+use crate::export::{ExportError, PromptForm, SavedAdapter, is_adapter, read_adapter};
+use crate::failure::Failure;
+use crate::lora::AdapterSet;
+use crate::metrics::SUMMARY_FILE;
+use crate::model::weights::{StoredTensor, Weights};
+use crate::model::{Model, ModelOptions};
+use crate::run::dir::RESOLVED_FILE;
+use crate::run::inputs::{ModelSource, WeightsFrom};
+use crate::schema::Problem;
+
+/// The name of the model without an adapter.
+pub(crate) const BASE: &str = "base";
+
+/// Arguments that name a base model and its adapters.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ModelArgs {
+    /// The base model: a Hugging Face folder or the id of a Hub repository; a run knows its own
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+
+    /// Branch, tag or commit of a Hub repository
+    #[arg(long, value_name = "REVISION", requires = "model")]
+    pub(crate) revision: Option<String>,
+
+    /// An adapter: the output folder of a run, a checkpoint, or a folder that PEFT wrote; NAME=DIR names it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) adapter: Vec<String>,
+}
+
+/// Arguments that say where and in which type a model is held.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct LoadArgs {
+    /// Where to compute: auto, cpu, cuda, cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub(crate) device: String,
+
+    /// Type in which the weights are held: f32, bf16 or f16; without it, that of the run, or of the files. A CPU computes
+    /// in f32 always
+    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
+    pub(crate) dtype: Option<Dtype>,
+
+    /// Show nothing but the result, warnings and errors
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+}
+
+fn dtype(text: &str) -> Result<Dtype, String> {
+    text.parse().map_err(|()| "expected f32, bf16 or f16".to_owned())
+}
+
+impl LoadArgs {
+    /// A line for the user, unless `--quiet`.
+    pub(crate) fn note(&self, line: &str) {
+        if !self.quiet {
+            say(line);
+        }
+    }
+}
+
+/// A folder with an adapter, and its name.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct NamedAdapter {
+    pub(crate) name: String,
+    pub(crate) folder: PathBuf,
+    /// What is to be known about the choice of this folder.
+    note: Option<String>,
+}
+
+/// What the user named, before anything large is read.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) base: ModelOptions,
+    pub(crate) adapters: Vec<NamedAdapter>,
+}
+
+impl Named {
+    /// Finds what `names` (runs, adapters or one model) and the arguments name.
+    ///
+    /// # Errors
+    /// No model; several models; a run without an adapter; two adapters of one name.
+    pub(crate) fn find(names: &[String], args: &ModelArgs) -> Result<Self, Failure> {
+        let (mut adapters, mut bases) = (Vec::new(), Vec::new());
+        for name in names {
+            match adapter_of(name)? {
+                Some(adapter) => adapters.push(adapter),
+                None => bases.push(Base { path: name.clone(), ..Base::default() }),
+            }
+        }
+        for name in &args.adapter {
+            // Whatever is wrong with the folder is said when it is read.
+            adapters.push(adapter_of(name)?.unwrap_or_else(|| NamedAdapter::new(name)));
+        }
+        bases.extend(args.model.iter().map(|path| {
+            let revision = args.revision.clone();
+            Base { path: path.clone(), revision, ..Base::default() }
+        }));
+        let base = if bases.is_empty() { base_of(&adapters)? } else { one_of(&bases)? };
+        if let Some((index, twice)) =
+            adapters.iter().enumerate().find(|(index, one)| adapters[..*index].iter().any(|two| two.name == one.name))
+        {
+            let problem = Problem::new(format!("two adapters are called `{}`", twice.name));
+            let hint = format!("give one another name: --adapter {}{index}={}", twice.name, twice.folder.display());
+            return Err(problem.hint(hint).into());
+        }
+        let Base { path, revision, dtype } = base;
+        Ok(Self { base: ModelOptions { path, revision, dtype, ..ModelOptions::default() }, adapters })
+    }
+
+    /// The one adapter; `None` for the base model alone.
+    ///
+    /// # Errors
+    /// Several adapters.
+    pub(crate) fn one_adapter(&self) -> Result<Option<&NamedAdapter>, Failure> {
+        if let [_, second, ..] = &self.adapters[..] {
+            let problem = Problem::new(format!("{}: this command takes one adapter", second.folder.display()));
+            return Err(problem.hint("`lora-train chat` and `serve` take several").into());
+        }
+        Ok(self.adapters.first())
+    }
+
+    /// Reads the adapters, and of the model everything but its weights.
+    pub(crate) fn read(self, quiet: bool) -> Result<ModelFiles, Failure> {
+        let read = |adapter: NamedAdapter| {
+            let form = PromptForm::read(&adapter.folder).map_err(Failure::input)?;
+            Ok::<_, Failure>((read_adapter(&adapter.folder)?, form, adapter))
+        };
+        let adapters = self.adapters.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let source = ModelSource::open(&self.base, 0, WeightsFrom::Hub, quiet)?;
+        let tokenizer = Tokenizer::open(&source.folder).map_err(Failure::input)?;
+        Ok(ModelFiles { base: self.base, source, tokenizer, adapters })
+    }
+}
+
+impl NamedAdapter {
+    /// `NAME=DIR`, or a folder, which is called after the run that it belongs to.
+    fn new(text: &str) -> Self {
+        let named = text.split_once('=').filter(|(name, _)| !name.contains('/') && !Path::new(text).exists());
+        let folder = PathBuf::from(named.map_or(text, |(_, folder)| folder));
+        let in_full = folder.canonicalize().unwrap_or_else(|_| folder.clone());
+        let parts = in_full.iter().rev().map(|part| part.to_string_lossy().into_owned());
+        let mut parts = parts.filter(|part| part != "adapter" && part != "checkpoints");
+        let last = parts.next().unwrap_or_default();
+        let mut of_run = |last: String| match parts.next() {
+            Some(run) if last.starts_with("step-") || last == "adapter-best" => format!("{run}-{last}"),
+            _ => last,
+        };
+        Self { name: named.map_or_else(|| of_run(last), |(name, _)| name.to_owned()), folder, note: None }
+    }
+}
+
+/// The adapter in a folder: an adapter's own, or that of a run. `None` where it holds none.
+fn adapter_of(text: &str) -> Result<Option<NamedAdapter>, Failure> {
+    let adapter = NamedAdapter::new(text);
+    let folder = &adapter.folder;
+    if is_adapter(folder) {
+        return Ok(Some(adapter));
+    }
+    let last = folder.join("adapter");
+    let is_run = folder.join(RESOLVED_FILE).is_file();
+    if is_adapter(&last) && (!is_run || folder.join(SUMMARY_FILE).is_file()) {
+        return Ok(Some(NamedAdapter { folder: last, ..adapter }));
+    }
+    if !is_run {
+        return Ok(None);
+    }
+    let newest = Checkpoints::of_folder(&folder.join("checkpoints")).newest_good().map_err(Failure::input)?;
+    match newest.checkpoint {
+        Some(checkpoint) => {
+            let note = format!("{} has not finished: this is {}", folder.display(), checkpoint.display());
+            Ok(Some(NamedAdapter { folder: checkpoint, note: Some(note), ..adapter }))
+        }
+        None if is_adapter(&last) => Ok(Some(NamedAdapter { folder: last, ..adapter })),
+        None => {
+            let problem = Problem::new(format!("{}: this run has no adapter and no checkpoint yet", folder.display()));
+            Err(problem.hint("`checkpoint.save_steps` saves one while it trains").into())
+        }
+    }
+}
+
+/// A base model, as a run or an adapter names it.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Base {
+    path: String,
+    revision: Option<String>,
+    dtype: Option<Dtype>,
+}
+
+/// What is read of a run's recipe: other versions may have other keys.
+#[derive(Deserialize)]
+struct RunRecipe {
+    model: RunModel,
+    train: RunTrain,
+}
+
+#[derive(Deserialize)]
+struct RunModel {
+    path: String,
+    revision: Option<String>,
+    dtype: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct RunTrain {
+    precision: String,
+}
+
+impl Base {
+    /// The base of an adapter: from the recipe of its run, or else from its own config.
+    fn of(adapter: &Path) -> Result<Self, Failure> {
+        let in_full = adapter.canonicalize().unwrap_or_else(|_| adapter.to_owned());
+        let mut base = match recipe_of(adapter) {
+            Some(recipe) => Self::of_recipe(&recipe)?,
+            None => {
+                Self { path: read_adapter(adapter)?.base_model_name_or_path.unwrap_or_default(), ..Self::default() }
+            }
+        };
+        // Relative paths start where the run was started, which is usually a folder above it.
+        let moved = in_full.ancestors().skip(1).map(|folder| folder.join(&base.path)).find(|path| path.is_dir());
+        if let (false, Some(moved)) = (base.path.is_empty() || Path::new(&base.path).is_dir(), moved) {
+            base.path = moved.display().to_string();
+        }
+        Ok(base)
+    }
+
+    /// The base as its run held it. Weights of a run in `f32` stay in the type of the files, which loses nothing.
+    fn of_recipe(path: &Path) -> Result<Self, Failure> {
+        let failed = |error: &dyn std::fmt::Display| Failure::input(format!("{}: {error}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+        let RunRecipe { model, train } = toml::from_str(&text).map_err(|error| failed(&error.message()))?;
+        let dtype = model.dtype.as_deref().and_then(|name| name.parse().ok());
+        let rounded = train.precision.parse().ok().filter(|dtype| *dtype != Dtype::F32);
+        Ok(Self { path: model.path, revision: model.revision, dtype: dtype.or(rounded) })
+    }
+}
+
+/// The recipe, every default filled in, of the run that an adapter belongs to.
+pub(crate) fn recipe_of(adapter: &Path) -> Option<PathBuf> {
+    let in_full = adapter.canonicalize().ok()?;
+    in_full.ancestors().take(2).map(|folder| folder.join(RESOLVED_FILE)).find(|recipe| recipe.is_file())
+}
+
+/// The base of all adapters.
+fn base_of(adapters: &[NamedAdapter]) -> Result<Base, Failure> {
+    let bases = adapters.iter().map(|adapter| Base::of(&adapter.folder)).collect::<Result<Vec<_>, _>>()?;
+    match adapters {
+        [] => {
+            Err(Problem::new("no model").hint("name a run, or a model: a folder or the id of a Hub repository").into())
+        }
+        [first, ..] if bases[0].path.is_empty() => {
+            let problem = Problem::new(format!("{}: the adapter does not name its base model", first.folder.display()));
+            Err(problem.hint("give it with --model").into())
+        }
+        _ => one_of(&bases),
+    }
+}
+
+/// The base, if it is one.
+fn one_of(bases: &[Base]) -> Result<Base, Failure> {
+    let (first, rest) = bases.split_first().map(|(first, rest)| (first.clone(), rest)).unwrap_or_default();
+    match rest.iter().find(|other| (&other.path, &other.revision) != (&first.path, &first.revision)) {
+        Some(other) => {
+            let problem = Problem::new(format!("two base models: {} and {}", first.path, other.path));
+            Err(problem.hint("one model can be open at a time; --model BASE takes one for all adapters").into())
+        }
+        None => Ok(first),
+    }
+}
+
+/// A model whose weights have not been read yet, with its adapters.
+pub(crate) struct ModelFiles {
+    base: ModelOptions,
+    pub(crate) source: ModelSource,
+    pub(crate) tokenizer: Tokenizer,
+    adapters: Vec<(SavedAdapter, Option<PromptForm>, NamedAdapter)>,
+}
+
+/// A model on its device. The first adapter is the one that was named first, the last is the base.
+pub(crate) struct OpenedModel {
+    pub(crate) source: ModelSource,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) model: Model,
+    pub(crate) adapters: Vec<OpenedAdapter>,
+}
+
+/// An adapter on its device.
+pub(crate) struct OpenedAdapter {
+    pub(crate) name: String,
+    pub(crate) set: AdapterSet,
+    pub(crate) form: Option<PromptForm>,
+}
+
+impl OpenedModel {
+    /// The adapter of this name.
+    pub(crate) fn adapter(&self, name: &str) -> Option<usize> {
+        self.adapters.iter().position(|adapter| adapter.name == name)
+    }
+
+    /// The names of the adapters, the base last.
+    pub(crate) fn names(&self) -> String {
+        let names: Vec<&str> = self.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
+        names.join(", ")
+    }
+}
+
+impl ModelFiles {
+    /// How prompts were formatted in the training of the first adapter, where that is known.
+    pub(crate) fn form(&self) -> Option<&PromptForm> {
+        self.adapters.first().and_then(|(_, form, _)| form.as_ref())
+    }
+
+    /// Reads the weights.
+    pub(crate) fn load(self, args: &LoadArgs) -> Result<OpenedModel, Failure> {
+        let Self { base, source, tokenizer, adapters } = self;
+        let device = device::open(&args.device).map_err(Failure::input)?;
+        let (storage, precision) = dtypes(args.dtype.or(base.dtype), &source, &device);
+        let mut opened = Vec::new();
+        for (saved, form, NamedAdapter { name, folder, note }) in adapters {
+            note.iter().for_each(|note| args.note(note));
+            args.note(&about(&saved, &folder));
+            let trained_on = saved.base_model_name_or_path.clone();
+            let set = saved.into_set(&folder, &source.config, &device.device);
+            let set = set.map_err(|error| misfit(&error, trained_on.as_deref()))?;
+            opened.push(OpenedAdapter { name, set, form });
+        }
+        let none = AdapterSet::none(source.config.num_hidden_layers);
+        opened.push(OpenedAdapter { name: BASE.to_owned(), set: none, form: None });
+        let model = source.load(Some(storage), precision.into(), &device)?;
+        args.note(&format!("{}: held in {storage}, computed in {precision} on {}", base.path, device.label));
+        Ok(OpenedModel { source, tokenizer, model, adapters: opened })
+    }
+}
+
+/// The types of weights and of computation: the files' own type, so that nothing is rounded, unless another is
+/// requested or the device lacks it.
+fn dtypes(asked_for: Option<Dtype>, source: &ModelSource, device: &OpenDevice) -> (Dtype, Dtype) {
+    let stored = match &source.weights {
+        Weights::Files(files) => files.tensors().values().find_map(StoredTensor::float_dtype),
+        Weights::Random(_) => None,
+    };
+    let stored = stored.filter(|&dtype| device.supports(dtype));
+    let storage = asked_for.or(stored).unwrap_or(Dtype::F32);
+    (storage, if device.is_gpu() { storage } else { Dtype::F32 })
+}
+
+fn about(saved: &SavedAdapter, folder: &Path) -> String {
+    let base = saved.base_model_name_or_path.as_deref();
+    let base = base.map(|base| format!(", trained on {base}")).unwrap_or_default();
+    format!("{}: adapter of rank {} on {} layers{base}", folder.display(), saved.config.r, saved.weights.len())
+}
+
+/// Names the base that an adapter was trained on, if known, where it does not fit.
+pub(crate) fn misfit(error: &ExportError, base: Option<&str>) -> Failure {
+    let problem = Problem::new(error.to_string());
+    match base {
+        Some(base) => problem.hint(format!("the adapter was trained on {base}; give that as --model")).into(),
+        None => problem.into(),
+    }
+}
+
+/// Whether the user has asked for a form of the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// As the adapter was trained.
+    AsTrained,
+    /// `--raw`.
+    Raw,
+    /// `--chat`.
+    Chat,
+}
+
+impl Asked {
+    /// By the two arguments, of which at most one is given.
+    pub(crate) fn by(raw: bool, chat: bool) -> Self {
+        match (raw, chat) {
+            (true, _) => Self::Raw,
+            (_, true) => Self::Chat,
+            _ => Self::AsTrained,
+        }
+    }
+}
+
+/// The chat template to use, if any, and a line that names it with the reason.
+///
+/// # Errors
+/// A template that is not valid; `--chat` where there is none.
+pub(crate) fn template(
+    asked: Asked,
+    form: Option<&PromptForm>,
+    tokenizer: &Tokenizer,
+) -> Result<(Option<ChatTemplate>, String), Failure> {
+    let raw = |reason: &str| Ok((None, format!("the prompt is continued as it is: {reason}")));
+    match (asked, form) {
+        (Asked::Raw, _) => return raw("--raw"),
+        (Asked::AsTrained, Some(PromptForm::Raw)) => {
+            return raw("the adapter was trained so; --chat asks through the chat template");
+        }
+        _ => {}
+    }
+    let is_known = matches!(form, Some(PromptForm::ChatTemplate { .. }));
+    let template = match form {
+        Some(PromptForm::ChatTemplate { chat_template: Some(source) }) => {
+            ChatTemplate::new(source, "the adapter", tokenizer).map(Some)
+        }
+        _ => ChatTemplate::open("auto", tokenizer),
+    };
+    let Some(template) = template.map_err(Failure::input)? else {
+        return match (asked, is_known) {
+            (Asked::Chat, _) => Err(Problem::new("`--chat`: the model has no chat template").into()),
+            (_, true) => raw("the model has no chat template, through which the adapter was trained"),
+            (_, false) => raw("the model has no chat template"),
+        };
+    };
+    let reason = match (asked, is_known) {
+        (Asked::Chat, _) => "--chat",
+        (_, true) => "the adapter was trained so; --raw continues it as it is",
+        (_, false) => "--raw continues it as it is",
+    };
+    let line = format!("the prompt goes through the chat template of {}: {reason}", template.origin());
+    Ok((Some(template), line))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A finished run, with a folder that PEFT wrote beside it. Nothing in them is read but what says where things are.
+    fn runs() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for adapter in ["runs/a/adapter", "runs/a/adapter-best", "runs/a/checkpoints/step-000010", "runs/b/adapter"] {
+            fs::create_dir_all(folder.path().join(adapter)).unwrap();
+            fs::write(folder.path().join(adapter).join("adapter_config.json"), "{}").unwrap();
+        }
+        fs::create_dir(folder.path().join("base")).unwrap();
+        for run in ["a", "b"] {
+            let recipe = "[model]\npath = \"base\"\nnew_key = 1\n[train]\nprecision = \"bf16\"\n";
+            fs::write(folder.path().join("runs").join(run).join(RESOLVED_FILE), recipe).unwrap();
+            fs::write(folder.path().join("runs").join(run).join(SUMMARY_FILE), "{}").unwrap();
+        }
+        folder
+    }
+
+    fn find(names: &[&Path], model: Option<&str>, adapter: &[&str]) -> Result<Named, String> {
+        let names: Vec<String> = names.iter().map(|name| name.display().to_string()).collect();
+        let adapter = adapter.iter().map(|&name| name.to_owned()).collect();
+        let args = ModelArgs { model: model.map(str::to_owned), revision: None, adapter };
+        Named::find(&names, &args).map_err(|failure| failure.messages().join("\n"))
+    }
+
+    #[test]
+    fn a_run_names_its_adapter_and_its_base_from_wherever_it_is_called() {
+        let folder = runs();
+        let run = folder.path().join("runs/a");
+        let base = folder.path().canonicalize().unwrap().join("base");
+        for (named, adapter, name) in
+            [("", "adapter", "a"), ("adapter", "adapter", "a"), ("adapter-best", "adapter-best", "a-adapter-best")]
+        {
+            let found = find(&[&run.join(named)], None, &[]).unwrap();
+            assert_eq!((&found.base.path, found.base.dtype), (&base.display().to_string(), Some(Dtype::Bf16)));
+            assert_eq!((found.adapters[0].folder.clone(), &found.adapters[0].name[..]), (run.join(adapter), name));
+        }
+        let checkpoint = run.join("checkpoints/step-000010");
+        assert_eq!(NamedAdapter::new(checkpoint.to_str().unwrap()).name, "a-step-000010");
+    }
+
+    #[test]
+    fn several_runs_share_a_base_and_have_names_of_their_own() {
+        let folder = runs();
+        let [a, b] = ["a", "b"].map(|run| folder.path().join("runs").join(run));
+        let found = find(&[&a, &b], None, &[]).unwrap();
+        assert_eq!(found.adapters.iter().map(|adapter| &adapter.name[..]).collect::<Vec<_>>(), ["a", "b"]);
+        assert!(found.one_adapter().is_err());
+        let error = find(&[&a, &a], None, &[]).unwrap_err();
+        assert!(error.contains("two adapters are called `a`") && error.contains("--adapter a1="), "{error}");
+        assert!(find(&[&a], None, &[&format!("again={}", a.display())]).is_ok());
+
+        fs::write(b.join(RESOLVED_FILE), "[model]\npath = \"other\"\n[train]\nprecision = \"f32\"\n").unwrap();
+        let error = find(&[&a, &b], None, &[]).unwrap_err();
+        assert!(error.starts_with("two base models: ") && error.contains("other\n  hint: "), "{error}");
+        assert_eq!(find(&[&a, &b], Some("mine"), &[]).unwrap().base.path, "mine");
+    }
+
+    #[test]
+    fn what_is_neither_run_nor_adapter_is_a_model() {
+        let folder = runs();
+        let found = find(&[Path::new("owner/name")], None, &["nowhere"]).unwrap();
+        assert_eq!((&found.base.path[..], found.adapters[0].folder.as_path()), ("owner/name", Path::new("nowhere")));
+        assert!(find(&[Path::new("owner/name")], Some("other/name"), &[]).unwrap_err().starts_with("two base models"));
+        assert!(find(&[], None, &[]).unwrap_err().starts_with("no model\n  hint: name a run"));
+        let run = folder.path().join("runs/a");
+        fs::remove_file(run.join(SUMMARY_FILE)).unwrap();
+        fs::remove_dir_all(run.join("adapter")).unwrap();
+        let error = find(&[&run], None, &[]).unwrap_err();
+        assert!(error.contains("no adapter and no checkpoint yet\n  hint: `checkpoint.save_steps`"), "{error}");
+    }
+}

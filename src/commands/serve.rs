@@ -1,0 +1,273 @@
+//! `lora-train serve`: a model and its adapters behind OpenAI's HTTP interface, with a page to try them.
+
+mod api;
+mod error;
+mod reply;
+mod texts;
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, header};
+use axum::middleware::{self, Next};
+use axum::response::sse::{KeepAlive, Sse};
+use axum::response::{Html, IntoResponse, Json, Response};
+use axum::routing::{get, post};
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, template};
+use super::say;
+use crate::data::template::ChatTemplate;
+use crate::failure::Failure;
+use crate::generate::{GenerateError, NewText};
+use crate::schema::Problem;
+use crate::train::stop::Stop;
+
+use api::{Asking, Kind};
+use error::ApiError;
+use reply::Reply;
+use texts::{Job, write_texts};
+
+/// A page to talk with the model and to compare adapters side by side.
+const PAGE: &str = include_str!("serve/page.html");
+
+/// Arguments of `lora-train serve`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// Runs or adapters of one model, or the model
+    #[arg(value_name = "RUN|MODEL", required_unless_present = "model")]
+    names: Vec<String>,
+
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Port; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8000)]
+    port: u16,
+
+    /// Address to listen on; any but this machine's own needs --token
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+
+    /// Answer only requests with `Authorization: Bearer TOKEN`
+    #[arg(long, value_name = "TOKEN")]
+    token: Option<String>,
+
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// Answers requests until it is stopped.
+pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    // A signal ends the process: nothing is lost.
+    let _stop = Stop::on_signals().map_err(Failure::running)?;
+    if !args.host.is_loopback() && args.token.is_none() {
+        let problem = Problem::new(format!("`--host {}` without `--token`: anybody could use the model", args.host));
+        return Err(problem.hint("give --token, or leave --host out to answer this machine alone").into());
+    }
+    let listener = std::net::TcpListener::bind((args.host, args.port)).map_err(|error| {
+        let problem = Problem::new(format!("cannot listen on {}:{}: {error}", args.host, args.port));
+        Failure::from(problem.hint("--port N takes another port, --port 0 a free one"))
+    })?;
+    listener.set_nonblocking(true).map_err(Failure::running)?;
+    let address = listener.local_addr().map_err(Failure::running)?;
+
+    let named = Named::find(&args.names, &args.model)?;
+    let base = named.base.path.clone();
+    let opened = Arc::new(named.read(args.load.quiet)?.load(&args.load)?);
+    // These endpoints are asked for by name, whatever the form that an adapter was trained in.
+    let templates = opened.adapters.iter().map(|adapter| {
+        template(Asked::Chat, adapter.form.as_ref(), &opened.tokenizer).ok().and_then(|(template, _)| template)
+    });
+    let (jobs, queue) = mpsc::channel();
+    let server = Server {
+        templates: templates.collect(),
+        base,
+        token: args.token.clone(),
+        jobs: Mutex::new(jobs),
+        opened: Arc::clone(&opened),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    let runtime = runtime.map_err(Failure::running)?;
+    say(&ready_line(address, &opened));
+    std::thread::Builder::new()
+        .name("http".into())
+        .spawn(move || runtime.block_on(listen(listener, server)))
+        .map_err(Failure::running)?;
+    // On this thread, so that a failing device ends the program.
+    write_texts(&opened, &queue)
+}
+
+fn ready_line(address: SocketAddr, opened: &OpenedModel) -> String {
+    format!("http://{address} serves {}: a page to try them, and OpenAI's API below /v1", opened.names())
+}
+
+/// What every request is answered from.
+struct Server {
+    opened: Arc<OpenedModel>,
+    /// By adapter.
+    templates: Vec<Option<ChatTemplate>>,
+    /// The base model, as the user named it.
+    base: String,
+    token: Option<String>,
+    jobs: Mutex<mpsc::Sender<Job>>,
+}
+
+async fn listen(listener: std::net::TcpListener, server: Server) {
+    let server = Arc::new(server);
+    let router = Router::new()
+        .route("/v1/models", get(models))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
+        .route("/", get(|| ready(Html(PAGE))))
+        .fallback(|| ready(ApiError::not_found("there is no such page")))
+        .with_state(server);
+    let served = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => axum::serve(listener, router).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = served {
+        say(&format!("error: the server has ended: {error}"));
+    }
+}
+
+async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    if server.lets_in(request.headers()) { next.run(request).await } else { ApiError::not_admitted().into_response() }
+}
+
+/// Whether a `Host` header names this machine.
+fn is_own_name(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
+async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
+    let model = |(adapter, template): (_, &Option<ChatTemplate>)| {
+        let (id, parent) = if adapter == BASE { (&server.base, None) } else { (adapter, Some(&server.base)) };
+        json!({
+            "id": id, "object": "model", "created": 0, "owned_by": "lora-train", "parent": parent,
+            "has_chat_template": template.is_some(),
+        })
+    };
+    let names = server.opened.adapters.iter().map(|adapter| &adapter.name);
+    Json(json!({ "object": "list", "data": names.zip(&server.templates).map(model).collect::<Vec<_>>() }))
+}
+
+async fn chat(State(server): State<Arc<Server>>, headers: HeaderMap, body: Bytes) -> Result<Response, ApiError> {
+    server.answer(Kind::Chat, &headers, &body).await
+}
+
+async fn completions(State(server): State<Arc<Server>>, headers: HeaderMap, body: Bytes) -> Result<Response, ApiError> {
+    server.answer(Kind::Completion, &headers, &body).await
+}
+
+/// What is written, as it is written.
+type Texts = UnboundedReceiver<Result<NewText, GenerateError>>;
+
+impl Server {
+    /// With a token, whether a request has it; without one, whether it means this machine, so that no page of another site
+    /// reaches the model through a name of its own.
+    fn lets_in(&self, headers: &HeaderMap) -> bool {
+        let of = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        match &self.token {
+            Some(token) => of(header::AUTHORIZATION).strip_prefix("Bearer ") == Some(token),
+            None => is_own_name(of(header::HOST)),
+        }
+    }
+
+    async fn answer(&self, kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<Response, ApiError> {
+        // Pages of other sites can send other types without asking.
+        let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        if !content_type.starts_with("application/json") {
+            return Err(ApiError::wrong("the content type is not application/json", None));
+        }
+        let asking = Asking::parse(kind, body)?;
+        let adapter = self.adapter(asking.model.as_deref())?;
+        let prompt_ids = asking.prompt_ids(&self.opened.tokenizer, self.templates[adapter].as_ref())?;
+        let reply = Reply::new(kind, asking.model.unwrap_or_else(|| self.id(adapter)), prompt_ids.len(), &self.opened);
+        let (events, mut texts) = tokio::sync::mpsc::unbounded_channel();
+        let job = Job {
+            adapter,
+            prompt_ids,
+            options: asking.options,
+            stop: asking.stop,
+            top_logprobs: asking.top_logprobs,
+            events,
+        };
+        let sent = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
+        sent.map_err(|_| ApiError::failed("the model has stopped"))?;
+        // A prompt that is refused is refused before anything is streamed.
+        let first = next_of(&mut texts).await?;
+        if asking.stream {
+            Ok(stream_of(reply, first, texts, asking.include_usage))
+        } else {
+            whole(reply, first, texts).await
+        }
+    }
+
+    /// The adapter of this name; the first one where the request has none.
+    fn adapter(&self, model: Option<&str>) -> Result<usize, ApiError> {
+        let Some(name) = model else { return Ok(0) };
+        let name = if name == self.base { BASE } else { name };
+        self.opened.adapter(name).ok_or_else(|| {
+            ApiError::no_model(&format!("there is no model `{name}`; there are {}", self.opened.names()))
+        })
+    }
+
+    fn id(&self, adapter: usize) -> String {
+        self.opened.adapters[adapter].name.clone()
+    }
+}
+
+async fn next_of(texts: &mut Texts) -> Result<NewText, ApiError> {
+    match texts.recv().await {
+        Some(Ok(text)) => Ok(text),
+        Some(Err(error)) => Err(ApiError::of_prompt(&error)),
+        None => Err(ApiError::failed("the model has stopped")),
+    }
+}
+
+async fn whole(mut reply: Reply, first: NewText, mut texts: Texts) -> Result<Response, ApiError> {
+    let mut all = vec![first];
+    while all.last().is_some_and(|last| last.ending.is_none()) {
+        all.push(next_of(&mut texts).await?);
+    }
+    Ok(Json(reply.whole(&all)?).into_response())
+}
+
+fn stream_of(mut reply: Reply, first: NewText, mut texts: Texts, include_usage: bool) -> Response {
+    let rest = stream::poll_fn(move |context| texts.poll_recv(context));
+    let start = stream::iter(reply.start());
+    let events = stream::iter([Ok(first)]).chain(rest).flat_map(move |text| {
+        stream::iter(reply.events(text.map_err(|error| ApiError::of_prompt(&error)), include_usage))
+    });
+    Sse::new(start.chain(events).map(Ok::<_, Infallible>)).keep_alive(KeepAlive::default()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_this_machine_are_let_in_without_a_token() {
+        for own in ["localhost", "localhost:8000", "127.0.0.1:80", "[::1]:8000", "[::1]", "127.9.9.9"] {
+            assert!(is_own_name(own), "{own}");
+        }
+        for other in ["", "evil.example", "localhost.evil.example:8000", "10.0.0.1:8000", "[::2]:1"] {
+            assert!(!is_own_name(other), "{other}");
+        }
+    }
+}

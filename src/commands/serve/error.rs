@@ -1,0 +1,71 @@
+//! Refusals and failures, in the form of OpenAI's interface.
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Json, Response};
+use serde_json::{Value, json};
+
+use crate::generate::GenerateError;
+
+/// Why a request is not answered.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    message: String,
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, message: impl Into<String>, code: Option<&'static str>) -> Self {
+        Self { status, message: message.into(), param: None, code }
+    }
+
+    /// A mistake in the request, in the parameter that is named.
+    pub(super) fn wrong(message: impl Into<String>, param: Option<&str>) -> Self {
+        Self { param: param.map(str::to_owned), ..Self::new(StatusCode::BAD_REQUEST, message, None) }
+    }
+
+    /// A model that is not served.
+    pub(super) fn no_model(message: &str) -> Self {
+        let error = Self::new(StatusCode::NOT_FOUND, message, Some("model_not_found"));
+        Self { param: Some("model".to_owned()), ..error }
+    }
+
+    /// A path that is not served.
+    pub(super) fn not_found(message: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, message, None)
+    }
+
+    /// A request without the token, or for another host.
+    pub(super) fn not_admitted() -> Self {
+        let message =
+            "this server wants `Authorization: Bearer` and its token, or to be called by a name of this machine";
+        Self::new(StatusCode::UNAUTHORIZED, message, Some("invalid_api_key"))
+    }
+
+    /// Something failed here.
+    pub(super) fn failed(message: &str) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message, None)
+    }
+
+    /// A prompt that the model cannot continue.
+    pub(super) fn of_prompt(error: &GenerateError) -> Self {
+        let code = matches!(error, GenerateError::PromptTooLong { .. }).then_some("context_length_exceeded");
+        let message = error.to_string();
+        let message = message.split("\n  hint:").next().unwrap_or_default();
+        Self { code, ..Self::wrong(message, None) }
+    }
+
+    /// The body of the answer.
+    pub(super) fn json(&self) -> Value {
+        let is_ours = self.status.is_server_error();
+        let kind = if is_ours { "server_error" } else { "invalid_request_error" };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        (self.status, Json(self.json())).into_response()
+    }
+}

@@ -1,0 +1,161 @@
+//! Answers in the form of OpenAI's interface.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::response::sse::Event;
+use serde_json::{Value, json};
+
+use super::api::Kind;
+use super::error::ApiError;
+use crate::commands::generate::NON_FINITE;
+use crate::commands::named::OpenedModel;
+use crate::generate::{Ending, Logprobs, NewText};
+
+/// What an answer says besides its text.
+pub(super) struct Reply {
+    kind: Kind,
+    id: String,
+    created: u64,
+    model: String,
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    /// Characters so far.
+    text_offset: usize,
+    opened: Arc<OpenedModel>,
+}
+
+impl Reply {
+    /// An answer without text, of the model that the request names.
+    pub(super) fn new(kind: Kind, model: String, prompt_tokens: usize, opened: &Arc<OpenedModel>) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+        Self {
+            kind,
+            id: format!("{prefix}-{:x}", since.as_nanos()),
+            created: since.as_secs(),
+            model,
+            prompt_tokens,
+            completion_tokens: 0,
+            text_offset: 0,
+            opened: Arc::clone(opened),
+        }
+    }
+
+    /// The whole answer.
+    pub(super) fn whole(&mut self, texts: &[NewText]) -> Result<Value, ApiError> {
+        let ending = texts.last().and_then(|text| text.ending);
+        let finish_reason = finish_reason(ending)?;
+        let text: String = texts.iter().map(|text| text.text.as_str()).collect();
+        let logprobs = self.logprobs(texts);
+        self.completion_tokens = texts.iter().filter(|text| text.token.is_some()).count();
+        let choice = match self.kind {
+            Kind::Chat => json!({
+                "index": 0, "message": {"role": "assistant", "content": text, "refusal": null}, "logprobs": logprobs,
+                "finish_reason": finish_reason,
+            }),
+            Kind::Completion => {
+                json!({"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
+            }
+        };
+        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        Ok(json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": [choice],
+            "usage": self.usage(),
+        }))
+    }
+
+    /// The first event of a stream.
+    pub(super) fn start(&self) -> Option<Event> {
+        let delta =
+            json!({"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null});
+        (self.kind == Kind::Chat).then(|| self.chunk(&json!([delta]), None))
+    }
+
+    /// The events of new text: none where there is nothing to show, and several at the end.
+    pub(super) fn events(&mut self, text: Result<NewText, ApiError>, include_usage: bool) -> Vec<Event> {
+        let done = || Event::default().data("[DONE]");
+        let failed = |error: &ApiError| vec![Event::default().data(error.json().to_string()), done()];
+        let (text, reason) = match text.and_then(|text| Ok((finish_reason(text.ending)?, text))) {
+            Ok((reason, text)) => (text, reason),
+            Err(error) => return failed(&error),
+        };
+        self.completion_tokens += usize::from(text.token.is_some());
+        if text.text.is_empty() && text.logprobs.is_none() && reason.is_none() {
+            return Vec::new();
+        }
+        let logprobs = self.logprobs(std::slice::from_ref(&text));
+        let choice = match self.kind {
+            Kind::Chat => json!({"delta": {"content": text.text}}),
+            Kind::Completion => json!({"text": text.text}),
+        };
+        let mut choice = choice;
+        choice["index"] = json!(0);
+        choice["logprobs"] = logprobs;
+        choice["finish_reason"] = json!(reason);
+        let mut events = vec![self.chunk(&json!([choice]), None)];
+        if reason.is_some() {
+            events.extend(include_usage.then(|| self.chunk(&json!([]), Some(&self.usage()))));
+            events.push(done());
+        }
+        events
+    }
+
+    fn chunk(&self, choices: &Value, usage: Option<&Value>) -> Event {
+        let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let chunk = json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
+            "usage": usage,
+        });
+        Event::default().data(chunk.to_string())
+    }
+
+    fn usage(&self) -> Value {
+        let (prompt, completion) = (self.prompt_tokens, self.completion_tokens);
+        json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
+    }
+
+    /// The logarithms of probabilities of new tokens; null where they were not asked for.
+    fn logprobs(&mut self, texts: &[NewText]) -> Value {
+        let tokens = texts.iter().filter_map(|text| Some((text.token?, text.logprobs.as_ref()?)));
+        let tokens: Vec<(u32, &Logprobs)> = tokens.collect();
+        if tokens.is_empty() {
+            return Value::Null;
+        }
+        let text_of = |id: u32| self.opened.tokenizer.decode(&[id], false).unwrap_or_default();
+        if self.kind == Kind::Chat {
+            let of = |id: u32, logprob: f64| {
+                let token = text_of(id);
+                json!({"bytes": token.as_bytes(), "token": token, "logprob": logprob})
+            };
+            let content = tokens.iter().map(|(id, logprobs)| {
+                let mut token = of(*id, logprobs.chosen);
+                token["top_logprobs"] = logprobs.top.iter().map(|(id, logprob)| of(*id, *logprob)).collect();
+                token
+            });
+            return json!({"content": content.collect::<Vec<_>>(), "refusal": null});
+        }
+        let words: Vec<String> = tokens.iter().map(|(id, _)| text_of(*id)).collect();
+        let top = tokens.iter().map(|(_, logprobs)| {
+            let top = logprobs.top.iter().map(|(id, logprob)| (text_of(*id), json!(logprob)));
+            Value::Object(top.collect())
+        });
+        let top: Vec<Value> = top.collect();
+        let offset_after = |word: &String| {
+            let start = self.text_offset;
+            self.text_offset += word.chars().count();
+            start
+        };
+        let offsets: Vec<usize> = words.iter().map(offset_after).collect();
+        json!({
+            "tokens": words, "token_logprobs": tokens.iter().map(|(_, logprobs)| logprobs.chosen).collect::<Vec<_>>(),
+            "top_logprobs": top, "text_offset": offsets,
+        })
+    }
+}
+
+/// Why a text ended, in OpenAI's words; `None` where it goes on.
+fn finish_reason(ending: Option<Ending>) -> Result<Option<&'static str>, ApiError> {
+    let reason = |ending: Ending| ending.finish_reason().ok_or_else(|| ApiError::failed(NON_FINITE));
+    ending.map(reason).transpose()
+}

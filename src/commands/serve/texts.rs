@@ -1,0 +1,74 @@
+//! The queue of requests: they are written together, and each gets its text as it is written.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::mpsc::{Receiver, TryRecvError};
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::commands::named::OpenedModel;
+use crate::failure::Failure;
+use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
+
+/// A text to write, and who gets it.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) adapter: usize,
+    pub(super) prompt_ids: Vec<u32>,
+    pub(super) options: GenerateOptions,
+    pub(super) stop: Vec<String>,
+    pub(super) top_logprobs: Option<usize>,
+    pub(super) events: UnboundedSender<Result<NewText, GenerateError>>,
+}
+
+/// Writes texts until nobody can ask for one any more. A text whose reader has gone is dropped.
+pub(super) fn write_texts(opened: &OpenedModel, queue: &Receiver<Job>) -> Result<(), Failure> {
+    let mut batch = TextBatch::new(&opened.model, &opened.tokenizer);
+    let mut readers = HashMap::new();
+    for id in 0.. {
+        match next_job(queue, &batch) {
+            Ok(job) => {
+                let Job { adapter, prompt_ids, options, stop, top_logprobs, events } = job;
+                let adapters = &opened.adapters[adapter].set;
+                let request = TextRequest { prompt_ids, adapters, options, stop, top_logprobs };
+                readers.insert(id, events);
+                if let Err(error) = batch.add(id, request, |id, text| pass_on(&mut readers, id, text))
+                    && let Some(events) = readers.remove(&id)
+                {
+                    // Where nobody listens, nobody has to know.
+                    drop(events.send(Err(error)));
+                }
+            }
+            Err(TryRecvError::Empty) => {
+                batch.step(|id, text| pass_on(&mut readers, id, text)).map_err(Failure::running)?;
+            }
+            Err(TryRecvError::Disconnected) => break,
+        }
+    }
+    Ok(())
+}
+
+/// The next request to begin: waits for one where there is nothing else to do.
+fn next_job(queue: &Receiver<Job>, batch: &TextBatch<'_>) -> Result<Job, TryRecvError> {
+    if batch.is_empty() {
+        queue.recv().map_err(|_| TryRecvError::Disconnected)
+    } else if batch.has_room() {
+        queue.try_recv().map_err(|_| TryRecvError::Empty)
+    } else {
+        Err(TryRecvError::Empty)
+    }
+}
+
+/// Sends new text to its reader; breaks it off where nobody reads.
+fn pass_on(
+    readers: &mut HashMap<u64, UnboundedSender<Result<NewText, GenerateError>>>,
+    id: u64,
+    text: NewText,
+) -> ControlFlow<()> {
+    let has_ended = text.ending.is_some();
+    let is_read = readers.get(&id).is_some_and(|events| events.send(Ok(text)).is_ok());
+    if has_ended || !is_read {
+        readers.remove(&id);
+    }
+    if is_read { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+}

@@ -1,0 +1,146 @@
+//! Several texts that are written together: each pass over the weights gives every text its next token.
+
+use std::ops::ControlFlow;
+
+use super::sampler::{Logprobs, logprobs};
+use super::writing::{Next, Writing};
+use super::{Ending, GenerateError, GenerateOptions, LOGITS, check, is_full};
+use crate::data::tokenizer::Tokenizer;
+use crate::faults;
+use crate::lora::AdapterSet;
+use crate::model::Model;
+use crate::model::decode::{MAX_TEXTS, Part, Sequence, next_logits};
+
+/// A text to write.
+#[derive(Clone, Debug)]
+pub struct TextRequest<'a> {
+    /// What is continued.
+    pub prompt_ids: Vec<u32>,
+    /// The adapters that it is written with.
+    pub adapters: &'a AdapterSet,
+    /// How it is continued.
+    pub options: GenerateOptions,
+    /// The text ends before the first of these strings.
+    pub stop: Vec<String>,
+    /// Whether to give logarithms of probabilities, and of how many of the most likely tokens.
+    pub top_logprobs: Option<usize>,
+}
+
+/// What a pass has added to a text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewText {
+    /// Text that can be shown now; may be empty.
+    pub text: String,
+    /// The new token; absent where a token ended the text.
+    pub token: Option<u32>,
+    /// The token's, where they were asked for.
+    pub logprobs: Option<Logprobs>,
+    /// Why the text has ended, if it has.
+    pub ending: Option<Ending>,
+}
+
+/// The texts that are being written.
+#[derive(Debug)]
+pub struct TextBatch<'a> {
+    model: &'a Model,
+    tokenizer: &'a Tokenizer,
+    /// Texts of the same adapters are neighbours.
+    texts: Vec<Text<'a>>,
+}
+
+#[derive(Debug)]
+struct Text<'a> {
+    id: u64,
+    sequence: Sequence,
+    adapters: &'a AdapterSet,
+    writing: Writing<'a>,
+    top_logprobs: Option<usize>,
+    /// The token that the model sees next.
+    token: u32,
+}
+
+impl<'a> TextBatch<'a> {
+    /// No texts.
+    #[must_use]
+    pub fn new(model: &'a Model, tokenizer: &'a Tokenizer) -> Self {
+        Self { model, tokenizer, texts: Vec::new() }
+    }
+
+    /// Whether another text has room.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.texts.len() < MAX_TEXTS
+    }
+
+    /// Whether no text is being written.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.texts.is_empty()
+    }
+
+    /// Starts a text: computes its prompt and its first token. `on_text` gets `id` and what was written, here and in
+    /// [`step`](Self::step), and can break the text off.
+    ///
+    /// # Errors
+    /// A prompt that the model cannot continue.
+    pub fn add(
+        &mut self,
+        id: u64,
+        request: TextRequest<'a>,
+        mut on_text: impl FnMut(u64, NewText) -> ControlFlow<()>,
+    ) -> Result<(), GenerateError> {
+        let TextRequest { prompt_ids, adapters, options, stop, top_logprobs } = request;
+        check(self.model, &prompt_ids)?;
+        let writing = Writing::new(self.tokenizer, &prompt_ids, &options, stop)?;
+        let sequence = Sequence::new(self.model);
+        let mut text = Text { id, sequence, adapters, writing, top_logprobs, token: 0 };
+        let part = Part { sequence: &mut text.sequence, adapters, token_ids: &prompt_ids };
+        let logits: Vec<f32> = faults::read(next_logits(self.model, &mut [part]), LOGITS);
+        if text.next(self.model, &logits, &mut on_text)? {
+            let neighbour = self.texts.iter().rposition(|other| std::ptr::eq(other.adapters, adapters));
+            self.texts.insert(neighbour.map_or(self.texts.len(), |at| at + 1), text);
+        }
+        Ok(())
+    }
+
+    /// Gives every text its next token; those that have ended are gone afterwards.
+    ///
+    /// # Errors
+    /// A token that cannot be decoded.
+    pub fn step(&mut self, mut on_text: impl FnMut(u64, NewText) -> ControlFlow<()>) -> Result<(), GenerateError> {
+        if self.texts.is_empty() {
+            return Ok(());
+        }
+        let mut parts = Vec::with_capacity(self.texts.len());
+        for Text { sequence, adapters, token, .. } in &mut self.texts {
+            parts.push(Part { sequence, adapters, token_ids: std::slice::from_ref(token) });
+        }
+        let logits: Vec<f32> = faults::read(next_logits(self.model, &mut parts), LOGITS);
+        let mut kept = Vec::with_capacity(self.texts.len());
+        for (mut text, logits) in self.texts.drain(..).zip(logits.chunks(self.model.config.vocab_size)) {
+            if text.next(self.model, logits, &mut on_text)? {
+                kept.push(text);
+            }
+        }
+        self.texts = kept;
+        Ok(())
+    }
+}
+
+impl Text<'_> {
+    /// Takes the next token; returns whether the text goes on.
+    fn next(
+        &mut self,
+        model: &Model,
+        logits: &[f32],
+        on_text: &mut impl FnMut(u64, NewText) -> ControlFlow<()>,
+    ) -> Result<bool, GenerateError> {
+        let before = self.writing.token_ids.len();
+        let Next { text, then } = self.writing.next(logits, is_full(model, &self.sequence))?;
+        let token = self.writing.token_ids.get(before).copied();
+        let logprobs = token.zip(self.top_logprobs).map(|(token, top)| logprobs(logits, token, top));
+        let goes_on = on_text(self.id, NewText { text, token, logprobs, ending: then.err() }).is_continue();
+        self.token = then.unwrap_or_default();
+        Ok(goes_on && then.is_ok())
+    }
+}

@@ -1,0 +1,45 @@
+//! What to do with a run that has finished: commands to paste into a shell.
+
+use super::args::quoted;
+use super::dir::RunDir;
+
+/// Ranks that vLLM serves.
+const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
+/// The highest rank that vLLM serves unless it is asked for more.
+const VLLM_DEFAULT_RANK: usize = 16;
+
+/// The adapter of a finished run, whose highest rank is `rank`, and the commands that use it.
+pub(super) fn next_commands(dir: &RunDir, base: &str, rank: usize) -> String {
+    let path = dir.path().display().to_string();
+    let path = path.trim_end_matches('/');
+    let [run, adapter, merged] = [path, &format!("{path}/adapter"), &format!("{path}-merged")].map(quoted);
+    let more = VLLM_RANKS.iter().find(|&&served| served >= rank && rank > VLLM_DEFAULT_RANK);
+    let more = more.map(|rank| format!(" --max-lora-rank {rank}")).unwrap_or_default();
+    let name = dir.path().file_name().map_or_else(|| "mine".into(), |name| name.to_string_lossy());
+    let module = quoted(&format!("{name}={path}/adapter"));
+    format!(
+        "adapter: {adapter}\n  try it    lora-train chat {run}\n  serve it  lora-train serve {run}\n            vllm serve {} \
+         --enable-lora{more} --lora-modules {module}\n  merge it  lora-train merge {run} --out {merged}",
+        quoted(base)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_commands_can_be_pasted_and_name_what_was_trained() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = RunDir::create(&folder.path().join("my run")).unwrap();
+        let path = dir.path().display().to_string();
+        let text = next_commands(&dir, "owner/base", 16);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], format!("adapter: '{path}/adapter'"));
+        assert_eq!(lines[1], format!("  try it    lora-train chat '{path}'"));
+        let vllm = "vllm serve owner/base --enable-lora --lora-modules";
+        assert_eq!(lines[3].trim(), format!("{vllm} 'my run={path}/adapter'"));
+        assert_eq!(lines[4], format!("  merge it  lora-train merge '{path}' --out '{path}-merged'"));
+        assert!(next_commands(&dir, "b", 17).contains("--enable-lora --max-lora-rank 32 --lora-modules"));
+    }
+}

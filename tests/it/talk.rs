@@ -1,0 +1,215 @@
+//! What a finished run is good for: `chat`, `serve`, `eval`, `generate` of a file, and that all of them write the same text.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::common::{Bench, json, lora_train, quickstart_model, run, signal, stderr, train, wait};
+
+const STORY: &str = "Max saw a snail on the hill. Olga gave him a brown basket.";
+
+/// A run of some steps on conversations, and its folder.
+fn chat_run(bench: &Bench) -> PathBuf {
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let row = json!({"messages": [turn("user", STORY), turn("assistant", "A snail sat in a basket.")]});
+    std::fs::write(bench.path("chat.jsonl"), format!("{row}\n").repeat(8)).unwrap();
+    let data = format!("data.train=[{{path={:?}}}]", bench.path("chat.jsonl").to_str().unwrap());
+    let set = ["--set", &data, "--set", "data.eval=[]", "--set", "data.max_length=256", "--set", "train.max_steps=6"];
+    let rate = ["--set", "optimizer.learning_rate=0.02", "--set", "scheduler.warmup_steps=0"];
+    train(&bench.recipe("run", ""), &[&set[..], &rate].concat());
+    bench.path("run")
+}
+
+fn stdout(args: &[&str]) -> String {
+    let output = run(args);
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A server that ends with the test.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Self {
+        let mut command = lora_train(&[&["serve", "--port", "0", "--device", "cpu"], args].concat());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let line = lines.find_map(|line| line.unwrap().strip_prefix("http://").map(str::to_owned)).unwrap();
+        // Whatever it says later must not block it.
+        std::thread::spawn(move || lines.count());
+        Self { child, address: line.split(' ').next().unwrap().to_owned() }
+    }
+
+    /// Status and body of a request.
+    fn ask(&self, path: &str, headers: &str, body: &Value) -> (u16, Value) {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let method = if body.is_empty() { "GET" } else { "POST" };
+        let headers =
+            if headers.contains("Host:") { headers.to_owned() } else { format!("Host: localhost\r\n{headers}") };
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, serde_json::from_str(body).unwrap_or_else(|_| json!(body)))
+    }
+
+    fn answer(&self, model: &str) -> String {
+        let messages = json!([{"role": "user", "content": STORY}]);
+        let body = json!({"model": model, "messages": messages, "temperature": 0, "max_tokens": 40});
+        let (status, answer) = self.ask("/v1/chat/completions", "", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        signal(&self.child, libc::SIGINT);
+        wait(&mut self.child);
+    }
+}
+
+#[test]
+fn generate_chat_and_serve_write_the_same_text_alone_and_together() {
+    let bench = Bench::new();
+    let folder = chat_run(&bench);
+    let run_dir = folder.to_str().unwrap();
+    let model = quickstart_model();
+    let generate = |name: &str, prompt: &str| {
+        stdout(&["generate", name, prompt, "--max-new-tokens", "40", "--quiet"]).trim_end().to_owned()
+    };
+    let (adapted, base) = (generate(run_dir, STORY), generate(model.to_str().unwrap(), STORY));
+    assert_ne!(adapted, base);
+
+    // One message a line, a conversation, and a switch of adapters.
+    let mut chat = lora_train(&["chat", run_dir, "--max-new-tokens", "40", "--quiet"]);
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let typed =
+        format!("{STORY}\n/reset\n/adapter base\n{STORY}\n/adapter run\n\n/system\n{STORY}\nAgain.\n/nonsense\n");
+    chat.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
+    let output = chat.wait_with_output().unwrap();
+    let answers: Vec<&str> = std::str::from_utf8(&output.stdout).unwrap().lines().collect();
+    assert_eq!(answers[..3], [&adapted, &base, &adapted]);
+    assert_eq!(answers.len(), 4);
+    assert!(stderr(&output).contains("there is no /nonsense; /help"), "{}", stderr(&output));
+
+    // A file of prompts, in its order.
+    let rows = [json!({"id": 7, "prompt": STORY}), json!({"prompt": "Tom saw a cat."}), json!({"prompt": STORY})];
+    let file = bench.path("prompts.jsonl");
+    std::fs::write(&file, rows.map(|row| format!("{row}\n")).concat()).unwrap();
+    let lines =
+        stdout(&["generate", run_dir, "--prompts", file.to_str().unwrap(), "--max-new-tokens", "40", "--quiet"]);
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(
+        lines[0],
+        json!({"id": 7, "prompt": STORY, "text": adapted, "tokens": lines[0]["tokens"], "finish_reason": "stop"})
+    );
+    assert_eq!((&lines[1]["text"], &lines[2]["text"]), (&json!(generate(run_dir, "Tom saw a cat.")), &json!(adapted)));
+
+    let server = Server::start(&[run_dir]);
+    let (_, models) = server.ask("/v1/models", "", &Value::Null);
+    assert_eq!((&models["data"][0]["id"], &models["data"][1]["id"]), (&json!("run"), &json!(model.to_str().unwrap())));
+    let texts: Vec<String> = std::thread::scope(|scope| {
+        let server = &server;
+        let ask = |index: usize| scope.spawn(move || server.answer(["run", "base"][index % 2]));
+        let asked: Vec<_> = (0..8).map(ask).collect();
+        asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (index, text) in texts.iter().enumerate() {
+        assert_eq!(text.trim_end(), [&adapted, &base][index % 2], "{index}");
+    }
+    let page = server.ask("/", "", &Value::Null).1;
+    assert!(page.as_str().unwrap().contains("<title>lora-train serve</title>"));
+}
+
+#[test]
+fn requests_that_are_wrong_or_from_elsewhere_are_refused_in_openais_form() {
+    let server = Server::start(&[quickstart_model().to_str().unwrap()]);
+    let completion = |more: Value| {
+        let mut body = json!({"prompt": "Once", "max_tokens": 2, "temperature": 0});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let ask = |body: &Value| server.ask("/v1/completions", "", body);
+    assert_eq!(ask(&completion(json!({}))).0, 200);
+    for (body, status, code) in [
+        (completion(json!({"model": "nobody"})), 404, json!("model_not_found")),
+        (completion(json!({"best_of": 3})), 400, Value::Null),
+        (completion(json!({"prompt": ""})), 400, Value::Null),
+        (completion(json!({"prompt": [999_999]})), 400, Value::Null),
+        (completion(json!({"prompt": "word ".repeat(9000)})), 400, json!("context_length_exceeded")),
+        (json!("{"), 400, Value::Null),
+    ] {
+        let (found, answer) = ask(&body);
+        assert_eq!((found, &answer["error"]["code"]), (status, &code), "{answer}");
+        assert!(!answer["error"]["message"].as_str().unwrap().is_empty());
+    }
+    assert_eq!(server.ask("/v1/nothing", "", &Value::Null).0, 404);
+    // A page of another site that has its name point here.
+    assert_eq!(server.ask("/v1/completions", "Host: evil.example\r\n", &completion(json!({}))).0, 401);
+    drop(server);
+
+    let server = Server::start(&[quickstart_model().to_str().unwrap(), "--token", "secret"]);
+    assert_eq!(server.ask("/v1/models", "", &Value::Null).0, 401);
+    assert_eq!(server.ask("/v1/models", "Authorization: Bearer secret\r\n", &Value::Null).0, 200);
+
+    let output = run(&["serve", "--model", quickstart_model().to_str().unwrap(), "--host", "0.0.0.0"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("`--host 0.0.0.0` without `--token`"), "{}", stderr(&output));
+}
+
+#[test]
+fn eval_measures_what_training_measured() {
+    let bench = Bench::new();
+    for (name, more) in [("run", &[][..]), ("split", &["--set", "data.eval=[]", "--set", "data.eval_split=0.25"])] {
+        train(&bench.recipe(name, ""), &[&["--set", "train.max_steps=4"], more].concat());
+        let summary = json(&bench.path(name).join("summary.json"));
+        let folder = bench.path(name);
+        let measure = |more: &[&str]| -> Value {
+            serde_json::from_str(&stdout(&[&["eval", folder.to_str().unwrap()], more].concat())).unwrap()
+        };
+        let found = measure(&[]);
+        assert_eq!(found["eval_loss"], summary["final_eval_loss"], "{name}");
+        assert_eq!(found["eval_perplexity"], json!(found["eval_loss"].as_f64().unwrap().exp()));
+        assert_eq!(measure(&["--base"])["eval_loss"], summary["initial_eval_loss"], "{name}");
+        if name == "run" {
+            let eval = bench.path("eval.jsonl");
+            assert_eq!(measure(&["--data", eval.to_str().unwrap(), "--json"]), found);
+        }
+    }
+    let model = quickstart_model();
+    let output = run(&["eval", model.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("no evaluation rows\n  hint: --data FILE"), "{}", stderr(&output));
+}
+
+#[test]
+#[ignore = "needs LORA_TRAIN_PYTHON, a Python with openai (scripts/setup_python.sh), and Chromium"]
+fn openais_client_and_a_browser_get_along_with_the_server() {
+    let bench = Bench::new();
+    let folder = chat_run(&bench);
+    let server = Server::start(&[folder.to_str().unwrap()]);
+    let python = std::env::var("LORA_TRAIN_PYTHON").expect("LORA_TRAIN_PYTHON names a Python with openai");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_serve.py");
+    let address = format!("http://{}", server.address);
+    let output = Command::new(python).args([script, &address, "--chromium"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let model = quickstart_model();
+    assert_eq!(found["models"], json!(["run", model.to_str().unwrap()]));
+    assert_eq!(found["page"], json!([found["texts"]["run"], found["texts"][model.to_str().unwrap()]]));
+}
