@@ -1,8 +1,6 @@
 //! Keeps compiled kernels, and which of several was the fastest, on disk between runs. The first step then takes
 //! seconds, without compiling and measuring again.
 
-use std::path::PathBuf;
-
 use cubecl_runtime::config::cache::CacheConfig;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 
@@ -20,9 +18,4 @@ pub(super) fn keep_between_runs() {
         config.environment.path = CacheConfig::Global;
     }
     CubeClRuntimeConfig::try_set(config);
-}
-
-/// The folder of the caches, which may not exist yet.
-pub(super) fn folder() -> PathBuf {
-    CubeClRuntimeConfig::get().environment.path.root()
 }

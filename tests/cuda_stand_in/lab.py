@@ -31,6 +31,7 @@ precision = "{precision}"
 gradient_checkpointing = true
 micro_batch_size = 2
 max_steps = {steps}
+gradient_checkpointing = true
 [optimizer]
 learning_rate = 1e-3
 [logging]
@@ -56,6 +57,7 @@ precision = "bf16"
 gradient_checkpointing = true
 micro_batch_size = {rows}
 max_steps = {steps}
+gradient_checkpointing = true
 [device]
 name = "cuda"
 """
