@@ -143,12 +143,16 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Refusal> {
 
 /// Puts `train` before arguments without a command.
 fn with_command(mut args: Vec<OsString>, definition: &clap::Command) -> Result<Vec<OsString>, Refusal> {
-    let Some(first) = args.get(1).map(|first| first.to_string_lossy().into_owned()) else { return Ok(args) };
-    let is_asked = ["help", "--help", "-h", "--version", "-V"].contains(&first.as_str());
-    if !is_asked && definition.find_subcommand(&first).is_none() {
-        if let Some(problem) = mistakes::unknown_command(&first, definition) {
-            return Err(Refusal::Mistake(Box::new(problem)));
-        }
+    let word = |index: usize| args.get(index).map(|word| word.to_string_lossy().into_owned());
+    let is_question = |word: &String| ["help", "--help", "-h", "--version", "-V"].contains(&word.as_str());
+    let first = if word(1).as_deref() == Some("help") { word(2) } else { word(1) };
+    let Some(first) = first.filter(|word| !is_question(word) && definition.find_subcommand(word).is_none()) else {
+        return Ok(args);
+    };
+    if let Some(problem) = mistakes::unknown_command(&first, definition) {
+        return Err(Refusal::Mistake(Box::new(problem)));
+    }
+    if word(1).as_deref() != Some("help") {
         args.insert(1, "train".into());
     }
     Ok(args)
@@ -272,6 +276,7 @@ mod tests {
             let word = line.split(' ').next().unwrap();
             assert_eq!(mistake(line), format!("no command `{word}`\n  hint: {hint}"));
         }
+        assert_eq!(mistake("help inspec"), "no command `inspec`\n  hint: did you mean `inspect`?");
         assert_eq!(train_args("lora-train absent.toml").recipe.recipe, Path::new("absent.toml"));
     }
 
@@ -288,6 +293,7 @@ mod tests {
             ("r.toml --bf16", "no option `--bf16`", "`--set train.precision=bf16` does that"),
             ("r.toml --dry-run", "no option `--dry-run`", "`lora-train check r.toml` does that"),
             ("--dry-run r.toml", "no option `--dry-run`", "`lora-train check r.toml` does that"),
+            ("r.toml --merge-lora", "no option `--merge-lora`", "`lora-train merge ...` does that"),
             ("--config r.toml", "no option `--config`", "the recipe is a bare argument: lora-train r.toml"),
             ("check -c r.toml", "no option `-c`", "the recipe is a bare argument: lora-train check r.toml"),
             (

@@ -46,7 +46,7 @@ pub(super) fn grouped(definition: Command) -> Command {
         for name in names {
             let about = definition.find_subcommand(name).and_then(Command::get_about).map(ToString::to_string);
             let about = about.unwrap_or_else(|| "Show this, or the options of a command".to_owned());
-            let _ = writeln!(groups, "  {name:<12}{about}");
+            let _ = writeln!(groups, "  {name:<13}{about}");
         }
     }
     let template = format!(
@@ -85,9 +85,15 @@ pub(super) fn describe(mut definition: Command, format: Format) -> Result<(), Fa
         Format::Fish => Some(Shell::Fish),
         Format::Man => None,
     };
-    match shell {
-        Some(shell) => generate(shell, &mut definition, "lora-train", &mut text),
-        None => clap_mangen::Man::new(definition).render(&mut text).map_err(Failure::running)?,
+    if let Some(shell) = shell {
+        generate(shell, &mut definition, "lora-train", &mut text);
+    } else {
+        // One file with the pages of all commands, which the first refers to.
+        definition.build();
+        let commands = definition.get_subcommands().filter(|command| command.get_name() != "help");
+        for command in std::iter::once(&definition).chain(commands) {
+            clap_mangen::Man::new(command.clone()).render(&mut text).map_err(Failure::running)?;
+        }
     }
     match io::stdout().write_all(&text) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::running(error)),

@@ -90,10 +90,12 @@ fn unknown_option(option: &str, words: &[&str], command: &Command, definition: &
     if takes_recipe && RECIPE_OPTIONS.contains(&name.as_str()) {
         return problem.hint(of_recipe_option(command, value));
     }
-    if let Some(ours) = definition.find_subcommand(&name).map(Command::get_name).or_else(|| peer(&name))
+    let ours = peer(&name).unwrap_or(&name);
+    if let Some(ours) = definition.find_subcommand(ours)
         && value.is_none_or(|value| value.ends_with(".toml"))
     {
-        return problem.hint(format!("`lora-train {ours} {}` does that", recipe.unwrap_or("RECIPE.toml")));
+        let recipe = if self::takes_recipe(ours) { recipe.unwrap_or("RECIPE.toml") } else { "..." };
+        return problem.hint(format!("`lora-train {} {recipe}` does that", ours.get_name()));
     }
     if takes_recipe && ["cpu", "use_cpu", "no_cuda", "cuda"].contains(&name.as_str()) {
         return problem.hint(format!("`--device {}` does that", if name == "cuda" { "cuda" } else { "cpu" }));

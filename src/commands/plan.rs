@@ -38,8 +38,9 @@ use report::{Basis, Report, table};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// The value of `--device` that asks for the names of all GPUs.
+/// The value of `--device` that asks for the names of all GPUs, which needs no recipe.
 const LIST: &str = "list";
+const NO_RECIPE: &str = "-";
 
 /// Arguments of `lora-train plan`.
 #[derive(Clone, Debug, clap::Args)]
@@ -48,7 +49,7 @@ const LIST: &str = "list";
         "Where to compute: auto, cpu, cuda, or a GPU that is not here: H100-80GB, \"RTX 4090\", or a part of its name; \
          `--device list` shows all"
     )),
-    mut_arg("recipe", |arg| arg.required(false).required_unless_present("device").default_value_if("device", LIST, LIST))
+    mut_arg("recipe", |arg| arg.required(false).default_value(NO_RECIPE).hide_default_value(true))
 )]
 pub(crate) struct PlanArgs {
     /// The recipe and changes to it.
@@ -84,6 +85,9 @@ fn positive(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if args.recipe.device.as_deref() == Some(LIST) {
         return print(&gpus::list());
+    }
+    if args.recipe.recipe == Path::new(NO_RECIPE) {
+        return Err(Problem::new("the recipe is missing").hint("lora-train plan RECIPE.toml").into());
     }
     let (target, recipe) = target::open(args)?;
     let Shape { config, selection, source } = Shape::of_recipe(&recipe)?;

@@ -109,7 +109,7 @@ fn usage_errors_end_with_2_and_help_and_version_with_0() {
 fn completions_and_the_manual_page_know_every_command_and_option() {
     let folder = tempfile::tempdir().unwrap();
     for (format, start) in
-        [("bash", "_lora-train() {"), ("zsh", "#compdef lora-train"), ("fish", "# Print an"), ("man", ".ie")]
+        [("bash", "_lora__train() {"), ("zsh", "#compdef lora-train"), ("fish", "# Print an"), ("man", ".ie")]
     {
         let output = lora_train(folder.path(), &["completions", format]);
         let page = text(&output.stdout);

@@ -113,7 +113,9 @@ fn the_gpus_are_listed_and_one_is_found_by_a_part_of_its_name() {
     let said =
         "--device RTX 30: several GPUs have that in their name\n  hint: name one of RTX-3090-24GB, RTX-3080-10GB, ";
     assert!(text(&several.stderr).contains(said), "{}", text(&several.stderr));
-    assert_eq!(plan(&[]).status.code(), Some(2));
+    let alone = plan(&["--device", "H100"]);
+    assert_eq!(alone.status.code(), Some(2));
+    assert!(text(&alone.stderr).contains("the recipe is missing"), "{}", text(&alone.stderr));
 }
 
 #[test]
@@ -232,7 +234,8 @@ fn the_run_is_planned_by_the_lengths_of_its_rows() {
 fn a_step_takes_as_long_as_the_gpu_needs_in_its_precision() {
     let planned = |device: &str, precision: &str| {
         let precision = format!("train.precision={precision}");
-        json(&[&LLAMA_8B[..], &["--device", device, "--set", "model.dtype=bf16", "--set", &precision]].concat())
+        let fixed = ["--set", "model.dtype=bf16", "--set", "train.gradient_checkpointing=true", "--set", &precision];
+        json(&[&LLAMA_8B[..], &["--device", device], &fixed].concat())
     };
     let seconds = |device: &str, precision: &str| planned(device, precision)["step_seconds"].as_f64();
     let ratio = |device| seconds(device, "tf32").unwrap() / seconds(device, "bf16").unwrap();
