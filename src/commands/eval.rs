@@ -125,7 +125,10 @@ fn recipe(args: &EvalArgs, named: &Named) -> Result<Recipe, Failure> {
     let of_run = named.adapters.first().and_then(|adapter| recipe_of(&adapter.folder));
     let mut recipe = match &of_run {
         Some(path) => Recipe::load(path, &overrides, Purpose::Benchmark)?,
-        None => Recipe::parse(Path::new("eval"), "", &overrides, Purpose::Benchmark)?,
+        None => {
+            let text = format!("model.path = {}", toml::Value::String(named.base.path.clone()));
+            Recipe::parse(Path::new("eval"), &text, &overrides, Purpose::Benchmark)?
+        }
     };
     let (path, revision) = (named.base.path.clone(), named.base.revision.clone());
     recipe.model = ModelOptions { path, revision, ..recipe.model };

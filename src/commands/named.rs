@@ -15,7 +15,7 @@ use crate::lora::AdapterSet;
 use crate::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{Model, ModelOptions};
-use crate::run::dir::RESOLVED_FILE;
+use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::schema::Problem;
 
@@ -225,8 +225,10 @@ impl Base {
                 Self { path: read_adapter(adapter)?.base_model_name_or_path.unwrap_or_default(), ..Self::default() }
             }
         };
-        // Relative paths start where the run was started, which is usually a folder above it.
-        let moved = in_full.ancestors().skip(1).map(|folder| folder.join(&base.path)).find(|path| path.is_dir());
+        // Relative paths start where the run was started; where it was moved from there, usually at a folder above it.
+        let started = in_full.ancestors().find_map(started_in);
+        let folders = started.into_iter().chain(in_full.ancestors().skip(1).map(Path::to_owned));
+        let moved = folders.map(|folder| folder.join(&base.path)).find(|path| path.is_dir());
         if let (false, Some(moved)) = (base.path.is_empty() || Path::new(&base.path).is_dir(), moved) {
             base.path = moved.display().to_string();
         }
@@ -242,6 +244,13 @@ impl Base {
         let rounded = train.precision.parse().ok().filter(|dtype| *dtype != Dtype::F32);
         Ok(Self { path: model.path, revision: model.revision, dtype: dtype.or(rounded) })
     }
+}
+
+/// The directory in which the run in `folder` was started.
+fn started_in(folder: &Path) -> Option<PathBuf> {
+    let json = std::fs::read(folder.join(ENVIRONMENT_FILE)).ok()?;
+    let environment: serde_json::Value = serde_json::from_slice(&json).ok()?;
+    environment["directory"].as_str().map(PathBuf::from)
 }
 
 /// The recipe, every default filled in, of the run that an adapter belongs to.
