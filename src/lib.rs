@@ -3,7 +3,7 @@
 //! The modules, from top to bottom. A file imports only from lines below its own (`tests/it/layers.rs` checks this):
 //!
 //! - [`cli`] the command line
-//! - `commands` one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`,
+//! - `commands` one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`, `chat`, `serve`, `eval`,
 //!   `generate`, `merge`, `bench`, `report`, `compare`
 //! - `run` training, as a straight line
 //! - [`recipe`] the TOML file: its sections composed, all problems reported at once

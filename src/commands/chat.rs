@@ -20,8 +20,7 @@ use crate::generate::{Ending, GenerateError, GenerateOptions, Generator, encode_
 use crate::model::decode::Sequence;
 use crate::train::stop::EXIT_INTERRUPTED;
 
-const HELP: &str = "\
-  /reset          forget the conversation
+const HELP: &str = "  /reset          forget the conversation
   /system TEXT    set the system message and forget the conversation; without TEXT, take it away
   /adapter NAME   go on with another adapter; without NAME, list them
   /quit           end; so does Ctrl-D. Ctrl-C ends an answer";

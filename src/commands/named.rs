@@ -1,12 +1,13 @@
 //! The base model and the adapters that the user named: a run, a folder with an adapter, or a model.
 
+mod form;
+
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use super::say;
 use crate::checkpoint::Checkpoints;
-use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{self, Dtype, OpenDevice};
 use crate::export::{ExportError, PromptForm, SavedAdapter, is_adapter, read_adapter};
@@ -15,9 +16,11 @@ use crate::lora::AdapterSet;
 use crate::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{Model, ModelOptions};
-use crate::run::dir::RESOLVED_FILE;
+use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::schema::Problem;
+
+pub(crate) use form::{Asked, template};
 
 /// The name of the model without an adapter.
 pub(crate) const BASE: &str = "base";
@@ -225,8 +228,10 @@ impl Base {
                 Self { path: read_adapter(adapter)?.base_model_name_or_path.unwrap_or_default(), ..Self::default() }
             }
         };
-        // Relative paths start where the run was started, which is usually a folder above it.
-        let moved = in_full.ancestors().skip(1).map(|folder| folder.join(&base.path)).find(|path| path.is_dir());
+        // Relative paths start where the run was started; where it was moved from there, usually at a folder above it.
+        let started = in_full.ancestors().find_map(started_in);
+        let folders = started.into_iter().chain(in_full.ancestors().skip(1).map(Path::to_owned));
+        let moved = folders.map(|folder| folder.join(&base.path)).find(|path| path.is_dir());
         if let (false, Some(moved)) = (base.path.is_empty() || Path::new(&base.path).is_dir(), moved) {
             base.path = moved.display().to_string();
         }
@@ -242,6 +247,13 @@ impl Base {
         let rounded = train.precision.parse().ok().filter(|dtype| *dtype != Dtype::F32);
         Ok(Self { path: model.path, revision: model.revision, dtype: dtype.or(rounded) })
     }
+}
+
+/// The directory in which the run in `folder` was started.
+fn started_in(folder: &Path) -> Option<PathBuf> {
+    let json = std::fs::read(folder.join(ENVIRONMENT_FILE)).ok()?;
+    let environment: serde_json::Value = serde_json::from_slice(&json).ok()?;
+    environment["directory"].as_str().map(PathBuf::from)
 }
 
 /// The recipe, every default filled in, of the run that an adapter belongs to.
@@ -368,141 +380,5 @@ pub(crate) fn misfit(error: &ExportError, base: Option<&str>) -> Failure {
     }
 }
 
-/// Whether the user has asked for a form of the prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    /// As the adapter was trained.
-    AsTrained,
-    /// `--raw`.
-    Raw,
-    /// `--chat`.
-    Chat,
-}
-
-impl Asked {
-    /// By the two arguments, of which at most one is given.
-    pub(crate) fn by(raw: bool, chat: bool) -> Self {
-        match (raw, chat) {
-            (true, _) => Self::Raw,
-            (_, true) => Self::Chat,
-            _ => Self::AsTrained,
-        }
-    }
-}
-
-/// The chat template to use, if any, and a line that names it with the reason.
-///
-/// # Errors
-/// A template that is not valid; `--chat` where there is none.
-pub(crate) fn template(
-    asked: Asked,
-    form: Option<&PromptForm>,
-    tokenizer: &Tokenizer,
-) -> Result<(Option<ChatTemplate>, String), Failure> {
-    let raw = |reason: &str| Ok((None, format!("the prompt is continued as it is: {reason}")));
-    match (asked, form) {
-        (Asked::Raw, _) => return raw("--raw"),
-        (Asked::AsTrained, Some(PromptForm::Raw)) => {
-            return raw("the adapter was trained so; --chat asks through the chat template");
-        }
-        _ => {}
-    }
-    let is_known = matches!(form, Some(PromptForm::ChatTemplate { .. }));
-    let template = match form {
-        Some(PromptForm::ChatTemplate { chat_template: Some(source) }) => {
-            ChatTemplate::new(source, "the adapter", tokenizer).map(Some)
-        }
-        _ => ChatTemplate::open("auto", tokenizer),
-    };
-    let Some(template) = template.map_err(Failure::input)? else {
-        return match (asked, is_known) {
-            (Asked::Chat, _) => Err(Problem::new("`--chat`: the model has no chat template").into()),
-            (_, true) => raw("the model has no chat template, through which the adapter was trained"),
-            (_, false) => raw("the model has no chat template"),
-        };
-    };
-    let reason = match (asked, is_known) {
-        (Asked::Chat, _) => "--chat",
-        (_, true) => "the adapter was trained so; --raw continues it as it is",
-        (_, false) => "--raw continues it as it is",
-    };
-    let line = format!("the prompt goes through the chat template of {}: {reason}", template.origin());
-    Ok((Some(template), line))
-}
-
 #[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    /// A finished run, with a folder that PEFT wrote beside it. Nothing in them is read but what says where things are.
-    fn runs() -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        for adapter in ["runs/a/adapter", "runs/a/adapter-best", "runs/a/checkpoints/step-000010", "runs/b/adapter"] {
-            fs::create_dir_all(folder.path().join(adapter)).unwrap();
-            fs::write(folder.path().join(adapter).join("adapter_config.json"), "{}").unwrap();
-        }
-        fs::create_dir(folder.path().join("base")).unwrap();
-        for run in ["a", "b"] {
-            let recipe = "[model]\npath = \"base\"\nnew_key = 1\n[train]\nprecision = \"bf16\"\n";
-            fs::write(folder.path().join("runs").join(run).join(RESOLVED_FILE), recipe).unwrap();
-            fs::write(folder.path().join("runs").join(run).join(SUMMARY_FILE), "{}").unwrap();
-        }
-        folder
-    }
-
-    fn find(names: &[&Path], model: Option<&str>, adapter: &[&str]) -> Result<Named, String> {
-        let names: Vec<String> = names.iter().map(|name| name.display().to_string()).collect();
-        let adapter = adapter.iter().map(|&name| name.to_owned()).collect();
-        let args = ModelArgs { model: model.map(str::to_owned), revision: None, adapter };
-        Named::find(&names, &args).map_err(|failure| failure.messages().join("\n"))
-    }
-
-    #[test]
-    fn a_run_names_its_adapter_and_its_base_from_wherever_it_is_called() {
-        let folder = runs();
-        let run = folder.path().join("runs/a");
-        let base = folder.path().canonicalize().unwrap().join("base");
-        for (named, adapter, name) in
-            [("", "adapter", "a"), ("adapter", "adapter", "a"), ("adapter-best", "adapter-best", "a-adapter-best")]
-        {
-            let found = find(&[&run.join(named)], None, &[]).unwrap();
-            assert_eq!((&found.base.path, found.base.dtype), (&base.display().to_string(), Some(Dtype::Bf16)));
-            assert_eq!((found.adapters[0].folder.clone(), &found.adapters[0].name[..]), (run.join(adapter), name));
-        }
-        let checkpoint = run.join("checkpoints/step-000010");
-        assert_eq!(NamedAdapter::new(checkpoint.to_str().unwrap()).name, "a-step-000010");
-    }
-
-    #[test]
-    fn several_runs_share_a_base_and_have_names_of_their_own() {
-        let folder = runs();
-        let [a, b] = ["a", "b"].map(|run| folder.path().join("runs").join(run));
-        let found = find(&[&a, &b], None, &[]).unwrap();
-        assert_eq!(found.adapters.iter().map(|adapter| &adapter.name[..]).collect::<Vec<_>>(), ["a", "b"]);
-        assert!(found.one_adapter().is_err());
-        let error = find(&[&a, &a], None, &[]).unwrap_err();
-        assert!(error.contains("two adapters are called `a`") && error.contains("--adapter a1="), "{error}");
-        assert!(find(&[&a], None, &[&format!("again={}", a.display())]).is_ok());
-
-        fs::write(b.join(RESOLVED_FILE), "[model]\npath = \"other\"\n[train]\nprecision = \"f32\"\n").unwrap();
-        let error = find(&[&a, &b], None, &[]).unwrap_err();
-        assert!(error.starts_with("two base models: ") && error.contains("other\n  hint: "), "{error}");
-        assert_eq!(find(&[&a, &b], Some("mine"), &[]).unwrap().base.path, "mine");
-    }
-
-    #[test]
-    fn what_is_neither_run_nor_adapter_is_a_model() {
-        let folder = runs();
-        let found = find(&[Path::new("owner/name")], None, &["nowhere"]).unwrap();
-        assert_eq!((&found.base.path[..], found.adapters[0].folder.as_path()), ("owner/name", Path::new("nowhere")));
-        assert!(find(&[Path::new("owner/name")], Some("other/name"), &[]).unwrap_err().starts_with("two base models"));
-        assert!(find(&[], None, &[]).unwrap_err().starts_with("no model\n  hint: name a run"));
-        let run = folder.path().join("runs/a");
-        fs::remove_file(run.join(SUMMARY_FILE)).unwrap();
-        fs::remove_dir_all(run.join("adapter")).unwrap();
-        let error = find(&[&run], None, &[]).unwrap_err();
-        assert!(error.contains("no adapter and no checkpoint yet\n  hint: `checkpoint.save_steps`"), "{error}");
-    }
-}
+mod tests;

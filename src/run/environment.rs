@@ -23,6 +23,7 @@ pub(super) fn environment(device: &OpenDevice, starts: u64) -> Value {
         "features": features(),
         "starts": starts,
         "command_line": std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>(),
+        "directory": std::env::current_dir().ok().map(|directory| directory.to_string_lossy().into_owned()),
         "started_at": time::OffsetDateTime::now_utc().format(&time::format_description::well_known::Rfc3339).ok(),
         "device": device.label,
         "gpu": device.cuda,

@@ -106,25 +106,27 @@ fn dot_of_pairs<S: Simd, const T: usize>(
     let [even, odd]: [[&[f32]; T]; 2] =
         [even, odd].map(|x| std::array::from_fn(|t| &x[(first + t) * pairs.len()..][..pairs.len()]));
     let (body, tail) = S::as_simd_u32s(pairs);
-    let [evens, odds] = [even, odd].map(|x| x.map(|x| &S::as_simd_f32s(x).0[..body.len()]));
+    let (twos, rest) = pulp::as_arrays::<2, _>(body);
+    let [evens, odds] = [even, odd].map(|x| x.map(|x| pulp::as_arrays::<2, _>(S::as_simd_f32s(x).0)));
+    let [even_twos, odd_twos] = [evens, odds].map(|x| x.map(|(of_token, _)| &of_token[..twos.len()]));
     let (upper, shift) = (simd.splat_u32s(0xffff_0000), simd.splat_u32s(16));
     let low = |pair: S::u32s| simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(pair, shift));
     let high = |pair: S::u32s| simd.transmute_f32s_u32s(simd.and_u32s(pair, upper));
     let mut sums = [[simd.splat_f32s(0.0); 4]; T];
-    let whole = body.len() / 2 * 2;
-    for i in (0..whole).step_by(2) {
-        let w = [low(body[i]), high(body[i]), low(body[i + 1]), high(body[i + 1])];
-        for (sums, (even, odd)) in sums.iter_mut().zip(evens.into_iter().zip(odds)) {
-            for (sum, (x, w)) in sums.iter_mut().zip([even[i], odd[i], even[i + 1], odd[i + 1]].into_iter().zip(w)) {
-                *sum = simd.mul_add_e_f32s(w, x, *sum);
-            }
+    for (i, pair) in twos.iter().enumerate() {
+        let w = [low(pair[0]), high(pair[0]), low(pair[1]), high(pair[1])];
+        for ((sums, even), odd) in sums.iter_mut().zip(even_twos).zip(odd_twos) {
+            let (even, odd) = (even[i], odd[i]);
+            sums[0] = simd.mul_add_e_f32s(w[0], even[0], sums[0]);
+            sums[1] = simd.mul_add_e_f32s(w[1], odd[0], sums[1]);
+            sums[2] = simd.mul_add_e_f32s(w[2], even[1], sums[2]);
+            sums[3] = simd.mul_add_e_f32s(w[3], odd[1], sums[3]);
         }
     }
-    if let Some(pair) = body.get(whole) {
-        let w = [low(*pair), high(*pair)];
-        for (sums, (even, odd)) in sums.iter_mut().zip(evens.into_iter().zip(odds)) {
-            sums[0] = simd.mul_add_e_f32s(w[0], even[whole], sums[0]);
-            sums[1] = simd.mul_add_e_f32s(w[1], odd[whole], sums[1]);
+    for (i, pair) in rest.iter().enumerate() {
+        for ((sums, even), odd) in sums.iter_mut().zip(evens).zip(odds) {
+            sums[0] = simd.mul_add_e_f32s(low(*pair), even.1[i], sums[0]);
+            sums[1] = simd.mul_add_e_f32s(high(*pair), odd.1[i], sums[1]);
         }
     }
     if !tail.is_empty() {

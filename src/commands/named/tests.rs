@@ -1,0 +1,73 @@
+use std::fs;
+
+use super::*;
+
+/// A finished run, with a folder that PEFT wrote beside it. Nothing in them is read but what says where things are.
+fn runs() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for adapter in ["runs/a/adapter", "runs/a/adapter-best", "runs/a/checkpoints/step-000010", "runs/b/adapter"] {
+        fs::create_dir_all(folder.path().join(adapter)).unwrap();
+        fs::write(folder.path().join(adapter).join("adapter_config.json"), "{}").unwrap();
+    }
+    fs::create_dir(folder.path().join("base")).unwrap();
+    for run in ["a", "b"] {
+        let recipe = "[model]\npath = \"base\"\nnew_key = 1\n[train]\nprecision = \"bf16\"\n";
+        fs::write(folder.path().join("runs").join(run).join(RESOLVED_FILE), recipe).unwrap();
+        fs::write(folder.path().join("runs").join(run).join(SUMMARY_FILE), "{}").unwrap();
+    }
+    folder
+}
+
+fn find(names: &[&Path], model: Option<&str>, adapter: &[&str]) -> Result<Named, String> {
+    let names: Vec<String> = names.iter().map(|name| name.display().to_string()).collect();
+    let adapter = adapter.iter().map(|&name| name.to_owned()).collect();
+    let args = ModelArgs { model: model.map(str::to_owned), revision: None, adapter };
+    Named::find(&names, &args).map_err(|failure| failure.messages().join("\n"))
+}
+
+#[test]
+fn a_run_names_its_adapter_and_its_base_from_wherever_it_is_called() {
+    let folder = runs();
+    let run = folder.path().join("runs/a");
+    let base = folder.path().canonicalize().unwrap().join("base");
+    for (named, adapter, name) in
+        [("", "adapter", "a"), ("adapter", "adapter", "a"), ("adapter-best", "adapter-best", "a-adapter-best")]
+    {
+        let found = find(&[&run.join(named)], None, &[]).unwrap();
+        assert_eq!((&found.base.path, found.base.dtype), (&base.display().to_string(), Some(Dtype::Bf16)));
+        assert_eq!((found.adapters[0].folder.clone(), &found.adapters[0].name[..]), (run.join(adapter), name));
+    }
+    let checkpoint = run.join("checkpoints/step-000010");
+    assert_eq!(NamedAdapter::new(checkpoint.to_str().unwrap()).name, "a-step-000010");
+}
+
+#[test]
+fn several_runs_share_a_base_and_have_names_of_their_own() {
+    let folder = runs();
+    let [a, b] = ["a", "b"].map(|run| folder.path().join("runs").join(run));
+    let found = find(&[&a, &b], None, &[]).unwrap();
+    assert_eq!(found.adapters.iter().map(|adapter| &adapter.name[..]).collect::<Vec<_>>(), ["a", "b"]);
+    assert!(found.one_adapter().is_err());
+    let error = find(&[&a, &a], None, &[]).unwrap_err();
+    assert!(error.contains("two adapters are called `a`") && error.contains("--adapter a1="), "{error}");
+    assert!(find(&[&a], None, &[&format!("again={}", a.display())]).is_ok());
+
+    fs::write(b.join(RESOLVED_FILE), "[model]\npath = \"other\"\n[train]\nprecision = \"f32\"\n").unwrap();
+    let error = find(&[&a, &b], None, &[]).unwrap_err();
+    assert!(error.starts_with("two base models: ") && error.contains("other\n  hint: "), "{error}");
+    assert_eq!(find(&[&a, &b], Some("mine"), &[]).unwrap().base.path, "mine");
+}
+
+#[test]
+fn what_is_neither_run_nor_adapter_is_a_model() {
+    let folder = runs();
+    let found = find(&[Path::new("owner/name")], None, &["nowhere"]).unwrap();
+    assert_eq!((&found.base.path[..], found.adapters[0].folder.as_path()), ("owner/name", Path::new("nowhere")));
+    assert!(find(&[Path::new("owner/name")], Some("other/name"), &[]).unwrap_err().starts_with("two base models"));
+    assert!(find(&[], None, &[]).unwrap_err().starts_with("no model\n  hint: name a run"));
+    let run = folder.path().join("runs/a");
+    fs::remove_file(run.join(SUMMARY_FILE)).unwrap();
+    fs::remove_dir_all(run.join("adapter")).unwrap();
+    let error = find(&[&run], None, &[]).unwrap_err();
+    assert!(error.contains("no adapter and no checkpoint yet\n  hint: `checkpoint.save_steps`"), "{error}");
+}
