@@ -258,7 +258,8 @@ fn terminal_width() -> usize {
 fn at_words(text: &str, width: usize) -> String {
     let wrapped = text.lines().map(|line| {
         let indent = " ".repeat(line.len() - line.trim_start().len() + 4);
-        textwrap::fill(line, textwrap::Options::new(width).subsequent_indent(&indent))
+        let breaks = textwrap::WrapAlgorithm::FirstFit;
+        textwrap::fill(line, textwrap::Options::new(width).subsequent_indent(&indent).wrap_algorithm(breaks))
     });
     wrapped.collect::<Vec<_>>().join("\n")
 }
@@ -288,7 +289,7 @@ mod tests {
     #[test]
     fn lines_end_between_words_and_a_sample_is_one_line() {
         let text = "one two three\n  four five six";
-        assert_eq!(at_words(text, 11), "one two\n    three\n  four\n      five\n      six");
+        assert_eq!(at_words(text, 11), "one two\n    three\n  four five\n      six");
         assert_eq!(at_words(text, 80), text);
         assert_eq!(shortened("one two three", 8), "one two…");
         assert_eq!(shortened("one", 8), "one");

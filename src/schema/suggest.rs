@@ -57,11 +57,13 @@ pub enum Counterpart {
 pub fn counterpart(name: &str, section: &str, is_section: bool, rows: &[Row], peers: &[Peer]) -> Counterpart {
     let known = Known::new(rows);
     let own = |home: &str| known.keys.iter().any(|(section, key)| section == home && *key == name);
-    if own(section) {
+    // `optimizer = "adamw"` is not our section of this name.
+    if own(section) && known.headers.contains_key(&child(section, name)) == is_section {
         return Counterpart::Key(child(section, name));
     }
     let names = known.names(name, is_section, peers);
-    let mut homes = known.keys.iter().filter(|(_, key)| *key == name);
+    let is_alike = |home: &str| known.headers.contains_key(&child(home, name)) == is_section;
+    let mut homes = known.keys.iter().filter(|(home, key)| *key == name && is_alike(home));
     match (names.iter().find(|peer| peer.section == section), homes.next(), homes.next()) {
         (None, Some((home, _)), None) => Counterpart::Key(child(home, name)),
         (here, ..) => match here.or(names.first()) {

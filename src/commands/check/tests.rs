@@ -58,13 +58,14 @@ fn a_recipe_without_mistakes_is_summed_up_and_nothing_is_written() {
     let trainable = crate::text::with_commas(num_trainable);
     assert!(facts[3].starts_with(&format!("trainable params: {trainable} || all params: ")), "{}", facts[3]);
     assert_eq!(facts[4], format!("adapted layers: {} x all-linear", 7 * config.num_hidden_layers));
+    assert!(facts[5].starts_with("gradient checkpointing: off (without it a step takes up to "), "{}", facts[5]);
     assert_eq!(
-        facts[5],
+        facts[6],
         "training data: rows.jsonl (10 rows, prompt_completion); prompt and completion joined as they are"
     );
-    assert_eq!(facts[6], "evaluation data: 2 rows held out, 8 rows left to train on");
-    assert_eq!(facts[7], "rows: 10 rows of up to 5 tokens; 30 of 50 tokens carry loss");
-    assert_eq!(facts[8], "steps: 3 of 4 rows; an epoch has 2");
+    assert_eq!(facts[7], "evaluation data: 2 rows held out, 8 rows left to train on");
+    assert_eq!(facts[8], "rows: 10 rows of up to 5 tokens; 30 of 50 tokens carry loss");
+    assert_eq!(facts[9], "steps: 3 of 4 rows; an epoch has 2");
     assert!(!world.path().join("out").exists(), "nothing is written");
 }
 

@@ -162,7 +162,7 @@ mod tests {
     fn settings_come_in_the_order_of_the_reference_under_their_sections() {
         let expected = format!(
             "# For a test.\n\noutput_dir = \"runs/x\"\n\n[model]\npath = \"quickstart/model\"\n\n[lora]\n# {}\nr = \
-             16\n\n[data]\nmax_length = 512\n\n[[data.train]]\npath = \"a.jsonl\"                 # \
+             16\n\n[data]\nmax_length = 512\n\n[[data.train]]\npath = \"a.jsonl\"                  # \
              rows\n\n[[data.train]]\npath = \"b.jsonl\"\n",
             "a rank ".repeat(20).trim_end()
         );

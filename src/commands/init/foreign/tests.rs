@@ -1,0 +1,142 @@
+//! Configurations of every trainer, mapped.
+
+use super::*;
+
+/// The settings of a configuration, and the keys that were not taken over.
+fn mapped(name: &str, text: &str) -> (toml::Table, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    let args = InitArgs { model: None, data: None, out: "recipe.toml".into(), from: None, device: None };
+    let draft = draft(&path, &args).unwrap();
+    let settings = draft.settings.iter().map(|setting| (setting.key.clone(), setting.value.clone())).collect();
+    let lost = draft.footer.iter().filter_map(|line| line.split(": ").nth(1)).map(str::to_owned).collect();
+    (settings, lost)
+}
+
+/// Holds settings against TOML values.
+fn assert_settings(found: &toml::Table, expected: &[(&str, &str)]) {
+    for (key, value) in expected {
+        let value: toml::Value = value.parse().unwrap();
+        assert_eq!(found.get(*key), Some(&value), "{key} in {found}");
+    }
+}
+
+#[test]
+fn llama_factory_s_names_and_defaults_are_taken_over() {
+    let (found, lost) = mapped(
+        "sft.yaml",
+        "model_name_or_path: m/x\nstage: sft\ndo_train: true\nfinetuning_type: lora\nlora_rank: 4\nlora_target: \
+         all\ndataset: identity,demo\ntemplate: qwen3\ncutoff_len: 512\noutput_dir: saves/x\nlogging_steps: \
+         10\nplot_loss: true\nreport_to: none\nper_device_train_batch_size: 1\ngradient_accumulation_steps: \
+         8\nlearning_rate: 1.0e-4\nnum_train_epochs: 3.0\nlr_scheduler_type: cosine\nwarmup_ratio: 0.1\nbf16: \
+         true\nval_size: 0.1\neval_strategy: steps\neval_steps: 500\n",
+    );
+    let expected = [
+        ("model.path", "\"m/x\""),
+        ("lora.r", "4"),
+        ("lora.lora_alpha", "8"),
+        ("lora.target_modules", "\"all-linear\""),
+        ("data.train.1.path", "\"demo\""),
+        ("data.eval_split", "0.1"),
+        ("train.precision", "\"bf16\""),
+        ("train.micro_batch_size", "1"),
+        ("train.num_epochs", "3.0"),
+        ("scheduler.lr_scheduler", "\"cosine\""),
+        ("eval.eval_steps", "500"),
+    ];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, ["template"]);
+}
+
+#[test]
+fn components_of_torchtune_are_looked_into() {
+    let (found, lost) = mapped(
+        "1B.yaml",
+        "output_dir: /tmp/t\nmodel:\n  _component_: torchtune.models.llama3_2.lora_llama3_2_1b\n  lora_attn_modules: \
+         [q_proj, output_proj]\n  apply_lora_to_mlp: true\n  lora_rank: 64\n  lora_alpha: \
+         128\ntokenizer:\n  path: t\n  max_seq_len: null\ncheckpointer:\n  _component_: x.Y\n  checkpoint_dir: \
+         ${output_dir}/m\n  checkpoint_files: [a]\n  output_dir: x\ndataset:\n  _component_: \
+         torchtune.datasets.alpaca_cleaned_dataset\n  packed: false\nseed: null\nbatch_size: \
+         4\noptimizer:\n  _component_: torch.optim.AdamW\n  fused: true\n  lr: 3e-4\nlr_scheduler:\n  _component_: \
+         a.get_cosine_schedule_with_warmup\n  num_warmup_steps: 100\nepochs: 1\nclip_grad_norm: null\n",
+    );
+    let expected = [
+        ("model.path", "\"/tmp/t/m\""),
+        ("lora.target_modules", r#"["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]"#),
+        ("lora.r", "64"),
+        ("data.train.0.path", "\"yahma/alpaca-cleaned\""),
+        ("data.train_on_inputs", "true"),
+        ("train.max_grad_norm", "0.0"),
+        ("optimizer.name", "\"adamw\""),
+        ("optimizer.learning_rate", "3e-4"),
+        ("scheduler.lr_scheduler", "\"cosine\""),
+        ("scheduler.warmup_steps", "100"),
+    ];
+    assert_settings(&found, &expected);
+    assert_eq!((lost, found.get("seed")), (vec![], None));
+}
+
+#[test]
+fn litgpt_s_rows_of_a_step_and_rates_are_converted() {
+    let (found, lost) = mapped(
+        "lora.yaml",
+        "checkpoint_dir: c/m\nprecision: bf16-true\nlora_r: 32\nlora_query: true\nlora_key: false\nlora_value: \
+         true\nlora_head: true\ndata:\n  class_path: litgpt.data.JSON\n  init_args:\n    json_path: \
+         r.json\n    mask_prompt: true\n    val_split_fraction: 0.1\ntrain:\n  global_batch_size: \
+         8\n  micro_batch_size: 2\n  lr_warmup_steps: 10\n  epochs: 3\n  max_seq_length: 512\n  min_lr: \
+         1e-5\neval:\n  interval: 100\noptimizer:\n  class_path: torch.optim.AdamW\n  init_args:\n    lr: \
+         0.0001\n    betas: [0.9, 0.95]\n",
+    );
+    let expected = [
+        ("model.path", "\"c/m\""),
+        ("lora.target_modules", r#"["q_proj", "v_proj"]"#),
+        ("data.train.0.path", "\"r.json\""),
+        ("data.train_on_inputs", "false"),
+        ("data.max_length", "512"),
+        ("train.gradient_accumulation_steps", "4"),
+        ("train.num_epochs", "3"),
+        ("optimizer.betas", "[0.9, 0.95]"),
+        ("scheduler.min_lr_ratio", "0.1"),
+        ("scheduler.warmup_steps", "10"),
+        ("eval.eval_steps", "100"),
+    ];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, ["lora_head"]);
+}
+
+#[test]
+fn mlx_lm_s_scale_becomes_alpha_and_its_schedule_ours() {
+    let (found, lost) = mapped(
+        "lora.yaml",
+        "model: m/x\ntrain: true\nfine_tune_type: lora\noptimizer: adamw\ndata: d/x\nseed: 0\nnum_layers: \
+         16\nbatch_size: 4\niters: 100\nlearning_rate: 1e-5\nadapter_path: out\nsave_every: 100\nlora_parameters:\n  \
+         keys: [self_attn.q_proj]\n  rank: 4\n  scale: 20.0\n  dropout: 0.0\nlr_schedule:\n  name: \
+         cosine_decay\n  warmup: 10\n  arguments: [1e-5, 100, 1e-6]\n",
+    );
+    let expected = [
+        ("lora.r", "4"),
+        ("lora.lora_alpha", "80.0"),
+        ("data.train_on_inputs", "true"),
+        ("train.max_steps", "100"),
+        ("optimizer.learning_rate", "1e-5"),
+        ("scheduler.lr_scheduler", "\"cosine\""),
+        ("scheduler.warmup_steps", "10"),
+        ("output_dir", "\"out\""),
+    ];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, ["num_layers"]);
+}
+
+#[test]
+fn an_adapter_of_peft_gives_its_settings() {
+    let (found, lost) = mapped(
+        "adapter_config.json",
+        r#"{"peft_type": "LORA", "base_model_name_or_path": "m/x", "r": 16, "lora_alpha": 32, "lora_dropout": 0.05,
+            "bias": "none", "target_modules": ["q_proj", "v_proj"], "use_rslora": true, "modules_to_save": null,
+            "init_lora_weights": true, "task_type": "CAUSAL_LM", "rank_pattern": {}}"#,
+    );
+    let expected = [("lora.r", "16"), ("lora.use_rslora", "true"), ("model.path", "\"m/x\"")];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, Vec::<String>::new());
+}
