@@ -15,6 +15,7 @@ use super::generate::{NON_FINITE, Output, SamplingArgs};
 use super::named::{Asked, LoadArgs, ModelArgs, Named, OpenedModel, template};
 use super::say;
 use crate::data::template::ChatTemplate;
+use crate::export::PromptForm;
 use crate::failure::Failure;
 use crate::generate::{Ending, GenerateError, GenerateOptions, Generator, encode_messages};
 use crate::model::decode::Sequence;
@@ -76,7 +77,9 @@ pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
         sequence: Sequence::new(&opened.model),
         interrupt: Interrupt::install().map_err(Failure::running)?,
     };
-    chat.set_system(args.system.as_deref().unwrap_or_default()).map_err(Failure::input)?;
+    let trained_with = opened.adapters[0].form.as_ref().and_then(PromptForm::system);
+    let trained_with = trained_with.filter(|_| chat.templates[0].is_some());
+    chat.set_system(args.system.as_deref().or(trained_with).unwrap_or_default()).map_err(Failure::input)?;
     let is_terminal = io::stdin().is_terminal();
     if is_terminal {
         args.load

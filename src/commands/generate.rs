@@ -12,6 +12,7 @@ use rand::Rng;
 
 use super::named::{Asked, LoadArgs, ModelArgs, Named, template};
 use super::{number, print, say};
+use crate::export::PromptForm;
 use crate::failure::Failure;
 use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
 use crate::schema::Problem;
@@ -106,14 +107,15 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     named.one_adapter()?;
     let files = named.read(args.load.quiet)?;
     let (template, reason) = template(Asked::by(args.raw, args.chat), files.form(), &files.tokenizer)?;
+    let trained_with = files.form().and_then(PromptForm::system).filter(|_| template.is_some());
+    let system = args.system.as_deref().or(trained_with);
     if let Some(path) = &args.prompts {
-        let rows = prompts::read(path, args.system.as_deref(), template.as_ref(), &files.tokenizer)?;
+        let rows = prompts::read(path, system, template.as_ref(), &files.tokenizer)?;
         let opened = files.load(&args.load)?;
         args.load.note(&reason);
         return prompts::write(rows, &opened, options, &args.load);
     }
-    let prompt_ids =
-        encode_prompt(&files.tokenizer, template.as_ref(), args.system.as_deref(), &prompt).map_err(Failure::input)?;
+    let prompt_ids = encode_prompt(&files.tokenizer, template.as_ref(), system, &prompt).map_err(Failure::input)?;
     let opened = files.load(&args.load)?;
     args.load.note(&reason);
     if args.sampling.temperature > 0.0 && args.sampling.seed.is_none() {

@@ -78,7 +78,7 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
     for name in SIDE_FILES.into_iter().chain([INDEX]).filter(|name| model.join(name).is_file()) {
         copy(&model.join(name), &unfinished.0.join(name))?;
     }
-    if let Some(PromptForm::ChatTemplate { chat_template: Some(template) }) = PromptForm::read(adapter)? {
+    if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = PromptForm::read(adapter)? {
         // The adapter was trained with this template.
         let path = unfinished.0.join(CHAT_TEMPLATE);
         files::write(&path, template).map_err(ExportError::io("write", &path))?;
@@ -296,7 +296,7 @@ mod tests {
         let exists = || merge_in(root.path()).unwrap_err().to_string().contains("exists and is not empty");
         assert!(exists());
         std::fs::remove_file(out.join("mine")).unwrap();
-        let form = PromptForm::ChatTemplate { chat_template: Some("{{ messages }}\n".into()) };
+        let form = PromptForm::ChatTemplate { chat_template: Some("{{ messages }}\n".into()), system: None };
         form.write(&root.path().join("adapter")).unwrap();
         merge_in(root.path()).unwrap();
         assert_eq!(std::fs::read_to_string(out.join(CHAT_TEMPLATE)).unwrap(), "{{ messages }}\n");

@@ -23,10 +23,22 @@ pub enum PromptForm {
         /// The template, where it differs from the model's own.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         chat_template: Option<String>,
+        /// The system message of rows that have none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        system: Option<String>,
     },
 }
 
 impl PromptForm {
+    /// The system message of rows that have none.
+    #[must_use]
+    pub fn system(&self) -> Option<&str> {
+        match self {
+            Self::Raw => None,
+            Self::ChatTemplate { system, .. } => system.as_deref(),
+        }
+    }
+
     /// Writes it beside an adapter; the file is written completely or not at all.
     ///
     /// # Errors
@@ -59,8 +71,9 @@ mod tests {
     fn a_form_comes_back_as_it_was_written_and_is_unknown_where_there_is_none() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(PromptForm::read(folder.path()).unwrap(), None);
-        for chat_template in [None, Some("{{ messages }}\n".to_owned())] {
-            for form in [PromptForm::Raw, PromptForm::ChatTemplate { chat_template }] {
+        for text in [None, Some("{{ messages }}\n".to_owned())] {
+            let of_chat = PromptForm::ChatTemplate { chat_template: text.clone(), system: text };
+            for form in [PromptForm::Raw, of_chat] {
                 form.write(folder.path()).unwrap();
                 assert_eq!(PromptForm::read(folder.path()).unwrap(), Some(form));
             }

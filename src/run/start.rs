@@ -155,6 +155,7 @@ fn prompt_form(recipe: &Recipe, data: &Dataset) -> PromptForm {
     let is_own = recipe.data.chat_template == "auto";
     data.template().map_or(PromptForm::Raw, |template| PromptForm::ChatTemplate {
         chat_template: (!is_own).then(|| template.source().to_owned()),
+        system: recipe.data.system.clone(),
     })
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn template(
     }
     let is_known = matches!(form, Some(PromptForm::ChatTemplate { .. }));
     let template = match form {
-        Some(PromptForm::ChatTemplate { chat_template: Some(source) }) => {
+        Some(PromptForm::ChatTemplate { chat_template: Some(source), .. }) => {
             ChatTemplate::new(source, "the adapter", tokenizer).map(Some)
         }
         _ => ChatTemplate::open("auto", tokenizer),
