@@ -17,9 +17,12 @@ const PEERS: &[(&str, &[&str])] = &[
     ("compare", &["diff"]),
     ("doctor", &["info", "env", "devices", "list_devices"]),
     ("generate", &["inference", "predict", "infer", "complete"]),
+    ("init", &["new", "create", "cp", "wizard"]),
     ("inspect", &["preprocess", "preview", "tokenize"]),
     ("merge", &["merge_lora", "merge_and_unload", "merge_adapter", "fuse", "export"]),
+    ("eval", &["evaluate", "test"]),
     ("plan", &["estimate", "estimate_memory", "vram", "memory"]),
+    ("serve", &["api", "server"]),
     ("train", &["sft", "finetune", "fine_tune", "fit", "run", "start"]),
 ];
 

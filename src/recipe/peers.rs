@@ -28,7 +28,7 @@ const NO_KEY: &[(&[&str], &str)] = &[
     (&["dataset_dir", "data_dir"], "`path` in [[data.train]] names a file with its folder"),
     (
         &["overwrite_output_dir", "overwrite", "overwrite_cache"],
-        "nothing is overwritten: take another `output_dir`, or delete the folder",
+        "a run is never overwritten unasked: `--overwrite` on the command line deletes it",
     ),
     (&["fan_in_fan_out"], "Llama's linear layers need none; leave it out"),
     (&["special_tokens", "added_tokens", "pad_token", "eos_token"], "special tokens are the tokenizer's own"),

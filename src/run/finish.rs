@@ -135,7 +135,12 @@ impl Started<'_> {
         judge(&summary, &self.run.dir)?;
         let Prepared { recipe, selection, .. } = &self.run.prepared;
         let rank = selection.iter().map(|(_, _, shape)| shape.r).max().unwrap_or_default();
-        self.trainer.sinks.note(&next_commands(&self.run.dir, &recipe.model.path, rank));
+        let longer = match recipe.train.max_steps {
+            Some(steps) => format!("train.max_steps={}", 2 * steps),
+            None => format!("train.num_epochs={}", 2.0 * recipe.train.num_epochs.unwrap_or(1.0)),
+        };
+        let longer = format!("{} --set {longer}", self.run.args.resume_command());
+        self.trainer.sinks.note(&next_commands(&self.run.dir, &recipe.model.path, rank, &longer));
         Ok(())
     }
 

@@ -8,8 +8,9 @@ const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
 /// The highest rank that vLLM serves unless it is asked for more.
 const VLLM_DEFAULT_RANK: usize = 16;
 
-/// The adapter of a finished run, whose highest rank is `rank`, and the commands that use it.
-pub(super) fn next_commands(dir: &RunDir, base: &str, rank: usize) -> String {
+/// The adapter of a finished run, whose highest rank is `rank`, and the commands that use it. `longer` continues the run
+/// with more steps.
+pub(super) fn next_commands(dir: &RunDir, base: &str, rank: usize, longer: &str) -> String {
     let path = dir.path().display().to_string();
     let path = path.trim_end_matches('/');
     let [run, adapter, merged] = [path, &format!("{path}/adapter"), &format!("{path}-merged")].map(quoted);
@@ -19,7 +20,7 @@ pub(super) fn next_commands(dir: &RunDir, base: &str, rank: usize) -> String {
     let module = quoted(&format!("{name}={path}/adapter"));
     format!(
         "adapter: {adapter}\n  try it    lora-train chat {run}\n  serve it  lora-train serve {run}\n            vllm serve {} \
-         --enable-lora{more} --lora-modules {module}\n  merge it  lora-train merge {run} --out {merged}",
+         --enable-lora{more} --lora-modules {module}\n  merge it  lora-train merge {run} --out {merged}\n  train on  {longer}",
         quoted(base)
     )
 }
@@ -33,13 +34,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = RunDir::create(&folder.path().join("my run")).unwrap();
         let path = dir.path().display().to_string();
-        let text = next_commands(&dir, "owner/base", 16);
+        let text = next_commands(&dir, "owner/base", 16, "lora-train r.toml --resume");
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], format!("adapter: '{path}/adapter'"));
         assert_eq!(lines[1], format!("  try it    lora-train chat '{path}'"));
         let vllm = "vllm serve owner/base --enable-lora --lora-modules";
         assert_eq!(lines[3].trim(), format!("{vllm} 'my run={path}/adapter'"));
         assert_eq!(lines[4], format!("  merge it  lora-train merge '{path}' --out '{path}-merged'"));
-        assert!(next_commands(&dir, "b", 17).contains("--enable-lora --max-lora-rank 32 --lora-modules"));
+        assert_eq!(lines[5], "  train on  lora-train r.toml --resume");
+        assert!(next_commands(&dir, "b", 17, "").contains("--enable-lora --max-lora-rank 32 --lora-modules"));
     }
 }

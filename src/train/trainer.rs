@@ -95,8 +95,10 @@ impl Trainer<'_> {
                 self.save_or_warn();
             }
             Err(TrainerError::Watchdog { .. }) => self.save_beside_the_others(),
-            // A finished run can be continued with more steps.
-            Ok(Outcome::Finished | Outcome::StoppedEarly) if self.saver.saves() && !self.saver.is_saved => {
+            // A finished run can be continued with more steps. Where a checkpoint is due, the disk has just refused it.
+            Ok(Outcome::Finished | Outcome::StoppedEarly)
+                if self.saver.saves() && !self.saver.is_saved && !self.saver.is_due(self.state.step) =>
+            {
                 self.save_or_warn();
             }
             _ => {}
@@ -283,6 +285,9 @@ impl Trainer<'_> {
                 self.state.watchdog.start_at(*eval_loss);
             }
         }
+        let eval_loss = metrics.as_ref().map(|metrics| metrics.eval_loss);
+        self.state.evaluations.record(step, eval_loss);
+        self.keep_if_best(eval_loss);
         self.recorder.evaluated(self.is_at_an_edge());
         // Written only when complete, so that an interruption leaves no partial evaluation behind.
         if let Some(metrics) = &metrics {
@@ -291,9 +296,6 @@ impl Trainer<'_> {
         for (index, sample) in samples.iter().enumerate() {
             self.sinks.sample(index, sample);
         }
-        let eval_loss = metrics.map(|metrics| metrics.eval_loss);
-        self.state.evaluations.record(step, eval_loss);
-        self.keep_if_best(eval_loss);
         self.saver.is_saved = false;
         self.recorder.pause(Part::Logging);
         Ok(true)
@@ -305,11 +307,9 @@ impl Trainer<'_> {
         let Some(eval_loss) = eval_loss.filter(|_| step > 0 && self.state.evaluations.best_step == Some(step)) else {
             return;
         };
-        self.recorder.pause(Part::Logging);
         if let Err(error) = self.saver.keep_best(&self.step, Best { step, eval_loss }) {
             self.sinks.warn(&format!("step {step}: the best adapter was not saved: {error}"));
         }
-        self.recorder.part(Part::Checkpoint);
     }
 
     /// Saves a checkpoint of the finished steps, marked with `trouble`; returns its folder.

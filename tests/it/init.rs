@@ -56,8 +56,8 @@ fn mistakes_of_init_name_the_argument_and_write_nothing() {
     let mistakes: [(&[&str], &str); 5] = [
         (&["init", "--data", "rows.jsonl"], "--model is missing"),
         (&["init", "--model", &model], "--data is missing"),
-        (&["init", "--model", &model, "--data", "rowz.jsonl"], "rowz.jsonl: no such file"),
-        (&["init", "--model", "./nothing", "--data", "rows.jsonl"], "nothing"),
+        (&["init", "--model", &model, "--data", "rowz.jsonl"], "--data = \"rowz.jsonl\" is no file"),
+        (&["init", "--model", "./nothing", "--data", "rows.jsonl"], "error: --model: ./nothing: no such folder"),
         (&["init", "--from", "rows.jsonl"], "rows.jsonl"),
     ];
     for (arguments, message) in mistakes {

@@ -331,8 +331,11 @@ fn a_finished_run_is_deleted_only_where_that_is_asked_for() {
 fn early_stopping_gives_the_adapter_of_the_best_evaluation() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");
+    // Rows of which the training rows teach nothing but their form.
+    let other = "{\"prompt\": \"1: \", \"completion\": \"She never forgot the old horse. It was raining.\"}\n";
+    fs::write(bench.path("eval.jsonl"), other.repeat(6)).unwrap();
     let settings =
-        ["optimizer.learning_rate=3e-2", "train.max_steps=80", "eval.eval_steps=2", "eval.early_stopping_patience=3"];
+        ["optimizer.learning_rate=1e-2", "train.max_steps=80", "eval.eval_steps=2", "eval.early_stopping_patience=3"];
     train(&recipe, &settings.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>());
     let summary = json(&bench.path("run/summary.json"));
     assert_eq!(summary["outcome"].as_str(), Some("stopped_early"), "{summary:#}");
@@ -344,7 +347,7 @@ fn early_stopping_gives_the_adapter_of_the_best_evaluation() {
     // Its loss is the one that was measured.
     let next = bench.recipe("next", "");
     let start = format!("lora.start_from={}", bench.path("run").display());
-    train(&next, &["--set", &start, "--set", "train.max_steps=1"]);
+    train(&next, &["--set", &start, "--set", "train.max_steps=2"]);
     assert_eq!(json(&bench.path("next/summary.json"))["initial_eval_loss"], summary["best_eval_loss"]);
 }
 

@@ -17,6 +17,7 @@ use crate::recipe::{Purpose, Recipe};
 use crate::run::device_memory::{Resources, StepMemory};
 use crate::run::inputs::{self, WeightsFrom, data_failure};
 use crate::run::prepare::Prepared;
+use crate::schema::{Problem, Problems};
 use crate::telemetry::available_host_memory_bytes;
 use crate::text::{bytes, with_commas};
 use crate::train::fit::{self, Memories};
@@ -36,8 +37,8 @@ pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, F
     if let Some(device) = &args.device {
         draft.set("device.name", device.as_str(), "");
     }
-    let prepared = prepared(&draft)?;
-    let rows = Rows::look(&prepared)?;
+    let prepared = prepared(&draft).map_err(of_arguments)?;
+    let rows = Rows::look(&prepared).map_err(of_arguments)?;
     let stem = args.out.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
     draft.set("output_dir", format!("runs/{stem}"), "");
     draft.set("lora.r", 16, "");
@@ -52,10 +53,21 @@ pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, F
     Ok(draft)
 }
 
-/// What a draft asks for; mistakes name the arguments of this command.
+/// What a draft asks for.
 fn prepared(draft: &Draft) -> Result<Prepared, Failure> {
     let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training)?;
     Prepared::new(recipe, None, WeightsFrom::Disk, false).or_else(|failure| without_weights(failure, draft))
+}
+
+/// Mistakes in keys that arguments gave name the arguments.
+fn of_arguments(failure: Failure) -> Failure {
+    let Failure::Input(Problems(problems)) = failure else { return failure };
+    let renamed = problems.into_iter().map(|problem| {
+        let message = problem.message.replace("`model.path`", "--model").replace("`data.train[0].path`", "--data");
+        let message = message.replace("`device.name`", "--device");
+        Problem { place: None, message, excerpt: None, ..problem }
+    });
+    Failure::Input(Problems(renamed.collect()))
 }
 
 /// A model of the Hub whose weights are not there yet: its configuration is enough.
@@ -82,7 +94,7 @@ struct Rows {
 impl Rows {
     /// Tokenises the first rows of each file.
     fn look(prepared: &Prepared) -> Result<Self, Failure> {
-        let tokenizer = prepared.source.tokenizer().map_err(|failure| failure.about("--model"))?;
+        let tokenizer = prepared.source.tokenizer().map_err(|failure| failure.about("model.path"))?;
         let options = OpenOptions {
             cache: CacheSettings::default(),
             progress: Progress::Quiet,

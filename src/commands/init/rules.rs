@@ -220,6 +220,8 @@ fn common(from: &Foreign, name: &str, value: &Value) -> Option<Outcome> {
             "dora" => Set(vec![("lora.use_dora".into(), true.into())]),
             _ => Lost("only LoRA adapters are trained here".into()),
         },
+        // Fused, paged or in 8 bits: the same rule.
+        "optimizer" | "optim" if text.contains("adamw") => Set(vec![("optimizer.name".into(), "adamw".into())]),
         "gradient_checkpointing" if text == "unsloth" => {
             Set(vec![("train.gradient_checkpointing".into(), "offload".into())])
         }

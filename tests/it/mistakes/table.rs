@@ -81,7 +81,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "an output that is overwritten",
         Recipe("[model]", "overwrite_output_dir = true\n[model]"),
-        &["r.toml:2:1: unknown key `overwrite_output_dir`", "nothing is overwritten: take another `output_dir`"],
+        &["r.toml:2:1: unknown key `overwrite_output_dir`", "`--overwrite` on the command line deletes it"],
     ),
     ("several GPUs", Set(&["gpus=2"]), &["--set gpus=2: unknown key `gpus`", "this trainer runs on one device"]),
     (
