@@ -31,7 +31,6 @@ precision = "{precision}"
 gradient_checkpointing = true
 micro_batch_size = 2
 max_steps = {steps}
-gradient_checkpointing = true
 [optimizer]
 learning_rate = 1e-3
 [logging]
@@ -57,7 +56,6 @@ precision = "bf16"
 gradient_checkpointing = true
 micro_batch_size = {rows}
 max_steps = {steps}
-gradient_checkpointing = true
 [device]
 name = "cuda"
 """
