@@ -132,7 +132,8 @@ fn the_reference_shows_the_defaults() {
 
 #[test]
 fn the_examples_of_the_reference_are_valid() {
-    let excluded = ["eval_split = ", "warmup_steps = "];
+    // Two contradict others, and the third names an adapter that is not there.
+    let excluded = ["eval_split = ", "warmup_steps = ", "start_from = "];
     let text: Vec<String> = uncommented(&reference())
         .lines()
         .filter(|line| !excluded.iter().any(|key| line.starts_with(key)))
