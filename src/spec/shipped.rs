@@ -16,7 +16,7 @@ const SHAPES: &[Shape] = &[
     (&["TinyLlama-1.1B-Chat-v1.0"], include_str!("../../configs/tinyllama-1.1b.json")),
 ];
 
-/// The config.json of a repository of the Hub, whoever owns the copy.
+/// The config.json of a repository of the Hub, by its name alone: copies by other owners have the same shape.
 #[must_use]
 pub fn shipped_config(repository: &str) -> Option<&'static str> {
     let (_, name) = repository.split_once('/')?;
