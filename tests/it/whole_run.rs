@@ -81,8 +81,9 @@ fn a_run_that_was_interrupted_twice_has_the_time_the_speed_and_the_peaks_of_all_
         let ended = json(&dir.join("unfinished.json"));
         assert_eq!(ended["starts"], start, "{ended:#}");
         is_of_all_steps(&ended, &dir);
-        for name in ["wall_seconds", "telemetry_seconds", "peak_host_memory_bytes"] {
-            assert!(start == 1 || number(&ended, name) >= number(&last, name), "{name}: {ended:#}");
+        // What a start measures after its last checkpoint is lost: of the peak, what writing the checkpoint took.
+        for (name, share) in [("wall_seconds", 1.0), ("telemetry_seconds", 1.0), ("peak_host_memory_bytes", 0.9)] {
+            assert!(start == 1 || number(&ended, name) >= share * number(&last, name), "{name}: {ended:#}");
         }
         last = ended;
     }
