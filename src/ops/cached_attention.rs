@@ -27,8 +27,8 @@ pub struct KeyValueCache {
 
 #[derive(Debug)]
 enum Held {
-    /// For the kernels: `[tokens, num_kv_heads * head_dim]`.
-    Host { keys: Vec<f32>, values: Vec<f32> },
+    /// For the kernels; `values`: `[tokens, num_kv_heads * head_dim]`.
+    Host { keys: cpu::CachedKeys, values: Vec<f32> },
     /// For plain tensor calls: `[num_kv_heads, capacity, head_dim]` each.
     Device(Box<[Tensor<3>; 2]>, F32Products),
 }
@@ -52,9 +52,8 @@ impl KeyValueCache {
         self.num_tokens = num_tokens.min(self.num_tokens);
         // On a device, what follows is written over.
         if let Held::Host { keys, values } = &mut self.held {
-            let len = self.num_tokens * self.heads.num_kv_heads * self.heads.head_dim;
-            keys.truncate(len);
-            values.truncate(len);
+            keys.truncate(self.num_tokens);
+            values.truncate(self.num_tokens * self.heads.num_kv_heads * self.heads.head_dim);
         }
     }
 
@@ -68,7 +67,7 @@ impl KeyValueCache {
         // Taken out, so that nothing else holds the tensors and they are written in place.
         self.held = match std::mem::take(&mut self.held) {
             Held::Host { mut keys, mut values } => {
-                keys.extend_from_slice(&host::view(k));
+                keys.append(&host::view(k), self.heads.num_kv_heads * self.heads.head_dim);
                 values.extend_from_slice(&host::view(v));
                 Held::Host { keys, values }
             }
@@ -99,14 +98,13 @@ impl KeyValueCache {
     }
 
     /// The same by the kernels.
-    fn attend_on_host(&self, [keys, values]: [&[f32]; 2], q: &[f32], o: &mut [f32], lse: &mut [f32]) {
-        let Heads { num_heads, num_kv_heads, head_dim, .. } = self.heads;
+    fn attend_on_host(&self, keys: &cpu::CachedKeys, values: &[f32], q: &[f32], o: &mut [f32], lse: &mut [f32]) {
+        let Heads { num_heads, head_dim, .. } = self.heads;
         let width = num_heads * head_dim;
         let start = self.num_tokens - q.len() / width;
         let tokens = q.par_chunks(width).zip(o.par_chunks_mut(width)).zip(lse.par_chunks_mut(num_heads)).enumerate();
         tokens.for_each(|(index, ((q, o), lse))| {
-            let seen = (start + index + 1) * num_kv_heads * head_dim;
-            cpu::attention_of_last(q, &keys[..seen], &values[..seen], &self.heads, o, lse);
+            cpu::attention_of_last(q, keys, values, start + index + 1, &self.heads, o, lse);
         });
     }
 }
@@ -146,9 +144,9 @@ pub fn attend_each(caches: &mut [&mut KeyValueCache], lengths: &[usize], [q, k, 
         let (o, o_rest) = rest.1.split_at_mut(rows.len() * width);
         let (lse, lse_rest) = rest.2.split_at_mut(rows.len() * num_heads);
         rest = (q_rest, o_rest, lse_rest);
-        tasks.push((cache, [keys.as_slice(), values.as_slice()], q, o, lse));
+        tasks.push((cache, keys, values, q, o, lse));
     }
-    tasks.into_par_iter().for_each(|(cache, held, q, o, lse)| cache.attend_on_host(held, q, o, lse));
+    tasks.into_par_iter().for_each(|(cache, keys, values, q, o, lse)| cache.attend_on_host(keys, values, q, o, lse));
     let (device, num_rows) = (q.device(), lse.len());
     Attended { o: host::tensor(o, q.dims(), &device), lse: host::tensor(lse, [num_rows], &device) }
 }
@@ -166,7 +164,7 @@ fn joined(mut parts: Vec<Attended>) -> Attended {
 
 impl Default for Held {
     fn default() -> Self {
-        Self::Host { keys: Vec::new(), values: Vec::new() }
+        Self::Host { keys: cpu::CachedKeys::default(), values: Vec::new() }
     }
 }
 

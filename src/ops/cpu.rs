@@ -21,7 +21,7 @@ mod swiglu;
 #[cfg(test)]
 mod reference;
 
-pub use attention::{Heads, attention, attention_backward, attention_of_last};
+pub use attention::{CachedKeys, Heads, attention, attention_backward, attention_of_last};
 pub use cross_entropy::linear_cross_entropy;
 pub(in crate::ops) use dropout::FACTORS;
 pub use dropout::{Dropout, dropout, mix};

@@ -10,7 +10,7 @@ mod forward;
 mod tests;
 
 pub use backward::attention_backward;
-pub use cached::attention_of_last;
+pub use cached::{CachedKeys, attention_of_last};
 pub use forward::attention;
 
 /// Queries and keys in a tile: a multiple of 6 and 8 rows and of every vector length.

@@ -17,129 +17,170 @@ use super::simd::{rows_per_chunk, vectorised, with_scratch};
 /// Most tokens of a product that is computed here; with more, packed weights pay.
 pub const FEW_TOKENS: usize = 16;
 
-/// Runs `$one::<S, T>` for tokens `first..first + T`, as many at a time as have room in the registers.
-macro_rules! for_tokens {
-    ($S:ident, $tokens:expr, $one:ident, $($arg:expr),*) => {
-        let (tokens, mut first) = ($tokens, 0);
-        while $S::REGISTER_COUNT >= 32 && tokens - first >= 4 {
-            $one::<$S, 4>(first, $($arg),*);
-            first += 4;
-        }
-        while tokens - first >= 2 {
-            $one::<$S, 2>(first, $($arg),*);
-            first += 2;
-        }
-        if tokens > first {
-            $one::<$S, 1>(first, $($arg),*);
-        }
-    };
+/// Rows of the weight that are multiplied at the same time, so that a value of `x` is loaded once for all of them.
+const ROWS: usize = 4;
+
+/// Most numbers in a vector of any instruction set.
+const MAX_LANES: usize = 16;
+
+/// 32-bit words by which the reading of weights runs ahead of the rows in use.
+const WORDS_AHEAD: usize = 256;
+
+/// Tokens that are multiplied at the same time, of `left` ones: as many as have room in the registers.
+#[inline(always)]
+fn group_of<S: Simd>(left: usize) -> usize {
+    match left {
+        4.. if S::REGISTER_COUNT >= 32 => 4,
+        2.. => 2,
+        _ => 1,
+    }
 }
 
 vectorised! {
-    /// `x`: `[tokens, row_len]`, `w`: `[rows, row_len]`, `y`: `[rows, tokens]`.
-    fn dots<'a, S>(simd, x: &'a [f32], w: &'a [f32], row_len: usize, y: &'a mut [f32]) {
-        let tokens = x.len() / row_len;
-        for (y, w) in y.chunks_exact_mut(tokens).zip(w.chunks_exact(row_len)) {
-            for_tokens!(S, tokens, dot_of_row, simd, x, w, y);
+    /// Lays out `x`, `[tokens, words * parts]`, in the order of use: by group of tokens, step of a vector of words, token,
+    /// and part of a word (of a pair, the elements of even index come first). What is past the end of a row is zero.
+    fn pack<'a, S>(_simd, x: &'a [f32], tokens: usize, parts: usize, packed: &'a mut [f32]) {
+        let row_len = x.len() / tokens;
+        let step_len = parts * S::F32_LANES;
+        let packed_len = row_len.div_ceil(step_len) * step_len;
+        packed.fill(0.0);
+        let mut first = 0;
+        while first < tokens {
+            let group = group_of::<S>(tokens - first);
+            let packed = &mut packed[first * packed_len..][..group * packed_len];
+            for (token, x) in x[first * row_len..].chunks_exact(row_len).take(group).enumerate() {
+                for (step, x) in x.chunks(step_len).enumerate() {
+                    let packed = &mut packed[(step * group + token) * step_len..][..step_len];
+                    for (i, x) in x.iter().enumerate() {
+                        packed[i % parts * S::F32_LANES + i / parts] = *x;
+                    }
+                }
+            }
+            first += group;
         }
     }
 }
 
-/// The products of `T` tokens with one row, each summed in four interleaved chains of vectors.
-#[inline(always)]
-fn dot_of_row<S: Simd, const T: usize>(first: usize, simd: S, x: &[f32], w: &[f32], y: &mut [f32]) {
-    let x: [&[f32]; T] = std::array::from_fn(|t| &x[(first + t) * w.len()..][..w.len()]);
-    let (w_body, w_tail) = S::as_simd_f32s(w);
-    let (w_quads, w_rest) = pulp::as_arrays::<4, _>(w_body);
-    let quads = x.map(|x| &pulp::as_arrays::<4, _>(S::as_simd_f32s(x).0).0[..w_quads.len()]);
-    let rests = x.map(|x| &pulp::as_arrays::<4, _>(S::as_simd_f32s(x).0).1[..w_rest.len()]);
-    let mut sums = [[simd.splat_f32s(0.0); 4]; T];
-    for (i, w) in w_quads.iter().enumerate() {
-        for (sums, quads) in sums.iter_mut().zip(quads) {
-            for lane in 0..4 {
-                sums[lane] = simd.mul_add_e_f32s(quads[i][lane], w[lane], sums[lane]);
+vectorised! {
+    /// `x`: what [`pack`] made of `[tokens, words * parts]`; `w`: `[rows, words]`; `y`: `[rows, tokens]`. A word is an `f32`
+    /// (one part), or two of bf16 (two parts).
+    fn dots<'a, S>(simd, x: &'a [f32], tokens: usize, parts: usize, w: &'a [u32], y: &'a mut [f32]) {
+        let words = w.len() / (y.len() / tokens);
+        let x = &x[..words.div_ceil(S::F32_LANES) * parts * S::F32_LANES * tokens];
+        let (y, last_y) = y.split_at_mut(y.len() / (ROWS * tokens) * (ROWS * tokens));
+        let (w, last_w) = w.split_at(y.len() / tokens * words);
+        for (y, w) in y.chunks_exact_mut(ROWS * tokens).zip(w.chunks_exact(ROWS * words)) {
+            match parts {
+                1 => dots_of_rows::<S, ROWS, 1>(simd, x, tokens, w, y),
+                _ => dots_of_rows::<S, ROWS, 2>(simd, x, tokens, w, y),
+            }
+        }
+        for (y, w) in last_y.chunks_exact_mut(tokens).zip(last_w.chunks_exact(words)) {
+            match parts {
+                1 => dots_of_rows::<S, 1, 1>(simd, x, tokens, w, y),
+                _ => dots_of_rows::<S, 1, 2>(simd, x, tokens, w, y),
             }
         }
     }
-    for (i, w) in w_rest.iter().enumerate() {
-        for (sums, rest) in sums.iter_mut().zip(rests) {
-            sums[0] = simd.mul_add_e_f32s(rest[i], *w, sums[0]);
-        }
-    }
-    if !w_tail.is_empty() {
-        let w = simd.partial_load_f32s(w_tail);
-        for (sums, x) in sums.iter_mut().zip(x) {
-            sums[1] = simd.mul_add_e_f32s(simd.partial_load_f32s(S::as_simd_f32s(x).1), w, sums[1]);
-        }
-    }
-    for (y, sums) in y[first..first + T].iter_mut().zip(sums) {
-        *y = total(simd, sums);
-    }
 }
 
+/// [`dots`] of `R` rows.
 #[inline(always)]
-fn total<S: Simd>(simd: S, sums: [S::f32s; 4]) -> f32 {
-    simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(sums[0], sums[1]), simd.add_f32s(sums[2], sums[3])))
-}
-
-vectorised! {
-    /// [`dots`] with bf16 rows, read two numbers at a time: the upper half of 32 bits is an f32 already, the lower half
-    /// is one after a shift. `x` comes as its elements of even and of odd index.
-    fn dots_bf16<'a, S>(simd, even: &'a [f32], odd: &'a [f32], pairs: &'a [u32], row_len: usize, y: &'a mut [f32]) {
-        let tokens = even.len() / row_len;
-        for (y, pairs) in y.chunks_exact_mut(tokens).zip(pairs.chunks_exact(row_len)) {
-            for_tokens!(S, tokens, dot_of_pairs, simd, even, odd, pairs, y);
-        }
-    }
-}
-
-/// [`dot_of_row`] with a row of pairs.
-#[inline(always)]
-fn dot_of_pairs<S: Simd, const T: usize>(
-    first: usize,
+fn dots_of_rows<S: Simd, const R: usize, const PARTS: usize>(
     simd: S,
-    even: &[f32],
-    odd: &[f32],
-    pairs: &[u32],
+    x: &[f32],
+    tokens: usize,
+    w: &[u32],
     y: &mut [f32],
 ) {
-    let [even, odd]: [[&[f32]; T]; 2] =
-        [even, odd].map(|x| std::array::from_fn(|t| &x[(first + t) * pairs.len()..][..pairs.len()]));
-    let (body, tail) = S::as_simd_u32s(pairs);
-    let (twos, rest) = pulp::as_arrays::<2, _>(body);
-    let [evens, odds] = [even, odd].map(|x| x.map(|x| pulp::as_arrays::<2, _>(S::as_simd_f32s(x).0)));
-    let [even_twos, odd_twos] = [evens, odds].map(|x| x.map(|(of_token, _)| &of_token[..twos.len()]));
-    let (upper, shift) = (simd.splat_u32s(0xffff_0000), simd.splat_u32s(16));
-    let low = |pair: S::u32s| simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(pair, shift));
-    let high = |pair: S::u32s| simd.transmute_f32s_u32s(simd.and_u32s(pair, upper));
-    let mut sums = [[simd.splat_f32s(0.0); 4]; T];
-    for (i, pair) in twos.iter().enumerate() {
-        let w = [low(pair[0]), high(pair[0]), low(pair[1]), high(pair[1])];
-        for ((sums, even), odd) in sums.iter_mut().zip(even_twos).zip(odd_twos) {
-            let (even, odd) = (even[i], odd[i]);
-            sums[0] = simd.mul_add_e_f32s(w[0], even[0], sums[0]);
-            sums[1] = simd.mul_add_e_f32s(w[1], odd[0], sums[1]);
-            sums[2] = simd.mul_add_e_f32s(w[2], even[1], sums[2]);
-            sums[3] = simd.mul_add_e_f32s(w[3], odd[1], sums[3]);
+    let mut first = 0;
+    while first < tokens {
+        let group = group_of::<S>(tokens - first);
+        let (x, y) = (&x[x.len() / tokens * first..][..x.len() / tokens * group], &mut y[first..]);
+        match (group, first) {
+            (4, 0) => dots_of_group::<S, R, 4, PARTS, true>(simd, x, tokens, w, y),
+            (4, _) => dots_of_group::<S, R, 4, PARTS, false>(simd, x, tokens, w, y),
+            (2, 0) => dots_of_group::<S, R, 2, PARTS, true>(simd, x, tokens, w, y),
+            (2, _) => dots_of_group::<S, R, 2, PARTS, false>(simd, x, tokens, w, y),
+            (_, 0) => dots_of_group::<S, R, 1, PARTS, true>(simd, x, tokens, w, y),
+            _ => dots_of_group::<S, R, 1, PARTS, false>(simd, x, tokens, w, y),
+        }
+        first += group;
+    }
+}
+
+/// [`dots`] of `R` rows and the first `T` tokens. `FETCH`: the rows after these are fetched on the way.
+#[inline(always)]
+fn dots_of_group<S: Simd, const R: usize, const T: usize, const PARTS: usize, const FETCH: bool>(
+    simd: S,
+    x: &[f32],
+    tokens: usize,
+    w: &[u32],
+    y: &mut [f32],
+) {
+    let words = w.len() / R;
+    let steps = words / S::F32_LANES;
+    let rows: [&[u32]; R] = std::array::from_fn(|r| &w[r * words..][..words]);
+    let bodies: [&[S::u32s]; R] = std::array::from_fn(|r| &S::as_simd_u32s(rows[r]).0[..steps]);
+    let (x, _) = S::as_simd_f32s(x);
+    let mut sums = [[simd.splat_f32s(0.0); T]; R];
+    for (step, x) in x.chunks_exact(T * PARTS).take(steps).enumerate() {
+        if FETCH {
+            rows.iter().for_each(|row| fetch(row.as_ptr().wrapping_add(w.len() + WORDS_AHEAD + step * S::F32_LANES)));
+        }
+        add_step::<S, R, T, PARTS>(simd, x, std::array::from_fn(|r| bodies[r][step]), &mut sums);
+    }
+    if steps * S::F32_LANES < words {
+        let last = std::array::from_fn(|r| simd.partial_load_u32s(S::as_simd_u32s(rows[r]).1));
+        add_step::<S, R, T, PARTS>(simd, &x[steps * T * PARTS..], last, &mut sums);
+    }
+    for (y, sums) in y.chunks_mut(tokens).zip(sums) {
+        for (y, sum) in y.iter_mut().zip(sums) {
+            *y = simd.reduce_sum_f32s(sum);
         }
     }
-    for (i, pair) in rest.iter().enumerate() {
-        for ((sums, even), odd) in sums.iter_mut().zip(evens).zip(odds) {
-            sums[0] = simd.mul_add_e_f32s(low(*pair), even.1[i], sums[0]);
-            sums[1] = simd.mul_add_e_f32s(high(*pair), odd.1[i], sums[1]);
+}
+
+/// Adds the products of one vector of words of every row. The upper half of a pair is an `f32` already, the lower half is
+/// one after a shift.
+#[inline(always)]
+fn add_step<S: Simd, const R: usize, const T: usize, const PARTS: usize>(
+    simd: S,
+    x: &[S::f32s],
+    words: [S::u32s; R],
+    sums: &mut [[S::f32s; T]; R],
+) {
+    let x = &x[..T * PARTS];
+    for (sums, word) in sums.iter_mut().zip(words) {
+        let parts = match PARTS {
+            1 => [word, word],
+            _ => [
+                simd.wrapping_dyn_shl_u32s(word, simd.splat_u32s(16)),
+                simd.and_u32s(word, simd.splat_u32s(0xffff_0000)),
+            ],
+        };
+        for (token, sum) in sums.iter_mut().enumerate() {
+            for part in 0..PARTS {
+                *sum = simd.mul_add_e_f32s(x[token * PARTS + part], simd.transmute_f32s_u32s(parts[part]), *sum);
+            }
         }
     }
-    if !tail.is_empty() {
-        let pair = simd.partial_load_u32s(tail);
-        for (sums, (even, odd)) in sums.iter_mut().zip(even.into_iter().zip(odd)) {
-            let tail_of = |x: &[f32]| simd.partial_load_f32s(S::as_simd_f32s(x).1);
-            sums[2] = simd.mul_add_e_f32s(low(pair), tail_of(even), sums[2]);
-            sums[3] = simd.mul_add_e_f32s(high(pair), tail_of(odd), sums[3]);
+}
+
+/// Asks for the cache line at an address, which need not be one that can be read.
+#[inline(always)]
+fn fetch(words: *const u32) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, which never faults; every x86-64 processor has it.
+        #[expect(unsafe_code, reason = "the hint takes an address")]
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(words.cast());
         }
     }
-    for (y, sums) in y[first..first + T].iter_mut().zip(sums) {
-        *y = total(simd, sums);
-    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = words;
 }
 
 /// [`linear`](super::linear::linear) of one to [`FEW_TOKENS`] tokens.
@@ -147,7 +188,9 @@ pub(super) fn linear_of_few(x: &[f32], w: Weight<'_>, in_features: usize, y: &mu
     let tokens = x.len() / in_features;
     with_scratch(y.len(), |products| {
         products_of_few(x, w, in_features, products);
-        y.par_chunks_mut(products.len() / tokens).enumerate().for_each(|(token, y)| {
+        let out_features = products.len() / tokens;
+        let rows = y.par_chunks_mut(out_features).with_min_len(rows_per_chunk(out_features)).enumerate();
+        rows.for_each(|(token, y)| {
             for (y, products) in y.iter_mut().zip(products.chunks_exact(tokens)) {
                 *y = if accumulate { *y + products[token] } else { products[token] };
             }
@@ -167,42 +210,45 @@ fn products_of_few(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut 
             }
         });
     }
-    let tokens = x.len() / in_features;
     match (w.values, pairs(w, in_features)) {
-        (Values::F32(w), _) => {
-            for_each_chunk(products, tokens, in_features, |range, y| dots(x, &w[range], in_features, y));
-        }
-        (_, Some(pairs)) => products_of_bf16(x, pairs, in_features, products),
+        (Values::F32(w), _) => products_of_words(x, bytemuck::cast_slice(w), 1, in_features, products),
+        (_, Some(pairs)) => products_of_words(x, pairs, 2, in_features, products),
         _ => widened(x, w, in_features, products),
     }
 }
 
-/// Row by row through `f32`, rounded on the way if the weight asks for it.
-fn widened(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut [f32]) {
+/// `parts` as in [`dots`].
+fn products_of_words(x: &[f32], w: &[u32], parts: usize, in_features: usize, products: &mut [f32]) {
     let tokens = x.len() / in_features;
-    for_each_chunk(products, tokens, in_features, |range, y| {
-        with_scratch(in_features, |row| {
-            for (index, y) in y.chunks_exact_mut(tokens).enumerate() {
-                widen(w, range.start + index * in_features, row);
-                if w.rounds {
-                    round_in_place(row);
-                }
-                dots(x, row, in_features, y);
-            }
+    packed(x, tokens, parts, |x| {
+        for_each_chunk(products, tokens, in_features, |range, y| {
+            dots(x, tokens, parts, &w[range.start / parts..range.end / parts], y);
         });
     });
 }
 
-fn products_of_bf16(x: &[f32], pairs: &[u32], in_features: usize, products: &mut [f32]) {
-    with_scratch(x.len(), |halves| {
-        let (even, odd) = halves.split_at_mut(x.len() / 2);
-        for ((even, odd), x) in even.iter_mut().zip(&mut *odd).zip(x.chunks_exact(2)) {
-            (*even, *odd) = (x[0], x[1]);
-        }
-        let (even, odd) = (&*even, &*odd);
-        for_each_chunk(products, x.len() / in_features, in_features, |range, y| {
-            dots_bf16(even, odd, &pairs[range.start / 2..range.end / 2], in_features / 2, y);
+/// Through `f32`, rounded on the way if the weight asks for it.
+fn widened(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut [f32]) {
+    let tokens = x.len() / in_features;
+    packed(x, tokens, 1, |x| {
+        for_each_chunk(products, tokens, in_features, |range, y| {
+            with_scratch(range.len(), |rows| {
+                widen(w, range.start, rows);
+                if w.rounds {
+                    round_in_place(rows);
+                }
+                dots(x, tokens, 1, bytemuck::cast_slice(rows), y);
+            });
         });
+    });
+}
+
+/// Runs `product` with what [`pack`] makes of `x`.
+fn packed(x: &[f32], tokens: usize, parts: usize, product: impl FnOnce(&[f32])) {
+    let most = (x.len() / tokens).next_multiple_of(parts * MAX_LANES) * tokens;
+    with_scratch(most, |packed| {
+        pack(x, tokens, parts, packed);
+        product(packed);
     });
 }
 

@@ -1,72 +1,186 @@
 //! Attention of one token, the last, on the keys and values of all tokens so far.
 
+use std::ops::Range;
+
+use pulp::Simd;
 use rayon::prelude::*;
 
-use super::super::simd::{dot, exp, vectorised, with_scratch};
+use super::super::simd::{exp, vectorised, with_scratch};
 use super::Heads;
 
-vectorised! {
-    /// The query heads that share one head of keys and values. `k` and `v` start at that head's first column and at the
-    /// first token seen; their rows are `width` apart. `scores`: `[heads, tokens seen]`.
-    fn group_of_last<'a, S>(
-        simd, q: &'a [f32], k: &'a [f32], v: &'a [f32], width: usize, scale: f32,
-        scores: &'a mut [f32], o: &'a mut [f32], lse: &'a mut [f32],
-    ) {
-        let num_seen = scores.len() / lse.len();
-        let head_dim = q.len() / lse.len();
-        for (token, k) in k.chunks(width).enumerate() {
-            for (scores, q) in scores.chunks_exact_mut(num_seen).zip(q.chunks_exact(head_dim)) {
-                scores[token] = scale * dot(simd, q, &k[..head_dim]);
+/// Tokens whose keys are kept together: a multiple of the numbers in a vector of any instruction set.
+const BLOCK: usize = 16;
+
+/// Numbers that one task handles at least.
+const MIN_TASK: usize = 32 * 1024;
+
+/// The keys of the tokens so far, `[tokens / BLOCK, num_kv_heads * head_dim, BLOCK]`: the products of a query with the keys
+/// of a block are sums of whole vectors.
+#[derive(Clone, Debug, Default)]
+pub struct CachedKeys {
+    values: Vec<f32>,
+    num_tokens: usize,
+}
+
+impl CachedKeys {
+    /// Adds the keys of the tokens that follow, `[tokens, width]`.
+    pub fn append(&mut self, keys: &[f32], width: usize) {
+        for key in keys.chunks_exact(width) {
+            let (block, lane) = (self.num_tokens / BLOCK, self.num_tokens % BLOCK);
+            self.num_tokens += 1;
+            self.values.resize(self.num_tokens.div_ceil(BLOCK) * BLOCK * width, 0.0);
+            let block = &mut self.values[block * BLOCK * width..];
+            for (lanes, key) in block.chunks_exact_mut(BLOCK).zip(key) {
+                lanes[lane] = *key;
             }
         }
-        for ((scores, o), lse) in scores.chunks_exact_mut(num_seen).zip(o.chunks_exact_mut(head_dim)).zip(lse) {
-            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let (body, tail) = S::as_mut_simd_f32s(scores);
-            let shift = simd.splat_f32s(max);
-            for score in body {
-                *score = exp(simd, simd.sub_f32s(*score, shift));
+    }
+
+    /// Forgets all tokens but the first `num_tokens`; there must be as many.
+    pub fn truncate(&mut self, num_tokens: usize) {
+        self.num_tokens = num_tokens;
+    }
+}
+
+vectorised! {
+    /// The query heads that share one head of keys and values. `k` and `v` start at that head's first column, `k` in the
+    /// first block of which a token is seen, `v` at the first token of that block; a block and a token are `width` columns.
+    /// `seen`: the tokens seen, counted from there. `scores`: `[heads, whole blocks]`.
+    fn group_of_last<'a, S>(
+        simd, q: &'a [f32], k: &'a [f32], v: &'a [f32], width: usize, scale: f32, seen: Range<usize>,
+        scores: &'a mut [f32], o: &'a mut [f32], lse: &'a mut [f32],
+    ) {
+        let per_head = scores.len() / lse.len();
+        let head_dim = q.len() / lse.len();
+        for (block, k) in k.chunks(width * BLOCK).enumerate() {
+            let k = S::as_simd_f32s(&k[..head_dim * BLOCK]).0;
+            for (scores, q) in scores.chunks_exact_mut(per_head).zip(q.chunks_exact(head_dim)) {
+                block_scores(simd, q, k, scale, &mut scores[block * BLOCK..][..BLOCK]);
             }
-            let weights = exp(simd, simd.sub_f32s(simd.partial_load_f32s(tail), shift));
-            simd.partial_store_f32s(tail, weights);
-            let sum: f32 = scores.iter().sum();
-            let normaliser = 1.0 / sum;
-            o.fill(0.0);
-            for (score, v) in scores.iter().zip(v.chunks(width)) {
-                let weight = score * normaliser;
-                for (o, v) in o.iter_mut().zip(v) {
-                    *o += weight * v;
-                }
-            }
+        }
+        for ((scores, o), lse) in scores.chunks_exact_mut(per_head).zip(o.chunks_exact_mut(head_dim)).zip(lse) {
+            scores[..seen.start].fill(f32::NEG_INFINITY);
+            scores[seen.end..].fill(f32::NEG_INFINITY);
+            let (max, sum) = exponentials(simd, scores);
+            weighted_sum(simd, &scores[seen.clone()], &v[seen.start * width..], width, 1.0 / sum, o);
             *lse = max + sum.ln();
         }
     }
 }
 
-/// Attention of the last of `tokens` tokens, whose query is `q`.
+/// The scores of one query head with a block of keys, `[head_dim, BLOCK]`.
+#[inline(always)]
+fn block_scores<S: Simd>(simd: S, q: &[f32], k: &[S::f32s], scale: f32, scores: &mut [f32]) {
+    let vectors = BLOCK / S::F32_LANES;
+    let (quads, rest) = pulp::as_arrays::<4, _>(q);
+    for (part, scores) in S::as_mut_simd_f32s(scores).0.iter_mut().enumerate() {
+        let mut sums = [simd.splat_f32s(0.0); 4];
+        for (quad, k) in quads.iter().zip(k.chunks_exact(4 * vectors)) {
+            for i in 0..4 {
+                sums[i] = simd.mul_add_e_f32s(simd.splat_f32s(quad[i]), k[i * vectors + part], sums[i]);
+            }
+        }
+        for (q, k) in rest.iter().zip(k[quads.len() * 4 * vectors..].chunks_exact(vectors)) {
+            sums[0] = simd.mul_add_e_f32s(simd.splat_f32s(*q), k[part], sums[0]);
+        }
+        let sum = simd.add_f32s(simd.add_f32s(sums[0], sums[1]), simd.add_f32s(sums[2], sums[3]));
+        *scores = simd.mul_f32s(simd.splat_f32s(scale), sum);
+    }
+}
+
+/// Replaces scores by their exponentials, each over that of the highest; returns the highest and the sum.
+#[inline(always)]
+fn exponentials<S: Simd>(simd: S, scores: &mut [f32]) -> (f32, f32) {
+    let (scores, _) = S::as_mut_simd_f32s(scores);
+    let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
+    for score in &*scores {
+        highest = simd.max_f32s(highest, *score);
+    }
+    let max = simd.reduce_max_f32s(highest);
+    let mut sums = simd.splat_f32s(0.0);
+    for score in scores {
+        *score = exp(simd, simd.sub_f32s(*score, simd.splat_f32s(max)));
+        sums = simd.add_f32s(sums, *score);
+    }
+    (max, simd.reduce_sum_f32s(sums))
+}
+
+/// `o = factor * sum of the weights times the rows of v`, which are `width` apart.
+#[inline(always)]
+fn weighted_sum<S: Simd>(simd: S, weights: &[f32], v: &[f32], width: usize, factor: f32, o: &mut [f32]) {
+    let head_dim = o.len();
+    let (body, tail) = S::as_mut_simd_f32s(o);
+    let (quads, rest) = pulp::as_arrays_mut::<4, _>(body);
+    let mut column = 0;
+    for quad in quads {
+        let mut sums = [simd.splat_f32s(0.0); 4];
+        for (weight, v) in weights.iter().zip(v.chunks(width)) {
+            let (v, _) = pulp::as_arrays::<4, _>(S::as_simd_f32s(&v[column..head_dim]).0);
+            for i in 0..4 {
+                sums[i] = simd.mul_add_e_f32s(simd.splat_f32s(*weight), v[0][i], sums[i]);
+            }
+        }
+        for (o, sum) in quad.iter_mut().zip(sums) {
+            *o = simd.mul_f32s(simd.splat_f32s(factor), sum);
+        }
+        column += 4 * S::F32_LANES;
+    }
+    for single in rest {
+        let mut sum = simd.splat_f32s(0.0);
+        for (weight, v) in weights.iter().zip(v.chunks(width)) {
+            sum = simd.mul_add_e_f32s(simd.splat_f32s(*weight), S::as_simd_f32s(&v[column..head_dim]).0[0], sum);
+        }
+        *single = simd.mul_f32s(simd.splat_f32s(factor), sum);
+        column += S::F32_LANES;
+    }
+    for (i, o) in tail.iter_mut().enumerate() {
+        *o = factor * weights.iter().zip(v.chunks(width)).map(|(weight, v)| weight * v[column + i]).sum::<f32>();
+    }
+}
+
+/// Attention of a token whose query is `q` on the first `tokens` tokens, of which it is the last.
 ///
 /// # Shapes
-/// `q`, `o`: `[num_heads * head_dim]`; `k`, `v`: `[tokens, num_kv_heads * head_dim]`; `lse`: `[num_heads]`.
-pub fn attention_of_last(q: &[f32], k: &[f32], v: &[f32], shape: &Heads, o: &mut [f32], lse: &mut [f32]) {
+/// `q`, `o`: `[num_heads * head_dim]`; `v`: `[tokens, num_kv_heads * head_dim]` or more; `lse`: `[num_heads]`.
+pub fn attention_of_last(
+    q: &[f32],
+    keys: &CachedKeys,
+    v: &[f32],
+    tokens: usize,
+    shape: &Heads,
+    o: &mut [f32],
+    lse: &mut [f32],
+) {
     let width = shape.kv_width();
-    let tokens = shape.check(q.len() * (k.len() / width.max(1)), k.len(), v.len(), &[]);
     assert!(
-        tokens > 0 && q.len() == shape.q_width() && o.len() == q.len() && lse.len() == shape.num_heads,
-        "attention_of_last: q {}, o {}, lse {} for {shape:?} and {tokens} tokens",
+        (1..=keys.num_tokens).contains(&tokens)
+            && v.len() >= tokens * width
+            && q.len() == shape.q_width()
+            && o.len() == q.len()
+            && lse.len() == shape.num_heads,
+        "attention_of_last: q {}, o {}, lse {}, v {} for {shape:?} and {tokens} of {} tokens",
         q.len(),
         o.len(),
-        lse.len()
+        lse.len(),
+        v.len(),
+        keys.num_tokens
     );
     let first = shape.first_key(tokens - 1);
+    let blocks = first / BLOCK..tokens.div_ceil(BLOCK);
+    let start = blocks.start * BLOCK * width;
+    let (keys, v) = (&keys.values[start..blocks.end * BLOCK * width], &v[start..tokens * width]);
+    let seen = first - blocks.start * BLOCK..tokens - blocks.start * BLOCK;
     let group = shape.num_heads / shape.num_kv_heads;
     let group_width = group * shape.head_dim;
-    o.par_chunks_mut(group_width).zip(q.par_chunks(group_width)).zip(lse.par_chunks_mut(group)).enumerate().for_each(
-        |(head, ((o, q), lse))| {
-            let start = first * width + head * shape.head_dim;
-            with_scratch(group * (tokens - first), |scores| {
-                group_of_last(q, &k[start..], &v[start..], width, shape.scale as f32, scores, o, lse);
-            });
-        },
-    );
+    let heads = o.par_chunks_mut(group_width).zip(q.par_chunks(group_width)).zip(lse.par_chunks_mut(group));
+    let work = group_width * (tokens - first);
+    heads.enumerate().with_min_len(MIN_TASK.div_ceil(work)).for_each(|(head, ((o, q), lse))| {
+        let column = head * shape.head_dim;
+        with_scratch(group * blocks.len() * BLOCK, |scores| {
+            let (k, v) = (&keys[column * BLOCK..], &v[column..]);
+            group_of_last(q, k, v, width, shape.scale as f32, seen.clone(), scores, o, lse);
+        });
+    });
 }
 
 #[cfg(test)]
@@ -83,6 +197,7 @@ mod tests {
             (130, 9, 3, 64, None),
             (50, 4, 2, 10, Some(7)),
             (3, 2, 2, 16, Some(9)),
+            (300, 4, 1, 136, Some(100)),
         ] {
             let shape = Heads { num_heads, num_kv_heads, head_dim, scale: 0.3, window };
             let q = random(tokens * shape.q_width(), 1);
@@ -90,7 +205,9 @@ mod tests {
             let (mut all, mut all_lse) = (vec![0.0; q.len()], vec![0.0; num_heads * tokens]);
             attention(&q, &k, &v, &[(0, tokens)], &shape, &mut all, &mut all_lse);
             let (mut o, mut lse) = (vec![7.0; shape.q_width()], vec![7.0; num_heads]);
-            attention_of_last(&q[(tokens - 1) * shape.q_width()..], &k, &v, &shape, &mut o, &mut lse);
+            let mut keys = CachedKeys::default();
+            keys.append(&k, shape.kv_width());
+            attention_of_last(&q[(tokens - 1) * shape.q_width()..], &keys, &v, tokens, &shape, &mut o, &mut lse);
             let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
             assert_close(&o, &wide(&all[(tokens - 1) * shape.q_width()..]), 2e-6);
             let last_lse: Vec<f32> = all_lse.chunks(tokens).map(|lse| lse[tokens - 1]).collect();
