@@ -68,6 +68,10 @@ pub struct Part<'a> {
 /// On the CPU the logits of a text are the same to the bit whatever other texts are in the pass.
 #[must_use]
 pub fn next_logits(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
+    model.place().run(|| logits_of_last(model, parts))
+}
+
+fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
     let lengths: Vec<usize> = parts.iter().map(|part| part.token_ids.len()).collect();
     let x = last_block(model, parts, &lengths);
     let mut end = 0;

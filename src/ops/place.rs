@@ -22,6 +22,15 @@ impl Place {
         if dtype == DType::F32 && is_host() { Self::Cpu } else { Self::Plain(F32Products::OfDevice) }
     }
 
+    /// Runs operations where their tasks start fastest: on the CPU in a thread of the pool that computes them, so that each
+    /// of the thousands of a step need not wake it from outside. A GPU's queue belongs to the thread that calls.
+    pub fn run<R: Send>(self, operations: impl FnOnce() -> R + Send) -> R {
+        match self {
+            Self::Cpu => rayon::scope(|_| operations()),
+            Self::Plain(_) => operations(),
+        }
+    }
+
     /// The products of the place; the kernels of the CPU have their own.
     #[must_use]
     pub fn f32_products(self) -> F32Products {
