@@ -17,6 +17,7 @@ mod faults;
 mod generate;
 mod golden;
 mod init;
+mod instruction_sets;
 mod interrupts;
 mod layers;
 mod long;
