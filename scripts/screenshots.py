@@ -2,18 +2,24 @@
 """The README's pictures, from a fresh quickstart run.
 
 usage: screenshots.py [--binary target/release/lora-train] [--chromium PROGRAM] [--out docs]
+       screenshots.py --path MODEL [--binary target/release/lora-train] [--out docs]
 
 Trains recipes/quickstart.toml with --tui on a pseudo-terminal of 80 x 24, saves its screen at three fifths of the steps
 as dashboard.svg, and takes report-light.png and report-dark.png of the run's final report. That report is then opened as on
 a phone of 390 points and printed, also without scripts. Exit code 1 if it would need sideways scrolling, or if it prints
 no page or too many. --keep DIR keeps these pictures and the PDF for inspection.
 
-Needs Chromium, and the Python packages pyte and pillow.
+--path draws path.svg instead: four commands from a CSV file of the quickstart's rows to a chat with an adapter of MODEL, a
+folder, each with the seconds that it took.
+
+Needs Chromium (not for --path), and the Python packages pyte and pillow.
 """
 
 import argparse
+import csv
 import fcntl
 import io
+import json
 import os
 import pathlib
 import pty
@@ -36,6 +42,8 @@ from chromium import Chromium
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COLUMNS, LINES = 80, 24
+# --path: of a terminal on which nothing scrolls, and rows of the CSV file.
+PATH_COLUMNS, PATH_LINES, PATH_ROWS = 118, 200, 200
 # A cell of the terminal in the picture.
 WIDTH, HEIGHT = 9, 18
 COLORS = {
@@ -58,21 +66,17 @@ BOX = {"─": "lr", "│": "ud", "┌": "dr", "┐": "dl", "└": "ur", "┘": "
 BRAILLE = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]
 
 
-def train(binary: pathlib.Path, folder: pathlib.Path) -> str:
-    """Trains with the dashboard; returns its screen at three fifths of the steps, as SVG."""
-    for name in ("quickstart", "recipes"):
-        (folder / name).symlink_to(ROOT / name)
+def run(command: list, folder: pathlib.Path, screen: pyte.Screen, watch=lambda terminal: None) -> float:
+    """Runs a program on a terminal of the screen's size; `watch` is called whenever it has written. Returns the seconds."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", screen.lines, screen.columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)
-    command = [binary.resolve(), "recipes/quickstart.toml", "--tui"]
+    began = time.monotonic()
     process = subprocess.Popen(command, cwd=folder, env=environment, stdin=slave, stdout=slave, stderr=slave,
                                start_new_session=True)
     os.close(slave)
-    screen = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)
-    kept = None
     while True:
         try:
             shown = os.read(master, 1 << 16)
@@ -81,21 +85,66 @@ def train(binary: pathlib.Path, folder: pathlib.Path) -> str:
         if not shown:
             break
         stream.feed(shown)
+        watch(master)
+    if process.wait() != 0:
+        sys.exit(f"error: {command} ended with {process.returncode}\n" + "\n".join(screen.display))
+    os.close(master)
+    return time.monotonic() - began
+
+
+def train(binary: pathlib.Path, folder: pathlib.Path) -> str:
+    """Trains with the dashboard; returns its screen at three fifths of the steps, as SVG."""
+    for name in ("quickstart", "recipes"):
+        (folder / name).symlink_to(ROOT / name)
+    screen, kept = pyte.Screen(COLUMNS, LINES), []
+
+    def watch(_):
         done = re.search(r"step (\d+)/(\d+)", "\n".join(screen.display))
-        if kept is None and done and 5 * int(done[1]) >= 3 * int(done[2]):
+        if not kept and done and 5 * int(done[1]) >= 3 * int(done[2]):
             # Until the whole picture has arrived.
             time.sleep(0.05)
-            kept = draw(screen)
-    if process.wait() != 0 or kept is None:
-        sys.exit(f"error: the run ended with {process.returncode}\n" + "\n".join(screen.display))
-    return kept
+            kept.append(draw(screen, "The dashboard of a training run in a terminal"))
+    run([binary.resolve(), "recipes/quickstart.toml", "--tui"], folder, screen, watch)
+    return kept[0]
 
 
-def draw(screen: pyte.Screen) -> str:
+def first_hour(binary: pathlib.Path, model: pathlib.Path, folder: pathlib.Path) -> str:
+    """From rows in CSV to a chat with the adapter, as SVG."""
+    (folder / "model").symlink_to(model.resolve())
+    rows = [json.loads(line)["messages"] for line in (ROOT / "quickstart/train.jsonl").read_text().splitlines()]
+    with (folder / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("question", "answer"), *([turn["content"] for turn in row] for row in rows[:PATH_ROWS])])
+    screen = pyte.Screen(PATH_COLUMNS, PATH_LINES)
+    stream, typed = pyte.Stream(screen), [f"{rows[-1][0]['content']}\r", "\x04"]
+
+    def talk(terminal):
+        if typed and screen.display[screen.cursor.y].rstrip() == ">":
+            os.write(terminal, typed.pop(0).encode())
+    for arguments in ("init --model model --data rows.csv", "check recipe.toml", "recipe.toml", "chat runs/recipe"):
+        stream.feed(f"\x1b[1;32m$\x1b[0;1m lora-train {arguments}\x1b[0m\r\n")
+        line = screen.cursor.y - 1
+        seconds = run([binary.resolve(), *arguments.split()], folder, screen, talk)
+        end = (screen.cursor.y, screen.cursor.x)
+        took = f"{seconds:.1f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+        if not arguments.startswith("chat"):
+            stream.feed(f"\x1b[{line + 1};{PATH_COLUMNS - len(took)}H\x1b[36m{took}\x1b[0m\x1b[{end[0] + 1};{end[1] + 1}H")
+    # The lines of most steps say the same.
+    steps = [y for y in range(screen.cursor.y) if screen.display[y].startswith("step ")]
+    gone = steps[-1] - steps[2] - 2
+    for y in range(steps[2] + 2, screen.cursor.y - gone):
+        screen.buffer[y] = screen.buffer[y + gone]
+    screen.buffer[steps[2] + 1].clear()
+    screen.buffer[steps[2] + 1][0] = screen.default_char._replace(data="⋮")
+    screen.lines = screen.cursor.y - gone
+    return draw(screen, "Four commands from a CSV file to a chat with the trained adapter")
+
+
+def draw(screen: pyte.Screen, label: str) -> str:
     """The screen as SVG. It draws the terminal font's special shapes, because a viewer's font may lack them."""
     texts, shapes = [], []
-    for y in range(LINES):
-        for x in range(COLUMNS):
+    for y in range(screen.lines):
+        run_end = None
+        for x in range(screen.columns):
             cell = screen.buffer[y][x]
             color, ground = (COLORS.get(name, f"#{name}") for name in (cell.fg, cell.bg))
             if cell.bg == "default":
@@ -109,15 +158,22 @@ def draw(screen: pyte.Screen) -> str:
             if shape is not None:
                 shapes.append(shape)
             elif cell.data.strip():
-                weight = ' font-weight="bold"' if cell.bold else ""
-                texts.append(f'<text x="{left}" y="{top + 14}" fill="{color}"{weight}>{escape(cell.data)}</text>')
-    width, height = COLUMNS * WIDTH, LINES * HEIGHT
+                style = (color, cell.bold)
+                if run_end != (x, style):
+                    texts.append([left, top + 14, style, ""])
+                texts[-1][3] += cell.data
+                run_end = (x + 1, style)
+    weight = {True: ' font-weight="bold"', False: ""}
+    letters = "".join(
+        f'<text x="{left}" y="{top}" fill="{color}" textLength="{len(text) * WIDTH}"{weight[bold]}>{escape(text)}</text>'
+        for left, top, (color, bold), text in texts)
+    width, height = screen.columns * WIDTH, screen.lines * HEIGHT
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 {width + 24} {height + 24}" width="{width + 24}" '
         f'font-family="ui-monospace, DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="15" role="img" '
-        f'aria-label="The dashboard of a training run in a terminal">'
+        f'aria-label="{label}">'
         f'<rect x="-12" y="-12" width="{width + 24}" height="{height + 24}" rx="8" fill="{BACKGROUND}"/>'
-        + "".join(shapes) + "".join(texts) + "</svg>\n"
+        + "".join(shapes) + letters + "</svg>\n"
     )
 
 
@@ -174,6 +230,7 @@ def main() -> None:
     parser.add_argument("--chromium", help="the browser, where it is not on the path")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
     parser.add_argument("--report", type=pathlib.Path, help="only check this report.html on a phone and on paper")
+    parser.add_argument("--path", type=pathlib.Path, metavar="MODEL", help="only draw path.svg, with this model")
     parser.add_argument("--keep", type=pathlib.Path, help="the folder for its pictures")
     arguments = parser.parse_args()
     if arguments.keep:
@@ -187,6 +244,9 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
+        if arguments.path:
+            (arguments.out / "path.svg").write_text(first_hour(arguments.binary, arguments.path, folder))
+            return
         (arguments.out / "dashboard.svg").write_text(train(arguments.binary, folder))
         with Chromium(arguments.chromium) as browser:
             for scheme in ("light", "dark"):
