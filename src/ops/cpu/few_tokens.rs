@@ -51,8 +51,13 @@ vectorised! {
             for (token, x) in x[first * row_len..].chunks_exact(row_len).take(group).enumerate() {
                 for (step, x) in x.chunks(step_len).enumerate() {
                     let packed = &mut packed[(step * group + token) * step_len..][..step_len];
-                    for (i, x) in x.iter().enumerate() {
-                        packed[i % parts * S::F32_LANES + i / parts] = *x;
+                    if parts == 1 {
+                        packed[..x.len()].copy_from_slice(x);
+                        continue;
+                    }
+                    let (even, odd) = packed.split_at_mut(S::F32_LANES);
+                    for ((even, odd), x) in even.iter_mut().zip(odd).zip(pulp::as_arrays::<2, _>(x).0) {
+                        [*even, *odd] = *x;
                     }
                 }
             }
@@ -231,14 +236,17 @@ fn products_of_words(x: &[f32], w: &[u32], parts: usize, in_features: usize, pro
 fn widened(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut [f32]) {
     let tokens = x.len() / in_features;
     packed(x, tokens, 1, |x| {
+        let rows = rows_per_chunk(in_features);
         for_each_chunk(products, tokens, in_features, |range, y| {
-            with_scratch(range.len(), |rows| {
-                widen(w, range.start, rows);
-                if w.rounds {
-                    round_in_place(rows);
-                }
-                dots(x, tokens, 1, bytemuck::cast_slice(rows), y);
-            });
+            for (start, y) in range.step_by(rows * in_features).zip(y.chunks_mut(rows * tokens)) {
+                with_scratch(y.len() / tokens * in_features, |wide| {
+                    widen(w, start, wide);
+                    if w.rounds {
+                        round_in_place(wide);
+                    }
+                    dots(x, tokens, 1, bytemuck::cast_slice(wide), y);
+                });
+            }
         });
     });
 }
@@ -262,9 +270,11 @@ fn pairs(w: Weight<'_>, in_features: usize) -> Option<&[u32]> {
     }
 }
 
-/// Cuts `y`, `[out_features, tokens]`, into chunks for the cores; each comes with the range of the weights of its rows.
+/// Cuts `y`, `[out_features, tokens]`, into tasks for the cores; each comes with the range of the weights of its rows.
 fn for_each_chunk(y: &mut [f32], tokens: usize, in_features: usize, product: impl Fn(Range<usize>, &mut [f32]) + Sync) {
-    let rows = rows_per_chunk(in_features);
+    // A few for each core, so that one that is late does not hold up the others; rows are computed alike in any task.
+    let rows = (y.len() / tokens).div_ceil(4 * rayon::current_num_threads()).max(rows_per_chunk(in_features));
+    let rows = rows.next_multiple_of(ROWS);
     y.par_chunks_mut(rows * tokens).enumerate().for_each(|(chunk, y)| {
         let start = chunk * rows * in_features;
         product(start..start + y.len() / tokens * in_features, y);
