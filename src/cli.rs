@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
@@ -16,6 +16,7 @@ use crate::faults::{Fault, backend_log};
 use crate::panics;
 use crate::run::{self, TrainArgs};
 use crate::schema::Problem;
+use crate::text::has_colors;
 use help::CompletionsArgs;
 
 mod help;
@@ -193,7 +194,7 @@ fn resume_before_recipe(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
 /// Writes what went wrong to stderr; in colour on a terminal, unless `NO_COLOR` is set.
 fn report_failure(failure: &Failure) {
     let mut stderr = io::stderr().lock();
-    let is_plain = !stderr.is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_plain = !has_colors(&stderr);
     let (error, hint) =
         if is_plain { ("error:", "hint:") } else { ("\x1b[1;31merror:\x1b[0m", "\x1b[36mhint:\x1b[0m") };
     for message in failure.shown(!is_plain) {

@@ -1,13 +1,12 @@
 //! `lora-train eval`: the loss of a model on rows, as an evaluation of training computes it.
 
-use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
 use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::named::{ModelArgs, Named, misfit, recipe_of};
-use super::{print, say};
+use super::{print_figures, say};
 use crate::data::cache::CacheSettings;
 use crate::data::config::DataSource;
 use crate::data::dataset::OpenOptions;
@@ -105,17 +104,9 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     };
     let (eval_perplexity, rows) = (eval_loss.exp(), data.num_eval_rows());
     let report = EvalReport { eval_loss, eval_perplexity, target_tokens: total.target_tokens, rows };
-    report.print(args.json || !io::stdout().is_terminal())
-}
-
-impl EvalReport {
-    fn print(&self, as_json: bool) -> Result<(), Failure> {
-        if as_json {
-            return print(&serde_json::to_string(self).map_err(Failure::running)?);
-        }
-        let tokens = with_commas(self.target_tokens);
-        print(&format!("loss {:.4}, perplexity {:.3} ({tokens} target tokens)", self.eval_loss, self.eval_perplexity))
-    }
+    let tokens = with_commas(report.target_tokens);
+    let text = format!("loss {eval_loss:.4}, perplexity {eval_perplexity:.3} ({tokens} target tokens)");
+    print_figures(&report, args.json, &text)
 }
 
 /// The recipe of the run, or the default one, with the rows to measure on.
