@@ -112,7 +112,9 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
 /// The recipe of the run, or the default one, with the rows to measure on.
 fn recipe(args: &EvalArgs, named: &Named) -> Result<Recipe, Failure> {
     let device = args.device.iter().map(|name| Override::argument("--device", "device.name", name));
-    let overrides: Vec<Override> = args.set.iter().map(Override::set).chain(device).collect();
+    // The adapter is read; what it started from may be gone.
+    let start = Override::set("lora.start_from=");
+    let overrides: Vec<Override> = args.set.iter().map(Override::set).chain(device).chain([start]).collect();
     let of_run = named.adapters.first().and_then(|adapter| recipe_of(&adapter.folder));
     let mut recipe = match &of_run {
         Some(path) => Recipe::load(path, &overrides, Purpose::Benchmark)?,
