@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, FromArgMatches, Subcommand};
 
 use crate::commands::{
-    bench, chat, check, compare, doctor, eval, generate, init, inspect, merge, plan, report, serve, tune,
+    bench, chat, check, compare, doctor, eval, generate, init, inspect, merge, plan, push, report, serve, tune,
 };
 use crate::failure::Failure;
 use crate::faults::{Fault, backend_log};
@@ -45,6 +45,8 @@ enum Command {
     Eval(eval::EvalArgs),
     /// Fold an adapter into its base model, as a Hugging Face folder
     Merge(merge::MergeArgs),
+    /// Publish an adapter or a merged model on the Hub, with a card
+    Push(push::PushArgs),
     /// Measure speed and memory of a recipe's steps on synthetic batches
     Bench(bench::BenchArgs),
     /// Write report.html of a run anew, also of one that was killed
@@ -171,6 +173,7 @@ fn dispatch(command: &Command) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Merge(args) => merge::run(args),
+        Command::Push(args) => push::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Report(args) => report::run(args),
         Command::Compare(args) => compare::run(args),

@@ -12,6 +12,7 @@ pub(crate) mod inspect;
 pub(crate) mod merge;
 pub(crate) mod named;
 pub(crate) mod plan;
+pub(crate) mod push;
 pub(crate) mod report;
 pub(crate) mod serve;
 pub(crate) mod tune;

@@ -8,7 +8,7 @@ mod environment;
 mod finish;
 pub(crate) mod inputs;
 mod load;
-mod next_commands;
+pub(crate) mod next_commands;
 pub(crate) mod overview;
 pub(crate) mod prepare;
 mod resume;

@@ -171,7 +171,7 @@ impl BenchProgress {
 
     fn show(&mut self, step_seconds: &[f64]) {
         let Some(median) = median(step_seconds) else { return };
-        let text = format!("{} steps measured, {median:.3} s each", step_seconds.len());
+        let text = format!("{} measured, {median:.3} s a step", step_seconds.len());
         self.bar.set_position(self.position(step_seconds));
         if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_INTERVAL {
             say(&text);

@@ -213,7 +213,7 @@ fn to_text(sections: &[Section]) -> String {
     lines.join("\n")
 }
 
-/// What can be trained on, and how many problems there are.
+/// What can be trained on, and where problems are.
 fn verdict(sections: &[Section]) -> String {
     let is_usable = |section: &&Section| section.facts.iter().any(|fact| fact.name == "usable" && fact.value == true);
     let devices: Vec<_> =
@@ -223,10 +223,12 @@ fn verdict(sections: &[Section]) -> String {
     } else {
         format!("{} ready to train on: {}", Mark::Good, devices.join(", "))
     };
-    match sections.iter().map(|section| section.problems.len()).sum() {
-        0 => format!("{ready}; no problems found"),
-        1 => format!("{ready}; 1 problem"),
-        count => format!("{ready}; {count} problems"),
+    let wrong: Vec<_> = sections.iter().filter(|section| !section.problems.is_empty()).collect();
+    let wrong: Vec<_> = wrong.iter().map(|section| section.name.as_str()).collect();
+    if wrong.is_empty() {
+        format!("{ready}; no problems found")
+    } else {
+        format!("{ready}; problems: {}", wrong.join(", "))
     }
 }
 
@@ -256,7 +258,7 @@ mod tests {
     #[test]
     fn the_text_names_every_fact_and_every_problem_with_its_remedy() {
         let text = to_text(&example());
-        assert!(text.starts_with("✗ no device to train on; 1 problem\n\n✗ machine\n"), "{text}");
+        assert!(text.starts_with("✗ no device to train on; problems: machine\n\n✗ machine\n"), "{text}");
         assert!(text.contains("    memory                  3.0 GiB\n"), "{text}");
         assert!(text.ends_with("  ✗ device `cuda`: no driver\n    → install it"), "{text}");
         let mut device = Section::new("device cpu");

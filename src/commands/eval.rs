@@ -1,5 +1,6 @@
 //! `lora-train eval`: the loss of a model on rows, as an evaluation of training computes it.
 
+use std::fs;
 use std::path::Path;
 
 use indicatif::ProgressBar;
@@ -112,10 +113,11 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
 /// The recipe of the run, or the default one, with the rows to measure on.
 fn recipe(args: &EvalArgs, named: &Named) -> Result<Recipe, Failure> {
     let device = args.device.iter().map(|name| Override::argument("--device", "device.name", name));
-    // The adapter is read; what it started from may be gone.
-    let start = Override::set("lora.start_from=");
-    let overrides: Vec<Override> = args.set.iter().map(Override::set).chain(device).chain([start]).collect();
     let of_run = named.adapters.first().and_then(|adapter| recipe_of(&adapter.folder));
+    // The adapter is read; what it started from may be gone.
+    let text = of_run.as_ref().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    let start = text.contains("\nstart_from = ").then(|| Override::set("lora.start_from="));
+    let overrides: Vec<Override> = args.set.iter().map(Override::set).chain(device).chain(start).collect();
     let mut recipe = match &of_run {
         Some(path) => Recipe::load(path, &overrides, Purpose::Benchmark)?,
         None => {

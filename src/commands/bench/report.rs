@@ -114,7 +114,7 @@ impl BenchReport {
             format!("--seconds {seconds}")
         };
         match self.scatter.map(|scatter| scatter.detectable_percent) {
-            None => format!("{} too few steps to say how steady they are: {}", Mark::Open, longer(10.0)),
+            None => format!("{} too few steps to say how steady they are: --steps 20", Mark::Open),
             Some(percent) if percent <= SHOWN_PERCENT => {
                 format!("{} steady: a change of {percent:.1} % or more would show", Mark::Good)
             }
