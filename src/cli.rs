@@ -350,7 +350,17 @@ mod tests {
             Refusal::Usage(error) => error.exit_code(),
             Refusal::Mistake(problem) => i32::from(Failure::from(*problem).exit_code()),
         };
-        for line in ["", " r.toml --sett a=b", " r.toml --tui --quiet", " check", " --set a=b", " completions ksh"] {
+        for line in [
+            "",
+            " r.toml --sett a=b",
+            " r.toml --tui --quiet",
+            " check",
+            " --set a=b",
+            " completions ksh",
+            " push runs/a",
+            " bench r.toml --seconds 0",
+            " bench r.toml --steps 3 --seconds 5",
+        ] {
             assert_eq!(code(&format!("lora-train{line}")), 2, "{line}");
         }
         for line in ["--help", "--version", "help", "help inspect", "train --help", "r.toml --help"] {

@@ -152,7 +152,7 @@ struct BenchProgress {
 
 impl BenchProgress {
     fn new(args: &BenchArgs, num_steps: u64) -> Self {
-        let bar = ProgressBar::new(args.seconds.map_or(num_steps, |seconds| as_u64(seconds * 1e3)));
+        let bar = ProgressBar::new(args.seconds.map_or(num_steps, |seconds| as_u64(seconds * 1e3).max(1)));
         if let Ok(style) = ProgressStyle::with_template("[{bar:24}] {percent}% {wide_msg}") {
             bar.set_style(style.progress_chars("=> "));
         }

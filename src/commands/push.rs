@@ -9,6 +9,7 @@ use indicatif::HumanBytes;
 use serde_json::Value;
 
 use super::named::{ModelArgs, Named};
+use super::report::failure;
 use super::{print, say};
 use crate::export::{PROMPT_FORM_FILE, read_adapter};
 use crate::failure::Failure;
@@ -16,8 +17,6 @@ use crate::hub::{self, Content, HubSettings, Location, Progress, Upload};
 use crate::report::{Published, model_card};
 use crate::run::next_commands::vllm_rank;
 use crate::schema::Problem;
-
-use super::report::failure;
 
 /// The card, and its picture.
 const CARD: &str = "README.md";

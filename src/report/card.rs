@@ -135,7 +135,7 @@ fn sources(record: &Record) -> (Vec<String>, Vec<String>) {
     let figures = ["rows", "tokens", "target_tokens"].map(|name| record.steps.sum(name).map(thousands));
     if let [Some(rows), Some(tokens), Some(targets)] = figures {
         texts.push(format!(
-            "{rows} rows of {tokens} tokens were trained on, repeated ones included; {targets} tokens carry loss"
+            "{rows} rows, {tokens} tokens: what the steps trained on, repeated rows included; {targets} tokens carry loss"
         ));
     }
     datasets.sort();
