@@ -223,8 +223,8 @@ fn verdict(sections: &[Section]) -> String {
     } else {
         format!("{} ready to train on: {}", Mark::Good, devices.join(", "))
     };
-    let wrong: Vec<_> = sections.iter().filter(|section| !section.problems.is_empty()).collect();
-    let wrong: Vec<_> = wrong.iter().map(|section| section.name.as_str()).collect();
+    let wrong = sections.iter().filter(|section| !section.problems.is_empty());
+    let wrong: Vec<&str> = wrong.map(|section| section.name.as_str()).collect();
     if wrong.is_empty() {
         format!("{ready}; no problems found")
     } else {

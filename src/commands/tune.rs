@@ -273,6 +273,30 @@ mod tests {
     }
 
     #[test]
+    fn the_fastest_is_marked_and_a_noisy_machine_is_called_so() {
+        let shown = |spread| {
+            let paired = Paired { ratio: 1.5, num_pairs: 5, num_faster: 5, spread };
+            let trial = Trial {
+                settings: vec!["data.packing=true".into()],
+                keeps_numbers: true,
+                rows_of_step: None,
+                figures: Some(trial::Figures::default()),
+                result: Some(TrialResult { speedup: 1.5, is_faster: true, paired }),
+                left_out: None,
+            };
+            table(&Report {
+                trials: std::slice::from_ref(&trial),
+                fastest: trial.settings.clone(),
+                speedup: Some(1.5),
+                ..Report::default()
+            })
+        };
+        let table = shown(0.1);
+        assert!(table.lines().nth(1).unwrap().starts_with('▶') && table.contains("1.50x ± 10 %"), "{table}");
+        assert!(table.contains("noisy: pairs of the same two runs differ by ±10 %") && !shown(0.01).contains("noisy"));
+    }
+
+    #[test]
     fn what_is_not_confirmed_is_reported_and_not_recommended() {
         let last_line = |outcome: Option<Result<f64, String>>| {
             let mut report = Report::default();
