@@ -2,20 +2,21 @@
 
 use std::any::Any;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches, Subcommand};
 
 use crate::commands::{
-    bench, chat, check, compare, doctor, eval, generate, init, inspect, merge, plan, report, serve, tune,
+    bench, chat, check, compare, doctor, eval, generate, init, inspect, merge, plan, push, report, serve, tune,
 };
 use crate::failure::Failure;
 use crate::faults::{Fault, backend_log};
 use crate::panics;
 use crate::run::{self, TrainArgs};
 use crate::schema::Problem;
+use crate::text::has_colors;
 use help::CompletionsArgs;
 
 mod help;
@@ -44,6 +45,8 @@ enum Command {
     Eval(eval::EvalArgs),
     /// Fold an adapter into its base model, as a Hugging Face folder
     Merge(merge::MergeArgs),
+    /// Publish an adapter or a merged model on the Hub, with a card
+    Push(push::PushArgs),
     /// Measure speed and memory of a recipe's steps on synthetic batches
     Bench(bench::BenchArgs),
     /// Write report.html of a run anew, also of one that was killed
@@ -170,6 +173,7 @@ fn dispatch(command: &Command) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Merge(args) => merge::run(args),
+        Command::Push(args) => push::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Report(args) => report::run(args),
         Command::Compare(args) => compare::run(args),
@@ -193,7 +197,7 @@ fn resume_before_recipe(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
 /// Writes what went wrong to stderr; in colour on a terminal, unless `NO_COLOR` is set.
 fn report_failure(failure: &Failure) {
     let mut stderr = io::stderr().lock();
-    let is_plain = !stderr.is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_plain = !has_colors(&stderr);
     let (error, hint) =
         if is_plain { ("error:", "hint:") } else { ("\x1b[1;31merror:\x1b[0m", "\x1b[36mhint:\x1b[0m") };
     for message in failure.shown(!is_plain) {
@@ -346,7 +350,17 @@ mod tests {
             Refusal::Usage(error) => error.exit_code(),
             Refusal::Mistake(problem) => i32::from(Failure::from(*problem).exit_code()),
         };
-        for line in ["", " r.toml --sett a=b", " r.toml --tui --quiet", " check", " --set a=b", " completions ksh"] {
+        for line in [
+            "",
+            " r.toml --sett a=b",
+            " r.toml --tui --quiet",
+            " check",
+            " --set a=b",
+            " completions ksh",
+            " push runs/a",
+            " bench r.toml --seconds 0",
+            " bench r.toml --steps 3 --seconds 5",
+        ] {
             assert_eq!(code(&format!("lora-train{line}")), 2, "{line}");
         }
         for line in ["--help", "--version", "help", "help inspect", "train --help", "r.toml --help"] {

@@ -12,11 +12,14 @@ pub(crate) mod inspect;
 pub(crate) mod merge;
 pub(crate) mod named;
 pub(crate) mod plan;
+pub(crate) mod push;
 pub(crate) mod report;
 pub(crate) mod serve;
 pub(crate) mod tune;
 
-use std::io::{ErrorKind, Write as _, stderr, stdout};
+use std::io::{ErrorKind, IsTerminal as _, Write as _, stderr, stdout};
+
+use serde::Serialize;
 
 use crate::failure::Failure;
 
@@ -26,6 +29,14 @@ fn print(text: &str) -> Result<(), Failure> {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::running(error)),
         _ => Ok(()),
     }
+}
+
+/// Writes figures to stdout: as one JSON object with `--json` or where stdout is no terminal, else as `text`.
+fn print_figures(figures: &impl Serialize, as_json: bool, text: &str) -> Result<(), Failure> {
+    if as_json || !stdout().is_terminal() {
+        return print(&serde_json::to_string(figures).map_err(Failure::running)?);
+    }
+    print(text)
 }
 
 /// Writes a line to stderr. Errors are ignored: where stderr is closed, nobody reads this.

@@ -3,7 +3,7 @@
 //! `model.path` is a local folder or a Hub repository id; [`resolve`] returns a local folder for either. The files of a
 //! [`DatasetId`] are found by [`dataset_files`], those of a web address by [`download_url`]. Files of the Hub are kept in
 //! the cache that all Hugging Face tools share, and the environment variables are theirs: `HF_HOME`, `HF_HUB_CACHE`,
-//! `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`.
+//! `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`. [`upload`] writes files to a repository.
 
 use std::path::PathBuf;
 
@@ -19,6 +19,7 @@ mod location;
 mod progress;
 mod repository;
 mod settings;
+mod upload;
 mod url;
 
 pub use dataset::{DatasetId, DatasetLayout, dataset_files};
@@ -29,6 +30,7 @@ pub use location::Location;
 pub use progress::Progress;
 use repository::{Kind, Repository};
 pub use settings::{HubSettings, Token};
+pub use upload::{Content, Upload, check_target, upload};
 pub use url::download_url;
 
 /// Which files of a model are needed.

@@ -4,7 +4,7 @@
 //!
 //! - [`cli`] the command line
 //! - `commands` one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`, `chat`, `serve`, `eval`,
-//!   `generate`, `merge`, `bench`, `report`, `compare`
+//!   `generate`, `merge`, `push`, `bench`, `report`, `compare`
 //! - `run` training, as a straight line
 //! - [`recipe`] the TOML file: its sections composed, all problems reported at once
 //! - [`report`] a run's files made into a report

@@ -83,6 +83,8 @@ section! {
 pub enum Purpose {
     /// Training, checking or inspecting: there must be training rows.
     Training,
+    /// Training that continues from a checkpoint, which has what the recipe started from.
+    Resuming,
     /// Measuring on synthetic batches: no rows are needed.
     Benchmark,
 }
@@ -114,7 +116,8 @@ impl Recipe {
         let read = |root: &mut Section| {
             let default = Self { output_dir: default_output_dir(path).into(), ..Self::default() };
             let mut recipe = <Self as Keys>::read(root, default);
-            start_from::take_over(&mut recipe.lora, root);
+            let resumed = (purpose == Purpose::Resuming).then_some(&*recipe.output_dir);
+            start_from::take_over(&mut recipe.lora, root, resumed);
             recipe.hold_together(root, purpose);
             recipe
         };
@@ -131,7 +134,7 @@ impl Recipe {
         let has_eval_steps = self.eval.eval_steps.is_some() || root.is_wrong("eval.eval_steps");
         let mut reject = |key: &str, message: String, hint: &str| root.reject(key, Problem::new(message).hint(hint));
 
-        if purpose == Purpose::Training && !has_train {
+        if purpose != Purpose::Benchmark && !has_train {
             let message = "there is no training data".to_owned();
             reject("data", message, "add [[data.train]] with the `path` of a file");
         }

@@ -3,12 +3,13 @@
 //! - `record`, `columns`: the files of a run's folder, read, and its figures by name
 //! - `page`: report.html; `charts` its charts, `time` where the time went, `bars` totals
 //! - `chart`, `axis`: lines as SVG
-//! - [`compare`]: runs side by side
+//! - [`compare`]: runs side by side; [`model_card`]: the README of a published adapter
 //!
 //! Everything here is made from files, so it can be made again, even for an interrupted run.
 
 mod axis;
 mod bars;
+mod card;
 mod chart;
 mod charts;
 mod columns;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use crate::files;
 use crate::panics::guarded;
+pub use card::{Published, model_card};
 use record::Record;
 
 /// File name of the report in the run's folder.

@@ -8,7 +8,7 @@ mod environment;
 mod finish;
 pub(crate) mod inputs;
 mod load;
-mod next_commands;
+pub(crate) mod next_commands;
 pub(crate) mod overview;
 pub(crate) mod prepare;
 mod resume;
@@ -56,7 +56,8 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
     // build of `cargo run`.
     let process_start = Instant::now();
     let stop = Stop::on_signals().map_err(Failure::running)?;
-    let (recipe, given) = args.recipe.load_with_text(Purpose::Training)?;
+    let purpose = if args.resume.is_some() { Purpose::Resuming } else { Purpose::Training };
+    let (recipe, given) = args.recipe.load_with_text(purpose)?;
     let _ = places.set(recipe.places.clone());
 
     // Cheap checks come first: no weight and no row is read before all this is known to exist.

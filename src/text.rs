@@ -1,4 +1,41 @@
-//! Numbers and lists for people.
+//! Numbers, lists and marks for people.
+
+use std::fmt;
+use std::io::{IsTerminal, stdout};
+
+/// Whether a stream shows colours: a terminal, unless `NO_COLOR` is set (<https://no-color.org>: present and not empty).
+#[must_use]
+pub fn has_colors(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// How a line of a summary on stdout begins; coloured on a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// All is well, or better than before.
+    Good,
+    /// Worth knowing.
+    Note,
+    /// Wrong, or worse than before.
+    Bad,
+    /// What was measured does not tell.
+    Open,
+    /// As before.
+    Equal,
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sign, color) = match self {
+            Self::Good => ('✓', 32),
+            Self::Note => ('!', 33),
+            Self::Bad => ('✗', 31),
+            Self::Open => ('?', 33),
+            Self::Equal => ('=', 0),
+        };
+        if has_colors(&stdout()) { write!(f, "\x1b[{color}m{sign}\x1b[0m") } else { write!(f, "{sign}") }
+    }
+}
 
 /// A whole number with its thousands grouped: `1,234,567`.
 #[must_use]
@@ -49,6 +86,23 @@ pub fn duration(seconds: f64) -> String {
 #[must_use]
 pub fn lines(items: &[impl std::fmt::Display]) -> String {
     items.iter().map(|item| format!("\n  {item}")).collect()
+}
+
+/// Columns of equal width: the first aligned left, the others right.
+#[must_use]
+pub fn aligned(rows: &[Vec<String>]) -> Vec<String> {
+    let num_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..num_columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Before training", &["init", "check", "inspect", "plan", "tune"]),
     ("Training", &["train"]),
-    ("After training", &["chat", "generate", "serve", "eval", "merge", "report", "compare"]),
+    ("After training", &["chat", "generate", "serve", "eval", "merge", "push", "report", "compare"]),
     ("This machine", &["doctor", "bench", "completions", "help"]),
 ];
 

@@ -22,6 +22,7 @@ const PEERS: &[(&str, &[&str])] = &[
     ("merge", &["merge_lora", "merge_and_unload", "merge_adapter", "fuse", "export"]),
     ("eval", &["evaluate", "test"]),
     ("plan", &["estimate", "estimate_memory", "vram", "memory"]),
+    ("push", &["upload", "publish", "push_to_hub", "upload_repo"]),
     ("serve", &["api", "server"]),
     ("train", &["sft", "finetune", "fine_tune", "fit", "run", "start"]),
 ];

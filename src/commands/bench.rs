@@ -1,12 +1,14 @@
 //! `lora-train bench`: how fast a recipe trains on this machine.
 
-use std::time::Instant;
+mod report;
 
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde::Serialize;
 
-use super::{print, say};
+use super::{number, print_figures, say};
 use crate::data::batch::{Batch, Document, Target};
 use crate::device::OpenDevice;
 use crate::failure::Failure;
@@ -15,14 +17,17 @@ use crate::ops::profile::{self, Row};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, nvml_selector};
-use crate::stats::median;
+use crate::stats::{as_u64, median};
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
-use crate::train::config::GradientCheckpointing;
 use crate::train::flops::StepFlops;
 use crate::train::step::TrainStep;
+use report::{BenchReport, Scatter, profile_table};
 
 /// Measured steps where the recipe has no `train.max_steps`.
 const DEFAULT_NUM_STEPS: u64 = 10;
+
+/// Time between two lines about the progress, where there is no bar.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Arguments of `lora-train bench`.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,54 +40,34 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "STEPS", default_value_t = 2)]
     pub(crate) warmup: u64,
 
+    /// Steps that are measured, instead of `train.max_steps`
+    #[arg(long, value_name = "STEPS", conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) steps: Option<u64>,
+
+    /// Measure as many steps as this time holds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) seconds: Option<f64>,
+
     /// After the measured steps, runs two more and prints where their time went, operation by operation
     #[arg(long)]
     pub(crate) profile: bool,
+
+    /// Write one JSON object also on a terminal
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
-/// The last line of stdout.
-#[derive(Clone, Debug, Serialize)]
-struct BenchReport {
-    /// Tokens of a step over its median time.
-    tokens_per_second: f64,
-    /// Median time of a step.
-    step_seconds: f64,
-    /// Time from the start of the process to the end of the first step.
-    first_step_seconds: f64,
-    /// `gflops / gemm_peak_gflops`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mfu: Option<f64>,
-    /// Model FLOPs of a step over its median time, in 10^9 a second.
-    gflops: f64,
-    /// The fastest matrix product measured on the device, in 10^9 a second.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gemm_peak_gflops: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    peak_host_memory_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    peak_gpu_memory_bytes: Option<u64>,
-    device: String,
-    precision: &'static str,
-    gradient_checkpointing: GradientCheckpointing,
-    measured_steps: usize,
-    tokens_per_step: u64,
-    trainable_parameters: usize,
-    all_parameters: usize,
-    /// Loss of the last step: about ln(`vocab_size`) for random weights. A value that is not finite would be a bug.
-    loss: f64,
-    /// Operations of a step, the longest first; `seconds` are per step.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    profile: Vec<Row>,
+fn seconds(text: &str) -> Result<f64, String> {
+    number(text, |number| number > 0.0, "seconds above 0")
 }
 
 /// Runs `max_steps` steps on synthetic full-length batches, after some unmeasured ones, and prints the figures.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let process_start = Instant::now();
     let recipe = args.recipe.load(Purpose::Benchmark)?;
-    // `max_steps` counts only the measured steps.
-    let num_steps = args.warmup + recipe.train.max_steps.unwrap_or(DEFAULT_NUM_STEPS);
+    let num_steps = args.steps.or(recipe.train.max_steps).unwrap_or(DEFAULT_NUM_STEPS);
     let prepared = Prepared::new(recipe, None, WeightsFrom::Hub, false)?;
-    let Prepared { recipe, source, selection, device, .. } = &prepared;
+    let Prepared { recipe, source, selection, device, memory } = &prepared;
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
     let model = source.load(recipe.model.dtype, recipe.train.precision, device)?;
     let adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
@@ -95,7 +80,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let mut first_step_seconds = 0.0;
     let mut step_seconds = Vec::new();
     let (mut tokens_per_step, mut flops_per_step, mut loss) = (0, 0.0, f64::NAN);
-    for number in 1..=num_steps {
+    let (mut number, mut progress) = (0, BenchProgress::new(args, num_steps));
+    while number < args.warmup || !progress.is_done(&step_seconds) {
+        number += 1;
         let batches: Vec<Batch> = batches.by_ref().take(recipe.train.gradient_accumulation_steps).collect();
         let step_start = Instant::now();
         for batch in &batches {
@@ -115,30 +102,30 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         tokens_per_step = batches.iter().map(|batch| batch.num_tokens() as u64).sum();
         flops_per_step = batches.iter().map(|batch| flops.of(batch)).sum();
         loss = outcome.loss;
-        let kind = if number > args.warmup { "" } else { " (warm-up)" };
-        say(&format!("step {number}/{num_steps}: {seconds:.3} s, loss {loss:.4}{kind}"));
+        progress.show(&step_seconds);
     }
+    progress.bar.finish_and_clear();
 
     let measured_steps = step_seconds.len();
+    let scatter = Scatter::of(&step_seconds);
     let step_seconds = median(&step_seconds).unwrap_or(f64::NAN);
     // Read before the products below are measured.
     let (peak_host_memory_bytes, peak_gpu_memory_bytes) = (peak_host_memory_bytes(), telemetry.peak_gpu_memory_bytes());
     let peak = gemm_peak_flops(device, recipe.train.precision.dtype());
     let profile = if args.profile { profile_step(&mut step, &mut batches, recipe, device) } else { Vec::new() };
-    if args.profile {
-        say(&profile_table(&profile, step_seconds));
-    }
     let flops_per_second = flops_per_step / step_seconds;
     let report = BenchReport {
         #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         tokens_per_second: tokens_per_step as f64 / step_seconds,
         step_seconds,
+        scatter,
         first_step_seconds,
         mfu: peak.map(|peak| flops_per_second / peak),
         gflops: flops_per_second / 1e9,
         gemm_peak_gflops: peak.map(|peak| peak / 1e9),
         peak_host_memory_bytes,
         peak_gpu_memory_bytes,
+        planned_peak_bytes: memory.plan.peak_bytes as u64,
         device: device.label.clone(),
         precision: recipe.train.precision.name(),
         gradient_checkpointing: recipe.train.gradient_checkpointing,
@@ -149,8 +136,49 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         loss,
         profile,
     };
-    let json = serde_json::to_string(&report).map_err(Failure::running)?;
-    print(&json)
+    if args.profile {
+        say(&profile_table(&report.profile, step_seconds));
+    }
+    print_figures(&report, args.json, &report.text())
+}
+
+/// How far the measurement is.
+struct BenchProgress {
+    /// Counts steps, or with `--seconds` milliseconds.
+    bar: ProgressBar,
+    seconds: Option<f64>,
+    last_line: Instant,
+}
+
+impl BenchProgress {
+    fn new(args: &BenchArgs, num_steps: u64) -> Self {
+        let bar = ProgressBar::new(args.seconds.map_or(num_steps, |seconds| as_u64(seconds * 1e3).max(1)));
+        if let Ok(style) = ProgressStyle::with_template("[{bar:24}] {percent}% {wide_msg}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_message("warm-up");
+        Self { bar, seconds: args.seconds, last_line: Instant::now() }
+    }
+
+    fn is_done(&self, step_seconds: &[f64]) -> bool {
+        self.position(step_seconds) >= self.bar.length().unwrap_or_default()
+    }
+
+    fn position(&self, step_seconds: &[f64]) -> u64 {
+        let milliseconds = || as_u64(step_seconds.iter().sum::<f64>() * 1e3);
+        self.seconds.map_or(step_seconds.len() as u64, |_| milliseconds())
+    }
+
+    fn show(&mut self, step_seconds: &[f64]) {
+        let Some(median) = median(step_seconds) else { return };
+        let text = format!("{} measured, {median:.3} s a step", step_seconds.len());
+        self.bar.set_position(self.position(step_seconds));
+        if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_INTERVAL {
+            say(&text);
+            self.last_line = Instant::now();
+        }
+        self.bar.set_message(text);
+    }
 }
 
 /// Steps that are profiled.
@@ -180,26 +208,6 @@ fn profile_step(
         }
     }
     rows
-}
-
-/// The rows as a Markdown table. The last row is the remaining time of a step that was not profiled.
-fn profile_table(rows: &[Row], step_seconds: f64) -> String {
-    let mut table = String::from(
-        "| operation | shape | calls | ms | share | GFLOP/s | GB/s |\n|---|---|---:|---:|---:|---:|---:|\n",
-    );
-    let rate = |amount: f64, seconds: f64| {
-        if amount > 0.0 { format!("{:.0}", amount / seconds.max(1e-9) * 1e-9) } else { String::new() }
-    };
-    for row in rows {
-        let Row { operation, shape, calls, seconds, flops, bytes } = row;
-        let (milliseconds, share) = (seconds * 1e3, 100.0 * seconds / step_seconds);
-        let (flops, bytes) = (rate(*flops, *seconds), rate(*bytes, *seconds));
-        table +=
-            &format!("| {operation} | {shape} | {calls} | {milliseconds:.1} | {share:.1} % | {flops} | {bytes} |\n");
-    }
-    let all: f64 = rows.iter().map(|row| row.seconds).sum();
-    let (milliseconds, share) = (all * 1e3, 100.0 * all / step_seconds);
-    table + &format!("| all of these | | | {milliseconds:.1} | {share:.1} % of a step that is not profiled | | |")
 }
 
 /// Micro-batches of random tokens, every row as long as `data.max_length`, every token predicted.

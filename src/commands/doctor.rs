@@ -15,7 +15,7 @@ use crate::device::DeviceKind;
 use crate::failure::Failure;
 use crate::hub::{Greeting, HubSettings, greet};
 use crate::telemetry::free_disk_bytes;
-use crate::text;
+use crate::text::{self, Mark};
 
 /// With less space, a model or a few checkpoints do not fit.
 const LITTLE_DISK_BYTES: u64 = 2 << 30;
@@ -34,6 +34,8 @@ struct Section {
     name: String,
     facts: Vec<Fact>,
     problems: Vec<Trouble>,
+    /// What is missing and only some runs need.
+    notes: Vec<Trouble>,
 }
 
 /// A fact, for programs and for people.
@@ -53,7 +55,7 @@ struct Trouble {
 
 impl Section {
     fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), facts: Vec::new(), problems: Vec::new() }
+        Self { name: name.into(), facts: Vec::new(), problems: Vec::new(), notes: Vec::new() }
     }
 
     /// Adds a fact with one text for programs and people.
@@ -75,6 +77,18 @@ impl Section {
 
     fn problem(&mut self, problem: impl Into<String>, remedy: impl Into<String>) {
         self.problems.push(Trouble { problem: problem.into(), remedy: remedy.into() });
+    }
+
+    fn note(&mut self, missing: impl Into<String>, remedy: impl Into<String>) {
+        self.notes.push(Trouble { problem: missing.into(), remedy: remedy.into() });
+    }
+
+    fn mark(&self) -> Mark {
+        match (&self.problems[..], &self.notes[..]) {
+            ([], []) => Mark::Good,
+            ([], _) => Mark::Note,
+            _ => Mark::Bad,
+        }
     }
 
     /// Adds an error of another module: its first line, and its hint as the remedy.
@@ -143,6 +157,10 @@ fn hub(settings: &HubSettings) -> Section {
     let mut section = Section::new("hub");
     section.fact("endpoint", settings.endpoint.clone());
     section.fact("token", if settings.token.is_some() { "set (not shown)" } else { "none" });
+    if settings.token.is_none() {
+        let remedy = format!("set HF_TOKEN to one that is made at {}/settings/tokens", settings.endpoint);
+        section.note("no access token: gated models and `push` need one", remedy);
+    }
     let milliseconds = |time: std::time::Duration| format!("yes, in {} ms", time.as_millis());
     let local = "local folders and the cache work without it; else see the network, HTTPS_PROXY and HF_ENDPOINT";
     match greet(settings) {
@@ -181,23 +199,43 @@ fn to_json(sections: &[Section]) -> Value {
     all.into()
 }
 
+/// A verdict, then every section with its facts and what is wrong in it.
 fn to_text(sections: &[Section]) -> String {
-    let mut lines = Vec::new();
+    let mut lines = vec![verdict(sections)];
     for section in sections {
-        lines.push(section.name.clone());
-        for Fact { name, text, .. } in &section.facts {
-            lines.push(format!("  {:<26} {text}", name.replace('_', " ")));
+        lines.push(format!("\n{} {}", section.mark(), section.name));
+        lines.extend(section.facts.iter().map(|Fact { name, text, .. }| format!("    {:<22}  {text}", label(name))));
+        let problems = section.problems.iter().map(|trouble| (Mark::Bad, trouble));
+        for (mark, Trouble { problem, remedy }) in problems.chain(section.notes.iter().map(|note| (Mark::Note, note))) {
+            lines.push(format!("  {mark} {problem}\n    → {remedy}"));
         }
-        lines.push(String::new());
-    }
-    let problems: Vec<_> = sections.iter().flat_map(|section| &section.problems).collect();
-    if problems.is_empty() {
-        lines.push("no problems found".into());
-    }
-    for (index, Trouble { problem, remedy }) in problems.iter().enumerate() {
-        lines.push(format!("problem {}: {problem}\n  remedy: {remedy}", index + 1));
     }
     lines.join("\n")
+}
+
+/// What can be trained on, and where problems are.
+fn verdict(sections: &[Section]) -> String {
+    let is_usable = |section: &&Section| section.facts.iter().any(|fact| fact.name == "usable" && fact.value == true);
+    let devices: Vec<_> =
+        sections.iter().filter(is_usable).map(|section| section.name.trim_start_matches("device ")).collect();
+    let ready = if devices.is_empty() {
+        format!("{} no device to train on", Mark::Bad)
+    } else {
+        format!("{} ready to train on: {}", Mark::Good, devices.join(", "))
+    };
+    let wrong = sections.iter().filter(|section| !section.problems.is_empty());
+    let wrong: Vec<&str> = wrong.map(|section| section.name.as_str()).collect();
+    if wrong.is_empty() {
+        format!("{ready}; no problems found")
+    } else {
+        format!("{ready}; problems: {}", wrong.join(", "))
+    }
+}
+
+/// The name of a fact without the unit, which the text has.
+fn label(name: &str) -> String {
+    let units = ["_bytes_per_second", "_bytes", "_flops"];
+    units.iter().find_map(|unit| name.strip_suffix(unit)).unwrap_or(name).replace('_', " ")
 }
 
 /// A rate in FLOP/s, as text.
@@ -220,9 +258,12 @@ mod tests {
     #[test]
     fn the_text_names_every_fact_and_every_problem_with_its_remedy() {
         let text = to_text(&example());
-        assert!(text.contains("  memory bytes               3.0 GiB\n"), "{text}");
-        assert!(text.ends_with("problem 1: device `cuda`: no driver\n  remedy: install it"), "{text}");
-        assert!(to_text(&[]).ends_with("no problems found"));
+        assert!(text.starts_with("✗ no device to train on; problems: machine\n\n✗ machine\n"), "{text}");
+        assert!(text.contains("    memory                  3.0 GiB\n"), "{text}");
+        assert!(text.ends_with("  ✗ device `cuda`: no driver\n    → install it"), "{text}");
+        let mut device = Section::new("device cpu");
+        device.figure("usable", true, "yes");
+        assert!(to_text(&[device]).starts_with("✓ ready to train on: cpu; no problems found\n\n✓ device cpu"));
     }
 
     #[test]
@@ -241,8 +282,8 @@ mod tests {
         };
         let sections = [hub(&HubSettings::from_variables(variables))];
         let text = to_text(&sections);
-        assert!(text.contains("token                      set (not shown)"), "{text}");
-        assert!(text.contains("problem 1: cannot reach http://127.0.0.1:9"), "{text}");
+        assert!(text.contains("    token                   set (not shown)\n"), "{text}");
+        assert!(text.contains("  ✗ cannot reach http://127.0.0.1:9"), "{text}");
         assert!(!text.contains("hf_secret") && !to_json(&sections).to_string().contains("hf_secret"));
     }
 

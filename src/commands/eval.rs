@@ -1,13 +1,13 @@
 //! `lora-train eval`: the loss of a model on rows, as an evaluation of training computes it.
 
-use std::io::{self, IsTerminal as _};
+use std::fs;
 use std::path::Path;
 
 use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::named::{ModelArgs, Named, misfit, recipe_of};
-use super::{print, say};
+use super::{print_figures, say};
 use crate::data::cache::CacheSettings;
 use crate::data::config::DataSource;
 use crate::data::dataset::OpenOptions;
@@ -105,24 +105,19 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     };
     let (eval_perplexity, rows) = (eval_loss.exp(), data.num_eval_rows());
     let report = EvalReport { eval_loss, eval_perplexity, target_tokens: total.target_tokens, rows };
-    report.print(args.json || !io::stdout().is_terminal())
-}
-
-impl EvalReport {
-    fn print(&self, as_json: bool) -> Result<(), Failure> {
-        if as_json {
-            return print(&serde_json::to_string(self).map_err(Failure::running)?);
-        }
-        let tokens = with_commas(self.target_tokens);
-        print(&format!("loss {:.4}, perplexity {:.3} ({tokens} target tokens)", self.eval_loss, self.eval_perplexity))
-    }
+    let tokens = with_commas(report.target_tokens);
+    let text = format!("loss {eval_loss:.4}, perplexity {eval_perplexity:.3} ({tokens} target tokens)");
+    print_figures(&report, args.json, &text)
 }
 
 /// The recipe of the run, or the default one, with the rows to measure on.
 fn recipe(args: &EvalArgs, named: &Named) -> Result<Recipe, Failure> {
     let device = args.device.iter().map(|name| Override::argument("--device", "device.name", name));
-    let overrides: Vec<Override> = args.set.iter().map(Override::set).chain(device).collect();
     let of_run = named.adapters.first().and_then(|adapter| recipe_of(&adapter.folder));
+    // The adapter is read; what it started from may be gone.
+    let text = of_run.as_ref().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    let start = text.contains("\nstart_from = ").then(|| Override::set("lora.start_from="));
+    let overrides: Vec<Override> = args.set.iter().map(Override::set).chain(device).chain(start).collect();
     let mut recipe = match &of_run {
         Some(path) => Recipe::load(path, &overrides, Purpose::Benchmark)?,
         None => {

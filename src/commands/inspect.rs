@@ -1,6 +1,6 @@
 //! `lora-train inspect`: shows what the model will see.
 
-use std::io::{self, BufWriter, IsTerminal as _, Write};
+use std::io::{self, BufWriter, Write};
 use std::sync::Arc;
 
 use super::say;
@@ -12,6 +12,7 @@ use crate::hub::Progress;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::inputs::{WeightsFrom, data_failure, find_model};
 use crate::run::overview;
+use crate::text::has_colors;
 
 mod row;
 mod summary;
@@ -63,8 +64,7 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
         OpenOptions { cache: CacheSettings::from_env(), progress: Progress::detect(false), ..OpenOptions::default() };
     let data = Dataset::open(&recipe.data, Arc::clone(&tokenizer), recipe.seed, &options).map_err(data_failure)?;
     let stdout = io::stdout();
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let marks = if stdout.is_terminal() && !no_color { Marks::Color } else { Marks::Brackets };
+    let marks = if has_colors(&stdout) { Marks::Color } else { Marks::Brackets };
     let marks = (!args.json).then_some(marks);
     match inspect(recipe, &data, &tokenizer, args.rows, marks, &mut BufWriter::new(stdout.lock())) {
         Ok(warnings) => {

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use indicatif::{ProgressBar, ProgressStyle};
+
 use super::named::{ModelArgs, Named, misfit};
 use super::say;
 use crate::export::{self, ExportError};
@@ -37,7 +39,17 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     };
     let (settings, progress) = (HubSettings::from_env(), Progress::detect(false));
     let base = hub::resolve(&named.base.path, named.base.revision.as_deref(), Wanted::Model, &settings, progress)?;
-    let summary = export::merge(&base, &adapter.folder, &args.out).map_err(|error| failure(error, &adapter.folder))?;
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("merging [{bar:24}] {binary_bytes}/{binary_total_bytes} {eta}") {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    let on_bytes = |written: usize, all: usize| {
+        bar.set_length(all as u64);
+        bar.inc(written as u64);
+    };
+    let summary = export::merge(&base, &adapter.folder, &args.out, &on_bytes);
+    bar.finish_and_clear();
+    let summary = summary.map_err(|error| failure(error, &adapter.folder))?;
     let mut text = format!(
         "merged {} layer{} of {} into {}: {} in {} file{}, {:.1} s",
         summary.num_modules,

@@ -77,7 +77,7 @@ pub(crate) struct NamedAdapter {
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
     /// What is to be known about the choice of this folder.
-    note: Option<String>,
+    pub(crate) note: Option<String>,
 }
 
 /// What the user named, before anything large is read.

@@ -26,6 +26,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, template};
 use super::say;
 use crate::data::template::ChatTemplate;
+use crate::export::PromptForm;
 use crate::failure::Failure;
 use crate::generate::{GenerateError, NewText};
 use crate::schema::Problem;
@@ -196,7 +197,8 @@ impl Server {
         }
         let asking = Asking::parse(kind, body)?;
         let adapter = self.adapter(asking.model.as_deref())?;
-        let prompt_ids = asking.prompt_ids(&self.opened.tokenizer, self.templates[adapter].as_ref())?;
+        let system = self.opened.adapters[adapter].form.as_ref().and_then(PromptForm::system);
+        let prompt_ids = asking.prompt_ids(&self.opened.tokenizer, self.templates[adapter].as_ref(), system)?;
         let reply = Reply::new(kind, asking.model.unwrap_or_else(|| self.id(adapter)), prompt_ids.len(), &self.opened);
         let (events, mut texts) = tokio::sync::mpsc::unbounded_channel();
         let job = Job {

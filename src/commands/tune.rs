@@ -13,6 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::{number, print, say};
@@ -22,11 +23,14 @@ use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, workload};
 use crate::schema::{Problem, Problems};
-use crate::stats::as_f64;
+use crate::stats::{as_f64, median};
 use crate::train::fit;
 use axis::{Axis, Limits, changes};
 use search::{MIN_GAIN, NUM_PAIRS, Paired, Trial, TrialResult};
 use trial::{Length, OUT_OF_TIME, Runner};
+
+/// Where pairs of runs differ by more than this, gains that matter do not show.
+const NOISY: f64 = 0.05;
 
 /// First line of a recipe that this command wrote, and so may overwrite.
 const WRITTEN_BY: &str = "# Written by `lora-train tune`";
@@ -91,7 +95,7 @@ impl Report<'_> {
     fn confirm(&mut self, settings: Vec<String>, outcome: Result<Paired, String>) {
         match outcome {
             Ok(paired) if paired.is_faster() => (self.fastest, self.speedup) = (settings, Some(paired.ratio)),
-            Ok(Paired { ratio, num_pairs, num_faster }) => {
+            Ok(Paired { ratio, num_pairs, num_faster, .. }) => {
                 self.not_confirmed = Some(format!(
                     "did not stay so when it was measured again ({ratio:.2}x, ahead in {num_faster} of {num_pairs} pairs)"
                 ));
@@ -128,6 +132,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
         figures.run_seconds, NUM_PAIRS, args.max_minutes
     ));
     let axes = Axis::all(args.keep_numbers);
+    let clock = clock(args.max_minutes);
+    let say = |line: &str| clock.suspend(|| say(line));
     let may_run = |of: &Recipe| {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Err(OUT_OF_TIME.to_owned());
@@ -145,6 +151,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
         let outcome = search::run_pairs(recipe, &best, &mut |of| runner.measure(&changes(recipe, of), None));
         report.confirm(fastest, outcome.map(|(_, paired)| paired));
     }
+    clock.finish_and_clear();
     report.seconds = started.elapsed().as_secs_f64();
     if report.speedup.is_some() {
         write_recipe(&out, args, &report, best)?;
@@ -152,6 +159,16 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
     }
     let text = if args.json { serde_json::to_string(&report).map_err(Failure::running)? } else { table(&report) };
     print(&text)
+}
+
+/// The time that the search has taken, on a terminal.
+fn clock(max_minutes: f64) -> ProgressBar {
+    let clock = ProgressBar::new_spinner().with_message(format!("of at most {max_minutes} minutes"));
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
+        clock.set_style(style);
+    }
+    clock.enable_steady_tick(Duration::from_millis(200));
+    clock
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -189,13 +206,14 @@ fn write_recipe(out: &Path, args: &TuneArgs, report: &Report<'_>, mut recipe: Re
     fs::write(out, text).map_err(|error| Failure::running(format!("{}: {error}", out.display())))
 }
 
-/// The trials, one per line, and the fastest.
+/// The trials, one per line, the fastest marked, and what they tell.
 fn table(report: &Report<'_>) -> String {
     let mut lines = vec![format!(
-        "{:>13}  {:>7}  {:>9}  {:>9}  {:>9}  change",
+        "  {:>13}  {:>13}  {:>9}  {:>9}  {:>9}  change",
         "target tok/s", "speed", "step", "data wait", "peak"
     )];
-    lines.extend(report.trials.iter().map(line));
+    let mark = |trial: &Trial| if trial.settings == report.fastest { "▶ " } else { "  " };
+    lines.extend(report.trials.iter().map(|trial| mark(trial).to_owned() + &line(trial)));
     lines.push(match (report.speedup, &report.not_confirmed) {
         (Some(speedup), _) => format!("fastest: {speedup:.2}x with {}", report.fastest.join(" ")),
         (None, Some(why)) => format!("the fastest trial {why}: the recipe stays"),
@@ -203,6 +221,14 @@ fn table(report: &Report<'_>) -> String {
             format!("nothing that was tried is faster by {:.0} % or more: the recipe stays", 100.0 * (MIN_GAIN - 1.0))
         }
     });
+    let spreads = report.trials.iter().filter_map(|trial| Some(trial.result?.paired.spread)).collect::<Vec<_>>();
+    lines.extend(median(&spreads).filter(|spread| *spread > NOISY).map(|spread| {
+        format!(
+            "this machine is noisy: pairs of the same two runs differ by ±{:.0} %, so smaller gains do not show; close other \
+             programs, or give it longer runs by --seconds, and more --max-minutes",
+            100.0 * spread
+        )
+    }));
     lines.extend(report.written.as_ref().map(|path| format!("recipe: {}", path.display())));
     lines.join("\n")
 }
@@ -218,12 +244,14 @@ fn line(trial: &Trial) -> String {
         remarks.push(format!("other numbers{}", rows.unwrap_or_default()));
     }
     let remarks = if remarks.is_empty() { String::new() } else { format!("   ({})", remarks.join("; ")) };
+    let speed = trial.result.map_or("1.00x".to_owned(), |TrialResult { speedup, paired, .. }| {
+        format!("{speedup:.2}x ±{:>3.0} %", 100.0 * paired.spread)
+    });
     #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
     let peak = figures.peak_memory_bytes.map_or_else(|| "?".into(), |bytes| fit::size(bytes as f64));
     format!(
-        "{:>13.1}  {:>6.2}x  {:>7.3} s  {:>8.1}%  {peak:>9}  {what}{remarks}",
+        "{:>13.1}  {speed:>13}  {:>7.3} s  {:>8.1}%  {peak:>9}  {what}{remarks}",
         figures.target_tokens_per_second,
-        trial.result.map_or(1.0, |result| result.speedup),
         figures.step_seconds,
         100.0 * figures.data_wait_share
     )
@@ -245,11 +273,35 @@ mod tests {
     }
 
     #[test]
+    fn the_fastest_is_marked_and_a_noisy_machine_is_called_so() {
+        let shown = |spread| {
+            let paired = Paired { ratio: 1.5, num_pairs: 5, num_faster: 5, spread };
+            let trial = Trial {
+                settings: vec!["data.packing=true".into()],
+                keeps_numbers: true,
+                rows_of_step: None,
+                figures: Some(trial::Figures::default()),
+                result: Some(TrialResult { speedup: 1.5, is_faster: true, paired }),
+                left_out: None,
+            };
+            table(&Report {
+                trials: std::slice::from_ref(&trial),
+                fastest: trial.settings.clone(),
+                speedup: Some(1.5),
+                ..Report::default()
+            })
+        };
+        let table = shown(0.1);
+        assert!(table.lines().nth(1).unwrap().starts_with('▶') && table.contains("1.50x ± 10 %"), "{table}");
+        assert!(table.contains("noisy: pairs of the same two runs differ by ±10 %") && !shown(0.01).contains("noisy"));
+    }
+
+    #[test]
     fn what_is_not_confirmed_is_reported_and_not_recommended() {
         let last_line = |outcome: Option<Result<f64, String>>| {
             let mut report = Report::default();
             if let Some(outcome) = outcome {
-                let paired = outcome.map(|ratio| Paired { ratio, num_pairs: 5, num_faster: 4 });
+                let paired = outcome.map(|ratio| Paired { ratio, num_pairs: 5, num_faster: 4, spread: 0.1 });
                 report.confirm(vec!["data.packing=true".into()], paired);
             }
             table(&report).lines().last().unwrap().to_owned()

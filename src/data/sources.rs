@@ -28,7 +28,7 @@ pub fn source_files(key: &str, source: &DataSource, options: &OpenOptions<'_>) -
         HubError::Input(_) if options.refuse_large => failed("is not here yet: `lora-train check` downloads it".into()),
         error => DataError::Hub { key: key.to_owned(), error },
     };
-    let dataset = DatasetId::parse(path, &settings.endpoint).filter(|_| !is_of_this_machine(path));
+    let dataset = dataset_of(path, &settings);
     let is_folder = Path::new(path).is_dir();
     let named = source.split.as_ref().map(|_| "split").or(source.name.as_ref().map(|_| "name"));
     if let Some(named) = named.filter(|_| !is_folder && dataset.as_ref().is_none_or(DatasetId::names_files)) {
@@ -61,6 +61,12 @@ fn files_of_split(source: &DataSource) -> Result<Vec<PathBuf>, String> {
     let chosen = DatasetLayout::of_names(&names).files("the folder", source.name.as_deref(), split);
     let chosen = chosen.map_err(|problem| format!("cannot be read: {problem}"))?;
     Ok(chosen.iter().map(|name| folder.join(name)).collect())
+}
+
+/// The Hub's data set that a path names; `None` for files of this machine and web addresses.
+#[must_use]
+pub fn dataset_of(path: &str, settings: &HubSettings) -> Option<DatasetId> {
+    DatasetId::parse(path, &settings.endpoint).filter(|_| !is_of_this_machine(path))
 }
 
 /// Whether a path is one of a file or folder, there or not, rather than the id of a data set.

@@ -52,12 +52,18 @@ pub struct MergeSummary {
 ///
 /// Sums are computed in `f32` from the base's own files and rounded once, to the base's type. The files are split as in
 /// the base. They are written one after the other and tensor by tensor, so that host memory stays below one file's
-/// size. The folder `out` appears only when it is complete.
+/// size. The folder `out` appears only when it is complete. `on_bytes` is called with the size of each tensor as it is
+/// written, and with that of all.
 ///
 /// # Errors
 /// A model or adapter that cannot be used, an adapter that does not fit the model, an `out` that is not empty, or a sum
 /// that is too large for its type.
-pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, ExportError> {
+pub fn merge(
+    model: &Path,
+    adapter: &Path,
+    out: &Path,
+    on_bytes: &dyn Fn(usize, usize),
+) -> Result<MergeSummary, ExportError> {
     require_absent_or_empty(out)?;
     let config = ModelConfig::from_file(&model.join("config.json"))?;
     let files = WeightFiles::open(model)?;
@@ -73,7 +79,7 @@ pub fn merge(model: &Path, adapter: &Path, out: &Path) -> Result<MergeSummary, E
     std::fs::create_dir(&unfinished.0).map_err(ExportError::io("create", &unfinished.0))?;
 
     for (shard, name) in files.shard_names().enumerate() {
-        write_shard(&files, shard, &unfinished.0.join(name), &saved, &scales)?;
+        write_shard(&files, shard, &unfinished.0.join(name), &saved, &scales, on_bytes)?;
     }
     for name in SIDE_FILES.into_iter().chain([INDEX]).filter(|name| model.join(name).is_file()) {
         copy(&model.join(name), &unfinished.0.join(name))?;
@@ -132,6 +138,7 @@ fn write_shard(
     path: &Path,
     adapter: &SavedAdapter,
     scales: &BTreeMap<String, f64>,
+    on_bytes: &dyn Fn(usize, usize),
 ) -> Result<(), ExportError> {
     let failure = OnceLock::new();
     let tensors = files.tensors().iter().filter(|(_, stored)| stored.shard == shard);
@@ -139,7 +146,7 @@ fn write_shard(
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let update = adapter.weights.get(module).zip(scales.get(module).copied()).zip(stored.float_dtype());
         let update = update.map(|((pair, scale), dtype)| (pair, scale, dtype));
-        (name.as_str(), MergedTensor { files, name, stored, update, failure: &failure })
+        (name.as_str(), MergedTensor { files, name, stored, update, failure: &failure, on_bytes })
     });
     let metadata = files.shard_metadata(shard).cloned();
     let written = files::write_with(path, |path| {
@@ -160,6 +167,7 @@ struct MergedTensor<'a> {
     /// The update that is added, its scale, and the type of the weight.
     update: Option<(&'a LowRank<HostMatrix>, f64, Dtype)>,
     failure: &'a OnceLock<Problem>,
+    on_bytes: &'a dyn Fn(usize, usize),
 }
 
 impl View for MergedTensor<'_> {
@@ -173,6 +181,7 @@ impl View for MergedTensor<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         let bytes = self.files.bytes(self.stored);
+        (self.on_bytes)(bytes.len(), self.files.num_bytes());
         let Some((pair, scale, dtype)) = self.update else { return Cow::Borrowed(bytes) };
         let mut weight = convert::to_f32(bytes, dtype);
         self.files.release(self.stored);
@@ -224,7 +233,7 @@ mod tests {
     }
 
     fn merge_in(root: &Path) -> Result<MergeSummary, ExportError> {
-        merge(&root.join("base"), &root.join("adapter"), &root.join("out"))
+        merge(&root.join("base"), &root.join("adapter"), &root.join("out"), &|_, _| ())
     }
 
     /// `W + scale B A`, in f64.

@@ -32,6 +32,12 @@ pub struct DatasetId {
 }
 
 impl DatasetId {
+    /// `owner/name`.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
     /// Whether it names files, so that there is no split to choose.
     #[must_use]
     pub fn names_files(&self) -> bool {

@@ -100,11 +100,12 @@ impl HubError {
 }
 
 /// The Hub's `X-Error-Code`, and its message.
-fn code_and_message(error: &HFError) -> (String, String) {
+pub(super) fn code_and_message(error: &HFError) -> (String, String) {
     let context = match error {
         HFError::Http { context }
         | HFError::AuthRequired { context }
         | HFError::Forbidden { context }
+        | HFError::Conflict { context }
         | HFError::RateLimited { context, .. } => Some(context),
         HFError::RepoNotFound { context, .. }
         | HFError::RevisionNotFound { context, .. }

@@ -1,7 +1,7 @@
 //! A server that speaks the Hub's protocol, for tests.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
@@ -31,6 +31,12 @@ pub(super) struct Behaviour {
     pub(super) wrong_body: Option<String>,
     /// If set, the status of every answer.
     pub(super) always: Option<u16>,
+    /// The repositories to write to, and whether they are private.
+    pub(super) writable: BTreeMap<String, bool>,
+    /// If set, the status of answers to what would write.
+    pub(super) refuses: Option<u16>,
+    /// Commits that get no answer, the connection being closed.
+    pub(super) drops: usize,
 }
 
 /// A request that the server received.
@@ -39,6 +45,7 @@ pub(super) struct Seen {
     pub(super) method: String,
     pub(super) path: String,
     pub(super) token: Option<String>,
+    pub(super) body: Vec<u8>,
 }
 
 pub(super) struct Hub {
@@ -81,22 +88,28 @@ fn serve(
     behaviour: &Mutex<Behaviour>,
     seen: &Mutex<Vec<Seen>>,
 ) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream);
     let lines: Vec<String> =
-        BufReader::new(stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+        reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+    let length = lines.iter().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    reader.read_exact(&mut body)?;
     let mut words = lines.first().into_iter().flat_map(|line| line.split(' '));
     let (Some(method), Some(path)) = (words.next(), words.next()) else { return Ok(()) };
     let token = lines.iter().find_map(|line| line.strip_prefix("authorization: Bearer "));
     let (method, path, token) = (method.to_owned(), path.to_owned(), token.map(str::to_owned));
     let tag = lines.iter().find_map(|line| line.strip_prefix("if-none-match: "));
-    let (status, mut headers, body) = match path.strip_prefix("/files/") {
-        Some(name) => plain_file(name, tag, &behaviour.lock().unwrap()),
-        None => answer(&path, token.as_deref(), port, &mut behaviour.lock().unwrap()),
+    let reply = match path.strip_prefix("/files/") {
+        Some(name) => Some(plain_file(name, tag, &behaviour.lock().unwrap())),
+        None if method == "POST" => written(&path, &body, &mut behaviour.lock().unwrap()),
+        None => Some(answer(&path, token.as_deref(), port, &mut behaviour.lock().unwrap())),
     };
+    let has_body = method != "HEAD";
+    seen.lock().unwrap().push(Seen { method, path, token, body });
+    let Some((status, mut headers, body)) = reply else { return Ok(()) };
     if !headers.contains("Content-Length") {
         headers += &format!("Content-Length: {}\r\n", body.len());
     }
-    let has_body = method != "HEAD";
-    seen.lock().unwrap().push(Seen { method, path, token });
     write!(stream, "HTTP/1.1 {status} X\r\nConnection: close\r\n{headers}\r\n")?;
     if has_body { stream.write_all(&body) } else { Ok(()) }
 }
@@ -112,9 +125,38 @@ fn error_reply(status: u16, code: &str, message: &str) -> Reply {
     (status, format!("X-Error-Code: {code}\r\n"), json!({ "error": message }).to_string().into())
 }
 
+/// The answer to what would write; `None` where the connection is closed without one.
+fn written(path: &str, body: &[u8], behaviour: &mut Behaviour) -> Option<Reply> {
+    if let Some(status) = behaviour.always.or(behaviour.refuses) {
+        return Some(error_reply(status, "", "as told"));
+    }
+    let asked: Value = serde_json::from_slice(body).unwrap_or_default();
+    if path == "/api/repos/create" {
+        let id = format!("{}/{}", asked["organization"].as_str()?, asked["name"].as_str()?);
+        behaviour.writable.insert(id.clone(), asked["private"] == true);
+        return Some(json_reply(&json!({"url": id})));
+    }
+    if path.contains("/preupload/") {
+        let modes =
+            asked["files"].as_array()?.iter().map(|file| json!({"path": file["path"], "uploadMode": "regular"}));
+        return Some(json_reply(&json!({"files": modes.collect::<Vec<_>>()})));
+    }
+    if behaviour.drops > 0 {
+        behaviour.drops -= 1;
+        return None;
+    }
+    Some(json_reply(&json!({"commitOid": COMMIT})))
+}
+
 fn answer(path: &str, token: Option<&str>, port: u16, behaviour: &mut Behaviour) -> Reply {
     if let Some(status) = behaviour.always {
         return error_reply(status, "", "as told");
+    }
+    if let Some((id, private)) = behaviour.writable.iter().find(|(id, _)| path == format!("/api/models/{id}")) {
+        return json_reply(&json!({"id": id, "private": private}));
+    }
+    if path.starts_with("/api/models/me/") {
+        return error_reply(404, "RepoNotFound", "Repository not found");
     }
     if path == "/api/whoami-v2" {
         return match token {

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hf_hub::progress::{DownloadEvent, FileStatus, ProgressEvent, ProgressHandler};
+use hf_hub::progress::{DownloadEvent, FileStatus, ProgressEvent, ProgressHandler, UploadEvent};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Time between two lines about the same file.
@@ -41,8 +41,8 @@ impl Progress {
         }
     }
 
-    /// Announces a download; the bar is hidden where none is wanted.
-    pub(super) fn start(self, id: &str, num_files: usize, total_bytes: u64) -> ProgressBar {
+    /// Announces a transfer, such as `downloading owner/name`; the bar is hidden where none is wanted.
+    pub(super) fn start(self, what: &str, num_files: usize, total_bytes: u64) -> ProgressBar {
         let target = if self == Self::Bar { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(total_bytes), target);
         if let Ok(style) = ProgressStyle::with_template(
@@ -52,9 +52,20 @@ impl Progress {
         }
         if self == Self::Lines {
             let plural = if num_files == 1 { "" } else { "s" };
-            write_line(&format!("downloading {id}: {num_files} file{plural}, {}", HumanBytes(total_bytes)));
+            write_line(&format!("{what}: {num_files} file{plural}, {}", HumanBytes(total_bytes)));
         }
         bar
+    }
+}
+
+/// Reports the progress of an upload.
+pub(super) struct UploadMeter(pub(super) ProgressBar);
+
+impl ProgressHandler for UploadMeter {
+    fn on_progress(&self, event: &ProgressEvent) {
+        if let ProgressEvent::Upload(UploadEvent::Progress { bytes_completed, .. }) = event {
+            self.0.set_position(*bytes_completed);
+        }
     }
 }
 

@@ -118,7 +118,11 @@ impl Repository<'_> {
         if absent.is_empty() {
             return Ok(());
         }
-        let bar = progress.start(self.id, absent.len(), absent.iter().map(|file| file.num_bytes).sum());
+        let bar = progress.start(
+            &format!("downloading {}", self.id),
+            absent.len(),
+            absent.iter().map(|file| file.num_bytes).sum(),
+        );
         for file in absent {
             let meter = FileMeter::start(progress, &bar, &file.name, file.num_bytes);
             self.fetch(client, file, commit, &meter)?;

@@ -14,7 +14,7 @@ use ending::summary_text;
 use super::dashboard::Dashboard;
 use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, remaining_seconds};
 use crate::stats::as_f64;
-use crate::text::{bytes, duration, thousands};
+use crate::text::{bytes, duration, has_colors, thousands};
 
 /// Where lines for people go.
 pub(super) struct Console {
@@ -48,8 +48,7 @@ impl Console {
         total_steps: u64,
     ) -> Self {
         let terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
-        // https://no-color.org: present and not empty.
-        let colors = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let colors = terminal && has_colors(&std::io::stderr());
         let view = match dashboard {
             Some(dashboard) => View::Dashboard(dashboard, Vec::new()),
             None if quiet => View::Quiet,

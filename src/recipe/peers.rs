@@ -63,7 +63,7 @@ const NO_KEY: &[(&[&str], &str)] = &[
     (&["hf_use_auth_token", "hub_token", "hf_token", "use_auth_token"], "the Hub's token is read from HF_TOKEN"),
     (
         &["push_to_hub", "hub_model_id", "push_to_hub_model_id", "hub_strategy"],
-        "not available: `hf upload REPOSITORY RUN/adapter` puts the adapter of a run on the Hub",
+        "`lora-train push RUN OWNER/NAME` puts the adapter of a run on the Hub",
     ),
     (&["plot_loss"], "every run writes report.html; leave it out"),
     (&["verbose", "debug", "log_level", "disable_tqdm"], "every step is in metrics.jsonl; --quiet shows less"),

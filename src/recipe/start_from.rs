@@ -1,6 +1,9 @@
 //! The adapter that training starts from, and what a recipe may say beside it.
 
-use crate::export::{find_adapter, read_adapter};
+use std::path::Path;
+
+use crate::checkpoint::Checkpoints;
+use crate::export::{SavedAdapter, find_adapter, read_adapter};
 use crate::lora::config::LoraConfig;
 use crate::lora::targets::AdapterShape;
 use crate::schema::{Problem, Section};
@@ -23,10 +26,11 @@ const SHAPE: [(&str, Copy); 7] = [
 const MANY_LAYERS: usize = 512;
 
 /// Takes rank, scale and layers of `lora.start_from`, and its dropout where the recipe has none. A key that says
-/// otherwise is a mistake.
-pub(super) fn take_over(lora: &mut LoraConfig, root: &mut Section<'_>) {
+/// otherwise is a mistake. Where that folder is gone, the checkpoints of the run in `resumed` say the same.
+pub(super) fn take_over(lora: &mut LoraConfig, root: &mut Section<'_>, resumed: Option<&Path>) {
     let Some(folder) = lora.start_from.as_deref().map(find_adapter) else { return };
-    let saved = match read_adapter(&folder) {
+    let read = read_adapter(&folder).or_else(|error| resumed.and_then(of_checkpoint).ok_or(error));
+    let saved = match read {
         Ok(saved) => saved.config,
         Err(error) => {
             for problem in Problem::list(&error) {
@@ -49,6 +53,12 @@ pub(super) fn take_over(lora: &mut LoraConfig, root: &mut Section<'_>) {
     if !root.has("lora.lora_dropout") {
         lora.lora_dropout = saved.lora_dropout;
     }
+}
+
+/// The adapter in the newest checkpoint of a run.
+fn of_checkpoint(run: &Path) -> Option<SavedAdapter> {
+    let newest = Checkpoints::of_folder(&run.join("checkpoints")).newest_good().ok()?;
+    read_adapter(&newest.checkpoint?).ok()
 }
 
 /// The matrices that a section selects; `None` where it is wrong, which is reported elsewhere.

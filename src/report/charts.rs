@@ -120,7 +120,7 @@ fn calm<'a>(record: &'a Record, title: &'static str, unit: Unit, wanted: &[Wante
     chart
 }
 
-fn loss(record: &Record) -> Chart<'_> {
+pub(super) fn loss(record: &Record) -> Chart<'_> {
     let mut lines = with_mean(record, "loss", "training loss", 1);
     if let (Some(x), Some(y)) = (record.evaluations.get("step"), record.evaluations.get("eval_loss")) {
         lines.push(Line { name: "evaluation loss".to_owned(), x, y: y.into(), color: 4, look: Look::Dots });

@@ -16,6 +16,7 @@ use super::ReportError;
 use super::axis::Unit;
 use super::record::Record;
 use crate::stats::{as_f64, quantile};
+use crate::text::Mark;
 
 pub use limits::{Checked, Limit, Regression};
 
@@ -107,6 +108,9 @@ struct Verdict {
     run: String,
     baseline: String,
     text: String,
+    /// The figures of the text, marked as better or worse.
+    #[serde(skip)]
+    parts: Vec<(Mark, String)>,
     notes: Vec<String>,
 }
 

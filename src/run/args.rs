@@ -31,6 +31,14 @@ pub(crate) struct TrainArgs {
 }
 
 impl TrainArgs {
+    /// The command line that continues this run with another value of a key.
+    pub(crate) fn resume_command_with(&self, key: &str, value: f64) -> String {
+        let mut args = self.clone();
+        args.recipe.set.retain(|change| change.split('=').next().map(str::trim) != Some(key));
+        args.recipe.set.push(format!("{key}={value}"));
+        args.resume_command()
+    }
+
     /// The command line that continues this run at its latest checkpoint.
     pub(crate) fn resume_command(&self) -> String {
         let mut words = vec!["lora-train".to_owned(), self.recipe.recipe.display().to_string()];
@@ -89,5 +97,7 @@ mod tests {
             args.resume_command(),
             r#"lora-train 'my runs/a.toml' --set lora.r=4 --set 'eval.generate=["it'\''s"]' --device cpu --quiet --resume"#
         );
+        let longer = args.resume_command_with("lora.r", 8.0);
+        assert!(longer.contains("--set lora.r=8 --device") && !longer.contains("lora.r=4"), "{longer}");
     }
 }

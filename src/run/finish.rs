@@ -22,6 +22,7 @@ use crate::failure::Failure;
 use crate::metrics::{Outcome, Summary};
 use crate::panics::guarded;
 use crate::report;
+use crate::stats::as_f64;
 use crate::train::laps::Part;
 use crate::train::saver::{BEST_ADAPTER, Best};
 use crate::train::trainer::TrainerError;
@@ -135,11 +136,11 @@ impl Started<'_> {
         judge(&summary, &self.run.dir)?;
         let Prepared { recipe, selection, .. } = &self.run.prepared;
         let rank = selection.iter().map(|(_, _, shape)| shape.r).max().unwrap_or_default();
-        let longer = match recipe.train.max_steps {
-            Some(steps) => format!("train.max_steps={}", 2 * steps),
-            None => format!("train.num_epochs={}", 2.0 * recipe.train.num_epochs.unwrap_or(1.0)),
+        let (key, length) = match recipe.train.max_steps {
+            Some(steps) => ("train.max_steps", as_f64(steps)),
+            None => ("train.num_epochs", recipe.train.num_epochs.unwrap_or(1.0)),
         };
-        let longer = format!("{} --set {longer}", self.run.args.resume_command());
+        let longer = self.run.args.resume_command_with(key, 2.0 * length);
         self.trainer.sinks.note(&next_commands(&self.run.dir, &recipe.model.path, rank, &longer));
         Ok(())
     }

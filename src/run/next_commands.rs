@@ -14,8 +14,7 @@ pub(super) fn next_commands(dir: &RunDir, base: &str, rank: usize, longer: &str)
     let path = dir.path().display().to_string();
     let path = path.trim_end_matches('/');
     let [run, adapter, merged] = [path, &format!("{path}/adapter"), &format!("{path}-merged")].map(quoted);
-    let more = VLLM_RANKS.iter().find(|&&served| served >= rank && rank > VLLM_DEFAULT_RANK);
-    let more = more.map(|rank| format!(" --max-lora-rank {rank}")).unwrap_or_default();
+    let more = vllm_rank(rank);
     let name = dir.path().file_name().map_or_else(|| "mine".into(), |name| name.to_string_lossy());
     let module = quoted(&format!("{name}={path}/adapter"));
     format!(
@@ -23,6 +22,12 @@ pub(super) fn next_commands(dir: &RunDir, base: &str, rank: usize, longer: &str)
          --enable-lora{more} --lora-modules {module}\n  merge it  lora-train merge {run} --out {merged}\n  train on  {longer}",
         quoted(base)
     )
+}
+
+/// The option with which vLLM serves an adapter of this rank.
+pub(crate) fn vllm_rank(rank: usize) -> String {
+    let more = VLLM_RANKS.iter().find(|&&served| served >= rank && rank > VLLM_DEFAULT_RANK);
+    more.map(|rank| format!(" --max-lora-rank {rank}")).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod long;
 mod mistakes;
 mod numbers;
 mod plan;
+mod push;
 mod recipes;
 mod report;
 mod room;

@@ -84,12 +84,13 @@ fn a_run_of_a_local_model_says_nothing_to_anybody() {
     let run_dir = bench.path("run");
     let (run_dir, adapter) = (run_dir.to_str().unwrap(), adapter.to_str().unwrap());
     let merged = bench.path("merged");
-    let commands: [&[&str]; 8] = [
+    let commands: [&[&str]; 9] = [
         &["check", recipe],
         &["inspect", recipe],
         &["plan", recipe],
         &[recipe, "--set", "train.max_steps=2"],
         &["report", run_dir],
+        &["push", run_dir, "me/adapter", "--dry-run"],
         &["generate", "--model", model, "--adapter", adapter, "--prompt", "a", "--max-new-tokens", "2"],
         &["merge", "--model", model, "--adapter", adapter, "--out", merged.to_str().unwrap()],
         &["bench", recipe, "--set", "train.max_steps=2"],

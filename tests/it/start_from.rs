@@ -34,6 +34,14 @@ fn a_run_goes_on_where_the_adapter_of_another_ended() {
     let output = run(&[&[second.to_str().unwrap()], &resumed[..]].concat());
     let steps = metrics(&bench.path("second")).iter().filter(|line| line.get("loss").is_some()).count();
     assert_eq!((output.status.success(), steps), (true, 6), "{}", stderr(&output));
+
+    // Also where what it started from is gone: the checkpoint has everything.
+    std::fs::remove_dir_all(bench.path("first")).unwrap();
+    let resumed = [&arguments[..], &["--resume", "--set", "train.max_steps=7"]].concat();
+    let output = run(&[&[second.to_str().unwrap()], &resumed[..]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = run(&["eval", bench.path("second").to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
 }
 
 #[test]

@@ -69,10 +69,14 @@ impl Server {
 
     fn answer(&self, model: &str) -> String {
         let messages = json!([{"role": "user", "content": STORY}]);
+        self.reply(model, &messages)["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    }
+
+    fn reply(&self, model: &str, messages: &Value) -> Value {
         let body = json!({"model": model, "messages": messages, "temperature": 0, "max_tokens": 40});
         let (status, answer) = self.ask("/v1/chat/completions", "", &body);
         assert_eq!(status, 200, "{answer}");
-        answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+        answer
     }
 }
 
@@ -134,6 +138,27 @@ fn generate_chat_and_serve_write_the_same_text_alone_and_together() {
     }
     let page = server.ask("/", "", &Value::Null).1;
     assert!(page.as_str().unwrap().contains("<title>lora-train serve</title>"));
+}
+
+#[test]
+fn the_system_message_of_training_is_that_of_requests_without_one() {
+    let bench = Bench::new();
+    let folder = chat_run(&bench);
+    let form = folder.join("adapter/prompt_form.json");
+    let mut changed = json(&form);
+    changed["system"] = json!("Be a pirate.");
+    std::fs::write(&form, changed.to_string()).unwrap();
+    let server = Server::start(&[folder.to_str().unwrap()]);
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let tokens = |model: &str, system: &[&str]| {
+        let system = system.iter().map(|text| turn("system", text));
+        let messages: Vec<Value> = system.chain([turn("user", STORY)]).collect();
+        server.reply(model, &json!(messages))["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(tokens("run", &[]), tokens("base", &["Be a pirate."]));
+    assert!(tokens("run", &[""]) < tokens("run", &[]) && tokens("base", &[]) < tokens("run", &[]));
+    let generated = stdout(&["generate", folder.to_str().unwrap(), STORY, "--max-new-tokens", "40", "--quiet"]);
+    assert_eq!(server.answer("run").trim_end(), generated.trim_end());
 }
 
 #[test]

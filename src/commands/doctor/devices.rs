@@ -26,7 +26,9 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     let gpus = match listed {
         Ok(gpus) => gpus,
         Err(reason) => {
-            section.figure("present", false, format!("no ({reason})"));
+            section.figure("present", false, "no");
+            let reason = reason.rsplit_once("occurred: ").map_or(reason.as_str(), |(_, reason)| reason);
+            section.note(format!("no driver: {reason}"), "for an NVIDIA GPU: install its driver; a CPU needs none");
             return section;
         }
     };
@@ -82,6 +84,9 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
 /// The driver's library, and what compiles kernels for NVIDIA GPUs.
 fn cuda_libraries() -> Section {
     let mut section = Section::new("cuda libraries");
+    if !DeviceKind::Cuda.is_compiled_in() {
+        section.note("this binary is built without CUDA", "cargo install --path . --features cuda");
+    }
     let driver = device::driver_library();
     library("libcuda", driver.clone().map(|driver| (driver.path, driver.cuda_version)), &mut section);
     match KernelCompiler::OF_BUILD {

@@ -139,11 +139,12 @@ impl Asking {
         })
     }
 
-    /// The tokens to continue.
+    /// The tokens to continue. `system` is the system message of conversations that have none.
     pub(super) fn prompt_ids(
         &self,
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
+        system: Option<&str>,
     ) -> Result<Vec<u32>, ApiError> {
         match (&self.content, template) {
             (Content::Tokens(ids), _) => Ok(ids.clone()),
@@ -159,7 +160,10 @@ impl Asking {
                 if let Some(role) = roles.find(|role| is_unknown(role) && *role != "system") {
                     return Err(ApiError::wrong(format!("the chat template has no role `{role}`"), Some("messages")));
                 }
-                encode_messages(tokenizer, template, messages).map_err(|error| ApiError::of_prompt(&error))
+                let has_system = messages.iter().any(|message| message["role"] == "system");
+                let system = system.filter(|_| !has_system).map(|text| json!({"role": "system", "content": text}));
+                let messages: Vec<Value> = system.into_iter().chain(messages.iter().cloned()).collect();
+                encode_messages(tokenizer, template, &messages).map_err(|error| ApiError::of_prompt(&error))
             }
         }
     }

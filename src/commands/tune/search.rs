@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::axis::{Axis, Limits, changes, have_same_numbers, rows_of_step};
 use super::trial::Figures;
 use crate::recipe::Recipe;
-use crate::stats::median;
+use crate::stats::quantile;
 
 /// Smallest gain, as the median of the pairs' ratios. Less is not worth another recipe and may be noise of the machine.
 pub(super) const MIN_GAIN: f64 = 1.02;
@@ -27,12 +27,15 @@ pub(super) struct Paired {
     pub(super) num_pairs: usize,
     /// Pairs that the candidate won.
     pub(super) num_faster: usize,
+    /// Half of the range of the pairs' ratios, relative to their median.
+    pub(super) spread: f64,
 }
 
 impl Paired {
     fn of(ratios: &[f64]) -> Self {
         let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
-        Self { ratio: median(ratios).unwrap_or(f64::NAN), num_pairs: ratios.len(), num_faster }
+        let [low, ratio, high] = [0.0, 0.5, 1.0].map(|share| quantile(ratios, share).unwrap_or(f64::NAN));
+        Self { ratio, num_pairs: ratios.len(), num_faster, spread: (high - low) / 2.0 / ratio }
     }
 
     pub(super) fn is_faster(&self) -> bool {
@@ -355,5 +358,6 @@ mod tests {
         assert!(!is_faster(&[1.3, 0.9, 1.3, 0.9, 1.3]));
         assert!(!is_faster(&[1.01; 5]));
         assert!(!is_faster(&[1.3]));
+        assert!((Paired::of(&[0.9, 1.0, 1.2]).spread - 0.15).abs() < 1e-12);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::axis::Unit;
 use super::{Comparison, FIGURES, Side, Verdict};
-use crate::text::thousands;
+use crate::text::{Mark, aligned, thousands};
 
 /// A side compared with the baseline.
 pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {
@@ -12,7 +12,7 @@ pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {
         part(baseline, side, peak, "peak memory", |bytes| Unit::Bytes.text(bytes), ["less memory", "more memory"]),
         part(baseline, side, "final_eval_loss", "evaluation loss", |loss| format!("{loss:.4}"), ["lower", "higher"]),
     ];
-    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    let parts: Vec<(Mark, String)> = parts.into_iter().flatten().collect();
     let mut notes = Vec::new();
     let values = |name| baseline.value(name).zip(side.value(name)).filter(|(from, to)| from != to);
     if baseline.value("final_eval_loss").is_some() && side.value("final_eval_loss").is_none() {
@@ -41,11 +41,14 @@ pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {
                 .to_owned(),
         );
     }
-    let text = if parts.is_empty() { "no figure can be compared".to_owned() } else { parts.join("; ") };
-    Verdict { run: side.name.clone(), baseline: baseline.name.clone(), text, notes }
+    if parts.is_empty() {
+        notes.push("no figure can be compared".to_owned());
+    }
+    let text = parts.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("; ");
+    Verdict { run: side.name.clone(), baseline: baseline.name.clone(), text, parts, notes }
 }
 
-/// How one figure differs; in words only where several runs per side show it.
+/// How one figure differs; better or worse only where several runs per side show it.
 fn part(
     baseline: &Side,
     side: &Side,
@@ -53,21 +56,34 @@ fn part(
     label: &str,
     show: fn(f64) -> String,
     [down, up]: [&str; 2],
-) -> Option<String> {
+) -> Option<(Mark, String)> {
     let figure = side.figure(name)?;
     let change = figure.change_percent?;
     let values = format!("{label} {} -> {}", show(baseline.value(name)?), show(figure.value?));
+    let open = if change.abs() < 0.05 { Mark::Equal } else { Mark::Open };
     Some(match figure.is_clear {
-        None => format!("{values} ({change:+.1} %)"),
-        Some(true) => format!("{values}, {:.1} % {}", change.abs(), if change < 0.0 { down } else { up }),
-        Some(false) => format!("{values} ({change:+.1} %; the ranges of the runs overlap)"),
+        None => (open, format!("{values} ({change:+.1} %)")),
+        Some(false) => (open, format!("{values} ({change:+.1} %; the ranges of the runs overlap)")),
+        Some(true) => {
+            let is_better = (change > 0.0) == (name == "tokens_per_second");
+            let words = if change < 0.0 { down } else { up };
+            let mark = if is_better { Mark::Good } else { Mark::Bad };
+            (mark, format!("{values}, {:.1} % {words}", change.abs()))
+        }
     })
 }
 
 impl Comparison {
-    /// The comparison as a table for people: figures, recipe differences, verdicts.
+    /// The comparison for people: verdicts, then tables of figures and recipe differences.
     #[must_use]
     pub fn text(&self) -> String {
+        let mut lines = Vec::new();
+        for Verdict { run, baseline, parts, notes, .. } in &self.verdicts {
+            lines.push(format!("{run} against {baseline}"));
+            lines.extend(parts.iter().map(|(mark, part)| format!("  {mark} {part}")));
+            lines.extend(notes.iter().map(|note| format!("  {} {note}", Mark::Note)));
+            lines.push(String::new());
+        }
         let header = |title: &str| self.row(title, |side| side.name.clone());
         let mut rows = vec![header("figure")];
         for (name, label, unit, _) in FIGURES {
@@ -75,7 +91,7 @@ impl Comparison {
                 rows.push(self.row(label, |side| cell(side, name, unit)));
             }
         }
-        let mut lines = aligned(&rows);
+        lines.extend(aligned(&rows));
         if self.sides.iter().flat_map(|side| &side.figures).any(|figure| figure.is_clear == Some(false)) {
             lines.push("~ the ranges of the runs overlap".to_owned());
         }
@@ -94,11 +110,6 @@ impl Comparison {
                 rows.push(std::iter::once(difference.key.clone()).chain(values).collect());
             }
             lines.extend(aligned(&rows));
-        }
-        lines.push(String::new());
-        for verdict in &self.verdicts {
-            lines.push(format!("{} against {}: {}", verdict.run, verdict.baseline, verdict.text));
-            lines.extend(verdict.notes.iter().map(|note| format!("  note: {note}")));
         }
         lines.join("\n")
     }
@@ -119,20 +130,4 @@ fn cell(side: &Side, name: &str, unit: Unit) -> String {
     let mark = if figure.is_clear == Some(false) { "~" } else { "" };
     let percent = if unit == Unit::Percent { "" } else { " %" };
     format!("{value} ({mark}{change:+.1}{percent})")
-}
-
-/// Columns of equal width: the first aligned left, the others right.
-fn aligned(rows: &[Vec<String>]) -> Vec<String> {
-    let num_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..num_columns).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
-            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-        });
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    rows.iter().map(line).collect()
 }

@@ -76,7 +76,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "a Hub to push to",
         Recipe("r = 4", "push_to_hub = true"),
-        &["r.toml:5:1: unknown key `push_to_hub`", "not available: `hf upload REPOSITORY RUN/adapter`"],
+        &["r.toml:5:1: unknown key `push_to_hub`", "`lora-train push RUN OWNER/NAME`"],
     ),
     (
         "an output that is overwritten",
