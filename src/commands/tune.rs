@@ -217,6 +217,9 @@ fn table(report: &Report<'_>) -> String {
     lines.push(match (report.speedup, &report.not_confirmed) {
         (Some(speedup), _) => format!("fastest: {speedup:.2}x with {}", report.fastest.join(" ")),
         (None, Some(why)) => format!("the fastest trial {why}: the recipe stays"),
+        (None, None) if report.trials.len() > 1 && report.trials.iter().all(|trial| trial.result.is_none()) => {
+            "no candidate was measured to its end, see above: the recipe stays".to_owned()
+        }
         (None, None) => {
             format!("nothing that was tried is faster by {:.0} % or more: the recipe stays", 100.0 * (MIN_GAIN - 1.0))
         }
@@ -274,26 +277,28 @@ mod tests {
 
     #[test]
     fn the_fastest_is_marked_and_a_noisy_machine_is_called_so() {
-        let shown = |spread| {
+        let trial = |spread| {
             let paired = Paired { ratio: 1.5, num_pairs: 5, num_faster: 5, spread };
-            let trial = Trial {
+            Trial {
                 settings: vec!["data.packing=true".into()],
                 keeps_numbers: true,
                 rows_of_step: None,
                 figures: Some(trial::Figures::default()),
                 result: Some(TrialResult { speedup: 1.5, is_faster: true, paired }),
                 left_out: None,
-            };
-            table(&Report {
-                trials: std::slice::from_ref(&trial),
-                fastest: trial.settings.clone(),
-                speedup: Some(1.5),
-                ..Report::default()
-            })
+            }
         };
-        let table = shown(0.1);
-        assert!(table.lines().nth(1).unwrap().starts_with('▶') && table.contains("1.50x ± 10 %"), "{table}");
-        assert!(table.contains("noisy: pairs of the same two runs differ by ±10 %") && !shown(0.01).contains("noisy"));
+        let shown = |spread| {
+            let trial = trial(spread);
+            let (trials, fastest) = (std::slice::from_ref(&trial), trial.settings.clone());
+            table(&Report { trials, fastest, speedup: Some(1.5), ..Report::default() })
+        };
+        let noisy = shown(0.1);
+        assert!(noisy.lines().nth(1).unwrap().starts_with('▶') && noisy.contains("1.50x ± 10 %"), "{noisy}");
+        assert!(noisy.contains("noisy: pairs of the same two runs differ by ±10 %") && !shown(0.01).contains("noisy"));
+        let untried = Trial { figures: None, result: None, left_out: Some(OUT_OF_TIME.to_owned()), ..trial(0.1) };
+        let table = table(&Report { trials: &[untried.clone(), untried], ..Report::default() });
+        assert!(table.ends_with("no candidate was measured to its end, see above: the recipe stays"), "{table}");
     }
 
     #[test]
