@@ -1,7 +1,7 @@
 //! Views of what a run has written: a page for a run, and a comparison of several runs.
 //!
 //! - `record`, `columns`: the files of a run's folder, read, and its figures by name
-//! - `page`: report.html; `charts` its charts, `time` where the time went, `bars` totals
+//! - `page`: report.html; `charts` its charts, `time` where the time went, `bars` totals; page.js its controls
 //! - `chart`, `axis`: lines as SVG
 //! - [`compare`]: runs side by side
 //!
@@ -142,6 +142,6 @@ mod tests {
         let page = std::fs::read_to_string(path).unwrap();
         assert!(page.starts_with("<!doctype html>") && page.contains("not finished"), "{page}");
         assert!(page.contains("<script>\"use strict\";") && page.contains("@media print"), "{page}");
-        assert!(page.contains("<h3>Loss</h3>") && page.contains("<path class=\"line c1 solid\" d=\"M"), "{page}");
+        assert!(page.contains("<h3>Loss ") && page.contains("<path class=\"line c1 solid\" d=\"M"), "{page}");
     }
 }

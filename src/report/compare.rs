@@ -29,7 +29,7 @@ const FIGURES: [Row; 23] = [
     ("eval_target_tokens", "evaluation, target tokens", Unit::Count, |run| {
         run.evaluations.latest("eval_target_tokens")
     }),
-    ("final_loss", "training loss, last tenth", Unit::Plain, final_loss),
+    ("final_loss", "training loss, last tenth", Unit::Plain, Record::final_loss),
     ("steps", "steps", Unit::Count, |run| run.steps.last("step")),
     ("tokens", "tokens", Unit::Count, |run| run.steps.sum("tokens")),
     ("tokens_per_second", "tokens/s, median", Unit::Count, |run| run.median("tokens_per_second")),
@@ -194,13 +194,6 @@ impl Side {
         let on_gpu = [self, baseline].iter().any(|side| side.value("peak_gpu_memory_bytes").is_some());
         if on_gpu { "peak_gpu_memory_bytes" } else { "peak_host_memory_bytes" }
     }
-}
-
-fn final_loss(run: &Record) -> Option<f64> {
-    let losses = run.steps.get("loss")?;
-    let last: Vec<f64> =
-        losses[losses.len() - losses.len().div_ceil(10)..].iter().copied().filter(|loss| loss.is_finite()).collect();
-    (!last.is_empty()).then(|| last.iter().sum::<f64>() / as_f64(last.len() as u64))
 }
 
 /// Share of the wall time; without a summary, of the steps' time.

@@ -49,8 +49,8 @@ pub(super) fn render(record: &Record) -> Result<String, minijinja::Error> {
         environment => environment(record),
         version => env!("CARGO_PKG_VERSION"),
         style => minijinja::Value::from_safe_string(include_str!("style.css").to_owned()),
-        // Shows numbers under the pointer; the page is complete without it.
-        script => minijinja::Value::from_safe_string(include_str!("hover.js").to_owned()),
+        // Numbers under the pointer, other axes, smoothing; the page is complete without it.
+        script => minijinja::Value::from_safe_string(include_str!("page.js").to_owned()),
     };
     fill(include_str!("page.html"), page)
 }
@@ -106,7 +106,9 @@ fn tiles(record: &Record) -> Vec<(&'static str, String, String)> {
     let first_loss = losses.first().filter(|loss| losses.len() > 1 && loss.is_finite());
     let from_loss = first_loss.map(|loss| format!("from {}", Unit::Plain.text(*loss)));
     tile("Evaluation loss", record.evaluations.latest("eval_loss").map(loss_text), from_loss);
-    tile("Training loss", record.steps.latest("loss").map(loss_text), Some("of the last step".to_owned()));
+    // The last step alone is noise, unless it has no number.
+    let loss = record.steps.latest("loss").map(|last| if last.is_finite() { record.final_loss() } else { Some(last) });
+    tile("Training loss", loss.flatten().map(loss_text), Some("mean of the last tenth".to_owned()));
 
     let epochs = record.steps.last("epoch").map(|epochs| format!("{} epochs", Unit::Plain.text(epochs)));
     tile("Steps", Some(thousands(record.steps.last("step").unwrap_or(0.0))), epochs);
