@@ -87,7 +87,30 @@ pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> 
 }
 
 fn page(folder: &Path) -> Result<String, ReportError> {
-    page::render(&Record::read(folder)?).map_err(|error| ReportError::Bug(error.to_string()))
+    rendered(&Record::read(folder)?, false)
+}
+
+fn rendered(record: &Record, is_watched: bool) -> Result<String, ReportError> {
+    page::render(record, is_watched).map_err(|error| ReportError::Bug(error.to_string()))
+}
+
+/// The report as a page that asks its server for a newer one again and again. A folder without figures, or none, makes a
+/// page that waits for them.
+///
+/// # Errors
+///
+/// A file that cannot be read.
+pub fn watched_page(folder: &Path) -> Result<String, ReportError> {
+    match Record::read(folder) {
+        Err(ReportError::NoRun { .. }) => rendered(&Record { folder: folder.to_owned(), ..Record::default() }, true),
+        record => rendered(&record?, true),
+    }
+}
+
+/// Whether a folder holds figures of a run.
+#[must_use]
+pub fn has_begun(folder: &Path) -> bool {
+    Record::read(folder).is_ok()
 }
 
 /// Like [`write()`] into the run's folder, but for the end of a run, which must neither take long nor fail because of

@@ -66,7 +66,7 @@ fn a_run_ends_with_a_page_whose_curves_are_its_figures() {
     holds(&line(&loss, "evaluation loss"), &evaluations, "eval_loss");
     holds(&line(&chart(&page, "Learning rate"), "Learning rate"), &steps, "learning_rate");
     holds(&line(&chart(&page, "Throughput"), "Throughput"), &steps, "tokens_per_second");
-    holds(&line(&chart(&page, "Host memory"), "host"), &steps, "host_memory_bytes");
+    holds(&line(&chart(&page, "Gradient norm"), "Gradient norm"), &steps, "grad_norm");
     assert!(!page.contains("<h3>GPU"), "there is no GPU, and so no chart of one");
 
     // The columns of the time chart add up to the wall time of their step.
