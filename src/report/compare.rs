@@ -5,6 +5,7 @@
 //! counts where both sides have several runs whose ranges do not overlap.
 
 mod limits;
+mod samples;
 mod text;
 
 use std::collections::HashSet;
@@ -18,6 +19,7 @@ use super::record::Record;
 use crate::stats::{as_f64, quantile};
 
 pub use limits::{Checked, Limit, Regression};
+use samples::Samples;
 
 /// A compared figure: name, label, unit, and its value in a run.
 type Row = (&'static str, &'static str, Unit, fn(&Record) -> Option<f64>);
@@ -61,6 +63,8 @@ pub struct Comparison {
     recipe_differences: Vec<Difference>,
     /// For each side but the first, in words.
     verdicts: Vec<Verdict>,
+    /// Texts of the last evaluations for the prompts that runs have in common.
+    samples: Vec<Samples>,
 }
 
 /// One run, or several compared as one.
@@ -130,9 +134,10 @@ impl Comparison {
         if let Some((baseline, others)) = sides.split_first_mut() {
             others.iter_mut().for_each(|side| side.against(baseline));
         }
-        let recipe_differences = differences(&records.iter().map(|of_side| &of_side[0]).collect::<Vec<_>>());
+        let firsts: Vec<&Record> = records.iter().map(|of_side| &of_side[0]).collect();
+        let (recipe_differences, samples) = (differences(&firsts), samples::of(&firsts));
         let verdicts = sides.iter().skip(1).map(|side| text::verdict(&sides[0], side)).collect();
-        Ok(Self { sides, recipe_differences, verdicts })
+        Ok(Self { sides, recipe_differences, verdicts, samples })
     }
 }
 

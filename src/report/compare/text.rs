@@ -100,6 +100,8 @@ impl Comparison {
             lines.push(format!("{} against {}: {}", verdict.run, verdict.baseline, verdict.text));
             lines.extend(verdict.notes.iter().map(|note| format!("  note: {note}")));
         }
+        let names: Vec<&str> = self.sides.iter().map(|side| side.name.as_str()).collect();
+        lines.extend(self.samples.iter().flat_map(|samples| samples.lines(&names)));
         lines.join("\n")
     }
 
