@@ -216,6 +216,10 @@ def check(browser: Chromium, report: pathlib.Path, folder: pathlib.Path) -> None
             if problems := browser.problems():
                 sys.exit(f"error: the page has problems on a phone: {problems}")
             browser.screenshot(folder / f"phone-{scheme}-{name}.png")
+            for control, choice in {"x": "time", "y": "log", "smoothing": 5}.items() if script else ():
+                browser.evaluate(f"form.elements.{control}.value = '{choice}'; drawAll()")
+            if browser.problems() or browser.evaluate("/NaN|undefined/.test(document.querySelector('main').innerHTML)"):
+                sys.exit(f"error: a chart cannot be drawn anew: {browser.problems()}")
         browser.open(report, script=script)
         pdf = folder / f"report-{name}.pdf"
         sheets = browser.pdf(pdf)

@@ -7,6 +7,7 @@ pub(crate) mod compare;
 pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod generate;
+mod http;
 pub(crate) mod init;
 pub(crate) mod inspect;
 pub(crate) mod merge;

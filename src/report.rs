@@ -1,7 +1,7 @@
 //! Views of what a run has written: a page for a run, and a comparison of several runs.
 //!
 //! - `record`, `columns`: the files of a run's folder, read, and its figures by name
-//! - `page`: report.html; `charts` its charts, `time` where the time went, `bars` totals
+//! - `page`: report.html; `charts` its charts, `time` where the time went, `bars` totals; page.js its controls
 //! - `chart`, `axis`: lines as SVG
 //! - [`compare`]: runs side by side; [`model_card`]: the README of a published adapter
 //!
@@ -89,7 +89,30 @@ pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> 
 }
 
 fn page(folder: &Path) -> Result<String, ReportError> {
-    page::render(&Record::read(folder)?).map_err(|error| ReportError::Bug(error.to_string()))
+    rendered(&Record::read(folder)?, false)
+}
+
+fn rendered(record: &Record, is_watched: bool) -> Result<String, ReportError> {
+    page::render(record, is_watched).map_err(|error| ReportError::Bug(error.to_string()))
+}
+
+/// The report as a page that asks its server for a newer one again and again. A folder without figures, or none, makes a
+/// page that waits for them.
+///
+/// # Errors
+///
+/// A file that cannot be read.
+pub fn watched_page(folder: &Path) -> Result<String, ReportError> {
+    match Record::read(folder) {
+        Err(ReportError::NoRun { .. }) => rendered(&Record { folder: folder.to_owned(), ..Record::default() }, true),
+        record => rendered(&record?, true),
+    }
+}
+
+/// Whether a folder holds figures of a run.
+#[must_use]
+pub fn has_begun(folder: &Path) -> bool {
+    Record::read(folder).is_ok()
 }
 
 /// Like [`write()`] into the run's folder, but for the end of a run, which must neither take long nor fail because of
@@ -144,6 +167,6 @@ mod tests {
         let page = std::fs::read_to_string(path).unwrap();
         assert!(page.starts_with("<!doctype html>") && page.contains("not finished"), "{page}");
         assert!(page.contains("<script>\"use strict\";") && page.contains("@media print"), "{page}");
-        assert!(page.contains("<h3>Loss</h3>") && page.contains("<path class=\"line c1 solid\" d=\"M"), "{page}");
+        assert!(page.contains("<h3>Loss ") && page.contains("<path class=\"line c1 solid\" d=\"M"), "{page}");
     }
 }

@@ -35,6 +35,13 @@ pub fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
+/// The mean of the finite values; NaN without values.
+#[must_use]
+pub fn mean(values: &[f64]) -> f64 {
+    let finite = || values.iter().filter(|value| value.is_finite());
+    finite().sum::<f64>() / as_f64(finite().count())
+}
+
 /// Mean of a figure, weighted by the time of the steps that have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MeanOverTime {

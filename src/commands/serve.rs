@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, template};
-use super::say;
+use super::{http, say};
 use crate::data::template::ChatTemplate;
 use crate::export::PromptForm;
 use crate::failure::Failure;
@@ -74,11 +74,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let problem = Problem::new(format!("`--host {}` without `--token`: anybody could use the model", args.host));
         return Err(problem.hint("give --token, or leave --host out to answer this machine alone").into());
     }
-    let listener = std::net::TcpListener::bind((args.host, args.port)).map_err(|error| {
-        let problem = Problem::new(format!("cannot listen on {}:{}: {error}", args.host, args.port));
-        Failure::from(problem.hint("--port N takes another port, --port 0 a free one"))
-    })?;
-    listener.set_nonblocking(true).map_err(Failure::running)?;
+    let listener = http::bind(args.host, args.port)?;
     let address = listener.local_addr().map_err(Failure::running)?;
 
     let named = Named::find(&args.names, &args.model)?;
@@ -96,13 +92,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         jobs: Mutex::new(jobs),
         opened: Arc::clone(&opened),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
-    let runtime = runtime.map_err(Failure::running)?;
     say(&ready_line(address, &opened));
-    std::thread::Builder::new()
-        .name("http".into())
-        .spawn(move || runtime.block_on(listen(listener, server)))
-        .map_err(Failure::running)?;
+    let answer = move || {
+        if let Err(failure) = http::answer(listener, router(server)) {
+            say(&format!("error: the server has ended: {failure}"));
+        }
+    };
+    std::thread::Builder::new().name("http".into()).spawn(answer).map_err(Failure::running)?;
     // On this thread, so that a failing device ends the program.
     write_texts(&opened, &queue)
 }
@@ -122,37 +118,20 @@ struct Server {
     jobs: Mutex<mpsc::Sender<Job>>,
 }
 
-async fn listen(listener: std::net::TcpListener, server: Server) {
+fn router(server: Server) -> Router {
     let server = Arc::new(server);
-    let router = Router::new()
+    Router::new()
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
         .route("/", get(|| ready(Html(PAGE))))
         .fallback(|| ready(ApiError::not_found("there is no such page")))
-        .with_state(server);
-    let served = match tokio::net::TcpListener::from_std(listener) {
-        Ok(listener) => axum::serve(listener, router).await,
-        Err(error) => Err(error),
-    };
-    if let Err(error) = served {
-        say(&format!("error: the server has ended: {error}"));
-    }
+        .with_state(server)
 }
 
 async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     if server.lets_in(request.headers()) { next.run(request).await } else { ApiError::not_admitted().into_response() }
-}
-
-/// Whether a `Host` header names this machine.
-fn is_own_name(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    name == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
@@ -182,17 +161,15 @@ impl Server {
     /// With a token, whether a request has it; without one, whether it means this machine, so that no page of another site
     /// reaches the model through a name of its own.
     fn lets_in(&self, headers: &HeaderMap) -> bool {
-        let of = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         match &self.token {
-            Some(token) => of(header::AUTHORIZATION).strip_prefix("Bearer ") == Some(token),
-            None => is_own_name(of(header::HOST)),
+            Some(token) => http::text(headers, &header::AUTHORIZATION).strip_prefix("Bearer ") == Some(token),
+            None => http::is_for_this_machine(headers),
         }
     }
 
     async fn answer(&self, kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<Response, ApiError> {
         // Pages of other sites can send other types without asking.
-        let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        if !content_type.starts_with("application/json") {
+        if !http::text(headers, &header::CONTENT_TYPE).starts_with("application/json") {
             return Err(ApiError::wrong("the content type is not application/json", None));
         }
         let asking = Asking::parse(kind, body)?;
@@ -257,19 +234,4 @@ fn stream_of(mut reply: Reply, first: NewText, mut texts: Texts, include_usage: 
         stream::iter(reply.events(text.map_err(|error| ApiError::of_prompt(&error)), include_usage))
     });
     Sse::new(start.chain(events).map(Ok::<_, Infallible>)).keep_alive(KeepAlive::default()).into_response()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_names_of_this_machine_are_let_in_without_a_token() {
-        for own in ["localhost", "localhost:8000", "127.0.0.1:80", "[::1]:8000", "[::1]", "127.9.9.9"] {
-            assert!(is_own_name(own), "{own}");
-        }
-        for other in ["", "evil.example", "localhost.evil.example:8000", "10.0.0.1:8000", "[::2]:1"] {
-            assert!(!is_own_name(other), "{other}");
-        }
-    }
 }

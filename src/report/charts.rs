@@ -1,43 +1,85 @@
-//! The charts of a run: one for each figure that it measured.
+//! The charts of a run: one for each figure that it measured and that moves.
 
 use std::borrow::Cow;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::axis::Unit;
-use super::chart::{Chart, Figure, Line, Look};
+use super::axis::{Axis, Unit};
+use super::chart::{Chart, Figure, Line, Look, MAX_POINTS};
+use super::columns::Columns;
 use super::record::Record;
 use super::time;
 use crate::figures::tags;
 use crate::stats::as_f64;
 
-/// The smoothed line over a noisy one is a mean over this fraction of the run.
-const MEAN_SHARE: usize = 40;
-
-/// The charts of a page by section.
+/// The charts of a page, all over the same steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Charts {
-    learning: Vec<Figure>,
-    throughput: Vec<Figure>,
+    loss: Option<Figure>,
+    others: Vec<Figure>,
+    /// Those left out because nothing moves in them, with their numbers.
+    still: Vec<String>,
     time: Option<Figure>,
-    utilization: Vec<Figure>,
-    memory: Vec<Figure>,
+    /// Steps, and the tokens and seconds up to each, for the horizontal axis.
+    axes: Value,
 }
 
 impl Charts {
     pub(super) fn of(record: &Record) -> Self {
-        Self {
-            learning: drawn([loss(record), learning_rate(record), gradient_norm(record)]),
-            throughput: drawn([rate(record), tokens(record)]),
-            time: time::over_steps(&record.steps),
-            utilization: drawn(utilization(record)),
-            memory: drawn(memory(record)),
+        let x = x_axis(record);
+        let charts = [learning_rate(record), gradient_norm(record), rate(record), tokens(record)];
+        let charts = charts.into_iter().chain(utilization(record)).chain(memory(record));
+        let num_warmup = record.steps.len() - record.steps.steady("step").len();
+        let steady =
+            |line: &Line<'_>| line.y.iter().skip(num_warmup).copied().filter(|value| value.is_finite()).collect();
+        let (mut others, mut still) = (Vec::new(), Vec::new());
+        for chart in charts {
+            match chart.still(steady) {
+                Some(text) => still.push(text),
+                None => others.extend(chart.figure(&x)),
+            }
         }
+        let loss = loss(record).figure(&x);
+        Self { loss, others, still, time: time::over_steps(&record.steps, &x), axes: axes(&record.steps, &x) }
     }
 }
 
-fn drawn<'a>(charts: impl IntoIterator<Item = Chart<'a>>) -> Vec<Figure> {
-    charts.into_iter().filter_map(|chart| chart.figure()).collect()
+/// From before the first step to the last, with the evaluations. A step takes up what lies between it and the one before.
+fn x_axis(record: &Record) -> Axis {
+    let of = |columns: &Columns, before: f64| {
+        let steps = columns.get("step")?;
+        Some((steps.first()? - before, *steps.last()?))
+    };
+    let both = [of(&record.steps, 1.0), of(&record.evaluations, 0.0)];
+    let low = both.iter().flatten().map(|(low, _)| *low).fold(f64::INFINITY, f64::min);
+    let high = both.iter().flatten().map(|(_, high)| *high).fold(0.0, f64::max);
+    Axis::exact(if low.is_finite() { low } else { 0.0 }, high, Unit::Count, 5.0)
+}
+
+fn axes(steps: &Columns, x: &Axis) -> Value {
+    let numbers = steps.get("step").unwrap_or_default();
+    let every = numbers.len().div_ceil(MAX_POINTS).max(1);
+    let kept: Vec<usize> = (0..numbers.len()).filter(|at| (at + 1) % every == 0 || at + 1 == numbers.len()).collect();
+    let sums = |figure: &str| {
+        steps.get(figure)?;
+        let mut sum = 0.0;
+        let sums: Vec<f64> = steps
+            .or_zero(figure)
+            .iter()
+            .map(|value| {
+                sum += value;
+                sum
+            })
+            .collect();
+        Some([0.0].into_iter().chain(kept.iter().map(|&at| sums[at])).collect::<Vec<_>>())
+    };
+    let steps = numbers.first().map(|first| first - 1.0).into_iter().chain(kept.iter().map(|&at| numbers[at]));
+    let steps: Vec<f64> = steps.collect();
+    json!({
+        "low": x.low, "high": x.high, "step": steps, "tokens": sums("tokens"),
+        "time": sums("wall_seconds").or_else(|| sums("step_seconds")),
+    })
 }
 
 /// A line, drawn where its figure was measured: figure, name, colour, look.
@@ -67,7 +109,7 @@ fn lines<'a>(record: &'a Record, wanted: &[Wanted]) -> Vec<Line<'a>> {
             "mfu_percent" => Cow::Owned(record.steps.get("mfu")?.iter().map(|mfu| 100.0 * mfu).collect()),
             _ => Cow::Borrowed(record.steps.get(figure)?),
         };
-        Some(Line { name: name.clone(), x, y, color, look })
+        Some(Line { name: name.clone(), x, y, color, look, is_noisy: true })
     };
     // Among others, a figure that was always 0, such as swapped memory, is left out.
     let says_something =
@@ -75,55 +117,16 @@ fn lines<'a>(record: &'a Record, wanted: &[Wanted]) -> Vec<Line<'a>> {
     wanted.iter().filter_map(line).filter(says_something).collect()
 }
 
-/// Steps of a running mean that makes lines calm enough to be followed; `None` in a short run, which needs none.
-fn mean_width(record: &Record) -> Option<usize> {
-    Some(record.steps.len() / MEAN_SHARE).filter(|width| *width >= 3)
-}
-
-/// At each index, the mean of the last `width` finite values.
-fn moving_mean(values: &[f64], width: usize) -> Vec<f64> {
-    // Sums and counts of all values before an index.
-    let mut before = vec![(0.0, 0.0)];
-    before.extend(values.iter().scan((0.0, 0.0), |(sum, count), value| {
-        if value.is_finite() {
-            (*sum, *count) = (*sum + value, *count + 1.0);
-        }
-        Some((*sum, *count))
-    }));
-    let mean = |at: usize| {
-        let (first, last) = (before[(at + 1).saturating_sub(width)], before[at + 1]);
-        // Without values: 0 / 0, which is NaN.
-        (last.0 - first.0) / (last.1 - first.1)
-    };
-    (0..values.len()).map(mean).collect()
-}
-
-/// A figure of each step, in a long run pale, under its running mean.
-fn with_mean<'a>(record: &'a Record, figure: &'static str, name: &str, color: usize) -> Vec<Line<'a>> {
-    let mut lines = lines(record, &[(figure, name.to_owned(), color, Look::Solid)]);
-    if let (Some(width), [line]) = (mean_width(record), &mut lines[..]) {
-        let mean =
-            Line { name: format!("mean of {width} steps"), y: moving_mean(&line.y, width).into(), ..line.clone() };
-        (line.name, line.look) = (format!("{name} of a step"), Look::Pale);
-        lines.push(mean);
-    }
-    lines
-}
-
-/// A chart of several figures: in a long run of their running means, so that the lines can be told apart.
-fn calm<'a>(record: &'a Record, title: &'static str, unit: Unit, wanted: &[Wanted]) -> Chart<'a> {
-    let mut chart = Chart { title, unit, lines: lines(record, wanted), ..Chart::default() };
-    if let Some(width) = mean_width(record) {
-        chart.note = format!("Means of {width} steps.");
-        chart.lines.iter_mut().for_each(|line| line.y = moving_mean(&line.y, width).into());
-    }
-    chart
+/// A chart of the figures that were measured.
+fn chart<'a>(record: &'a Record, title: &'static str, unit: Unit, wanted: &[Wanted]) -> Chart<'a> {
+    Chart { title, unit, lines: lines(record, wanted), ..Chart::default() }
 }
 
 pub(super) fn loss(record: &Record) -> Chart<'_> {
-    let mut lines = with_mean(record, "loss", "training loss", 1);
+    let mut lines = lines(record, &[("loss", "training loss".to_owned(), 1, Look::Solid)]);
     if let (Some(x), Some(y)) = (record.evaluations.get("step"), record.evaluations.get("eval_loss")) {
-        lines.push(Line { name: "evaluation loss".to_owned(), x, y: y.into(), color: 4, look: Look::Dots });
+        let name = "evaluation loss".to_owned();
+        lines.push(Line { name, x, y: y.into(), color: 4, look: Look::Dots, is_noisy: false });
     }
     let note = marked(&record.anomalies, "with which something was wrong");
     Chart { title: "Loss", note, lines, may_be_log: true, marks: &record.anomalies, ..Chart::default() }
@@ -144,18 +147,21 @@ fn marked(marks: &[(u64, String)], which: &str) -> String {
 
 fn learning_rate(record: &Record) -> Chart<'_> {
     let title = "Learning rate";
-    let lines = lines(record, &[("learning_rate", title.to_owned(), 3, Look::Solid)]);
-    Chart { title, unit: Unit::Scientific, lines, ..Chart::default() }
+    let mut chart = chart(record, title, Unit::Scientific, &[("learning_rate", title.to_owned(), 3, Look::Solid)]);
+    chart.lines.iter_mut().for_each(|line| line.is_noisy = false);
+    chart
 }
 
 fn gradient_norm(record: &Record) -> Chart<'_> {
-    Chart { title: "Gradient norm", lines: with_mean(record, "grad_norm", "norm", 6), ..Chart::default() }
+    let title = "Gradient norm";
+    let wanted = [("grad_norm", title.to_owned(), 6, Look::Solid)];
+    Chart { may_be_log: true, ..chart(record, title, Unit::Plain, &wanted) }
 }
 
 fn rate(record: &Record) -> Chart<'_> {
-    let note = marked(&record.findings, "at which the diagnosis found something");
-    let lines = with_mean(record, "tokens_per_second", "tokens/s", 1);
-    Chart { title: "Throughput", note, unit: Unit::TokensPerSecond, lines, marks: &record.findings, ..Chart::default() }
+    let (title, note) = ("Throughput", marked(&record.findings, "at which the diagnosis found something"));
+    let wanted = [("tokens_per_second", title.to_owned(), 1, Look::Solid)];
+    Chart { note, marks: &record.findings, ..chart(record, title, Unit::TokensPerSecond, &wanted) }
 }
 
 fn tokens(record: &Record) -> Chart<'_> {
@@ -164,26 +170,22 @@ fn tokens(record: &Record) -> Chart<'_> {
         ("target_tokens", "carrying loss".into(), 4, Look::Dashed),
         ("padding_tokens", "padding".into(), 3, Look::Dotted),
     ];
-    calm(record, "Tokens of a step", Unit::Count, &wanted)
+    chart(record, "Tokens of a step", Unit::Count, &wanted)
 }
 
-fn utilization(record: &Record) -> Vec<Chart<'_>> {
+fn utilization(record: &Record) -> [Chart<'_>; 6] {
     let ending = |suffix: &'static str| all(move |figure| figure.ends_with(suffix));
     let mut percent = ending("_percent");
     percent.push(("mfu_percent", "MFU".into(), 5, Look::Dashed));
-    let power = with_mean(record, "gpu_power_watts", "power", 4);
-    let mut charts = vec![
-        Chart { at_least: 100.0, ..calm(record, "Utilization", Unit::Percent, &percent) },
-        Chart { title: "GPU power", unit: Unit::Watts, lines: power, ..Chart::default() },
-        calm(record, "GPU temperature", Unit::Celsius, &ending("_celsius")),
+    let power = [("gpu_power_watts", "GPU power".into(), 4, Look::Solid)];
+    [
+        Chart { at_least: 100.0, ..chart(record, "Utilization", Unit::Percent, &percent) },
+        chart(record, "GPU power", Unit::Watts, &power),
+        chart(record, "GPU temperature", Unit::Celsius, &ending("_celsius")),
         clocks(record, &ending("_mhz")),
-        calm(record, "PCIe traffic", Unit::BytesPerSecond, &ending("_bytes_per_second")),
-    ];
-    // A run with its rows in memory reads nothing.
-    if record.steps.max("disk_read_bytes").is_some_and(|most| most > 0.0) {
-        charts.push(calm(record, "Read from disks in a step", Unit::Bytes, &ending("disk_read_bytes")));
-    }
-    charts
+        chart(record, "PCIe traffic", Unit::BytesPerSecond, &ending("_bytes_per_second")),
+        chart(record, "Read from disks in a step", Unit::Bytes, &ending("disk_read_bytes")),
+    ]
 }
 
 /// With the reasons for throttling.
@@ -194,7 +196,7 @@ fn clocks<'a>(record: &'a Record, wanted: &[Wanted]) -> Chart<'a> {
     });
     let reasons = reasons.collect::<Vec<_>>().join(", ");
     let note = if reasons.is_empty() { String::new() } else { format!("Kept down by: {reasons}.") };
-    Chart { title: "GPU clocks", note, unit: Unit::Megahertz, lines: lines(record, wanted), ..Chart::default() }
+    Chart { note, ..chart(record, "GPU clocks", Unit::Megahertz, wanted) }
 }
 
 fn memory(record: &Record) -> [Chart<'_>; 2] {
@@ -202,7 +204,7 @@ fn memory(record: &Record) -> [Chart<'_>; 2] {
         // The machine's free memory would dwarf that of the process.
         let wanted =
             all(|figure| figure.starts_with(device) && figure.ends_with("_bytes") && figure != "host_available_bytes");
-        Chart { title, unit: Unit::Bytes, lines: lines(record, &wanted), ..Chart::default() }
+        chart(record, title, Unit::Bytes, &wanted)
     })
 }
 
@@ -211,17 +213,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moving_mean_looks_back_and_leaves_gaps_out() {
-        assert_eq!(moving_mean(&[1.0, 3.0, f64::NAN, 5.0], 2), [1.0, 2.0, 3.0, 5.0]);
-        assert!(moving_mean(&[f64::NAN], 2)[0].is_nan());
-    }
-
-    #[test]
     fn what_was_not_measured_has_no_chart() {
         let mut record = Record::default();
         record.steps.push(&serde_json::from_str(r#"{"step":1,"loss":2.0,"learning_rate":1e-3}"#).unwrap());
         let charts = Charts::of(&record);
-        assert_eq!((charts.learning.len(), charts.throughput.len(), charts.utilization.len()), (2, 0, 0));
-        assert!(charts.memory.is_empty() && charts.time.is_none());
+        let titles: Vec<&str> = charts.loss.iter().chain(&charts.others).map(|chart| chart.title).collect();
+        assert!(titles == ["Loss", "Learning rate"] && charts.still.is_empty() && charts.time.is_none());
+        assert_eq!(charts.axes, json!({"low": 0.0, "high": 1.0, "step": [0.0, 1.0], "tokens": null, "time": null}));
     }
 }

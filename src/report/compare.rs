@@ -5,6 +5,7 @@
 //! counts where both sides have several runs whose ranges do not overlap.
 
 mod limits;
+mod samples;
 mod text;
 
 use std::collections::HashSet;
@@ -19,6 +20,7 @@ use crate::stats::{as_f64, quantile};
 use crate::text::Mark;
 
 pub use limits::{Checked, Limit, Regression};
+use samples::Samples;
 
 /// A compared figure: name, label, unit, and its value in a run.
 type Row = (&'static str, &'static str, Unit, fn(&Record) -> Option<f64>);
@@ -30,7 +32,7 @@ const FIGURES: [Row; 23] = [
     ("eval_target_tokens", "evaluation, target tokens", Unit::Count, |run| {
         run.evaluations.latest("eval_target_tokens")
     }),
-    ("final_loss", "training loss, last tenth", Unit::Plain, final_loss),
+    ("final_loss", "training loss, last tenth", Unit::Plain, Record::final_loss),
     ("steps", "steps", Unit::Count, |run| run.steps.last("step")),
     ("tokens", "tokens", Unit::Count, |run| run.steps.sum("tokens")),
     ("tokens_per_second", "tokens/s, median", Unit::Count, |run| run.median("tokens_per_second")),
@@ -62,6 +64,8 @@ pub struct Comparison {
     recipe_differences: Vec<Difference>,
     /// For each side but the first, in words.
     verdicts: Vec<Verdict>,
+    /// Texts of the last evaluations for the prompts that runs have in common.
+    samples: Vec<Samples>,
 }
 
 /// One run, or several compared as one.
@@ -134,9 +138,10 @@ impl Comparison {
         if let Some((baseline, others)) = sides.split_first_mut() {
             others.iter_mut().for_each(|side| side.against(baseline));
         }
-        let recipe_differences = differences(&records.iter().map(|of_side| &of_side[0]).collect::<Vec<_>>());
+        let firsts: Vec<&Record> = records.iter().map(|of_side| &of_side[0]).collect();
+        let (recipe_differences, samples) = (differences(&firsts), samples::of(&firsts));
         let verdicts = sides.iter().skip(1).map(|side| text::verdict(&sides[0], side)).collect();
-        Ok(Self { sides, recipe_differences, verdicts })
+        Ok(Self { sides, recipe_differences, verdicts, samples })
     }
 }
 
@@ -198,13 +203,6 @@ impl Side {
         let on_gpu = [self, baseline].iter().any(|side| side.value("peak_gpu_memory_bytes").is_some());
         if on_gpu { "peak_gpu_memory_bytes" } else { "peak_host_memory_bytes" }
     }
-}
-
-fn final_loss(run: &Record) -> Option<f64> {
-    let losses = run.steps.get("loss")?;
-    let last: Vec<f64> =
-        losses[losses.len() - losses.len().div_ceil(10)..].iter().copied().filter(|loss| loss.is_finite()).collect();
-    (!last.is_empty()).then(|| last.iter().sum::<f64>() / as_f64(last.len() as u64))
 }
 
 /// Share of the wall time; without a summary, of the steps' time.

@@ -23,7 +23,7 @@ const MAX_RECIPE: usize = 60_000;
 /// # Errors
 ///
 /// A template that does not fit, which would be a bug in this program.
-pub(super) fn render(record: &Record) -> Result<String, minijinja::Error> {
+pub(super) fn render(record: &Record, is_watched: bool) -> Result<String, minijinja::Error> {
     let (memory_bars, memory_notes) = bars::memory(record).unwrap_or_default();
     let (samples, num_samples_left_out) = texts(record);
     let recipe = |text: &Option<String>| text.as_deref().map(|text| shortened(text, MAX_RECIPE));
@@ -49,8 +49,10 @@ pub(super) fn render(record: &Record) -> Result<String, minijinja::Error> {
         environment => environment(record),
         version => env!("CARGO_PKG_VERSION"),
         style => minijinja::Value::from_safe_string(include_str!("style.css").to_owned()),
-        // Shows numbers under the pointer; the page is complete without it.
-        script => minijinja::Value::from_safe_string(include_str!("hover.js").to_owned()),
+        // Numbers under the pointer, other axes, smoothing; the page is complete without it.
+        script => minijinja::Value::from_safe_string(include_str!("page.js").to_owned()),
+        // Fetches the page again.
+        watch_script => is_watched.then(|| minijinja::Value::from_safe_string(include_str!("watch.js").to_owned())),
     };
     fill(include_str!("page.html"), page)
 }
@@ -72,6 +74,7 @@ fn status(record: &Record) -> String {
             let of = record.figure("total_steps").map(|total| format!(" of {}", thousands(total))).unwrap_or_default();
             format!("{} at step {}{of}", outcome.name(), thousands(steps))
         }
+        None if record.steps.len() + record.evaluations.len() == 0 => "waiting for the first step".to_owned(),
         None => "not finished: killed, or still training".to_owned(),
     }
 }
@@ -106,10 +109,12 @@ fn tiles(record: &Record) -> Vec<(&'static str, String, String)> {
     let first_loss = losses.first().filter(|loss| losses.len() > 1 && loss.is_finite());
     let from_loss = first_loss.map(|loss| format!("from {}", Unit::Plain.text(*loss)));
     tile("Evaluation loss", record.evaluations.latest("eval_loss").map(loss_text), from_loss);
-    tile("Training loss", record.steps.latest("loss").map(loss_text), Some("of the last step".to_owned()));
+    // The last step alone is noise, unless it has no number.
+    let loss = record.steps.latest("loss").map(|last| if last.is_finite() { record.final_loss() } else { Some(last) });
+    tile("Training loss", loss.flatten().map(loss_text), Some("mean of the last tenth".to_owned()));
 
     let epochs = record.steps.last("epoch").map(|epochs| format!("{} epochs", Unit::Plain.text(epochs)));
-    tile("Steps", Some(thousands(record.steps.last("step").unwrap_or(0.0))), epochs);
+    tile("Steps", record.steps.last("step").map(thousands), epochs);
     tile("Throughput", rate(record).map(thousands), Some("tokens/s".to_owned()));
     let step_seconds =
         |share| quantile(record.steps.steady("step_seconds"), share).map(|value| Unit::Seconds.text(value));

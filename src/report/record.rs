@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::ReportError;
 use super::columns::Columns;
 use crate::metrics::{Outcome, SUMMARY_FILE, Sample, UNFINISHED_FILE};
-use crate::stats::median;
+use crate::stats::{mean, median};
 
 /// The parsed files of a run. Only metrics.jsonl is required: a killed run has no summary.
 #[derive(Clone, Debug, Default)]
@@ -118,6 +118,12 @@ impl Record {
     /// The median of a figure over the steps after warm-up.
     pub(super) fn median(&self, name: &str) -> Option<f64> {
         median(self.steps.steady(name))
+    }
+
+    /// The mean training loss of the last tenth of the steps.
+    pub(super) fn final_loss(&self) -> Option<f64> {
+        let losses = self.steps.get("loss")?;
+        Some(mean(&losses[losses.len() - losses.len().div_ceil(10)..])).filter(|loss| loss.is_finite())
     }
 
     /// The peak memory of the GPU over the whole run; without a summary, over its steps.

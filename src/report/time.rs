@@ -103,7 +103,7 @@ fn split_note(steps: &Columns) -> Option<String> {
 }
 
 /// Columns over the steps, each the mean of its steps.
-pub(super) fn over_steps(record: &Columns) -> Option<Figure> {
+pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Figure> {
     let (steps, parts) = (record.get("step")?, parts(record));
     if parts.is_empty() {
         return None;
@@ -120,10 +120,8 @@ pub(super) fn over_steps(record: &Columns) -> Option<Figure> {
     let most = quantile(&totals, 0.9)?;
     let is_cut = highest > CUT_ABOVE * most && most > 0.0;
     let y = Axis::rounded(0.0, if is_cut { 2.0 * most } else { highest }, Unit::Seconds, 5.0);
-    // Columns are centred on their steps.
-    let x = Axis::exact(steps[0] - 0.5, steps[steps.len() - 1] + 0.5, Unit::Count, 5.0);
-    let edges =
-        |&(start, end): &(usize, usize)| [steps[start] - 0.5, steps[end - 1] + 0.5].map(|step| x.position(step));
+    // From the end of the step before to that of the last one.
+    let edges = |&(start, end): &(usize, usize)| [steps[start] - 1.0, steps[end - 1]].map(|step| x.position(step));
 
     let mut shapes = vec![grid(&y)];
     let mut floors = vec![0.0; columns.len()];
@@ -166,10 +164,10 @@ pub(super) fn over_steps(record: &Columns) -> Option<Figure> {
     };
     let data = parts.iter().zip(&means).map(|(part, means)| {
         let means: Vec<f64> = means.iter().copied().map(six_digits).collect();
-        json!({"name": part.name, "y": means})
+        json!({"name": part.name, "class": format!("stack {}", part.class), "y": means})
     });
     Some(Figure {
-        title: "Seconds of a step",
+        title: "Time of a step",
         unit: y.scale.suffix.trim(),
         is_stacked: true,
         legend: parts.iter().map(|part| (part.name.to_owned(), part.class.to_owned())).collect(),
@@ -178,11 +176,12 @@ pub(super) fn over_steps(record: &Columns) -> Option<Figure> {
         ys: y.marks(),
         shapes,
         beyond,
+        how: String::new(),
         note: [each, split_note(record), cut].into_iter().flatten().collect::<Vec<_>>().join(" "),
         heads: vec!["median", "95 % below", "highest", "all steps"],
         rows: parts.iter().map(row).collect(),
         data: json!({
-            "low": x.low, "high": x.high, "divisor": y.scale.divisor, "suffix": y.scale.suffix,
+            "divisor": y.scale.divisor, "suffix": y.scale.suffix, "top": y.high,
             // First and last step of each column.
             "columns": columns.iter().map(|&(start, end)| [steps[start], steps[end - 1]]).collect::<Vec<_>>(),
             // Mean seconds per step.
@@ -246,19 +245,22 @@ mod tests {
     #[test]
     fn columns_stand_on_each_other_and_hold_the_mean_of_their_steps() {
         let line = r#"{"forward_backward_seconds":0.25,"other_seconds":0.25,"step":"#;
-        let two = over_steps(&columns(&[1, 2].map(|step| format!("{line}{step}}}")).each_ref().map(String::as_str)));
+        let x = |last| Axis::exact(0.0, last, Unit::Count, 5.0);
+        let two = columns(&[1, 2].map(|step| format!("{line}{step}}}")).each_ref().map(String::as_str));
+        let two = over_steps(&two, &x(2.0));
         let two = two.unwrap();
         assert_eq!(two.shapes[1].1, "M0.0 400.0V200.0H500.0V400.0zM500.0 400.0V200.0H1000.0V400.0z");
         assert!(two.shapes[2].1.starts_with("M0.0 200.0V0.0H500.0V200.0z"), "{two:?}");
         assert_eq!((two.alternative.as_str(), two.note.as_str()), ("forward + backward 50.0 %, other 50.0 %", ""));
-        let long = over_steps(&steps("other_seconds", (0..300).map(|at| f64::from(at % 3)))).unwrap();
+        let long = over_steps(&steps("other_seconds", (0..300).map(|at| f64::from(at % 3))), &x(300.0)).unwrap();
         assert_eq!(long.note, "Each column is the mean of 3 steps.");
         assert_eq!((&long.data["columns"][1], &long.data["parts"][0]["y"][99]), (&json!([4.0, 6.0]), &json!(1.0)));
     }
 
     #[test]
     fn one_step_a_thousand_times_as_long_does_not_hide_the_others() {
-        let figure = over_steps(&steps("other_seconds", (0..50).map(|at| if at == 0 { 10.0 } else { 0.01 }))).unwrap();
+        let steps = steps("other_seconds", (0..50).map(|at| if at == 0 { 10.0 } else { 0.01 }));
+        let figure = over_steps(&steps, &Axis::exact(0.0, 50.0, Unit::Count, 5.0)).unwrap();
         assert_eq!(figure.beyond, [(1.0, "10 s".to_owned())]);
         assert!(figure.note.ends_with("the highest is 10 s a step.") && figure.shapes[1].1.contains("V200.0H40.0"));
     }

@@ -65,12 +65,12 @@ fn a_run_ends_with_a_page_whose_curves_are_its_figures() {
     holds(&line(&loss, "training loss"), &steps, "loss");
     holds(&line(&loss, "evaluation loss"), &evaluations, "eval_loss");
     holds(&line(&chart(&page, "Learning rate"), "Learning rate"), &steps, "learning_rate");
-    holds(&line(&chart(&page, "Throughput"), "tokens/s"), &steps, "tokens_per_second");
-    holds(&line(&chart(&page, "Host memory"), "host"), &steps, "host_memory_bytes");
+    holds(&line(&chart(&page, "Throughput"), "Throughput"), &steps, "tokens_per_second");
+    holds(&line(&chart(&page, "Gradient norm"), "Gradient norm"), &steps, "grad_norm");
     assert!(!page.contains("<h3>GPU"), "there is no GPU, and so no chart of one");
 
     // The columns of the time chart add up to the wall time of their step.
-    let time = chart(&page, "Seconds of a step");
+    let time = chart(&page, "Time of a step");
     for (index, step) in steps.iter().enumerate() {
         let parts = time["parts"].as_array().unwrap().iter();
         let told: f64 = parts.map(|part| part["y"][index].as_f64().unwrap()).sum();
@@ -133,16 +133,21 @@ fn a_hundred_thousand_steps_make_a_small_page_that_keeps_the_spike() {
     assert!(output.status.success(), "{}", stderr(&output));
     let page = fs::read_to_string(folder.path().join("report.html")).unwrap();
     assert!(page.len() < 1_000_000, "{} bytes", page.len());
-    let loss = line(&chart(&page, "Loss"), "training loss of a step");
+    let loss = line(&chart(&page, "Loss"), "training loss");
     assert!(loss.len() <= 600 && loss[0].0 == 1 && loss.last().unwrap().0 == 100_000);
     let highest = loss.iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
     assert_eq!(highest.0, 77_777);
     let expected = 52.0 + f64::from(77_777 % 97) / 97.0;
     assert!((highest.1 - expected).abs() < 1e-3, "{highest:?}");
-    for title in ["GPU memory", "GPU power", "GPU temperature", "GPU clocks", "Utilization"] {
+    for title in ["GPU power", "GPU clocks", "Utilization", "Gradient norm"] {
         assert!(page.contains(&format!("<h3>{title}")), "{title}");
     }
     assert!(page.contains("Kept down by: power cap in 100% of the samples."));
+    // Charts in which nothing moves are named with their numbers instead.
+    assert!(!page.contains("<h3>GPU temperature"));
+    let still = "Learning rate (1e-4), Tokens of a step (not padding 900, carrying loss 300), GPU temperature (61 °C), \
+                 GPU memory (";
+    assert!(page.contains(still) && page.contains("Host memory (1.86 GiB)."), "{page}");
     // Every part of the time appears with its share.
     assert!(page.contains("waiting for data 16.7 %") && page.contains("backward 33.3 %"));
 }
@@ -150,7 +155,7 @@ fn a_hundred_thousand_steps_make_a_small_page_that_keeps_the_spike() {
 #[test]
 fn what_was_told_during_a_run_is_marked_at_its_step_and_said() {
     let folder = tempfile::tempdir().unwrap();
-    long_run(folder.path(), 101);
+    long_run(folder.path(), 102);
     let path = folder.path().join("metrics.jsonl");
     let text = fs::read_to_string(&path).unwrap();
     let told = "{\"step\":51,\"findings\":[\"input_bound_cpu\",\"padding\"],";
@@ -162,7 +167,7 @@ fn what_was_told_during_a_run_is_marked_at_its_step_and_said() {
     let page = fs::read_to_string(folder.path().join("report.html")).unwrap();
     let (_, throughput) = page.split_once("<h3>Throughput").unwrap();
     let throughput = throughput.split("</figure>").next().unwrap();
-    // The axis runs from step 1 to step 101, so the middle is step 51.
+    // The axis runs from 0 to step 102, so the middle is step 51.
     assert!(throughput.contains("<path class=\"mark\" d=\"M500.0 0V400\"/>"), "{throughput}");
     assert!(throughput.contains("The upright line marks step 51: input bound cpu, padding."), "{throughput}");
     assert_eq!(page.matches("class=\"mark\"").count(), 1, "the loss has no anomaly");

@@ -1,6 +1,8 @@
 use std::fs;
 use std::path::Path;
 
+use serde_json::json;
+
 use super::*;
 
 const RECIPE: &str = "seed = 1\noutput_dir = \"a\"\n[lora]\nr = 8\n";
@@ -146,4 +148,21 @@ fn recipes_that_cannot_be_read_are_not_called_the_same() {
         let is_named = text.contains("no resolved.toml can be read of ");
         assert!(is_named && !text.contains("the recipes are the same"), "{text}");
     }
+}
+
+#[test]
+fn the_texts_for_a_prompt_at_the_last_evaluations_stand_below_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let [base, other, silent] = ["base", "other", "silent"].map(|name| run(folder.path(), name, 1.0, 2.0, RECIPE));
+    let sample =
+        |step: u64, prompt: &str, text: &str| format!("{}\n", json!({"step": step, "prompt": prompt, "text": text}));
+    let texts = sample(0, "Hi", "old") + &sample(100, "Hi", " there\nyou") + &sample(100, "Mine", "alone");
+    fs::write(base.join("samples.jsonl"), texts).unwrap();
+    fs::write(other.join("samples.jsonl"), sample(0, "Hi", "old") + &sample(60, "Hi", "new")).unwrap();
+    let comparison = one_a_side(&[&base, &other, &silent]);
+    assert!(comparison.text().ends_with("\n> Hi\n  base, step 100\n    there\n    you\n  other, step 60\n    new"));
+    let samples = serde_json::to_value(&comparison).unwrap()["samples"].take();
+    let texts = [json!({"step": 100, "text": " there\nyou"}), json!({"step": 60, "text": "new"}), json!(null)];
+    assert_eq!(samples, json!([{"prompt": "Hi", "texts": texts}]));
+    assert!(!one_a_side(&[&base, &silent]).text().contains("alone"));
 }

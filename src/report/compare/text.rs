@@ -111,6 +111,8 @@ impl Comparison {
             }
             lines.extend(aligned(&rows));
         }
+        let names: Vec<&str> = self.sides.iter().map(|side| side.name.as_str()).collect();
+        lines.extend(self.samples.iter().flat_map(|samples| samples.lines(&names)));
         lines.join("\n")
     }
 
