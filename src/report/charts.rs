@@ -27,7 +27,7 @@ pub(super) struct Charts {
 impl Charts {
     pub(super) fn of(record: &Record) -> Self {
         Self {
-            learning: drawn([loss(record), learning_rate(record), gradient_norm(record)]),
+            learning: drawn([loss(record), score(record), learning_rate(record), gradient_norm(record)]),
             throughput: drawn([rate(record), tokens(record)]),
             time: time::over_steps(&record.steps),
             utilization: drawn(utilization(record)),
@@ -127,6 +127,18 @@ fn loss(record: &Record) -> Chart<'_> {
     }
     let note = marked(&record.anomalies, "with which something was wrong");
     Chart { title: "Loss", note, lines, may_be_log: true, marks: &record.anomalies, ..Chart::default() }
+}
+
+/// The score of the task, in percent.
+fn score(record: &Record) -> Chart<'_> {
+    let scores = [("eval_score", "score", 4), ("eval_score_norm", "by length", 1)];
+    let x = record.evaluations.get("step").unwrap_or_default();
+    let line = |(figure, name, color): (&str, &str, usize)| {
+        let y: Vec<f64> = record.evaluations.get(figure)?.iter().map(|score| 100.0 * score).collect();
+        Some(Line { name: name.to_owned(), x, y: y.into(), color, look: Look::Solid })
+    };
+    let lines = scores.into_iter().filter_map(line).collect();
+    Chart { title: "Score", unit: Unit::Percent, lines, ..Chart::default() }
 }
 
 /// The note that explains the upright lines of a chart, which mark the steps `which` ...

@@ -106,6 +106,11 @@ fn tiles(record: &Record) -> Vec<(&'static str, String, String)> {
     let first_loss = losses.first().filter(|loss| losses.len() > 1 && loss.is_finite());
     let from_loss = first_loss.map(|loss| format!("from {}", Unit::Plain.text(*loss)));
     tile("Evaluation loss", record.evaluations.latest("eval_loss").map(loss_text), from_loss);
+    let score = record.evaluations.latest("eval_score").filter(|score| score.is_finite());
+    let scores = record.evaluations.get("eval_score").unwrap_or_default();
+    let from_score = scores.first().filter(|score| scores.len() > 1 && score.is_finite());
+    let percent = |score: f64| Unit::Percent.text(100.0 * score);
+    tile("Score", score.map(percent), from_score.map(|score| format!("from {}", percent(*score))));
     tile("Training loss", record.steps.latest("loss").map(loss_text), Some("of the last step".to_owned()));
 
     let epochs = record.steps.last("epoch").map(|epochs| format!("{} epochs", Unit::Plain.text(epochs)));

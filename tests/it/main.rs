@@ -26,6 +26,7 @@ mod plan;
 mod recipes;
 mod report;
 mod room;
+mod scores;
 mod secrets;
 mod soak;
 mod start_from;

@@ -1,5 +1,5 @@
-//! Evaluation rows as questions: what a model is asked, and the answer to compare its own with. They are read from their
-//! files again, since of training rows only the tokens are kept.
+//! Evaluation rows as questions: what a model is asked, and the answer to compare its own with. They are read from
+//! their files again, since only their tokens are kept.
 
 use serde_json::Value;
 
