@@ -177,6 +177,8 @@ macro_rules! figures {
             $((stringify!($name_of), concat!("" $(, $tag_of)?), concat!($($doc_of),+)),)+
             ("eval_loss", "eval/loss", "Mean loss of all target tokens of the evaluation rows, in nats."),
             ("eval_perplexity", "eval/perplexity", "exp of the evaluation loss."),
+            ("eval_score", "eval/score", "Score of the task on the evaluation rows, from 0 to 1."),
+            ("eval_score_norm", "eval/score_norm", "Score of multiple choice by likelihood over length, from 0 to 1."),
         ];
     };
 }
@@ -345,8 +347,17 @@ pub struct EvalMetrics {
     pub eval_perplexity: f64,
     /// Tokens of the evaluation rows that carry loss.
     pub eval_target_tokens: u64,
-    /// Wall time of the evaluation.
+    /// Wall time of the evaluation, the task among it.
     pub eval_seconds: f64,
+    /// Score of `eval.task`, from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_score: Option<f64>,
+    /// Of multiple choice: the same with likelihoods over the lengths of the choices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_score_norm: Option<f64>,
+    /// Rows that were scored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_score_rows: Option<u64>,
 }
 
 /// Text that the model wrote at an evaluation: a line of samples.jsonl.

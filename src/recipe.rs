@@ -16,7 +16,7 @@ use crate::lora::config::LoraConfig;
 use crate::metrics::{CostConfig, LoggingConfig};
 use crate::model::ModelOptions;
 use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, section};
-use crate::train::config::{EvalConfig, OptimizerConfig, SchedulerConfig, TrainConfig};
+use crate::train::config::{BestBy, EvalConfig, OptimizerConfig, SchedulerConfig, TrainConfig};
 use crate::train::schedule::LrScheduler;
 use crate::train::watchdog::WatchdogConfig;
 
@@ -130,11 +130,13 @@ impl Recipe {
         // A wrong value has its own problem already, so it does not count as absent here.
         let has_train = !self.data.train.is_empty() || root.is_wrong("data.train");
         let has_eval_split = self.data.eval_split.is_some() || root.is_wrong("data.eval_split");
-        let has_eval = !self.data.eval.is_empty() || root.is_wrong("data.eval") || has_eval_split;
+        // `eval` names rows on its command line.
+        let is_training = purpose != Purpose::Benchmark;
+        let has_eval = !self.data.eval.is_empty() || root.is_wrong("data.eval") || has_eval_split || !is_training;
         let has_eval_steps = self.eval.eval_steps.is_some() || root.is_wrong("eval.eval_steps");
         let mut reject = |key: &str, message: String, hint: &str| root.reject(key, Problem::new(message).hint(hint));
 
-        if purpose != Purpose::Benchmark && !has_train {
+        if is_training && !has_train {
             let message = "there is no training data".to_owned();
             reject("data", message, "add [[data.train]] with the `path` of a file");
         }
@@ -144,6 +146,7 @@ impl Recipe {
             ("eval_steps", eval.eval_steps.is_some() && eval.generate.is_empty()),
             ("max_batches", eval.max_batches.is_some()),
             ("early_stopping_patience", eval.early_stopping_patience.is_some()),
+            ("task.metric", eval.task.metric.is_some()),
         ];
         for (key, _) in need_rows.into_iter().filter(|(_, is_set)| *is_set && !has_eval) {
             let message = format!("`eval.{key}` needs evaluation data, and there is none");
@@ -152,6 +155,11 @@ impl Recipe {
         if eval.early_stopping_patience.is_some() && has_eval && !has_eval_steps {
             let message = "`eval.early_stopping_patience` needs evaluations during training".to_owned();
             reject("eval.early_stopping_patience", message, "set `eval_steps` in [eval]");
+        }
+
+        if eval.metric_for_best == BestBy::Score && eval.task.metric.is_none() {
+            let message = "`eval.metric_for_best` = \"score\" needs a task, and there is none".to_owned();
+            reject("eval.metric_for_best", message, "set `metric` in [eval.task]");
         }
 
         let scheduler = &self.scheduler;

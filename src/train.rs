@@ -20,6 +20,7 @@ pub mod state;
 pub mod step;
 mod step_work;
 pub mod stop;
+pub mod task;
 pub mod totals;
 pub mod trainer;
 pub mod watchdog;

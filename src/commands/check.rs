@@ -25,6 +25,7 @@ use crate::run::overview::{self, Fact};
 use crate::run::prepare::Parts;
 use crate::schema::{Problem, Problems};
 use crate::text::with_commas;
+use crate::train::task::Task;
 
 /// Arguments of `lora-train check`.
 #[derive(Clone, Debug, clap::Args)]
@@ -206,6 +207,10 @@ fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<us
         Ok(data) => {
             examine_files(&config, &data, findings);
             examine_rows(&data, findings);
+            match Task::open(&recipe.eval.task, &data) {
+                Ok(task) => findings.facts.extend(task.map(|task| ("task", task.about()))),
+                Err(error) => findings.error(&error),
+            }
             if max_rows.is_none() {
                 examine_steps(recipe, &data, findings);
             }

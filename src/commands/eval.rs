@@ -1,7 +1,8 @@
 //! `lora-train eval`: the loss of a model on rows, as an evaluation of training computes it.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -13,6 +14,7 @@ use crate::data::config::DataSource;
 use crate::data::dataset::OpenOptions;
 use crate::export::read_adapter;
 use crate::failure::Failure;
+use crate::files;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::model::ModelOptions;
@@ -24,6 +26,7 @@ use crate::text::with_commas;
 use crate::train::eval::eval_loss;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
+use crate::train::task::{Score, Task};
 
 /// Arguments of `lora-train eval`.
 #[derive(Clone, Debug, clap::Args)]
@@ -51,6 +54,10 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
 
+    /// Write what the model answered to each row of the task to this file, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    answers: Option<PathBuf>,
+
     /// Write one JSON object also on a terminal
     #[arg(long)]
     json: bool,
@@ -63,6 +70,18 @@ struct EvalReport {
     eval_loss: f64,
     eval_perplexity: f64,
     target_tokens: u64,
+    rows: usize,
+    /// By metric.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    tasks: BTreeMap<&'static str, TaskReport>,
+}
+
+/// The score of a task.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct TaskReport {
+    score: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    score_norm: Option<f64>,
     rows: usize,
 }
 
@@ -80,6 +99,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let options =
         OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
     let data = source.open_data(&recipe.data, recipe.seed, &options)?;
+    let task = Task::open(&recipe.eval.task, &data).map_err(data_failure)?;
     let adapters = match adapter.zip(saved) {
         None => AdapterSet::none(source.config.num_hidden_layers),
         Some((adapter, saved)) => {
@@ -93,21 +113,44 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let model = source.load(recipe.model.dtype, recipe.train.precision, device)?;
     let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, None, recipe.seed);
     let bar = ProgressBar::new(0);
-    let on_progress = |done, total| {
+    let on_progress = |done: usize, total: usize| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     };
     let total = eval_loss(&step, &data, &recipe.train, &recipe.eval, &stop, on_progress).map_err(data_failure)?;
-    bar.finish_and_clear();
     let total = total.ok_or(Failure::Interrupted)?;
+    let score = task.map(|task| task.score(&step, data.tokenizer(), is_stopped, on_progress));
+    let score =
+        score.transpose().map_err(Failure::input)?.map(|score| score.ok_or(Failure::Interrupted)).transpose()?;
+    bar.finish_and_clear();
     let Some(eval_loss) = total.mean() else {
         return Err(Problem::new("no token of these rows carries loss").into());
     };
     let (eval_perplexity, rows) = (eval_loss.exp(), data.num_eval_rows());
-    let report = EvalReport { eval_loss, eval_perplexity, target_tokens: total.target_tokens, rows };
-    let tokens = with_commas(report.target_tokens);
-    let text = format!("loss {eval_loss:.4}, perplexity {eval_perplexity:.3} ({tokens} target tokens)");
-    print_figures(&report, args.json, &text)
+    if let (Some(path), Some(score)) = (&args.answers, &score) {
+        let lines: String = score.answers.iter().map(|answer| format!("{answer}\n")).collect();
+        files::write(path, lines)
+            .map_err(|error| Failure::running(format!("--answers {}: {error}", path.display())))?;
+    }
+    let tasks = recipe.eval.task.metric.zip(score).map(|(metric, score)| {
+        let Score { score, score_norm, num_rows, .. } = score;
+        (metric.name(), TaskReport { score, score_norm, rows: num_rows })
+    });
+    let tasks = tasks.into_iter().collect();
+    let report = EvalReport { eval_loss, eval_perplexity, target_tokens: total.target_tokens, rows, tasks };
+    print_figures(&report, args.json, &report.text())
+}
+
+impl EvalReport {
+    fn text(&self) -> String {
+        let (loss, tokens) = (self.eval_loss, with_commas(self.target_tokens));
+        let mut text = format!("loss {loss:.4}, perplexity {:.3} ({tokens} target tokens)", self.eval_perplexity);
+        for (metric, TaskReport { score, score_norm, rows }) in &self.tasks {
+            let norm = score_norm.map(|norm| format!(", by length {:.1}%", 100.0 * norm)).unwrap_or_default();
+            text += &format!("\n{metric} {:.1}% of {rows} rows{norm}", 100.0 * score);
+        }
+        text
+    }
 }
 
 /// The recipe of the run, or the default one, with the rows to measure on.
@@ -134,8 +177,10 @@ fn recipe(args: &EvalArgs, named: &Named) -> Result<Recipe, Failure> {
         recipe.eval.max_batches = None;
     }
     if !data.eval.is_empty() {
-        // The rows that were trained on are of no use here, and there may be many.
-        data.train = data.eval[..1].to_vec();
+        // The rows that were trained on are of use only as examples, and there may be many.
+        if recipe.eval.task.num_fewshot == 0 || data.train.is_empty() {
+            data.train = data.eval[..1].to_vec();
+        }
     } else if data.eval_split.is_none() {
         let hint = "--data FILE names a file of them";
         return Err(Problem::new("there are no evaluation rows").hint(hint).into());

@@ -21,11 +21,13 @@ use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 
 mod opening;
+mod questions;
 
 use opening::{needed_template, opened_files, unmoved_by_system};
 
 pub use super::counts::RowCounts;
 pub use super::files::OpenOptions;
+pub use questions::{Asking, Question};
 
 /// The exact place of a micro-batch: a resumed run that starts here sees the rows that the first run would have seen.
 ///

@@ -50,7 +50,7 @@ impl DataFormat {
             Self::Messages => (&["messages"], &["tools"]),
             Self::Sharegpt => (&["conversations"], &["system", "tools"]),
             Self::Alpaca => (&["instruction", "output"], &["input", "system"]),
-            Self::PromptCompletion => (&["prompt", "completion"], &[]),
+            Self::PromptCompletion => (&["prompt", "completion"], &["choices"]),
             Self::Text => (&["text"], &[]),
         }
     }
@@ -166,7 +166,7 @@ impl RowFormat {
                 }
             }
             DataFormat::PromptCompletion => {
-                let (prompt, completion) = (self.text_of(row, "prompt")?, self.text_of(row, "completion")?);
+                let (prompt, completion) = (self.text_of(row, "prompt")?, self.completion(row)?);
                 if template.is_some() {
                     return Ok(question(None, prompt.to_owned(), completion));
                 }
@@ -196,6 +196,30 @@ impl RowFormat {
             answers.for_each(|answer| answer["weight"] = json!(0));
         }
         Ok(Sample::Chat { messages, tools })
+    }
+
+    /// The completion of a row; a number stands for one of its `choices`, from 0.
+    fn completion<'a>(&'a self, row: &'a Value) -> Result<&'a str, String> {
+        let number = row.get(self.name_of("completion")).and_then(Value::as_u64);
+        let choice = number.and_then(|number| row.get(self.name_of("choices"))?.get(usize::try_from(number).ok()?));
+        choice.and_then(Value::as_str).map_or_else(|| self.text_of(row, "completion"), Ok)
+    }
+
+    /// The choices of a row, at least two.
+    ///
+    /// # Errors
+    /// A row without them.
+    pub fn choices(&self, row: &Value) -> Result<Vec<String>, String> {
+        let name = self.name_of("choices");
+        let texts = row.get(name).and_then(Value::as_array);
+        let texts: Option<Vec<String>> =
+            texts.and_then(|texts| texts.iter().map(|text| text.as_str().map(|text| text.trim().to_owned())).collect());
+        texts.filter(|texts| texts.len() > 1).ok_or_else(|| {
+            let keys = keys_of(row);
+            format!(
+                "multiple choice needs `{name}`, a list of texts, in rows of a prompt and a completion; it has {keys}"
+            )
+        })
     }
 
     fn name_of<'a>(&'a self, name: &'a str) -> &'a str {

@@ -49,13 +49,14 @@ const CONTRACT: &str = "
     gpu: sm_clock=gpu_sm_clock_mhz memory_clock=gpu_memory_clock_mhz
     gpu: pcie_received=gpu_pcie_received_bytes_per_second pcie_sent=gpu_pcie_sent_bytes_per_second
     gpu: other_processes_memory=gpu_other_processes_memory_bytes
-    eval: loss=eval_loss perplexity=eval_perplexity";
+    eval: loss=eval_loss perplexity=eval_perplexity score=eval_score score_norm=eval_score_norm";
 
 #[test]
 fn names_and_tags_are_those_of_the_contract_and_what_is_absent_is_left_out() {
     let line = serde_json::to_value(full_step(7)).unwrap();
     let mut tags: Vec<_> = tagged_scalars(&full_step(1)).into_iter().map(|(tag, _)| tag).collect();
-    tags.extend(eval_scalars(&EvalMetrics::default()).into_iter().map(|(tag, _)| tag));
+    let scored = EvalMetrics { eval_score: Some(0.5), eval_score_norm: Some(0.5), ..EvalMetrics::default() };
+    tags.extend(eval_scalars(&scored).into_iter().map(|(tag, _)| tag));
     for row in CONTRACT.trim().lines() {
         let (group, figures) = row.trim().split_once(": ").unwrap();
         for figure in figures.split(' ') {

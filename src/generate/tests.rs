@@ -200,39 +200,39 @@ fn texts_that_are_written_together_are_those_written_alone() {
     let folder = tempfile::tempdir().unwrap();
     let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
     let (model, adapters, others) = (model(64), AdapterSet::none(2), AdapterSet::none(2));
-    let prompt = |index: u64| vec![u32::try_from(index * 7).unwrap(); 1 + usize::try_from(index % 3).unwrap()];
+    let prompt = |index: u64| {
+        let own = vec![u32::try_from(index * 7).unwrap(); 1 + usize::try_from(index % 3).unwrap()];
+        [vec![3, 4], own].concat()
+    };
     let options = |index: u64| GenerateOptions {
         max_new_tokens: 5 + usize::try_from(3 * index).unwrap(),
         temperature: if index.is_multiple_of(2) { 0.0 } else { 0.9 },
         seed: index,
         ..GenerateOptions::default()
     };
-    let mut texts = vec![(String::new(), None); 7];
-    let mut on_text = |id: u64, new: NewText| {
-        let (text, ending) = &mut texts[usize::try_from(id).unwrap()];
-        text.push_str(&new.text);
-        *ending = new.ending;
-        ControlFlow::Continue(())
-    };
-    let mut batch = TextBatch::new(&model, &tokenizer);
-    for id in 0..7 {
-        let adapters = if id % 3 == 0 { &others } else { &adapters };
-        let request = TextRequest {
-            prompt_ids: prompt(id),
-            adapters,
-            options: options(id),
-            stop: Vec::new(),
-            top_logprobs: None,
-        };
-        batch.add(id, request, &mut on_text).unwrap();
-        batch.step(&mut on_text).unwrap();
-    }
-    while !batch.is_empty() {
-        batch.step(&mut on_text).unwrap();
-    }
     let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
-    for (id, text) in (0..).zip(texts) {
-        let alone = generator.generate(&prompt(id), &options(id), go_on).unwrap();
-        assert_eq!(text, (alone.text, Some(alone.ending)), "{id}");
+    let batches = [TextBatch::new(&model, &tokenizer), TextBatch::new(&model, &tokenizer).of_equal_starts()];
+    for mut batch in batches {
+        let mut texts = vec![(String::new(), None); 7];
+        let mut on_text = |id: u64, new: NewText| {
+            let (text, ending) = &mut texts[usize::try_from(id).unwrap()];
+            text.push_str(&new.text);
+            *ending = new.ending;
+            ControlFlow::Continue(())
+        };
+        for id in 0..7 {
+            let adapters = if id % 3 == 0 { &others } else { &adapters };
+            let (prompt_ids, options) = (prompt(id), options(id));
+            let request = TextRequest { prompt_ids, adapters, options, stop: Vec::new(), top_logprobs: None };
+            batch.add(id, request, &mut on_text).unwrap();
+            batch.step(&mut on_text).unwrap();
+        }
+        while !batch.is_empty() {
+            batch.step(&mut on_text).unwrap();
+        }
+        for (id, text) in (0..).zip(texts) {
+            let alone = generator.generate(&prompt(id), &options(id), go_on).unwrap();
+            assert_eq!(text, (alone.text, Some(alone.ending)), "{id}");
+        }
     }
 }

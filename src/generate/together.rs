@@ -46,6 +46,8 @@ pub struct TextBatch<'a> {
     tokenizer: &'a Tokenizer,
     /// Texts of the same adapters are neighbours.
     texts: Vec<Text<'a>>,
+    /// The prompt before, where prompts start alike.
+    before: Option<Sequence>,
 }
 
 #[derive(Debug)]
@@ -63,7 +65,14 @@ impl<'a> TextBatch<'a> {
     /// No texts.
     #[must_use]
     pub fn new(model: &'a Model, tokenizer: &'a Tokenizer) -> Self {
-        Self { model, tokenizer, texts: Vec::new() }
+        Self { model, tokenizer, texts: Vec::new(), before: None }
+    }
+
+    /// The same for prompts that start alike, of the same adapters: what a prompt shares with the one before is not
+    /// computed again.
+    #[must_use]
+    pub fn of_equal_starts(self) -> Self {
+        Self { before: Some(Sequence::new(self.model)), ..self }
     }
 
     /// Whether another text has room.
@@ -92,10 +101,12 @@ impl<'a> TextBatch<'a> {
         let TextRequest { prompt_ids, adapters, options, stop, top_logprobs } = request;
         check(self.model, &prompt_ids)?;
         let writing = Writing::new(self.tokenizer, &prompt_ids, &options, stop)?;
-        let sequence = Sequence::new(self.model);
+        let mut sequence = self.before.clone().unwrap_or_else(|| Sequence::new(self.model));
+        let kept = sequence.keep_start_of(&prompt_ids);
         let mut text = Text { id, sequence, adapters, writing, top_logprobs, token: 0 };
-        let part = Part { sequence: &mut text.sequence, adapters, token_ids: &prompt_ids };
+        let part = Part { sequence: &mut text.sequence, adapters, token_ids: &prompt_ids[kept..] };
         let logits: Vec<f32> = faults::read(next_logits(self.model, &mut [part]), LOGITS);
+        self.before = self.before.take().map(|_| text.sequence.clone());
         if text.next(self.model, &logits, &mut on_text)? {
             let neighbour = self.texts.iter().rposition(|other| std::ptr::eq(other.adapters, adapters));
             self.texts.insert(neighbour.map_or(self.texts.len(), |at| at + 1), text);

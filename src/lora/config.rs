@@ -102,7 +102,7 @@ fn accept_layers(value: &Value) -> Result<Option<Vec<usize>>, Option<String>> {
 }
 
 /// The last line of a regular expression's error: the reason, without the drawing above it.
-fn last_line(error: &regex::Error) -> String {
+pub(crate) fn last_line(error: &regex::Error) -> String {
     error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 

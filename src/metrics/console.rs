@@ -161,9 +161,12 @@ impl Console {
     }
 
     pub(super) fn eval(&mut self, eval: &EvalMetrics) {
+        let rows = eval.eval_score_rows.unwrap_or_default();
+        let score = eval.eval_score.map(|score| format!("score {:.1}% of {rows} rows, ", 100.0 * score));
         self.note(&format!(
-            "eval at step {}: loss {:.4}, perplexity {:.3}, {} target tokens in {}",
+            "eval at step {}: {}loss {:.4}, perplexity {:.3}, {} target tokens in {}",
             eval.step,
+            score.unwrap_or_default(),
             eval.eval_loss,
             eval.eval_perplexity,
             thousands(as_f64(eval.eval_target_tokens)),

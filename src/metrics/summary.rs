@@ -80,12 +80,21 @@ pub struct Summary {
     /// Evaluation loss after the last step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub final_eval_loss: Option<f64>,
-    /// Lowest evaluation loss.
+    /// Evaluation loss of the best evaluation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_eval_loss: Option<f64>,
-    /// Step of the lowest evaluation loss.
+    /// Step of the best evaluation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_eval_step: Option<u64>,
+    /// Score of `eval.task` before the first step, from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initial_eval_score: Option<f64>,
+    /// Score after the last step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub final_eval_score: Option<f64>,
+    /// Score of the best evaluation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_eval_score: Option<f64>,
     /// Tokens trained on that are not padding.
     pub tokens: u64,
     /// Tokens trained on that carry loss.

@@ -19,7 +19,7 @@ use crate::ops::norm::rms_norm;
 pub const MAX_TEXTS: usize = FEW_TOKENS;
 
 /// The tokens of a text that a model has seen, with their keys and values.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Sequence {
     /// By layer.
     caches: Vec<KeyValueCache>,

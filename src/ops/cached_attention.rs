@@ -18,14 +18,14 @@ const CHUNK_TOKENS: usize = 256;
 ///
 /// Keys are kept after the rotary embedding. Appending a token copies only that token, except when the memory grows,
 /// once in `CHUNK_TOKENS` tokens.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct KeyValueCache {
     heads: Heads,
     num_tokens: usize,
     held: Held,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Held {
     /// For the kernels; `values`: `[tokens, num_kv_heads * head_dim]`.
     Host { keys: cpu::CachedKeys, values: Vec<f32> },

@@ -35,8 +35,8 @@ const NO_KEY: &[(&[&str], &str)] = &[
     (&["tokenizer", "tokenizer_config", "tokenizer_type"], "the tokenizer is the one in the model's folder"),
     (&["per_device_eval_batch_size", "eval_batch_size"], "an evaluation uses `micro_batch_size`, in [train]"),
     (
-        &["load_best_model_at_end", "metric_for_best_model", "greater_is_better"],
-        "adapter/ is the last adapter, adapter-best/ the best by evaluation loss",
+        &["load_best_model_at_end", "greater_is_better"],
+        "adapter/ is the last adapter, adapter-best/ the best by `metric_for_best`, in [eval]",
     ),
     (
         &["resume_from_checkpoint", "auto_resume_from_checkpoints", "resume"],

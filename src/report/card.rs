@@ -43,7 +43,7 @@ pub struct Published<'a> {
 /// A folder that holds no run, or a file that cannot be read.
 pub fn model_card(run: &Path, published: &Published<'_>) -> Result<(String, Option<String>), ReportError> {
     let record = Record::read(run)?;
-    let figure = charts::loss(&record).figure();
+    let figure = charts::losses(&record);
     let fill = |name: &str, template: &str, context| {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);

@@ -28,7 +28,7 @@ pub(super) struct Charts {
 impl Charts {
     pub(super) fn of(record: &Record) -> Self {
         let x = x_axis(record);
-        let charts = [learning_rate(record), gradient_norm(record), rate(record), tokens(record)];
+        let charts = [score(record), learning_rate(record), gradient_norm(record), rate(record), tokens(record)];
         let charts = charts.into_iter().chain(utilization(record)).chain(memory(record));
         let num_warmup = record.steps.len() - record.steps.steady("step").len();
         let steady =
@@ -43,6 +43,11 @@ impl Charts {
         let loss = loss(record).figure(&x);
         Self { loss, others, still, time: time::over_steps(&record.steps, &x), axes: axes(&record.steps, &x) }
     }
+}
+
+/// The losses over the steps; `None` where there are none.
+pub(super) fn losses(record: &Record) -> Option<Figure> {
+    loss(record).figure(&x_axis(record))
 }
 
 /// From before the first step to the last, with the evaluations. A step takes up what lies between it and the one before.
@@ -122,7 +127,7 @@ fn chart<'a>(record: &'a Record, title: &'static str, unit: Unit, wanted: &[Want
     Chart { title, unit, lines: lines(record, wanted), ..Chart::default() }
 }
 
-pub(super) fn loss(record: &Record) -> Chart<'_> {
+fn loss(record: &Record) -> Chart<'_> {
     let mut lines = lines(record, &[("loss", "training loss".to_owned(), 1, Look::Solid)]);
     if let (Some(x), Some(y)) = (record.evaluations.get("step"), record.evaluations.get("eval_loss")) {
         let name = "evaluation loss".to_owned();
@@ -130,6 +135,18 @@ pub(super) fn loss(record: &Record) -> Chart<'_> {
     }
     let note = marked(&record.anomalies, "with which something was wrong");
     Chart { title: "Loss", note, lines, may_be_log: true, marks: &record.anomalies, ..Chart::default() }
+}
+
+/// The score of the task, in percent.
+fn score(record: &Record) -> Chart<'_> {
+    let scores = [("eval_score", "score", 4), ("eval_score_norm", "by length", 1)];
+    let x = record.evaluations.get("step").unwrap_or_default();
+    let line = |(figure, name, color): (&str, &str, usize)| {
+        let y: Vec<f64> = record.evaluations.get(figure)?.iter().map(|score| 100.0 * score).collect();
+        Some(Line { name: name.to_owned(), x, y: y.into(), color, look: Look::Solid, is_noisy: false })
+    };
+    let lines = scores.into_iter().filter_map(line).collect();
+    Chart { title: "Score", unit: Unit::Percent, lines, ..Chart::default() }
 }
 
 /// The note that explains the upright lines of a chart, which mark the steps `which` ...

@@ -109,6 +109,11 @@ fn tiles(record: &Record) -> Vec<(&'static str, String, String)> {
     let first_loss = losses.first().filter(|loss| losses.len() > 1 && loss.is_finite());
     let from_loss = first_loss.map(|loss| format!("from {}", Unit::Plain.text(*loss)));
     tile("Evaluation loss", record.evaluations.latest("eval_loss").map(loss_text), from_loss);
+    let score = record.evaluations.latest("eval_score").filter(|score| score.is_finite());
+    let scores = record.evaluations.get("eval_score").unwrap_or_default();
+    let from_score = scores.first().filter(|score| scores.len() > 1 && score.is_finite());
+    let percent = |score: f64| Unit::Percent.text(100.0 * score);
+    tile("Score", score.map(percent), from_score.map(|score| format!("from {}", percent(*score))));
     // The last step alone is noise, unless it has no number.
     let loss = record.steps.latest("loss").map(|last| if last.is_finite() { record.final_loss() } else { Some(last) });
     tile("Training loss", loss.flatten().map(loss_text), Some("mean of the last tenth".to_owned()));

@@ -91,14 +91,15 @@ impl Started<'_> {
         let Prepared { recipe, source, selection, device, .. } = &self.run.prepared;
         let folder = self.run.dir.path().join(BEST_ADAPTER);
         let best = Best::read(&folder).filter(|best| Some(best.step) == self.trainer.state.evaluations.best_step);
-        let Some(Best { step, eval_loss }) = best else { return Ok(()) };
+        let Some(Best { step, eval_loss, eval_score }) = best else { return Ok(()) };
         let (weights, dropout) = (read_adapter(&folder)?.weights, recipe.lora.lora_dropout);
         let adapters = adapter_set(&folder, weights, selection, &source.config, dropout, &device.device)
             .map_err(Failure::running)?;
         self.trainer.step.replace_adapters(adapters);
-        self.trainer
-            .sinks
-            .note(&format!("the adapter is the best one, of step {step} (evaluation loss {eval_loss:.4})"));
+        let loss = eval_loss.map(|loss| format!("evaluation loss {loss:.4}"));
+        let score = eval_score.map(|score| format!("score {:.1}%", 100.0 * score));
+        let figures: Vec<String> = loss.into_iter().chain(score).collect();
+        self.trainer.sinks.note(&format!("the adapter is the best one, of step {step} ({})", figures.join(", ")));
         Ok(())
     }
 
@@ -257,6 +258,6 @@ fn trainer_failure(error: TrainerError) -> Failure {
     match error {
         TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => Failure::running(error),
         TrainerError::Data(error) => data_failure(error),
-        error @ TrainerError::Generate(_) => Failure::input(error),
+        error @ (TrainerError::Generate(_) | TrainerError::Task(_)) => Failure::input(error),
     }
 }

@@ -4,7 +4,7 @@
 use super::Run;
 use super::dir::{ENVIRONMENT_FILE, Start};
 use super::environment::environment;
-use super::inputs::{nvml_selector, workload};
+use super::inputs::{data_failure, nvml_selector, workload};
 use super::load::row_order;
 use super::overview;
 use super::prepare::Prepared;
@@ -30,6 +30,7 @@ use crate::train::saver::{AdapterFiles, Saver};
 use crate::train::schedule::Schedule;
 use crate::train::state::{Inputs, TrainerState};
 use crate::train::step::TrainStep;
+use crate::train::task::Task;
 use crate::train::trainer::Trainer;
 
 /// A run that is ready for its first step.
@@ -49,6 +50,7 @@ impl<'a> Started<'a> {
         let Run { args, prepared, dir, stop, process_start, .. } = run;
         let Prepared { recipe, source, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
+        let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
@@ -91,7 +93,8 @@ impl<'a> Started<'a> {
             saver = saver.resumed(sound);
         }
         let (train, eval, watchdog) = (recipe.train.clone(), recipe.eval.clone(), recipe.watchdog);
-        let trainer = Trainer { step, state, train, eval, watchdog, schedule, data, stop, recorder, saver, sinks };
+        let trainer =
+            Trainer { step, state, train, eval, watchdog, schedule, task, data, stop, recorder, saver, sinks };
         Ok(Self { run, trainer })
     }
 }
@@ -212,7 +215,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         is_f32: train.precision == Precision::F32,
         eval_steps: recipe.eval.eval_steps,
         eval_batches: (eval_batches > 0).then_some(eval_batches),
-        draws_samples: !recipe.eval.generate.is_empty(),
+        draws_samples: !recipe.eval.generate.is_empty() || recipe.eval.task.metric.is_some(),
         save_steps: recipe.checkpoint.save_steps,
         tensorboard: recipe.logging.tensorboard,
         max_sm_clock_mhz: telemetry.max_sm_clock_mhz(),

@@ -8,8 +8,9 @@ use serde::Serialize;
 use super::optim::OptimizerName;
 use super::precision::Precision;
 use super::schedule::LrScheduler;
+use super::task::config::TaskConfig;
 use crate::ops::cross_entropy::LossChunk;
-use crate::schema::{Problem, Section, Value, section};
+use crate::schema::{Choice, Problem, Section, Value, section};
 
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
@@ -195,11 +196,31 @@ section! {
         /// Micro-batches in an evaluation. Default: the whole set.
         max_batches: Option<usize> = None => optional_count(1..) like 50,
             ["val_batches", "eval_max_batches", "max_iters", "limit_val_batches", "eval_iters", "batches", "max_steps"];
-        /// Stop after so many evaluations without a better loss. Default: never.
+        /// What makes an evaluation better than another, for adapter-best/ and early stopping: "loss", or "score", that of
+        /// [eval.task].
+        metric_for_best: BestBy = BestBy::Loss => choice(), ["metric_for_best_model"];
+        /// Stop after so many evaluations that were no better. Default: never.
         early_stopping_patience: Option<usize> = None => optional_count(1..) like 3,
             ["early_stopping", "patience", "early_stop_patience", "early_stopping_rounds"];
         /// Prompts answered at every evaluation, into samples.jsonl.
         generate: Vec<String> = Vec::new() => strings(),
             ["prompts", "sample_prompts", "eval_prompts", "samples", "do_sample_eval"];
+        /// A score of the model's answers at every evaluation, before the first step that of the base.
+        task: TaskConfig = TaskConfig::default() => section() of TaskConfig, ["eval_task", "tasks"];
     }
+}
+
+/// What makes an evaluation better than another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BestBy {
+    /// A lower loss.
+    Loss,
+    /// A higher score.
+    Score,
+}
+
+impl Choice for BestBy {
+    const NAMES: &'static [(&'static str, Self)] = &[("loss", Self::Loss), ("score", Self::Score)];
+    const PEERS: &'static [(&'static str, &'static str)] = &[("eval_loss", "loss"), ("eval_score", "score")];
 }

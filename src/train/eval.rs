@@ -1,13 +1,16 @@
 //! Evaluation: the loss of the evaluation rows, summed over tokens without dropout, and sample texts of the model.
 
+use std::time::Instant;
+
 use super::config::{EvalConfig, TrainConfig};
 use super::loss::LossSum;
 use super::step::TrainStep;
 use super::stop::Stop;
+use super::task::Score;
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::generate::{GenerateError, Generator};
-use crate::metrics::Sample;
+use crate::metrics::{EvalMetrics, Sample};
 
 /// Loss over all target tokens of the evaluation rows; `None` where it was stopped early.
 ///
@@ -43,6 +46,26 @@ pub fn eval_loss(
     }
     // The micro-batches may have ended early.
     Ok((!stop.requested()).then_some(total))
+}
+
+/// The figures of an evaluation that began at `start`; `None` where no token carries loss.
+pub(super) fn figures(
+    (step, epoch): (u64, f64),
+    total: LossSum,
+    score: Option<&Score>,
+    start: Instant,
+) -> Option<EvalMetrics> {
+    total.mean().map(|eval_loss| EvalMetrics {
+        step,
+        epoch,
+        eval_loss,
+        eval_perplexity: eval_loss.exp(),
+        eval_target_tokens: total.target_tokens,
+        eval_seconds: start.elapsed().as_secs_f64(),
+        eval_score: score.map(|score| score.score),
+        eval_score_norm: score.and_then(|score| score.score_norm),
+        eval_score_rows: score.map(|score| score.num_rows as u64),
+    })
 }
 
 /// Continues the prompts of `eval.generate` after `num_steps`, greedily. Prompts are formatted like the rows: with the

@@ -12,6 +12,7 @@ use crate::model::Model;
 use crate::ops::cross_entropy::{
     LossAndGrad, LossChunk, PLAIN_MULTIPLE, linear_cross_entropy, linear_cross_entropy_loss,
 };
+use crate::ops::linear::linear;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::place::Place;
 use crate::ops::profile;
@@ -147,16 +148,36 @@ fn gather_grads(dhidden: Tensor<2>, of_rows: Tensor<1, Int>) -> Tensor<2> {
     dhidden.select(0, of_rows).mask_fill(has_none.unsqueeze_dim(1), 0.0)
 }
 
+/// The targets of a micro-batch, and the input of the head for each, `[targets, hidden_size]`; without dropout.
+fn normed_targets(model: &Model, adapters: &AdapterSet, batch: &Batch) -> (Tensor<2>, Targets) {
+    let batch = &*model.arranged(batch);
+    let targets = Targets::new(model, batch);
+    let hidden = model.hidden(batch, adapters).select(0, targets.rows.clone());
+    (rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps).0, targets)
+}
+
+/// Number of target tokens of a micro-batch that the model finds the most likely ones, without dropout.
+#[must_use]
+pub fn num_right_tokens(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> usize {
+    let (normed, Targets { tokens, num_tokens, .. }) = normed_targets(model, adapters, batch);
+    let size = chunk.tokens(model.place() == Place::Cpu, model.lm_head.dims(), tokens.len());
+    let num_right = |(index, targets): (usize, &[u32])| {
+        let hidden = normed.clone().narrow(0, index * size, targets.len());
+        let logits = linear(model.place(), &hidden, &model.lm_head, None, None).0.cast(DType::F32);
+        let logits: Vec<f32> = faults::read(logits, "the logits of a token");
+        let is_right = |(logits, token): &(&[f32], &u32)| logits.iter().all(|logit| *logit <= logits[**token as usize]);
+        logits.chunks(model.config.vocab_size).zip(targets).filter(is_right).count()
+    };
+    tokens[..num_tokens].chunks(size).enumerate().map(num_right).sum()
+}
+
 /// Loss of a micro-batch, without dropout and without gradients.
 #[must_use]
 pub fn eval_loss(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> LossSum {
     if batch.targets.is_empty() {
         return LossSum::default();
     }
-    let batch = &*model.arranged(batch);
-    let Targets { rows, tokens, num_tokens, .. } = Targets::new(model, batch);
-    let hidden = model.hidden(batch, adapters).select(0, rows);
-    let (normed, _) = rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps);
+    let (normed, Targets { tokens, num_tokens, .. }) = normed_targets(model, adapters, batch);
     let losses = linear_cross_entropy_loss(model.place(), &normed, &model.lm_head, &tokens, chunk);
     let losses = faults::read(losses.narrow(0, 0, num_tokens), "the evaluation loss");
     LossSum { sum: losses.iter().map(|&loss| f64::from(loss)).sum(), target_tokens: batch.num_target_tokens() as u64 }

@@ -34,7 +34,7 @@ impl AdapterFiles {
     }
 }
 
-/// Name of the folder in `output_dir` with the best adapter by evaluation loss.
+/// Name of the folder in `output_dir` with the adapter of the best evaluation.
 pub const BEST_ADAPTER: &str = "adapter-best";
 const BEST_FILE: &str = "best.json";
 
@@ -44,7 +44,10 @@ pub struct Best {
     /// Step after which it was measured.
     pub step: u64,
     /// The evaluation loss.
-    pub eval_loss: f64,
+    pub eval_loss: Option<f64>,
+    /// The score of the task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_score: Option<f64>,
 }
 
 impl Best {

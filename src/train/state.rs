@@ -4,8 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::config::BestBy;
 use super::step::StepCounters;
 use super::step_work::StepWork;
+use super::task::Score;
 use super::totals::Totals;
 use super::watchdog::Watchdog;
 use crate::data::dataset::Cursor;
@@ -135,28 +137,41 @@ pub struct Evaluations {
     pub first_loss: Option<f64>,
     /// Loss of the last evaluation.
     pub last_loss: Option<f64>,
-    /// Lowest loss.
+    /// Loss of the best evaluation: the lowest, where the loss decides.
     pub best_loss: Option<f64>,
-    /// Step after which the lowest loss was reached.
+    /// Step of the best evaluation.
     pub best_step: Option<u64>,
+    /// Score before the first step.
+    pub first_score: Option<f64>,
+    /// Score of the last evaluation.
+    pub last_score: Option<f64>,
+    /// Score of the best evaluation.
+    pub best_score: Option<f64>,
     /// Number of evaluations since then.
     pub since_best: usize,
 }
 
 impl Evaluations {
-    /// Records the loss of an evaluation after `step`; absent where there are no evaluation rows and only text was
+    /// Records an evaluation after `step`; loss and score are absent where there are no evaluation rows and only text was
     /// sampled.
-    pub fn record(&mut self, step: u64, loss: Option<f64>) {
+    pub fn record(&mut self, step: u64, loss: Option<f64>, score: Option<&Score>, by: BestBy) {
         self.last_step = Some(step);
         let Some(loss) = loss else { return };
+        let share = score.map(|score| score.score);
         if step == 0 {
-            self.first_loss = Some(loss);
+            (self.first_loss, self.first_score) = (Some(loss), share);
         }
-        self.last_loss = Some(loss);
-        // A loss that is not a number is never an improvement.
-        if self.best_loss.is_none_or(|best| loss < best) && loss.is_finite() {
-            self.best_loss = Some(loss);
-            self.best_step = Some(step);
+        (self.last_loss, self.last_score) = (Some(loss), share);
+        let is_better = match by {
+            // A loss that is not a number is never an improvement.
+            BestBy::Loss => self.best_loss.is_none_or(|best| loss < best) && loss.is_finite(),
+            // A score of fewer rows cannot be compared with others.
+            BestBy::Score => {
+                score.is_some_and(|score| score.is_complete && self.best_score.is_none_or(|best| score.score > best))
+            }
+        };
+        if is_better {
+            (self.best_loss, self.best_score, self.best_step) = (Some(loss), share, Some(step));
             self.since_best = 0;
         } else {
             self.since_best += 1;
@@ -208,22 +223,39 @@ mod tests {
     fn patience_counts_evaluations_without_a_better_loss() {
         let mut evaluations = Evaluations::default();
         for (step, loss) in [(0, 3.0), (10, 2.5), (20, 2.5), (30, f64::NAN)] {
-            evaluations.record(step, Some(loss));
+            evaluations.record(step, Some(loss), None, BestBy::Loss);
         }
         assert_eq!((evaluations.best_loss, evaluations.best_step), (Some(2.5), Some(10)));
         assert_eq!(evaluations.since_best, 2);
         assert!(evaluations.patience_is_over(Some(2)) && !evaluations.patience_is_over(Some(3)));
         assert!(!evaluations.patience_is_over(None));
-        evaluations.record(40, Some(2.4));
+        evaluations.record(40, Some(2.4), None, BestBy::Loss);
         assert_eq!((evaluations.since_best, evaluations.first_loss), (0, Some(3.0)));
     }
 
     #[test]
     fn a_first_loss_that_is_not_a_number_is_not_the_best() {
         let mut evaluations = Evaluations::default();
-        evaluations.record(0, Some(f64::NAN));
+        evaluations.record(0, Some(f64::NAN), None, BestBy::Loss);
         assert_eq!(evaluations.best_loss, None);
-        evaluations.record(1, Some(9.0));
+        evaluations.record(1, Some(9.0), None, BestBy::Loss);
         assert_eq!(evaluations.best_step, Some(1));
+    }
+
+    #[test]
+    fn by_score_the_highest_is_the_best_and_one_that_ran_out_of_time_is_none() {
+        let mut evaluations = Evaluations::default();
+        for (step, loss, score, is_complete) in [(0, 3.0, 0.1, true), (1, 4.0, 0.3, true), (2, 2.0, 0.9, false)] {
+            let score = Score { score, is_complete, ..Score::default() };
+            evaluations.record(step, Some(loss), Some(&score), BestBy::Score);
+        }
+        assert_eq!(
+            (evaluations.best_step, evaluations.best_score, evaluations.best_loss),
+            (Some(1), Some(0.3), Some(4.0))
+        );
+        assert_eq!(
+            (evaluations.first_score, evaluations.last_score, evaluations.since_best),
+            (Some(0.1), Some(0.9), 1)
+        );
     }
 }

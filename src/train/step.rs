@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::backprop::{self, Forward, Inputs, Options};
 use super::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use super::grads::{GradSums, read};
-use super::loss::{LossScale, LossSum, eval_loss};
+use super::loss::{LossScale, LossSum, eval_loss, num_right_tokens};
 use super::offload::HostParking;
 use super::optim::{AdamW, OptimizerStateError};
 use super::watchdog::digest;
@@ -281,6 +281,12 @@ impl TrainStep {
     #[must_use]
     pub fn eval_loss(&self, batch: &Batch) -> LossSum {
         self.model.place().run(|| eval_loss(&self.model, &self.adapters, batch, self.loss_chunk))
+    }
+
+    /// Number of target tokens of a micro-batch that are the most likely ones.
+    #[must_use]
+    pub fn num_right_tokens(&self, batch: &Batch) -> usize {
+        num_right_tokens(&self.model, &self.adapters, batch, self.loss_chunk)
     }
 
     /// State for a checkpoint, without the adapters.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::config::{EvalConfig, TrainConfig};
-use super::eval::{eval_loss, samples};
+use super::eval::{eval_loss, figures, samples};
 use super::laps::Part;
 use super::recorder::Recorder;
 use super::saver::{Best, Saver};
@@ -13,6 +13,7 @@ use super::state::TrainerState;
 use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
 use super::step_work::StepWork;
 use super::stop::Stop;
+use super::task::{Score, Task};
 use super::watchdog::{self, Observation, Verdict, WatchdogConfig};
 use crate::checkpoint::CheckpointError;
 use crate::data::dataset::Dataset;
@@ -30,6 +31,9 @@ pub enum TrainerError {
     /// A prompt of `eval.generate` cannot be continued.
     #[error("`eval.generate`: {0}")]
     Generate(#[from] GenerateError),
+    /// A prompt of `eval.task` cannot be continued.
+    #[error("`eval.task`: {0}")]
+    Task(GenerateError),
     /// Training was asked to stop, but its state could not be saved.
     #[error("stopped after step {step}, which is not saved: {source}{}", earlier_hint(earlier.as_deref()))]
     NotSaved {
@@ -64,6 +68,8 @@ pub struct Trainer<'a> {
     pub watchdog: WatchdogConfig,
     /// Learning rate by step, and the number of steps.
     pub schedule: Schedule,
+    /// What `[eval.task]` of the recipe scores.
+    pub task: Option<Task>,
     /// The rows.
     pub data: &'a Dataset,
     /// Stop requests.
@@ -88,7 +94,7 @@ impl Trainer<'_> {
         let first_step = self.state.step;
         let outcome = self.run_steps();
         match outcome {
-            Err(TrainerError::Data(_) | TrainerError::Generate(_))
+            Err(TrainerError::Data(_) | TrainerError::Generate(_) | TrainerError::Task(_))
                 if self.state.step > first_step && !self.saver.is_saved =>
             {
                 // Once the row is fixed, training can continue from here.
@@ -251,23 +257,31 @@ impl Trainer<'_> {
         self.state.step == 0 || self.state.step >= self.schedule.total_steps()
     }
 
-    /// Measures the evaluation loss and samples text. `false` where the run was asked to stop: nothing is recorded.
+    /// The score of the task, without rows where there is none. `None` where the run was asked to stop.
+    fn score(&mut self) -> Result<Option<Score>, TrainerError> {
+        let Some(task) = &self.task else { return Ok(Some(Score::default())) };
+        let progress = |done, num_rows| self.sinks.evaluating(done, num_rows);
+        let score = task.score(&self.step, self.data.tokenizer(), || self.stop.requested(), progress);
+        let score = score.map_err(TrainerError::Task)?;
+        if let Some(Score { num_rows, is_complete: false, .. }) = &score {
+            let text = format!("step {}: the score is that of the first {num_rows} rows", self.state.step);
+            self.sinks.warn(&format!("{text}\n  hint: `eval.task.max_seconds` leaves no time for all `rows`"));
+        }
+        Ok(score)
+    }
+
+    /// Measures the evaluation loss and the score, and samples text. `false` where the run was asked to stop: nothing is
+    /// recorded.
     fn evaluate(&mut self) -> Result<bool, TrainerError> {
         self.recorder.part(Part::Other);
         let (eval_start, step, epoch) = (Instant::now(), self.state.step, self.state.epochs());
-        let mut metrics = None;
+        let (mut metrics, mut score) = (None, None);
         if self.data.num_eval_rows() > 0 {
             let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
             let total = eval_loss(&self.step, self.data, &self.train, &self.eval, self.stop, progress)?;
-            let Some(total) = total else { return Ok(false) };
-            metrics = total.mean().map(|eval_loss| EvalMetrics {
-                step,
-                epoch,
-                eval_loss,
-                eval_perplexity: eval_loss.exp(),
-                eval_target_tokens: total.target_tokens,
-                eval_seconds: eval_start.elapsed().as_secs_f64(),
-            });
+            let (Some(total), Some(task)) = (total, self.score()?) else { return Ok(false) };
+            score = self.task.as_ref().map(|_| task);
+            metrics = figures((step, epoch), total, score.as_ref(), eval_start);
             if metrics.is_none() {
                 self.sinks.warn(&format!(
                     "step {step}: there is no evaluation loss, no token of the evaluation rows carries loss"
@@ -286,8 +300,8 @@ impl Trainer<'_> {
             }
         }
         let eval_loss = metrics.as_ref().map(|metrics| metrics.eval_loss);
-        self.state.evaluations.record(step, eval_loss);
-        self.keep_if_best(eval_loss);
+        self.state.evaluations.record(step, eval_loss, score.as_ref(), self.eval.metric_for_best);
+        self.keep_if_best();
         self.recorder.evaluated(self.is_at_an_edge());
         // Written only when complete, so that an interruption leaves no partial evaluation behind.
         if let Some(metrics) = &metrics {
@@ -302,12 +316,13 @@ impl Trainer<'_> {
     }
 
     /// Writes the adapter of an evaluation that was the best so far. That of the first step is the base model's.
-    fn keep_if_best(&mut self, eval_loss: Option<f64>) {
-        let step = self.state.step;
-        let Some(eval_loss) = eval_loss.filter(|_| step > 0 && self.state.evaluations.best_step == Some(step)) else {
+    fn keep_if_best(&mut self) {
+        let (step, evaluations) = (self.state.step, &self.state.evaluations);
+        if step == 0 || evaluations.best_step != Some(step) {
             return;
-        };
-        if let Err(error) = self.saver.keep_best(&self.step, Best { step, eval_loss }) {
+        }
+        let best = Best { step, eval_loss: evaluations.best_loss, eval_score: evaluations.best_score };
+        if let Err(error) = self.saver.keep_best(&self.step, best) {
             self.sinks.warn(&format!("step {step}: the best adapter was not saved: {error}"));
         }
     }

@@ -28,6 +28,7 @@ mod push;
 mod recipes;
 mod report;
 mod room;
+mod scores;
 mod secrets;
 mod soak;
 mod start_from;

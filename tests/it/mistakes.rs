@@ -5,6 +5,7 @@
 
 mod rows;
 mod table;
+mod tasks;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -14,6 +15,7 @@ use std::process::{Command, Output};
 
 use rows::DATA_MISTAKES;
 use table::{MISTAKES, RECIPE, ROW, Wrong};
+use tasks::TASK_MISTAKES;
 
 fn run(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lora-train"));
@@ -57,10 +59,10 @@ fn make<'a>(folder: &Path, mistake: &Wrong<'a>) -> Vec<&'a str> {
 
 #[test]
 fn every_mistake_names_its_place_and_what_would_be_right_and_ends_with_2() {
-    let count = MISTAKES.len() + DATA_MISTAKES.len();
+    let count = MISTAKES.len() + DATA_MISTAKES.len() + TASK_MISTAKES.len();
     assert!(count >= 110, "{count} mistakes");
     let mut wrong = Vec::new();
-    for (name, mistake, parts) in MISTAKES.iter().chain(DATA_MISTAKES) {
+    for (name, mistake, parts) in MISTAKES.iter().chain(DATA_MISTAKES).chain(TASK_MISTAKES) {
         let folder = folder();
         let settings = make(folder.path(), mistake);
         for command in [&["check", "r.toml"][..], &["r.toml"]] {

@@ -6,6 +6,7 @@ use crate::data::fixture::{BOS, EOS, Files, chat_tokenizer, config, numbered_row
 use crate::data::loader::LoadedBatch;
 
 mod kinds;
+mod questions;
 
 fn open(config: &DataConfig) -> Dataset {
     Dataset::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap()

@@ -50,9 +50,9 @@ pub(super) fn evaluation(run: &Run) -> Option<Finding> {
     if let Some(batches) = facts.eval_batches.filter(|batches| *batches > MIN_EVAL_BATCHES) {
         let to = (batches / times).max(MIN_EVAL_BATCHES);
         let after = all - part * (1.0 - as_f64(to) / as_f64(batches));
-        // How much of an evaluation its samples take is not known.
+        // How much of an evaluation its samples and scores take is not known.
         let expected = if facts.draws_samples {
-            "shorter evaluations; the samples of `eval.generate` take as long as before".to_owned()
+            "shorter evaluations; samples and scores take as long as before".to_owned()
         } else {
             whole(all, after)
         };

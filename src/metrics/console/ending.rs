@@ -36,6 +36,10 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     if let (Some(best), Some(step)) = (summary.best_eval_loss, summary.best_eval_step) {
         losses.push(format!("best {best:.4} at step {step}"));
     }
+    if let (Some(last), true) = (summary.final_eval_score, has_evaluated_again) {
+        let initial = summary.initial_eval_score.map(|initial| format!("{:.1}% -> ", 100.0 * initial));
+        losses.push(format!("score {}{:.1}%", initial.unwrap_or_default(), 100.0 * last));
+    }
     if !losses.is_empty() {
         lines.push(format!("  {}", losses.join(", ")));
     }

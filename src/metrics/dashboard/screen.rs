@@ -138,6 +138,7 @@ fn figures(step: Option<&StepMetrics>, eval: Option<&EvalMetrics>) -> Vec<(&'sta
     }
     if let Some(eval) = eval {
         figures.push(("eval loss", format!("{:.4} @ {}", eval.eval_loss, eval.step)));
+        figures.extend(eval.eval_score.map(|score| ("score", format!("{:.1} % @ {}", 100.0 * score, eval.step))));
     }
     let Some(step) = step else { return figures };
     let percent = |value: f64| format!("{value:.0} %");

@@ -12,6 +12,7 @@ const LAYOUT: &[(&str, &[Shown])] = &[
         "Learning",
         &[
             ("loss (nats)", |_, tag| tag.ends_with("/loss")),
+            ("score (0 to 1)", |name, _| name.starts_with("eval_score")),
             ("learning rate", |name, _| name == "learning_rate"),
             ("gradient norm", |name, _| name == "grad_norm"),
         ],

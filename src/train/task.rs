@@ -1,0 +1,291 @@
+//! The score of `[eval.task]`: how often the model answers evaluation rows as they do. Greedy and without dropout, so
+//! that the same model has the same score; nothing of the training changes.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use self::answers::Comparison;
+use self::config::{Metric, TaskConfig};
+use super::step::TrainStep;
+use crate::data::batch::Batch;
+use crate::data::dataset::{Asking, Dataset, Question};
+use crate::data::error::DataError;
+use crate::data::tokenizer::Tokenizer;
+use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
+use crate::stats::as_f64;
+
+pub mod answers;
+pub mod config;
+
+/// A task with its rows, the same ones at every evaluation.
+#[derive(Debug)]
+pub struct Task {
+    config: TaskConfig,
+    rows: Rows,
+}
+
+/// What is asked of the model, a row each.
+#[derive(Debug)]
+enum Rows {
+    /// Prompts to answer.
+    Prompts(Vec<Vec<u32>>, Answers),
+    Choices(Vec<Choices>),
+    /// Rows as in training.
+    Tokens(Vec<Batch>),
+}
+
+/// What is right of the texts that the model writes.
+#[derive(Debug)]
+enum Answers {
+    /// The same part as in the row's answer.
+    Same(Box<Comparison>, Vec<String>),
+    Json,
+}
+
+/// The choices of a row.
+#[derive(Debug)]
+struct Choices {
+    /// The prompt with each of them, whose tokens are the targets.
+    texts: Vec<Batch>,
+    /// Lengths in characters.
+    lengths: Vec<usize>,
+    right: usize,
+}
+
+/// How good the model is at a task.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Score {
+    /// From 0 to 1.
+    pub score: f64,
+    /// Of multiple choice: the same with likelihoods by the length of the choice, `acc_norm` of lm-evaluation-harness.
+    pub score_norm: Option<f64>,
+    /// Rows that were scored.
+    pub num_rows: usize,
+    /// Whether these are all rows, rather than those before `max_seconds`.
+    pub is_complete: bool,
+    /// What the model answered and what was expected, by row; empty for tokens.
+    pub answers: Vec<Value>,
+}
+
+/// Right ones and all of them.
+#[derive(Clone, Debug, Default)]
+struct Count {
+    right: usize,
+    right_norm: usize,
+    all: usize,
+    num_rows: usize,
+    answers: Vec<Value>,
+}
+
+impl Task {
+    /// Reads the rows of a task; `None` where the recipe has no task or there are no evaluation rows.
+    ///
+    /// # Errors
+    /// A row that the task cannot use.
+    pub fn open(config: &TaskConfig, data: &Dataset) -> Result<Option<Self>, DataError> {
+        let (Some(metric), true) = (config.metric, data.num_eval_rows() > 0) else { return Ok(None) };
+        let asking = Asking {
+            max_rows: config.rows,
+            prompt: config.prompt.as_deref(),
+            num_fewshot: config.num_fewshot,
+            needs_choices: metric == Metric::MultipleChoice,
+        };
+        let tokenizer = data.tokenizer();
+        let rows = match metric {
+            Metric::ExactMatch => {
+                let comparison = Comparison::new(config).map_err(|error| DataError::Config(error.to_string()))?;
+                let rows = data.questions(&asking, |question| comparison.question(&question, tokenizer))?;
+                let (prompts, answers) = rows.into_iter().unzip();
+                Rows::Prompts(prompts, Answers::Same(Box::new(comparison), answers))
+            }
+            Metric::Json => {
+                let ids = |question: Question| question.prompt_ids(tokenizer).map_err(|error| error.to_string());
+                Rows::Prompts(data.questions(&asking, ids)?, Answers::Json)
+            }
+            Metric::MultipleChoice => {
+                Rows::Choices(data.questions(&asking, |question| Choices::new(&question, tokenizer))?)
+            }
+            Metric::TokenAccuracy => Rows::Tokens(data.first_eval_rows(config.rows)?),
+        };
+        Ok(Some(Self { config: config.clone(), rows }))
+    }
+
+    /// What the score counts, and on how many rows.
+    #[must_use]
+    pub fn about(&self) -> String {
+        let num_rows = match &self.rows {
+            Rows::Prompts(prompts, _) => prompts.len(),
+            Rows::Choices(rows) => rows.len(),
+            Rows::Tokens(rows) => rows.len(),
+        };
+        format!("{} on {num_rows} rows", self.config.metric.map_or("", Metric::name))
+    }
+
+    /// The score; `None` where it was stopped. `progress` gets the number of rows that were begun and of all rows.
+    ///
+    /// # Errors
+    /// A prompt that the model cannot continue.
+    pub fn score(
+        &self,
+        step: &TrainStep,
+        tokenizer: &Tokenizer,
+        is_stopped: impl Fn() -> bool,
+        mut progress: impl FnMut(usize, usize),
+    ) -> Result<Option<Score>, GenerateError> {
+        let (start, limit) = (Instant::now(), Duration::from_secs(self.config.max_seconds));
+        // The first row is scored in any case.
+        let mut goes_on = |done: usize, all: usize| {
+            progress(done, all);
+            !is_stopped() && (done == 0 || start.elapsed() < limit)
+        };
+        let mut count = Count::default();
+        let num_rows = match &self.rows {
+            Rows::Prompts(prompts, answers) => {
+                let texts = self.texts(prompts, step, tokenizer, &is_stopped, goes_on)?;
+                for (row, text) in texts.iter().enumerate() {
+                    let (is_right, answer) = answers.judge(row, text);
+                    count.add(usize::from(is_right), 1);
+                    count.answers.push(answer);
+                }
+                prompts.len()
+            }
+            Rows::Choices(rows) => {
+                for row in rows {
+                    if !goes_on(count.num_rows, rows.len()) {
+                        break;
+                    }
+                    let ([is_right, is_right_norm], answer) = row.judge(step);
+                    count.add(usize::from(is_right), 1);
+                    count.right_norm += usize::from(is_right_norm);
+                    count.answers.push(answer);
+                }
+                rows.len()
+            }
+            Rows::Tokens(rows) => {
+                for row in rows {
+                    if !goes_on(count.num_rows, rows.len()) {
+                        break;
+                    }
+                    count.add(step.num_right_tokens(row), row.num_target_tokens());
+                }
+                rows.len()
+            }
+        };
+        let is_choice = matches!(self.rows, Rows::Choices(_));
+        Ok((!is_stopped()).then(|| count.score(num_rows, is_choice)))
+    }
+
+    /// What the model writes after the first prompts, those that were begun while `goes_on`.
+    fn texts(
+        &self,
+        prompts: &[Vec<u32>],
+        step: &TrainStep,
+        tokenizer: &Tokenizer,
+        is_stopped: &impl Fn() -> bool,
+        mut goes_on: impl FnMut(usize, usize) -> bool,
+    ) -> Result<Vec<String>, GenerateError> {
+        let TaskConfig { max_new_tokens, stop, num_fewshot, .. } = &self.config;
+        let mut texts: Vec<String> = Vec::new();
+        let mut batch = TextBatch::new(step.model(), tokenizer);
+        if *num_fewshot > 0 {
+            batch = batch.of_equal_starts();
+        }
+        while !is_stopped() {
+            let next = prompts.get(texts.len()).filter(|_| batch.has_room());
+            let next = next.filter(|_| goes_on(texts.len(), prompts.len())).map(|prompt_ids| TextRequest {
+                prompt_ids: prompt_ids.clone(),
+                adapters: step.adapters(),
+                options: GenerateOptions { max_new_tokens: *max_new_tokens, ..GenerateOptions::default() },
+                stop: stop.clone(),
+                top_logprobs: None,
+            });
+            let id = texts.len() as u64;
+            texts.extend(next.is_some().then(String::new));
+            let mut take = |id: u64, new: NewText| {
+                texts[usize::try_from(id).unwrap_or(usize::MAX)].push_str(&new.text);
+                ControlFlow::Continue(())
+            };
+            match next {
+                Some(request) => batch.add(id, request, &mut take)?,
+                None if batch.is_empty() => break,
+                None => batch.step(&mut take)?,
+            }
+        }
+        Ok(texts)
+    }
+}
+
+impl Comparison {
+    /// The prompt of a question, and the part of its answer that is compared.
+    fn question(&self, question: &Question, tokenizer: &Tokenizer) -> Result<(Vec<u32>, String), String> {
+        let part = self.part_of(&question.answer).ok_or_else(|| {
+            let start: String = question.answer.chars().rev().take(60).collect::<Vec<_>>().into_iter().rev().collect();
+            format!("`eval.task.regex_pattern` finds nothing in its answer, which ends with {start:?}")
+        })?;
+        Ok((question.prompt_ids(tokenizer).map_err(|error| error.to_string())?, part))
+    }
+}
+
+impl Answers {
+    /// Whether the text for a row is right, and what was compared.
+    fn judge(&self, row: usize, text: &str) -> (bool, Value) {
+        match self {
+            Self::Same(comparison, answers) => {
+                let (found, expected) = (comparison.part_of(text), &answers[row]);
+                let is_right = found.as_ref() == Some(expected);
+                (is_right, json!({"text": text, "found": found, "expected": expected, "is_right": is_right}))
+            }
+            Self::Json => {
+                let is_right = serde_json::from_str::<Value>(text).is_ok();
+                (is_right, json!({"text": text, "is_right": is_right}))
+            }
+        }
+    }
+}
+
+impl Choices {
+    fn new(question: &Question, tokenizer: &Tokenizer) -> Result<Self, String> {
+        let right = question
+            .right_choice()
+            .ok_or_else(|| format!("its answer {:?} is none of its choices {:?}", question.answer, question.choices))?;
+        let texts = question.choices.iter().map(|choice| question.answered(choice, tokenizer));
+        let texts = texts.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+        Ok(Self { texts, lengths: question.choices.iter().map(|choice| choice.chars().count()).collect(), right })
+    }
+
+    /// Whether the right choice is the likeliest, and whether it is by the likelihood over its length.
+    fn judge(&self, step: &TrainStep) -> ([bool; 2], Value) {
+        let likelihoods: Vec<f64> = self.texts.iter().map(|text| -step.eval_loss(text).sum).collect();
+        let by_length =
+            likelihoods.iter().zip(&self.lengths).map(|(likelihood, length)| likelihood / as_f64(*length as u64));
+        // Of equal ones the first, as numpy's argmax.
+        let likeliest = |likelihoods: &[f64]| {
+            let most = likelihoods.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            likelihoods.iter().position(|likelihood| *likelihood == most)
+        };
+        let is_right =
+            [likeliest(&likelihoods), likeliest(&by_length.collect::<Vec<_>>())].map(|at| at == Some(self.right));
+        (is_right, json!({"loglikelihoods": likelihoods, "expected": self.right, "is_right": is_right[0]}))
+    }
+}
+
+impl Count {
+    fn add(&mut self, right: usize, all: usize) {
+        self.right += right;
+        self.all += all;
+        self.num_rows += 1;
+    }
+
+    fn score(self, num_rows: usize, is_choice: bool) -> Score {
+        let share = |right: usize| as_f64(right as u64) / as_f64(self.all.max(1) as u64);
+        Score {
+            score: share(self.right),
+            score_norm: is_choice.then(|| share(self.right_norm)),
+            num_rows: self.num_rows,
+            is_complete: self.num_rows == num_rows,
+            answers: self.answers,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Section `[eval.task]` of a recipe.
+
+use regex::Regex;
+use serde::Serialize;
+
+use crate::lora::config::last_line;
+use crate::schema::{Choice, Problem, Section, section};
+
+section! {
+    /// Section `[eval.task]`. Without a metric there is no task.
+    #[derive(Eq)]
+    pub struct TaskConfig then check {
+        /// What a score counts, as a share of the evaluation rows. `"exact_match"`: answers that are the row's; "json":
+        /// answers that are JSON; `"multiple_choice"`: rows whose right one of `choices` is the likeliest;
+        /// `"token_accuracy"`: tokens of the rows' answers that are the likeliest. Default: no score.
+        metric: Option<Metric> = None => optional_choice() like "exact_match",
+            ["metrics", "metric_list", "score", "output_type"];
+        /// Rows that are scored, the first ones.
+        rows: usize = 100 => count(1..), ["limit", "num_samples", "max_samples"];
+        /// Seconds after which no other row is begun; the score is that of the rows before.
+        max_seconds: u64 = 300 => count(1..), ["timeout", "max_time"];
+        /// Tokens of an answer, where the model does not end it earlier.
+        max_new_tokens: usize = 256 => count(1..),
+            ["max_gen_toks", "max_tokens", "max_length", "generation_max_length"];
+        /// Texts before which an answer ends.
+        stop: Vec<String> = Vec::new() => strings(), ["until", "stop_sequences", "stop_strings"];
+        /// Compare what this finds in the two answers: its first group that took part, or all of it where it has none.
+        regex_pattern: Option<String> = None => optional_string() like "#### (-?[0-9.,]+)",
+            ["regex", "pattern", "answer_pattern"];
+        /// Which of its finds: "first" or "last".
+        take: Take = Take::First => choice(), ["group_select"; "0 is \"first\", -1 is \"last\""];
+        /// Take what these find out of both answers before they are compared.
+        regexes_to_ignore: Vec<String> = Vec::new() => strings(), ["ignore_patterns"];
+        /// Compare without the difference of upper and lower case.
+        ignore_case: bool = false => boolean();
+        /// Compare without ASCII punctuation.
+        ignore_punctuation: bool = false => boolean();
+        /// Ask in plain text instead of the form that rows have in training: {prompt} stands for the prompt of a row.
+        prompt: Option<String> = None => optional_string() like "Question: {prompt}\nAnswer:",
+            ["doc_to_text", "prompt_template"];
+        /// Training rows with their answers before each question; needs `prompt`.
+        num_fewshot: usize = 0 => count(0..), ["fewshot", "n_shot", "num_shots", "fewshot_k"];
+    }
+}
+
+impl TaskConfig {
+    fn check(self, section: &mut Section) -> Self {
+        let is_wrong = section.is_wrong("metric");
+        for (key, _, _, reader) in
+            self.keys().into_iter().filter(|(_, is_set, is_read, _)| *is_set && !is_read && !is_wrong)
+        {
+            section.reject(key, Problem::new(format!("`eval.task.{key}` does nothing here")).hint(reader));
+        }
+        let patterns = self.regexes_to_ignore.iter().map(|pattern| ("regexes_to_ignore", pattern));
+        for (key, pattern) in self.regex_pattern.iter().map(|pattern| ("regex_pattern", pattern)).chain(patterns) {
+            if let Err(error) = Regex::new(pattern) {
+                let message = format!("`eval.task.{key}` has `{pattern}`, which is no regular expression");
+                section.reject(key, Problem::new(message).hint(last_line(&error)));
+            }
+        }
+        if let Some(prompt) = self.prompt.as_ref().filter(|prompt| !prompt.contains("{prompt}")) {
+            let message = format!("`eval.task.prompt` = {prompt:?}, expected a text with {{prompt}} in it");
+            section.reject("prompt", Problem::new(message).hint("{prompt} stands for the prompt of a row"));
+        }
+        self
+    }
+
+    /// Keys, whether they have been set, whether anything reads them, and what does. Every key is in the recipe that a
+    /// run writes, so its default counts as not set.
+    fn keys(&self) -> [(&'static str, bool, bool, &'static str); 11] {
+        const ANY: &str = "set `metric` in [eval.task]";
+        const WRITTEN: &str = "`metric` = \"exact_match\" and \"json\" read it";
+        const COMPARED: &str = "`metric` = \"exact_match\" reads it";
+        let (metric, default) = (self.metric, Self::default());
+        let is_compared = metric == Some(Metric::ExactMatch);
+        let is_written = is_compared || metric == Some(Metric::Json);
+        let is_asked = is_written || metric == Some(Metric::MultipleChoice);
+        [
+            ("rows", self.rows != default.rows, metric.is_some(), ANY),
+            ("max_seconds", self.max_seconds != default.max_seconds, metric.is_some(), ANY),
+            ("max_new_tokens", self.max_new_tokens != default.max_new_tokens, is_written, WRITTEN),
+            ("stop", !self.stop.is_empty(), is_written, WRITTEN),
+            ("regex_pattern", self.regex_pattern.is_some(), is_compared, COMPARED),
+            ("take", self.take != default.take, self.regex_pattern.is_some(), "it needs `regex_pattern`"),
+            ("regexes_to_ignore", !self.regexes_to_ignore.is_empty(), is_compared, COMPARED),
+            ("ignore_case", self.ignore_case, is_compared, COMPARED),
+            ("ignore_punctuation", self.ignore_punctuation, is_compared, COMPARED),
+            ("prompt", self.prompt.is_some(), is_asked, "every `metric` but \"token_accuracy\" reads it"),
+            (
+                "num_fewshot",
+                self.num_fewshot > 0,
+                self.prompt.is_some(),
+                "it needs `prompt`, in which {prompt} stands for a row's",
+            ),
+        ]
+    }
+}
+
+/// What a score counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// Answers that are those of the rows.
+    ExactMatch,
+    /// Rows whose right choice is the likeliest.
+    MultipleChoice,
+    /// Answers that are JSON.
+    Json,
+    /// Tokens of the rows' answers that are the likeliest.
+    TokenAccuracy,
+}
+
+impl Metric {
+    /// Its name in a recipe.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
+    }
+}
+
+impl Choice for Metric {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("exact_match", Self::ExactMatch),
+        ("multiple_choice", Self::MultipleChoice),
+        ("json", Self::Json),
+        ("token_accuracy", Self::TokenAccuracy),
+    ];
+    const PEERS: &'static [(&'static str, &'static str)] = &[
+        ("regex", "exact_match"),
+        ("em", "exact_match"),
+        ("accuracy", "exact_match"),
+        ("generate_until", "exact_match"),
+        ("acc", "multiple_choice"),
+        ("acc_norm", "multiple_choice"),
+        ("json_valid", "json"),
+        ("mean_token_accuracy", "token_accuracy"),
+    ];
+}
+
+/// Which find of a pattern is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Take {
+    /// The first.
+    First,
+    /// The last.
+    Last,
+}
+
+impl Choice for Take {
+    const NAMES: &'static [(&'static str, Self)] = &[("first", Self::First), ("last", Self::Last)];
+}
