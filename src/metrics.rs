@@ -3,7 +3,7 @@
 //! - [`summary`](Summary): the final figures, summary.json or unfinished.json
 //! - [`cost`](CostConfig): what the run costs
 //! - [`finding`](Finding): what the figures say about the run
-//! - `console`, `jsonl`, `tensorboard`, `dashboard`: the sinks
+//! - `console`, `jsonl`, `tensorboard`, `mlflow`, `dashboard`: the sinks
 //! - [`Sinks`]: all of them, called by name from the loop
 //!
 //! To add a figure: one row in [`crate::figures`], and the place that measures it.
@@ -15,6 +15,7 @@ mod cost;
 mod dashboard;
 mod finding;
 mod jsonl;
+mod mlflow;
 mod sinks;
 mod summary;
 mod tensorboard;
@@ -52,16 +53,44 @@ section! {
         /// Milliseconds between two samples of the GPU and the host, from 10; 0 turns them off.
         gpu_sample_ms: u64 = 100 => count(0..=60_000),
             ["sample_ms", "gpu_sample_interval_ms", "log_peak_memory_stats"];
+        /// An MLflow server that gets the figures too. With one of the next two keys, `MLFLOW_TRACKING_URI` can name it.
+        /// "none" turns it off.
+        mlflow_tracking_uri: Option<String> = None => optional_string() like "http://127.0.0.1:5000";
+        /// The experiment there; made where there is none of this name. By default the one named Default.
+        mlflow_experiment_name: Option<String> = None => optional_string() like "my-experiment";
+        /// The name of the run there. By default that of its folder.
+        mlflow_run_name: Option<String> = None => optional_string() like "my-run";
     }
 }
 
 impl LoggingConfig {
-    fn check(self, section: &mut Section) -> Self {
+    fn check(mut self, section: &mut Section) -> Self {
+        self.check_mlflow(section);
         if (1..10).contains(&self.gpu_sample_ms) {
             let message = format!("`logging.gpu_sample_ms` = {}, expected 0 or 10 to 60000", self.gpu_sample_ms);
             section.reject("gpu_sample_ms", Problem::new(message).hint("0 turns sampling off"));
         }
         self
+    }
+
+    fn check_mlflow(&mut self, section: &mut Section) {
+        if self.mlflow_tracking_uri.as_deref() == Some("none") {
+            (self.mlflow_tracking_uri, self.mlflow_experiment_name, self.mlflow_run_name) = (None, None, None);
+        }
+        if self.mlflow_experiment_name.is_some() || self.mlflow_run_name.is_some() {
+            let uri = self.mlflow_tracking_uri.take();
+            self.mlflow_tracking_uri = uri.or_else(|| std::env::var(mlflow::URI_VARIABLE).ok());
+            if self.mlflow_tracking_uri.is_none() {
+                let problem = Problem::new("an MLflow run without `logging.mlflow_tracking_uri`");
+                let hint = "give the server's address there or in MLFLOW_TRACKING_URI";
+                section.reject("mlflow_tracking_uri", problem.hint(hint));
+            }
+        }
+        if let Some(uri) = self.mlflow_tracking_uri.as_ref().filter(|uri| !uri.starts_with("http")) {
+            let message = format!("`logging.mlflow_tracking_uri` = {uri:?}, expected the http(s) address of a server");
+            let problem = Problem::new(message).hint("`mlflow server` makes one of a file or a database");
+            section.reject("mlflow_tracking_uri", problem);
+        }
     }
 }
 

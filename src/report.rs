@@ -169,4 +169,20 @@ mod tests {
         assert!(page.contains("<script>\"use strict\";") && page.contains("@media print"), "{page}");
         assert!(page.contains("<h3>Loss ") && page.contains("<path class=\"line c1 solid\" d=\"M"), "{page}");
     }
+
+    #[test]
+    fn a_watched_page_waits_for_the_first_figures_and_asks_for_newer_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let waiting = watched_page(&run).unwrap();
+        assert!(waiting.contains("waiting for the first step") && waiting.contains("fetch(\"/\")"), "{waiting}");
+        std::fs::create_dir(&run).unwrap();
+        std::fs::write(run.join("metrics.jsonl"), "{\"step\":1,\"loss\":4.0,\"learning_rate\":1e-3}\n{\"st").unwrap();
+        let watched = watched_page(&run).unwrap();
+        assert!(
+            watched.contains("<h3>Loss ") && watched.contains("connect-src 'self'") && has_begun(&run),
+            "{watched}"
+        );
+        assert!(!page(&run).unwrap().contains("connect-src"), "a page that was written down asks nobody");
+    }
 }

@@ -31,6 +31,26 @@ use places::Place;
 use section::Record;
 use suggest::Known;
 
+/// The keys of a table and of those below it, dotted (`data.train[0].path`), with their values.
+#[must_use]
+pub fn flattened(table: &toml::Table) -> Vec<(String, &toml::Value)> {
+    fn add<'a>(name: String, value: &'a toml::Value, pairs: &mut Vec<(String, &'a toml::Value)>) {
+        match value {
+            toml::Value::Table(table) => {
+                table.iter().for_each(|(key, value)| add(format!("{name}.{key}"), value, pairs));
+            }
+            toml::Value::Array(values) if values.iter().any(toml::Value::is_table) => {
+                let entries = values.iter().enumerate();
+                entries.for_each(|(index, value)| add(format!("{name}[{index}]"), value, pairs));
+            }
+            other => pairs.push((name, other)),
+        }
+    }
+    let mut pairs = Vec::new();
+    table.iter().for_each(|(key, value)| add(key.clone(), value, &mut pairs));
+    pairs
+}
+
 /// Reads a TOML text, with the changes of the command line, using `read`; also returns where its keys were written.
 ///
 /// `file` is its name in messages; `rows` are its keys, and `peers` other trainers' names for them. Whatever could be

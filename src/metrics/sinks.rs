@@ -9,6 +9,7 @@ use super::append::AppendLog;
 use super::console::Console;
 use super::dashboard::Dashboard;
 use super::jsonl::{self, KeepUpTo};
+use super::mlflow::MlFlow;
 use super::tensorboard::TensorBoard;
 use super::{
     EvalMetrics, Finding, LoggingConfig, MetricsError, SUMMARY_FILE, Sample, StepMetrics, Summary, UNFINISHED_FILE,
@@ -44,6 +45,7 @@ pub struct Sinks {
     metrics: AppendLog,
     samples: AppendLog,
     tensorboard: Option<TensorBoard>,
+    mlflow: Option<MlFlow>,
     run_dir: PathBuf,
     interrupter: Interrupter,
     warnings: Vec<String>,
@@ -72,6 +74,9 @@ impl Sinks {
             TensorBoard::open(&path, resume_step).map_err(|source| MetricsError { path, action: "open", source })
         });
         let tensorboard = tensorboard.transpose()?;
+        let mlflow = MlFlow::open(config, run_dir, resume_step.is_some());
+        let mlflow =
+            mlflow.map_err(|source| MetricsError { path: run_dir.to_owned(), action: "use MLflow", source })?;
         // Before the console: its bar would leave traces on the dashboard's terminal.
         let first_step = resume_step.unwrap_or(0);
         let label = run_dir.display().to_string();
@@ -85,6 +90,7 @@ impl Sinks {
             metrics,
             samples,
             tensorboard,
+            mlflow,
             run_dir: run_dir.to_owned(),
             interrupter,
             warnings: Vec::new(),
@@ -99,9 +105,10 @@ impl Sinks {
         Ok(sinks)
     }
 
-    /// Writes the recipe of the steps after `step` to TensorBoard's text and `HParams` tabs.
+    /// Writes the recipe of the steps after `step` to TensorBoard's text and `HParams` tabs and to MLflow's parameters.
     pub fn recipe(&mut self, step: u64, toml: &str) {
         self.tensorboard(|sink| sink.recipe(step, toml));
+        self.mlflow(|sink| sink.recipe(toml));
     }
 
     /// Takes files of an earlier end of the run. They are deleted when a step is taken or the run ends.
@@ -124,6 +131,7 @@ impl Sinks {
         // A mean over no target tokens is not a point of a curve.
         scalars.retain(|(_, value)| step.target_tokens > 0 || value.is_finite());
         self.tensorboard(|sink| sink.scalars(step.step, &scalars));
+        self.mlflow(|sink| sink.scalars(step.step, &scalars));
         if step.anomaly.is_some() || !step.findings.is_empty() {
             let names = step.anomaly.iter().chain(&step.findings).cloned().collect::<Vec<_>>().join(", ");
             self.tensorboard(|sink| sink.text(step.step, "anomalies", &names));
@@ -146,7 +154,9 @@ impl Sinks {
     pub fn eval(&mut self, eval: &EvalMetrics) {
         let warning = self.metrics.append(jsonl::line(eval));
         self.warn_all(warning);
-        self.tensorboard(|sink| sink.scalars(eval.step, &eval_scalars(eval)));
+        let scalars = eval_scalars(eval);
+        self.tensorboard(|sink| sink.scalars(eval.step, &scalars));
+        self.mlflow(|sink| sink.scalars(eval.step, &scalars));
         self.console.eval(eval);
     }
 
@@ -205,6 +215,7 @@ impl Sinks {
         let findings = summary.diagnosis.iter().map(Finding::markdown).collect::<Vec<_>>().join("\n\n");
         self.tensorboard(|sink| sink.text(summary.steps, "diagnosis", &findings));
         self.tensorboard(|sink| sink.end(summary.steps, summary.outcome.is_finished()));
+        self.mlflow(|sink| sink.end(summary.outcome));
         self.tell_unwritten();
         let path = self.run_dir.join(if summary.outcome.is_finished() { SUMMARY_FILE } else { UNFINISHED_FILE });
         self.delete_outdated(Some(&path));
@@ -255,6 +266,14 @@ impl Sinks {
     fn tensorboard(&mut self, write: impl FnOnce(&mut TensorBoard) -> Option<String>) {
         let warning = self.tensorboard.as_mut().and_then(write);
         self.warn_all(warning);
+    }
+
+    fn mlflow(&mut self, send: impl FnOnce(&mut MlFlow)) {
+        let warnings = self.mlflow.as_mut().map(|sink| {
+            send(sink);
+            sink.warnings()
+        });
+        self.warn_all(warnings.unwrap_or_default());
     }
 
     /// Takes a warning or several.

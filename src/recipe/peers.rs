@@ -44,9 +44,10 @@ const NO_KEY: &[(&[&str], &str)] = &[
     ),
     (&["save_safetensors", "save_only_model", "save_adapter_weights_only"], "adapters are safetensors always"),
     (
-        &["wandb", "wandb_project", "use_wandb", "wandb_run_id", "wandb_name", "mlflow_tracking_uri", "use_mlflow"],
-        "figures go to metrics.jsonl and TensorBoard",
+        &["wandb", "wandb_project", "use_wandb", "wandb_run_id", "wandb_name"],
+        "figures go to metrics.jsonl, TensorBoard and MLflow; docs/telemetry.md has the way to W&B",
     ),
+    (&["use_mlflow"], "`mlflow_tracking_uri`, in [logging], names a server"),
     (&["logging_dir", "log_dir", "tensorboard_dir"], "figures are written below `output_dir`"),
     (
         &["deepspeed", "fsdp", "fsdp_config", "ddp_timeout", "tensor_parallel_size", "local_rank"],

@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::ReportError;
 use super::axis::Unit;
 use super::record::Record;
+use crate::schema::flattened;
 use crate::stats::{as_f64, quantile};
 use crate::text::Mark;
 
@@ -216,11 +217,9 @@ fn time_percent(run: &Record, part: &str) -> Option<f64> {
 
 /// Differences between the resolved recipes, except the output folder.
 fn differences(records: &[&Record]) -> Vec<Difference> {
-    let flat = records.iter().map(|record| {
-        let mut pairs = Vec::new();
-        flatten("", &toml::Value::Table(record.settings.clone()), &mut pairs);
-        pairs
-    });
+    let flat = records
+        .iter()
+        .map(|record| flattened(&record.settings).into_iter().map(|(key, value)| (key, value.to_string())).collect());
     let flat: Vec<Vec<(String, String)>> = flat.collect();
     let mut keys: Vec<&String> = flat.iter().flatten().map(|(key, _)| key).collect();
     let mut seen = HashSet::new();
@@ -234,18 +233,6 @@ fn differences(records: &[&Record]) -> Vec<Difference> {
         (!is_equal).then(|| Difference { key: key.clone(), values })
     };
     keys.into_iter().filter_map(difference).collect()
-}
-
-fn flatten(prefix: &str, value: &toml::Value, pairs: &mut Vec<(String, String)>) {
-    let join = |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
-    match value {
-        toml::Value::Table(table) => table.iter().for_each(|(key, value)| flatten(&join(key), value, pairs)),
-        toml::Value::Array(values) if values.iter().any(toml::Value::is_table) => {
-            let entries = values.iter().enumerate();
-            entries.for_each(|(index, value)| flatten(&format!("{prefix}[{index}]"), value, pairs));
-        }
-        other => pairs.push((prefix.to_owned(), other.to_string())),
-    }
 }
 
 #[cfg(test)]

@@ -106,6 +106,7 @@ impl Runner {
             "eval.generate=[]",
             "checkpoint.save_steps=1000000",
             "logging.tensorboard=false",
+            "logging.mlflow_tracking_uri=none",
             "watchdog.patience=0",
             "watchdog.max_skipped_steps=0",
             "train.num_epochs=1000000",
