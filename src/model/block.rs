@@ -170,23 +170,24 @@ impl Block {
     ) -> Activations {
         use Linear::{Gate, Key, Output, Query, Up, Value};
         let place = context.place();
-        let [tokens, _] = x.dims();
         let mut xa = [const { None }; 7];
-        let apply = |input: &Tensor<2>, layer| context.linear(input, self.weight(layer), layer, None);
+        let mut apply = |input: &Tensor<2>, layer: Linear, residual: Option<Tensor<2>>| {
+            let (y, low) = context.linear(input, self.weight(layer), layer, residual);
+            xa[layer as usize] = low;
+            y
+        };
         let Heads { num_heads, num_kv_heads, .. } = context.heads;
         let (normed, input_rstd) = rms_norm(place, &x, &self.input_layernorm, context.eps);
-        let keys_and_values = || place.both(tokens, || apply(&normed, Key), || apply(&normed, Value));
-        let ((q, low_q), ((k, low_k), (v, low_v))) = place.both(tokens, || apply(&normed, Query), keys_and_values);
-        let (q, q_input) = self.norm_heads(0, q, context);
-        let (k, k_input) = self.norm_heads(1, k, context);
+        let (q, q_input) = self.norm_heads(0, apply(&normed, Query, None), context);
+        let (k, k_input) = self.norm_heads(1, apply(&normed, Key, None), context);
         let q = rotate(q, context.layout, num_heads, false);
         let k = rotate(k, context.layout, num_kv_heads, false);
+        let v = apply(&normed, Value, None);
         let attended = attend(&q, &k, &v);
-        let (middle, low_o) = context.linear(&attended.o, self.weight(Output), Output, Some(x.clone()));
+        let middle = apply(&attended.o, Output, Some(x.clone()));
         let (normed, middle_rstd) = rms_norm(place, &middle, &self.post_attention_layernorm, context.eps);
-        let ((gate, low_gate), (up, low_up)) = place.both(tokens, || apply(&normed, Gate), || apply(&normed, Up));
-        let low = [(Query, low_q), (Key, low_k), (Value, low_v), (Output, low_o), (Gate, low_gate), (Up, low_up)];
-        low.into_iter().for_each(|(layer, low)| xa[layer as usize] = low);
+        let gate = apply(&normed, Gate, None);
+        let up = apply(&normed, Up, None);
         let before_qk_norms = [q_input, k_input];
         Activations { x, input_rstd, q, k, v, before_qk_norms, attended, middle, middle_rstd, gate, up, xa }
     }

@@ -1,15 +1,13 @@
 //! Where the sequences of a micro-batch lie, on the device.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::cell::RefCell;
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::attention::Heads;
 use super::attention::plain::Chunk;
 use super::place::Place;
-
-/// The pieces in which plain attention computes, by heads.
-type ChunksByHeads = Vec<(Heads, Arc<[Chunk]>)>;
 
 /// Rotary angles of every position, as cosines and sines.
 #[derive(Clone, Debug)]
@@ -54,7 +52,7 @@ pub struct Layout {
     positions: Vec<u32>,
     table: Arc<RotaryTable>,
     angles: Option<Angles>,
-    chunks: Arc<Mutex<ChunksByHeads>>,
+    chunks: RefCell<Vec<(Heads, Arc<[Chunk]>)>>,
 }
 
 /// The rotary embedding of a micro-batch as tensors, for plain tensor calls: `x cos + x[swap] sin`.
@@ -83,7 +81,7 @@ impl Layout {
     ) -> Self {
         let row_length = positions.len() / rows.max(1);
         let angles = (place != Place::Cpu).then(|| Angles::new(&positions, &table, device));
-        Self { place, rows, row_length, documents, positions, table, angles, chunks: Arc::default() }
+        Self { place, rows, row_length, documents, positions, table, angles, chunks: RefCell::default() }
     }
 
     /// Number of rows.
@@ -135,7 +133,7 @@ impl Layout {
     /// The chunks in which plain tensor calls compute attention: made by the first layer that has such heads, and kept
     /// for the others.
     pub(super) fn chunks(&self, heads: Heads, device: &Device) -> Arc<[Chunk]> {
-        let mut all = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.chunks.borrow_mut();
         if let Some((_, chunks)) = all.iter().find(|(of, _)| *of == heads) {
             return Arc::clone(chunks);
         }

@@ -3,7 +3,6 @@
 use burn::tensor::{DType, Device, Tensor};
 use burn_flex::Flex;
 
-use super::cpu;
 use super::product::F32Products;
 
 /// Where operations run. It is decided once, with the model; every operation has one arm for each place.
@@ -29,19 +28,6 @@ impl Place {
         match self {
             Self::Cpu => rayon::scope(|_| operations()),
             Self::Plain(_) => operations(),
-        }
-    }
-
-    /// Two operations on `tokens` tokens, at the same time where one alone would leave cores waiting: few tokens on the CPU.
-    pub fn both<A: Send, B: Send>(
-        self,
-        tokens: usize,
-        a: impl FnOnce() -> A + Send,
-        b: impl FnOnce() -> B + Send,
-    ) -> (A, B) {
-        match self {
-            Self::Cpu if tokens <= cpu::FEW_TOKENS => rayon::join(a, b),
-            _ => (a(), b()),
         }
     }
 
