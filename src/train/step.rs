@@ -286,7 +286,7 @@ impl TrainStep {
     /// Number of target tokens of a micro-batch that are the most likely ones.
     #[must_use]
     pub fn num_right_tokens(&self, batch: &Batch) -> usize {
-        num_right_tokens(&self.model, &self.adapters, batch, self.loss_chunk)
+        self.model.place().run(|| num_right_tokens(&self.model, &self.adapters, batch, self.loss_chunk))
     }
 
     /// State for a checkpoint, without the adapters.
