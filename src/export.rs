@@ -2,7 +2,7 @@
 //!
 //! An adapter is a folder with `adapter_model.safetensors` and `adapter_config.json`, as `save_pretrained` of PEFT
 //! writes it: [`write_adapter`] and [`read_adapter`]. A merged model is a Hugging Face folder in which the adapter has
-//! been added to the weights: [`merge()`].
+//! been added to the weights: [`merge()`]. Both can be written as GGUF files: [`adapter_gguf`] and [`merge_gguf`].
 
 use std::collections::BTreeMap;
 
@@ -13,6 +13,7 @@ mod adapter_config;
 mod adapter_file;
 mod adapter_set;
 pub mod error;
+mod gguf;
 mod merge;
 mod prompt_form;
 
@@ -20,6 +21,7 @@ pub use adapter_check::check_adapter;
 pub use adapter_file::{SavedAdapter, find_adapter, is_adapter, read_adapter, write_adapter};
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use error::ExportError;
+pub use gguf::{GgufType, adapter_gguf, merge_gguf, modelfile};
 pub use merge::{MergeSummary, merge};
 pub use prompt_form::{PROMPT_FORM_FILE, PromptForm};
 

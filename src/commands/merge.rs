@@ -8,9 +8,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::named::{ModelArgs, Named, misfit};
 use super::say;
-use crate::export::{self, ExportError};
+use crate::export::{self, ExportError, GgufType, MergeSummary};
 use crate::failure::Failure;
 use crate::hub::{self, HubSettings, Progress, Wanted};
+use crate::run::args::quoted;
 use crate::schema::Problem;
 use crate::text::bytes;
 
@@ -24,32 +25,39 @@ pub(crate) struct MergeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 
-    /// Folder to write; it must not exist or be empty
-    #[arg(long, value_name = "DIR")]
+    /// Folder to write, or with a name like mine.gguf a file for llama.cpp and Ollama; nothing is overwritten
+    #[arg(long, value_name = "DIR|FILE.gguf")]
     pub(crate) out: PathBuf,
+
+    /// Type of the matrices in a GGUF file; without it, that of the base's files, and f16 for f32
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) dtype: Option<GgufType>,
+
+    /// Write the adapter alone as GGUF, for llama.cpp to load beside its base
+    #[arg(long, conflicts_with = "dtype")]
+    pub(crate) adapter_only: bool,
 }
 
-/// Writes a Hugging Face folder whose weights contain the adapter.
+/// Writes a Hugging Face folder whose weights contain the adapter, or a GGUF file.
 pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     let start = Instant::now();
+    let is_gguf = is_gguf(args)?;
     let named = Named::find(args.name.as_slice(), &args.model)?;
     let Some(adapter) = named.one_adapter()? else {
         let problem = Problem::new(format!("{}: a model without an adapter", named.base.path));
         return Err(problem.hint("name a run, or an adapter with --adapter DIR").into());
     };
     let (settings, progress) = (HubSettings::from_env(), Progress::detect(false));
-    let base = hub::resolve(&named.base.path, named.base.revision.as_deref(), Wanted::Model, &settings, progress)?;
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("merging [{bar:24}] {binary_bytes}/{binary_total_bytes} {eta}") {
-        bar.set_style(style.progress_chars("=> "));
+    let wanted = if args.adapter_only { Wanted::WithoutWeights } else { Wanted::Model };
+    let base = hub::resolve(&named.base.path, named.base.revision.as_deref(), wanted, &settings, progress)?;
+    if args.adapter_only {
+        let written = export::adapter_gguf(&base, &adapter.folder, &args.out);
+        let num_bytes = written.map_err(|error| failure(error, &adapter.folder))?;
+        let (size, out) = (bytes(num_bytes as u64), shown(&args.out));
+        say(&format!("{size}; for {} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}", named.base.path));
+        return Ok(());
     }
-    let on_bytes = |written: usize, all: usize| {
-        bar.set_length(all as u64);
-        bar.inc(written as u64);
-    };
-    let summary = export::merge(&base, &adapter.folder, &args.out, &on_bytes);
-    bar.finish_and_clear();
-    let summary = summary.map_err(|error| failure(error, &adapter.folder))?;
+    let summary = written(args, is_gguf, &base, &adapter.folder).map_err(|error| failure(error, &adapter.folder))?;
     let mut text = format!(
         "merged {} layer{} of {} into {}: {} in {} file{}, {:.1} s",
         summary.num_modules,
@@ -66,8 +74,48 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     {
         let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
     }
+    if is_gguf {
+        let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));
+        let _ = write!(text, "\n  llama-cli -m {out}\n  ollama create NAME -f {modelfile}");
+    }
     say(&text);
     Ok(())
+}
+
+/// Whether `--out` names a GGUF file; the options for one are refused where it does not.
+fn is_gguf(args: &MergeArgs) -> Result<bool, Problem> {
+    let is_gguf = args.out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let options = [("--dtype", args.dtype.is_some()), ("--adapter-only", args.adapter_only)];
+    match options.into_iter().find(|(_, is_given)| *is_given && !is_gguf) {
+        None => Ok(is_gguf),
+        Some((option, _)) => {
+            let problem = Problem::new(format!("{option} is for GGUF files, and {} is a folder", args.out.display()));
+            Err(problem.hint("name a file: --out mine.gguf"))
+        }
+    }
+}
+
+/// Merges, and shows how far it is.
+fn written(args: &MergeArgs, is_gguf: bool, base: &Path, adapter: &Path) -> Result<MergeSummary, ExportError> {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("merging [{bar:24}] {binary_bytes}/{binary_total_bytes} {eta}") {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    let on_bytes = |written: usize, all: usize| {
+        bar.set_length(all as u64);
+        bar.inc(written as u64);
+    };
+    let summary = if is_gguf {
+        export::merge_gguf(base, adapter, &args.out, args.dtype, &on_bytes)
+    } else {
+        export::merge(base, adapter, &args.out, &on_bytes)
+    };
+    bar.finish_and_clear();
+    summary
+}
+
+fn shown(path: &Path) -> String {
+    quoted(&path.display().to_string())
 }
 
 /// Names the base that an adapter was trained on, if known, where it does not fit.

@@ -65,21 +65,15 @@ pub fn merge(
     on_bytes: &dyn Fn(usize, usize),
 ) -> Result<MergeSummary, ExportError> {
     require_absent_or_empty(out)?;
-    let config = ModelConfig::from_file(&model.join("config.json"))?;
-    let files = WeightFiles::open(model)?;
-    files.check(&config)?;
-    let saved = read_adapter(adapter)?;
-    let selection = check_adapter(adapter, &saved, &config)?;
-    let scales = selection.iter().map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect();
-
+    let merging = Merging::open(model, adapter)?;
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).map_err(ExportError::io("create", parent))?;
     let name = out.file_name().unwrap_or_default().to_string_lossy();
     let unfinished = Unfinished(parent.join(format!(".{name}.{}.tmp", std::process::id())));
     std::fs::create_dir(&unfinished.0).map_err(ExportError::io("create", &unfinished.0))?;
 
-    for (shard, name) in files.shard_names().enumerate() {
-        write_shard(&files, shard, &unfinished.0.join(name), &saved, &scales, on_bytes)?;
+    for (shard, name) in merging.files.shard_names().enumerate() {
+        merging.write_shard(shard, &unfinished.0.join(name), on_bytes)?;
     }
     for name in SIDE_FILES.into_iter().chain([INDEX]).filter(|name| model.join(name).is_file()) {
         copy(&model.join(name), &unfinished.0.join(name))?;
@@ -89,19 +83,72 @@ pub fn merge(
         let path = unfinished.0.join(CHAT_TEMPLATE);
         files::write(&path, template).map_err(ExportError::io("write", &path))?;
     }
-    WeightFiles::open(&unfinished.0)?.check(&config)?;
+    WeightFiles::open(&unfinished.0)?.check(&merging.config)?;
     // Replace an empty folder. A folder with files was refused above; if files were added since, it is refused here.
     if out.is_dir() {
         std::fs::remove_dir(out).map_err(ExportError::io("replace", out))?;
     }
     std::fs::rename(&unfinished.0, out).map_err(ExportError::io("write", out))?;
     files::sync_folder(parent).map_err(ExportError::io("write", parent))?;
-    Ok(MergeSummary {
-        num_modules: saved.weights.len(),
-        num_files: files.shard_names().count(),
-        num_bytes: files.num_bytes(),
-        trained_on: saved.base_model_name_or_path,
-    })
+    let (num_files, num_bytes) = (merging.files.shard_names().count(), merging.files.num_bytes());
+    Ok(merging.summary(num_files, num_bytes))
+}
+
+/// A model, and an adapter that fits it.
+pub(super) struct Merging {
+    pub(super) config: ModelConfig,
+    pub(super) files: WeightFiles,
+    adapter: SavedAdapter,
+    /// The scale of every adapted module.
+    scales: BTreeMap<String, f64>,
+}
+
+impl Merging {
+    pub(super) fn open(model: &Path, adapter: &Path) -> Result<Self, ExportError> {
+        let config = ModelConfig::from_file(&model.join("config.json"))?;
+        let files = WeightFiles::open(model)?;
+        files.check(&config)?;
+        let saved = read_adapter(adapter)?;
+        let selection = check_adapter(adapter, &saved, &config)?;
+        let scales = selection.iter().map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect();
+        Ok(Self { config, files, adapter: saved, scales })
+    }
+
+    pub(super) fn tensor<'a>(
+        &'a self,
+        name: &'a str,
+        stored: &'a StoredTensor,
+        on_bytes: &'a dyn Fn(usize, usize),
+    ) -> MergedTensor<'a> {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let pair = self.adapter.weights.get(module).zip(self.scales.get(module).copied());
+        let update = pair.zip(stored.float_dtype()).map(|((pair, scale), dtype)| (pair, scale, dtype));
+        MergedTensor { files: &self.files, name, stored, update, on_bytes }
+    }
+
+    /// Writes one file of the model.
+    fn write_shard(&self, shard: usize, path: &Path, on_bytes: &dyn Fn(usize, usize)) -> Result<(), ExportError> {
+        let failure = OnceLock::new();
+        let tensors = self.files.tensors().iter().filter(|(_, stored)| stored.shard == shard);
+        let views = tensors.clone().map(|(name, stored)| {
+            let tensor = self.tensor(name, stored, on_bytes);
+            (name.as_str(), Written { tensor, failure: &failure })
+        });
+        let metadata = self.files.shard_metadata(shard).cloned();
+        let written = files::write_with(path, |path| {
+            safetensors::serialize_to_file(views, metadata, path).map_err(std::io::Error::other)
+        });
+        tensors.for_each(|(_, stored)| self.files.release(stored));
+        match failure.into_inner() {
+            Some(problem) => Err(problem.into()),
+            None => written.map_err(ExportError::io("write", path)),
+        }
+    }
+
+    pub(super) fn summary(self, num_files: usize, num_bytes: usize) -> MergeSummary {
+        let trained_on = self.adapter.base_model_name_or_path;
+        MergeSummary { num_modules: self.adapter.weights.len(), num_files, num_bytes, trained_on }
+    }
 }
 
 /// A folder that is deleted unless it was renamed to its final name.
@@ -131,74 +178,57 @@ fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
     files::write(to, content).map_err(ExportError::io("write", to))
 }
 
-/// Writes one file of the model; `scales` has the scale of every adapted module.
-fn write_shard(
-    files: &WeightFiles,
-    shard: usize,
-    path: &Path,
-    adapter: &SavedAdapter,
-    scales: &BTreeMap<String, f64>,
-    on_bytes: &dyn Fn(usize, usize),
-) -> Result<(), ExportError> {
-    let failure = OnceLock::new();
-    let tensors = files.tensors().iter().filter(|(_, stored)| stored.shard == shard);
-    let views = tensors.clone().map(|(name, stored)| {
-        let module = name.strip_suffix(".weight").unwrap_or(name);
-        let update = adapter.weights.get(module).zip(scales.get(module).copied()).zip(stored.float_dtype());
-        let update = update.map(|((pair, scale), dtype)| (pair, scale, dtype));
-        (name.as_str(), MergedTensor { files, name, stored, update, failure: &failure, on_bytes })
-    });
-    let metadata = files.shard_metadata(shard).cloned();
-    let written = files::write_with(path, |path| {
-        safetensors::serialize_to_file(views, metadata, path).map_err(std::io::Error::other)
-    });
-    tensors.for_each(|(_, stored)| files.release(stored));
-    match failure.into_inner() {
-        Some(problem) => Err(problem.into()),
-        None => written.map_err(ExportError::io("write", path)),
-    }
-}
-
 /// A tensor of the merged model, computed when it is written.
-struct MergedTensor<'a> {
+pub(super) struct MergedTensor<'a> {
     files: &'a WeightFiles,
     name: &'a str,
     stored: &'a StoredTensor,
     /// The update that is added, its scale, and the type of the weight.
     update: Option<(&'a LowRank<HostMatrix>, f64, Dtype)>,
-    failure: &'a OnceLock<Problem>,
     on_bytes: &'a dyn Fn(usize, usize),
 }
 
-impl View for MergedTensor<'_> {
-    fn dtype(&self) -> safetensors::Dtype {
-        self.stored.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.stored.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
+impl<'a> MergedTensor<'a> {
+    /// Its numbers, in the base's type.
+    pub(super) fn bytes(&self) -> Result<Cow<'a, [u8]>, Problem> {
         let bytes = self.files.bytes(self.stored);
         (self.on_bytes)(bytes.len(), self.files.num_bytes());
-        let Some((pair, scale, dtype)) = self.update else { return Cow::Borrowed(bytes) };
+        let Some((pair, scale, dtype)) = self.update else { return Ok(Cow::Borrowed(bytes)) };
         let mut weight = convert::to_f32(bytes, dtype);
         self.files.release(self.stored);
         add_update(&mut weight, pair, scale);
-        match convert::from_f32(&weight, dtype) {
-            Ok(bytes) => Cow::Owned(bytes),
-            Err(convert::Overflow) => {
-                let problem = Problem::new(format!("a merged value of `{}` is too large for {dtype}", self.name));
-                // The first problem is reported, and the unfinished file deleted.
-                drop(self.failure.set(problem.hint("convert the base model to bf16 first")));
-                Cow::Owned(vec![0; self.data_len()])
-            }
-        }
+        convert::from_f32(&weight, dtype).map(Cow::Owned).map_err(|convert::Overflow| {
+            let problem = Problem::new(format!("a merged value of `{}` is too large for {dtype}", self.name));
+            problem.hint("convert the base model to bf16 first")
+        })
+    }
+}
+
+/// A tensor as safetensors writes it, which knows no failure.
+struct Written<'a> {
+    tensor: MergedTensor<'a>,
+    failure: &'a OnceLock<Problem>,
+}
+
+impl View for Written<'_> {
+    fn dtype(&self) -> safetensors::Dtype {
+        self.tensor.stored.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.tensor.stored.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.tensor.bytes().unwrap_or_else(|problem| {
+            // The first problem is reported, and the unfinished file deleted.
+            drop(self.failure.set(problem));
+            Cow::Owned(vec![0; self.data_len()])
+        })
     }
 
     fn data_len(&self) -> usize {
-        self.files.bytes(self.stored).len()
+        self.tensor.files.bytes(self.tensor.stored).len()
     }
 }
 

@@ -13,13 +13,15 @@ const VLLM_DEFAULT_RANK: usize = 16;
 pub(super) fn next_commands(dir: &RunDir, base: &str, rank: usize, longer: &str) -> String {
     let path = dir.path().display().to_string();
     let path = path.trim_end_matches('/');
-    let [run, adapter, merged] = [path, &format!("{path}/adapter"), &format!("{path}-merged")].map(quoted);
+    let [run, adapter, merged, gguf] =
+        [path, &format!("{path}/adapter"), &format!("{path}-merged"), &format!("{path}.gguf")].map(quoted);
     let more = vllm_rank(rank);
     let name = dir.path().file_name().map_or_else(|| "mine".into(), |name| name.to_string_lossy());
     let module = quoted(&format!("{name}={path}/adapter"));
     format!(
         "adapter: {adapter}\n  try it    lora-train chat {run}\n  serve it  lora-train serve {run}\n            vllm serve {} \
-         --enable-lora{more} --lora-modules {module}\n  merge it  lora-train merge {run} --out {merged}\n  train on  {longer}",
+         --enable-lora{more} --lora-modules {module}\n  merge it  lora-train merge {run} --out {merged}\n            \
+         lora-train merge {run} --out {gguf} && llama-cli -m {gguf}\n  train on  {longer}",
         quoted(base)
     )
 }
@@ -46,7 +48,11 @@ mod tests {
         let vllm = "vllm serve owner/base --enable-lora --lora-modules";
         assert_eq!(lines[3].trim(), format!("{vllm} 'my run={path}/adapter'"));
         assert_eq!(lines[4], format!("  merge it  lora-train merge '{path}' --out '{path}-merged'"));
-        assert_eq!(lines[5], "  train on  lora-train r.toml --resume");
+        assert_eq!(
+            lines[5].trim(),
+            format!("lora-train merge '{path}' --out '{path}.gguf' && llama-cli -m '{path}.gguf'")
+        );
+        assert_eq!(lines[6], "  train on  lora-train r.toml --resume");
         assert!(next_commands(&dir, "b", 17, "").contains("--enable-lora --max-lora-rank 32 --lora-modules"));
     }
 }

@@ -130,7 +130,7 @@ fn write_tensors(path: &Path, tensors: &[(String, Vec<usize>, f32)]) {
 }
 
 #[test]
-fn merge_writes_a_model_folder_once_and_refuses_to_overwrite_it() {
+fn merge_writes_a_model_folder_or_a_gguf_file_once_and_refuses_to_overwrite_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     std::fs::create_dir_all(path("base")).unwrap();
@@ -164,4 +164,18 @@ fn merge_writes_a_model_folder_once_and_refuses_to_overwrite_it() {
     let again = lora_train(folder.path(), &args);
     assert_eq!(again.status.code(), Some(2));
     assert!(text(&again.stderr).contains("new/merged exists and is not empty"), "{}", text(&again.stderr));
+
+    for (out, options, code, expected) in [
+        ("new/a.gguf", &["--adapter-only"][..], 0, "llama-cli -m BASE.gguf --lora new/a.gguf"),
+        ("new/a.gguf", &["--adapter-only"], 2, "new/a.gguf exists"),
+        ("new/b.gguf", &["--adapter-only", "--dtype", "f16"], 2, "cannot be used with"),
+        ("new/b.gguf", &["--dtype", "q4_k"], 2, "[possible values: f32, f16, bf16, q8_0]"),
+        ("new/b.gguf", &["--dtype", "q8_0"], 2, "no tokenizer.json"),
+        ("new/b", &["--dtype", "q8_0"], 2, "--dtype is for GGUF files, and new/b is a folder"),
+    ] {
+        let output = lora_train(folder.path(), &[&args[..6], &[out], options].concat());
+        assert_eq!(output.status.code(), Some(code), "{options:?}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(expected), "{options:?}: {}", text(&output.stderr));
+    }
+    assert!(path("new/a.gguf").is_file() && !path("new/b.gguf").exists());
 }

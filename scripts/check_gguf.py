@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""GGUF files of `lora-train merge` beside those of llama.cpp's own converter, and their greedy text beside ours.
+
+usage: check_gguf.py [MODEL...] --converter LLAMA_CPP [--binary target/release/lora-train] [--python PYTHON]
+
+For each MODEL, and for a small random model of every family, PEFT makes an adapter on all linear layers. The adapter's file must have the converter's tensors in its order: names, types, shapes, bytes. So must the merged files in
+f32, f16, bf16 and q8_0, against the converter on the folder that `merge` writes. All metadata must be equal, but for what
+EXCEPT lists. Then llama.cpp (xllamacpp of PyPI, in the Python that --python names) continues prompts greedily from the base
+with our adapter and from our merged file, both in f32, and must write our text; what it writes in other types is shown.
+LLAMA_CPP is a checkout with convert_hf_to_gguf.py, convert_lora_to_gguf.py and gguf-py; they need torch, transformers and
+sentencepiece. Prints a line for each comparison; exit status 1 where one differs.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import pathlib
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+PROMPTS = ["Once upon a time", "The  quick brown fox\njumped over 12345 dogs, and", "Mia's étude: déjà vu! 日本"]
+LENGTH = 24
+# Keys in which the files may differ, and why.
+EXCEPT = {
+    "general.name": "from the path", "general.basename": "from the path", "general.finetune": "from the path",
+    "general.version": "from the path", "general.organization": "from the path",
+    "tokenizer.ggml.scores": "the converter makes all equal where there is no tokenizer.model; ours follow the merges",
+    "tokenizer.ggml.add_sep_token": "guessed by the converter from the template for pairs of texts",
+}
+# Always stated by us; where the converter leaves them out, llama.cpp has a default.
+STATED = ("add_bos_token", "add_eos_token", "add_space_prefix", "attention.key_length", "attention.value_length")
+LLAMA = """
+import json, sys, xllamacpp
+base, adapter, length, prompts = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+params = xllamacpp.CommonParams()
+params.model.path, params.n_ctx, params.cpuparams.n_threads = base, 256, 2
+params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+if adapter:
+    lora = xllamacpp.CommonAdapterLoraInfo()
+    lora.path, lora.scale = adapter, 1.0
+    params.lora_adapters = [lora]
+server = xllamacpp.Server(params)
+ask = lambda prompt: server.handle_completions({"prompt": prompt, "n_predict": length, "temperature": 0, "seed": 1})
+print("TEXTS " + json.dumps([ask(prompt) for prompt in prompts]))
+"""
+
+
+# Random models: the configs of tests/golden, and what they lack.
+ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64}
+RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3": {}, "llama-with-biases": {},
+          "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "head_dim": 24,
+                      "sliding_window": None},
+          "llama-3.1": {"rope_scaling": ROPE, "rope_theta": 500000.0}}
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", type=pathlib.Path)
+    parser.add_argument("--converter", type=pathlib.Path, required=True)
+    parser.add_argument("--binary", default="target/release/lora-train")
+    parser.add_argument("--python", default=sys.executable, help="the Python that has xllamacpp")
+    args = parser.parse_args()
+    sys.path[:0] = [str(args.converter), str(args.converter / "gguf-py")]
+    logging.disable()
+    passed = True
+    with tempfile.TemporaryDirectory() as scratch:
+        models = [random_model(name, pathlib.Path(scratch) / name) for name in RANDOM]
+        for args.model in models + args.models:
+            print(f"== {args.model.name}", flush=True)
+            folder = pathlib.Path(scratch) / "files" / args.model.name
+            folder.mkdir(parents=True)
+            args.adapter = random_adapter(args.model, folder / "adapter")
+            passed &= files(args, folder)
+            passed &= texts(args, folder)
+            shutil.rmtree(folder)
+    sys.exit(not passed)
+
+
+def random_model(name: str, folder: pathlib.Path) -> pathlib.Path:
+    """A model of tests/golden with random weights, and the tokenizer of the quickstart."""
+    source = REPOSITORY / "tests/golden" / name / "config.json"
+    source = source if source.exists() else REPOSITORY / "tests/golden/llama-with-biases/config.json"
+    config = json.loads(source.read_text()) | RANDOM[name]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    save_file({key: value.contiguous() for key, value in model.state_dict().items()
+               if not (key == "lm_head.weight" and config.get("tie_word_embeddings"))},
+              folder / "model.safetensors", {"format": "pt"})
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(REPOSITORY / "quickstart/model" / file, folder)
+    return folder
+
+
+def random_adapter(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """An adapter with random B, strong enough to change the text."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    torch.manual_seed(2)
+    settings = LoraConfig(r=4, lora_alpha=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False,
+                          rank_pattern={"layers.0.self_attn.q_proj": 8})
+    get_peft_model(base, settings).save_pretrained(folder)
+    return folder
+
+
+def files(args, folder: pathlib.Path) -> bool:
+    """Compares every file with the converter's."""
+    ours, theirs = folder / "adapter.gguf", folder / "adapter-reference.gguf"
+    merge(args, ours, "--adapter-only")
+    convert(args, "convert_lora_to_gguf.py", args.adapter, theirs, "f32", "--base", args.model)
+    passed = compare(args, "adapter", ours, theirs)
+    merge(args, folder / "merged")
+    for kind in ("f32", "f16", "bf16", "q8_0"):
+        ours, theirs = folder / f"{kind}.gguf", folder / f"{kind}-reference.gguf"
+        merge(args, ours, "--dtype", kind)
+        convert(args, "convert_hf_to_gguf.py", folder / "merged", theirs, kind)
+        passed &= compare(args, kind, ours, theirs)
+    return passed
+
+
+def merge(args, out: pathlib.Path, *options) -> None:
+    command = [args.binary, "merge", "--model", args.model, "--adapter", args.adapter, "--out", out, *options]
+    subprocess.run(command, check=True, stderr=subprocess.PIPE)
+
+
+def convert(args, script: str, source: pathlib.Path, out: pathlib.Path, kind: str, *options) -> None:
+    """The converter; where it does not know a tokenizer by the hash of a text, it takes the name that we found."""
+    import gguf
+    from conversion.base import TextModel
+
+    ours, by_hash = out.with_name(out.name.replace("-reference", "")), TextModel.get_vocab_base_pre
+
+    def named(self, tokenizer):
+        try:
+            return by_hash(self, tokenizer)
+        except NotImplementedError:
+            return gguf.GGUFReader(ours).fields["tokenizer.ggml.pre"].contents()
+
+    TextModel.get_vocab_base_pre = named
+    sys.argv = [script, str(source), "--outtype", kind, "--outfile", str(out), *map(str, options)]
+    with contextlib.redirect_stderr(io.StringIO()):
+        runpy.run_path(str(args.converter / script), run_name="__main__")
+    TextModel.get_vocab_base_pre = by_hash
+
+
+def compare(args, name: str, ours: pathlib.Path, theirs: pathlib.Path) -> bool:
+    """Prints what differs between two files."""
+    import gguf
+
+    files = [gguf.GGUFReader(path) for path in (ours, theirs)]
+    found = []
+    listed = [[(t.name, t.tensor_type.name, t.shape.tolist()) for t in file.tensors] for file in files]
+    if listed[0] != listed[1]:
+        found += [f"tensors {[x for x in listed[0] if x not in listed[1]][:3]}, theirs "
+                  f"{[x for x in listed[1] if x not in listed[0]][:3]}, or their order"]
+    reference = {tensor.name: tensor.data for tensor in files[1].tensors}
+    for tensor in files[0].tensors:
+        theirs = reference.get(tensor.name)
+        if theirs is None:
+            continue
+        if tensor.name == "rope_freqs.weight":
+            same = np.allclose(tensor.data, theirs, rtol=1e-5, atol=0)
+        else:
+            same = tensor.data.tobytes() == theirs.tobytes()
+        found += [] if same else [f"bytes of {tensor.name}"]
+    keys = [{key: (field.types, field.contents()) for key, field in file.fields.items()
+             if not key.startswith("GGUF.") and key not in EXCEPT} for file in files]
+    for key in keys[0].keys() | keys[1].keys():
+        is_left_out = key.endswith(STATED) and key not in keys[1]
+        if keys[0].get(key) != keys[1].get(key) and not is_left_out:
+            found.append(f"{key}: {str(keys[0].get(key))[:120]}, theirs {str(keys[1].get(key))[:120]}")
+    print(f"{name}: {len(files[0].tensors)} tensors, {len(keys[0])} keys:", "; ".join(found[:8]) or "equal")
+    return not found
+
+
+def texts(args, folder: pathlib.Path) -> bool:
+    """Greedy text of llama.cpp with our files, and ours."""
+    expected = []
+    for prompt in PROMPTS:
+        command = [args.binary, "generate", "--model", args.model, "--adapter", args.adapter, "--raw", "--quiet",
+                   "--temperature", "0", "--max-new-tokens", LENGTH, "--prompt", prompt]
+        done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+        expected.append(done.stdout)
+    base = folder / "base.gguf"
+    convert(args, "convert_hf_to_gguf.py", args.model, base, "f32")
+    passed = True
+    for name, model, adapter in [("base + adapter", base, folder / "adapter.gguf"), ("merged f32", folder / "f32.gguf", ""),
+                                 ("merged f16", folder / "f16.gguf", ""), ("merged q8_0", folder / "q8_0.gguf", "")]:
+        command = [args.python, "-c", LLAMA, model, adapter, LENGTH, json.dumps(PROMPTS)]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        line = next((line for line in done.stdout.splitlines() if line.startswith("TEXTS ")), None)
+        if line is None:
+            sys.exit(done.stderr[-3000:])
+        found = [answer["choices"][0]["text"] for answer in json.loads(line.removeprefix("TEXTS "))]
+        same = [ours.strip() == theirs.strip() for ours, theirs in zip(expected, found)]
+        print(f"text of {name}: {sum(same)} of {len(same)} equal")
+        for ours, theirs, is_same in zip(expected, found, same):
+            if not is_same:
+                print(f"  ours   {ours!r}\n  theirs {theirs!r}")
+        passed &= all(same) or name not in ("base + adapter", "merged f32")
+    return passed
+
+
+if __name__ == "__main__":
+    main()
