@@ -61,7 +61,7 @@ ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq
         "original_max_position_embeddings": 64}
 RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3": {}, "llama-with-biases": {},
           "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "head_dim": 24,
-                      "sliding_window": None},
+                      "sliding_window": None, "attention_bias": False, "mlp_bias": False},
           "llama-3.1": {"rope_scaling": ROPE, "rope_theta": 500000.0}}
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
@@ -123,28 +123,30 @@ def files(args, folder: pathlib.Path) -> bool:
     """Compares every file with the converter's."""
     ours, theirs = folder / "adapter.gguf", folder / "adapter-reference.gguf"
     merge(args, ours, "--adapter-only")
-    convert(args, "convert_lora_to_gguf.py", args.adapter, theirs, "f32", "--base", args.model)
+    convert(args, "convert_lora_to_gguf.py", args.adapter, theirs, ours, "f32", "--base", args.model)
     passed = compare(args, "adapter", ours, theirs)
     merge(args, folder / "merged")
     for kind in ("f32", "f16", "bf16", "q8_0"):
         ours, theirs = folder / f"{kind}.gguf", folder / f"{kind}-reference.gguf"
         merge(args, ours, "--dtype", kind)
-        convert(args, "convert_hf_to_gguf.py", folder / "merged", theirs, kind)
+        convert(args, "convert_hf_to_gguf.py", folder / "merged", theirs, ours, kind)
         passed &= compare(args, kind, ours, theirs)
     return passed
 
 
 def merge(args, out: pathlib.Path, *options) -> None:
     command = [args.binary, "merge", "--model", args.model, "--adapter", args.adapter, "--out", out, *options]
-    subprocess.run(command, check=True, stderr=subprocess.PIPE)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
 
 
-def convert(args, script: str, source: pathlib.Path, out: pathlib.Path, kind: str, *options) -> None:
-    """The converter; where it does not know a tokenizer by the hash of a text, it takes the name that we found."""
+def convert(args, script: str, source: pathlib.Path, out: pathlib.Path, ours: pathlib.Path, kind: str, *options) -> None:
+    """The converter; where it does not know a tokenizer by the hash of a text, it takes the name in our file."""
     import gguf
     from conversion.base import TextModel
 
-    ours, by_hash = out.with_name(out.name.replace("-reference", "")), TextModel.get_vocab_base_pre
+    by_hash = TextModel.get_vocab_base_pre
 
     def named(self, tokenizer):
         try:
@@ -198,7 +200,7 @@ def texts(args, folder: pathlib.Path) -> bool:
         done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
         expected.append(done.stdout)
     base = folder / "base.gguf"
-    convert(args, "convert_hf_to_gguf.py", args.model, base, "f32")
+    convert(args, "convert_hf_to_gguf.py", args.model, base, folder / "f32.gguf", "f32")
     passed = True
     for name, model, adapter in [("base + adapter", base, folder / "adapter.gguf"), ("merged f32", folder / "f32.gguf", ""),
                                  ("merged f16", folder / "f16.gguf", ""), ("merged q8_0", folder / "q8_0.gguf", "")]:

@@ -228,7 +228,7 @@ fn a_run_that_is_quit_in_the_dashboard_says_on_the_normal_screen_what_held_it_ba
     let places: Vec<_> = said.iter().map(|text| after.find(text).expect(text)).collect();
     assert!(places.is_sorted(), "{after}");
     let page = fs::read_to_string(bench.path("run/report.html")).unwrap();
-    assert!(page.contains("<p>interrupted at step ") && page.contains(verdict), "{page}");
+    assert!(page.contains("<p><span>interrupted at step ") && page.contains(verdict), "{page}");
 }
 
 /// The real command with its dashboard, after its first steps.

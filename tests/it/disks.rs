@@ -430,7 +430,7 @@ fn an_interrupt_whose_checkpoint_cannot_be_written_ends_with_1_and_says_where_to
     let said = fs::read_to_string(bench.path("log")).unwrap();
     assert!(said.contains("error: stopped after step") && said.contains("which is not saved"), "{said}");
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
-    assert!(page.contains("<p>failed at step ") && page.contains("which is not saved"), "{page}");
+    assert!(page.contains("<p><span>failed at step ") && page.contains("which is not saved"), "{page}");
     fs::remove_file(dir.join("checkpoints")).unwrap();
     fs::rename(&aside, dir.join("checkpoints")).unwrap();
     train(&recipe, &["--set", "train.max_steps=8", "--resume"]);

@@ -45,7 +45,7 @@ fn told(run_dir: &Path, said: &str, outcome: &str, words: &str) -> Value {
     let total = ended["total_steps"].as_u64().unwrap();
     let thousands = if total == 5000 { "5,000".to_owned() } else { total.to_string() };
     assert!(said.contains(&format!("{words} at step {last} of {total}, after ")), "{said}");
-    assert!(page.contains(&format!("<p>{words} at step {last} of {thousands}")), "{page}");
+    assert!(page.contains(&format!("<p><span>{words} at step {last} of {thousands}")), "{page}");
     // The reason, and every finding with its changes.
     for line in ended["reason"].as_str().unwrap().lines() {
         assert!(page.contains(line.trim()) && said.contains(line.trim()), "`{line}` in\n{said}");
@@ -90,7 +90,7 @@ fn an_interrupted_run_says_what_held_it_back_and_the_page_of_the_resumed_one_tak
     train(&recipe, &["--set", &more, "--resume"]);
     assert!(!dir.join("unfinished.json").exists());
     let page = page(&dir);
-    assert!(page.contains("<p>finished ·") && !page.contains("interrupted at step"), "{page}");
+    assert!(page.contains("<p><span>finished</span> ·") && !page.contains("interrupted at step"), "{page}");
 }
 
 #[test]
@@ -188,13 +188,13 @@ fn how_a_run_ended_is_told_until_it_is_resumed_and_takes_a_step() {
     wait_until("the second start", || log(&bench).contains("resuming after step"));
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(json(&end), first);
-    assert!(page(&dir).contains("<p>interrupted at step "));
+    assert!(page(&dir).contains("<p><span>interrupted at step "));
     signal(&child, libc::SIGINT);
     assert_eq!(wait(&mut child).code(), Some(130), "{}", log(&bench));
     let second = json(&end);
     assert_eq!((&second["outcome"], &second["steps"]), (&first["outcome"], &first["steps"]), "{}", log(&bench));
     assert!(second.get("diagnosis").is_none(), "no step was taken: {second:#}");
-    assert!(page(&dir).contains("<p>interrupted at step "));
+    assert!(page(&dir).contains("<p><span>interrupted at step "));
 
     // A third start makes steps and is killed: the old unfinished.json and page are removed.
     fs::write(bench.path("eval.jsonl"), rows).unwrap();

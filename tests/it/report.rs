@@ -83,7 +83,7 @@ fn a_run_ends_with_a_page_whose_curves_are_its_figures() {
     let plan = run(&["plan", recipe.to_str().unwrap(), "--json"]);
     let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
     assert_eq!(planned["peak_bytes"], plan["peak_bytes"]);
-    assert!(page.contains("The plan against what was measured"));
+    assert!(page.contains("Memory, planned and measured"));
     let summary = json(&dir.join("summary.json"));
     let share = 100.0 * summary["peak_host_memory_bytes"].as_f64().unwrap() / planned["peak_bytes"].as_f64().unwrap();
     assert!(page.contains(&format!("The measured peak is {share:.0} % of the plan.")));
