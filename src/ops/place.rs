@@ -22,8 +22,9 @@ impl Place {
         if dtype == DType::F32 && is_host() { Self::Cpu } else { Self::Plain(F32Products::OfDevice) }
     }
 
-    /// Runs operations where their tasks start fastest: on the CPU in a thread of the pool that computes them, so that each
-    /// of the thousands of a step need not wake it from outside. A GPU's queue belongs to the thread that calls.
+    /// Runs small operations where their tasks start fastest: on the CPU in a thread of the pool that computes them, so that
+    /// each of hundreds need not wake it from outside. A GPU's queue belongs to the thread that calls. Steps of training do
+    /// not go through here: every thread of the pool would come to keep the scratch memory of large operations.
     pub fn run<R: Send>(self, operations: impl FnOnce() -> R + Send) -> R {
         match self {
             Self::Cpu => rayon::scope(|_| operations()),

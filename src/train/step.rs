@@ -1,6 +1,6 @@
 //! One training step: computes gradients from micro-batches and updates the adapters. No input or output.
 
-use std::sync::OnceLock;
+use std::cell::OnceCell;
 
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,7 @@ pub struct TrainStep {
     gradient_checkpointing: GradientCheckpointing,
     loss_chunk: LossChunk,
     /// Started when the first block input is moved to host memory.
-    parking: OnceLock<HostParking>,
+    parking: OnceCell<HostParking>,
     max_grad_norm: f64,
     seed: u64,
     loss_scale: Option<LossScale>,
@@ -113,7 +113,7 @@ impl TrainStep {
             optimizer: AdamW::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
             gradient_checkpointing: train.gradient_checkpointing,
             loss_chunk: train.loss_chunk(),
-            parking: OnceLock::new(),
+            parking: OnceCell::new(),
             max_grad_norm: train.max_grad_norm,
             seed,
             loss_scale: (model.compute == DType::F16).then(LossScale::default),
@@ -168,7 +168,7 @@ impl TrainStep {
     #[must_use]
     pub fn forward(&self, inputs: Inputs) -> Forward {
         let options = self.options(inputs.num_targets());
-        self.model.place().run(|| backprop::forward(&self.model, &self.adapters, inputs, options))
+        backprop::forward(&self.model, &self.adapters, inputs, options)
     }
 
     /// Backward of the micro-batch of the last forward, added to the step in progress.
@@ -176,8 +176,7 @@ impl TrainStep {
         let num_targets = forward.num_targets();
         let mut sums = std::mem::take(&mut self.sums);
         let options = self.options(num_targets);
-        let backward = || backprop::backward(&self.model, &self.adapters, forward, options, &mut sums);
-        let losses = self.model.place().run(backward);
+        let losses = backprop::backward(&self.model, &self.adapters, forward, options, &mut sums);
         self.sums = sums;
         self.losses.push(losses);
         self.target_tokens += num_targets as u64;
@@ -257,8 +256,7 @@ impl TrainStep {
                 max if max > 0.0 => (max / (figures.grad_norm + 1e-6)).min(1.0),
                 _ => 1.0,
             };
-            let update = || self.optimizer.update(&mut self.adapters, &sums, learning_rate, clip / num_targets);
-            self.model.place().run(update);
+            self.optimizer.update(&mut self.adapters, &sums, learning_rate, clip / num_targets);
         }
         if figures.target_tokens > 0 {
             self.loss_scale = self.loss_scale.map(|loss_scale| loss_scale.after(figures.skipped.is_none()));
@@ -280,13 +278,13 @@ impl TrainStep {
     /// Loss of a micro-batch without dropout and without gradients.
     #[must_use]
     pub fn eval_loss(&self, batch: &Batch) -> LossSum {
-        self.model.place().run(|| eval_loss(&self.model, &self.adapters, batch, self.loss_chunk))
+        eval_loss(&self.model, &self.adapters, batch, self.loss_chunk)
     }
 
     /// Number of target tokens of a micro-batch that are the most likely ones.
     #[must_use]
     pub fn num_right_tokens(&self, batch: &Batch) -> usize {
-        self.model.place().run(|| num_right_tokens(&self.model, &self.adapters, batch, self.loss_chunk))
+        num_right_tokens(&self.model, &self.adapters, batch, self.loss_chunk)
     }
 
     /// State for a checkpoint, without the adapters.
