@@ -64,10 +64,11 @@ fn the_fastest_recipe_is_written_with_what_was_tried_and_trains() {
         "data.packing=true",
         "train.micro_batch_size=4",
     ];
+    // Micro-batches smaller than the update can be enlarged without more rows.
+    let has_smaller =
+        trials.iter().any(|trial| trial["is_faster"] == true && trial["settings"].to_string().contains("accumulation"));
     for change in kinds {
-        // Faster, smaller micro-batches can be enlarged without more rows.
-        let is_needless =
-            change == "train.micro_batch_size=4" && report["fastest"].to_string().contains("accumulation");
+        let is_needless = change == "train.micro_batch_size=4" && has_smaller;
         assert!(is_needless || tried.iter().any(|settings| settings.contains(change)), "{change} in {tried:?}");
     }
     for trial in trials {
