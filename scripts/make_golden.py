@@ -4,6 +4,7 @@
 usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--curve] [--seed N]
        make_golden.py family FOLDER
        make_golden.py rope OUT_DIR
+       make_golden.py quantised OUT_FILE
 
 `model` writes OUT_DIR/golden.json and OUT_DIR/golden.safetensors for one Hugging Face folder:
 
@@ -19,6 +20,8 @@ weights are not stored; they follow from the formula below and the tensor's name
 a bound of 0.3, matrices with 1.7 / sqrt(in_features).
 
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
+
+`quantised` writes a matrix and what bitsandbytes makes of it: codes, scales, and some of the decoded numbers.
 
 Adapters are not stored; a test makes the same numbers by a formula (`formula` below). Its `name` is PEFT's key of the
 tensor, such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
@@ -53,6 +56,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, get_cosine_schedule_with_warmup
 
 from quickstart_text import World
@@ -346,6 +350,32 @@ def make_rope(args) -> None:
     write(args.out, document, arrays)
 
 
+def make_quantised(args) -> None:
+    import bitsandbytes.functional as bnb
+
+    torch.manual_seed(7)
+    weight = (torch.randn(70, 257) * 0.05).to(torch.bfloat16)
+    weight[3, 5:140] = 0  # a whole block
+    weight[9, 17] = 2.5
+    weight[11] = 0  # a whole row
+    tensors = {"weight": weight}
+    for kind in ("nf4", "fp4"):
+        codes, state = bnb.quantize_4bit(weight, blocksize=64, quant_type=kind)
+        tensors |= {f"{kind}.codes": codes.flatten(), f"{kind}.absmax": state.absmax}
+        _, state = bnb.quantize_4bit(weight, blocksize=64, quant_type=kind, compress_statistics=True)
+        # Its CPU library takes a neighbour of the nearest code where the two are almost as near; its GPU kernel does not.
+        outer, table = state.state2.absmax, state.state2.code
+        absmax = (tensors[f"{kind}.absmax"] - state.offset) / outer.repeat_interleave(256)[: len(state.absmax)]
+        state.absmax = torch.bucketize(absmax, (table[1:] + table[:-1]) / 2).to(torch.uint8)
+        tensors |= {f"{kind}.nested_codes": state.absmax, f"{kind}.nested_absmax": outer}
+        tensors |= {f"{kind}.offset": state.offset.reshape(1), "nested_table": table}
+        state.dtype = torch.float32
+        tensors[f"{kind}.decoded"] = bnb.dequantize_4bit(codes, state).flatten()[::37]
+    codes, scb, _ = bnb.int8_vectorwise_quant(weight.to(torch.float16))
+    tensors |= {"int8.codes": codes.flatten(), "int8.scb": scb}
+    save_torch_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, args.out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     kinds = parser.add_subparsers(required=True)
@@ -363,6 +393,9 @@ def main() -> None:
     rope = kinds.add_parser("rope", help="rotary tables")
     rope.add_argument("out", type=pathlib.Path)
     rope.set_defaults(make=make_rope)
+    quantised = kinds.add_parser("quantised", help="what bitsandbytes makes of a matrix")
+    quantised.add_argument("out", type=pathlib.Path)
+    quantised.set_defaults(make=make_quantised)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

@@ -308,11 +308,7 @@ mod tests {
             ),
             ("r.toml --sett a=b", "no option `--sett`", "did you mean `--set`?"),
             ("r.toml --cpu", "no option `--cpu`", "`--device cpu` does that"),
-            (
-                "r.toml --load-in-4bit",
-                "no option `--load-in-4bit`; the recipe's key is `model.quantization`",
-                "only \"none\" is available yet",
-            ),
+            ("r.toml --load-in-4bit", "no option `--load-in-4bit`", "`--set model.quantization=nf4` does that"),
             (
                 "r.toml --optim adamw_torch",
                 "no option `--optim`; in the recipe: `optimizer.name` = \"adamw_torch\", expected \"adamw\"",

@@ -24,7 +24,7 @@ pub mod load;
 pub mod rope;
 pub mod weights;
 
-pub use config::{Init, ModelOptions, Quantization};
+pub use config::{Init, ModelOptions, Quantization, Storage};
 
 /// Frozen weights of a model, on its device.
 #[derive(Clone, Debug)]

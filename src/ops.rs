@@ -33,5 +33,6 @@ pub mod peak;
 pub mod place;
 pub mod product;
 pub mod profile;
+pub mod quantised;
 pub mod rotary;
 pub mod swiglu;

@@ -14,7 +14,7 @@ use crate::data::config::DataConfig;
 use crate::device::DeviceConfig;
 use crate::lora::config::LoraConfig;
 use crate::metrics::{CostConfig, LoggingConfig};
-use crate::model::ModelOptions;
+use crate::model::{ModelOptions, Storage};
 use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, section};
 use crate::train::config::{BestBy, EvalConfig, OptimizerConfig, SchedulerConfig, TrainConfig};
 use crate::train::schedule::LrScheduler;
@@ -90,6 +90,12 @@ pub enum Purpose {
 }
 
 impl Recipe {
+    /// How the frozen weights are held.
+    #[must_use]
+    pub fn storage(&self) -> Storage {
+        self.model.storage(self.train.precision.dtype())
+    }
+
     /// Reads a recipe file, with the changes of the command line.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::lora::AdapterSet;
 use crate::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
-use crate::model::{Model, ModelOptions};
+use crate::model::{Model, ModelOptions, Quantization, Storage};
 use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::schema::Problem;
@@ -116,8 +116,9 @@ impl Named {
             let hint = format!("give one another name: --adapter {}{index}={}", twice.name, twice.folder.display());
             return Err(problem.hint(hint).into());
         }
-        let Base { path, revision, dtype } = base;
-        Ok(Self { base: ModelOptions { path, revision, dtype, ..ModelOptions::default() }, adapters })
+        let Base { path, revision, dtype, quantization, double_quantization } = base;
+        let base = ModelOptions { path, revision, dtype, quantization, double_quantization, ..ModelOptions::default() };
+        Ok(Self { base, adapters })
     }
 
     /// The one adapter; `None` for the base model alone.
@@ -197,6 +198,8 @@ struct Base {
     path: String,
     revision: Option<String>,
     dtype: Option<Dtype>,
+    quantization: Quantization,
+    double_quantization: bool,
 }
 
 /// What is read of a run's recipe: other versions may have other keys.
@@ -211,6 +214,10 @@ struct RunModel {
     path: String,
     revision: Option<String>,
     dtype: Option<String>,
+    #[serde(default)]
+    quantization: Quantization,
+    #[serde(default)]
+    double_quantization: bool,
 }
 
 #[derive(Deserialize)]
@@ -245,7 +252,8 @@ impl Base {
         let RunRecipe { model, train } = toml::from_str(&text).map_err(|error| failed(&error.message()))?;
         let dtype = model.dtype.as_deref().and_then(|name| name.parse().ok());
         let rounded = train.precision.parse().ok().filter(|dtype| *dtype != Dtype::F32);
-        Ok(Self { path: model.path, revision: model.revision, dtype: dtype.or(rounded) })
+        let RunModel { path, revision, quantization, double_quantization, .. } = model;
+        Ok(Self { path, revision, dtype: dtype.or(rounded), quantization, double_quantization })
     }
 }
 
@@ -335,7 +343,7 @@ impl ModelFiles {
     pub(crate) fn load(self, args: &LoadArgs) -> Result<OpenedModel, Failure> {
         let Self { base, source, tokenizer, adapters } = self;
         let device = device::open(&args.device).map_err(Failure::input)?;
-        let (storage, precision) = dtypes(args.dtype.or(base.dtype), &source, &device);
+        let (dtype, precision) = dtypes(args.dtype.or(base.dtype), &source, &device);
         let mut opened = Vec::new();
         for (saved, form, NamedAdapter { name, folder, note }) in adapters {
             note.iter().for_each(|note| args.note(note));
@@ -347,7 +355,8 @@ impl ModelFiles {
         }
         let none = AdapterSet::none(source.config.num_hidden_layers);
         opened.push(OpenedAdapter { name: BASE.to_owned(), set: none, form: None });
-        let model = source.load(Some(storage), precision.into(), &device)?;
+        let storage = Storage { dtype, ..base.storage(dtype) };
+        let model = source.load(storage, precision.into(), &device)?;
         args.note(&format!("{}: held in {storage}, computed in {precision} on {}", base.path, device.label));
         Ok(OpenedModel { source, tokenizer, model, adapters: opened })
     }

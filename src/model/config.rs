@@ -1,8 +1,10 @@
 //! Section `[model]` of a recipe.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::weights::Quantisation;
 use crate::device::Dtype;
+use crate::ops::quantised::Coding;
 use crate::schema::{Choice, Problem, Section, section};
 
 section! {
@@ -20,23 +22,67 @@ section! {
         /// Storage of the frozen weights: "bf16", "f16" or "f32". Default: train.precision.
         dtype: Option<Dtype> = None => optional_choice() like "bf16", LaterSteps,
             ["torch_dtype", "model_dtype", "weights_dtype", "base_dtype"];
-        /// Quantisation of the frozen weights: "none".
+        /// Quantisation of the frozen linear layers: "none", "nf4", "fp4" or "int8"; embeddings, head and norms stay whole.
         quantization: Quantization = Quantization::None => choice(), OtherAdapter,
-            ["load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "quantize", "qlora", "quantization_bit";
-             "only \"none\" is available yet"],
-            ["quantisation", "quant"];
+            ["load_in_4bit", "qlora"; "write quantization = \"nf4\""],
+            ["load_in_8bit"; "write quantization = \"int8\""],
+            ["bnb_4bit_quant_type", "quantize", "quantization_bit", "quantisation", "quant"];
+        /// Whether the scales of "nf4" and "fp4" are quantised too.
+        double_quantization: bool = false => boolean(), OtherAdapter,
+            ["bnb_4bit_use_double_quant"], ["double_quant", "nested"];
         /// "pretrained" reads the weights; "random" makes some from config.json alone, for benchmarks.
         init: Init = Init::Pretrained => choice(), OtherAdapter;
     }
 }
 
-/// Quantisation of the frozen base. Only `none` exists so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// Quantisation of the frozen linear layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Quantization {
     /// Weights stay as stored.
     #[default]
     None,
+    /// 4-bit `NormalFloat`, in blocks of 64.
+    Nf4,
+    /// 4-bit float, in blocks of 64.
+    Fp4,
+    /// 8-bit integers, with a scale for each output.
+    Int8,
+}
+
+/// How the frozen weights are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// Type of the matrices that are not quantised.
+    pub dtype: Dtype,
+    /// What becomes of the linear layers.
+    pub quantisation: Option<Quantisation>,
+}
+
+impl Storage {
+    /// Bytes of a linear layer's matrix `[out_features, in_features]`.
+    #[must_use]
+    pub fn matrix_bytes(self, shape: [usize; 2]) -> usize {
+        match self.quantisation {
+            Some(quantisation) => quantisation.num_bytes(shape),
+            None => shape[0] * shape[1] * self.dtype.num_bytes(),
+        }
+    }
+}
+
+impl From<Dtype> for Storage {
+    fn from(dtype: Dtype) -> Self {
+        Self { dtype, quantisation: None }
+    }
+}
+
+impl std::fmt::Display for Storage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.quantisation {
+            None => write!(f, "{}", self.dtype),
+            Some(quantisation) => write!(f, "{quantisation}, embeddings and head in {}", self.dtype),
+        }
+    }
 }
 
 /// The source of the base weights.
@@ -51,10 +97,10 @@ pub enum Init {
 }
 
 impl Choice for Quantization {
-    const NAMES: &'static [(&'static str, Self)] = &[("none", Self::None)];
-    const LATER: &'static [&'static str] = &["nf4", "int8"];
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("none", Self::None), ("nf4", Self::Nf4), ("fp4", Self::Fp4), ("int8", Self::Int8)];
     const PEERS: &'static [(&'static str, &'static str)] =
-        &[("4bit", "nf4"), ("fp4", "nf4"), ("bnb", "nf4"), ("8bit", "int8"), ("llm.int8", "int8")];
+        &[("4bit", "nf4"), ("bnb", "nf4"), ("8bit", "int8"), ("llm.int8", "int8")];
 }
 
 impl Choice for Init {
@@ -62,6 +108,19 @@ impl Choice for Init {
 }
 
 impl ModelOptions {
+    /// How the weights are held where the arithmetic is of type `compute`.
+    #[must_use]
+    pub fn storage(&self, compute: Dtype) -> Storage {
+        let coding = match self.quantization {
+            Quantization::None => None,
+            Quantization::Nf4 => Some(Coding::Nf4),
+            Quantization::Fp4 => Some(Coding::Fp4),
+            Quantization::Int8 => Some(Coding::Int8),
+        };
+        let quantisation = coding.map(|coding| Quantisation { coding, nested: self.double_quantization });
+        Storage { dtype: self.dtype.unwrap_or(compute), quantisation }
+    }
+
     fn check(self, section: &mut Section) -> Self {
         let path = &self.path;
         for site in ["https://huggingface.co/", "http://huggingface.co/", "hf://"] {

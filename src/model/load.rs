@@ -3,16 +3,16 @@
 use burn::tensor::{DType, Device};
 use rayon::prelude::*;
 
-use super::Model;
 use super::block::Block;
 use super::weights::Weights;
+use super::{Model, Storage};
 use crate::device::Dtype;
 use crate::ops::linear::Weight;
 use crate::ops::place::Place;
 use crate::schema::Problem;
 use crate::spec::{Linear, ModelConfig};
 
-/// Loads a model. `storage` is the type of its linear layers and embeddings, `compute` the type of the arithmetic.
+/// Loads a model. `storage` says how its linear layers and embeddings are held, `compute` is the type of the arithmetic.
 /// Weights of norms and biases are kept in `f32`: they are small, and `f32` holds every stored type exactly.
 ///
 /// In `bf16`, where the kernels of [`crate::ops::cpu`] run, only the operands of products with frozen weights are
@@ -23,11 +23,12 @@ use crate::spec::{Linear, ModelConfig};
 pub fn load(
     config: &ModelConfig,
     weights: &Weights,
-    storage: Dtype,
+    storage: impl Into<Storage>,
     compute: Dtype,
     device: &Device,
 ) -> Result<Model, Problem> {
     weights.check(config)?;
+    let storage = storage.into();
     // The memory pools of a GPU make their pages as large as the largest tensor so far, which leaves a part of them unused,
     // and move what lies in them. Weights stay: each gets memory of exactly its size.
     device.memory_persistent_allocations((), |()| load_all(config, weights, storage, compute, device))
@@ -36,7 +37,7 @@ pub fn load(
 fn load_all(
     config: &ModelConfig,
     weights: &Weights,
-    storage: Dtype,
+    storage: Storage,
     compute: Dtype,
     device: &Device,
 ) -> Result<Model, Problem> {
@@ -44,11 +45,11 @@ fn load_all(
     let on_cpu = Place::of(device, DType::F32) == Place::Cpu;
     let rounds = on_cpu && compute == Dtype::Bf16;
     // The largest come first: while a tensor is loaded, it takes memory twice.
-    let embed_tokens = weights.load("model.embed_tokens.weight", [vocab_size, hidden_size], storage, device)?;
+    let embed_tokens = weights.load("model.embed_tokens.weight", [vocab_size, hidden_size], storage.dtype, device)?;
     let lm_head = if config.tie_word_embeddings {
         embed_tokens.clone()
     } else {
-        weights.load("lm_head.weight", [vocab_size, hidden_size], storage, device)?
+        weights.load("lm_head.weight", [vocab_size, hidden_size], storage.dtype, device)?
     };
     let block = |layer| load_block(config, weights, layer, storage, rounds, device);
     // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
@@ -71,7 +72,7 @@ fn load_block(
     config: &ModelConfig,
     weights: &Weights,
     layer: usize,
-    storage: Dtype,
+    storage: Storage,
     rounds: bool,
     device: &Device,
 ) -> Result<Block, Problem> {
@@ -80,7 +81,7 @@ fn load_block(
     let mut linears = Vec::with_capacity(Linear::ALL.len());
     for linear in Linear::ALL {
         let (name, shape) = (linear.module_name(layer), config.linear(linear));
-        let values = weights.load(&format!("{name}.weight"), shape, storage, device)?;
+        let values = weights.matrix(&format!("{name}.weight"), shape, storage, device)?;
         let bias = config.biases[linear as usize]
             .then(|| weights.load(&format!("{name}.bias"), [shape[0]], Dtype::F32, device))
             .transpose()?;

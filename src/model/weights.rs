@@ -1,8 +1,12 @@
 //! The tensors of a model: from safetensors files, or random.
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Tensor};
 
+use super::Storage;
 use crate::device::Dtype;
+use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
@@ -11,9 +15,11 @@ mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub(crate) mod layout;
+pub mod quantise;
 mod random;
 
 pub use files::{StoredTensor, WeightFiles};
+pub use quantise::Quantisation;
 pub use random::RandomWeights;
 
 /// The source of a model's tensors.
@@ -61,5 +67,20 @@ impl Weights {
             Self::Files(files) => files.load(name, shape, dtype, device),
             Self::Random(random) => random.load(name, shape, dtype, device),
         }
+    }
+
+    /// The matrix of a linear layer, held as `storage` says, on `device`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn matrix(&self, name: &str, shape: [usize; 2], storage: Storage, device: &Device) -> Result<Matrix, Problem> {
+        let Some(quantisation) = storage.quantisation else {
+            return self.load(name, shape, storage.dtype, device).map(Matrix::Dense);
+        };
+        let quantised = match self {
+            Self::Files(files) => files.quantise(name, shape, quantisation, device),
+            Self::Random(random) => random.quantise(name, shape, quantisation, device),
+        };
+        quantised.map(|matrix| Matrix::Quantised(Arc::new(matrix)))
     }
 }

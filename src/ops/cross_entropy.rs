@@ -81,7 +81,7 @@ pub fn linear_cross_entropy(
     let cost = || Cost {
         shape: format!("{width} -> {vocab_size}"),
         flops: profile::count(4 * targets.len() * vocab_size * width),
-        bytes: 2.0 * profile::bytes(&head.values) + 2.0 * profile::bytes(hidden),
+        bytes: 2.0 * head.values.num_bytes() + 2.0 * profile::bytes(hidden),
     };
     let work = || match place {
         Place::Cpu => on_cpu(hidden, head, targets, Some(grad_scale), chunk),

@@ -5,12 +5,13 @@
 
 use std::ops::Deref;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexTensor};
 use half::{bf16, f16};
 
 use super::cpu;
-use super::linear::Weight;
+use super::linear::{Matrix, Weight};
+use super::quantised::HostCodes;
 
 /// The elements of an `f32` tensor, row by row. No copy if the tensor is contiguous.
 pub struct HostView(FlexTensor);
@@ -60,26 +61,46 @@ pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Devi
 
 /// The elements of a frozen weight, in their storage type.
 pub(super) struct HostWeight {
-    values: FlexTensor,
+    values: HostMatrix,
     rounds: bool,
+}
+
+enum HostMatrix {
+    Dense(FlexTensor),
+    Quantised(Box<HostCodes>),
 }
 
 impl HostWeight {
     pub(super) fn new(weight: &Weight) -> Self {
-        Self { values: contiguous(weight.values.clone()), rounds: weight.rounds }
+        let values = match &weight.values {
+            Matrix::Dense(values) => HostMatrix::Dense(contiguous(values.clone())),
+            Matrix::Quantised(values) => HostMatrix::Quantised(Box::new(HostCodes::new(values))),
+        };
+        Self { values, rounds: weight.rounds }
     }
 
     /// The weight as the kernels take it.
     pub(super) fn get(&self) -> cpu::Weight<'_> {
-        let weight = match self.values.dtype() {
-            DType::F32 => self.values.as_slice::<f32>().map(cpu::Weight::f32),
-            DType::BF16 => self.values.as_slice::<bf16>().map(cpu::Weight::bf16),
-            DType::F16 => self.values.as_slice::<f16>().map(cpu::Weight::f16),
-            _ => None,
+        let weight = match &self.values {
+            HostMatrix::Quantised(values) => Some(cpu::Weight::codes(values.get())),
+            HostMatrix::Dense(values) => match values.dtype() {
+                DType::F32 => values.as_slice::<f32>().map(cpu::Weight::f32),
+                DType::BF16 => values.as_slice::<bf16>().map(cpu::Weight::bf16),
+                DType::F16 => values.as_slice::<f16>().map(cpu::Weight::f16),
+                _ => None,
+            },
         };
         let Some(weight) = weight else { panic!("the kernels take weights in f32, bf16 and f16") };
         weight.rounding(self.rounds)
     }
+}
+
+/// The elements of a tensor of bytes.
+pub(super) fn bytes(tensor: &Tensor<1, Int>) -> FlexTensor {
+    let Ok(flex) = tensor.clone().try_into_primitive::<Flex>() else {
+        panic!("the kernels take tensors in host memory")
+    };
+    if flex.is_contiguous() { flex } else { flex.to_contiguous() }
 }
 
 fn contiguous<const D: usize>(tensor: Tensor<D>) -> FlexTensor {

@@ -1,7 +1,9 @@
 //! A frozen linear layer with a low-rank update beside it: `y = x W^T + b + scale (drop(x) A^T) B^T`
 //! (Hu et al., 2021, equation 3).
 
+use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -12,12 +14,52 @@ use super::low_rank::{Lora, LowRank};
 use super::place::Place;
 use super::product::{F32Products, Operand, product};
 use super::profile::{self, Cost};
+use super::quantised::Quantised;
 
-/// A matrix `[out_features, in_features]` in any float type, and how its products are computed.
+/// The elements of a frozen matrix `[out_features, in_features]`.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes, one for a matrix")]
+pub enum Matrix {
+    /// In any float type.
+    Dense(Tensor<2>),
+    /// As codes, which the products decode.
+    Quantised(Arc<Quantised>),
+}
+
+impl Matrix {
+    /// `[out_features, in_features]`.
+    #[must_use]
+    pub fn dims(&self) -> [usize; 2] {
+        match self {
+            Self::Dense(values) => values.dims(),
+            Self::Quantised(values) => values.shape,
+        }
+    }
+
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn num_bytes(&self) -> f64 {
+        match self {
+            Self::Dense(values) => profile::bytes(values),
+            Self::Quantised(values) => profile::count(values.num_bytes()),
+        }
+    }
+
+    /// The matrix as a float tensor: decoded in plain tensor calls if it is quantised.
+    #[must_use]
+    pub fn dense(&self) -> Cow<'_, Tensor<2>> {
+        match self {
+            Self::Dense(values) => Cow::Borrowed(values),
+            Self::Quantised(values) => Cow::Owned(values.decoded()),
+        }
+    }
+}
+
+/// A matrix `[out_features, in_features]`, and how its products are computed.
 #[derive(Clone, Debug)]
 pub struct Weight {
     /// The elements.
-    pub values: Tensor<2>,
+    pub values: Matrix,
     /// Added to the product, `[out_features]` in `f32`.
     pub bias: Option<Tensor<1>>,
     /// Round both operands of a product to `bf16` and sum in `f32`: the matrix products of `bf16`, while the
@@ -29,7 +71,7 @@ impl Weight {
     /// A weight without a bias that is multiplied in the type of the activations.
     #[must_use]
     pub fn new(values: Tensor<2>) -> Self {
-        Self { values, bias: None, rounds: false }
+        Self { values: Matrix::Dense(values), bias: None, rounds: false }
     }
 
     /// `[out_features, in_features]`.
@@ -245,7 +287,7 @@ fn cost(x: &Tensor<2>, weight: &Weight, lora: Option<Lora<&Tensor<2>>>, with_bas
     Cost {
         shape: format!("{in_features} -> {out_features}"),
         flops: profile::count(2 * tokens * (base + r * (in_features + out_features))),
-        bytes: profile::bytes(&weight.values) + activations,
+        bytes: weight.values.num_bytes() + activations,
     }
 }
 
@@ -269,7 +311,7 @@ pub fn plain_linear(
 ) -> (Tensor<2>, Option<Tensor<2>>) {
     let dtype = x.dtype();
     let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
-    let mut y = product(&operand(x), &operand(&weight.values).transpose());
+    let mut y = product(&operand(x), &operand(&weight.values.dense()).transpose());
     if let Some(bias) = &weight.bias {
         y = y + bias.clone().cast(dtype).unsqueeze();
     }
@@ -309,7 +351,7 @@ pub fn plain_linear_backward(
 ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
     let dtype = x.dtype();
     let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
-    let frozen = || product(&operand(dy), &operand(&weight.values));
+    let frozen = || product(&operand(dy), &operand(&weight.values.dense()));
     let dx = match input_grad {
         InputGrad::Skip => None,
         InputGrad::Fresh => Some(frozen()),

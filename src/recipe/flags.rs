@@ -169,6 +169,7 @@ mod tests {
             ("--dataset", Some("a.jsonl"), "data.train.0.path=a.jsonl"),
             ("--eval", Some("e.jsonl"), "data.eval.0.path=e.jsonl"),
             ("--bf16", None, "train.precision=bf16"),
+            ("--load-in-4bit", None, "model.quantization=nf4"),
             ("--fp16", Some("True"), "train.precision=f16"),
             ("--packing", Some("True"), "data.packing=true"),
             ("--no-shuffle", None, "data.shuffle=false"),
@@ -192,10 +193,6 @@ mod tests {
             Some(Flag::Note(key, note)) => (key, note),
             other => panic!("{name}: {other:?}"),
         };
-        assert_eq!(
-            note("--load-in-4bit"),
-            (Some("model.quantization".into()), "only \"none\" is available yet".into())
-        );
         assert_eq!(note("--deepspeed"), (None, "this trainer runs on one device".into()));
         assert!(note("--adapter").1.starts_with("LoRA is what"));
         for (name, value, part) in [

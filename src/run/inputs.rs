@@ -8,15 +8,14 @@ use crate::data::config::DataConfig;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::error::DataError;
 use crate::data::tokenizer::Tokenizer;
-use crate::device::{Dtype, OpenDevice};
+use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
 use crate::lora::targets::Selection;
-use crate::model::Model;
 use crate::model::weights::{RandomWeights, WeightFiles, Weights};
-use crate::model::{Init, ModelOptions, load};
+use crate::model::{Init, Model, ModelOptions, Storage, load};
 use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
 use crate::schema::{Problem, Problems};
@@ -135,20 +134,14 @@ impl ModelSource {
             .map_err(|failure| failure.located(&recipe.places))
     }
 
-    /// Reads the weights onto a device, stored as `dtype` or, if absent, in the type of the computation.
+    /// Reads the weights onto a device.
     ///
     /// # Errors
     ///
     /// A type that the device does not support, or weights that do not fit the type.
-    pub(crate) fn load(
-        &self,
-        dtype: Option<Dtype>,
-        precision: Precision,
-        device: &OpenDevice,
-    ) -> Result<Model, Failure> {
+    pub(crate) fn load(&self, storage: Storage, precision: Precision, device: &OpenDevice) -> Result<Model, Failure> {
         let compute = precision.dtype();
-        let storage = dtype.unwrap_or(compute);
-        for dtype in [storage, compute] {
+        for dtype in [storage.dtype, compute] {
             device.require_dtype(dtype).map_err(Failure::input)?;
         }
         let model = load::load(&self.config, &self.weights, storage, compute, &device.device);
@@ -242,7 +235,7 @@ pub(crate) fn workload<'a>(
     Workload {
         config,
         selection,
-        storage: recipe.model.dtype.unwrap_or(precision.dtype()),
+        storage: recipe.storage(),
         precision,
         rows: recipe.train.micro_batch_size,
         row_length: if on_cpu { recipe.data.max_length } else { padded_length(recipe.data.max_length) },

@@ -82,7 +82,7 @@ pub(crate) fn prepared_warnings(
 /// The device and its types.
 fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
     let precision = recipe.train.precision;
-    let storage = recipe.model.dtype.unwrap_or(precision.dtype()).name();
+    let storage = recipe.storage();
     let OpenDevice { label, reason, .. } = device;
     let precision = match (precision, device.f32_products_are_tf32()) {
         (Precision::F32, true) => "f32 (each product in three of tf32; train.precision = \"tf32\" takes one)",

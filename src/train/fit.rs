@@ -8,7 +8,10 @@ use super::config::GradientCheckpointing;
 use super::memory::{Component, MemoryPlan, Workload};
 use crate::device::Dtype;
 use crate::diagnosis::MEMORY_MARGIN;
+use crate::model::Storage;
+use crate::model::weights::Quantisation;
 use crate::ops::cross_entropy::LossChunk;
+use crate::ops::quantised::Coding;
 use crate::stats::as_f64;
 
 /// Usable share of a device's memory: drivers, the desktop and fragmentation take the rest.
@@ -155,9 +158,17 @@ fn suggestions(
     let most = most_tokens(LossChunk::Auto);
     let has_large_chunk = most_tokens(workload.loss_chunk) > most;
     let loss_chunk = if has_large_chunk { LossChunk::Auto } else { workload.loss_chunk };
-    let storages = if workload.storage == Dtype::F32 { &[Dtype::F32, Dtype::Bf16][..] } else { &[workload.storage] };
+    let bf16 = (workload.storage == Dtype::F32.into()).then(|| Dtype::Bf16.into());
+    let nf4 = Quantisation { coding: Coding::Nf4, nested: false };
+    let nf4 =
+        workload.storage.quantisation.is_none().then_some(Storage { quantisation: Some(nf4), ..workload.storage });
+    // Fewer bits change the model, so they come last, and four of them only where nothing else fits.
+    let storages = [Some(workload.storage), bf16, nf4];
     let (mut found, mut seen) = (Vec::new(), Vec::new());
-    for &storage in storages {
+    for storage in storages.into_iter().flatten() {
+        if storage.quantisation != workload.storage.quantisation && !found.is_empty() {
+            break;
+        }
         for (index, gradient_checkpointing) in checkpointing.into_iter().enumerate() {
             let is_repeated = checkpointing[..index].contains(&gradient_checkpointing);
             let is_useless = gradient_checkpointing == GradientCheckpointing::Offload && workload.on_cpu;
@@ -173,7 +184,10 @@ fn suggestions(
             let mut settings = Vec::new();
             settings.extend(has_large_chunk.then(|| format!("train.loss_chunk_tokens={most}")));
             if storage != workload.storage {
-                settings.push(format!("model.dtype={storage}"));
+                settings.push(match storage.quantisation {
+                    None => format!("model.dtype={}", storage.dtype),
+                    Some(_) => "model.quantization=nf4".to_owned(),
+                });
             }
             if gradient_checkpointing != workload.gradient_checkpointing {
                 settings.push(format!("train.gradient_checkpointing={gradient_checkpointing}"));

@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use super::config::GradientCheckpointing;
 use super::precision::Precision;
-use crate::device::Dtype;
 use crate::lora::targets::{AdapterShape, Selection};
+use crate::model::Storage;
 use crate::ops::cross_entropy::LossChunk;
 use crate::spec::ModelConfig;
 
@@ -22,8 +22,8 @@ pub struct Workload<'a> {
     pub config: &'a ModelConfig,
     /// The adapted layers.
     pub selection: &'a Selection,
-    /// Type in which the base is stored.
-    pub storage: Dtype,
+    /// How the base is held.
+    pub storage: Storage,
     /// Precision of the computation.
     pub precision: Precision,
     /// Sequences per micro-batch.
@@ -106,7 +106,7 @@ impl Workload<'_> {
 
     /// Bytes of a weight's copies in the type of the computation, in plain tensor calls; `f32` may be split in two.
     fn copied_weight_bytes(&self, [out_features, in_features]: [usize; 2]) -> usize {
-        let is_in_type = self.storage == self.precision.dtype();
+        let is_in_type = self.storage == Storage::from(self.precision.dtype());
         let copies = match self.precision {
             _ if self.on_cpu => 0,
             Precision::F32 if is_in_type => 2,
@@ -141,10 +141,15 @@ impl Workload<'_> {
 
     fn base_bytes(&self) -> usize {
         let tensors = self.config.expected_tensors();
-        let bytes = tensors.iter().map(|(_, shape)| {
-            // Norms and biases are kept in f32.
-            let width = if shape.len() == 1 { F32 } else { self.storage.num_bytes() };
-            shape.iter().product::<usize>() * width
+        let bytes = tensors.iter().map(|(name, shape)| {
+            match shape[..] {
+                [out_features, in_features] if name.starts_with("model.layers.") => {
+                    self.storage.matrix_bytes([out_features, in_features])
+                }
+                // Norms and biases are kept in f32.
+                [width] => width * F32,
+                _ => shape.iter().product::<usize>() * self.storage.dtype.num_bytes(),
+            }
         });
         bytes.sum()
     }
@@ -230,7 +235,7 @@ impl Workload<'_> {
         let of_rows = "train.micro_batch_size, data.max_length";
         let of_kept = "train.micro_batch_size, data.max_length, train.gradient_checkpointing";
         let mut components = vec![
-            Component::new("base weights", base, "model.dtype"),
+            Component::new("base weights", base, "model.dtype, model.quantization"),
             Component::new("adapters", adapters, "lora.r, lora.target_modules"),
             Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),
             Component::new("optimizer state", 2 * adapters, "lora.r"),
@@ -257,7 +262,7 @@ impl Workload<'_> {
         }
         let tensors = self.config.expected_tensors();
         let largest = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).max().unwrap_or(0);
-        let loading = COPIES_WHILE_LOADING * largest * self.storage.num_bytes();
+        let loading = COPIES_WHILE_LOADING * largest * self.storage.dtype.num_bytes();
         let tokens = self.rows * self.row_length;
         let parked = if self.gradient_checkpointing == GradientCheckpointing::Offload {
             self.config.num_hidden_layers * tokens * self.config.hidden_size * self.precision.dtype().num_bytes()
@@ -301,6 +306,7 @@ const COPIES_WHILE_SAVING: usize = 3;
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::device::Dtype;
     use crate::lora::config::LoraConfig;
 
     pub(in crate::train) fn model(json: &str, r: usize) -> (ModelConfig, Selection) {
@@ -313,7 +319,7 @@ pub(super) mod tests {
         Workload {
             config,
             selection,
-            storage: Dtype::F32,
+            storage: Dtype::F32.into(),
             precision: Precision::F32,
             rows: 2,
             row_length: 512,
@@ -356,7 +362,7 @@ pub(super) mod tests {
         let checkpointed = plan(|w| w.gradient_checkpointing = GradientCheckpointing::On);
         assert_eq!(bytes(&checkpointed, "kept for the backward"), 30 * 1024 * 576 * 4);
         assert!(checkpointed.peak_bytes < whole.peak_bytes * 6 / 10);
-        let half = plan(|w| w.storage = Dtype::Bf16);
+        let half = plan(|w| w.storage = Dtype::Bf16.into());
         // Norms stay in f32.
         assert_eq!(whole.peak_bytes - half.peak_bytes, 2 * (134_515_008 - 61 * 576));
         assert!(plan(|w| w.rows = 1).peak_bytes < whole.peak_bytes);
@@ -375,7 +381,7 @@ pub(super) mod tests {
     fn block_inputs_that_leave_the_gpu_are_in_host_memory() {
         let (config, selection) = model(include_str!("../../configs/llama-3.1-8b.json"), 16);
         let on_gpu = Workload {
-            storage: Dtype::Bf16,
+            storage: Dtype::Bf16.into(),
             precision: Precision::Bf16,
             rows: 4,
             row_length: 4096,

@@ -211,12 +211,16 @@ fn common(from: &Foreign, name: &str, value: &Value) -> Option<Outcome> {
             text if text.contains("16") => precision(true, "f16"),
             _ => Nothing,
         },
-        "load_in_4bit" | "load_in_8bit" | "quantization_bit" | "quantization_method" | "quantize" if is_on => {
-            Lost("quantised bases are not available yet: the base is held in 16 bits".into())
-        }
+        "load_in_4bit" if is_on => quantised("nf4"),
+        "load_in_8bit" if is_on => quantised("int8"),
+        "quantization_bit" | "quantize" if is_on => match value.as_u64() {
+            Some(4) => quantised("nf4"),
+            Some(8) => quantised("int8"),
+            _ => Lost("`model.quantization` has nf4, fp4 and int8".into()),
+        },
         "adapter" | "finetuning_type" | "fine_tune_type" => match text {
             "lora" => Nothing,
-            "qlora" => Lost("quantised bases are not available yet: LoRA on the base in 16 bits".into()),
+            "qlora" => quantised("nf4"),
             "dora" => Set(vec![("lora.use_dora".into(), true.into())]),
             _ => Lost("only LoRA adapters are trained here".into()),
         },
@@ -251,6 +255,10 @@ pub(super) fn one(key: &str, value: &Value, from: &Foreign) -> Outcome {
 
 fn precision(is_on: bool, name: &str) -> Outcome {
     if is_on { Set(vec![("train.precision".into(), name.into())]) } else { Nothing }
+}
+
+fn quantised(name: &str) -> Outcome {
+    Set(vec![("model.quantization".into(), name.into())])
 }
 
 /// The last part of a dotted name, changed: `torch.optim.AdamW` to `adamw`.

@@ -9,7 +9,7 @@ use crate::device::Dtype;
 /// Elements that a thread converts per task: 1 MiB of `f32`.
 const CHUNK_ELEMENTS: usize = 1 << 18;
 /// Elements converted at a time: they fit into the first-level cache.
-const BLOCK_ELEMENTS: usize = 1 << 11;
+pub(super) const BLOCK_ELEMENTS: usize = 1 << 11;
 
 /// A finite number became infinite in the target type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ fn fill_blocks(target: &mut [u8], to: Dtype, block: impl Fn(usize, &mut [f32]) +
 }
 
 /// Data in files may be unaligned, so every block is copied through aligned memory.
-fn widen(source: &[u8], from: Dtype, wide: &mut [f32]) {
+pub(super) fn widen(source: &[u8], from: Dtype, wide: &mut [f32]) {
     let mut bits = [0u16; BLOCK_ELEMENTS];
     let bits = &mut bits[..wide.len()];
     match from {

@@ -13,7 +13,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::convert;
 use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
+use super::quantise::Quantisation;
 use crate::device::Dtype;
+use crate::ops::quantised::Quantised;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::text;
@@ -224,6 +226,27 @@ impl WeightFiles {
         let buffer = buffer.map_err(|_| overflow(&self.shards[stored.shard].path, name, dtype))?;
         let dtype = DType::from(dtype);
         Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype), (device, dtype)))
+    }
+
+    /// One matrix, quantised while it is read.
+    ///
+    /// # Errors
+    /// Where the tensor is missing, has another shape or type, or does not fit the codes.
+    pub(super) fn quantise(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        quantisation: Quantisation,
+        device: &Device,
+    ) -> Result<Quantised, Problem> {
+        let (stored, from) = self.find(name, &shape)?;
+        let (bytes, width) = (self.bytes(stored), from.num_bytes());
+        let fill = |first: usize, wide: &mut [f32]| {
+            convert::widen(&bytes[first * width..(first + wide.len()) * width], from, wide);
+        };
+        let quantised = quantisation.quantise(shape, device, fill);
+        self.release(stored);
+        quantised.map_err(|_| overflow(&self.shards[stored.shard].path, name, Dtype::F16))
     }
 
     /// One tensor as `f32` in host memory.

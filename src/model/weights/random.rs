@@ -6,7 +6,9 @@ use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 
 use super::convert;
 use super::files::overflow;
+use super::quantise::Quantisation;
 use crate::device::Dtype;
+use crate::ops::quantised::Quantised;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
@@ -52,6 +54,25 @@ impl RandomWeights {
         }
         device.seed(seed);
         Ok(Tensor::random(shape, Distribution::Normal(0.0, self.initializer_range), options))
+    }
+}
+
+impl RandomWeights {
+    /// One matrix, quantised while it is drawn: the numbers of [`load`](Self::load) on the CPU.
+    ///
+    /// # Errors
+    /// Where `initializer_range` is too large for the codes.
+    pub(super) fn quantise(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        quantisation: Quantisation,
+        device: &Device,
+    ) -> Result<Quantised, Problem> {
+        let seed = self.seed ^ fnv1a(name);
+        let fill = |first: usize, wide: &mut [f32]| draw(seed, first, self.initializer_range, wide);
+        let quantised = quantisation.quantise(shape, device, fill);
+        quantised.map_err(|_| overflow(Path::new("config.json"), name, Dtype::F16))
     }
 }
 

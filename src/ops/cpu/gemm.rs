@@ -120,7 +120,7 @@ pub(super) fn round_in_place<'a, S>(_simd, x: &'a mut [f32]) {
 
 /// The nearest bfloat16, ties to even; a NaN stays a NaN.
 #[inline(always)]
-fn round(x: f32) -> u16 {
+pub(super) fn round(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     (if x.is_nan() { bits | 0x0040_0000 } else { rounded } >> 16) as u16

@@ -1,7 +1,8 @@
-//! Products with frozen weights, in the three storage dtypes.
+//! Products with frozen weights, in the three storage dtypes and as codes.
 
 use half::{bf16, f16};
 
+use super::codes::Codes;
 use super::few_tokens::{FEW_TOKENS, linear_of_few};
 use super::gemm::{Right, Term, gemm};
 
@@ -18,6 +19,7 @@ pub(super) enum Values<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
     F16(&'a [f16]),
+    Codes(Codes<'a>),
 }
 
 impl<'a> Weight<'a> {
@@ -39,6 +41,12 @@ impl<'a> Weight<'a> {
         Self { values: Values::F16(values), rounds: false }
     }
 
+    /// Stored as codes, multiplied in `f32`.
+    #[must_use]
+    pub fn codes(values: Codes<'a>) -> Self {
+        Self { values: Values::Codes(values), rounds: false }
+    }
+
     /// With `rounds`, both operands of a product are rounded to bfloat16, which modern CPUs multiply at twice the rate
     /// of `f32`; sums stay in `f32`.
     #[must_use]
@@ -55,6 +63,7 @@ impl Weight<'_> {
             Values::F32(w) => w.len(),
             Values::Bf16(w) => w.len(),
             Values::F16(w) => w.len(),
+            Values::Codes(w) => w.len,
         }
     }
 }

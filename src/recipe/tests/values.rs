@@ -137,12 +137,6 @@ fn what_is_planned_is_refused_as_not_available_yet() {
     for (text, expected) in cases {
         assert_eq!(problems(text), [expected], "{text}");
     }
-    assert_eq!(
-        lines(set(&["model.quantization=nf4"])),
-        [
-            "--set model.quantization=nf4: `model.quantization` = \"nf4\" is not available yet\n  hint: what there is: `none`"
-        ]
-    );
     let mut refused = problems("[lora]\ninit_lora_weights = \"pissa\"\nlayers_to_transform = [1, 1]");
     assert!(
         refused.remove(1).ends_with("expected a list of layer numbers from 0, each once\n  hint: 1 is there twice")

@@ -44,6 +44,7 @@ pub(in super::super) fn widen(weight: Weight<'_>, first: usize, to: &mut [f32]) 
         Values::F32(w) => to.copy_from_slice(&w[range]),
         Values::Bf16(w) => widen_bf16(&w[range], to),
         Values::F16(w) => <[f16]>::convert_to_f32_slice(&w[range], to),
+        Values::Codes(w) => w.decode(first, to),
     }
 }
 
@@ -103,6 +104,7 @@ pub(super) fn pack_pairs(
                     Values::Bf16(w) if b.factor == 1.0 => {
                         copy_pairs(&w[at..at + numbers], words);
                     }
+                    Values::Codes(w) if b.factor == 1.0 && w.decode_pairs(at, numbers, words) => {}
                     _ => {
                         widen(b.weight, at, row);
                         scale(row, b.factor);
@@ -124,6 +126,8 @@ pub(super) fn pack_pairs(
                     let high = paired.then(|| &w[at(1)..at(1) + columns]);
                     interleave(&w[at(0)..at(0) + columns], high, &mut words[..columns]);
                 }
+                Values::Codes(w)
+                    if b.factor == 1.0 && w.decode_rows(at(0), paired.then(|| at(1)), &mut words[..columns]) => {}
                 _ => {
                     widen(b.weight, at(0), low);
                     if paired {

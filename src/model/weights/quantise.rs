@@ -1,0 +1,271 @@
+//! Quantises a matrix while it is read, block by block, to the codes of bitsandbytes.
+
+use burn::tensor::{Bytes, Device, Tensor, TensorData, f16};
+use rayon::prelude::*;
+
+use super::convert::{BLOCK_ELEMENTS, Overflow};
+use crate::ops::cpu::NESTED_LEN;
+use crate::ops::host;
+use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
+
+/// Numbers that share a scale in four bits, as bitsandbytes has it by default.
+const BLOCK_LEN: usize = 64;
+
+/// How the frozen linear layers are quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantisation {
+    /// What a code stands for.
+    pub coding: Coding,
+    /// Whether the scales of four-bit codes are codes of eight bits themselves.
+    pub nested: bool,
+}
+
+impl std::fmt::Display for Quantisation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = match self.coding {
+            Coding::Nf4 => "nf4",
+            Coding::Fp4 => "fp4",
+            Coding::Int8 => return f.write_str("int8"),
+        };
+        write!(f, "{name}{}", if self.nested { " with quantised scales" } else { "" })
+    }
+}
+
+impl Quantisation {
+    /// Bytes of a matrix `[out_features, in_features]`, scales included.
+    #[must_use]
+    pub fn num_bytes(self, [out_features, in_features]: [usize; 2]) -> usize {
+        let len = out_features * in_features;
+        let blocks = len.div_ceil(BLOCK_LEN);
+        match (self.coding, self.nested) {
+            (Coding::Int8, _) => len + 4 * out_features,
+            (_, false) => len.div_ceil(2) + 4 * blocks,
+            (_, true) => len.div_ceil(2) + blocks + 4 * (blocks.div_ceil(NESTED_LEN) + 256),
+        }
+    }
+
+    /// Quantises a matrix `[out_features, in_features]`. `fill` writes at most [`BLOCK_ELEMENTS`] of its numbers, starting
+    /// at the element that it gets.
+    ///
+    /// # Errors
+    /// Where a number of an `int8` matrix is beyond the range of `f16`, through which bitsandbytes takes it.
+    pub(super) fn quantise(
+        self,
+        shape: [usize; 2],
+        device: &Device,
+        fill: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Result<Quantised, Overflow> {
+        let Self { coding, nested } = self;
+        let (codes, scales, block_len) = match coding.table() {
+            Some(table) => {
+                let (codes, scales) = four_bits(shape[0] * shape[1], table, fill);
+                (codes, scales, BLOCK_LEN)
+            }
+            None => {
+                let (codes, scales) = eight_bits(shape, fill)?;
+                (codes, scales, shape[1])
+            }
+        };
+        let scales = if nested && coding != Coding::Int8 { nest(&scales, device) } else { plain(scales, device) };
+        Ok(Quantised { shape, coding, codes: bytes_tensor(Bytes::from_elems(codes), device), block_len, scales })
+    }
+}
+
+fn plain(scales: Vec<f32>, device: &Device) -> BlockScales {
+    let shape = [scales.len()];
+    BlockScales::Plain(host::tensor(scales, shape, device))
+}
+
+/// The codes, sorted by the numbers that they stand for, and the middles between neighbours.
+struct Nearest<const N: usize> {
+    order: [u8; N],
+    middles: Vec<f32>,
+}
+
+impl<const N: usize> Nearest<N> {
+    fn new(table: &[f32; N]) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "a code is a byte")]
+        let mut order: [u8; N] = std::array::from_fn(|code| code as u8);
+        // Minus zero is not below zero, whose code is the lower.
+        let number = |code: u8| table[usize::from(code)] + 0.0;
+        order.sort_by(|a, b| number(*a).total_cmp(&number(*b)));
+        let sorted = order.map(|code| table[usize::from(code)]);
+        Self { order, middles: sorted.windows(2).map(|pair| f32::midpoint(pair[0], pair[1])).collect() }
+    }
+
+    /// The code of the nearest number; of two, the lower.
+    fn code(&self, x: f32) -> u8 {
+        self.order[self.middles.partition_point(|middle| *middle < x)]
+    }
+}
+
+/// Codes two to a byte, the first in the upper half, and the largest absolute number of each block.
+fn four_bits(len: usize, table: &[f32; 16], fill: impl Fn(usize, &mut [f32]) + Sync) -> (Vec<u8>, Vec<f32>) {
+    let nearest = Nearest::new(table);
+    let (mut codes, mut scales) = (vec![0u8; len.div_ceil(2)], vec![0f32; len.div_ceil(BLOCK_LEN)]);
+    let pieces = codes.par_chunks_mut(BLOCK_ELEMENTS / 2).zip(scales.par_chunks_mut(BLOCK_ELEMENTS / BLOCK_LEN));
+    pieces.enumerate().for_each(|(piece, (codes, scales))| {
+        let first = piece * BLOCK_ELEMENTS;
+        let mut wide = [0f32; BLOCK_ELEMENTS];
+        fill(first, &mut wide[..BLOCK_ELEMENTS.min(len - first)]);
+        for ((scale, codes), wide) in scales.iter_mut().zip(codes.chunks_mut(BLOCK_LEN / 2)).zip(wide.chunks(BLOCK_LEN))
+        {
+            *scale = wide.iter().fold(0.0, |most, x| x.abs().max(most));
+            let factor = 1.0 / scale.max(1e-38);
+            let code = |x: f32| nearest.code((x * factor).clamp(-1.0, 1.0));
+            for (byte, pair) in codes.iter_mut().zip(wide.as_chunks::<2>().0) {
+                *byte = code(pair[0]) << 4 | code(pair[1]);
+            }
+        }
+    });
+    (codes, scales)
+}
+
+/// A signed byte for each number, and the number that 1 stands for in each row.
+fn eight_bits(
+    [out_features, in_features]: [usize; 2],
+    fill: impl Fn(usize, &mut [f32]) + Sync,
+) -> Result<(Vec<u8>, Vec<f32>), Overflow> {
+    let (mut codes, mut scales) = (vec![0u8; out_features * in_features], vec![0f32; out_features]);
+    let rows = codes.par_chunks_mut(in_features.max(1)).zip(&mut scales).enumerate();
+    rows.try_for_each_init(
+        || vec![0f32; in_features],
+        |wide, (row, (codes, scale))| {
+            for (piece, wide) in wide.chunks_mut(BLOCK_ELEMENTS).enumerate() {
+                fill(row * in_features + piece * BLOCK_ELEMENTS, wide);
+                wide.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+            }
+            let most = wide.iter().fold(0.0f32, |most, x| x.abs().max(most));
+            if most.is_infinite() {
+                return Err(Overflow);
+            }
+            *scale = most / 127.0;
+            // As PyTorch divides a number by a tensor: by the reciprocal.
+            let factor = if most > 0.0 { 127.0 * (1.0 / most) } else { 0.0 };
+            for (code, x) in codes.iter_mut().zip(wide) {
+                #[expect(clippy::cast_possible_truncation, reason = "at most 127 by the factor")]
+                let rounded = (*x * factor).round_ties_even() as i8;
+                *code = rounded.cast_unsigned();
+            }
+            Ok(())
+        },
+    )?;
+    Ok((codes, scales))
+}
+
+/// Scales as codes of eight bits of their distance from the mean.
+fn nest(scales: &[f32], device: &Device) -> BlockScales {
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a mean of f32 numbers")]
+    let offset = (scales.iter().map(|scale| f64::from(*scale)).sum::<f64>() / scales.len().max(1) as f64) as f32;
+    let table = dynamic_table();
+    let nearest = Nearest::new(&table);
+    let (codes, outer): (Vec<Vec<u8>>, Vec<f32>) = scales
+        .par_chunks(NESTED_LEN)
+        .map(|scales| {
+            let most = scales.iter().fold(0.0f32, |most, scale| (scale - offset).abs().max(most));
+            let factor = 1.0 / most.max(1e-38);
+            let codes = scales.iter().map(|scale| nearest.code(((scale - offset) * factor).clamp(-1.0, 1.0)));
+            (codes.collect::<Vec<u8>>(), most)
+        })
+        .unzip();
+    let num_outer = outer.len();
+    BlockScales::Nested {
+        codes: bytes_tensor(Bytes::from_elems(codes.concat()), device),
+        table: Tensor::from_data(TensorData::new(table.to_vec(), [256]), device),
+        scales: host::tensor(outer, [num_outer], device),
+        offset,
+    }
+}
+
+/// The 256 numbers of signed codes with a dynamic exponent (Dettmers, 2016): for each of seven powers of ten, the middles
+/// of equal parts of 0.1 to 1, twice as many for each larger power; and 0 and 1.
+fn dynamic_table() -> [f32; 256] {
+    let mut numbers = vec![0.0, 1.0];
+    for exponent in 0..7 {
+        let power = 10f32.powi(exponent - 6);
+        let parts = 1usize << exponent;
+        #[expect(clippy::cast_precision_loss, reason = "at most 64 parts")]
+        let boundary = |i: usize| {
+            let step = 0.9f32 / parts as f32;
+            // From the nearer end, rounded once, as torch.linspace computes it.
+            if 2 * i < parts + 1 { step.mul_add(i as f32, 0.1) } else { (-step).mul_add((parts - i) as f32, 1.0) }
+        };
+        for part in 0..parts {
+            let middle = power * (f32::midpoint(boundary(part), boundary(part + 1)));
+            numbers.extend([middle, -middle]);
+        }
+    }
+    numbers.sort_by(f32::total_cmp);
+    std::array::from_fn(|code| numbers[code])
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::SafeTensors;
+
+    use super::*;
+    use crate::device::Dtype;
+    use crate::model::weights::convert;
+
+    const SHAPE: [usize; 2] = [70, 257];
+    const KINDS: [(&str, Coding); 3] = [("nf4", Coding::Nf4), ("fp4", Coding::Fp4), ("int8", Coding::Int8)];
+
+    fn quantised(weight: &[u8], coding: Coding, nested: bool) -> Quantised {
+        let fill = |first: usize, wide: &mut [f32]| {
+            convert::widen(&weight[2 * first..2 * (first + wide.len())], Dtype::Bf16, wide);
+        };
+        Quantisation { coding, nested }.quantise(SHAPE, &Device::flex(), fill).unwrap()
+    }
+
+    fn bytes(codes: &Tensor<1, burn::tensor::Int>) -> Vec<u8> {
+        codes.to_data().try_to_vec().unwrap()
+    }
+
+    fn floats(numbers: &Tensor<1>) -> Vec<f32> {
+        numbers.to_data().try_to_vec().unwrap()
+    }
+
+    #[test]
+    fn codes_and_scales_are_those_of_bitsandbytes_to_the_bit() {
+        let golden = SafeTensors::deserialize(include_bytes!("../../../tests/golden/quantised.safetensors")).unwrap();
+        let data = |name: &str| golden.tensor(name).unwrap().data().to_vec();
+        let numbers = |name: &str| convert::to_f32(&data(name), Dtype::F32);
+        let weight = data("weight");
+        for (name, coding) in KINDS {
+            let found = quantised(&weight, coding, false);
+            let expected = data(&format!("{name}.codes"));
+            let codes = bytes(&found.codes);
+            let first = codes.iter().zip(&expected).position(|(found, expected)| found != expected);
+            assert_eq!((first, codes.len()), (None, expected.len()), "{name}");
+            let BlockScales::Plain(scales) = &found.scales else { panic!("{name}: nested") };
+            if coding == Coding::Int8 {
+                let expected: Vec<f32> = numbers("int8.scb").iter().map(|most| most / 127.0).collect();
+                assert_eq!(floats(scales), expected);
+                continue;
+            }
+            assert_eq!(floats(scales), numbers(&format!("{name}.absmax")), "{name}");
+            let found = quantised(&weight, coding, true);
+            let BlockScales::Nested { codes, table, scales, offset } = &found.scales else { panic!("{name}: plain") };
+            assert_eq!(floats(table), numbers("nested_table"));
+            assert_eq!([*offset], numbers(&format!("{name}.offset"))[..]);
+            assert_eq!(floats(scales), numbers(&format!("{name}.nested_absmax")), "{name}");
+            assert!(bytes(codes) == data(&format!("{name}.nested_codes")), "{name}");
+            let decoded: Vec<f32> = found.decoded().into_data().try_to_vec().unwrap();
+            let some: Vec<f32> = decoded.into_iter().step_by(37).collect();
+            assert_eq!(some, numbers(&format!("{name}.decoded")), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_bytes_are_those_that_were_announced() {
+        let weight = vec![0u8; 2 * SHAPE[0] * SHAPE[1]];
+        for (name, coding) in KINDS {
+            for nested in [false, true] {
+                let found = quantised(&weight, coding, nested);
+                assert_eq!(found.num_bytes(), Quantisation { coding, nested }.num_bytes(SHAPE), "{name}");
+                let decoded: Vec<f32> = found.decoded().into_data().try_to_vec().unwrap();
+                assert!(decoded.iter().all(|x| x.abs() < 1e-6), "{name}: zeros");
+            }
+        }
+    }
+}
