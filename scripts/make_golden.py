@@ -5,6 +5,7 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
        make_golden.py family FOLDER
        make_golden.py rope OUT_DIR
        make_golden.py quantised OUT_FILE
+       make_golden.py gguf OUT_FILE
 
 `model` writes OUT_DIR/golden.json and OUT_DIR/golden.safetensors for one Hugging Face folder:
 
@@ -22,6 +23,8 @@ a bound of 0.3, matrices with 1.7 / sqrt(in_features).
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
 
 `quantised` writes a matrix and what bitsandbytes makes of it: codes, scales, and some of the decoded numbers.
+
+`gguf` writes blocks of every quantised type of GGUF, and the numbers that gguf-py decodes them to.
 
 Adapters are not stored; a test makes the same numbers by a formula (`formula` below). Its `name` is PEFT's key of the
 tensor, such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
@@ -376,6 +379,23 @@ def make_quantised(args) -> None:
     save_torch_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, args.out)
 
 
+def make_gguf(args) -> None:
+    import gguf
+
+    draw, tensors = np.random.default_rng(7), {}
+    for kind, (_, num_bytes) in gguf.GGML_QUANT_SIZES.items():
+        blocks = draw.integers(0, 256, (4096, num_bytes), np.uint8)
+        try:
+            numbers = gguf.quants.dequantize(blocks, kind)
+        except NotImplementedError:
+            continue
+        # Any bytes are a block; the scales of some are no numbers.
+        usable = np.isfinite(numbers).all(axis=1)
+        if kind not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16):
+            tensors |= {f"{kind.name}.blocks": blocks[usable][:3].flatten(), f"{kind.name}.numbers": numbers[usable][:3].flatten()}
+    save_file(tensors, args.out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     kinds = parser.add_subparsers(required=True)
@@ -396,6 +416,9 @@ def main() -> None:
     quantised = kinds.add_parser("quantised", help="what bitsandbytes makes of a matrix")
     quantised.add_argument("out", type=pathlib.Path)
     quantised.set_defaults(make=make_quantised)
+    blocks = kinds.add_parser("gguf", help="what gguf-py makes of blocks")
+    blocks.add_argument("out", type=pathlib.Path)
+    blocks.set_defaults(make=make_gguf)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

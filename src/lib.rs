@@ -26,6 +26,7 @@
 //! - [`panics`] panics that are caught
 //! - [`faults`] what a device's backend says when it fails, and reading tensors
 //! - [`files`] files that are complete or absent
+//! - [`gguf`] GGUF files as they are read
 //! - [`text`] numbers for people
 //! - [`stats`] means, quantiles and straight lines
 //! - [`allocator`] small pieces of memory from mimalloc, large ones from the system
@@ -44,6 +45,7 @@ pub mod faults;
 pub mod figures;
 pub mod files;
 pub mod generate;
+pub mod gguf;
 pub mod hub;
 pub mod lora;
 pub mod metrics;

@@ -9,6 +9,7 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod blocks;
 pub mod cached_attention;
 #[allow(
     unsafe_code,

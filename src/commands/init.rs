@@ -18,7 +18,7 @@ use draft::Draft;
 /// Arguments of `lora-train init`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct InitArgs {
-    /// The base model: a Hugging Face folder or the id of a Hub repository
+    /// The base model: a Hugging Face folder, a GGUF file or the id of a Hub repository
     #[arg(long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
 

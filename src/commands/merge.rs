@@ -10,6 +10,7 @@ use super::named::{ModelArgs, Named, misfit};
 use super::say;
 use crate::export::{self, ExportError, GgufType, MergeSummary};
 use crate::failure::Failure;
+use crate::gguf::{self, only_gguf};
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::run::args::quoted;
 use crate::schema::Problem;
@@ -50,12 +51,18 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     let (settings, progress) = (HubSettings::from_env(), Progress::detect(false));
     let wanted = if args.adapter_only { Wanted::WithoutWeights } else { Wanted::Model };
     let base = hub::resolve(&named.base.path, named.base.revision.as_deref(), wanted, &settings, progress)?;
+    let base = only_gguf(&base).unwrap_or(base);
     if args.adapter_only {
         let written = export::adapter_gguf(&base, &adapter.folder, &args.out);
         let num_bytes = written.map_err(|error| failure(error, &adapter.folder))?;
         let (size, out) = (bytes(num_bytes as u64), shown(&args.out));
         say(&format!("{size}; for {} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}", named.base.path));
         return Ok(());
+    }
+    if gguf::is_gguf(&base) {
+        let problem = Problem::new(format!("{}: nothing is merged into a GGUF file", base.display()));
+        let hint = "write the adapter alone, for llama.cpp to load beside it: --adapter-only --out mine.gguf";
+        return Err(problem.hint(hint).into());
     }
     let summary = written(args, is_gguf, &base, &adapter.folder).map_err(|error| failure(error, &adapter.folder))?;
     let mut text = format!(

@@ -28,7 +28,7 @@ pub(crate) const BASE: &str = "base";
 /// Arguments that name a base model and its adapters.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArgs {
-    /// The base model: a Hugging Face folder or the id of a Hub repository; a run knows its own
+    /// The base model: a Hugging Face folder, a GGUF file or the id of a Hub repository; a run knows its own
     #[arg(long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
 
@@ -367,6 +367,8 @@ impl ModelFiles {
 fn dtypes(asked_for: Option<Dtype>, source: &ModelSource, device: &OpenDevice) -> (Dtype, Dtype) {
     let stored = match &source.weights {
         Weights::Files(files) => files.tensors().values().find_map(StoredTensor::float_dtype),
+        // On a GPU, what is quantised is decoded.
+        Weights::Gguf(file) => file.float_dtype().or(device.is_gpu().then_some(Dtype::Bf16)),
         Weights::Random(_) => None,
     };
     let stored = stored.filter(|&dtype| device.supports(dtype));

@@ -5,16 +5,16 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::de::IgnoredAny;
-use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::panics::guarded;
 
 mod class;
 mod files;
+pub mod gguf;
 mod stream;
 
-use files::{read_chat_template, read_json, token_ids, token_text};
+use files::{Files, token_ids, token_text};
 pub use stream::DecodeStream;
 
 /// Tokens that chat models write at the end of a turn. Generation stops at those that the vocabulary has.
@@ -84,19 +84,14 @@ impl Tokenizer {
     /// `special_tokens_map.json`, `chat_template.jinja`, `generation_config.json`, `config.json`. Only `tokenizer.json`
     /// is required. Its truncation and padding settings are not used.
     ///
+    /// `model_dir` may be a GGUF file: then what is not beside it comes from its metadata.
+    ///
     /// # Errors
     /// A missing `tokenizer.json`, an invalid file, a special token that is not in the vocabulary.
     pub fn open(model_dir: &Path) -> Result<Self, TokenizerError> {
-        let path = model_dir.join("tokenizer.json");
-        if !path.is_file() {
-            return Err(TokenizerError::of_file(
-                model_dir,
-                "no tokenizer.json\n  hint: a model folder needs a fast tokenizer; \
-                 `AutoTokenizer.from_pretrained(...).save_pretrained(...)` of transformers writes one",
-            ));
-        }
+        let files = Files::read(model_dir)?;
+        let Files { path, content, config, map, generation_config, model_config, chat_template } = files;
         let failed = |reason: String| TokenizerError::of_file(&path, reason);
-        let content = std::fs::read(&path).map_err(|error| failed(error.to_string()))?;
         // The library unwraps in some places on invalid JSON, and panics on other unexpected values.
         let refused = |reason: String| failed(format!("{reason}\n  hint: put the model's own tokenizer.json there"));
         serde_json::from_slice::<IgnoredAny>(&content).map_err(|error| refused(error.to_string()))?;
@@ -106,12 +101,8 @@ impl Tokenizer {
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| failed(error.to_string()))?;
 
-        let config_path = model_dir.join("tokenizer_config.json");
-        let config = read_json(&config_path)?.unwrap_or(Value::Null);
-        let map_path = model_dir.join("special_tokens_map.json");
-        let map = read_json(&map_path)?.unwrap_or(Value::Null);
         let special = |key: &'static str| -> Result<Option<SpecialToken>, TokenizerError> {
-            for (file, path) in [(&config, &config_path), (&map, &map_path)] {
+            for (path, file) in [&config, &map] {
                 if let Some(text) = token_text(&file[key]) {
                     return match inner.token_to_id(&text) {
                         Some(id) => Ok(Some(SpecialToken { text, id })),
@@ -124,8 +115,6 @@ impl Tokenizer {
             }
             Ok(None)
         };
-        let generation_config = read_json(&model_dir.join("generation_config.json"))?.unwrap_or(Value::Null);
-        let model_config = read_json(&model_dir.join("config.json"))?.unwrap_or(Value::Null);
         // Where the tokenizer's files name no BOS or EOS, use the ids of the model's config.
         let of_model = |key: &str| {
             let id = token_ids(&model_config[key]).next()?;
@@ -145,7 +134,7 @@ impl Tokenizer {
             guarded(|| inner.encode("a", true))
                 .is_ok_and(|encoded| encoded.is_ok_and(|encoding| encoding.get_ids().first() == Some(&bos.id)))
         });
-        let add_bos = bos.is_some() && config["add_bos_token"].as_bool().unwrap_or(starts_with_bos);
+        let add_bos = bos.is_some() && config.1["add_bos_token"].as_bool().unwrap_or(starts_with_bos);
 
         let mut digest = Sha256::new_with_prefix(&content);
         digest.update(format!("{:?}", (&bos, &eos, &pad, &unk, add_bos)));
@@ -153,7 +142,7 @@ impl Tokenizer {
         Ok(Self {
             digest: digest.finalize().into(),
             max_id: inner.get_vocab(true).into_values().max().unwrap_or(0),
-            chat_template: read_chat_template(model_dir, &config, &config_path)?,
+            chat_template,
             eos_ids: eos_ids.into_iter().collect(),
             inner,
             folder: model_dir.to_owned(),

@@ -10,10 +10,12 @@ use super::{ExportError, HostMatrix, MergeSummary, PromptForm};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::Dtype;
 use crate::files;
+use crate::gguf::is_gguf;
 use crate::model::weights::convert;
 use crate::ops::low_rank::LowRank;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
+use crate::spec::gguf::ROPE_FACTORS;
 
 mod file;
 mod names;
@@ -45,7 +47,7 @@ pub fn merge_gguf(
     let dtype = dtype.unwrap_or_else(|| default_dtype(&merging));
     let factors = names::rope_factors(config)?;
     let factors = factors.into_iter().map(|factors| {
-        Tensor::new("rope_freqs.weight".to_owned(), vec![factors.len()], GgufType::F32, move || Ok(factors.clone()))
+        Tensor::new(ROPE_FACTORS.to_owned(), vec![factors.len()], GgufType::F32, move || Ok(factors.clone()))
     });
     let tensors: Vec<Tensor> = factors.chain(tensors(&merging, dtype, on_bytes)).collect();
 
@@ -74,7 +76,8 @@ pub fn merge_gguf(
 /// An adapter that cannot be read or does not fit the model, or an `out` that exists.
 pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, ExportError> {
     require_absent(&[out])?;
-    let config = ModelConfig::from_file(&model.join("config.json"))?;
+    let described = if is_gguf(model) { model.to_owned() } else { model.join("config.json") };
+    let config = ModelConfig::from_file(&described)?;
     let saved = super::read_adapter(adapter)?;
     let selection = super::check_adapter(adapter, &saved, &config)?;
     let mut layers: Vec<_> =
@@ -201,8 +204,13 @@ mod tests {
     use super::super::write_adapter;
     use super::file::tests::{Read, read};
     use super::*;
+    use burn::tensor::Device;
+
     use crate::lora::config::LoraConfig;
+    use crate::model::Storage;
     use crate::model::weights::fixture::{self, tiny_config};
+    use crate::model::weights::{GgufWeights, WeightFiles, Weights};
+    use crate::ops::linear::Matrix;
 
     /// A tiny model with the quickstart's tokenizer, and an adapter for it.
     fn folders(config: &LoraConfig) -> tempfile::TempDir {
@@ -267,7 +275,7 @@ mod tests {
         super::super::merge(&base, &adapter, &folder, &|_, _| {}).unwrap();
         merge_gguf(&base, &adapter, &out, Some(GgufType::F32), &|_, _| {}).unwrap();
         let file = read(&out);
-        let merged = crate::model::weights::WeightFiles::open(&folder).unwrap();
+        let merged = WeightFiles::open(&folder).unwrap();
         assert_eq!(file.tensors.len(), merged.tensors().len());
         for (name, stored) in merged.tensors() {
             let (_, shape, bytes) = &file.tensors[&names::tensor_name(name).unwrap()];
@@ -289,6 +297,112 @@ mod tests {
         merge_gguf(&base, &adapter, &out, Some(GgufType::Q8), &|_, _| {}).unwrap();
         assert_eq!(read(&out).tensors["token_embd.weight"].0, 8);
         assert!(std::fs::read_to_string(modelfile(&out)).unwrap().contains("\nTEMPLATE {{ .Prompt }}\n"));
+    }
+
+    #[test]
+    fn a_merged_file_is_a_base_with_the_shape_the_tokenizer_and_the_numbers_of_the_merged_folder() {
+        let root = folders(&adapter().config);
+        let [base, adapter, folder] = ["base", "adapter", "merged"].map(|name| root.path().join(name));
+        super::super::merge(&base, &adapter, &folder, &|_, _| {}).unwrap();
+        let merged = WeightFiles::open(&folder).unwrap();
+        for (dtype, tolerance) in [(GgufType::F32, 0.0), (GgufType::F16, 1e-4), (GgufType::Q8, 2e-3)] {
+            let out = root.path().join(format!("{dtype:?}/a.gguf"));
+            merge_gguf(&base, &adapter, &out, Some(dtype), &|_, _| {}).unwrap();
+            let mut config = ModelConfig::from_file(&out).unwrap();
+            assert_eq!(config.packed.len(), if dtype == GgufType::Q8 { 14 } else { 0 }, "{:?}", config.packed);
+            let packed = std::mem::take(&mut config.packed);
+            let expected = ModelConfig::from_file(&folder.join("config.json")).unwrap();
+            let (bos_token_id, eos_token_ids) = (expected.bos_token_id, expected.eos_token_ids.clone());
+            assert_eq!(ModelConfig { bos_token_id, eos_token_ids, ..config.clone() }, expected);
+
+            let file = GgufWeights::open(&out, &config).unwrap();
+            file.check(&config).unwrap();
+            for (name, shape) in config.expected_tensors() {
+                let expected = merged.load_f32(&name, &shape).unwrap();
+                let found: Vec<f32> = match shape[..] {
+                    [rows, columns] => {
+                        let storage = Storage::from(Dtype::F32);
+                        let weights = Weights::Gguf(Box::new(GgufWeights::open(&out, &config).unwrap()));
+                        let matrix = weights.matrix(&name, [rows, columns], storage, &Device::flex()).unwrap();
+                        let is_packed = !name.contains("embed") && dtype == GgufType::Q8;
+                        let stays = matches!(matrix, Matrix::Blocks(_));
+                        assert!(
+                            !is_packed || (stays && Some(matrix.num_bytes()) == packed.get(&name).map(|b| *b as f64))
+                        );
+                        matrix.dense().to_data().try_to_vec().unwrap()
+                    }
+                    _ => file
+                        .load(&name, [shape[0]], Dtype::F32, &Device::flex())
+                        .unwrap()
+                        .to_data()
+                        .try_to_vec()
+                        .unwrap(),
+                };
+                let error = found.iter().zip(&expected).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+                assert!(error <= tolerance && found.len() == expected.len(), "{dtype:?} {name}: {error}");
+            }
+
+            let [ours, theirs] = [&out, &folder].map(|path| Tokenizer::open(path).unwrap());
+            for text in ["Clara saw\n 12 frogs.  Bären é\u{301} 🙂<|im_end|>", "", " ", "日本"] {
+                assert_eq!(ours.encode(text, true).unwrap(), theirs.encode(text, true).unwrap(), "{text:?}");
+            }
+            assert_eq!(
+                (ours.eos(), ours.pad(), ours.chat_template()),
+                (theirs.eos(), theirs.pad(), theirs.chat_template())
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_a_base_says_why_and_a_tokenizer_beside_it_goes_before_its_own() {
+        let root = folders(&adapter().config);
+        let [base, adapter, out] = ["base", "adapter", "a.gguf"].map(|name| root.path().join(name));
+        merge_gguf(&base, &adapter, &out, Some(GgufType::Bf16), &|_, _| {}).unwrap();
+        let content = std::fs::read(&out).unwrap();
+        let put = |bytes: &[u8]| std::fs::write(&out, bytes).unwrap();
+        // Another text of the same length.
+        let with = |from: &str, to: &str| {
+            let at = content.windows(from.len()).position(|part| part == from.as_bytes()).unwrap();
+            put(&[&content[..at], to.as_bytes(), &content[at + from.len()..]].concat());
+            ModelConfig::from_file(&out).map(drop).map_err(|error| error.to_string())
+        };
+        for (from, to, part) in [
+            (
+                "llama",
+                "gemma",
+                "`general.architecture` = \"gemma\" is not supported, expected one of `llama`, `qwen2`, `qwen3`",
+            ),
+            ("llama.block_count", "llama.block_cOunt", "`llama.block_count` is missing"),
+            ("llama.attention.head_count", "llama.attention.head_cOunt", "`llama.attention.head_count` is missing"),
+            ("token_embd.weight", "token_Embd.weight", "no tensor `token_embd.weight`"),
+            ("\x05\0\0\0\0\0\0\0model", "\x05\0\0\0\0\0\0\0motel", "`general.type` = \"motel\", expected a model"),
+            ("GGUF", "GGML", "not a GGUF file"),
+        ] {
+            let error = with(from, to).unwrap_err();
+            assert!(error.contains(part) && error.contains("a.gguf"), "{from}: {error}");
+        }
+        for length in [content.len() - 1000, 300, 10] {
+            put(&content[..length]);
+            let error = ModelConfig::from_file(&out).unwrap_err().to_string();
+            assert!(error.contains("half-downloaded"), "{length}: {error}");
+        }
+        with("blk.1.ffn_up", "blk.1.ffn_Up").unwrap();
+        let config = ModelConfig::from_file(&out).unwrap();
+        let error = GgufWeights::open(&out, &config).unwrap().check(&config).unwrap_err().to_string();
+        assert!(
+            error.contains("missing: `blk.1.ffn_up.weight`") && error.contains("unexpected: `blk.1.ffn_Up.weight`")
+        );
+        for (from, to) in
+            [("gpt2", "gpt9"), ("gpt-2", "gpt-9"), ("ggml.merges", "ggml.meRges"), ("ggml.tokens", "ggml.tOkens")]
+        {
+            with(from, to).unwrap();
+            let error = Tokenizer::open(&out).unwrap_err().to_string();
+            assert!(error.contains("a.gguf") && error.contains("put the model's own tokenizer.json beside"), "{error}");
+        }
+        std::fs::copy(base.join("tokenizer.json"), root.path().join("tokenizer.json")).unwrap();
+        let tokenizer = Tokenizer::open(&out).unwrap();
+        assert_eq!(tokenizer.eos().unwrap().text, "<|im_end|>");
+        assert!(tokenizer.chat_template().is_some());
     }
 
     #[test]

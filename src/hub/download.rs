@@ -91,7 +91,7 @@ impl Request<'_> {
             return Err(HubError::Input(if has(&|name| name == "adapter_config.json") {
                 problem.hint("this is an adapter; `model.path` is the model that it was trained on")
             } else if has(&|name| name.ends_with(".gguf")) {
-                problem.hint("GGUF files cannot be trained on; use the repository with the original safetensors")
+                problem.hint("download one of its GGUF files and set `model.path` to it, or use the repository with the safetensors")
             } else {
                 problem
             }));

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use super::HubError;
+use crate::gguf::is_gguf;
 use crate::schema::{Problem, searched_folder};
 
 /// What `model.path` names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// A folder on this machine.
+    /// A folder on this machine, or a GGUF file.
     Folder(PathBuf),
     /// A repository id on the Hub: `name` or `owner/name`.
     Repository(String),
@@ -21,11 +22,13 @@ impl Location {
     /// A path that does not exist or is a file; a name that no repository can have.
     pub fn parse(path_or_id: &str) -> Result<Self, HubError> {
         let path = Path::new(path_or_id);
-        if path.is_dir() {
+        if path.is_dir() || (path.is_file() && is_gguf(path)) {
             return Ok(Self::Folder(path.to_owned()));
         }
         if path.is_file() {
-            let message = format!("{path_or_id} is a file, expected a folder with config.json and safetensors files");
+            let message = format!(
+                "{path_or_id} is a file, expected a folder with config.json and safetensors files, or a .gguf file"
+            );
             return Err(Problem::new(message).into());
         }
         let searched = searched_folder(path);

@@ -6,11 +6,12 @@ use super::weights::Quantisation;
 use crate::device::Dtype;
 use crate::ops::quantised::Coding;
 use crate::schema::{Choice, Problem, Section, section};
+use crate::spec::ModelConfig;
 
 section! {
     /// Section `[model]` of a recipe.
     pub struct ModelOptions then check {
-        /// A local Hugging Face folder, or the id of a repository on the Hub.
+        /// A local Hugging Face folder, a GGUF file, or the id of a repository on the Hub.
         path: String = String::new() => required_path("a local Hugging Face folder or the id of a Hub repository")
             like "meta-llama/Llama-3.2-1B-Instruct", OtherAdapter,
             ["base_model", "model_name_or_path", "model_name", "model_id", "model_path", "base_model_name_or_path",
@@ -119,6 +120,18 @@ impl ModelOptions {
         };
         let quantisation = coding.map(|coding| Quantisation { coding, nested: self.double_quantization });
         Storage { dtype: self.dtype.unwrap_or(compute), quantisation }
+    }
+
+    /// Refuses to quantise a base again that is quantised already.
+    ///
+    /// # Errors
+    /// Where the options name a quantisation, and the linear layers have one in their GGUF file.
+    pub fn fit(&self, config: &ModelConfig) -> Result<(), Problem> {
+        if self.quantization == Quantization::None || config.packed.is_empty() {
+            return Ok(());
+        }
+        let message = "`model.quantization` is set, but the linear layers are quantised already in the GGUF file";
+        Err(Problem::new(message).hint("leave the key out: the base is used as stored; it is not quantised twice"))
     }
 
     fn check(self, section: &mut Section) -> Self {

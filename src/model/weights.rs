@@ -1,4 +1,4 @@
-//! The tensors of a model: from safetensors files, or random.
+//! The tensors of a model: from safetensors files, from a GGUF file, or random.
 
 use std::sync::Arc;
 
@@ -14,11 +14,13 @@ pub mod convert;
 mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod gguf;
 pub(crate) mod layout;
 pub mod quantise;
 mod random;
 
 pub use files::{StoredTensor, WeightFiles};
+pub use gguf::GgufWeights;
 pub use quantise::Quantisation;
 pub use random::RandomWeights;
 
@@ -27,6 +29,8 @@ pub use random::RandomWeights;
 pub enum Weights {
     /// The safetensors files of a model folder.
     Files(WeightFiles),
+    /// A GGUF file.
+    Gguf(Box<GgufWeights>),
     /// Drawn at random, for benchmarks.
     Random(RandomWeights),
 }
@@ -39,6 +43,7 @@ impl Weights {
     pub fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
         match self {
             Self::Files(files) => files.check(config),
+            Self::Gguf(file) => file.check(config),
             Self::Random(_) => Ok(()),
         }
     }
@@ -48,6 +53,7 @@ impl Weights {
     pub fn digest(&self) -> Option<[u8; 32]> {
         match self {
             Self::Files(files) => Some(files.digest()),
+            Self::Gguf(file) => Some(file.digest()),
             Self::Random(_) => None,
         }
     }
@@ -65,6 +71,7 @@ impl Weights {
     ) -> Result<Tensor<D>, Problem> {
         match self {
             Self::Files(files) => files.load(name, shape, dtype, device),
+            Self::Gguf(file) => file.load(name, shape, dtype, device),
             Self::Random(random) => random.load(name, shape, dtype, device),
         }
     }
@@ -75,10 +82,16 @@ impl Weights {
     /// As [`load`](Self::load).
     pub fn matrix(&self, name: &str, shape: [usize; 2], storage: Storage, device: &Device) -> Result<Matrix, Problem> {
         let Some(quantisation) = storage.quantisation else {
+            if let Self::Gguf(file) = self
+                && let Some(blocks) = file.blocks(name, shape, device)?
+            {
+                return Ok(Matrix::Blocks(Arc::new(blocks)));
+            }
             return self.load(name, shape, storage.dtype, device).map(Matrix::Dense);
         };
         let quantised = match self {
             Self::Files(files) => files.quantise(name, shape, quantisation, device),
+            Self::Gguf(file) => file.quantise(name, shape, quantisation, device),
             Self::Random(random) => random.quantise(name, shape, quantisation, device),
         };
         quantised.map(|matrix| Matrix::Quantised(Arc::new(matrix)))

@@ -4,6 +4,7 @@
 //! changes a bit of a result: work is cut at fixed places and summed in a fixed order.
 
 mod attention;
+mod blocks;
 mod codes;
 mod cross_entropy;
 mod dropout;
@@ -23,6 +24,7 @@ mod swiglu;
 mod reference;
 
 pub use attention::{CachedKeys, Heads, attention, attention_backward, attention_of_last};
+pub use blocks::{Blocks, KINDS};
 pub use codes::{Codes, NESTED_LEN, Packed, Scales};
 pub use cross_entropy::linear_cross_entropy;
 pub(in crate::ops) use dropout::FACTORS;

@@ -9,6 +9,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexTensor};
 use half::{bf16, f16};
 
+use super::blocks::HostBlocks;
 use super::cpu;
 use super::linear::{Matrix, Weight};
 use super::quantised::HostCodes;
@@ -68,6 +69,7 @@ pub(super) struct HostWeight {
 enum HostMatrix {
     Dense(FlexTensor),
     Quantised(Box<HostCodes>),
+    Blocks(HostBlocks),
 }
 
 impl HostWeight {
@@ -75,6 +77,7 @@ impl HostWeight {
         let values = match &weight.values {
             Matrix::Dense(values) => HostMatrix::Dense(contiguous(values.clone())),
             Matrix::Quantised(values) => HostMatrix::Quantised(Box::new(HostCodes::new(values))),
+            Matrix::Blocks(values) => HostMatrix::Blocks(HostBlocks::new(values)),
         };
         Self { values, rounds: weight.rounds }
     }
@@ -83,6 +86,7 @@ impl HostWeight {
     pub(super) fn get(&self) -> cpu::Weight<'_> {
         let weight = match &self.values {
             HostMatrix::Quantised(values) => Some(cpu::Weight::codes(values.get())),
+            HostMatrix::Blocks(values) => Some(cpu::Weight::blocks(values.get())),
             HostMatrix::Dense(values) => match values.dtype() {
                 DType::F32 => values.as_slice::<f32>().map(cpu::Weight::f32),
                 DType::BF16 => values.as_slice::<bf16>().map(cpu::Weight::bf16),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 
+use super::blocks::Blocks;
 use super::cpu;
 use super::dropout::{PlainDropout, dropout};
 use super::host::{self, HostWeight};
@@ -24,6 +25,8 @@ pub enum Matrix {
     Dense(Tensor<2>),
     /// As codes, which the products decode.
     Quantised(Arc<Quantised>),
+    /// As the blocks of a GGUF file, in host memory; likewise.
+    Blocks(Arc<Blocks>),
 }
 
 impl Matrix {
@@ -33,6 +36,7 @@ impl Matrix {
         match self {
             Self::Dense(values) => values.dims(),
             Self::Quantised(values) => values.shape,
+            Self::Blocks(values) => values.shape,
         }
     }
 
@@ -42,6 +46,7 @@ impl Matrix {
         match self {
             Self::Dense(values) => profile::bytes(values),
             Self::Quantised(values) => profile::count(values.num_bytes()),
+            Self::Blocks(values) => profile::count(values.num_bytes()),
         }
     }
 
@@ -51,6 +56,7 @@ impl Matrix {
         match self {
             Self::Dense(values) => Cow::Borrowed(values),
             Self::Quantised(values) => Cow::Owned(values.decoded()),
+            Self::Blocks(values) => Cow::Owned(values.decoded()),
         }
     }
 }

@@ -10,11 +10,12 @@ use crate::data::error::DataError;
 use crate::data::tokenizer::Tokenizer;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
+use crate::gguf::{is_gguf, only_gguf};
 use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
 use crate::lora::targets::Selection;
-use crate::model::weights::{RandomWeights, WeightFiles, Weights};
+use crate::model::weights::{GgufWeights, RandomWeights, WeightFiles, Weights};
 use crate::model::{Init, Model, ModelOptions, Storage, load};
 use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
@@ -59,8 +60,12 @@ impl ModelParts {
         let weights = if options.init == Init::Random || from == WeightsFrom::Nowhere {
             config.as_ref().map(|config| Weights::Random(RandomWeights::new(config, seed)))
         } else if is_downloaded {
-            let opened = WeightFiles::open(&folder).map_err(|error| problems.0.extend(Problem::list(&error)));
-            opened.ok().map(Weights::Files)
+            let opened = match &config {
+                Some(config) if is_gguf(&folder) => GgufWeights::open(&folder, config).map(Box::new).map(Weights::Gguf),
+                None if is_gguf(&folder) => return (Self::default(), Some(Failure::Input(problems))),
+                _ => WeightFiles::open(&folder).map(Weights::Files),
+            };
+            opened.map_err(|error| problems.0.extend(Problem::list(&error))).ok()
         } else {
             None
         };
@@ -68,6 +73,7 @@ impl ModelParts {
             let checked = weights.check(config);
             problems.0.extend(checked.err().into_iter().flat_map(|error| Problem::list(&error)));
         }
+        problems.0.extend(config.as_ref().and_then(|config| options.fit(config).err()));
         let failure = (!problems.0.is_empty()).then_some(Failure::Input(problems));
         (Self { folder: Some(folder), config, weights, is_downloaded }, failure)
     }
@@ -81,6 +87,7 @@ impl ModelParts {
 /// The files of a model.
 #[derive(Debug)]
 pub(crate) struct FoundModel {
+    /// Its folder, or its GGUF file.
     pub(crate) folder: PathBuf,
     config: PathBuf,
     is_downloaded: bool,
@@ -90,7 +97,7 @@ pub(crate) struct FoundModel {
 pub(crate) fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool) -> Result<FoundModel, HubError> {
     let path = Path::new(&options.path);
     let needs_weights = options.init == Init::Pretrained && from != WeightsFrom::Nowhere;
-    if !needs_weights && path.is_file() {
+    if !needs_weights && path.is_file() && !is_gguf(path) {
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         return Ok(FoundModel { folder, config: path.to_owned(), is_downloaded: true });
     }
@@ -108,12 +115,15 @@ pub(crate) fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool)
     } else {
         (resolve(wanted, &settings)?, true)
     };
-    Ok(FoundModel { config: folder.join("config.json"), folder, is_downloaded })
+    let folder = only_gguf(&folder).unwrap_or(folder);
+    let config = if folder.is_file() { folder.clone() } else { folder.join("config.json") };
+    Ok(FoundModel { folder, config, is_downloaded })
 }
 
 /// A model on disk: its config is read, its weights are mapped but not read.
 #[derive(Debug)]
 pub(crate) struct ModelSource {
+    /// Its folder, or its GGUF file.
     pub(crate) folder: PathBuf,
     pub(crate) config: ModelConfig,
     pub(crate) weights: Weights,
@@ -150,7 +160,7 @@ impl ModelSource {
         Ok(model.map_err(Failure::input)?.with_f32_products(products))
     }
 
-    /// The tokenizer in the model's folder.
+    /// The tokenizer in the model's folder or file.
     ///
     /// # Errors
     ///

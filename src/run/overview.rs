@@ -55,7 +55,7 @@ pub(crate) fn prepared_facts(
     selection: Option<&Selection>,
     memory: Option<&StepMemory>,
 ) -> Vec<Fact> {
-    let mut facts: Vec<Fact> = open.map(|open| device(recipe, open)).into_iter().collect();
+    let mut facts: Vec<Fact> = open.map(|open| device(recipe, open, config)).into_iter().collect();
     if let Some(config) = config {
         facts.push(model(recipe, config, weights));
         facts.extend(selection.into_iter().flat_map(|selection| [parameters(selection, config), layers(selection)]));
@@ -80,9 +80,15 @@ pub(crate) fn prepared_warnings(
 }
 
 /// The device and its types.
-fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
+fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) -> Fact {
     let precision = recipe.train.precision;
     let storage = recipe.storage();
+    let is_packed = storage.quantisation.is_none() && config.is_some_and(|config| !config.packed.is_empty());
+    let storage = match (is_packed, device.is_gpu()) {
+        (false, _) => storage.to_string(),
+        (true, false) => format!("the blocks of the GGUF file, embeddings and head in {storage}"),
+        (true, true) => format!("{storage}, decoded from the GGUF file"),
+    };
     let OpenDevice { label, reason, .. } = device;
     let precision = match (precision, device.f32_products_are_tf32()) {
         (Precision::F32, true) => "f32 (each product in three of tf32; train.precision = \"tf32\" takes one)",
@@ -109,6 +115,7 @@ pub(crate) fn weights(weights: &Weights) -> String {
                 files.tensors().values().map(|tensor| format!("{:?}", tensor.dtype).to_lowercase()).collect();
             format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "))
         }
+        Weights::Gguf(file) => format!("stored as {}", file.types().join(" and ")),
     }
 }
 

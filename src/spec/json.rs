@@ -1,22 +1,27 @@
 //! Reads `config.json` with the defaults of transformers, and refuses settings that this trainer does not implement.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::families::{Biases, FAMILIES, Family, Windows};
 use super::{Linear, ModelConfig, RopeScaling};
+use crate::gguf::{self, GgufFile};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 
 impl ModelConfig {
-    /// Reads a `config.json`.
+    /// Reads a `config.json`, or the shape in the metadata of a GGUF file.
     ///
     /// # Errors
     /// Where the file cannot be read, is not JSON, or describes a model that is not supported; every reason is listed.
     pub fn from_file(path: &Path) -> Result<Self, Problems> {
+        if gguf::is_gguf(path) {
+            return Self::from_gguf(&GgufFile::open(path)?);
+        }
         let text = std::fs::read_to_string(path).map_err(|error| {
             let problem = Problem::new(format!("cannot read {}: {error}", path.display()));
             problem.hint("a model folder holds a config.json next to its weights")
         })?;
-        read_json(&path.display().to_string(), &text, read)
+        Self::from_text(&path.display().to_string(), &text)
     }
 
     /// Reads the text of a `config.json`.
@@ -24,7 +29,11 @@ impl ModelConfig {
     /// # Errors
     /// Where the text is not JSON, or describes a model that is not supported; every reason is listed.
     pub fn from_json(text: &str) -> Result<Self, Problems> {
-        read_json("config.json", text, read)
+        Self::from_text("config.json", text)
+    }
+
+    pub(super) fn from_text(file: &str, text: &str) -> Result<Self, Problems> {
+        read_json(file, text, read)
     }
 }
 
@@ -69,6 +78,7 @@ fn read(json: &mut Section) -> Option<ModelConfig> {
         bos_token_id: tokens(json, "bos_token_id", family.bos_token_id, vocab_size).first().copied(),
         eos_token_ids: tokens(json, "eos_token_id", family.eos_token_id, vocab_size),
         initializer_range: json.number("initializer_range", 0.02, 0.0..=1.0),
+        packed: BTreeMap::new(),
     })
 }
 

@@ -144,7 +144,8 @@ impl Workload<'_> {
         let bytes = tensors.iter().map(|(name, shape)| {
             match shape[..] {
                 [out_features, in_features] if name.starts_with("model.layers.") => {
-                    self.storage.matrix_bytes([out_features, in_features])
+                    let packed = self.config.packed.get(name).filter(|_| self.on_cpu);
+                    packed.copied().unwrap_or_else(|| self.storage.matrix_bytes([out_features, in_features]))
                 }
                 // Norms and biases are kept in f32.
                 [width] => width * F32,

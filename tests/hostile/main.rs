@@ -167,6 +167,11 @@ fn changed_weights_are_read_or_refused() {
 }
 
 #[test]
+fn changed_gguf_files_are_read_or_refused() {
+    holds("gguf", 2000, mutated("gguf"));
+}
+
+#[test]
 fn changed_adapters_are_read_or_refused() {
     holds("adapter", 2000, mutated("adapter"));
 }

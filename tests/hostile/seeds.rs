@@ -45,6 +45,7 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
             let sharded = [b"\0", &index[..], b"\0{\"a\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[4,6]}}\0abcdef"].concat();
             vec![one, two, text, sharded]
         }
+        "gguf" => vec![gguf("llama"), gguf("gpt2")],
         "adapter" => vec![adapter(TargetModules::AllLinear), adapter(TargetModules::Names(vec!["q_proj".into()]))],
         "checkpoint" => vec![checkpoint()],
         "logs" => {
@@ -145,6 +146,58 @@ fn tokenizers() -> Vec<Vec<u8>> {
         .into_bytes()
     };
     (0..4).map(one).collect()
+}
+
+/// A model of one layer whose tokenizer is of this kind.
+fn gguf(tokenizer: &str) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let integer = |number: u32| [&4u32.to_le_bytes()[..], &number.to_le_bytes()].concat();
+    let float = |number: f32| [&6u32.to_le_bytes()[..], &number.to_le_bytes()].concat();
+    let texts = |texts: &[&str]| {
+        let all: Vec<u8> = texts.iter().flat_map(|one| text(one)).collect();
+        [&9u32.to_le_bytes()[..], &8u32.to_le_bytes(), &(texts.len() as u64).to_le_bytes(), &all].concat()
+    };
+    let list = |kind: u32, bytes: Vec<u8>| {
+        [&9u32.to_le_bytes()[..], &kind.to_le_bytes(), &(bytes.len() as u64 / 4).to_le_bytes(), &bytes].concat()
+    };
+    let named = |name: &str| [&8u32.to_le_bytes()[..], &text(name)].concat();
+    let keys = [
+        ("general.architecture", named("llama")),
+        ("llama.block_count", integer(1)),
+        ("llama.context_length", integer(64)),
+        ("llama.embedding_length", integer(32)),
+        ("llama.feed_forward_length", integer(32)),
+        ("llama.attention.head_count", integer(4)),
+        ("llama.attention.layer_norm_rms_epsilon", float(1e-5)),
+        ("tokenizer.ggml.model", named(tokenizer)),
+        ("tokenizer.ggml.pre", named("smollm")),
+        ("tokenizer.ggml.tokens", texts(&["<s>", "a", "b", "ab", "<0xC3>", "<0xA9>", "\u{2581}", "aab"])),
+        ("tokenizer.ggml.token_type", list(5, [3, 1, 1, 1, 6, 6, 1, 1].map(i32::to_le_bytes).concat())),
+        (
+            "tokenizer.ggml.scores",
+            list(6, [0.0, -9.0, -9.0, -1.0, 0.0, 0.0, -9.0, -2.0].map(f32::to_le_bytes).concat()),
+        ),
+        ("tokenizer.ggml.merges", texts(&["a b", "a ab"])),
+        ("tokenizer.ggml.bos_token_id", integer(0)),
+        ("tokenizer.chat_template", named("{{ x }}")),
+    ];
+    let matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+    let blocks = matrices.map(|name| (format!("blk.0.{name}.weight"), vec![32, 32], 8));
+    let norms = ["attn_norm", "ffn_norm"].map(|name| (format!("blk.0.{name}.weight"), vec![32], 0));
+    let outer = [("token_embd.weight".to_owned(), vec![32, 8], 1), ("output_norm.weight".to_owned(), vec![32], 0)];
+    let mut header = [&b"GGUF\x03\0\0\0"[..], &11u64.to_le_bytes(), &(keys.len() as u64).to_le_bytes()].concat();
+    keys.iter().for_each(|(key, value)| header.extend([text(key), value.clone()].concat()));
+    let mut offset = 0u64;
+    for (name, shape, kind) in blocks.into_iter().chain(norms).chain(outer) {
+        header.extend([text(&name), u32::to_le_bytes(shape.len() as u32).to_vec()].concat());
+        shape.iter().for_each(|size: &u64| header.extend(size.to_le_bytes()));
+        header.extend([&u32::to_le_bytes(kind)[..], &offset.to_le_bytes()].concat());
+        let bytes = shape.iter().product::<u64>() * [4, 2, 0, 0, 0, 0, 0, 0, 34][kind as usize];
+        offset += (if kind == 8 { bytes / 32 } else { bytes }).next_multiple_of(32);
+    }
+    header.resize(header.len().next_multiple_of(32), 0);
+    header.resize(header.len() + offset as usize, 0x11);
+    header
 }
 
 fn tensors(named: &[(&str, [usize; 2])]) -> Vec<u8> {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use burn::tensor::Device;
 use lora_train::checkpoint::{self, CheckpointConfig, Checkpoints};
 use lora_train::data::cache::CacheSettings;
 use lora_train::data::config::{DataConfig, DataFormat, DataSource, OnBadRow};
@@ -14,9 +15,10 @@ use lora_train::data::dataset::{Dataset, OpenOptions};
 use lora_train::data::formats::{RowFormat, Sample};
 use lora_train::data::template::ChatTemplate;
 use lora_train::data::tokenizer::Tokenizer;
+use lora_train::device::Dtype;
 use lora_train::export::{check_adapter, read_adapter, write_adapter};
 use lora_train::metrics::{LoggingConfig, SinkOptions, Sinks, StepMetrics};
-use lora_train::model::weights::WeightFiles;
+use lora_train::model::weights::{GgufWeights, WeightFiles};
 use lora_train::recipe::{Purpose, Recipe};
 use lora_train::report::{self, compare::Comparison};
 use lora_train::schema::Override;
@@ -30,13 +32,14 @@ use crate::folder::Folder;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 11] = [
+pub(crate) const TARGETS: [Target; 12] = [
     ("recipe", recipe),
     ("rows", rows),
     ("config", config),
     ("tokenizer", tokenizer),
     ("template", template),
     ("weights", weights),
+    ("gguf", gguf),
     ("adapter", adapter),
     ("checkpoint", checkpoint_folder),
     ("logs", logs),
@@ -279,6 +282,26 @@ pub(crate) fn weights(data: &[u8]) {
             let numbers = files.load_f32(name, &stored.shape).unwrap();
             assert_eq!(numbers.len(), stored.shape.iter().product::<usize>());
             assert!(numbers.len() <= bytes);
+        }
+    }
+}
+
+/// A GGUF file: its shape, its tokenizer and its tensors.
+pub(crate) fn gguf(data: &[u8]) {
+    let folder = Folder::new();
+    let path = folder.write("model.gguf", data);
+    if let Ok(tokenizer) = Tokenizer::open(&path) {
+        let ids = tokenizer.encode("a ab\u{e9}", true).unwrap_or_default();
+        drop(tokenizer.decode(&ids, true));
+    }
+    let Ok(config) = ModelConfig::from_file(&path) else { return };
+    let weights = GgufWeights::open(&path, &config).unwrap();
+    drop(weights.check(&config));
+    for (name, shape) in config.expected_tensors() {
+        if let [rows, columns] = shape[..]
+            && let Ok(tensor) = weights.load(&name, [rows, columns], Dtype::F32, &Device::flex())
+        {
+            assert!(tensor.shape().num_elements() / 64 <= data.len());
         }
     }
 }

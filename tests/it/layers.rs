@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From top to bottom, as in `src/lib.rs`.
-const LAYERS: [&str; 28] = [
+const LAYERS: [&str; 29] = [
     "cli",
     "commands",
     "run",
@@ -29,6 +29,7 @@ const LAYERS: [&str; 28] = [
     "panics",
     "faults",
     "files",
+    "gguf",
     "text",
     "stats",
     "allocator",

@@ -1,13 +1,96 @@
-//! Reads the small files beside `tokenizer.json`.
+//! Reads `tokenizer.json` and the small files beside it, or what a GGUF file has in their place.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::TokenizerError;
+use super::{TokenizerError, gguf};
+use crate::gguf::{GgufFile, is_gguf};
 
 /// Name of the template to use where `tokenizer_config.json` lists several.
 const DEFAULT_TEMPLATE_NAME: &str = "default";
+
+/// What describes a tokenizer.
+pub(super) struct Files {
+    /// `tokenizer.json`, for messages.
+    pub(super) path: PathBuf,
+    pub(super) content: Vec<u8>,
+    /// `tokenizer_config.json`.
+    pub(super) config: (PathBuf, Value),
+    /// `special_tokens_map.json`.
+    pub(super) map: (PathBuf, Value),
+    pub(super) generation_config: Value,
+    pub(super) model_config: Value,
+    pub(super) chat_template: Option<String>,
+}
+
+impl Files {
+    /// Of a model folder, or of a GGUF file, beside which a `tokenizer.json` goes before the file's own.
+    pub(super) fn read(model: &Path) -> Result<Self, TokenizerError> {
+        if !is_gguf(model) || model.is_dir() {
+            return Self::of_folder(model);
+        }
+        let file = GgufFile::open(model).map_err(|problem| TokenizerError(problem.to_string()))?;
+        let folder = model.parent().unwrap_or(Path::new(""));
+        if folder.join("tokenizer.json").is_file() {
+            return Self::of_folder(folder).map(|files| files.completed(&file));
+        }
+        let gguf::Described { tokenizer, config } = gguf::describe(&file)?;
+        Ok(Self {
+            path: model.to_owned(),
+            content: tokenizer.to_string().into_bytes(),
+            chat_template: config["chat_template"].as_str().map(ToOwned::to_owned),
+            config: (model.to_owned(), config),
+            map: (model.to_owned(), Value::Null),
+            generation_config: ends(&file),
+            model_config: Value::Null,
+        })
+    }
+
+    /// What the folder does not say, from the metadata.
+    fn completed(mut self, file: &GgufFile) -> Self {
+        if self.config.1.is_null() {
+            let config = gguf::config(file, false);
+            self.chat_template = self.chat_template.or(config["chat_template"].as_str().map(ToOwned::to_owned));
+            self.config = (file.path().to_owned(), config);
+        }
+        if self.generation_config.is_null() {
+            self.generation_config = ends(file);
+        }
+        self
+    }
+
+    fn of_folder(folder: &Path) -> Result<Self, TokenizerError> {
+        let path = folder.join("tokenizer.json");
+        if !path.is_file() {
+            return Err(TokenizerError::of_file(
+                folder,
+                "no tokenizer.json\n  hint: a model folder needs a fast tokenizer; \
+                 `AutoTokenizer.from_pretrained(...).save_pretrained(...)` of transformers writes one",
+            ));
+        }
+        let content = std::fs::read(&path).map_err(|error| TokenizerError::of_file(&path, error))?;
+        let read = |name: &str| {
+            let path = folder.join(name);
+            read_json(&path).map(|json| (path, json.unwrap_or(Value::Null)))
+        };
+        let config = read("tokenizer_config.json")?;
+        Ok(Self {
+            path,
+            content,
+            map: read("special_tokens_map.json")?,
+            generation_config: read("generation_config.json")?.1,
+            model_config: read("config.json")?.1,
+            chat_template: read_chat_template(folder, &config.1, &config.0)?,
+            config,
+        })
+    }
+}
+
+/// The tokens at which a GGUF file's model stops, as `generation_config.json` has them.
+fn ends(file: &GgufFile) -> Value {
+    json!({"eos_token_id": file.end_ids().unwrap_or_default()})
+}
 
 /// Contents of a JSON file; `None` where there is no such file.
 pub(super) fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
@@ -37,11 +120,7 @@ pub(super) fn token_ids(value: &Value) -> impl Iterator<Item = u32> {
 
 /// The chat template: `chat_template.jinja` if it exists, else `tokenizer_config.json`, as in transformers. The latter
 /// has a string or a list of `{name, template}`.
-pub(super) fn read_chat_template(
-    dir: &Path,
-    config: &Value,
-    config_path: &Path,
-) -> Result<Option<String>, TokenizerError> {
+fn read_chat_template(dir: &Path, config: &Value, config_path: &Path) -> Result<Option<String>, TokenizerError> {
     if let Some(text) = read_text(&dir.join("chat_template.jinja"))? {
         return Ok(Some(text));
     }

@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::data::fixture::{BOS, EOS, IM_END, model_folder, tokenizer};

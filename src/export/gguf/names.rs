@@ -2,49 +2,9 @@
 
 use super::file::{GgufType, Value};
 use crate::schema::Problem;
+use crate::spec::gguf::{self, architecture};
+pub(super) use crate::spec::gguf::{is_interleaved, tensor_name};
 use crate::spec::{ModelConfig, RopeScaling};
-
-/// Modules of a block, in Hugging Face's files and here.
-const MODULES: [(&str, &str); 11] = [
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-];
-
-/// The name of a tensor such as `model.layers.0.mlp.up_proj.weight`; `None` where the file has no place for it.
-pub(super) fn tensor_name(name: &str) -> Option<String> {
-    let (module, part) = name.rsplit_once('.')?;
-    let module = match module {
-        "model.embed_tokens" => "token_embd".to_owned(),
-        "model.norm" => "output_norm".to_owned(),
-        "lm_head" => "output".to_owned(),
-        block => {
-            let (layer, module) = block.strip_prefix("model.layers.")?.split_once('.')?;
-            let (_, module) = MODULES.iter().find(|(theirs, _)| *theirs == module)?;
-            format!("blk.{layer}.{module}")
-        }
-    };
-    Some(format!("{module}.{part}"))
-}
-
-/// The family's name: Mistral is a Llama there.
-pub(super) fn architecture(config: &ModelConfig) -> &str {
-    if config.model_type == "mistral" { "llama" } else { &config.model_type }
-}
-
-/// Whether the rows of this tensor are in another order: llama.cpp turns neighbouring rows of a Llama's queries and keys
-/// together, Hugging Face a row of the first half of a head and one of the second.
-pub(super) fn is_interleaved(config: &ModelConfig, name: &str) -> bool {
-    architecture(config) == "llama" && (name.contains("q_proj") || name.contains("k_proj"))
-}
 
 /// Rows of `width` numbers, those of the two halves of each head in turn.
 pub(super) fn interleaved(rows: &[f32], head_dim: usize, width: usize) -> Vec<f32> {
@@ -61,14 +21,13 @@ pub(super) fn interleaved(rows: &[f32], head_dim: usize, width: usize) -> Vec<f3
 
 /// What each rotary frequency is divided by (Llama 3.1), which the file stores as a tensor.
 pub(super) fn rope_factors(config: &ModelConfig) -> Result<Option<Vec<f32>>, Problem> {
-    let Some(RopeScaling::Llama3 { .. }) = config.rope_scaling else { return Ok(None) };
-    if architecture(config) != "llama" {
+    let factors = gguf::rope_factors(config);
+    if factors.is_some() && architecture(config) != "llama" {
         let message =
             format!("GGUF has no place for `rope_scaling` \"llama3\" in a model of type {}", config.model_type);
         return Err(Problem::new(message).hint("merge into a folder: --out DIR"));
     }
-    let plain = ModelConfig { rope_scaling: None, ..config.clone() }.inverse_frequencies();
-    Ok(Some(plain.iter().zip(config.inverse_frequencies()).map(|(plain, scaled)| plain / scaled).collect()))
+    Ok(factors)
 }
 
 /// The metadata that every file starts with; `kind` is `model` or `adapter`.

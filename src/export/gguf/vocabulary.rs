@@ -7,32 +7,9 @@ use serde_json::Value as Json;
 use super::super::ExportError;
 use super::file::Value;
 use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::gguf::{BYTE, CONTROL, NORMAL, SPLITS, UNUSED, USER_DEFINED};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
-
-/// How Llama 3 splits a text into words; Qwen's differs in the length of numbers.
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Mistral Nemo's.
-const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// llama.cpp's names of ways to split a text, by the steps in tokenizer.json and whether a word that is a token skips
-/// the merges.
-const SPLITS: [(&str, &[&str], bool); 6] = [
-    ("gpt-2", &["bytes of words"], false),
-    ("smollm", &["digits", "bytes of words"], false),
-    ("llama-bpe", &[LLAMA3, "bytes"], true),
-    ("smaug-bpe", &[LLAMA3, "bytes"], false),
-    ("qwen2", &[QWEN2, "bytes"], false),
-    ("tekken", &[TEKKEN, "bytes"], true),
-];
-
-/// Types of tokens.
-const NORMAL: i32 = 1;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
-const BYTE: i32 = 6;
 
 /// The tokenizer of `folder`, with a token for every row of the embedding.
 ///
@@ -157,6 +134,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::data::tokenizer::gguf::{LLAMA3, QWEN2, TEKKEN};
 
     #[test]
     fn ways_to_split_a_text_have_llama_cpps_names_and_others_are_unknown() {

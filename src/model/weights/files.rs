@@ -148,17 +148,7 @@ impl WeightFiles {
     /// and a sample is enough because fine-tuning changes all numbers of a model.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
-        let mut digest = Sha256::new();
-        for (name, shard) in self.shard_names().zip(&self.shards) {
-            let bytes: &[u8] = &shard.map;
-            digest.update(name.as_bytes());
-            digest.update((bytes.len() as u64).to_le_bytes());
-            let step = (bytes.len() / NUM_SAMPLES).max(SAMPLE_BYTES);
-            for sample in bytes.chunks(step) {
-                digest.update(&sample[..sample.len().min(SAMPLE_BYTES)]);
-            }
-        }
-        digest.finalize().into()
+        digest(self.shard_names().zip(self.shards.iter().map(|shard| &shard.map[..])))
     }
 
     /// Names of the files, sorted.
@@ -307,6 +297,20 @@ impl WeightFiles {
             _ => true,
         }
     }
+}
+
+/// Digest of files by name and content, from samples.
+pub(super) fn digest<'a>(files: impl Iterator<Item = (&'a str, &'a [u8])>) -> [u8; 32] {
+    let mut digest = Sha256::new();
+    for (name, bytes) in files {
+        digest.update(name.as_bytes());
+        digest.update((bytes.len() as u64).to_le_bytes());
+        let step = (bytes.len() / NUM_SAMPLES).max(SAMPLE_BYTES);
+        for sample in bytes.chunks(step) {
+            digest.update(&sample[..sample.len().min(SAMPLE_BYTES)]);
+        }
+    }
+    digest.finalize().into()
 }
 
 /// The problem of a tensor with a value beyond the range of `dtype`.

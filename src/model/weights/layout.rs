@@ -56,7 +56,7 @@ pub(super) fn no_weights_hint(folder: &Path) -> &'static str {
     } else if has(&|name| name.starts_with("consolidated") && name.ends_with(".safetensors")) {
         "`consolidated` files are Mistral's own format; use the Hugging Face files of the same repository"
     } else if has(&|name| name.ends_with(".gguf")) {
-        "GGUF files cannot be trained on; use the repository with the original safetensors"
+        "it holds several GGUF files; name the one to train on, as in model.path = \"FOLDER/FILE.gguf\""
     } else if has(&|name| name.ends_with(".bin") || name.ends_with(".pth")) {
         "PyTorch pickle files are not read; write safetensors with `model.save_pretrained(folder)` of transformers"
     } else if has(&|name| name.starts_with("model-") && name.ends_with(".safetensors")) {

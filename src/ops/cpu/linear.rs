@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::blocks::Blocks;
 use super::codes::Codes;
 use super::few_tokens::{FEW_TOKENS, linear_of_few};
 use super::gemm::{Right, Term, gemm};
@@ -20,6 +21,7 @@ pub(super) enum Values<'a> {
     Bf16(&'a [bf16]),
     F16(&'a [f16]),
     Codes(Codes<'a>),
+    Blocks(Blocks<'a>),
 }
 
 impl<'a> Weight<'a> {
@@ -47,6 +49,12 @@ impl<'a> Weight<'a> {
         Self { values: Values::Codes(values), rounds: false }
     }
 
+    /// Stored as blocks, multiplied in `f32`.
+    #[must_use]
+    pub fn blocks(values: Blocks<'a>) -> Self {
+        Self { values: Values::Blocks(values), rounds: false }
+    }
+
     /// With `rounds`, both operands of a product are rounded to bfloat16, which modern CPUs multiply at twice the rate
     /// of `f32`; sums stay in `f32`.
     #[must_use]
@@ -64,6 +72,7 @@ impl Weight<'_> {
             Values::Bf16(w) => w.len(),
             Values::F16(w) => w.len(),
             Values::Codes(w) => w.len,
+            Values::Blocks(w) => w.len(),
         }
     }
 }

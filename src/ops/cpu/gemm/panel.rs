@@ -45,6 +45,7 @@ pub(in super::super) fn widen(weight: Weight<'_>, first: usize, to: &mut [f32]) 
         Values::Bf16(w) => widen_bf16(&w[range], to),
         Values::F16(w) => <[f16]>::convert_to_f32_slice(&w[range], to),
         Values::Codes(w) => w.decode(first, to),
+        Values::Blocks(w) => w.decode(first, to),
     }
 }
 

@@ -1,0 +1,210 @@
+//! The tensors of a GGUF file.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use rayon::prelude::*;
+
+use super::convert;
+use super::files::{digest, overflow};
+use super::quantise::Quantisation;
+use crate::device::Dtype;
+use crate::gguf::{GgufFile, GgufTensor, GgufType};
+use crate::ops::blocks::Blocks;
+use crate::ops::cpu;
+use crate::ops::place::Place;
+use crate::ops::quantised::Quantised;
+use crate::schema::Problem;
+use crate::spec::ModelConfig;
+use crate::spec::gguf::{ROPE_FACTORS, is_interleaved, tensor_name};
+use crate::text;
+
+/// The weights in a GGUF file.
+#[derive(Debug)]
+pub struct GgufWeights {
+    file: GgufFile,
+    config: ModelConfig,
+}
+
+impl GgufWeights {
+    /// Maps a file; no weights are read.
+    ///
+    /// # Errors
+    /// As [`GgufFile::open`].
+    pub fn open(path: &Path, config: &ModelConfig) -> Result<Self, Problem> {
+        Ok(Self { file: GgufFile::open(path)?, config: config.clone() })
+    }
+
+    /// The types of the tensors, such as `q4_k`, sorted.
+    #[must_use]
+    pub fn types(&self) -> Vec<String> {
+        let mut types: Vec<String> =
+            self.file.tensors().values().map(|tensor| tensor.kind.to_string().to_lowercase()).collect();
+        types.sort();
+        types.dedup();
+        types
+    }
+
+    /// Type of the embedding; `None` where it is quantised.
+    #[must_use]
+    pub fn float_dtype(&self) -> Option<Dtype> {
+        float_dtype(self.file.tensors().get("token_embd.weight")?.kind)
+    }
+
+    /// Digest that identifies the file, whatever its folder.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        let name = self.file.path().file_name().unwrap_or_default().to_string_lossy();
+        digest([(&*name, self.file.content())].into_iter())
+    }
+
+    /// Checks that the tensors are exactly those of `config`, each in its shape.
+    ///
+    /// # Errors
+    /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
+    pub fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
+        let expected = config.expected_tensors();
+        let mut problems: Vec<String> =
+            expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
+        let known: HashSet<String> = expected.iter().filter_map(|(name, _)| tensor_name(name)).collect();
+        let unexpected = self.file.tensors().iter().filter(|(name, _)| !known.contains(*name) && *name != ROPE_FACTORS);
+        problems.extend(unexpected.map(|(name, tensor)| format!("unexpected: `{name}` {:?}", tensor.shape)));
+        if problems.is_empty() { Ok(()) } else { Err(self.mismatch(&problems)) }
+    }
+
+    /// One tensor in the storage type `dtype`, on `device`.
+    ///
+    /// # Errors
+    /// Where the tensor is missing, has another shape or type, or does not fit `dtype`.
+    pub fn load<const D: usize>(
+        &self,
+        name: &str,
+        shape: [usize; D],
+        dtype: Dtype,
+        device: &Device,
+    ) -> Result<Tensor<D>, Problem> {
+        let (tensor, rows) = self.rows(name, &shape)?;
+        let buffer = convert::generate(shape.iter().product(), dtype, |first, to| rows.read(first, to));
+        self.file.release(tensor);
+        let buffer = buffer.map_err(|_| overflow(self.file.path(), name, dtype))?;
+        let dtype = DType::from(dtype);
+        Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype), (device, dtype)))
+    }
+
+    /// One matrix as it lies in the file, where it is quantised there and the kernels of the CPU will decode it.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub(super) fn blocks(&self, name: &str, shape: [usize; 2], device: &Device) -> Result<Option<Blocks>, Problem> {
+        let (tensor, rows) = self.rows(name, &shape)?;
+        if !tensor.kind.is_quantized() || Place::of(device, DType::F32) != Place::Cpu {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; tensor.num_bytes()];
+        let row_bytes = (bytes.len() / shape[0]).max(1);
+        bytes.par_chunks_mut(row_bytes).enumerate().for_each(|(row, to)| {
+            to.copy_from_slice(&rows.bytes[rows.place(row) * row_bytes..][..row_bytes]);
+        });
+        self.file.release(tensor);
+        Ok(Some(Blocks::new(shape, tensor.kind, bytes)))
+    }
+
+    /// One matrix, quantised while it is read.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), or where a number does not fit the codes.
+    pub(super) fn quantise(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        quantisation: Quantisation,
+        device: &Device,
+    ) -> Result<Quantised, Problem> {
+        let (tensor, rows) = self.rows(name, &shape)?;
+        let quantised = quantisation.quantise(shape, device, |first, to| rows.read(first, to));
+        self.file.release(tensor);
+        quantised.map_err(|_| overflow(self.file.path(), name, Dtype::F16))
+    }
+
+    fn rows(&self, name: &str, shape: &[usize]) -> Result<(&GgufTensor, Rows<'_>), Problem> {
+        let tensor = self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))?;
+        let head_dim = is_interleaved(&self.config, name).then_some(self.config.head_dim);
+        // A bias is a column.
+        let width = if shape.len() == 1 { 1 } else { shape[shape.len() - 1] };
+        Ok((tensor, Rows { kind: tensor.kind, bytes: self.file.bytes(tensor), width, head_dim }))
+    }
+
+    /// A tensor that must have this shape and a type that is read.
+    fn stored(&self, name: &str, shape: &[usize]) -> Result<&GgufTensor, String> {
+        let theirs = tensor_name(name).unwrap_or_default();
+        let tensor = self.file.tensors().get(&theirs).ok_or_else(|| format!("missing: `{theirs}` {shape:?}"))?;
+        if tensor.shape != shape {
+            return Err(format!("misshapen: `{theirs}` is {:?}, expected {shape:?}", tensor.shape));
+        }
+        let is_whole = shape.last().is_some_and(|width| width.is_multiple_of(tensor.kind.block_size()));
+        match float_dtype(tensor.kind) {
+            None if !cpu::KINDS.contains(&tensor.kind) || !is_whole || shape.len() != 2 => {
+                Err(format!("type: `{theirs}` {shape:?} is {}, expected F32, F16, BF16 or whole blocks", tensor.kind))
+            }
+            _ => Ok(tensor),
+        }
+    }
+
+    fn mismatch(&self, problems: &[String]) -> Problem {
+        self.file.problem(format!("the tensors do not fit the metadata:{}", text::lines(problems)))
+    }
+}
+
+fn float_dtype(kind: GgufType) -> Option<Dtype> {
+    match kind {
+        GgufType::F32 => Some(Dtype::F32),
+        GgufType::F16 => Some(Dtype::F16),
+        GgufType::BF16 => Some(Dtype::Bf16),
+        _ => None,
+    }
+}
+
+/// The rows of a tensor in Hugging Face's order.
+struct Rows<'a> {
+    kind: GgufType,
+    bytes: &'a [u8],
+    width: usize,
+    /// Rows of a head, where those of its halves take turns in the file.
+    head_dim: Option<usize>,
+}
+
+impl Rows<'_> {
+    /// Where a row lies in the file.
+    fn place(&self, row: usize) -> usize {
+        let Some(head_dim) = self.head_dim else { return row };
+        let (head, within) = (row / head_dim, row % head_dim);
+        let (half, pair) = (within / (head_dim / 2), within % (head_dim / 2));
+        head * head_dim + 2 * pair + half
+    }
+
+    /// Reads the numbers from `first` on.
+    fn read(&self, first: usize, to: &mut [f32]) {
+        if self.head_dim.is_none() {
+            return self.stretch(first, to);
+        }
+        let mut done = 0;
+        while done < to.len() {
+            let (row, column) = ((first + done) / self.width, (first + done) % self.width);
+            let num = (self.width - column).min(to.len() - done);
+            self.stretch(self.place(row) * self.width + column, &mut to[done..done + num]);
+            done += num;
+        }
+    }
+
+    /// Reads neighbours in the file.
+    fn stretch(&self, first: usize, to: &mut [f32]) {
+        match float_dtype(self.kind) {
+            Some(dtype) => {
+                let width = dtype.num_bytes();
+                convert::widen(&self.bytes[first * width..(first + to.len()) * width], dtype, to);
+            }
+            None => cpu::Blocks { kind: self.kind, bytes: self.bytes }.decode(first, to),
+        }
+    }
+}

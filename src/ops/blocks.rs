@@ -1,0 +1,56 @@
+//! A frozen matrix as the blocks of a GGUF file: what [`cpu::Blocks`] is to slices, this is to tensors.
+
+use anamnesis::GgufType;
+use burn::tensor::{Device, Int, Tensor};
+use burn_flex::FlexTensor;
+
+use super::quantised::bytes_tensor;
+use super::{cpu, host};
+
+/// A frozen matrix `[out_features, in_features]` as blocks.
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    /// `[out_features, in_features]`.
+    pub shape: [usize; 2],
+    kind: GgufType,
+    bytes: Tensor<1, Int>,
+}
+
+impl Blocks {
+    /// A matrix whose rows are whole blocks.
+    #[must_use]
+    pub fn new(shape: [usize; 2], kind: GgufType, bytes: Vec<u8>) -> Self {
+        Self { shape, kind, bytes: bytes_tensor(burn::tensor::Bytes::from_elems(bytes), &Device::flex()) }
+    }
+
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        self.bytes.dims()[0]
+    }
+
+    /// The matrix in `f32`.
+    #[must_use]
+    pub fn decoded(&self) -> Tensor<2> {
+        let mut values = vec![0.0; self.shape[0] * self.shape[1]];
+        HostBlocks::new(self).get().decode(0, &mut values);
+        host::tensor(values, self.shape, &self.bytes.device())
+    }
+}
+
+/// The slices of [`Blocks`] in host memory.
+pub(super) struct HostBlocks {
+    kind: GgufType,
+    bytes: FlexTensor,
+}
+
+impl HostBlocks {
+    pub(super) fn new(matrix: &Blocks) -> Self {
+        Self { kind: matrix.kind, bytes: host::bytes(&matrix.bytes) }
+    }
+
+    pub(super) fn get(&self) -> cpu::Blocks<'_> {
+        let Some(bytes) = self.bytes.as_slice() else { panic!("blocks are bytes") };
+        cpu::Blocks { kind: self.kind, bytes }
+    }
+}

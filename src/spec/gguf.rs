@@ -1,0 +1,204 @@
+//! A model as GGUF files describe it: keys of the shape and names of tensors, both ways.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, json};
+
+use super::{ModelConfig, RopeScaling};
+use crate::gguf::GgufFile;
+use crate::schema::{Problem, Problems};
+
+/// Modules of a block, in Hugging Face's files and in GGUF.
+const MODULES: [(&str, &str); 11] = [
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// What each rotary frequency is divided by.
+pub const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// Architectures that are read.
+const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
+
+/// Counts of `config.json`, their keys in GGUF behind the architecture, and whether a file must have them.
+const COUNTS: [(&str, &str, bool); 7] = [
+    ("num_hidden_layers", "block_count", true),
+    ("max_position_embeddings", "context_length", true),
+    ("hidden_size", "embedding_length", true),
+    ("intermediate_size", "feed_forward_length", true),
+    ("num_attention_heads", "attention.head_count", true),
+    ("num_key_value_heads", "attention.head_count_kv", false),
+    ("head_dim", "attention.key_length", false),
+];
+
+/// The name in GGUF of a tensor such as `model.layers.0.mlp.up_proj.weight`; `None` where there is no place for it.
+#[must_use]
+pub fn tensor_name(name: &str) -> Option<String> {
+    let (module, part) = name.rsplit_once('.')?;
+    let module = match module {
+        "model.embed_tokens" => "token_embd".to_owned(),
+        "model.norm" => "output_norm".to_owned(),
+        "lm_head" => "output".to_owned(),
+        block => {
+            let (layer, module) = block.strip_prefix("model.layers.")?.split_once('.')?;
+            let (_, module) = MODULES.iter().find(|(theirs, _)| *theirs == module)?;
+            format!("blk.{layer}.{module}")
+        }
+    };
+    Some(format!("{module}.{part}"))
+}
+
+/// The family's name: Mistral is a Llama there.
+#[must_use]
+pub fn architecture(config: &ModelConfig) -> &str {
+    if config.model_type == "mistral" { "llama" } else { &config.model_type }
+}
+
+/// Whether the rows of this tensor are in another order: llama.cpp turns neighbouring rows of a Llama's queries and keys
+/// together, Hugging Face a row of the first half of a head and one of the second.
+#[must_use]
+pub fn is_interleaved(config: &ModelConfig, name: &str) -> bool {
+    architecture(config) == "llama" && (name.contains("q_proj") || name.contains("k_proj"))
+}
+
+/// What each rotary frequency is divided by (Llama 3.1), which GGUF stores as a tensor.
+#[must_use]
+pub fn rope_factors(config: &ModelConfig) -> Option<Vec<f32>> {
+    let Some(RopeScaling::Llama3 { .. }) = config.rope_scaling else { return None };
+    let plain = ModelConfig { rope_scaling: None, ..config.clone() }.inverse_frequencies();
+    Some(plain.iter().zip(config.inverse_frequencies()).map(|(plain, scaled)| plain / scaled).collect())
+}
+
+impl ModelConfig {
+    /// The model that a GGUF file describes.
+    ///
+    /// # Errors
+    /// A model that is not supported, or metadata that lacks a part of the shape.
+    pub fn from_gguf(file: &GgufFile) -> Result<Self, Problems> {
+        let json = config_json(file)?;
+        let mut config = Self::from_text(&file.path().display().to_string(), &json)?;
+        config.rope_scaling = match config.rope_scaling {
+            None => llama3_scaling(file, &config)?,
+            scaling => scaling,
+        };
+        config.packed = packed(file, &config);
+        Ok(config)
+    }
+}
+
+/// Bytes of the blocks' quantised matrices.
+fn packed(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
+    let in_blocks = config.expected_tensors().into_iter().filter(|(name, _)| name.starts_with("model.layers."));
+    let sizes = in_blocks.filter_map(|(name, _)| {
+        let tensor = file.tensors().get(&tensor_name(&name)?)?;
+        tensor.kind.is_quantized().then_some((name, tensor.num_bytes()))
+    });
+    sizes.collect()
+}
+
+/// The `config.json` of a file.
+fn config_json(file: &GgufFile) -> Result<String, Problem> {
+    let architecture = file.text("general.architecture").unwrap_or("unnamed");
+    if !ARCHITECTURES.contains(&architecture) {
+        let known = ARCHITECTURES.map(|name| format!("`{name}`")).join(", ");
+        let message = format!("`general.architecture` = \"{architecture}\" is not supported, expected one of {known}");
+        return Err(file.problem(message));
+    }
+    let key = |name: &str| format!("{architecture}.{name}");
+    let missing = |name: &str| file.problem(format!("`{}` is missing", key(name)));
+    let mut json = Map::from_iter([("model_type".to_owned(), json!(architecture))]);
+    for (ours, theirs, is_required) in COUNTS {
+        match file.integer(&key(theirs))? {
+            Some(count) => drop(json.insert(ours.to_owned(), json!(count))),
+            None if is_required => return Err(missing(theirs)),
+            None => {}
+        }
+    }
+    let norm = "attention.layer_norm_rms_epsilon";
+    json.insert("rms_norm_eps".to_owned(), json!(file.number(&key(norm)).ok_or_else(|| missing(norm))?));
+    json.insert("rope_theta".to_owned(), json!(file.number(&key("rope.freq_base")).unwrap_or(10_000.0)));
+    let [hidden, heads] = ["hidden_size", "num_attention_heads"].map(|key| json[key].as_u64().unwrap_or(0));
+    let head_dim = json.entry("head_dim").or_insert(json!(hidden / heads.max(1))).as_u64();
+    json.entry("num_key_value_heads").or_insert(json!(heads));
+    refuse_unsupported(file, &key, head_dim)?;
+    if let Some(factor) = linear_scaling(file, &key)? {
+        json.insert("rope_scaling".to_owned(), json!({"rope_type": "linear", "factor": factor}));
+    }
+    let tensors = file.tensors();
+    let embedding = tensors.get("token_embd.weight").ok_or_else(|| file.problem("no tensor `token_embd.weight`"))?;
+    json.insert("vocab_size".to_owned(), json!(embedding.shape.first()));
+    json.insert("tie_word_embeddings".to_owned(), json!(!tensors.contains_key("output.weight")));
+    if architecture != "qwen2" {
+        json.insert("attention_bias".to_owned(), json!(tensors.contains_key("blk.0.attn_q.bias")));
+        json.insert("mlp_bias".to_owned(), json!(tensors.contains_key("blk.0.ffn_up.bias")));
+    }
+    json.insert("bos_token_id".to_owned(), json!(file.token_id("bos")?));
+    json.insert("eos_token_id".to_owned(), json!(file.end_ids()?));
+    Ok(serde_json::Value::Object(json).to_string())
+}
+
+/// Settings that change the computation in a way that is not implemented.
+fn refuse_unsupported(file: &GgufFile, key: &dyn Fn(&str) -> String, head_dim: Option<u64>) -> Result<(), Problem> {
+    for (name, expected) in [
+        ("rope.dimension_count", head_dim),
+        ("attention.value_length", head_dim),
+        ("expert_count", Some(0)),
+        ("attention.sliding_window", Some(0)),
+    ] {
+        let found = file.integer(&key(name))?;
+        if let (Some(found), Some(expected)) = (found, expected)
+            && found != expected
+        {
+            let message = format!("`{}` = {found} is not supported, expected {expected}", key(name));
+            return Err(file.problem(message).hint("use the model's original safetensors"));
+        }
+    }
+    Ok(())
+}
+
+/// What positions are divided by.
+fn linear_scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<f64>, Problem> {
+    let old = file.number(&key("rope.scale_linear"));
+    match file.text(&key("rope.scaling.type")) {
+        None => Ok(old.filter(|factor| *factor != 1.0)),
+        Some("none") => Ok(None),
+        Some("linear") => Ok(file.number(&key("rope.scaling.factor")).or(old)),
+        Some(other) => {
+            let message =
+                format!("`{}` = \"{other}\" is not supported, expected `none` or `linear`", key("rope.scaling.type"));
+            Err(file.problem(message))
+        }
+    }
+}
+
+/// The scaling of Llama 3.1 and 3.2 whose factors the file has: of its four numbers only one ever differed.
+fn llama3_scaling(file: &GgufFile, config: &ModelConfig) -> Result<Option<RopeScaling>, Problem> {
+    let Some(tensor) = file.tensors().get(ROPE_FACTORS) else { return Ok(None) };
+    let bytes = file.bytes(tensor).chunks_exact(4);
+    let factors: Vec<f32> = bytes.map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect();
+    if factors.iter().all(|factor| *factor == 1.0) {
+        return Ok(None);
+    }
+    let scaling = RopeScaling::Llama3 {
+        factor: factors.last().copied().unwrap_or(1.0).into(),
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 8192,
+    };
+    let expected = rope_factors(&ModelConfig { rope_scaling: Some(scaling), ..config.clone() }).unwrap_or_default();
+    let is_close = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-4 * expected.abs();
+    if factors.len() == expected.len() && factors.iter().zip(&expected).all(is_close) {
+        return Ok(Some(scaling));
+    }
+    let problem = file.problem(format!("`{ROPE_FACTORS}` has rotary factors that are not those of Llama 3.1 or 3.2"));
+    Err(problem.hint("use the model's original safetensors"))
+}
