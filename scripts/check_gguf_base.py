@@ -5,7 +5,7 @@ usage: check_gguf_base.py MODEL --converter LLAMA_CPP --ggml LIBRARY [--binary t
 
 llama.cpp's own converter makes an f32, f16 and bf16 file of the Hugging Face folder MODEL; of the first, ggml makes one of
 each quantised type (rows that are no whole blocks get q8_0, as `llama-quantize` has it for the smallest types). transformers
-reads each file (gguf_file=...) and writes a safetensors folder in f32. lora-train then trains three steps of f32 on both, the
+decodes each file (gguf_file=...) to f32, which are written as safetensors beside MODEL's config.json. lora-train then trains three steps of f32 on both, the
 file without anything beside it: losses, norms of gradients and adapters must be equal to the bit. Rows are texts in several
 languages, whose token ids must be those of MODEL's own tokenizer.json, with and without a chat template around them.
 LLAMA_CPP is a checkout with convert_hf_to_gguf.py and gguf-py; LIBRARY is a shared library with ggml_quantize_chunk (that of
@@ -26,6 +26,7 @@ import tempfile
 
 import numpy as np
 import rows_made
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 KINDS = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
@@ -65,19 +66,25 @@ def rows(scratch: pathlib.Path) -> None:
 
 def made(args, scratch: pathlib.Path, kind: str, out: pathlib.Path) -> pathlib.Path:
     """A GGUF file of the model."""
-    if kind in ("f32", "f16", "bf16"):
-        sys.argv = ["convert_hf_to_gguf.py", str(args.model), "--outtype", kind, "--outfile", str(out)]
-        runpy.run_path(str(args.converter / "convert_hf_to_gguf.py"), run_name="__main__")
-        return out
-    whole = scratch / "whole.gguf"
+    is_dense = kind in ("f32", "f16", "bf16")
+    whole = scratch / f"{kind if is_dense else 'f32'}-whole.gguf"
     if not whole.exists():
-        made(args, scratch, "f32", whole)
-    quantise(args, whole, kind, out)
+        sys.argv = ["convert_hf_to_gguf.py", str(args.model), "--outtype", whole.name.split("-")[0], "--outfile", str(whole)]
+        runpy.run_path(str(args.converter / "convert_hf_to_gguf.py"), run_name="__main__")
+    write(args, whole, None if is_dense else kind, out)
     return out
 
 
-def quantise(args, source: pathlib.Path, kind: str, out: pathlib.Path) -> None:
-    """The file with its matrices quantised by ggml."""
+def scores(args, field) -> list[float]:
+    """Scores as in a tokenizer.model, which the converter makes all equal where there is none: by the first merge."""
+    ranks = {}
+    for merge in json.loads((args.model / "tokenizer.json").read_text())["model"]["merges"]:
+        ranks.setdefault("".join(merge.split(" ") if isinstance(merge, str) else merge), len(ranks))
+    return [-float(ranks.get(token, len(ranks))) for token in field.contents()]
+
+
+def write(args, source: pathlib.Path, kind: str | None, out: pathlib.Path) -> None:
+    """The file with its matrices quantised by ggml, if a kind is given."""
     import gguf
 
     library = ctypes.CDLL(str(args.ggml))
@@ -86,10 +93,13 @@ def quantise(args, source: pathlib.Path, kind: str, out: pathlib.Path) -> None:
     writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():
         if not key.startswith("GGUF.") and key != "general.architecture":
-            writer.add_key_value(key, field.contents(), field.types[0], field.types[1] if len(field.types) > 1 else None)
+            content = field.contents()
+            if key == "tokenizer.ggml.scores" and len(set(content)) <= 2:
+                content = scores(args, reader.fields["tokenizer.ggml.tokens"])
+            writer.add_key_value(key, content, field.types[0], field.types[1] if len(field.types) > 1 else None)
     for tensor in reader.tensors:
-        if len(tensor.shape) == 1:
-            writer.add_tensor(tensor.name, tensor.data)
+        if len(tensor.shape) == 1 or kind is None:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
             continue
         width, num_rows = map(int, tensor.shape)
         of_tensor = gguf.GGMLQuantizationType[kind]
@@ -111,8 +121,12 @@ def quantise(args, source: pathlib.Path, kind: str, out: pathlib.Path) -> None:
 def compare(args, kind: str, file: pathlib.Path, folder: pathlib.Path) -> bool:
     """Trains on the file and on what transformers reads of it."""
     decoded = folder / "decoded"
-    AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32").save_pretrained(decoded)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
+    decoded.mkdir()
+    is_tied = json.loads((args.model / "config.json").read_text()).get("tie_word_embeddings", False)
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()
+               if not (is_tied and name == "lm_head.weight")}, decoded / "model.safetensors", {"format": "pt"})
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
         if (args.model / name).exists():
             shutil.copy(args.model / name, decoded)
     if not json.loads((decoded / "tokenizer_config.json").read_text()).get("chat_template"):

@@ -299,47 +299,47 @@ mod tests {
         assert!(std::fs::read_to_string(modelfile(&out)).unwrap().contains("\nTEMPLATE {{ .Prompt }}\n"));
     }
 
+    fn loaded<const D: usize>(tensor: Result<burn::tensor::Tensor<D>, Problem>) -> Vec<f32> {
+        tensor.unwrap().to_data().try_to_vec().unwrap()
+    }
+
     #[test]
     fn a_merged_file_is_a_base_with_the_shape_the_tokenizer_and_the_numbers_of_the_merged_folder() {
         let root = folders(&adapter().config);
         let [base, adapter, folder] = ["base", "adapter", "merged"].map(|name| root.path().join(name));
         super::super::merge(&base, &adapter, &folder, &|_, _| {}).unwrap();
         let merged = WeightFiles::open(&folder).unwrap();
-        for (dtype, tolerance) in [(GgufType::F32, 0.0), (GgufType::F16, 1e-4), (GgufType::Q8, 2e-3)] {
+        for (dtype, tolerance) in [(GgufType::F32, 0.0), (GgufType::F16, 5e-4), (GgufType::Q8, 5e-3)] {
             let out = root.path().join(format!("{dtype:?}/a.gguf"));
             merge_gguf(&base, &adapter, &out, Some(dtype), &|_, _| {}).unwrap();
             let mut config = ModelConfig::from_file(&out).unwrap();
-            assert_eq!(config.packed.len(), if dtype == GgufType::Q8 { 14 } else { 0 }, "{:?}", config.packed);
+            // Rows of `down_proj` are no whole blocks.
+            assert_eq!(config.packed.len(), if dtype == GgufType::Q8 { 12 } else { 0 }, "{:?}", config.packed);
             let packed = std::mem::take(&mut config.packed);
             let expected = ModelConfig::from_file(&folder.join("config.json")).unwrap();
             let (bos_token_id, eos_token_ids) = (expected.bos_token_id, expected.eos_token_ids.clone());
             assert_eq!(ModelConfig { bos_token_id, eos_token_ids, ..config.clone() }, expected);
 
-            let file = GgufWeights::open(&out, &config).unwrap();
-            file.check(&config).unwrap();
+            let weights = Weights::Gguf(Box::new(GgufWeights::open(&out, &config).unwrap()));
+            weights.check(&config).unwrap();
             for (name, shape) in config.expected_tensors() {
                 let expected = merged.load_f32(&name, &shape).unwrap();
                 let found: Vec<f32> = match shape[..] {
-                    [rows, columns] => {
+                    [rows, columns] if name.starts_with("model.layers.") => {
                         let storage = Storage::from(Dtype::F32);
-                        let weights = Weights::Gguf(Box::new(GgufWeights::open(&out, &config).unwrap()));
                         let matrix = weights.matrix(&name, [rows, columns], storage, &Device::flex()).unwrap();
-                        let is_packed = !name.contains("embed") && dtype == GgufType::Q8;
-                        let stays = matches!(matrix, Matrix::Blocks(_));
-                        assert!(
-                            !is_packed || (stays && Some(matrix.num_bytes()) == packed.get(&name).map(|b| *b as f64))
-                        );
+                        let num_bytes = packed.get(&name).map(|bytes| *bytes as f64);
+                        let is_packed = matches!(matrix, Matrix::Blocks(_));
+                        assert_eq!(is_packed.then(|| matrix.num_bytes()), num_bytes, "{name}");
                         matrix.dense().to_data().try_to_vec().unwrap()
                     }
-                    _ => file
-                        .load(&name, [shape[0]], Dtype::F32, &Device::flex())
-                        .unwrap()
-                        .to_data()
-                        .try_to_vec()
-                        .unwrap(),
+                    [rows, columns] => loaded(weights.load(&name, [rows, columns], Dtype::F32, &Device::flex())),
+                    _ => loaded(weights.load(&name, [shape[0]], Dtype::F32, &Device::flex())),
                 };
-                let error = found.iter().zip(&expected).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
-                assert!(error <= tolerance && found.len() == expected.len(), "{dtype:?} {name}: {error}");
+                let most = |numbers: &mut dyn Iterator<Item = f32>| numbers.fold(0f32, |most, x| most.max(x.abs()));
+                let error = most(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
+                let bound = tolerance * most(&mut expected.iter().copied());
+                assert!(error <= bound && found.len() == expected.len(), "{dtype:?} {name}: {error}");
             }
 
             let [ours, theirs] = [&out, &folder].map(|path| Tokenizer::open(path).unwrap());
@@ -399,6 +399,7 @@ mod tests {
             let error = Tokenizer::open(&out).unwrap_err().to_string();
             assert!(error.contains("a.gguf") && error.contains("put the model's own tokenizer.json beside"), "{error}");
         }
+        put(&content);
         std::fs::copy(base.join("tokenizer.json"), root.path().join("tokenizer.json")).unwrap();
         let tokenizer = Tokenizer::open(&out).unwrap();
         assert_eq!(tokenizer.eos().unwrap().text, "<|im_end|>");

@@ -1,7 +1,10 @@
 //! What to do with a run that has finished: commands to paste into a shell.
 
+use std::path::Path;
+
 use super::args::quoted;
 use super::dir::RunDir;
+use crate::gguf::{is_gguf, only_gguf};
 
 /// Ranks that vLLM serves.
 const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
@@ -18,11 +21,18 @@ pub(super) fn next_commands(dir: &RunDir, base: &str, rank: usize, longer: &str)
     let more = vllm_rank(rank);
     let name = dir.path().file_name().map_or_else(|| "mine".into(), |name| name.to_string_lossy());
     let module = quoted(&format!("{name}={path}/adapter"));
+    let (is_gguf, base) = (is_gguf(Path::new(base)) || only_gguf(Path::new(base)).is_some(), quoted(base));
+    let elsewhere = if is_gguf {
+        format!("\n            lora-train merge {run} --adapter-only --out {gguf}   # llama-cli --lora {gguf}")
+    } else {
+        format!(
+            "\n            vllm serve {base} --enable-lora{more} --lora-modules {module}\n  merge it  lora-train merge {run} \
+             --out {merged}\n            lora-train merge {run} --out {gguf} && llama-cli -m {gguf}"
+        )
+    };
     format!(
-        "adapter: {adapter}\n  try it    lora-train chat {run}\n  serve it  lora-train serve {run}\n            vllm serve {} \
-         --enable-lora{more} --lora-modules {module}\n  merge it  lora-train merge {run} --out {merged}\n            \
-         lora-train merge {run} --out {gguf} && llama-cli -m {gguf}\n  train on  {longer}",
-        quoted(base)
+        "adapter: {adapter}\n  try it    lora-train chat {run}\n  serve it  lora-train serve {run}{elsewhere}\n  train on  \
+         {longer}"
     )
 }
 
@@ -53,6 +63,8 @@ mod tests {
             format!("lora-train merge '{path}' --out '{path}.gguf' && llama-cli -m '{path}.gguf'")
         );
         assert_eq!(lines[6], "  train on  lora-train r.toml --resume");
+        let text = next_commands(&dir, "m/q4.gguf", 16, "");
+        assert!(text.contains("--adapter-only --out") && !text.contains("vllm") && !text.contains("merged"), "{text}");
         assert!(next_commands(&dir, "b", 17, "").contains("--enable-lora --max-lora-rank 32 --lora-modules"));
     }
 }
