@@ -163,7 +163,7 @@ impl<'a> Vocabulary<'a> {
         let scores = self.file.numbers("tokenizer.ggml.scores").filter(|scores| scores.len() == self.tokens.len());
         let scores = scores.ok_or_else(|| self.refuse("the file has no scores, or not one for each token"))?;
         let merges = merges(&self.scored(scores));
-        if merges.windows(2).all(|pair| scores_of(&pair[0], scores) == scores_of(&pair[1], scores)) {
+        if merges.iter().all(|merge| scores[merge.id] == scores[merges[0].id]) {
             return Err(self.refuse("all tokens have the same score, so that nothing says which are joined first"));
         }
         let merges: Vec<_> = merges.into_iter().map(|merge| (merge.left, merge.right)).collect();
@@ -209,10 +209,6 @@ struct Merge<'a> {
     left: &'a str,
     right: &'a str,
     id: usize,
-}
-
-fn scores_of(merge: &Merge<'_>, scores: &[f32]) -> f32 {
-    scores[merge.id]
 }
 
 /// Every way to join two tokens to a third, the highest score first, as transformers derives them from `SentencePiece`.
