@@ -10,7 +10,7 @@ use super::{ExportError, HostMatrix, MergeSummary, PromptForm};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::Dtype;
 use crate::files;
-use crate::model::weights::convert;
+use crate::model::weights::{Quantisation, convert};
 use crate::ops::low_rank::LowRank;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
@@ -26,7 +26,7 @@ use file::{Gguf, Tensor, Value};
 const SAMPLING: [(&str, &str); 3] = [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp")];
 
 /// Writes the merged model of [`merge`](super::merge()) as one file. `dtype` is the type of its matrices; without it, the
-/// model's own, where that has 16 bits, or `f16`.
+/// model's own, where that has 16 bits, or `f16`. `decoded` as in [`MergeOptions`](super::MergeOptions).
 ///
 /// # Errors
 /// As `merge`; an `out` that exists, and what llama.cpp has no place for.
@@ -35,10 +35,11 @@ pub fn merge_gguf(
     adapter: &Path,
     out: &Path,
     dtype: Option<GgufType>,
+    decoded: Option<Quantisation>,
     on_bytes: &dyn Fn(usize, usize),
 ) -> Result<MergeSummary, ExportError> {
     require_absent(&[out, &modelfile(out)])?;
-    let merging = Merging::open(model, adapter)?;
+    let merging = Merging::open(model, adapter, decoded)?;
     let config = &merging.config;
     let form = PromptForm::read(adapter)?;
     let tokenizer = Tokenizer::open(model).map_err(|error| Problem::new(error.to_string()))?;
@@ -197,6 +198,7 @@ fn create_parent(out: &Path) -> Result<(), ExportError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::MergeOptions;
     use super::super::adapter_file::tests::adapter;
     use super::super::write_adapter;
     use super::file::tests::{Read, read};
@@ -264,8 +266,8 @@ mod tests {
         let form = PromptForm::ChatTemplate { chat_template: Some("{{ mine }}".into()), system: Some("Be.".into()) };
         let [base, adapter, folder, out] = ["base", "adapter", "merged", "a.gguf"].map(|name| root.path().join(name));
         form.write(&adapter).unwrap();
-        super::super::merge(&base, &adapter, &folder, &|_, _| {}).unwrap();
-        merge_gguf(&base, &adapter, &out, Some(GgufType::F32), &|_, _| {}).unwrap();
+        super::super::merge(&base, &adapter, &folder, MergeOptions::default(), &|_, _| {}).unwrap();
+        merge_gguf(&base, &adapter, &out, Some(GgufType::F32), None, &|_, _| {}).unwrap();
         let file = read(&out);
         let merged = crate::model::weights::WeightFiles::open(&folder).unwrap();
         assert_eq!(file.tensors.len(), merged.tensors().len());
@@ -281,12 +283,12 @@ mod tests {
         assert!(text.starts_with("FROM ./a.gguf\nSYSTEM \"\"\"Be.\"\"\"\nPARAMETER stop \""), "{text}");
         assert!(text.contains("PARAMETER stop \"<|im_end|>\"\n"), "{text}");
 
-        let again = merge_gguf(&base, &adapter, &out, None, &|_, _| {}).unwrap_err().to_string();
+        let again = merge_gguf(&base, &adapter, &out, None, None, &|_, _| {}).unwrap_err().to_string();
         assert!(again.contains("a.gguf exists"), "{again}");
         PromptForm::Raw.write(&adapter).unwrap();
         std::fs::remove_file(&out).unwrap();
         std::fs::remove_file(modelfile(&out)).unwrap();
-        merge_gguf(&base, &adapter, &out, Some(GgufType::Q8), &|_, _| {}).unwrap();
+        merge_gguf(&base, &adapter, &out, Some(GgufType::Q8), None, &|_, _| {}).unwrap();
         assert_eq!(read(&out).tensors["token_embd.weight"].0, 8);
         assert!(std::fs::read_to_string(modelfile(&out)).unwrap().contains("\nTEMPLATE {{ .Prompt }}\n"));
     }
@@ -300,7 +302,7 @@ mod tests {
         json["pre_tokenizer"] = serde_json::json!({"type": "WhitespaceSplit"});
         std::fs::write(&path, json.to_string()).unwrap();
         let [base, adapter, out] = ["base", "adapter", "a.gguf"].map(|name| root.path().join(name));
-        let error = merge_gguf(&base, &adapter, &out, None, &|_, _| {}).unwrap_err().to_string();
+        let error = merge_gguf(&base, &adapter, &out, None, None, &|_, _| {}).unwrap_err().to_string();
         assert!(error.contains("tokenizer.json") && error.contains("`pre_tokenizer`"), "{error}");
         assert!(error.contains("--adapter-only") && !out.exists());
     }

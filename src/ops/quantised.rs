@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flex::FlexTensor;
+use rayon::prelude::*;
 
 use super::{cpu, host};
 
@@ -54,6 +55,16 @@ pub enum Coding {
     Fp4,
     /// A signed byte.
     Int8,
+}
+
+impl std::fmt::Display for Coding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Nf4 => "nf4",
+            Self::Fp4 => "fp4",
+            Self::Int8 => "int8",
+        })
+    }
 }
 
 impl Coding {
@@ -120,6 +131,17 @@ impl Quantised {
             }
         };
         self.codes.dims()[0] + scales
+    }
+
+    /// The numbers of a matrix in host memory.
+    #[must_use]
+    pub fn to_f32(&self) -> Vec<f32> {
+        const CHUNK: usize = 1 << 16;
+        let codes = HostCodes::new(self);
+        let mut numbers = vec![0.0; self.shape[0] * self.shape[1]];
+        let chunks = numbers.par_chunks_mut(CHUNK).enumerate();
+        chunks.for_each(|(chunk, numbers)| codes.get().decode(chunk * CHUNK, numbers));
+        numbers
     }
 
     /// The matrix, decoded in plain tensor calls, `[out_features, in_features]` in `f32`.

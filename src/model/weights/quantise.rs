@@ -8,9 +8,6 @@ use crate::ops::cpu::NESTED_LEN;
 use crate::ops::host;
 use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
 
-/// Numbers that share a scale in four bits, as bitsandbytes has it by default.
-const BLOCK_LEN: usize = 64;
-
 /// How the frozen linear layers are quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantisation {
@@ -22,21 +19,20 @@ pub struct Quantisation {
 
 impl std::fmt::Display for Quantisation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let name = match self.coding {
-            Coding::Nf4 => "nf4",
-            Coding::Fp4 => "fp4",
-            Coding::Int8 => return f.write_str("int8"),
-        };
-        write!(f, "{name}{}", if self.nested { " with quantised scales" } else { "" })
+        let is_nested = self.nested && self.coding != Coding::Int8;
+        write!(f, "{}{}", self.coding, if is_nested { " with quantised scales" } else { "" })
     }
 }
 
 impl Quantisation {
+    /// Numbers that share a scale in four bits, as bitsandbytes has it by default.
+    pub const BLOCK_LEN: usize = 64;
+
     /// Bytes of a matrix `[out_features, in_features]`, scales included.
     #[must_use]
     pub fn num_bytes(self, [out_features, in_features]: [usize; 2]) -> usize {
         let len = out_features * in_features;
-        let blocks = len.div_ceil(BLOCK_LEN);
+        let blocks = len.div_ceil(Quantisation::BLOCK_LEN);
         match (self.coding, self.nested) {
             (Coding::Int8, _) => len + 4 * out_features,
             (_, false) => len.div_ceil(2) + 4 * blocks,
@@ -49,7 +45,7 @@ impl Quantisation {
     ///
     /// # Errors
     /// Where a number of an `int8` matrix is beyond the range of `f16`, through which bitsandbytes takes it.
-    pub(super) fn quantise(
+    pub fn quantise(
         self,
         shape: [usize; 2],
         device: &Device,
@@ -59,7 +55,7 @@ impl Quantisation {
         let (codes, scales, block_len) = match coding.table() {
             Some(table) => {
                 let (codes, scales) = four_bits(shape[0] * shape[1], table, fill);
-                (codes, scales, BLOCK_LEN)
+                (codes, scales, Quantisation::BLOCK_LEN)
             }
             None => {
                 let (codes, scales) = eight_bits(shape, fill)?;
@@ -102,13 +98,17 @@ impl<const N: usize> Nearest<N> {
 /// Codes two to a byte, the first in the upper half, and the largest absolute number of each block.
 fn four_bits(len: usize, table: &[f32; 16], fill: impl Fn(usize, &mut [f32]) + Sync) -> (Vec<u8>, Vec<f32>) {
     let nearest = Nearest::new(table);
-    let (mut codes, mut scales) = (vec![0u8; len.div_ceil(2)], vec![0f32; len.div_ceil(BLOCK_LEN)]);
-    let pieces = codes.par_chunks_mut(BLOCK_ELEMENTS / 2).zip(scales.par_chunks_mut(BLOCK_ELEMENTS / BLOCK_LEN));
+    let (mut codes, mut scales) = (vec![0u8; len.div_ceil(2)], vec![0f32; len.div_ceil(Quantisation::BLOCK_LEN)]);
+    let pieces =
+        codes.par_chunks_mut(BLOCK_ELEMENTS / 2).zip(scales.par_chunks_mut(BLOCK_ELEMENTS / Quantisation::BLOCK_LEN));
     pieces.enumerate().for_each(|(piece, (codes, scales))| {
         let first = piece * BLOCK_ELEMENTS;
         let mut wide = [0f32; BLOCK_ELEMENTS];
         fill(first, &mut wide[..BLOCK_ELEMENTS.min(len - first)]);
-        for ((scale, codes), wide) in scales.iter_mut().zip(codes.chunks_mut(BLOCK_LEN / 2)).zip(wide.chunks(BLOCK_LEN))
+        for ((scale, codes), wide) in scales
+            .iter_mut()
+            .zip(codes.chunks_mut(Quantisation::BLOCK_LEN / 2))
+            .zip(wide.chunks(Quantisation::BLOCK_LEN))
         {
             *scale = wide.iter().fold(0.0, |most, x| x.abs().max(most));
             let factor = 1.0 / scale.max(1e-38);
