@@ -89,16 +89,7 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
     }
     if let Some(quantisation) = trained_on {
-        let Differences { written, decoded } = summary.differences;
-        let base = if args.original { "as it is stored" } else { "decoded from it, as it was in training" };
-        let _ =
-            write!(text, "\nthe adapter was trained on a base in {quantisation}, and is merged into the base {base}");
-        if !args.original {
-            let _ = write!(
-                text,
-                "\nlargest difference of a weight from the trained model: {written:.1e} (--original: {decoded:.1e})"
-            );
-        }
+        text.push_str(&onto(quantisation, args.original, is_gguf, summary.differences));
     }
     if is_gguf {
         let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));
@@ -106,6 +97,21 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     }
     say(&text);
     Ok(())
+}
+
+/// Onto which base an adapter was merged that was trained on a quantised one, and what that does to the weights.
+fn onto(quantisation: Quantisation, is_original: bool, is_gguf: bool, differences: Differences) -> String {
+    let Differences { written, decoded } = differences;
+    let mut text = format!("\nthe adapter was trained on a base in {quantisation}, and was added to ");
+    if is_original {
+        text.push_str("the base as it is stored");
+        return text;
+    }
+    let _ = write!(text, "that, decoded; with --original, weights are up to {decoded:.1e} from those in training");
+    if !is_gguf {
+        let _ = write!(text, ", so up to {written:.1e}");
+    }
+    text
 }
 
 /// Whether `--out` names a GGUF file; the options for one are refused where it does not.

@@ -142,7 +142,10 @@ impl<'a> MergedTensor<'a> {
     /// Its numbers as codes, whatever the base's type.
     pub(super) fn codes(&self, quantisation: Quantisation) -> Result<Quantised, Problem> {
         let from = self.stored.float_dtype().unwrap_or(Dtype::F32);
-        self.quantised(&self.numbers(from)?, quantisation)
+        let numbers = self.numbers(from)?;
+        let codes = self.quantised(&numbers, quantisation)?;
+        self.merging.note(Differences { written: largest_difference(&numbers, &codes.to_f32()), decoded: 0.0 });
+        Ok(codes)
     }
 
     fn quantised(&self, numbers: &[f32], quantisation: Quantisation) -> Result<Quantised, Problem> {
