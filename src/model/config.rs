@@ -30,8 +30,9 @@ section! {
         /// Whether the scales of "nf4" and "fp4" are quantised too.
         double_quantization: bool = false => boolean(), OtherAdapter,
             ["bnb_4bit_use_double_quant"], ["double_quant", "nested"];
-        /// Where the frozen weights are: "memory"; or "mapped": on disk, of which two blocks or one and the head are in memory
-        /// at a time. The numbers are the same. Only on the CPU.
+        /// Where the frozen weights are: "memory"; or "mapped": in their files, of which two blocks, or one and the head, are
+        /// in memory at a time. The numbers are the same. Weights that dtype or quantization change are written to
+        /// lora-train/weights in the user's cache folder once. Only on the CPU.
         residency: Residency = Residency::Memory => choice(), None;
         /// "pretrained" reads the weights; "random" makes some from config.json alone, for benchmarks.
         init: Init = Init::Pretrained => choice(), OtherAdapter;

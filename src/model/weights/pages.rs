@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{AllocationProperty, Bytes, DType, Device, Tensor, TensorData};
-use memmap2::{Mmap, UncheckedAdvice};
+use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use crate::device::Dtype;
 
@@ -52,8 +52,12 @@ impl Pages {
 
     /// Reads the pages, and returns when they are there.
     pub(crate) fn read(&self) {
-        #[cfg(target_os = "linux")]
-        for advice in [memmap2::Advice::WillNeed, memmap2::Advice::PopulateRead] {
+        let advices = [
+            Advice::WillNeed,
+            #[cfg(target_os = "linux")]
+            Advice::PopulateRead,
+        ];
+        for advice in advices {
             // Only advice: where the system refuses it, pages are read when they are used.
             drop(self.map.advise_range(advice, self.range.start, self.range.len()));
         }
