@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
@@ -28,26 +28,37 @@ const SUFFIX: &str = ".safetensors";
 const FORMAT_VERSION: u32 = 1;
 
 impl Weights {
-    /// Weights that `storage` can use where they are: these, or, where they are to stay on disk in another form, those of a
-    /// file in the cache folder, which is written where it is not there.
+    /// Weights that `storage` can use where they are: these, or those of the [copy](Self::copy), which is written where it is
+    /// not there.
     ///
     /// # Errors
-    /// Where the file cannot be written, or a number does not fit the form.
+    /// Where the copy cannot be written, or a number does not fit the form.
     pub fn in_form(&self, config: &ModelConfig, storage: Storage) -> Result<Cow<'_, Self>, Problem> {
-        let Self::Files(files) = self else { return Ok(Cow::Borrowed(self)) };
-        if storage.residency == Residency::Memory || files.are_in_form(config, storage) {
+        let (Self::Files(files), Some(path)) = (self, self.copy(config, storage)?) else {
             return Ok(Cow::Borrowed(self));
-        }
-        let folder = cache_folder().ok_or_else(|| Problem::new("there is no folder for caches").hint(HINT))?;
-        let folder = folder.join("weights");
-        let path = folder.join(hex(&key(files, storage)) + SUFFIX);
+        };
+        let folder = path.parent().unwrap_or(Path::new(""));
         if !path.is_file() {
-            files.write_in_form(config, storage, &folder, &path)?;
-            tidy(&folder, SUFFIX, MAX_CACHE_BYTES, &path);
+            files.write_in_form(config, storage, folder, &path)?;
+            tidy(folder, SUFFIX, MAX_CACHE_BYTES, &path);
         }
         // A failure is ignored: only `tidy` uses the time.
         drop(File::open(&path).and_then(|file| file.set_modified(SystemTime::now())));
         WeightFiles::open_file(path).map(Self::Files).map(Cow::Owned)
+    }
+
+    /// The file in the cache folder for weights that are to stay on disk in another form than theirs.
+    ///
+    /// # Errors
+    /// Where there is no cache folder.
+    pub fn copy(&self, config: &ModelConfig, storage: Storage) -> Result<Option<PathBuf>, Problem> {
+        match self {
+            Self::Files(files) if storage.residency == Residency::Mapped && !files.are_in_form(config, storage) => {
+                let folder = cache_folder().ok_or_else(|| Problem::new("there is no folder for caches").hint(HINT))?;
+                Ok(Some(folder.join("weights").join(hex(&key(files, storage)) + SUFFIX)))
+            }
+            _ => Ok(None),
+        }
     }
 }
 
