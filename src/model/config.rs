@@ -30,6 +30,10 @@ section! {
         /// Whether the scales of "nf4" and "fp4" are quantised too.
         double_quantization: bool = false => boolean(), OtherAdapter,
             ["bnb_4bit_use_double_quant"], ["double_quant", "nested"];
+        /// Where the frozen weights are: "memory"; or "mapped": in their files, of which two blocks, or one and the head, are
+        /// in memory at a time. The numbers are the same. Weights that dtype or quantization change are written to
+        /// lora-train/weights in the user's cache folder once. Only on the CPU.
+        residency: Residency = Residency::Memory => choice(), None;
         /// "pretrained" reads the weights; "random" makes some from config.json alone, for benchmarks.
         init: Init = Init::Pretrained => choice(), OtherAdapter;
     }
@@ -57,6 +61,8 @@ pub struct Storage {
     pub dtype: Dtype,
     /// What becomes of the linear layers.
     pub quantisation: Option<Quantisation>,
+    /// Where they are.
+    pub residency: Residency,
 }
 
 impl Storage {
@@ -72,7 +78,7 @@ impl Storage {
 
 impl From<Dtype> for Storage {
     fn from(dtype: Dtype) -> Self {
-        Self { dtype, quantisation: None }
+        Self { dtype, quantisation: None, residency: Residency::Memory }
     }
 }
 
@@ -81,8 +87,20 @@ impl std::fmt::Display for Storage {
         match self.quantisation {
             None => write!(f, "{}", self.dtype),
             Some(quantisation) => write!(f, "{quantisation}, embeddings and head in {}", self.dtype),
-        }
+        }?;
+        f.write_str(if self.residency == Residency::Mapped { ", on disk" } else { "" })
     }
+}
+
+/// Where the frozen weights are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residency {
+    /// In the memory of the device that computes.
+    #[default]
+    Memory,
+    /// In files, which are memory-mapped.
+    Mapped,
 }
 
 /// The source of the base weights.
@@ -103,6 +121,13 @@ impl Choice for Quantization {
         &[("4bit", "nf4"), ("bnb", "nf4"), ("8bit", "int8"), ("llm.int8", "int8")];
 }
 
+impl Choice for Residency {
+    const NAMES: &'static [(&'static str, Self)] = &[("memory", Self::Memory), ("mapped", Self::Mapped)];
+    const PEERS: &'static [(&'static str, &'static str)] =
+        &[("mmap", "mapped"), ("disk", "mapped"), ("device", "memory")];
+    const LATER: &'static [&'static str] = &["host"];
+}
+
 impl Choice for Init {
     const NAMES: &'static [(&'static str, Self)] = &[("pretrained", Self::Pretrained), ("random", Self::Random)];
 }
@@ -118,10 +143,14 @@ impl ModelOptions {
             Quantization::Int8 => Some(Coding::Int8),
         };
         let quantisation = coding.map(|coding| Quantisation { coding, nested: self.double_quantization });
-        Storage { dtype: self.dtype.unwrap_or(compute), quantisation }
+        Storage { dtype: self.dtype.unwrap_or(compute), quantisation, residency: self.residency }
     }
 
     fn check(self, section: &mut Section) -> Self {
+        if self.residency == Residency::Mapped && self.init == Init::Random {
+            let problem = Problem::new("`model.residency` = \"mapped\", and random weights have no file to stay in");
+            section.reject("residency", problem.hint("take it out, or set `model.init` to \"pretrained\""));
+        }
         let path = &self.path;
         for site in ["https://huggingface.co/", "http://huggingface.co/", "hf://"] {
             if let Some(id) = path.strip_prefix(site) {

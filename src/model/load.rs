@@ -1,11 +1,14 @@
 //! Loads the weight files into a model on its device.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Device};
 use rayon::prelude::*;
 
 use super::block::Block;
+use super::pager::Pager;
 use super::weights::Weights;
-use super::{Model, Storage};
+use super::{Model, Residency, Storage};
 use crate::device::Dtype;
 use crate::ops::linear::Weight;
 use crate::ops::place::Place;
@@ -29,6 +32,7 @@ pub fn load(
 ) -> Result<Model, Problem> {
     weights.check(config)?;
     let storage = storage.into();
+    let weights = &*weights.in_form(config, storage)?;
     // The memory pools of a GPU make their pages as large as the largest tensor so far, which leaves a part of them unused,
     // and move what lies in them. Weights stay: each gets memory of exactly its size.
     device.memory_persistent_allocations((), |()| load_all(config, weights, storage, compute, device))
@@ -45,12 +49,9 @@ fn load_all(
     let on_cpu = Place::of(device, DType::F32) == Place::Cpu;
     let rounds = on_cpu && compute == Dtype::Bf16;
     // The largest come first: while a tensor is loaded, it takes memory twice.
-    let embed_tokens = weights.load("model.embed_tokens.weight", [vocab_size, hidden_size], storage.dtype, device)?;
-    let lm_head = if config.tie_word_embeddings {
-        embed_tokens.clone()
-    } else {
-        weights.load("lm_head.weight", [vocab_size, hidden_size], storage.dtype, device)?
-    };
+    let table = |name| weights.table(name, [vocab_size, hidden_size], storage, device);
+    let embed_tokens = table("model.embed_tokens.weight")?;
+    let lm_head = if config.tie_word_embeddings { embed_tokens.clone() } else { table("lm_head.weight")? };
     let block = |layer| load_block(config, weights, layer, storage, rounds, device);
     // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
     let blocks: Result<Vec<Block>, Problem> = if on_cpu {
@@ -58,14 +59,16 @@ fn load_all(
     } else {
         (0..config.num_hidden_layers).map(block).collect()
     };
-    Ok(Model::new(
+    let model = Model::new(
         config.clone(),
         if rounds { DType::F32 } else { DType::from(compute) },
         embed_tokens,
         blocks?,
         weights.load("model.norm.weight", [hidden_size], Dtype::F32, device)?,
         Weight { rounds, ..Weight::new(lm_head) },
-    ))
+    );
+    let is_mapped = storage.residency == Residency::Mapped;
+    Ok(Model { pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), ..model })
 }
 
 fn load_block(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 
-use super::Storage;
+use super::{Residency, Storage};
 use crate::device::Dtype;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
@@ -14,16 +14,19 @@ pub mod convert;
 mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod kept;
 pub(crate) mod layout;
+mod pages;
 pub mod quantise;
 mod random;
 
 pub use files::{StoredTensor, WeightFiles};
+pub(super) use pages::Pages;
 pub use quantise::Quantisation;
 pub use random::RandomWeights;
 
 /// The source of a model's tensors.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Weights {
     /// The safetensors files of a model folder.
     Files(WeightFiles),
@@ -69,15 +72,43 @@ impl Weights {
         }
     }
 
+    /// The matrix of an embedding or a head, which is never quantised, held as `storage` says, on `device`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); where it is to stay on disk, that it is not [`in_form`](Self::in_form).
+    pub fn table(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        storage: Storage,
+        device: &Device,
+    ) -> Result<Tensor<2>, Problem> {
+        match (self, storage.residency) {
+            (Self::Files(files), Residency::Mapped) => files.map(name, shape, storage.dtype, device),
+            _ => self.load(name, shape, storage.dtype, device),
+        }
+    }
+
+    /// The parts of files in which a tensor lies.
+    pub(super) fn pages(&self, name: &str) -> Option<Pages> {
+        match self {
+            Self::Files(files) => Some(files.pages(files.tensors().get(name)?)),
+            Self::Random(_) => None,
+        }
+    }
+
     /// The matrix of a linear layer, held as `storage` says, on `device`.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// As [`table`](Self::table).
     pub fn matrix(&self, name: &str, shape: [usize; 2], storage: Storage, device: &Device) -> Result<Matrix, Problem> {
         let Some(quantisation) = storage.quantisation else {
-            return self.load(name, shape, storage.dtype, device).map(Matrix::Dense);
+            return self.table(name, shape, storage, device).map(Matrix::Dense);
         };
         let quantised = match self {
+            Self::Files(files) if storage.residency == Residency::Mapped => {
+                return files.map_codes(name, shape, quantisation, device);
+            }
             Self::Files(files) => files.quantise(name, shape, quantisation, device),
             Self::Random(random) => random.quantise(name, shape, quantisation, device),
         };

@@ -15,7 +15,7 @@ use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
 use crate::lora::targets::Selection;
 use crate::model::weights::{RandomWeights, WeightFiles, Weights};
-use crate::model::{Init, Model, ModelOptions, Storage, load};
+use crate::model::{Init, Model, ModelOptions, Residency, Storage, load};
 use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
 use crate::schema::{Problem, Problems};
@@ -144,6 +144,7 @@ impl ModelSource {
         for dtype in [storage.dtype, compute] {
             device.require_dtype(dtype).map_err(Failure::input)?;
         }
+        require_residency(storage.residency, device)?;
         let model = load::load(&self.config, &self.weights, storage, compute, &device.device);
         let splits = precision == Precision::F32 && device.f32_products_are_tf32();
         let products = if splits { F32Products::Split } else { F32Products::OfDevice };
@@ -193,6 +194,15 @@ impl ModelSource {
         let init = lora.init_lora_weights;
         AdapterSet::new(&self.config, selection, init, lora.lora_dropout, seed, &device.device)
     }
+}
+
+/// Refuses weights on disk for a GPU.
+pub(super) fn require_residency(residency: Residency, device: &OpenDevice) -> Result<(), Problem> {
+    if residency == Residency::Memory || !device.is_gpu() {
+        return Ok(());
+    }
+    let message = format!("`model.residency` = \"mapped\" is for the CPU, and {} computes", device.label);
+    Err(Problem::new(message).hint("take it out"))
 }
 
 /// The failure of a model whose weights are not to be downloaded.

@@ -24,7 +24,7 @@ pub(crate) type Fact = (&'static str, String);
 pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sinks: &mut Sinks) {
     let Prepared { recipe, source, selection, device, memory } = prepared;
     let config = Some(&source.config);
-    let weights = weights(&source.weights);
+    let weights = weights(&source.weights, config, recipe);
     let mut facts = prepared_facts(recipe, Some(device), config, &weights, Some(selection), Some(memory));
     for info in data.files() {
         let (subject, fact) = file(data, info);
@@ -101,15 +101,21 @@ fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
 }
 
 /// How the weights are stored.
-pub(crate) fn weights(weights: &Weights) -> String {
-    match weights {
+pub(crate) fn weights(weights: &Weights, config: Option<&ModelConfig>, recipe: &Recipe) -> String {
+    let copy = config.and_then(|config| weights.copy(config, recipe.storage()).ok().flatten());
+    let copy = copy.map_or_else(String::new, |path| {
+        let is_new = if path.is_file() { "" } else { ", which is written first" };
+        format!("; used from {}{is_new}", path.display())
+    });
+    let stored = match weights {
         Weights::Random(_) => "weights drawn at random".to_owned(),
         Weights::Files(files) => {
             let types: BTreeSet<String> =
                 files.tensors().values().map(|tensor| format!("{:?}", tensor.dtype).to_lowercase()).collect();
             format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "))
         }
-    }
+    };
+    stored + &copy
 }
 
 /// How many parameters are trained, and of how many.

@@ -1,7 +1,7 @@
 //! What a recipe asks for, looked up before any weight is read and any row is tokenised.
 
 use super::device_memory::StepMemory;
-use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, select};
+use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_residency, select};
 use crate::device::{self, OpenDevice};
 use crate::failure::Failure;
 use crate::lora::targets::Selection;
@@ -81,6 +81,7 @@ impl Parts {
             for dtype in [precision].into_iter().chain(storage) {
                 parts.keep(device.require_dtype(dtype).map_err(Failure::input));
             }
+            parts.keep(require_residency(recipe.model.residency, device).map_err(Failure::from));
         }
         Self { device, ..parts }
     }

@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use memmap2::{Mmap, UncheckedAdvice};
+use memmap2::Mmap;
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 use sha2::{Digest as _, Sha256};
 
 use super::convert;
 use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
+use super::pages::Pages;
 use super::quantise::Quantisation;
 use crate::device::Dtype;
 use crate::ops::quantised::Quantised;
@@ -37,17 +39,17 @@ const UNTIED_HEAD: &str = "`lm_head.weight` differs from `model.embed_tokens.wei
 ///
 /// Files are memory-mapped. Pages are released once their tensor has been read, so that host memory never holds the
 /// model twice. If a mapped file is cut short, the process ends, as with every mapping.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct WeightFiles {
     folder: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, StoredTensor>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Shard {
     path: PathBuf,
-    map: Mmap,
+    map: Arc<Mmap>,
     metadata: Option<std::collections::HashMap<String, String>>,
 }
 
@@ -120,13 +122,21 @@ impl WeightFiles {
         Ok(files)
     }
 
+    /// Maps one file.
+    pub(super) fn open_file(path: PathBuf) -> Result<Self, Problem> {
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        let mut files = Self { folder, shards: Vec::new(), tensors: BTreeMap::new() };
+        files.add_shard(path, None)?;
+        Ok(files)
+    }
+
     #[expect(unsafe_code, reason = "a file can only be mapped so")]
     fn add_shard(&mut self, path: PathBuf, weight_map: Option<&BTreeMap<String, String>>) -> Result<(), Problem> {
         let io_error = |error| cannot_read(&path, &error);
         let file = File::open(&path).map_err(io_error)?;
         // SAFETY: the mapping is read-only and lives as long as the shard. If another process writes to the file
         // meanwhile, values are wrong, just as if they had been read a moment later.
-        let map = unsafe { Mmap::map(&file) }.map_err(io_error)?;
+        let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(io_error)?);
         let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| damaged(&path, &map, &error))?;
         let data_start = header_len + size_of::<u64>();
         let shard = self.shards.len();
@@ -159,6 +169,11 @@ impl WeightFiles {
             }
         }
         digest.finalize().into()
+    }
+
+    /// The folder of the files.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Names of the files, sorted.
@@ -267,17 +282,16 @@ impl WeightFiles {
     }
 
     /// Releases the pages of a tensor to the system; they can be read from the file again.
-    #[expect(unsafe_code, reason = "pages of a mapping can only be released so")]
     pub fn release(&self, stored: &StoredTensor) {
-        let map = &self.shards[stored.shard].map;
-        // SAFETY: the mapping is of a file and read-only, so released pages come back with the same content.
-        let released =
-            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, stored.range.start, stored.range.len()) };
-        // This is only advice: where the system refuses it, the pages stay until the mapping ends.
-        drop(released);
+        self.pages(stored).release();
     }
 
-    fn find(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), Problem> {
+    /// Where a tensor lies in its file.
+    pub(super) fn pages(&self, stored: &StoredTensor) -> Pages {
+        Pages::new(&self.shards[stored.shard].map, stored.range.clone())
+    }
+
+    pub(super) fn find(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), Problem> {
         self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))
     }
 
@@ -291,7 +305,7 @@ impl WeightFiles {
         Ok((stored, stored.float_dtype().ok_or_else(wrong_type)?))
     }
 
-    fn mismatch(&self, problems: &[String]) -> Problem {
+    pub(super) fn mismatch(&self, problems: &[String]) -> Problem {
         let message = format!("the weights do not fit config.json:{}", text::lines(problems));
         Problem::new(message).at(self.folder.display())
     }

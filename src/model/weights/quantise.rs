@@ -1,9 +1,11 @@
 //! Quantises a matrix while it is read, block by block, to the codes of bitsandbytes.
 
-use burn::tensor::{Bytes, Device, Tensor, TensorData, f16};
+use burn::tensor::{Bytes, Device, Int, Tensor, TensorData, f16};
 use rayon::prelude::*;
 
 use super::convert::{BLOCK_ELEMENTS, Overflow};
+use super::pages::Pages;
+use crate::device::Dtype;
 use crate::ops::cpu::NESTED_LEN;
 use crate::ops::host;
 use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
@@ -51,7 +53,7 @@ impl Quantisation {
         device: &Device,
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<Quantised, Overflow> {
-        let Self { coding, nested } = self;
+        let coding = self.coding;
         let (codes, scales, block_len) = match coding.table() {
             Some(table) => {
                 let (codes, scales) = four_bits(shape[0] * shape[1], table, fill);
@@ -62,8 +64,58 @@ impl Quantisation {
                 (codes, scales, shape[1])
             }
         };
-        let scales = if nested && coding != Coding::Int8 { nest(&scales, device) } else { plain(scales, device) };
+        let scales = if self.is_nested() { nest(&scales, device) } else { plain(scales, device) };
         Ok(Quantised { shape, coding, codes: bytes_tensor(Bytes::from_elems(codes), device), block_len, scales })
+    }
+}
+
+/// A matrix in a file of the cache folder is padded to a multiple of this, so that the next one starts aligned.
+const KEPT_ALIGNMENT: usize = 64;
+
+impl Quantisation {
+    /// Bytes of a matrix in a file of the cache folder.
+    pub(super) fn num_kept_bytes(self, shape: [usize; 2]) -> usize {
+        let offset = if self.is_nested() { size_of::<f32>() } else { 0 };
+        (self.num_bytes(shape) + offset).next_multiple_of(KEPT_ALIGNMENT)
+    }
+
+    /// The bytes of a matrix in a file of the cache folder: the numbers of its scales, then codes.
+    pub(super) fn kept_bytes(self, matrix: &Quantised) -> Vec<u8> {
+        let floats = |numbers: &Tensor<1>| numbers.to_data().as_bytes().to_vec();
+        let bytes = |codes: &Tensor<1, Int>| codes.to_data().as_bytes().to_vec();
+        let mut kept = match &matrix.scales {
+            BlockScales::Plain(scales) => floats(scales),
+            BlockScales::Nested { codes, table, scales, offset } => {
+                [floats(table), floats(scales), offset.to_le_bytes().to_vec(), bytes(codes)].concat()
+            }
+        };
+        kept.extend(bytes(&matrix.codes));
+        kept.resize(self.num_kept_bytes(matrix.shape), 0);
+        kept
+    }
+
+    /// The matrix of [`kept_bytes`](Self::kept_bytes), over the pages of the file.
+    pub(super) fn over(self, mut pages: Pages, shape: [usize; 2], device: &Device) -> Quantised {
+        let len = shape[0] * shape[1];
+        let (block_len, num_codes) =
+            if self.coding == Coding::Int8 { (shape[1], len) } else { (BLOCK_LEN, len.div_ceil(2)) };
+        let num_blocks = len.div_ceil(block_len);
+        let floats = |pages: &mut Pages, len: usize| pages.take(4 * len).tensor([len], Dtype::F32, device);
+        let bytes = |pages: &mut Pages, len: usize| bytes_tensor(pages.take(len).shared(), device);
+        let scales = if self.is_nested() {
+            let table = floats(&mut pages, 256);
+            let scales = floats(&mut pages, num_blocks.div_ceil(NESTED_LEN));
+            let offset = pages.take(size_of::<f32>());
+            let offset = offset.as_ref().try_into().map_or(f32::NAN, f32::from_le_bytes);
+            BlockScales::Nested { codes: bytes(&mut pages, num_blocks), table, scales, offset }
+        } else {
+            BlockScales::Plain(floats(&mut pages, num_blocks))
+        };
+        Quantised { shape, coding: self.coding, codes: bytes(&mut pages, num_codes), block_len, scales }
+    }
+
+    fn is_nested(self) -> bool {
+        self.nested && self.coding != Coding::Int8
     }
 }
 
