@@ -7,7 +7,7 @@ use super::block::Block;
 use super::weights::Weights;
 use super::{Model, Storage};
 use crate::device::Dtype;
-use crate::ops::linear::Weight;
+use crate::ops::linear::{Matrix, Weight};
 use crate::ops::place::Place;
 use crate::schema::Problem;
 use crate::spec::{Linear, ModelConfig};
@@ -47,9 +47,9 @@ fn load_all(
     // The largest come first: while a tensor is loaded, it takes memory twice.
     let embed_tokens = weights.load("model.embed_tokens.weight", [vocab_size, hidden_size], storage.dtype, device)?;
     let lm_head = if config.tie_word_embeddings {
-        embed_tokens.clone()
+        Matrix::Dense(embed_tokens.clone())
     } else {
-        weights.load("lm_head.weight", [vocab_size, hidden_size], storage.dtype, device)?
+        weights.matrix("lm_head.weight", [vocab_size, hidden_size], storage.dtype.into(), config, device)?
     };
     let block = |layer| load_block(config, weights, layer, storage, rounds, device);
     // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
@@ -64,7 +64,7 @@ fn load_all(
         embed_tokens,
         blocks?,
         weights.load("model.norm.weight", [hidden_size], Dtype::F32, device)?,
-        Weight { rounds, ..Weight::new(lm_head) },
+        Weight { values: lm_head, bias: None, rounds },
     ))
 }
 
@@ -81,7 +81,7 @@ fn load_block(
     let mut linears = Vec::with_capacity(Linear::ALL.len());
     for linear in Linear::ALL {
         let (name, shape) = (linear.module_name(layer), config.linear(linear));
-        let values = weights.matrix(&format!("{name}.weight"), shape, storage, device)?;
+        let values = weights.matrix(&format!("{name}.weight"), shape, storage, config, device)?;
         let bias = config.biases[linear as usize]
             .then(|| weights.load(&format!("{name}.bias"), [shape[0]], Dtype::F32, device))
             .transpose()?;

@@ -10,6 +10,7 @@ use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
+mod bitsandbytes;
 pub mod convert;
 mod files;
 #[cfg(test)]
@@ -69,17 +70,25 @@ impl Weights {
         }
     }
 
-    /// The matrix of a linear layer, held as `storage` says, on `device`.
+    /// The matrix of a linear layer on `device`: as codes where it is stored so, else held as `storage` says.
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn matrix(&self, name: &str, shape: [usize; 2], storage: Storage, device: &Device) -> Result<Matrix, Problem> {
-        let Some(quantisation) = storage.quantisation else {
-            return self.load(name, shape, storage.dtype, device).map(Matrix::Dense);
-        };
-        let quantised = match self {
-            Self::Files(files) => files.quantise(name, shape, quantisation, device),
-            Self::Random(random) => random.quantise(name, shape, quantisation, device),
+    pub fn matrix(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        storage: Storage,
+        config: &ModelConfig,
+        device: &Device,
+    ) -> Result<Matrix, Problem> {
+        let quantised = match (self, &config.quantisation, storage.quantisation) {
+            (Self::Files(files), Some(stored), _) if files.is_coded(name, &shape) => {
+                files.codes(name, shape, stored.method, device)
+            }
+            (Self::Files(files), None, Some(quantisation)) => files.quantise(name, shape, quantisation, device),
+            (Self::Random(random), _, Some(quantisation)) => random.quantise(name, shape, quantisation, device),
+            _ => return self.load(name, shape, storage.dtype, device).map(Matrix::Dense),
         };
         quantised.map(|matrix| Matrix::Quantised(Arc::new(matrix)))
     }

@@ -9,7 +9,7 @@ use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
-use crate::model::weights::Weights;
+use crate::model::weights::{StoredTensor, Weights};
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::text::with_commas;
@@ -24,7 +24,7 @@ pub(crate) type Fact = (&'static str, String);
 pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sinks: &mut Sinks) {
     let Prepared { recipe, source, selection, device, memory } = prepared;
     let config = Some(&source.config);
-    let weights = weights(&source.weights);
+    let weights = weights(&source.weights, config);
     let mut facts = prepared_facts(recipe, Some(device), config, &weights, Some(selection), Some(memory));
     for info in data.files() {
         let (subject, fact) = file(data, info);
@@ -55,7 +55,7 @@ pub(crate) fn prepared_facts(
     selection: Option<&Selection>,
     memory: Option<&StepMemory>,
 ) -> Vec<Fact> {
-    let mut facts: Vec<Fact> = open.map(|open| device(recipe, open)).into_iter().collect();
+    let mut facts: Vec<Fact> = open.map(|open| device(recipe, open, config)).into_iter().collect();
     if let Some(config) = config {
         facts.push(model(recipe, config, weights));
         facts.extend(selection.into_iter().flat_map(|selection| [parameters(selection, config), layers(selection)]));
@@ -80,9 +80,9 @@ pub(crate) fn prepared_warnings(
 }
 
 /// The device and its types.
-fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
+fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) -> Fact {
     let precision = recipe.train.precision;
-    let storage = recipe.storage();
+    let storage = recipe.storage(config);
     let OpenDevice { label, reason, .. } = device;
     let precision = match (precision, device.f32_products_are_tf32()) {
         (Precision::F32, true) => "f32 (each product in three of tf32; train.precision = \"tf32\" takes one)",
@@ -101,15 +101,25 @@ fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
 }
 
 /// How the weights are stored.
-pub(crate) fn weights(weights: &Weights) -> String {
-    match weights {
-        Weights::Random(_) => "weights drawn at random".to_owned(),
-        Weights::Files(files) => {
-            let types: BTreeSet<String> =
-                files.tensors().values().map(|tensor| format!("{:?}", tensor.dtype).to_lowercase()).collect();
-            format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "))
+pub(crate) fn weights(weights: &Weights, config: Option<&ModelConfig>) -> String {
+    let Weights::Files(files) = weights else { return "weights drawn at random".to_owned() };
+    let quantised = config.and_then(|config| Some((config, config.quantisation.as_ref()?)));
+    let mut types: BTreeSet<String> = match quantised {
+        None => files.tensors().values().map(dtype).collect(),
+        Some((config, _)) => {
+            let whole = config.expected_tensors().into_iter();
+            whole
+                .filter_map(|(name, shape)| files.tensors().get(&name).filter(|stored| stored.shape == shape))
+                .map(dtype)
+                .collect()
         }
-    }
+    };
+    types.extend(quantised.map(|(_, stored)| stored.method.to_string()));
+    format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "))
+}
+
+fn dtype(stored: &StoredTensor) -> String {
+    format!("{:?}", stored.dtype).to_lowercase()
 }
 
 /// How many parameters are trained, and of how many.

@@ -141,9 +141,13 @@ impl Workload<'_> {
 
     fn base_bytes(&self) -> usize {
         let tensors = self.config.expected_tensors();
+        let is_whole = |name: &str| {
+            let module = name.strip_suffix(".weight").unwrap_or(name);
+            self.config.quantisation.as_ref().is_some_and(|stored| stored.is_whole(module))
+        };
         let bytes = tensors.iter().map(|(name, shape)| {
             match shape[..] {
-                [out_features, in_features] if name.starts_with("model.layers.") => {
+                [out_features, in_features] if name.starts_with("model.layers.") && !is_whole(name) => {
                     self.storage.matrix_bytes([out_features, in_features])
                 }
                 // Norms and biases are kept in f32.
