@@ -4,6 +4,7 @@
 usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--curve] [--seed N]
        make_golden.py family FOLDER
        make_golden.py rope OUT_DIR
+       make_golden.py bitsandbytes FOLDER
        make_golden.py quantised OUT_FILE
 
 `model` writes OUT_DIR/golden.json and OUT_DIR/golden.safetensors for one Hugging Face folder:
@@ -20,6 +21,9 @@ weights are not stored; they follow from the formula below and the tensor's name
 a bound of 0.3, matrices with 1.7 / sqrt(in_features).
 
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
+
+`bitsandbytes` does what `family` does for FOLDER/shape.json, which also has a `quantization_config`, and writes the model
+as bitsandbytes quantises it beside them; some of the logits' columns are enough there.
 
 `quantised` writes a matrix and what bitsandbytes makes of it: codes, scales, and some of the decoded numbers.
 
@@ -57,7 +61,8 @@ import transformers
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, get_cosine_schedule_with_warmup
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, PreTrainedTokenizerFast,
+                          get_cosine_schedule_with_warmup)
 
 from quickstart_text import World
 
@@ -100,7 +105,12 @@ def projections(name: str, values: np.ndarray) -> list[float]:
 
 def open_model(folder: pathlib.Path):
     """The base model in f32."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", device_map="cpu")
+    for parameter in model.parameters():
+        if type(parameter) is torch.nn.Parameter:  # as PEFT's prepare_model_for_kbit_training does it
+            parameter.data = parameter.data.float()
+    # Outside of training, bitsandbytes rounds activations too. There is no dropout.
+    return model.train(hasattr(model.config, "quantization_config"))
 
 
 def open_tokenizer(folder: pathlib.Path) -> PreTrainedTokenizerFast:
@@ -155,7 +165,8 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     """The model with an adapter whose values follow from the formula."""
     config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", **lora)
-    model = get_peft_model(open_model(folder), config).eval()
+    base = open_model(folder)
+    model = get_peft_model(base, config).train(base.training)
     named = adapter_tensors(model)
     with torch.no_grad():
         for name, tensor in named.items():
@@ -308,18 +319,43 @@ def make_model(args) -> None:
     write(args.out, document, arrays)
 
 
-def make_family(args) -> None:
-    """The golden files of a small model whose weights follow from the formula."""
+def model_by_formula(config):
+    """A model whose weights follow from the formula."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.out), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             centre, bound = (float(name.endswith("norm.weight")), 0.3) if tensor.dim() == 1 else (0.0, 1.7 * tensor.shape[1] ** -0.5)
             tensor.copy_(torch.from_numpy(np.float32(centre) + formula(name, tuple(tensor.shape), bound)))
+    return model
+
+
+def make_family(args) -> None:
+    """The golden files of a small model whose weights follow from the formula."""
+    model = model_by_formula(AutoConfig.from_pretrained(args.out))
     with tempfile.TemporaryDirectory() as folder:
         args.model = pathlib.Path(folder)
         model.save_pretrained(folder)
         shutil.copy(args.out / "config.json", folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(pathlib.Path("quickstart/model") / name, folder)
+        make_model(args)
+
+
+def make_bitsandbytes(args) -> None:
+    """The golden files of a small model that bitsandbytes has quantised, and the model."""
+    global NUM_COLUMNS
+    NUM_COLUMNS = 24
+    shape = json.loads((args.out / "shape.json").read_text())
+    quantisation = BitsAndBytesConfig(**shape.pop("quantization_config"))
+    with tempfile.TemporaryDirectory() as whole, tempfile.TemporaryDirectory() as folder:
+        model_by_formula(AutoConfig.for_model(**shape)).save_pretrained(whole)
+        model = AutoModelForCausalLM.from_pretrained(whole, quantization_config=quantisation, device_map="cpu",
+                                                     dtype=torch.bfloat16)
+        args.model = pathlib.Path(folder)
+        model.save_pretrained(folder)
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(args.model / name, args.out)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(pathlib.Path("quickstart/model") / name, folder)
         make_model(args)
@@ -393,6 +429,9 @@ def main() -> None:
     rope = kinds.add_parser("rope", help="rotary tables")
     rope.add_argument("out", type=pathlib.Path)
     rope.set_defaults(make=make_rope)
+    quantised = kinds.add_parser("bitsandbytes", help="the golden files of a small model that bitsandbytes has quantised")
+    quantised.add_argument("out", type=pathlib.Path)
+    quantised.set_defaults(make=make_bitsandbytes, r=4, whole_gradients=False, curve=False, seed=31)
     quantised = kinds.add_parser("quantised", help="what bitsandbytes makes of a matrix")
     quantised.add_argument("out", type=pathlib.Path)
     quantised.set_defaults(make=make_quantised)

@@ -8,8 +8,10 @@ use serde::Serialize;
 mod families;
 mod json;
 mod shipped;
+mod stored;
 
 pub use shipped::shipped_config;
+pub use stored::{Method, StoredQuantisation};
 
 /// A linear layer of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,6 +104,8 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// Standard deviation of randomly initialised weights, for `init = "random"`.
     pub initializer_range: f64,
+    /// How the linear layers are stored, where they are quantised already.
+    pub quantisation: Option<StoredQuantisation>,
 }
 
 /// Change of the rotary frequencies for contexts longer than the model was pretrained on.

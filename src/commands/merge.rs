@@ -68,7 +68,7 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         say(&format!("{size}; for {} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}", named.base.path));
         return Ok(());
     }
-    let trained_on = named.base.storage(Dtype::F32).quantisation;
+    let trained_on = named.base.storage(Dtype::F32, None).quantisation;
     let decoded = trained_on.filter(|_| !args.original);
     let summary =
         written(args, is_gguf, &base, &adapter.folder, decoded).map_err(|error| failure(error, &adapter.folder))?;

@@ -359,7 +359,7 @@ impl ModelFiles {
         }
         let none = AdapterSet::none(source.config.num_hidden_layers);
         opened.push(OpenedAdapter { name: BASE.to_owned(), set: none, form: None });
-        let storage = Storage { dtype, ..base.storage(dtype) };
+        let storage = Storage { dtype, ..base.storage(dtype, Some(&source.config)) };
         let model = source.load(storage, precision.into(), &device)?;
         args.note(&format!("{}: held in {storage}, computed in {precision} on {}", base.path, device.label));
         Ok(OpenedModel { source, tokenizer, model, adapters: opened })

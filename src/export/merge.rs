@@ -13,6 +13,7 @@ use crate::files;
 use crate::model::weights::{Quantisation, WeightFiles};
 use crate::ops::quantised::Coding;
 use crate::schema::Problem;
+use crate::spec::ModelConfig;
 
 mod tensor;
 mod written;
@@ -106,9 +107,8 @@ pub fn merge(
         let path = unfinished.0.join(CHAT_TEMPLATE);
         files::write(&path, template).map_err(ExportError::io("write", &path))?;
     }
-    if options.quantise.is_none() {
-        WeightFiles::open(&unfinished.0)?.check(&merging.config)?;
-    }
+    let config = ModelConfig::from_file(&unfinished.0.join("config.json"))?;
+    WeightFiles::open(&unfinished.0)?.check(&config)?;
     // Replace an empty folder. A folder with files was refused above; if files were added since, it is refused here.
     if out.is_dir() {
         std::fs::remove_dir(out).map_err(ExportError::io("replace", out))?;

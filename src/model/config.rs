@@ -6,6 +6,7 @@ use super::weights::Quantisation;
 use crate::device::Dtype;
 use crate::ops::quantised::Coding;
 use crate::schema::{Choice, Problem, Section, section};
+use crate::spec::{Method, ModelConfig};
 
 section! {
     /// Section `[model]` of a recipe.
@@ -76,6 +77,17 @@ impl Storage {
     }
 }
 
+impl From<Method> for Quantisation {
+    fn from(method: Method) -> Self {
+        let (coding, nested) = match method {
+            Method::Nf4 { nested } => (Coding::Nf4, nested),
+            Method::Fp4 { nested } => (Coding::Fp4, nested),
+            Method::Int8 => (Coding::Int8, false),
+        };
+        Self { coding, nested }
+    }
+}
+
 impl From<Dtype> for Storage {
     fn from(dtype: Dtype) -> Self {
         Self { dtype, quantisation: None, residency: Residency::Memory }
@@ -133,17 +145,42 @@ impl Choice for Init {
 }
 
 impl ModelOptions {
-    /// How the weights are held where the arithmetic is of type `compute`.
+    /// How the weights are held where the arithmetic is of type `compute`; a base that is quantised already, as stored.
     #[must_use]
-    pub fn storage(&self, compute: Dtype) -> Storage {
-        let coding = match self.quantization {
-            Quantization::None => None,
-            Quantization::Nf4 => Some(Coding::Nf4),
-            Quantization::Fp4 => Some(Coding::Fp4),
-            Quantization::Int8 => Some(Coding::Int8),
-        };
-        let quantisation = coding.map(|coding| Quantisation { coding, nested: self.double_quantization });
+    pub fn storage(&self, compute: Dtype, config: Option<&ModelConfig>) -> Storage {
+        let stored = config.and_then(|config| config.quantisation.as_ref());
+        let quantisation = stored.map_or(self.quantisation(), |stored| Some(stored.method.into()));
         Storage { dtype: self.dtype.unwrap_or(compute), quantisation, residency: self.residency }
+    }
+
+    fn quantisation(&self) -> Option<Quantisation> {
+        let coding = match self.quantization {
+            Quantization::None => return None,
+            Quantization::Nf4 => Coding::Nf4,
+            Quantization::Fp4 => Coding::Fp4,
+            Quantization::Int8 => Coding::Int8,
+        };
+        Some(Quantisation { coding, nested: self.double_quantization })
+    }
+
+    /// Refuses to quantise a base again that is quantised already.
+    ///
+    /// # Errors
+    /// Where the options name another quantisation than the stored one.
+    pub fn fit(&self, config: &ModelConfig) -> Result<(), Problem> {
+        if let (Some(stored), Residency::Mapped) = (&config.quantisation, self.residency) {
+            let message = format!("`model.residency` = \"mapped\", but the base is stored as {}", stored.method);
+            return Err(Problem::new(message).hint("leave the key out: codes of a file are read into memory"));
+        }
+        let (Some(asked), Some(stored)) = (self.quantisation(), &config.quantisation) else { return Ok(()) };
+        let Quantisation { coding, nested } = stored.method.into();
+        let (key, value) = match asked {
+            asked if asked.coding != coding => ("quantization", format!("\"{asked}\"")),
+            asked if asked.nested && !nested && coding != Coding::Int8 => ("double_quantization", "true".to_owned()),
+            _ => return Ok(()),
+        };
+        let message = format!("`model.{key}` = {value}, but the base is stored as {}", stored.method);
+        Err(Problem::new(message).hint("leave the key out: the base is used as stored; it is not quantised twice"))
     }
 
     fn check(self, section: &mut Section) -> Self {

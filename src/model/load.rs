@@ -10,7 +10,7 @@ use super::pager::Pager;
 use super::weights::Weights;
 use super::{Model, Residency, Storage};
 use crate::device::Dtype;
-use crate::ops::linear::Weight;
+use crate::ops::linear::{Matrix, Weight};
 use crate::ops::place::Place;
 use crate::schema::Problem;
 use crate::spec::{Linear, ModelConfig};
@@ -49,9 +49,13 @@ fn load_all(
     let on_cpu = Place::of(device, DType::F32) == Place::Cpu;
     let rounds = on_cpu && compute == Dtype::Bf16;
     // The largest come first: while a tensor is loaded, it takes memory twice.
-    let table = |name| weights.table(name, [vocab_size, hidden_size], storage, device);
-    let embed_tokens = table("model.embed_tokens.weight")?;
-    let lm_head = if config.tie_word_embeddings { embed_tokens.clone() } else { table("lm_head.weight")? };
+    let shape = [vocab_size, hidden_size];
+    let embed_tokens = weights.table("model.embed_tokens.weight", shape, storage, device)?;
+    let lm_head = if config.tie_word_embeddings {
+        Matrix::Dense(embed_tokens.clone())
+    } else {
+        weights.matrix("lm_head.weight", shape, Storage { quantisation: None, ..storage }, config, device)?
+    };
     let block = |layer| load_block(config, weights, layer, storage, rounds, device);
     // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
     let blocks: Result<Vec<Block>, Problem> = if on_cpu {
@@ -65,7 +69,7 @@ fn load_all(
         embed_tokens,
         blocks?,
         weights.load("model.norm.weight", [hidden_size], Dtype::F32, device)?,
-        Weight { rounds, ..Weight::new(lm_head) },
+        Weight { values: lm_head, bias: None, rounds },
     );
     let is_mapped = storage.residency == Residency::Mapped;
     Ok(Model { pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), ..model })
@@ -84,7 +88,7 @@ fn load_block(
     let mut linears = Vec::with_capacity(Linear::ALL.len());
     for linear in Linear::ALL {
         let (name, shape) = (linear.module_name(layer), config.linear(linear));
-        let values = weights.matrix(&format!("{name}.weight"), shape, storage, device)?;
+        let values = weights.matrix(&format!("{name}.weight"), shape, storage, config, device)?;
         let bias = config.biases[linear as usize]
             .then(|| weights.load(&format!("{name}.bias"), [shape[0]], Dtype::F32, device))
             .transpose()?;

@@ -10,6 +10,7 @@ use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
+mod bitsandbytes;
 pub mod convert;
 mod files;
 #[cfg(test)]
@@ -72,7 +73,7 @@ impl Weights {
         }
     }
 
-    /// The matrix of an embedding or a head, which is never quantised, held as `storage` says, on `device`.
+    /// The matrix of an embedding, which is never quantised, held as `storage` says, on `device`.
     ///
     /// # Errors
     /// As [`load`](Self::load); where it is to stay on disk, that it is not [`in_form`](Self::in_form).
@@ -97,20 +98,28 @@ impl Weights {
         }
     }
 
-    /// The matrix of a linear layer, held as `storage` says, on `device`.
+    /// The matrix of a linear layer on `device`: as codes where it is stored so, else held as `storage` says.
     ///
     /// # Errors
     /// As [`table`](Self::table).
-    pub fn matrix(&self, name: &str, shape: [usize; 2], storage: Storage, device: &Device) -> Result<Matrix, Problem> {
-        let Some(quantisation) = storage.quantisation else {
-            return self.table(name, shape, storage, device).map(Matrix::Dense);
-        };
-        let quantised = match self {
-            Self::Files(files) if storage.residency == Residency::Mapped => {
+    pub fn matrix(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        storage: Storage,
+        config: &ModelConfig,
+        device: &Device,
+    ) -> Result<Matrix, Problem> {
+        let quantised = match (self, &config.quantisation, storage.quantisation) {
+            (Self::Files(files), Some(stored), _) if files.is_coded(name, &shape) => {
+                files.codes(name, shape, stored.method, device)
+            }
+            (Self::Files(files), None, Some(quantisation)) if storage.residency == Residency::Mapped => {
                 return files.map_codes(name, shape, quantisation, device);
             }
-            Self::Files(files) => files.quantise(name, shape, quantisation, device),
-            Self::Random(random) => random.quantise(name, shape, quantisation, device),
+            (Self::Files(files), None, Some(quantisation)) => files.quantise(name, shape, quantisation, device),
+            (Self::Random(random), _, Some(quantisation)) => random.quantise(name, shape, quantisation, device),
+            _ => return self.table(name, shape, storage, device).map(Matrix::Dense),
         };
         quantised.map(|matrix| Matrix::Quantised(Arc::new(matrix)))
     }

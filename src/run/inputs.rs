@@ -130,7 +130,10 @@ impl ModelSource {
     pub(crate) fn of_recipe(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Result<(Self, Selection), Failure> {
         let source = Self::open(&recipe.model, recipe.seed, from, quiet).map_err(|failure| failure.about("model.path"));
         source
-            .and_then(|source| select(&recipe.lora, &source.config).map(|selection| (source, selection)))
+            .and_then(|source| {
+                recipe.model.fit(&source.config)?;
+                select(&recipe.lora, &source.config).map(|selection| (source, selection))
+            })
             .map_err(|failure| failure.located(&recipe.places))
     }
 
@@ -245,7 +248,7 @@ pub(crate) fn workload<'a>(
     Workload {
         config,
         selection,
-        storage: recipe.storage(),
+        storage: recipe.storage(Some(config)),
         precision,
         rows: recipe.train.micro_batch_size,
         row_length: if on_cpu { recipe.data.max_length } else { padded_length(recipe.data.max_length) },

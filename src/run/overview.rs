@@ -9,7 +9,7 @@ use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
-use crate::model::weights::Weights;
+use crate::model::weights::{StoredTensor, Weights};
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::text::with_commas;
@@ -55,7 +55,7 @@ pub(crate) fn prepared_facts(
     selection: Option<&Selection>,
     memory: Option<&StepMemory>,
 ) -> Vec<Fact> {
-    let mut facts: Vec<Fact> = open.map(|open| device(recipe, open)).into_iter().collect();
+    let mut facts: Vec<Fact> = open.map(|open| device(recipe, open, config)).into_iter().collect();
     if let Some(config) = config {
         facts.push(model(recipe, config, weights));
         facts.extend(selection.into_iter().flat_map(|selection| [parameters(selection, config), layers(selection)]));
@@ -80,9 +80,9 @@ pub(crate) fn prepared_warnings(
 }
 
 /// The device and its types.
-fn device(recipe: &Recipe, device: &OpenDevice) -> Fact {
+fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) -> Fact {
     let precision = recipe.train.precision;
-    let storage = recipe.storage();
+    let storage = recipe.storage(config);
     let OpenDevice { label, reason, .. } = device;
     let precision = match (precision, device.f32_products_are_tf32()) {
         (Precision::F32, true) => "f32 (each product in three of tf32; train.precision = \"tf32\" takes one)",
@@ -102,20 +102,28 @@ fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
 
 /// How the weights are stored.
 pub(crate) fn weights(weights: &Weights, config: Option<&ModelConfig>, recipe: &Recipe) -> String {
-    let copy = config.and_then(|config| weights.copy(config, recipe.storage()).ok().flatten());
-    let copy = copy.map_or_else(String::new, |path| {
-        let is_new = if path.is_file() { "" } else { ", which is written first" };
-        format!("; used from {}{is_new}", path.display())
-    });
-    let stored = match weights {
-        Weights::Random(_) => "weights drawn at random".to_owned(),
-        Weights::Files(files) => {
-            let types: BTreeSet<String> =
-                files.tensors().values().map(|tensor| format!("{:?}", tensor.dtype).to_lowercase()).collect();
-            format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "))
+    let Weights::Files(files) = weights else { return "weights drawn at random".to_owned() };
+    let quantised = config.and_then(|config| Some((config, config.quantisation.as_ref()?)));
+    let mut types: BTreeSet<String> = match quantised {
+        None => files.tensors().values().map(dtype).collect(),
+        Some((config, _)) => {
+            let whole = config.expected_tensors().into_iter();
+            whole
+                .filter_map(|(name, shape)| files.tensors().get(&name).filter(|stored| stored.shape == shape))
+                .map(dtype)
+                .collect()
         }
     };
-    stored + &copy
+    types.extend(quantised.map(|(_, stored)| stored.method.to_string()));
+    let stored = format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "));
+    let copy = config.and_then(|config| weights.copy(config, recipe.storage(Some(config))).ok().flatten());
+    let Some(path) = copy else { return stored };
+    let is_new = if path.is_file() { "" } else { ", which is written first" };
+    format!("{stored}; used from {}{is_new}", path.display())
+}
+
+fn dtype(stored: &StoredTensor) -> String {
+    format!("{:?}", stored.dtype).to_lowercase()
 }
 
 /// How many parameters are trained, and of how many.

@@ -72,6 +72,8 @@ impl Parts {
             let (model, failure) = ModelParts::read(&recipe.model, recipe.seed, from, quiet);
             parts.failures.extend(failure.map(|failure| failure.about("model.path")));
             parts.selection = model.config.as_ref().and_then(|config| parts.keep(select(&recipe.lora, config)));
+            let fit = model.config.as_ref().map_or(Ok(()), |config| recipe.model.fit(config));
+            parts.failures.extend(fit.err().map(Failure::from));
             parts.model = model;
         }
         let device = parts.keep(device::open(&recipe.device.name).map_err(Failure::input));

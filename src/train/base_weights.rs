@@ -16,11 +16,16 @@ struct Sizes {
 impl Workload<'_> {
     fn sizes(&self) -> Sizes {
         let mut sizes = Sizes { vectors: 0, block: 0, head: 0, embedding: 0 };
+        let is_whole = |name: &str| {
+            let module = name.strip_suffix(".weight").unwrap_or(name);
+            self.config.quantisation.as_ref().is_some_and(|stored| stored.is_whole(module))
+        };
         for (name, shape) in self.config.expected_tensors() {
             let numbers: usize = shape.iter().product();
             match shape[..] {
                 [out_features, in_features] if name.starts_with("model.layers.") => {
-                    sizes.block += self.storage.matrix_bytes([out_features, in_features]);
+                    let storage = if is_whole(&name) { self.storage.dtype.into() } else { self.storage };
+                    sizes.block += storage.matrix_bytes([out_features, in_features]);
                 }
                 [_] => sizes.vectors += numbers * size_of::<f32>(),
                 _ if name == "lm_head.weight" => sizes.head = numbers * self.storage.dtype.num_bytes(),

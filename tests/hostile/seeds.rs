@@ -2,12 +2,13 @@
 
 use std::fs;
 
-use lora_train::device::Dtype;
 use lora_train::export::{AdapterWeights, HostMatrix, write_adapter};
 use lora_train::lora::config::{LoraConfig, TargetModules};
 use lora_train::model::weights::convert;
 use lora_train::ops::low_rank::LowRank;
-use safetensors::tensor::TensorView;
+use lora_train::ops::quantised::NF4;
+use lora_train::spec::ModelConfig;
+use safetensors::tensor::{Dtype, TensorView};
 
 use crate::folder::Folder;
 use crate::targets::repository;
@@ -45,6 +46,7 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
             let sharded = [b"\0", &index[..], b"\0{\"a\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[4,6]}}\0abcdef"].concat();
             vec![one, two, text, sharded]
         }
+        "base" => ["nf4", "int8"].map(base).to_vec(),
         "adapter" => vec![adapter(TargetModules::AllLinear), adapter(TargetModules::Names(vec!["q_proj".into()]))],
         "checkpoint" => vec![checkpoint()],
         "logs" => {
@@ -148,12 +150,57 @@ fn tokenizers() -> Vec<Vec<u8>> {
 }
 
 fn tensors(named: &[(&str, [usize; 2])]) -> Vec<u8> {
-    let numbers = |shape: &[usize; 2]| convert::from_f32(&vec![1.25; shape[0] * shape[1]], Dtype::F32).unwrap();
+    let numbers = |shape: &[usize; 2]| {
+        convert::from_f32(&vec![1.25; shape[0] * shape[1]], lora_train::device::Dtype::F32).unwrap()
+    };
     let bytes: Vec<Vec<u8>> = named.iter().map(|(_, shape)| numbers(shape)).collect();
     let view = |((name, shape), bytes): (&(&str, [usize; 2]), _)| {
-        (name.to_string(), TensorView::new(safetensors::Dtype::F32, shape.to_vec(), bytes).unwrap())
+        (name.to_string(), TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap())
     };
     safetensors::serialize(named.iter().zip(bytes.iter().map(Vec::as_slice)).map(view), None).unwrap()
+}
+
+/// A model of one small block whose linear layers are stored as `method` has it, the first of nf4 with nested scales.
+fn base(method: &str) -> Vec<u8> {
+    let how = if method == "int8" { "in_8bit" } else { "in_4bit" };
+    let config = format!(
+        r#"{{"model_type":"llama","vocab_size":4,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":1,"tie_word_embeddings":true,"quantization_config":{{"load_{how}":true,"bnb_4bit_quant_type":"{method}"}}}}"#
+    );
+    let mut tensors = Vec::new();
+    let mut add = |name: String, dtype: Dtype, shape: &[usize], bytes: Vec<u8>| {
+        tensors.push((name, (dtype, shape.to_vec(), bytes)));
+    };
+    for (name, shape) in ModelConfig::from_json(&config).unwrap().expected_tensors() {
+        let len: usize = shape.iter().product();
+        let Some(module) = name.strip_suffix("_proj.weight") else {
+            add(name, Dtype::BF16, &shape, vec![0x3f; 2 * len]);
+            continue;
+        };
+        if method == "int8" {
+            add(format!("{module}_proj.SCB"), Dtype::F32, &shape[..1], vec![0x3e; 4 * shape[0]]);
+            add(format!("{module}_proj.weight_format"), Dtype::U8, &[], vec![0]);
+            add(name, Dtype::I8, &shape, vec![7; len]);
+            continue;
+        }
+        let blocks = len.div_ceil(64);
+        let mut state = format!(r#"{{"quant_type":"nf4","blocksize":64,"shape":{shape:?}"#);
+        if module.ends_with('q') {
+            state += r#","nested_blocksize":256,"nested_offset":0.5"#;
+            add(format!("{name}.nested_absmax"), Dtype::F32, &[1], vec![0x3e; 4]);
+            add(format!("{name}.nested_quant_map"), Dtype::F32, &[256], vec![0x3e; 1024]);
+            add(format!("{name}.absmax"), Dtype::U8, &[blocks], vec![9; blocks]);
+        } else {
+            add(format!("{name}.absmax"), Dtype::F32, &[blocks], vec![0x3e; 4 * blocks]);
+        }
+        state += "}";
+        add(format!("{name}.quant_state.bitsandbytes__nf4"), Dtype::U8, &[state.len()], state.into_bytes());
+        add(format!("{name}.quant_map"), Dtype::F32, &[16], NF4.iter().flat_map(|x| x.to_le_bytes()).collect());
+        add(name, Dtype::U8, &[len / 2, 1], vec![0x5a; len / 2]);
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    [config.into_bytes(), vec![0], safetensors::serialize(views, None).unwrap()].concat()
 }
 
 fn adapter(target_modules: TargetModules) -> Vec<u8> {

@@ -46,6 +46,11 @@ impl Merging {
         decoded: Option<Quantisation>,
     ) -> Result<Self, ExportError> {
         let config = ModelConfig::from_file(&model.join("config.json"))?;
+        if let Some(stored) = &config.quantisation {
+            let problem = Problem::new(format!("the base is stored as {}, whose codes cannot change", stored.method));
+            let hint = "merge into the 16-bit model that it was made of; its folder or repository is --model";
+            return Err(problem.at(model.display()).hint(hint).into());
+        }
         let files = WeightFiles::open(model)?;
         files.check(&config)?;
         let saved = read_adapter(adapter)?;

@@ -1,6 +1,6 @@
 //! The safetensors files of a model folder, memory-mapped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 use sha2::{Digest as _, Sha256};
 
-use super::convert;
 use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
 use super::pages::Pages;
 use super::quantise::Quantisation;
+use super::{bitsandbytes, convert};
 use crate::device::Dtype;
 use crate::ops::quantised::Quantised;
 use crate::schema::Problem;
-use crate::spec::ModelConfig;
+use crate::spec::{Method, ModelConfig, StoredQuantisation};
 use crate::text;
 
 const SINGLE: &str = "model.safetensors";
@@ -208,11 +208,19 @@ impl WeightFiles {
     /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
     pub fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
         let expected = config.expected_tensors();
-        let mut problems: Vec<String> =
-            expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
-        let known: std::collections::HashSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
+        let mut known: HashSet<String> = expected.iter().map(|(name, _)| name.clone()).collect();
+        let mut problems = Vec::new();
+        for (name, shape) in &expected {
+            match (&config.quantisation, &shape[..]) {
+                (Some(StoredQuantisation { method, .. }), &[out, width]) if self.is_coded(name, shape) => {
+                    problems.extend(bitsandbytes::find(self, name, [out, width], *method).err());
+                    known.extend(bitsandbytes::tensors_beside(name, *method));
+                }
+                _ => problems.extend(self.stored(name, shape).err()),
+            }
+        }
         for (name, stored) in &self.tensors {
-            if known.contains(name.as_str()) || name.ends_with(IGNORED_SUFFIX) {
+            if known.contains(name) || name.ends_with(IGNORED_SUFFIX) {
                 continue;
             }
             if name != "lm_head.weight" || !config.tie_word_embeddings {
@@ -264,6 +272,26 @@ impl WeightFiles {
         quantised.map_err(|_| overflow(&self.shards[stored.shard].path, name, Dtype::F16))
     }
 
+    /// Whether the files hold codes of this matrix: neither is it the embedding, nor is it there as it is.
+    pub(super) fn is_coded(&self, name: &str, shape: &[usize]) -> bool {
+        name != "model.embed_tokens.weight" && self.stored(name, shape).is_err()
+    }
+
+    /// One matrix of codes, as they are stored.
+    ///
+    /// # Errors
+    /// Where a tensor of it is missing, or does not fit the others.
+    pub(super) fn codes(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        method: Method,
+        device: &Device,
+    ) -> Result<Quantised, Problem> {
+        let found = bitsandbytes::find(self, name, shape, method).map_err(|problem| self.mismatch(&[problem]))?;
+        Ok(found.read(self, device))
+    }
+
     /// One tensor as `f32` in host memory.
     ///
     /// # Errors
@@ -297,12 +325,24 @@ impl WeightFiles {
 
     /// A tensor that must have this shape and a floating-point type.
     fn stored(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), String> {
+        let stored = self.shaped(name, shape)?;
+        let wrong_type = || format!("type: `{name}` is {:?}, expected F32, BF16 or F16", stored.dtype);
+        Ok((stored, stored.float_dtype().ok_or_else(wrong_type)?))
+    }
+
+    /// A tensor that must have this shape and type.
+    pub(super) fn part(&self, name: &str, shape: &[usize], dtype: safetensors::Dtype) -> Result<&StoredTensor, String> {
+        let stored = self.shaped(name, shape)?;
+        let wrong_type = || format!("type: `{name}` is {:?}, expected {dtype:?}", stored.dtype);
+        (stored.dtype == dtype).then_some(stored).ok_or_else(wrong_type)
+    }
+
+    fn shaped(&self, name: &str, shape: &[usize]) -> Result<&StoredTensor, String> {
         let stored = self.tensors.get(name).ok_or_else(|| format!("missing: `{name}` {shape:?}"))?;
         if stored.shape != shape {
             return Err(format!("misshapen: `{name}` is {:?}, expected {shape:?}", stored.shape));
         }
-        let wrong_type = || format!("type: `{name}` is {:?}, expected F32, BF16 or F16", stored.dtype);
-        Ok((stored, stored.float_dtype().ok_or_else(wrong_type)?))
+        Ok(stored)
     }
 
     pub(super) fn mismatch(&self, problems: &[String]) -> Problem {

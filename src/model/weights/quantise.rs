@@ -98,7 +98,7 @@ impl Quantisation {
     pub(super) fn over(self, mut pages: Pages, shape: [usize; 2], device: &Device) -> Quantised {
         let len = shape[0] * shape[1];
         let (block_len, num_codes) =
-            if self.coding == Coding::Int8 { (shape[1], len) } else { (BLOCK_LEN, len.div_ceil(2)) };
+            if self.coding == Coding::Int8 { (shape[1], len) } else { (Self::BLOCK_LEN, len.div_ceil(2)) };
         let num_blocks = len.div_ceil(block_len);
         let floats = |pages: &mut Pages, len: usize| pages.take(4 * len).tensor([len], Dtype::F32, device);
         let bytes = |pages: &mut Pages, len: usize| bytes_tensor(pages.take(len).shared(), device);
