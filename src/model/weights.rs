@@ -15,9 +15,12 @@ pub mod convert;
 mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod float8;
 pub(crate) mod layout;
 pub mod quantise;
 mod random;
+mod stored;
+mod words;
 
 pub use files::{StoredTensor, WeightFiles};
 pub use quantise::Quantisation;
@@ -84,7 +87,7 @@ impl Weights {
     ) -> Result<Matrix, Problem> {
         let quantised = match (self, &config.quantisation, storage.quantisation) {
             (Self::Files(files), Some(stored), _) if files.is_coded(name, &shape) => {
-                files.codes(name, shape, stored.method, device)
+                return files.stored_matrix(name, shape, stored.method, storage.dtype, device);
             }
             (Self::Files(files), None, Some(quantisation)) => files.quantise(name, shape, quantisation, device),
             (Self::Random(random), _, Some(quantisation)) => random.quantise(name, shape, quantisation, device),

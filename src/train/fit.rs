@@ -160,8 +160,8 @@ fn suggestions(
     let loss_chunk = if has_large_chunk { LossChunk::Auto } else { workload.loss_chunk };
     let bf16 = (workload.storage == Dtype::F32.into()).then(|| Dtype::Bf16.into());
     let nf4 = Quantisation { coding: Coding::Nf4, nested: false };
-    let nf4 =
-        workload.storage.quantisation.is_none().then_some(Storage { quantisation: Some(nf4), ..workload.storage });
+    let is_whole = workload.storage.quantisation.is_none() && workload.config.quantisation.is_none();
+    let nf4 = is_whole.then_some(Storage { quantisation: Some(nf4), ..workload.storage });
     // Fewer bits change the model, so they come last, and four of them only where nothing else fits.
     let storages = [Some(workload.storage), bf16, nf4];
     let (mut found, mut seen) = (Vec::new(), Vec::new());

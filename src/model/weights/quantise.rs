@@ -11,6 +11,9 @@ use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
 /// Numbers that share a scale in four bits, as bitsandbytes has it by default.
 const BLOCK_LEN: usize = 64;
 
+/// Numbers that share a scale in formats of others, by default.
+const GROUP_LEN: usize = 128;
+
 /// How the frozen linear layers are quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantisation {
@@ -25,7 +28,9 @@ impl std::fmt::Display for Quantisation {
         let name = match self.coding {
             Coding::Nf4 => "nf4",
             Coding::Fp4 => "fp4",
-            Coding::Int8 => return f.write_str("int8"),
+            Coding::Int4 => "int4",
+            Coding::Int8 => "int8",
+            Coding::Fp8 => "fp8",
         };
         write!(f, "{name}{}", if self.nested { " with quantised scales" } else { "" })
     }
@@ -39,6 +44,8 @@ impl Quantisation {
         let blocks = len.div_ceil(BLOCK_LEN);
         match (self.coding, self.nested) {
             (Coding::Int8, _) => len + 4 * out_features,
+            (Coding::Fp8, _) => len + 4 * out_features * in_features.div_ceil(GROUP_LEN),
+            (Coding::Int4, _) => len / 2 + 8 * out_features * in_features.div_ceil(GROUP_LEN),
             (_, false) => len.div_ceil(2) + 4 * blocks,
             (_, true) => len.div_ceil(2) + blocks + 4 * (blocks.div_ceil(NESTED_LEN) + 256),
         }
@@ -55,7 +62,13 @@ impl Quantisation {
         device: &Device,
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<Quantised, Overflow> {
-        let Self { coding, nested } = self;
+        // Random numbers in a format that is only read: one of the same size.
+        let coding = match self.coding {
+            Coding::Int4 => Coding::Nf4,
+            Coding::Fp8 => Coding::Int8,
+            coding => coding,
+        };
+        let nested = self.nested;
         let (codes, scales, block_len) = match coding.table() {
             Some(table) => {
                 let (codes, scales) = four_bits(shape[0] * shape[1], table, fill);
