@@ -6,6 +6,7 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
        make_golden.py rope OUT_DIR
        make_golden.py bitsandbytes FOLDER
        make_golden.py quantised OUT_FILE
+       make_golden.py packed OUT_FILE
 
 `model` writes OUT_DIR/golden.json and OUT_DIR/golden.safetensors for one Hugging Face folder:
 
@@ -27,6 +28,9 @@ as bitsandbytes quantises it beside them; some of the logits' columns are enough
 
 `quantised` writes a matrix and what bitsandbytes makes of it: codes, scales, and some of the decoded numbers.
 
+`packed` writes a matrix as AutoGPTQ and AutoAWQ pack it and as 8-bit floats, each with what they decode it to (pip install
+--no-deps auto-gptq==0.7.1 autoawq==0.2.7.post3, which need no GPU for this).
+
 Adapters are not stored; a test makes the same numbers by a formula (`formula` below). Its `name` is PEFT's key of the
 tensor, such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
 
@@ -44,6 +48,7 @@ log-sum-exp. Needs torch, transformers, peft, safetensors (scripts/setup_python.
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import pathlib
 import platform
@@ -412,6 +417,63 @@ def make_quantised(args) -> None:
     save_torch_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, args.out)
 
 
+def module_of(package: str, path: str):
+    """A file of a package whose __init__ wants other versions of everything."""
+    root = pathlib.Path(importlib.util.find_spec(package).submodule_search_locations[0])
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), root / f"{path}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_packed(args) -> None:
+    gptq = module_of("auto_gptq", "nn_modules/qlinear/qlinear_cuda").QuantLinear
+    awq = module_of("awq", "modules/linear/gemm")
+
+    torch.manual_seed(8)
+    out_features, in_features, group = 64, 96, 32
+    linear = torch.nn.Linear(in_features, out_features, bias=False, dtype=torch.float16)
+    tensors = {}
+
+    def add(kind, packed, decoded):
+        tensors.update({f"{kind}.{name}": tensor for name, tensor in packed.items() if name not in ("wf", "bias")})
+        tensors[f"{kind}.decoded"] = decoded.half()
+
+    def scales_and_zeros(bits, symmetric):
+        most = 2**bits - 1
+        groups = linear.weight.detach().float().reshape(out_features, -1, group)
+        low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+        if symmetric:
+            high = torch.maximum(-low, high)
+            return (2 * high / most).half(), torch.full_like(high, (most + 1) / 2)
+        scales = (high - low) / most
+        return scales.half(), torch.round(-low / scales)
+
+    orders = {"": torch.arange(in_features) // group, "_ordered": torch.randperm(in_features) // group}
+    for kind, bits, symmetric, order in [("gptq4", 4, True, ""), ("gptq4_zeros", 4, False, ""), ("gptq8", 8, False, ""),
+                                         ("gptq4_ordered", 4, False, "_ordered")]:
+        layer = gptq(bits, group, in_features, out_features, False, weight_dtype=torch.float16)
+        layer.pack(linear, *scales_and_zeros(bits, symmetric), orders[order].to(torch.int32))
+        add(kind, dict(layer.named_buffers()), layer(torch.eye(in_features, dtype=torch.float16)).t())
+    scales, zeros = scales_and_zeros(4, False)
+    layer = awq.WQLinear_GEMM.from_linear(linear, 4, group, scales=scales.t().contiguous(), zeros=zeros.t().contiguous())
+    decoded = awq.dequantize_gemm(layer.qweight, layer.qzeros, layer.scales, 4, group).t()
+    add("awq", dict(layer.named_buffers()), decoded)
+
+    weight = linear.weight.detach().float()
+    for kind, tile in [("fp8", (48, 32)), ("fp8_rows", (1, in_features)), ("fp8_all", (out_features, in_features))]:
+        tiles = -(-out_features // tile[0]), -(-in_features // tile[1])
+        spread = lambda x: x.repeat_interleave(tile[0], 0)[:out_features].repeat_interleave(tile[1], 1)[:, :in_features]
+        padded = torch.nn.functional.pad(weight, (0, tiles[1] * tile[1] - in_features, 0, tiles[0] * tile[0] - out_features))
+        scales = padded.reshape(tiles[0], tile[0], tiles[1], tile[1]).abs().amax((1, 3)) / 448
+        codes = (weight / spread(scales)).to(torch.float8_e4m3fn)
+        packed = {"weight": codes, "weight_scale": scales if kind != "fp8_all" else scales.reshape(())}
+        add(kind, packed, codes.float() * spread(scales))
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    tensors["fp8_numbers"] = codes.float().nan_to_num(0.0)
+    save_torch_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, args.out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     kinds = parser.add_subparsers(required=True)
@@ -435,6 +497,9 @@ def main() -> None:
     quantised = kinds.add_parser("quantised", help="what bitsandbytes makes of a matrix")
     quantised.add_argument("out", type=pathlib.Path)
     quantised.set_defaults(make=make_quantised)
+    packed = kinds.add_parser("packed", help="a matrix as AutoGPTQ and AutoAWQ pack it")
+    packed.add_argument("out", type=pathlib.Path)
+    packed.set_defaults(make=make_packed)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

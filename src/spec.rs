@@ -11,7 +11,7 @@ mod shipped;
 mod stored;
 
 pub use shipped::shipped_config;
-pub use stored::{Method, StoredQuantisation};
+pub use stored::{Method, StoredQuantisation, Words};
 
 /// A linear layer of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use super::weights::Quantisation;
 use crate::device::Dtype;
 use crate::ops::quantised::Coding;
 use crate::schema::{Choice, Problem, Section, section};
-use crate::spec::{Method, ModelConfig};
+use crate::spec::{Method, ModelConfig, Words};
 
 section! {
     /// Section `[model]` of a recipe.
@@ -77,15 +77,17 @@ impl Storage {
     }
 }
 
-impl From<Method> for Quantisation {
-    fn from(method: Method) -> Self {
-        let (coding, nested) = match method {
-            Method::Nf4 { nested } => (Coding::Nf4, nested),
-            Method::Fp4 { nested } => (Coding::Fp4, nested),
-            Method::Int8 => (Coding::Int8, false),
-        };
-        Self { coding, nested }
-    }
+/// What stored matrices are in memory; `None`: numbers of the storage type.
+fn in_memory(method: Method) -> Option<Quantisation> {
+    let (coding, nested) = match method {
+        Method::Nf4 { nested } => (Coding::Nf4, nested),
+        Method::Fp4 { nested } => (Coding::Fp4, nested),
+        Method::Words(Words { is_reordered: true, .. }) => return None,
+        Method::Words(Words { bits: 4, .. }) => (Coding::Int4, false),
+        Method::Int8 | Method::Words(_) => (Coding::Int8, false),
+        Method::Fp8 { .. } => (Coding::Fp8, false),
+    };
+    Some(Quantisation { coding, nested })
 }
 
 impl From<Dtype> for Storage {
@@ -149,7 +151,7 @@ impl ModelOptions {
     #[must_use]
     pub fn storage(&self, compute: Dtype, config: Option<&ModelConfig>) -> Storage {
         let stored = config.and_then(|config| config.quantisation.as_ref());
-        let quantisation = stored.map_or(self.quantisation(), |stored| Some(stored.method.into()));
+        let quantisation = stored.map_or(self.quantisation(), |stored| in_memory(stored.method));
         Storage { dtype: self.dtype.unwrap_or(compute), quantisation, residency: self.residency }
     }
 
@@ -173,11 +175,16 @@ impl ModelOptions {
             return Err(Problem::new(message).hint("leave the key out: codes of a file are read into memory"));
         }
         let (Some(asked), Some(stored)) = (self.quantisation(), &config.quantisation) else { return Ok(()) };
-        let Quantisation { coding, nested } = stored.method.into();
-        let (key, value) = match asked {
-            asked if asked.coding != coding => ("quantization", format!("\"{asked}\"")),
-            asked if asked.nested && !nested && coding != Coding::Int8 => ("double_quantization", "true".to_owned()),
-            _ => return Ok(()),
+        let (key, value) = match (stored.method, asked.coding) {
+            (Method::Nf4 { nested: false }, Coding::Nf4) | (Method::Fp4 { nested: false }, Coding::Fp4)
+                if asked.nested =>
+            {
+                ("double_quantization", "true".to_owned())
+            }
+            (Method::Nf4 { .. }, Coding::Nf4) | (Method::Fp4 { .. }, Coding::Fp4) | (Method::Int8, Coding::Int8) => {
+                return Ok(());
+            }
+            _ => ("quantization", format!("\"{}\"", Quantisation { nested: false, ..asked })),
         };
         let message = format!("`model.{key}` = {value}, but the base is stored as {}", stored.method);
         Err(Problem::new(message).hint("leave the key out: the base is used as stored; it is not quantised twice"))

@@ -15,11 +15,14 @@ pub mod convert;
 mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod float8;
 mod kept;
 pub(crate) mod layout;
 mod pages;
 pub mod quantise;
 mod random;
+mod stored;
+mod words;
 
 pub use files::{StoredTensor, WeightFiles};
 pub(super) use pages::Pages;
@@ -112,7 +115,7 @@ impl Weights {
     ) -> Result<Matrix, Problem> {
         let quantised = match (self, &config.quantisation, storage.quantisation) {
             (Self::Files(files), Some(stored), _) if files.is_coded(name, &shape) => {
-                files.codes(name, shape, stored.method, device)
+                return files.stored_matrix(name, shape, stored.method, storage.dtype, device);
             }
             (Self::Files(files), None, Some(quantisation)) if storage.residency == Residency::Mapped => {
                 return files.map_codes(name, shape, quantisation, device);

@@ -160,9 +160,10 @@ fn suggestions(
     let loss_chunk = if has_large_chunk { LossChunk::Auto } else { workload.loss_chunk };
     let bf16 = (workload.storage == Dtype::F32.into()).then(|| Dtype::Bf16.into());
     let nf4 = Quantisation { coding: Coding::Nf4, nested: false };
-    let nf4 =
-        workload.storage.quantisation.is_none().then_some(Storage { quantisation: Some(nf4), ..workload.storage });
-    let is_resident = workload.on_cpu && workload.storage.residency == Residency::Memory;
+    let is_whole = workload.storage.quantisation.is_none() && workload.config.quantisation.is_none();
+    let nf4 = is_whole.then_some(Storage { quantisation: Some(nf4), ..workload.storage });
+    let is_resident =
+        workload.on_cpu && workload.storage.residency == Residency::Memory && workload.config.quantisation.is_none();
     let mapped = is_resident.then_some(Storage { residency: Residency::Mapped, ..workload.storage });
     // Fewer bits change the model, and disks are slow: both come last, and only where nothing else fits.
     let storages = [Some(workload.storage), bf16, nf4, mapped];

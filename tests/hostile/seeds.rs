@@ -46,7 +46,7 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
             let sharded = [b"\0", &index[..], b"\0{\"a\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[4,6]}}\0abcdef"].concat();
             vec![one, two, text, sharded]
         }
-        "base" => ["nf4", "int8"].map(base).to_vec(),
+        "base" => ["nf4", "int8", "awq", "fp8"].map(base).to_vec(),
         "adapter" => vec![adapter(TargetModules::AllLinear), adapter(TargetModules::Names(vec!["q_proj".into()]))],
         "checkpoint" => vec![checkpoint()],
         "logs" => {
@@ -162,9 +162,14 @@ fn tensors(named: &[(&str, [usize; 2])]) -> Vec<u8> {
 
 /// A model of one small block whose linear layers are stored as `method` has it, the first of nf4 with nested scales.
 fn base(method: &str) -> Vec<u8> {
-    let how = if method == "int8" { "in_8bit" } else { "in_4bit" };
+    let how = match method {
+        "nf4" => r#""load_in_4bit":true,"bnb_4bit_quant_type":"nf4""#,
+        "int8" => r#""load_in_8bit":true"#,
+        "awq" => r#""quant_method":"awq","bits":4,"group_size":8"#,
+        _ => r#""quant_method":"fp8","weight_block_size":[4,8]"#,
+    };
     let config = format!(
-        r#"{{"model_type":"llama","vocab_size":4,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":1,"tie_word_embeddings":true,"quantization_config":{{"load_{how}":true,"bnb_4bit_quant_type":"{method}"}}}}"#
+        r#"{{"model_type":"llama","vocab_size":4,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":2,"tie_word_embeddings":true,"quantization_config":{{{how}}}}}"#
     );
     let mut tensors = Vec::new();
     let mut add = |name: String, dtype: Dtype, shape: &[usize], bytes: Vec<u8>| {
@@ -176,6 +181,19 @@ fn base(method: &str) -> Vec<u8> {
             add(name, Dtype::BF16, &shape, vec![0x3f; 2 * len]);
             continue;
         };
+        if method == "awq" {
+            let (groups, words) = (shape[1] / 8, shape[0].div_ceil(8));
+            add(format!("{module}_proj.qweight"), Dtype::I32, &[shape[1], words], vec![0x5a; 4 * shape[1] * words]);
+            add(format!("{module}_proj.qzeros"), Dtype::I32, &[groups, words], vec![0x77; 4 * groups * words]);
+            add(format!("{module}_proj.scales"), Dtype::F16, &[groups, shape[0]], vec![0x2c; 2 * groups * shape[0]]);
+            continue;
+        }
+        if method == "fp8" {
+            let tiles = [shape[0] / 4, shape[1] / 8];
+            add(format!("{module}_proj.weight_scale_inv"), Dtype::BF16, &tiles, vec![0x3f; 2 * tiles[0] * tiles[1]]);
+            add(name, Dtype::F8_E4M3, &shape, vec![0x35; len]);
+            continue;
+        }
         if method == "int8" {
             add(format!("{module}_proj.SCB"), Dtype::F32, &shape[..1], vec![0x3e; 4 * shape[0]]);
             add(format!("{module}_proj.weight_format"), Dtype::U8, &[], vec![0]);

@@ -49,7 +49,7 @@ pub(super) fn tensors_beside(name: &str, method: Method) -> Vec<String> {
     let module = name.strip_suffix(".weight").unwrap_or(name);
     match method {
         Method::Int8 => vec![format!("{module}.SCB"), format!("{module}.weight_format")],
-        Method::Nf4 { .. } | Method::Fp4 { .. } => {
+        _ => {
             let mut names: Vec<String> = of_matrix(&["absmax", "quant_map", "nested_absmax", "nested_quant_map"]);
             names.push(state_name(name, method));
             names
@@ -71,7 +71,7 @@ pub(super) fn find<'a>(
     match method {
         Method::Nf4 { .. } => four_bits(files, name, shape, Coding::Nf4, &state_name(name, method)),
         Method::Fp4 { .. } => four_bits(files, name, shape, Coding::Fp4, &state_name(name, method)),
-        Method::Int8 => eight_bits(files, name, shape),
+        _ => eight_bits(files, name, shape),
     }
 }
 
@@ -212,6 +212,7 @@ mod tests {
             }
             Method::Nf4 { nested } => ("nf4", nested, Coding::Nf4),
             Method::Fp4 { nested } => ("fp4", nested, Coding::Fp4),
+            _ => unreachable!(),
         };
         let offset = f32::from_le_bytes(part(&format!("{kind}.offset")).2.try_into().unwrap());
         let state = format!(r#"{{"quant_type": "{kind}", "blocksize": 64, "dtype": "bfloat16", "shape": [70, 257]"#);
@@ -244,8 +245,8 @@ mod tests {
     fn decoded(tensors: &Tensors, method: Method) -> Vec<f32> {
         let folder = tempfile::tempdir().unwrap();
         let files = open(folder.path(), tensors);
-        let matrix = files.codes(NAME, SHAPE, method, &Device::flex()).unwrap();
-        matrix.decoded().into_data().try_to_vec().unwrap()
+        let matrix = files.stored_matrix(NAME, SHAPE, method, Dtype::F32, &Device::flex()).unwrap();
+        matrix.dense().into_owned().into_data().try_to_vec().unwrap()
     }
 
     #[test]
@@ -291,7 +292,8 @@ mod tests {
         let refusal = |method: Method, change: &dyn Fn(&mut Tensors)| {
             let (mut tensors, folder) = (checkpoint(method), tempfile::tempdir().unwrap());
             change(&mut tensors);
-            open(folder.path(), &tensors).codes(NAME, SHAPE, method, &Device::flex()).unwrap_err().to_string()
+            let files = open(folder.path(), &tensors);
+            files.stored_matrix(NAME, SHAPE, method, Dtype::F32, &Device::flex()).unwrap_err().to_string()
         };
         let without = |part: &'static str| {
             move |tensors: &mut Tensors| tensors.retain(|name, _| name.strip_prefix("lm_head.").unwrap() != part)

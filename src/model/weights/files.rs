@@ -12,11 +12,13 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 use sha2::{Digest as _, Sha256};
 
+use super::convert;
 use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
 use super::pages::Pages;
 use super::quantise::Quantisation;
-use super::{bitsandbytes, convert};
+use super::stored::{StoredMatrix, tensors_beside};
 use crate::device::Dtype;
+use crate::ops::linear::Matrix;
 use crate::ops::quantised::Quantised;
 use crate::schema::Problem;
 use crate::spec::{Method, ModelConfig, StoredQuantisation};
@@ -213,8 +215,8 @@ impl WeightFiles {
         for (name, shape) in &expected {
             match (&config.quantisation, &shape[..]) {
                 (Some(StoredQuantisation { method, .. }), &[out, width]) if self.is_coded(name, shape) => {
-                    problems.extend(bitsandbytes::find(self, name, [out, width], *method).err());
-                    known.extend(bitsandbytes::tensors_beside(name, *method));
+                    problems.extend(StoredMatrix::find(self, name, [out, width], *method).err());
+                    known.extend(tensors_beside(name, *method));
                 }
                 _ => problems.extend(self.stored(name, shape).err()),
             }
@@ -277,19 +279,20 @@ impl WeightFiles {
         name != "model.embed_tokens.weight" && self.stored(name, shape).is_err()
     }
 
-    /// One matrix of codes, as they are stored.
+    /// One matrix that is stored quantised; in `dtype` where its order leaves no blocks.
     ///
     /// # Errors
-    /// Where a tensor of it is missing, or does not fit the others.
-    pub(super) fn codes(
+    /// Where a tensor of it is missing, does not fit the others, or a number does not fit `dtype`.
+    pub(super) fn stored_matrix(
         &self,
         name: &str,
         shape: [usize; 2],
         method: Method,
+        dtype: Dtype,
         device: &Device,
-    ) -> Result<Quantised, Problem> {
-        let found = bitsandbytes::find(self, name, shape, method).map_err(|problem| self.mismatch(&[problem]))?;
-        Ok(found.read(self, device))
+    ) -> Result<Matrix, Problem> {
+        let found = StoredMatrix::find(self, name, shape, method).map_err(|problem| self.mismatch(&[problem]))?;
+        found.read(self, dtype, device).map_err(|_| overflow(&self.folder, name, dtype))
     }
 
     /// One tensor as `f32` in host memory.
@@ -324,7 +327,7 @@ impl WeightFiles {
     }
 
     /// A tensor that must have this shape and a floating-point type.
-    fn stored(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), String> {
+    pub(super) fn stored(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), String> {
         let stored = self.shaped(name, shape)?;
         let wrong_type = || format!("type: `{name}` is {:?}, expected F32, BF16 or F16", stored.dtype);
         Ok((stored, stored.float_dtype().ok_or_else(wrong_type)?))

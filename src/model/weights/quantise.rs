@@ -10,6 +10,9 @@ use crate::ops::cpu::NESTED_LEN;
 use crate::ops::host;
 use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
 
+/// Numbers that share a scale in formats of others, by default.
+const GROUP_LEN: usize = 128;
+
 /// How the frozen linear layers are quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantisation {
@@ -37,6 +40,8 @@ impl Quantisation {
         let blocks = len.div_ceil(Quantisation::BLOCK_LEN);
         match (self.coding, self.nested) {
             (Coding::Int8, _) => len + 4 * out_features,
+            (Coding::Fp8, _) => len + 4 * out_features * in_features.div_ceil(GROUP_LEN),
+            (Coding::Int4, _) => len / 2 + 8 * out_features * in_features.div_ceil(GROUP_LEN),
             (_, false) => len.div_ceil(2) + 4 * blocks,
             (_, true) => len.div_ceil(2) + blocks + 4 * (blocks.div_ceil(NESTED_LEN) + 256),
         }
@@ -53,7 +58,12 @@ impl Quantisation {
         device: &Device,
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<Quantised, Overflow> {
-        let coding = self.coding;
+        // Random numbers in a format that is only read: one of the same size.
+        let coding = match self.coding {
+            Coding::Int4 => Coding::Nf4,
+            Coding::Fp8 => Coding::Int8,
+            coding => coding,
+        };
         let (codes, scales, block_len) = match coding.table() {
             Some(table) => {
                 let (codes, scales) = four_bits(shape[0] * shape[1], table, fill);
@@ -84,7 +94,7 @@ impl Quantisation {
         let floats = |numbers: &Tensor<1>| numbers.to_data().as_bytes().to_vec();
         let bytes = |codes: &Tensor<1, Int>| codes.to_data().as_bytes().to_vec();
         let mut kept = match &matrix.scales {
-            BlockScales::Plain(scales) => floats(scales),
+            BlockScales::Plain(scales) | BlockScales::Shifted { scales, .. } => floats(scales),
             BlockScales::Nested { codes, table, scales, offset } => {
                 [floats(table), floats(scales), offset.to_le_bytes().to_vec(), bytes(codes)].concat()
             }
