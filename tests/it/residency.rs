@@ -48,11 +48,14 @@ fn adapters_over_weights_on_disk_are_those_over_weights_in_memory_bit_for_bit() 
         let kept = || fs::read_dir(cache.join("weights")).map_or(0, Iterator::count);
         let needs_copy = form.len() > 1 || form[0].contains("f32");
         assert_eq!((kept(), said.contains("; used from ")), (usize::from(needs_copy), needs_copy), "{form:?}: {said}");
-        // A run may continue with the other.
+        // A run may continue with the other. A damaged copy is made again.
+        for copy in fs::read_dir(cache.join("weights")).into_iter().flatten() {
+            fs::File::options().write(true).open(copy.unwrap().path()).unwrap().set_len(1000).unwrap();
+        }
         let checkpoint = bench.path("resident/checkpoints/step-000003");
         let ((adapter, _), _) = trains("resumed", &["--set", MAPPED, "--resume", checkpoint.to_str().unwrap()]);
         assert!(adapter == resident.0, "{form:?}: resumed");
-        assert!(kept() < 2, "{form:?}: written again");
+        assert_eq!(kept(), usize::from(needs_copy), "{form:?}");
     }
 }
 

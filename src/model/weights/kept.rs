@@ -37,14 +37,14 @@ impl Weights {
         let (Self::Files(files), Some(path)) = (self, self.copy(config, storage)?) else {
             return Ok(Cow::Borrowed(self));
         };
-        let folder = path.parent().unwrap_or(Path::new(""));
-        if !path.is_file() {
-            files.write_in_form(config, storage, folder, &path)?;
-            tidy(folder, SUFFIX, MAX_CACHE_BYTES, &path);
-        }
+        // A damaged copy is made again.
+        let opened = WeightFiles::open_file(path.clone()).or_else(|_| {
+            files.write_in_form(config, storage, &path)?;
+            WeightFiles::open_file(path.clone())
+        })?;
         // A failure is ignored: only `tidy` uses the time.
         drop(File::open(&path).and_then(|file| file.set_modified(SystemTime::now())));
-        WeightFiles::open_file(path).map(Self::Files).map(Cow::Owned)
+        Ok(Cow::Owned(Self::Files(opened)))
     }
 
     /// The file in the cache folder for weights that are to stay on disk in another form than theirs.
@@ -122,7 +122,8 @@ impl WeightFiles {
     }
 
     /// Writes the file whole or not at all; two processes may do so at once.
-    fn write_in_form(&self, config: &ModelConfig, storage: Storage, folder: &Path, path: &Path) -> Result<(), Problem> {
+    fn write_in_form(&self, config: &ModelConfig, storage: Storage, path: &Path) -> Result<(), Problem> {
+        let folder = path.parent().unwrap_or(Path::new(""));
         let failure = OnceLock::new();
         let kept = |(name, shape): (String, Vec<usize>)| {
             let form = Form::of(&name, &shape, storage);
@@ -139,7 +140,11 @@ impl WeightFiles {
             let file = unfinished.path().join("weights");
             safetensors::serialize_to_file(tensors, None, &file).map_err(io::Error::other)?;
             File::open(&file)?.sync_all()?;
-            if failure.get().is_some() { Ok(()) } else { std::fs::rename(file, path) }
+            if failure.get().is_none() {
+                std::fs::rename(file, path)?;
+                tidy(folder, SUFFIX, MAX_CACHE_BYTES, path);
+            }
+            Ok(())
         };
         let written = write().map_err(|error| {
             let problem = Problem::new(format!("cannot write {}: {error}", path.display()));
