@@ -45,14 +45,12 @@ struct QuantState {
 
 /// Names of the tensors that may belong to the matrix `name` beside itself.
 pub(super) fn tensors_beside(name: &str, method: Method) -> Vec<String> {
-    let of_matrix = |parts: &[&str]| parts.iter().map(|part| format!("{name}.{part}")).collect();
     let module = name.strip_suffix(".weight").unwrap_or(name);
     match method {
         Method::Int8 => vec![format!("{module}.SCB"), format!("{module}.weight_format")],
         _ => {
-            let mut names: Vec<String> = of_matrix(&["absmax", "quant_map", "nested_absmax", "nested_quant_map"]);
-            names.push(state_name(name, method));
-            names
+            let parts = ["absmax", "quant_map", "nested_absmax", "nested_quant_map"];
+            parts.map(|part| format!("{name}.{part}")).into_iter().chain([state_name(name, method)]).collect()
         }
     }
 }

@@ -222,7 +222,9 @@ impl WeightFiles {
             }
         }
         for (name, stored) in &self.tensors {
-            if known.contains(name) || name.ends_with(IGNORED_SUFFIX) {
+            // Packers write biases of zeros where a layer has none.
+            let is_padding = || config.quantisation.is_some() && name.ends_with("_proj.bias") && self.is_zero(stored);
+            if known.contains(name) || name.ends_with(IGNORED_SUFFIX) || is_padding() {
                 continue;
             }
             if name != "lm_head.weight" || !config.tie_word_embeddings {
@@ -353,6 +355,10 @@ impl WeightFiles {
         Problem::new(message).at(self.folder.display())
     }
 
+    fn is_zero(&self, stored: &StoredTensor) -> bool {
+        self.bytes(stored).iter().all(|byte| *byte == 0)
+    }
+
     fn same_bytes(&self, name: &str, other: &str) -> bool {
         match (self.tensors.get(name), self.tensors.get(other)) {
             (Some(first), Some(second)) => {
@@ -459,6 +465,19 @@ mod tests {
         fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::F32);
         let error = WeightFiles::open(folder.path()).unwrap().check(&config).unwrap_err().to_string();
         assert!(error.contains("`lm_head.weight` differs from `model.embed_tokens.weight`"), "{error}");
+    }
+
+    #[test]
+    fn a_layer_of_a_quantised_base_may_be_whole_and_have_a_bias_of_zeros() {
+        let folder = tempfile::tempdir().unwrap();
+        let quantisation = Some(StoredQuantisation { method: Method::Int8, whole: Vec::new() });
+        let config = ModelConfig { quantisation, ..tiny_config() };
+        let mut tensors = fixture::random_tensors(&config);
+        for (bias, is_read) in [(0.0, true), (0.5, false)] {
+            tensors.insert("model.layers.0.mlp.up_proj.bias".into(), (vec![176], vec![bias; 176]));
+            fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::F32);
+            assert_eq!(WeightFiles::open(folder.path()).unwrap().check(&config).is_ok(), is_read);
+        }
     }
 
     #[test]

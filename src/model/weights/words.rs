@@ -74,49 +74,19 @@ fn numbers<'a>(files: &'a WeightFiles, stored: &StoredTensor) -> impl Iterator<I
 impl StoredWords<'_> {
     /// The matrix as codes; in `dtype`, where neighbouring inputs are of different groups, as GPTQ orders them by activation.
     pub(super) fn read(self, files: &WeightFiles, dtype: Dtype, device: &Device) -> Result<Matrix, Overflow> {
-        let [out_features, in_features] = self.shape;
-        let codes = self.codes(files);
-        let zeros: Vec<f32> = self.zeros(files);
-        let scales = convert::to_f32(files.bytes(self.scales.0), self.scales.1);
+        let unpacked = Unpacked {
+            coding: if self.words.bits == 4 { Coding::Int4 } else { Coding::Int8 },
+            codes: self.codes(files),
+            zeros: self.zeros(files),
+            scales: convert::to_f32(files.bytes(self.scales.0), self.scales.1),
+            shape: self.shape,
+            groups: self.groups,
+        };
         [self.codes, self.zeros, self.scales.0].into_iter().for_each(|stored| files.release(stored));
-        let coding = if self.words.bits == 4 { Coding::Int4 } else { Coding::Int8 };
-        let block_len = self.block_len();
-        if block_len < LEAST_BLOCK {
-            let number = |place: usize| match coding {
-                Coding::Int8 => f32::from(codes[place].cast_signed()),
-                _ => f32::from(codes[place / 2] >> (4 * (1 - place % 2)) & 15) - 8.0,
-            };
-            let fill = |first: usize, wide: &mut [f32]| {
-                for (place, x) in (first..).zip(wide) {
-                    let (output, input) = (place / in_features, place % in_features);
-                    let group = self.groups[input] * out_features + output;
-                    *x = (number(place) - zeros[group]) * scales[group];
-                }
-            };
-            let buffer = convert::generate(out_features * in_features, dtype, fill)?;
-            let dtype = DType::from(dtype);
-            let data = TensorData::from_bytes(buffer, self.shape, dtype);
-            return Ok(Matrix::Dense(Tensor::from_data(data, (device, dtype))));
+        match unpacked.block_len() {
+            block_len if block_len < LEAST_BLOCK => unpacked.dense(dtype, device).map(Matrix::Dense),
+            block_len => Ok(Matrix::Quantised(Arc::new(unpacked.in_blocks(block_len, device)))),
         }
-        // Groups of a block, row after row.
-        let by_block = |numbers: &[f32]| -> Tensor<1> {
-            let row = |output| self.groups.iter().step_by(block_len).map(move |group| group * out_features + output);
-            let numbers: Vec<f32> = (0..out_features).flat_map(row).map(|place| numbers[place]).collect();
-            let shape = [numbers.len()];
-            host::tensor(numbers, shape, device)
-        };
-        let is_symmetric = zeros.iter().all(|zero| *zero == 0.0);
-        let scales = match by_block(&scales) {
-            scales if is_symmetric => BlockScales::Plain(scales),
-            scales => BlockScales::Shifted { scales, zeros: by_block(&zeros) },
-        };
-        let codes = bytes_tensor(Bytes::from_elems(codes), device);
-        Ok(Matrix::Quantised(Arc::new(Quantised { shape: self.shape, coding, codes, block_len, scales })))
-    }
-
-    /// The length of which all runs of inputs of one group are multiples.
-    fn block_len(&self) -> usize {
-        self.groups.chunk_by(|a, b| a == b).map(<[usize]>::len).fold(0, gcd)
     }
 
     /// Codes row after row: of four bits two to a byte, the first in the upper half; of eight bits less 128.
@@ -163,6 +133,59 @@ impl StoredWords<'_> {
         #[expect(clippy::cast_precision_loss, reason = "at most 256")]
         let zeros = numbers(files, self.zeros).flat_map(of_word).map(|zero| zero as f32).collect();
         zeros
+    }
+}
+
+/// Codes in the order of the matrix, and `[groups, out_features]` scales and zeros.
+struct Unpacked {
+    shape: [usize; 2],
+    coding: Coding,
+    codes: Vec<u8>,
+    zeros: Vec<f32>,
+    scales: Vec<f32>,
+    /// The group of each input.
+    groups: Vec<usize>,
+}
+
+impl Unpacked {
+    /// The length of which all runs of inputs of one group are multiples.
+    fn block_len(&self) -> usize {
+        self.groups.chunk_by(|a, b| a == b).map(<[usize]>::len).fold(0, gcd)
+    }
+
+    fn in_blocks(self, block_len: usize, device: &Device) -> Quantised {
+        let is_symmetric = self.zeros.iter().all(|zero| *zero == 0.0);
+        let scales = match self.by_block(&self.scales, block_len, device) {
+            scales if is_symmetric => BlockScales::Plain(scales),
+            scales => BlockScales::Shifted { scales, zeros: self.by_block(&self.zeros, block_len, device) },
+        };
+        let codes = bytes_tensor(Bytes::from_elems(self.codes), device);
+        Quantised { shape: self.shape, coding: self.coding, codes, block_len, scales }
+    }
+
+    /// The number of each block, row after row.
+    fn by_block(&self, numbers: &[f32], block_len: usize, device: &Device) -> Tensor<1> {
+        let num_rows = self.shape[0];
+        let row = |row| self.groups.iter().step_by(block_len).map(move |group| numbers[group * num_rows + row]);
+        let numbers: Vec<f32> = (0..num_rows).flat_map(row).collect();
+        let shape = [numbers.len()];
+        host::tensor(numbers, shape, device)
+    }
+
+    fn dense(&self, dtype: Dtype, device: &Device) -> Result<Tensor<2>, Overflow> {
+        let [num_rows, width] = self.shape;
+        let number = |place: usize| match self.coding {
+            Coding::Int8 => f32::from(self.codes[place].cast_signed()),
+            _ => f32::from(self.codes[place / 2] >> (4 * (1 - place % 2)) & 15) - 8.0,
+        };
+        let buffer = convert::generate(num_rows * width, dtype, |first, wide| {
+            for (place, x) in (first..).zip(wide) {
+                let at = self.groups[place % width] * num_rows + place / width;
+                *x = (number(place) - self.zeros[at]) * self.scales[at];
+            }
+        })?;
+        let dtype = DType::from(dtype);
+        Ok(Tensor::from_data(TensorData::from_bytes(buffer, self.shape, dtype), (device, dtype)))
     }
 }
 
