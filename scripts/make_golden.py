@@ -24,7 +24,8 @@ a bound of 0.3, matrices with 1.7 / sqrt(in_features).
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
 
 `bitsandbytes` does what `family` does for FOLDER/shape.json, which also has a `quantization_config`, and writes the model
-as bitsandbytes quantises it beside them; some of the logits' columns are enough there.
+as bitsandbytes quantises it beside them; some of the logits' columns are enough there. Widths are multiples of a block:
+bitsandbytes 0.50.2 decodes others wrongly on a CPU, where a block crosses rows.
 
 `quantised` writes a matrix and what bitsandbytes makes of it: codes, scales, and some of the decoded numbers.
 
@@ -112,6 +113,9 @@ def open_model(folder: pathlib.Path):
     """The base model in f32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", device_map="cpu")
     for parameter in model.parameters():
+        if hasattr(parameter, "quant_state"):
+            # Else its backward rounds to the type of the original what its forward does not round.
+            parameter.quant_state.dtype = torch.float32
         if type(parameter) is torch.nn.Parameter:  # as PEFT's prepare_model_for_kbit_training does it
             parameter.data = parameter.data.float()
     # Outside of training, bitsandbytes rounds activations too. There is no dropout.
