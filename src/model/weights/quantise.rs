@@ -47,7 +47,7 @@ impl Quantisation {
         }
     }
 
-    /// Quantises a matrix `[out_features, in_features]`. `fill` writes at most [`BLOCK_ELEMENTS`] of its numbers, starting
+    /// Quantises a matrix `[out_features, in_features]`. `fill` writes at most 2,048 of its numbers, starting
     /// at the element that it gets.
     ///
     /// # Errors
