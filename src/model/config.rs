@@ -191,6 +191,12 @@ impl ModelOptions {
     }
 
     fn check(self, section: &mut Section) -> Self {
+        let is_nested = self.double_quantization;
+        if is_nested && !matches!(self.quantization, Quantization::Nf4 | Quantization::Fp4) {
+            let problem =
+                Problem::new("`model.double_quantization` = true, but `model.quantization` is not \"nf4\" or \"fp4\"");
+            section.reject("double_quantization", problem.hint("take it out, or name the codes"));
+        }
         if self.residency == Residency::Mapped && self.init == Init::Random {
             let problem = Problem::new("`model.residency` = \"mapped\", and random weights have no file to stay in");
             section.reject("residency", problem.hint("take it out, or set `model.init` to \"pretrained\""));

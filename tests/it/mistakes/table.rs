@@ -152,6 +152,11 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         &["= \"yes\", expected \"auto\", true, false or \"offload\""],
     ),
     ("DoRA", Set(&["lora.use_dora=true"]), &["`lora.use_dora` = true is not available yet", "plain LoRA"]),
+    (
+        "scales of no codes",
+        Set(&["model.double_quantization=true"]),
+        &["`model.quantization` is not \"nf4\" or \"fp4\""],
+    ),
     ("residency", Set(&["model.residency=\"host\""]), &["`model.residency` = \"host\" is not available yet"]),
     (
         "two warm-ups",
