@@ -14,7 +14,8 @@ length, LoRA on every linear layer, AdamW, clipping at 1. Reported are medians o
 
 and the ratios to PEFT in f32. Prints a table and writes JSON with hardware, versions and command line to --out.
 
-Sides: ours-f32, ours-bf16, peft-f32, peft-bf16 (base in bf16, adapters in f32, autocast). --set goes to our side only.
+Sides: ours-f32, ours-bf16, peft-f32, peft-bf16 (base in bf16, adapters in f32, autocast), and ours-nf4, peft-nf4 (the
+same with the base in nf4, on PEFT's side by bitsandbytes). --set goes to our side only.
 Needs the models (scripts/get_models.py) and the Python packages of scripts/setup_python.sh.
 """
 
@@ -26,7 +27,7 @@ import tempfile
 
 import benchlib
 
-SIDES = ("ours-f32", "peft-f32", "ours-bf16", "peft-bf16")
+SIDES = ("ours-f32", "peft-f32", "ours-bf16", "peft-bf16", "ours-nf4", "peft-nf4")
 ROWS = {
     "stories15M-4x256": {"model": "stories15M", "rows": 4, "length": 256, "r": 8, "checkpointing": False},
     "smollm2-2x512": {"model": "smollm2-135m", "rows": 2, "length": 512, "r": 16, "checkpointing": False},
@@ -39,19 +40,27 @@ def peft_side(task: dict) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    dtype = torch.bfloat16 if task["dtype"] == "bf16" else torch.float32
-    benchlib.peft_steps(AutoModelForCausalLM.from_pretrained(task["model"], dtype=dtype), task)
+    options = {"dtype": torch.bfloat16 if task["dtype"] == "bf16" else torch.float32}
+    if task["is_quantised"]:
+        from transformers import BitsAndBytesConfig
+
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+        options |= {"quantization_config": config, "device_map": "cpu"}
+    benchlib.peft_steps(AutoModelForCausalLM.from_pretrained(task["model"], **options), task)
 
 
 def run_side(side: str, row: dict, args, work: pathlib.Path) -> dict:
     """One measurement."""
     program, dtype = side.split("-")
-    task = {**row, "model": str((args.models / row["model"]).resolve()), "dtype": dtype, "steps": args.steps, "device": "cpu"}
+    is_quantised = dtype == "nf4"
+    task = {**row, "model": str((args.models / row["model"]).resolve()), "dtype": "bf16" if is_quantised else dtype,
+            "is_quantised": is_quantised, "steps": args.steps, "device": "cpu"}
     if program == "peft":
         return benchlib.measure([sys.executable, __file__, "--peft-side", json.dumps(task)])
     recipe = work / f"{side}.toml"
     recipe.write_text(benchlib.recipe(task, work / "run"))
-    return benchlib.measure(benchlib.bench_command(args.binary, recipe, args.set, row.get("warmup", benchlib.NUM_WARMUP_STEPS)))
+    settings = args.set + ["model.quantization=nf4"] * is_quantised
+    return benchlib.measure(benchlib.bench_command(args.binary, recipe, settings, row.get("warmup", benchlib.NUM_WARMUP_STEPS)))
 
 
 def table(found: dict[str, dict[str, list[dict]]]) -> tuple[str, list[dict]]:

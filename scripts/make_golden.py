@@ -4,8 +4,10 @@
 usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--curve] [--seed N]
        make_golden.py family FOLDER
        make_golden.py rope OUT_DIR
+       make_golden.py bitsandbytes FOLDER
        make_golden.py quantised OUT_FILE
        make_golden.py gguf OUT_FILE
+       make_golden.py packed OUT_FILE
 
 `model` writes OUT_DIR/golden.json and OUT_DIR/golden.safetensors for one Hugging Face folder:
 
@@ -22,9 +24,15 @@ a bound of 0.3, matrices with 1.7 / sqrt(in_features).
 
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
 
+`bitsandbytes` does what `family` does for FOLDER/shape.json, which also has a `quantization_config`, and writes the model
+as bitsandbytes quantises it beside them; some of the logits' columns are enough there. Widths are multiples of a block:
+bitsandbytes 0.50.2 decodes others wrongly on a CPU, where a block crosses rows.
+
 `quantised` writes a matrix and what bitsandbytes makes of it: codes, scales, and some of the decoded numbers.
 
 `gguf` writes blocks of every quantised type of GGUF, and the numbers that gguf-py decodes them to.
+`packed` writes a matrix as AutoGPTQ and AutoAWQ pack it and as 8-bit floats, each with what they decode it to (pip install
+--no-deps auto-gptq==0.7.1 autoawq==0.2.7.post3, which need no GPU for this).
 
 Adapters are not stored; a test makes the same numbers by a formula (`formula` below). Its `name` is PEFT's key of the
 tensor, such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
@@ -43,6 +51,7 @@ log-sum-exp. Needs torch, transformers, peft, safetensors (scripts/setup_python.
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import pathlib
 import platform
@@ -60,7 +69,8 @@ import transformers
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, get_cosine_schedule_with_warmup
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, PreTrainedTokenizerFast,
+                          get_cosine_schedule_with_warmup)
 
 from quickstart_text import World
 
@@ -103,7 +113,15 @@ def projections(name: str, values: np.ndarray) -> list[float]:
 
 def open_model(folder: pathlib.Path):
     """The base model in f32."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", device_map="cpu")
+    for parameter in model.parameters():
+        if hasattr(parameter, "quant_state"):
+            # Else its backward rounds to the type of the original what its forward does not round.
+            parameter.quant_state.dtype = torch.float32
+        if type(parameter) is torch.nn.Parameter:  # as PEFT's prepare_model_for_kbit_training does it
+            parameter.data = parameter.data.float()
+    # Outside of training, bitsandbytes rounds activations too. There is no dropout.
+    return model.train(hasattr(model.config, "quantization_config"))
 
 
 def open_tokenizer(folder: pathlib.Path) -> PreTrainedTokenizerFast:
@@ -158,7 +176,8 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     """The model with an adapter whose values follow from the formula."""
     config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", **lora)
-    model = get_peft_model(open_model(folder), config).eval()
+    base = open_model(folder)
+    model = get_peft_model(base, config).train(base.training)
     named = adapter_tensors(model)
     with torch.no_grad():
         for name, tensor in named.items():
@@ -311,18 +330,43 @@ def make_model(args) -> None:
     write(args.out, document, arrays)
 
 
-def make_family(args) -> None:
-    """The golden files of a small model whose weights follow from the formula."""
+def model_by_formula(config):
+    """A model whose weights follow from the formula."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.out), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             centre, bound = (float(name.endswith("norm.weight")), 0.3) if tensor.dim() == 1 else (0.0, 1.7 * tensor.shape[1] ** -0.5)
             tensor.copy_(torch.from_numpy(np.float32(centre) + formula(name, tuple(tensor.shape), bound)))
+    return model
+
+
+def make_family(args) -> None:
+    """The golden files of a small model whose weights follow from the formula."""
+    model = model_by_formula(AutoConfig.from_pretrained(args.out))
     with tempfile.TemporaryDirectory() as folder:
         args.model = pathlib.Path(folder)
         model.save_pretrained(folder)
         shutil.copy(args.out / "config.json", folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(pathlib.Path("quickstart/model") / name, folder)
+        make_model(args)
+
+
+def make_bitsandbytes(args) -> None:
+    """The golden files of a small model that bitsandbytes has quantised, and the model."""
+    global NUM_COLUMNS
+    NUM_COLUMNS = 24
+    shape = json.loads((args.out / "shape.json").read_text())
+    quantisation = BitsAndBytesConfig(**shape.pop("quantization_config"))
+    with tempfile.TemporaryDirectory() as whole, tempfile.TemporaryDirectory() as folder:
+        model_by_formula(AutoConfig.for_model(**shape)).save_pretrained(whole)
+        model = AutoModelForCausalLM.from_pretrained(whole, quantization_config=quantisation, device_map="cpu",
+                                                     dtype=torch.bfloat16)
+        args.model = pathlib.Path(folder)
+        model.save_pretrained(folder)
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(args.model / name, args.out)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(pathlib.Path("quickstart/model") / name, folder)
         make_model(args)
@@ -394,6 +438,61 @@ def make_gguf(args) -> None:
         if kind not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16):
             tensors |= {f"{kind.name}.blocks": blocks[usable][:3].flatten(), f"{kind.name}.numbers": numbers[usable][:3].flatten()}
     save_file(tensors, args.out)
+def module_of(package: str, path: str):
+    """A file of a package whose __init__ wants other versions of everything."""
+    root = pathlib.Path(importlib.util.find_spec(package).submodule_search_locations[0])
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), root / f"{path}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_packed(args) -> None:
+    gptq = module_of("auto_gptq", "nn_modules/qlinear/qlinear_cuda").QuantLinear
+    awq = module_of("awq", "modules/linear/gemm")
+
+    torch.manual_seed(8)
+    out_features, in_features, group = 64, 96, 32
+    linear = torch.nn.Linear(in_features, out_features, bias=False, dtype=torch.float16)
+    tensors = {}
+
+    def add(kind, packed, decoded):
+        tensors.update({f"{kind}.{name}": tensor for name, tensor in packed.items() if name not in ("wf", "bias")})
+        tensors[f"{kind}.decoded"] = decoded.half()
+
+    def scales_and_zeros(bits, symmetric):
+        most = 2**bits - 1
+        groups = linear.weight.detach().float().reshape(out_features, -1, group)
+        low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+        if symmetric:
+            high = torch.maximum(-low, high)
+            return (2 * high / most).half(), torch.full_like(high, (most + 1) / 2)
+        scales = (high - low) / most
+        return scales.half(), torch.round(-low / scales)
+
+    orders = {"": torch.arange(in_features) // group, "_ordered": torch.randperm(in_features) // group}
+    for kind, bits, symmetric, order in [("gptq4", 4, True, ""), ("gptq4_zeros", 4, False, ""), ("gptq8", 8, False, ""),
+                                         ("gptq4_ordered", 4, False, "_ordered")]:
+        layer = gptq(bits, group, in_features, out_features, False, weight_dtype=torch.float16)
+        layer.pack(linear, *scales_and_zeros(bits, symmetric), orders[order].to(torch.int32))
+        add(kind, dict(layer.named_buffers()), layer(torch.eye(in_features, dtype=torch.float16)).t())
+    scales, zeros = scales_and_zeros(4, False)
+    layer = awq.WQLinear_GEMM.from_linear(linear, 4, group, scales=scales.t().contiguous(), zeros=zeros.t().contiguous())
+    decoded = awq.dequantize_gemm(layer.qweight, layer.qzeros, layer.scales, 4, group).t()
+    add("awq", dict(layer.named_buffers()), decoded)
+
+    weight = linear.weight.detach().float()
+    for kind, tile in [("fp8", (48, 32)), ("fp8_rows", (1, in_features)), ("fp8_all", (out_features, in_features))]:
+        tiles = -(-out_features // tile[0]), -(-in_features // tile[1])
+        spread = lambda x: x.repeat_interleave(tile[0], 0)[:out_features].repeat_interleave(tile[1], 1)[:, :in_features]
+        padded = torch.nn.functional.pad(weight, (0, tiles[1] * tile[1] - in_features, 0, tiles[0] * tile[0] - out_features))
+        scales = padded.reshape(tiles[0], tile[0], tiles[1], tile[1]).abs().amax((1, 3)) / 448
+        codes = (weight / spread(scales)).to(torch.float8_e4m3fn)
+        packed = {"weight": codes, "weight_scale": scales if kind != "fp8_all" else scales.reshape(())}
+        add(kind, packed, codes.float() * spread(scales))
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    tensors["fp8_numbers"] = codes.float().nan_to_num(0.0)
+    save_torch_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, args.out)
 
 
 def main() -> None:
@@ -413,12 +512,18 @@ def main() -> None:
     rope = kinds.add_parser("rope", help="rotary tables")
     rope.add_argument("out", type=pathlib.Path)
     rope.set_defaults(make=make_rope)
+    quantised = kinds.add_parser("bitsandbytes", help="the golden files of a small model that bitsandbytes has quantised")
+    quantised.add_argument("out", type=pathlib.Path)
+    quantised.set_defaults(make=make_bitsandbytes, r=4, whole_gradients=False, curve=False, seed=31)
     quantised = kinds.add_parser("quantised", help="what bitsandbytes makes of a matrix")
     quantised.add_argument("out", type=pathlib.Path)
     quantised.set_defaults(make=make_quantised)
     blocks = kinds.add_parser("gguf", help="what gguf-py makes of blocks")
     blocks.add_argument("out", type=pathlib.Path)
     blocks.set_defaults(make=make_gguf)
+    packed = kinds.add_parser("packed", help="a matrix as AutoGPTQ and AutoAWQ pack it")
+    packed.add_argument("out", type=pathlib.Path)
+    packed.set_defaults(make=make_packed)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

@@ -22,7 +22,7 @@ pub use adapter_file::{SavedAdapter, find_adapter, is_adapter, read_adapter, wri
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use error::ExportError;
 pub use gguf::{GgufType, adapter_gguf, merge_gguf, modelfile};
-pub use merge::{MergeSummary, merge};
+pub use merge::{Differences, MergeOptions, MergeSummary, merge};
 pub use prompt_form::{PROMPT_FORM_FILE, PromptForm};
 
 /// The matrices of an adapter by module, for example `model.layers.0.self_attn.q_proj`.

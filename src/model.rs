@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use self::block::{Block, BlockContext};
+use self::pager::Pager;
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::ops::attention::Heads;
@@ -21,10 +22,11 @@ pub mod block;
 pub mod config;
 pub mod decode;
 pub mod load;
+mod pager;
 pub mod rope;
 pub mod weights;
 
-pub use config::{Init, ModelOptions, Quantization, Storage};
+pub use config::{Init, ModelOptions, Quantization, Residency, Storage};
 
 /// Frozen weights of a model, on its device.
 #[derive(Clone, Debug)]
@@ -35,7 +37,7 @@ pub struct Model {
     pub compute: DType,
     /// `[vocab_size, hidden_size]`.
     pub embed_tokens: Tensor<2>,
-    /// The blocks.
+    /// The blocks, which [`walk`](Self::walk) visits.
     pub blocks: Vec<Block>,
     /// Weight of the last norm, `[hidden_size]`.
     pub norm: Tensor<1>,
@@ -44,6 +46,8 @@ pub struct Model {
     /// Rotary angles up to the longest position so far; grows on demand.
     rotary: Arc<Mutex<Arc<RotaryTable>>>,
     place: Place,
+    /// Where the weights are on disk.
+    pager: Option<Arc<Pager>>,
 }
 
 impl Model {
@@ -59,7 +63,7 @@ impl Model {
     ) -> Self {
         let rotary = Arc::new(Mutex::new(config.rotary_table(0)));
         let place = Place::of(&norm.device(), compute);
-        Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary, place }
+        Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary, place, pager: None }
     }
 
     /// The model with these products of operands in `f32`; the kernels of the CPU have only one kind.
@@ -79,6 +83,18 @@ impl Model {
     #[must_use]
     pub fn place(&self) -> Place {
         self.place
+    }
+
+    /// The blocks of these layers, in this order. A mapped block is read ahead and released behind.
+    pub fn walk(&self, layers: impl Iterator<Item = usize>) -> impl Iterator<Item = (usize, &Block)> {
+        let mut layers = layers.peekable();
+        std::iter::from_fn(move || {
+            let layer = layers.next()?;
+            if let Some(pager) = &self.pager {
+                pager.turn_to(layer, layers.peek().copied());
+            }
+            Some((layer, &self.blocks[layer]))
+        })
     }
 
     /// Rotary angles for at least `num_positions` positions.
@@ -141,8 +157,8 @@ impl Model {
         let batch = &*self.arranged(batch);
         let layout = self.layout(batch);
         let mut x = self.embed(&batch.input_ids);
-        for (layer, (block, adapters)) in self.blocks.iter().zip(&adapters.blocks).enumerate() {
-            let context = BlockContext::new(&self.config, layer, &layout, adapters, None);
+        for (layer, block) in self.walk(0..self.blocks.len()) {
+            let context = BlockContext::new(&self.config, layer, &layout, &adapters.blocks[layer], None);
             x = block.output(&block.activations(x, &context), &context);
         }
         x

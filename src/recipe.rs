@@ -16,6 +16,7 @@ use crate::lora::config::LoraConfig;
 use crate::metrics::{CostConfig, LoggingConfig};
 use crate::model::{ModelOptions, Storage};
 use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, section};
+use crate::spec::ModelConfig;
 use crate::train::config::{BestBy, EvalConfig, OptimizerConfig, SchedulerConfig, TrainConfig};
 use crate::train::schedule::LrScheduler;
 use crate::train::watchdog::WatchdogConfig;
@@ -90,10 +91,10 @@ pub enum Purpose {
 }
 
 impl Recipe {
-    /// How the frozen weights are held.
+    /// How the frozen weights are held; without `config`, as if they were not quantised already.
     #[must_use]
-    pub fn storage(&self) -> Storage {
-        self.model.storage(self.train.precision.dtype())
+    pub fn storage(&self, config: Option<&ModelConfig>) -> Storage {
+        self.model.storage(self.train.precision.dtype(), config)
     }
 
     /// Reads a recipe file, with the changes of the command line.

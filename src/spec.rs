@@ -3,16 +3,16 @@
 //!
 //! A family whose decoder block is a variation of the common one is a row in `families`.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 
 mod families;
 pub mod gguf;
 mod json;
 mod shipped;
+mod stored;
 
 pub use shipped::shipped_config;
+pub use stored::{Method, StoredQuantisation, Words};
 
 /// A linear layer of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,9 +105,8 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// Standard deviation of randomly initialised weights, for `init = "random"`.
     pub initializer_range: f64,
-    /// Bytes of the matrices of linear layers that lie quantised in a GGUF file; the CPU keeps them so.
-    #[serde(skip)]
-    pub packed: BTreeMap<String, usize>,
+    /// How the linear layers are stored, where they are quantised already.
+    pub quantisation: Option<StoredQuantisation>,
 }
 
 /// Change of the rotary frequencies for contexts longer than the model was pretrained on.

@@ -1,6 +1,7 @@
 //! Training: the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation.
 
 pub mod backprop;
+mod base_weights;
 pub mod config;
 pub mod eval;
 pub mod fit;

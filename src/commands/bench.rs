@@ -69,7 +69,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let prepared = Prepared::new(recipe, None, WeightsFrom::Hub, false)?;
     let Prepared { recipe, source, selection, device, memory } = &prepared;
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
-    let model = source.load(recipe.storage(), recipe.train.precision, device)?;
+    let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
     let adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
     let num_trainable = adapters.num_parameters();
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;

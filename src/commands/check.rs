@@ -160,7 +160,7 @@ fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenize
     let Parts { model: ModelParts { folder, config, weights, is_downloaded }, selection, device, .. } = parts;
     let (config, device) = (config.as_ref(), device.as_ref());
     let stored = match weights {
-        Some(weights) => overview::weights(&weights),
+        Some(weights) => overview::weights(&weights, config, recipe),
         None if is_downloaded => "weights not readable".to_owned(),
         None => "weights not downloaded yet".to_owned(),
     };

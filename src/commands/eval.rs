@@ -110,7 +110,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     };
     let what = adapter.map_or(recipe.model.path.clone(), |adapter| adapter.folder.display().to_string());
     say(&format!("{what}: {} rows on {}", data.num_eval_rows(), device.label));
-    let model = source.load(recipe.storage(), recipe.train.precision, device)?;
+    let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
     let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, None, recipe.seed);
     let bar = ProgressBar::new(0);
     let on_progress = |done: usize, total: usize| {

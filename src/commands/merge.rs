@@ -8,10 +8,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::named::{ModelArgs, Named, misfit};
 use super::say;
-use crate::export::{self, ExportError, GgufType, MergeSummary};
+use crate::device::Dtype;
+use crate::export::{self, Differences, ExportError, GgufType, MergeOptions, MergeSummary};
 use crate::failure::Failure;
 use crate::gguf::{self, only_gguf};
 use crate::hub::{self, HubSettings, Progress, Wanted};
+use crate::model::weights::Quantisation;
+use crate::ops::quantised::Coding;
 use crate::run::args::quoted;
 use crate::schema::Problem;
 use crate::text::bytes;
@@ -30,12 +33,20 @@ pub(crate) struct MergeArgs {
     #[arg(long, value_name = "DIR|FILE.gguf")]
     pub(crate) out: PathBuf,
 
-    /// Type of the matrices in a GGUF file; without it, that of the base's files, and f16 for f32
+    /// Type of the weights; without it, that of the base's files, and in a GGUF file f16 for f32
     #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<GgufType>,
 
+    /// Write the linear layers as codes that bitsandbytes reads
+    #[arg(long, value_name = "CODES", value_parser = coding)]
+    pub(crate) quantize: Option<Coding>,
+
+    /// Add the adapter to the base as it is stored, where it was trained on a quantised one
+    #[arg(long)]
+    pub(crate) original: bool,
+
     /// Write the adapter alone as GGUF, for llama.cpp to load beside its base
-    #[arg(long, conflicts_with = "dtype")]
+    #[arg(long, conflicts_with_all = ["dtype", "quantize", "original"])]
     pub(crate) adapter_only: bool,
 }
 
@@ -64,7 +75,10 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         let hint = "write the adapter alone, for llama.cpp to load beside it: --adapter-only --out mine.gguf";
         return Err(problem.hint(hint).into());
     }
-    let summary = written(args, is_gguf, &base, &adapter.folder).map_err(|error| failure(error, &adapter.folder))?;
+    let trained_on = named.base.storage(Dtype::F32, None).quantisation;
+    let decoded = trained_on.filter(|_| !args.original);
+    let summary =
+        written(args, is_gguf, &base, &adapter.folder, decoded).map_err(|error| failure(error, &adapter.folder))?;
     let mut text = format!(
         "merged {} layer{} of {} into {}: {} in {} file{}, {:.1} s",
         summary.num_modules,
@@ -81,6 +95,9 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     {
         let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
     }
+    if let Some(quantisation) = trained_on {
+        text.push_str(&onto(quantisation, args.original, is_gguf, summary.differences));
+    }
     if is_gguf {
         let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));
         let _ = write!(text, "\n  llama-cli -m {out}\n  ollama create NAME -f {modelfile}");
@@ -89,21 +106,51 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Onto which base an adapter was merged that was trained on a quantised one, and what that does to the weights.
+fn onto(quantisation: Quantisation, is_original: bool, is_gguf: bool, differences: Differences) -> String {
+    let Differences { written, decoded } = differences;
+    let mut text = format!("\nthe adapter was trained on a base in {quantisation}, and was added to ");
+    if is_original {
+        text.push_str("the base as it is stored");
+        return text;
+    }
+    let _ = write!(text, "that, decoded; with --original, weights are up to {decoded:.1e} from those in training");
+    if !is_gguf {
+        let _ = write!(text, ", so up to {written:.1e}");
+    }
+    text
+}
+
 /// Whether `--out` names a GGUF file; the options for one are refused where it does not.
 fn is_gguf(args: &MergeArgs) -> Result<bool, Problem> {
     let is_gguf = args.out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-    let options = [("--dtype", args.dtype.is_some()), ("--adapter-only", args.adapter_only)];
-    match options.into_iter().find(|(_, is_given)| *is_given && !is_gguf) {
-        None => Ok(is_gguf),
-        Some((option, _)) => {
-            let problem = Problem::new(format!("{option} is for GGUF files, and {} is a folder", args.out.display()));
-            Err(problem.hint("name a file: --out mine.gguf"))
-        }
+    let only = |option: &str, kind: &str, hint: &str| {
+        let out = args.out.display();
+        Err(Problem::new(format!("{option} is for a {kind}, and {out} is none")).hint(hint))
+    };
+    match (is_gguf, args.dtype, args.adapter_only, args.quantize) {
+        (false, Some(GgufType::Q8), ..) => only("--dtype q8_0", "GGUF file", "name one: --out mine.gguf"),
+        (false, _, true, _) => only("--adapter-only", "GGUF file", "name one: --out mine.gguf"),
+        (true, _, _, Some(_)) => only("--quantize", "folder", "--dtype q8_0 quantises a GGUF file"),
+        _ => Ok(is_gguf),
     }
 }
 
+fn coding(name: &str) -> Result<Coding, String> {
+    [Coding::Nf4, Coding::Fp4, Coding::Int8]
+        .into_iter()
+        .find(|coding| coding.to_string() == name)
+        .ok_or_else(|| "expected nf4, fp4 or int8".to_owned())
+}
+
 /// Merges, and shows how far it is.
-fn written(args: &MergeArgs, is_gguf: bool, base: &Path, adapter: &Path) -> Result<MergeSummary, ExportError> {
+fn written(
+    args: &MergeArgs,
+    is_gguf: bool,
+    base: &Path,
+    adapter: &Path,
+    decoded: Option<Quantisation>,
+) -> Result<MergeSummary, ExportError> {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("merging [{bar:24}] {binary_bytes}/{binary_total_bytes} {eta}") {
         bar.set_style(style.progress_chars("=> "));
@@ -113,9 +160,10 @@ fn written(args: &MergeArgs, is_gguf: bool, base: &Path, adapter: &Path) -> Resu
         bar.inc(written as u64);
     };
     let summary = if is_gguf {
-        export::merge_gguf(base, adapter, &args.out, args.dtype, &on_bytes)
+        export::merge_gguf(base, adapter, &args.out, args.dtype, decoded, &on_bytes)
     } else {
-        export::merge(base, adapter, &args.out, &on_bytes)
+        let dtype = args.dtype.and_then(GgufType::float);
+        export::merge(base, adapter, &args.out, MergeOptions { decoded, dtype, quantise: args.quantize }, &on_bytes)
     };
     bar.finish_and_clear();
     summary

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::lora::AdapterSet;
 use crate::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
-use crate::model::{Model, ModelOptions, Quantization, Storage};
+use crate::model::{Model, ModelOptions, Quantization, Residency, Storage};
 use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::schema::Problem;
@@ -116,8 +116,9 @@ impl Named {
             let hint = format!("give one another name: --adapter {}{index}={}", twice.name, twice.folder.display());
             return Err(problem.hint(hint).into());
         }
-        let Base { path, revision, dtype, quantization, double_quantization } = base;
-        let base = ModelOptions { path, revision, dtype, quantization, double_quantization, ..ModelOptions::default() };
+        let Base { path, revision, dtype, quantization, double_quantization, residency } = base;
+        let options = ModelOptions { path, revision, dtype, quantization, ..ModelOptions::default() };
+        let base = ModelOptions { double_quantization, residency, ..options };
         Ok(Self { base, adapters })
     }
 
@@ -200,6 +201,7 @@ struct Base {
     dtype: Option<Dtype>,
     quantization: Quantization,
     double_quantization: bool,
+    residency: Residency,
 }
 
 /// What is read of a run's recipe: other versions may have other keys.
@@ -218,6 +220,8 @@ struct RunModel {
     quantization: Quantization,
     #[serde(default)]
     double_quantization: bool,
+    #[serde(default)]
+    residency: Residency,
 }
 
 #[derive(Deserialize)]
@@ -252,8 +256,8 @@ impl Base {
         let RunRecipe { model, train } = toml::from_str(&text).map_err(|error| failed(&error.message()))?;
         let dtype = model.dtype.as_deref().and_then(|name| name.parse().ok());
         let rounded = train.precision.parse().ok().filter(|dtype| *dtype != Dtype::F32);
-        let RunModel { path, revision, quantization, double_quantization, .. } = model;
-        Ok(Self { path, revision, dtype: dtype.or(rounded), quantization, double_quantization })
+        let RunModel { path, revision, quantization, double_quantization, residency, .. } = model;
+        Ok(Self { path, revision, dtype: dtype.or(rounded), quantization, double_quantization, residency })
     }
 }
 
@@ -355,7 +359,7 @@ impl ModelFiles {
         }
         let none = AdapterSet::none(source.config.num_hidden_layers);
         opened.push(OpenedAdapter { name: BASE.to_owned(), set: none, form: None });
-        let storage = Storage { dtype, ..base.storage(dtype) };
+        let storage = Storage { dtype, ..base.storage(dtype, Some(&source.config)) };
         let model = source.load(storage, precision.into(), &device)?;
         args.note(&format!("{}: held in {storage}, computed in {precision} on {}", base.path, device.label));
         Ok(OpenedModel { source, tokenizer, model, adapters: opened })

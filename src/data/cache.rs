@@ -29,9 +29,9 @@ pub const MAX_CACHE_BYTES: u64 = 32 << 30;
 /// Increase this with every change to the layout of a token file or to how a row is encoded.
 const FORMAT_VERSION: u32 = 5;
 /// Suffix of token file names.
-const STORE_SUFFIX: &str = ".tokens";
-/// Suffix of the names of files that are still being written.
-const UNFINISHED_SUFFIX: &str = ".unfinished";
+pub(super) const STORE_SUFFIX: &str = ".tokens";
+/// Suffix of the names of files and folders that are still being written.
+pub(crate) const UNFINISHED_SUFFIX: &str = ".unfinished";
 /// An unfinished file that was last written to this long ago was left by a process that was killed.
 const UNFINISHED_AGE: Duration = Duration::from_hours(24);
 
@@ -82,9 +82,9 @@ impl CacheKey {
     }
 }
 
-/// Removes abandoned unfinished files and, beyond `max_bytes`, the least recently used token files, but never `keep`. A
-/// file that cannot be removed stays.
-pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
+/// Removes abandoned unfinished files and, beyond `max_bytes`, the least recently used files whose names end in `suffix`,
+/// but never `keep`. A file that cannot be removed stays.
+pub(crate) fn tidy(folder: &Path, suffix: &str, max_bytes: u64, keep: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let mut stores: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for entry in entries.flatten() {
@@ -93,8 +93,8 @@ pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
         let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         let name = name.to_string_lossy();
         if name.ends_with(UNFINISHED_SUFFIX) && modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE) {
-            drop(std::fs::remove_file(&path));
-        } else if name.ends_with(STORE_SUFFIX) {
+            drop(std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path)));
+        } else if name.ends_with(suffix) {
             stores.push((modified, metadata.len(), path));
         }
     }
@@ -110,7 +110,8 @@ pub(super) fn tidy(folder: &Path, max_bytes: u64, keep: &Path) {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Bytes as text.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -34,6 +34,8 @@ pub struct Facts {
     /// What one pass over the rows reads: the kept tokens of their files, or the files themselves where no tokens were
     /// kept.
     pub(crate) data_bytes: Option<u64>,
+    /// What a step reads of weights that stay on disk; `None` where they are in memory.
+    pub(crate) weights_read_bytes: Option<u64>,
     /// Micro-batches of an evaluation.
     pub(crate) eval_batches: Option<u64>,
     /// By how much the peak would grow without checkpointing, or shrink with it.

@@ -8,6 +8,7 @@ mod memory;
 mod page_cache;
 mod recomputation;
 mod stalls;
+mod weights;
 
 use super::{Finding, Run};
 use When::{AtOnce, AtTheEnd, DuringTheRun};
@@ -32,6 +33,7 @@ pub(super) enum When {
 pub(super) const RULES: &[(Rule, When)] = &[
     (input::input_bound, DuringTheRun),
     (page_cache::page_cache, DuringTheRun),
+    (weights::weights_from_disk, DuringTheRun),
     (compute::host_to_device, DuringTheRun),
     (compute::launch_overhead, DuringTheRun),
     (compute::small_batches, AtTheEnd),

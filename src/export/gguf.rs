@@ -11,7 +11,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::device::Dtype;
 use crate::files;
 use crate::gguf::is_gguf;
-use crate::model::weights::convert;
+use crate::model::weights::{Quantisation, convert};
 use crate::ops::low_rank::LowRank;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
@@ -28,7 +28,7 @@ use file::{Gguf, Tensor, Value};
 const SAMPLING: [(&str, &str); 3] = [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp")];
 
 /// Writes the merged model of [`merge`](super::merge()) as one file. `dtype` is the type of its matrices; without it, the
-/// model's own, where that has 16 bits, or `f16`.
+/// model's own, where that has 16 bits, or `f16`. `decoded` as in [`MergeOptions`](super::MergeOptions).
 ///
 /// # Errors
 /// As `merge`; an `out` that exists, and what llama.cpp has no place for.
@@ -37,10 +37,11 @@ pub fn merge_gguf(
     adapter: &Path,
     out: &Path,
     dtype: Option<GgufType>,
+    decoded: Option<Quantisation>,
     on_bytes: &dyn Fn(usize, usize),
 ) -> Result<MergeSummary, ExportError> {
     require_absent(&[out, &modelfile(out)])?;
-    let merging = Merging::open(model, adapter)?;
+    let merging = Merging::open(model, adapter, decoded)?;
     let config = &merging.config;
     let form = PromptForm::read(adapter)?;
     let tokenizer = Tokenizer::open(model).map_err(|error| Problem::new(error.to_string()))?;
@@ -200,6 +201,9 @@ fn create_parent(out: &Path) -> Result<(), ExportError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use super::super::MergeOptions;
     use super::super::adapter_file::tests::adapter;
     use super::super::write_adapter;
     use super::file::tests::{Read, read};
@@ -272,8 +276,8 @@ mod tests {
         let form = PromptForm::ChatTemplate { chat_template: Some("{{ mine }}".into()), system: Some("Be.".into()) };
         let [base, adapter, folder, out] = ["base", "adapter", "merged", "a.gguf"].map(|name| root.path().join(name));
         form.write(&adapter).unwrap();
-        super::super::merge(&base, &adapter, &folder, &|_, _| {}).unwrap();
-        merge_gguf(&base, &adapter, &out, Some(GgufType::F32), &|_, _| {}).unwrap();
+        super::super::merge(&base, &adapter, &folder, MergeOptions::default(), &|_, _| {}).unwrap();
+        merge_gguf(&base, &adapter, &out, Some(GgufType::F32), None, &|_, _| {}).unwrap();
         let file = read(&out);
         let merged = WeightFiles::open(&folder).unwrap();
         assert_eq!(file.tensors.len(), merged.tensors().len());
@@ -289,12 +293,12 @@ mod tests {
         assert!(text.starts_with("FROM ./a.gguf\nSYSTEM \"\"\"Be.\"\"\"\nPARAMETER stop \""), "{text}");
         assert!(text.contains("PARAMETER stop \"<|im_end|>\"\n"), "{text}");
 
-        let again = merge_gguf(&base, &adapter, &out, None, &|_, _| {}).unwrap_err().to_string();
+        let again = merge_gguf(&base, &adapter, &out, None, None, &|_, _| {}).unwrap_err().to_string();
         assert!(again.contains("a.gguf exists"), "{again}");
         PromptForm::Raw.write(&adapter).unwrap();
         std::fs::remove_file(&out).unwrap();
         std::fs::remove_file(modelfile(&out)).unwrap();
-        merge_gguf(&base, &adapter, &out, Some(GgufType::Q8), &|_, _| {}).unwrap();
+        merge_gguf(&base, &adapter, &out, Some(GgufType::Q8), None, &|_, _| {}).unwrap();
         assert_eq!(read(&out).tensors["token_embd.weight"].0, 8);
         assert!(std::fs::read_to_string(modelfile(&out)).unwrap().contains("\nTEMPLATE {{ .Prompt }}\n"));
     }
@@ -307,30 +311,31 @@ mod tests {
     fn a_merged_file_is_a_base_with_the_shape_the_tokenizer_and_the_numbers_of_the_merged_folder() {
         let root = folders(&adapter().config);
         let [base, adapter, folder] = ["base", "adapter", "merged"].map(|name| root.path().join(name));
-        super::super::merge(&base, &adapter, &folder, &|_, _| {}).unwrap();
+        super::super::merge(&base, &adapter, &folder, MergeOptions::default(), &|_, _| {}).unwrap();
         let merged = WeightFiles::open(&folder).unwrap();
         for (dtype, tolerance) in [(GgufType::F32, 0.0), (GgufType::F16, 5e-4), (GgufType::Q8, 5e-3)] {
             let out = root.path().join(format!("{dtype:?}/a.gguf"));
-            merge_gguf(&base, &adapter, &out, Some(dtype), &|_, _| {}).unwrap();
-            let mut config = ModelConfig::from_file(&out).unwrap();
+            merge_gguf(&base, &adapter, &out, Some(dtype), None, &|_, _| {}).unwrap();
+            let config = ModelConfig::from_file(&out).unwrap();
+            let blocks = &config.quantisation.as_ref().unwrap().blocks;
             // Rows of `down_proj` are no whole blocks.
-            assert_eq!(config.packed.len(), if dtype == GgufType::Q8 { 12 } else { 0 }, "{:?}", config.packed);
-            let packed = std::mem::take(&mut config.packed);
+            assert_eq!(blocks.len(), if dtype == GgufType::Q8 { 12 } else { 0 }, "{blocks:?}");
             let expected = ModelConfig::from_file(&folder.join("config.json")).unwrap();
             let (bos_token_id, eos_token_ids) = (expected.bos_token_id, expected.eos_token_ids.clone());
-            assert_eq!(ModelConfig { bos_token_id, eos_token_ids, ..config.clone() }, expected);
+            let as_json = ModelConfig { bos_token_id, eos_token_ids, quantisation: None, ..config.clone() };
+            assert_eq!(as_json, expected);
 
-            let weights = Weights::Gguf(Box::new(GgufWeights::open(&out, &config).unwrap()));
+            let weights = Weights::Gguf(Arc::new(GgufWeights::open(&out, &config).unwrap()));
             weights.check(&config).unwrap();
             for (name, shape) in config.expected_tensors() {
                 let expected = merged.load_f32(&name, &shape).unwrap();
                 let found: Vec<f32> = match shape[..] {
                     [rows, columns] if name.starts_with("model.layers.") => {
                         let storage = Storage::from(Dtype::F32);
-                        let matrix = weights.matrix(&name, [rows, columns], storage, &Device::flex()).unwrap();
-                        let num_bytes = packed.get(&name).map(|bytes| *bytes as f64);
-                        let is_packed = matches!(matrix, Matrix::Blocks(_));
-                        assert_eq!(is_packed.then(|| matrix.num_bytes()), num_bytes, "{name}");
+                        let matrix = weights.matrix(&name, [rows, columns], storage, &config, &Device::flex()).unwrap();
+                        let num_bytes = blocks.get(&name).map(|bytes| *bytes as f64);
+                        let is_in_blocks = matches!(matrix, Matrix::Blocks(_));
+                        assert_eq!(is_in_blocks.then(|| matrix.num_bytes()), num_bytes, "{name}");
                         matrix.dense().to_data().try_to_vec().unwrap()
                     }
                     [rows, columns] => loaded(weights.load(&name, [rows, columns], Dtype::F32, &Device::flex())),
@@ -357,7 +362,7 @@ mod tests {
     fn a_file_that_cannot_be_a_base_says_why_and_a_tokenizer_beside_it_goes_before_its_own() {
         let root = folders(&adapter().config);
         let [base, adapter, out] = ["base", "adapter", "a.gguf"].map(|name| root.path().join(name));
-        merge_gguf(&base, &adapter, &out, Some(GgufType::Bf16), &|_, _| {}).unwrap();
+        merge_gguf(&base, &adapter, &out, Some(GgufType::Bf16), None, &|_, _| {}).unwrap();
         let content = std::fs::read(&out).unwrap();
         let put = |bytes: &[u8]| std::fs::write(&out, bytes).unwrap();
         // Another text of the same length.
@@ -415,7 +420,7 @@ mod tests {
         json["pre_tokenizer"] = serde_json::json!({"type": "WhitespaceSplit"});
         std::fs::write(&path, json.to_string()).unwrap();
         let [base, adapter, out] = ["base", "adapter", "a.gguf"].map(|name| root.path().join(name));
-        let error = merge_gguf(&base, &adapter, &out, None, &|_, _| {}).unwrap_err().to_string();
+        let error = merge_gguf(&base, &adapter, &out, None, None, &|_, _| {}).unwrap_err().to_string();
         assert!(error.contains("tokenizer.json") && error.contains("`pre_tokenizer`"), "{error}");
         assert!(error.contains("--adapter-only") && !out.exists());
     }

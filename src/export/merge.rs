@@ -1,20 +1,25 @@
 //! Adds an adapter to its base model: a Hugging Face folder that needs no PEFT.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use safetensors::View;
+use serde_json::{Value, json};
 
-use super::{ExportError, HostMatrix, PromptForm, SavedAdapter, check_adapter, read_adapter};
+use self::written::Written;
+use super::{ExportError, PromptForm};
 use crate::device::Dtype;
 use crate::files;
-use crate::model::weights::{StoredTensor, WeightFiles, convert};
-use crate::ops::cpu::{Weight, linear_backward_input};
-use crate::ops::low_rank::LowRank;
+use crate::model::weights::{Quantisation, WeightFiles};
+use crate::ops::quantised::Coding;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
+
+mod tensor;
+mod written;
+
+pub use tensor::Differences;
+pub(super) use tensor::Merging;
 
 /// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
@@ -35,8 +40,19 @@ const SIDE_FILES: [&str; 11] = [
 /// Which tensor is in which shard; copied unchanged into the merged model.
 const INDEX: &str = "model.safetensors.index.json";
 
+/// Onto what an adapter is merged, and how the sum is written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MergeOptions {
+    /// The codes from which the base's linear layers are decoded first, as the adapter was trained on them.
+    pub decoded: Option<Quantisation>,
+    /// Type of the tensors; without it, the base's.
+    pub dtype: Option<Dtype>,
+    /// Codes that the linear layers are written as, in the form of bitsandbytes.
+    pub quantise: Option<Coding>,
+}
+
 /// Summary of a merge.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MergeSummary {
     /// Linear layers that the adapter changed.
     pub num_modules: usize,
@@ -46,12 +62,13 @@ pub struct MergeSummary {
     pub num_bytes: usize,
     /// The model that the adapter's config names as its base.
     pub trained_on: Option<String>,
+    /// How far the weights are from those that were trained.
+    pub differences: Differences,
 }
 
 /// Writes `W + scale B A` for every adapted layer, and copies the rest of the model unchanged.
 ///
-/// Sums are computed in `f32` from the base's own files and rounded once, to the base's type. The files are split as in
-/// the base. They are written one after the other and tensor by tensor, so that host memory stays below one file's
+/// Sums are computed in `f32` from the base's own files and rounded once. The files are split as in the base. They are written one after the other and tensor by tensor, so that host memory stays below one file's
 /// size. The folder `out` appears only when it is complete. `on_bytes` is called with the size of each tensor as it is
 /// written, and with that of all.
 ///
@@ -62,78 +79,75 @@ pub fn merge(
     model: &Path,
     adapter: &Path,
     out: &Path,
+    options: MergeOptions,
     on_bytes: &dyn Fn(usize, usize),
 ) -> Result<MergeSummary, ExportError> {
     require_absent_or_empty(out)?;
-    let merging = Merging::open(model, adapter)?;
+    let merging = Merging::open(model, adapter, options.decoded)?;
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).map_err(ExportError::io("create", parent))?;
     let name = out.file_name().unwrap_or_default().to_string_lossy();
     let unfinished = Unfinished(parent.join(format!(".{name}.{}.tmp", std::process::id())));
     std::fs::create_dir(&unfinished.0).map_err(ExportError::io("create", &unfinished.0))?;
 
+    let mut index = Index::default();
     for (shard, name) in merging.files.shard_names().enumerate() {
-        merging.write_shard(shard, &unfinished.0.join(name), on_bytes)?;
+        merging.write_shard(shard, &unfinished.0.join(name), options, &mut index, on_bytes)?;
     }
-    for name in SIDE_FILES.into_iter().chain([INDEX]).filter(|name| model.join(name).is_file()) {
+    for name in SIDE_FILES.into_iter().filter(|name| model.join(name).is_file()) {
         copy(&model.join(name), &unfinished.0.join(name))?;
     }
+    if model.join(INDEX).is_file() {
+        let map = json!({"metadata": {"total_size": index.num_bytes}, "weight_map": index.files});
+        write_json(&unfinished.0.join(INDEX), &map)?;
+    }
+    describe(&unfinished.0.join("config.json"), options)?;
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = PromptForm::read(adapter)? {
         // The adapter was trained with this template.
         let path = unfinished.0.join(CHAT_TEMPLATE);
         files::write(&path, template).map_err(ExportError::io("write", &path))?;
     }
-    WeightFiles::open(&unfinished.0)?.check(&merging.config)?;
+    let config = ModelConfig::from_file(&unfinished.0.join("config.json"))?;
+    WeightFiles::open(&unfinished.0)?.check(&config)?;
     // Replace an empty folder. A folder with files was refused above; if files were added since, it is refused here.
     if out.is_dir() {
         std::fs::remove_dir(out).map_err(ExportError::io("replace", out))?;
     }
     std::fs::rename(&unfinished.0, out).map_err(ExportError::io("write", out))?;
     files::sync_folder(parent).map_err(ExportError::io("write", parent))?;
-    let (num_files, num_bytes) = (merging.files.shard_names().count(), merging.files.num_bytes());
-    Ok(merging.summary(num_files, num_bytes))
+    Ok(merging.summary(merging.files.shard_names().count(), index.num_bytes))
 }
 
-/// A model, and an adapter that fits it.
-pub(super) struct Merging {
-    pub(super) config: ModelConfig,
-    pub(super) files: WeightFiles,
-    adapter: SavedAdapter,
-    /// The scale of every adapted module.
-    scales: BTreeMap<String, f64>,
+/// The tensors that were written.
+#[derive(Default)]
+struct Index {
+    /// The file of each.
+    files: BTreeMap<String, String>,
+    num_bytes: usize,
 }
 
 impl Merging {
-    pub(super) fn open(model: &Path, adapter: &Path) -> Result<Self, ExportError> {
-        let config = ModelConfig::from_file(&model.join("config.json"))?;
-        let files = WeightFiles::open(model)?;
-        files.check(&config)?;
-        let saved = read_adapter(adapter)?;
-        let selection = check_adapter(adapter, &saved, &config)?;
-        let scales = selection.iter().map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect();
-        Ok(Self { config, files, adapter: saved, scales })
-    }
-
-    pub(super) fn tensor<'a>(
-        &'a self,
-        name: &'a str,
-        stored: &'a StoredTensor,
-        on_bytes: &'a dyn Fn(usize, usize),
-    ) -> MergedTensor<'a> {
-        let module = name.strip_suffix(".weight").unwrap_or(name);
-        let pair = self.adapter.weights.get(module).zip(self.scales.get(module).copied());
-        let update = pair.zip(stored.float_dtype()).map(|((pair, scale), dtype)| (pair, scale, dtype));
-        MergedTensor { files: &self.files, name, stored, update, on_bytes }
-    }
-
     /// Writes one file of the model.
-    fn write_shard(&self, shard: usize, path: &Path, on_bytes: &dyn Fn(usize, usize)) -> Result<(), ExportError> {
+    fn write_shard(
+        &self,
+        shard: usize,
+        path: &Path,
+        options: MergeOptions,
+        index: &mut Index,
+        on_bytes: &dyn Fn(usize, usize),
+    ) -> Result<(), ExportError> {
         let failure = OnceLock::new();
         let tensors = self.files.tensors().iter().filter(|(_, stored)| stored.shard == shard);
-        let views = tensors.clone().map(|(name, stored)| {
-            let tensor = self.tensor(name, stored, on_bytes);
-            (name.as_str(), Written { tensor, failure: &failure })
+        let views = tensors.clone().flat_map(|(name, stored)| {
+            let dtype = options.dtype.filter(|_| stored.float_dtype().is_some()).or(stored.float_dtype());
+            let coding = options.quantise.filter(|_| self.linears.contains(name));
+            let quantisation = coding.map(|coding| Quantisation { coding, nested: false });
+            Written::all(self.tensor(name, stored, on_bytes), dtype, quantisation, &failure)
         });
+        let views: Vec<(String, Written<'_>)> = views.collect();
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        index.files.extend(views.iter().map(|(name, _)| (name.clone(), file.clone().into_owned())));
+        index.num_bytes += views.iter().map(|(_, view)| safetensors::View::data_len(view)).sum::<usize>();
         let metadata = self.files.shard_metadata(shard).cloned();
         let written = files::write_with(path, |path| {
             safetensors::serialize_to_file(views, metadata, path).map_err(std::io::Error::other)
@@ -145,10 +159,45 @@ impl Merging {
         }
     }
 
-    pub(super) fn summary(self, num_files: usize, num_bytes: usize) -> MergeSummary {
-        let trained_on = self.adapter.base_model_name_or_path;
-        MergeSummary { num_modules: self.adapter.weights.len(), num_files, num_bytes, trained_on }
+    pub(super) fn summary(&self, num_files: usize, num_bytes: usize) -> MergeSummary {
+        let trained_on = self.adapter.base_model_name_or_path.clone();
+        let differences = self.differences();
+        MergeSummary { num_modules: self.adapter.weights.len(), num_files, num_bytes, trained_on, differences }
     }
+}
+
+/// Says in config.json in which types the weights are.
+fn describe(path: &Path, options: MergeOptions) -> Result<(), ExportError> {
+    if options.dtype.is_none() && options.quantise.is_none() {
+        return Ok(());
+    }
+    let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
+    let mut config: Value = serde_json::from_slice(&content).map_err(|error| Problem::new(error.to_string()))?;
+    if let Some(dtype) = options.dtype {
+        let name = match dtype {
+            Dtype::F32 => "float32",
+            Dtype::Bf16 => "bfloat16",
+            Dtype::F16 => "float16",
+        };
+        for key in ["dtype", "torch_dtype"] {
+            if config.get(key).is_some() {
+                config[key] = name.into();
+            }
+        }
+    }
+    if let Some(coding) = options.quantise {
+        let is_int8 = coding == Coding::Int8;
+        let mut method = json!({"quant_method": "bitsandbytes", "load_in_8bit": is_int8, "load_in_4bit": !is_int8});
+        if !is_int8 {
+            method["bnb_4bit_quant_type"] = coding.to_string().into();
+        }
+        config["quantization_config"] = method;
+    }
+    write_json(path, &config)
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<(), ExportError> {
+    files::write(path, format!("{value:#}\n")).map_err(ExportError::io("write", path))
 }
 
 /// A folder that is deleted unless it was renamed to its final name.
@@ -178,78 +227,16 @@ fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
     files::write(to, content).map_err(ExportError::io("write", to))
 }
 
-/// A tensor of the merged model, computed when it is written.
-pub(super) struct MergedTensor<'a> {
-    files: &'a WeightFiles,
-    name: &'a str,
-    stored: &'a StoredTensor,
-    /// The update that is added, its scale, and the type of the weight.
-    update: Option<(&'a LowRank<HostMatrix>, f64, Dtype)>,
-    on_bytes: &'a dyn Fn(usize, usize),
-}
-
-impl<'a> MergedTensor<'a> {
-    /// Its numbers, in the base's type.
-    pub(super) fn bytes(&self) -> Result<Cow<'a, [u8]>, Problem> {
-        let bytes = self.files.bytes(self.stored);
-        (self.on_bytes)(bytes.len(), self.files.num_bytes());
-        let Some((pair, scale, dtype)) = self.update else { return Ok(Cow::Borrowed(bytes)) };
-        let mut weight = convert::to_f32(bytes, dtype);
-        self.files.release(self.stored);
-        add_update(&mut weight, pair, scale);
-        convert::from_f32(&weight, dtype).map(Cow::Owned).map_err(|convert::Overflow| {
-            let problem = Problem::new(format!("a merged value of `{}` is too large for {dtype}", self.name));
-            problem.hint("convert the base model to bf16 first")
-        })
-    }
-}
-
-/// A tensor as safetensors writes it, which knows no failure.
-struct Written<'a> {
-    tensor: MergedTensor<'a>,
-    failure: &'a OnceLock<Problem>,
-}
-
-impl View for Written<'_> {
-    fn dtype(&self) -> safetensors::Dtype {
-        self.tensor.stored.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.tensor.stored.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        self.tensor.bytes().unwrap_or_else(|problem| {
-            // The first problem is reported, and the unfinished file deleted.
-            drop(self.failure.set(problem));
-            Cow::Owned(vec![0; self.data_len()])
-        })
-    }
-
-    fn data_len(&self) -> usize {
-        self.tensor.files.bytes(self.tensor.stored).len()
-    }
-}
-
-/// `weight += scale B A`. The product is rounded before it is scaled, as in PEFT.
-fn add_update(weight: &mut [f32], pair: &LowRank<HostMatrix>, scale: f64) {
-    let [rank, in_features] = pair.a.shape();
-    let mut update = vec![0.0; weight.len()];
-    linear_backward_input(&pair.b.values, Weight::f32(&pair.a.values), in_features, rank, &mut update, false);
-    #[expect(clippy::cast_possible_truncation, reason = "the sum is in f32")]
-    let scale = scale as f32;
-    for (weight, update) in weight.iter_mut().zip(update) {
-        *weight += scale * update;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::adapter_file::tests::adapter;
     use super::super::write_adapter;
+    use burn::tensor::Device;
+
     use super::*;
+    use crate::export::{HostMatrix, SavedAdapter};
     use crate::model::weights::fixture::{self, tiny_config};
+    use crate::ops::low_rank::LowRank;
 
     /// A tiny model and an adapter for it, in a temporary folder.
     fn folders(num_shards: usize, dtype: Dtype, adapter: &SavedAdapter) -> tempfile::TempDir {
@@ -263,7 +250,7 @@ mod tests {
     }
 
     fn merge_in(root: &Path) -> Result<MergeSummary, ExportError> {
-        merge(&root.join("base"), &root.join("adapter"), &root.join("out"), &|_, _| ())
+        merge(&root.join("base"), &root.join("adapter"), &root.join("out"), MergeOptions::default(), &|_, _| ())
     }
 
     /// `W + scale B A`, in f64.
@@ -323,6 +310,62 @@ mod tests {
             assert!(out.join("config.json").is_file() && !out.join("pytorch_model.bin").exists());
             let metadata = merged.shard_metadata(0).unwrap();
             assert_eq!(metadata["format"], "pt");
+        }
+    }
+
+    #[test]
+    fn on_a_quantised_base_the_sum_is_with_the_decoded_weights_of_every_linear_layer() {
+        let adapter = adapter();
+        let root = folders(1, Dtype::Bf16, &adapter);
+        let quantisation = Quantisation { coding: Coding::Nf4, nested: true };
+        let options = MergeOptions { decoded: Some(quantisation), dtype: Some(Dtype::F32), quantise: None };
+        let [base, out] = ["base", "out"].map(|name| root.path().join(name));
+        let summary = merge(&base, &root.path().join("adapter"), &out, options, &|_, _| ()).unwrap();
+        let (base, merged) = (WeightFiles::open(&base).unwrap(), WeightFiles::open(&out).unwrap());
+        let scale = adapter.config.lora_alpha / 3.0;
+        let mut largest = 0.0f32;
+        for (name, stored) in base.tensors() {
+            let before = base.load_f32(name, &stored.shape).unwrap();
+            let after = merged.load_f32(name, &stored.shape).unwrap();
+            if !name.ends_with("_proj.weight") {
+                assert_eq!(before, after, "{name}");
+                continue;
+            }
+            let fill = |first: usize, to: &mut [f32]| to.copy_from_slice(&before[first..first + to.len()]);
+            let shape = [stored.shape[0], stored.shape[1]];
+            let decoded = quantisation.quantise(shape, &Device::flex(), fill).unwrap().to_f32();
+            largest = before.iter().zip(&decoded).fold(largest, |most, (a, b)| (a - b).abs().max(most));
+            match adapter.weights.get(name.trim_end_matches(".weight")) {
+                None => assert_eq!(after, decoded, "{name}"),
+                Some(pair) => {
+                    for (after, expected) in after.iter().zip(expected(&decoded, pair, scale)) {
+                        assert!((f64::from(*after) - expected).abs() < 1e-6, "{name}: {after} {expected}");
+                    }
+                }
+            }
+        }
+        assert_eq!(summary.differences, Differences { written: 0.0, decoded: largest });
+        assert!(largest > 0.0);
+    }
+
+    #[test]
+    fn written_as_codes_a_linear_layer_has_the_names_of_bitsandbytes() {
+        let root = folders(2, Dtype::Bf16, &adapter());
+        for (coding, extra) in
+            [(Coding::Fp4, ["weight.absmax", "weight.quant_map"]), (Coding::Int8, ["SCB", "weight_format"])]
+        {
+            let out = root.path().join(coding.to_string());
+            let options = MergeOptions { quantise: Some(coding), ..MergeOptions::default() };
+            let [base, adapter] = ["base", "adapter"].map(|name| root.path().join(name));
+            let summary = merge(&base, &adapter, &out, options, &|_, _| ()).unwrap();
+            let index: Value = serde_json::from_slice(&std::fs::read(out.join(INDEX)).unwrap()).unwrap();
+            assert_eq!(index["metadata"]["total_size"], summary.num_bytes);
+            for name in extra {
+                let name = format!("model.layers.1.mlp.up_proj.{name}");
+                assert!(index["weight_map"][&name].is_string(), "{name} in {index:#}");
+            }
+            let config: Value = serde_json::from_slice(&std::fs::read(out.join("config.json")).unwrap()).unwrap();
+            assert_eq!(config["quantization_config"]["load_in_8bit"], coding == Coding::Int8);
         }
     }
 

@@ -6,7 +6,7 @@ use super::weights::Quantisation;
 use crate::device::Dtype;
 use crate::ops::quantised::Coding;
 use crate::schema::{Choice, Problem, Section, section};
-use crate::spec::ModelConfig;
+use crate::spec::{Method, ModelConfig, Words};
 
 section! {
     /// Section `[model]` of a recipe.
@@ -31,6 +31,10 @@ section! {
         /// Whether the scales of "nf4" and "fp4" are quantised too.
         double_quantization: bool = false => boolean(), OtherAdapter,
             ["bnb_4bit_use_double_quant"], ["double_quant", "nested"];
+        /// Where the frozen weights are: "memory"; or "mapped": in their files, of which two blocks, or one and the head, are
+        /// in memory at a time. The numbers are the same. Weights that dtype or quantization change are written to
+        /// lora-train/weights in the user's cache folder once. Only on the CPU.
+        residency: Residency = Residency::Memory => choice(), None;
         /// "pretrained" reads the weights; "random" makes some from config.json alone, for benchmarks.
         init: Init = Init::Pretrained => choice(), OtherAdapter;
     }
@@ -58,6 +62,8 @@ pub struct Storage {
     pub dtype: Dtype,
     /// What becomes of the linear layers.
     pub quantisation: Option<Quantisation>,
+    /// Where they are.
+    pub residency: Residency,
 }
 
 impl Storage {
@@ -71,9 +77,22 @@ impl Storage {
     }
 }
 
+/// What stored matrices are in memory; `None`: numbers of the storage type.
+fn in_memory(method: Method) -> Option<Quantisation> {
+    let (coding, nested) = match method {
+        Method::Nf4 { nested } => (Coding::Nf4, nested),
+        Method::Fp4 { nested } => (Coding::Fp4, nested),
+        Method::Words(Words { is_reordered: true, .. }) | Method::Gguf => return None,
+        Method::Words(Words { bits: 4, .. }) => (Coding::Int4, false),
+        Method::Int8 | Method::Words(_) => (Coding::Int8, false),
+        Method::Fp8 { .. } => (Coding::Fp8, false),
+    };
+    Some(Quantisation { coding, nested })
+}
+
 impl From<Dtype> for Storage {
     fn from(dtype: Dtype) -> Self {
-        Self { dtype, quantisation: None }
+        Self { dtype, quantisation: None, residency: Residency::Memory }
     }
 }
 
@@ -82,8 +101,20 @@ impl std::fmt::Display for Storage {
         match self.quantisation {
             None => write!(f, "{}", self.dtype),
             Some(quantisation) => write!(f, "{quantisation}, embeddings and head in {}", self.dtype),
-        }
+        }?;
+        f.write_str(if self.residency == Residency::Mapped { ", on disk" } else { "" })
     }
+}
+
+/// Where the frozen weights are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residency {
+    /// In the memory of the device that computes.
+    #[default]
+    Memory,
+    /// In files, which are memory-mapped.
+    Mapped,
 }
 
 /// The source of the base weights.
@@ -104,37 +135,73 @@ impl Choice for Quantization {
         &[("4bit", "nf4"), ("bnb", "nf4"), ("8bit", "int8"), ("llm.int8", "int8")];
 }
 
+impl Choice for Residency {
+    const NAMES: &'static [(&'static str, Self)] = &[("memory", Self::Memory), ("mapped", Self::Mapped)];
+    const PEERS: &'static [(&'static str, &'static str)] =
+        &[("mmap", "mapped"), ("disk", "mapped"), ("device", "memory")];
+    const LATER: &'static [&'static str] = &["host"];
+}
+
 impl Choice for Init {
     const NAMES: &'static [(&'static str, Self)] = &[("pretrained", Self::Pretrained), ("random", Self::Random)];
 }
 
 impl ModelOptions {
-    /// How the weights are held where the arithmetic is of type `compute`.
+    /// How the weights are held where the arithmetic is of type `compute`; a base that is quantised already, as stored.
     #[must_use]
-    pub fn storage(&self, compute: Dtype) -> Storage {
+    pub fn storage(&self, compute: Dtype, config: Option<&ModelConfig>) -> Storage {
+        let stored = config.and_then(|config| config.quantisation.as_ref()).filter(|stored| stored.is_in_codes());
+        let quantisation = stored.map_or(self.quantisation(), |stored| in_memory(stored.method));
+        Storage { dtype: self.dtype.unwrap_or(compute), quantisation, residency: self.residency }
+    }
+
+    fn quantisation(&self) -> Option<Quantisation> {
         let coding = match self.quantization {
-            Quantization::None => None,
-            Quantization::Nf4 => Some(Coding::Nf4),
-            Quantization::Fp4 => Some(Coding::Fp4),
-            Quantization::Int8 => Some(Coding::Int8),
+            Quantization::None => return None,
+            Quantization::Nf4 => Coding::Nf4,
+            Quantization::Fp4 => Coding::Fp4,
+            Quantization::Int8 => Coding::Int8,
         };
-        let quantisation = coding.map(|coding| Quantisation { coding, nested: self.double_quantization });
-        Storage { dtype: self.dtype.unwrap_or(compute), quantisation }
+        Some(Quantisation { coding, nested: self.double_quantization })
     }
 
     /// Refuses to quantise a base again that is quantised already.
     ///
     /// # Errors
-    /// Where the options name a quantisation, and the linear layers have one in their GGUF file.
+    /// Where the options name another quantisation than the stored one.
     pub fn fit(&self, config: &ModelConfig) -> Result<(), Problem> {
-        if self.quantization == Quantization::None || config.packed.is_empty() {
-            return Ok(());
+        if let (Some(stored), Residency::Mapped) = (&config.quantisation, self.residency) {
+            let message = format!("`model.residency` = \"mapped\", but the base is stored as {}", stored.method);
+            return Err(Problem::new(message).hint("leave the key out: codes of a file are read into memory"));
         }
-        let message = "`model.quantization` is set, but the linear layers are quantised already in the GGUF file";
+        let stored = config.quantisation.as_ref().filter(|stored| stored.is_in_codes());
+        let (Some(asked), Some(stored)) = (self.quantisation(), stored) else { return Ok(()) };
+        let (key, value) = match (stored.method, asked.coding) {
+            (Method::Nf4 { nested: false }, Coding::Nf4) | (Method::Fp4 { nested: false }, Coding::Fp4)
+                if asked.nested =>
+            {
+                ("double_quantization", "true".to_owned())
+            }
+            (Method::Nf4 { .. }, Coding::Nf4) | (Method::Fp4 { .. }, Coding::Fp4) | (Method::Int8, Coding::Int8) => {
+                return Ok(());
+            }
+            _ => ("quantization", format!("\"{}\"", Quantisation { nested: false, ..asked })),
+        };
+        let message = format!("`model.{key}` = {value}, but the base is stored as {}", stored.method);
         Err(Problem::new(message).hint("leave the key out: the base is used as stored; it is not quantised twice"))
     }
 
     fn check(self, section: &mut Section) -> Self {
+        let is_nested = self.double_quantization;
+        if is_nested && !matches!(self.quantization, Quantization::Nf4 | Quantization::Fp4) {
+            let problem =
+                Problem::new("`model.double_quantization` = true, but `model.quantization` is not \"nf4\" or \"fp4\"");
+            section.reject("double_quantization", problem.hint("take it out, or name the codes"));
+        }
+        if self.residency == Residency::Mapped && self.init == Init::Random {
+            let problem = Problem::new("`model.residency` = \"mapped\", and random weights have no file to stay in");
+            section.reject("residency", problem.hint("take it out, or set `model.init` to \"pretrained\""));
+        }
         let path = &self.path;
         for site in ["https://huggingface.co/", "http://huggingface.co/", "hf://"] {
             if let Some(id) = path.strip_prefix(site) {

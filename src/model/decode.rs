@@ -102,7 +102,7 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     }
     let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
     let mut x = model.embed(&token_ids);
-    for (layer, block) in model.blocks.iter().enumerate() {
+    for (layer, block) in model.walk(0..model.blocks.len()) {
         let of_layer: Vec<_> = by_rows.iter().map(|(rows, adapters)| (rows.clone(), &adapters.blocks[layer])).collect();
         let (adapters, by_rows) = match &of_layer[..] {
             [(_, adapters)] => (*adapters, &[][..]),

@@ -1,13 +1,16 @@
 //! Loads the weight files into a model on its device.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Device};
 use rayon::prelude::*;
 
 use super::block::Block;
+use super::pager::Pager;
 use super::weights::Weights;
-use super::{Model, Storage};
+use super::{Model, Residency, Storage};
 use crate::device::Dtype;
-use crate::ops::linear::Weight;
+use crate::ops::linear::{Matrix, Weight};
 use crate::ops::place::Place;
 use crate::schema::Problem;
 use crate::spec::{Linear, ModelConfig};
@@ -29,6 +32,7 @@ pub fn load(
 ) -> Result<Model, Problem> {
     weights.check(config)?;
     let storage = storage.into();
+    let weights = &*weights.in_form(config, storage)?;
     // The memory pools of a GPU make their pages as large as the largest tensor so far, which leaves a part of them unused,
     // and move what lies in them. Weights stay: each gets memory of exactly its size.
     device.memory_persistent_allocations((), |()| load_all(config, weights, storage, compute, device))
@@ -45,11 +49,12 @@ fn load_all(
     let on_cpu = Place::of(device, DType::F32) == Place::Cpu;
     let rounds = on_cpu && compute == Dtype::Bf16;
     // The largest come first: while a tensor is loaded, it takes memory twice.
-    let embed_tokens = weights.load("model.embed_tokens.weight", [vocab_size, hidden_size], storage.dtype, device)?;
+    let shape = [vocab_size, hidden_size];
+    let embed_tokens = weights.table("model.embed_tokens.weight", shape, storage, device)?;
     let lm_head = if config.tie_word_embeddings {
-        embed_tokens.clone()
+        Matrix::Dense(embed_tokens.clone())
     } else {
-        weights.load("lm_head.weight", [vocab_size, hidden_size], storage.dtype, device)?
+        weights.matrix("lm_head.weight", shape, Storage { quantisation: None, ..storage }, config, device)?
     };
     let block = |layer| load_block(config, weights, layer, storage, rounds, device);
     // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
@@ -58,14 +63,16 @@ fn load_all(
     } else {
         (0..config.num_hidden_layers).map(block).collect()
     };
-    Ok(Model::new(
+    let model = Model::new(
         config.clone(),
         if rounds { DType::F32 } else { DType::from(compute) },
         embed_tokens,
         blocks?,
         weights.load("model.norm.weight", [hidden_size], Dtype::F32, device)?,
-        Weight { rounds, ..Weight::new(lm_head) },
-    ))
+        Weight { values: lm_head, bias: None, rounds },
+    );
+    let is_mapped = storage.residency == Residency::Mapped;
+    Ok(Model { pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), ..model })
 }
 
 fn load_block(
@@ -81,7 +88,7 @@ fn load_block(
     let mut linears = Vec::with_capacity(Linear::ALL.len());
     for linear in Linear::ALL {
         let (name, shape) = (linear.module_name(layer), config.linear(linear));
-        let values = weights.matrix(&format!("{name}.weight"), shape, storage, device)?;
+        let values = weights.matrix(&format!("{name}.weight"), shape, storage, config, device)?;
         let bias = config.biases[linear as usize]
             .then(|| weights.load(&format!("{name}.bias"), [shape[0]], Dtype::F32, device))
             .transpose()?;

@@ -4,33 +4,40 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 
-use super::Storage;
+use super::{Residency, Storage};
 use crate::device::Dtype;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
+mod bitsandbytes;
 pub mod convert;
 mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod float8;
 mod gguf;
+mod kept;
 pub(crate) mod layout;
+mod pages;
 pub mod quantise;
 mod random;
+mod stored;
+mod words;
 
 pub use files::{StoredTensor, WeightFiles};
 pub use gguf::GgufWeights;
+pub(super) use pages::Pages;
 pub use quantise::Quantisation;
 pub use random::RandomWeights;
 
 /// The source of a model's tensors.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Weights {
     /// The safetensors files of a model folder.
     Files(WeightFiles),
     /// A GGUF file.
-    Gguf(Box<GgufWeights>),
+    Gguf(Arc<GgufWeights>),
     /// Drawn at random, for benchmarks.
     Random(RandomWeights),
 }
@@ -76,23 +83,57 @@ impl Weights {
         }
     }
 
-    /// The matrix of a linear layer, held as `storage` says, on `device`.
+    /// The matrix of an embedding, which is never quantised, held as `storage` says, on `device`.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
-    pub fn matrix(&self, name: &str, shape: [usize; 2], storage: Storage, device: &Device) -> Result<Matrix, Problem> {
-        let Some(quantisation) = storage.quantisation else {
-            if let Self::Gguf(file) = self
-                && let Some(blocks) = file.blocks(name, shape, device)?
-            {
+    /// As [`load`](Self::load); where it is to stay on disk, that it is not [`in_form`](Self::in_form).
+    pub fn table(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        storage: Storage,
+        device: &Device,
+    ) -> Result<Tensor<2>, Problem> {
+        match (self, storage.residency) {
+            (Self::Files(files), Residency::Mapped) => files.map(name, shape, storage.dtype, device),
+            _ => self.load(name, shape, storage.dtype, device),
+        }
+    }
+
+    /// The parts of files in which a tensor lies.
+    pub(super) fn pages(&self, name: &str) -> Option<Pages> {
+        match self {
+            Self::Files(files) => Some(files.pages(files.tensors().get(name)?)),
+            Self::Gguf(_) | Self::Random(_) => None,
+        }
+    }
+
+    /// The matrix of a linear layer on `device`: as codes where it is stored so, else held as `storage` says.
+    ///
+    /// # Errors
+    /// As [`table`](Self::table).
+    pub fn matrix(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        storage: Storage,
+        config: &ModelConfig,
+        device: &Device,
+    ) -> Result<Matrix, Problem> {
+        let quantised = match (self, &config.quantisation, storage.quantisation) {
+            (Self::Files(files), Some(stored), _) if files.is_coded(name, &shape) => {
+                return files.stored_matrix(name, shape, stored.method, storage.dtype, device);
+            }
+            (Self::Files(files), None, Some(quantisation)) if storage.residency == Residency::Mapped => {
+                return files.map_codes(name, shape, quantisation, device);
+            }
+            (Self::Files(files), None, Some(quantisation)) => files.quantise(name, shape, quantisation, device),
+            (Self::Gguf(file), ..) if let Some(blocks) = file.blocks(name, shape, device)? => {
                 return Ok(Matrix::Blocks(Arc::new(blocks)));
             }
-            return self.load(name, shape, storage.dtype, device).map(Matrix::Dense);
-        };
-        let quantised = match self {
-            Self::Files(files) => files.quantise(name, shape, quantisation, device),
-            Self::Gguf(file) => file.quantise(name, shape, quantisation, device),
-            Self::Random(random) => random.quantise(name, shape, quantisation, device),
+            (Self::Gguf(file), _, Some(quantisation)) => file.quantise(name, shape, quantisation, device),
+            (Self::Random(random), _, Some(quantisation)) => random.quantise(name, shape, quantisation, device),
+            _ => return self.table(name, shape, storage, device).map(Matrix::Dense),
         };
         quantised.map(|matrix| Matrix::Quantised(Arc::new(matrix)))
     }

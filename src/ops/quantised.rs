@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flex::FlexTensor;
+use rayon::prelude::*;
 
 use super::{cpu, host};
 
@@ -45,6 +46,28 @@ pub const FP4: [f32; 16] = [
     -0.25,
 ];
 
+/// The integers from -8 to 7, in the order of their codes.
+pub const INT4: [f32; 16] = [-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+
+/// The numbers of 8-bit floats with four bits of exponent (E4M3, without infinities).
+#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "a code is a byte")]
+pub static FP8: [f32; 256] = {
+    let mut numbers = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        let (exponent, mantissa) = ((code >> 3 & 15) as u32, (code & 7) as u32);
+        let bits = match (exponent, mantissa) {
+            (15, 7) => f32::NAN.to_bits(),
+            // Multiples of 2^-9.
+            (0, _) => (mantissa as f32 / 512.0).to_bits(),
+            _ => (exponent + 120) << 23 | mantissa << 20,
+        };
+        numbers[code] = f32::from_bits(bits | (code as u32 >> 7) << 31);
+        code += 1;
+    }
+    numbers
+};
+
 /// What a code stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
@@ -52,18 +75,35 @@ pub enum Coding {
     Nf4,
     /// Two codes to a byte; each an index of [`FP4`].
     Fp4,
+    /// Two codes to a byte; each an index of [`INT4`].
+    Int4,
     /// A signed byte.
     Int8,
+    /// A byte, an index of [`FP8`].
+    Fp8,
+}
+
+impl std::fmt::Display for Coding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Nf4 => "nf4",
+            Self::Fp4 => "fp4",
+            Self::Int4 => "int4",
+            Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
+        })
+    }
 }
 
 impl Coding {
-    /// The numbers of codes that are indices.
+    /// The numbers of codes of four bits.
     #[must_use]
     pub fn table(self) -> Option<&'static [f32; 16]> {
         match self {
             Self::Nf4 => Some(&NF4),
             Self::Fp4 => Some(&FP4),
-            Self::Int8 => None,
+            Self::Int4 => Some(&INT4),
+            Self::Int8 | Self::Fp8 => None,
         }
     }
 }
@@ -74,6 +114,13 @@ impl Coding {
 pub enum BlockScales {
     /// One number for each block.
     Plain(Tensor<1>),
+    /// One number for each block, and another that is subtracted from what a code stands for.
+    Shifted {
+        /// `[blocks]`.
+        scales: Tensor<1>,
+        /// `[blocks]`.
+        zeros: Tensor<1>,
+    },
     /// Codes of eight bits, with a scale for every [`cpu::NESTED_LEN`] of them.
     Nested {
         /// `[blocks]`, bytes.
@@ -115,11 +162,23 @@ impl Quantised {
     pub fn num_bytes(&self) -> usize {
         let scales = match &self.scales {
             BlockScales::Plain(scales) => 4 * scales.dims()[0],
+            BlockScales::Shifted { scales, .. } => 8 * scales.dims()[0],
             BlockScales::Nested { codes, table, scales, .. } => {
                 codes.dims()[0] + 4 * (table.dims()[0] + scales.dims()[0])
             }
         };
         self.codes.dims()[0] + scales
+    }
+
+    /// The numbers of a matrix in host memory.
+    #[must_use]
+    pub fn to_f32(&self) -> Vec<f32> {
+        const CHUNK: usize = 1 << 16;
+        let codes = HostCodes::new(self);
+        let mut numbers = vec![0.0; self.shape[0] * self.shape[1]];
+        let chunks = numbers.par_chunks_mut(CHUNK).enumerate();
+        chunks.for_each(|(chunk, numbers)| codes.get().decode(chunk * CHUNK, numbers));
+        numbers
     }
 
     /// The matrix, decoded in plain tensor calls, `[out_features, in_features]` in `f32`.
@@ -136,6 +195,10 @@ impl Quantised {
                 let table = Tensor::from_data(TensorData::new(table.to_vec(), [16]), (&device, DType::F32));
                 table.select(0, pairs.flatten::<1>(0, 1).narrow(0, 0, len))
             }
+            None if self.coding == Coding::Fp8 => {
+                let table: Tensor<1> = Tensor::from_data(TensorData::new(FP8.to_vec(), [256]), (&device, DType::F32));
+                table.select(0, wide(&self.codes))
+            }
             // A byte above 127 is negative.
             None => {
                 let codes = wide(&self.codes);
@@ -143,8 +206,12 @@ impl Quantised {
                 (codes - sign).float().cast(DType::F32)
             }
         };
+        let values = match &self.scales {
+            BlockScales::Shifted { zeros, .. } => values - spread(zeros, self.block_len, len),
+            _ => values,
+        };
         let scales = match &self.scales {
-            BlockScales::Plain(scales) => scales.clone(),
+            BlockScales::Plain(scales) | BlockScales::Shifted { scales, .. } => scales.clone(),
             BlockScales::Nested { codes, table, scales, offset } => {
                 let codes = wide(codes);
                 let num_blocks = codes.dims()[0];
@@ -170,9 +237,9 @@ pub(super) struct HostCodes {
     len: usize,
 }
 
-#[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes, one for a matrix")]
 enum HostScales {
     Plain(host::HostView),
+    Shifted { scales: host::HostView, zeros: host::HostView },
     Nested { codes: FlexTensor, table: host::HostView, scales: host::HostView, offset: f32 },
 }
 
@@ -180,6 +247,9 @@ impl HostCodes {
     pub(super) fn new(matrix: &Quantised) -> Self {
         let scales = match &matrix.scales {
             BlockScales::Plain(scales) => HostScales::Plain(host::view(scales)),
+            BlockScales::Shifted { scales, zeros } => {
+                HostScales::Shifted { scales: host::view(scales), zeros: host::view(zeros) }
+            }
             BlockScales::Nested { codes, table, scales, offset } => HostScales::Nested {
                 codes: host::bytes(codes),
                 table: host::view(table),
@@ -200,10 +270,12 @@ impl HostCodes {
         let codes = byte_slice(&self.codes);
         let packed = match self.coding.table() {
             Some(table) => cpu::Packed::Four(codes, table),
+            None if self.coding == Coding::Fp8 => cpu::Packed::Table(codes, &FP8),
             None => cpu::Packed::Eight(bytemuck::cast_slice(codes)),
         };
         let scales = match &self.scales {
             HostScales::Plain(scales) => cpu::Scales::Plain(scales),
+            HostScales::Shifted { scales, zeros } => cpu::Scales::Shifted { scales, zeros },
             HostScales::Nested { codes, table, scales, offset } => {
                 cpu::Scales::Nested { codes: byte_slice(codes), table, scales, offset: *offset }
             }

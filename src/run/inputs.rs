@@ -16,7 +16,7 @@ use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
 use crate::lora::targets::Selection;
 use crate::model::weights::{GgufWeights, RandomWeights, WeightFiles, Weights};
-use crate::model::{Init, Model, ModelOptions, Storage, load};
+use crate::model::{Init, Model, ModelOptions, Residency, Storage, load};
 use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
 use crate::schema::{Problem, Problems};
@@ -61,7 +61,7 @@ impl ModelParts {
             config.as_ref().map(|config| Weights::Random(RandomWeights::new(config, seed)))
         } else if is_downloaded {
             let opened = match &config {
-                Some(config) if is_gguf(&folder) => GgufWeights::open(&folder, config).map(Box::new).map(Weights::Gguf),
+                Some(config) if is_gguf(&folder) => GgufWeights::open(&folder, config).map(Arc::new).map(Weights::Gguf),
                 None if is_gguf(&folder) => return (Self::default(), Some(Failure::Input(problems))),
                 _ => WeightFiles::open(&folder).map(Weights::Files),
             };
@@ -73,7 +73,6 @@ impl ModelParts {
             let checked = weights.check(config);
             problems.0.extend(checked.err().into_iter().flat_map(|error| Problem::list(&error)));
         }
-        problems.0.extend(config.as_ref().and_then(|config| options.fit(config).err()));
         let failure = (!problems.0.is_empty()).then_some(Failure::Input(problems));
         (Self { folder: Some(folder), config, weights, is_downloaded }, failure)
     }
@@ -140,7 +139,10 @@ impl ModelSource {
     pub(crate) fn of_recipe(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Result<(Self, Selection), Failure> {
         let source = Self::open(&recipe.model, recipe.seed, from, quiet).map_err(|failure| failure.about("model.path"));
         source
-            .and_then(|source| select(&recipe.lora, &source.config).map(|selection| (source, selection)))
+            .and_then(|source| {
+                recipe.model.fit(&source.config)?;
+                select(&recipe.lora, &source.config).map(|selection| (source, selection))
+            })
             .map_err(|failure| failure.located(&recipe.places))
     }
 
@@ -154,6 +156,7 @@ impl ModelSource {
         for dtype in [storage.dtype, compute] {
             device.require_dtype(dtype).map_err(Failure::input)?;
         }
+        require_residency(storage.residency, device)?;
         let model = load::load(&self.config, &self.weights, storage, compute, &device.device);
         let splits = precision == Precision::F32 && device.f32_products_are_tf32();
         let products = if splits { F32Products::Split } else { F32Products::OfDevice };
@@ -205,6 +208,15 @@ impl ModelSource {
     }
 }
 
+/// Refuses weights on disk for a GPU.
+pub(super) fn require_residency(residency: Residency, device: &OpenDevice) -> Result<(), Problem> {
+    if residency == Residency::Memory || !device.is_gpu() {
+        return Ok(());
+    }
+    let message = format!("`model.residency` = \"mapped\" is for the CPU, and {} computes", device.label);
+    Err(Problem::new(message).hint("take it out"))
+}
+
 /// The failure of a model whose weights are not to be downloaded.
 pub(super) fn no_weights() -> Failure {
     Failure::input("the weights of the model are not on this machine")
@@ -245,7 +257,7 @@ pub(crate) fn workload<'a>(
     Workload {
         config,
         selection,
-        storage: recipe.storage(),
+        storage: recipe.storage(Some(config)),
         precision,
         rows: recipe.train.micro_batch_size,
         row_length: if on_cpu { recipe.data.max_length } else { padded_length(recipe.data.max_length) },

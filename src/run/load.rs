@@ -98,7 +98,7 @@ fn read_rows_and_model(run: &Run<'_>) -> Result<(Dataset, Model), Failure> {
                 }
             }
         });
-        let model = source.load(recipe.storage(), recipe.train.precision, device);
+        let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device);
         (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
     });
     Ok((data?, model?))

@@ -9,7 +9,7 @@ use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
-use crate::model::weights::Weights;
+use crate::model::weights::{StoredTensor, Weights};
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::text::with_commas;
@@ -24,7 +24,7 @@ pub(crate) type Fact = (&'static str, String);
 pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sinks: &mut Sinks) {
     let Prepared { recipe, source, selection, device, memory } = prepared;
     let config = Some(&source.config);
-    let weights = weights(&source.weights);
+    let weights = weights(&source.weights, config, recipe);
     let mut facts = prepared_facts(recipe, Some(device), config, &weights, Some(selection), Some(memory));
     for info in data.files() {
         let (subject, fact) = file(data, info);
@@ -82,9 +82,10 @@ pub(crate) fn prepared_warnings(
 /// The device and its types.
 fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) -> Fact {
     let precision = recipe.train.precision;
-    let storage = recipe.storage();
-    let is_packed = storage.quantisation.is_none() && config.is_some_and(|config| !config.packed.is_empty());
-    let storage = match (is_packed, device.is_gpu()) {
+    let storage = recipe.storage(config);
+    let has_blocks =
+        config.and_then(|config| config.quantisation.as_ref()).is_some_and(|stored| !stored.blocks.is_empty());
+    let storage = match (has_blocks, device.is_gpu()) {
         (false, _) => storage.to_string(),
         (true, false) => format!("the blocks of the GGUF file, embeddings and head in {storage}"),
         (true, true) => format!("{storage}, decoded from the GGUF file"),
@@ -107,16 +108,33 @@ fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
 }
 
 /// How the weights are stored.
-pub(crate) fn weights(weights: &Weights) -> String {
-    match weights {
-        Weights::Random(_) => "weights drawn at random".to_owned(),
-        Weights::Files(files) => {
-            let types: BTreeSet<String> =
-                files.tensors().values().map(|tensor| format!("{:?}", tensor.dtype).to_lowercase()).collect();
-            format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "))
+pub(crate) fn weights(weights: &Weights, config: Option<&ModelConfig>, recipe: &Recipe) -> String {
+    let files = match weights {
+        Weights::Files(files) => files,
+        Weights::Gguf(file) => return format!("stored as {}", file.types().join(" and ")),
+        Weights::Random(_) => return "weights drawn at random".to_owned(),
+    };
+    let quantised = config.and_then(|config| Some((config, config.quantisation.as_ref()?)));
+    let mut types: BTreeSet<String> = match quantised {
+        None => files.tensors().values().map(dtype).collect(),
+        Some((config, _)) => {
+            let whole = config.expected_tensors().into_iter();
+            whole
+                .filter_map(|(name, shape)| files.tensors().get(&name).filter(|stored| stored.shape == shape))
+                .map(dtype)
+                .collect()
         }
-        Weights::Gguf(file) => format!("stored as {}", file.types().join(" and ")),
-    }
+    };
+    types.extend(quantised.map(|(_, stored)| stored.method.to_string()));
+    let stored = format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "));
+    let copy = config.and_then(|config| weights.copy(config, recipe.storage(Some(config))).ok().flatten());
+    let Some(path) = copy else { return stored };
+    let is_new = if path.is_file() { "" } else { ", which is written first" };
+    format!("{stored}; used from {}{is_new}", path.display())
+}
+
+fn dtype(stored: &StoredTensor) -> String {
+    format!("{:?}", stored.dtype).to_lowercase()
 }
 
 /// How many parameters are trained, and of how many.

@@ -1,7 +1,7 @@
 //! What a recipe asks for, looked up before any weight is read and any row is tokenised.
 
 use super::device_memory::StepMemory;
-use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, select};
+use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_residency, select};
 use crate::device::{self, OpenDevice};
 use crate::failure::Failure;
 use crate::lora::targets::Selection;
@@ -72,6 +72,8 @@ impl Parts {
             let (model, failure) = ModelParts::read(&recipe.model, recipe.seed, from, quiet);
             parts.failures.extend(failure.map(|failure| failure.about("model.path")));
             parts.selection = model.config.as_ref().and_then(|config| parts.keep(select(&recipe.lora, config)));
+            let fit = model.config.as_ref().map_or(Ok(()), |config| recipe.model.fit(config));
+            parts.failures.extend(fit.err().map(Failure::from));
             parts.model = model;
         }
         let device = parts.keep(device::open(&recipe.device.name).map_err(Failure::input));
@@ -81,6 +83,7 @@ impl Parts {
             for dtype in [precision].into_iter().chain(storage) {
                 parts.keep(device.require_dtype(dtype).map_err(Failure::input));
             }
+            parts.keep(require_residency(recipe.model.residency, device).map_err(Failure::from));
         }
         Self { device, ..parts }
     }

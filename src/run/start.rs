@@ -181,7 +181,8 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
     let host_memory_bytes = total_host_memory_bytes();
     let workload = workload(recipe, config, selection, !device.is_gpu());
     let peak = |gradient_checkpointing| Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes;
-    let own_peak = workload.plan().peak_bytes;
+    let own = workload.plan();
+    let own_peak = own.peak_bytes;
     let doubled_peak = Workload { rows: 2 * workload.rows, ..workload.clone() }.plan().peak_bytes;
     // If checkpointing is off: the memory with it on. Otherwise: the memory of the chosen kind.
     let least = match train.gradient_checkpointing {
@@ -206,6 +207,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         max_length: recipe.data.max_length as u64,
         max_positions: config.max_position_embeddings as u64,
         data_bytes: sizes.sum(),
+        weights_read_bytes: own.read_bytes_per_step.map(|bytes| bytes as u64),
         shuffle: recipe.data.shuffle,
         micro_batch_size: rows as u64,
         gradient_accumulation_steps: train.gradient_accumulation_steps as u64,

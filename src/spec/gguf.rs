@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, json};
 
-use super::{ModelConfig, RopeScaling};
+use super::{Method, ModelConfig, RopeScaling, StoredQuantisation};
 use crate::gguf::GgufFile;
 use crate::schema::{Problem, Problems};
 
@@ -90,13 +90,14 @@ impl ModelConfig {
             None => llama3_scaling(file, &config)?,
             scaling => scaling,
         };
-        config.packed = packed(file, &config);
+        config.quantisation =
+            Some(StoredQuantisation { method: Method::Gguf, whole: Vec::new(), blocks: blocks(file, &config) });
         Ok(config)
     }
 }
 
-/// Bytes of the blocks' quantised matrices.
-fn packed(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
+/// Bytes of the quantised matrices of linear layers.
+fn blocks(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
     let in_blocks = config.expected_tensors().into_iter().filter(|(name, _)| name.starts_with("model.layers."));
     let sizes = in_blocks.filter_map(|(name, _)| {
         let tensor = file.tensors().get(&tensor_name(&name)?)?;

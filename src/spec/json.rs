@@ -1,10 +1,9 @@
 //! Reads `config.json` with the defaults of transformers, and refuses settings that this trainer does not implement.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::families::{Biases, FAMILIES, Family, Windows};
-use super::{Linear, ModelConfig, RopeScaling};
+use super::{Linear, ModelConfig, RopeScaling, stored};
 use crate::gguf::{self, GgufFile};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 
@@ -78,7 +77,7 @@ fn read(json: &mut Section) -> Option<ModelConfig> {
         bos_token_id: tokens(json, "bos_token_id", family.bos_token_id, vocab_size).first().copied(),
         eos_token_ids: tokens(json, "eos_token_id", family.eos_token_id, vocab_size),
         initializer_range: json.number("initializer_range", 0.02, 0.0..=1.0),
-        packed: BTreeMap::new(),
+        quantisation: stored::read(json),
     })
 }
 
@@ -106,15 +105,6 @@ fn refuse_unsupported(json: &mut Section) {
     json.only("hidden_act", "\"silu\"", |value| matches!(value.text(), Some("silu" | "swish")));
     json.only("attention_dropout", "0.0", |value| value.number() == Some(0.0));
     json.only("partial_rotary_factor", "1.0", |value| value.number() == Some(1.0));
-    if json.value("quantization_config").is_some() {
-        let method = json.below("quantization_config", "a table").optional_string("quant_method", None);
-        let message = format!(
-            "`quantization_config` is present (method: {}): weights that are already quantised cannot be trained on",
-            method.as_deref().unwrap_or("unnamed")
-        );
-        let hint = "use the repository with the original bf16 or f16 weights";
-        json.reject("quantization_config", Problem::new(message).hint(hint));
-    }
 }
 
 fn biases(json: &mut Section, family: &Family) -> [bool; 7] {
@@ -375,7 +365,6 @@ mod tests {
             (r#", "partial_rotary_factor": 0.5"#, "`partial_rotary_factor` = 0.5"),
             (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "names \"sliding_attention\" for layer 1"),
             (r#", "layer_types": ["full_attention"]"#, "must name one type for each of the 2 layers"),
-            (r#", "quantization_config": {"quant_method": "gptq"}"#, "method: gptq"),
         ] {
             assert!(refusal(more).contains(part), "{}", refusal(more));
         }

@@ -96,7 +96,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Op
     let first = first_adapted(model, adapters);
     let mut x = model.embed_ids(input_ids);
     let mut kept = Vec::with_capacity(model.blocks.len());
-    for (layer, block) in model.blocks.iter().enumerate() {
+    for (layer, block) in model.walk(0..model.blocks.len()) {
         let context = context(model, adapters, &layout, options, layer);
         let input = x.clone();
         let activations = block.activations(x, &context);
@@ -127,8 +127,8 @@ pub fn backward(
 ) -> Tensor<1> {
     let Forward { layout, mut kept, losses, mut dx } = forward;
     let first = first_adapted(model, adapters);
-    for layer in (first..model.blocks.len()).rev() {
-        let (block, context) = (&model.blocks[layer], context(model, adapters, &layout, options, layer));
+    for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
+        let context = context(model, adapters, &layout, options, layer);
         let Some(this) = kept.pop() else { break };
         // The next block's input is fetched while this block computes.
         if let (Some(parking), Some(Kept::InputOnHost(next))) = (options.parking, kept.last_mut()) {

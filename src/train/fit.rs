@@ -8,8 +8,8 @@ use super::config::GradientCheckpointing;
 use super::memory::{Component, MemoryPlan, Workload};
 use crate::device::Dtype;
 use crate::diagnosis::MEMORY_MARGIN;
-use crate::model::Storage;
 use crate::model::weights::Quantisation;
+use crate::model::{Residency, Storage};
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::quantised::Coding;
 use crate::stats::as_f64;
@@ -160,13 +160,18 @@ fn suggestions(
     let loss_chunk = if has_large_chunk { LossChunk::Auto } else { workload.loss_chunk };
     let bf16 = (workload.storage == Dtype::F32.into()).then(|| Dtype::Bf16.into());
     let nf4 = Quantisation { coding: Coding::Nf4, nested: false };
-    let is_whole = workload.storage.quantisation.is_none() && workload.config.packed.is_empty();
+    let is_whole = workload.storage.quantisation.is_none() && workload.config.quantisation.is_none();
     let nf4 = is_whole.then_some(Storage { quantisation: Some(nf4), ..workload.storage });
-    // Fewer bits change the model, so they come last, and four of them only where nothing else fits.
-    let storages = [Some(workload.storage), bf16, nf4];
+    let is_resident =
+        workload.on_cpu && workload.storage.residency == Residency::Memory && workload.config.quantisation.is_none();
+    let mapped = is_resident.then_some(Storage { residency: Residency::Mapped, ..workload.storage });
+    // Fewer bits change the model, and disks are slow: both come last, and only where nothing else fits.
+    let storages = [Some(workload.storage), bf16, nf4, mapped];
     let (mut found, mut seen) = (Vec::new(), Vec::new());
     for storage in storages.into_iter().flatten() {
-        if storage.quantisation != workload.storage.quantisation && !found.is_empty() {
+        let is_last_resort =
+            (storage.quantisation, storage.residency) != (workload.storage.quantisation, workload.storage.residency);
+        if is_last_resort && !found.is_empty() {
             break;
         }
         for (index, gradient_checkpointing) in checkpointing.into_iter().enumerate() {
@@ -184,9 +189,10 @@ fn suggestions(
             let mut settings = Vec::new();
             settings.extend(has_large_chunk.then(|| format!("train.loss_chunk_tokens={most}")));
             if storage != workload.storage {
-                settings.push(match storage.quantisation {
-                    None => format!("model.dtype={}", storage.dtype),
-                    Some(_) => "model.quantization=nf4".to_owned(),
+                settings.push(match storage {
+                    _ if storage.residency != workload.storage.residency => "model.residency=mapped".to_owned(),
+                    _ if storage.quantisation != workload.storage.quantisation => "model.quantization=nf4".to_owned(),
+                    _ => format!("model.dtype={}", storage.dtype),
                 });
             }
             if gradient_checkpointing != workload.gradient_checkpointing {
@@ -282,6 +288,7 @@ mod tests {
     use crate::lora::targets::Selection;
     use crate::spec::ModelConfig;
     use crate::train::memory::tests as memory;
+    use crate::train::precision::Precision;
 
     const GIB: f64 = 1_073_741_824.0;
 
@@ -418,6 +425,19 @@ mod tests {
         assert!(text.contains(" of host memory (parked block inputs 1.05 GiB, process and driver 1.00 GiB"), "{text}");
         assert!(text.contains("and this process has 1.50 GiB"), "{text}");
         assert_eq!(shortage(&workload, Memories { host_bytes: Some(4.0 * GIB), ..memories }, "cuda:0"), None);
+    }
+
+    #[test]
+    fn weights_on_disk_are_suggested_where_nothing_else_fits() {
+        let (config, selection) = memory::model(include_str!("../../configs/llama-3.1-8b.json"), 8);
+        let on_cpu = Workload { rows: 1, row_length: 256, ..memory::workload(&config, &selection) };
+        let on_cpu = Workload { storage: Dtype::Bf16.into(), precision: Precision::Bf16, ..on_cpu };
+        let has_mapped = |workload: &Workload<'_>, gib: f64| {
+            let found = that_fit(workload, Memories::of_device(gib * GIB));
+            found.iter().any(|change| change.settings.contains("model.residency=mapped"))
+        };
+        assert_eq!([3.0, 4.0, 8.0, 20.0].map(|gib| has_mapped(&on_cpu, gib)), [true, true, false, false]);
+        assert!(!has_mapped(&Workload { on_cpu: false, ..on_cpu }, 4.0));
     }
 
     #[test]

@@ -94,7 +94,7 @@ mod tests {
             bos_token_id: None,
             eos_token_ids: Vec::new(),
             initializer_range: 0.02,
-            packed: [].into(),
+            quantisation: None,
         }
     }
 

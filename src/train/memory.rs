@@ -68,6 +68,9 @@ pub struct MemoryPlan {
     pub peak_bytes: usize,
     /// Number of trained parameters.
     pub num_trainable: usize,
+    /// Bytes of frozen weights that a step reads where they stay on disk and the page cache holds none of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_bytes_per_step: Option<usize>,
 }
 
 /// Host memory beside a GPU.
@@ -137,22 +140,6 @@ impl Workload<'_> {
 
     fn adapter_bytes(&self) -> usize {
         self.adapters().1 * F32
-    }
-
-    fn base_bytes(&self) -> usize {
-        let tensors = self.config.expected_tensors();
-        let bytes = tensors.iter().map(|(name, shape)| {
-            match shape[..] {
-                [out_features, in_features] if name.starts_with("model.layers.") => {
-                    let packed = self.config.packed.get(name).filter(|_| self.on_cpu);
-                    packed.copied().unwrap_or_else(|| self.storage.matrix_bytes([out_features, in_features]))
-                }
-                // Norms and biases are kept in f32.
-                [width] => width * F32,
-                _ => shape.iter().product::<usize>() * self.storage.dtype.num_bytes(),
-            }
-        });
-        bytes.sum()
     }
 
     fn block(&self, ranks: usize) -> BlockSizes {
@@ -236,7 +223,7 @@ impl Workload<'_> {
         let of_rows = "train.micro_batch_size, data.max_length";
         let of_kept = "train.micro_batch_size, data.max_length, train.gradient_checkpointing";
         let mut components = vec![
-            Component::new("base weights", base, "model.dtype, model.quantization"),
+            Component::new("base weights", base, "model.dtype, model.quantization, model.residency"),
             Component::new("adapters", adapters, "lora.r, lora.target_modules"),
             Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),
             Component::new("optimizer state", 2 * adapters, "lora.r"),
@@ -252,7 +239,7 @@ impl Workload<'_> {
             components.push(Component::new("the allocator's pools", pools, "the device"));
         }
         let peak_bytes = components.iter().map(|component| component.bytes).sum();
-        MemoryPlan { components, peak_bytes, num_trainable }
+        MemoryPlan { components, peak_bytes, num_trainable, read_bytes_per_step: self.read_bytes_per_step() }
     }
 
     /// Memory of the host; `None` on the CPU, where [`plan`](Self::plan) already is the host's memory.
@@ -309,6 +296,7 @@ pub(super) mod tests {
     use super::*;
     use crate::device::Dtype;
     use crate::lora::config::LoraConfig;
+    use crate::model::Residency;
 
     pub(in crate::train) fn model(json: &str, r: usize) -> (ModelConfig, Selection) {
         let config = ModelConfig::from_json(json).unwrap();
@@ -366,6 +354,12 @@ pub(super) mod tests {
         let half = plan(|w| w.storage = Dtype::Bf16.into());
         // Norms stay in f32.
         assert_eq!(whole.peak_bytes - half.peak_bytes, 2 * (134_515_008 - 61 * 576));
+        let mapped = |w: &mut Workload<'_>| w.storage.residency = Residency::Mapped;
+        // The norms, a block, and the head, which is larger than another block.
+        let (norms, block, head) = (61 * 576, 3_540_096 - 2 * 576, 49_152 * 576);
+        let base = plan(mapped);
+        assert_eq!(bytes(&base, "base weights"), 4 * (norms + block + head));
+        assert_eq!((base.read_bytes_per_step, whole.read_bytes_per_step), (Some(4 * (60 * block + head)), None));
         assert!(plan(|w| w.rows = 1).peak_bytes < whole.peak_bytes);
         let logits = |tokens| bytes(&plan(|w| w.loss_chunk = LossChunk::Tokens(tokens)), "logits of a chunk");
         assert_eq!([logits(128), logits(1024)], [128, 1024].map(|tokens| tokens * 49_152 * 4));

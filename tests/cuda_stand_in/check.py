@@ -383,6 +383,8 @@ LANES = {
         Check("f32-no-checkpointing", training("f32", ["train.gradient_checkpointing=false"], "all kept")),
         Check("f32-offload", training("f32", ['train.gradient_checkpointing="offload"'], "inputs in host memory")),
         Check("f32-dropout", training("f32", ["lora.lora_dropout=0.1"], "dropout")),
+        Check("f32-nf4", training("f32", ["model.quantization=nf4", "model.double_quantization=true"], "nf4, quantised scales")),
+        Check("f32-int8", training("f32", ["model.quantization=int8"], "int8")),
         Check("f32-lazy", same("f32", "streams in lazy order", {"STAND_IN_ORDER": "lazy"})),
         Check("f32-zeros", same("f32", "fresh memory is zero", {"STAND_IN_POISON": "0"}), FULL),
         Check("f32-strict", same("f32", "every access checked", STRICT)),

@@ -172,6 +172,11 @@ fn changed_gguf_files_are_read_or_refused() {
 }
 
 #[test]
+fn changed_bases_are_loaded_or_refused() {
+    holds("base", 2000, mutated("base"));
+}
+
+#[test]
 fn changed_adapters_are_read_or_refused() {
     holds("adapter", 2000, mutated("adapter"));
 }

@@ -2,12 +2,13 @@
 
 use std::fs;
 
-use lora_train::device::Dtype;
 use lora_train::export::{AdapterWeights, HostMatrix, write_adapter};
 use lora_train::lora::config::{LoraConfig, TargetModules};
 use lora_train::model::weights::convert;
 use lora_train::ops::low_rank::LowRank;
-use safetensors::tensor::TensorView;
+use lora_train::ops::quantised::NF4;
+use lora_train::spec::ModelConfig;
+use safetensors::tensor::{Dtype, TensorView};
 
 use crate::folder::Folder;
 use crate::targets::repository;
@@ -46,6 +47,7 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
             vec![one, two, text, sharded]
         }
         "gguf" => vec![gguf("llama"), gguf("gpt2")],
+        "base" => ["nf4", "int8", "awq", "fp8"].map(base).to_vec(),
         "adapter" => vec![adapter(TargetModules::AllLinear), adapter(TargetModules::Names(vec!["q_proj".into()]))],
         "checkpoint" => vec![checkpoint()],
         "logs" => {
@@ -201,12 +203,75 @@ fn gguf(tokenizer: &str) -> Vec<u8> {
 }
 
 fn tensors(named: &[(&str, [usize; 2])]) -> Vec<u8> {
-    let numbers = |shape: &[usize; 2]| convert::from_f32(&vec![1.25; shape[0] * shape[1]], Dtype::F32).unwrap();
+    let numbers = |shape: &[usize; 2]| {
+        convert::from_f32(&vec![1.25; shape[0] * shape[1]], lora_train::device::Dtype::F32).unwrap()
+    };
     let bytes: Vec<Vec<u8>> = named.iter().map(|(_, shape)| numbers(shape)).collect();
     let view = |((name, shape), bytes): (&(&str, [usize; 2]), _)| {
-        (name.to_string(), TensorView::new(safetensors::Dtype::F32, shape.to_vec(), bytes).unwrap())
+        (name.to_string(), TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap())
     };
     safetensors::serialize(named.iter().zip(bytes.iter().map(Vec::as_slice)).map(view), None).unwrap()
+}
+
+/// A model of one small block whose linear layers are stored as `method` has it, the first of nf4 with nested scales.
+fn base(method: &str) -> Vec<u8> {
+    let how = match method {
+        "nf4" => r#""load_in_4bit":true,"bnb_4bit_quant_type":"nf4""#,
+        "int8" => r#""load_in_8bit":true"#,
+        "awq" => r#""quant_method":"awq","bits":4,"group_size":8"#,
+        _ => r#""quant_method":"fp8","weight_block_size":[4,8]"#,
+    };
+    let config = format!(
+        r#"{{"model_type":"llama","vocab_size":4,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":2,"tie_word_embeddings":true,"quantization_config":{{{how}}}}}"#
+    );
+    let mut tensors = Vec::new();
+    let mut add = |name: String, dtype: Dtype, shape: &[usize], bytes: Vec<u8>| {
+        tensors.push((name, (dtype, shape.to_vec(), bytes)));
+    };
+    for (name, shape) in ModelConfig::from_json(&config).unwrap().expected_tensors() {
+        let len: usize = shape.iter().product();
+        let Some(module) = name.strip_suffix("_proj.weight") else {
+            add(name, Dtype::BF16, &shape, vec![0x3f; 2 * len]);
+            continue;
+        };
+        if method == "awq" {
+            let (groups, words) = (shape[1] / 8, shape[0].div_ceil(8));
+            add(format!("{module}_proj.qweight"), Dtype::I32, &[shape[1], words], vec![0x5a; 4 * shape[1] * words]);
+            add(format!("{module}_proj.qzeros"), Dtype::I32, &[groups, words], vec![0x77; 4 * groups * words]);
+            add(format!("{module}_proj.scales"), Dtype::F16, &[groups, shape[0]], vec![0x2c; 2 * groups * shape[0]]);
+            continue;
+        }
+        if method == "fp8" {
+            let tiles = [shape[0] / 4, shape[1] / 8];
+            add(format!("{module}_proj.weight_scale_inv"), Dtype::BF16, &tiles, vec![0x3f; 2 * tiles[0] * tiles[1]]);
+            add(name, Dtype::F8_E4M3, &shape, vec![0x35; len]);
+            continue;
+        }
+        if method == "int8" {
+            add(format!("{module}_proj.SCB"), Dtype::F32, &shape[..1], vec![0x3e; 4 * shape[0]]);
+            add(format!("{module}_proj.weight_format"), Dtype::U8, &[], vec![0]);
+            add(name, Dtype::I8, &shape, vec![7; len]);
+            continue;
+        }
+        let blocks = len.div_ceil(64);
+        let mut state = format!(r#"{{"quant_type":"nf4","blocksize":64,"shape":{shape:?}"#);
+        if module.ends_with('q') {
+            state += r#","nested_blocksize":256,"nested_offset":0.5"#;
+            add(format!("{name}.nested_absmax"), Dtype::F32, &[1], vec![0x3e; 4]);
+            add(format!("{name}.nested_quant_map"), Dtype::F32, &[256], vec![0x3e; 1024]);
+            add(format!("{name}.absmax"), Dtype::U8, &[blocks], vec![9; blocks]);
+        } else {
+            add(format!("{name}.absmax"), Dtype::F32, &[blocks], vec![0x3e; 4 * blocks]);
+        }
+        state += "}";
+        add(format!("{name}.quant_state.bitsandbytes__nf4"), Dtype::U8, &[state.len()], state.into_bytes());
+        add(format!("{name}.quant_map"), Dtype::F32, &[16], NF4.iter().flat_map(|x| x.to_le_bytes()).collect());
+        add(name, Dtype::U8, &[len / 2, 1], vec![0x5a; len / 2]);
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    [config.into_bytes(), vec![0], safetensors::serialize(views, None).unwrap()].concat()
 }
 
 fn adapter(target_modules: TargetModules) -> Vec<u8> {

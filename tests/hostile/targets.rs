@@ -18,7 +18,8 @@ use lora_train::data::tokenizer::Tokenizer;
 use lora_train::device::Dtype;
 use lora_train::export::{check_adapter, read_adapter, write_adapter};
 use lora_train::metrics::{LoggingConfig, SinkOptions, Sinks, StepMetrics};
-use lora_train::model::weights::{GgufWeights, WeightFiles};
+use lora_train::model::load;
+use lora_train::model::weights::{GgufWeights, WeightFiles, Weights};
 use lora_train::recipe::{Purpose, Recipe};
 use lora_train::report::{self, compare::Comparison};
 use lora_train::schema::Override;
@@ -32,7 +33,7 @@ use crate::folder::Folder;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 12] = [
+pub(crate) const TARGETS: [Target; 13] = [
     ("recipe", recipe),
     ("rows", rows),
     ("config", config),
@@ -40,6 +41,7 @@ pub(crate) const TARGETS: [Target; 12] = [
     ("template", template),
     ("weights", weights),
     ("gguf", gguf),
+    ("base", base),
     ("adapter", adapter),
     ("checkpoint", checkpoint_folder),
     ("logs", logs),
@@ -303,6 +305,23 @@ pub(crate) fn gguf(data: &[u8]) {
         {
             assert!(tensor.shape().num_elements() / 64 <= data.len());
         }
+    }
+}
+
+/// A model folder with its `config.json`, which says how the weights are stored; loaded where it is sound.
+pub(crate) fn base(data: &[u8]) {
+    let [config, tensors] = parts(data);
+    let folder = Folder::new();
+    let config = folder.write("config.json", config);
+    folder.write("model.safetensors", &safetensors(tensors));
+    let Ok(config) = ModelConfig::from_file(&config) else { return };
+    let Ok(files) = WeightFiles::open(folder.path()) else { return };
+    let is_sound = files.check(&config).is_ok();
+    let loaded = load::load(&config, &Weights::Files(files), Dtype::F32, Dtype::F32, &Device::flex());
+    assert_eq!(loaded.is_ok(), is_sound);
+    for weight in loaded.iter().flat_map(|model| &model.blocks).flat_map(|block| &block.linears) {
+        let values: Vec<f32> = weight.values.dense().to_data().try_to_vec().unwrap();
+        assert_eq!(values.len(), weight.dims().iter().product::<usize>());
     }
 }
 

@@ -171,7 +171,7 @@ fn merge_writes_a_model_folder_or_a_gguf_file_once_and_refuses_to_overwrite_it()
         ("new/b.gguf", &["--adapter-only", "--dtype", "f16"], 2, "cannot be used with"),
         ("new/b.gguf", &["--dtype", "q4_k"], 2, "[possible values: f32, f16, bf16, q8_0]"),
         ("new/b.gguf", &["--dtype", "q8_0"], 2, "no tokenizer.json"),
-        ("new/b", &["--dtype", "q8_0"], 2, "--dtype is for GGUF files, and new/b is a folder"),
+        ("new/b", &["--dtype", "q8_0"], 2, "--dtype q8_0 is for a GGUF file, and new/b is none"),
     ] {
         let output = lora_train(folder.path(), &[&args[..6], &[out], options].concat());
         assert_eq!(output.status.code(), Some(code), "{options:?}: {}", text(&output.stderr));

@@ -19,6 +19,7 @@ use lora_train::model::Model;
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::host;
+use lora_train::ops::linear::Matrix;
 use lora_train::spec::ModelConfig;
 use lora_train::train::config::{OptimizerConfig, SchedulerConfig, TrainConfig};
 use lora_train::train::schedule::{LrScheduler, Schedule};
@@ -365,6 +366,43 @@ fn every_family_gives_the_logits_losses_gradients_and_loss_curve_of_peft() {
         let golden = Golden::family(name, folder.path());
         compare_cases(&golden, Dtype::F32);
         compare_curve(&golden);
+    }
+}
+
+/// The base that bitsandbytes has quantised in `tests/golden/NAME`.
+fn quantised(name: &str) -> Golden {
+    Golden::open(name, Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name))
+}
+
+#[test]
+fn a_base_in_codes_gives_the_logits_losses_and_gradients_of_peft_and_bitsandbytes() {
+    for name in ["bitsandbytes-nf4", "bitsandbytes-int8"] {
+        compare_cases(&quantised(name), Dtype::F32);
+    }
+}
+
+#[test]
+fn a_base_in_codes_gives_the_gradients_of_the_decoded_base_to_the_bit() {
+    for (name, num_whole) in [("bitsandbytes-nf4", 1), ("bitsandbytes-int8", 0)] {
+        let golden = quantised(name);
+        let coded = golden.model(Dtype::F32);
+        let mut dense = coded.clone();
+        let mut whole = 0;
+        for weight in dense.blocks.iter_mut().flat_map(|block| &mut block.linears) {
+            whole += usize::from(matches!(weight.values, Matrix::Dense(_)));
+            weight.values = Matrix::Dense(weight.values.dense().into_owned());
+        }
+        assert_eq!(whole, num_whole, "{name}");
+        let batch = batch(&rows(&golden.json["batch"]));
+        let [coded, dense] = [coded, dense].map(|model| {
+            let adapters = Golden::adapters(&golden.json["cases"]["all_linear"], &model);
+            let mut step =
+                TrainStep::new(model, adapters, &TrainConfig::default(), &OptimizerConfig::default(), None, 0);
+            step.forward_backward(&batch);
+            let grads: Vec<_> = step.grads().iter().flat_map(|grad| [values(&grad.a), values(&grad.b)]).collect();
+            grads
+        });
+        assert!(coded == dense, "{name}");
     }
 }
 

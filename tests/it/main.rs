@@ -27,6 +27,7 @@ mod plan;
 mod push;
 mod recipes;
 mod report;
+mod residency;
 mod room;
 mod scores;
 mod secrets;

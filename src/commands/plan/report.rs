@@ -199,6 +199,12 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
     lines.extend(report.plan.components.iter().map(row));
     let peak = as_f64(report.plan.peak_bytes);
     lines.push(format!("  {:<24} {:>10}   with every row at data.max_length", "peak", size(peak)));
+    if let Some(read) = report.plan.read_bytes_per_step {
+        let read = size(as_f64(read));
+        lines.push(format!(
+            "  reads {read} of weights in a step, from disk as far as the page cache does not hold them"
+        ));
+    }
     lines.extend(verdict(peak, target));
     lines.extend(host(report));
     for suggestion in &report.suggestions {

@@ -168,7 +168,7 @@ impl Axis {
                 recipe.model.dtype = best.model.dtype.or(Some(best.train.precision.dtype()));
                 recipe.train.precision = Precision::Bf16;
             })],
-            Self::Storage if limits.has_bf16 && best.storage() == Dtype::F32.into() => {
+            Self::Storage if limits.has_bf16 && best.storage(None) == Dtype::F32.into() => {
                 vec![with(&|recipe| recipe.model.dtype = Some(Dtype::Bf16))]
             }
             Self::Packing if !best.data.packing => vec![with(&|recipe| recipe.data.packing = true)],

@@ -194,7 +194,7 @@ impl OpenedFile {
                 return Ok((encoded, false));
             }
             // Remove old token files first, to make room.
-            cache::tidy(folder, options.cache.max_bytes, &path);
+            cache::tidy(folder, cache::STORE_SUFFIX, options.cache.max_bytes, &path);
             let writer = StoreWriter::in_folder(folder, key).map_err(DataError::Store);
             match writer.and_then(|writer| self.write(writer, encoder, options)) {
                 Err(DataError::Store(error)) => warnings.push(format!(
@@ -205,7 +205,7 @@ impl OpenedFile {
                     crate::files::CACHE_VARIABLE,
                 )),
                 written => {
-                    cache::tidy(folder, options.cache.max_bytes, &path);
+                    cache::tidy(folder, cache::STORE_SUFFIX, options.cache.max_bytes, &path);
                     return Ok((written?, true));
                 }
             }

@@ -18,8 +18,12 @@ const MIN_COST: f64 = 0.05;
 /// Share of the workers' time from which they wait for a disk.
 const CAUSE: f64 = 0.4;
 
-/// Rows come from a disk instead of the page cache, in every pass or in the first one.
+/// Rows come from a disk instead of the page cache, in every pass or in the first one. Where weights are read from disk too,
+/// what is read for rows is not known.
 pub(super) fn page_cache(run: &Run) -> Option<Finding> {
+    if run.facts.weights_read_bytes.is_some() {
+        return None;
+    }
     thrashing(run).or_else(|| cold(run))
 }
 

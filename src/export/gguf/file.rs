@@ -36,6 +36,16 @@ pub enum GgufType {
 }
 
 impl GgufType {
+    /// The float type of the same numbers.
+    pub(crate) fn float(self) -> Option<Dtype> {
+        match self {
+            Self::F32 => Some(Dtype::F32),
+            Self::F16 => Some(Dtype::F16),
+            Self::Bf16 => Some(Dtype::Bf16),
+            Self::Q8 => None,
+        }
+    }
+
     /// Its number in the description of a tensor.
     fn code(self) -> u32 {
         match self {

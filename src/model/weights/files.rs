@@ -1,23 +1,27 @@
 //! The safetensors files of a model folder, memory-mapped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use memmap2::{Mmap, UncheckedAdvice};
+use memmap2::Mmap;
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 use sha2::{Digest as _, Sha256};
 
 use super::convert;
 use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
+use super::pages::Pages;
 use super::quantise::Quantisation;
+use super::stored::{StoredMatrix, tensors_beside};
 use crate::device::Dtype;
+use crate::ops::linear::Matrix;
 use crate::ops::quantised::Quantised;
 use crate::schema::Problem;
-use crate::spec::ModelConfig;
+use crate::spec::{Method, ModelConfig, StoredQuantisation};
 use crate::text;
 
 const SINGLE: &str = "model.safetensors";
@@ -37,17 +41,17 @@ const UNTIED_HEAD: &str = "`lm_head.weight` differs from `model.embed_tokens.wei
 ///
 /// Files are memory-mapped. Pages are released once their tensor has been read, so that host memory never holds the
 /// model twice. If a mapped file is cut short, the process ends, as with every mapping.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct WeightFiles {
     folder: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, StoredTensor>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Shard {
     path: PathBuf,
-    map: Mmap,
+    map: Arc<Mmap>,
     metadata: Option<std::collections::HashMap<String, String>>,
 }
 
@@ -120,13 +124,21 @@ impl WeightFiles {
         Ok(files)
     }
 
+    /// Maps one file.
+    pub(super) fn open_file(path: PathBuf) -> Result<Self, Problem> {
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        let mut files = Self { folder, shards: Vec::new(), tensors: BTreeMap::new() };
+        files.add_shard(path, None)?;
+        Ok(files)
+    }
+
     #[expect(unsafe_code, reason = "a file can only be mapped so")]
     fn add_shard(&mut self, path: PathBuf, weight_map: Option<&BTreeMap<String, String>>) -> Result<(), Problem> {
         let io_error = |error| cannot_read(&path, &error);
         let file = File::open(&path).map_err(io_error)?;
         // SAFETY: the mapping is read-only and lives as long as the shard. If another process writes to the file
         // meanwhile, values are wrong, just as if they had been read a moment later.
-        let map = unsafe { Mmap::map(&file) }.map_err(io_error)?;
+        let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(io_error)?);
         let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| damaged(&path, &map, &error))?;
         let data_start = header_len + size_of::<u64>();
         let shard = self.shards.len();
@@ -149,6 +161,11 @@ impl WeightFiles {
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         digest(self.shard_names().zip(self.shards.iter().map(|shard| &shard.map[..])))
+    }
+
+    /// The folder of the files.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Names of the files, sorted.
@@ -183,11 +200,21 @@ impl WeightFiles {
     /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
     pub fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
         let expected = config.expected_tensors();
-        let mut problems: Vec<String> =
-            expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
-        let known: std::collections::HashSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
+        let mut known: HashSet<String> = expected.iter().map(|(name, _)| name.clone()).collect();
+        let mut problems = Vec::new();
+        for (name, shape) in &expected {
+            match (&config.quantisation, &shape[..]) {
+                (Some(StoredQuantisation { method, .. }), &[out, width]) if self.is_coded(name, shape) => {
+                    problems.extend(StoredMatrix::find(self, name, [out, width], *method).err());
+                    known.extend(tensors_beside(name, *method));
+                }
+                _ => problems.extend(self.stored(name, shape).err()),
+            }
+        }
         for (name, stored) in &self.tensors {
-            if known.contains(name.as_str()) || name.ends_with(IGNORED_SUFFIX) {
+            // Packers write biases of zeros where a layer has none.
+            let is_padding = || config.quantisation.is_some() && name.ends_with("_proj.bias") && self.is_zero(stored);
+            if known.contains(name) || name.ends_with(IGNORED_SUFFIX) || is_padding() {
                 continue;
             }
             if name != "lm_head.weight" || !config.tie_word_embeddings {
@@ -239,6 +266,27 @@ impl WeightFiles {
         quantised.map_err(|_| overflow(&self.shards[stored.shard].path, name, Dtype::F16))
     }
 
+    /// Whether the files hold codes of this matrix: neither is it the embedding, nor is it there as it is.
+    pub(super) fn is_coded(&self, name: &str, shape: &[usize]) -> bool {
+        name != "model.embed_tokens.weight" && self.stored(name, shape).is_err()
+    }
+
+    /// One matrix that is stored quantised; in `dtype` where its order leaves no blocks.
+    ///
+    /// # Errors
+    /// Where a tensor of it is missing, does not fit the others, or a number does not fit `dtype`.
+    pub(super) fn stored_matrix(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        method: Method,
+        dtype: Dtype,
+        device: &Device,
+    ) -> Result<Matrix, Problem> {
+        let found = StoredMatrix::find(self, name, shape, method).map_err(|problem| self.mismatch(&[problem]))?;
+        found.read(self, dtype, device).map_err(|_| overflow(&self.folder, name, dtype))
+    }
+
     /// One tensor as `f32` in host memory.
     ///
     /// # Errors
@@ -257,33 +305,48 @@ impl WeightFiles {
     }
 
     /// Releases the pages of a tensor to the system; they can be read from the file again.
-    #[expect(unsafe_code, reason = "pages of a mapping can only be released so")]
     pub fn release(&self, stored: &StoredTensor) {
-        let map = &self.shards[stored.shard].map;
-        // SAFETY: the mapping is of a file and read-only, so released pages come back with the same content.
-        let released =
-            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, stored.range.start, stored.range.len()) };
-        // This is only advice: where the system refuses it, the pages stay until the mapping ends.
-        drop(released);
+        self.pages(stored).release();
     }
 
-    fn find(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), Problem> {
+    /// Where a tensor lies in its file.
+    pub(super) fn pages(&self, stored: &StoredTensor) -> Pages {
+        Pages::new(&self.shards[stored.shard].map, stored.range.clone())
+    }
+
+    pub(super) fn find(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), Problem> {
         self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))
     }
 
     /// A tensor that must have this shape and a floating-point type.
-    fn stored(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), String> {
-        let stored = self.tensors.get(name).ok_or_else(|| format!("missing: `{name}` {shape:?}"))?;
-        if stored.shape != shape {
-            return Err(format!("misshapen: `{name}` is {:?}, expected {shape:?}", stored.shape));
-        }
+    pub(super) fn stored(&self, name: &str, shape: &[usize]) -> Result<(&StoredTensor, Dtype), String> {
+        let stored = self.shaped(name, shape)?;
         let wrong_type = || format!("type: `{name}` is {:?}, expected F32, BF16 or F16", stored.dtype);
         Ok((stored, stored.float_dtype().ok_or_else(wrong_type)?))
     }
 
-    fn mismatch(&self, problems: &[String]) -> Problem {
+    /// A tensor that must have this shape and type.
+    pub(super) fn part(&self, name: &str, shape: &[usize], dtype: safetensors::Dtype) -> Result<&StoredTensor, String> {
+        let stored = self.shaped(name, shape)?;
+        let wrong_type = || format!("type: `{name}` is {:?}, expected {dtype:?}", stored.dtype);
+        (stored.dtype == dtype).then_some(stored).ok_or_else(wrong_type)
+    }
+
+    fn shaped(&self, name: &str, shape: &[usize]) -> Result<&StoredTensor, String> {
+        let stored = self.tensors.get(name).ok_or_else(|| format!("missing: `{name}` {shape:?}"))?;
+        if stored.shape != shape {
+            return Err(format!("misshapen: `{name}` is {:?}, expected {shape:?}", stored.shape));
+        }
+        Ok(stored)
+    }
+
+    pub(super) fn mismatch(&self, problems: &[String]) -> Problem {
         let message = format!("the weights do not fit config.json:{}", text::lines(problems));
         Problem::new(message).at(self.folder.display())
+    }
+
+    fn is_zero(&self, stored: &StoredTensor) -> bool {
+        self.bytes(stored).iter().all(|byte| *byte == 0)
     }
 
     fn same_bytes(&self, name: &str, other: &str) -> bool {
@@ -320,157 +383,4 @@ pub(super) fn overflow(path: &Path, name: &str, dtype: Dtype) -> Problem {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::fixture::{self, tiny_config};
-    use super::*;
-
-    fn read<const D: usize>(files: &WeightFiles, name: &str, shape: [usize; D], dtype: Dtype) -> Vec<f32> {
-        let tensor: Tensor<D> = files.load(name, shape, dtype, &Device::flex()).unwrap();
-        assert_eq!(tensor.dtype(), DType::from(dtype));
-        tensor.into_data().convert::<f32>().try_to_vec().unwrap()
-    }
-
-    #[test]
-    fn tensors_load_with_their_values_in_every_storage_type_from_one_file_or_shards() {
-        for num_shards in [1, 3] {
-            let folder = tempfile::tempdir().unwrap();
-            let config = tiny_config();
-            let stored = fixture::write_model(folder.path(), &config, num_shards, Dtype::Bf16);
-            let files = WeightFiles::open(folder.path()).unwrap();
-            files.check(&config).unwrap();
-            assert_eq!(files.shard_names().count(), num_shards);
-            assert_eq!(files.num_bytes(), 2 * config.num_parameters());
-            for dtype in Dtype::ALL {
-                let name = "model.layers.1.mlp.down_proj.weight";
-                // Small bf16 numbers are exact in f32 and, here, in f16 too.
-                assert_eq!(read(&files, name, [64, 176], dtype), stored[name]);
-                let norm = "model.layers.0.input_layernorm.weight";
-                assert_eq!(read(&files, norm, [64], dtype), stored[norm]);
-            }
-            // Released pages come back.
-            assert_eq!(files.load_f32("model.norm.weight", &[64]).unwrap(), stored["model.norm.weight"]);
-            assert_eq!(files.load_f32("model.norm.weight", &[64]).unwrap(), stored["model.norm.weight"]);
-        }
-    }
-
-    #[test]
-    fn weights_are_known_again_wherever_they_are_and_others_are_told_apart() {
-        let digest = |change: &dyn Fn(&mut Vec<u8>)| {
-            let folder = tempfile::tempdir().unwrap();
-            fixture::write_model(folder.path(), &tiny_config(), 1, Dtype::F32);
-            let path = folder.path().join(SINGLE);
-            let mut bytes = std::fs::read(&path).unwrap();
-            change(&mut bytes);
-            std::fs::write(&path, bytes).unwrap();
-            WeightFiles::open(folder.path()).unwrap().digest()
-        };
-        let as_it_is = digest(&|_| {});
-        assert_eq!(digest(&|_| {}), as_it_is);
-        // As further training would change them.
-        let other = digest(&|bytes| {
-            let start = bytes.len() / 2;
-            bytes[start..].iter_mut().step_by(4).for_each(|byte| *byte ^= 1);
-        });
-        assert_ne!(other, as_it_is);
-    }
-
-    #[test]
-    fn every_tensor_that_does_not_fit_is_listed_at_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let config = tiny_config();
-        fixture::write_model(folder.path(), &config, 1, Dtype::F32);
-        let files = WeightFiles::open(folder.path()).unwrap();
-        let wider = ModelConfig { intermediate_size: 200, num_hidden_layers: 1, tie_word_embeddings: false, ..config };
-        let text = files.check(&wider).unwrap_err().to_string();
-        let counts = ["\n  misshapen: ", "\n  unexpected: ", "\n  missing: "].map(|kind| text.matches(kind).count());
-        assert_eq!(counts, [3, 9, 1], "{text}");
-        assert!(text.contains("misshapen: `model.layers.0.mlp.up_proj.weight` is [176, 64], expected [200, 64]"));
-        assert!(text.contains("missing: `lm_head.weight` [256, 64]"), "{text}");
-        let error = files.load::<2>("model.norm.weight", [8, 8], Dtype::F32, &Device::flex()).unwrap_err();
-        assert!(error.to_string().contains("`model.norm.weight` is [64], expected [8, 8]"), "{error}");
-    }
-
-    #[test]
-    fn a_tied_head_may_be_stored_if_it_is_the_embedding_and_rotary_buffers_are_ignored() {
-        let folder = tempfile::tempdir().unwrap();
-        let config = tiny_config();
-        let mut tensors = fixture::random_tensors(&config);
-        let embedding = tensors["model.embed_tokens.weight"].clone();
-        tensors.insert("lm_head.weight".into(), embedding);
-        tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), (vec![8], vec![0.5; 8]));
-        fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::F32);
-        WeightFiles::open(folder.path()).unwrap().check(&config).unwrap();
-
-        let head = tensors.get_mut("lm_head.weight").unwrap();
-        head.1[77] += 1.0;
-        fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::F32);
-        let error = WeightFiles::open(folder.path()).unwrap().check(&config).unwrap_err().to_string();
-        assert!(error.contains("`lm_head.weight` differs from `model.embed_tokens.weight`"), "{error}");
-    }
-
-    #[test]
-    fn a_truncated_file_is_called_half_downloaded_and_a_pointer_a_pointer() {
-        let folder = tempfile::tempdir().unwrap();
-        let config = tiny_config();
-        fixture::write_model(folder.path(), &config, 1, Dtype::F32);
-        let path = folder.path().join(SINGLE);
-        let content = std::fs::read(&path).unwrap();
-        for length in [content.len() - 1, 100, 3, 0] {
-            std::fs::write(&path, &content[..length]).unwrap();
-            let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
-            assert!(error.contains("half-downloaded"), "{length}: {error}");
-        }
-        std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n").unwrap();
-        let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("Git LFS pointer") && error.contains("git lfs pull"), "{error}");
-    }
-
-    #[test]
-    fn an_index_that_disagrees_with_its_files_is_an_error_that_says_where() {
-        let folder = tempfile::tempdir().unwrap();
-        let config = tiny_config();
-        fixture::write_model(folder.path(), &config, 2, Dtype::F32);
-        let index = folder.path().join(INDEX);
-        let text = std::fs::read_to_string(&index).unwrap();
-        let error_with = |text: &str| {
-            std::fs::write(&index, text).unwrap();
-            WeightFiles::open(folder.path()).unwrap_err().to_string()
-        };
-        let more =
-            text.replacen("\"weight_map\": {", "\"weight_map\": {\"ghost\": \"model-00001-of-00002.safetensors\",", 1);
-        assert!(error_with(&more).contains("`ghost` is not in `model-00001-of-00002.safetensors`"));
-        let outside = more.replacen("model-00001-of-00002.safetensors", "../elsewhere.safetensors", 1);
-        assert!(error_with(&outside).contains("is in `../elsewhere.safetensors`, expected file names without folders"));
-        assert!(error_with("{}").contains("weight_map"));
-        std::fs::remove_file(folder.path().join("model-00002-of-00002.safetensors")).unwrap();
-        let error = error_with(&text);
-        assert!(error.contains("`model-00002-of-00002.safetensors`, which is not in the folder"), "{error}");
-    }
-
-    #[test]
-    fn a_folder_without_safetensors_says_what_it_holds_instead() {
-        for (file, part) in [
-            ("pytorch_model.bin", "pickle"),
-            ("consolidated.safetensors", "Mistral's own format"),
-            ("model-q4.gguf", "GGUF"),
-            ("adapter_model.safetensors", "this is an adapter"),
-            ("model-00001-of-00002.safetensors", "index"),
-            ("README.md", "`model.init`"),
-        ] {
-            let folder = tempfile::tempdir().unwrap();
-            std::fs::write(folder.path().join(file), "x").unwrap();
-            let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
-            assert!(error.contains(part), "{error}");
-        }
-    }
-
-    #[test]
-    fn numbers_beyond_the_range_of_f16_are_refused_with_a_hint() {
-        let folder = tempfile::tempdir().unwrap();
-        let tensors = [("x".to_owned(), (vec![2], vec![1.0, 1e6]))].into();
-        fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::Bf16);
-        let files = WeightFiles::open(folder.path()).unwrap();
-        let error = files.load::<1>("x", [2], Dtype::F16, &Device::flex()).unwrap_err().to_string();
-        assert!(error.contains("`x` is too large for f16") && error.contains("bf16"), "{error}");
-    }
-}
+mod tests;

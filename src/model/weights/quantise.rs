@@ -1,15 +1,17 @@
 //! Quantises a matrix while it is read, block by block, to the codes of bitsandbytes.
 
-use burn::tensor::{Bytes, Device, Tensor, TensorData, f16};
+use burn::tensor::{Bytes, Device, Int, Tensor, TensorData, f16};
 use rayon::prelude::*;
 
 use super::convert::{BLOCK_ELEMENTS, Overflow};
+use super::pages::Pages;
+use crate::device::Dtype;
 use crate::ops::cpu::NESTED_LEN;
 use crate::ops::host;
 use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
 
-/// Numbers that share a scale in four bits, as bitsandbytes has it by default.
-const BLOCK_LEN: usize = 64;
+/// Numbers that share a scale in formats of others, by default.
+const GROUP_LEN: usize = 128;
 
 /// How the frozen linear layers are quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,52 +24,108 @@ pub struct Quantisation {
 
 impl std::fmt::Display for Quantisation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let name = match self.coding {
-            Coding::Nf4 => "nf4",
-            Coding::Fp4 => "fp4",
-            Coding::Int8 => return f.write_str("int8"),
-        };
-        write!(f, "{name}{}", if self.nested { " with quantised scales" } else { "" })
+        let is_nested = self.nested && self.coding != Coding::Int8;
+        write!(f, "{}{}", self.coding, if is_nested { " with quantised scales" } else { "" })
     }
 }
 
 impl Quantisation {
+    /// Numbers that share a scale in four bits, as bitsandbytes has it by default.
+    pub const BLOCK_LEN: usize = 64;
+
     /// Bytes of a matrix `[out_features, in_features]`, scales included.
     #[must_use]
     pub fn num_bytes(self, [out_features, in_features]: [usize; 2]) -> usize {
         let len = out_features * in_features;
-        let blocks = len.div_ceil(BLOCK_LEN);
+        let blocks = len.div_ceil(Quantisation::BLOCK_LEN);
         match (self.coding, self.nested) {
             (Coding::Int8, _) => len + 4 * out_features,
+            (Coding::Fp8, _) => len + 4 * out_features * in_features.div_ceil(GROUP_LEN),
+            (Coding::Int4, _) => len / 2 + 8 * out_features * in_features.div_ceil(GROUP_LEN),
             (_, false) => len.div_ceil(2) + 4 * blocks,
             (_, true) => len.div_ceil(2) + blocks + 4 * (blocks.div_ceil(NESTED_LEN) + 256),
         }
     }
 
-    /// Quantises a matrix `[out_features, in_features]`. `fill` writes at most [`BLOCK_ELEMENTS`] of its numbers, starting
+    /// Quantises a matrix `[out_features, in_features]`. `fill` writes at most 2,048 of its numbers, starting
     /// at the element that it gets.
     ///
     /// # Errors
     /// Where a number of an `int8` matrix is beyond the range of `f16`, through which bitsandbytes takes it.
-    pub(super) fn quantise(
+    pub fn quantise(
         self,
         shape: [usize; 2],
         device: &Device,
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<Quantised, Overflow> {
-        let Self { coding, nested } = self;
+        // Random numbers in a format that is only read: one of the same size.
+        let coding = match self.coding {
+            Coding::Int4 => Coding::Nf4,
+            Coding::Fp8 => Coding::Int8,
+            coding => coding,
+        };
         let (codes, scales, block_len) = match coding.table() {
             Some(table) => {
                 let (codes, scales) = four_bits(shape[0] * shape[1], table, fill);
-                (codes, scales, BLOCK_LEN)
+                (codes, scales, Quantisation::BLOCK_LEN)
             }
             None => {
                 let (codes, scales) = eight_bits(shape, fill)?;
                 (codes, scales, shape[1])
             }
         };
-        let scales = if nested && coding != Coding::Int8 { nest(&scales, device) } else { plain(scales, device) };
+        let scales = if self.is_nested() { nest(&scales, device) } else { plain(scales, device) };
         Ok(Quantised { shape, coding, codes: bytes_tensor(Bytes::from_elems(codes), device), block_len, scales })
+    }
+}
+
+/// A matrix in a file of the cache folder is padded to a multiple of this, so that the next one starts aligned.
+const KEPT_ALIGNMENT: usize = 64;
+
+impl Quantisation {
+    /// Bytes of a matrix in a file of the cache folder.
+    pub(super) fn num_kept_bytes(self, shape: [usize; 2]) -> usize {
+        let offset = if self.is_nested() { size_of::<f32>() } else { 0 };
+        (self.num_bytes(shape) + offset).next_multiple_of(KEPT_ALIGNMENT)
+    }
+
+    /// The bytes of a matrix in a file of the cache folder: the numbers of its scales, then codes.
+    pub(super) fn kept_bytes(self, matrix: &Quantised) -> Vec<u8> {
+        let floats = |numbers: &Tensor<1>| numbers.to_data().as_bytes().to_vec();
+        let bytes = |codes: &Tensor<1, Int>| codes.to_data().as_bytes().to_vec();
+        let mut kept = match &matrix.scales {
+            BlockScales::Plain(scales) | BlockScales::Shifted { scales, .. } => floats(scales),
+            BlockScales::Nested { codes, table, scales, offset } => {
+                [floats(table), floats(scales), offset.to_le_bytes().to_vec(), bytes(codes)].concat()
+            }
+        };
+        kept.extend(bytes(&matrix.codes));
+        kept.resize(self.num_kept_bytes(matrix.shape), 0);
+        kept
+    }
+
+    /// The matrix of [`kept_bytes`](Self::kept_bytes), over the pages of the file.
+    pub(super) fn over(self, mut pages: Pages, shape: [usize; 2], device: &Device) -> Quantised {
+        let len = shape[0] * shape[1];
+        let (block_len, num_codes) =
+            if self.coding == Coding::Int8 { (shape[1], len) } else { (Self::BLOCK_LEN, len.div_ceil(2)) };
+        let num_blocks = len.div_ceil(block_len);
+        let floats = |pages: &mut Pages, len: usize| pages.take(4 * len).tensor([len], Dtype::F32, device);
+        let bytes = |pages: &mut Pages, len: usize| bytes_tensor(pages.take(len).shared(), device);
+        let scales = if self.is_nested() {
+            let table = floats(&mut pages, 256);
+            let scales = floats(&mut pages, num_blocks.div_ceil(NESTED_LEN));
+            let offset = pages.take(size_of::<f32>());
+            let offset = offset.as_ref().try_into().map_or(f32::NAN, f32::from_le_bytes);
+            BlockScales::Nested { codes: bytes(&mut pages, num_blocks), table, scales, offset }
+        } else {
+            BlockScales::Plain(floats(&mut pages, num_blocks))
+        };
+        Quantised { shape, coding: self.coding, codes: bytes(&mut pages, num_codes), block_len, scales }
+    }
+
+    fn is_nested(self) -> bool {
+        self.nested && self.coding != Coding::Int8
     }
 }
 
@@ -102,13 +160,17 @@ impl<const N: usize> Nearest<N> {
 /// Codes two to a byte, the first in the upper half, and the largest absolute number of each block.
 fn four_bits(len: usize, table: &[f32; 16], fill: impl Fn(usize, &mut [f32]) + Sync) -> (Vec<u8>, Vec<f32>) {
     let nearest = Nearest::new(table);
-    let (mut codes, mut scales) = (vec![0u8; len.div_ceil(2)], vec![0f32; len.div_ceil(BLOCK_LEN)]);
-    let pieces = codes.par_chunks_mut(BLOCK_ELEMENTS / 2).zip(scales.par_chunks_mut(BLOCK_ELEMENTS / BLOCK_LEN));
+    let (mut codes, mut scales) = (vec![0u8; len.div_ceil(2)], vec![0f32; len.div_ceil(Quantisation::BLOCK_LEN)]);
+    let pieces =
+        codes.par_chunks_mut(BLOCK_ELEMENTS / 2).zip(scales.par_chunks_mut(BLOCK_ELEMENTS / Quantisation::BLOCK_LEN));
     pieces.enumerate().for_each(|(piece, (codes, scales))| {
         let first = piece * BLOCK_ELEMENTS;
         let mut wide = [0f32; BLOCK_ELEMENTS];
         fill(first, &mut wide[..BLOCK_ELEMENTS.min(len - first)]);
-        for ((scale, codes), wide) in scales.iter_mut().zip(codes.chunks_mut(BLOCK_LEN / 2)).zip(wide.chunks(BLOCK_LEN))
+        for ((scale, codes), wide) in scales
+            .iter_mut()
+            .zip(codes.chunks_mut(Quantisation::BLOCK_LEN / 2))
+            .zip(wide.chunks(Quantisation::BLOCK_LEN))
         {
             *scale = wide.iter().fold(0.0, |most, x| x.abs().max(most));
             let factor = 1.0 / scale.max(1e-38);

@@ -5,7 +5,7 @@
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// A matrix of codes, row after row. A number is `table[code] * scale of its block`.
+/// A matrix of codes, row after row. A number is `(table[code] - zero of its block) * scale of its block`.
 #[derive(Clone, Copy, Debug)]
 pub struct Codes<'a> {
     /// The codes in the order of the matrix.
@@ -25,6 +25,8 @@ pub enum Packed<'a> {
     Four(&'a [u8], &'a [f32; 16]),
     /// One to a byte: an integer from -128 to 127 that stands for itself.
     Eight(&'a [i8]),
+    /// One to a byte: an index of the table.
+    Table(&'a [u8], &'a [f32; 256]),
 }
 
 /// The scales of the blocks.
@@ -32,6 +34,13 @@ pub enum Packed<'a> {
 pub enum Scales<'a> {
     /// One number for each block.
     Plain(&'a [f32]),
+    /// A zero for each block, too; elsewhere it is 0.
+    Shifted {
+        /// One for each block.
+        scales: &'a [f32],
+        /// One for each block.
+        zeros: &'a [f32],
+    },
     /// The scales are codes themselves: `table[code] * scale of 256 blocks + offset`.
     Nested {
         /// One for each block.
@@ -48,13 +57,28 @@ pub enum Scales<'a> {
 /// Blocks whose nested scales share a scale.
 pub const NESTED_LEN: usize = 256;
 
+/// What makes a number of what its code stands for.
+#[derive(Clone, Copy)]
+struct Scale {
+    scale: f32,
+    zero: f32,
+}
+
+impl Scale {
+    #[inline(always)]
+    fn of(self, x: f32) -> f32 {
+        (x - self.zero) * self.scale
+    }
+}
+
 impl Scales<'_> {
     #[inline(always)]
-    fn of(&self, block: usize) -> f32 {
+    fn of(&self, block: usize) -> Scale {
         match *self {
-            Self::Plain(scales) => scales[block],
+            Self::Plain(scales) => Scale { scale: scales[block], zero: 0.0 },
+            Self::Shifted { scales, zeros } => Scale { scale: scales[block], zero: zeros[block] },
             Self::Nested { codes, table, scales, offset } => {
-                table[usize::from(codes[block])] * scales[block / NESTED_LEN] + offset
+                Scale { scale: table[usize::from(codes[block])] * scales[block / NESTED_LEN] + offset, zero: 0.0 }
             }
         }
     }
@@ -64,10 +88,15 @@ impl Codes<'_> {
     /// Decodes the numbers from `first` on.
     pub fn decode(&self, first: usize, to: &mut [f32]) {
         self.for_each_block(first, to.len(), |at, scale, range| match self.packed {
-            Packed::Four(bytes, table) => decode_four(bytes, at, &table.map(|x| x * scale), &mut to[range]),
+            Packed::Four(bytes, table) => decode_four(bytes, at, &table.map(|x| scale.of(x)), &mut to[range]),
             Packed::Eight(codes) => {
                 for (to, code) in to[range.clone()].iter_mut().zip(&codes[at..]) {
-                    *to = f32::from(*code) * scale;
+                    *to = scale.of(f32::from(*code));
+                }
+            }
+            Packed::Table(codes, table) => {
+                for (to, code) in to[range.clone()].iter_mut().zip(&codes[at..]) {
+                    *to = scale.of(table[usize::from(*code)]);
                 }
             }
         });
@@ -76,7 +105,7 @@ impl Codes<'_> {
     /// Runs `work` for each piece of `first..first + len` that lies in one block, with the piece's first number, its scale,
     /// and its place in the stretch.
     #[inline(always)]
-    fn for_each_block(&self, first: usize, len: usize, mut work: impl FnMut(usize, f32, std::ops::Range<usize>)) {
+    fn for_each_block(&self, first: usize, len: usize, mut work: impl FnMut(usize, Scale, std::ops::Range<usize>)) {
         let mut done = 0;
         while done < len {
             let at = first + done;

@@ -152,7 +152,12 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         &["= \"yes\", expected \"auto\", true, false or \"offload\""],
     ),
     ("DoRA", Set(&["lora.use_dora=true"]), &["`lora.use_dora` = true is not available yet", "plain LoRA"]),
-    ("quantization", Set(&["model.quantization=\"nf4\""]), &["`model.quantization` = \"nf4\" is not available yet"]),
+    (
+        "scales of no codes",
+        Set(&["model.double_quantization=true"]),
+        &["`model.quantization` is not \"nf4\" or \"fp4\""],
+    ),
+    ("residency", Set(&["model.residency=\"host\""]), &["`model.residency` = \"host\" is not available yet"]),
     (
         "two warm-ups",
         Set(&["scheduler.warmup_ratio=0.1", "scheduler.warmup_steps=1"]),

@@ -1,7 +1,7 @@
 use super::super::linear::{Weight, linear, linear_backward_input};
 use super::super::reference::random;
 use super::*;
-use crate::ops::quantised::{FP4, NF4};
+use crate::ops::quantised::{FP4, FP8, NF4};
 
 const NUM: usize = 70 * 130;
 
@@ -21,16 +21,25 @@ fn with_all_kinds(block_len: usize, mut test: impl FnMut(Codes<'_>, &[f32])) {
         .enumerate()
         .map(|(block, code)| table[usize::from(*code)] * outer[block / NESTED_LEN] + 0.25)
         .collect();
-    for packed in [Packed::Four(&codes, &NF4), Packed::Four(&codes, &FP4), Packed::Eight(bytemuck::cast_slice(&codes))]
-    {
-        for (scales, numbers) in [(Scales::Plain(&scales), &scales), (nested, &by_hand)] {
+    let zeros = random(num_blocks, 7);
+    let shifted = Scales::Shifted { scales: &scales, zeros: &zeros };
+    let fp8 = FP8.map(|x| if x.is_nan() { 1.0 } else { x });
+    for packed in [
+        Packed::Four(&codes, &NF4),
+        Packed::Four(&codes, &FP4),
+        Packed::Eight(bytemuck::cast_slice(&codes)),
+        Packed::Table(&codes, &fp8),
+    ] {
+        for (scales, numbers) in [(Scales::Plain(&scales), &scales), (shifted, &scales), (nested, &by_hand)] {
             let expected: Vec<f32> = (0..NUM)
                 .map(|i| {
                     let number = match packed {
                         Packed::Four(codes, table) => table[usize::from(codes[i / 2] >> (4 * (1 - i % 2)) & 15)],
                         Packed::Eight(codes) => f32::from(codes[i]),
+                        Packed::Table(codes, table) => table[usize::from(codes[i])],
                     };
-                    number * numbers[i / block_len]
+                    let zero = if matches!(scales, Scales::Shifted { .. }) { zeros[i / block_len] } else { 0.0 };
+                    (number - zero) * numbers[i / block_len]
                 })
                 .collect();
             test(Codes { packed, block_len, scales, len: NUM }, &expected);

@@ -4,10 +4,11 @@ use std::arch::x86_64::{
     __m512i, _mm_loadl_epi64, _mm_loadu_si128, _mm512_castsi512_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu8_epi64,
     _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_epi32,
     _mm512_permutexvar_ps, _mm512_set1_ps, _mm512_slli_epi32, _mm512_slli_epi64, _mm512_srli_epi32, _mm512_srli_epi64,
-    _mm512_storeu_ps, _mm512_storeu_si512,
+    _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
 use super::super::gemm::round;
+use super::Scale;
 
 /// Numbers of a vector.
 const LANES: usize = 16;
@@ -27,12 +28,13 @@ fn spread(bytes: [u8; 8]) -> __m512i {
     _mm512_or_si512(_mm512_srli_epi64::<4>(wide), _mm512_slli_epi64::<32>(wide))
 }
 
-/// The table times `scale`, rounded to bfloat16, in the lower halves of the words.
+/// The numbers of a block, rounded to bfloat16, in the lower halves of the words.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn rounded(table: &[f32; 16], scale: f32) -> __m512i {
+fn rounded(table: &[f32; 16], scale: Scale) -> __m512i {
     // SAFETY: the table holds 16 floats.
-    let scaled = _mm512_mul_ps(unsafe { _mm512_loadu_ps(table.as_ptr()) }, _mm512_set1_ps(scale));
+    let shifted = _mm512_sub_ps(unsafe { _mm512_loadu_ps(table.as_ptr()) }, _mm512_set1_ps(scale.zero));
+    let scaled = _mm512_mul_ps(shifted, _mm512_set1_ps(scale.scale));
     let mut words = [0u32; LANES];
     // SAFETY: 16 words.
     unsafe { _mm512_storeu_ps(words.as_mut_ptr().cast(), scaled) };
@@ -65,7 +67,7 @@ pub(super) unsafe fn numbers(bytes: &[u8], table: &[f32; 16], to: &mut [f32]) {
 /// # Safety
 /// Only where [`has_words`].
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn pairs(bytes: &[u8], table: &[f32; 16], scale: f32, words: &mut [u32]) {
+pub(super) unsafe fn pairs(bytes: &[u8], table: &[f32; 16], scale: Scale, words: &mut [u32]) {
     let first = rounded(table, scale);
     let second = _mm512_slli_epi32::<16>(first);
     let (whole, rest) = words.as_chunks_mut::<LANES>();
@@ -83,7 +85,7 @@ pub(super) unsafe fn pairs(bytes: &[u8], table: &[f32; 16], scale: f32, words: &
         }
     }
     if !rest.is_empty() {
-        let table = table.map(|number| u32::from(round(number * scale)));
+        let table = table.map(|number| u32::from(round(scale.of(number))));
         for (word, byte) in rest.iter_mut().zip(last) {
             *word = table[usize::from(byte >> 4)] | table[usize::from(byte & 15)] << 16;
         }
@@ -95,7 +97,7 @@ pub(super) unsafe fn pairs(bytes: &[u8], table: &[f32; 16], scale: f32, words: &
 /// # Safety
 /// Only where [`has_words`].
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn halves(bytes: &[u8], table: &[f32; 16], scale: f32, is_upper: bool, words: &mut [u32]) {
+pub(super) unsafe fn halves(bytes: &[u8], table: &[f32; 16], scale: Scale, is_upper: bool, words: &mut [u32]) {
     let numbers = rounded(table, scale);
     let numbers = if is_upper { _mm512_slli_epi32::<16>(numbers) } else { numbers };
     let (whole, rest) = words.as_chunks_mut::<LANES>();

@@ -1,0 +1,69 @@
+//! Frozen weights that come from a disk.
+
+use crate::diagnosis::text::{at_most, change, finding, percent};
+use crate::diagnosis::{Finding, Run, Severity};
+use crate::stats::as_f64;
+use crate::text::bytes;
+
+/// Share of a step's weights from which reading them is reported.
+const MIN_READ: f64 = 0.1;
+/// Share of the processors' time from which waiting is worth a change.
+const MIN_IDLE: f64 = 0.1;
+
+/// The page cache does not hold weights that stay on disk.
+pub(super) fn weights_from_disk(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let (steps, read) = (as_f64(figures.num_steps().max(1)), figures.disk_read_bytes());
+    let share = as_f64(read) / (as_f64(facts.weights_read_bytes?) * steps);
+    let idle = 1.0 - figures.cpu_percent.get()? / 100.0;
+    if share < MIN_READ {
+        return None;
+    }
+    let verdict = format!("WEIGHTS FROM DISK: {} of what a step uses of the frozen weights", percent(share.min(1.0)));
+    let a_second = as_f64(read) / 1e6 / figures.step_seconds.max(1e-9);
+    let evidence = vec![
+        format!("{} read from disks in {steps} steps, {a_second:.0} MB/s", bytes(read)),
+        format!("the processors had nothing to do in {} of the time", percent(idle)),
+    ];
+    if idle < MIN_IDLE {
+        return Some(Finding { evidence, ..finding("weights_from_disk", Severity::Note, None, verdict) });
+    }
+    let (rows, passes) = (facts.micro_batch_size, facts.gradient_accumulation_steps);
+    let gain = format!("the weights are read for twice the rows: {}", at_most(idle / 2.0));
+    let mut changes = vec![change("train.micro_batch_size", rows, 2 * rows, gain)];
+    if passes.is_multiple_of(2) {
+        let same = "the same rows in an update".to_owned();
+        changes.push(change("train.gradient_accumulation_steps", passes, passes / 2, same));
+    }
+    Some(Finding { evidence, changes, ..finding("weights_from_disk", Severity::Advice, Some(idle), verdict) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnosis::rules::page_cache::page_cache;
+    use crate::diagnosis::tests::{finds, run};
+
+    #[test]
+    fn weights_that_the_page_cache_does_not_hold_are_told_from_rows() {
+        let mapped = |read: u64, cpu: f64| {
+            let mut run = run(|line| {
+                (line.disk_read_bytes, line.cpu_utilization_percent) = (Some(read), Some(cpu));
+            });
+            run.facts.weights_read_bytes = Some(4 << 30);
+            run
+        };
+        let parts = [
+            "weights_from_disk advice",
+            "25% of what a step uses",
+            "nothing to do in 40%",
+            "`train.micro_batch_size` 4 -> 8",
+            "`train.gradient_accumulation_steps` 2 -> 1",
+        ];
+        finds(weights_from_disk(&mapped(1 << 30, 60.0)), &parts);
+        finds(weights_from_disk(&mapped(1 << 30, 97.0)), &["weights_from_disk note"]);
+        finds(weights_from_disk(&mapped(1 << 20, 60.0)), &[]);
+        finds(page_cache(&mapped(1 << 30, 60.0)), &[]);
+        finds(weights_from_disk(&run(|line| line.disk_read_bytes = Some(1 << 30))), &[]);
+    }
+}

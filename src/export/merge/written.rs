@@ -1,0 +1,129 @@
+//! What a merged tensor becomes in a safetensors file: itself, or codes and scales under bitsandbytes' names.
+
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+use safetensors::View;
+use serde_json::json;
+
+use super::tensor::MergedTensor;
+use crate::device::Dtype;
+use crate::model::weights::{Quantisation, convert};
+use crate::ops::quantised::{BlockScales, Coding, Quantised};
+use crate::schema::Problem;
+
+/// A part of a merged tensor that is a tensor of the file.
+#[derive(Clone, Copy)]
+enum Part {
+    Whole,
+    Codes,
+    Scales,
+    /// The numbers that four-bit codes stand for.
+    Table,
+    /// Shape and kind of four-bit codes, as JSON.
+    State,
+    /// The kind of layout of eight-bit codes: rows.
+    Layout,
+}
+
+/// A tensor of the file as safetensors writes it, which knows no failure.
+pub(super) struct Written<'a> {
+    tensor: MergedTensor<'a>,
+    part: Part,
+    dtype: Option<Dtype>,
+    quantisation: Option<Quantisation>,
+    shape: Vec<usize>,
+    failure: &'a OnceLock<Problem>,
+}
+
+impl<'a> Written<'a> {
+    /// What the file holds of `tensor`: in `dtype`, or as codes.
+    pub(super) fn all(
+        tensor: MergedTensor<'a>,
+        dtype: Option<Dtype>,
+        quantisation: Option<Quantisation>,
+        failure: &'a OnceLock<Problem>,
+    ) -> Vec<(String, Self)> {
+        let shape = tensor.stored.shape.clone();
+        let part = |(suffix, part, shape): (&str, Part, Vec<usize>)| {
+            let module = tensor.name.strip_suffix(".weight").unwrap_or(tensor.name);
+            let name = if suffix.is_empty() { tensor.name.to_owned() } else { format!("{module}.{suffix}") };
+            (name, Self { tensor, part, dtype, quantisation, shape, failure })
+        };
+        let Some(Quantisation { coding, .. }) = quantisation else { return vec![part(("", Part::Whole, shape))] };
+        let len: usize = shape.iter().product();
+        let mut parts = vec![("weight", Part::Codes, vec![len.div_ceil(2), 1])];
+        let state = format!("weight.quant_state.bitsandbytes__{coding}");
+        if coding == Coding::Int8 {
+            parts = vec![("weight", Part::Codes, shape.clone()), ("SCB", Part::Scales, vec![shape[0]])];
+            parts.push(("weight_format", Part::Layout, Vec::new()));
+        } else {
+            parts.push(("weight.absmax", Part::Scales, vec![len.div_ceil(Quantisation::BLOCK_LEN)]));
+            parts.push(("weight.quant_map", Part::Table, vec![16]));
+            parts.push((&state, Part::State, vec![state_json(coding, &shape, dtype).len()]));
+        }
+        parts.into_iter().map(part).collect()
+    }
+
+    fn bytes(&self) -> Result<Cow<'_, [u8]>, Problem> {
+        let Some(quantisation) = self.quantisation else { return self.tensor.bytes_in(self.dtype) };
+        let coding = quantisation.coding;
+        let owned = match self.part {
+            Part::Whole => return self.tensor.bytes_in(self.dtype),
+            Part::Codes => {
+                self.tensor.report();
+                self.tensor.codes(quantisation)?.codes.into_data().bytes().to_vec()
+            }
+            Part::Scales => bytemuck::cast_slice(&scales(self.tensor.codes(quantisation)?)).to_vec(),
+            Part::Table => coding.table().map_or_else(Vec::new, |table| bytemuck::cast_slice(table).to_vec()),
+            Part::State => state_json(coding, &self.tensor.stored.shape, self.dtype).into_bytes(),
+            Part::Layout => vec![0],
+        };
+        Ok(Cow::Owned(owned))
+    }
+}
+
+/// The largest absolute number of each block.
+fn scales(codes: Quantised) -> Vec<f32> {
+    let BlockScales::Plain(scales) = codes.scales else { return Vec::new() };
+    let factor = if codes.coding == Coding::Int8 { 127.0 } else { 1.0 };
+    scales.into_data().iter::<f32>().map(|scale| scale * factor).collect()
+}
+
+fn state_json(coding: Coding, shape: &[usize], dtype: Option<Dtype>) -> String {
+    let dtype = match dtype {
+        Some(Dtype::Bf16) => "bfloat16",
+        Some(Dtype::F16) => "float16",
+        Some(Dtype::F32) | None => "float32",
+    };
+    json!({"quant_type": coding.to_string(), "blocksize": Quantisation::BLOCK_LEN, "dtype": dtype, "shape": shape})
+        .to_string()
+}
+
+impl View for Written<'_> {
+    fn dtype(&self) -> safetensors::Dtype {
+        let is_int8 = self.quantisation.is_some_and(|quantisation| quantisation.coding == Coding::Int8);
+        match self.part {
+            Part::Whole => self.dtype.map_or(self.tensor.stored.dtype, convert::stored_dtype),
+            Part::Codes if is_int8 => safetensors::Dtype::I8,
+            Part::Codes | Part::State | Part::Layout => safetensors::Dtype::U8,
+            Part::Scales | Part::Table => safetensors::Dtype::F32,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.bytes().unwrap_or_else(|problem| {
+            // The first problem is reported, and the unfinished file deleted.
+            drop(self.failure.set(problem));
+            Cow::Owned(vec![0; self.data_len()])
+        })
+    }
+
+    fn data_len(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype().bitsize() / 8
+    }
+}

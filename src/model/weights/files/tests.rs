@@ -1,0 +1,165 @@
+use super::super::fixture::{self, tiny_config};
+use super::*;
+
+fn read<const D: usize>(files: &WeightFiles, name: &str, shape: [usize; D], dtype: Dtype) -> Vec<f32> {
+    let tensor: Tensor<D> = files.load(name, shape, dtype, &Device::flex()).unwrap();
+    assert_eq!(tensor.dtype(), DType::from(dtype));
+    tensor.into_data().convert::<f32>().try_to_vec().unwrap()
+}
+
+#[test]
+fn tensors_load_with_their_values_in_every_storage_type_from_one_file_or_shards() {
+    for num_shards in [1, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let config = tiny_config();
+        let stored = fixture::write_model(folder.path(), &config, num_shards, Dtype::Bf16);
+        let files = WeightFiles::open(folder.path()).unwrap();
+        files.check(&config).unwrap();
+        assert_eq!(files.shard_names().count(), num_shards);
+        assert_eq!(files.num_bytes(), 2 * config.num_parameters());
+        for dtype in Dtype::ALL {
+            let name = "model.layers.1.mlp.down_proj.weight";
+            // Small bf16 numbers are exact in f32 and, here, in f16 too.
+            assert_eq!(read(&files, name, [64, 176], dtype), stored[name]);
+            let norm = "model.layers.0.input_layernorm.weight";
+            assert_eq!(read(&files, norm, [64], dtype), stored[norm]);
+        }
+        // Released pages come back.
+        assert_eq!(files.load_f32("model.norm.weight", &[64]).unwrap(), stored["model.norm.weight"]);
+        assert_eq!(files.load_f32("model.norm.weight", &[64]).unwrap(), stored["model.norm.weight"]);
+    }
+}
+
+#[test]
+fn weights_are_known_again_wherever_they_are_and_others_are_told_apart() {
+    let digest = |change: &dyn Fn(&mut Vec<u8>)| {
+        let folder = tempfile::tempdir().unwrap();
+        fixture::write_model(folder.path(), &tiny_config(), 1, Dtype::F32);
+        let path = folder.path().join(SINGLE);
+        let mut bytes = std::fs::read(&path).unwrap();
+        change(&mut bytes);
+        std::fs::write(&path, bytes).unwrap();
+        WeightFiles::open(folder.path()).unwrap().digest()
+    };
+    let as_it_is = digest(&|_| {});
+    assert_eq!(digest(&|_| {}), as_it_is);
+    // As further training would change them.
+    let other = digest(&|bytes| {
+        let start = bytes.len() / 2;
+        bytes[start..].iter_mut().step_by(4).for_each(|byte| *byte ^= 1);
+    });
+    assert_ne!(other, as_it_is);
+}
+
+#[test]
+fn every_tensor_that_does_not_fit_is_listed_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = tiny_config();
+    fixture::write_model(folder.path(), &config, 1, Dtype::F32);
+    let files = WeightFiles::open(folder.path()).unwrap();
+    let wider = ModelConfig { intermediate_size: 200, num_hidden_layers: 1, tie_word_embeddings: false, ..config };
+    let text = files.check(&wider).unwrap_err().to_string();
+    let counts = ["\n  misshapen: ", "\n  unexpected: ", "\n  missing: "].map(|kind| text.matches(kind).count());
+    assert_eq!(counts, [3, 9, 1], "{text}");
+    assert!(text.contains("misshapen: `model.layers.0.mlp.up_proj.weight` is [176, 64], expected [200, 64]"));
+    assert!(text.contains("missing: `lm_head.weight` [256, 64]"), "{text}");
+    let error = files.load::<2>("model.norm.weight", [8, 8], Dtype::F32, &Device::flex()).unwrap_err();
+    assert!(error.to_string().contains("`model.norm.weight` is [64], expected [8, 8]"), "{error}");
+}
+
+#[test]
+fn a_tied_head_may_be_stored_if_it_is_the_embedding_and_rotary_buffers_are_ignored() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = tiny_config();
+    let mut tensors = fixture::random_tensors(&config);
+    let embedding = tensors["model.embed_tokens.weight"].clone();
+    tensors.insert("lm_head.weight".into(), embedding);
+    tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), (vec![8], vec![0.5; 8]));
+    fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::F32);
+    WeightFiles::open(folder.path()).unwrap().check(&config).unwrap();
+
+    let head = tensors.get_mut("lm_head.weight").unwrap();
+    head.1[77] += 1.0;
+    fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::F32);
+    let error = WeightFiles::open(folder.path()).unwrap().check(&config).unwrap_err().to_string();
+    assert!(error.contains("`lm_head.weight` differs from `model.embed_tokens.weight`"), "{error}");
+}
+
+#[test]
+fn a_layer_of_a_quantised_base_may_be_whole_and_have_a_bias_of_zeros() {
+    let folder = tempfile::tempdir().unwrap();
+    let quantisation = Some(StoredQuantisation { method: Method::Int8, whole: Vec::new(), blocks: BTreeMap::new() });
+    let config = ModelConfig { quantisation, ..tiny_config() };
+    let mut tensors = fixture::random_tensors(&config);
+    for (bias, is_read) in [(0.0, true), (0.5, false)] {
+        tensors.insert("model.layers.0.mlp.up_proj.bias".into(), (vec![176], vec![bias; 176]));
+        fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::F32);
+        assert_eq!(WeightFiles::open(folder.path()).unwrap().check(&config).is_ok(), is_read);
+    }
+}
+
+#[test]
+fn a_truncated_file_is_called_half_downloaded_and_a_pointer_a_pointer() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = tiny_config();
+    fixture::write_model(folder.path(), &config, 1, Dtype::F32);
+    let path = folder.path().join(SINGLE);
+    let content = std::fs::read(&path).unwrap();
+    for length in [content.len() - 1, 100, 3, 0] {
+        std::fs::write(&path, &content[..length]).unwrap();
+        let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("half-downloaded"), "{length}: {error}");
+    }
+    std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n").unwrap();
+    let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("Git LFS pointer") && error.contains("git lfs pull"), "{error}");
+}
+
+#[test]
+fn an_index_that_disagrees_with_its_files_is_an_error_that_says_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = tiny_config();
+    fixture::write_model(folder.path(), &config, 2, Dtype::F32);
+    let index = folder.path().join(INDEX);
+    let text = std::fs::read_to_string(&index).unwrap();
+    let error_with = |text: &str| {
+        std::fs::write(&index, text).unwrap();
+        WeightFiles::open(folder.path()).unwrap_err().to_string()
+    };
+    let more =
+        text.replacen("\"weight_map\": {", "\"weight_map\": {\"ghost\": \"model-00001-of-00002.safetensors\",", 1);
+    assert!(error_with(&more).contains("`ghost` is not in `model-00001-of-00002.safetensors`"));
+    let outside = more.replacen("model-00001-of-00002.safetensors", "../elsewhere.safetensors", 1);
+    assert!(error_with(&outside).contains("is in `../elsewhere.safetensors`, expected file names without folders"));
+    assert!(error_with("{}").contains("weight_map"));
+    std::fs::remove_file(folder.path().join("model-00002-of-00002.safetensors")).unwrap();
+    let error = error_with(&text);
+    assert!(error.contains("`model-00002-of-00002.safetensors`, which is not in the folder"), "{error}");
+}
+
+#[test]
+fn a_folder_without_safetensors_says_what_it_holds_instead() {
+    for (file, part) in [
+        ("pytorch_model.bin", "pickle"),
+        ("consolidated.safetensors", "Mistral's own format"),
+        ("model-q4.gguf", "GGUF"),
+        ("adapter_model.safetensors", "this is an adapter"),
+        ("model-00001-of-00002.safetensors", "index"),
+        ("README.md", "`model.init`"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(file), "x").unwrap();
+        let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn numbers_beyond_the_range_of_f16_are_refused_with_a_hint() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = [("x".to_owned(), (vec![2], vec![1.0, 1e6]))].into();
+    fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::Bf16);
+    let files = WeightFiles::open(folder.path()).unwrap();
+    let error = files.load::<1>("x", [2], Dtype::F16, &Device::flex()).unwrap_err().to_string();
+    assert!(error.contains("`x` is too large for f16") && error.contains("bf16"), "{error}");
+}
