@@ -49,7 +49,7 @@ pub(crate) struct LoadArgs {
     pub(crate) device: String,
 
     /// Type in which the weights are held: f32, bf16 or f16; without it, that of the run, or of the files. A CPU computes
-    /// in f32 always
+    /// in f32, but with bf16 given here or by the run it rounds what it multiplies, as in training
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     pub(crate) dtype: Option<Dtype>,
 
@@ -367,7 +367,7 @@ impl ModelFiles {
 }
 
 /// The types of weights and of computation: the files' own type, so that nothing is rounded, unless another is
-/// requested or the device lacks it.
+/// requested or the device lacks it. A CPU computes in bf16 where it is requested.
 fn dtypes(asked_for: Option<Dtype>, source: &ModelSource, device: &OpenDevice) -> (Dtype, Dtype) {
     let stored = match &source.weights {
         Weights::Files(files) => files.tensors().values().find_map(StoredTensor::float_dtype),
@@ -377,7 +377,8 @@ fn dtypes(asked_for: Option<Dtype>, source: &ModelSource, device: &OpenDevice) -
     };
     let stored = stored.filter(|&dtype| device.supports(dtype));
     let storage = asked_for.or(stored).unwrap_or(Dtype::F32);
-    (storage, if device.is_gpu() { storage } else { Dtype::F32 })
+    let has_arithmetic = device.is_gpu() || asked_for == Some(Dtype::Bf16);
+    (storage, if has_arithmetic { storage } else { Dtype::F32 })
 }
 
 fn about(saved: &SavedAdapter, folder: &Path) -> String {

@@ -10,6 +10,7 @@ use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
 use crate::model::weights::{StoredTensor, Weights};
+use crate::model::{ModelOptions, Quantization};
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::text::with_commas;
@@ -76,7 +77,8 @@ pub(crate) fn prepared_warnings(
 ) -> Vec<String> {
     let offload = open.and_then(|open| offload_warning(recipe, open));
     let length = config.and_then(|config| length_warning(recipe, config));
-    offload.into_iter().chain(length).chain(memory.and_then(|memory| memory.warning.clone())).collect()
+    let codes = config.and_then(|config| codes_warning(recipe, config));
+    offload.into_iter().chain(length).chain(codes).chain(memory.and_then(|memory| memory.warning.clone())).collect()
 }
 
 /// The device and its types.
@@ -218,6 +220,22 @@ fn offload_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
         "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU block inputs are in host memory \
          anyway, and are copied once more\n  hint: set it to true"
             .to_owned()
+    })
+}
+
+/// Models with fewer parameters lose much by codes of four bits (docs/quantised.md).
+const SMALL_MODEL: usize = 1_500_000_000;
+
+/// Warns if a small model is to be quantised to four bits.
+fn codes_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
+    let ModelOptions { quantization, .. } = recipe.model;
+    let is_four_bits = matches!(quantization, Quantization::Nf4 | Quantization::Fp4);
+    (is_four_bits && config.num_parameters() < SMALL_MODEL).then(|| {
+        format!(
+            "four bits a weight cost a small model much of what it knows, and this one has {} parameters\n  hint: \
+             model.quantization = \"int8\" costs little; docs/quantised.md has figures",
+            with_commas(config.num_parameters())
+        )
     })
 }
 

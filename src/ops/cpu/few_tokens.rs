@@ -10,9 +10,13 @@ use half::bf16;
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::gemm::{round_in_place, widen};
+use super::gemm::{has_bf16_products, round_in_place, round_to_pairs, widen};
 use super::linear::{Values, Weight};
 use super::simd::{rows_per_chunk, vectorised, with_scratch};
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "instructions that not every processor has")]
+mod pairs;
 
 /// Most tokens of a product that is computed here; with more, packed weights pay.
 pub const FEW_TOKENS: usize = 16;
@@ -131,7 +135,7 @@ fn dots_of_group<S: Simd, const R: usize, const T: usize, const PARTS: usize, co
     let mut sums = [[simd.splat_f32s(0.0); T]; R];
     for (step, x) in x.chunks_exact(T * PARTS).take(steps).enumerate() {
         if FETCH {
-            rows.iter().for_each(|row| fetch(row.as_ptr().wrapping_add(w.len() + WORDS_AHEAD + step * S::F32_LANES)));
+            rows.iter().for_each(|row| fetch_after(row, w.len() + step * S::F32_LANES));
         }
         add_step::<S, R, T, PARTS>(simd, x, std::array::from_fn(|r| bodies[r][step]), &mut sums);
     }
@@ -172,9 +176,10 @@ fn add_step<S: Simd, const R: usize, const T: usize, const PARTS: usize>(
     }
 }
 
-/// Asks for the cache line at an address, which need not be one that can be read.
+/// Asks for the cache line [`WORDS_AHEAD`] of a place in a row or behind it, which need not be one that can be read.
 #[inline(always)]
-fn fetch(words: *const u32) {
+fn fetch_after(row: &[u32], place: usize) {
+    let words = row.as_ptr().wrapping_add(place + WORDS_AHEAD);
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -205,6 +210,15 @@ pub(super) fn linear_of_few(x: &[f32], w: Weight<'_>, in_features: usize, y: &mu
 
 /// `products`: `[out_features, tokens]`.
 fn products_of_few(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if let (true, true, Some(pairs)) = (w.rounds, has_bf16_products(), pairs(w, in_features)) {
+        let tokens = x.len() / in_features;
+        let mut rounded = vec![0; x.len() / 2];
+        round_to_pairs(x, &mut rounded);
+        return for_each_chunk(products, tokens, in_features, |range, y| {
+            pairs::dots(&rounded, tokens, &pairs[range.start / 2..range.end / 2], y);
+        });
+    }
     if w.rounds {
         return with_scratch(x.len(), |rounded| {
             rounded.copy_from_slice(x);
@@ -284,7 +298,7 @@ fn for_each_chunk(y: &mut [f32], tokens: usize, in_features: usize, product: imp
 #[cfg(test)]
 mod tests {
     use super::super::linear::linear;
-    use super::super::reference::random;
+    use super::super::reference::{assert_close, random};
     use super::*;
 
     #[test]
@@ -307,6 +321,22 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn products_that_round_are_those_of_rounded_operands() {
+        for [in_features, out_features, tokens] in [[576, 41, 5], [70, 33, 3], [2, 1, 1]] {
+            let [mut x, mut w] = [random(tokens * in_features, 3), random(out_features * in_features, 4)];
+            let halves: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
+            let mut found = vec![0.5; tokens * out_features];
+            linear(&x, Weight::bf16(&halves).rounding(true), in_features, out_features, &mut found, false);
+            [&mut x, &mut w].into_iter().for_each(|operand| round_in_place(operand));
+            let [x, w] = [x, w].map(|operand| operand.into_iter().map(f64::from).collect::<Vec<_>>());
+            let dot = |x: &[f64], w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum();
+            let rows = |x| w.chunks(in_features).map(move |w| dot(x, w));
+            let expected: Vec<f64> = x.chunks(in_features).flat_map(rows).collect();
+            assert_close(&found, &expected, 1e-6);
         }
     }
 }

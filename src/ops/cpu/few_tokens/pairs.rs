@@ -1,0 +1,91 @@
+//! Products of a few tokens by AVX512-BF16, which multiplies pairs of bfloat16 as they are stored and sums in f32.
+
+use std::arch::x86_64::{
+    __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi32, _mm512_reduce_add_ps,
+    _mm512_setzero_ps,
+};
+
+use super::super::gemm::has_bf16_products;
+use super::{ROWS, fetch_after};
+
+/// Words of a vector.
+const LANES: usize = 16;
+
+/// Tokens that are multiplied at the same time.
+const TOKENS: usize = 4;
+
+/// `x`: `[tokens, words]`; `w`: `[rows, words]`; `y`: `[rows, tokens]`. A word is a pair. Only on machines that
+/// [multiply pairs](has_bf16_products).
+pub(super) fn dots(x: &[u32], tokens: usize, w: &[u32], y: &mut [f32]) {
+    assert!(has_bf16_products(), "dots: no products of bf16 pairs here");
+    let words = x.len() / tokens;
+    assert!(w.len() / words == y.len() / tokens, "dots: {} words in rows of {words} for {} sums", w.len(), y.len());
+    let whole = y.len() / (ROWS * tokens) * (ROWS * tokens);
+    let (y, last_y) = y.split_at_mut(whole);
+    let (w, last_w) = w.split_at(y.len() / tokens * words);
+    for (y, w) in y.chunks_exact_mut(ROWS * tokens).zip(w.chunks_exact(ROWS * words)) {
+        // SAFETY: the machine has the instructions.
+        unsafe { of_rows::<ROWS>(x, tokens, w, y) };
+    }
+    for (y, w) in last_y.chunks_exact_mut(tokens).zip(last_w.chunks_exact(words)) {
+        // SAFETY: as above.
+        unsafe { of_rows::<1>(x, tokens, w, y) };
+    }
+}
+
+/// [`dots`] of `R` rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn of_rows<const R: usize>(x: &[u32], tokens: usize, w: &[u32], y: &mut [f32]) {
+    let words = x.len() / tokens;
+    for (group, x) in x.chunks(TOKENS * words).enumerate() {
+        let y = &mut y[group * TOKENS..];
+        match x.len() / words {
+            4 => of_group::<R, 4>(x, tokens, w, y, group == 0),
+            3 => of_group::<R, 3>(x, tokens, w, y, group == 0),
+            2 => of_group::<R, 2>(x, tokens, w, y, group == 0),
+            _ => of_group::<R, 1>(x, tokens, w, y, group == 0),
+        }
+    }
+}
+
+/// [`dots`] of `R` rows and `T` tokens. `fetches`: the rows after these are fetched on the way.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn of_group<const R: usize, const T: usize>(x: &[u32], tokens: usize, w: &[u32], y: &mut [f32], fetches: bool) {
+    let words = w.len() / R;
+    let rows: [&[u32]; R] = std::array::from_fn(|r| &w[r * words..][..words]);
+    let x: [&[u32]; T] = std::array::from_fn(|t| &x[t * words..][..words]);
+    let mut sums = [[_mm512_setzero_ps(); T]; R];
+    for start in (0..words).step_by(LANES) {
+        if fetches {
+            rows.iter().for_each(|row| fetch_after(row, w.len() + start));
+        }
+        let x = x.map(|x| load(&x[start..]));
+        for (row, sums) in rows.iter().zip(&mut sums) {
+            let row = load(&row[start..]);
+            for (x, sum) in x.iter().zip(sums) {
+                *sum = _mm512_dpbf16_ps(*sum, *x, row);
+            }
+        }
+    }
+    for (y, sums) in y.chunks_mut(tokens).zip(sums) {
+        for (y, sum) in y.iter_mut().zip(sums) {
+            *y = _mm512_reduce_add_ps(sum);
+        }
+    }
+}
+
+/// The first words; those that are missing are zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn load(words: &[u32]) -> __m512bh {
+    let vector: __m512i = if words.len() >= LANES {
+        // SAFETY: there are as many.
+        unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
+    } else {
+        // SAFETY: the mask leaves out what is behind the last word.
+        unsafe { _mm512_maskz_loadu_epi32((1 << words.len()) - 1, words.as_ptr().cast()) }
+    };
+    // SAFETY: both types have 512 bits, and all bits are valid for both.
+    unsafe { std::mem::transmute(vector) }
+}
