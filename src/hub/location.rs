@@ -32,8 +32,9 @@ impl Location {
             return Err(Problem::new(message).into());
         }
         let searched = searched_folder(path);
-        if looks_like_a_path(path_or_id) {
-            let problem = Problem::new(format!("{path_or_id}: no such folder in {}", searched.display()));
+        if looks_like_a_path(path_or_id) || is_gguf(path) {
+            let kind = if is_gguf(path) { "file" } else { "folder" };
+            let problem = Problem::new(format!("{path_or_id}: no such {kind} in {}", searched.display()));
             let hint = if path.starts_with("~") {
                 "`~` is not replaced here; write the folder in full"
             } else {
@@ -89,6 +90,7 @@ mod tests {
             let error = Location::parse(path).unwrap_err().to_string();
             assert!(error.contains(": no such folder in "), "{path}: {error}");
         }
+        assert!(Location::parse("nope.gguf").unwrap_err().to_string().contains(": no such file in "));
         assert!(Location::parse("~/models").unwrap_err().to_string().contains("`~`"));
         let error = Location::parse("Cargo.toml").unwrap_err().to_string();
         assert!(error.contains("is a file"), "{error}");

@@ -5,6 +5,10 @@ type Shape = (&'static [&'static str], &'static str);
 
 const SHAPES: &[Shape] = &[
     (&["Llama-3.1-8B", "Llama-3.1-8B-Instruct"], include_str!("../../configs/llama-3.1-8b.json")),
+    (
+        &["Llama-3.1-70B", "Llama-3.1-70B-Instruct", "Llama-3.3-70B-Instruct"],
+        include_str!("../../configs/llama-3.1-70b.json"),
+    ),
     (&["Llama-3.2-1B", "Llama-3.2-1B-Instruct"], include_str!("../../configs/llama-3.2-1b.json")),
     (&["Llama-3.2-3B", "Llama-3.2-3B-Instruct"], include_str!("../../configs/llama-3.2-3b.json")),
     (&["Mistral-7B-v0.1", "Mistral-7B-Instruct-v0.1"], include_str!("../../configs/mistral-7b-v0.1.json")),
@@ -39,6 +43,7 @@ mod tests {
         // As on the models' pages.
         assert_eq!(parameters("meta-llama/Llama-3.2-1B-Instruct"), 1_235_814_400);
         assert_eq!(parameters("qwen/qwen3-0.6b"), 596_049_920);
+        assert_eq!(parameters("meta-llama/Llama-3.1-70B"), 70_553_706_496);
         for id in ["Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Vision", "meta-llama/Llama-3.2"] {
             assert_eq!(shipped_config(id), None, "{id}");
         }

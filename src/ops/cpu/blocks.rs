@@ -2,6 +2,10 @@
 
 use anamnesis::{F32Out, GgufType, dequantize_gguf_blocks};
 
+mod parts;
+
+use parts::{PART, decode_parts, has_parts};
+
 /// The types of blocks that are decoded: those of gguf-py.
 pub const KINDS: [GgufType; 23] = [
     GgufType::Q4_0,
@@ -53,6 +57,19 @@ impl Blocks<'_> {
 
     /// Decodes the numbers from `first` on.
     pub fn decode(&self, first: usize, to: &mut [f32]) {
+        if has_parts(self.kind) && first.is_multiple_of(PART) {
+            let (parts, rest) = to.split_at_mut(to.len() / PART * PART);
+            decode_parts(self.kind, self.bytes, first / PART, parts);
+            if !rest.is_empty() {
+                self.decode_blocks(first + parts.len(), rest);
+            }
+        } else {
+            self.decode_blocks(first, to);
+        }
+    }
+
+    /// Decodes whole blocks, and keeps what is asked for.
+    fn decode_blocks(&self, first: usize, to: &mut [f32]) {
         let (len, bytes) = (self.kind.block_size(), self.kind.type_size().unwrap_or(0));
         let range = first / len..(first + to.len()).div_ceil(len);
         let blocks = &self.bytes[range.start * bytes..range.end * bytes];
@@ -83,7 +100,7 @@ mod tests {
             let blocks = Blocks { kind, bytes: &blocks };
             assert_eq!(blocks.len(), expected.len(), "{kind}");
             let len = kind.block_size();
-            for range in [0..3 * len, len..2 * len, 1..2, 5..len, len - 3..2 * len + 7, 3 * len..3 * len] {
+            for range in [0..3 * len, len - 32..2 * len, 1..2, 32..64, 5..len, len - 3..2 * len + 7, 3 * len..3 * len] {
                 let mut numbers = vec![f32::NAN; range.len()];
                 blocks.decode(range.start, &mut numbers);
                 let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
