@@ -2,9 +2,10 @@
 # Runs the CUDA build on a machine without a GPU, on a stand-in for the driver that executes its kernels on the processor
 # (tests/cuda_stand_in), and holds what it computes against the CPU's, and what it asks of the driver against bounds.
 #
-# usage: scripts/cuda_without_gpu.sh [--build] [--full] [--only NAME...] [--json FILE] [BINARY]
+# usage: scripts/cuda_without_gpu.sh [--build] [--tests] [--full] [--only NAME...] [--json FILE] [BINARY]
 #
 #   --build   build the binary, also where BINARY is there; without BINARY it is always built
+#   --tests   run the library's own tests of this device first (tests/it/cubecl.rs)
 #   --full    all checks, also those that take long from nothing: about an hour instead of ten minutes
 #   --only    checks whose name starts with NAME: f32 bf16 f16 fault bench doctor sm_80 sm_120 random
 #   --json    writes every figure, and the registers and spills of the kernels
@@ -20,12 +21,13 @@ cache="${LORA_TRAIN_CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lora-train-ci}"
 requirements="$root/scripts/requirements-cuda.txt"
 venv="$cache/cuda-venv"
 
-build= binary= passed=()
+build= tests= binary= passed=()
 while [ $# -gt 0 ]; do
     case $1 in
         --build) build=yes ;;
+        --tests) tests=yes ;;
         --json) passed+=("$1" "$(realpath -m "$2")"); shift ;;
-        --help | -h) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --help | -h) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) if [ -f "$1" ]; then binary=$(realpath "$1"); else passed+=("$1"); fi ;;
     esac
     shift
@@ -47,5 +49,14 @@ toolkit=$(echo "$venv"/lib/python3*/site-packages/nvidia/cu13)
 work="$cache/cuda-stand-in"
 mkdir -p "$work/kernels"
 STAND_IN_DIR="$work/kernels" STAND_IN_PTXAS="$toolkit/bin/ptxas" make --silent -C "$root/tests/cuda_stand_in" test >/dev/null
+
+if [ -n "$tests" ]; then
+    # As lab.py sets it up for the binary.
+    python=$(python3 -c 'import pathlib, sys; print(pathlib.Path(sys.executable).resolve().parent)')
+    (cd "$root" && PATH="$python:$PATH" LD_LIBRARY_PATH="$root/tests/cuda_stand_in:$toolkit/lib" CUDA_PATH="$toolkit" \
+        STAND_IN_PTXAS="$toolkit/bin/ptxas" STAND_IN_DIR="$work/kernels" STAND_IN_TIME=first STAND_IN_EXEC=100000 \
+        CUBECL_AUTOTUNE_LEVEL=0 LORA_TRAIN_CACHE="$work/cache/tests" \
+        cargo test --release --locked --features cuda --test it cubecl -- --ignored --test-threads 1)
+fi
 
 exec python3 "$root/tests/cuda_stand_in/check.py" --toolkit "$toolkit" --work "$work" --binary "$binary" "${passed[@]}"
