@@ -2,6 +2,7 @@
 //!
 //! Names, order and numbers are those that llama.cpp's own converter writes (`scripts/check_gguf.py` compares).
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -10,23 +11,25 @@ use super::{ExportError, HostMatrix, MergeSummary, PromptForm};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::Dtype;
 use crate::files;
-use crate::model::weights::Quantisation;
+use crate::gguf::{GgufFile, Value};
+use crate::model::weights::{Quantisation, Weights};
 use crate::ops::low_rank::LowRank;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
-use crate::spec::gguf::ROPE_FACTORS;
+use crate::spec::gguf::{ROPE_FACTORS, stored_rope_factors};
 
 mod file;
 mod names;
 mod vocabulary;
 
 pub use file::GgufType;
-use file::{Gguf, Tensor, Value};
+use file::{Gguf, Tensor, text};
 
+const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 /// Settings of a generation in `generation_config.json`, and their names here.
 const SAMPLING: [(&str, &str); 3] = [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp")];
 
-/// Writes the merged model of [`merge`](super::merge()) as one file. `dtype` is the type of its matrices; without it, the
+/// Writes the merged model of [`merge`](super::merge()) as one file; the base may be one too. `dtype` is the type of its matrices; without it, the
 /// model's own, where that has 16 bits, or `f16`. `decoded` as in [`MergeOptions`](super::MergeOptions).
 ///
 /// # Errors
@@ -45,26 +48,49 @@ pub fn merge_gguf(
     let form = PromptForm::read(adapter)?;
     let tokenizer = Tokenizer::open(model).map_err(|error| Problem::new(error.to_string()))?;
     let dtype = dtype.unwrap_or_else(|| default_dtype(&merging));
-    let factors = names::rope_factors(config)?;
+    let factors = match &merging.base {
+        Weights::Gguf(base) => stored_rope_factors(base.file()),
+        _ => names::rope_factors(config)?,
+    };
     let factors = factors.into_iter().map(|factors| {
         Tensor::new(ROPE_FACTORS.to_owned(), vec![factors.len()], GgufType::F32, move || Ok(factors.clone()))
     });
     let tensors: Vec<Tensor> = factors.chain(tensors(&merging, dtype, on_bytes)).collect();
 
-    let num_parameters = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
-    let mut metadata = names::general(config, "model", &stem(out), num_parameters);
-    metadata.extend(sampling(model));
-    metadata.extend(names::shape(config, dtype));
-    metadata.extend(vocabulary::vocabulary(model, config, &tokenizer)?);
+    let mut metadata = if let Weights::Gguf(base) = &merging.base {
+        of_base(base.file(), dtype)
+    } else {
+        let num_parameters = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
+        let mut metadata = names::general(config, "model", &stem(out), num_parameters);
+        metadata.extend(sampling(model));
+        metadata.extend(names::shape(config, dtype));
+        metadata.extend(vocabulary::vocabulary(model, config, &tokenizer)?);
+        metadata
+    };
     let template = match &form {
         Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) => Some(template.as_str()),
         _ => tokenizer.chat_template(),
     };
-    metadata.extend(template.map(|template| ("tokenizer.chat_template".to_owned(), template.into())));
+    metadata.extend(template.map(|template| named((CHAT_TEMPLATE, text(template)))));
     create_parent(out)?;
     let num_bytes = Gguf { metadata, tensors }.write(out)?;
     write_modelfile(out, form.as_ref(), &tokenizer)?;
     Ok(merging.summary(1, num_bytes))
+}
+
+/// The metadata of a base that is a file, but for its template and what says how its tensors are stored.
+fn of_base(file: &GgufFile, dtype: GgufType) -> Vec<(String, Value)> {
+    let stays = |key: &str| {
+        key != CHAT_TEMPLATE
+            && key != "general.alignment"
+            && !key.starts_with("split.")
+            && !key.starts_with("quantize.")
+    };
+    let keys = file.metadata().iter().filter(|(key, _)| stays(key)).map(|(key, value)| (key.clone(), value.clone()));
+    let mut keys: BTreeMap<String, Value> = keys.collect();
+    keys.insert("general.file_type".to_owned(), Value::U32(dtype.file_code()));
+    keys.entry("general.quantization_version".to_owned()).or_insert(Value::U32(2));
+    keys.into_iter().collect()
 }
 
 /// Writes the adapter alone, in `f32`, to be loaded beside its base model.
@@ -87,7 +113,7 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
     let mut metadata = names::general(&config, "adapter", &stem(out), num_parameters);
     #[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
     let alpha = saved.config.lora_alpha as f32;
-    metadata.extend([("adapter.type", "lora".into()), ("adapter.lora.alpha", Value::F32(alpha))].map(named));
+    metadata.extend([("adapter.type", text("lora")), ("adapter.lora.alpha", Value::F32(alpha))].map(named));
     let pairs = layers.iter().filter_map(|(module, _, shape)| Some((module, saved.weights.get(module)?, shape)));
     let tensors = pairs.flat_map(|(module, pair, shape)| {
         #[expect(clippy::cast_precision_loss, reason = "a rank")]

@@ -3,14 +3,16 @@ use std::sync::Arc;
 use super::super::MergeOptions;
 use super::super::adapter_file::tests::adapter;
 use super::super::write_adapter;
+use super::file::list;
 use super::file::tests::{Read, read};
 use super::*;
 use burn::tensor::Device;
 
+use crate::gguf::List;
 use crate::lora::config::LoraConfig;
 use crate::model::Storage;
 use crate::model::weights::fixture::{self, tiny_config};
-use crate::model::weights::{GgufWeights, WeightFiles, Weights};
+use crate::model::weights::{GgufWeights, WeightFiles};
 use crate::ops::linear::Matrix;
 
 /// A tiny model with the quickstart's tokenizer, and an adapter for it.
@@ -153,6 +155,82 @@ fn a_merged_file_is_a_base_with_the_shape_the_tokenizer_and_the_numbers_of_the_m
             (theirs.eos(), theirs.pad(), theirs.chat_template())
         );
     }
+}
+
+#[test]
+fn into_a_file_an_adapter_is_merged_as_the_file_decodes_and_the_rest_is_the_files_own() {
+    let root = folders(&adapter().config);
+    let [base, folder, first, second] = ["base", "adapter", "a/a.gguf", "b/b.gguf"].map(|name| root.path().join(name));
+    merge_gguf(&base, &folder, &first, Some(GgufType::Q8), None, &|_, _| {}).unwrap();
+    let config = ModelConfig::from_model(&first).unwrap();
+    let reported = std::cell::Cell::new((0, 0));
+    let on_bytes = |written, all| reported.set((reported.get().0 + written, all));
+    let summary = merge_gguf(&first, &folder, &second, Some(GgufType::F32), None, &on_bytes).unwrap();
+    assert_eq!((summary.num_modules, summary.num_files, reported.get().0), (4, 1, reported.get().1));
+
+    let weights = [&first, &second].map(|path| GgufWeights::open(path, &config).unwrap());
+    let saved = adapter();
+    for (name, shape) in config.expected_tensors() {
+        let [before, after] = weights.each_ref().map(|weights| match shape[..] {
+            [rows, columns] => loaded(weights.load(&name, [rows, columns], Dtype::F32, &Device::flex())),
+            _ => loaded(weights.load(&name, [shape[0]], Dtype::F32, &Device::flex())),
+        });
+        let Some(pair) = saved.weights.get(name.trim_end_matches(".weight")) else {
+            assert!(before == after, "{name}");
+            continue;
+        };
+        let (width, scale) = (pair.a.num_columns, saved.config.lora_alpha / 3.0);
+        for (index, (before, after)) in before.iter().zip(&after).enumerate() {
+            let term = |k: usize| pair.b.values[index / width * 3 + k] * pair.a.values[k * width + index % width];
+            let expected = f64::from(*before) + scale * f64::from(term(0) + term(1) + term(2));
+            assert!((f64::from(*after) - expected).abs() < 1e-5, "{name} {index}: {after} {expected}");
+        }
+    }
+    let [mut before, mut after] = [&first, &second].map(|path| read(path).metadata);
+    let types = [&mut before, &mut after].map(|metadata| metadata.remove("general.file_type").unwrap());
+    assert_eq!(types, [7u32, 0].map(|code| code.to_le_bytes().to_vec()));
+    assert_eq!(before, after);
+
+    // Blocks become f16 unless the embedding says otherwise.
+    let third = root.path().join("c.gguf");
+    merge_gguf(&first, &folder, &third, None, None, &|_, _| {}).unwrap();
+    assert_eq!(read(&third).tensors["blk.0.attn_q.weight"].0, 1);
+    let into_folder = super::super::merge(&first, &folder, &root.path().join("d"), MergeOptions::default(), &|_, _| {});
+    assert!(into_folder.unwrap_err().to_string().contains("--out mine.gguf"));
+}
+
+#[test]
+fn metadata_of_every_type_stays_and_what_says_how_a_file_was_split_or_quantised_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.gguf");
+    let kept = [
+        ("a", Value::U8(1)),
+        ("b", Value::I8(-1)),
+        ("c", Value::U16(2)),
+        ("d", Value::I16(-2)),
+        ("e", Value::U64(1 << 40)),
+        ("f", Value::I64(-1 << 40)),
+        ("g", Value::F64(0.1)),
+        ("general.file_type", Value::U32(1)),
+        ("general.quantization_version", Value::U32(3)),
+        ("h", list(List::U8(vec![1, 2]))),
+        ("i", list(List::Bool(vec![true, false]))),
+        ("j", list(List::U64(vec![7]))),
+        ("k", list(List::F64(vec![0.2, 0.3]))),
+        ("l", list(List::Array(vec![List::I16(vec![1]), List::String(vec!["é".into(), String::new()])]))),
+        ("m", list(List::I8(vec![-5]))),
+        ("n", list(List::I64(vec![]))),
+    ]
+    .map(named);
+    let lost = [
+        ("general.alignment", Value::U32(32)),
+        ("split.count", Value::U16(1)),
+        ("quantize.imatrix.file", text("x.dat")),
+        ("tokenizer.chat_template", text("{{ old }}")),
+    ]
+    .map(named);
+    Gguf { metadata: [&kept[..], &lost].concat(), tensors: vec![] }.write(&path).unwrap();
+    assert_eq!(of_base(&GgufFile::open(&path).unwrap(), GgufType::F16), kept);
 }
 
 #[test]
