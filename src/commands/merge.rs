@@ -34,7 +34,7 @@ pub(crate) struct MergeArgs {
     #[arg(long, value_name = "DIR|FILE.gguf")]
     pub(crate) out: PathBuf,
 
-    /// Type of the weights; without it, that of the base's files, and in a GGUF file f16 for f32
+    /// Type of the weights; without it, that of the base's files, 16 bits for codes, and in a GGUF file f16 for f32
     #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<GgufType>,
 
