@@ -23,7 +23,7 @@ mod jinja;
 pub mod loader;
 mod order;
 mod packing;
-mod progress;
+pub(crate) mod progress;
 mod rows;
 pub mod sources;
 pub mod template;

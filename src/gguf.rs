@@ -7,14 +7,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anamnesis::{
-    AnamnesisError, GgufFrontMatter, GgufMetadataArray as List, GgufMetadataValue as Value, GgufTensorInfo,
-    ParseLimits, parse_gguf_front_matter_from_reader_with_limits,
+    AnamnesisError, GgufFrontMatter, GgufTensorInfo, ParseLimits, parse_gguf_front_matter_from_reader_with_limits,
 };
 use memmap2::Mmap;
 
 use crate::schema::Problem;
 
-pub use anamnesis::GgufType;
+pub use anamnesis::{GgufMetadataArray as List, GgufMetadataValue as Value, GgufType};
 
 /// Memory that metadata may take, for each byte of the file: a list of empty texts takes three.
 const METADATA_SHARE: u64 = 8;
@@ -109,6 +108,12 @@ impl GgufFile {
     #[must_use]
     pub fn content(&self) -> &[u8] {
         &self.map
+    }
+
+    /// The metadata by key.
+    #[must_use]
+    pub fn metadata(&self) -> &HashMap<String, Value> {
+        &self.metadata
     }
 
     /// The tensors by llama.cpp's names.

@@ -157,7 +157,7 @@ fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenize
     let mut parts = Parts::find(recipe, WeightsFrom::Disk, false);
     parts.failures.drain(..).for_each(|failure| findings.failure(failure));
     let memory = parts.memory(recipe);
-    let Parts { model: ModelParts { folder, config, weights, is_downloaded }, selection, device, .. } = parts;
+    let Parts { model: ModelParts { folder, config, weights, is_downloaded, .. }, selection, device, .. } = parts;
     let (config, device) = (config.as_ref(), device.as_ref());
     let stored = match weights {
         Some(weights) => overview::weights(&weights, config, recipe),

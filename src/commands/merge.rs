@@ -11,12 +11,13 @@ use super::say;
 use crate::device::Dtype;
 use crate::export::{self, Differences, ExportError, GgufType, MergeOptions, MergeSummary};
 use crate::failure::Failure;
-use crate::gguf::{self, only_gguf};
+use crate::gguf::only_gguf;
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::model::weights::Quantisation;
 use crate::ops::quantised::Coding;
 use crate::run::args::quoted;
 use crate::schema::Problem;
+use crate::spec::{ModelConfig, StoredQuantisation};
 use crate::text::bytes;
 
 /// Arguments of `lora-train merge`.
@@ -33,7 +34,7 @@ pub(crate) struct MergeArgs {
     #[arg(long, value_name = "DIR|FILE.gguf")]
     pub(crate) out: PathBuf,
 
-    /// Type of the weights; without it, that of the base's files, and in a GGUF file f16 for f32
+    /// Type of the weights; without it, that of the base's files, 16 bits for codes, and in a GGUF file f16 for f32
     #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<GgufType>,
 
@@ -70,12 +71,15 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         say(&format!("{size}; for {} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}", named.base.path));
         return Ok(());
     }
-    if gguf::is_gguf(&base) {
-        let problem = Problem::new(format!("{}: nothing is merged into a GGUF file", base.display()));
-        let hint = "write the adapter alone, for llama.cpp to load beside it: --adapter-only --out mine.gguf";
+    let stored = ModelConfig::from_model(&base)?.quantisation.filter(StoredQuantisation::is_in_codes);
+    let stored = stored.map(|stored| stored.method);
+    if let (Some(method), true) = (stored, args.original) {
+        let problem = Problem::new(format!("{}: --original, but the base is stored as {method}", base.display()));
+        let hint =
+            "leave it out, for the base as it was trained on; or name the model that the codes were made of: --model";
         return Err(problem.hint(hint).into());
     }
-    let trained_on = named.base.storage(Dtype::F32, None).quantisation;
+    let trained_on = named.base.storage(Dtype::F32, None).quantisation.filter(|_| stored.is_none());
     let decoded = trained_on.filter(|_| !args.original);
     let summary =
         written(args, is_gguf, &base, &adapter.folder, decoded).map_err(|error| failure(error, &adapter.folder))?;
@@ -97,6 +101,12 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     }
     if let Some(quantisation) = trained_on {
         text.push_str(&onto(quantisation, args.original, is_gguf, summary.differences));
+    }
+    if let Some(method) = stored {
+        let _ = write!(text, "\nthe base is stored as {method}, and the adapter was added to that, decoded");
+        if !is_gguf {
+            let _ = write!(text, "; weights are up to {:.1e} from those in training", summary.differences.written);
+        }
     }
     if is_gguf {
         let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));

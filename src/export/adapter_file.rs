@@ -195,24 +195,27 @@ pub(super) mod tests {
 
     /// Adapters on `q_proj` and `down_proj` of both layers of the tiny model.
     pub(in crate::export) fn adapter() -> SavedAdapter {
+        let [mut query, down] =
+            [Linear::Query, Linear::Down].map(|linear| adapter_on(linear, tiny_config().linear(linear)));
+        query.weights.extend(down.weights);
+        query.config.target_modules = TargetModules::Names(vec!["down_proj".into(), "q_proj".into()]);
+        query
+    }
+
+    /// Adapters on one linear layer of two blocks.
+    pub(in crate::export) fn adapter_on(linear: Linear, [num_out, num_in]: [usize; 2]) -> SavedAdapter {
         let config = LoraConfig {
             r: 3,
-            target_modules: TargetModules::Names(vec!["down_proj".into(), "q_proj".into()]),
+            target_modules: TargetModules::Names(vec![linear.name().into()]),
             ..LoraConfig::default()
         };
-        let mut weights = AdapterWeights::new();
-        for layer in 0..2 {
-            for linear in [Linear::Query, Linear::Down] {
-                let [num_out, num_in] = tiny_config().linear(linear);
-                let matrix = |num_rows: usize, num_columns: usize| {
-                    #[allow(clippy::cast_precision_loss)]
-                    let values = (0..num_rows * num_columns).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.7).collect();
-                    HostMatrix { num_rows, num_columns, values }
-                };
-                let pair = LowRank { a: matrix(3, num_in), b: matrix(num_out, 3) };
-                weights.insert(linear.module_name(layer), pair);
-            }
-        }
+        let matrix = |num_rows: usize, num_columns: usize| {
+            #[allow(clippy::cast_precision_loss)]
+            let values = (0..num_rows * num_columns).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.7).collect();
+            HostMatrix { num_rows, num_columns, values }
+        };
+        let pair = LowRank { a: matrix(3, num_in), b: matrix(num_out, 3) };
+        let weights = [0, 1].map(|layer| (linear.module_name(layer), pair.clone())).into();
         SavedAdapter { weights, config, base_model_name_or_path: Some("org/base".into()) }
     }
 

@@ -32,7 +32,7 @@ pub fn load(
 ) -> Result<Model, Problem> {
     weights.check(config)?;
     let storage = storage.into();
-    let weights = &*weights.in_form(config, storage)?;
+    let weights = &*weights.in_form(config, storage, &|_, _| ())?;
     // The memory pools of a GPU make their pages as large as the largest tensor so far, which leaves a part of them unused,
     // and move what lies in them. Weights stay: each gets memory of exactly its size.
     device.memory_persistent_allocations((), |()| load_all(config, weights, storage, compute, device))

@@ -1,5 +1,6 @@
 //! The inputs of a run: model files, tokenizer, rows. Mistakes in them end the command with exit code 2.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use crate::data::batch::padded_length;
 use crate::data::config::DataConfig;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::error::DataError;
+use crate::data::progress::{Meter, Work};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
@@ -45,6 +47,8 @@ pub(crate) struct ModelParts {
     pub(crate) weights: Option<Weights>,
     /// Whether the weights that training needs are on this machine.
     pub(crate) is_downloaded: bool,
+    /// Whether no progress is shown.
+    quiet: bool,
 }
 
 impl ModelParts {
@@ -74,12 +78,12 @@ impl ModelParts {
             problems.0.extend(checked.err().into_iter().flat_map(|error| Problem::list(&error)));
         }
         let failure = (!problems.0.is_empty()).then_some(Failure::Input(problems));
-        (Self { folder: Some(folder), config, weights, is_downloaded }, failure)
+        (Self { folder: Some(folder), config, weights, is_downloaded, quiet }, failure)
     }
 
     /// The model, if every part is there.
     pub(crate) fn whole(self) -> Option<ModelSource> {
-        Some(ModelSource { folder: self.folder?, config: self.config?, weights: self.weights? })
+        Some(ModelSource { folder: self.folder?, config: self.config?, weights: self.weights?, quiet: self.quiet })
     }
 }
 
@@ -126,6 +130,7 @@ pub(crate) struct ModelSource {
     pub(crate) folder: PathBuf,
     pub(crate) config: ModelConfig,
     pub(crate) weights: Weights,
+    quiet: bool,
 }
 
 impl ModelSource {
@@ -157,10 +162,22 @@ impl ModelSource {
             device.require_dtype(dtype).map_err(Failure::input)?;
         }
         require_residency(storage.residency, device)?;
+        self.write_copy(storage)?;
         let model = load::load(&self.config, &self.weights, storage, compute, &device.device);
         let splits = precision == Precision::F32 && device.f32_products_are_tf32();
         let products = if splits { F32Products::Split } else { F32Products::OfDevice };
         Ok(model.map_err(Failure::input)?.with_f32_products(products))
+    }
+
+    /// Writes the copy that weights on disk are used from, if there is none yet, and shows how far it is.
+    fn write_copy(&self, storage: Storage) -> Result<(), Problem> {
+        let Some(path) = self.weights.copy(&self.config, storage)? else { return Ok(()) };
+        let meter = RefCell::new(None);
+        let start = |all| Meter::start(Progress::detect(self.quiet), Work::Writing, path.display().to_string(), all);
+        let on_bytes = |done, all| meter.borrow_mut().get_or_insert_with(|| start(all)).advance(done);
+        let written = self.weights.in_form(&self.config, storage, &on_bytes);
+        meter.into_inner().into_iter().for_each(Meter::finish);
+        written.map(drop)
     }
 
     /// The tokenizer in the model's folder or file.

@@ -181,11 +181,16 @@ fn linear_scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Optio
     }
 }
 
+/// What a file's rotary frequencies are divided by, where it says so.
+#[must_use]
+pub fn stored_rope_factors(file: &GgufFile) -> Option<Vec<f32>> {
+    let bytes = file.bytes(file.tensors().get(ROPE_FACTORS)?).as_chunks::<4>().0;
+    Some(bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+}
+
 /// The scaling of Llama 3.1 and 3.2 whose factors the file has: of its four numbers only one ever differed.
 fn llama3_scaling(file: &GgufFile, config: &ModelConfig) -> Result<Option<RopeScaling>, Problem> {
-    let Some(tensor) = file.tensors().get(ROPE_FACTORS) else { return Ok(None) };
-    let bytes = file.bytes(tensor).chunks_exact(4);
-    let factors: Vec<f32> = bytes.map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect();
+    let Some(factors) = stored_rope_factors(file) else { return Ok(None) };
     if factors.iter().all(|factor| *factor == 1.0) {
         return Ok(None);
     }

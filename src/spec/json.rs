@@ -23,6 +23,14 @@ impl ModelConfig {
         Self::from_text(&path.display().to_string(), &text)
     }
 
+    /// The config of a model: of its GGUF file, or of its folder.
+    ///
+    /// # Errors
+    /// As [`from_file`](Self::from_file).
+    pub fn from_model(model: &Path) -> Result<Self, Problems> {
+        if gguf::is_gguf(model) { Self::from_file(model) } else { Self::from_file(&model.join("config.json")) }
+    }
+
     /// Reads the text of a `config.json`.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use crate::common::families::{FAMILIES, bits, formula, write_family};
 use burn::tensor::{Device, Tensor};
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
-use lora_train::export::{adapter_set, adapter_weights, read_adapter, write_adapter};
+use lora_train::export::{MergeOptions, adapter_set, adapter_weights, merge, read_adapter, write_adapter};
 use lora_train::lora::AdapterSet;
 use lora_train::lora::config::{InitLoraWeights, LoraConfig, TargetModules};
 use lora_train::model::Model;
@@ -378,6 +378,25 @@ fn quantised(name: &str) -> Golden {
 fn a_base_in_codes_gives_the_logits_losses_and_gradients_of_peft_and_bitsandbytes() {
     for name in ["bitsandbytes-nf4", "bitsandbytes-int8"] {
         compare_cases(&quantised(name), Dtype::F32);
+    }
+}
+
+#[test]
+fn an_adapter_merged_into_a_base_in_codes_gives_the_logits_of_peft_and_bitsandbytes() {
+    for name in ["bitsandbytes-nf4", "bitsandbytes-int8"] {
+        let golden = quantised(name);
+        let case = &golden.json["cases"]["all_linear"];
+        let folder = tempfile::tempdir().unwrap();
+        let [adapter, merged] = ["adapter", "merged"].map(|name| folder.path().join(name));
+        let adapters = Golden::adapters(case, &golden.model(Dtype::F32));
+        write_adapter(&adapter, &adapter_weights(&adapters), &lora_config(&case["lora"]), "base").unwrap();
+        let options = MergeOptions { dtype: Some(Dtype::F32), ..MergeOptions::default() };
+        merge(&golden.model_dir, &adapter, &merged, options, &|_, _| ()).unwrap();
+        let golden = Golden { model_dir: merged, ..golden };
+        let model = golden.model(Dtype::F32);
+        assert_eq!(model.config.quantisation, None, "{name}");
+        let none = AdapterSet::none(model.config.num_hidden_layers);
+        compare_logits(&golden, "all_linear", &model, &none, &batch(&rows(&golden.json["batch"])));
     }
 }
 

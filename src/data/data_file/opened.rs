@@ -17,7 +17,7 @@ use crate::data::error::DataError;
 use crate::data::files::{FileInfo, FileKind, KeptTokens, OpenOptions, unsupported};
 use crate::data::findings::RowFindings;
 use crate::data::formats::RowFormat;
-use crate::data::progress::Meter;
+use crate::data::progress::{Meter, Work};
 use crate::data::rows::RowFile;
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
@@ -297,7 +297,7 @@ impl OpenedFile {
                 writer.push(&chunk.tokens).map_err(DataError::Store)
             })
         };
-        let mut meter = Meter::start(options.progress, self.path.display().to_string(), num_rows);
+        let mut meter = Meter::start(options.progress, Work::Tokenising, self.path.display().to_string(), num_rows);
         let (mut round, mut at) = (Vec::new(), 0);
         while at < num_rows || !round.is_empty() {
             let end = (at + chunk_rows * chunks_per_round).min(num_rows);

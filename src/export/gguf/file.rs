@@ -13,6 +13,7 @@ use rayon::prelude::*;
 use super::super::ExportError;
 use crate::device::Dtype;
 use crate::files;
+use crate::gguf::{List, Value};
 use crate::model::weights::convert;
 use crate::schema::Problem;
 
@@ -93,40 +94,57 @@ fn quantised(block: &[f32]) -> impl Iterator<Item = u8> + use<> {
     f16::from_f32(scale).to_le_bytes().into_iter().chain(codes.into_iter().map(i8::cast_unsigned))
 }
 
-/// A value of the metadata.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Value {
-    U32(u32),
-    I32(i32),
-    F32(f32),
-    Bool(bool),
-    Text(String),
-    I32s(Vec<i32>),
-    F32s(Vec<f32>),
-    Texts(Vec<String>),
+/// A text of the metadata.
+pub(super) fn text(text: &str) -> Value {
+    Value::String(text.to_owned())
 }
 
-impl From<&str> for Value {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
+/// A list of the metadata.
+pub(super) fn list(list: List) -> Value {
+    Value::Array(Box::new(list))
+}
+
+fn write_value(out: &mut Vec<u8>, value: &Value) {
+    match value {
+        Value::U8(value) => typed(out, 0, &value.to_le_bytes()),
+        Value::I8(value) => typed(out, 1, &value.to_le_bytes()),
+        Value::U16(value) => typed(out, 2, &value.to_le_bytes()),
+        Value::I16(value) => typed(out, 3, &value.to_le_bytes()),
+        Value::U32(value) => typed(out, 4, &value.to_le_bytes()),
+        Value::I32(value) => typed(out, 5, &value.to_le_bytes()),
+        Value::F32(value) => typed(out, 6, &value.to_le_bytes()),
+        Value::Bool(value) => typed(out, 7, &[u8::from(*value)]),
+        Value::String(text) => {
+            typed(out, 8, &[]);
+            write_text(out, text);
+        }
+        Value::Array(list) => {
+            typed(out, 9, &[]);
+            write_list(out, list);
+        }
+        Value::U64(value) => typed(out, 10, &value.to_le_bytes()),
+        Value::I64(value) => typed(out, 11, &value.to_le_bytes()),
+        Value::F64(value) => typed(out, 12, &value.to_le_bytes()),
+        other => unreachable!("GGUF has thirteen types, and {other:?} is none of them"),
     }
 }
 
-impl Value {
-    fn write(&self, out: &mut Vec<u8>) {
-        match self {
-            Self::U32(value) => typed(out, 4, &value.to_le_bytes()),
-            Self::I32(value) => typed(out, 5, &value.to_le_bytes()),
-            Self::F32(value) => typed(out, 6, &value.to_le_bytes()),
-            Self::Bool(value) => typed(out, 7, &[u8::from(*value)]),
-            Self::Text(text) => {
-                typed(out, 8, &[]);
-                write_text(out, text);
-            }
-            Self::I32s(values) => array(out, 5, values, |out, value| out.extend(value.to_le_bytes())),
-            Self::F32s(values) => array(out, 6, values, |out, value| out.extend(value.to_le_bytes())),
-            Self::Texts(texts) => array(out, 8, texts, |out, text| write_text(out, text)),
-        }
+fn write_list(out: &mut Vec<u8>, list: &List) {
+    match list {
+        List::U8(values) => numbers(out, 0, values),
+        List::I8(values) => numbers(out, 1, values),
+        List::U16(values) => numbers(out, 2, values),
+        List::I16(values) => numbers(out, 3, values),
+        List::U32(values) => numbers(out, 4, values),
+        List::I32(values) => numbers(out, 5, values),
+        List::F32(values) => numbers(out, 6, values),
+        List::Bool(values) => array(out, 7, values, |out, value| out.push(u8::from(*value))),
+        List::String(texts) => array(out, 8, texts, |out, text| write_text(out, text)),
+        List::Array(lists) => array(out, 9, lists, write_list),
+        List::U64(values) => numbers(out, 10, values),
+        List::I64(values) => numbers(out, 11, values),
+        List::F64(values) => numbers(out, 12, values),
+        other => unreachable!("GGUF has thirteen types, and {other:?} is none of them"),
     }
 }
 
@@ -135,9 +153,12 @@ fn typed(out: &mut Vec<u8>, code: u32, bytes: &[u8]) {
     out.extend(bytes);
 }
 
+fn numbers<T: bytemuck::NoUninit>(out: &mut Vec<u8>, code: u32, values: &[T]) {
+    array(out, code, values, |out, value| out.extend(bytemuck::bytes_of(value)));
+}
+
 fn array<T>(out: &mut Vec<u8>, code: u32, values: &[T], write: impl Fn(&mut Vec<u8>, &T)) {
-    typed(out, 9, &code.to_le_bytes());
-    out.extend((values.len() as u64).to_le_bytes());
+    typed(out, code, &(values.len() as u64).to_le_bytes());
     values.iter().for_each(|value| write(out, value));
 }
 
@@ -216,7 +237,7 @@ impl Gguf<'_> {
         out.extend((self.metadata.len() as u64).to_le_bytes());
         for (key, value) in &self.metadata {
             write_text(&mut out, key);
-            value.write(&mut out);
+            write_value(&mut out, value);
         }
         let mut offset = 0;
         for tensor in &self.tensors {
@@ -326,7 +347,7 @@ pub(super) mod tests {
             Tensor::new("v".into(), vec![3], GgufType::F16, || Ok(vec![1.0, 2.0, -1.0])),
             Tensor::new("m".into(), vec![2, 1], GgufType::Bf16, || Ok(vec![1.0, -2.0])),
         ];
-        let metadata = vec![("k".into(), Value::U32(7)), ("t".into(), Value::Texts(vec!["é".into()]))];
+        let metadata = vec![("k".into(), Value::U32(7)), ("t".into(), list(List::String(vec!["é".into()])))];
         assert_eq!(Gguf { metadata, tensors }.write(&path).unwrap(), 16);
         let expected: Vec<&[u8]> = vec![
             b"GGUF\x03\0\0\0\x02\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0",

@@ -1,6 +1,7 @@
 //! A model's shape and tensors as llama.cpp names them.
 
-use super::file::{GgufType, Value};
+use super::file::{GgufType, text};
+use crate::gguf::Value;
 use crate::schema::Problem;
 use crate::spec::gguf::{self, architecture};
 pub(super) use crate::spec::gguf::{is_interleaved, tensor_name};
@@ -33,10 +34,10 @@ pub(super) fn rope_factors(config: &ModelConfig) -> Result<Option<Vec<f32>>, Pro
 /// The metadata that every file starts with; `kind` is `model` or `adapter`.
 pub(super) fn general(config: &ModelConfig, kind: &str, name: &str, num_parameters: usize) -> Vec<(String, Value)> {
     [
-        ("general.architecture", Value::from(architecture(config))),
-        ("general.type", kind.into()),
-        ("general.name", name.into()),
-        ("general.size_label", Value::Text(size_label(num_parameters))),
+        ("general.architecture", text(architecture(config))),
+        ("general.type", text(kind)),
+        ("general.name", text(name)),
+        ("general.size_label", text(&size_label(num_parameters))),
         ("general.quantization_version", Value::U32(2)),
     ]
     .map(|(key, value)| (key.to_owned(), value))
@@ -76,7 +77,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Vec<(String, Value
         keys.extend([("vocab_size", count(config.vocab_size)), ("rope.dimension_count", count(config.head_dim))]);
     }
     if let Some(RopeScaling::Linear { factor }) = config.rope_scaling {
-        keys.extend([("rope.scaling.type", "linear".into()), ("rope.scaling.factor", Value::F32(factor as f32))]);
+        keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(factor as f32))]);
     }
     let of_family = keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config)), value));
     of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect()

@@ -5,9 +5,10 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::super::ExportError;
-use super::file::Value;
+use super::file::{list, text};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::tokenizer::gguf::{BYTE, CONTROL, NORMAL, SPLITS, UNUSED, USER_DEFINED};
+use crate::gguf::{List, Value};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
@@ -30,12 +31,12 @@ pub(super) fn vocabulary(
     let merges: Vec<String> = json["model"]["merges"].as_array().into_iter().flatten().filter_map(merge).collect();
     let mut keys = if is_sentencepiece {
         let scores = scores(&tokens, &merges);
-        vec![("model", "llama".into()), ("pre", "default".into()), ("scores", Value::F32s(scores))]
+        vec![("model", text("llama")), ("pre", text("default")), ("scores", list(List::F32(scores)))]
     } else {
         let split = split(&json).ok_or_else(|| unknown_split(&path))?;
-        vec![("model", "gpt2".into()), ("pre", split.into()), ("merges", Value::Texts(merges))]
+        vec![("model", text("gpt2")), ("pre", text(split)), ("merges", list(List::String(merges)))]
     };
-    keys.extend([("tokens", Value::Texts(tokens)), ("token_type", Value::I32s(types))]);
+    keys.extend([("tokens", list(List::String(tokens))), ("token_type", list(List::I32(types)))]);
     keys.extend(special(tokenizer));
     Ok(keys.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect())
 }

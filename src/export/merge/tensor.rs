@@ -3,14 +3,17 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
 
 use crate::device::Dtype;
 use crate::export::{ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
-use crate::model::weights::{Quantisation, StoredTensor, WeightFiles, convert};
+use crate::faults;
+use crate::gguf::is_gguf;
+use crate::model::weights::{GgufWeights, Quantisation, StoredTensor, WeightFiles, Weights, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
+use crate::ops::linear::Matrix;
 use crate::ops::low_rank::LowRank;
 use crate::ops::quantised::Quantised;
 use crate::schema::Problem;
@@ -28,7 +31,9 @@ pub struct Differences {
 /// A model, and an adapter that fits it.
 pub(in crate::export) struct Merging {
     pub(in crate::export) config: ModelConfig,
-    pub(in crate::export) files: WeightFiles,
+    pub(in crate::export) base: Weights,
+    /// Names and shapes of the model's tensors, sorted.
+    tensors: Vec<(String, Vec<usize>)>,
     pub(super) adapter: SavedAdapter,
     /// The scale of every adapted module.
     scales: BTreeMap<String, f64>,
@@ -45,14 +50,13 @@ impl Merging {
         adapter: &Path,
         decoded: Option<Quantisation>,
     ) -> Result<Self, ExportError> {
-        let config = ModelConfig::from_file(&model.join("config.json"))?;
-        if let Some(stored) = &config.quantisation {
-            let problem = Problem::new(format!("the base is stored as {}, whose codes cannot change", stored.method));
-            let hint = "merge into the 16-bit model that it was made of; its folder or repository is --model";
-            return Err(problem.at(model.display()).hint(hint).into());
-        }
-        let files = WeightFiles::open(model)?;
-        files.check(&config)?;
+        let config = ModelConfig::from_model(model)?;
+        let base = if is_gguf(model) {
+            Weights::Gguf(Arc::new(GgufWeights::open(model, &config)?))
+        } else {
+            Weights::Files(WeightFiles::open(model)?)
+        };
+        base.check(&config)?;
         let saved = read_adapter(adapter)?;
         let selection = check_adapter(adapter, &saved, &config)?;
         let scales = selection.iter().map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect();
@@ -60,19 +64,56 @@ impl Merging {
         let linears =
             layers.flat_map(|layer| Linear::ALL.map(|linear| format!("{}.weight", linear.module_name(layer))));
         let linears = linears.collect();
-        Ok(Self { config, files, adapter: saved, scales, linears, decoded, differences: Mutex::default() })
+        let mut tensors = config.expected_tensors();
+        tensors.sort();
+        Ok(Self { config, base, tensors, adapter: saved, scales, linears, decoded, differences: Mutex::default() })
     }
 
-    pub(in crate::export) fn tensor<'a>(
+    /// Every tensor, in the order of the names. `on_bytes` is called with its size and that of all when one is written.
+    pub(in crate::export) fn tensors<'a>(
         &'a self,
-        name: &'a str,
-        stored: &'a StoredTensor,
         on_bytes: &'a dyn Fn(usize, usize),
-    ) -> MergedTensor<'a> {
-        let module = name.strip_suffix(".weight").unwrap_or(name);
-        let update = self.adapter.weights.get(module).zip(self.scales.get(module).copied());
-        let decoded = self.decoded.filter(|_| self.linears.contains(name));
-        MergedTensor { merging: self, name, stored, update, decoded, on_bytes }
+    ) -> impl Iterator<Item = MergedTensor<'a>> {
+        self.tensors.iter().map(move |(name, shape)| {
+            let module = name.strip_suffix(".weight").unwrap_or(name);
+            let update = self.adapter.weights.get(module).zip(self.scales.get(module).copied());
+            let decoded = self.decoded.filter(|_| self.linears.contains(name));
+            MergedTensor { merging: self, name, shape, stored: self.stored(name, shape), update, decoded, on_bytes }
+        })
+    }
+
+    /// A tensor that is stored as numbers in a file of safetensors.
+    fn stored(&self, name: &str, shape: &[usize]) -> Option<(&StoredTensor, Dtype)> {
+        let Weights::Files(files) = &self.base else { return None };
+        let stored = files.tensors().get(name).filter(|stored| stored.shape == shape)?;
+        Some((stored, stored.float_dtype()?))
+    }
+
+    /// Type in which codes are written: that of the embedding, if it has 16 bits.
+    fn decoded_dtype(&self) -> Dtype {
+        let ModelConfig { vocab_size, hidden_size, .. } = self.config;
+        let (of_embedding, otherwise) = match &self.base {
+            Weights::Gguf(file) => (file.float_dtype(), Dtype::F16),
+            _ => (
+                self.stored("model.embed_tokens.weight", &[vocab_size, hidden_size]).map(|stored| stored.1),
+                Dtype::Bf16,
+            ),
+        };
+        of_embedding.filter(|dtype| *dtype != Dtype::F32).unwrap_or(otherwise)
+    }
+
+    /// A tensor of the base, as the adapter was trained on it.
+    fn weight(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Problem> {
+        let device = Device::flex();
+        let &[rows, columns] = shape else {
+            let values = self.base.load(name, [shape.iter().product()], Dtype::F32, &device)?;
+            return Ok(faults::read(values, "a weight"));
+        };
+        Ok(match self.base.matrix(name, [rows, columns], Dtype::F32.into(), &self.config, &device)? {
+            Matrix::Dense(values) => faults::read(values, "a weight"),
+            Matrix::Quantised(codes) => codes.to_f32(),
+            Matrix::Blocks(blocks) => faults::read(blocks.decoded(), "a weight"),
+        })
     }
 
     /// Of the tensors that were written so far.
@@ -90,9 +131,11 @@ impl Merging {
 /// A tensor of the merged model.
 #[derive(Clone, Copy)]
 pub(in crate::export) struct MergedTensor<'a> {
-    merging: &'a Merging,
-    pub(super) name: &'a str,
-    pub(super) stored: &'a StoredTensor,
+    pub(in crate::export) merging: &'a Merging,
+    pub(in crate::export) name: &'a str,
+    pub(in crate::export) shape: &'a [usize],
+    /// Where it is, and in which type, if the base's files have its numbers.
+    stored: Option<(&'a StoredTensor, Dtype)>,
     /// The update that is added, and its scale.
     update: Option<(&'a LowRank<HostMatrix>, f64)>,
     decoded: Option<Quantisation>,
@@ -100,33 +143,49 @@ pub(in crate::export) struct MergedTensor<'a> {
 }
 
 impl<'a> MergedTensor<'a> {
-    /// Its numbers, in the base's type.
-    pub(in crate::export) fn bytes(&self) -> Result<Cow<'a, [u8]>, Problem> {
-        self.bytes_in(self.stored.float_dtype())
+    /// Type that it is written in unless another is asked for.
+    pub(in crate::export) fn dtype(&self) -> Dtype {
+        self.stored.map_or_else(|| self.merging.decoded_dtype(), |(_, dtype)| dtype)
     }
 
-    /// Its numbers, in `dtype` if it is one of floating-point numbers.
-    pub(super) fn bytes_in(&self, dtype: Option<Dtype>) -> Result<Cow<'a, [u8]>, Problem> {
-        let bytes = self.merging.files.bytes(self.stored);
+    /// Index of its file in the base.
+    pub(super) fn shard(&self, files: &WeightFiles) -> usize {
+        let module = self.name.trim_end_matches("weight");
+        let of_codes = || files.tensors().range(module.to_owned()..).next().map(|(_, stored)| stored.shard);
+        self.stored.map(|(stored, _)| stored.shard).or_else(of_codes).unwrap_or_default()
+    }
+
+    /// Its numbers, rounded to the base's type if that has one.
+    pub(in crate::export) fn values(&self) -> Result<Vec<f32>, Problem> {
+        let Some((_, dtype)) = self.stored else {
+            self.report();
+            return self.numbers();
+        };
+        let values = convert::to_f32(&self.bytes_in(dtype)?, dtype);
+        self.release();
+        Ok(values)
+    }
+
+    /// Its numbers in `dtype`.
+    pub(super) fn bytes_in(&self, dtype: Dtype) -> Result<Cow<'a, [u8]>, Problem> {
         self.report();
-        let Some((from, to)) = self.stored.float_dtype().zip(dtype) else { return Ok(Cow::Borrowed(bytes)) };
         let is_changed = self.update.is_some() || self.decoded.is_some();
-        if !is_changed && from == to {
-            return Ok(Cow::Borrowed(bytes));
+        if let (Some((stored, from)), Weights::Files(files)) = (self.stored, &self.merging.base)
+            && from == dtype
+            && !is_changed
+        {
+            return Ok(Cow::Borrowed(files.bytes(stored)));
         }
-        let numbers = self.numbers(from)?;
-        let written = convert::from_f32(&numbers, to).map_err(|_| self.too_large(to))?;
-        if is_changed {
-            let difference = largest_difference(&numbers, &convert::to_f32(&written, to));
-            self.merging.note(Differences { written: difference, decoded: 0.0 });
-        }
+        let numbers = self.numbers()?;
+        let written = convert::from_f32(&numbers, dtype).map_err(|_| self.too_large(dtype))?;
+        let difference = largest_difference(&numbers, &convert::to_f32(&written, dtype));
+        self.merging.note(Differences { written: difference, decoded: 0.0 });
         Ok(Cow::Owned(written))
     }
 
-    /// Its numbers as they were trained; `from` is their type in the base.
-    fn numbers(&self, from: Dtype) -> Result<Vec<f32>, Problem> {
-        let mut weight = convert::to_f32(self.merging.files.bytes(self.stored), from);
-        self.merging.files.release(self.stored);
+    /// Its numbers as they were trained.
+    fn numbers(&self) -> Result<Vec<f32>, Problem> {
+        let mut weight = self.merging.weight(self.name, self.shape)?;
         if let Some(quantisation) = self.decoded {
             let decoded = self.quantised(&weight, quantisation)?.to_f32();
             let difference = largest_difference(&weight, &decoded);
@@ -141,20 +200,27 @@ impl<'a> MergedTensor<'a> {
 
     /// Says that it is about to be written.
     pub(super) fn report(&self) {
-        (self.on_bytes)(self.merging.files.bytes(self.stored).len(), self.merging.files.num_bytes());
+        let num_bytes = |tensor: &Self| tensor.shape.iter().product::<usize>() * tensor.dtype().num_bytes();
+        (self.on_bytes)(num_bytes(self), self.merging.tensors(self.on_bytes).map(|tensor| num_bytes(&tensor)).sum());
+    }
+
+    /// Releases the pages that a borrowed tensor has in memory.
+    pub(super) fn release(&self) {
+        if let (Some((stored, _)), Weights::Files(files)) = (self.stored, &self.merging.base) {
+            files.release(stored);
+        }
     }
 
     /// Its numbers as codes, whatever the base's type.
     pub(super) fn codes(&self, quantisation: Quantisation) -> Result<Quantised, Problem> {
-        let from = self.stored.float_dtype().unwrap_or(Dtype::F32);
-        let numbers = self.numbers(from)?;
+        let numbers = self.numbers()?;
         let codes = self.quantised(&numbers, quantisation)?;
         self.merging.note(Differences { written: largest_difference(&numbers, &codes.to_f32()), decoded: 0.0 });
         Ok(codes)
     }
 
     fn quantised(&self, numbers: &[f32], quantisation: Quantisation) -> Result<Quantised, Problem> {
-        let shape = [self.stored.shape[0], self.stored.shape[1]];
+        let shape = [self.shape[0], self.shape[1]];
         let fill = |first: usize, to: &mut [f32]| to.copy_from_slice(&numbers[first..first + to.len()]);
         quantisation.quantise(shape, &Device::flex(), fill).map_err(|_| self.too_large(Dtype::F16))
     }

@@ -30,7 +30,7 @@ enum Part {
 pub(super) struct Written<'a> {
     tensor: MergedTensor<'a>,
     part: Part,
-    dtype: Option<Dtype>,
+    dtype: Dtype,
     quantisation: Option<Quantisation>,
     shape: Vec<usize>,
     failure: &'a OnceLock<Problem>,
@@ -40,11 +40,11 @@ impl<'a> Written<'a> {
     /// What the file holds of `tensor`: in `dtype`, or as codes.
     pub(super) fn all(
         tensor: MergedTensor<'a>,
-        dtype: Option<Dtype>,
+        dtype: Dtype,
         quantisation: Option<Quantisation>,
         failure: &'a OnceLock<Problem>,
     ) -> Vec<(String, Self)> {
-        let shape = tensor.stored.shape.clone();
+        let shape = tensor.shape.to_vec();
         let part = |(suffix, part, shape): (&str, Part, Vec<usize>)| {
             let module = tensor.name.strip_suffix(".weight").unwrap_or(tensor.name);
             let name = if suffix.is_empty() { tensor.name.to_owned() } else { format!("{module}.{suffix}") };
@@ -76,7 +76,7 @@ impl<'a> Written<'a> {
             }
             Part::Scales => bytemuck::cast_slice(&scales(self.tensor.codes(quantisation)?)).to_vec(),
             Part::Table => coding.table().map_or_else(Vec::new, |table| bytemuck::cast_slice(table).to_vec()),
-            Part::State => state_json(coding, &self.tensor.stored.shape, self.dtype).into_bytes(),
+            Part::State => state_json(coding, self.tensor.shape, self.dtype).into_bytes(),
             Part::Layout => vec![0],
         };
         Ok(Cow::Owned(owned))
@@ -90,12 +90,17 @@ fn scales(codes: Quantised) -> Vec<f32> {
     scales.into_data().iter::<f32>().map(|scale| scale * factor).collect()
 }
 
-fn state_json(coding: Coding, shape: &[usize], dtype: Option<Dtype>) -> String {
-    let dtype = match dtype {
-        Some(Dtype::Bf16) => "bfloat16",
-        Some(Dtype::F16) => "float16",
-        Some(Dtype::F32) | None => "float32",
-    };
+/// What PyTorch calls a type.
+pub(super) fn torch_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "float32",
+        Dtype::Bf16 => "bfloat16",
+        Dtype::F16 => "float16",
+    }
+}
+
+fn state_json(coding: Coding, shape: &[usize], dtype: Dtype) -> String {
+    let dtype = torch_name(dtype);
     json!({"quant_type": coding.to_string(), "blocksize": Quantisation::BLOCK_LEN, "dtype": dtype, "shape": shape})
         .to_string()
 }
@@ -104,7 +109,7 @@ impl View for Written<'_> {
     fn dtype(&self) -> safetensors::Dtype {
         let is_int8 = self.quantisation.is_some_and(|quantisation| quantisation.coding == Coding::Int8);
         match self.part {
-            Part::Whole => self.dtype.map_or(self.tensor.stored.dtype, convert::stored_dtype),
+            Part::Whole => convert::stored_dtype(self.dtype),
             Part::Codes if is_int8 => safetensors::Dtype::I8,
             Part::Codes | Part::State | Part::Layout => safetensors::Dtype::U8,
             Part::Scales | Part::Table => safetensors::Dtype::F32,

@@ -36,6 +36,12 @@ impl GgufWeights {
         Ok(Self { file: GgufFile::open(path)?, config: config.clone() })
     }
 
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &GgufFile {
+        &self.file
+    }
+
     /// The types of the tensors, such as `q4_k`, sorted.
     #[must_use]
     pub fn types(&self) -> Vec<String> {

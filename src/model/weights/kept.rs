@@ -2,6 +2,7 @@
 //! have another form.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,17 +30,22 @@ const FORMAT_VERSION: u32 = 1;
 
 impl Weights {
     /// Weights that `storage` can use where they are: these, or those of the [copy](Self::copy), which is written where it is
-    /// not there.
+    /// not there. While it is written, `on_bytes` is called with the size of what is there and of all.
     ///
     /// # Errors
     /// Where the copy cannot be written, or a number does not fit the form.
-    pub fn in_form(&self, config: &ModelConfig, storage: Storage) -> Result<Cow<'_, Self>, Problem> {
+    pub fn in_form(
+        &self,
+        config: &ModelConfig,
+        storage: Storage,
+        on_bytes: &dyn Fn(usize, usize),
+    ) -> Result<Cow<'_, Self>, Problem> {
         let (Self::Files(files), Some(path)) = (self, self.copy(config, storage)?) else {
             return Ok(Cow::Borrowed(self));
         };
         // A damaged copy is made again.
         let opened = WeightFiles::open_file(path.clone()).or_else(|_| {
-            files.write_in_form(config, storage, &path)?;
+            files.write_in_form(config, storage, &path, on_bytes)?;
             WeightFiles::open_file(path.clone())
         })?;
         // A failure is ignored: only `tidy` uses the time.
@@ -122,17 +128,31 @@ impl WeightFiles {
     }
 
     /// Writes the file whole or not at all; two processes may do so at once.
-    fn write_in_form(&self, config: &ModelConfig, storage: Storage, path: &Path) -> Result<(), Problem> {
+    fn write_in_form(
+        &self,
+        config: &ModelConfig,
+        storage: Storage,
+        path: &Path,
+        on_bytes: &dyn Fn(usize, usize),
+    ) -> Result<(), Problem> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        let failure = OnceLock::new();
+        let (failure, done, all) = (OnceLock::new(), Cell::new(0), Cell::new(0));
+        let on_tensor = |num_bytes: usize| {
+            done.set(done.get() + num_bytes);
+            on_bytes(done.get(), all.get());
+        };
         let kept = |(name, shape): (String, Vec<usize>)| {
             let form = Form::of(&name, &shape, storage);
             let (stored, from) = self.find(&name, &shape)?;
             let shape = form.shape(stored);
-            Ok((name.clone(), Kept { files: self, stored, from, name, form, shape, failure: &failure }))
+            Ok((
+                name.clone(),
+                Kept { files: self, stored, from, name, form, shape, failure: &failure, on_tensor: &on_tensor },
+            ))
         };
         let tensors: Result<Vec<_>, Problem> = config.expected_tensors().into_iter().map(kept).collect();
         let tensors = tensors?;
+        all.set(tensors.iter().map(|(_, kept)| kept.data_len()).sum());
         let write = || -> io::Result<()> {
             std::fs::create_dir_all(folder)?;
             // safetensors writes a file of its own name beside the one that it gets.
@@ -190,6 +210,8 @@ struct Kept<'a> {
     form: Form,
     shape: Vec<usize>,
     failure: &'a OnceLock<Problem>,
+    /// Called with its size when its content is there.
+    on_tensor: &'a dyn Fn(usize),
 }
 
 impl Kept<'_> {
@@ -224,11 +246,13 @@ impl View for Kept<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Owned(self.bytes().unwrap_or_else(|problem| {
+        let bytes = self.bytes().unwrap_or_else(|problem| {
             // The first problem is reported, and the file is not kept.
             drop(self.failure.set(problem));
             vec![0; self.data_len()]
-        }))
+        });
+        (self.on_tensor)(bytes.len());
+        Cow::Owned(bytes)
     }
 
     fn data_len(&self) -> usize {
