@@ -493,9 +493,8 @@ class NumberInstructions:
                 e = f"d2f_odd((double)({v}))"
             else:
                 e = f"d2f_odd((double)({v}))"
-            if "rz" in mods or "rm" in mods or "rp" in mods:
-                raise self.unknown()
-            self.emit(self.write(o[0], out, e))
+            way = self.directed(p, out if BITS[src] <= 32 else None)
+            self.emit(self.write(o[0], out, f"round_directed((double)({v}), 0, '{way}')" if way else e))
             return
         if "sat" in mods:
             bits, signed = BITS[out], out.startswith("s")

@@ -57,6 +57,10 @@ extern "C" __global__ void __launch_bounds__(64) instructions(const float *__res
     atomicInc(atomics + 12, 9);
     atomicCAS(atomics + 13, i, i + 1);
     o[16 * 64] = x == y;
+
+    // An integer that is no float.
+    int odd = (1 << 24) * (i % 2 ? -1 : 1) + 2 * (int)i + 1;
+    o[17 * 64] = __float_as_uint(__int2float_rd(odd)); o[18 * 64] = __float_as_uint(__int2float_ru(odd)); o[19 * 64] = __float_as_uint(__int2float_rz(odd));
 }
 
 // The same loops and names in two blocks of braces, as inline assembly that was expanded twice has them.
