@@ -25,12 +25,14 @@ mod vocabulary;
 pub use file::GgufType;
 use file::{Gguf, Tensor, text};
 
+/// The key of the chat template.
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 /// Settings of a generation in `generation_config.json`, and their names here.
 const SAMPLING: [(&str, &str); 3] = [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp")];
 
-/// Writes the merged model of [`merge`](super::merge()) as one file; the base may be one too. `dtype` is the type of its matrices; without it, the
-/// model's own, where that has 16 bits, or `f16`. `decoded` as in [`MergeOptions`](super::MergeOptions).
+/// Writes the merged model of [`merge`](super::merge()) as one file; the base may be one too. `dtype` is the type of its
+/// matrices; without it, the model's own, where that has 16 bits, or `f16`. `decoded` as in
+/// [`MergeOptions`](super::MergeOptions).
 ///
 /// # Errors
 /// As `merge`; an `out` that exists, and what llama.cpp has no place for.

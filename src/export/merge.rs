@@ -182,7 +182,7 @@ fn describe(path: &Path, options: MergeOptions, is_decoded: bool) -> Result<(), 
     let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
     let mut config: Value = serde_json::from_slice(&content).map_err(|error| Problem::new(error.to_string()))?;
     if let Some(config) = config.as_object_mut() {
-        config.remove("quantization_config");
+        config.shift_remove("quantization_config");
     }
     if let Some(dtype) = options.dtype {
         for key in ["dtype", "torch_dtype"] {

@@ -9,6 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::families::{FAMILIES, bits, formula, write_family};
+use crate::common::{run, stderr};
 use burn::tensor::{Device, Tensor};
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
@@ -391,6 +392,11 @@ fn an_adapter_merged_into_a_base_in_codes_gives_the_logits_of_peft_and_bitsandby
         let adapters = Golden::adapters(case, &golden.model(Dtype::F32));
         write_adapter(&adapter, &adapter_weights(&adapters), &lora_config(&case["lora"]), "base").unwrap();
         let options = MergeOptions { dtype: Some(Dtype::F32), ..MergeOptions::default() };
+        let [model, folder] = [&golden.model_dir, &adapter].map(|path| path.to_str().unwrap());
+        let args = ["merge", "--model", model, "--adapter", folder, "--out", merged.to_str().unwrap(), "--original"];
+        let refused = run(&args);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains("--original, but the base is stored as"), "{}", stderr(&refused));
         merge(&golden.model_dir, &adapter, &merged, options, &|_, _| ()).unwrap();
         let golden = Golden { model_dir: merged, ..golden };
         let model = golden.model(Dtype::F32);

@@ -264,3 +264,28 @@ impl View for Kept<'_> {
         width * self.shape.iter().product::<usize>()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::model::weights::fixture::{self, tiny_config};
+    use crate::ops::quantised::Coding;
+
+    #[test]
+    fn while_a_copy_is_written_its_size_grows_to_that_of_all_its_tensors() {
+        let folder = tempfile::tempdir().unwrap();
+        fixture::write_model(folder.path(), &tiny_config(), 1, Dtype::F32);
+        let files = WeightFiles::open(folder.path()).unwrap();
+        let quantisation = Some(Quantisation { coding: Coding::Nf4, nested: false });
+        let storage = Storage { dtype: Dtype::Bf16, quantisation, residency: Residency::Mapped };
+        let path = folder.path().join("kept/a.safetensors");
+        let reported = RefCell::new(Vec::new());
+        let on_bytes = |done, all| reported.borrow_mut().push((done, all));
+        files.write_in_form(&tiny_config(), storage, &path, &on_bytes).unwrap();
+        let (reported, all) = (reported.into_inner(), WeightFiles::open_file(path).unwrap().num_bytes());
+        assert_eq!((reported.len(), reported.last()), (tiny_config().expected_tensors().len(), Some(&(all, all))));
+        assert!(reported.is_sorted_by(|a, b| a.0 < b.0 && b.1 == all), "{reported:?}");
+    }
+}
