@@ -53,18 +53,24 @@ fn of_rows<const R: usize>(x: &[u32], tokens: usize, w: &[u32], y: &mut [f32]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn of_group<const R: usize, const T: usize>(x: &[u32], tokens: usize, w: &[u32], y: &mut [f32], fetches: bool) {
     let words = w.len() / R;
-    let rows: [&[u32]; R] = std::array::from_fn(|r| &w[r * words..][..words]);
-    let x: [&[u32]; T] = std::array::from_fn(|t| &x[t * words..][..words]);
+    // Closures would be compiled without the instructions.
+    let mut rows: [&[u32]; R] = [&[]; R];
+    for (row, w) in rows.iter_mut().zip(w.chunks_exact(words)) {
+        *row = w;
+    }
     let mut sums = [[_mm512_setzero_ps(); T]; R];
     for start in (0..words).step_by(LANES) {
-        if fetches {
-            rows.iter().for_each(|row| fetch_after(row, w.len() + start));
+        let mut tokens = [load(&[]); T];
+        for (token, x) in tokens.iter_mut().zip(x.chunks_exact(words)) {
+            *token = load(&x[start..]);
         }
-        let x = x.map(|x| load(&x[start..]));
         for (row, sums) in rows.iter().zip(&mut sums) {
+            if fetches {
+                fetch_after(row, w.len() + start);
+            }
             let row = load(&row[start..]);
-            for (x, sum) in x.iter().zip(sums) {
-                *sum = _mm512_dpbf16_ps(*sum, *x, row);
+            for (token, sum) in tokens.iter().zip(sums) {
+                *sum = _mm512_dpbf16_ps(*sum, *token, row);
             }
         }
     }
