@@ -9,6 +9,7 @@ use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
+use crate::model::Residency;
 use crate::model::weights::{StoredTensor, Weights};
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
@@ -75,8 +76,9 @@ pub(crate) fn prepared_warnings(
     memory: Option<&StepMemory>,
 ) -> Vec<String> {
     let offload = open.and_then(|open| offload_warning(recipe, open));
+    let residency = open.and_then(|open| residency_warning(recipe, open));
     let length = config.and_then(|config| length_warning(recipe, config));
-    offload.into_iter().chain(length).chain(memory.and_then(|memory| memory.warning.clone())).collect()
+    offload.into_iter().chain(residency).chain(length).chain(memory.and_then(|memory| memory.warning.clone())).collect()
 }
 
 /// The device and its types.
@@ -217,6 +219,15 @@ fn offload_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
     (recipe.train.gradient_checkpointing == GradientCheckpointing::Offload && !device.is_gpu()).then(|| {
         "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU block inputs are in host memory \
          anyway, and are copied once more\n  hint: set it to true"
+            .to_owned()
+    })
+}
+
+/// Warns if the CPU computes and weights are to be in its memory anyway.
+fn residency_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
+    (recipe.model.residency == Residency::Host && !device.is_gpu()).then(|| {
+        "`model.residency` = \"host\" changes nothing here: the CPU computes, and all weights are in its memory\n  hint: \
+         \"mapped\" leaves them on disk"
             .to_owned()
     })
 }

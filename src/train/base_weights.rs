@@ -1,4 +1,4 @@
-//! The frozen weights in the memory of a step, and what is read of them where they stay on disk.
+//! The frozen weights in the memory of a step, and what is read or copied of them where they stay on disk or in host memory.
 
 use super::memory::Workload;
 use crate::model::Residency;
@@ -40,22 +40,46 @@ impl Workload<'_> {
         sizes
     }
 
-    /// Bytes in memory. On disk: two blocks, or one and the head; rows of the embedding are there before activations are.
+    /// Bytes in the device's memory. On disk: two blocks, or one and the head; rows of the embedding are there before
+    /// activations are. In host memory: the block that is computed, the one after it, and the one before, if the device has
+    /// yet to compute it.
     pub(super) fn base_bytes(&self) -> usize {
         let Sizes { vectors, block, head, embedding } = self.sizes();
+        let layers = self.config.num_hidden_layers;
         match self.storage.residency {
-            Residency::Memory => vectors + self.config.num_hidden_layers * block + head + embedding,
+            Residency::Host if !self.on_cpu => vectors + layers.min(3) * block + head + embedding,
+            Residency::Memory | Residency::Host => vectors + layers * block + head + embedding,
             Residency::Mapped => vectors + block + block.max(head).max(self.tied(embedding)),
         }
+    }
+
+    /// Bytes of the blocks where a GPU copies them from host memory.
+    pub(super) fn parked_base_bytes(&self) -> usize {
+        let is_parked = self.storage.residency == Residency::Host && !self.on_cpu;
+        if is_parked { self.config.num_hidden_layers * self.sizes().block } else { 0 }
+    }
+
+    /// Bytes that a step copies from there: for each micro-batch the blocks forward and back to the first adapted one. The
+    /// last one of the forward is the first one of the backward, and the last one of that may be the next forward's first.
+    pub(super) fn moved_bytes_per_step(&self) -> Option<usize> {
+        let (layers, first) = (self.config.num_hidden_layers, self.first_adapted());
+        let turns =
+            if first < layers { (2 * layers - first).saturating_sub(1 + usize::from(first == 0)) } else { layers };
+        let of_blocks = self.parked_base_bytes() / layers.max(1) * turns * self.gradient_accumulation_steps;
+        (of_blocks > 0).then_some(of_blocks)
+    }
+
+    fn first_adapted(&self) -> usize {
+        let first = self.selection.shapes.iter().position(|block| block.iter().any(Option::is_some));
+        first.unwrap_or(self.config.num_hidden_layers)
     }
 
     /// Bytes that a step reads where they are on disk and the page cache holds none of them: for each micro-batch the
     /// blocks forward and, from the first adapted one on, back, and the head.
     pub(super) fn read_bytes_per_step(&self) -> Option<usize> {
         let Sizes { block, head, embedding, .. } = self.sizes();
-        let layers = self.config.num_hidden_layers;
-        let first = self.selection.shapes.iter().position(|block| block.iter().any(Option::is_some)).unwrap_or(layers);
-        let of_pass = (2 * layers - first) * block + head.max(self.tied(embedding));
+        let of_pass =
+            (2 * self.config.num_hidden_layers - self.first_adapted()) * block + head.max(self.tied(embedding));
         (self.storage.residency == Residency::Mapped).then_some(self.gradient_accumulation_steps * of_pass)
     }
 
