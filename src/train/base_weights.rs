@@ -1,7 +1,8 @@
 //! The frozen weights in the memory of a step, and what is read or copied of them where they stay on disk or in host memory.
 
-use super::memory::Workload;
+use super::memory::{MemoryPlan, Workload};
 use crate::model::Residency;
+use crate::stats::as_f64;
 
 /// Bytes of the frozen weights as the model holds them.
 struct Sizes {
@@ -85,5 +86,46 @@ impl Workload<'_> {
 
     fn tied(&self, embedding: usize) -> usize {
         if self.config.tie_word_embeddings { embedding } else { 0 }
+    }
+}
+
+impl MemoryPlan {
+    /// Seconds that those copies take at the rate of `PCIe` 4.0 with 16 lanes: assumed, measured nowhere.
+    #[must_use]
+    pub fn seconds_of_copies(&self) -> Option<f64> {
+        self.moved_bytes_per_step.map(|bytes| as_f64(bytes) / BUS_BYTES_PER_SECOND)
+    }
+}
+
+/// What is left of 31.5 GB/s for copies from page-locked memory.
+const BUS_BYTES_PER_SECOND: f64 = 25e9;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Dtype;
+    use crate::model::Storage;
+    use crate::train::memory::tests::{model, workload};
+
+    #[test]
+    fn blocks_that_stay_in_host_memory_are_planned_there_and_on_the_bus() {
+        let (config, selection) = model(include_str!("../../configs/smollm2-135m.json"), 16);
+        let storage = Storage { residency: Residency::Host, ..Dtype::F32.into() };
+        let on_gpu =
+            Workload { storage, on_cpu: false, gradient_accumulation_steps: 4, ..workload(&config, &selection) };
+        let resident = Workload { storage: Dtype::F32.into(), ..on_gpu.clone() };
+        let (plan, block) = (on_gpu.plan(), 4 * (3_540_096 - 2 * 576));
+        assert_eq!(resident.plan().peak_bytes - plan.peak_bytes, 27 * block);
+        assert_eq!(on_gpu.parked_base_bytes(), 30 * block);
+        // Forward all but the first block, which is there; back all but the last.
+        assert_eq!((plan.moved_bytes_per_step, plan.read_bytes_per_step), (Some(4 * 58 * block), None));
+        assert!((plan.seconds_of_copies().unwrap() - (4 * 58 * block) as f64 / 25e9).abs() < 1e-9);
+        let mut upper = selection.clone();
+        upper.shapes[..10].fill([None; 7]);
+        // No gradient passes the tenth block, and the first one is no longer there when the next forward begins.
+        let moved = Workload { selection: &upper, ..on_gpu.clone() }.plan().moved_bytes_per_step;
+        assert_eq!(moved, Some(4 * (30 + 19) * block));
+        let on_cpu = Workload { on_cpu: true, ..on_gpu };
+        assert_eq!(on_cpu.plan(), Workload { on_cpu: true, ..resident }.plan());
     }
 }
