@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use self::block::{Block, BlockContext};
+use self::host::HostBlocks;
 use self::pager::Pager;
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
@@ -21,6 +22,7 @@ use crate::spec::ModelConfig;
 pub mod block;
 pub mod config;
 pub mod decode;
+mod host;
 pub mod load;
 mod pager;
 pub mod rope;
@@ -37,7 +39,7 @@ pub struct Model {
     pub compute: DType,
     /// `[vocab_size, hidden_size]`.
     pub embed_tokens: Tensor<2>,
-    /// The blocks, which [`walk`](Self::walk) visits.
+    /// The blocks, which [`walk`](Self::walk) brings to the device.
     pub blocks: Vec<Block>,
     /// Weight of the last norm, `[hidden_size]`.
     pub norm: Tensor<1>,
@@ -48,6 +50,8 @@ pub struct Model {
     place: Place,
     /// Where the weights are on disk.
     pager: Option<Arc<Pager>>,
+    /// Where the matrices of the blocks are in host memory, and the device is a GPU.
+    host: Option<Arc<HostBlocks>>,
 }
 
 impl Model {
@@ -63,7 +67,7 @@ impl Model {
     ) -> Self {
         let rotary = Arc::new(Mutex::new(config.rotary_table(0)));
         let place = Place::of(&norm.device(), compute);
-        Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary, place, pager: None }
+        Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary, place, pager: None, host: None }
     }
 
     /// The model with these products of operands in `f32`; the kernels of the CPU have only one kind.
@@ -85,15 +89,20 @@ impl Model {
         self.place
     }
 
-    /// The blocks of these layers, in this order. A mapped block is read ahead and released behind.
-    pub fn walk(&self, layers: impl Iterator<Item = usize>) -> impl Iterator<Item = (usize, &Block)> {
+    /// The blocks of these layers, in this order. What is not in the device's memory is read ahead and released behind.
+    pub fn walk(&self, layers: impl Iterator<Item = usize>) -> impl Iterator<Item = (usize, Cow<'_, Block>)> {
         let mut layers = layers.peekable();
         std::iter::from_fn(move || {
             let layer = layers.next()?;
+            let next = layers.peek().copied();
             if let Some(pager) = &self.pager {
-                pager.turn_to(layer, layers.peek().copied());
+                pager.turn_to(layer, next);
             }
-            Some((layer, &self.blocks[layer]))
+            let block = match &self.host {
+                Some(host) => Cow::Owned(host.turn_to(&self.blocks, layer, next)),
+                None => Cow::Borrowed(&self.blocks[layer]),
+            };
+            Some((layer, block))
         })
     }
 

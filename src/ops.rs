@@ -37,3 +37,4 @@ pub mod profile;
 pub mod quantised;
 pub mod rotary;
 pub mod swiglu;
+pub mod travel;

@@ -31,9 +31,10 @@ section! {
         /// Whether the scales of "nf4" and "fp4" are quantised too.
         double_quantization: bool = false => boolean(), OtherAdapter,
             ["bnb_4bit_use_double_quant"], ["double_quant", "nested"];
-        /// Where the frozen weights are: "memory"; or "mapped": in their files, of which two blocks, or one and the head, are
-        /// in memory at a time. The numbers are the same. Weights that dtype or quantization change are written to
-        /// lora-train/weights in the user's cache folder once. Only on the CPU.
+        /// Where the frozen weights are: "memory", that of the device. "mapped", only on the CPU: in their files, of which two
+        /// blocks, or one and the head, are in memory at a time; weights that dtype or quantization change are written to
+        /// lora-train/weights in the user's cache folder once. "host", for GPUs: blocks in host memory, of which three are
+        /// on the GPU at a time. The numbers are the same.
         residency: Residency = Residency::Memory => choice(), None;
         /// "pretrained" reads the weights; "random" makes some from config.json alone, for benchmarks.
         init: Init = Init::Pretrained => choice(), OtherAdapter;
@@ -102,7 +103,11 @@ impl std::fmt::Display for Storage {
             None => write!(f, "{}", self.dtype),
             Some(quantisation) => write!(f, "{quantisation}, embeddings and head in {}", self.dtype),
         }?;
-        f.write_str(if self.residency == Residency::Mapped { ", on disk" } else { "" })
+        f.write_str(match self.residency {
+            Residency::Memory => "",
+            Residency::Mapped => ", on disk",
+            Residency::Host => ", its blocks in host memory",
+        })
     }
 }
 
@@ -115,6 +120,8 @@ pub enum Residency {
     Memory,
     /// In files, which are memory-mapped.
     Mapped,
+    /// Blocks in host memory, which a GPU copies them from; the same as [`Memory`](Self::Memory) on the CPU.
+    Host,
 }
 
 /// The source of the base weights.
@@ -136,10 +143,10 @@ impl Choice for Quantization {
 }
 
 impl Choice for Residency {
-    const NAMES: &'static [(&'static str, Self)] = &[("memory", Self::Memory), ("mapped", Self::Mapped)];
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("memory", Self::Memory), ("mapped", Self::Mapped), ("host", Self::Host)];
     const PEERS: &'static [(&'static str, &'static str)] =
-        &[("mmap", "mapped"), ("disk", "mapped"), ("device", "memory")];
-    const LATER: &'static [&'static str] = &["host"];
+        &[("mmap", "mapped"), ("disk", "mapped"), ("device", "memory"), ("cpu", "host")];
 }
 
 impl Choice for Init {

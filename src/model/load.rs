@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device};
 use rayon::prelude::*;
 
 use super::block::Block;
+use super::host::HostBlocks;
 use super::pager::Pager;
 use super::weights::Weights;
 use super::{Model, Residency, Storage};
@@ -31,7 +32,10 @@ pub fn load(
     device: &Device,
 ) -> Result<Model, Problem> {
     weights.check(config)?;
-    let storage = storage.into();
+    let mut storage = storage.into();
+    if storage.residency == Residency::Host && Place::of(device, DType::F32) == Place::Cpu {
+        storage.residency = Residency::Memory;
+    }
     let weights = &*weights.in_form(config, storage, &|_, _| ())?;
     // The memory pools of a GPU make their pages as large as the largest tensor so far, which leaves a part of them unused,
     // and move what lies in them. Weights stay: each gets memory of exactly its size.
@@ -56,7 +60,11 @@ fn load_all(
     } else {
         weights.matrix("lm_head.weight", shape, Storage { quantisation: None, ..storage }, config, device)?
     };
-    let block = |layer| load_block(config, weights, layer, storage, rounds, device);
+    let host = (storage.residency == Residency::Host).then(|| Arc::new(HostBlocks::new(device)));
+    let block = |layer| {
+        let block = load_block(config, weights, layer, storage, rounds, device)?;
+        Ok(if let Some(host) = &host { host.parked(&block) } else { block })
+    };
     // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
     let blocks: Result<Vec<Block>, Problem> = if on_cpu {
         (0..config.num_hidden_layers).into_par_iter().map(block).collect()
@@ -72,7 +80,7 @@ fn load_all(
         Weight { values: lm_head, bias: None, rounds },
     );
     let is_mapped = storage.residency == Residency::Mapped;
-    Ok(Model { pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), ..model })
+    Ok(Model { pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), host, ..model })
 }
 
 fn load_block(
@@ -85,10 +93,11 @@ fn load_block(
 ) -> Result<Block, Problem> {
     let name = |part: &str| format!("model.layers.{layer}.{part}");
     let norm = |part: &str, width| weights.load(&name(&format!("{part}.weight")), [width], Dtype::F32, device);
+    let matrices = if storage.residency == Residency::Host { &Device::flex() } else { device };
     let mut linears = Vec::with_capacity(Linear::ALL.len());
     for linear in Linear::ALL {
         let (name, shape) = (linear.module_name(layer), config.linear(linear));
-        let values = weights.matrix(&format!("{name}.weight"), shape, storage, config, device)?;
+        let values = weights.matrix(&format!("{name}.weight"), shape, storage, config, matrices)?;
         let bias = config.biases[linear as usize]
             .then(|| weights.load(&format!("{name}.bias"), [shape[0]], Dtype::F32, device))
             .transpose()?;

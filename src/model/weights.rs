@@ -128,7 +128,11 @@ impl Weights {
                 return files.map_codes(name, shape, quantisation, device);
             }
             (Self::Files(files), None, Some(quantisation)) => files.quantise(name, shape, quantisation, device),
-            (Self::Gguf(file), ..) if let Some(blocks) = file.blocks(name, shape, device)? => {
+            // Those of a GPU travel as numbers: it has no kernel for the blocks of GGUF.
+            (Self::Gguf(file), ..)
+                if storage.residency != Residency::Host
+                    && let Some(blocks) = file.blocks(name, shape, device)? =>
+            {
                 return Ok(Matrix::Blocks(Arc::new(blocks)));
             }
             (Self::Gguf(file), _, Some(quantisation)) => file.quantise(name, shape, quantisation, device),

@@ -5,7 +5,7 @@
 
 use std::ops::Deref;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexTensor};
 use half::{bf16, f16};
 
@@ -97,6 +97,20 @@ impl HostWeight {
         let Some(weight) = weight else { panic!("the kernels take weights in f32, bf16 and f16") };
         weight.rounding(self.rounds)
     }
+}
+
+/// The data of a tensor. They share its bytes if [`Bytes::shared`] made these.
+pub(super) fn data<const D: usize>(tensor: &Tensor<D>) -> TensorData {
+    data_of(&contiguous(tensor.clone()))
+}
+
+/// [`data`] of a tensor of bytes.
+pub(super) fn byte_data(tensor: &Tensor<1, Int>) -> TensorData {
+    data_of(&bytes(tensor))
+}
+
+fn data_of(flex: &FlexTensor) -> TensorData {
+    TensorData::from_bytes(Bytes::clone(&flex.data_arc()), flex.layout().shape().clone(), flex.dtype())
 }
 
 /// The elements of a tensor of bytes.

@@ -227,11 +227,11 @@ impl ModelSource {
 
 /// Refuses weights on disk for a GPU.
 pub(super) fn require_residency(residency: Residency, device: &OpenDevice) -> Result<(), Problem> {
-    if residency == Residency::Memory || !device.is_gpu() {
+    if residency != Residency::Mapped || !device.is_gpu() {
         return Ok(());
     }
     let message = format!("`model.residency` = \"mapped\" is for the CPU, and {} computes", device.label);
-    Err(Problem::new(message).hint("take it out"))
+    Err(Problem::new(message).hint("\"host\" keeps them in host memory"))
 }
 
 /// The failure of a model whose weights are not to be downloaded.

@@ -10,7 +10,7 @@ use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
 use crate::model::weights::{StoredTensor, Weights};
-use crate::model::{ModelOptions, Quantization};
+use crate::model::{ModelOptions, Quantization, Residency};
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::text::with_commas;
@@ -76,9 +76,11 @@ pub(crate) fn prepared_warnings(
     memory: Option<&StepMemory>,
 ) -> Vec<String> {
     let offload = open.and_then(|open| offload_warning(recipe, open));
+    let residency = open.and_then(|open| residency_warning(recipe, open));
     let length = config.and_then(|config| length_warning(recipe, config));
     let codes = config.and_then(|config| codes_warning(recipe, config));
-    offload.into_iter().chain(length).chain(codes).chain(memory.and_then(|memory| memory.warning.clone())).collect()
+    let memory = memory.and_then(|memory| memory.warning.clone());
+    [offload, residency, length, codes, memory].into_iter().flatten().collect()
 }
 
 /// The device and its types.
@@ -236,6 +238,15 @@ fn codes_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
              model.quantization = \"int8\" costs little; docs/quantised.md has figures",
             with_commas(config.num_parameters())
         )
+    })
+}
+
+/// Warns if the CPU computes and weights are to be in its memory anyway.
+fn residency_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
+    (recipe.model.residency == Residency::Host && !device.is_gpu()).then(|| {
+        "`model.residency` = \"host\" changes nothing here: the CPU computes, and all weights are in its memory\n  hint: \
+          \"mapped\" leaves them on disk"
+             .to_owned()
     })
 }
 

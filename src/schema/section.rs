@@ -15,8 +15,6 @@ pub trait Choice: Copy + PartialEq + 'static {
     const NAMES: &'static [(&'static str, Self)];
     /// Words of other trainers, with our words for the same value.
     const PEERS: &'static [(&'static str, &'static str)] = &[];
-    /// Words that are planned: they are refused with "not available yet".
-    const LATER: &'static [&'static str] = &[];
 }
 
 /// Results of reading.

@@ -1,7 +1,8 @@
-//! The frozen weights in the memory of a step, and what is read of them where they stay on disk.
+//! The frozen weights in the memory of a step, and what is read or copied of them where they stay on disk or in host memory.
 
-use super::memory::Workload;
+use super::memory::{MemoryPlan, Workload};
 use crate::model::Residency;
+use crate::stats::as_f64;
 
 /// Bytes of the frozen weights as the model holds them.
 struct Sizes {
@@ -40,26 +41,91 @@ impl Workload<'_> {
         sizes
     }
 
-    /// Bytes in memory. On disk: two blocks, or one and the head; rows of the embedding are there before activations are.
+    /// Bytes in the device's memory. On disk: two blocks, or one and the head; rows of the embedding are there before
+    /// activations are. In host memory: the block that is computed, the one after it, and the one before, if the device has
+    /// yet to compute it.
     pub(super) fn base_bytes(&self) -> usize {
         let Sizes { vectors, block, head, embedding } = self.sizes();
+        let layers = self.config.num_hidden_layers;
         match self.storage.residency {
-            Residency::Memory => vectors + self.config.num_hidden_layers * block + head + embedding,
+            Residency::Host if !self.on_cpu => vectors + layers.min(3) * block + head + embedding,
+            Residency::Memory | Residency::Host => vectors + layers * block + head + embedding,
             Residency::Mapped => vectors + block + block.max(head).max(self.tied(embedding)),
         }
+    }
+
+    /// Bytes of the blocks where a GPU copies them from host memory.
+    pub(super) fn parked_base_bytes(&self) -> usize {
+        let is_parked = self.storage.residency == Residency::Host && !self.on_cpu;
+        if is_parked { self.config.num_hidden_layers * self.sizes().block } else { 0 }
+    }
+
+    /// Bytes that a step copies from there: for each micro-batch the blocks forward and back to the first adapted one. The
+    /// last one of the forward is the first one of the backward, and the last one of that may be the next forward's first.
+    pub(super) fn moved_bytes_per_step(&self) -> Option<usize> {
+        let (layers, first) = (self.config.num_hidden_layers, self.first_adapted());
+        let turns =
+            if first < layers { (2 * layers - first).saturating_sub(1 + usize::from(first == 0)) } else { layers };
+        let of_blocks = self.parked_base_bytes() / layers.max(1) * turns * self.gradient_accumulation_steps;
+        (of_blocks > 0).then_some(of_blocks)
+    }
+
+    fn first_adapted(&self) -> usize {
+        let first = self.selection.shapes.iter().position(|block| block.iter().any(Option::is_some));
+        first.unwrap_or(self.config.num_hidden_layers)
     }
 
     /// Bytes that a step reads where they are on disk and the page cache holds none of them: for each micro-batch the
     /// blocks forward and, from the first adapted one on, back, and the head.
     pub(super) fn read_bytes_per_step(&self) -> Option<usize> {
         let Sizes { block, head, embedding, .. } = self.sizes();
-        let layers = self.config.num_hidden_layers;
-        let first = self.selection.shapes.iter().position(|block| block.iter().any(Option::is_some)).unwrap_or(layers);
-        let of_pass = (2 * layers - first) * block + head.max(self.tied(embedding));
+        let of_pass =
+            (2 * self.config.num_hidden_layers - self.first_adapted()) * block + head.max(self.tied(embedding));
         (self.storage.residency == Residency::Mapped).then_some(self.gradient_accumulation_steps * of_pass)
     }
 
     fn tied(&self, embedding: usize) -> usize {
         if self.config.tie_word_embeddings { embedding } else { 0 }
+    }
+}
+
+impl MemoryPlan {
+    /// Seconds that those copies take at the rate of `PCIe` 4.0 with 16 lanes: assumed, measured nowhere.
+    #[must_use]
+    pub fn seconds_of_copies(&self) -> Option<f64> {
+        self.moved_bytes_per_step.map(|bytes| as_f64(bytes) / BUS_BYTES_PER_SECOND)
+    }
+}
+
+/// What is left of 31.5 GB/s for copies from page-locked memory.
+const BUS_BYTES_PER_SECOND: f64 = 25e9;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Dtype;
+    use crate::model::Storage;
+    use crate::train::memory::tests::{model, workload};
+
+    #[test]
+    fn blocks_that_stay_in_host_memory_are_planned_there_and_on_the_bus() {
+        let (config, selection) = model(include_str!("../../configs/smollm2-135m.json"), 16);
+        let storage = Storage { residency: Residency::Host, ..Dtype::F32.into() };
+        let on_gpu =
+            Workload { storage, on_cpu: false, gradient_accumulation_steps: 4, ..workload(&config, &selection) };
+        let resident = Workload { storage: Dtype::F32.into(), ..on_gpu.clone() };
+        let (plan, block) = (on_gpu.plan(), 4 * (3_540_096 - 2 * 576));
+        assert_eq!(resident.plan().peak_bytes - plan.peak_bytes, 27 * block);
+        assert_eq!(on_gpu.parked_base_bytes(), 30 * block);
+        // Forward all but the first block, which is there; back all but the last.
+        assert_eq!((plan.moved_bytes_per_step, plan.read_bytes_per_step), (Some(4 * 58 * block), None));
+        assert!((plan.seconds_of_copies().unwrap() - (4 * 58 * block) as f64 / 25e9).abs() < 1e-9);
+        let mut upper = selection.clone();
+        upper.shapes[..10].fill([None; 7]);
+        // No gradient passes the tenth block, and the first one is no longer there when the next forward begins.
+        let moved = Workload { selection: &upper, ..on_gpu.clone() }.plan().moved_bytes_per_step;
+        assert_eq!(moved, Some(4 * (30 + 19) * block));
+        let on_cpu = Workload { on_cpu: true, ..on_gpu };
+        assert_eq!(on_cpu.plan(), Workload { on_cpu: true, ..resident }.plan());
     }
 }

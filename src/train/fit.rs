@@ -162,11 +162,12 @@ fn suggestions(
     let nf4 = Quantisation { coding: Coding::Nf4, nested: false };
     let is_whole = workload.storage.quantisation.is_none() && workload.config.quantisation.is_none();
     let nf4 = is_whole.then_some(Storage { quantisation: Some(nf4), ..workload.storage });
-    let is_resident =
-        workload.on_cpu && workload.storage.residency == Residency::Memory && workload.config.quantisation.is_none();
-    let mapped = is_resident.then_some(Storage { residency: Residency::Mapped, ..workload.storage });
-    // Fewer bits change the model, and disks are slow: both come last, and only where nothing else fits.
-    let storages = [Some(workload.storage), bf16, nf4, mapped];
+    let (residency, name) = if workload.on_cpu { (Residency::Mapped, "mapped") } else { (Residency::Host, "host") };
+    let can_leave = residency == Residency::Host || workload.config.quantisation.is_none();
+    let elsewhere = (can_leave && workload.storage.residency == Residency::Memory)
+        .then_some(Storage { residency, ..workload.storage });
+    // Fewer bits change the model, and disks and buses are slow: both come last, and only where nothing else fits.
+    let storages = [Some(workload.storage), bf16, nf4, elsewhere];
     let (mut found, mut seen) = (Vec::new(), Vec::new());
     for storage in storages.into_iter().flatten() {
         let is_last_resort =
@@ -190,7 +191,7 @@ fn suggestions(
             settings.extend(has_large_chunk.then(|| format!("train.loss_chunk_tokens={most}")));
             if storage != workload.storage {
                 settings.push(match storage {
-                    _ if storage.residency != workload.storage.residency => "model.residency=mapped".to_owned(),
+                    _ if storage.residency != workload.storage.residency => format!("model.residency={name}"),
                     _ if storage.quantisation != workload.storage.quantisation => "model.quantization=nf4".to_owned(),
                     _ => format!("model.dtype={}", storage.dtype),
                 });
@@ -428,16 +429,22 @@ mod tests {
     }
 
     #[test]
-    fn weights_on_disk_are_suggested_where_nothing_else_fits() {
+    fn weights_elsewhere_are_suggested_where_nothing_else_fits() {
         let (config, selection) = memory::model(include_str!("../../configs/llama-3.1-8b.json"), 8);
         let on_cpu = Workload { rows: 1, row_length: 256, ..memory::workload(&config, &selection) };
         let on_cpu = Workload { storage: Dtype::Bf16.into(), precision: Precision::Bf16, ..on_cpu };
-        let has_mapped = |workload: &Workload<'_>, gib: f64| {
-            let found = that_fit(workload, Memories::of_device(gib * GIB));
-            found.iter().any(|change| change.settings.contains("model.residency=mapped"))
+        let residency = |workload: &Workload<'_>, memories| {
+            let found = that_fit(workload, memories);
+            let mut settings = found.iter().flat_map(|change| change.settings.split(' '));
+            settings.find_map(|setting| setting.strip_prefix("model.residency=")).map(str::to_owned)
         };
-        assert_eq!([3.0, 4.0, 8.0, 20.0].map(|gib| has_mapped(&on_cpu, gib)), [true, true, false, false]);
-        assert!(!has_mapped(&Workload { on_cpu: false, ..on_cpu }, 4.0));
+        let of = |gib: f64| Memories::of_device(gib * GIB);
+        let mapped = Some("mapped".to_owned());
+        assert_eq!([3.0, 4.0, 8.0, 20.0].map(|gib| residency(&on_cpu, of(gib))), [mapped.clone(), mapped, None, None]);
+        let on_gpu = Workload { on_cpu: false, ..on_cpu };
+        assert_eq!([6.0, 12.0].map(|gib| residency(&on_gpu, of(gib))), [Some("host".to_owned()), None]);
+        // The blocks take 13 GiB of the host's memory.
+        assert_eq!(residency(&on_gpu, Memories { host_bytes: Some(8.0 * GIB), ..of(6.0) }), None);
     }
 
     #[test]

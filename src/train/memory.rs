@@ -71,6 +71,9 @@ pub struct MemoryPlan {
     /// Bytes of frozen weights that a step reads where they stay on disk and the page cache holds none of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_bytes_per_step: Option<usize>,
+    /// Bytes of frozen weights that a step copies from host memory to the device, where they stay there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moved_bytes_per_step: Option<usize>,
 }
 
 /// Host memory beside a GPU.
@@ -109,7 +112,7 @@ impl Workload<'_> {
 
     /// Bytes of a weight's copies in the type of the computation, in plain tensor calls; `f32` may be split in two.
     fn copied_weight_bytes(&self, [out_features, in_features]: [usize; 2]) -> usize {
-        let is_in_type = self.storage == Storage::from(self.precision.dtype());
+        let is_in_type = self.storage.quantisation.is_none() && self.storage.dtype == self.precision.dtype();
         let copies = match self.precision {
             _ if self.on_cpu => 0,
             Precision::F32 if is_in_type => 2,
@@ -239,7 +242,13 @@ impl Workload<'_> {
             components.push(Component::new("the allocator's pools", pools, "the device"));
         }
         let peak_bytes = components.iter().map(|component| component.bytes).sum();
-        MemoryPlan { components, peak_bytes, num_trainable, read_bytes_per_step: self.read_bytes_per_step() }
+        MemoryPlan {
+            components,
+            peak_bytes,
+            num_trainable,
+            read_bytes_per_step: self.read_bytes_per_step(),
+            moved_bytes_per_step: self.moved_bytes_per_step(),
+        }
     }
 
     /// Memory of the host; `None` on the CPU, where [`plan`](Self::plan) already is the host's memory.
@@ -259,7 +268,7 @@ impl Workload<'_> {
         };
         // The micro-batch in use has left the queue.
         let queue = (self.prefetch_batches + 1) * tokens * TOKEN_BYTES;
-        let saving = COPIES_WHILE_SAVING * self.adapter_bytes();
+        let (saving, base) = (COPIES_WHILE_SAVING * self.adapter_bytes(), self.parked_base_bytes());
         let components = vec![
             Component::new("process and driver", GPU_PROCESS_BYTES, "the device"),
             Component::new(
@@ -268,10 +277,11 @@ impl Workload<'_> {
                 "data.prefetch_batches, train.micro_batch_size, data.max_length",
             ),
             Component::new("parked block inputs", parked, "train.gradient_checkpointing"),
+            Component::new("blocks of the base", base, "model.residency, model.dtype, model.quantization"),
             Component::new("adapters being saved", saving, "lora.r, lora.target_modules"),
             Component::new("weights being loaded", loading, "model.dtype; before the first step"),
         ];
-        Some(HostPlan { components, peak_bytes: GPU_PROCESS_BYTES + loading.max(queue + parked + saving) })
+        Some(HostPlan { components, peak_bytes: GPU_PROCESS_BYTES + base + loading.max(queue + parked + saving) })
     }
 }
 

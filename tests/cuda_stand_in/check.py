@@ -149,6 +149,23 @@ def same(precision: str, what: str, environment: dict, sets: list = ()):
     return check
 
 
+def in_host_memory(what: str, sets: list = ()):
+    """Blocks that come from pinned memory, on a stream beside those that compute, with streams in lazy order: steps as on
+    the CPU, with less memory on the device."""
+    def check(lab: Lab) -> Verdict:
+        resident = lab.train("f32", sets=sets)
+        found = lab.train("f32", sets=[*sets, "model.residency=host"], environment={"STAND_IN_ORDER": "lazy"})
+        verdict = compare(found, lab.train("f32", "cpu", sets=sets), "f32", what)
+        names = ("device_bytes_peak", "pinned_bytes_peak")
+        here, there = ([run.log[name] for name in names] for run in (resident, found))
+        verdict.what += ": {:.2f} instead of {:.2f} MiB on the device, {:.2f} instead of {:.2f} pinned".format(
+            *(bytes / 2**20 for pair in zip(there, here) for bytes in pair))
+        if not there[0] < here[0]:
+            verdict.problems.append("no less memory on the device")
+        return verdict
+    return check
+
+
 def resumed(precision: str, what: str = "stopped and resumed"):
     """A run that is interrupted after two of four steps and resumed equals one that is not, but for the order of sums."""
     def check(lab: Lab) -> Verdict:
@@ -223,21 +240,21 @@ def incomplete_toolkit(lab: Lab, lacks: str) -> dict:
     return {"CUDA_PATH": str(copy), "LD_LIBRARY_PATH": f"{HERE}:{copy}/lib"}
 
 
-def bench(config: str, rows: int, length: int, bounds: dict):
+def bench(config: str, rows: int, length: int, bounds: dict, sets: list = ()):
     """What a step of a model of real size asks of the driver: the difference of two runs of one and three steps."""
     def check(lab: Lab) -> Verdict:
-        runs = {}
+        runs, changes = {}, [word for change in sets for word in ("--set", change)]
         # The first one compiles and tunes, and is not one of the two.
         for number, steps in enumerate((1, 1, 3)):
-            name = f"{config}-{number}"
+            name = tidy("-".join([config, *sets, str(number)]))
             recipe = lab.work / "runs" / f"{name}.toml"
             recipe.write_text(BENCH.format(root=ROOT, output=lab.work / "runs" / name, config=config, rows=rows,
                                            length=length, steps=steps))
-            runs[number] = lab.run(name, ["bench", recipe, "--warmup", "1"], RECORDED)
+            runs[number] = lab.run(name, ["bench", recipe, "--warmup", "1", *changes], RECORDED)
             if problems := ended(runs[number]):
                 return Verdict(f"{rows} x {length}", problems)
         cold, one, three = runs.values()
-        planned = lab.run(f"{config}-plan", ["plan", recipe, "--json"], RECORDED)
+        planned = lab.run(f"{config}-plan", ["plan", recipe, "--json", *changes], RECORDED)
         printed = json.loads(three.out.splitlines()[-1])
 
         def a_step(call, what="count"):
@@ -385,6 +402,10 @@ LANES = {
         Check("f32-dropout", training("f32", ["lora.lora_dropout=0.1"], "dropout")),
         Check("f32-nf4", training("f32", ["model.quantization=nf4", "model.double_quantization=true"], "nf4, quantised scales")),
         Check("f32-int8", training("f32", ["model.quantization=int8"], "int8")),
+        Check("f32-host", in_host_memory("blocks in host memory")),
+        Check("f32-host-nf4", in_host_memory("blocks in host memory, nf4", [
+            "model.quantization=nf4", "model.double_quantization=true", 'train.gradient_checkpointing="offload"',
+            "train.gradient_accumulation_steps=2"]), FULL),
         Check("f32-lazy", same("f32", "streams in lazy order", {"STAND_IN_ORDER": "lazy"})),
         Check("f32-zeros", same("f32", "fresh memory is zero", {"STAND_IN_POISON": "0"}), FULL),
         Check("f32-strict", same("f32", "every access checked", STRICT)),
@@ -414,6 +435,8 @@ LANES = {
             "launches": 9_500, "syncs": 1, "copies_to_host": 1, "copies_to_device": 20, "over_plan": 1.1}), precision="bf16"),
         Check("bench-llama-3.2-1b", bench("llama-3.2-1b", 4, 2048, {
             "launches": 6_300, "syncs": 1, "copies_to_host": 1, "copies_to_device": 20, "over_plan": 1.1}), precision="bf16"),
+        Check("bench-host", bench("llama-3.2-1b", 4, 2048, {"syncs": 1, "copies_to_host": 1, "over_plan": 1.1,
+                                                            "device_peak_gib": 6}, ["model.residency=host"]), FULL, "bf16"),
         Check("bench-llama-3.1-8b", bench("llama-3.1-8b", 1, 4096, {"copies_to_host": 1, "over_plan": 1.1}), FULL, "bf16"),
     ],
     "doctor": [

@@ -73,8 +73,35 @@ fn the_cache_folder_that_cannot_be_written_and_keys_that_contradict_are_reported
 
     let random = run(&["check", recipe, "--set", MAPPED, "--set", "model.init=\"random\""]);
     assert!(stderr(&random).contains("random weights have no file to stay in"), "{}", stderr(&random));
-    let host = run(&["check", recipe, "--set", "model.residency=\"host\""]);
-    assert!(stderr(&host).contains("`model.residency` = \"host\" is not available yet"), "{}", stderr(&host));
+}
+
+#[test]
+fn host_memory_is_the_memory_of_the_cpu() {
+    let bench = Bench::new();
+    let trains = |output: &str, more: &[&str]| {
+        let recipe = bench.recipe(output, "");
+        let ended = train(&recipe, &[&["--set", "train.max_steps=2"], more].concat());
+        (numbers(&bench.path(output)), stderr(&ended))
+    };
+    let (resident, _) = trains("resident", &[]);
+    let (host, said) = trains("host", &["--set", "model.residency=\"host\""]);
+    assert_eq!(resident, host);
+    assert!(said.contains("`model.residency` = \"host\" changes nothing here"), "{said}");
+}
+
+#[test]
+fn a_plan_for_a_gpu_says_what_blocks_in_host_memory_take_and_what_their_way_takes() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let plan = |more: &[&str]| {
+        let args = ["plan", recipe.to_str().unwrap(), "--device", "H100-80GB", "--set", "model.residency=\"host\""];
+        String::from_utf8(run(&[&args, more].concat()).stdout).unwrap()
+    };
+    let text = plan(&[]);
+    assert!(text.contains(" of weights to the GPU in a step: ") && text.contains("assumed for the bus"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&plan(&["--json"])).unwrap();
+    // Of four blocks of 245,760 numbers, three forward and three back.
+    assert_eq!(json["moved_bytes_per_step"].as_u64().unwrap() % (6 * 245_760), 0, "{json}");
 }
 
 /// The quickstart's model with more and wider blocks, of arbitrary weights.

@@ -130,6 +130,8 @@ impl Report {
         let computed_per_row = flops_per_row + flops.of_padding(workload.row_length - row_length);
         let flops_per_step = computed_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
         let estimated = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);
+        // Copies go beside the computation.
+        let estimated = estimated.map(|seconds| seconds.max(plan.seconds_of_copies().unwrap_or(0.0)));
         let step_seconds = calibrated.or(estimated);
 
         let rows_per_epoch = forecast.map(|forecast| forecast.rows_per_epoch).or(most_rows);
@@ -203,6 +205,12 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
         let read = size(as_f64(read));
         lines.push(format!(
             "  reads {read} of weights in a step, from disk as far as the page cache does not hold them"
+        ));
+    }
+    if let Some((moved, seconds)) = report.plan.moved_bytes_per_step.zip(report.plan.seconds_of_copies()) {
+        let (moved, seconds) = (size(as_f64(moved)), duration(seconds));
+        lines.push(format!(
+            "  copies {moved} of weights to the GPU in a step: {seconds} at 25 GB/s, a rate assumed for the bus"
         ));
     }
     lines.extend(verdict(peak, target));

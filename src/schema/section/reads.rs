@@ -9,7 +9,7 @@ use super::super::path::expand;
 use super::super::problem::Problem;
 use super::super::suggest::closest;
 use super::super::tree::{Entry, Value};
-use super::{Choice, Section, quoted_list};
+use super::{Choice, Section};
 
 impl Section<'_> {
     /// Reads `true` or `false`.
@@ -142,10 +142,6 @@ impl Section<'_> {
         };
         if let Some((_, value)) = T::NAMES.iter().find(|(name, _)| name == text) {
             return Some(*value);
-        }
-        if T::LATER.contains(&text.as_str()) {
-            self.not_yet(key, &format!("what there is: {}", quoted_list(&names)));
-            return default;
         }
         let lower = text.to_lowercase();
         let instead = T::PEERS.iter().find(|(peer, _)| *peer == lower).map(|(_, ours)| ours);

@@ -157,7 +157,11 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         Set(&["model.double_quantization=true"]),
         &["`model.quantization` is not \"nf4\" or \"fp4\""],
     ),
-    ("residency", Set(&["model.residency=\"host\""]), &["`model.residency` = \"host\" is not available yet"]),
+    (
+        "residency",
+        Set(&["model.residency=\"disk\""]),
+        &["expected \"memory\", \"mapped\" or \"host\"", "calls it `mapped`"],
+    ),
     (
         "two warm-ups",
         Set(&["scheduler.warmup_ratio=0.1", "scheduler.warmup_steps=1"]),
