@@ -151,7 +151,7 @@ def same(precision: str, what: str, environment: dict, sets: list = ()):
 
 def in_host_memory(what: str, sets: list = ()):
     """Blocks that come from pinned memory, on a stream beside those that compute, with streams in lazy order: steps as on
-    the CPU, with less memory on the device."""
+    the CPU, with less memory on the device (where the lane is warm: tuning takes more than either)."""
     def check(lab: Lab) -> Verdict:
         resident = lab.train("f32", sets=sets)
         found = lab.train("f32", sets=[*sets, "model.residency=host"], environment={"STAND_IN_ORDER": "lazy"})
