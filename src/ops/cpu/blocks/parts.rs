@@ -74,7 +74,7 @@ fn q8_0(block: &[u8; 34], _: usize, to: &mut Part) {
     }
 }
 
-/// Scale and minimum of a part of Q4_K and Q5_K: each six bits, of which the upper two of the last four parts are in the
+/// Scale and minimum of a part of `Q4_K` and `Q5_K`: each six bits, of which the upper two of the last four parts are in the
 /// bytes of the first four. Two floats are before them.
 #[inline(always)]
 fn scale_and_minimum(block: &[u8], part: usize) -> [f32; 2] {
@@ -96,7 +96,7 @@ fn q4_k(block: &[u8; 144], part: usize, to: &mut Part) {
     }
 }
 
-/// As Q4_K, with a fifth bit: that of part 0 is the lowest of 32 bytes.
+/// As `Q4_K`, with a fifth bit: that of part 0 is the lowest of 32 bytes.
 #[inline(always)]
 fn q5_k(block: &[u8; 176], part: usize, to: &mut Part) {
     let [scale, minimum] = scale_and_minimum(block, part);
