@@ -160,7 +160,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "residency",
         Set(&["model.residency=\"disk\""]),
-        &["expected \"memory\", \"mapped\" or \"host\"", "calls it `mapped`"],
+        &["expected one of \"memory\", \"mapped\", \"host\"", "calls it `mapped`"],
     ),
     (
         "two warm-ups",
