@@ -51,11 +51,12 @@ mkdir -p "$work/kernels"
 STAND_IN_DIR="$work/kernels" STAND_IN_PTXAS="$toolkit/bin/ptxas" make --silent -C "$root/tests/cuda_stand_in" test >/dev/null
 
 if [ -n "$tests" ]; then
-    # As lab.py sets it up for the binary.
+    # As lab.py sets it up for the binary. Not for cargo: it would build what looks at CUDA_PATH anew.
     python=$(python3 -c 'import pathlib, sys; print(pathlib.Path(sys.executable).resolve().parent)')
-    (cd "$root" && PATH="$python:$PATH" LD_LIBRARY_PATH="$root/tests/cuda_stand_in:$toolkit/lib" CUDA_PATH="$toolkit" \
-        STAND_IN_PTXAS="$toolkit/bin/ptxas" STAND_IN_DIR="$work/kernels" STAND_IN_TIME=first STAND_IN_EXEC=100000 \
-        CUBECL_AUTOTUNE_LEVEL=0 LORA_TRAIN_CACHE="$work/cache/tests" \
+    runner="env PATH=$python:$PATH LD_LIBRARY_PATH=$root/tests/cuda_stand_in:$toolkit/lib CUDA_PATH=$toolkit"
+    runner+=" STAND_IN_PTXAS=$toolkit/bin/ptxas STAND_IN_DIR=$work/kernels STAND_IN_TIME=first STAND_IN_EXEC=100000"
+    runner+=" CUBECL_AUTOTUNE_LEVEL=0 LORA_TRAIN_CACHE=$work/cache/tests"
+    (cd "$root" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$runner" \
         cargo test --release --locked --features cuda --test it cubecl -- --ignored --test-threads 1)
 fi
 
