@@ -198,7 +198,7 @@ fn whole(count: f64) -> u64 {
 pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, without_rows: Option<&str>) -> String {
     let mut lines = vec![format!("device: {}", report.device)];
     lines.extend(report.decision.as_ref().map(|decision| format!("gradient checkpointing: {decision}")));
-    lines.extend(report.plan.components.iter().map(row));
+    lines.extend(rows(&report.plan.components));
     let peak = as_f64(report.plan.peak_bytes);
     lines.push(format!("  {:<24} {:>10}   with every row at data.max_length", "peak", size(peak)));
     if let Some(read) = report.plan.read_bytes_per_step {
@@ -250,15 +250,18 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
     lines.join("\n")
 }
 
-fn row(component: &Component) -> String {
-    format!("  {:<24} {:>10}   {}", component.name, size(as_f64(component.bytes)), component.depends_on)
+fn rows(components: &[Component]) -> impl Iterator<Item = String> {
+    let taken = components.iter().filter(|component| component.bytes > 0);
+    taken.map(|Component { name, bytes, depends_on }| {
+        format!("  {name:<24} {:>10}   {depends_on}", size(as_f64(*bytes)))
+    })
 }
 
 /// The host's memory when training on a GPU, and whether it suffices.
 fn host(report: &Report) -> Vec<String> {
     let Some(Host { plan, free_memory_bytes, fits }) = &report.host else { return Vec::new() };
     let mut lines = vec!["host:".to_owned()];
-    lines.extend(plan.components.iter().map(row));
+    lines.extend(rows(&plan.components));
     lines.push(format!("  {:<24} {:>10}   at a time", "peak", size(as_f64(plan.peak_bytes))));
     if let Some((fits, free)) = fits.zip(*free_memory_bytes) {
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]

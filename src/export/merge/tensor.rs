@@ -34,6 +34,8 @@ pub(in crate::export) struct Merging {
     pub(in crate::export) base: Weights,
     /// Names and shapes of the model's tensors, sorted.
     tensors: Vec<(String, Vec<usize>)>,
+    /// Bytes of all of them.
+    num_bytes: usize,
     pub(super) adapter: SavedAdapter,
     /// The scale of every adapted module.
     scales: BTreeMap<String, f64>,
@@ -66,7 +68,11 @@ impl Merging {
         let linears = linears.collect();
         let mut tensors = config.expected_tensors();
         tensors.sort();
-        Ok(Self { config, base, tensors, adapter: saved, scales, linears, decoded, differences: Mutex::default() })
+        let differences = Mutex::default();
+        let mut merging =
+            Self { config, base, tensors, num_bytes: 0, adapter: saved, scales, linears, decoded, differences };
+        merging.num_bytes = merging.tensors(&|_, _| ()).map(|tensor| tensor.num_bytes()).sum();
+        Ok(merging)
     }
 
     /// Every tensor, in the order of the names. `on_bytes` is called with its size and that of all when one is written.
@@ -200,8 +206,11 @@ impl<'a> MergedTensor<'a> {
 
     /// Says that it is about to be written.
     pub(super) fn report(&self) {
-        let num_bytes = |tensor: &Self| tensor.shape.iter().product::<usize>() * tensor.dtype().num_bytes();
-        (self.on_bytes)(num_bytes(self), self.merging.tensors(self.on_bytes).map(|tensor| num_bytes(&tensor)).sum());
+        (self.on_bytes)(self.num_bytes(), self.merging.num_bytes);
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype().num_bytes()
     }
 
     /// Releases the pages that a borrowed tensor has in memory.
