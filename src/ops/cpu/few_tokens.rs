@@ -196,6 +196,9 @@ fn fetch_after(row: &[u32], place: usize) {
 /// [`linear`](super::linear::linear) of one to [`FEW_TOKENS`] tokens.
 pub(super) fn linear_of_few(x: &[f32], w: Weight<'_>, in_features: usize, y: &mut [f32], accumulate: bool) {
     let tokens = x.len() / in_features;
+    if tokens == 1 && !accumulate {
+        return products_of_few(x, w, in_features, y);
+    }
     with_scratch(y.len(), |products| {
         products_of_few(x, w, in_features, products);
         let out_features = products.len() / tokens;

@@ -12,7 +12,7 @@ use super::Heads;
 const BLOCK: usize = 16;
 
 /// Numbers that one task handles at least.
-const MIN_TASK: usize = 32 * 1024;
+const MIN_TASK: usize = 4 * 1024;
 
 /// The keys of the tokens so far, `[tokens / BLOCK, num_kv_heads * head_dim, BLOCK]`: the products of a query with the keys
 /// of a block are sums of whole vectors.
