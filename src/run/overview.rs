@@ -12,7 +12,7 @@ use crate::metrics::Sinks;
 use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{ModelOptions, Quantization, Residency};
 use crate::recipe::Recipe;
-use crate::spec::ModelConfig;
+use crate::spec::{Method, ModelConfig};
 use crate::text::with_commas;
 use crate::train::config::GradientCheckpointing;
 use crate::train::precision::Precision;
@@ -87,11 +87,11 @@ pub(crate) fn prepared_warnings(
 fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) -> Fact {
     let precision = recipe.train.precision;
     let storage = recipe.storage(config);
-    let has_blocks =
-        config.and_then(|config| config.quantisation.as_ref()).is_some_and(|stored| !stored.blocks.is_empty());
+    let stored = config.and_then(|config| config.quantisation.as_ref());
+    let has_blocks = stored.is_some_and(|stored| stored.method == Method::Gguf && stored.is_in_codes());
     let storage = match (has_blocks, device.is_gpu()) {
         (false, _) => storage.to_string(),
-        (true, false) => format!("the blocks of the GGUF file, embeddings and head in {storage}"),
+        (true, false) => format!("the blocks of the GGUF file, the rest in {storage}"),
         (true, true) => format!("{storage}, decoded from the GGUF file"),
     };
     let OpenDevice { label, reason, .. } = device;
