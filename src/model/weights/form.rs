@@ -62,3 +62,42 @@ fn codes(lengths: &Quantised<usize, usize>, pages: Pages, device: &Device) -> Qu
         |len| bytes_tensor(take(*len).shared(), device),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use memmap2::Mmap;
+
+    use super::*;
+
+    #[test]
+    #[expect(unsafe_code, reason = "a file can only be mapped so")]
+    fn bytes_that_do_not_fit_their_form_are_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![0; 4 * (4 + 1 + 256) + 8 + 256]).unwrap();
+        // SAFETY: nothing else writes to the file.
+        let map = Arc::new(unsafe { Mmap::map(&File::open(file.path()).unwrap()) }.unwrap());
+        let shape = [8, 64];
+        for (form, start, num_bytes) in [
+            ("nf4 64 plain", 0, 256 + 4 * 8),
+            ("nf4 128 shifted", 4, 256 + 8 * 4),
+            ("nf4 64 1065353216", 0, 256 + 8 + 4 * (1 + 256)),
+            ("fp8 64 plain", 0, 512 + 4 * 8),
+            ("Q4_0", 1, 16 * 18),
+        ] {
+            let open = |form: &str, start: usize, num_bytes: usize| {
+                over(form, Pages::new(&map, start..start + num_bytes), shape, &Device::flex())
+            };
+            let matrix = open(form, start, num_bytes).unwrap();
+            assert_eq!((matrix.dims(), super::form(&matrix)), (shape, Some(form.to_owned())));
+            let parts: usize = matrix.parts().iter().map(|part| part.len()).sum();
+            assert_eq!(parts, num_bytes, "{form}");
+            assert!(open(form, start, num_bytes - 1).is_none() && open(form, start, num_bytes + 1).is_none(), "{form}");
+            assert_eq!(open(form, start + 2, num_bytes).is_none(), form.contains(' '), "{form}: not aligned");
+        }
+        for form in ["nf4 0 plain", "nf4 64 ", "nf5 64 plain", "nf4 64", "Q4_9", ""] {
+            assert!(over(form, Pages::new(&map, 0..256 + 4 * 8), shape, &Device::flex()).is_none(), "{form}");
+        }
+    }
+}

@@ -79,9 +79,11 @@ impl Weights {
         let tensors = config.expected_tensors();
         let sizes = tensors.iter().map(|(name, shape)| storage.tensor_bytes(config, name, shape, true));
         let all = sizes.clone().sum();
-        let unfinished = || tempfile::Builder::new().suffix(UNFINISHED_SUFFIX).tempfile_in(folder);
+        // Others may read it, as any new file.
+        let unfinished =
+            || tempfile::Builder::new().suffix(UNFINISHED_SUFFIX).make_in(folder, |path| File::create_new(path));
         let unfinished = std::fs::create_dir_all(folder).and_then(|()| unfinished()).map_err(cannot_write)?;
-        let mut copy = Copy::new(unfinished.as_file(), &tensors).map_err(cannot_write)?;
+        let mut copy = TensorWriter::new(unfinished.as_file(), &tensors).map_err(cannot_write)?;
         let mut done = 0;
         for ((name, shape), size) in tensors.iter().zip(sizes) {
             let matrix = self.held(name, shape, storage, config)?;
@@ -155,7 +157,7 @@ const ENTRY_BYTES: usize = 400;
 
 /// A safetensors file that is written tensor by tensor. Its header, which needs all their sizes, comes last, into room that
 /// was left at the start.
-struct Copy<'a> {
+struct TensorWriter<'a> {
     file: &'a File,
     room: usize,
     /// Bytes of the tensors so far.
@@ -164,7 +166,7 @@ struct Copy<'a> {
     forms: HashMap<String, String>,
 }
 
-impl<'a> Copy<'a> {
+impl<'a> TensorWriter<'a> {
     fn new(mut file: &'a File, tensors: &[(String, Vec<usize>)]) -> io::Result<Self> {
         let room: usize = tensors.iter().map(|(name, _)| 2 * name.len() + ENTRY_BYTES).sum();
         let room = room.next_multiple_of(ALIGNMENT);
