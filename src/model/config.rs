@@ -32,9 +32,9 @@ section! {
         double_quantization: bool = false => boolean(), OtherAdapter,
             ["bnb_4bit_use_double_quant"], ["double_quant", "nested"];
         /// Where the frozen weights are: "memory", that of the device. "mapped", only on the CPU: in their files, of which two
-        /// blocks, or one and the head, are in memory at a time; codes of other formats, and weights that dtype or quantization
-        /// change, are written to lora-train/weights in the user's cache folder once. "host", for GPUs: blocks in host memory, of which three are
-        /// on the GPU at a time. The numbers are the same.
+        /// blocks, or one and the head, are in memory at a time; bases that are quantised already, and weights that dtype or
+        /// quantization change, are written to lora-train/weights in the user's cache folder once. "host", for GPUs: blocks in
+        /// host memory, of which three are on the GPU at a time. The numbers are the same.
         residency: Residency = Residency::Memory => choice(), None;
         /// "pretrained" reads the weights; "random" makes some from config.json alone, for benchmarks.
         init: Init = Init::Pretrained => choice(), OtherAdapter;
@@ -68,7 +68,7 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Bytes of a tensor of `config`, as far as that says how it is stored.
+    /// Bytes of a tensor of `config` in memory, as far as that says how it is stored.
     #[must_use]
     pub fn tensor_bytes(self, config: &ModelConfig, name: &str, shape: &[usize], on_cpu: bool) -> usize {
         let stored = config.quantisation.as_ref();

@@ -57,8 +57,8 @@ impl Weights {
             return Ok(None);
         }
         let folder = cache_folder().ok_or_else(|| Problem::new("there is no folder for caches").hint(HINT))?;
-        let method = config.quantisation.as_ref().map(|stored| stored.method);
-        let form = format!("{FORMAT_VERSION} {} {storage} {method:?}", env!("CARGO_PKG_VERSION"));
+        let content = (config.quantisation.as_ref().map(|stored| stored.method), config.expected_tensors());
+        let form = format!("{FORMAT_VERSION} {} {storage} {content:?}", env!("CARGO_PKG_VERSION"));
         let key: [u8; 32] = Sha256::new().chain_update(digest).chain_update(form).finalize().into();
         Ok(Some(folder.join("weights").join(hex(&key) + SUFFIX)))
     }

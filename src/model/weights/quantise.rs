@@ -76,9 +76,7 @@ impl Quantisation {
         let scales = if self.is_nested() { nest(&scales, device) } else { plain(scales, device) };
         Ok(Quantised { shape, coding, codes: bytes_tensor(Bytes::from_elems(codes), device), block_len, scales })
     }
-}
 
-impl Quantisation {
     fn is_nested(self) -> bool {
         self.nested && matches!(self.coding, Coding::Nf4 | Coding::Fp4)
     }
