@@ -123,6 +123,7 @@ impl Weights {
         config: &ModelConfig,
         device: &Device,
     ) -> Result<Matrix, Problem> {
+        // The head is in codes only where it is stored so.
         let quantisation = storage.quantisation.filter(|_| name != "lm_head.weight");
         let quantised = match (self, &config.quantisation, quantisation) {
             (Self::Files(files), ..) if storage.residency == Residency::Mapped => {
