@@ -5,9 +5,10 @@ usage: check_gguf_base.py MODEL --converter LLAMA_CPP --ggml LIBRARY [--binary t
 
 llama.cpp's own converter makes an f32, f16 and bf16 file of the Hugging Face folder MODEL; of the first, ggml makes one of
 each quantised type (rows that are no whole blocks get q8_0, as `llama-quantize` has it for the smallest types). transformers
-decodes each file (gguf_file=...) to f32, which are written as safetensors beside MODEL's config.json. lora-train then trains three steps of f32 on both, the
-file without anything beside it: losses, norms of gradients and adapters must be equal to the bit. Rows are texts in several
-languages, whose token ids must be those of MODEL's own tokenizer.json, with and without a chat template around them.
+decodes each file (gguf_file=...) to f32, which are written as safetensors beside MODEL's config.json. lora-train then trains
+three steps of f32 on both, the file without anything beside it, in memory and from disk: losses, norms of gradients and
+adapters must be equal to the bit. Rows are texts in several languages, whose token ids must be those of MODEL's own
+tokenizer.json, with and without a chat template around them.
 LLAMA_CPP is a checkout with convert_hf_to_gguf.py and gguf-py; LIBRARY is a shared library with ggml_quantize_chunk (that of
 xllamacpp from PyPI is one). Prints a line for each file; exit status 1 where one differs.
 """
@@ -16,6 +17,7 @@ import argparse
 import ctypes
 import json
 import logging
+import os
 import pathlib
 import random
 import runpy
@@ -47,6 +49,7 @@ def main() -> None:
     passed = True
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
+        os.environ["LORA_TRAIN_CACHE"] = str(scratch / "cache")
         rows(scratch)
         for kind in args.only:
             folder = scratch / kind
@@ -133,9 +136,9 @@ def compare(args, kind: str, file: pathlib.Path, folder: pathlib.Path) -> bool:
         has_template = (decoded / "chat_template.jinja").exists()
     else:
         has_template = True
-    runs = [train(args, model, folder) for model in (file, decoded)]
+    runs = [train(args, file, folder), train(args, decoded, folder), train(args, file, folder, "model.residency=mapped")]
     losses = [[(step["loss"], step["grad_norm"]) for step in steps] for steps, _ in runs]
-    checks = {"losses": losses[0] == losses[1], "adapters": runs[0][1] == runs[1][1]}
+    checks = {"losses": losses[0] == losses[1] == losses[2], "adapters": runs[0][1] == runs[1][1] == runs[2][1]}
     for name in ["text", "messages"][: 1 + has_template]:
         ids = [inspected(args, model, folder, name) for model in (file, decoded)]
         checks[f"ids of {len(ids[1])} {name} rows"] = ids[0] == ids[1]
@@ -159,10 +162,10 @@ def lora_train(args, *command) -> str:
     return done.stdout
 
 
-def train(args, model: pathlib.Path, folder: pathlib.Path):
+def train(args, model: pathlib.Path, folder: pathlib.Path, *more: str):
     """The figures of the steps, and the adapter."""
     path = recipe(model, folder, "text")
-    lora_train(args, path, *(argument for setting in TRAIN for argument in ("--set", setting)))
+    lora_train(args, path, *(argument for setting in [*TRAIN, *more] for argument in ("--set", setting)))
     out = pathlib.Path(path.read_text().split('"')[1])
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [step for step in steps if "loss" in step], (out / "adapter/adapter_model.safetensors").read_bytes()

@@ -32,9 +32,9 @@ section! {
         double_quantization: bool = false => boolean(), OtherAdapter,
             ["bnb_4bit_use_double_quant"], ["double_quant", "nested"];
         /// Where the frozen weights are: "memory", that of the device. "mapped", only on the CPU: in their files, of which two
-        /// blocks, or one and the head, are in memory at a time; weights that dtype or quantization change are written to
-        /// lora-train/weights in the user's cache folder once. "host", for GPUs: blocks in host memory, of which three are
-        /// on the GPU at a time. The numbers are the same.
+        /// blocks, or one and the head, are in memory at a time; bases that are quantised already, and weights that dtype or
+        /// quantization change, are written to lora-train/weights in the user's cache folder once. "host", for GPUs: blocks in
+        /// host memory, of which three are on the GPU at a time. The numbers are the same.
         residency: Residency = Residency::Memory => choice(), None;
         /// "pretrained" reads the weights; "random" makes some from config.json alone, for benchmarks.
         init: Init = Init::Pretrained => choice(), OtherAdapter;
@@ -68,12 +68,20 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Bytes of a linear layer's matrix `[out_features, in_features]`.
+    /// Bytes of a tensor of `config` in memory, as far as that says how it is stored.
     #[must_use]
-    pub fn matrix_bytes(self, shape: [usize; 2]) -> usize {
-        match self.quantisation {
-            Some(quantisation) => quantisation.num_bytes(shape),
-            None => shape[0] * shape[1] * self.dtype.num_bytes(),
+    pub fn tensor_bytes(self, config: &ModelConfig, name: &str, shape: &[usize], on_cpu: bool) -> usize {
+        let stored = config.quantisation.as_ref();
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let is_whole = !name.starts_with("model.layers.") || stored.is_some_and(|stored| stored.is_whole(module));
+        // A GPU has no kernel for the blocks of GGUF, so they are decoded.
+        let in_blocks = stored.filter(|_| on_cpu).and_then(|stored| stored.blocks.get(name).copied());
+        match (shape, self.quantisation.filter(|_| !is_whole)) {
+            (&[out_features, in_features], quantisation) => in_blocks.unwrap_or_else(|| match quantisation {
+                Some(quantisation) => quantisation.num_bytes([out_features, in_features]),
+                None => out_features * in_features * self.dtype.num_bytes(),
+            }),
+            _ => shape.iter().product::<usize>() * size_of::<f32>(),
         }
     }
 }
@@ -177,10 +185,6 @@ impl ModelOptions {
     /// # Errors
     /// Where the options name another quantisation than the stored one.
     pub fn fit(&self, config: &ModelConfig) -> Result<(), Problem> {
-        if let (Some(stored), Residency::Mapped) = (&config.quantisation, self.residency) {
-            let message = format!("`model.residency` = \"mapped\", but the base is stored as {}", stored.method);
-            return Err(Problem::new(message).hint("leave the key out: codes of a file are read into memory"));
-        }
         let stored = config.quantisation.as_ref().filter(|stored| stored.is_in_codes());
         let (Some(asked), Some(stored)) = (self.quantisation(), stored) else { return Ok(()) };
         let (key, value) = match (stored.method, asked.coding) {

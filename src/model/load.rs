@@ -58,7 +58,7 @@ fn load_all(
     let lm_head = if config.tie_word_embeddings {
         Matrix::Dense(embed_tokens.clone())
     } else {
-        weights.matrix("lm_head.weight", shape, Storage { quantisation: None, ..storage }, config, device)?
+        weights.matrix("lm_head.weight", shape, storage, config, device)?
     };
     let host = (storage.residency == Residency::Host).then(|| Arc::new(HostBlocks::new(device)));
     let block = |layer| {

@@ -16,6 +16,7 @@ mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod float8;
+mod form;
 mod gguf;
 mod kept;
 pub(crate) mod layout;
@@ -95,7 +96,9 @@ impl Weights {
         device: &Device,
     ) -> Result<Tensor<2>, Problem> {
         match (self, storage.residency) {
-            (Self::Files(files), Residency::Mapped) => files.map(name, shape, storage.dtype, device),
+            (Self::Files(files), Residency::Mapped) => {
+                files.map(name, shape, storage.dtype, device).map(|matrix| matrix.dense().into_owned())
+            }
             _ => self.load(name, shape, storage.dtype, device),
         }
     }
@@ -120,12 +123,14 @@ impl Weights {
         config: &ModelConfig,
         device: &Device,
     ) -> Result<Matrix, Problem> {
-        let quantised = match (self, &config.quantisation, storage.quantisation) {
+        // The head is in codes only where it is stored so.
+        let quantisation = storage.quantisation.filter(|_| name != "lm_head.weight");
+        let quantised = match (self, &config.quantisation, quantisation) {
+            (Self::Files(files), ..) if storage.residency == Residency::Mapped => {
+                return files.map(name, shape, storage.dtype, device);
+            }
             (Self::Files(files), Some(stored), _) if files.is_coded(name, &shape) => {
                 return files.stored_matrix(name, shape, stored.method, storage.dtype, device);
-            }
-            (Self::Files(files), None, Some(quantisation)) if storage.residency == Residency::Mapped => {
-                return files.map_codes(name, shape, quantisation, device);
             }
             (Self::Files(files), None, Some(quantisation)) => files.quantise(name, shape, quantisation, device),
             // Those of a GPU travel as numbers: it has no kernel for the blocks of GGUF.

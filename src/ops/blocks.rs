@@ -1,9 +1,9 @@
 //! A frozen matrix as the blocks of a GGUF file: what [`cpu::Blocks`] is to slices, this is to tensors.
 
 use anamnesis::GgufType;
-use burn::tensor::{Device, Int, Tensor};
-use burn_flex::FlexTensor;
+use burn::tensor::{Bytes, Device, Int, Tensor};
 
+use super::host::HostBytes;
 use super::quantised::bytes_tensor;
 use super::{cpu, host};
 
@@ -12,15 +12,16 @@ use super::{cpu, host};
 pub struct Blocks {
     /// `[out_features, in_features]`.
     pub shape: [usize; 2],
-    kind: GgufType,
-    bytes: Tensor<1, Int>,
+    /// The type of the blocks.
+    pub kind: GgufType,
+    pub(super) bytes: Tensor<1, Int>,
 }
 
 impl Blocks {
     /// A matrix whose rows are whole blocks.
     #[must_use]
-    pub fn new(shape: [usize; 2], kind: GgufType, bytes: Vec<u8>) -> Self {
-        Self { shape, kind, bytes: bytes_tensor(burn::tensor::Bytes::from_elems(bytes), &Device::flex()) }
+    pub fn new(shape: [usize; 2], kind: GgufType, bytes: Bytes) -> Self {
+        Self { shape, kind, bytes: bytes_tensor(bytes, &Device::flex()) }
     }
 
     /// Bytes that it takes.
@@ -41,7 +42,7 @@ impl Blocks {
 /// The slices of [`Blocks`] in host memory.
 pub(super) struct HostBlocks {
     kind: GgufType,
-    bytes: FlexTensor,
+    bytes: HostBytes,
 }
 
 impl HostBlocks {
@@ -50,7 +51,6 @@ impl HostBlocks {
     }
 
     pub(super) fn get(&self) -> cpu::Blocks<'_> {
-        let Some(bytes) = self.bytes.as_slice() else { panic!("blocks are bytes") };
-        cpu::Blocks { kind: self.kind, bytes }
+        cpu::Blocks { kind: self.kind, bytes: &self.bytes }
     }
 }

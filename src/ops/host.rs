@@ -3,6 +3,7 @@
 //! Whoever calls these functions is in the arm of [`Place::Cpu`](super::place::Place::Cpu); a tensor that lies elsewhere
 //! is a mistake of this program, and a panic.
 
+use std::cell::RefCell;
 use std::ops::Deref;
 
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
@@ -30,6 +31,35 @@ impl Deref for HostView {
 #[must_use]
 pub fn view<const D: usize>(tensor: &Tensor<D>) -> HostView {
     HostView(contiguous(tensor.clone()))
+}
+
+/// The bytes of a tensor, row by row.
+pub struct HostBytes(FlexTensor);
+
+impl Deref for HostBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let (layout, width) = (self.0.layout(), self.0.dtype().size());
+        &self.0.bytes()[layout.start_offset() * width..][..layout.num_elements() * width]
+    }
+}
+
+impl Matrix {
+    /// The bytes of its tensors, which are in host memory: of codes in the order of [`Quantised::map`].
+    #[must_use]
+    pub fn parts(&self) -> Vec<HostBytes> {
+        match self {
+            Self::Dense(values) => vec![HostBytes(contiguous(values.clone()))],
+            Self::Blocks(values) => vec![bytes(&values.bytes)],
+            Self::Quantised(values) => {
+                let parts = RefCell::new(Vec::new());
+                let add = |part| parts.borrow_mut().push(part);
+                values.map(|floats| add(HostBytes(contiguous(floats.clone()))), |codes| add(bytes(codes)));
+                parts.into_inner()
+            }
+        }
+    }
 }
 
 /// Changes the elements of an `f32` tensor: in place if nothing else holds them.
@@ -106,7 +136,7 @@ pub(super) fn data<const D: usize>(tensor: &Tensor<D>) -> TensorData {
 
 /// [`data`] of a tensor of bytes.
 pub(super) fn byte_data(tensor: &Tensor<1, Int>) -> TensorData {
-    data_of(&bytes(tensor))
+    data_of(&bytes(tensor).0)
 }
 
 fn data_of(flex: &FlexTensor) -> TensorData {
@@ -114,11 +144,11 @@ fn data_of(flex: &FlexTensor) -> TensorData {
 }
 
 /// The elements of a tensor of bytes.
-pub(super) fn bytes(tensor: &Tensor<1, Int>) -> FlexTensor {
+pub(super) fn bytes(tensor: &Tensor<1, Int>) -> HostBytes {
     let Ok(flex) = tensor.clone().try_into_primitive::<Flex>() else {
         panic!("the kernels take tensors in host memory")
     };
-    if flex.is_contiguous() { flex } else { flex.to_contiguous() }
+    HostBytes(if flex.is_contiguous() { flex } else { flex.to_contiguous() })
 }
 
 fn contiguous<const D: usize>(tensor: Tensor<D>) -> FlexTensor {

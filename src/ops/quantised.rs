@@ -1,9 +1,11 @@
 //! A frozen matrix as codes, on any device: what [`cpu::Codes`] is to slices, this is to tensors.
 
+use std::cell::Cell;
+
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
+use super::host::{HostBytes, HostView};
 use super::{cpu, host};
 
 /// The sixteen numbers of a 4-bit `NormalFloat` (Dettmers et al., 2023), in the order of their codes.
@@ -96,6 +98,9 @@ impl std::fmt::Display for Coding {
 }
 
 impl Coding {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Nf4, Self::Fp4, Self::Int4, Self::Int8, Self::Fp8];
+
     /// The numbers of codes of four bits.
     #[must_use]
     pub fn table(self) -> Option<&'static [f32; 16]> {
@@ -108,45 +113,61 @@ impl Coding {
     }
 }
 
-/// The scales of the blocks of a [`Quantised`], `[blocks]`.
-#[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes, one for a matrix")]
-pub enum BlockScales {
-    /// One number for each block.
-    Plain(Tensor<1>),
-    /// One number for each block, and another that is subtracted from what a code stands for.
-    Shifted {
-        /// `[blocks]`.
-        scales: Tensor<1>,
-        /// `[blocks]`.
-        zeros: Tensor<1>,
-    },
-    /// Codes of eight bits, with a scale for every [`cpu::NESTED_LEN`] of them.
-    Nested {
-        /// `[blocks]`, bytes.
-        codes: Tensor<1, Int>,
-        /// The number of each code, `[256]`.
-        table: Tensor<1>,
-        /// `[blocks / 256]`, rounded up.
-        scales: Tensor<1>,
-        /// Added to every scale.
-        offset: f32,
-    },
-}
+/// The scales of the blocks of a [`Quantised`].
+pub type BlockScales<F = Tensor<1>, B = Tensor<1, Int>> = cpu::Scales<F, B>;
 
-/// A frozen matrix `[out_features, in_features]` as codes.
+/// A frozen matrix `[out_features, in_features]` as codes; its parts are floats `F` and bytes `B`.
 #[derive(Clone, Debug)]
-pub struct Quantised {
+pub struct Quantised<F = Tensor<1>, B = Tensor<1, Int>> {
     /// `[out_features, in_features]`.
     pub shape: [usize; 2],
     /// What the codes stand for.
     pub coding: Coding,
     /// The codes as bytes, in the order of the matrix.
-    pub codes: Tensor<1, Int>,
+    pub codes: B,
     /// Numbers that share a scale.
     pub block_len: usize,
     /// The scales.
-    pub scales: BlockScales,
+    pub scales: BlockScales<F, B>,
+}
+
+impl<F, B> Quantised<F, B> {
+    /// The matrix with other parts in the place of its own: floats come before bytes, codes last.
+    pub fn map<'a, G, C>(
+        &'a self,
+        mut floats: impl FnMut(&'a F) -> G,
+        mut bytes: impl FnMut(&'a B) -> C,
+    ) -> Quantised<G, C> {
+        let scales = self.scales.map(&mut floats, &mut bytes);
+        let Self { shape, coding, ref codes, block_len, .. } = *self;
+        Quantised { shape, coding, codes: bytes(codes), block_len, scales }
+    }
+
+    /// The lengths of its parts.
+    #[must_use]
+    pub fn lengths(&self) -> Quantised<usize, usize> {
+        let Self { shape: [out_features, in_features], coding, block_len, .. } = *self;
+        let len = out_features * in_features;
+        let blocks = len.div_ceil(block_len.max(1));
+        let scales = match self.scales {
+            BlockScales::Plain(_) => BlockScales::Plain(blocks),
+            BlockScales::Shifted { .. } => BlockScales::Shifted { scales: blocks, zeros: blocks },
+            BlockScales::Nested { offset, .. } => {
+                BlockScales::Nested { codes: blocks, table: 256, scales: blocks.div_ceil(cpu::NESTED_LEN), offset }
+            }
+        };
+        let codes = if coding.table().is_some() { len.div_ceil(2) } else { len };
+        Quantised { shape: self.shape, coding, codes, block_len, scales }
+    }
+
+    /// Bytes that codes and scales take.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        let sum = Cell::new(0);
+        let add = |num_bytes: usize| sum.set(sum.get() + num_bytes);
+        self.lengths().map(|floats| add(4 * floats), |bytes| add(*bytes));
+        sum.get()
+    }
 }
 
 /// Bytes as a tensor.
@@ -157,19 +178,6 @@ pub fn bytes_tensor(bytes: burn::tensor::Bytes, device: &Device) -> Tensor<1, In
 }
 
 impl Quantised {
-    /// Bytes that codes and scales take.
-    #[must_use]
-    pub fn num_bytes(&self) -> usize {
-        let scales = match &self.scales {
-            BlockScales::Plain(scales) => 4 * scales.dims()[0],
-            BlockScales::Shifted { scales, .. } => 8 * scales.dims()[0],
-            BlockScales::Nested { codes, table, scales, .. } => {
-                codes.dims()[0] + 4 * (table.dims()[0] + scales.dims()[0])
-            }
-        };
-        self.codes.dims()[0] + scales
-    }
-
     /// The numbers of a matrix in host memory.
     #[must_use]
     pub fn to_f32(&self) -> Vec<f32> {
@@ -228,63 +236,21 @@ fn spread(x: &Tensor<1>, times: usize, len: usize) -> Tensor<1> {
     x.clone().reshape([num, 1]).expand([num, times]).reshape([num * times]).narrow(0, 0, len)
 }
 
-/// The slices of a [`Quantised`] in host memory.
-pub(super) struct HostCodes {
-    codes: FlexTensor,
-    scales: HostScales,
-    coding: Coding,
-    block_len: usize,
-    len: usize,
-}
-
-enum HostScales {
-    Plain(host::HostView),
-    Shifted { scales: host::HostView, zeros: host::HostView },
-    Nested { codes: FlexTensor, table: host::HostView, scales: host::HostView, offset: f32 },
-}
+/// A [`Quantised`] in host memory.
+pub(super) type HostCodes = Quantised<HostView, HostBytes>;
 
 impl HostCodes {
     pub(super) fn new(matrix: &Quantised) -> Self {
-        let scales = match &matrix.scales {
-            BlockScales::Plain(scales) => HostScales::Plain(host::view(scales)),
-            BlockScales::Shifted { scales, zeros } => {
-                HostScales::Shifted { scales: host::view(scales), zeros: host::view(zeros) }
-            }
-            BlockScales::Nested { codes, table, scales, offset } => HostScales::Nested {
-                codes: host::bytes(codes),
-                table: host::view(table),
-                scales: host::view(scales),
-                offset: *offset,
-            },
-        };
-        Self {
-            codes: host::bytes(&matrix.codes),
-            scales,
-            coding: matrix.coding,
-            block_len: matrix.block_len,
-            len: matrix.shape[0] * matrix.shape[1],
-        }
+        matrix.map(host::view, host::bytes)
     }
 
     pub(super) fn get(&self) -> cpu::Codes<'_> {
-        let codes = byte_slice(&self.codes);
         let packed = match self.coding.table() {
-            Some(table) => cpu::Packed::Four(codes, table),
-            None if self.coding == Coding::Fp8 => cpu::Packed::Table(codes, &FP8),
-            None => cpu::Packed::Eight(bytemuck::cast_slice(codes)),
+            Some(table) => cpu::Packed::Four(&self.codes, table),
+            None if self.coding == Coding::Fp8 => cpu::Packed::Table(&self.codes, &FP8),
+            None => cpu::Packed::Eight(bytemuck::cast_slice(&self.codes)),
         };
-        let scales = match &self.scales {
-            HostScales::Plain(scales) => cpu::Scales::Plain(scales),
-            HostScales::Shifted { scales, zeros } => cpu::Scales::Shifted { scales, zeros },
-            HostScales::Nested { codes, table, scales, offset } => {
-                cpu::Scales::Nested { codes: byte_slice(codes), table, scales, offset: *offset }
-            }
-        };
-        cpu::Codes { packed, block_len: self.block_len, scales, len: self.len }
+        let scales = self.scales.map(|floats| &**floats, |bytes| &**bytes);
+        cpu::Codes { packed, block_len: self.block_len, scales, len: self.shape[0] * self.shape[1] }
     }
-}
-
-fn byte_slice(tensor: &FlexTensor) -> &[u8] {
-    let Some(bytes) = tensor.as_slice() else { panic!("codes are bytes") };
-    bytes
 }

@@ -7,7 +7,6 @@ use burn::tensor::{DType, Device, Int, StreamId, Tensor, TensorData};
 
 use super::host;
 use super::linear::Matrix;
-use super::quantised::{BlockScales, Quantised};
 
 /// Where the tensors of a matrix in host memory go. It stays where it is, too.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +51,9 @@ impl Matrix {
     pub fn moved(&self, way: Way<'_>) -> Self {
         match self {
             Self::Dense(values) => Self::Dense(way.floats(values)),
-            Self::Quantised(values) => Self::Quantised(Arc::new(values.moved(way))),
+            Self::Quantised(values) => {
+                Self::Quantised(Arc::new(values.map(|floats| way.floats(floats), |bytes| way.bytes(bytes))))
+            }
             Self::Blocks(values) => Self::Blocks(Arc::clone(values)),
         }
     }
@@ -68,31 +69,13 @@ impl Matrix {
     }
 }
 
-impl Quantised {
-    fn moved(&self, way: Way<'_>) -> Self {
-        let scales = match &self.scales {
-            BlockScales::Plain(scales) => BlockScales::Plain(way.floats(scales)),
-            BlockScales::Shifted { scales, zeros } => {
-                BlockScales::Shifted { scales: way.floats(scales), zeros: way.floats(zeros) }
-            }
-            BlockScales::Nested { codes, table, scales, offset } => BlockScales::Nested {
-                codes: way.bytes(codes),
-                table: way.floats(table),
-                scales: way.floats(scales),
-                offset: *offset,
-            },
-        };
-        Self { codes: way.bytes(&self.codes), scales, ..*self }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use burn::tensor::Bytes;
 
     use super::*;
     use crate::ops::quantised::Coding::{self, Int8, Nf4};
-    use crate::ops::quantised::bytes_tensor;
+    use crate::ops::quantised::{BlockScales, Quantised, bytes_tensor};
 
     fn bits(matrix: &Matrix) -> Vec<u8> {
         matrix.dense().into_owned().into_data().as_bytes().to_vec()

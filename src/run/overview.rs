@@ -9,10 +9,10 @@ use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
-use crate::model::weights::{StoredTensor, Weights};
+use crate::model::weights::{StoredTensor, WeightFiles, Weights};
 use crate::model::{ModelOptions, Quantization, Residency};
 use crate::recipe::Recipe;
-use crate::spec::ModelConfig;
+use crate::spec::{Method, ModelConfig};
 use crate::text::with_commas;
 use crate::train::config::GradientCheckpointing;
 use crate::train::precision::Precision;
@@ -87,11 +87,11 @@ pub(crate) fn prepared_warnings(
 fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) -> Fact {
     let precision = recipe.train.precision;
     let storage = recipe.storage(config);
-    let has_blocks =
-        config.and_then(|config| config.quantisation.as_ref()).is_some_and(|stored| !stored.blocks.is_empty());
+    let stored = config.and_then(|config| config.quantisation.as_ref());
+    let has_blocks = stored.is_some_and(|stored| stored.method == Method::Gguf && stored.is_in_codes());
     let storage = match (has_blocks, device.is_gpu()) {
         (false, _) => storage.to_string(),
-        (true, false) => format!("the blocks of the GGUF file, embeddings and head in {storage}"),
+        (true, false) => format!("the blocks of the GGUF file, the rest in {storage}"),
         (true, true) => format!("{storage}, decoded from the GGUF file"),
     };
     let OpenDevice { label, reason, .. } = device;
@@ -113,11 +113,20 @@ fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
 
 /// How the weights are stored.
 pub(crate) fn weights(weights: &Weights, config: Option<&ModelConfig>, recipe: &Recipe) -> String {
-    let files = match weights {
-        Weights::Files(files) => files,
-        Weights::Gguf(file) => return format!("stored as {}", file.types().join(" and ")),
+    let types = match weights {
+        Weights::Files(files) => file_types(files, config),
+        Weights::Gguf(file) => file.types(),
         Weights::Random(_) => return "weights drawn at random".to_owned(),
     };
+    let stored = format!("stored as {}", types.join(" and "));
+    let copy = config.and_then(|config| weights.copy(config, recipe.storage(Some(config))).ok().flatten());
+    let Some(path) = copy else { return stored };
+    let is_new = if path.is_file() { "" } else { ", which is written first" };
+    format!("{stored}; used from {}{is_new}", path.display())
+}
+
+/// The types of the tensors, and what a base that is quantised already is.
+fn file_types(files: &WeightFiles, config: Option<&ModelConfig>) -> Vec<String> {
     let quantised = config.and_then(|config| Some((config, config.quantisation.as_ref()?)));
     let mut types: BTreeSet<String> = match quantised {
         None => files.tensors().values().map(dtype).collect(),
@@ -130,11 +139,7 @@ pub(crate) fn weights(weights: &Weights, config: Option<&ModelConfig>, recipe: &
         }
     };
     types.extend(quantised.map(|(_, stored)| stored.method.to_string()));
-    let stored = format!("stored as {}", types.into_iter().collect::<Vec<_>>().join(" and "));
-    let copy = config.and_then(|config| weights.copy(config, recipe.storage(Some(config))).ok().flatten());
-    let Some(path) = copy else { return stored };
-    let is_new = if path.is_file() { "" } else { ", which is written first" };
-    format!("{stored}; used from {}{is_new}", path.display())
+    types.into_iter().collect()
 }
 
 fn dtype(stored: &StoredTensor) -> String {

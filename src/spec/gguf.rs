@@ -96,9 +96,9 @@ impl ModelConfig {
     }
 }
 
-/// Bytes of the quantised matrices of linear layers.
+/// Bytes of the quantised matrices of linear layers and of the head.
 fn blocks(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
-    let in_blocks = config.expected_tensors().into_iter().filter(|(name, _)| name.starts_with("model.layers."));
+    let in_blocks = config.expected_tensors().into_iter().filter(|(name, _)| name != "model.embed_tokens.weight");
     let sizes = in_blocks.filter_map(|(name, _)| {
         let tensor = file.tensors().get(&tensor_name(&name)?)?;
         tensor.kind.is_quantized().then_some((name, tensor.num_bytes()))

@@ -14,7 +14,7 @@ pub struct StoredQuantisation {
     pub method: Method,
     /// Modules that are stored whole, by name, or by the start or the end of it.
     pub whole: Vec<String>,
-    /// Bytes of the matrices that are blocks in a GGUF file, by name.
+    /// Bytes of the matrices that are blocks in a GGUF file, by name; but for the embedding, which is decoded.
     #[serde(skip)]
     pub blocks: BTreeMap<String, usize>,
 }
@@ -88,7 +88,7 @@ impl StoredQuantisation {
     /// Whether matrices are stored as codes; those of a GGUF file may be numbers.
     #[must_use]
     pub fn is_in_codes(&self) -> bool {
-        self.method != Method::Gguf || !self.blocks.is_empty()
+        self.method != Method::Gguf || self.blocks.keys().any(|name| name.starts_with("model.layers."))
     }
 
     /// Whether config.json says that a module is stored whole. What the files hold decides; this is for estimates.

@@ -17,25 +17,14 @@ struct Sizes {
 impl Workload<'_> {
     fn sizes(&self) -> Sizes {
         let mut sizes = Sizes { vectors: 0, block: 0, head: 0, embedding: 0 };
-        let stored = self.config.quantisation.as_ref();
-        let is_whole = |name: &str| {
-            let module = name.strip_suffix(".weight").unwrap_or(name);
-            stored.is_some_and(|stored| stored.is_whole(module))
-        };
-        // A GPU has no kernel for the blocks of GGUF, so they are decoded.
-        let in_blocks = |name: &str| stored.filter(|_| self.on_cpu)?.blocks.get(name).copied();
         for (name, shape) in self.config.expected_tensors() {
-            let numbers: usize = shape.iter().product();
-            match shape[..] {
-                [out_features, in_features] if name.starts_with("model.layers.") => {
-                    let storage = if is_whole(&name) { self.storage.dtype.into() } else { self.storage };
-                    sizes.block +=
-                        in_blocks(&name).unwrap_or_else(|| storage.matrix_bytes([out_features, in_features]));
-                }
-                [_] => sizes.vectors += numbers * size_of::<f32>(),
-                _ if name == "lm_head.weight" => sizes.head = numbers * self.storage.dtype.num_bytes(),
-                _ => sizes.embedding = numbers * self.storage.dtype.num_bytes(),
-            }
+            let part = match shape.len() {
+                1 => &mut sizes.vectors,
+                _ if name.starts_with("model.layers.") => &mut sizes.block,
+                _ if name == "lm_head.weight" => &mut sizes.head,
+                _ => &mut sizes.embedding,
+            };
+            *part += self.storage.tensor_bytes(self.config, &name, &shape, self.on_cpu);
         }
         sizes.block /= self.config.num_hidden_layers.max(1);
         sizes

@@ -163,9 +163,8 @@ fn suggestions(
     let is_whole = workload.storage.quantisation.is_none() && workload.config.quantisation.is_none();
     let nf4 = is_whole.then_some(Storage { quantisation: Some(nf4), ..workload.storage });
     let (residency, name) = if workload.on_cpu { (Residency::Mapped, "mapped") } else { (Residency::Host, "host") };
-    let can_leave = residency == Residency::Host || workload.config.quantisation.is_none();
-    let elsewhere = (can_leave && workload.storage.residency == Residency::Memory)
-        .then_some(Storage { residency, ..workload.storage });
+    let is_in_memory = workload.storage.residency == Residency::Memory;
+    let elsewhere = is_in_memory.then_some(Storage { residency, ..workload.storage });
     // Fewer bits change the model, and disks and buses are slow: both come last, and only where nothing else fits.
     let storages = [Some(workload.storage), bf16, nf4, elsewhere];
     let (mut found, mut seen) = (Vec::new(), Vec::new());

@@ -44,16 +44,6 @@ pub fn into_buffer(source: &[u8], from: Dtype, to: Dtype) -> Result<Bytes, Overf
     buffer(source.len() / from.num_bytes(), to, |target| fill(source, from, target, to))
 }
 
-/// Converts little-endian numbers of type `from` to little-endian numbers of type `to`.
-///
-/// # Errors
-/// As [`into_buffer`].
-pub(super) fn converted(source: &[u8], from: Dtype, to: Dtype) -> Result<Vec<u8>, Overflow> {
-    let mut target = vec![0; source.len() / from.num_bytes() * to.num_bytes()];
-    fill(source, from, &mut target, to)?;
-    Ok(target)
-}
-
 /// A new buffer of numbers of type `to`. `block` writes them as `f32`, starting at the element that it gets.
 ///
 /// # Errors
@@ -76,7 +66,9 @@ pub fn to_f32(source: &[u8], from: Dtype) -> Vec<f32> {
 /// # Errors
 /// Where a number is too large for `to`, which only happens with `f16`.
 pub fn from_f32(source: &[f32], to: Dtype) -> Result<Vec<u8>, Overflow> {
-    converted(bytemuck::cast_slice(source), Dtype::F32, to)
+    let mut target = vec![0; source.len() * to.num_bytes()];
+    fill(bytemuck::cast_slice(source), Dtype::F32, &mut target, to)?;
+    Ok(target)
 }
 
 /// A buffer aligned for its type. A zeroed vector of this size is fresh system pages: nothing is written twice.

@@ -163,11 +163,6 @@ impl WeightFiles {
         digest(self.shard_names().zip(self.shards.iter().map(|shard| &shard.map[..])))
     }
 
-    /// The folder of the files.
-    pub(super) fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     /// Names of the files, sorted.
     pub fn shard_names(&self) -> impl Iterator<Item = &str> {
         self.shards.iter().filter_map(|shard| shard.path.file_name()?.to_str())

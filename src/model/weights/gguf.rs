@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::convert;
@@ -113,7 +113,7 @@ impl GgufWeights {
             to.copy_from_slice(&rows.bytes[rows.place(row) * row_bytes..][..row_bytes]);
         });
         self.file.release(tensor);
-        Ok(Some(Blocks::new(shape, tensor.kind, bytes)))
+        Ok(Some(Blocks::new(shape, tensor.kind, Bytes::from_elems(bytes))))
     }
 
     /// One matrix, quantised while it is read.

@@ -2,21 +2,17 @@
 //! have another form.
 
 use std::borrow::Cow;
-use std::cell::Cell;
+use std::collections::HashMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use burn::tensor::{Device, Tensor};
-use safetensors::View;
+use burn::tensor::Device;
+use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest as _, Sha256};
 
-use super::convert;
-use super::files::overflow;
-use super::quantise::Quantisation;
-use super::{Residency, Storage, StoredTensor, WeightFiles, Weights};
+use super::{Residency, Storage, StoredTensor, WeightFiles, Weights, convert, form};
 use crate::data::cache::{MAX_CACHE_BYTES, UNFINISHED_SUFFIX, hex, tidy};
 use crate::device::Dtype;
 use crate::files::{CACHE_VARIABLE, cache_folder};
@@ -26,11 +22,11 @@ use crate::spec::ModelConfig;
 
 const SUFFIX: &str = ".safetensors";
 /// Increase this with every change to what is in a file.
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
 
 impl Weights {
     /// Weights that `storage` can use where they are: these, or those of the [copy](Self::copy), which is written where it is
-    /// not there. While it is written, `on_bytes` is called with the size of what is there and of all.
+    /// not there. While it is written, `on_bytes` is called with the size of what is there and of all, as planned.
     ///
     /// # Errors
     /// Where the copy cannot be written, or a number does not fit the form.
@@ -40,12 +36,10 @@ impl Weights {
         storage: Storage,
         on_bytes: &dyn Fn(usize, usize),
     ) -> Result<Cow<'_, Self>, Problem> {
-        let (Self::Files(files), Some(path)) = (self, self.copy(config, storage)?) else {
-            return Ok(Cow::Borrowed(self));
-        };
+        let Some(path) = self.copy(config, storage)? else { return Ok(Cow::Borrowed(self)) };
         // A damaged copy is made again.
         let opened = WeightFiles::open_file(path.clone()).or_else(|_| {
-            files.write_in_form(config, storage, &path, on_bytes)?;
+            self.write_in_form(config, storage, &path, on_bytes)?;
             WeightFiles::open_file(path.clone())
         })?;
         // A failure is ignored: only `tidy` uses the time.
@@ -58,24 +52,70 @@ impl Weights {
     /// # Errors
     /// Where there is no cache folder.
     pub fn copy(&self, config: &ModelConfig, storage: Storage) -> Result<Option<PathBuf>, Problem> {
-        match self {
-            Self::Files(files) if storage.residency == Residency::Mapped && !files.are_in_form(config, storage) => {
-                let folder = cache_folder().ok_or_else(|| Problem::new("there is no folder for caches").hint(HINT))?;
-                Ok(Some(folder.join("weights").join(hex(&key(files, storage)) + SUFFIX)))
+        let Some(digest) = self.digest().filter(|_| storage.residency == Residency::Mapped) else { return Ok(None) };
+        if matches!(self, Self::Files(files) if files.are_in_form(config, storage)) {
+            return Ok(None);
+        }
+        let folder = cache_folder().ok_or_else(|| Problem::new("there is no folder for caches").hint(HINT))?;
+        let content = (config.quantisation.as_ref().map(|stored| stored.method), config.expected_tensors());
+        let form = format!("{FORMAT_VERSION} {} {storage} {content:?}", env!("CARGO_PKG_VERSION"));
+        let key: [u8; 32] = Sha256::new().chain_update(digest).chain_update(form).finalize().into();
+        Ok(Some(folder.join("weights").join(hex(&key) + SUFFIX)))
+    }
+
+    /// Writes the file whole or not at all; two processes may do so at once.
+    fn write_in_form(
+        &self,
+        config: &ModelConfig,
+        storage: Storage,
+        path: &Path,
+        on_bytes: &dyn Fn(usize, usize),
+    ) -> Result<(), Problem> {
+        let cannot_write = |error: io::Error| {
+            let problem = Problem::new(format!("cannot write {}: {error}", path.display()));
+            problem.hint(format!("{CACHE_VARIABLE} names another folder. {HINT}"))
+        };
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let tensors = config.expected_tensors();
+        let sizes = tensors.iter().map(|(name, shape)| storage.tensor_bytes(config, name, shape, true));
+        let all = sizes.clone().sum();
+        // Others may read it, as any new file.
+        let unfinished =
+            || tempfile::Builder::new().suffix(UNFINISHED_SUFFIX).make_in(folder, |path| File::create_new(path));
+        let unfinished = std::fs::create_dir_all(folder).and_then(|()| unfinished()).map_err(cannot_write)?;
+        let mut copy = TensorWriter::new(unfinished.as_file(), &tensors).map_err(cannot_write)?;
+        let mut done = 0;
+        for ((name, shape), size) in tensors.iter().zip(sizes) {
+            let matrix = self.held(name, shape, storage, config)?;
+            let dtype = if shape.len() == 2 { storage.dtype } else { Dtype::F32 };
+            copy.add(name, dtype, shape, &matrix).map_err(cannot_write)?;
+            done += size;
+            on_bytes(done, all);
+        }
+        copy.finish().map_err(cannot_write)?;
+        unfinished.persist(path).map_err(|error| cannot_write(error.error))?;
+        tidy(folder, SUFFIX, MAX_CACHE_BYTES, path);
+        Ok(())
+    }
+
+    /// A tensor as the model holds it in memory; a vector as a row.
+    fn held(&self, name: &str, shape: &[usize], storage: Storage, config: &ModelConfig) -> Result<Matrix, Problem> {
+        let (storage, device) = (Storage { residency: Residency::Memory, ..storage }, &Device::flex());
+        match *shape {
+            [rows, columns] if name == "model.embed_tokens.weight" => {
+                self.table(name, [rows, columns], storage, device).map(Matrix::Dense)
             }
-            _ => Ok(None),
+            [rows, columns] => self.matrix(name, [rows, columns], storage, config, device),
+            _ => {
+                let len = shape.iter().product();
+                Ok(Matrix::Dense(self.load(name, [len], Dtype::F32, device)?.reshape([1, len])))
+            }
         }
     }
 }
 
 const HINT: &str = "`model.residency` = \"mapped\" keeps weights there in the form that they are used in; a `model.dtype` that is \
                     the type of the files, and no quantisation, needs no copy";
-
-/// What decides the content of a file.
-fn key(files: &WeightFiles, storage: Storage) -> [u8; 32] {
-    let form = format!("{FORMAT_VERSION} {} {storage}", env!("CARGO_PKG_VERSION"));
-    Sha256::new().chain_update(files.digest()).chain_update(form).finalize().into()
-}
 
 impl WeightFiles {
     fn are_in_form(&self, config: &ModelConfig, storage: Storage) -> bool {
@@ -91,177 +131,85 @@ impl WeightFiles {
         stored.float_dtype() == Some(dtype) && self.pages(stored).is_aligned(dtype)
     }
 
-    /// One matrix over the pages of its file.
+    /// One matrix over the pages of its file: as numbers of `dtype`, or in the form that a copy says.
     ///
     /// # Errors
     /// Where the tensor is missing, has another shape, or is not in that form.
-    pub(super) fn map(
-        &self,
-        name: &str,
-        shape: [usize; 2],
-        dtype: Dtype,
-        device: &Device,
-    ) -> Result<Tensor<2>, Problem> {
+    pub(super) fn map(&self, name: &str, shape: [usize; 2], dtype: Dtype, device: &Device) -> Result<Matrix, Problem> {
+        let unusable = |form: &str| self.mismatch(&[format!("`{name}` cannot be used as {form} where it lies")]);
+        let copied = self.tensors().get(name).filter(|stored| stored.dtype == safetensors::Dtype::U8);
+        let form = copied.and_then(|stored| Some((stored, self.shard_metadata(stored.shard)?.get(name)?)));
+        if let Some((stored, form)) = form {
+            return form::over(form, self.pages(stored), shape, device).ok_or_else(|| unusable(form));
+        }
         let (stored, _) = self.find(name, &shape)?;
         if !self.has_numbers(stored, dtype) {
-            return Err(self.mismatch(&[format!("`{name}` cannot be used as {dtype} where it lies")]));
+            return Err(unusable(dtype.name()));
         }
-        Ok(self.pages(stored).tensor(shape, dtype, device))
-    }
-
-    /// One quantised matrix over the pages of a file of the cache folder.
-    ///
-    /// # Errors
-    /// Where the codes are missing or damaged.
-    pub(super) fn map_codes(
-        &self,
-        name: &str,
-        shape: [usize; 2],
-        quantisation: Quantisation,
-        device: &Device,
-    ) -> Result<Matrix, Problem> {
-        let pages = self.tensors().get(name).map(|stored| self.pages(stored));
-        let pages = pages.filter(|pages| pages.as_ref().len() == quantisation.num_kept_bytes(shape));
-        let pages = pages.filter(|pages| pages.is_aligned(Dtype::F32));
-        let pages = pages.ok_or_else(|| self.mismatch(&[format!("`{name}` is not {quantisation}")]))?;
-        Ok(Matrix::Quantised(Arc::new(quantisation.over(pages, shape, device))))
-    }
-
-    /// Writes the file whole or not at all; two processes may do so at once.
-    fn write_in_form(
-        &self,
-        config: &ModelConfig,
-        storage: Storage,
-        path: &Path,
-        on_bytes: &dyn Fn(usize, usize),
-    ) -> Result<(), Problem> {
-        let folder = path.parent().unwrap_or(Path::new(""));
-        let (failure, done, all) = (OnceLock::new(), Cell::new(0), Cell::new(0));
-        let on_tensor = |num_bytes: usize| {
-            done.set(done.get() + num_bytes);
-            on_bytes(done.get(), all.get());
-        };
-        let kept = |(name, shape): (String, Vec<usize>)| {
-            let form = Form::of(&name, &shape, storage);
-            let (stored, from) = self.find(&name, &shape)?;
-            let shape = form.shape(stored);
-            Ok((
-                name.clone(),
-                Kept { files: self, stored, from, name, form, shape, failure: &failure, on_tensor: &on_tensor },
-            ))
-        };
-        let tensors: Result<Vec<_>, Problem> = config.expected_tensors().into_iter().map(kept).collect();
-        let tensors = tensors?;
-        all.set(tensors.iter().map(|(_, kept)| kept.data_len()).sum());
-        let write = || -> io::Result<()> {
-            std::fs::create_dir_all(folder)?;
-            // safetensors writes a file of its own name beside the one that it gets.
-            let unfinished = tempfile::Builder::new().suffix(UNFINISHED_SUFFIX).tempdir_in(folder)?;
-            let file = unfinished.path().join("weights");
-            safetensors::serialize_to_file(tensors, None, &file).map_err(io::Error::other)?;
-            File::open(&file)?.sync_all()?;
-            if failure.get().is_none() {
-                std::fs::rename(file, path)?;
-                tidy(folder, SUFFIX, MAX_CACHE_BYTES, path);
-            }
-            Ok(())
-        };
-        let written = write().map_err(|error| {
-            let problem = Problem::new(format!("cannot write {}: {error}", path.display()));
-            problem.hint(format!("{CACHE_VARIABLE} names another folder. {HINT}"))
-        });
-        failure.get().cloned().map_or(written, Err)
+        Ok(Matrix::Dense(self.pages(stored).tensor(shape, dtype, device)))
     }
 }
 
-/// What becomes of a tensor.
-#[derive(Clone, Copy, Debug)]
-enum Form {
-    AsStored,
-    Numbers(Dtype),
-    Codes(Quantisation, [usize; 2]),
+/// Tensors start at multiples of this.
+const ALIGNMENT: usize = 64;
+/// Most bytes that the header has of a tensor and of the gap behind it, beside two names.
+const ENTRY_BYTES: usize = 400;
+
+/// A safetensors file that is written tensor by tensor. Its header, which needs all their sizes, comes last, into room that
+/// was left at the start.
+struct TensorWriter<'a> {
+    file: &'a File,
+    room: usize,
+    /// Bytes of the tensors so far.
+    end: usize,
+    tensors: Vec<(String, TensorInfo)>,
+    forms: HashMap<String, String>,
 }
 
-impl Form {
-    fn of(name: &str, shape: &[usize], storage: Storage) -> Self {
-        match (shape, storage.quantisation) {
-            (&[out_features, in_features], Some(quantisation)) if name.starts_with("model.layers.") => {
-                Self::Codes(quantisation, [out_features, in_features])
+impl<'a> TensorWriter<'a> {
+    fn new(mut file: &'a File, tensors: &[(String, Vec<usize>)]) -> io::Result<Self> {
+        let room: usize = tensors.iter().map(|(name, _)| 2 * name.len() + ENTRY_BYTES).sum();
+        let room = room.next_multiple_of(ALIGNMENT);
+        file.seek(SeekFrom::Start(room as u64))?;
+        Ok(Self { file, room, end: 0, tensors: Vec::new(), forms: HashMap::new() })
+    }
+
+    /// Adds a matrix, or numbers of `dtype` in any shape.
+    fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize], matrix: &Matrix) -> io::Result<()> {
+        let start = self.end;
+        matrix.parts().into_iter().try_for_each(|part| self.write(&part))?;
+        match form::form(matrix) {
+            None => self.describe(name, convert::stored_dtype(dtype), shape.to_vec(), start),
+            Some(form) => {
+                self.forms.insert(name.to_owned(), form);
+                self.describe(name, safetensors::Dtype::U8, vec![self.end - start], start);
             }
-            ([_, _], _) => Self::Numbers(storage.dtype),
-            _ => Self::AsStored,
         }
-    }
-
-    fn shape(self, stored: &StoredTensor) -> Vec<usize> {
-        match self {
-            Self::Codes(quantisation, shape) => vec![quantisation.num_kept_bytes(shape)],
-            Self::AsStored | Self::Numbers(_) => stored.shape.clone(),
+        let (start, gap) = (self.end, self.end.next_multiple_of(ALIGNMENT) - self.end);
+        if gap > 0 {
+            self.write(&vec![0; gap])?;
+            self.describe(&format!("gap.{start}"), safetensors::Dtype::U8, vec![gap], start);
         }
-    }
-}
-
-/// A tensor as safetensors writes it, which knows no failure. Its content exists only while it is written.
-struct Kept<'a> {
-    files: &'a WeightFiles,
-    stored: &'a StoredTensor,
-    from: Dtype,
-    name: String,
-    form: Form,
-    shape: Vec<usize>,
-    failure: &'a OnceLock<Problem>,
-    /// Called with its size when its content is there.
-    on_tensor: &'a dyn Fn(usize),
-}
-
-impl Kept<'_> {
-    fn bytes(&self) -> Result<Vec<u8>, Problem> {
-        let source = self.files.bytes(self.stored);
-        let bytes = match self.form {
-            Form::AsStored => Ok(source.to_vec()),
-            Form::Numbers(to) => {
-                convert::converted(source, self.from, to).map_err(|_| overflow(self.files.folder(), &self.name, to))
-            }
-            Form::Codes(quantisation, shape) => {
-                let quantised = self.files.quantise(&self.name, shape, quantisation, &Device::flex());
-                quantised.map(|quantised| quantisation.kept_bytes(&quantised))
-            }
-        };
-        self.files.release(self.stored);
-        bytes
-    }
-}
-
-impl View for Kept<'_> {
-    fn dtype(&self) -> safetensors::Dtype {
-        match self.form {
-            Form::AsStored => self.stored.dtype,
-            Form::Numbers(dtype) => convert::stored_dtype(dtype),
-            Form::Codes(..) => safetensors::Dtype::U8,
-        }
+        Ok(())
     }
 
-    fn shape(&self) -> &[usize] {
-        &self.shape
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.end += bytes.len();
+        self.file.write_all(bytes)
     }
 
-    fn data(&self) -> Cow<'_, [u8]> {
-        let bytes = self.bytes().unwrap_or_else(|problem| {
-            // The first problem is reported, and the file is not kept.
-            drop(self.failure.set(problem));
-            vec![0; self.data_len()]
-        });
-        (self.on_tensor)(bytes.len());
-        Cow::Owned(bytes)
+    fn describe(&mut self, name: &str, dtype: safetensors::Dtype, shape: Vec<usize>, start: usize) {
+        self.tensors.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, self.end) }));
     }
 
-    fn data_len(&self) -> usize {
-        let width = match self.form {
-            Form::AsStored => self.from.num_bytes(),
-            Form::Numbers(dtype) => dtype.num_bytes(),
-            Form::Codes(..) => 1,
-        };
-        width * self.shape.iter().product::<usize>()
+    fn finish(mut self) -> io::Result<()> {
+        let header = Metadata::new(Some(self.forms), self.tensors).map_err(io::Error::other)?;
+        let mut header = serde_json::to_vec(&header)?;
+        header.resize(self.room - size_of::<u64>(), b' ');
+        self.file.rewind()?;
+        self.file.write_all(&(header.len() as u64).to_le_bytes())?;
+        self.file.write_all(&header)?;
+        self.file.sync_all()
     }
 }
 
@@ -270,6 +218,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::model::weights::Quantisation;
     use crate::model::weights::fixture::{self, tiny_config};
     use crate::ops::quantised::Coding;
 
@@ -283,7 +232,7 @@ mod tests {
         let path = folder.path().join("kept/a.safetensors");
         let reported = RefCell::new(Vec::new());
         let on_bytes = |done, all| reported.borrow_mut().push((done, all));
-        files.write_in_form(&tiny_config(), storage, &path, &on_bytes).unwrap();
+        Weights::Files(files).write_in_form(&tiny_config(), storage, &path, &on_bytes).unwrap();
         let (reported, all) = (reported.into_inner(), WeightFiles::open_file(path).unwrap().num_bytes());
         assert_eq!((reported.len(), reported.last()), (tiny_config().expected_tensors().len(), Some(&(all, all))));
         assert!(reported.is_sorted_by(|a, b| a.0 < b.0 && b.1 == all), "{reported:?}");

@@ -1,11 +1,9 @@
 //! Quantises a matrix while it is read, block by block, to the codes of bitsandbytes.
 
-use burn::tensor::{Bytes, Device, Int, Tensor, TensorData, f16};
+use burn::tensor::{Bytes, Device, Tensor, TensorData, f16};
 use rayon::prelude::*;
 
 use super::convert::{BLOCK_ELEMENTS, Overflow};
-use super::pages::Pages;
-use crate::device::Dtype;
 use crate::ops::cpu::NESTED_LEN;
 use crate::ops::host;
 use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
@@ -24,8 +22,7 @@ pub struct Quantisation {
 
 impl std::fmt::Display for Quantisation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let is_nested = self.nested && self.coding != Coding::Int8;
-        write!(f, "{}{}", self.coding, if is_nested { " with quantised scales" } else { "" })
+        write!(f, "{}{}", self.coding, if self.is_nested() { " with quantised scales" } else { "" })
     }
 }
 
@@ -35,16 +32,18 @@ impl Quantisation {
 
     /// Bytes of a matrix `[out_features, in_features]`, scales included.
     #[must_use]
-    pub fn num_bytes(self, [out_features, in_features]: [usize; 2]) -> usize {
-        let len = out_features * in_features;
-        let blocks = len.div_ceil(Quantisation::BLOCK_LEN);
-        match (self.coding, self.nested) {
-            (Coding::Int8, _) => len + 4 * out_features,
-            (Coding::Fp8, _) => len + 4 * out_features * in_features.div_ceil(GROUP_LEN),
-            (Coding::Int4, _) => len / 2 + 8 * out_features * in_features.div_ceil(GROUP_LEN),
-            (_, false) => len.div_ceil(2) + 4 * blocks,
-            (_, true) => len.div_ceil(2) + blocks + 4 * (blocks.div_ceil(NESTED_LEN) + 256),
-        }
+    pub fn num_bytes(self, shape: [usize; 2]) -> usize {
+        let block_len = match self.coding {
+            Coding::Int8 => shape[1],
+            Coding::Fp8 | Coding::Int4 => GROUP_LEN,
+            Coding::Nf4 | Coding::Fp4 => Self::BLOCK_LEN,
+        };
+        let scales = match self.coding {
+            Coding::Int4 => BlockScales::Shifted { scales: (), zeros: () },
+            _ if self.is_nested() => BlockScales::Nested { codes: (), table: (), scales: (), offset: 0.0 },
+            _ => BlockScales::Plain(()),
+        };
+        Quantised { shape, coding: self.coding, codes: (), block_len, scales }.num_bytes()
     }
 
     /// Quantises a matrix `[out_features, in_features]`. `fill` writes at most 2,048 of its numbers, starting
@@ -77,55 +76,9 @@ impl Quantisation {
         let scales = if self.is_nested() { nest(&scales, device) } else { plain(scales, device) };
         Ok(Quantised { shape, coding, codes: bytes_tensor(Bytes::from_elems(codes), device), block_len, scales })
     }
-}
-
-/// A matrix in a file of the cache folder is padded to a multiple of this, so that the next one starts aligned.
-const KEPT_ALIGNMENT: usize = 64;
-
-impl Quantisation {
-    /// Bytes of a matrix in a file of the cache folder.
-    pub(super) fn num_kept_bytes(self, shape: [usize; 2]) -> usize {
-        let offset = if self.is_nested() { size_of::<f32>() } else { 0 };
-        (self.num_bytes(shape) + offset).next_multiple_of(KEPT_ALIGNMENT)
-    }
-
-    /// The bytes of a matrix in a file of the cache folder: the numbers of its scales, then codes.
-    pub(super) fn kept_bytes(self, matrix: &Quantised) -> Vec<u8> {
-        let floats = |numbers: &Tensor<1>| numbers.to_data().as_bytes().to_vec();
-        let bytes = |codes: &Tensor<1, Int>| codes.to_data().as_bytes().to_vec();
-        let mut kept = match &matrix.scales {
-            BlockScales::Plain(scales) | BlockScales::Shifted { scales, .. } => floats(scales),
-            BlockScales::Nested { codes, table, scales, offset } => {
-                [floats(table), floats(scales), offset.to_le_bytes().to_vec(), bytes(codes)].concat()
-            }
-        };
-        kept.extend(bytes(&matrix.codes));
-        kept.resize(self.num_kept_bytes(matrix.shape), 0);
-        kept
-    }
-
-    /// The matrix of [`kept_bytes`](Self::kept_bytes), over the pages of the file.
-    pub(super) fn over(self, mut pages: Pages, shape: [usize; 2], device: &Device) -> Quantised {
-        let len = shape[0] * shape[1];
-        let (block_len, num_codes) =
-            if self.coding == Coding::Int8 { (shape[1], len) } else { (Self::BLOCK_LEN, len.div_ceil(2)) };
-        let num_blocks = len.div_ceil(block_len);
-        let floats = |pages: &mut Pages, len: usize| pages.take(4 * len).tensor([len], Dtype::F32, device);
-        let bytes = |pages: &mut Pages, len: usize| bytes_tensor(pages.take(len).shared(), device);
-        let scales = if self.is_nested() {
-            let table = floats(&mut pages, 256);
-            let scales = floats(&mut pages, num_blocks.div_ceil(NESTED_LEN));
-            let offset = pages.take(size_of::<f32>());
-            let offset = offset.as_ref().try_into().map_or(f32::NAN, f32::from_le_bytes);
-            BlockScales::Nested { codes: bytes(&mut pages, num_blocks), table, scales, offset }
-        } else {
-            BlockScales::Plain(floats(&mut pages, num_blocks))
-        };
-        Quantised { shape, coding: self.coding, codes: bytes(&mut pages, num_codes), block_len, scales }
-    }
 
     fn is_nested(self) -> bool {
-        self.nested && self.coding != Coding::Int8
+        self.nested && matches!(self.coding, Coding::Nf4 | Coding::Fp4)
     }
 }
 
@@ -263,11 +216,15 @@ fn dynamic_table() -> [f32; 256] {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use burn::tensor::Int;
     use safetensors::SafeTensors;
 
     use super::*;
     use crate::device::Dtype;
     use crate::model::weights::convert;
+    use crate::ops::linear::Matrix;
 
     const SHAPE: [usize; 2] = [70, 257];
     const KINDS: [(&str, Coding); 3] = [("nf4", Coding::Nf4), ("fp4", Coding::Fp4), ("int8", Coding::Int8)];
@@ -279,7 +236,7 @@ mod tests {
         Quantisation { coding, nested }.quantise(SHAPE, &Device::flex(), fill).unwrap()
     }
 
-    fn bytes(codes: &Tensor<1, burn::tensor::Int>) -> Vec<u8> {
+    fn bytes(codes: &Tensor<1, Int>) -> Vec<u8> {
         codes.to_data().try_to_vec().unwrap()
     }
 
@@ -324,7 +281,13 @@ mod tests {
         for (name, coding) in KINDS {
             for nested in [false, true] {
                 let found = quantised(&weight, coding, nested);
-                assert_eq!(found.num_bytes(), Quantisation { coding, nested }.num_bytes(SHAPE), "{name}");
+                let parts = Matrix::Quantised(Arc::new(found.clone())).parts();
+                let num_bytes = parts.iter().map(|part| part.len()).sum::<usize>();
+                assert_eq!(
+                    [found.num_bytes(), Quantisation { coding, nested }.num_bytes(SHAPE)],
+                    [num_bytes; 2],
+                    "{name}"
+                );
                 let decoded: Vec<f32> = found.decoded().into_data().try_to_vec().unwrap();
                 assert!(decoded.iter().all(|x| x.abs() < 1e-6), "{name}: zeros");
             }

@@ -13,7 +13,7 @@ pub struct Codes<'a> {
     /// Numbers that share a scale.
     pub block_len: usize,
     /// The scale of every block; the last block may be shorter.
-    pub scales: Scales<'a>,
+    pub scales: Scales<&'a [f32], &'a [u8]>,
     /// Numbers of the matrix.
     pub len: usize,
 }
@@ -29,26 +29,26 @@ pub enum Packed<'a> {
     Table(&'a [u8], &'a [f32; 256]),
 }
 
-/// The scales of the blocks.
+/// The scales of the blocks, as floats `F` and bytes `B`.
 #[derive(Clone, Copy, Debug)]
-pub enum Scales<'a> {
+pub enum Scales<F, B> {
     /// One number for each block.
-    Plain(&'a [f32]),
-    /// A zero for each block, too; elsewhere it is 0.
+    Plain(F),
+    /// A zero for each block, too, which is subtracted from what a code stands for; elsewhere it is 0.
     Shifted {
         /// One for each block.
-        scales: &'a [f32],
+        scales: F,
         /// One for each block.
-        zeros: &'a [f32],
+        zeros: F,
     },
     /// The scales are codes themselves: `table[code] * scale of 256 blocks + offset`.
     Nested {
         /// One for each block.
-        codes: &'a [u8],
+        codes: B,
         /// 256 numbers.
-        table: &'a [f32],
-        /// One for every [`NESTED_LEN`] blocks.
-        scales: &'a [f32],
+        table: F,
+        /// One for every [`NESTED_LEN`] blocks, rounded up.
+        scales: F,
         /// Added to every scale.
         offset: f32,
     },
@@ -71,7 +71,25 @@ impl Scale {
     }
 }
 
-impl Scales<'_> {
+impl<F, B> Scales<F, B> {
+    /// The scales with other parts in the place of theirs; floats come first.
+    pub fn map<'a, G, C>(
+        &'a self,
+        mut floats: impl FnMut(&'a F) -> G,
+        mut bytes: impl FnMut(&'a B) -> C,
+    ) -> Scales<G, C> {
+        match self {
+            Self::Plain(scales) => Scales::Plain(floats(scales)),
+            Self::Shifted { scales, zeros } => Scales::Shifted { scales: floats(scales), zeros: floats(zeros) },
+            Self::Nested { codes, table, scales, offset } => {
+                let (table, scales) = (floats(table), floats(scales));
+                Scales::Nested { codes: bytes(codes), table, scales, offset: *offset }
+            }
+        }
+    }
+}
+
+impl Scales<&[f32], &[u8]> {
     #[inline(always)]
     fn of(&self, block: usize) -> Scale {
         match *self {

@@ -15,14 +15,14 @@ fn with_all_kinds(block_len: usize, mut test: impl FnMut(Codes<'_>, &[f32])) {
     let (codes, num_blocks) = (bytes(NUM), NUM.div_ceil(block_len));
     let scales = random(num_blocks, 4);
     let (table, outer, inner) = (random(256, 5), random(num_blocks.div_ceil(NESTED_LEN), 6), bytes(num_blocks));
-    let nested = Scales::Nested { codes: &inner, table: &table, scales: &outer, offset: 0.25 };
+    let nested: Scales<&[f32], &[u8]> = Scales::Nested { codes: &inner, table: &table, scales: &outer, offset: 0.25 };
     let by_hand: Vec<f32> = inner
         .iter()
         .enumerate()
         .map(|(block, code)| table[usize::from(*code)] * outer[block / NESTED_LEN] + 0.25)
         .collect();
     let zeros = random(num_blocks, 7);
-    let shifted = Scales::Shifted { scales: &scales, zeros: &zeros };
+    let shifted: Scales<&[f32], &[u8]> = Scales::Shifted { scales: &scales, zeros: &zeros };
     let fp8 = FP8.map(|x| if x.is_nan() { 1.0 } else { x });
     for packed in [
         Packed::Four(&codes, &NF4),
@@ -30,7 +30,7 @@ fn with_all_kinds(block_len: usize, mut test: impl FnMut(Codes<'_>, &[f32])) {
         Packed::Eight(bytemuck::cast_slice(&codes)),
         Packed::Table(&codes, &fp8),
     ] {
-        for (scales, numbers) in [(Scales::Plain(&scales), &scales), (shifted, &scales), (nested, &by_hand)] {
+        for (scales, numbers) in [(Scales::Plain(&scales[..]), &scales), (shifted, &scales), (nested, &by_hand)] {
             let expected: Vec<f32> = (0..NUM)
                 .map(|i| {
                     let number = match packed {
