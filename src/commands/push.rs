@@ -114,7 +114,7 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
 fn shared_base(path: &str) -> (String, bool) {
     let name = || Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned());
     match Location::parse(path) {
-        Ok(Location::Repository(id)) => (id, true),
+        Ok(Location::Repository { id, .. }) => (id, true),
         _ => (name().unwrap_or_else(|| path.to_owned()), false),
     }
 }

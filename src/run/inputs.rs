@@ -12,7 +12,7 @@ use crate::data::progress::{Meter, Work};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use crate::gguf::{is_gguf, only_gguf};
+use crate::gguf::is_gguf;
 use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
@@ -109,7 +109,7 @@ pub(crate) fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool)
     };
     let settings = HubSettings::from_env();
     let wanted = if needs_weights { Wanted::Model } else { Wanted::WithoutWeights };
-    let may_download = !settings.offline && matches!(Location::parse(&options.path)?, Location::Repository(_));
+    let may_download = !settings.offline && matches!(Location::parse(&options.path)?, Location::Repository { .. });
     let (folder, is_downloaded) = if from == WeightsFrom::Disk && may_download && needs_weights {
         match resolve(wanted, &HubSettings { offline: true, ..settings.clone() }) {
             Ok(folder) => (folder, true),
@@ -118,7 +118,6 @@ pub(crate) fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool)
     } else {
         (resolve(wanted, &settings)?, true)
     };
-    let folder = only_gguf(&folder).unwrap_or(folder);
     let config = if folder.is_file() { folder.clone() } else { folder.join("config.json") };
     Ok(FoundModel { folder, config, is_downloaded })
 }
