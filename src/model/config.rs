@@ -12,7 +12,7 @@ section! {
     /// Section `[model]` of a recipe.
     pub struct ModelOptions then check {
         /// A local Hugging Face folder, a GGUF file, or the id of a repository on the Hub; of one with GGUF files also
-        /// owner/name/file.gguf, or owner/name:Q4_K_M.
+        /// owner/name/file.gguf, or `owner/name:Q4_K_M`.
         path: String = String::new() => required_path("a local Hugging Face folder or the id of a Hub repository")
             like "meta-llama/Llama-3.2-1B-Instruct", OtherAdapter,
             ["base_model", "model_name_or_path", "model_name", "model_id", "model_path", "base_model_name_or_path",
