@@ -166,8 +166,9 @@ fn suggestions(
     let can_leave = residency == Residency::Host || workload.config.quantisation.is_none();
     let elsewhere = (can_leave && workload.storage.residency == Residency::Memory)
         .then_some(Storage { residency, ..workload.storage });
-    // Fewer bits change the model, and disks and buses are slow: both come last, and only where nothing else fits.
-    let storages = [Some(workload.storage), bf16, nf4, elsewhere];
+    let both = nf4.zip(elsewhere).map(|(nf4, _)| Storage { residency, ..nf4 });
+    // Fewer bits change the model, and disks and buses are slow: these come last, and only where nothing else fits.
+    let storages = [Some(workload.storage), bf16, nf4, elsewhere, both];
     let (mut found, mut seen) = (Vec::new(), Vec::new());
     for storage in storages.into_iter().flatten() {
         let is_last_resort =
@@ -189,13 +190,11 @@ fn suggestions(
             let Some(most_rows) = largest(do_fit) else { continue };
             let mut settings = Vec::new();
             settings.extend(has_large_chunk.then(|| format!("train.loss_chunk_tokens={most}")));
-            if storage != workload.storage {
-                settings.push(match storage {
-                    _ if storage.residency != workload.storage.residency => format!("model.residency={name}"),
-                    _ if storage.quantisation != workload.storage.quantisation => "model.quantization=nf4".to_owned(),
-                    _ => format!("model.dtype={}", storage.dtype),
-                });
-            }
+            let is_changed = |changed: bool, setting: String| changed.then_some(setting);
+            let Storage { dtype, quantisation, residency } = workload.storage;
+            settings.extend(is_changed(storage.dtype != dtype, format!("model.dtype={}", storage.dtype)));
+            settings.extend(is_changed(storage.quantisation != quantisation, "model.quantization=nf4".to_owned()));
+            settings.extend(is_changed(storage.residency != residency, format!("model.residency={name}")));
             if gradient_checkpointing != workload.gradient_checkpointing {
                 settings.push(format!("train.gradient_checkpointing={gradient_checkpointing}"));
             }
