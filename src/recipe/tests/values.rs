@@ -151,6 +151,14 @@ fn an_address_of_the_hub_is_not_a_repository_id() {
         ["--set model.path=https://huggingface.co/org/name: `model.path` = \"https://huggingface.co/org/name\" is an \
           address, expected a folder or a repository id\n  hint: write \"org/name\""]
     );
+    for (address, name) in [
+        ("org/name/tree/main", "org/name"),
+        ("org/name/blob/main/q/a-Q4_0.gguf", "org/name/q/a-Q4_0.gguf"),
+        ("org/name/resolve/main/a-Q4_0.gguf?download=true", "org/name/a-Q4_0.gguf"),
+    ] {
+        let problem = lines(set(&[&format!("model.path=https://huggingface.co/{address}")]));
+        assert!(problem[0].ends_with(&format!("hint: write \"{name}\"")), "{problem:?}");
+    }
 }
 
 #[test]
