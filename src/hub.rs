@@ -1,10 +1,10 @@
 //! Files of models and data sets from the Hugging Face Hub.
 //!
 //! `model.path` is a local folder or GGUF file, a Hub repository id, or a GGUF file there; [`resolve`] returns a local folder
-//! or file for any. The files of a
-//! [`DatasetId`] are found by [`dataset_files`], those of a web address by [`download_url`]. Files of the Hub are kept in
-//! the cache that all Hugging Face tools share, and the environment variables are theirs: `HF_HOME`, `HF_HUB_CACHE`,
-//! `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`. [`upload`] writes files to a repository.
+//! or file for any. The files of a [`DatasetId`] are found by [`dataset_files`], those of a web address by
+//! [`download_url`]. Files of the Hub are kept in the cache that all Hugging Face tools share, and the environment variables
+//! are theirs: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`. [`upload`] writes
+//! files to a repository.
 
 use std::path::PathBuf;
 

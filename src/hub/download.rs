@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use hf_hub::split_id;
+use hf_hub::repository::RepoTypeModel;
+use hf_hub::{HFRepositorySync, split_id};
 
 use super::repository::{REQUEST_RETRIES, RemoteFile, Repository};
 use super::{HubError, Progress, Wanted, gguf};
@@ -79,21 +80,36 @@ impl Request<'_> {
         let commit = repository.checked_commit(info.sha)?;
         let entries = client.list_tree().revision(&*commit).recursive(true).send().map_err(explain)?;
         let files = RemoteFile::list(&entries);
-        let (gguf, snapshot) = (gguf::choose(repository.id, self.file, &files)?, repository.snapshot(&commit));
-        let needs_head = gguf.as_ref().is_some_and(|file| self.wanted != Wanted::Model && !file.is_in(&snapshot));
-        let mut files = if gguf.is_some() { beside_gguf(files) } else { self.select(files)? };
-        files.extend(gguf.clone().filter(|_| !needs_head));
+        if let Some(file) = gguf::choose(repository.id, self.file, &files)? {
+            return self.download_gguf(&client, &file, &beside_gguf(files), &commit, progress);
+        }
+        let files = self.select(files)?;
         // Written before the files, so that an interrupted download is later recognised as half-downloaded.
         repository.write_ref(&commit)?;
         repository.download(&client, &files, &commit, progress)?;
-        let Some(gguf) = gguf else { return Ok(snapshot) };
-        repository.record(&self.choice(&commit), &gguf)?;
-        if !needs_head {
-            return Ok(snapshot.join(&gguf.name));
+        Ok(repository.snapshot(&commit))
+    }
+
+    /// A GGUF file and those beside it; without weights, its head, unless the whole file is there.
+    fn download_gguf(
+        &self,
+        client: &HFRepositorySync<RepoTypeModel>,
+        file: &RemoteFile,
+        beside: &[RemoteFile],
+        commit: &str,
+        progress: Progress,
+    ) -> Result<PathBuf, HubError> {
+        let (repository, snapshot) = (&self.repository, self.repository.snapshot(commit));
+        repository.write_ref(commit)?;
+        repository.record(&self.choice(commit), file)?;
+        repository.download(client, beside, commit, progress)?;
+        if self.wanted == Wanted::Model || file.is_in(&snapshot) {
+            repository.download(client, std::slice::from_ref(file), commit, progress)?;
+            return Ok(snapshot.join(&file.name));
         }
-        let head = gguf::download_head(repository, &client, &gguf, &commit)?;
-        for RemoteFile { name, .. } in files {
-            let copied = std::fs::copy(snapshot.join(&name), gguf::head_path(repository, &commit, &name));
+        let head = gguf::download_head(repository, client, file, commit)?;
+        for RemoteFile { name, .. } in beside {
+            let copied = std::fs::copy(snapshot.join(name), gguf::head_path(repository, commit, name));
             copied.map_err(|error| repository.cache_error(&error))?;
         }
         Ok(head)
@@ -169,7 +185,7 @@ fn is_beside(name: &str) -> bool {
 /// The files of the tokenizer that goes before a GGUF file's own, where there is one.
 fn beside_gguf(mut files: Vec<RemoteFile>) -> Vec<RemoteFile> {
     let has_tokenizer = files.iter().any(|file| file.name == "tokenizer.json");
-    files.retain(|file| has_tokenizer && is_beside(&file.name));
+    files.retain(|file| has_tokenizer && is_beside(&file.name) && !file.name.contains('/'));
     files
 }
 

@@ -22,7 +22,7 @@ const BLOCK_BYTES: u64 = 8 << 20;
 /// repository without safetensors; `None` where there is no GGUF file, or where there are safetensors.
 pub(super) fn choose(id: &str, asked: Option<&str>, files: &[RemoteFile]) -> Result<Option<RemoteFile>, Problem> {
     let models: Vec<&RemoteFile> = files.iter().filter(|file| is_model(&file.name)).collect();
-    let has_safetensors = files.iter().any(|file| file.name.ends_with(".safetensors"));
+    let has_safetensors = files.iter().any(|file| file.name.ends_with(".safetensors") && !file.name.contains('/'));
     let found: Vec<&RemoteFile> = match asked {
         None if has_safetensors => return Ok(None),
         None => models.clone(),
@@ -212,6 +212,7 @@ mod tests {
         assert_eq!(chosen(None, &["config.json", "a.gguf", "mmproj-F16.gguf"]), Ok(Some("a.gguf".into())));
         assert_eq!(chosen(None, &["model.safetensors", "a.gguf", "b.gguf"]), Ok(None));
         assert_eq!(chosen(None, &["README.md", "../a.gguf"]), Ok(None));
+        assert_eq!(chosen(None, &["lora/adapter_model.safetensors", "a.gguf"]), Ok(Some("a.gguf".into())));
     }
 
     #[test]
@@ -291,7 +292,7 @@ mod tests {
 
     #[test]
     fn without_weights_the_head_of_a_file_and_the_rotary_factors_are_downloaded() {
-        let (hub, cache, settings) = served(&["m-Q8_0.gguf", "tokenizer.json"]);
+        let (hub, cache, settings) = served(&["m-Q8_0.gguf", "tokenizer.json", "tokenizer/a.json"]);
         let offline = HubSettings { offline: true, ..settings.clone() };
         let get = |wanted, settings| resolve("org/model", None, wanted, settings, Progress::Quiet);
         let head = get(Wanted::WithoutWeights, &settings).unwrap();

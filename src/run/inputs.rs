@@ -63,7 +63,8 @@ impl ModelParts {
         let config = ModelConfig::from_file(&config).map_err(|error| problems.0.extend(Problem::list(&error))).ok();
         let weights = if options.init == Init::Random || from == WeightsFrom::Nowhere {
             config.as_ref().map(|config| Weights::Random(RandomWeights::new(config, seed)))
-        } else if is_downloaded {
+        } else if is_downloaded || is_gguf(&folder) {
+            // Of a GGUF file that is not downloaded, the shapes and types are there.
             let opened = match &config {
                 Some(config) if is_gguf(&folder) => GgufWeights::open(&folder, config).map(Arc::new).map(Weights::Gguf),
                 None if is_gguf(&folder) => return (Self::default(), Some(Failure::Input(problems))),
@@ -78,6 +79,7 @@ impl ModelParts {
             problems.0.extend(checked.err().into_iter().flat_map(|error| Problem::list(&error)));
         }
         let failure = (!problems.0.is_empty()).then_some(Failure::Input(problems));
+        let weights = weights.filter(|_| is_downloaded);
         (Self { folder: Some(folder), config, weights, is_downloaded, quiet }, failure)
     }
 

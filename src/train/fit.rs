@@ -190,11 +190,10 @@ fn suggestions(
             let Some(most_rows) = largest(do_fit) else { continue };
             let mut settings = Vec::new();
             settings.extend(has_large_chunk.then(|| format!("train.loss_chunk_tokens={most}")));
-            let is_changed = |changed: bool, setting: String| changed.then_some(setting);
             let Storage { dtype, quantisation, residency } = workload.storage;
-            settings.extend(is_changed(storage.dtype != dtype, format!("model.dtype={}", storage.dtype)));
-            settings.extend(is_changed(storage.quantisation != quantisation, "model.quantization=nf4".to_owned()));
-            settings.extend(is_changed(storage.residency != residency, format!("model.residency={name}")));
+            settings.extend((storage.dtype != dtype).then(|| format!("model.dtype={}", storage.dtype)));
+            settings.extend((storage.quantisation != quantisation).then(|| "model.quantization=nf4".to_owned()));
+            settings.extend((storage.residency != residency).then(|| format!("model.residency={name}")));
             if gradient_checkpointing != workload.gradient_checkpointing {
                 settings.push(format!("train.gradient_checkpointing={gradient_checkpointing}"));
             }
