@@ -89,6 +89,11 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
         return Err(problem.hint("`hf upload` of the package huggingface_hub uploads a folder as it is").into());
     };
     let (base, is_base_on_hub) = shared_base(&named.base.path);
+    if is_base_on_hub && base != named.base.path {
+        say(&format!(
+            "PEFT and vLLM do not read the GGUF files of {base}: --base OWNER/NAME says what they were made of"
+        ));
+    }
     let published = Published {
         repository: &args.repository,
         base: &base,

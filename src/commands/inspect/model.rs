@@ -39,14 +39,14 @@ pub(super) fn run(name: &str, args: &InspectArgs) -> Result<(), Failure> {
     }
     let options = ModelOptions { path: name.to_owned(), ..ModelOptions::default() };
     let (parts, failure) = ModelParts::read(&options, 0, WeightsFrom::Disk, false);
-    let ModelParts { folder: Some(folder), config: Some(config), weights, .. } = parts else {
+    let ModelParts { folder: Some(folder), config: Some(config), weights, is_downloaded, .. } = parts else {
         return Err(failure.unwrap_or_else(|| Failure::input("no model")));
     };
     let mut failures: Vec<Failure> = failure.into_iter().collect();
     let tokenizer = Tokenizer::open(&folder).map_err(|error| failures.push(Failure::input(error))).ok();
     let vocabulary = tokenizer.as_ref().and_then(|tokenizer| vocabulary_problem(&folder, tokenizer, &config));
     failures.extend(vocabulary.map(Failure::from));
-    let model = Shown { name, types: types(&folder, weights.as_ref()), folder, config, tokenizer };
+    let model = Shown { name, types: types(&folder, weights.as_ref()), is_downloaded, folder, config, tokenizer };
     print(&if args.json { model.json().to_string() } else { model.text() })?;
     failures.into_iter().reduce(Failure::and).map_or(Ok(()), Err)
 }
@@ -79,6 +79,7 @@ fn types(folder: &Path, weights: Option<&Weights>) -> Option<Types> {
 struct Shown<'a> {
     name: &'a str,
     folder: PathBuf,
+    is_downloaded: bool,
     config: ModelConfig,
     types: Option<Types>,
     tokenizer: Option<Tokenizer>,
@@ -93,10 +94,13 @@ impl Shown<'_> {
 
     fn text(&self) -> String {
         let mut text = format!("model: {}", self.name);
-        if Path::new(self.name) != self.folder {
+        if !self.is_downloaded {
+            text.push_str(" (its weights are not downloaded yet)");
+        } else if Path::new(self.name) != self.folder {
             let _ = write!(text, " ({})", self.folder.display());
         }
-        let _ = write!(text, "\n{}\n{}", self.shape(), self.weights());
+        let _ = write!(text, "\n{}", self.shape());
+        text.extend(self.types.as_ref().map(|types| self.weights(types)));
         if let Some(coding) = self.coding() {
             let _ = write!(text, "\nquantised: {coding}");
         }
@@ -122,8 +126,7 @@ impl Shown<'_> {
         )
     }
 
-    fn weights(&self) -> String {
-        let Some(types) = &self.types else { return "weights: not downloaded yet".to_owned() };
+    fn weights(&self, types: &Types) -> String {
         let total = |count: fn(&(usize, usize)) -> usize| types.values().map(count).sum::<usize>();
         let (tensors, num_bytes) = (total(|(tensors, _)| *tensors), total(|(_, bytes)| *bytes));
         let bits = 8.0 * as_f64(num_bytes) / as_f64(self.config.num_parameters());
@@ -131,7 +134,7 @@ impl Shown<'_> {
             vec![format!("  {kind}"), format!("{tensors} tensors"), bytes(*num_bytes as u64)]
         };
         let rows = aligned(&types.iter().map(row).collect::<Vec<_>>()).join("\n");
-        format!("weights: {tensors} tensors, {}, {bits:.2} bits a parameter\n{rows}", bytes(num_bytes as u64))
+        format!("\nweights: {tensors} tensors, {}, {bits:.2} bits a parameter\n{rows}", bytes(num_bytes as u64))
     }
 
     fn json(&self) -> Value {
@@ -140,7 +143,7 @@ impl Shown<'_> {
             types.map(|(kind, (tensors, bytes))| (kind, json!({"tensors": tensors, "bytes": bytes}))).collect();
         json!({
             "model": self.name,
-            "path": self.folder,
+            "path": self.is_downloaded.then_some(&self.folder),
             "config": self.config,
             "parameters": self.config.num_parameters(),
             "types": self.types.is_some().then_some(types),
