@@ -17,6 +17,9 @@ use crate::stats::as_f64;
 /// Usable share of a device's memory: drivers, the desktop and fragmentation take the rest.
 pub const USABLE: f64 = 0.95;
 
+/// Weights that the memory of a host that is not known is taken to hold, in memories of its GPU.
+const USUAL_HOST_MEMORY: f64 = 3.0;
+
 const MAX_PARTS_NAMED: usize = 3;
 
 const MAX_CHANGES_NAMED: usize = 3;
@@ -167,6 +170,11 @@ fn suggestions(
     let elsewhere = (can_leave && workload.storage.residency == Residency::Memory)
         .then_some(Storage { residency, ..workload.storage });
     let both = nf4.zip(elsewhere).map(|(nf4, _)| Storage { residency, ..nf4 });
+    let parked_bytes = |storage| as_f64(Workload { storage, ..workload.clone() }.parked_base_bytes());
+    let has_room = |storage: &Storage| {
+        memories.host_bytes.is_some() || parked_bytes(*storage) <= USUAL_HOST_MEMORY * memories.device_bytes
+    };
+    let elsewhere = elsewhere.filter(has_room);
     // Fewer bits change the model, and disks and buses are slow: these come last, and only where nothing else fits.
     let storages = [Some(workload.storage), bf16, nf4, elsewhere, both];
     let (mut found, mut seen) = (Vec::new(), Vec::new());

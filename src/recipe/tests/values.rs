@@ -239,7 +239,7 @@ fn long_lines_and_long_names_take_no_longer_than_they_are_long() {
 #[test]
 fn a_recipe_of_a_megabyte_is_another_file() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let path = folder.path().join("model.bin");
     std::fs::write(&path, vec![b'#'; 1 << 20]).unwrap();
     let error = |path| Recipe::load(path, &[], Purpose::Training).unwrap_err().to_string();
     assert!(error(&path).contains("`model.path` is missing"), "{}", error(&path));
