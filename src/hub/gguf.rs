@@ -28,35 +28,41 @@ pub(super) fn choose(id: &str, asked: Option<&str>, files: &[RemoteFile]) -> Res
         None => models.clone(),
         Some(asked) => models.iter().copied().filter(|file| is_meant(&file.name, asked)).collect(),
     };
-    let list = || {
-        lines(&models.iter().map(|file| format!("  {}  {}", file.name, HumanBytes(file.num_bytes))).collect::<Vec<_>>())
-    };
-    match (&found[..], asked) {
-        ([], None) => Ok(None),
-        ([], Some(_)) if models.is_empty() => {
-            Err(Problem::new(format!("{id} has no GGUF models")).hint(format!("`{id}` alone names its safetensors")))
+    match found[..] {
+        [] if asked.is_none() => Ok(None),
+        [file] if !without_part(&file.name).1 => Ok(Some(file.clone())),
+        _ => Err(refusal(id, asked, &found, &models)),
+    }
+}
+
+/// Why those that were `found` among the `models` are not one model.
+fn refusal(id: &str, asked: Option<&str>, found: &[&RemoteFile], models: &[&RemoteFile]) -> Problem {
+    let asked = asked.unwrap_or_default();
+    let list: Vec<String> =
+        models.iter().map(|file| format!("  {}  {}", file.name, HumanBytes(file.num_bytes))).collect();
+    let list = lines(&list);
+    match found {
+        [] if models.is_empty() => {
+            Problem::new(format!("{id} has no GGUF models")).hint(format!("`{id}` alone names its safetensors"))
         }
-        ([], Some(asked)) => {
-            let problem = Problem::new(format!("{id} has no GGUF model `{asked}`"));
-            let meant = closest(asked, &models).map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
-            Err(problem.hint(format!("{meant}It has{}", list())))
+        [] => {
+            let meant = closest(asked, models).map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
+            Problem::new(format!("{id} has no GGUF model `{asked}`")).hint(format!("{meant}It has{list}"))
         }
-        ([first, ..], _) if found.iter().all(|file| without_part(&file.name).1) => {
+        [first, ..] if found.iter().all(|file| without_part(&file.name).1) => {
             let problem = Problem::new(format!("{id}/{} is a part of a model, and parts are not read", first.name));
-            let hint =
-                "join them with llama.cpp: llama-gguf-split --merge FIRST.gguf WHOLE.gguf; or take a whole model";
-            Err(problem.hint(hint))
+            problem
+                .hint("join them with llama.cpp: llama-gguf-split --merge FIRST.gguf WHOLE.gguf; or take a whole model")
         }
-        ([file], _) => Ok(Some((*file).clone())),
-        ([first, ..], _) => {
-            let of = asked.map(|asked| format!(" of {asked}")).unwrap_or_default();
+        [first, ..] => {
+            let of = if asked.is_empty() { String::new() } else { format!(" of {asked}") };
             let problem = Problem::new(format!("{id} has {} GGUF models{of}", found.len()));
-            Err(problem.hint(format!("name one of them, such as `{id}/{}`:{}", first.name, list())))
+            problem.hint(format!("name one of them, such as `{id}/{}`:{list}", first.name))
         }
     }
 }
 
-/// Whether a file may be a model: not what belongs to one, images to tokens and statistics for its quantisation.
+/// Whether a file may be a model; the part that reads images and the statistics of a quantisation are none.
 fn is_model(name: &str) -> bool {
     let is_other = ["mmproj", "imatrix"].iter().any(|other| name.to_lowercase().contains(other));
     is_gguf(Path::new(name)) && is_below(name) && !is_other

@@ -206,8 +206,8 @@ fn inspect_shows_a_model_folder_and_the_gguf_file_made_of_it_alike_but_for_their
         |output: &Output| text(&output.stdout).lines().filter(is_common).map(stable).collect::<Vec<_>>().join("\n");
     assert_eq!(common(&of_file), common(&of_folder));
     assert!(common(&of_file).contains("architecture: llama, ") && common(&of_file).contains("chat template: "));
-    let linear = 7 * config.num_hidden_layers;
-    for part in ["\n  q8_0 ".into(), format!(" {linear} tensors "), "bits a parameter".into()] {
+    let matrices = 7 * config.num_hidden_layers + 1;
+    for part in ["\n  q8_0 ".into(), format!(" {matrices} tensors "), "bits a parameter".into()] {
         assert!(text(&of_file.stdout).contains(&part), "{part}: {}", text(&of_file.stdout));
     }
     let json = text(&run(&["inspect", "q8.gguf", "--json"]).stdout);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
 use super::InspectArgs;
@@ -18,7 +19,7 @@ use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::schema::Problem;
 use crate::spec::{Method, ModelConfig};
 use crate::stats::as_f64;
-use crate::text::{aligned, bytes, with_commas};
+use crate::text::{aligned, with_commas};
 
 /// The model that an argument names in the place of a recipe: a folder, a GGUF file, a repository of the Hub.
 pub(super) fn named(recipe: &Path) -> Option<&str> {
@@ -131,10 +132,10 @@ impl Shown<'_> {
         let (tensors, num_bytes) = (total(|(tensors, _)| *tensors), total(|(_, bytes)| *bytes));
         let bits = 8.0 * as_f64(num_bytes) / as_f64(self.config.num_parameters());
         let row = |(kind, (tensors, num_bytes)): (&String, &(usize, usize))| {
-            vec![format!("  {kind}"), format!("{tensors} tensors"), bytes(*num_bytes as u64)]
+            vec![format!("  {kind}"), format!("{tensors} tensors"), HumanBytes(*num_bytes as u64).to_string()]
         };
         let rows = aligned(&types.iter().map(row).collect::<Vec<_>>()).join("\n");
-        format!("\nweights: {tensors} tensors, {}, {bits:.2} bits a parameter\n{rows}", bytes(num_bytes as u64))
+        format!("\nweights: {tensors} tensors, {}, {bits:.2} bits a parameter\n{rows}", HumanBytes(num_bytes as u64))
     }
 
     fn json(&self) -> Value {
