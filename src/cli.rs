@@ -31,7 +31,7 @@ enum Command {
     Init(init::InitArgs),
     /// Find every mistake that can be known before training, all at once
     Check(check::CheckArgs),
-    /// Show what the model will really see: tokens, loss masks, lengths, truncations
+    /// Show what the model will really see: tokens, loss masks, lengths, truncations; or a model's shape and tensors
     Inspect(inspect::InspectArgs),
     /// Estimate memory and time of a recipe, here or on a GPU elsewhere
     Plan(plan::PlanArgs),

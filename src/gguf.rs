@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::Cursor;
+use std::io::{Cursor, Read, Seek};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,9 @@ pub use anamnesis::{GgufMetadataArray as List, GgufMetadataValue as Value, GgufT
 
 /// Memory that metadata may take, for each byte of the file: a list of empty texts takes three.
 const METADATA_SHARE: u64 = 8;
+
+/// The tensor with what each rotary frequency is divided by, which belongs to the shape.
+pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// A tensor's place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,10 +76,8 @@ impl GgufFile {
         // SAFETY: the mapping is read-only and lives as long as what is read from it. If another process writes to the
         // file meanwhile, values are wrong, just as if they had been read a moment later.
         let map = unsafe { Mmap::map(&file) }.map_err(cannot_read)?;
-        let limits = ParseLimits::default().with_max_total_bytes(METADATA_SHARE.saturating_mul(map.len() as u64));
         let GgufFrontMatter { metadata, tensor_infos, .. } =
-            parse_gguf_front_matter_from_reader_with_limits(Cursor::new(&map[..]), &limits)
-                .map_err(|error| damaged(path, &map, &error))?;
+            parse(Cursor::new(&map[..]), map.len() as u64).map_err(|error| damaged(path, &map, &error))?;
         let tensors = tensor_infos.into_iter().map(|info| place(info, map.len())).collect::<Option<_>>();
         let tensors = tensors.ok_or_else(|| cut_short(path, &map, "its tensors lie behind its end"))?;
         let file = Self { path: path.to_owned(), map, metadata, tensors };
@@ -224,6 +225,20 @@ impl GgufFile {
             _ => None,
         }
     }
+}
+
+/// Reads the head of a file of `num_bytes`, which is all that lies before its tensors. Returns the place of
+/// [`ROPE_FACTORS`]; `None` also where the head cannot be read, which is an error once the file is opened.
+pub fn rope_factors_of_head(head: impl Read + Seek, num_bytes: u64) -> Option<Range<u64>> {
+    let infos = parse(head, num_bytes).ok()?.tensor_infos;
+    let factors = infos.into_iter().find(|info| info.name == ROPE_FACTORS)?;
+    let end = factors.data_offset.checked_add(factors.byte_len?)?;
+    (factors.data_offset < end && end <= num_bytes).then_some(factors.data_offset..end)
+}
+
+fn parse(head: impl Read + Seek, num_bytes: u64) -> Result<GgufFrontMatter, AnamnesisError> {
+    let limits = ParseLimits::default().with_max_total_bytes(METADATA_SHARE.saturating_mul(num_bytes));
+    parse_gguf_front_matter_from_reader_with_limits(head, &limits)
 }
 
 /// The tensor's name and place; `None` where it is not within the file's `len` bytes.

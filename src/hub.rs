@@ -1,12 +1,14 @@
 //! Files of models and data sets from the Hugging Face Hub.
 //!
-//! `model.path` is a local folder or a Hub repository id; [`resolve`] returns a local folder for either. The files of a
-//! [`DatasetId`] are found by [`dataset_files`], those of a web address by [`download_url`]. Files of the Hub are kept in
-//! the cache that all Hugging Face tools share, and the environment variables are theirs: `HF_HOME`, `HF_HUB_CACHE`,
-//! `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`. [`upload`] writes files to a repository.
+//! `model.path` is a local folder or GGUF file, a Hub repository id, or a GGUF file there; [`resolve`] returns a local folder
+//! or file for any. The files of a [`DatasetId`] are found by [`dataset_files`], those of a web address by
+//! [`download_url`]. Files of the Hub are kept in the cache that all Hugging Face tools share, and the environment variables
+//! are theirs: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`. [`upload`] writes
+//! files to a repository.
 
 use std::path::PathBuf;
 
+use crate::gguf::only_gguf;
 use crate::schema::Problem;
 
 mod dataset;
@@ -14,6 +16,7 @@ mod download;
 mod error;
 #[cfg(test)]
 mod fixture;
+mod gguf;
 mod greeting;
 mod location;
 mod progress;
@@ -42,8 +45,8 @@ pub enum Wanted {
     WithoutWeights,
 }
 
-/// The local folder of a model: the folder itself, or the Hub's files in the local cache. Files that are missing there
-/// are downloaded.
+/// The local folder of a model, or its GGUF file: itself, or the Hub's files in the local cache. Files that are missing
+/// there are downloaded. Of a GGUF file [`without weights`](Wanted::WithoutWeights) all is there but the numbers.
 ///
 /// `revision` is a branch, tag or commit on the Hub, `main` where absent. Complete files are not downloaded again, so
 /// an interrupted download continues with the file at which it stopped.
@@ -61,15 +64,16 @@ pub fn resolve(
 ) -> Result<PathBuf, HubError> {
     match Location::parse(path_or_id)? {
         Location::Folder(folder) => match revision {
-            None => Ok(folder),
+            None => Ok(only_gguf(&folder).unwrap_or(folder)),
             Some(revision) => {
                 let message = format!("revision `{revision}` was given, but {} is a local folder", folder.display());
                 Err(Problem::new(message).hint("leave `model.revision` out").into())
             }
         },
-        Location::Repository(id) => {
+        Location::Repository { id, file } => {
             let revision = revision.unwrap_or("main");
-            let request = Request { repository: Repository { kind: Kind::Model, id: &id, revision, settings }, wanted };
+            let repository = Repository { kind: Kind::Model, id: &id, revision, settings };
+            let request = Request { repository, asked: path_or_id, file: file.as_deref(), wanted };
             if settings.offline { request.find() } else { request.download(progress) }
         }
     }

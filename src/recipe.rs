@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint::CheckpointConfig;
 use crate::data::config::DataConfig;
+use crate::data::files::FileKind;
 use crate::device::DeviceConfig;
+use crate::gguf::is_gguf;
 use crate::lora::config::LoraConfig;
 use crate::metrics::{CostConfig, LoggingConfig};
 use crate::model::{ModelOptions, Storage};
@@ -203,6 +205,22 @@ fn default_output_dir(path: &Path) -> String {
     format!("runs/{stem}")
 }
 
+/// What a file is by its ending, where that is no recipe's, and what to do with it.
+fn other_kind(path: &Path) -> Option<(&'static str, &'static str)> {
+    if is_gguf(path) {
+        return Some(("a GGUF file", "`model.path` of a recipe may name it; `lora-train inspect` shows what it is"));
+    }
+    if path.extension().is_some_and(|end| end == "safetensors") {
+        return Some((
+            "a file of weights",
+            "`model.path` of a recipe names the folder with config.json; `lora-train inspect FOLDER` shows what that is",
+        ));
+    }
+    FileKind::of(path)
+        .filter(|kind| *kind != FileKind::Txt)
+        .map(|_| ("a file of rows", "`lora-train init --model MODEL --data FILE` writes a recipe that trains on it"))
+}
+
 fn read_text(path: &Path) -> Result<String, Problem> {
     let problem = |message: String| Problem::new(message).at(path.display());
     let failed = |error: io::Error| match error.kind() {
@@ -210,6 +228,9 @@ fn read_text(path: &Path) -> Result<String, Problem> {
         io::ErrorKind::IsADirectory => problem("this is a folder, expected a recipe file".to_owned()),
         _ => problem(format!("cannot read the recipe: {error}")),
     };
+    if let Some((kind, hint)) = other_kind(path).filter(|_| path.is_file()) {
+        return Err(problem(format!("{kind}, expected a recipe file")).hint(hint));
+    }
     let mut bytes = Vec::new();
     fs::File::open(path).and_then(|file| file.take(MAX_RECIPE_BYTES + 1).read_to_end(&mut bytes)).map_err(failed)?;
     if bytes.len() as u64 > MAX_RECIPE_BYTES {

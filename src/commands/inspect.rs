@@ -1,4 +1,4 @@
-//! `lora-train inspect`: shows what the model will see.
+//! `lora-train inspect`: shows what the model will see, or what a model is.
 
 use std::io::{self, BufWriter, Write};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use crate::run::inputs::{WeightsFrom, data_failure, find_model};
 use crate::run::overview;
 use crate::text::has_colors;
 
+mod model;
 mod row;
 mod summary;
 
@@ -22,19 +23,25 @@ use summary::Summary;
 
 /// Arguments of `lora-train inspect`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(mut_arg("recipe", |arg| arg.value_name("RECIPE.toml|MODEL").help(
+    "A recipe, whose rows are shown; or a model: a Hugging Face folder, a GGUF file or the id of a Hub repository"
+)))]
 pub(crate) struct InspectArgs {
     /// The recipe and changes to it.
     #[command(flatten)]
     pub(crate) recipe: RecipeArgs,
 
-    /// Rows to show, spread evenly over the data
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub(crate) rows: usize,
+    /// Rows to show, spread evenly over the data [default: 3]
+    #[arg(long, value_name = "N")]
+    pub(crate) rows: Option<usize>,
 
-    /// Write one JSON object a row, and a last one with the summary
+    /// Write one JSON object a row, and a last one with the summary; of a model, one object
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+/// Rows that are shown unless another number is given.
+const NUM_ROWS: usize = 3;
 
 /// Why showing stopped.
 #[derive(Debug, thiserror::Error)]
@@ -47,8 +54,11 @@ enum InspectError {
     Write(#[from] io::Error),
 }
 
-/// Shows the tokens of some rows, which of them carry loss, lengths and truncations.
+/// Shows the tokens of some rows, which of them carry loss, lengths and truncations; or a model.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
+    if let Some(name) = model::named(&args.recipe.recipe) {
+        return model::run(name, args);
+    }
     let recipe = args.recipe.load(Purpose::Training)?;
     run_recipe(args, &recipe).map_err(|failure| failure.located(&recipe.places))
 }
@@ -66,7 +76,7 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
     let stdout = io::stdout();
     let marks = if has_colors(&stdout) { Marks::Color } else { Marks::Brackets };
     let marks = (!args.json).then_some(marks);
-    match inspect(recipe, &data, &tokenizer, args.rows, marks, &mut BufWriter::new(stdout.lock())) {
+    match inspect(recipe, &data, &tokenizer, args.rows.unwrap_or(NUM_ROWS), marks, &mut BufWriter::new(stdout.lock())) {
         Ok(warnings) => {
             warnings.iter().for_each(|warning| say(&format!("warning: {warning}")));
             Ok(())

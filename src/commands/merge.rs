@@ -11,7 +11,6 @@ use super::say;
 use crate::device::Dtype;
 use crate::export::{self, Differences, ExportError, GgufType, MergeOptions, MergeSummary};
 use crate::failure::Failure;
-use crate::gguf::only_gguf;
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::model::weights::Quantisation;
 use crate::ops::quantised::Coding;
@@ -63,7 +62,6 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     let (settings, progress) = (HubSettings::from_env(), Progress::detect(false));
     let wanted = if args.adapter_only { Wanted::WithoutWeights } else { Wanted::Model };
     let base = hub::resolve(&named.base.path, named.base.revision.as_deref(), wanted, &settings, progress)?;
-    let base = only_gguf(&base).unwrap_or(base);
     if args.adapter_only {
         let written = export::adapter_gguf(&base, &adapter.folder, &args.out);
         let num_bytes = written.map_err(|error| failure(error, &adapter.folder))?;

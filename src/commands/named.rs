@@ -242,8 +242,8 @@ impl Base {
         // Relative paths start where the run was started; where it was moved from there, usually at a folder above it.
         let started = in_full.ancestors().find_map(started_in);
         let folders = started.into_iter().chain(in_full.ancestors().skip(1).map(Path::to_owned));
-        let moved = folders.map(|folder| folder.join(&base.path)).find(|path| path.is_dir());
-        if let (false, Some(moved)) = (base.path.is_empty() || Path::new(&base.path).is_dir(), moved) {
+        let moved = folders.map(|folder| folder.join(&base.path)).find(|path| path.exists());
+        if let (false, Some(moved)) = (base.path.is_empty() || Path::new(&base.path).exists(), moved) {
             base.path = moved.display().to_string();
         }
         Ok(base)

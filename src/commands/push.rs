@@ -89,6 +89,11 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
         return Err(problem.hint("`hf upload` of the package huggingface_hub uploads a folder as it is").into());
     };
     let (base, is_base_on_hub) = shared_base(&named.base.path);
+    if is_base_on_hub && base != named.base.path {
+        say(&format!(
+            "PEFT and vLLM do not read the GGUF files of {base}: --base OWNER/NAME says what they were made of"
+        ));
+    }
     let published = Published {
         repository: &args.repository,
         base: &base,
@@ -114,7 +119,7 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
 fn shared_base(path: &str) -> (String, bool) {
     let name = || Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned());
     match Location::parse(path) {
-        Ok(Location::Repository(id)) => (id, true),
+        Ok(Location::Repository { id, .. }) => (id, true),
         _ => (name().unwrap_or_else(|| path.to_owned()), false),
     }
 }

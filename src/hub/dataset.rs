@@ -8,10 +8,9 @@ use std::path::PathBuf;
 
 use hf_hub::split_id;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
 use super::location::is_repository_id;
-use super::repository::{Kind, REQUEST_RETRIES, RemoteFile, Repository};
+use super::repository::{Kind, REQUEST_RETRIES, RemoteFile, Repository, is_below};
 use super::{HubError, HubSettings, Progress};
 use crate::schema::Problem;
 
@@ -168,7 +167,7 @@ impl Request<'_> {
         repository.write_ref(&commit)?;
         let snapshot = repository.snapshot(&commit);
         let paths = files.iter().map(|file| snapshot.join(&file.name)).collect();
-        self.record(&Record { commit, files })?;
+        repository.record(&self.choice(), &Record { commit, files })?;
         Ok(paths)
     }
 
@@ -181,32 +180,17 @@ impl Request<'_> {
         Problem::new(format!("{id} has no data files that are read here, and no `{CONVERSION}` made by the Hub")).into()
     }
 
-    /// Where the record of this choice is.
-    fn record_path(&self) -> PathBuf {
-        let choice = Sha256::digest(format!("{:?}", (self.repository.revision, self.files, self.name, self.split)));
-        let name: String = choice[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-        self.repository.folder().join("lora-train").join(format!("{name}.json"))
-    }
-
-    fn record(&self, record: &Record) -> Result<(), HubError> {
-        let path = self.record_path();
-        let written = std::fs::create_dir_all(path.parent().unwrap_or(&path))
-            .and_then(|()| std::fs::write(path, serde_json::to_vec(record)?));
-        written.map_err(|error| self.repository.cache_error(&error))
+    fn choice(&self) -> (&str, Option<&str>, Option<&str>, &str) {
+        (self.repository.revision, self.files, self.name, self.split)
     }
 
     /// The files of this choice, if all of them are in the cache.
     fn recorded(&self) -> Option<Vec<PathBuf>> {
-        let record: Record = serde_json::from_slice(&std::fs::read(self.record_path()).ok()?).ok()?;
+        let record: Record = self.repository.recorded(&self.choice())?;
         let snapshot = self.repository.snapshot(&record.commit);
         let is_whole = record.files.iter().all(|file| is_below(&file.name) && file.is_in(&snapshot));
         is_whole.then(|| record.files.iter().map(|file| snapshot.join(&file.name)).collect())
     }
-}
-
-/// Whether a name stays in its folder.
-fn is_below(name: &str) -> bool {
-    std::path::Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)))
 }
 
 #[cfg(test)]

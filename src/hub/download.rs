@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use hf_hub::split_id;
+use hf_hub::repository::RepoTypeModel;
+use hf_hub::{HFRepositorySync, split_id};
 
 use super::repository::{REQUEST_RETRIES, RemoteFile, Repository};
-use super::{HubError, Progress, Wanted};
+use super::{HubError, Progress, Wanted, gguf};
+use crate::gguf::is_gguf;
 use crate::schema::{Problem, searched_folder};
 
 const CONFIG: &str = "config.json";
@@ -20,24 +22,28 @@ const SIDE_FILES: [&str; 5] =
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     pub(super) repository: Repository<'a>,
+    /// The user's name for the model.
+    pub(super) asked: &'a str,
+    /// The GGUF file, or the quantisation in its name.
+    pub(super) file: Option<&'a str>,
     pub(super) wanted: Wanted,
 }
 
 impl Request<'_> {
     /// The model's folder in the cache; does not use the network.
     pub(super) fn find(&self) -> Result<PathBuf, HubError> {
-        let Repository { id, revision, settings, .. } = self.repository;
+        let (Repository { revision, settings, .. }, asked) = (self.repository, self.asked);
         match self.cached() {
             Some((folder, missing)) if missing.is_empty() => Ok(folder),
             Some((folder, missing)) => {
                 let (folder, missing) = (folder.display(), missing.join(", "));
-                let problem = Problem::new(format!("{id} is half-downloaded: {folder} lacks {missing}"));
+                let problem = Problem::new(format!("{asked} is half-downloaded: {folder} lacks {missing}"));
                 Err(problem.hint("run once with the network on").into())
             }
             None => {
-                let (cache, folder) = (settings.cache.display(), searched_folder(id.as_ref()));
+                let (cache, folder) = (settings.cache.display(), searched_folder(asked.as_ref()));
                 let message = format!(
-                    "HF_HUB_OFFLINE is set, and {id} at `{revision}` is not in {cache}, and there is no such folder in {}",
+                    "HF_HUB_OFFLINE is set, and {asked} at `{revision}` is not in {cache}, and there is no such folder in {}",
                     folder.display()
                 );
                 let hint = "download it once with the network on, or point HF_HOME to the right cache";
@@ -55,12 +61,11 @@ impl Request<'_> {
         };
         let cached = match self.cached() {
             Some((folder, missing)) if missing.is_empty() => {
-                progress
-                    .note(&format!("cannot reach {endpoint} ({reason}); using {} from the cache", self.repository.id));
+                progress.note(&format!("cannot reach {endpoint} ({reason}); using {} from the cache", self.asked));
                 return Ok(folder);
             }
             Some((_, missing)) => format!("the cache lacks {}", missing.join(", ")),
-            None => format!("{} is not in the cache", self.repository.id),
+            None => format!("{} is not in the cache", self.asked),
         };
         Err(HubError::Network { endpoint, reason, cached })
     }
@@ -73,12 +78,46 @@ impl Request<'_> {
         let client = client.model(owner, name);
         let info = client.info().revision(repository.revision).send().map_err(explain)?;
         let commit = repository.checked_commit(info.sha)?;
-        let entries = client.list_tree().revision(&*commit).send().map_err(explain)?;
-        let files = self.select(RemoteFile::list(&entries))?;
+        let entries = client.list_tree().revision(&*commit).recursive(true).send().map_err(explain)?;
+        let files = RemoteFile::list(&entries);
+        if let Some(file) = gguf::choose(repository.id, self.file, &files)? {
+            return self.download_gguf(&client, &file, &beside_gguf(files), &commit, progress);
+        }
+        let files = self.select(files)?;
         // Written before the files, so that an interrupted download is later recognised as half-downloaded.
         repository.write_ref(&commit)?;
         repository.download(&client, &files, &commit, progress)?;
         Ok(repository.snapshot(&commit))
+    }
+
+    /// A GGUF file and those beside it; without weights, its head, unless the whole file is there.
+    fn download_gguf(
+        &self,
+        client: &HFRepositorySync<RepoTypeModel>,
+        file: &RemoteFile,
+        beside: &[RemoteFile],
+        commit: &str,
+        progress: Progress,
+    ) -> Result<PathBuf, HubError> {
+        let (repository, snapshot) = (&self.repository, self.repository.snapshot(commit));
+        repository.write_ref(commit)?;
+        repository.record(&self.choice(commit), file)?;
+        repository.download(client, beside, commit, progress)?;
+        if self.wanted == Wanted::Model || file.is_in(&snapshot) {
+            repository.download(client, std::slice::from_ref(file), commit, progress)?;
+            return Ok(snapshot.join(&file.name));
+        }
+        let head = gguf::download_head(repository, client, file, commit)?;
+        for RemoteFile { name, .. } in beside {
+            let copied = std::fs::copy(snapshot.join(name), gguf::head_path(repository, commit, name));
+            copied.map_err(|error| repository.cache_error(&error))?;
+        }
+        Ok(head)
+    }
+
+    /// What is recorded of the GGUF file that was chosen.
+    fn choice<'a>(&'a self, commit: &'a str) -> (&'a str, Option<&'a str>) {
+        (commit, self.file)
     }
 
     /// The files to download, out of those in the repository's top folder.
@@ -90,8 +129,6 @@ impl Request<'_> {
             let problem = Problem::new(format!("{id} has no {CONFIG}"));
             return Err(HubError::Input(if has(&|name| name == "adapter_config.json") {
                 problem.hint("this is an adapter; `model.path` is the model that it was trained on")
-            } else if has(&|name| name.ends_with(".gguf")) {
-                problem.hint("download one of its GGUF files and set `model.path` to it, or use the repository with the safetensors")
             } else {
                 problem
             }));
@@ -113,25 +150,43 @@ impl Request<'_> {
                 problem
             }));
         }
-        let is_needed = |name: &str| {
-            SIDE_FILES.contains(&name)
-                || (name.starts_with("tokenizer") && name.ends_with(".json"))
-                || (self.wanted == Wanted::Model && is_weight(name))
-        };
+        let is_needed = |name: &str| is_beside(name) || (self.wanted == Wanted::Model && is_weight(name));
         let mut needed: Vec<RemoteFile> = files.into_iter().filter(|file| is_needed(&file.name)).collect();
         // Small files first, so that a problem with them shows before gigabytes are downloaded.
         needed.sort_by_key(|file| (file.name.ends_with(".safetensors"), file.name.clone()));
         Ok(needed)
     }
 
-    /// The last known snapshot of the revision, and the files that it lacks.
+    /// The last known snapshot of the revision or the GGUF file in it, and the files that it lacks.
     fn cached(&self) -> Option<(PathBuf, Vec<String>)> {
-        let snapshot = self.repository.snapshot(&self.repository.known_commit()?);
-        snapshot.is_dir().then(|| {
+        let commit = self.repository.known_commit()?;
+        let snapshot = self.repository.snapshot(&commit);
+        let recorded = || Some(self.repository.recorded::<RemoteFile>(&self.choice(&commit))?.name);
+        let named = self.file.filter(|file| is_gguf(file.as_ref())).map(str::to_owned);
+        if let Some(name) = named.or_else(recorded) {
+            let head = gguf::head_path(&self.repository, &commit, &name);
+            let head = Some(head).filter(|_| self.wanted == Wanted::WithoutWeights);
+            let found = [snapshot.join(&name)].into_iter().chain(head).find(|path| path.is_file());
+            let missing = || snapshot.is_dir().then(|| (snapshot.clone(), vec![name]));
+            return found.map(|path| (path, Vec::new())).or_else(missing);
+        }
+        (self.file.is_none() && snapshot.is_dir()).then(|| {
             let missing = missing_files(&snapshot, self.wanted);
             (snapshot, missing)
         })
     }
+}
+
+/// Whether a file in the top folder belongs to every model that has it.
+fn is_beside(name: &str) -> bool {
+    SIDE_FILES.contains(&name) || (name.starts_with("tokenizer") && name.ends_with(".json"))
+}
+
+/// The files of the tokenizer that goes before a GGUF file's own, where there is one.
+fn beside_gguf(mut files: Vec<RemoteFile>) -> Vec<RemoteFile> {
+    let has_tokenizer = files.iter().any(|file| file.name == "tokenizer.json");
+    files.retain(|file| has_tokenizer && is_beside(&file.name) && !file.name.contains('/'));
+    files
 }
 
 /// Required files that the folder lacks: the config, and every file of the weights.

@@ -106,7 +106,12 @@ fn serve(
     };
     let has_body = method != "HEAD";
     seen.lock().unwrap().push(Seen { method, path, token, body });
-    let Some((status, mut headers, body)) = reply else { return Ok(()) };
+    let Some((mut status, mut headers, mut body)) = reply else { return Ok(()) };
+    let range = lines.iter().find_map(|line| line.strip_prefix("range: bytes=")?.split_once('-'));
+    if let (Some((first, last)), 200) = (range, status) {
+        status = 206;
+        body = body[first.parse().unwrap()..=last.parse().unwrap()].to_vec();
+    }
     if !headers.contains("Content-Length") {
         headers += &format!("Content-Length: {}\r\n", body.len());
     }
@@ -195,7 +200,7 @@ fn answer(path: &str, token: Option<&str>, port: u16, behaviour: &mut Behaviour)
     }
     let content = if commit == COMMIT { &behaviour.files[name] } else { &behaviour.converted[name] };
     let headers = format!("X-Repo-Commit: {commit}\r\nETag: \"hash-of-{name}\"\r\n");
-    if !name.ends_with(".safetensors") {
+    if ![".safetensors", ".gguf"].iter().any(|end| name.ends_with(end)) {
         return (200, headers, content.clone());
     }
     let size = content.len();

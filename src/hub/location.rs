@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::HubError;
+use super::repository::is_below;
 use crate::gguf::is_gguf;
 use crate::schema::{Problem, searched_folder};
 
@@ -11,12 +12,18 @@ use crate::schema::{Problem, searched_folder};
 pub enum Location {
     /// A folder on this machine, or a GGUF file.
     Folder(PathBuf),
-    /// A repository id on the Hub: `name` or `owner/name`.
-    Repository(String),
+    /// A repository on the Hub.
+    Repository {
+        /// `name` or `owner/name`.
+        id: String,
+        /// The name of one of its GGUF files, or the quantisation in that name.
+        file: Option<String>,
+    },
 }
 
 impl Location {
-    /// An existing folder comes first; a name that looks like a path must exist; any other name is a repository id.
+    /// An existing folder or GGUF file comes first. `owner/name/file.gguf` and `owner/name:Q4_K_M` are files of a repository.
+    /// Any other name that looks like a path must exist, and what is left is a repository id.
     ///
     /// # Errors
     /// A path that does not exist or is a file; a name that no repository can have.
@@ -31,6 +38,9 @@ impl Location {
             );
             return Err(Problem::new(message).into());
         }
+        if let Some(location) = file_of_repository(path_or_id) {
+            return Ok(location);
+        }
         let searched = searched_folder(path);
         if looks_like_a_path(path_or_id) || is_gguf(path) {
             let kind = if is_gguf(path) { "file" } else { "folder" };
@@ -38,17 +48,29 @@ impl Location {
             let hint = if path.starts_with("~") {
                 "`~` is not replaced here; write the folder in full"
             } else {
-                "a Hub repository id has the form `owner/name`"
+                "a Hub repository id has the form `owner/name`, a GGUF file there `owner/name/file.gguf`"
             };
             return Err(problem.hint(hint).into());
         }
         if is_repository_id(path_or_id) {
-            return Ok(Self::Repository(path_or_id.to_owned()));
+            return Ok(Self::Repository { id: path_or_id.to_owned(), file: None });
         }
         let example = "nor a Hub repository id such as `meta-llama/Llama-3.2-1B`";
         let message = format!("`{path_or_id}` is neither a folder in {} {example}", searched.display());
         Err(Problem::new(message).into())
     }
+}
+
+/// A GGUF file of a repository by its name, or by the quantisation in that.
+fn file_of_repository(name: &str) -> Option<Location> {
+    let end_of_id = match name.find(':') {
+        Some(colon) => colon,
+        None => name.match_indices('/').nth(1).filter(|_| is_gguf(Path::new(name)))?.0,
+    };
+    let (id, file) = (&name[..end_of_id], &name[end_of_id + 1..]);
+    let is_named = id.contains('/') && is_repository_id(id) && !file.is_empty() && is_below(file);
+    (is_named && !looks_like_a_path(id))
+        .then(|| Location::Repository { id: id.to_owned(), file: Some(file.to_owned()) })
 }
 
 fn looks_like_a_path(name: &str) -> bool {
@@ -80,21 +102,42 @@ mod tests {
     fn existing_folders_win_and_ids_are_recognised() {
         assert_eq!(Location::parse("src").unwrap(), Location::Folder("src".into()));
         for id in ["gpt2", "meta-llama/Llama-3.2-1B", "HuggingFaceTB/SmolLM2-135M", "a/b_c.d"] {
-            assert_eq!(Location::parse(id).unwrap(), Location::Repository(id.into()));
+            assert_eq!(Location::parse(id).unwrap(), Location::Repository { id: id.into(), file: None });
+        }
+        for (name, file) in [
+            ("o/n/f-Q8_0.gguf", "f-Q8_0.gguf"),
+            ("o/n/Q8_0/f.GGUF", "Q8_0/f.GGUF"),
+            ("o/n:q4_k_m", "q4_k_m"),
+            ("o/n:f.gguf", "f.gguf"),
+        ] {
+            let expected = Location::Repository { id: "o/n".into(), file: Some(file.into()) };
+            assert_eq!(Location::parse(name).unwrap(), expected);
         }
     }
 
     #[test]
     fn what_looks_like_a_path_must_exist() {
-        for path in ["./nope", "/nope/model", "../nope", "~/models/x", "a/b/c", "nope/", "C:\\models", "src/nope"] {
+        for path in [
+            "./nope",
+            "/nope/model",
+            "../nope",
+            "~/models/x",
+            "a/b/c",
+            "nope/",
+            "C:\\models",
+            "src/nope",
+            "o/n/../f.gguf",
+        ] {
             let error = Location::parse(path).unwrap_err().to_string();
-            assert!(error.contains(": no such folder in "), "{path}: {error}");
+            assert!(error.contains(": no such f") && error.contains(" in /"), "{path}: {error}");
         }
-        assert!(Location::parse("nope.gguf").unwrap_err().to_string().contains(": no such file in "));
+        for path in ["nope.gguf", "nope/nope.gguf", "src/a/b.gguf", "C:/a/b.gguf"] {
+            assert!(Location::parse(path).unwrap_err().to_string().contains(": no such file in "), "{path}");
+        }
         assert!(Location::parse("~/models").unwrap_err().to_string().contains("`~`"));
         let error = Location::parse("Cargo.toml").unwrap_err().to_string();
         assert!(error.contains("is a file"), "{error}");
-        for name in ["", "a b", "-x", "a--b/c", "a/b..c"] {
+        for name in ["", "a b", "-x", "a--b/c", "a/b..c", "a:b", "a/b:", "a b/c:d"] {
             let error = Location::parse(name).unwrap_err().to_string();
             assert!(error.contains("is neither a folder in"), "{name}: {error}");
         }

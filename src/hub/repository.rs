@@ -5,11 +5,14 @@
 //! module does the comparison and the longer wait. Files are fetched one by one, since the client's `snapshot_download`
 //! starts all weights again when one of them breaks off.
 
-use std::path::{Path, PathBuf};
+use std::fmt::Debug;
+use std::path::{Component, Path, PathBuf};
 
 use hf_hub::repository::{RepoTreeEntry, RepoType};
 use hf_hub::{HFError, HFRepositorySync};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::progress::{FileMeter, Progress};
 use super::{HubError, HubSettings};
@@ -99,6 +102,26 @@ impl Repository<'_> {
         written.and_then(|()| std::fs::write(path, commit)).map_err(|error| self.cache_error(&error))
     }
 
+    /// What was recorded for a choice among the files.
+    pub(super) fn recorded<T: DeserializeOwned>(&self, choice: &impl Debug) -> Option<T> {
+        serde_json::from_slice(&std::fs::read(self.record_path(choice)).ok()?).ok()
+    }
+
+    /// Records what was chosen: without a network, the names in the repository are not known.
+    pub(super) fn record(&self, choice: &impl Debug, chosen: &impl Serialize) -> Result<(), HubError> {
+        let path = self.record_path(choice);
+        let written = std::fs::create_dir_all(path.parent().unwrap_or(&path))
+            .and_then(|()| std::fs::write(path, serde_json::to_vec(chosen)?));
+        written.map_err(|error| self.cache_error(&error))
+    }
+
+    /// Where the record of a choice is.
+    fn record_path(&self, choice: &impl Debug) -> PathBuf {
+        let choice = Sha256::digest(format!("{choice:?}"));
+        let name: String = choice[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        self.folder().join("lora-train").join(format!("{name}.json"))
+    }
+
     /// The commit that the Hub names; it becomes a folder name, so it must be a plain hash.
     pub(super) fn checked_commit(&self, commit: Option<String>) -> Result<String, HubError> {
         let commit = commit.filter(|commit| is_commit(commit));
@@ -181,6 +204,11 @@ impl Repository<'_> {
     pub(super) fn cache_error(&self, error: &std::io::Error) -> HubError {
         HubError::cache(&self.settings.cache, error)
     }
+}
+
+/// Whether a name stays in its folder.
+pub(super) fn is_below(name: &str) -> bool {
+    Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
 }
 
 /// Whether a revision is a full commit hash, which never changes.

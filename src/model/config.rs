@@ -11,7 +11,8 @@ use crate::spec::{Method, ModelConfig, Words};
 section! {
     /// Section `[model]` of a recipe.
     pub struct ModelOptions then check {
-        /// A local Hugging Face folder, a GGUF file, or the id of a repository on the Hub.
+        /// A local Hugging Face folder, a GGUF file, or the id of a repository on the Hub; of one with GGUF files also
+        /// owner/name/file.gguf, or `owner/name:Q4_K_M`.
         path: String = String::new() => required_path("a local Hugging Face folder or the id of a Hub repository")
             like "meta-llama/Llama-3.2-1B-Instruct", OtherAdapter,
             ["base_model", "model_name_or_path", "model_name", "model_id", "model_path", "base_model_name_or_path",
@@ -217,9 +218,19 @@ impl ModelOptions {
         for site in ["https://huggingface.co/", "http://huggingface.co/", "hf://"] {
             if let Some(id) = path.strip_prefix(site) {
                 let message = format!("`model.path` = \"{path}\" is an address, expected a folder or a repository id");
-                section.reject("path", Problem::new(message).hint(format!("write \"{id}\"")));
+                section.reject("path", Problem::new(message).hint(format!("write \"{}\"", without_page(id))));
             }
         }
         self
+    }
+}
+
+/// What an address names: a repository, or a file of it.
+fn without_page(address: &str) -> String {
+    let address = address.split(['?', '#']).next().unwrap_or(address);
+    match address.splitn(5, '/').collect::<Vec<_>>()[..] {
+        [owner, name, "blob" | "resolve", _, file] if file.ends_with(".gguf") => format!("{owner}/{name}/{file}"),
+        [owner, name, "blob" | "resolve" | "tree", ..] => format!("{owner}/{name}"),
+        _ => address.to_owned(),
     }
 }

@@ -135,14 +135,14 @@ impl Started<'_> {
         self.write_report();
         written?;
         judge(&summary, &self.run.dir)?;
-        let Prepared { recipe, selection, .. } = &self.run.prepared;
+        let Prepared { recipe, selection, source, .. } = &self.run.prepared;
         let rank = selection.iter().map(|(_, _, shape)| shape.r).max().unwrap_or_default();
         let (key, length) = match recipe.train.max_steps {
             Some(steps) => ("train.max_steps", as_f64(steps)),
             None => ("train.num_epochs", recipe.train.num_epochs.unwrap_or(1.0)),
         };
         let longer = self.run.args.resume_command_with(key, 2.0 * length);
-        self.trainer.sinks.note(&next_commands(&self.run.dir, &recipe.model.path, rank, &longer));
+        self.trainer.sinks.note(&next_commands(&self.run.dir, &recipe.model.path, &source.folder, rank, &longer));
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use crate::data::progress::{Meter, Work};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use crate::gguf::{is_gguf, only_gguf};
+use crate::gguf::is_gguf;
 use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
@@ -63,7 +63,8 @@ impl ModelParts {
         let config = ModelConfig::from_file(&config).map_err(|error| problems.0.extend(Problem::list(&error))).ok();
         let weights = if options.init == Init::Random || from == WeightsFrom::Nowhere {
             config.as_ref().map(|config| Weights::Random(RandomWeights::new(config, seed)))
-        } else if is_downloaded {
+        } else if is_downloaded || is_gguf(&folder) {
+            // Of a GGUF file that is not downloaded, the shapes and types are there.
             let opened = match &config {
                 Some(config) if is_gguf(&folder) => GgufWeights::open(&folder, config).map(Arc::new).map(Weights::Gguf),
                 None if is_gguf(&folder) => return (Self::default(), Some(Failure::Input(problems))),
@@ -78,6 +79,7 @@ impl ModelParts {
             problems.0.extend(checked.err().into_iter().flat_map(|error| Problem::list(&error)));
         }
         let failure = (!problems.0.is_empty()).then_some(Failure::Input(problems));
+        let weights = weights.filter(|_| is_downloaded);
         (Self { folder: Some(folder), config, weights, is_downloaded, quiet }, failure)
     }
 
@@ -109,7 +111,7 @@ pub(crate) fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool)
     };
     let settings = HubSettings::from_env();
     let wanted = if needs_weights { Wanted::Model } else { Wanted::WithoutWeights };
-    let may_download = !settings.offline && matches!(Location::parse(&options.path)?, Location::Repository(_));
+    let may_download = !settings.offline && matches!(Location::parse(&options.path)?, Location::Repository { .. });
     let (folder, is_downloaded) = if from == WeightsFrom::Disk && may_download && needs_weights {
         match resolve(wanted, &HubSettings { offline: true, ..settings.clone() }) {
             Ok(folder) => (folder, true),
@@ -118,7 +120,6 @@ pub(crate) fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool)
     } else {
         (resolve(wanted, &settings)?, true)
     };
-    let folder = only_gguf(&folder).unwrap_or(folder);
     let config = if folder.is_file() { folder.clone() } else { folder.join("config.json") };
     Ok(FoundModel { folder, config, is_downloaded })
 }

@@ -4,16 +4,16 @@ use std::path::Path;
 
 use super::args::quoted;
 use super::dir::RunDir;
-use crate::gguf::{is_gguf, only_gguf};
+use crate::gguf::is_gguf;
 
 /// Ranks that vLLM serves.
 const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
 /// The highest rank that vLLM serves unless it is asked for more.
 const VLLM_DEFAULT_RANK: usize = 16;
 
-/// The adapter of a finished run, whose highest rank is `rank`, and the commands that use it. `longer` continues the run
-/// with more steps.
-pub(super) fn next_commands(dir: &RunDir, base: &str, rank: usize, longer: &str) -> String {
+/// The adapter of a finished run, whose highest rank is `rank`, and the commands that use it. `base` is the user's name of
+/// the model in `folder`; `longer` continues the run with more steps.
+pub(super) fn next_commands(dir: &RunDir, base: &str, folder: &Path, rank: usize, longer: &str) -> String {
     let path = dir.path().display().to_string();
     let path = path.trim_end_matches('/');
     let [run, adapter, merged, gguf] =
@@ -21,7 +21,7 @@ pub(super) fn next_commands(dir: &RunDir, base: &str, rank: usize, longer: &str)
     let more = vllm_rank(rank);
     let name = dir.path().file_name().map_or_else(|| "mine".into(), |name| name.to_string_lossy());
     let module = quoted(&format!("{name}={path}/adapter"));
-    let (is_gguf, base) = (is_gguf(Path::new(base)) || only_gguf(Path::new(base)).is_some(), quoted(base));
+    let (is_gguf, base) = (is_gguf(folder), quoted(base));
     let elsewhere = if is_gguf {
         format!("\n            lora-train merge {run} --adapter-only --out {gguf}   # llama-cli --lora {gguf}")
     } else {
@@ -51,7 +51,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = RunDir::create(&folder.path().join("my run")).unwrap();
         let path = dir.path().display().to_string();
-        let text = next_commands(&dir, "owner/base", 16, "lora-train r.toml --resume");
+        let text = next_commands(&dir, "owner/base", Path::new("m"), 16, "lora-train r.toml --resume");
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], format!("adapter: '{path}/adapter'"));
         assert_eq!(lines[1], format!("  try it    lora-train chat '{path}'"));
@@ -63,8 +63,11 @@ mod tests {
             format!("lora-train merge '{path}' --out '{path}.gguf' && llama-cli -m '{path}.gguf'")
         );
         assert_eq!(lines[6], "  train on  lora-train r.toml --resume");
-        let text = next_commands(&dir, "m/q4.gguf", 16, "");
+        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), 16, "");
         assert!(text.contains("--adapter-only --out") && !text.contains("vllm") && !text.contains("merged"), "{text}");
-        assert!(next_commands(&dir, "b", 17, "").contains("--enable-lora --max-lora-rank 32 --lora-modules"));
+        assert!(
+            next_commands(&dir, "b", Path::new("b"), 17, "")
+                .contains("--enable-lora --max-lora-rank 32 --lora-modules")
+        );
     }
 }

@@ -6,6 +6,7 @@ use serde_json::{Map, json};
 
 use super::{Method, ModelConfig, RopeScaling, StoredQuantisation};
 use crate::gguf::GgufFile;
+pub use crate::gguf::ROPE_FACTORS;
 use crate::schema::{Problem, Problems};
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
@@ -22,9 +23,6 @@ const MODULES: [(&str, &str); 11] = [
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
-
-/// What each rotary frequency is divided by.
-pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// Architectures that are read.
 const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];

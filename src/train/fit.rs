@@ -17,6 +17,9 @@ use crate::stats::as_f64;
 /// Usable share of a device's memory: drivers, the desktop and fragmentation take the rest.
 pub const USABLE: f64 = 0.95;
 
+/// Weights that the memory of a host that is not known is taken to hold, in memories of its GPU.
+const USUAL_HOST_MEMORY: f64 = 3.0;
+
 const MAX_PARTS_NAMED: usize = 3;
 
 const MAX_CHANGES_NAMED: usize = 3;
@@ -165,8 +168,14 @@ fn suggestions(
     let (residency, name) = if workload.on_cpu { (Residency::Mapped, "mapped") } else { (Residency::Host, "host") };
     let is_in_memory = workload.storage.residency == Residency::Memory;
     let elsewhere = is_in_memory.then_some(Storage { residency, ..workload.storage });
-    // Fewer bits change the model, and disks and buses are slow: both come last, and only where nothing else fits.
-    let storages = [Some(workload.storage), bf16, nf4, elsewhere];
+    let both = nf4.zip(elsewhere).map(|(nf4, _)| Storage { residency, ..nf4 });
+    let parked_bytes = |storage| as_f64(Workload { storage, ..workload.clone() }.parked_base_bytes());
+    let has_room = |storage: &Storage| {
+        memories.host_bytes.is_some() || parked_bytes(*storage) <= USUAL_HOST_MEMORY * memories.device_bytes
+    };
+    let elsewhere = elsewhere.filter(has_room);
+    // Fewer bits change the model, and disks and buses are slow: these come last, and only where nothing else fits.
+    let storages = [Some(workload.storage), bf16, nf4, elsewhere, both];
     let (mut found, mut seen) = (Vec::new(), Vec::new());
     for storage in storages.into_iter().flatten() {
         let is_last_resort =
@@ -188,13 +197,10 @@ fn suggestions(
             let Some(most_rows) = largest(do_fit) else { continue };
             let mut settings = Vec::new();
             settings.extend(has_large_chunk.then(|| format!("train.loss_chunk_tokens={most}")));
-            if storage != workload.storage {
-                settings.push(match storage {
-                    _ if storage.residency != workload.storage.residency => format!("model.residency={name}"),
-                    _ if storage.quantisation != workload.storage.quantisation => "model.quantization=nf4".to_owned(),
-                    _ => format!("model.dtype={}", storage.dtype),
-                });
-            }
+            let Storage { dtype, quantisation, residency } = workload.storage;
+            settings.extend((storage.dtype != dtype).then(|| format!("model.dtype={}", storage.dtype)));
+            settings.extend((storage.quantisation != quantisation).then(|| "model.quantization=nf4".to_owned()));
+            settings.extend((storage.residency != residency).then(|| format!("model.residency={name}")));
             if gradient_checkpointing != workload.gradient_checkpointing {
                 settings.push(format!("train.gradient_checkpointing={gradient_checkpointing}"));
             }

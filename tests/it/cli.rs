@@ -179,3 +179,65 @@ fn merge_writes_a_model_folder_or_a_gguf_file_once_and_refuses_to_overwrite_it()
     }
     assert!(path("new/a.gguf").is_file() && !path("new/b.gguf").exists());
 }
+
+#[test]
+fn inspect_shows_a_model_folder_and_the_gguf_file_made_of_it_alike_but_for_their_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = crate::common::quickstart_model();
+    let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+    let config = lora_train::spec::ModelConfig::from_json(&config).unwrap();
+    let (module, width) = ("model.layers.0.mlp.up_proj", config.hidden_size);
+    let pair = [("A", vec![2, width]), ("B", vec![config.intermediate_size, 2])]
+        .map(|(letter, shape)| (format!("base_model.model.{module}.lora_{letter}.weight"), shape, 0.0));
+    write_tensors(&folder.path().join("adapter_model.safetensors"), &pair);
+    let adapter = format!(r#"{{"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["{module}"]}}"#);
+    std::fs::write(folder.path().join("adapter_config.json"), adapter).unwrap();
+    let model = model.to_str().unwrap();
+    let run = |args: &[&str]| lora_train(folder.path(), args);
+    let merged = run(&["merge", "--model", model, "--adapter", ".", "--out", "q8.gguf", "--dtype", "q8_0"]);
+    assert!(merged.status.success(), "{}", text(&merged.stderr));
+
+    let [of_folder, of_file] = [model, "q8.gguf"].map(|name| run(&["inspect", name]));
+    assert!(of_file.status.success() && of_folder.status.success(), "{}", text(&of_file.stderr));
+    let is_common = |line: &&str| !["model: ", "weights: ", "  "].iter().any(|start| line.starts_with(start));
+    // The file has one token that ends a text.
+    let stable = |line: &str| line.split("; a text ends").next().unwrap().to_owned();
+    let common =
+        |output: &Output| text(&output.stdout).lines().filter(is_common).map(stable).collect::<Vec<_>>().join("\n");
+    assert_eq!(common(&of_file), common(&of_folder));
+    assert!(common(&of_file).contains("architecture: llama, ") && common(&of_file).contains("chat template: "));
+    let matrices = 7 * config.num_hidden_layers + 1;
+    for part in ["\n  q8_0 ".into(), format!(" {matrices} tensors "), "bits a parameter".into()] {
+        assert!(text(&of_file.stdout).contains(&part), "{part}: {}", text(&of_file.stdout));
+    }
+    let json = text(&run(&["inspect", "q8.gguf", "--json"]).stdout);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["parameters"], config.num_parameters());
+    assert!(json["types"]["q8_0"]["bytes"].as_u64().unwrap() > 0 && json["tokenizer"]["tokens"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_file_that_is_no_recipe_is_told_what_it_is_for() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["q4.gguf", "model.safetensors", "rows.jsonl"] {
+        std::fs::write(folder.path().join(name), "GGUF").unwrap();
+    }
+    for (args, expected) in [
+        (
+            &["q4.gguf"][..],
+            "q4.gguf: a GGUF file, expected a recipe file\n  hint: `model.path` of a recipe may name it",
+        ),
+        (&["inspect", "q4.gguf"], "q4.gguf: its 4 bytes are not what its header says"),
+        (&["inspect", "model.safetensors"], "a file of weights, expected a recipe file\n  hint: `model.path`"),
+        (
+            &["check", "rows.jsonl"],
+            "a file of rows, expected a recipe file\n  hint: `lora-train init --model MODEL --data",
+        ),
+        (&["inspect", "."], ".: this is a folder, expected a recipe file"),
+        (&["inspect", "nobody/nothing", "--rows", "1"], "--rows, --set and --device belong to a recipe"),
+    ] {
+        let output = lora_train(folder.path(), args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(expected), "{args:?}: {}", text(&output.stderr));
+    }
+}

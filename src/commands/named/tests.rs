@@ -39,6 +39,10 @@ fn a_run_names_its_adapter_and_its_base_from_wherever_it_is_called() {
     }
     let checkpoint = run.join("checkpoints/step-000010");
     assert_eq!(NamedAdapter::new(checkpoint.to_str().unwrap()).name, "a-step-000010");
+    let recipe = fs::read_to_string(run.join(RESOLVED_FILE)).unwrap();
+    fs::write(run.join(RESOLVED_FILE), recipe.replace("\"base\"", "\"q4.gguf\"")).unwrap();
+    fs::write(folder.path().join("q4.gguf"), "").unwrap();
+    assert_eq!(find(&[&run], None, &[]).unwrap().base.path, base.with_file_name("q4.gguf").display().to_string());
 }
 
 #[test]

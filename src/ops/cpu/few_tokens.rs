@@ -6,7 +6,6 @@
 
 use std::ops::Range;
 
-use half::bf16;
 use pulp::Simd;
 use rayon::prelude::*;
 
@@ -17,6 +16,9 @@ use super::simd::{rows_per_chunk, vectorised, with_scratch};
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "instructions that not every processor has")]
 mod pairs;
+mod words;
+
+use words::{Bf16Pair, F16Pair, Kind, Single, Word};
 
 /// Most tokens of a product that is computed here; with more, packed weights pay.
 pub const FEW_TOKENS: usize = 16;
@@ -71,48 +73,45 @@ vectorised! {
 }
 
 vectorised! {
-    /// `x`: what [`pack`] made of `[tokens, words * parts]`; `w`: `[rows, words]`; `y`: `[rows, tokens]`. A word is an `f32`
-    /// (one part), or two of bf16 (two parts).
-    fn dots<'a, S>(simd, x: &'a [f32], tokens: usize, parts: usize, w: &'a [u32], y: &'a mut [f32]) {
-        let words = w.len() / (y.len() / tokens);
-        let x = &x[..words.div_ceil(S::F32_LANES) * parts * S::F32_LANES * tokens];
-        let (y, last_y) = y.split_at_mut(y.len() / (ROWS * tokens) * (ROWS * tokens));
-        let (w, last_w) = w.split_at(y.len() / tokens * words);
-        for (y, w) in y.chunks_exact_mut(ROWS * tokens).zip(w.chunks_exact(ROWS * words)) {
-            match parts {
-                1 => dots_of_rows::<S, ROWS, 1>(simd, x, tokens, w, y),
-                _ => dots_of_rows::<S, ROWS, 2>(simd, x, tokens, w, y),
-            }
+    /// `x`: what [`pack`] made of `[tokens, words * parts]`; `w`: `[rows, words]`; `y`: `[rows, tokens]`.
+    fn dots<'a, S>(simd, x: &'a [f32], tokens: usize, kind: Kind, w: &'a [u32], y: &'a mut [f32]) {
+        match kind {
+            Kind::F32 => dots_of::<S, Single>(simd, x, tokens, w, y),
+            Kind::Bf16 => dots_of::<S, Bf16Pair>(simd, x, tokens, w, y),
+            Kind::F16 => dots_of::<S, F16Pair>(simd, x, tokens, w, y),
         }
-        for (y, w) in last_y.chunks_exact_mut(tokens).zip(last_w.chunks_exact(words)) {
-            match parts {
-                1 => dots_of_rows::<S, 1, 1>(simd, x, tokens, w, y),
-                _ => dots_of_rows::<S, 1, 2>(simd, x, tokens, w, y),
-            }
-        }
+    }
+}
+
+/// [`dots`] of a kind of words.
+#[inline(always)]
+fn dots_of<S: Simd, W: Word>(simd: S, x: &[f32], tokens: usize, w: &[u32], y: &mut [f32]) {
+    let words = w.len() / (y.len() / tokens);
+    let x = &x[..words.div_ceil(S::F32_LANES) * W::PARTS * S::F32_LANES * tokens];
+    let (y, last_y) = y.split_at_mut(y.len() / (ROWS * tokens) * (ROWS * tokens));
+    let (w, last_w) = w.split_at(y.len() / tokens * words);
+    for (y, w) in y.chunks_exact_mut(ROWS * tokens).zip(w.chunks_exact(ROWS * words)) {
+        dots_of_rows::<S, W, ROWS>(simd, x, tokens, w, y);
+    }
+    for (y, w) in last_y.chunks_exact_mut(tokens).zip(last_w.chunks_exact(words)) {
+        dots_of_rows::<S, W, 1>(simd, x, tokens, w, y);
     }
 }
 
 /// [`dots`] of `R` rows.
 #[inline(always)]
-fn dots_of_rows<S: Simd, const R: usize, const PARTS: usize>(
-    simd: S,
-    x: &[f32],
-    tokens: usize,
-    w: &[u32],
-    y: &mut [f32],
-) {
+fn dots_of_rows<S: Simd, W: Word, const R: usize>(simd: S, x: &[f32], tokens: usize, w: &[u32], y: &mut [f32]) {
     let mut first = 0;
     while first < tokens {
         let group = group_of::<S>(tokens - first);
         let (x, y) = (&x[x.len() / tokens * first..][..x.len() / tokens * group], &mut y[first..]);
         match (group, first) {
-            (4, 0) => dots_of_group::<S, R, 4, PARTS, true>(simd, x, tokens, w, y),
-            (4, _) => dots_of_group::<S, R, 4, PARTS, false>(simd, x, tokens, w, y),
-            (2, 0) => dots_of_group::<S, R, 2, PARTS, true>(simd, x, tokens, w, y),
-            (2, _) => dots_of_group::<S, R, 2, PARTS, false>(simd, x, tokens, w, y),
-            (_, 0) => dots_of_group::<S, R, 1, PARTS, true>(simd, x, tokens, w, y),
-            _ => dots_of_group::<S, R, 1, PARTS, false>(simd, x, tokens, w, y),
+            (4, 0) => dots_of_group::<S, W, R, 4, true>(simd, x, tokens, w, y),
+            (4, _) => dots_of_group::<S, W, R, 4, false>(simd, x, tokens, w, y),
+            (2, 0) => dots_of_group::<S, W, R, 2, true>(simd, x, tokens, w, y),
+            (2, _) => dots_of_group::<S, W, R, 2, false>(simd, x, tokens, w, y),
+            (_, 0) => dots_of_group::<S, W, R, 1, true>(simd, x, tokens, w, y),
+            _ => dots_of_group::<S, W, R, 1, false>(simd, x, tokens, w, y),
         }
         first += group;
     }
@@ -120,7 +119,7 @@ fn dots_of_rows<S: Simd, const R: usize, const PARTS: usize>(
 
 /// [`dots`] of `R` rows and the first `T` tokens. `FETCH`: the rows after these are fetched on the way.
 #[inline(always)]
-fn dots_of_group<S: Simd, const R: usize, const T: usize, const PARTS: usize, const FETCH: bool>(
+fn dots_of_group<S: Simd, W: Word, const R: usize, const T: usize, const FETCH: bool>(
     simd: S,
     x: &[f32],
     tokens: usize,
@@ -133,15 +132,15 @@ fn dots_of_group<S: Simd, const R: usize, const T: usize, const PARTS: usize, co
     let bodies: [&[S::u32s]; R] = std::array::from_fn(|r| &S::as_simd_u32s(rows[r]).0[..steps]);
     let (x, _) = S::as_simd_f32s(x);
     let mut sums = [[simd.splat_f32s(0.0); T]; R];
-    for (step, x) in x.chunks_exact(T * PARTS).take(steps).enumerate() {
+    for (step, x) in x.chunks_exact(T * W::PARTS).take(steps).enumerate() {
         if FETCH {
             rows.iter().for_each(|row| fetch_after(row, w.len() + step * S::F32_LANES));
         }
-        add_step::<S, R, T, PARTS>(simd, x, std::array::from_fn(|r| bodies[r][step]), &mut sums);
+        add_step::<S, W, R, T>(simd, x, std::array::from_fn(|r| bodies[r][step]), &mut sums);
     }
     if steps * S::F32_LANES < words {
         let last = std::array::from_fn(|r| simd.partial_load_u32s(S::as_simd_u32s(rows[r]).1));
-        add_step::<S, R, T, PARTS>(simd, &x[steps * T * PARTS..], last, &mut sums);
+        add_step::<S, W, R, T>(simd, &x[steps * T * W::PARTS..], last, &mut sums);
     }
     for (y, sums) in y.chunks_mut(tokens).zip(sums) {
         for (y, sum) in y.iter_mut().zip(sums) {
@@ -150,27 +149,20 @@ fn dots_of_group<S: Simd, const R: usize, const T: usize, const PARTS: usize, co
     }
 }
 
-/// Adds the products of one vector of words of every row. The upper half of a pair is an `f32` already, the lower half is
-/// one after a shift.
+/// Adds the products of one vector of words of every row.
 #[inline(always)]
-fn add_step<S: Simd, const R: usize, const T: usize, const PARTS: usize>(
+fn add_step<S: Simd, W: Word, const R: usize, const T: usize>(
     simd: S,
     x: &[S::f32s],
     words: [S::u32s; R],
     sums: &mut [[S::f32s; T]; R],
 ) {
-    let x = &x[..T * PARTS];
-    for (sums, word) in sums.iter_mut().zip(words) {
-        let parts = match PARTS {
-            1 => [word, word],
-            _ => [
-                simd.wrapping_dyn_shl_u32s(word, simd.splat_u32s(16)),
-                simd.and_u32s(word, simd.splat_u32s(0xffff_0000)),
-            ],
-        };
+    let x = &x[..T * W::PARTS];
+    for (sums, words) in sums.iter_mut().zip(words) {
+        let parts = W::parts(simd, words);
         for (token, sum) in sums.iter_mut().enumerate() {
-            for part in 0..PARTS {
-                *sum = simd.mul_add_e_f32s(x[token * PARTS + part], simd.transmute_f32s_u32s(parts[part]), *sum);
+            for part in 0..W::PARTS {
+                *sum = simd.mul_add_e_f32s(x[token * W::PARTS + part], parts[part], *sum);
             }
         }
     }
@@ -214,7 +206,7 @@ pub(super) fn linear_of_few(x: &[f32], w: Weight<'_>, in_features: usize, y: &mu
 /// `products`: `[out_features, tokens]`.
 fn products_of_few(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if let (true, true, Some(pairs)) = (w.rounds, has_bf16_products(), pairs(w, in_features)) {
+    if let (true, true, Some((Kind::Bf16, pairs))) = (w.rounds, has_bf16_products(), words(w, in_features)) {
         let tokens = x.len() / in_features;
         let mut rounded = vec![0; x.len() / 2];
         round_to_pairs(x, &mut rounded);
@@ -232,19 +224,17 @@ fn products_of_few(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut 
             }
         });
     }
-    match (w.values, pairs(w, in_features)) {
-        (Values::F32(w), _) => products_of_words(x, bytemuck::cast_slice(w), 1, in_features, products),
-        (_, Some(pairs)) => products_of_words(x, pairs, 2, in_features, products),
-        _ => widened(x, w, in_features, products),
+    match words(w, in_features) {
+        Some((kind, w)) => products_of_words(x, w, kind, in_features, products),
+        None => widened(x, w, in_features, products),
     }
 }
 
-/// `parts` as in [`dots`].
-fn products_of_words(x: &[f32], w: &[u32], parts: usize, in_features: usize, products: &mut [f32]) {
-    let tokens = x.len() / in_features;
+fn products_of_words(x: &[f32], w: &[u32], kind: Kind, in_features: usize, products: &mut [f32]) {
+    let (tokens, parts) = (x.len() / in_features, kind.parts());
     packed(x, tokens, parts, |x| {
         for_each_chunk(products, tokens, in_features, |range, y| {
-            dots(x, tokens, parts, &w[range.start / parts..range.end / parts], y);
+            dots(x, tokens, kind, &w[range.start / parts..range.end / parts], y);
         });
     });
 }
@@ -261,7 +251,7 @@ fn widened(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut [f32]) {
                     if w.rounds {
                         round_in_place(wide);
                     }
-                    dots(x, tokens, 1, bytemuck::cast_slice(wide), y);
+                    dots(x, tokens, Kind::F32, bytemuck::cast_slice(wide), y);
                 });
             }
         });
@@ -277,12 +267,13 @@ fn packed(x: &[f32], tokens: usize, parts: usize, product: impl FnOnce(&[f32])) 
     });
 }
 
-/// A bf16 weight as pairs of neighbours, where no pair spans two rows; the first of a pair is in the lower bits.
-fn pairs(w: Weight<'_>, in_features: usize) -> Option<&[u32]> {
+/// A weight as words: numbers, or pairs of neighbours where no pair spans two rows.
+fn words(w: Weight<'_>, in_features: usize) -> Option<(Kind, &[u32])> {
+    let has_pairs = in_features.is_multiple_of(2) && cfg!(target_endian = "little");
     match w.values {
-        Values::Bf16(w) if in_features.is_multiple_of(2) && cfg!(target_endian = "little") => {
-            bytemuck::try_cast_slice::<bf16, u32>(w).ok()
-        }
+        Values::F32(w) => Some((Kind::F32, bytemuck::cast_slice(w))),
+        Values::Bf16(w) if has_pairs => Some((Kind::Bf16, bytemuck::try_cast_slice(w).ok()?)),
+        Values::F16(w) if has_pairs => Some((Kind::F16, bytemuck::try_cast_slice(w).ok()?)),
         _ => None,
     }
 }
@@ -303,13 +294,33 @@ mod tests {
     use super::super::linear::linear;
     use super::super::reference::{assert_close, random};
     use super::*;
+    use half::{bf16, f16};
+
+    #[test]
+    fn every_number_in_half_precision_is_widened_as_it_is() {
+        let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        for place in 0..2 {
+            let pair = |number: &f16| if place == 0 { [*number, f16::ZERO] } else { [f16::ZERO, *number] };
+            let mut found = vec![0.5; all.len()];
+            linear(
+                &[1.0; 2],
+                Weight::f16(&all.iter().flat_map(pair).collect::<Vec<_>>()),
+                2,
+                all.len(),
+                &mut found,
+                false,
+            );
+            let is_same = |(all, found): (&f16, &f32)| all.to_f32() == *found || (all.is_nan() && found.is_nan());
+            assert_eq!(all.iter().zip(&found).position(|pair| !is_same(pair)), None);
+        }
+    }
 
     #[test]
     fn a_token_among_others_has_the_bits_of_one_alone_in_every_type() {
         for [in_features, out_features] in [[576, 200], [70, 33], [7, 5], [1536, 64]] {
             let w = random(out_features * in_features, 1);
-            let (halves, small): (Vec<bf16>, Vec<half::f16>) =
-                w.iter().map(|w| (bf16::from_f32(*w), half::f16::from_f32(*w))).unzip();
+            let (halves, small): (Vec<bf16>, Vec<f16>) =
+                w.iter().map(|w| (bf16::from_f32(*w), f16::from_f32(*w))).unzip();
             for weight in [Weight::f32(&w), Weight::bf16(&halves), Weight::f16(&small)] {
                 for (weight, accumulate) in [(weight, false), (weight, true), (weight.rounding(true), false)] {
                     for tokens in [2, 3, 4, 7, FEW_TOKENS] {

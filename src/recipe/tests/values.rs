@@ -151,6 +151,14 @@ fn an_address_of_the_hub_is_not_a_repository_id() {
         ["--set model.path=https://huggingface.co/org/name: `model.path` = \"https://huggingface.co/org/name\" is an \
           address, expected a folder or a repository id\n  hint: write \"org/name\""]
     );
+    for (address, name) in [
+        ("org/name/tree/main", "org/name"),
+        ("org/name/blob/main/q/a-Q4_0.gguf", "org/name/q/a-Q4_0.gguf"),
+        ("org/name/resolve/main/a-Q4_0.gguf?download=true", "org/name/a-Q4_0.gguf"),
+    ] {
+        let problem = lines(set(&[&format!("model.path=https://huggingface.co/{address}")]));
+        assert!(problem[0].ends_with(&format!("hint: write \"{name}\"")), "{problem:?}");
+    }
 }
 
 #[test]
@@ -231,7 +239,7 @@ fn long_lines_and_long_names_take_no_longer_than_they_are_long() {
 #[test]
 fn a_recipe_of_a_megabyte_is_another_file() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let path = folder.path().join("model.bin");
     std::fs::write(&path, vec![b'#'; 1 << 20]).unwrap();
     let error = |path| Recipe::load(path, &[], Purpose::Training).unwrap_err().to_string();
     assert!(error(&path).contains("`model.path` is missing"), "{}", error(&path));

@@ -147,10 +147,21 @@ fn weights_elsewhere_are_suggested_where_nothing_else_fits() {
     let of = |gib: f64| Memories::of_device(gib * GIB);
     let mapped = Some("mapped".to_owned());
     assert_eq!([3.0, 4.0, 8.0, 20.0].map(|gib| residency(&on_cpu, of(gib))), [mapped.clone(), mapped, None, None]);
-    let on_gpu = Workload { on_cpu: false, ..on_cpu };
+    let on_gpu = Workload { on_cpu: false, ..on_cpu.clone() };
     assert_eq!([6.0, 12.0].map(|gib| residency(&on_gpu, of(gib))), [Some("host".to_owned()), None]);
-    // The blocks take 13 GiB of the host's memory.
-    assert_eq!(residency(&on_gpu, Memories { host_bytes: Some(8.0 * GIB), ..of(6.0) }), None);
+    // The blocks take 13 GiB of the host's memory, in codes 4.
+    let beside = |host: f64| that_fit(&on_gpu, Memories { host_bytes: Some(host * GIB), ..of(6.0) });
+    assert!(beside(8.0)[0].settings.starts_with("model.quantization=nf4 model.residency=host"), "{:?}", beside(8.0));
+    assert_eq!(beside(4.0), []);
+    let (config, selection) = memory::model(include_str!("../../../configs/llama-3.1-70b.json"), 8);
+    let on_gpu = Workload { config: &config, selection: &selection, ..on_gpu };
+    // 129 GiB of blocks beside a GPU of 24 are not usual.
+    let first = |host_bytes| that_fit(&on_gpu, Memories { host_bytes, ..of(24.0) }).remove(0).settings;
+    assert!(first(None).starts_with("model.quantization=nf4 model.residency=host"), "{}", first(None));
+    assert!(first(Some(200.0 * GIB)).starts_with("model.residency=host"), "{}", first(Some(200.0 * GIB)));
+    let least = (10..30).map(|tenths| that_fit(&on_cpu, of(f64::from(tenths) / 10.0))).find(|found| !found.is_empty());
+    let least = &least.unwrap()[0].settings;
+    assert!(least.starts_with("model.quantization=nf4 model.residency=mapped"), "{least}");
 }
 
 #[test]

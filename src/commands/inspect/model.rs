@@ -1,0 +1,180 @@
+//! A model's shape, tensors and tokenizer, without its weights.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use indicatif::HumanBytes;
+use serde_json::{Value, json};
+
+use super::InspectArgs;
+use crate::commands::print;
+use crate::data::tokenizer::Tokenizer;
+use crate::failure::Failure;
+use crate::gguf::{GgufFile, is_gguf, only_gguf};
+use crate::hub::Location;
+use crate::model::ModelOptions;
+use crate::model::weights::Weights;
+use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
+use crate::schema::Problem;
+use crate::spec::{Method, ModelConfig};
+use crate::stats::as_f64;
+use crate::text::{aligned, with_commas};
+
+/// The model that an argument names in the place of a recipe: a folder, a GGUF file, a repository of the Hub.
+pub(super) fn named(recipe: &Path) -> Option<&str> {
+    let is_folder = recipe.join("config.json").is_file() || only_gguf(recipe).is_some();
+    let is_file = recipe.is_file() && is_gguf(recipe);
+    let is_on_hub = || match Location::parse(recipe.to_str()?).ok()? {
+        Location::Repository { id, .. } => Some(id.contains('/') && recipe.extension().is_none_or(|end| end != "toml")),
+        Location::Folder(_) => None,
+    };
+    recipe.to_str().filter(|_| is_folder || is_file || is_on_hub() == Some(true))
+}
+
+/// Shows a model, and what is wrong with it.
+pub(super) fn run(name: &str, args: &InspectArgs) -> Result<(), Failure> {
+    if args.rows.is_some() || !args.recipe.set.is_empty() || args.recipe.device.is_some() {
+        let problem = Problem::new("--rows, --set and --device belong to a recipe").at(name);
+        return Err(problem.hint("a model is shown without them").into());
+    }
+    let options = ModelOptions { path: name.to_owned(), ..ModelOptions::default() };
+    let (parts, failure) = ModelParts::read(&options, 0, WeightsFrom::Disk, false);
+    let ModelParts { folder: Some(folder), config: Some(config), weights, is_downloaded, .. } = parts else {
+        return Err(failure.unwrap_or_else(|| Failure::input("no model")));
+    };
+    let mut failures: Vec<Failure> = failure.into_iter().collect();
+    let tokenizer = Tokenizer::open(&folder).map_err(|error| failures.push(Failure::input(error))).ok();
+    let vocabulary = tokenizer.as_ref().and_then(|tokenizer| vocabulary_problem(&folder, tokenizer, &config));
+    failures.extend(vocabulary.map(Failure::from));
+    let model = Shown { name, types: types(&folder, weights.as_ref()), is_downloaded, folder, config, tokenizer };
+    print(&if args.json { model.json().to_string() } else { model.text() })?;
+    failures.into_iter().reduce(Failure::and).map_or(Ok(()), Err)
+}
+
+/// Tensors of a type, and their bytes.
+type Types = BTreeMap<String, (usize, usize)>;
+
+/// What is stored in each type; `None` for safetensors that are not downloaded.
+fn types(folder: &Path, weights: Option<&Weights>) -> Option<Types> {
+    let mut types = Types::new();
+    let mut add = |kind: String, num_bytes| {
+        let (tensors, bytes) = types.entry(kind.to_lowercase()).or_default();
+        (*tensors, *bytes) = (*tensors + 1, *bytes + num_bytes);
+    };
+    match weights {
+        Some(Weights::Files(files)) => files.tensors().values().for_each(|tensor| {
+            let numbers: usize = tensor.shape.iter().product();
+            add(format!("{:?}", tensor.dtype), numbers * tensor.dtype.bitsize() / 8);
+        }),
+        // Of a file that is not downloaded yet, the head is there.
+        _ if is_gguf(folder) => {
+            let file = GgufFile::open(folder).ok()?;
+            file.tensors().values().for_each(|tensor| add(tensor.kind.to_string(), tensor.num_bytes()));
+        }
+        _ => return None,
+    }
+    Some(types)
+}
+
+struct Shown<'a> {
+    name: &'a str,
+    folder: PathBuf,
+    is_downloaded: bool,
+    config: ModelConfig,
+    types: Option<Types>,
+    tokenizer: Option<Tokenizer>,
+}
+
+impl Shown<'_> {
+    /// The coding of safetensors; that of a GGUF file is told by the types.
+    fn coding(&self) -> Option<String> {
+        let method = self.config.quantisation.as_ref()?.method;
+        (method != Method::Gguf).then(|| method.to_string())
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("model: {}", self.name);
+        if !self.is_downloaded {
+            text.push_str(" (its weights are not downloaded yet)");
+        } else if Path::new(self.name) != self.folder {
+            let _ = write!(text, " ({})", self.folder.display());
+        }
+        let _ = write!(text, "\n{}", self.shape());
+        text.extend(self.types.as_ref().map(|types| self.weights(types)));
+        if let Some(coding) = self.coding() {
+            let _ = write!(text, "\nquantised: {coding}");
+        }
+        if let Some(tokenizer) = &self.tokenizer {
+            let _ = write!(text, "\n{}", about(tokenizer));
+        }
+        text
+    }
+
+    fn shape(&self) -> String {
+        let ModelConfig { model_type, num_hidden_layers, hidden_size, intermediate_size, .. } = &self.config;
+        let ModelConfig { num_attention_heads, num_key_value_heads, head_dim, rope_theta, .. } = &self.config;
+        let head = if self.config.tie_word_embeddings { "the embedding is the head" } else { "a head of its own" };
+        let scaling = self.config.rope_scaling.map(|scaling| format!(", scaled: {}", json!(scaling)));
+        format!(
+            "architecture: {model_type}, {} parameters\nlayers: {num_hidden_layers} of width {hidden_size}, {intermediate_size} in \
+             the feed-forward; {num_attention_heads} heads of {head_dim}, {num_key_value_heads} for keys and values\nvocabulary: {}, \
+             {head}\npositions: up to {}, rotary base {rope_theta}{}",
+            with_commas(self.config.num_parameters()),
+            with_commas(self.config.vocab_size),
+            with_commas(self.config.max_position_embeddings),
+            scaling.unwrap_or_default(),
+        )
+    }
+
+    fn weights(&self, types: &Types) -> String {
+        let total = |count: fn(&(usize, usize)) -> usize| types.values().map(count).sum::<usize>();
+        let (tensors, num_bytes) = (total(|(tensors, _)| *tensors), total(|(_, bytes)| *bytes));
+        let bits = 8.0 * as_f64(num_bytes) / as_f64(self.config.num_parameters());
+        let row = |(kind, (tensors, num_bytes)): (&String, &(usize, usize))| {
+            vec![format!("  {kind}"), format!("{tensors} tensors"), HumanBytes(*num_bytes as u64).to_string()]
+        };
+        let rows = aligned(&types.iter().map(row).collect::<Vec<_>>()).join("\n");
+        format!("\nweights: {tensors} tensors, {}, {bits:.2} bits a parameter\n{rows}", HumanBytes(num_bytes as u64))
+    }
+
+    fn json(&self) -> Value {
+        let types = self.types.iter().flatten();
+        let types: BTreeMap<_, _> =
+            types.map(|(kind, (tensors, bytes))| (kind, json!({"tensors": tensors, "bytes": bytes}))).collect();
+        json!({
+            "model": self.name,
+            "path": self.is_downloaded.then_some(&self.folder),
+            "config": self.config,
+            "parameters": self.config.num_parameters(),
+            "types": self.types.is_some().then_some(types),
+            "tokenizer": self.tokenizer.as_ref().map(|tokenizer| json!({
+                "tokens": tokenizer.max_id() + 1,
+                "special_tokens": special(tokenizer).into_iter().collect::<BTreeMap<_, _>>(),
+                "eos_token_ids": tokenizer.eos_ids(),
+                "chat_template": tokenizer.chat_template(),
+            })),
+        })
+    }
+}
+
+/// The special tokens that there are.
+fn special(tokenizer: &Tokenizer) -> Vec<(&'static str, &str)> {
+    let tokens =
+        [("bos", tokenizer.bos()), ("eos", tokenizer.eos()), ("pad", tokenizer.pad()), ("unk", tokenizer.unk())];
+    tokens.into_iter().filter_map(|(name, token)| Some((name, token?.text.as_str()))).collect()
+}
+
+fn about(tokenizer: &Tokenizer) -> String {
+    let mut text = format!("tokenizer: {} tokens", with_commas(tokenizer.max_id() + 1));
+    for (name, token) in special(tokenizer) {
+        let _ = write!(text, ", {name} {token:?}");
+    }
+    let ends: Vec<String> = tokenizer.eos_ids().iter().filter_map(|id| tokenizer.token_text(*id)).collect();
+    let template = match tokenizer.chat_template() {
+        Some(template) => format!("{} characters", with_commas(template.chars().count())),
+        None => "none".to_owned(),
+    };
+    let _ = write!(text, "; a text ends with {}\nchat template: {template}", ends.join(" or "));
+    text
+}
