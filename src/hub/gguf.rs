@@ -165,7 +165,8 @@ impl Read for Remote<'_> {
                 }
             }
         }
-        let from = self.known.get(self.position as usize..end as usize).unwrap_or_default();
+        let index = |place| usize::try_from(place).unwrap_or(usize::MAX);
+        let from = self.known.get(index(self.position)..index(end)).unwrap_or_default();
         to[..from.len()].copy_from_slice(from);
         self.position += from.len() as u64;
         Ok(from.len())

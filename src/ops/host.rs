@@ -46,7 +46,7 @@ impl Deref for HostBytes {
 }
 
 impl Matrix {
-    /// The bytes of its tensors, which are in host memory: of codes in the order of [`Quantised::map`].
+    /// The bytes of its tensors, which are in host memory: of codes in the order of [`Quantised::map`](super::quantised::Quantised::map).
     #[must_use]
     pub fn parts(&self) -> Vec<HostBytes> {
         match self {
