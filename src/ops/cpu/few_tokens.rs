@@ -134,7 +134,7 @@ fn dots_of_group<S: Simd, W: Word, const R: usize, const T: usize, const FETCH: 
     let mut sums = [[simd.splat_f32s(0.0); T]; R];
     for (step, x) in x.chunks_exact(T * W::PARTS).take(steps).enumerate() {
         if FETCH {
-            rows.iter().for_each(|row| fetch_after(row, w.len() + step * S::F32_LANES));
+            rows.iter().for_each(|row| fetch_after(row.as_ptr().wrapping_add(w.len() + step * S::F32_LANES)));
         }
         add_step::<S, W, R, T>(simd, x, std::array::from_fn(|r| bodies[r][step]), &mut sums);
     }
@@ -168,10 +168,10 @@ fn add_step<S: Simd, W: Word, const R: usize, const T: usize>(
     }
 }
 
-/// Asks for the cache line [`WORDS_AHEAD`] of a place in a row or behind it, which need not be one that can be read.
+/// Asks for the cache line [`WORDS_AHEAD`] of a place, which need not be one that can be read.
 #[inline(always)]
-fn fetch_after(row: &[u32], place: usize) {
-    let words = row.as_ptr().wrapping_add(place + WORDS_AHEAD);
+fn fetch_after(place: *const u32) {
+    let words = place.wrapping_add(WORDS_AHEAD);
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};

@@ -1,8 +1,8 @@
 //! Products of a few tokens by AVX512-BF16, which multiplies pairs of bfloat16 as they are stored and sums in f32.
 
 use std::arch::x86_64::{
-    __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi32, _mm512_reduce_add_ps,
-    _mm512_setzero_ps,
+    __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_maskz_loadu_epi32, _mm512_reduce_add_ps, _mm512_setzero_ps,
+    _mm512_setzero_si512,
 };
 
 use super::super::gemm::has_bf16_products;
@@ -48,29 +48,29 @@ fn of_rows<const R: usize>(x: &[u32], tokens: usize, w: &[u32], y: &mut [f32]) {
     }
 }
 
-/// [`dots`] of `R` rows and `T` tokens. `fetches`: the rows after these are fetched on the way.
+/// [`dots`] of `R` rows and the first `T` tokens. `fetches`: the rows after these are fetched on the way.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn of_group<const R: usize, const T: usize>(x: &[u32], tokens: usize, w: &[u32], y: &mut [f32], fetches: bool) {
     let words = w.len() / R;
-    // Closures would be compiled without the instructions.
-    let mut rows: [&[u32]; R] = [&[]; R];
-    for (row, w) in rows.iter_mut().zip(w.chunks_exact(words)) {
-        *row = w;
-    }
+    assert!(x.len() >= T * words, "dots: {} words of {T} tokens in rows of {words}", x.len());
     let mut sums = [[_mm512_setzero_ps(); T]; R];
     for start in (0..words).step_by(LANES) {
-        let mut tokens = [load(&[]); T];
-        for (token, x) in tokens.iter_mut().zip(x.chunks_exact(words)) {
-            *token = load(&x[start..]);
+        let mask = if words - start < LANES { (1 << (words - start)) - 1 } else { u16::MAX };
+        let mut pairs = [_mm512_setzero_si512(); T];
+        for (token, pairs) in pairs.iter_mut().enumerate() {
+            // SAFETY: `x` has as many tokens, and the mask leaves out what is behind the last word of this one.
+            *pairs = unsafe { _mm512_maskz_loadu_epi32(mask, x.as_ptr().add(token * words + start).cast()) };
         }
-        for (row, sums) in rows.iter().zip(&mut sums) {
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let place = w.as_ptr().wrapping_add(row * words + start);
             if fetches {
-                fetch_after(row, w.len() + start);
+                fetch_after(place.wrapping_add(w.len()));
             }
-            let row = load(&row[start..]);
-            for (token, sum) in tokens.iter().zip(sums) {
-                *sum = _mm512_dpbf16_ps(*sum, *token, row);
+            // SAFETY: as above, with the rows of `w`.
+            let row = unsafe { _mm512_maskz_loadu_epi32(mask, place.cast()) };
+            for (sum, pairs) in sums.iter_mut().zip(pairs) {
+                *sum = _mm512_dpbf16_ps(*sum, as_pairs(pairs), as_pairs(row));
             }
         }
     }
@@ -81,17 +81,8 @@ fn of_group<const R: usize, const T: usize>(x: &[u32], tokens: usize, w: &[u32],
     }
 }
 
-/// The first words; those that are missing are zero.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn load(words: &[u32]) -> __m512bh {
-    let vector: __m512i = if words.len() >= LANES {
-        // SAFETY: there are as many.
-        unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
-    } else {
-        // SAFETY: the mask leaves out what is behind the last word.
-        unsafe { _mm512_maskz_loadu_epi32((1 << words.len()) - 1, words.as_ptr().cast()) }
-    };
+fn as_pairs(words: __m512i) -> __m512bh {
     // SAFETY: both types have 512 bits, and all bits are valid for both.
-    unsafe { std::mem::transmute(vector) }
+    unsafe { std::mem::transmute(words) }
 }
