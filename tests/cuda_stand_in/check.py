@@ -428,7 +428,7 @@ LANES = {
         Check("bf16-odd", training("bf16", ODD, "rows of odd lengths"), FULL, "bf16"),
         Check("bf16-lazy", same("bf16", "streams in lazy order", {"STAND_IN_ORDER": "lazy"}), precision="bf16"),
         Check("bf16-strict", same("bf16", "every access checked", STRICT), FULL, "bf16"),
-        Check("f16", training("f16"), precision="f16"),
+        Check("f16", training("f16"), FULL, "f16"),
     ],
     "bench": [
         # A step needs one wait, for its loss; device memory stays within a tenth of the plan.
