@@ -87,7 +87,7 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// The coding of safetensors; that of a GGUF file is told by the types.
+    /// The coding of safetensors; the types of a GGUF file are its coding.
     fn coding(&self) -> Option<String> {
         let method = self.config.quantisation.as_ref()?.method;
         (method != Method::Gguf).then(|| method.to_string())
