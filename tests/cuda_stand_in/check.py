@@ -395,14 +395,9 @@ FULL = True
 LANES = {
     "f32": [
         Check("f32", training("f32", steps=4)),
-        Check("f32-odd", training("f32", ODD, "rows of odd lengths")),
-        Check("f32-evaluation", generation("f32")),
         Check("f32-resumed", resumed("f32")),
         Check("f32-no-checkpointing", training("f32", ["train.gradient_checkpointing=false"], "all kept")),
         Check("f32-offload", training("f32", ['train.gradient_checkpointing="offload"'], "inputs in host memory")),
-        Check("f32-dropout", training("f32", ["lora.lora_dropout=0.1"], "dropout")),
-        Check("f32-nf4", training("f32", ["model.quantization=nf4", "model.double_quantization=true"], "nf4, quantised scales")),
-        Check("f32-int8", training("f32", ["model.quantization=int8"], "int8")),
         Check("f32-host", in_host_memory("blocks in host memory")),
         Check("f32-host-nf4", in_host_memory("blocks in host memory, nf4", [
             "model.quantization=nf4", "model.double_quantization=true", 'train.gradient_checkpointing="offload"',
@@ -422,6 +417,13 @@ LANES = {
         Check("fault-address", fault("STAND_IN_FAULT_AT", "0.6", ["ILLEGAL_ADDRESS"])),
         Check("fault-ecc", fault("STAND_IN_FAULT_AT", "0.7:214", ["ECC_UNCORRECTABLE"])),
         Check("fault-lost", fault("STAND_IN_FAULT_AT", "0.8:46", ["DEVICE_UNAVAILABLE"])),
+    ],
+    "more": [
+        Check("f32-odd", training("f32", ODD, "rows of odd lengths")),
+        Check("f32-evaluation", generation("f32")),
+        Check("f32-dropout", training("f32", ["lora.lora_dropout=0.1"], "dropout")),
+        Check("f32-nf4", training("f32", ["model.quantization=nf4", "model.double_quantization=true"], "nf4, quantised scales")),
+        Check("f32-int8", training("f32", ["model.quantization=int8"], "int8")),
     ],
     "half": [
         Check("bf16", training("bf16"), precision="bf16"),

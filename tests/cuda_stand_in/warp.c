@@ -212,6 +212,10 @@ static int fragment_at(int lane, int e, int elems, int total) { return (lane * e
 
 static int elems_of(int type, int regs) { return regs * elements_per_word(type); }
 
+static void copy_element(void *to, const void *from, int bytes) {
+    if (bytes == 4) memcpy(to, from, 4); else if (bytes == 2) memcpy(to, from, 2); else memcpy(to, from, 1);
+}
+
 /* imm: rows cols type regs col_major */
 void w_wmma_load(Thr **w, u32 mask, const int *imm) {
     int rows = imm[0], cols = imm[1], type = imm[2], regs = imm[3], col_major = imm[4], elems = elems_of(type, regs);
@@ -222,7 +226,7 @@ void w_wmma_load(Thr **w, u32 mask, const int *imm) {
         for (int e = 0; e < elems; e++) {
             int at = fragment_at(l, e, elems, rows * cols), i = at / cols, j = at % cols;
             u64 p = w[l]->addr + (u64)bytes * (col_major ? (u64)j * w[l]->a[0] + (u64)i : (u64)i * w[l]->a[0] + (u64)j);
-            memcpy((u8 *)w[l]->o + e * bytes, (void *)p, (size_t)bytes);
+            copy_element((u8 *)w[l]->o + e * bytes, (void *)p, bytes);
         }
     }
 }
@@ -234,28 +238,28 @@ void w_wmma_store(Thr **w, u32 mask, const int *imm) {
         for (int e = 0; mask >> l & 1 && e < elems; e++) {
             int at = fragment_at(l, e, elems, rows * cols), i = at / cols, j = at % cols;
             u64 p = w[l]->addr + (u64)bytes * (col_major ? (u64)j * w[l]->a[0] + (u64)i : (u64)i * w[l]->a[0] + (u64)j);
-            memcpy((void *)p, (u8 *)&w[l]->a[1] + e * bytes, (size_t)bytes);
+            copy_element((void *)p, (u8 *)&w[l]->a[1] + e * bytes, bytes);
         }
 }
 
-static void collect(Thr **w, int first, int regs, int type, int rows, int cols, float *out) {
-    int elems = elems_of(type, regs);
-    int half = type == T_F16 || type == T_BF16, byte = type == T_S8 || type == T_U8;
-    for (int l = 0; l < 32; l++)
-        for (int e = 0; e < elems; e++) {
-            u32 word = w[l]->a[first + (half ? e / 2 : byte ? e / 4 : e)];
-            float x = half ? element(word, e & 1, type) : byte ? element(word, e & 3, type) : element(word, 0, type);
-            out[fragment_at(l, e, elems, rows * cols)] = x;
-        }
+static void collect(Thr **w, int first, int regs, int type, int total, double *out) {
+    int per = elements_per_word(type), elems = elems_of(type, regs);
+    for (int l = 0; l < 32; l++) {
+        double *to = out + fragment_at(l, 0, elems, total);   /* a lane's elements never wrap: it has a divisor of the matrix */
+        const u32 *words = w[l]->a + first;
+        if (per == 1) { u32 mask = type == T_TF32 ? 0xffffe000u : ~0u; for (int r = 0; r < regs; r++) to[r] = asf(words[r] & mask); }
+        else for (int r = 0; r < regs; r++) for (int e = 0; e < per; e++) to[r * per + e] = element(words[r], e, type);
+    }
 }
 
 /* imm: m n k a_type d_type c_type regs_a regs_b regs_c regs_d */
 void w_wmma_mma(Thr **w, u32 mask, const int *imm) {
     (void)mask;
     int m = imm[0], n = imm[1], k = imm[2], ra = imm[6], rb = imm[7], rc = imm[8], rd = imm[9];
-    static float a[1024], b[1024], c[1024], d[1024];
-    collect(w, 0, ra, imm[3], m, k, a);
-    collect(w, ra, rb, imm[3], k, n, b);
+    static double a[1024], b[1024], c[1024];
+    static float d[1024];
+    collect(w, 0, ra, imm[3], m * k, a);
+    collect(w, ra, rb, imm[3], k * n, b);
     if (imm[5] == T_S32) {
         for (int l = 0; l < 32; l++)
             for (int e = 0; e < rc; e++) {
@@ -266,13 +270,13 @@ void w_wmma_mma(Thr **w, u32 mask, const int *imm) {
             }
         return;
     }
-    collect(w, ra + rb, rc, imm[5], m, n, c);
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++) {
-            double s = 0;
-            for (int x = 0; x < k; x++) s += (double)a[i * k + x] * (double)b[x * n + j];
-            d[i * n + j] = (float)(s + (double)c[i * n + j]);
-        }
+    collect(w, ra + rb, rc, imm[5], m * n, c);
+    for (int i = 0; i < m; i++) {
+        double row[32] = {0};
+        for (int x = 0; x < k; x++)
+            for (int j = 0; j < n; j++) row[j] += a[i * k + x] * b[x * n + j];
+        for (int j = 0; j < n; j++) d[i * n + j] = (float)(row[j] + c[i * n + j]);
+    }
     int elems = elems_of(imm[4], rd);
     for (int l = 0; l < 32; l++)
         for (int e = 0; e < elems; e++) {
