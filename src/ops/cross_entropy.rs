@@ -136,7 +136,7 @@ pub fn linear_cross_entropy_loss(
         return on_cpu(hidden, head, targets, None, chunk).losses;
     };
     let losses = chunks(false, targets, head, chunk).map(|(start, targets)| {
-        let (logits, _) = plain_linear(products, &hidden.clone().narrow(0, start, targets.len()), head, None);
+        let (logits, _) = plain_linear(products, &hidden.clone().narrow(0, start, targets.len()), head, None, None);
         PlainLosses::new(&logits, target_column(targets, &logits)).values()
     });
     Tensor::cat(losses.collect(), 0)
@@ -161,7 +161,7 @@ fn plain_linear_cross_entropy(
     vocabulary: &Tensor<2, Int>,
     grad_scale: f64,
 ) -> LossAndGrad {
-    let (logits, _) = plain_linear(products, hidden, head, None);
+    let (logits, _) = plain_linear(products, hidden, head, None, None);
     let targets = target_column(targets, &logits);
     let losses = PlainLosses::new(&logits, targets.clone());
     // grad_scale (softmax - onehot)

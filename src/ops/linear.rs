@@ -111,11 +111,7 @@ pub fn linear(
 ) -> (Tensor<2>, Option<Tensor<2>>) {
     let work = || match (place, residual) {
         (Place::Cpu, residual) => cpu_linear(x, weight, lora, residual),
-        (Place::Plain(products), None) => plain_linear(products, x, weight, lora),
-        (Place::Plain(products), Some(residual)) => {
-            let (y, xa) = plain_linear(products, x, weight, lora);
-            (residual + y, xa)
-        }
+        (Place::Plain(products), residual) => plain_linear(products, x, weight, lora, residual),
     };
     profile::measure("linear", || cost(x, weight, lora, true), work)
 }
@@ -314,16 +310,20 @@ pub fn plain_linear(
     x: &Tensor<2>,
     weight: &Weight,
     lora: Option<Lora<&Tensor<2>>>,
+    residual: Option<Tensor<2>>,
 ) -> (Tensor<2>, Option<Tensor<2>>) {
     let dtype = x.dtype();
     let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
-    let mut y = product(&operand(x), &operand(&weight.values.dense()).transpose());
-    if let Some(bias) = &weight.bias {
-        y = y + bias.clone().cast(dtype).unsqueeze();
-    }
-    let Some(lora) = lora else { return (y, None) };
-    let (update, xa) = plain_low_rank(products, x, weight, lora);
-    (y + update, Some(xa))
+    let y = product(&operand(x), &operand(&weight.values.dense()).transpose());
+    let bias = weight.bias.clone().map(Tensor::unsqueeze);
+    let (update, xa) = lora.map(|lora| plain_low_rank(products, x, weight, lora)).unzip();
+    (rounded_once(y, [bias, update, residual]), xa)
+}
+
+/// The sum in the type of `x`, to which it is rounded once.
+fn rounded_once<const N: usize>(x: Tensor<2>, terms: [Option<Tensor<2>>; N]) -> Tensor<2> {
+    let dtype = x.dtype();
+    terms.into_iter().flatten().fold(x, |sum, term| sum.cast(DType::F32) + term.cast(DType::F32)).cast(dtype)
 }
 
 /// The low-rank update, and `drop(x) A^T`.
@@ -357,13 +357,13 @@ pub fn plain_linear_backward(
 ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
     let dtype = x.dtype();
     let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
-    let frozen = || product(&operand(dy), &operand(&weight.values.dense()));
-    let dx = match input_grad {
-        InputGrad::Skip => None,
-        InputGrad::Fresh => Some(frozen()),
-        InputGrad::AddTo(sum) => Some(sum + frozen()),
+    let (has_input_grad, sum) = match input_grad {
+        InputGrad::Skip => (false, None),
+        InputGrad::Fresh => (true, None),
+        InputGrad::AddTo(sum) => (true, Some(sum)),
     };
-    let Some((lora, xa)) = lora else { return (dx, None) };
+    let dx = has_input_grad.then(|| product(&operand(dy), &operand(&weight.values.dense())));
+    let Some((lora, xa)) = lora else { return (dx.map(|dx| rounded_once(dx, [sum])), None) };
     let LowRank { a, b } = lora.matrices;
     let dropout = lora.dropout.map(|settings| PlainDropout::new(x, settings));
     let dropped = dropout.as_ref().map(|dropout| dropout.apply(x));
@@ -375,13 +375,34 @@ pub fn plain_linear_backward(
         b: product(&dy.transpose(), &in_f32(&(xa.clone().cast(DType::F32) * lora.scale))),
     };
     let dx = dx.map(|dx| {
-        dx + match dropout {
+        let update = match dropout {
             None => product(&operand(&dxa), &operand(a)),
             Some(dropout) => {
                 let [dxa, a] = [&dxa, a].map(|x| Operand::new(x, dtype, products));
                 dropout.apply(&product(&dxa, &a))
             }
-        }
+        };
+        rounded_once(dx, [sum, Some(update)])
     });
     (dx, Some(grad))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_added_to_a_product_in_bf16_is_rounded_once() {
+        let number = |x: f32| host::tensor::<2>(vec![x], [1, 1], &Device::flex()).cast(DType::BF16);
+        let one = number(1.0);
+        let lora = Lora { matrices: LowRank { a: &one, b: &one }, scale: 1.0, dropout: None };
+        let place = Place::Plain(F32Products::OfDevice);
+        let weight = Weight::new(number(256.0));
+        let (y, xa) = linear(place, &one, &weight, Some(lora), Some(one.clone()));
+        // Behind 256 comes 258: either 1 alone would be lost.
+        assert_eq!(y.cast(DType::F32).into_scalar::<f32>(), 258.0);
+        let sum = InputGrad::AddTo(one.clone());
+        let (dx, _) = linear_backward(place, &one, &one, &weight, Some((lora, &xa.unwrap())), sum);
+        assert_eq!(dx.unwrap().cast(DType::F32).into_scalar::<f32>(), 258.0);
+    }
 }

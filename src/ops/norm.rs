@@ -38,7 +38,7 @@ pub fn rms_norm_backward(
     residual: Tensor<2>,
 ) -> Tensor<2> {
     let work = || match place {
-        Place::Plain(_) => residual + plain_rms_norm_backward(dy, x, weight, rstd),
+        Place::Plain(_) => plain_rms_norm_backward(dy, x, weight, rstd, residual),
         Place::Cpu => {
             let (dy, x, weight, rstd) = (host::view(dy), host::view(x), host::view(weight), host::view(rstd));
             host::update(residual, |dx| cpu::rms_norm_backward(&dy, &x, &weight, &rstd, dx, true))
@@ -58,13 +58,20 @@ pub fn plain_rms_norm(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>
     (y, rstd.squeeze_dim(1))
 }
 
-/// The gradient of [`rms_norm`] with respect to `x`, in plain tensor calls.
+/// [`rms_norm_backward`] in plain tensor calls.
 #[must_use]
-pub fn plain_rms_norm_backward(dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<1>, rstd: &Tensor<1>) -> Tensor<2> {
+pub fn plain_rms_norm_backward(
+    dy: &Tensor<2>,
+    x: &Tensor<2>,
+    weight: &Tensor<1>,
+    rstd: &Tensor<1>,
+    residual: Tensor<2>,
+) -> Tensor<2> {
     let dtype = x.dtype();
     let rstd = rstd.clone().unsqueeze_dim::<2>(1);
     let normed = x.clone().cast(DType::F32) * rstd.clone();
     let dy = dy.clone().cast(DType::F32) * weight.clone().cast(DType::F32).unsqueeze();
     let mean = (dy.clone() * normed.clone()).mean_dim(1); // [tokens, 1]
-    ((dy - normed * mean) * rstd).cast(dtype)
+    // Rounded once.
+    (residual.cast(DType::F32) + (dy - normed * mean) * rstd).cast(dtype)
 }

@@ -44,7 +44,9 @@ pub fn swiglu_backward(place: Place, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tens
 /// [`swiglu`] in plain tensor calls.
 #[must_use]
 pub fn plain_swiglu(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-    activation::silu(gate.clone()) * up.clone()
+    let dtype = gate.dtype();
+    // Rounded once.
+    (activation::silu(gate.clone().cast(DType::F32)) * up.clone().cast(DType::F32)).cast(dtype)
 }
 
 /// [`swiglu_backward`] in plain tensor calls.
