@@ -31,8 +31,8 @@ bitsandbytes 0.50.2 decodes others wrongly on a CPU, where a block crosses rows.
 `quantised` writes a matrix and what bitsandbytes makes of it: codes, scales, and some of the decoded numbers.
 
 `gguf` writes blocks of every quantised type of GGUF, and the numbers that gguf-py decodes them to.
-`packed` writes a matrix as AutoGPTQ and AutoAWQ pack it and as 8-bit floats, each with what they decode it to (pip install
---no-deps auto-gptq==0.7.1 autoawq==0.2.7.post3, which need no GPU for this).
+`packed` writes a matrix as AutoGPTQ, AutoAWQ and compressed-tensors pack it and as 8-bit floats, each with what they decode it
+to (pip install --no-deps auto-gptq==0.7.1 autoawq==0.2.7.post3 compressed-tensors==0.20.0 loguru; no GPU is needed).
 
 Adapters are not stored; a test makes the same numbers by a formula (`formula` below). Its `name` is PEFT's key of the
 tensor, such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
@@ -458,7 +458,7 @@ def make_packed(args) -> None:
 
     def add(kind, packed, decoded):
         tensors.update({f"{kind}.{name}": tensor for name, tensor in packed.items() if name not in ("wf", "bias")})
-        tensors[f"{kind}.decoded"] = decoded.half()
+        tensors[f"{kind}.decoded"] = decoded if decoded.dtype == torch.bfloat16 else decoded.half()
 
     def scales_and_zeros(bits, symmetric):
         most = 2**bits - 1
@@ -490,8 +490,29 @@ def make_packed(args) -> None:
         codes = (weight / spread(scales)).to(torch.float8_e4m3fn)
         packed = {"weight": codes, "weight_scale": scales if kind != "fp8_all" else scales.reshape(())}
         add(kind, packed, codes.float() * spread(scales))
-    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    tensors["fp8_numbers"] = codes.float().nan_to_num(0.0)
+    codes = torch.arange(256, dtype=torch.uint8)
+    tensors["fp8_numbers"] = codes.view(torch.float8_e4m3fn).float().nan_to_num(0.0)
+
+    from compressed_tensors.compressors import BaseCompressor, mx_utils
+    from compressed_tensors.quantization import preset_name_to_scheme
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    tensors["mxfp4_scales"] = mx_utils.decompress_mx_scale(codes).float()
+    for kind, preset, form, changes in [
+        ("mxfp4", "MXFP4A16", "mxfp4-pack-quantized", {}), ("nvfp4", "NVFP4A16", "nvfp4-pack-quantized", {}),
+        ("int4", "W4A16", "pack-quantized", {"group_size": group}),
+        ("int4_zeros", "W4A16_ASYM", "pack-quantized", {"group_size": group}),
+        ("int8_rows", "W8A16", "pack-quantized", {"group_size": None, "strategy": "channel"}),
+    ]:
+        scheme = preset_name_to_scheme(preset, ["Linear"])
+        scheme.weights = scheme.weights.model_copy(update=changes)
+        packer = BaseCompressor.get_value_from_registry(form)
+        groups = linear.weight.detach().bfloat16().reshape(out_features, -1, scheme.weights.group_size or in_features)
+        whole = generate_gparam(groups.amin(), groups.amax()) if kind == "nvfp4" else None
+        scales, zeros = calculate_qparams(groups.amin(2), groups.amax(2), scheme.weights, whole)
+        packed = {"weight": groups.reshape(weight.shape), "weight_scale": scales, "weight_zero_point": zeros}
+        packed = packer.compress(packed | ({} if whole is None else {"weight_global_scale": whole}), scheme)
+        add(kind, packed, packer.decompress(packed, scheme)["weight"])
     save_torch_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, args.out)
 
 
@@ -521,7 +542,7 @@ def main() -> None:
     blocks = kinds.add_parser("gguf", help="what gguf-py makes of blocks")
     blocks.add_argument("out", type=pathlib.Path)
     blocks.set_defaults(make=make_gguf)
-    packed = kinds.add_parser("packed", help="a matrix as AutoGPTQ and AutoAWQ pack it")
+    packed = kinds.add_parser("packed", help="a matrix as AutoGPTQ, AutoAWQ and compressed-tensors pack it")
     packed.add_argument("out", type=pathlib.Path)
     packed.set_defaults(make=make_packed)
     args = parser.parse_args()

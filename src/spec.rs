@@ -12,7 +12,7 @@ mod shipped;
 mod stored;
 
 pub use shipped::shipped_config;
-pub use stored::{Method, StoredQuantisation, Words};
+pub use stored::{Method, Packer, StoredQuantisation, Words};
 
 /// A linear layer of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -18,6 +18,7 @@ use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{Model, ModelOptions, Quantization, Residency, Storage};
 use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
 use crate::run::inputs::{ModelSource, WeightsFrom};
+use crate::run::overview::held;
 use crate::schema::Problem;
 
 pub(crate) use form::{Asked, template};
@@ -361,7 +362,8 @@ impl ModelFiles {
         opened.push(OpenedAdapter { name: BASE.to_owned(), set: none, form: None });
         let storage = Storage { dtype, ..base.storage(dtype, Some(&source.config)) };
         let model = source.load(storage, precision.into(), &device)?;
-        args.note(&format!("{}: held in {storage}, computed in {precision} on {}", base.path, device.label));
+        let held = held(storage, Some(&source.config), device.is_gpu());
+        args.note(&format!("{}: held in {held}, computed in {precision} on {}", base.path, device.label));
         Ok(OpenedModel { source, tokenizer, model, adapters: opened })
     }
 }

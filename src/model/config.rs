@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::weights::Quantisation;
+use super::weights::{Quantisation, gcd};
 use crate::device::Dtype;
-use crate::ops::quantised::Coding;
+use crate::ops::quantised::{BlockScales, Coding, Quantised};
 use crate::schema::{Choice, Problem, Section, section};
 use crate::spec::{Method, ModelConfig, Words};
 
@@ -79,7 +79,11 @@ impl Storage {
         let in_blocks = stored.filter(|_| on_cpu).and_then(|stored| stored.blocks.get(name).copied());
         match (shape, self.quantisation.filter(|_| !is_whole)) {
             (&[out_features, in_features], quantisation) => in_blocks.unwrap_or_else(|| match quantisation {
-                Some(quantisation) => quantisation.num_bytes([out_features, in_features]),
+                Some(quantisation) => {
+                    let shape = [out_features, in_features];
+                    let stored = stored.and_then(|stored| in_memory(stored.method, shape));
+                    stored.unwrap_or_else(|| quantisation.form(shape)).num_bytes()
+                }
                 None => out_features * in_features * self.dtype.num_bytes(),
             }),
             _ => shape.iter().product::<usize>() * size_of::<f32>(),
@@ -87,17 +91,24 @@ impl Storage {
     }
 }
 
-/// What stored matrices are in memory; `None`: numbers of the storage type.
-fn in_memory(method: Method) -> Option<Quantisation> {
-    let (coding, nested) = match method {
-        Method::Nf4 { nested } => (Coding::Nf4, nested),
-        Method::Fp4 { nested } => (Coding::Fp4, nested),
+/// What a stored matrix is in memory; `None`: numbers of the storage type.
+fn in_memory(method: Method, shape: [usize; 2]) -> Option<Quantised<(), ()>> {
+    let own = |coding, nested| Some(Quantisation { coding, nested }.form(shape));
+    let (coding, block_len, scales) = match method {
+        Method::Nf4 { nested } => return own(Coding::Nf4, nested),
+        Method::Fp4 { nested } => return own(Coding::Fp4, nested),
+        Method::Int8 => return own(Coding::Int8, false),
         Method::Words(Words { is_reordered: true, .. }) | Method::Gguf => return None,
-        Method::Words(Words { bits: 4, .. }) => (Coding::Int4, false),
-        Method::Int8 | Method::Words(_) => (Coding::Int8, false),
-        Method::Fp8 { .. } => (Coding::Fp8, false),
+        Method::Words(Words { bits, group_len, is_symmetric, .. }) => {
+            let shifted = BlockScales::Shifted { scales: (), zeros: () };
+            let scales = if is_symmetric { BlockScales::Plain(()) } else { shifted };
+            (if bits == 4 { Coding::Int4 } else { Coding::Int8 }, group_len.unwrap_or(0), scales)
+        }
+        Method::Fp8 { tile } => (Coding::Fp8, tile.map_or(0, |tile| tile[1]), BlockScales::Plain(())),
+        Method::Mxfp4 => (Coding::Mxfp4, 32, BlockScales::NESTED),
+        Method::Nvfp4 => (Coding::Nvfp4, 16, BlockScales::NESTED),
     };
-    Some(Quantisation { coding, nested })
+    Some(Quantised { shape, coding, codes: (), block_len: gcd(shape[1], block_len), scales })
 }
 
 impl From<Dtype> for Storage {
@@ -167,7 +178,10 @@ impl ModelOptions {
     #[must_use]
     pub fn storage(&self, compute: Dtype, config: Option<&ModelConfig>) -> Storage {
         let stored = config.and_then(|config| config.quantisation.as_ref()).filter(|stored| stored.is_in_codes());
-        let quantisation = stored.map_or(self.quantisation(), |stored| in_memory(stored.method));
+        let quantisation = stored.map_or(self.quantisation(), |stored| {
+            let Quantised { coding, scales, .. } = in_memory(stored.method, [0; 2])?;
+            Some(Quantisation { coding, nested: matches!(scales, BlockScales::Nested { .. }) })
+        });
         Storage { dtype: self.dtype.unwrap_or(compute), quantisation, residency: self.residency }
     }
 

@@ -15,7 +15,7 @@ pub mod convert;
 mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
-mod float8;
+mod floats;
 mod form;
 mod gguf;
 mod kept;
@@ -31,6 +31,7 @@ pub use gguf::GgufWeights;
 pub(super) use pages::Pages;
 pub use quantise::Quantisation;
 pub use random::RandomWeights;
+pub(super) use words::gcd;
 
 /// The source of a model's tensors.
 #[derive(Clone, Debug)]

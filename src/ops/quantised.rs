@@ -48,6 +48,9 @@ pub const FP4: [f32; 16] = [
     -0.25,
 ];
 
+/// The numbers of 4-bit floats with two bits of exponent (E2M1).
+pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
 /// The integers from -8 to 7, in the order of their codes.
 pub const INT4: [f32; 16] = [-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
 
@@ -83,6 +86,10 @@ pub enum Coding {
     Int8,
     /// A byte, an index of [`FP8`].
     Fp8,
+    /// Two codes to a byte; each an index of [`E2M1`]. A scale is a power of two.
+    Mxfp4,
+    /// Two codes to a byte; each an index of [`E2M1`]. A scale is an 8-bit float over a number of the matrix.
+    Nvfp4,
 }
 
 impl std::fmt::Display for Coding {
@@ -93,13 +100,15 @@ impl std::fmt::Display for Coding {
             Self::Int4 => "int4",
             Self::Int8 => "int8",
             Self::Fp8 => "fp8",
+            Self::Mxfp4 => "mxfp4",
+            Self::Nvfp4 => "nvfp4",
         })
     }
 }
 
 impl Coding {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Nf4, Self::Fp4, Self::Int4, Self::Int8, Self::Fp8];
+    pub const ALL: [Self; 7] = [Self::Nf4, Self::Fp4, Self::Int4, Self::Int8, Self::Fp8, Self::Mxfp4, Self::Nvfp4];
 
     /// The numbers of codes of four bits.
     #[must_use]
@@ -108,6 +117,7 @@ impl Coding {
             Self::Nf4 => Some(&NF4),
             Self::Fp4 => Some(&FP4),
             Self::Int4 => Some(&INT4),
+            Self::Mxfp4 | Self::Nvfp4 => Some(&E2M1),
             Self::Int8 | Self::Fp8 => None,
         }
     }

@@ -276,6 +276,7 @@ pub(crate) fn workload<'a>(
         config,
         selection,
         storage: recipe.storage(Some(config)),
+        is_random: recipe.model.init == Init::Random,
         precision,
         rows: recipe.train.micro_batch_size,
         row_length: if on_cpu { recipe.data.max_length } else { padded_length(recipe.data.max_length) },

@@ -10,7 +10,7 @@ use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
 use crate::model::weights::{StoredTensor, WeightFiles, Weights};
-use crate::model::{ModelOptions, Quantization, Residency};
+use crate::model::{ModelOptions, Quantization, Residency, Storage};
 use crate::recipe::Recipe;
 use crate::spec::{Method, ModelConfig};
 use crate::text::with_commas;
@@ -86,14 +86,7 @@ pub(crate) fn prepared_warnings(
 /// The device and its types.
 fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) -> Fact {
     let precision = recipe.train.precision;
-    let storage = recipe.storage(config);
-    let stored = config.and_then(|config| config.quantisation.as_ref());
-    let has_blocks = stored.is_some_and(|stored| stored.method == Method::Gguf && stored.is_in_codes());
-    let storage = match (has_blocks, device.is_gpu()) {
-        (false, _) => storage.to_string(),
-        (true, false) => format!("the blocks of the GGUF file, the rest in {storage}"),
-        (true, true) => format!("{storage}, decoded from the GGUF file"),
-    };
+    let storage = held(recipe.storage(config), config, device.is_gpu());
     let OpenDevice { label, reason, .. } = device;
     let precision = match (precision, device.f32_products_are_tf32()) {
         (Precision::F32, true) => "f32 (each product in three of tf32; train.precision = \"tf32\" takes one)",
@@ -101,6 +94,17 @@ fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) ->
         _ => precision.name(),
     };
     ("device", format!("{label} ({reason}); computes in {precision}, base stored in {storage}"))
+}
+
+/// How the base is held.
+pub(crate) fn held(storage: Storage, config: Option<&ModelConfig>, is_gpu: bool) -> String {
+    let stored = config.and_then(|config| config.quantisation.as_ref());
+    let has_blocks = stored.is_some_and(|stored| stored.method == Method::Gguf && stored.is_in_codes());
+    match (has_blocks, is_gpu) {
+        (false, _) => storage.to_string(),
+        (true, false) => format!("the blocks of the GGUF file, the rest in {storage}"),
+        (true, true) => format!("{storage}, decoded from the GGUF file"),
+    }
 }
 
 /// The model's shape, with a word on its weights.

@@ -173,6 +173,19 @@ impl<'a> Section<'a> {
         Section::new(self.full_name(key), place, node.and_then(Node::table), self.record)
     }
 
+    /// Reads the tables below this one, whatever their names; `expected` describes them where one is another value.
+    pub fn each<T>(&mut self, expected: &str, mut read: impl FnMut(&mut Section<'_>) -> T) -> Vec<T> {
+        let mut values = Vec::new();
+        for Entry { key, node, .. } in self.table.into_iter().flat_map(|table| &table.entries) {
+            let name = self.full_name(key);
+            match node.table() {
+                None => self.wrong(&name, node, expected, None),
+                table => values.push(read(&mut Section::new(name, node.place.clone(), table, self.record))),
+            }
+        }
+        values
+    }
+
     /// Reads a table below this one.
     pub fn section<T: Keys>(&mut self, key: &'static str, default: T) -> T {
         let expected = format!("a section [{}]", self.full_name(key));

@@ -35,30 +35,48 @@ pub enum Method {
     },
     /// Eight bits of bitsandbytes.
     Int8,
-    /// Codes of GPTQ or AWQ.
+    /// Codes of GPTQ, AWQ or compressed-tensors.
     Words(Words),
     /// 8-bit floats (E4M3) with scales.
     Fp8 {
-        /// Rows and columns that share a scale, where not all do or those of a row.
-        tile: [usize; 2],
+        /// Rows and columns that share a scale; absent: all, or those of a row.
+        tile: Option<[usize; 2]>,
     },
+    /// 4-bit floats (E2M1), 32 of which share a power of two.
+    Mxfp4,
+    /// 4-bit floats (E2M1), 16 of which share an 8-bit float, and all of a matrix another scale.
+    Nvfp4,
     /// Numbers or blocks in a GGUF file, each matrix of a type of its own.
     Gguf,
 }
 
-/// How GPTQ and AWQ pack codes into words of 32 bits.
+/// How codes are packed into words of 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Words {
     /// Bits of a code: 4 or 8.
     pub bits: usize,
     /// Neighbouring inputs that share a scale and a zero; absent: all.
     pub group_len: Option<usize>,
-    /// Whether a word holds codes of neighbouring outputs, in the order of AWQ; else of neighbouring inputs.
-    pub is_awq: bool,
+    /// What packed them.
+    pub packer: Packer,
+    /// Whether every zero is the half of the codes.
+    pub is_symmetric: bool,
     /// Whether one is to be added to stored zeros.
     pub zeros_less_one: bool,
     /// Whether inputs are grouped by their activations, so that neighbours have different scales.
     pub is_reordered: bool,
+}
+
+/// What packs codes into words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Packer {
+    /// A word holds codes of neighbouring inputs; words of neighbouring outputs are neighbours.
+    Gptq,
+    /// A word holds codes of neighbouring outputs, in an order of its own.
+    Awq,
+    /// A word holds codes of neighbouring inputs; so do neighbouring words.
+    CompressedTensors,
 }
 
 impl Words {
@@ -75,10 +93,17 @@ impl fmt::Display for Method {
             Self::Nf4 { .. } => f.write_str("nf4 of bitsandbytes"),
             Self::Fp4 { .. } => f.write_str("fp4 of bitsandbytes"),
             Self::Int8 => f.write_str("int8 of bitsandbytes"),
-            Self::Words(Words { bits, is_awq, .. }) => {
-                write!(f, "int{bits} of {}", if *is_awq { "AWQ" } else { "GPTQ" })
+            Self::Words(Words { bits, packer, .. }) => {
+                let packer = match packer {
+                    Packer::Gptq => "GPTQ",
+                    Packer::Awq => "AWQ",
+                    Packer::CompressedTensors => "compressed-tensors",
+                };
+                write!(f, "int{bits} of {packer}")
             }
             Self::Fp8 { .. } => f.write_str("fp8"),
+            Self::Mxfp4 => f.write_str("mxfp4"),
+            Self::Nvfp4 => f.write_str("nvfp4"),
             Self::Gguf => f.write_str("GGUF"),
         }
     }
@@ -114,11 +139,12 @@ pub(super) fn read(json: &mut Section) -> Option<StoredQuantisation> {
         }
         (Some("gptq"), ..) => gptq(&mut config),
         (Some("awq"), ..) => awq(&mut config),
-        (Some("fp8" | "fbgemm_fp8"), ..) => Some(fp8(&mut config)),
-        (Some("compressed-tensors"), ..) => {
-            config.only("format", "\"float-quantized\"", |format| format.text() == Some("float-quantized"));
-            Some(fp8(&mut config))
+        (Some("fp8"), ..) => {
+            config.only("fmt", "\"e4m3\"", |format| format.text() == Some("e4m3"));
+            Some(Method::Fp8 { tile: tile(&mut config, "weight_block_size", Some([128; 2])) })
         }
+        (Some("fbgemm_fp8"), ..) => Some(Method::Fp8 { tile: None }),
+        (Some("compressed-tensors"), ..) => compressed_tensors(&mut config),
         (method, ..) => {
             let found = method.map_or("is missing".to_owned(), |method| format!("= \"{method}\" is not supported"));
             let name = config.full_name("quant_method");
@@ -154,37 +180,75 @@ fn gptq(config: &mut Section) -> Option<Method> {
     config.only("is_marlin_format", "false", |value| *value == Value::Boolean(false));
     let zeros_less_one = version.as_deref() != Some("gptq_v2");
     let is_reordered = config.boolean("desc_act", false);
-    Some(Method::Words(Words { zeros_less_one, is_reordered, ..words(config, &[4, 8])? }))
+    let is_symmetric = config.boolean("sym", true);
+    let words = words(config, "bits", Packer::Gptq)?;
+    Some(Method::Words(Words { is_symmetric, zeros_less_one, is_reordered, ..words }))
 }
 
 fn awq(config: &mut Section) -> Option<Method> {
     config.only("version", "\"gemm\"", |version| version.text().is_some_and(|text| text.eq_ignore_ascii_case("gemm")));
-    Some(Method::Words(Words { is_awq: true, ..words(config, &[4])? }))
+    let is_symmetric = !config.boolean("zero_point", true);
+    Some(Method::Words(Words { is_symmetric, ..words(config, "bits", Packer::Awq)? }))
 }
 
-/// `bits` and `group_size`.
-fn words(config: &mut Section, known: &[usize]) -> Option<Words> {
-    let bits = config.required_count("bits", 2..=16);
-    if !known.contains(&bits) {
-        config.problem("bits", format!("= {bits} is not supported, expected one of {known:?}"));
+/// How many bits a code has, and `group_size`.
+fn words(config: &mut Section, bits: &'static str, packer: Packer) -> Option<Words> {
+    let known: &[usize] = if packer == Packer::Awq { &[4] } else { &[4, 8] };
+    let num_bits = config.required_count(bits, 1..=16);
+    if !known.contains(&num_bits) {
+        config.problem(bits, format!("= {num_bits} is not supported, expected one of {known:?}"));
         return None;
     }
-    let all = config.value("group_size").and_then(Value::number) == Some(-1.0);
-    let group_len = if all { None } else { Some(config.count("group_size", 128, 1..=1 << 22)) };
-    Some(Words { bits, group_len, is_awq: false, zeros_less_one: false, is_reordered: false })
+    let group_len = match config.value("group_size").map(Value::number) {
+        None => (packer != Packer::CompressedTensors).then_some(128),
+        Some(Some(-1.0)) => None,
+        Some(_) => Some(config.count("group_size", 128, 1..=1 << 22)),
+    };
+    let [is_symmetric, zeros_less_one, is_reordered] = [false; 3];
+    Some(Words { bits: num_bits, group_len, packer, is_symmetric, zeros_less_one, is_reordered })
 }
 
-fn fp8(config: &mut Section) -> Method {
-    config.only("fmt", "\"e4m3\"", |format| format.text() == Some("e4m3"));
-    let tile = config.any("weight_block_size", [128; 2], "two numbers of at least 1, or null", |value| {
+fn tile(config: &mut Section, key: &'static str, default: Option<[usize; 2]>) -> Option<[usize; 2]> {
+    config.any(key, default, "two numbers of at least 1, or null", |value| {
         let Value::Array(sizes) = value else { return Err(None) };
         let size = |i: usize| match sizes.get(i)?.value() {
             Value::Integer(size) => usize::try_from(*size).ok().filter(|size| (1..=1 << 22).contains(size)),
             _ => None,
         };
-        size(0).zip(size(1)).filter(|_| sizes.len() == 2).map(Into::into).ok_or(None)
-    });
-    Method::Fp8 { tile }
+        size(0).zip(size(1)).filter(|_| sizes.len() == 2).map(|tile| Some(tile.into())).ok_or(None)
+    })
+}
+
+/// What compressed-tensors packs all layers as that it packs.
+fn compressed_tensors(config: &mut Section) -> Option<Method> {
+    config.only("transform_config", "none", |value| matches!(value, Value::Table(table) if table.is_empty()));
+    let format = config.value("format").and_then(Value::text).unwrap_or_default();
+    config.only("format", &format!("one of {FORMATS:?}"), |_| FORMATS.contains(&format));
+    let mut groups = config.below("config_groups", "an object");
+    let mut schemes = groups.each("an object", |group| scheme(&mut group.below("weights", "an object"), format));
+    schemes.dedup();
+    if schemes.len() != 1 {
+        config.problem("config_groups", format!("describes {} schemes for weights, expected 1", schemes.len()));
+    }
+    schemes.pop()?
+}
+
+/// Formats of compressed-tensors.
+const FORMATS: [&str; 4] = ["mxfp4-pack-quantized", "nvfp4-pack-quantized", "pack-quantized", "float-quantized"];
+
+fn scheme(weights: &mut Section, format: &str) -> Option<Method> {
+    Some(match format {
+        "mxfp4-pack-quantized" => Method::Mxfp4,
+        "nvfp4-pack-quantized" => Method::Nvfp4,
+        "pack-quantized" => {
+            let is_symmetric = weights.boolean("symmetric", true);
+            let order = weights.value("actorder").and_then(Value::text);
+            let is_reordered = matches!(order, Some("group" | "dynamic"));
+            let words = words(weights, "num_bits", Packer::CompressedTensors)?;
+            Method::Words(Words { is_symmetric, is_reordered, ..words })
+        }
+        _ => Method::Fp8 { tile: tile(weights, "block_structure", None) },
+    })
 }
 
 fn names(value: &Value) -> Result<Vec<String>, Option<String>> {
@@ -204,6 +268,15 @@ mod tests {
         );
         ModelConfig::from_json(&text).map(|config| config.quantisation).map_err(|problems| problems.to_string())
     }
+
+    const GPTQ: Words = Words {
+        bits: 4,
+        group_len: Some(64),
+        packer: Packer::Gptq,
+        is_symmetric: true,
+        zeros_less_one: true,
+        is_reordered: true,
+    };
 
     fn method(quantisation: &str) -> Method {
         read(quantisation).unwrap().unwrap().method
@@ -227,20 +300,52 @@ mod tests {
             Method::Words(words) => words,
             other => panic!("{other}"),
         };
-        let gptq = Words { bits: 4, group_len: Some(64), is_awq: false, zeros_less_one: true, is_reordered: true };
         let text = r#"{"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": true"#;
-        assert_eq!(words(&format!("{text}}}")), gptq);
+        assert_eq!(words(&format!("{text}}}")), GPTQ);
         let second = format!(r#"{text}, "checkpoint_format": "gptq_v2"}}"#);
-        assert_eq!(words(&second), Words { zeros_less_one: false, ..gptq });
+        assert_eq!(words(&second), Words { zeros_less_one: false, ..GPTQ });
         let awq = words(r#"{"quant_method": "awq", "bits": 4, "group_size": -1, "version": "GEMM"}"#);
-        let expected = Words { group_len: None, is_awq: true, zeros_less_one: false, is_reordered: false, ..gptq };
-        assert_eq!(awq, expected);
+        let plain = Words { is_symmetric: false, zeros_less_one: false, is_reordered: false, ..GPTQ };
+        assert_eq!(awq, Words { group_len: None, packer: Packer::Awq, ..plain });
         let fp8 = |more: &str| method(&format!(r#"{{"quant_method": "fp8"{more}}}"#));
-        assert_eq!(fp8(r#", "weight_block_size": [64, 32]"#), Method::Fp8 { tile: [64, 32] });
-        assert_eq!(fp8(""), Method::Fp8 { tile: [128, 128] });
+        assert_eq!(fp8(r#", "weight_block_size": [64, 32]"#), Method::Fp8 { tile: Some([64, 32]) });
+        assert_eq!(fp8(""), Method::Fp8 { tile: Some([128, 128]) });
         assert!(read(r#"{"quant_method": "gptq", "bits": 3}"#).unwrap_err().contains("bits` = 3 is not supported"));
         assert!(read(r#"{"quant_method": "awq", "bits": 4, "version": "gemv"}"#).unwrap_err().contains("\"gemm\""));
         assert!(read(r#"{"quant_method": "fp8", "weight_block_size": [0, 1]}"#).unwrap_err().contains("two numbers"));
+    }
+
+    /// The method of one group of compressed-tensors in a format.
+    fn scheme(format: &str, weights: &str) -> Result<Method, String> {
+        read(&format!(
+            r#"{{"quant_method": "compressed-tensors", "format": "{format}", "transform_config": {{}},
+                "config_groups": {{"group_0": {{"targets": ["Linear"], "weights": {{{weights}}}}}}}}}"#
+        ))
+        .map(|stored| stored.unwrap().method)
+    }
+
+    #[test]
+    fn the_schemes_of_compressed_tensors_are_read() {
+        let rows = Words { packer: Packer::CompressedTensors, bits: 8, group_len: None, zeros_less_one: false, ..GPTQ };
+        let words = Words { bits: 4, group_len: Some(32), is_reordered: false, ..rows };
+        let rows = Words { is_symmetric: false, ..rows };
+        for (format, weights, expected) in [
+            ("mxfp4-pack-quantized", r#""num_bits": 4, "type": "float", "group_size": 32"#, Method::Mxfp4),
+            ("nvfp4-pack-quantized", r#""num_bits": 4, "group_size": 16, "strategy": "tensor_group""#, Method::Nvfp4),
+            ("pack-quantized", r#""num_bits": 4, "symmetric": true, "group_size": 32"#, Method::Words(words)),
+            (
+                "pack-quantized",
+                r#""num_bits": 8, "symmetric": false, "group_size": null, "strategy": "channel", "actorder": "group""#,
+                Method::Words(rows),
+            ),
+            ("float-quantized", r#""num_bits": 8, "strategy": "channel""#, Method::Fp8 { tile: None }),
+            ("float-quantized", r#""block_structure": [64, 32]"#, Method::Fp8 { tile: Some([64, 32]) }),
+        ] {
+            assert_eq!(scheme(format, weights), Ok(expected), "{format} {weights}");
+        }
+        let three = scheme("pack-quantized", r#""num_bits": 3"#).unwrap_err();
+        assert!(three.contains("`quantization_config.config_groups.group_0.weights.num_bits` = 3 is not"), "{three}");
+        assert!(scheme("int-quantized", "").unwrap_err().contains("`quantization_config.format` = \"int-quantized\""));
     }
 
     #[test]
@@ -266,6 +371,11 @@ mod tests {
             (r#"{"quant_method": "bitsandbytes"}"#, "expected one of them to be true"),
             (r#"{"load_in_4bit": true, "bnb_4bit_quant_type": "nf5"}"#, "= \"nf5\" is not supported"),
             (r#"{"load_in_8bit": true, "llm_int8_skip_modules": "lm_head"}"#, "expected a list of names"),
+            (
+                r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "transform_config": {"a": 1},
+                    "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}, "c": ["Linear"]}}"#,
+                "`quantization_config.config_groups` describes 2 schemes for weights, expected 1",
+            ),
             ("7", "`quantization_config` = 7, expected an object"),
         ] {
             let problems = read(text).unwrap_err();

@@ -166,8 +166,8 @@ fn suggestions(
     let is_whole = workload.storage.quantisation.is_none() && workload.config.quantisation.is_none();
     let nf4 = is_whole.then_some(Storage { quantisation: Some(nf4), ..workload.storage });
     let (residency, name) = if workload.on_cpu { (Residency::Mapped, "mapped") } else { (Residency::Host, "host") };
-    let is_in_memory = workload.storage.residency == Residency::Memory;
-    let elsewhere = is_in_memory.then_some(Storage { residency, ..workload.storage });
+    let can_leave = workload.storage.residency == Residency::Memory && !(workload.is_random && workload.on_cpu);
+    let elsewhere = can_leave.then_some(Storage { residency, ..workload.storage });
     let both = nf4.zip(elsewhere).map(|(nf4, _)| Storage { residency, ..nf4 });
     let parked_bytes = |storage| as_f64(Workload { storage, ..workload.clone() }.parked_base_bytes());
     let has_room = |storage: &Storage| {

@@ -24,6 +24,8 @@ pub struct Workload<'a> {
     pub selection: &'a Selection,
     /// How the base is held.
     pub storage: Storage,
+    /// Whether it is drawn at random, so that no file holds it.
+    pub is_random: bool,
     /// Precision of the computation.
     pub precision: Precision,
     /// Sequences per micro-batch.
@@ -319,6 +321,7 @@ pub(super) mod tests {
             config,
             selection,
             storage: Dtype::F32.into(),
+            is_random: false,
             precision: Precision::F32,
             rows: 2,
             row_length: 512,

@@ -47,7 +47,7 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
             vec![one, two, text, sharded]
         }
         "gguf" => vec![gguf("llama"), gguf("gpt2")],
-        "base" => ["nf4", "int8", "awq", "fp8"].map(base).to_vec(),
+        "base" => ["nf4", "int8", "awq", "fp8", "mxfp4", "nvfp4", "int4"].map(base).to_vec(),
         "adapter" => vec![adapter(TargetModules::AllLinear), adapter(TargetModules::Names(vec!["q_proj".into()]))],
         "checkpoint" => vec![checkpoint()],
         "logs" => {
@@ -215,14 +215,24 @@ fn tensors(named: &[(&str, [usize; 2])]) -> Vec<u8> {
 
 /// A model of one small block whose linear layers are stored as `method` has it, the first of nf4 with nested scales.
 fn base(method: &str) -> Vec<u8> {
-    let how = match method {
-        "nf4" => r#""load_in_4bit":true,"bnb_4bit_quant_type":"nf4""#,
-        "int8" => r#""load_in_8bit":true"#,
-        "awq" => r#""quant_method":"awq","bits":4,"group_size":8"#,
-        _ => r#""quant_method":"fp8","weight_block_size":[4,8]"#,
+    let compressed = |format: &str| {
+        let weights = r#"{"num_bits":4,"group_size":8,"symmetric":false}"#;
+        format!(
+            r#""quant_method":"compressed-tensors","format":"{format}","config_groups":{{"a":{{"weights":{weights}}}}}"#
+        )
     };
+    let how = match method {
+        "nf4" => r#""load_in_4bit":true,"bnb_4bit_quant_type":"nf4""#.to_owned(),
+        "int8" => r#""load_in_8bit":true"#.to_owned(),
+        "awq" => r#""quant_method":"awq","bits":4,"group_size":8"#.to_owned(),
+        "fp8" => r#""quant_method":"fp8","weight_block_size":[4,8]"#.to_owned(),
+        "int4" => compressed("pack-quantized"),
+        float => compressed(&format!("{float}-pack-quantized")),
+    };
+    let width = if matches!(method, "mxfp4" | "nvfp4") { 32 } else { 8 };
     let config = format!(
-        r#"{{"model_type":"llama","vocab_size":4,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":2,"tie_word_embeddings":true,"quantization_config":{{{how}}}}}"#
+        r#"{{"model_type":"llama","vocab_size":4,"hidden_size":{width},"intermediate_size":{},"num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":2,"tie_word_embeddings":true,"quantization_config":{{{how}}}}}"#,
+        2 * width
     );
     let mut tensors = Vec::new();
     let mut add = |name: String, dtype: Dtype, shape: &[usize], bytes: Vec<u8>| {
@@ -234,23 +244,44 @@ fn base(method: &str) -> Vec<u8> {
             add(name, Dtype::BF16, &shape, vec![0x3f; 2 * len]);
             continue;
         };
-        if method == "awq" {
-            let (groups, words) = (shape[1] / 8, shape[0].div_ceil(8));
-            add(format!("{module}_proj.qweight"), Dtype::I32, &[shape[1], words], vec![0x5a; 4 * shape[1] * words]);
-            add(format!("{module}_proj.qzeros"), Dtype::I32, &[groups, words], vec![0x77; 4 * groups * words]);
-            add(format!("{module}_proj.scales"), Dtype::F16, &[groups, shape[0]], vec![0x2c; 2 * groups * shape[0]]);
-            continue;
-        }
-        if method == "fp8" {
-            let tiles = [shape[0] / 4, shape[1] / 8];
-            add(format!("{module}_proj.weight_scale_inv"), Dtype::BF16, &tiles, vec![0x3f; 2 * tiles[0] * tiles[1]]);
-            add(name, Dtype::F8_E4M3, &shape, vec![0x35; len]);
-            continue;
-        }
-        if method == "int8" {
-            add(format!("{module}_proj.SCB"), Dtype::F32, &shape[..1], vec![0x3e; 4 * shape[0]]);
-            add(format!("{module}_proj.weight_format"), Dtype::U8, &[], vec![0]);
-            add(name, Dtype::I8, &shape, vec![7; len]);
+        let (out, width) = (shape[0], shape[1]);
+        // Each with a byte that it is full of.
+        let parts: Vec<(&str, Dtype, Vec<usize>, u8)> = match method {
+            "nf4" => vec![],
+            "int8" => vec![
+                ("SCB", Dtype::F32, vec![out], 0x3e),
+                ("weight_format", Dtype::U8, vec![], 0),
+                ("weight", Dtype::I8, shape.clone(), 7),
+            ],
+            "awq" => vec![
+                ("qweight", Dtype::I32, vec![width, out / 8], 0x5a),
+                ("qzeros", Dtype::I32, vec![width / 8, out / 8], 0x77),
+                ("scales", Dtype::F16, vec![width / 8, out], 0x2c),
+            ],
+            "fp8" => vec![
+                ("weight_scale_inv", Dtype::BF16, vec![out / 4, width / 8], 0x3f),
+                ("weight", Dtype::F8_E4M3, shape.clone(), 0x35),
+            ],
+            "mxfp4" => vec![
+                ("weight_packed", Dtype::U8, vec![out, width / 2], 0x5a),
+                ("weight_scale", Dtype::U8, vec![out, width / 32], 0x7e),
+            ],
+            "nvfp4" => vec![
+                ("weight_packed", Dtype::U8, vec![out, width / 2], 0x5a),
+                ("weight_scale", Dtype::F8_E4M3, vec![out, width / 16], 0x35),
+                ("weight_global_scale", Dtype::F32, vec![1], 0x42),
+            ],
+            _ => vec![
+                ("weight_packed", Dtype::I32, vec![out, width / 8], 0x5a),
+                ("weight_zero_point", Dtype::I32, vec![out / 8, width / 8], 0x77),
+                ("weight_scale", Dtype::BF16, vec![out, width / 8], 0x3c),
+            ],
+        };
+        if !parts.is_empty() {
+            for (part, dtype, shape, byte) in parts {
+                let num_bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+                add(format!("{module}_proj.{part}"), dtype, &shape, vec![byte; num_bytes]);
+            }
             continue;
         }
         let blocks = len.div_ceil(64);

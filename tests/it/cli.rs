@@ -214,6 +214,9 @@ fn inspect_shows_a_model_folder_and_the_gguf_file_made_of_it_alike_but_for_their
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["parameters"], config.num_parameters());
     assert!(json["types"]["q8_0"]["bytes"].as_u64().unwrap() > 0 && json["tokenizer"]["tokens"].as_u64().unwrap() > 0);
+
+    let said = run(&["generate", "--model", "q8.gguf", "--prompt", "a", "--max-new-tokens", "1", "--device", "cpu"]);
+    assert!(text(&said.stderr).contains("held in the blocks of the GGUF file, the rest in "), "{}", text(&said.stderr));
 }
 
 #[test]

@@ -138,6 +138,15 @@ fn fp8([out, width]: [usize; 2]) -> Vec<Part> {
     vec![weight, (".weight_scale_inv", Dtype::F32, tiles.to_vec(), scales)]
 }
 
+fn mxfp4([out, width]: [usize; 2]) -> Vec<Part> {
+    // Powers of two from 2^-23 to 2^-8.
+    let scales = codes(out * width / 32).into_iter().map(|code| 104 + code / 16).collect();
+    vec![
+        (".weight_packed", Dtype::U8, vec![out, width / 2], codes(out * width / 2)),
+        (".weight_scale", Dtype::U8, vec![out, width / 32], scales),
+    ]
+}
+
 /// The quickstart's model with arbitrary codes.
 fn write_coded(folder: &Path, (quantisation, parts): &Coded) {
     fs::create_dir(folder).unwrap();
@@ -167,7 +176,10 @@ fn write_coded(folder: &Path, (quantisation, parts): &Coded) {
 #[test]
 fn so_are_those_over_codes_of_every_format_and_blocks_of_gguf() {
     let words = |method: &str, is_ordered: bool| object!({"quant_method": method, "bits": 4, "group_size": 32, "desc_act": is_ordered});
-    let bases: [(&str, Coded); 6] = [
+    let scheme = object!({"group_0": {"weights": {"num_bits": 4, "group_size": 32}}});
+    let compressed =
+        object!({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": scheme});
+    let bases: [(&str, Coded); 7] = [
         (
             "nf4",
             (object!({"load_in_4bit": true, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": true}), nf4),
@@ -177,6 +189,7 @@ fn so_are_those_over_codes_of_every_format_and_blocks_of_gguf() {
         ("ordered", (words("gptq", true), ordered_gptq)),
         ("awq", (words("awq", false), awq)),
         ("fp8", (object!({"quant_method": "fp8", "weight_block_size": [48, 64]}), fp8)),
+        ("mxfp4", (compressed, mxfp4)),
     ];
     let bench = Bench::new();
     for (name, coded) in bases {

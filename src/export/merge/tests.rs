@@ -125,12 +125,17 @@ fn on_a_quantised_base_the_sum_is_with_the_decoded_weights_of_every_linear_layer
 fn codes_of_every_packer_are_decoded_and_layers_that_are_stored_whole_stay() {
     let golden = SafeTensors::deserialize(include_bytes!("../../../tests/golden/packed.safetensors")).unwrap();
     let [module, whole_module] = [0, 1].map(|layer| Linear::Up.module_name(layer));
+    let weights = json!({"num_bits": 4, "group_size": 32});
+    let compressed = |format: &str| json!({"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": {"weights": weights}}});
     for (case, described) in [
         ("gptq4_zeros", json!({"quant_method": "gptq", "bits": 4, "group_size": 32})),
         ("gptq4_ordered", json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": true})),
         ("gptq8", json!({"quant_method": "gptq", "bits": 8, "group_size": 32})),
         ("awq", json!({"quant_method": "awq", "bits": 4, "group_size": 32})),
+        ("int4", compressed("pack-quantized")),
         ("fp8", json!({"quant_method": "fp8", "weight_block_size": [48, 32]})),
+        ("mxfp4", compressed("mxfp4-pack-quantized")),
+        ("nvfp4", compressed("nvfp4-pack-quantized")),
     ] {
         let root = tempfile::tempdir().unwrap();
         let base = root.path().join("base");
@@ -162,13 +167,16 @@ fn codes_of_every_packer_are_decoded_and_layers_that_are_stored_whole_stay() {
         let merged = WeightFiles::open(&root.path().join("out")).unwrap();
         let found = &merged.tensors()[&format!("{module}.weight")];
         assert_eq!((found.dtype, found.shard), (safetensors::Dtype::F16, 1), "{case}: as the embedding, in its file");
-        let decoded = convert::to_f32(golden.tensor(&format!("{case}.decoded")).unwrap().data(), Dtype::F16);
+        let decoded = golden.tensor(&format!("{case}.decoded")).unwrap();
+        let dtype = convert::float_dtype(decoded.dtype()).unwrap();
+        let decoded = convert::to_f32(decoded.data(), dtype);
         for (module, before) in [(&module, &decoded), (&whole_module, &whole)] {
             let after = merged.load_f32(&format!("{module}.weight"), &[64, 96]).unwrap();
             let sums = expected(before, &saved.weights[module], saved.config.lora_alpha / 3.0);
             for ((after, sum), before) in after.iter().zip(sums).zip(before) {
-                // Rounded to f16: the golden numbers, and the sum.
-                let allowed = (sum.abs() + f64::from(before.abs())) / 2048.0 + 1e-6;
+                // Rounded: the golden numbers, and the sum to f16.
+                let rounding = if dtype == Dtype::F16 { 2048.0 } else { 256.0 };
+                let allowed = sum.abs() / 2048.0 + f64::from(before.abs()) / rounding + 1e-6;
                 assert!((f64::from(*after) - sum).abs() <= allowed, "{case} {module}: {after} {sum}");
             }
         }

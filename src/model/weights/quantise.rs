@@ -8,9 +8,6 @@ use crate::ops::cpu::NESTED_LEN;
 use crate::ops::host;
 use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
 
-/// Numbers that share a scale in formats of others, by default.
-const GROUP_LEN: usize = 128;
-
 /// How the frozen linear layers are quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantisation {
@@ -30,20 +27,12 @@ impl Quantisation {
     /// Numbers that share a scale in four bits, as bitsandbytes has it by default.
     pub const BLOCK_LEN: usize = 64;
 
-    /// Bytes of a matrix `[out_features, in_features]`, scales included.
+    /// What becomes of a matrix `[out_features, in_features]`.
     #[must_use]
-    pub fn num_bytes(self, shape: [usize; 2]) -> usize {
-        let block_len = match self.coding {
-            Coding::Int8 => shape[1],
-            Coding::Fp8 | Coding::Int4 => GROUP_LEN,
-            Coding::Nf4 | Coding::Fp4 => Self::BLOCK_LEN,
-        };
-        let scales = match self.coding {
-            Coding::Int4 => BlockScales::Shifted { scales: (), zeros: () },
-            _ if self.is_nested() => BlockScales::Nested { codes: (), table: (), scales: (), offset: 0.0 },
-            _ => BlockScales::Plain(()),
-        };
-        Quantised { shape, coding: self.coding, codes: (), block_len, scales }.num_bytes()
+    pub fn form(self, shape: [usize; 2]) -> Quantised<(), ()> {
+        let block_len = if self.coding == Coding::Int8 { shape[1] } else { Self::BLOCK_LEN };
+        let scales = if self.is_nested() { BlockScales::NESTED } else { BlockScales::Plain(()) };
+        Quantised { shape, coding: self.coding, codes: (), block_len, scales }
     }
 
     /// Quantises a matrix `[out_features, in_features]`. `fill` writes at most 2,048 of its numbers, starting
@@ -59,7 +48,7 @@ impl Quantisation {
     ) -> Result<Quantised, Overflow> {
         // Random numbers in a format that is only read: one of the same size.
         let coding = match self.coding {
-            Coding::Int4 => Coding::Nf4,
+            Coding::Int4 | Coding::Mxfp4 | Coding::Nvfp4 => Coding::Nf4,
             Coding::Fp8 => Coding::Int8,
             coding => coding,
         };
@@ -284,7 +273,7 @@ mod tests {
                 let parts = Matrix::Quantised(Arc::new(found.clone())).parts();
                 let num_bytes = parts.iter().map(|part| part.len()).sum::<usize>();
                 assert_eq!(
-                    [found.num_bytes(), Quantisation { coding, nested }.num_bytes(SHAPE)],
+                    [found.num_bytes(), Quantisation { coding, nested }.form(SHAPE).num_bytes()],
                     [num_bytes; 2],
                     "{name}"
                 );

@@ -1,4 +1,5 @@
-//! Matrices that GPTQ and AWQ have quantised: codes in 32-bit words, and a scale and a zero for each group of inputs.
+//! Matrices that GPTQ, AWQ and compressed-tensors have quantised: codes in 32-bit words, and a scale and a zero for each group
+//! of inputs.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::device::Dtype;
 use crate::ops::host;
 use crate::ops::linear::Matrix;
 use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
-use crate::spec::Words;
+use crate::spec::{Packer, Words};
 
 /// Where AWQ has the code of each of eight outputs in their word.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
@@ -24,15 +25,24 @@ pub(super) struct StoredWords<'a> {
     shape: [usize; 2],
     words: Words,
     codes: &'a StoredTensor,
-    zeros: &'a StoredTensor,
+    /// Absent where all are the half of the codes.
+    zeros: Option<&'a StoredTensor>,
     scales: (&'a StoredTensor, Dtype),
     /// The group of each input.
     groups: Vec<usize>,
 }
 
 /// Names of the tensors that a module may have.
-pub(super) fn tensors_of(module: &str) -> Vec<String> {
-    ["qweight", "qzeros", "scales", "g_idx"].map(|part| format!("{module}.{part}")).to_vec()
+pub(super) fn tensors_of(module: &str, packer: Packer) -> Vec<String> {
+    parts(packer).into_iter().chain(["weight_shape"]).map(|part| format!("{module}.{part}")).collect()
+}
+
+/// Names of codes, zeros, scales, and the group of each input.
+fn parts(packer: Packer) -> [&'static str; 4] {
+    match packer {
+        Packer::Gptq | Packer::Awq => ["qweight", "qzeros", "scales", "g_idx"],
+        Packer::CompressedTensors => ["weight_packed", "weight_zero_point", "weight_scale", "weight_g_idx"],
+    }
 }
 
 /// Finds the tensors of a module.
@@ -43,25 +53,33 @@ pub(super) fn find<'a>(
     words: Words,
 ) -> Result<StoredWords<'a>, String> {
     let [out_features, in_features] = shape;
-    let name = |part: &str| format!("{module}.{part}");
+    let [codes, zeros, scales, order] = parts(words.packer).map(|part| format!("{module}.{part}"));
     let per_word = words.per_word();
     if shape.iter().any(|size| !size.is_multiple_of(per_word)) {
         return Err(format!("misshapen: `{module}` is {shape:?}, expected multiples of {per_word}"));
     }
     let group_len = words.group_len.unwrap_or(in_features);
     let num_groups = in_features.div_ceil(group_len);
-    let packed =
-        if words.is_awq { [in_features, out_features / per_word] } else { [in_features / per_word, out_features] };
-    let codes = files.part(&name("qweight"), &packed, I32)?;
-    let zeros = files.part(&name("qzeros"), &[num_groups, out_features / per_word], I32)?;
-    let scales = files.stored(&name("scales"), &[num_groups, out_features])?;
-    let groups: Vec<usize> = if files.tensors().contains_key(&name("g_idx")) {
-        numbers(files, files.part(&name("g_idx"), &[in_features], I32)?).map(|group| group as usize).collect()
+    let (zeros_shape, scales_shape) = ([num_groups, out_features / per_word], [num_groups, out_features]);
+    let flipped = |[rows, columns]: [usize; 2]| [columns, rows];
+    let (packed, zeros_shape, scales_shape) = match words.packer {
+        Packer::Gptq => ([in_features / per_word, out_features], zeros_shape, scales_shape),
+        Packer::Awq => ([in_features, out_features / per_word], zeros_shape, scales_shape),
+        Packer::CompressedTensors => {
+            ([out_features, in_features / per_word], flipped(zeros_shape), flipped(scales_shape))
+        }
+    };
+    let codes = files.part(&codes, &packed, I32)?;
+    let has_zeros = !(words.is_symmetric && words.packer == Packer::CompressedTensors);
+    let zeros = has_zeros.then(|| files.part(&zeros, &zeros_shape, I32)).transpose()?;
+    let scales = files.stored(&scales, &scales_shape)?;
+    let groups: Vec<usize> = if files.tensors().contains_key(&order) {
+        numbers(files, files.part(&order, &[in_features], I32)?).map(|group| group as usize).collect()
     } else {
         (0..in_features).map(|input| input / group_len).collect()
     };
     match groups.iter().find(|group| **group >= num_groups) {
-        Some(group) => Err(format!("`{}` names group {group} of {num_groups}", name("g_idx"))),
+        Some(group) => Err(format!("`{order}` names group {group} of {num_groups}")),
         None => Ok(StoredWords { shape, words, codes, zeros, scales, groups }),
     }
 }
@@ -78,26 +96,39 @@ impl StoredWords<'_> {
             coding: if self.words.bits == 4 { Coding::Int4 } else { Coding::Int8 },
             codes: self.codes(files),
             zeros: self.zeros(files),
-            scales: convert::to_f32(files.bytes(self.scales.0), self.scales.1),
+            scales: self.by_group(convert::to_f32(files.bytes(self.scales.0), self.scales.1)),
             shape: self.shape,
             groups: self.groups,
         };
-        [self.codes, self.zeros, self.scales.0].into_iter().for_each(|stored| files.release(stored));
+        [self.codes, self.scales.0].into_iter().chain(self.zeros).for_each(|stored| files.release(stored));
         match unpacked.block_len() {
             block_len if block_len < LEAST_BLOCK => unpacked.dense(dtype, device).map(Matrix::Dense),
             block_len => Ok(Matrix::Quantised(Arc::new(unpacked.in_blocks(block_len, device)))),
         }
     }
 
+    /// What each output has of each group, group after group.
+    fn by_group<T: Copy>(&self, numbers: Vec<T>) -> Vec<T> {
+        if self.words.packer != Packer::CompressedTensors {
+            return numbers;
+        }
+        let num_groups = self.scales.0.shape[1];
+        (0..num_groups).flat_map(|group| numbers.iter().skip(group).step_by(num_groups)).copied().collect()
+    }
+
     /// Codes row after row: of four bits two to a byte, the first in the upper half; of eight bits less 128.
     fn codes(&self, files: &WeightFiles) -> Vec<u8> {
         let [out_features, in_features] = self.shape;
         let words = files.bytes(self.codes).as_chunks::<4>().0;
+        let unpacked = |byte: u8| if self.words.bits == 4 { byte.rotate_left(4) } else { byte ^ 128 };
+        if self.words.packer == Packer::CompressedTensors {
+            return files.bytes(self.codes).par_iter().map(|byte| unpacked(*byte)).collect();
+        }
         let row_bytes = in_features * self.words.bits / 8;
         let mut codes = vec![0u8; out_features * row_bytes];
         // Eight rows at a time: words of neighbouring outputs are neighbours.
         codes.par_chunks_mut(8 * row_bytes).enumerate().for_each(|(eight, codes)| {
-            if self.words.is_awq {
+            if self.words.packer == Packer::Awq {
                 let word = |input: usize| u32::from_le_bytes(words[input * out_features / 8 + eight]);
                 for pair in 0..row_bytes {
                     let (first, second) = (word(2 * pair), word(2 * pair + 1));
@@ -111,8 +142,7 @@ impl StoredWords<'_> {
             for four in 0..row_bytes / 4 {
                 let words = &words[four * out_features + 8 * eight..];
                 for (row, word) in codes.chunks_mut(row_bytes).zip(words) {
-                    let bytes = word.map(|byte| if self.words.bits == 4 { byte.rotate_left(4) } else { byte ^ 128 });
-                    row[4 * four..4 * four + 4].copy_from_slice(&bytes);
+                    row[4 * four..4 * four + 4].copy_from_slice(&word.map(unpacked));
                 }
             }
         });
@@ -121,17 +151,23 @@ impl StoredWords<'_> {
 
     /// The zero of each group and output, less the half of all codes.
     fn zeros(&self, files: &WeightFiles) -> Vec<f32> {
-        let Words { bits, is_awq, zeros_less_one, .. } = self.words;
+        let Words { bits, packer, zeros_less_one, .. } = self.words;
+        let Some(zeros) = self.zeros else { return vec![0.0; self.scales.0.shape.iter().product()] };
         let half = 1i32 << (bits - 1);
         let of_word = |word: u32| {
             (0..self.words.per_word()).map(move |output| {
-                let place = if is_awq { AWQ_PLACES[output] } else { output };
+                let place = if packer == Packer::Awq { AWQ_PLACES[output] } else { output };
                 let code = word >> (bits * place) & ((1 << bits) - 1);
                 code.cast_signed() + i32::from(zeros_less_one) - half
             })
         };
         #[expect(clippy::cast_precision_loss, reason = "at most 256")]
-        let zeros = numbers(files, self.zeros).flat_map(of_word).map(|zero| zero as f32).collect();
+        let zeros = self
+            .by_group(numbers(files, zeros).collect())
+            .into_iter()
+            .flat_map(of_word)
+            .map(|zero| zero as f32)
+            .collect();
         zeros
     }
 }
@@ -190,6 +226,6 @@ impl Unpacked {
 }
 
 /// The greatest common divisor.
-pub(super) fn gcd(a: usize, b: usize) -> usize {
+pub(in crate::model) fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -71,6 +71,11 @@ impl Scale {
     }
 }
 
+impl Scales<(), ()> {
+    /// Nested scales without numbers.
+    pub const NESTED: Self = Self::Nested { codes: (), table: (), scales: (), offset: 0.0 };
+}
+
 impl<F, B> Scales<F, B> {
     /// The scales with other parts in the place of theirs; floats come first.
     pub fn map<'a, G, C>(

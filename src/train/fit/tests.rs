@@ -147,6 +147,7 @@ fn weights_elsewhere_are_suggested_where_nothing_else_fits() {
     let of = |gib: f64| Memories::of_device(gib * GIB);
     let mapped = Some("mapped".to_owned());
     assert_eq!([3.0, 4.0, 8.0, 20.0].map(|gib| residency(&on_cpu, of(gib))), [mapped.clone(), mapped, None, None]);
+    assert_eq!(residency(&Workload { is_random: true, ..on_cpu.clone() }, of(4.0)), None, "no file to stay in");
     let on_gpu = Workload { on_cpu: false, ..on_cpu.clone() };
     assert_eq!([6.0, 12.0].map(|gib| residency(&on_gpu, of(gib))), [Some("host".to_owned()), None]);
     // The blocks take 13 GiB of the host's memory, in codes 4.
