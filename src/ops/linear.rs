@@ -50,12 +50,17 @@ impl Matrix {
         }
     }
 
-    /// The matrix as a float tensor: decoded in plain tensor calls if it is quantised.
+    /// The matrix as a float tensor: decoded in plain tensor calls if it is quantised, to `f32`.
     #[must_use]
     pub fn dense(&self) -> Cow<'_, Tensor<2>> {
+        self.dense_in(DType::F32)
+    }
+
+    /// [`dense`](Self::dense), but codes are decoded to `dtype`.
+    fn dense_in(&self, dtype: DType) -> Cow<'_, Tensor<2>> {
         match self {
             Self::Dense(values) => Cow::Borrowed(values),
-            Self::Quantised(values) => Cow::Owned(values.decoded()),
+            Self::Quantised(values) => Cow::Owned(values.decoded(dtype)),
             Self::Blocks(values) => Cow::Owned(values.decoded()),
         }
     }
@@ -314,7 +319,7 @@ pub fn plain_linear(
 ) -> (Tensor<2>, Option<Tensor<2>>) {
     let dtype = x.dtype();
     let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
-    let y = product(&operand(x), &operand(&weight.values.dense()).transpose());
+    let y = product(&operand(x), &operand(&weight.values.dense_in(dtype)).transpose());
     let bias = weight.bias.clone().map(Tensor::unsqueeze);
     let (update, xa) = lora.map(|lora| plain_low_rank(products, x, weight, lora)).unzip();
     (rounded_once(y, [bias, update, residual]), xa)
@@ -362,7 +367,7 @@ pub fn plain_linear_backward(
         InputGrad::Fresh => (true, None),
         InputGrad::AddTo(sum) => (true, Some(sum)),
     };
-    let dx = has_input_grad.then(|| product(&operand(dy), &operand(&weight.values.dense())));
+    let dx = has_input_grad.then(|| product(&operand(dy), &operand(&weight.values.dense_in(dtype))));
     let Some((lora, xa)) = lora else { return (dx.map(|dx| rounded_once(dx, [sum])), None) };
     let LowRank { a, b } = lora.matrices;
     let dropout = lora.dropout.map(|settings| PlainDropout::new(x, settings));

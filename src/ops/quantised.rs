@@ -1,6 +1,7 @@
 //! A frozen matrix as codes, on any device: what [`cpu::Codes`] is to slices, this is to tensors.
 
 use std::cell::Cell;
+use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
@@ -199,51 +200,71 @@ impl Quantised {
         numbers
     }
 
-    /// The matrix, decoded in plain tensor calls, `[out_features, in_features]` in `f32`.
+    /// The matrix, decoded in plain tensor calls and rounded to `dtype`, `[out_features, in_features]`.
     #[must_use]
-    pub fn decoded(&self) -> Tensor<2> {
-        let wide = |codes: &Tensor<1, Int>| codes.clone().cast(DType::I32);
-        let device = self.codes.device();
-        let len = self.shape[0] * self.shape[1];
-        let values: Tensor<1> = match self.coding.table() {
-            Some(table) => {
-                let codes = wide(&self.codes);
-                let pairs: Tensor<2, Int> =
-                    Tensor::stack(vec![codes.clone().bitwise_right_shift_scalar(4), codes.bitwise_and_scalar(15)], 1);
-                let table = Tensor::from_data(TensorData::new(table.to_vec(), [16]), (&device, DType::F32));
-                table.select(0, pairs.flatten::<1>(0, 1).narrow(0, 0, len))
+    pub fn decoded(&self, dtype: DType) -> Tensor<2> {
+        let Self { shape, block_len, .. } = *self;
+        let values = first(self.values().reshape([-1]), shape[0] * shape[1]);
+        // Together, before the shape changes: a fused kernel ends there.
+        let scale = |x: Tensor<2>, scales: Tensor<2>| (x * scales).cast(dtype);
+        let scaled = match &self.scales {
+            BlockScales::Plain(scales) => by_block(values, scales, block_len, scale),
+            BlockScales::Shifted { scales, zeros } => {
+                by_block(by_block(values, zeros, block_len, Tensor::sub), scales, block_len, scale)
             }
-            None if self.coding == Coding::Fp8 => {
-                let table: Tensor<1> = Tensor::from_data(TensorData::new(FP8.to_vec(), [256]), (&device, DType::F32));
-                table.select(0, wide(&self.codes))
-            }
-            // A byte above 127 is negative.
-            None => {
-                let codes = wide(&self.codes);
-                let sign = codes.clone().bitwise_right_shift_scalar(7) * 256;
-                (codes - sign).float().cast(DType::F32)
-            }
-        };
-        let values = match &self.scales {
-            BlockScales::Shifted { zeros, .. } => values - spread(zeros, self.block_len, len),
-            _ => values,
-        };
-        let scales = match &self.scales {
-            BlockScales::Plain(scales) | BlockScales::Shifted { scales, .. } => scales.clone(),
             BlockScales::Nested { codes, table, scales, offset } => {
-                let codes = wide(codes);
-                let num_blocks = codes.dims()[0];
-                table.clone().select(0, codes) * spread(scales, cpu::NESTED_LEN, num_blocks) + *offset
+                let inner = table.clone().select(0, codes.clone());
+                let scales = by_block(inner, scales, cpu::NESTED_LEN, |x, scales| x * scales + *offset);
+                by_block(values, &scales, block_len, scale)
             }
         };
-        (values * spread(&scales, self.block_len, len)).reshape(self.shape)
+        scaled.reshape(shape)
+    }
+
+    /// What the codes stand for, those of a byte in a row.
+    fn values(&self) -> Tensor<2> {
+        table(self.coding, &self.codes.device()).select(0, self.codes.clone())
     }
 }
 
-/// Every number `times` times, the first `len` of them.
-fn spread(x: &Tensor<1>, times: usize, len: usize) -> Tensor<1> {
-    let num = x.dims()[0];
-    x.clone().reshape([num, 1]).expand([num, times]).reshape([num * times]).narrow(0, 0, len)
+/// What the codes of each byte stand for, `[256, codes of a byte]`. It is sent to a device once: a copy for each product would
+/// have the host wait for the device.
+fn table(coding: Coding, device: &Device) -> Tensor<2> {
+    static TABLES: Mutex<Vec<(Device, Coding, Tensor<2>)>> = Mutex::new(Vec::new());
+    let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((.., table)) = tables.iter().find(|(on, of, _)| on == device && *of == coding) {
+        return table.clone();
+    }
+    let numbers: Vec<f32> = match (coding.table(), coding) {
+        (Some(table), _) => (0..256).flat_map(|byte| [table[byte >> 4], table[byte & 15]]).collect(),
+        (None, Coding::Fp8) => FP8.to_vec(),
+        // A byte above 127 is negative.
+        (None, _) => (0..=255u8).map(|byte| f32::from(byte.cast_signed())).collect(),
+    };
+    let shape = [256, numbers.len() / 256];
+    let table = Tensor::from_data(TensorData::new(numbers, shape), (device, DType::F32));
+    tables.push((device.clone(), coding, table.clone()));
+    table
+}
+
+/// `operation` on the numbers of each block of `block_len` and the block's number of `of_blocks`.
+fn by_block(
+    x: Tensor<1>,
+    of_blocks: &Tensor<1>,
+    block_len: usize,
+    operation: impl Fn(Tensor<2>, Tensor<2>) -> Tensor<2>,
+) -> Tensor<1> {
+    let ([len], [num_blocks]) = (x.dims(), of_blocks.dims());
+    let missing = num_blocks * block_len - len;
+    let padding = (missing > 0).then(|| Tensor::zeros([missing], (&x.device(), x.dtype())));
+    let whole = padding.into_iter().fold(x, |x, padding| Tensor::cat(vec![x, padding], 0));
+    let result = operation(whole.reshape([num_blocks, block_len]), of_blocks.clone().reshape([num_blocks, 1]));
+    first(result.reshape([-1]), len)
+}
+
+/// The first `len` numbers.
+fn first(x: Tensor<1>, len: usize) -> Tensor<1> {
+    if x.dims()[0] == len { x } else { x.narrow(0, 0, len) }
 }
 
 /// A [`Quantised`] in host memory.

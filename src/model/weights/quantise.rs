@@ -258,7 +258,7 @@ mod tests {
             assert_eq!([*offset], numbers(&format!("{name}.offset"))[..]);
             assert_eq!(floats(scales), numbers(&format!("{name}.nested_absmax")), "{name}");
             assert!(bytes(codes) == data(&format!("{name}.nested_codes")), "{name}");
-            let decoded: Vec<f32> = found.decoded().into_data().try_to_vec().unwrap();
+            let decoded: Vec<f32> = found.decoded(Dtype::F32.into()).into_data().try_to_vec().unwrap();
             let some: Vec<f32> = decoded.into_iter().step_by(37).collect();
             assert_eq!(some, numbers(&format!("{name}.decoded")), "{name}");
         }
@@ -277,7 +277,7 @@ mod tests {
                     [num_bytes; 2],
                     "{name}"
                 );
-                let decoded: Vec<f32> = found.decoded().into_data().try_to_vec().unwrap();
+                let decoded: Vec<f32> = found.decoded(Dtype::F32.into()).into_data().try_to_vec().unwrap();
                 assert!(decoded.iter().all(|x| x.abs() < 1e-6), "{name}: zeros");
             }
         }

@@ -146,7 +146,10 @@ mod tests {
             assert!(rounded(&matrix.dense(), dtype) == convert::to_f32(expected.data(), dtype), "{case}");
             let found = match &matrix {
                 Matrix::Quantised(codes) => {
-                    assert!(codes.to_f32() == codes.decoded().to_data().try_to_vec::<f32>().unwrap(), "{case}");
+                    assert!(
+                        codes.to_f32() == codes.decoded(Dtype::F32.into()).to_data().try_to_vec::<f32>().unwrap(),
+                        "{case}"
+                    );
                     Some((codes.block_len, matches!(codes.scales, BlockScales::Plain(_))))
                 }
                 Matrix::Dense(_) | Matrix::Blocks(_) => None,
