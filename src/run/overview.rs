@@ -9,6 +9,7 @@ use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
+use crate::model::weights::convert::float_dtype;
 use crate::model::weights::{StoredTensor, WeightFiles, Weights};
 use crate::model::{ModelOptions, Quantization, Residency, Storage};
 use crate::recipe::Recipe;
@@ -138,6 +139,8 @@ fn file_types(files: &WeightFiles, config: Option<&ModelConfig>) -> Vec<String> 
             let whole = config.expected_tensors().into_iter();
             whole
                 .filter_map(|(name, shape)| files.tensors().get(&name).filter(|stored| stored.shape == shape))
+                // The others are codes.
+                .filter(|stored| float_dtype(stored.dtype).is_some())
                 .map(dtype)
                 .collect()
         }
