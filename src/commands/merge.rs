@@ -98,13 +98,14 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
     }
     if let Some(quantisation) = trained_on {
-        text.push_str(&onto(quantisation, args.original, is_gguf, summary.differences));
+        text.push_str(&onto(quantisation, args.original, summary.differences));
     }
     if let Some(method) = stored {
         let _ = write!(text, "\nthe base is stored as {method}, and the adapter was added to that, decoded");
-        if !is_gguf {
-            let _ = write!(text, "; weights are up to {:.1e} from those in training", summary.differences.written);
-        }
+    }
+    if !is_gguf && !args.original {
+        let _ =
+            write!(text, "\nwhat is written is up to {:.1e} from the weights in training", summary.differences.written);
     }
     if is_gguf {
         let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));
@@ -115,18 +116,12 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
 }
 
 /// Onto which base an adapter was merged that was trained on a quantised one, and what that does to the weights.
-fn onto(quantisation: Quantisation, is_original: bool, is_gguf: bool, differences: Differences) -> String {
-    let Differences { written, decoded } = differences;
-    let mut text = format!("\nthe adapter was trained on a base in {quantisation}, and was added to ");
+fn onto(quantisation: Quantisation, is_original: bool, differences: Differences) -> String {
+    let text = format!("\nthe adapter was trained on a base in {quantisation}, and was added to ");
     if is_original {
-        text.push_str("the base as it is stored");
-        return text;
+        return text + "the base as it is stored";
     }
-    let _ = write!(text, "that, decoded; with --original, weights are up to {decoded:.1e} from those in training");
-    if !is_gguf {
-        let _ = write!(text, ", so up to {written:.1e}");
-    }
-    text
+    text + &format!("that, decoded; --original would be up to {:.1e} from it", differences.decoded)
 }
 
 /// Whether `--out` names a GGUF file; the options for one are refused where it does not.

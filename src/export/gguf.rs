@@ -155,6 +155,10 @@ fn tensors<'a>(
     merging.tensors(on_bytes).filter_map(move |tensor| {
         let values = move || {
             let values = tensor.values()?;
+            // A number too large for the type is reported when it is written.
+            if let Ok(rounded) = dtype.rounded(tensor.shape, &values) {
+                tensor.note_more_rounding(&values, &rounded);
+            }
             let width = tensor.shape.get(1).copied().unwrap_or(1);
             let is_turned = names::is_interleaved(&merging.config, tensor.name);
             Ok(if is_turned { names::interleaved(&values, merging.config.head_dim, width) } else { values })

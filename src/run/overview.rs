@@ -244,7 +244,7 @@ const SMALL_MODEL: usize = 1_500_000_000;
 fn codes_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
     let ModelOptions { quantization, .. } = recipe.model;
     let is_four_bits = matches!(quantization, Quantization::Nf4 | Quantization::Fp4);
-    (is_four_bits && config.num_parameters() < SMALL_MODEL).then(|| {
+    (is_four_bits && config.quantisation.is_none() && config.num_parameters() < SMALL_MODEL).then(|| {
         format!(
             "four bits a weight cost a small model much of what it knows, and this one has {} parameters\n  hint: \
              model.quantization = \"int8\" costs little; docs/quantised.md has figures",

@@ -441,8 +441,9 @@ LANES = {
         Check("bench-nf4", bench("llama-3.2-1b", 4, 2048, {
             "launches": 8_000, "syncs": 1, "copies_to_host": 1, "copies_to_device": 20, "over_plan": 1.1},
             ["model.quantization=nf4"]), FULL, "bf16"),
-        Check("bench-host", bench("llama-3.2-1b", 4, 2048, {"syncs": 1, "copies_to_host": 1, "over_plan": 1.1,
-                                                            "device_peak_gib": 6}, ["model.residency=host"]), FULL, "bf16"),
+        # A thread of CubeCL's own waits for what another stream still uses.
+        Check("bench-host", bench("llama-3.2-1b", 4, 2048, {"copies_to_host": 1, "over_plan": 1.1, "device_peak_gib": 6},
+                                  ["model.residency=host"]), FULL, "bf16"),
         Check("bench-llama-3.1-8b", bench("llama-3.1-8b", 1, 4096, {"copies_to_host": 1, "over_plan": 1.1}), FULL, "bf16"),
     ],
     "doctor": [

@@ -75,6 +75,32 @@ impl GgufType {
         }
     }
 
+    /// The type of a tensor of this shape: vectors are stored in `f32`, and matrices whose rows are no whole blocks in `f16`
+    /// instead of `q8_0`, as llama.cpp's own converter does.
+    fn of(self, shape: &[usize]) -> Self {
+        match (shape, self) {
+            ([_], _) => Self::F32,
+            ([.., width], Self::Q8) if width % BLOCK != 0 => Self::F16,
+            _ => self,
+        }
+    }
+
+    /// What remains of the numbers of a tensor of this shape.
+    pub(super) fn rounded(self, shape: &[usize], values: &[f32]) -> Result<Vec<f32>, convert::Overflow> {
+        let of = self.of(shape);
+        let bytes = of.encode(values)?;
+        let Some(dtype) = of.float() else {
+            let blocks = bytes.chunks_exact(2 + BLOCK);
+            let number = |scale: f16| move |code: &u8| scale.to_f32() * f32::from(code.cast_signed());
+            let decoded = |block: &[u8]| {
+                let scale = f16::from_le_bytes([block[0], block[1]]);
+                block[2..].iter().map(number(scale)).collect::<Vec<_>>()
+            };
+            return Ok(blocks.flat_map(decoded).collect());
+        };
+        Ok(convert::to_f32(&bytes, dtype))
+    }
+
     fn encode(self, values: &[f32]) -> Result<Vec<u8>, convert::Overflow> {
         match self {
             Self::F32 => convert::from_f32(values, Dtype::F32),
@@ -177,19 +203,14 @@ pub(super) struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// Vectors are stored in `f32`, and matrices whose rows are no whole blocks in `f16` instead of `q8_0`, as
-    /// llama.cpp's own converter does.
+    /// In `dtype`, or the type that its shape [takes](GgufType::of) instead.
     pub(super) fn new(
         name: String,
         shape: Vec<usize>,
         dtype: GgufType,
         values: impl Fn() -> Result<Vec<f32>, Problem> + 'a,
     ) -> Self {
-        let dtype = match (shape.as_slice(), dtype) {
-            ([_], _) => GgufType::F32,
-            ([.., width], GgufType::Q8) if width % BLOCK != 0 => GgufType::F16,
-            _ => dtype,
-        };
+        let dtype = dtype.of(&shape);
         Self { name, shape, dtype, values: Box::new(values) }
     }
 

@@ -19,13 +19,25 @@ use crate::ops::quantised::Quantised;
 use crate::schema::Problem;
 use crate::spec::{Linear, ModelConfig};
 
-/// The largest differences between weights.
+/// Differences between weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Differences {
-    /// Between what is written and what was trained.
+    /// The largest between what is written and what was trained.
     pub written: f32,
-    /// Between the base as it is stored and the decoded one that the adapter was trained on.
+    /// The largest between the base as it is stored and the decoded one that the adapter was trained on.
     pub decoded: f32,
+    /// The sum of the squares of all updates.
+    update: f64,
+    /// The sum of the products of updates and what rounding took from them.
+    lost: f64,
+}
+
+impl Differences {
+    /// The share of the updates that rounding took: 1 where every weight was rounded back to where it was before.
+    #[must_use]
+    pub fn share_lost(&self) -> f64 {
+        if self.update > 0.0 { self.lost / self.update } else { 0.0 }
+    }
 }
 
 /// A model, and an adapter that fits it.
@@ -128,9 +140,11 @@ impl Merging {
     }
 
     fn note(&self, found: Differences) {
-        let mut most = self.differences.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        most.written = most.written.max(found.written);
-        most.decoded = most.decoded.max(found.decoded);
+        let mut all = self.differences.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        all.written = all.written.max(found.written);
+        all.decoded = all.decoded.max(found.decoded);
+        all.update += found.update;
+        all.lost += found.lost;
     }
 }
 
@@ -165,7 +179,9 @@ impl<'a> MergedTensor<'a> {
     pub(in crate::export) fn values(&self) -> Result<Vec<f32>, Problem> {
         let Some((_, dtype)) = self.stored else {
             self.report();
-            return self.numbers();
+            let (numbers, update) = self.numbers()?;
+            self.note_update(&update);
+            return Ok(numbers);
         };
         let values = convert::to_f32(&self.bytes_in(dtype)?, dtype);
         self.release();
@@ -182,26 +198,43 @@ impl<'a> MergedTensor<'a> {
         {
             return Ok(Cow::Borrowed(files.bytes(stored)));
         }
-        let numbers = self.numbers()?;
+        let (numbers, update) = self.numbers()?;
         let written = convert::from_f32(&numbers, dtype).map_err(|_| self.too_large(dtype))?;
-        let difference = largest_difference(&numbers, &convert::to_f32(&written, dtype));
-        self.merging.note(Differences { written: difference, decoded: 0.0 });
+        self.note_update(&update);
+        self.note_rounding(&numbers, &convert::to_f32(&written, dtype), &update);
         Ok(Cow::Owned(written))
     }
 
-    /// Its numbers as they were trained.
-    fn numbers(&self) -> Result<Vec<f32>, Problem> {
+    fn note_update(&self, update: &[f32]) {
+        self.merging.note(Differences { update: product(update, update), ..Differences::default() });
+    }
+
+    /// Notes what rounding `numbers` to `written` takes from an update.
+    fn note_rounding(&self, numbers: &[f32], written: &[f32], update: &[f32]) {
+        let taken: Vec<f32> = numbers.iter().zip(written).map(|(number, written)| number - written).collect();
+        let largest = taken.iter().fold(0.0, |most: f32, taken| most.max(taken.abs()));
+        let lost = product(&taken, update);
+        self.merging.note(Differences { written: largest, lost, ..Differences::default() });
+    }
+
+    /// Notes that [`values`](Self::values) were rounded once more.
+    pub(in crate::export) fn note_more_rounding(&self, values: &[f32], written: &[f32]) {
+        let update = self.update.map_or_else(Vec::new, |(pair, scale)| update_of(pair, scale));
+        self.note_rounding(values, written, &update);
+    }
+
+    /// Its numbers as they were trained, and the update in them.
+    fn numbers(&self) -> Result<(Vec<f32>, Vec<f32>), Problem> {
         let mut weight = self.merging.weight(self.name, self.shape)?;
         if let Some(quantisation) = self.decoded {
             let decoded = self.quantised(&weight, quantisation)?.to_f32();
             let difference = largest_difference(&weight, &decoded);
-            self.merging.note(Differences { written: 0.0, decoded: difference });
+            self.merging.note(Differences { decoded: difference, ..Differences::default() });
             weight = decoded;
         }
-        if let Some((pair, scale)) = self.update {
-            add_update(&mut weight, pair, scale);
-        }
-        Ok(weight)
+        let update = self.update.map_or_else(Vec::new, |(pair, scale)| update_of(pair, scale));
+        weight.iter_mut().zip(&update).for_each(|(weight, update)| *weight += update);
+        Ok((weight, update))
     }
 
     /// Says that it is about to be written.
@@ -222,9 +255,10 @@ impl<'a> MergedTensor<'a> {
 
     /// Its numbers as codes, whatever the base's type.
     pub(super) fn codes(&self, quantisation: Quantisation) -> Result<Quantised, Problem> {
-        let numbers = self.numbers()?;
+        let (numbers, update) = self.numbers()?;
         let codes = self.quantised(&numbers, quantisation)?;
-        self.merging.note(Differences { written: largest_difference(&numbers, &codes.to_f32()), decoded: 0.0 });
+        self.note_update(&update);
+        self.note_rounding(&numbers, &codes.to_f32(), &update);
         Ok(codes)
     }
 
@@ -244,14 +278,17 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).fold(0.0, |most, (a, b)| (a - b).abs().max(most))
 }
 
-/// `weight += scale B A`. The product is rounded before it is scaled, as in PEFT.
-fn add_update(weight: &mut [f32], pair: &LowRank<HostMatrix>, scale: f64) {
-    let [rank, in_features] = pair.a.shape();
-    let mut update = vec![0.0; weight.len()];
+fn product(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// `scale B A`. The product is rounded before it is scaled, as in PEFT.
+fn update_of(pair: &LowRank<HostMatrix>, scale: f64) -> Vec<f32> {
+    let [[rank, in_features], [out_features, _]] = [pair.a.shape(), pair.b.shape()];
+    let mut update = vec![0.0; out_features * in_features];
     linear_backward_input(&pair.b.values, Weight::f32(&pair.a.values), in_features, rank, &mut update, false);
     #[expect(clippy::cast_possible_truncation, reason = "the sum is in f32")]
     let scale = scale as f32;
-    for (weight, update) in weight.iter_mut().zip(update) {
-        *weight += scale * update;
-    }
+    update.iter_mut().for_each(|update| *update *= scale);
+    update
 }

@@ -117,8 +117,27 @@ fn on_a_quantised_base_the_sum_is_with_the_decoded_weights_of_every_linear_layer
             }
         }
     }
-    assert_eq!(summary.differences, Differences { written: 0.0, decoded: largest });
+    let differences = summary.differences;
+    assert_eq!((differences.written, differences.decoded, differences.share_lost()), (0.0, largest, 0.0));
     assert!(largest > 0.0);
+}
+
+#[test]
+fn what_rounding_takes_from_an_update_is_all_of_a_small_one_on_the_grid_of_the_base() {
+    let share = |factor: f32, quantise: Option<Coding>| {
+        let mut adapter = adapter();
+        for pair in adapter.weights.values_mut() {
+            pair.b.values.iter_mut().for_each(|value| *value *= factor);
+        }
+        let root = folders(1, Dtype::Bf16, &adapter);
+        let decoded = Some(Quantisation { coding: Coding::Nf4, nested: false });
+        let options = MergeOptions { decoded, dtype: Some(Dtype::F32), quantise };
+        let [base, adapter, out] = ["base", "adapter", "out"].map(|name| root.path().join(name));
+        merge(&base, &adapter, &out, options, &|_, _| ()).unwrap().differences.share_lost()
+    };
+    assert_eq!(share(1e-3, None), 0.0);
+    let [small, large] = [1e-3, 1.0].map(|factor| share(factor, Some(Coding::Nf4)));
+    assert!(small > 0.8 && large.abs() < 0.05, "{small} {large}");
 }
 
 #[test]

@@ -59,6 +59,9 @@ pub(super) fn find<'a>(
         return Err(format!("misshapen: `{module}` is {shape:?}, expected multiples of {per_word}"));
     }
     let group_len = words.group_len.unwrap_or(in_features);
+    if words.packer == Packer::CompressedTensors && !in_features.is_multiple_of(group_len) {
+        return Err(format!("`{module}` has {in_features} inputs, which are no whole groups of {group_len}"));
+    }
     let num_groups = in_features.div_ceil(group_len);
     let (zeros_shape, scales_shape) = ([num_groups, out_features / per_word], [num_groups, out_features]);
     let flipped = |[rows, columns]: [usize; 2]| [columns, rows];
@@ -70,7 +73,9 @@ pub(super) fn find<'a>(
         }
     };
     let codes = files.part(&codes, &packed, I32)?;
-    let has_zeros = !(words.is_symmetric && words.packer == Packer::CompressedTensors);
+    // The files decide, whatever the configuration says of zeros.
+    let has_zeros =
+        !(words.is_symmetric && words.packer == Packer::CompressedTensors) || files.tensors().contains_key(&zeros);
     let zeros = has_zeros.then(|| files.part(&zeros, &zeros_shape, I32)).transpose()?;
     let scales = files.stored(&scales, &scales_shape)?;
     let groups: Vec<usize> = if files.tensors().contains_key(&order) {
