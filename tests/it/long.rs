@@ -104,7 +104,8 @@ fn twenty_thousand_steps_hold_no_more_memory_files_or_threads_than_the_first_tho
     let looks = (between(0, STEPS / 4).count(), between(STEPS / 4, STEPS).count());
     eprintln!("threads, files, KiB: {early:?} in {} looks, then {late:?} in {}", looks.0, looks.1);
     assert!(looks.0 >= 5 && looks.1 >= 10, "{looks:?}");
-    assert!(late.0 <= early.0, "threads: {early:?}, then {late:?}");
+    // A look may miss a thread that lives for an evaluation or a save, of which there are fifteen more.
+    assert!(late.0 <= early.0 + 3, "threads: {early:?}, then {late:?}");
     assert!(late.1 <= early.1 + 3, "open files: {early:?}, then {late:?}");
 
     // Every step records its own memory.
