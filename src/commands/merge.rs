@@ -103,9 +103,18 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     if let Some(method) = stored {
         let _ = write!(text, "\nthe base is stored as {method}, and the adapter was added to that, decoded");
     }
-    if !is_gguf && !args.original {
-        let _ =
-            write!(text, "\nwhat is written is up to {:.1e} from the weights in training", summary.differences.written);
+    let differences = summary.differences;
+    if !args.original {
+        let _ = write!(text, "\nwhat is written is up to {:.1e} from the weights in training", differences.written);
+    }
+    if differences.share_lost() > SHARE_LOST {
+        let hint = match (args.quantize, args.dtype) {
+            (Some(_), _) => "leave out --quantize",
+            (None, Some(GgufType::Q8)) => "--dtype f16",
+            (None, _) => "--dtype f32",
+        };
+        let percent = 100.0 * differences.share_lost();
+        let _ = write!(text, "\nwarning: rounding took {percent:.0} % of what the adapter changes\n  hint: {hint}");
     }
     if is_gguf {
         let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));
@@ -114,6 +123,9 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     say(&text);
     Ok(())
 }
+
+/// Share of an adapter that rounding may take before a warning.
+const SHARE_LOST: f64 = 0.1;
 
 /// Onto which base an adapter was merged that was trained on a quantised one, and what that does to the weights.
 fn onto(quantisation: Quantisation, is_original: bool, differences: Differences) -> String {
