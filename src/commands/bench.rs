@@ -85,9 +85,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         number += 1;
         let batches: Vec<Batch> = batches.by_ref().take(recipe.train.gradient_accumulation_steps).collect();
         let step_start = Instant::now();
-        for batch in &batches {
-            step.forward_backward(batch);
-        }
+        step.accumulate(&batches);
         // As in training: the loop waits for a GPU when it reads the step's loss, and a step lasts from one such point
         // to the next.
         let outcome = step.update(recipe.optimizer.learning_rate);
@@ -193,9 +191,7 @@ fn profile_step(
 ) -> Vec<Row> {
     profile::start(&device.device);
     for _ in 0..NUM_PROFILED_STEPS {
-        for batch in batches.by_ref().take(recipe.train.gradient_accumulation_steps) {
-            step.forward_backward(&batch);
-        }
+        step.accumulate(&batches.by_ref().take(recipe.train.gradient_accumulation_steps).collect::<Vec<_>>());
         step.update(recipe.optimizer.learning_rate);
     }
     let mut rows = profile::finish();

@@ -12,6 +12,7 @@ pub struct Facts {
     pub(crate) shuffle: bool,
     pub(crate) micro_batch_size: u64,
     pub(crate) gradient_accumulation_steps: u64,
+    pub(crate) layered_accumulation: bool,
     pub(crate) eval_steps: Option<u64>,
     pub(crate) save_steps: Option<u64>,
     pub(crate) tensorboard: bool,

@@ -282,6 +282,7 @@ pub(crate) fn workload<'a>(
         row_length: if on_cpu { recipe.data.max_length } else { padded_length(recipe.data.max_length) },
         gradient_checkpointing: recipe.train.gradient_checkpointing,
         gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
+        layered_accumulation: recipe.train.layered_accumulation,
         loss_chunk: recipe.train.loss_chunk(),
         prefetch_batches: recipe.data.prefetch_batches,
         on_cpu,

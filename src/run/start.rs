@@ -211,6 +211,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         shuffle: recipe.data.shuffle,
         micro_batch_size: rows as u64,
         gradient_accumulation_steps: train.gradient_accumulation_steps as u64,
+        layered_accumulation: train.layered_accumulation,
         recomputes: train.gradient_checkpointing != GradientCheckpointing::Off,
         offloads: train.gradient_checkpointing == GradientCheckpointing::Offload,
         decides_checkpointing: memory.checkpointing.is_some(),

@@ -2,7 +2,8 @@
 //!
 //! The forward runs the blocks in order and keeps either what each block's backward needs or only the block's input.
 //! The loss and the gradient of the last hidden states are computed in chunks of target tokens. The backward runs the
-//! blocks in reverse order, and adds the adapters' gradients to the sums block by block.
+//! blocks in reverse order, and adds the adapters' gradients to the sums block by block. Several micro-batches may go
+//! through a block before the next block is touched; their gradients are added in the order that they have one by one.
 
 use burn::tensor::{Int, Tensor};
 
@@ -18,17 +19,19 @@ use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
 use crate::ops::profile::{self, Cost};
 
-/// How a micro-batch is run.
+/// How micro-batches are run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// Whether a block's forward keeps all that its backward needs, or only its input.
     pub keeps_activations: bool,
     /// Holds the blocks' inputs until their backward, where they are kept in host memory.
     pub parking: Option<&'a HostParking>,
-    /// Seed of this micro-batch's dropout masks.
-    pub dropout_seed: u64,
-    /// Scale of the gradients inside the backward, against underflow in `f16`; it is removed before they are summed.
-    pub grad_scale: f64,
+    /// Seed of the run's dropout masks.
+    pub seed: u64,
+    /// Number of the first of these micro-batches, over the whole run.
+    pub first_number: u64,
+    /// Loss scale, in `f16`.
+    pub loss_scale: Option<f64>,
     /// Number of target tokens whose logits exist at a time.
     pub loss_chunk: LossChunk,
 }
@@ -55,30 +58,41 @@ impl Inputs {
             targets: Targets::new(model, batch),
         })
     }
-
-    /// Tokens that carry loss.
-    #[must_use]
-    pub fn num_targets(&self) -> usize {
-        self.targets.num_tokens()
-    }
 }
 
-/// A micro-batch between its forward and its backward.
+/// Micro-batches between their forward and their backward.
 pub struct Forward {
-    layout: Layout,
-    /// Kept tensors of each block, starting at the first block with an adapter.
+    micro_batches: Vec<MicroBatch>,
+    /// Kept tensors of each block and, in a block, of each micro-batch, the first one last; from the first block with an
+    /// adapter on.
     kept: Vec<Kept>,
     /// The loss of every target token in nats, `[targets]`, `f32`, still on the device.
-    losses: Tensor<1>,
-    /// Gradient of the last block's output.
-    dx: Tensor<2>,
+    losses: Vec<Tensor<1>>,
+    /// Gradients of the last block's output.
+    dx: Vec<Tensor<2>>,
 }
 
-impl Forward {
-    /// Tokens that carry loss.
-    #[must_use]
-    pub fn num_targets(&self) -> usize {
-        self.losses.dims()[0]
+/// What the blocks' forward and backward know of a micro-batch.
+struct MicroBatch {
+    layout: Layout,
+    dropout_seed: u64,
+    /// Scale of the gradients inside the backward, against underflow in `f16`; it is removed before they are summed.
+    grad_scale: f64,
+}
+
+impl MicroBatch {
+    fn new(layout: Layout, num_targets: usize, number: u64, options: Options<'_>) -> Self {
+        // The gradient of the mean loss is what fits the range of f16.
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+        let grad_scale = options.loss_scale.map_or(1.0, |scale| scale / num_targets as f64);
+        Self { layout, dropout_seed: mix(options.seed ^ mix(number)), grad_scale }
+    }
+
+    /// The context of a block; its forward and the recomputation use the same one.
+    fn context<'a>(&'a self, model: &'a Model, adapters: &'a AdapterSet, layer: usize) -> BlockContext<'a> {
+        let dropout = (adapters.dropout > 0.0)
+            .then(|| Dropout { probability: adapters.dropout, seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)) });
+        BlockContext::new(&model.config, layer, &self.layout, &adapters.blocks[layer], dropout)
     }
 }
 
@@ -89,34 +103,43 @@ enum Kept {
     Activations(Box<Activations>),
 }
 
-/// Forward of one micro-batch, with its loss and the gradient of the loss.
+/// Forward of micro-batches, with their losses and the gradients of these.
 #[must_use]
-pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Inputs, options: Options<'_>) -> Forward {
-    let Inputs { layout, input_ids, targets } = inputs;
+pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
     let first = first_adapted(model, adapters);
-    let mut x = model.embed_ids(input_ids);
-    let mut kept = Vec::with_capacity(model.blocks.len());
+    let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, inputs) in (options.first_number..).zip(inputs) {
+        micro_batches.push(MicroBatch::new(inputs.layout, inputs.targets.num_tokens(), number, options));
+        xs.push(model.embed_ids(inputs.input_ids));
+        targets.push(inputs.targets);
+    }
+    let mut kept = Vec::with_capacity(model.blocks.len() * xs.len());
     for (layer, block) in model.walk(0..model.blocks.len()) {
-        let context = context(model, adapters, &layout, options, layer);
-        let input = x.clone();
-        let activations = block.activations(x, &context);
-        x = block.output(&activations, &context);
-        if layer >= first {
-            kept.push(match options.parking {
-                _ if options.keeps_activations => Kept::Activations(Box::new(activations)),
-                // The last block's backward comes next, so its input stays on the device.
-                Some(parking) if layer + 1 < model.blocks.len() => Kept::InputOnHost(parking.park(input)),
-                _ => Kept::Input(input),
-            });
+        for (index, (x, micro_batch)) in xs.iter_mut().zip(&micro_batches).enumerate().rev() {
+            let context = micro_batch.context(model, adapters, layer);
+            let activations = block.activations(x.clone(), &context);
+            let input = std::mem::replace(x, block.output(&activations, &context));
+            if layer >= first {
+                kept.push(match options.parking {
+                    _ if options.keeps_activations => Kept::Activations(Box::new(activations)),
+                    // What the backward begins with stays on the device.
+                    Some(parking) if (layer + 1, index) != (model.blocks.len(), 0) => {
+                        Kept::InputOnHost(parking.park(input))
+                    }
+                    _ => Kept::Input(input),
+                });
+            }
         }
     }
-    let (losses, dx) = loss_and_grad(model, x, targets, options.grad_scale, options.loss_chunk);
-    Forward { layout, kept, losses, dx }
+    let of_each = xs.into_iter().zip(targets).zip(&micro_batches);
+    let (losses, dx) =
+        of_each.map(|((x, targets), of)| loss_and_grad(model, x, targets, of.grad_scale, options.loss_chunk)).unzip();
+    Forward { micro_batches, kept, losses, dx }
 }
 
-/// Backward of a micro-batch, with the options of its forward; adds the gradients of the summed losses to `sums`.
+/// Backward of micro-batches, with the options of their forward; adds the gradients of the summed losses to `sums`.
 ///
-/// Returns the loss of every target token in nats, `[targets]`, `f32`, still on the device.
+/// Returns for each the loss of every target token in nats, `[targets]`, `f32`, still on the device.
 #[must_use]
 pub fn backward(
     model: &Model,
@@ -124,25 +147,28 @@ pub fn backward(
     forward: Forward,
     options: Options<'_>,
     sums: &mut GradSums,
-) -> Tensor<1> {
-    let Forward { layout, mut kept, losses, mut dx } = forward;
+) -> Vec<Tensor<1>> {
+    let Forward { micro_batches, mut kept, losses, mut dx } = forward;
     let first = first_adapted(model, adapters);
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
-        let context = context(model, adapters, &layout, options, layer);
-        let Some(this) = kept.pop() else { break };
-        // The next block's input is fetched while this block computes.
-        if let (Some(parking), Some(Kept::InputOnHost(next))) = (options.parking, kept.last_mut()) {
-            parking.fetch(next);
-        }
-        let activations = match this {
-            Kept::Input(input) => block.activations(input, &context),
-            Kept::InputOnHost(input) => block.activations(input.tensor(), &context),
-            Kept::Activations(activations) => *activations,
+        let through_block = |(dx, micro_batch): (Tensor<2>, &MicroBatch)| {
+            let context = micro_batch.context(model, adapters, layer);
+            let this = kept.pop()?;
+            // The next input is fetched while this one is computed with.
+            if let (Some(parking), Some(Kept::InputOnHost(next))) = (options.parking, kept.last_mut()) {
+                parking.fetch(next);
+            }
+            let activations = match this {
+                Kept::Input(input) => block.activations(input, &context),
+                Kept::InputOnHost(input) => block.activations(input.tensor(), &context),
+                Kept::Activations(activations) => *activations,
+            };
+            let (input_grad, grads) = block.backward(dx, activations, &context, layer > first);
+            let factor = 1.0 / micro_batch.grad_scale;
+            profile::measure("gradient_sums", Cost::default, || sums.add(layer, grads, factor));
+            input_grad
         };
-        let (input_grad, grads) = block.backward(dx, activations, &context, layer > first);
-        profile::measure("gradient_sums", Cost::default, || sums.add(layer, grads, 1.0 / options.grad_scale));
-        let Some(input_grad) = input_grad else { break };
-        dx = input_grad;
+        dx = dx.into_iter().zip(&micro_batches).filter_map(through_block).collect();
     }
     losses
 }
@@ -151,17 +177,4 @@ pub fn backward(
 fn first_adapted(model: &Model, adapters: &AdapterSet) -> usize {
     let first = adapters.blocks.iter().position(|block| block.iter().any(Option::is_some));
     first.unwrap_or(model.blocks.len())
-}
-
-/// The context of a block; its forward and the recomputation use the same one.
-fn context<'a>(
-    model: &'a Model,
-    adapters: &'a AdapterSet,
-    layout: &'a Layout,
-    options: Options<'_>,
-    layer: usize,
-) -> BlockContext<'a> {
-    let dropout = (adapters.dropout > 0.0)
-        .then(|| Dropout { probability: adapters.dropout, seed: mix(options.dropout_seed ^ mix(layer as u64 + 1)) });
-    BlockContext::new(&model.config, layer, layout, &adapters.blocks[layer], dropout)
 }

@@ -49,13 +49,18 @@ impl Workload<'_> {
         if is_parked { self.config.num_hidden_layers * self.sizes().block } else { 0 }
     }
 
-    /// Bytes that a step copies from there: for each micro-batch the blocks forward and back to the first adapted one. The
+    /// Times that a step uses every weight: once for each micro-batch, or for all of them.
+    fn passes(&self) -> usize {
+        self.gradient_accumulation_steps / self.layered()
+    }
+
+    /// Bytes that a step copies from there: for each pass the blocks forward and back to the first adapted one. The
     /// last one of the forward is the first one of the backward, and the last one of that may be the next forward's first.
     pub(super) fn moved_bytes_per_step(&self) -> Option<usize> {
         let (layers, first) = (self.config.num_hidden_layers, self.first_adapted());
         let turns =
             if first < layers { (2 * layers - first).saturating_sub(1 + usize::from(first == 0)) } else { layers };
-        let of_blocks = self.parked_base_bytes() / layers.max(1) * turns * self.gradient_accumulation_steps;
+        let of_blocks = self.parked_base_bytes() / layers.max(1) * turns * self.passes();
         (of_blocks > 0).then_some(of_blocks)
     }
 
@@ -64,13 +69,13 @@ impl Workload<'_> {
         first.unwrap_or(self.config.num_hidden_layers)
     }
 
-    /// Bytes that a step reads where they are on disk and the page cache holds none of them: for each micro-batch the
+    /// Bytes that a step reads where they are on disk and the page cache holds none of them: for each pass the
     /// blocks forward and, from the first adapted one on, back, and the head.
     pub(super) fn read_bytes_per_step(&self) -> Option<usize> {
         let Sizes { block, head, embedding, .. } = self.sizes();
         let of_pass =
             (2 * self.config.num_hidden_layers - self.first_adapted()) * block + head.max(self.tied(embedding));
-        (self.storage.residency == Residency::Mapped).then_some(self.gradient_accumulation_steps * of_pass)
+        (self.storage.residency == Residency::Mapped).then_some(self.passes() * of_pass)
     }
 
     fn tied(&self, embedding: usize) -> usize {
@@ -114,6 +119,8 @@ mod tests {
         // No gradient passes the tenth block, and the first one is no longer there when the next forward begins.
         let moved = Workload { selection: &upper, ..on_gpu.clone() }.plan().moved_bytes_per_step;
         assert_eq!(moved, Some(4 * (30 + 19) * block));
+        let layered = Workload { layered_accumulation: true, ..on_gpu.clone() }.plan();
+        assert_eq!(layered.moved_bytes_per_step, Some(58 * block));
         let on_cpu = Workload { on_cpu: true, ..on_gpu };
         assert_eq!(on_cpu.plan(), Workload { on_cpu: true, ..resident }.plan());
     }

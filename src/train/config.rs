@@ -35,6 +35,9 @@ section! {
              "rows in a step are micro_batch_size x gradient_accumulation_steps"],
             ["grad_accum", "gradient_accumulation", "grad_accumulation_steps", "accumulate_grad_batches",
              "grad_accum_steps"];
+        /// All micro-batches of a step go through a block before the next block is used, so that weights on disk or in host
+        /// memory are brought once a step. The inputs of their blocks are kept meanwhile. Nothing else changes.
+        layered_accumulation: bool = false => boolean(), None;
         /// Passes over the training rows. Default: 1, or none where `max_steps` is given.
         num_epochs: Option<f64> = Some(1.0) => optional_number(POSITIVE), None + steps,
             ["epochs", "num_train_epochs", "n_epochs", "max_epochs", "epoch"];

@@ -176,6 +176,7 @@ fn suggestions(
     let elsewhere = elsewhere.filter(has_room);
     // Fewer bits change the model, and disks and buses are slow: these come last, and only where nothing else fits.
     let storages = [Some(workload.storage), bf16, nf4, elsewhere, both];
+    let rows_of_step = workload.rows * workload.gradient_accumulation_steps;
     let (mut found, mut seen) = (Vec::new(), Vec::new());
     for storage in storages.into_iter().flatten() {
         let is_last_resort =
@@ -189,7 +190,12 @@ fn suggestions(
             if is_repeated || is_useless {
                 continue;
             }
-            let with_rows = |rows| Workload { storage, rows, gradient_checkpointing, loss_chunk, ..workload.clone() };
+            let with_rows = |rows| {
+                // Fewer rows at a time are as many in a step.
+                let passes = rows_of_step.div_ceil(rows).max(workload.gradient_accumulation_steps);
+                let workload = Workload { gradient_accumulation_steps: passes, ..workload.clone() };
+                Workload { storage, rows, gradient_checkpointing, loss_chunk, ..workload }
+            };
             let do_fit = |rows| {
                 let workload = with_rows(rows);
                 fits(&workload.plan(), memories.device_bytes) && fits_host(&workload, memories)

@@ -36,6 +36,8 @@ pub struct Workload<'a> {
     pub gradient_checkpointing: GradientCheckpointing,
     /// Micro-batches per step.
     pub gradient_accumulation_steps: usize,
+    /// Whether all of them go through a block before the next.
+    pub layered_accumulation: bool,
     /// Number of target tokens whose logits exist at a time.
     pub loss_chunk: LossChunk,
     /// Micro-batches that are prepared ahead.
@@ -100,6 +102,11 @@ struct BlockSizes {
 impl Workload<'_> {
     fn tokens(&self) -> usize {
         self.rows * self.row_length
+    }
+
+    /// Micro-batches that go through a block before the next.
+    pub(super) fn layered(&self) -> usize {
+        if self.layered_accumulation { self.gradient_accumulation_steps } else { 1 }
     }
 
     /// Bytes of an activation: the CPU's kernels compute in `f32`, even where they round the operands of products.
@@ -194,13 +201,15 @@ impl Workload<'_> {
         let (ranks, num_trainable) = self.adapters();
         let block = self.block(ranks);
         let hidden = tokens * self.config.hidden_size * width;
-        let kept = match self.gradient_checkpointing {
+        let of_one = match self.gradient_checkpointing {
             GradientCheckpointing::Off => layers * block.kept * tokens * width,
-            GradientCheckpointing::On | GradientCheckpointing::Auto => layers * hidden,
-            GradientCheckpointing::Offload if self.on_cpu => layers * hidden,
-            // The inputs of two blocks are in transfer at a time.
-            GradientCheckpointing::Offload => 2 * hidden,
+            GradientCheckpointing::Offload if !self.on_cpu => 0,
+            GradientCheckpointing::On | GradientCheckpointing::Auto | GradientCheckpointing::Offload => layers * hidden,
         };
+        // The inputs of two blocks are in transfer at a time.
+        let in_transfer = if of_one == 0 { 2 * hidden } else { 0 };
+        // Micro-batches wait between two blocks as hidden states, or their gradient.
+        let kept = self.layered() * of_one + in_transfer + (self.layered() - 1) * hidden;
         let recomputed =
             if self.gradient_checkpointing == GradientCheckpointing::Off { 0 } else { block.kept * tokens * width };
         let in_forward = (block.kept + block.forward) * tokens * width;
@@ -226,7 +235,11 @@ impl Workload<'_> {
         let overhead = if self.on_cpu { HOST_PROCESS_BYTES } else { GPU_CONTEXT_BYTES };
         let accumulated = if self.gradient_accumulation_steps > 1 { adapters } else { 0 };
         let of_rows = "train.micro_batch_size, data.max_length";
-        let of_kept = "train.micro_batch_size, data.max_length, train.gradient_checkpointing";
+        let of_kept = if self.layered() > 1 {
+            "rows of a step (train.layered_accumulation), data.max_length, train.gradient_checkpointing"
+        } else {
+            "train.micro_batch_size, data.max_length, train.gradient_checkpointing"
+        };
         let mut components = vec![
             Component::new("base weights", base, "model.dtype, model.quantization, model.residency"),
             Component::new("adapters", adapters, "lora.r, lora.target_modules"),
@@ -264,7 +277,11 @@ impl Workload<'_> {
         let loading = COPIES_WHILE_LOADING * largest * self.storage.dtype.num_bytes();
         let tokens = self.rows * self.row_length;
         let parked = if self.gradient_checkpointing == GradientCheckpointing::Offload {
-            self.config.num_hidden_layers * tokens * self.config.hidden_size * self.precision.dtype().num_bytes()
+            self.layered()
+                * self.config.num_hidden_layers
+                * tokens
+                * self.config.hidden_size
+                * self.precision.dtype().num_bytes()
         } else {
             0
         };
@@ -327,6 +344,7 @@ pub(super) mod tests {
             row_length: 512,
             gradient_checkpointing: GradientCheckpointing::Off,
             gradient_accumulation_steps: 1,
+            layered_accumulation: false,
             loss_chunk: LossChunk::Auto,
             prefetch_batches: 4,
             on_cpu: true,

@@ -18,7 +18,6 @@ use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::ops::cross_entropy::LossChunk;
-use crate::ops::dropout::mix;
 use crate::ops::profile::{self, Cost};
 
 /// Model, adapters and optimizer, and the step in progress.
@@ -28,6 +27,7 @@ pub struct TrainStep {
     adapters: AdapterSet,
     optimizer: AdamW,
     gradient_checkpointing: GradientCheckpointing,
+    layered_accumulation: bool,
     loss_chunk: LossChunk,
     /// Started when the first block input is moved to host memory.
     parking: OnceCell<HostParking>,
@@ -112,6 +112,7 @@ impl TrainStep {
         Self {
             optimizer: AdamW::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
             gradient_checkpointing: train.gradient_checkpointing,
+            layered_accumulation: train.layered_accumulation,
             loss_chunk: train.loss_chunk(),
             parking: OnceCell::new(),
             max_grad_norm: train.max_grad_norm,
@@ -148,12 +149,18 @@ impl TrainStep {
 
     /// Forward and backward of one micro-batch, added to the step in progress. Reads nothing from the device.
     pub fn forward_backward(&mut self, batch: &Batch) {
-        match self.lay_out(batch) {
-            Some(inputs) => {
+        self.accumulate(std::slice::from_ref(batch));
+    }
+
+    /// Forward and backward of micro-batches, as the recipe orders them, added to the step in progress. Reads nothing
+    /// from the device.
+    pub fn accumulate(&mut self, batches: &[Batch]) {
+        for batches in batches.chunks(if self.layered_accumulation { batches.len().max(1) } else { 1 }) {
+            let inputs: Vec<_> = batches.iter().filter_map(|batch| self.lay_out(batch)).collect();
+            if !inputs.is_empty() {
                 let forward = self.forward(inputs);
                 self.backward(forward);
             }
-            None => self.num_micro_batches += 1,
         }
     }
 
@@ -164,36 +171,31 @@ impl TrainStep {
         Inputs::new(&self.model, batch)
     }
 
-    /// Forward of a micro-batch, with its loss.
+    /// Forward of micro-batches, block by block, with their losses.
     #[must_use]
-    pub fn forward(&self, inputs: Inputs) -> Forward {
-        let options = self.options(inputs.num_targets());
-        backprop::forward(&self.model, &self.adapters, inputs, options)
+    pub fn forward(&self, inputs: Vec<Inputs>) -> Forward {
+        backprop::forward(&self.model, &self.adapters, inputs, self.options())
     }
 
-    /// Backward of the micro-batch of the last forward, added to the step in progress.
+    /// Backward of the micro-batches of the last forward, added to the step in progress.
     pub fn backward(&mut self, forward: Forward) {
-        let num_targets = forward.num_targets();
         let mut sums = std::mem::take(&mut self.sums);
-        let options = self.options(num_targets);
-        let losses = backprop::backward(&self.model, &self.adapters, forward, options, &mut sums);
+        let losses = backprop::backward(&self.model, &self.adapters, forward, self.options(), &mut sums);
         self.sums = sums;
-        self.losses.push(losses);
-        self.target_tokens += num_targets as u64;
-        self.num_micro_batches += 1;
+        self.target_tokens += losses.iter().map(|losses| losses.dims()[0] as u64).sum::<u64>();
+        self.num_micro_batches += losses.len() as u64;
+        self.losses.extend(losses);
     }
 
-    /// Options for the next micro-batch.
-    fn options(&self, num_targets: usize) -> Options<'_> {
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-        let num_targets = num_targets.max(1) as f64;
+    /// Options for the next micro-batches.
+    fn options(&self) -> Options<'_> {
         Options {
             keeps_activations: self.gradient_checkpointing == GradientCheckpointing::Off,
             parking: (self.gradient_checkpointing == GradientCheckpointing::Offload)
                 .then(|| self.parking.get_or_init(|| HostParking::new(self.model.device()))),
-            dropout_seed: mix(self.seed ^ mix(self.num_micro_batches)),
-            // In f16, the gradient of the micro-batch's mean loss is what fits the format's range.
-            grad_scale: self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale() / num_targets),
+            seed: self.seed,
+            first_number: self.num_micro_batches,
+            loss_scale: self.loss_scale.map(|loss_scale| loss_scale.scale()),
             loss_chunk: self.loss_chunk,
         }
     }

@@ -144,13 +144,15 @@ impl Trainer<'_> {
         let mut work = StepWork::new(self.state.cursor);
         self.recorder.start_step(self.state.step);
         let num_micro_batches = self.train.gradient_accumulation_steps;
+        let mut waiting = Vec::new();
         for index in 1..=num_micro_batches {
             let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(None) };
             // The last step of an epoch has only the remaining micro-batches.
             let is_last = index == num_micro_batches || loaded.last_of_epoch;
-            if let Some(inputs) = self.step.lay_out(&loaded.batch) {
-                self.recorder.part(Part::HostToDevice);
-                let forward = self.step.forward(inputs);
+            waiting.extend(self.step.lay_out(&loaded.batch));
+            self.recorder.part(Part::HostToDevice);
+            if !waiting.is_empty() && (is_last || !self.train.layered_accumulation) {
+                let forward = self.step.forward(std::mem::take(&mut waiting));
                 self.recorder.forward(is_last);
                 self.step.backward(forward);
                 self.recorder.part(Part::Backward);

@@ -216,21 +216,24 @@ fn fresh_adapters_leave_the_base_models_logits_bit_for_bit() {
 }
 
 #[test]
-fn recomputing_blocks_from_device_or_host_memory_changes_no_bit_of_the_gradients() {
+fn neither_recomputed_blocks_nor_layered_accumulation_change_a_bit_of_the_gradients() {
     let model = model(Dtype::F32, Dtype::F32);
     // Also with dropout: the masks are recomputed, not kept.
     for dropout in [0.0, 0.3] {
         let ways = [GradientCheckpointing::Off, GradientCheckpointing::On, GradientCheckpointing::Offload];
-        let gradients = ways.map(|gradient_checkpointing| {
-            let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
+        let ways = ways.into_iter().flat_map(|way| [(way, false), (way, true)]);
+        let mut results = ways.map(|(gradient_checkpointing, layered_accumulation)| {
+            let train = TrainConfig { gradient_checkpointing, layered_accumulation, ..TrainConfig::default() };
             let mut step = step(&model, adapters(&model, dropout), &train);
-            // Two micro-batches, so that the transfer to host memory is used twice.
-            step.forward_backward(&in_rows(&indexed()));
-            step.forward_backward(&in_rows(&indexed()));
-            grads(&step)
+            // Several micro-batches, so that the transfer to host memory is used again; one has no target token.
+            let [first, second] = [0..5, 5..8].map(|rows| in_rows(&indexed()[rows]));
+            let without = Batch { targets: Vec::new(), ..first.clone() };
+            step.accumulate(&[first.clone(), without, second, first]);
+            (grads(&step), step.counters(), step.update(1e-2), weights_of(step.adapters()))
         });
-        assert_eq!(gradients[1], gradients[0]);
-        assert_eq!(gradients[2], gradients[0]);
+        let one_by_one = results.next().unwrap();
+        assert_eq!(one_by_one.1.num_micro_batches, 3);
+        assert!(results.all(|result| result == one_by_one));
     }
 }
 

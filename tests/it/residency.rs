@@ -29,8 +29,13 @@ fn assert_same_from_disk(base: &Path, forms: &[&[&str]], needs_copy: impl Fn(&[&
         let bench = Bench::new();
         let cache = bench.path("cache");
         let (needs_copy, form) = (needs_copy(form), [&[&*model], *form].concat());
-        let settings =
-            ["train.max_steps=4", "checkpoint.save_steps=2", "eval.eval_steps=2", "eval.generate=[\"Once\"]"];
+        let settings = [
+            "train.max_steps=4",
+            "train.gradient_accumulation_steps=2",
+            "checkpoint.save_steps=2",
+            "eval.eval_steps=2",
+            "eval.generate=[\"Once\"]",
+        ];
         let settings = settings.iter().chain(&form).flat_map(|setting| ["--set", *setting]).collect::<Vec<_>>();
         let trains = |output: &str, more: &[&str]| {
             let recipe = bench.recipe(output, "");
@@ -41,7 +46,7 @@ fn assert_same_from_disk(base: &Path, forms: &[&[&str]], needs_copy: impl Fn(&[&
         };
         let (resident, _) = trains("resident", &[]);
         assert!(!cache.join("weights").exists());
-        let (mapped, said) = trains("mapped", &["--set", MAPPED]);
+        let (mapped, said) = trains("mapped", &["--set", MAPPED, "--set", "train.layered_accumulation=true"]);
         assert_eq!(resident, mapped, "{form:?}");
         assert!(said.contains(", on disk"), "{said}");
         let kept = || fs::read_dir(cache.join("weights")).map_or(0, Iterator::count);

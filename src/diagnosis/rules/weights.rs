@@ -29,13 +29,18 @@ pub(super) fn weights_from_disk(run: &Run) -> Option<Finding> {
         return Some(Finding { evidence, ..finding("weights_from_disk", Severity::Note, None, verdict) });
     }
     let (rows, passes) = (facts.micro_batch_size, facts.gradient_accumulation_steps);
-    let gain = format!("the weights are read for twice the rows: {}", at_most(idle / 2.0));
-    let mut changes = vec![change("train.micro_batch_size", rows, 2 * rows, gain)];
-    if passes.is_multiple_of(2) {
-        let same = "the same rows in an update".to_owned();
-        changes.push(change("train.gradient_accumulation_steps", passes, passes / 2, same));
-    }
-    Some(Finding { evidence, changes, ..finding("weights_from_disk", Severity::Advice, Some(idle), verdict) })
+    let change = if passes > 1 && !facts.layered_accumulation {
+        let gain = format!("the weights are read once for {passes} micro-batches: {}", at_most(idle));
+        change("train.layered_accumulation", false, true, gain)
+    } else {
+        let gain = format!("the weights are read for twice the rows: {}", at_most(idle / 2.0));
+        change("train.micro_batch_size", rows, 2 * rows, gain)
+    };
+    Some(Finding {
+        evidence,
+        changes: vec![change],
+        ..finding("weights_from_disk", Severity::Advice, Some(idle), verdict)
+    })
 }
 
 #[cfg(test)]
@@ -53,14 +58,11 @@ mod tests {
             run.facts.weights_read_bytes = Some(4 << 30);
             run
         };
-        let parts = [
-            "weights_from_disk advice",
-            "25% of what a step uses",
-            "nothing to do in 40%",
-            "`train.micro_batch_size` 4 -> 8",
-            "`train.gradient_accumulation_steps` 2 -> 1",
-        ];
-        finds(weights_from_disk(&mapped(1 << 30, 60.0)), &parts);
+        let mut slow = mapped(1 << 30, 60.0);
+        let parts = ["weights_from_disk advice", "25% of what a step uses", "nothing to do in 40%"];
+        finds(weights_from_disk(&slow), &[&parts[..], &["`train.layered_accumulation` false -> true"]].concat());
+        slow.facts.layered_accumulation = true;
+        finds(weights_from_disk(&slow), &["`train.micro_batch_size` 4 -> 8"]);
         finds(weights_from_disk(&mapped(1 << 30, 97.0)), &["weights_from_disk note"]);
         finds(weights_from_disk(&mapped(1 << 20, 60.0)), &[]);
         finds(page_cache(&mapped(1 << 30, 60.0)), &[]);
