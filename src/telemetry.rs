@@ -4,6 +4,8 @@
 //! sampler thread calls it at a fixed interval, and [`Telemetry::window`] only takes what was gathered since the last
 //! call.
 
+#[expect(unsafe_code, reason = "the operating system is asked by a system call")]
+mod disk;
 mod energy;
 mod gpm;
 pub mod gpus;
@@ -21,9 +23,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use crate::figures::MachineSample;
+pub use disk::{disk_read_bytes_per_second, free_disk_bytes};
 use energy::PackageEnergy;
 use host::Host;
-pub use host::{ThreadTime, free_disk_bytes, thread_time};
+pub use host::{ThreadTime, thread_time};
 pub use memory::{available_host_memory_bytes, peak_host_memory_bytes, total_host_memory_bytes};
 use nvml::Gpu;
 use sampler::{Gathered, Sampler};

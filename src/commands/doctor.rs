@@ -5,8 +5,11 @@
 mod devices;
 mod machine;
 
+use std::io::Write;
 use std::path::Path;
 
+use rand::{RngCore, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value, json};
 
 use super::print;
@@ -14,11 +17,14 @@ use crate::data::cache::CacheSettings;
 use crate::device::DeviceKind;
 use crate::failure::Failure;
 use crate::hub::{Greeting, HubSettings, greet};
-use crate::telemetry::free_disk_bytes;
+use crate::telemetry::{disk_read_bytes_per_second, free_disk_bytes};
 use crate::text::{self, Mark};
 
 /// With less space, a model or a few checkpoints do not fit.
 const LITTLE_DISK_BYTES: u64 = 2 << 30;
+
+/// Written and read to measure a disk.
+const TRIED_BYTES: usize = 64 << 20;
 
 /// Arguments of `lora-train doctor`.
 #[derive(Clone, Debug, clap::Args)]
@@ -124,7 +130,12 @@ fn program() -> Section {
 /// The folders that runs read and write: the caches, the temporary folder and the working directory.
 fn places() -> Section {
     let mut section = Section::new("places");
-    place("model_cache", &HubSettings::from_env().cache, "HF_HOME names another folder", &mut section);
+    let model_cache = HubSettings::from_env().cache;
+    place("model_cache", &model_cache, "HF_HOME names another folder", &mut section);
+    if let Some(rate) = rate_of_disk(&model_cache) {
+        let text = format!("{:.1} GB/s, of the model cache's disk", rate / 1e9);
+        section.figure("disk_read_bytes_per_second", rate.round(), text);
+    }
     if let Some(folder) = CacheSettings::from_env().folder {
         place("token_cache", &folder, "LORA_TRAIN_CACHE names another folder", &mut section);
     }
@@ -132,6 +143,17 @@ fn places() -> Section {
     let working_folder = std::env::current_dir().unwrap_or_else(|_| ".".into());
     place("working_folder", &working_folder, "`output_dir` takes runs elsewhere", &mut section);
     section
+}
+
+/// Rate at which the disk of a folder reads, measured at a file that is written for it.
+fn rate_of_disk(folder: &Path) -> Option<f64> {
+    let there = folder.ancestors().find(|folder| folder.is_dir())?;
+    let mut file = tempfile::NamedTempFile::new_in(there).ok()?;
+    // Bytes that no disk or file system makes smaller.
+    let mut bytes = vec![0; TRIED_BYTES];
+    ChaCha8Rng::seed_from_u64(0).fill_bytes(&mut bytes);
+    file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).ok()?;
+    disk_read_bytes_per_second(file.path())
 }
 
 /// Examines a folder; `moved_by` is the setting that moves it.

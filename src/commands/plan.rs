@@ -13,7 +13,7 @@ mod report;
 mod rows;
 mod target;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -29,6 +29,7 @@ use crate::recipe::{Recipe, RecipeArgs};
 use crate::run::inputs::{self, ModelSource, WeightsFrom};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, shipped_config};
+use crate::telemetry::disk_read_bytes_per_second;
 use crate::train::config::GradientCheckpointing;
 use crate::train::fit::Decision;
 use crate::train::flops::StepFlops;
@@ -105,6 +106,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             return Err(problem.hint("leave out --calibrate, or --device").into());
         }
     };
+    let folder = source.as_ref().ok().filter(|_| target.is_here && workload.plan().read_bytes_per_step.is_some());
+    let disk_bytes_per_second = folder.and_then(|source| rate_of_disk(&source.folder));
     // On the CPU the batch has no padding.
     let forecast = source.and_then(|source| forecast(&recipe, &source, &workload, !target.is_cpu));
     let prices = prices(args, &recipe);
@@ -117,6 +120,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         forecast: forecast.as_ref().ok(),
         most_rows: if forecast.is_err() { rows::at_most(&recipe.data) } else { None },
         calibrated,
+        disk_bytes_per_second,
         wants_fit: args.fit,
     });
     let text = if args.json {
@@ -151,6 +155,14 @@ impl Shape {
         say(&format!("note: the shape of {path} is the one that this program knows; {}", first_line(&failure)));
         Ok(Self { config, selection, source: Err("the model's tokenizer is not here".to_owned()) })
     }
+}
+
+/// Rate of the disk that holds a model, measured at its largest file.
+fn rate_of_disk(model: &Path) -> Option<f64> {
+    let files = std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.path());
+    let size = |path: &PathBuf| path.metadata().map_or(0, |metadata| metadata.len());
+    let largest = files.max_by_key(size).unwrap_or_else(|| model.to_owned());
+    disk_read_bytes_per_second(&largest)
 }
 
 fn first_line(failure: &Failure) -> String {

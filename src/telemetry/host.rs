@@ -1,4 +1,4 @@
-//! What this process and its threads take of the host, and free space on its disks.
+//! What this process and its threads take of the host.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -127,30 +127,6 @@ pub(super) fn num_threads() -> f64 {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         f64::from(u32::try_from(threads).unwrap_or(u32::MAX))
     })
-}
-
-/// Bytes that this user may still write to the disk of a folder.
-#[cfg(unix)]
-#[must_use]
-pub fn free_disk_bytes(folder: &std::path::Path) -> Option<u64> {
-    let path = std::ffi::CString::new(folder.as_os_str().as_encoded_bytes()).ok()?;
-    let mut disk = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the path ends in 0, and `disk` outlives the call, which fills it where it returns 0.
-    let disk = unsafe {
-        if libc::statvfs(path.as_ptr(), disk.as_mut_ptr()) != 0 {
-            return None;
-        }
-        disk.assume_init()
-    };
-    #[allow(clippy::unnecessary_cast, reason = "the types differ between systems")]
-    Some(disk.f_bavail as u64 * disk.f_frsize as u64)
-}
-
-/// Bytes that this user may still write to the disk of a folder.
-#[cfg(not(unix))]
-#[must_use]
-pub fn free_disk_bytes(_folder: &std::path::Path) -> Option<u64> {
-    None
 }
 
 #[cfg(test)]

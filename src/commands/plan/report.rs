@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::target::Target;
 use crate::metrics::CostConfig;
+use crate::model::{Residency, Storage};
 use crate::recipe::Recipe;
 use crate::stats::as_f64;
 use crate::text::with_commas;
@@ -28,6 +29,8 @@ pub(super) struct Basis<'a> {
     pub(super) most_rows: Option<usize>,
     /// Measured time of a step on full-length rows.
     pub(super) calibrated: Option<f64>,
+    /// Rate of the disk that holds the model's files, where a step reads them.
+    pub(super) disk_bytes_per_second: Option<f64>,
     /// Whether to find the largest micro-batch.
     pub(super) wants_fit: bool,
 }
@@ -47,6 +50,11 @@ pub(super) struct Report {
     decision: Option<Decision>,
     #[serde(flatten)]
     plan: MemoryPlan,
+    /// The plan with `train.layered_accumulation`, where that brings weights less often.
+    #[serde(skip)]
+    layered: Option<MemoryPlan>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk_bytes_per_second: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<Host>,
     /// Absent where the device's memory is not known. With a GPU of this machine, the host's memory must suffice, too.
@@ -112,8 +120,14 @@ struct Rows {
 
 impl Report {
     pub(super) fn new(basis: &Basis<'_>) -> Self {
-        let Basis { recipe, workload, target, prices, decision, forecast, most_rows, calibrated, wants_fit } = *basis;
+        let Basis { recipe, workload, target, prices, decision, forecast, most_rows, calibrated, wants_fit, .. } =
+            *basis;
         let plan = workload.plan();
+        let mut layered = Workload { layered_accumulation: true, ..workload.clone() };
+        if decision.is_some() {
+            layered.gradient_checkpointing = Decision::new(&layered, target.usable_bytes()).choice;
+        }
+        let layered = layered.plan();
         let host = workload.host_plan().map(|plan| Host {
             free_memory_bytes: target.host_free_bytes.map(whole),
             fits: target.host_free_bytes.map(|memory| fit::is_room(plan.peak_bytes, memory)),
@@ -130,8 +144,13 @@ impl Report {
         let computed_per_row = flops_per_row + flops.of_padding(workload.row_length - row_length);
         let flops_per_step = computed_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
         let estimated = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);
-        // Copies go beside the computation.
-        let estimated = estimated.map(|seconds| seconds.max(plan.seconds_of_copies().unwrap_or(0.0)));
+        // Copies and reading go beside the computation. What memory is left is page cache.
+        let in_memory = Storage { residency: Residency::Memory, ..workload.storage };
+        let in_memory = Workload { storage: in_memory, ..workload.clone() }.plan().peak_bytes;
+        let is_cached = target.usable_bytes().is_none_or(|bytes| as_f64(in_memory) <= bytes);
+        let reading = if is_cached { None } else { seconds_of_reading(&plan, basis.disk_bytes_per_second) };
+        let bringing = plan.seconds_of_copies().or(reading).unwrap_or(0.0);
+        let estimated = estimated.map(|seconds| seconds.max(bringing));
         let step_seconds = calibrated.or(estimated);
 
         let rows_per_epoch = forecast.map(|forecast| forecast.rows_per_epoch).or(most_rows);
@@ -161,6 +180,8 @@ impl Report {
             decision: decision.cloned(),
             host,
             fits,
+            layered: (bytes_brought(&layered) < bytes_brought(&plan)).then_some(layered),
+            disk_bytes_per_second: basis.disk_bytes_per_second,
             plan,
             flops_per_token: flops_per_row / as_f64(row_length.max(1)),
             tokens_per_step,
@@ -180,6 +201,15 @@ impl Report {
             suggestions,
         }
     }
+}
+
+/// Frozen weights that a step reads from disk, or copies from host memory.
+fn bytes_brought(plan: &MemoryPlan) -> Option<usize> {
+    plan.read_bytes_per_step.or(plan.moved_bytes_per_step)
+}
+
+fn seconds_of_reading(plan: &MemoryPlan, disk_bytes_per_second: Option<f64>) -> Option<f64> {
+    plan.read_bytes_per_step.zip(disk_bytes_per_second).map(|(bytes, rate)| as_f64(bytes) / rate)
 }
 
 /// Steps of a run over so many rows, or as many as the recipe allows; `None` where neither is known.
@@ -203,14 +233,26 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
     lines.push(format!("  {:<24} {:>10}   with every row at data.max_length", "peak", size(peak)));
     if let Some(read) = report.plan.read_bytes_per_step {
         let read = size(as_f64(read));
+        let rate = report.disk_bytes_per_second;
+        let seconds = seconds_of_reading(&report.plan, rate).zip(rate).map(|(seconds, rate)| {
+            format!(" ({} at the disk's {:.1} GB/s, measured now)", duration(seconds), rate / 1e9)
+        });
         lines.push(format!(
-            "  reads {read} of weights in a step, from disk as far as the page cache does not hold them"
+            "  reads {read} of weights in a step{} where the page cache does not hold them",
+            seconds.unwrap_or_default()
         ));
     }
     if let Some((moved, seconds)) = report.plan.moved_bytes_per_step.zip(report.plan.seconds_of_copies()) {
         let (moved, seconds) = (size(as_f64(moved)), duration(seconds));
         lines.push(format!(
             "  copies {moved} of weights to the GPU in a step: {seconds} at 25 GB/s, a rate assumed for the bus"
+        ));
+    }
+    if let Some((layered, brought)) = report.layered.as_ref().and_then(|plan| Some((plan, bytes_brought(plan)?))) {
+        lines.push(format!(
+            "  train.layered_accumulation=true makes it {}, with a peak of {}",
+            size(as_f64(brought)),
+            size(as_f64(layered.peak_bytes))
         ));
     }
     lines.extend(verdict(peak, target));
