@@ -91,6 +91,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return Err(Problem::new("the recipe is missing").hint("lora-train plan RECIPE.toml").into());
     }
     let (target, recipe) = target::open(args)?;
+    inputs::require_residency(recipe.model.residency, (!target.is_cpu).then_some(&*target.label))
+        .map_err(|problem| recipe.places.locate(problem))?;
     let Shape { config, selection, source } = Shape::of_recipe(&recipe)?;
     let mut workload = inputs::workload(&recipe, &config, &selection, target.is_cpu);
     let decision = (workload.gradient_checkpointing == GradientCheckpointing::Auto)

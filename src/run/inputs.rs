@@ -162,7 +162,7 @@ impl ModelSource {
         for dtype in [storage.dtype, compute] {
             device.require_dtype(dtype).map_err(Failure::input)?;
         }
-        require_residency(storage.residency, device)?;
+        require_residency(storage.residency, device.is_gpu().then_some(&*device.label))?;
         self.write_copy(storage)?;
         let model = load::load(&self.config, &self.weights, storage, compute, &device.device);
         let splits = precision == Precision::F32 && device.f32_products_are_tf32();
@@ -226,12 +226,10 @@ impl ModelSource {
     }
 }
 
-/// Refuses weights on disk for a GPU.
-pub(super) fn require_residency(residency: Residency, device: &OpenDevice) -> Result<(), Problem> {
-    if residency != Residency::Mapped || !device.is_gpu() {
-        return Ok(());
-    }
-    let message = format!("`model.residency` = \"mapped\" is for the CPU, and {} computes", device.label);
+/// Refuses weights on disk for a GPU, the label of which is `gpu`.
+pub(crate) fn require_residency(residency: Residency, gpu: Option<&str>) -> Result<(), Problem> {
+    let Some(gpu) = gpu.filter(|_| residency == Residency::Mapped) else { return Ok(()) };
+    let message = format!("`model.residency` = \"mapped\" is for the CPU, and {gpu} computes");
     Err(Problem::new(message).hint("\"host\" keeps them in host memory"))
 }
 

@@ -83,8 +83,13 @@ impl Parts {
             for dtype in [precision].into_iter().chain(storage) {
                 parts.keep(device.require_dtype(dtype).map_err(Failure::input));
             }
-            parts.keep(require_residency(recipe.model.residency, device).map_err(Failure::from));
         }
+        let gpu = match &device {
+            Some(device) => device.is_gpu().then_some(&*device.label),
+            // The CPU always opens.
+            None => Some(&*recipe.device.name).filter(|name| *name != "auto"),
+        };
+        parts.keep(require_residency(recipe.model.residency, gpu).map_err(Failure::from));
         Self { device, ..parts }
     }
 

@@ -223,6 +223,15 @@ fn the_cache_folder_that_cannot_be_written_and_keys_that_contradict_are_reported
 
     let random = run(&["check", recipe, "--set", MAPPED, "--set", "model.init=\"random\""]);
     assert!(stderr(&random).contains("random weights have no file to stay in"), "{}", stderr(&random));
+    // Only a build for macOS can have Metal.
+    for (command, device, others) in [("plan", "4090", 0), ("check", "metal", 1)] {
+        let refused = run(&[command, recipe, "--device", device, "--set", MAPPED]);
+        let said = stderr(&refused);
+        assert_eq!((refused.status.code(), said.matches("error: ").count()), (Some(2), 1 + others), "{said}");
+        let gpu = if device == "4090" { "RTX-4090-24GB" } else { device };
+        let sentence = format!("--set {MAPPED}: `model.residency` = \"mapped\" is for the CPU, and {gpu} computes");
+        assert!(said.contains(&sentence), "{said}");
+    }
 }
 
 #[test]
