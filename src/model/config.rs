@@ -28,10 +28,10 @@ section! {
         quantization: Quantization = Quantization::None => choice(), OtherAdapter,
             ["load_in_4bit", "qlora"; "write quantization = \"nf4\""],
             ["load_in_8bit"; "write quantization = \"int8\""],
-            ["bnb_4bit_quant_type", "quantize", "quantization_bit", "quantisation", "quant"];
+            ["bnb_4bit_quant_type", "quantize", "quantization_bit", "quantization_type", "quantisation", "quant"];
         /// Whether the scales of "nf4" and "fp4" are quantised too.
         double_quantization: bool = false => boolean(), OtherAdapter,
-            ["bnb_4bit_use_double_quant"], ["double_quant", "nested"];
+            ["bnb_4bit_use_double_quant"], ["double_quant", "use_double_quant", "use_bnb_nested_quant", "nested"];
         /// Where the frozen weights are: "memory", that of the device. "mapped", only on the CPU: in their files, of which two
         /// blocks, or one and the head, are in memory at a time; bases that are quantised already, and weights that dtype or
         /// quantization change, are written to lora-train/weights in the user's cache folder once. "host", for GPUs: blocks in

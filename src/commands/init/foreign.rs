@@ -124,6 +124,15 @@ impl Foreign {
         parts.try_fold(first, |value, part| value.get(part))
     }
 
+    /// The value of a key of one of these names, in whatever table.
+    pub(super) fn anywhere(&self, names: &[&str]) -> Option<&Value> {
+        fn within<'v>(table: &'v Map<String, Value>, names: &[&str]) -> Option<&'v Value> {
+            let own = names.iter().find_map(|name| table.get(*name)).filter(|value| !value.is_null());
+            own.or_else(|| table.values().filter_map(Value::as_object).find_map(|below| within(below, names)))
+        }
+        within(&self.root, names)
+    }
+
     /// torchtune's `${output_dir}`, replaced by the value of that key.
     pub(super) fn expanded(&self, text: &str) -> String {
         let mut expanded = text.to_owned();

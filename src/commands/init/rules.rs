@@ -19,7 +19,7 @@ pub(super) enum Outcome {
 
 use Outcome::{Lost, Nested, Nothing, Set};
 
-/// Keys without an effect on what is trained, or with one that is always given here.
+/// Keys without an effect on what is trained, with one that is always given here, or that the rule of another reads.
 const LEFT_OUT: &[&str] = &[
     "model_type",
     "tokenizer_type",
@@ -109,6 +109,8 @@ const LEFT_OUT: &[&str] = &[
     "resume_from_checkpoint",
     "should_load_recipe_state",
     "test_batches",
+    "bnb_4bit_quant_type",
+    "quantization_type",
 ];
 
 /// The rule for a key of this path, if it has one.
@@ -211,16 +213,16 @@ fn common(from: &Foreign, name: &str, value: &Value) -> Option<Outcome> {
             text if text.contains("16") => precision(true, "f16"),
             _ => Nothing,
         },
-        "load_in_4bit" if is_on => quantised("nf4"),
+        "load_in_4bit" if is_on => four_bits(from),
         "load_in_8bit" if is_on => quantised("int8"),
         "quantization_bit" | "quantize" if is_on => match value.as_u64() {
-            Some(4) => quantised("nf4"),
+            Some(4) => four_bits(from),
             Some(8) => quantised("int8"),
             _ => Lost("`model.quantization` has nf4, fp4 and int8".into()),
         },
         "adapter" | "finetuning_type" | "fine_tune_type" => match text {
             "lora" => Nothing,
-            "qlora" => quantised("nf4"),
+            "qlora" => four_bits(from),
             "dora" => Set(vec![("lora.use_dora".into(), true.into())]),
             _ => Lost("only LoRA adapters are trained here".into()),
         },
@@ -259,6 +261,16 @@ fn precision(is_on: bool, name: &str) -> Outcome {
 
 fn quantised(name: &str) -> Outcome {
     Set(vec![("model.quantization".into(), name.into())])
+}
+
+/// Four bits, of the kind that another key names. Where no key says whether scales are codes too, they are in
+/// LLaMA-Factory, and for the `qlora` of axolotl.
+fn four_bits(from: &Foreign) -> Outcome {
+    let kind = from.anywhere(&["bnb_4bit_quant_type", "quantization_type"]).and_then(Value::as_str).unwrap_or("nf4");
+    let by_default = from.trainer == Trainer::LlamaFactory || from.get("adapter").is_some_and(|name| name == "qlora");
+    let says_nothing = from.anywhere(&["bnb_4bit_use_double_quant", "double_quantization"]).is_none();
+    let double = (by_default && says_nothing).then(|| ("model.double_quantization".into(), true.into()));
+    Set([("model.quantization".into(), kind.into())].into_iter().chain(double).collect())
 }
 
 /// The last part of a dotted name, changed: `torch.optim.AdamW` to `adamw`.

@@ -140,3 +140,34 @@ fn an_adapter_of_peft_gives_its_settings() {
     assert_settings(&found, &expected);
     assert_eq!(lost, Vec::<String>::new());
 }
+
+#[test]
+fn four_bits_are_of_the_kind_and_with_the_scales_that_the_configuration_says_or_its_trainer_defaults_to() {
+    let axolotl = "base_model: m/x\nadapter: qlora\nload_in_4bit: true\n";
+    let factory = "model_name_or_path: m/x\nstage: sft\nquantization_bit: 4\n";
+    let trl = "model_name_or_path: m/x\nload_in_4bit: true\n";
+    for (text, more, kind, is_double) in [
+        (axolotl, "", "nf4", Some(true)),
+        (axolotl, "bnb_4bit_quant_type: fp4\nbnb_4bit_use_double_quant: false\n", "fp4", Some(false)),
+        (axolotl, "bnb_config_kwargs:\n  bnb_4bit_quant_type: fp4\n", "fp4", Some(true)),
+        (axolotl, "bnb_config_kwargs:\n  bnb_4bit_use_double_quant: false\n", "nf4", Some(false)),
+        (factory, "", "nf4", Some(true)),
+        (factory, "quantization_type: fp4\ndouble_quantization: false\n", "fp4", Some(false)),
+        (trl, "bnb_4bit_quant_type: fp4\n", "fp4", None),
+        (trl, "use_bnb_nested_quant: true\n", "nf4", Some(true)),
+    ] {
+        for text in [format!("{text}{more}"), format!("{more}{text}")] {
+            let (found, lost) = mapped("q.yaml", &text);
+            let double = found.get("model.double_quantization").and_then(toml::Value::as_bool);
+            assert_eq!((found["model.quantization"].as_str(), double), (Some(kind), is_double), "{text}");
+            assert_eq!(lost, Vec::<String>::new(), "{text}");
+        }
+    }
+    for text in ["stage: sft\nquantization_bit: 8\nquantization_type: fp4\n", "load_in_8bit: true\n"] {
+        let (found, _) = mapped("q.yaml", &format!("model_name_or_path: m/x\n{text}"));
+        assert_eq!(
+            (found["model.quantization"].as_str(), found.get("model.double_quantization")),
+            (Some("int8"), None)
+        );
+    }
+}
