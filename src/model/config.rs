@@ -160,6 +160,17 @@ impl Choice for Quantization {
         &[("none", Self::None), ("nf4", Self::Nf4), ("fp4", Self::Fp4), ("int8", Self::Int8)];
     const PEERS: &'static [(&'static str, &'static str)] =
         &[("4bit", "nf4"), ("bnb", "nf4"), ("8bit", "int8"), ("llm.int8", "int8")];
+    const NOTES: &'static [(&'static [&'static str], &'static str)] = &[
+        (&["int4"], "four bits are \"nf4\" or \"fp4\""),
+        (
+            &["nf4_", "nf4-", "fp4_", "fp4-"],
+            "`double_quantization` = true beside \"nf4\" or \"fp4\" quantises the scales",
+        ),
+        (
+            &["fp8", "mxfp4", "nvfp4", "gptq", "awq", "gguf", "q2", "q3", "q4", "q5", "q6", "q8", "iq"],
+            "leave the key out, and name a base in `model.path` that is stored so",
+        ),
+    ];
 }
 
 impl Choice for Residency {

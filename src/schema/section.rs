@@ -15,6 +15,8 @@ pub trait Choice: Copy + PartialEq + 'static {
     const NAMES: &'static [(&'static str, Self)];
     /// Words of other trainers, with our words for the same value.
     const PEERS: &'static [(&'static str, &'static str)] = &[];
+    /// How words of other trainers begin that have none here, in lower case, and what to do instead.
+    const NOTES: &'static [(&'static [&'static str], &'static str)] = &[];
 }
 
 /// Results of reading.

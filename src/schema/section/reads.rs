@@ -145,9 +145,11 @@ impl Section<'_> {
         }
         let lower = text.to_lowercase();
         let instead = T::PEERS.iter().find(|(peer, _)| *peer == lower).map(|(_, ours)| ours);
-        let hint = match instead {
-            Some(ours) => Some(format!("this trainer calls it `{ours}`")),
-            None => closest(text, names.iter().copied()).map(|name| format!("did you mean `{name}`?")),
+        let note = T::NOTES.iter().find(|(starts, _)| starts.iter().any(|start| lower.starts_with(start)));
+        let hint = match (instead, note) {
+            (Some(ours), _) => Some(format!("this trainer calls it `{ours}`")),
+            (None, Some((_, note))) => Some((*note).to_owned()),
+            (None, None) => closest(text, names.iter().copied()).map(|name| format!("did you mean `{name}`?")),
         };
         self.wrong(&self.full_name(key), node, &one_of(&names), hint);
         if let Some((_, problem)) = self.record.problems.last_mut() {

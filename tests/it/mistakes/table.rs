@@ -158,6 +158,26 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         &["`model.quantization` is not \"nf4\" or \"fp4\""],
     ),
     (
+        "four bits of another kind",
+        Set(&["model.quantization=\"int4\""]),
+        &["\"int4\", expected one of", "four bits are \"nf4\" or \"fp4\""],
+    ),
+    (
+        "scales in the name of the codes",
+        Set(&["model.quantization=\"nf4_double\""]),
+        &["\"nf4_double\", expected one of", "`double_quantization` = true beside"],
+    ),
+    (
+        "codes that are read and not made",
+        Set(&["model.quantization=\"Q4_K_M\""]),
+        &["\"Q4_K_M\", expected one of", "leave the key out, and name a base in `model.path` that is stored so"],
+    ),
+    (
+        "another name of scales",
+        Set(&["model.use_double_quant=true"]),
+        &["unknown key `use_double_quant`; this trainer calls it `double_quantization`"],
+    ),
+    (
         "residency",
         Set(&["model.residency=\"disk\""]),
         &["expected one of \"memory\", \"mapped\", \"host\"", "calls it `mapped`"],
