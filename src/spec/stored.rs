@@ -194,10 +194,11 @@ fn awq(config: &mut Section) -> Option<Method> {
 /// How many bits a code has, and `group_size`.
 fn words(config: &mut Section, bits: &'static str, packer: Packer) -> Option<Words> {
     let known: &[usize] = if packer == Packer::Awq { &[4] } else { &[4, 8] };
-    let num_bits = config.required_count(bits, 1..=16);
-    if !known.contains(&num_bits) {
-        config.problem(bits, format!("= {num_bits} is not supported, expected one of {known:?}"));
-        return None;
+    let count = |value: &Value| known.iter().copied().find(|known| *value == Value::Integer(*known as i128));
+    config.only(bits, &format!("one of {known:?}"), |value| count(value).is_some());
+    let num_bits = config.value(bits).map(count);
+    if num_bits.is_none() {
+        config.problem(bits, format!("is missing, expected one of {known:?}"));
     }
     let group_len = match config.value("group_size").map(Value::number) {
         None => (packer != Packer::CompressedTensors).then_some(128),
@@ -205,7 +206,7 @@ fn words(config: &mut Section, bits: &'static str, packer: Packer) -> Option<Wor
         Some(_) => Some(config.count("group_size", 128, 1..=1 << 22)),
     };
     let [is_symmetric, zeros_less_one, is_reordered] = [false; 3];
-    Some(Words { bits: num_bits, group_len, packer, is_symmetric, zeros_less_one, is_reordered })
+    Some(Words { bits: num_bits??, group_len, packer, is_symmetric, zeros_less_one, is_reordered })
 }
 
 fn tile(config: &mut Section, key: &'static str, default: Option<[usize; 2]>) -> Option<[usize; 2]> {
@@ -343,8 +344,15 @@ mod tests {
         ] {
             assert_eq!(scheme(format, weights), Ok(expected), "{format} {weights}");
         }
-        let three = scheme("pack-quantized", r#""num_bits": 3"#).unwrap_err();
-        assert!(three.contains("`quantization_config.config_groups.group_0.weights.num_bits` = 3 is not"), "{three}");
+        for (weights, told) in [
+            (r#""num_bits": 3"#, "= 3 is not supported, expected one of [4, 8]"),
+            (r#""num_bits": 0"#, "= 0 is not supported, expected one of [4, 8]"),
+            (r#""num_bits": "4""#, "= \"4\" is not supported, expected one of [4, 8]"),
+            (r#""num_bits": null"#, "is missing, expected one of [4, 8]"),
+        ] {
+            let key = "config.json: `quantization_config.config_groups.group_0.weights.num_bits`";
+            assert_eq!(scheme("pack-quantized", weights), Err(format!("{key} {told}")));
+        }
         assert!(scheme("int-quantized", "").unwrap_err().contains("`quantization_config.format` = \"int-quantized\""));
     }
 
