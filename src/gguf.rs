@@ -12,6 +12,7 @@ use anamnesis::{
 use memmap2::Mmap;
 
 use crate::schema::Problem;
+use crate::text::lines;
 
 pub use anamnesis::{GgufMetadataArray as List, GgufMetadataValue as Value, GgufType};
 
@@ -55,13 +56,27 @@ pub fn is_gguf(path: &Path) -> bool {
 }
 
 /// The GGUF file of a model folder: the only one, where there are no safetensors files.
-#[must_use]
-pub fn only_gguf(folder: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(folder).ok()?;
+///
+/// # Errors
+/// Several, and no `config.json` that would make the folder a model.
+pub fn only_gguf(folder: &Path) -> Result<Option<PathBuf>, Problem> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
     let paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    let has_safetensors = paths.iter().any(|path| path.extension().is_some_and(|end| end == "safetensors"));
-    let mut files = paths.into_iter().filter(|path| is_gguf(path) && path.is_file());
-    files.next().filter(|_| !has_safetensors && files.next().is_none())
+    let is_other = |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors");
+    let mut files: Vec<PathBuf> = paths.iter().filter(|path| is_gguf(path) && path.is_file()).cloned().collect();
+    files.sort();
+    match &files[..] {
+        _ if paths.iter().any(is_other) => Ok(None),
+        [file] => Ok(Some(file.clone())),
+        [first, _, ..] if !folder.join("config.json").is_file() => {
+            let names: Vec<_> = files.iter().filter_map(|file| Some(file.file_name()?.display())).collect();
+            let (shown, count) = (folder.display(), files.len());
+            let message = format!("{shown}: {count} GGUF files, expected one:{}", lines(&names));
+            let hint = format!("`model.path` may name one of them: {}", first.display());
+            Err(Problem::new(message).hint(hint))
+        }
+        _ => Ok(None),
+    }
 }
 
 impl GgufFile {

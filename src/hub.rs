@@ -64,7 +64,7 @@ pub fn resolve(
 ) -> Result<PathBuf, HubError> {
     match Location::parse(path_or_id)? {
         Location::Folder(folder) => match revision {
-            None => Ok(only_gguf(&folder).unwrap_or(folder)),
+            None => Ok(only_gguf(&folder)?.unwrap_or(folder)),
             Some(revision) => {
                 let message = format!("revision `{revision}` was given, but {} is a local folder", folder.display());
                 Err(Problem::new(message).hint("leave `model.revision` out").into())

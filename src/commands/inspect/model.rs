@@ -23,7 +23,7 @@ use crate::text::{aligned, with_commas};
 
 /// The model that an argument names in the place of a recipe: a folder, a GGUF file, a repository of the Hub.
 pub(super) fn named(recipe: &Path) -> Option<&str> {
-    let is_folder = recipe.join("config.json").is_file() || only_gguf(recipe).is_some();
+    let is_folder = recipe.join("config.json").is_file() || !matches!(only_gguf(recipe), Ok(None));
     let is_file = recipe.is_file() && is_gguf(recipe);
     let is_on_hub = || match Location::parse(recipe.to_str()?).ok()? {
         Location::Repository { id, .. } => Some(id.contains('/') && recipe.extension().is_none_or(|end| end != "toml")),

@@ -283,6 +283,14 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         &["model: no model.safetensors and no model.safetensors.index.json"],
     ),
     (
+        "two models in one folder",
+        Made(with_two_models),
+        &[
+            "r.toml:3:8: `model.path`: model: 2 GGUF files, expected one:\n",
+            "\n  a.gguf\n  b.gguf\n  hint: `model.path` may name one of them: model/a.gguf\n",
+        ],
+    ),
+    (
         "weights that are none",
         File("model/model.safetensors", "\u{1}\u{1}\u{1}\u{1}\u{1}\u{1}\u{1}\u{1}{}"),
         &["model/model.safetensors: not a safetensors file"],
@@ -417,6 +425,15 @@ fn with_half_an_index(folder: &Path) {
     fs::remove_file(folder.join("model/model.safetensors")).unwrap();
     let index = r#"{"metadata": {}, "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}"#;
     fs::write(folder.join("model/model.safetensors.index.json"), index).unwrap();
+}
+
+/// GGUF files in the place of a model's own.
+fn with_two_models(folder: &Path) {
+    fs::remove_dir_all(folder.join("model")).unwrap();
+    fs::create_dir(folder.join("model")).unwrap();
+    for file in ["b.gguf", "a.gguf"] {
+        fs::write(folder.join("model").join(file), "").unwrap();
+    }
 }
 
 fn with_a_wider_config(folder: &Path) {
