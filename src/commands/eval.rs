@@ -93,6 +93,9 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let saved = adapter.map(|adapter| read_adapter(&adapter.folder)).transpose()?;
     let prepared = Prepared::new(recipe(args, &named)?, None, WeightsFrom::Hub, false)?;
     let Prepared { recipe, source, device, .. } = &prepared;
+    if adapter.is_some() {
+        named.trained_with.warn_if_changed(&source.weights);
+    }
 
     let is_stopped = || stop.requested();
     let progress = Progress::detect(false);

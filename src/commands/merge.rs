@@ -12,7 +12,7 @@ use crate::device::Dtype;
 use crate::export::{self, Differences, ExportError, GgufType, MergeOptions, MergeSummary};
 use crate::failure::Failure;
 use crate::hub::{self, HubSettings, Progress, Wanted};
-use crate::model::weights::Quantisation;
+use crate::model::weights::{Quantisation, Weights};
 use crate::ops::quantised::Coding;
 use crate::run::args::quoted;
 use crate::schema::Problem;
@@ -69,7 +69,9 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         say(&format!("{size}; for {} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}", named.base.path));
         return Ok(());
     }
-    let stored = ModelConfig::from_model(&base)?.quantisation.filter(StoredQuantisation::is_in_codes);
+    let config = ModelConfig::from_model(&base)?;
+    named.trained_with.warn_if_changed(&Weights::open(&base, &config)?);
+    let stored = config.quantisation.filter(StoredQuantisation::is_in_codes);
     let stored = stored.map(|stored| stored.method);
     if let (Some(method), true) = (stored, args.original) {
         let problem = Problem::new(format!("{}: --original, but the base is stored as {method}", base.display()));

@@ -1,6 +1,7 @@
 //! The base model and the adapters that the user named: a run, a folder with an adapter, or a model.
 
 mod form;
+mod trained_with;
 
 use std::path::{Path, PathBuf};
 
@@ -22,6 +23,7 @@ use crate::run::overview::held;
 use crate::schema::Problem;
 
 pub(crate) use form::{Asked, template};
+use trained_with::TrainedWith;
 
 /// The name of the model without an adapter.
 pub(crate) const BASE: &str = "base";
@@ -86,6 +88,8 @@ pub(crate) struct NamedAdapter {
 pub(crate) struct Named {
     pub(crate) base: ModelOptions,
     pub(crate) adapters: Vec<NamedAdapter>,
+    /// What the runs were trained with that say which base it is.
+    pub(crate) trained_with: TrainedWith,
 }
 
 impl Named {
@@ -109,6 +113,7 @@ impl Named {
             let revision = args.revision.clone();
             Base { path: path.clone(), revision, ..Base::default() }
         }));
+        let trained_with = TrainedWith::of(if bases.is_empty() { &adapters } else { &[] });
         let base = if bases.is_empty() { base_of(&adapters)? } else { one_of(&bases)? };
         if let Some((index, twice)) =
             adapters.iter().enumerate().find(|(index, one)| adapters[..*index].iter().any(|two| two.name == one.name))
@@ -120,7 +125,7 @@ impl Named {
         let Base { path, revision, dtype, quantization, double_quantization, residency } = base;
         let options = ModelOptions { path, revision, dtype, quantization, ..ModelOptions::default() };
         let base = ModelOptions { double_quantization, residency, ..options };
-        Ok(Self { base, adapters })
+        Ok(Self { base, adapters, trained_with })
     }
 
     /// The one adapter; `None` for the base model alone.
@@ -143,6 +148,7 @@ impl Named {
         };
         let adapters = self.adapters.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let source = ModelSource::open(&self.base, 0, WeightsFrom::Hub, quiet)?;
+        self.trained_with.warn_if_changed(&source.weights);
         let tokenizer = Tokenizer::open(&source.folder).map_err(Failure::input)?;
         Ok(ModelFiles { base: self.base, source, tokenizer, adapters })
     }

@@ -1,11 +1,13 @@
 //! The tensors of a model: from safetensors files, from a GGUF file, or random.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 
 use super::{Residency, Storage};
 use crate::device::Dtype;
+use crate::gguf::is_gguf;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
@@ -45,6 +47,17 @@ pub enum Weights {
 }
 
 impl Weights {
+    /// Opens a model's folder or GGUF file; no weights are read.
+    ///
+    /// # Errors
+    /// Files that are missing, damaged or cut short.
+    pub fn open(model: &Path, config: &ModelConfig) -> Result<Self, Problem> {
+        if is_gguf(model) {
+            return GgufWeights::open(model, config).map(Arc::new).map(Self::Gguf);
+        }
+        WeightFiles::open(model).map(Self::Files)
+    }
+
     /// Checks that the tensors are exactly those of `config`, each in its shape.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::AdapterSet;
 use crate::lora::config::LoraConfig;
 use crate::lora::targets::Selection;
-use crate::model::weights::{GgufWeights, RandomWeights, WeightFiles, Weights};
+use crate::model::weights::{RandomWeights, WeightFiles, Weights};
 use crate::model::{Init, Model, ModelOptions, Residency, Storage, load};
 use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
@@ -66,9 +66,9 @@ impl ModelParts {
         } else if is_downloaded || is_gguf(&folder) {
             // Of a GGUF file that is not downloaded, the shapes and types are there.
             let opened = match &config {
-                Some(config) if is_gguf(&folder) => GgufWeights::open(&folder, config).map(Arc::new).map(Weights::Gguf),
+                Some(config) => Weights::open(&folder, config),
                 None if is_gguf(&folder) => return (Self::default(), Some(Failure::Input(problems))),
-                _ => WeightFiles::open(&folder).map(Weights::Files),
+                None => WeightFiles::open(&folder).map(Weights::Files),
             };
             opened.map_err(|error| problems.0.extend(Problem::list(&error))).ok()
         } else {

@@ -143,14 +143,8 @@ impl Resumed {
             };
             sinks.warn(&format!("this checkpoint was saved while {trouble}{instead}"));
         }
-        let others = inputs.changes_since(&self.state.inputs);
-        if !others.is_empty() {
-            sinks.warn(&format!(
-                "{} {} no longer what the checkpoint was trained with, under the same name; this holds for the steps from \
-                 here on",
-                others.join(", "),
-                if others.len() == 1 && !others[0].ends_with('s') { "is" } else { "are" }
-            ));
+        if let Some(warning) = inputs.warning_since(&self.state.inputs) {
+            sinks.warn(&format!("{warning}; this holds for the steps from here on"));
         }
         for change in &self.changes {
             let text = format!("the recipe has changed: {change}");

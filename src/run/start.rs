@@ -164,12 +164,11 @@ fn prompt_form(recipe: &Recipe, data: &Dataset) -> PromptForm {
 
 /// Digests of the inputs, so that a resumed run can compare them.
 fn inputs(prepared: &Prepared, data: &Dataset) -> Inputs {
-    let hexadecimal = |digest: [u8; 32]| digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     Inputs {
-        train_rows: Some(hexadecimal(data.train_digest())),
-        tokenizer: Some(hexadecimal(data.tokenizer().digest())),
-        chat_template: data.template().and_then(ChatTemplate::identity).map(hexadecimal),
-        weights: prepared.source.weights.digest().map(hexadecimal),
+        train_rows: Some(Inputs::hexadecimal(data.train_digest())),
+        tokenizer: Some(Inputs::hexadecimal(data.tokenizer().digest())),
+        chat_template: data.template().and_then(ChatTemplate::identity).map(Inputs::hexadecimal),
+        weights: prepared.source.weights.digest().map(Inputs::hexadecimal),
     }
 }
 

@@ -114,9 +114,25 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// The inputs that are known to have changed, as text for the user.
+    /// A digest as it is kept here.
     #[must_use]
-    pub fn changes_since(&self, earlier: &Self) -> Vec<&'static str> {
+    pub fn hexadecimal(digest: [u8; 32]) -> String {
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// A warning about the inputs that are known to have changed.
+    #[must_use]
+    pub fn warning_since(&self, earlier: &Self) -> Option<String> {
+        let others = self.changes_since(earlier);
+        let verb = if others.len() == 1 && !others[0].ends_with('s') { "is" } else { "are" };
+        (!others.is_empty()).then(|| {
+            let others = others.join(", ");
+            format!("{others} {verb} no longer what the checkpoint was trained with, under the same name")
+        })
+    }
+
+    /// The inputs that are known to have changed, as text for the user.
+    fn changes_since(&self, earlier: &Self) -> Vec<&'static str> {
         let parts = [
             ("the training rows", &self.train_rows, &earlier.train_rows),
             ("the tokenizer", &self.tokenizer, &earlier.tokenizer),
@@ -217,6 +233,8 @@ mod tests {
         assert_eq!(inputs("b", None).changes_since(&earlier), ["the training rows"]);
         assert_eq!(inputs("b", Some("v")).changes_since(&earlier), ["the training rows", "the model's weights"]);
         assert!(inputs("b", Some("v")).changes_since(&Inputs::default()).is_empty());
+        let warning = inputs("b", Some("w")).warning_since(&earlier).unwrap();
+        assert!(warning.starts_with("the training rows are no longer what"), "{warning}");
     }
 
     #[test]

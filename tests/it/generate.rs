@@ -208,6 +208,35 @@ fn a_model_is_asked_in_the_form_it_was_trained_in() {
     );
 }
 
+#[test]
+fn a_base_that_has_changed_under_its_name_is_told_by_what_opens_its_run() {
+    let bench = crate::common::Bench::new();
+    let [model, run, out] = ["model", "run", "merged"].map(|name| bench.path(name).display().to_string());
+    std::fs::create_dir(&model).unwrap();
+    for file in std::fs::read_dir(quickstart()).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), bench.path("model").join(file.file_name())).unwrap();
+    }
+    let set = format!("model.path={model:?}");
+    crate::common::train(&bench.recipe("run", ""), &["--set", &set, "--set", "train.max_steps=2"]);
+    let told = |args: &[&str]| {
+        let output = crate::common::run(args);
+        let said = crate::common::stderr(&output);
+        assert!(output.status.success(), "{said}");
+        said.contains("warning: the model's weights are no longer what the checkpoint was trained with")
+    };
+    assert!(!told(&["eval", &run]));
+    let weights = bench.path("model/model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    // The last bit of every number, or of every second one.
+    bytes[8 + header_len..].iter_mut().step_by(4).for_each(|byte| *byte ^= 1);
+    std::fs::write(&weights, bytes).unwrap();
+    let ask = ["generate", &run, "Hi", "--max-new-tokens", "1"];
+    assert!(told(&["eval", &run]) && told(&ask) && told(&["merge", &run, "--out", &out]));
+    assert!(!told(&["eval", &run, "--base"]) && !told(&[&ask[..], &["--model", &model]].concat()));
+}
+
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lora-train"));
     command.arg("generate").args(args).stdin(Stdio::null());

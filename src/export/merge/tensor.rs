@@ -3,15 +3,14 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use burn::tensor::Device;
 
 use crate::device::Dtype;
 use crate::export::{ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
 use crate::faults;
-use crate::gguf::is_gguf;
-use crate::model::weights::{GgufWeights, Quantisation, StoredTensor, WeightFiles, Weights, convert};
+use crate::model::weights::{Quantisation, StoredTensor, WeightFiles, Weights, convert};
 use crate::ops::cpu::{Weight, linear_backward_input};
 use crate::ops::linear::Matrix;
 use crate::ops::low_rank::LowRank;
@@ -65,11 +64,7 @@ impl Merging {
         decoded: Option<Quantisation>,
     ) -> Result<Self, ExportError> {
         let config = ModelConfig::from_model(model)?;
-        let base = if is_gguf(model) {
-            Weights::Gguf(Arc::new(GgufWeights::open(model, &config)?))
-        } else {
-            Weights::Files(WeightFiles::open(model)?)
-        };
+        let base = Weights::open(model, &config)?;
         base.check(&config)?;
         let saved = read_adapter(adapter)?;
         let selection = check_adapter(adapter, &saved, &config)?;
