@@ -207,7 +207,7 @@ struct Base {
     revision: Option<String>,
     dtype: Option<Dtype>,
     quantization: Quantization,
-    double_quantization: bool,
+    double_quantization: Option<bool>,
     residency: Residency,
 }
 
@@ -225,8 +225,7 @@ struct RunModel {
     dtype: Option<String>,
     #[serde(default)]
     quantization: Quantization,
-    #[serde(default)]
-    double_quantization: bool,
+    double_quantization: Option<bool>,
     #[serde(default)]
     residency: Residency,
 }

@@ -29,8 +29,8 @@ section! {
             ["load_in_4bit", "qlora"; "write quantization = \"nf4\""],
             ["load_in_8bit"; "write quantization = \"int8\""],
             ["bnb_4bit_quant_type", "quantize", "quantization_bit", "quantization_type", "quantisation", "quant"];
-        /// Whether the scales of "nf4" and "fp4" are quantised too.
-        double_quantization: bool = false => boolean(), OtherAdapter,
+        /// Whether the scales of "nf4" and "fp4" are quantised too. Default: false, or as the base is stored.
+        double_quantization: Option<bool> = None => optional_boolean() like false, OtherAdapter,
             ["bnb_4bit_use_double_quant"], ["double_quant", "use_double_quant", "use_bnb_nested_quant", "nested"];
         /// Where the frozen weights are: "memory", that of the device. "mapped", only on the CPU: in their files, of which two
         /// blocks, or one and the head, are in memory at a time; bases that are quantised already, and weights that dtype or
@@ -203,7 +203,7 @@ impl ModelOptions {
             Quantization::Fp4 => Coding::Fp4,
             Quantization::Int8 => Coding::Int8,
         };
-        Some(Quantisation { coding, nested: self.double_quantization })
+        Some(Quantisation { coding, nested: self.double_quantization == Some(true) })
     }
 
     /// Refuses to quantise a base again that is quantised already.
@@ -212,24 +212,29 @@ impl ModelOptions {
     /// Where the options name another quantisation than the stored one.
     pub fn fit(&self, config: &ModelConfig) -> Result<(), Problem> {
         let stored = config.quantisation.as_ref().filter(|stored| stored.is_in_codes());
-        let (Some(asked), Some(stored)) = (self.quantisation(), stored) else { return Ok(()) };
-        let (key, value) = match (stored.method, asked.coding) {
-            (Method::Nf4 { nested: false }, Coding::Nf4) | (Method::Fp4 { nested: false }, Coding::Fp4)
-                if asked.nested =>
-            {
-                ("double_quantization", "true".to_owned())
-            }
-            (Method::Nf4 { .. }, Coding::Nf4) | (Method::Fp4 { .. }, Coding::Fp4) | (Method::Int8, Coding::Int8) => {
-                return Ok(());
-            }
-            _ => ("quantization", format!("\"{}\"", Quantisation { nested: false, ..asked })),
+        let Some(method) = stored.map(|stored| stored.method) else { return Ok(()) };
+        let is_stored = |asked: &Quantisation| match (method, asked.coding) {
+            (Method::Nf4 { .. }, coding) => coding == Coding::Nf4,
+            (Method::Fp4 { .. }, coding) => coding == Coding::Fp4,
+            (method, coding) => method == Method::Int8 && coding == Coding::Int8,
         };
-        let message = format!("`model.{key}` = {value}, but the base is stored as {}", stored.method);
+        let message = match (self.quantisation().filter(|asked| !is_stored(asked)), method, self.double_quantization) {
+            (Some(Quantisation { coding, .. }), ..) => {
+                format!("`model.quantization` = \"{coding}\", but the base is stored as {method}")
+            }
+            (None, Method::Nf4 { nested } | Method::Fp4 { nested }, Some(asked)) if asked != nested => {
+                let scales = if nested { "nested" } else { "plain" };
+                format!(
+                    "`model.double_quantization` = {asked}, but the base is stored as {method} with {scales} scales"
+                )
+            }
+            _ => return Ok(()),
+        };
         Err(Problem::new(message).hint("leave the key out: the base is used as stored; it is not quantised twice"))
     }
 
     fn check(self, section: &mut Section) -> Self {
-        let is_nested = self.double_quantization;
+        let is_nested = self.double_quantization == Some(true);
         if is_nested && !matches!(self.quantization, Quantization::Nf4 | Quantization::Fp4) {
             let problem =
                 Problem::new("`model.double_quantization` = true, but `model.quantization` is not \"nf4\" or \"fp4\"");
@@ -257,5 +262,34 @@ fn without_page(address: &str) -> String {
         [owner, name, "blob" | "resolve", _, file] if file.ends_with(".gguf") => format!("{owner}/{name}/{file}"),
         [owner, name, "blob" | "resolve" | "tree", ..] => format!("{owner}/{name}"),
         _ => address.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_of_a_base_in_codes_is_what_it_is_stored_as_or_refused() {
+        let fit = |double: &str, coding, asked| {
+            let text = format!(
+                r#"{{"model_type": "llama", "vocab_size": 8, "hidden_size": 64, "intermediate_size": 64,
+                    "num_hidden_layers": 1, "num_attention_heads": 4, "quantization_config": {{"load_in_4bit": true,
+                    "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": {double}}}}}"#
+            );
+            let options = ModelOptions { quantization: coding, double_quantization: asked, ..ModelOptions::default() };
+            let fit = options.fit(&ModelConfig::from_json(&text).unwrap());
+            fit.err().map(|problem| problem.message.split(", but").next().unwrap_or_default().to_owned())
+        };
+        for (nested, asked) in [("true", false), ("false", true)] {
+            let refused = Some(format!("`model.double_quantization` = {asked}"));
+            for coding in [Quantization::None, Quantization::Nf4] {
+                assert_eq!(fit(nested, coding, None), None);
+                assert_eq!(fit(nested, coding, Some(!asked)), None);
+                assert_eq!(fit(nested, coding, Some(asked)), refused);
+            }
+            let other = fit(nested, Quantization::Fp4, Some(asked));
+            assert_eq!(other.as_deref(), Some("`model.quantization` = \"fp4\""));
+        }
     }
 }

@@ -23,6 +23,11 @@ impl Section<'_> {
         })
     }
 
+    /// Reads `true` or `false` that may be absent.
+    pub fn optional_boolean(&mut self, key: &'static str, default: Option<bool>) -> Option<bool> {
+        self.value(key).is_some().then(|| self.boolean(key, false)).or(default)
+    }
+
     /// Reads a whole number.
     pub fn count<T>(&mut self, key: &'static str, default: T, range: impl RangeBounds<T>) -> T
     where
