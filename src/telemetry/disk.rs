@@ -35,6 +35,7 @@ const READ_BYTES: usize = 8 << 20;
 #[cfg(target_os = "linux")]
 #[must_use]
 pub fn disk_read_bytes_per_second(file: &Path) -> Option<f64> {
+    use crate::stats::as_f64;
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
     use std::time::{Duration, Instant};
 
@@ -44,7 +45,7 @@ pub fn disk_read_bytes_per_second(file: &Path) -> Option<f64> {
     let aligned = memory.as_ptr().align_offset(1 << 12);
     let buffer = memory.get_mut(aligned..aligned + READ_BYTES)?;
     let (start, mut total) = (Instant::now(), Duration::ZERO);
-    let (num_parts, mut num_read) = (file.metadata().ok()?.len() / READ_BYTES as u64, 0);
+    let (num_parts, mut num_read) = (file.metadata().ok()?.len() / READ_BYTES as u64, 0_usize);
     // Spread over the file.
     for part in (0..num_parts).step_by(usize::try_from(num_parts / 32).ok()?.max(1)) {
         file.read_exact_at(buffer, part * READ_BYTES as u64).ok()?;
@@ -53,7 +54,7 @@ pub fn disk_read_bytes_per_second(file: &Path) -> Option<f64> {
             break;
         }
     }
-    (num_read > 0).then(|| f64::from(num_read) * READ_BYTES as f64 / total.as_secs_f64())
+    (num_read > 0).then(|| as_f64(num_read * READ_BYTES) / total.as_secs_f64())
 }
 
 /// Not measured on this system.
