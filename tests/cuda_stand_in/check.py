@@ -401,7 +401,7 @@ LANES = {
         Check("f32-host", in_host_memory("blocks in host memory")),
         Check("f32-host-nf4", in_host_memory("blocks in host memory, nf4", [
             "model.quantization=nf4", "model.double_quantization=true", 'train.gradient_checkpointing="offload"',
-            "train.gradient_accumulation_steps=2"]), FULL),
+            "train.gradient_accumulation_steps=2", "train.layered_accumulation=true"]), FULL),
         Check("f32-lazy", same("f32", "streams in lazy order", {"STAND_IN_ORDER": "lazy"})),
         Check("f32-zeros", same("f32", "fresh memory is zero", {"STAND_IN_POISON": "0"}), FULL),
         Check("f32-strict", same("f32", "every access checked", STRICT)),
