@@ -21,7 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorView;
-use safetensors::{SafeTensors, serialize};
+use safetensors::{SafeTensorError, SafeTensors, serialize_to_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -340,8 +340,10 @@ fn write_moments(file: &Path, moments: &[HostTensor]) -> Result<(), CheckpointEr
         views.push((tensor.name.as_str(), view));
     }
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let serialized = serialize(views, Some(metadata)).map_err(|e| malformed(file, &e))?;
-    fs::write(file, serialized).map_err(|e| io_error(file, "write", e))
+    serialize_to_file(views, Some(metadata), file).map_err(|error| match error {
+        SafeTensorError::IoError(error) => io_error(file, "write", error),
+        error => malformed(file, &error),
+    })
 }
 
 /// `step-000500`.
