@@ -16,15 +16,15 @@ use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
 use lora_train::ops::adamw::{State, Update, adamw};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
 use lora_train::ops::cross_entropy::{LossChunk, linear_cross_entropy};
+use lora_train::ops::kernels::{Place, place_of};
 use lora_train::ops::layout::Layout;
 use lora_train::ops::linear::{InputGrad, Weight, linear, linear_backward};
 use lora_train::ops::low_rank::{Lora, LowRank};
 use lora_train::ops::norm::{rms_norm, rms_norm_backward};
-use lora_train::ops::place::Place;
 use lora_train::ops::rotary::rotate;
 use lora_train::ops::swiglu::{swiglu, swiglu_backward};
 use lora_train::ops::{host, linear};
-use lora_train::spec::{Linear, ModelConfig};
+use lora_train::spec::{ModelConfig, short_name};
 
 /// Tokens of a micro-batch.
 const TOKENS: usize = 1024;
@@ -65,7 +65,7 @@ impl Version {
     }
 
     fn place(self) -> Place {
-        Place::of(&self.device(), DType::F32)
+        place_of(&self.device(), DType::F32)
     }
 
     fn name(self) -> &'static str {
@@ -117,8 +117,9 @@ fn kernels(criterion: &mut Criterion) {
 
 fn linear_layers(bench: &mut Bench<'_>, config: &ModelConfig, rank: usize) {
     let device = bench.version.device();
-    for layer in [Linear::Query, Linear::Key, Linear::Gate, Linear::Down] {
-        let (role, [out_features, in_features]) = (layer.short_name(), config.linear(layer));
+    for role in ["q_proj", "k_proj", "gate_proj", "down_proj"] {
+        let Some(site) = config.blocks[0].sites.iter().find(|site| short_name(&site.name) == role) else { continue };
+        let [out_features, in_features] = site.shape;
         let (x, dy) = (filled([TOKENS, in_features], 1, &device), filled([TOKENS, out_features], 2, &device));
         let weight = bench.version.weight([out_features, in_features], 3);
         let (a, b) = (filled([rank, in_features], 4, &device), filled([out_features, rank], 5, &device));
@@ -144,14 +145,14 @@ fn head(bench: &mut Bench<'_>, config: &ModelConfig) {
 fn layout(config: &ModelConfig, rows: usize, length: usize, device: &Device) -> Layout {
     let documents = (0..rows).map(|row| (row * length, length)).collect();
     let positions = (0..rows).flat_map(|_| 0..length as u32).collect();
-    let place = Place::of(device, DType::F32);
-    Layout::new(place, rows, documents, positions, config.rotary_table(length), device)
+    let place = place_of(device, DType::F32);
+    Layout::new(place, rows, documents, positions, config.rotary_tables(length))
 }
 
 fn attention_layers(bench: &mut Bench<'_>, config: &ModelConfig) {
     let device = bench.version.device();
-    let heads: Heads = config.heads(0);
-    let (q_width, kv_width) = (heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim);
+    let heads: Heads = config.blocks[0].attention().expect("an attention").heads;
+    let (q_width, kv_width) = (heads.query_width(), heads.key_value_width());
     for (rows, length) in [(2, 512), (1, 2048)] {
         let tokens = rows * length;
         let layout = layout(config, rows, length, &device);
@@ -167,7 +168,8 @@ fn attention_layers(bench: &mut Bench<'_>, config: &ModelConfig) {
 
 fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
     let (device, place) = (bench.version.device(), bench.version.place());
-    let wide = |seed: u32| filled([TOKENS, config.intermediate_size], seed, &device);
+    let wide =
+        |seed: u32| filled([TOKENS, config.blocks[0].gated().expect("a gated layer").intermediate_size], seed, &device);
     let (gate, up, dh) = (wide(1), wide(2), wide(3));
     bench.run("swiglu", || swiglu(place, &gate, &up));
     bench.run("swiglu_backward", || swiglu_backward(place, &dh, &gate, &up));
@@ -180,8 +182,9 @@ fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
     bench.run("rms_norm_backward", || rms_norm_backward(place, &dy, &x, &weight, &rstd, dy.clone() * 1.0));
 
     let layout = layout(config, 1, TOKENS, &device);
-    let q = filled([TOKENS, config.num_attention_heads * config.head_dim], 4, &device);
-    bench.run("rotate", || rotate(q.clone() * 1.0, &layout, config.num_attention_heads, false));
+    let heads = config.blocks[0].attention().expect("an attention").heads;
+    let q = filled([TOKENS, heads.query_width()], 4, &device);
+    bench.run("rotate", || rotate(q.clone() * 1.0, &layout, 0, heads.num_heads, false));
 
     let shape = [2048, 1024];
     let update =

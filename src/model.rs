@@ -10,19 +10,22 @@ use self::host::HostBlocks;
 use self::pager::Pager;
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
-use crate::ops::attention::Heads;
+use crate::ops::kernels::{Place, place_of};
 use crate::ops::layout::{Layout, RotaryTable};
 use crate::ops::linear::{Weight, linear};
 use crate::ops::norm::rms_norm;
-use crate::ops::place::Place;
 use crate::ops::product::F32Products;
 use crate::ops::profile::{self, Cost};
 use crate::spec::ModelConfig;
 
+mod attention;
 pub mod block;
+pub mod budget;
 pub mod config;
 pub mod decode;
+mod gated;
 mod host;
+mod linears;
 pub mod load;
 mod pager;
 pub mod rope;
@@ -45,8 +48,8 @@ pub struct Model {
     pub norm: Tensor<1>,
     /// `[vocab_size, hidden_size]`; shares the embedding's memory where the two are tied.
     pub lm_head: Weight,
-    /// Rotary angles up to the longest position so far; grows on demand.
-    rotary: Arc<Mutex<Arc<RotaryTable>>>,
+    /// Angles of every rotary embedding up to the longest position so far; grows on demand.
+    rotary: Arc<Mutex<Arc<[RotaryTable]>>>,
     place: Place,
     /// Where the weights are on disk.
     pager: Option<Arc<Pager>>,
@@ -65,16 +68,15 @@ impl Model {
         norm: Tensor<1>,
         lm_head: Weight,
     ) -> Self {
-        let rotary = Arc::new(Mutex::new(config.rotary_table(0)));
-        let place = Place::of(&norm.device(), compute);
+        let rotary = Arc::new(Mutex::new(config.rotary_tables(0)));
+        let place = place_of(&norm.device(), compute);
         Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary, place, pager: None, host: None }
     }
 
     /// The model with these products of operands in `f32`; the kernels of the CPU have only one kind.
     #[must_use]
     pub fn with_f32_products(self, products: F32Products) -> Self {
-        let place = if self.place == Place::Cpu { Place::Cpu } else { Place::Plain(products) };
-        Self { place, ..self }
+        Self { place: self.place.with_f32_products(products), ..self }
     }
 
     /// The device that the weights are on.
@@ -106,24 +108,21 @@ impl Model {
         })
     }
 
-    /// Rotary angles for at least `num_positions` positions.
+    /// Angles of every rotary embedding for at least `num_positions` positions.
     #[must_use]
-    pub fn rotary_table(&self, num_positions: usize) -> Arc<RotaryTable> {
-        let mut table = self.rotary.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if table.num_positions() < num_positions {
-            *table = self.config.rotary_table(num_positions.next_power_of_two());
+    pub fn rotary_tables(&self, num_positions: usize) -> Arc<[RotaryTable]> {
+        let mut tables = self.rotary.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if tables.iter().any(|table| table.num_positions() < num_positions) {
+            *tables = self.config.rotary_tables(num_positions.next_power_of_two());
         }
-        Arc::clone(&table)
+        Arc::clone(&tables)
     }
 
     /// A micro-batch in the form that this model's operations expect: padded to equal row lengths, but for the
     /// kernels of the CPU.
     #[must_use]
     pub fn arranged<'a>(&self, batch: &'a Batch) -> Cow<'a, Batch> {
-        match self.place {
-            Place::Cpu => Cow::Borrowed(batch),
-            Place::Plain(_) => Cow::Owned(batch.padded()),
-        }
+        if self.place.pads_rows() { Cow::Owned(batch.padded()) } else { Cow::Borrowed(batch) }
     }
 
     /// Positions of the sequences in a micro-batch that is [`arranged`](Self::arranged).
@@ -132,9 +131,9 @@ impl Model {
         let positions = batch.positions();
         let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
         let documents = batch.documents.iter().map(|document| (document.start, document.len)).collect();
-        let table = self.rotary_table(longest);
-        let num_rows = if self.place == Place::Cpu { 1 } else { batch.num_rows() };
-        Layout::new(self.place, num_rows, documents, positions, table, &self.device())
+        let tables = self.rotary_tables(longest);
+        let num_rows = if self.place.pads_rows() { batch.num_rows() } else { 1 };
+        Layout::new(self.place, num_rows, documents, positions, tables)
     }
 
     /// Token ids on the device, `[tokens]`.
@@ -167,7 +166,7 @@ impl Model {
         let layout = self.layout(batch);
         let mut x = self.embed(&batch.input_ids);
         for (layer, block) in self.walk(0..self.blocks.len()) {
-            let context = BlockContext::new(&self.config, layer, &layout, &adapters.blocks[layer], None);
+            let context = BlockContext::new(&self.config, &layout, &adapters.blocks[layer], None);
             x = block.output(&block.activations(x, &context), &context);
         }
         x
@@ -179,20 +178,5 @@ impl Model {
     pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let (normed, _) = rms_norm(self.place, &self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
         linear(self.place, &normed, &self.lm_head, None, None).0.cast(DType::F32)
-    }
-}
-
-impl ModelConfig {
-    /// Heads of the attention of block `layer`.
-    #[must_use]
-    pub fn heads(&self, layer: usize) -> Heads {
-        Heads {
-            num_heads: self.num_attention_heads,
-            num_kv_heads: self.num_key_value_heads,
-            head_dim: self.head_dim,
-            #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
-            scale: 1.0 / (self.head_dim as f64).sqrt(),
-            window: self.windows[layer],
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! The operations of a step, each with its forward and backward.
 //!
 //! Every operation is written twice: in plain tensor calls, which run on any backend, and, in [`cpu`], as kernels
-//! on slices of host memory. The [`Place`](place::Place) of the model picks one of them. The plain version is the
+//! on slices of host memory. The [`Place`](kernels::Place) of the model picks one of them. The plain version is the
 //! kernels' oracle, and burn's autodiff is the oracle of the plain version's backward.
 //!
 //! Tokens are flat: a micro-batch is a matrix `[tokens, width]` whose rows are the tokens of all sequences, end to
@@ -23,15 +23,17 @@ pub mod cached_attention;
     reason = "kernels share buffers between threads, compute in f32 on purpose, inline into vectorised bodies, and check their slices' lengths"
 )]
 pub mod cpu;
+mod cpu_kernels;
 pub mod cross_entropy;
 pub mod dropout;
+mod grad_norm;
 pub mod host;
+pub mod kernels;
 pub mod layout;
 pub mod linear;
 pub mod low_rank;
 pub mod norm;
 pub mod peak;
-pub mod place;
 pub mod product;
 pub mod profile;
 pub mod quantised;

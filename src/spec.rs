@@ -3,69 +3,23 @@
 //!
 //! A family whose decoder block is a variation of the common one is a row in `families`.
 
-use serde::Serialize;
-
+mod block;
 mod families;
 pub mod gguf;
 mod json;
+mod rope;
 mod shipped;
 mod stored;
 
+pub use block::{
+    Attention, Block, Gated, HEAD_NORMS, Heads, PerSite, SITE_NAMES, Site, SiteId, Sublayer, SublayerKind, short_name,
+};
+pub use rope::{Rope, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
 
-/// A linear layer of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Linear {
-    /// `self_attn.q_proj`
-    Query,
-    /// `self_attn.k_proj`
-    Key,
-    /// `self_attn.v_proj`
-    Value,
-    /// `self_attn.o_proj`
-    Output,
-    /// `mlp.gate_proj`
-    Gate,
-    /// `mlp.up_proj`
-    Up,
-    /// `mlp.down_proj`
-    Down,
-}
-
-impl Linear {
-    /// All of them, in the order of the forward pass.
-    pub const ALL: [Self; 7] = [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
-
-    /// Name within a block, as in Hugging Face's files.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Query => "self_attn.q_proj",
-            Self::Key => "self_attn.k_proj",
-            Self::Value => "self_attn.v_proj",
-            Self::Output => "self_attn.o_proj",
-            Self::Gate => "mlp.gate_proj",
-            Self::Up => "mlp.up_proj",
-            Self::Down => "mlp.down_proj",
-        }
-    }
-
-    /// Last component of the name, as used in `target_modules`.
-    #[must_use]
-    pub fn short_name(self) -> &'static str {
-        self.name().rsplit('.').next().unwrap_or_default()
-    }
-
-    /// Name within the model, for example `model.layers.3.mlp.up_proj`.
-    #[must_use]
-    pub fn module_name(self, layer: usize) -> String {
-        format!("model.layers.{layer}.{}", self.name())
-    }
-}
-
 /// Shape and constants of a decoder model, from Hugging Face's `config.json`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// The family: `llama`, `mistral`, `qwen2` or `qwen3`.
     pub model_type: String,
@@ -73,32 +27,16 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the feed-forward layer.
-    pub intermediate_size: usize,
-    /// Number of blocks.
-    pub num_hidden_layers: usize,
-    /// Number of query heads.
-    pub num_attention_heads: usize,
-    /// Number of key and value heads; divides `num_attention_heads`.
-    pub num_key_value_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
+    /// Its layers.
+    pub blocks: Vec<Block>,
+    /// The rotary embeddings of the layers.
+    pub ropes: Vec<Rope>,
     /// Longest sequence that the model was made for, in tokens.
     pub max_position_embeddings: usize,
     /// Added to the mean square in RMSNorm.
     pub rms_norm_eps: f64,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// Change of the rotary frequencies for long contexts.
-    pub rope_scaling: Option<RopeScaling>,
     /// Whether `lm_head` is the embedding matrix.
     pub tie_word_embeddings: bool,
-    /// For each layer, how many tokens a token can look back, itself included (Mistral 7B v0.1: 4096); absent: all.
-    pub windows: Vec<Option<usize>>,
-    /// Whether each linear layer of a block adds a bias, in the order of [`Linear::ALL`].
-    pub biases: [bool; 7],
-    /// Whether queries and keys are normed head by head before the rotary embedding (Qwen3).
-    pub qk_norm: bool,
     /// Token that starts a sequence.
     pub bos_token_id: Option<u32>,
     /// Tokens that end a sequence.
@@ -109,28 +47,6 @@ pub struct ModelConfig {
     pub quantisation: Option<StoredQuantisation>,
 }
 
-/// Change of the rotary frequencies for contexts longer than the model was pretrained on.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(tag = "rope_type", rename_all = "lowercase")]
-pub enum RopeScaling {
-    /// Positions divided by `factor` (Chen et al., 2023).
-    Linear {
-        /// Divisor of the positions.
-        factor: f64,
-    },
-    /// Llama 3.1: low frequencies are divided by `factor`, high ones are kept, with a ramp between.
-    Llama3 {
-        /// Divisor of the low frequencies.
-        factor: f64,
-        /// Wavelengths above `original / low_freq_factor` are scaled by the full factor.
-        low_freq_factor: f64,
-        /// Wavelengths below `original / high_freq_factor` are kept.
-        high_freq_factor: f64,
-        /// Context length of pretraining.
-        original_max_position_embeddings: usize,
-    },
-}
-
 impl ModelConfig {
     /// Number of parameters; a tied head is counted once.
     #[must_use]
@@ -138,23 +54,28 @@ impl ModelConfig {
         self.expected_tensors().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
-    /// Shape of a linear layer's weight, `[out_features, in_features]`.
+    /// Number of layers.
     #[must_use]
-    pub fn linear(&self, linear: Linear) -> [usize; 2] {
-        let hidden = self.hidden_size;
-        match linear {
-            Linear::Query => [self.num_attention_heads * self.head_dim, hidden],
-            Linear::Key | Linear::Value => [self.num_key_value_heads * self.head_dim, hidden],
-            Linear::Output => [hidden, self.num_attention_heads * self.head_dim],
-            Linear::Gate | Linear::Up => [self.intermediate_size, hidden],
-            Linear::Down => [hidden, self.intermediate_size],
-        }
+    pub fn num_layers(&self) -> usize {
+        self.blocks.len()
     }
 
-    /// Number of weights in the linear layers of one block.
+    /// Name of a linear layer within the model, for example `model.layers.3.mlp.up_proj`.
     #[must_use]
-    pub fn block_linear_size(&self) -> usize {
-        Linear::ALL.into_iter().map(|linear| self.linear(linear).iter().product::<usize>()).sum()
+    pub fn module_name(&self, layer: usize, site: SiteId) -> String {
+        in_layer(layer, &self.blocks[layer].sites[site].name)
+    }
+
+    /// Every linear layer of the blocks with its name within the model, in the order of the forward pass.
+    pub fn sites(&self) -> impl Iterator<Item = (String, &Site)> {
+        let blocks = self.blocks.iter().enumerate();
+        blocks.flat_map(|(layer, block)| block.sites.iter().map(move |site| (in_layer(layer, &site.name), site)))
+    }
+
+    /// Number of weights in the linear layers of all blocks.
+    #[must_use]
+    pub fn num_block_weights(&self) -> usize {
+        self.sites().map(|(_, site)| site.num_weights()).sum()
     }
 
     /// Every tensor of the model with its shape, under Hugging Face's names. `lm_head.weight` is left out where it is
@@ -162,22 +83,16 @@ impl ModelConfig {
     #[must_use]
     pub fn expected_tensors(&self) -> Vec<(String, Vec<usize>)> {
         let mut tensors = vec![("model.embed_tokens.weight".to_owned(), vec![self.vocab_size, self.hidden_size])];
-        for layer in 0..self.num_hidden_layers {
-            for linear in Linear::ALL {
-                let (name, shape) = (linear.module_name(layer), self.linear(linear));
-                tensors.push((format!("{name}.weight"), shape.to_vec()));
-                if self.biases[linear as usize] {
-                    tensors.push((format!("{name}.bias"), vec![shape[0]]));
+        for (layer, block) in self.blocks.iter().enumerate() {
+            for site in &block.sites {
+                let name = in_layer(layer, &site.name);
+                tensors.push((format!("{name}.weight"), site.shape.to_vec()));
+                if site.has_bias {
+                    tensors.push((format!("{name}.bias"), vec![site.shape[0]]));
                 }
             }
-            let heads: &[(&str, usize)] = if self.qk_norm {
-                &[("self_attn.q_norm", self.head_dim), ("self_attn.k_norm", self.head_dim)]
-            } else {
-                &[]
-            };
-            let norms = [("input_layernorm", self.hidden_size), ("post_attention_layernorm", self.hidden_size)];
-            for (norm, width) in heads.iter().chain(&norms) {
-                tensors.push((format!("model.layers.{layer}.{norm}.weight"), vec![*width]));
+            for (norm, width) in block.norms(self.hidden_size) {
+                tensors.push((format!("{}.weight", in_layer(layer, norm)), vec![width]));
             }
         }
         tensors.push(("model.norm.weight".to_owned(), vec![self.hidden_size]));
@@ -186,6 +101,12 @@ impl ModelConfig {
         }
         tensors
     }
+}
+
+/// Name within the model of a part of a layer.
+#[must_use]
+pub fn in_layer(layer: usize, part: &str) -> String {
+    format!("model.layers.{layer}.{part}")
 }
 
 #[cfg(test)]

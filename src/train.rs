@@ -12,7 +12,7 @@ pub(crate) mod laps;
 pub mod loss;
 pub mod memory;
 pub mod offload;
-pub mod optim;
+pub mod optimizer;
 pub mod precision;
 pub mod recorder;
 pub mod saver;

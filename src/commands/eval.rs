@@ -104,7 +104,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let data = source.open_data(&recipe.data, recipe.seed, &options)?;
     let task = Task::open(&recipe.eval.task, &data).map_err(data_failure)?;
     let adapters = match adapter.zip(saved) {
-        None => AdapterSet::none(source.config.num_hidden_layers),
+        None => AdapterSet::none(source.config.num_layers()),
         Some((adapter, saved)) => {
             let base = saved.base_model_name_or_path.clone();
             let set = saved.into_set(&adapter.folder, &source.config, &device.device);

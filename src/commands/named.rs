@@ -363,7 +363,7 @@ impl ModelFiles {
             let set = set.map_err(|error| misfit(&error, trained_on.as_deref()))?;
             opened.push(OpenedAdapter { name, set, form });
         }
-        let none = AdapterSet::none(source.config.num_hidden_layers);
+        let none = AdapterSet::none(source.config.num_layers());
         opened.push(OpenedAdapter { name: BASE.to_owned(), set: none, form: None });
         let storage = Storage { dtype, ..base.storage(dtype, Some(&source.config)) };
         let model = source.load(storage, precision.into(), &device)?;

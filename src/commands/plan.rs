@@ -25,6 +25,7 @@ use crate::failure::Failure;
 use crate::hub::Progress;
 use crate::lora::targets::Selection;
 use crate::metrics::CostConfig;
+use crate::ops::kernels::place_on;
 use crate::recipe::{Recipe, RecipeArgs};
 use crate::run::inputs::{self, ModelSource, WeightsFrom};
 use crate::schema::Problem;
@@ -94,7 +95,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     inputs::require_residency(recipe.model.residency, (!target.is_cpu).then_some(&*target.label))
         .map_err(|problem| recipe.places.locate(problem))?;
     let Shape { config, selection, source } = Shape::of_recipe(&recipe)?;
-    let mut workload = inputs::workload(&recipe, &config, &selection, target.is_cpu);
+    let mut workload = inputs::workload(&recipe, &config, &selection, place_on(!target.is_cpu));
     let decision = (workload.gradient_checkpointing == GradientCheckpointing::Auto)
         .then(|| Decision::new(&workload, target.usable_bytes()));
     if let Some(Decision { choice, .. }) = &decision {

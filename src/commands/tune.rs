@@ -19,6 +19,7 @@ use serde::Serialize;
 use super::{number, print, say};
 use crate::device::{Dtype, num_cpu_threads};
 use crate::failure::Failure;
+use crate::ops::kernels::place_on;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, workload};
@@ -138,7 +139,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Err(OUT_OF_TIME.to_owned());
         }
-        let fits = memory.fits(&workload(of, &source.config, selection, !device.is_gpu()));
+        let fits = memory.fits(&workload(of, &source.config, selection, place_on(device.is_gpu())));
         fits.map_err(|peak| format!("does not fit ({})", fit::size(as_f64(peak as u64))))
     };
     let mut measure = |of: &Recipe| runner.measure(&changes(recipe, of), deadline);

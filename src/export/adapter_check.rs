@@ -9,6 +9,7 @@ use super::adapter_file::SavedAdapter;
 use super::{AdapterWeights, ExportError, adapter_set};
 use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
+use crate::ops::low_rank::LowRank;
 use crate::spec::ModelConfig;
 
 /// Number of mismatched matrices that an error lists.
@@ -20,7 +21,7 @@ const MAX_PROBLEMS: usize = 8;
 /// # Errors
 /// Matrices that are missing, unexpected or misshapen; the first ones are listed, the others counted.
 pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig) -> Result<Selection, ExportError> {
-    let selection = adapter.config.select(model.num_hidden_layers);
+    let selection = adapter.config.select(model);
     let mut problems = match &selection {
         Ok(selection) => matrix_problems(&adapter.weights, selection, model),
         Err(errors) => errors.iter().map(ToString::to_string).collect(),
@@ -52,16 +53,16 @@ impl SavedAdapter {
 pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, model: &ModelConfig) -> Vec<String> {
     let mut problems = Vec::new();
     let mut expected = HashSet::new();
-    for (layer, linear, shape) in selection.iter() {
-        let ([out_features, in_features], module) = (model.linear(linear), linear.module_name(layer));
+    for (layer, site, shape) in selection.iter() {
+        let module = model.module_name(layer, site);
+        let shapes = LowRank::shapes(shape.r, model.blocks[layer].sites[site].shape);
         match weights.get(&module) {
             None => problems.push(format!("missing: `{module}.lora_A` and `.lora_B`")),
             Some(pair) => {
-                let matrices = [("A", &pair.a, [shape.r, in_features]), ("B", &pair.b, [out_features, shape.r])];
-                for (letter, matrix, wanted) in matrices {
+                for (name, (matrix, wanted)) in pair.as_ref().zip(shapes).named() {
                     if matrix.shape() != wanted {
                         let found = matrix.shape();
-                        problems.push(format!("`{module}.lora_{letter}` is {found:?}, expected {wanted:?}"));
+                        problems.push(format!("`{module}.{name}` is {found:?}, expected {wanted:?}"));
                     }
                 }
             }
@@ -77,7 +78,7 @@ pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, m
 mod tests {
     use super::super::adapter_file::tests::adapter;
     use super::*;
-    use crate::model::weights::fixture::tiny_config;
+    use crate::model::weights::fixture::{tiny_config, tiny_with};
 
     #[test]
     fn an_adapter_fits_the_model_that_it_was_made_for() {
@@ -91,11 +92,11 @@ mod tests {
             check_adapter(Path::new("a"), adapter, model).unwrap_err().to_string()
         };
         let mut adapter = adapter();
-        let shallow = ModelConfig { num_hidden_layers: 1, ..tiny_config() };
+        let shallow = tiny_with(&[("num_hidden_layers", 1)]);
         let unexpected = "unexpected: `model.layers.1.mlp.down_proj.lora_A`";
         assert!(error(&adapter, &shallow).contains(unexpected), "{}", error(&adapter, &shallow));
 
-        let model = ModelConfig { intermediate_size: 200, ..tiny_config() };
+        let model = tiny_with(&[("intermediate_size", 200)]);
         adapter.weights.remove("model.layers.1.self_attn.q_proj");
         let stray = adapter.weights["model.layers.0.self_attn.q_proj"].clone();
         for layer in 2..9 {

@@ -1,13 +1,13 @@
 //! `adapter_config.json`, with the keys of PEFT's `LoraConfig`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use serde_json::json;
 
 use crate::lora::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
-use crate::spec::Linear;
+use crate::spec::short_name;
 
 /// Keys that change neither what the adapter computes nor where it sits.
 const WITHOUT_EFFECT: [&str; 11] = [
@@ -37,9 +37,7 @@ pub(super) fn to_json<'a>(
     let target_modules = match &config.target_modules {
         TargetModules::AllLinear => {
             // PEFT writes the layer names once it has resolved "all-linear" for a model.
-            let mut names = Linear::ALL.map(Linear::short_name);
-            names.sort_unstable();
-            json!(names)
+            json!(modules.map(|module| short_name(module)).collect::<BTreeSet<_>>())
         }
         TargetModules::Names(names) => json!(names),
         TargetModules::Regex(_) if one_by_one => json!(modules.collect::<Vec<_>>()),
@@ -220,9 +218,14 @@ fn refuse_unknown(json: &mut Section) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{SITE_NAMES, in_layer};
 
     fn modules() -> Vec<String> {
         vec!["model.layers.0.self_attn.q_proj".into(), "model.layers.1.self_attn.q_proj".into()]
+    }
+
+    fn all_modules() -> Vec<String> {
+        [0, 1].iter().flat_map(|&layer| SITE_NAMES.map(|name| in_layer(layer, name))).collect()
     }
 
     fn read(text: &str) -> Result<LoraConfig, Problems> {
@@ -254,7 +257,7 @@ mod tests {
 
     #[test]
     fn all_linear_is_written_as_names_and_a_regex_with_layers_as_modules() {
-        let json = to_json(&LoraConfig::default(), modules().iter(), "base");
+        let json = to_json(&LoraConfig::default(), all_modules().iter(), "base");
         let all = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];
         assert_eq!(json["target_modules"], json!(all));
         assert_eq!(json["lora_alpha"], json!(16));

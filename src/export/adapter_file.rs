@@ -191,31 +191,29 @@ pub(super) mod tests {
     use super::*;
     use crate::lora::config::TargetModules;
     use crate::model::weights::fixture::tiny_config;
-    use crate::spec::Linear;
+    use crate::spec::in_layer;
 
     /// Adapters on `q_proj` and `down_proj` of both layers of the tiny model.
     pub(in crate::export) fn adapter() -> SavedAdapter {
+        let shape_of = |site: usize| tiny_config().blocks[0].sites[site].shape;
         let [mut query, down] =
-            [Linear::Query, Linear::Down].map(|linear| adapter_on(linear, tiny_config().linear(linear)));
+            [("self_attn.q_proj", 0), ("mlp.down_proj", 6)].map(|(name, site)| adapter_on(name, shape_of(site)));
         query.weights.extend(down.weights);
         query.config.target_modules = TargetModules::Names(vec!["down_proj".into(), "q_proj".into()]);
         query
     }
 
     /// Adapters on one linear layer of two blocks.
-    pub(in crate::export) fn adapter_on(linear: Linear, [num_out, num_in]: [usize; 2]) -> SavedAdapter {
-        let config = LoraConfig {
-            r: 3,
-            target_modules: TargetModules::Names(vec![linear.name().into()]),
-            ..LoraConfig::default()
-        };
+    pub(in crate::export) fn adapter_on(site: &str, [num_out, num_in]: [usize; 2]) -> SavedAdapter {
+        let config =
+            LoraConfig { r: 3, target_modules: TargetModules::Names(vec![site.into()]), ..LoraConfig::default() };
         let matrix = |num_rows: usize, num_columns: usize| {
             #[allow(clippy::cast_precision_loss)]
             let values = (0..num_rows * num_columns).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.7).collect();
             HostMatrix { num_rows, num_columns, values }
         };
         let pair = LowRank { a: matrix(3, num_in), b: matrix(num_out, 3) };
-        let weights = [0, 1].map(|layer| (linear.module_name(layer), pair.clone())).into();
+        let weights = [0, 1].map(|layer| (in_layer(layer, site), pair.clone())).into();
         SavedAdapter { weights, config, base_model_name_or_path: Some("org/base".into()) }
     }
 

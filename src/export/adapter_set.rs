@@ -15,10 +15,7 @@ use crate::spec::ModelConfig;
 /// The matrices of an adapter, copied from its device.
 #[must_use]
 pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
-    let pairs = adapters
-        .iter()
-        .map(|(layer, linear, adapter)| (linear.module_name(layer), adapter.matrices.as_ref().map(host_matrix)));
-    pairs.collect()
+    adapters.iter().map(|adapter| (adapter.module.clone(), adapter.matrices.as_ref().map(host_matrix))).collect()
 }
 
 /// Puts the matrices read from `folder` on a device. They must be exactly those of `selection`, which gives the scales.
@@ -42,15 +39,14 @@ pub fn adapter_set(
         });
     }
     let mut blocks = AdapterSet::none(selection.shapes.len()).blocks;
-    for (layer, linear, shape) in selection.iter() {
-        let pair = weights.remove(&linear.module_name(layer));
-        blocks[layer][linear as usize] = pair.map(|pair| {
-            let matrices = pair.map(|matrix| {
-                let shape = matrix.shape();
-                host::tensor(matrix.values, shape, device)
-            });
-            Adapter { matrices, scale: shape.scale }
+    for (layer, site, shape) in selection.iter() {
+        let module = config.module_name(layer, site);
+        let Some(pair) = weights.remove(&module) else { continue };
+        let matrices = pair.map(|matrix| {
+            let shape = matrix.shape();
+            host::tensor(matrix.values, shape, device)
         });
+        blocks[layer].insert(site, Adapter { module, matrices, scale: shape.scale });
     }
     Ok(AdapterSet { blocks, dropout })
 }
@@ -68,7 +64,7 @@ mod tests {
 
     fn fresh(lora: &LoraConfig) -> AdapterSet {
         let config = tiny_config();
-        let selection = lora.select(config.num_hidden_layers).unwrap();
+        let selection = lora.select(&config).unwrap();
         AdapterSet::new(&config, &selection, lora.init_lora_weights, 0.1, 3, &Device::flex())
     }
 
@@ -76,13 +72,13 @@ mod tests {
     fn adapters_come_back_from_host_memory_bit_for_bit() {
         let config = tiny_config();
         let lora = LoraConfig { use_rslora: true, ..LoraConfig::default() };
-        let selection = lora.select(config.num_hidden_layers).unwrap();
+        let selection = lora.select(&config).unwrap();
         let weights = adapter_weights(&fresh(&lora));
         let set = adapter_set(Path::new("x"), weights.clone(), &selection, &config, 0.1, &Device::flex()).unwrap();
         assert_eq!(adapter_weights(&set), weights);
-        assert_eq!(weights.len(), 7 * config.num_hidden_layers);
+        assert_eq!(weights.len(), 7 * config.num_layers());
         assert!((set.dropout - 0.1).abs() < 1e-12);
-        for (_, _, adapter) in set.iter() {
+        for adapter in set.iter() {
             assert!((adapter.scale - 16.0 / 8.0_f64.sqrt()).abs() < 1e-12);
         }
     }
@@ -92,7 +88,7 @@ mod tests {
         let config = tiny_config();
         let weights = adapter_weights(&fresh(&LoraConfig::default()));
         let other = LoraConfig { r: 4, layers_to_transform: Some(vec![0]), ..LoraConfig::default() };
-        let selection = other.select(config.num_hidden_layers).unwrap();
+        let selection = other.select(&config).unwrap();
         let error = adapter_set(Path::new("x"), weights, &selection, &config, 0.0, &Device::flex()).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("`model.layers.0.self_attn.q_proj.lora_A` is [8, 64], expected [4, 64]"), "{text}");

@@ -108,9 +108,10 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
     let saved = super::read_adapter(adapter)?;
     let selection = super::check_adapter(adapter, &saved, &config)?;
     let mut layers: Vec<_> =
-        selection.iter().map(|(layer, linear, shape)| (linear.module_name(layer), linear, shape)).collect();
+        selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), (layer, site), shape)).collect();
     layers.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-    let num_parameters = layers.iter().map(|(_, linear, _)| config.linear(*linear).iter().product::<usize>()).sum();
+    let num_parameters =
+        layers.iter().map(|(_, (layer, site), _)| config.blocks[*layer].sites[*site].num_weights()).sum();
 
     let mut metadata = names::general(&config, "adapter", &stem(out), num_parameters);
     #[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
@@ -139,7 +140,11 @@ fn adapter_tensors<'a>(
         let values = move || {
             #[expect(clippy::cast_possible_truncation, reason = "the product is in f32")]
             let scaled: Vec<f32> = matrix.values.iter().map(|value| value * scale as f32).collect();
-            Ok(if is_turned { names::interleaved(&scaled, config.head_dim, matrix.num_columns) } else { scaled })
+            Ok(if is_turned {
+                names::interleaved(&scaled, config.ropes[0].head_dim, matrix.num_columns)
+            } else {
+                scaled
+            })
         };
         Tensor::new(format!("{name}.lora_{letter}"), matrix.shape().to_vec(), GgufType::F32, values)
     };
@@ -161,7 +166,7 @@ fn tensors<'a>(
             }
             let width = tensor.shape.get(1).copied().unwrap_or(1);
             let is_turned = names::is_interleaved(&merging.config, tensor.name);
-            Ok(if is_turned { names::interleaved(&values, merging.config.head_dim, width) } else { values })
+            Ok(if is_turned { names::interleaved(&values, merging.config.ropes[0].head_dim, width) } else { values })
         };
         Some(Tensor::new(names::tensor_name(tensor.name)?, tensor.shape.to_vec(), dtype, values))
     })

@@ -5,23 +5,25 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::config::InitLoraWeights;
-use super::targets::Selection;
+use super::targets::{AdapterShape, Selection};
 use crate::ops::host;
+use crate::ops::kernels::{Place, place_of};
 use crate::ops::low_rank::LowRank;
-use crate::ops::place::Place;
-use crate::spec::{Linear, ModelConfig};
+use crate::spec::{ModelConfig, PerSite, SiteId};
 
 /// The low-rank update of one linear layer: `scale B A`.
 #[derive(Clone, Debug)]
 pub struct Adapter {
+    /// Name of the linear layer within the model.
+    pub module: String,
     /// A and B, in `f32`.
     pub matrices: LowRank<Tensor<2>>,
     /// Scale of the update.
     pub scale: f64,
 }
 
-/// The adapters of one block, in the order of [`Linear::ALL`].
-pub type BlockAdapters = [Option<Adapter>; 7];
+/// The adapters of one block.
+pub type BlockAdapters = PerSite<Adapter>;
 
 /// The adapters of a model.
 #[derive(Clone, Debug)]
@@ -46,15 +48,15 @@ impl AdapterSet {
         device: &Device,
     ) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let blocks = selection.shapes.iter().map(|shapes| {
-            std::array::from_fn(|index| {
-                let shape = shapes[index]?;
-                let [out_features, in_features] = config.linear(Linear::ALL[index]);
-                let a = draw(init, shape.r, in_features, &mut rng);
-                let a = host::tensor(a, [shape.r, in_features], device);
-                let b = Tensor::zeros([out_features, shape.r], (device, DType::F32));
-                Some(Adapter { matrices: LowRank { a, b }, scale: shape.scale })
-            })
+        let blocks = selection.shapes.iter().enumerate().map(|(layer, shapes)| {
+            let new = |(&site, shape): (&SiteId, &AdapterShape)| {
+                let shapes = LowRank::shapes(shape.r, config.blocks[layer].sites[site].shape);
+                let a = host::tensor(draw(init, shapes.a, &mut rng), shapes.a, device);
+                let b = Tensor::zeros(shapes.b, (device, DType::F32));
+                let module = config.module_name(layer, site);
+                (site, Adapter { module, matrices: LowRank { a, b }, scale: shape.scale })
+            };
+            shapes.iter().map(new).collect()
         });
         Self { blocks: blocks.collect(), dropout }
     }
@@ -62,40 +64,43 @@ impl AdapterSet {
     /// No adapters: the base model.
     #[must_use]
     pub fn none(num_layers: usize) -> Self {
-        Self { blocks: (0..num_layers).map(|_| BlockAdapters::default()).collect(), dropout: 0.0 }
+        Self { blocks: vec![BlockAdapters::new(); num_layers], dropout: 0.0 }
     }
 
     /// Where the optimizer runs: the matrices are in `f32`, whatever the type of the activations.
     #[must_use]
     pub fn place(&self) -> Place {
-        let first = self.iter().next().map(|(_, _, adapter)| adapter.matrices.a.device());
-        Place::of(&first.unwrap_or_default(), DType::F32)
+        let first = self.iter().next().map(|adapter| adapter.matrices.a.device());
+        place_of(&first.unwrap_or_default(), DType::F32)
     }
 
     /// Number of trained parameters.
     #[must_use]
     pub fn num_parameters(&self) -> usize {
-        let matrices = self.iter().flat_map(|(_, _, adapter)| adapter.matrices.as_ref().into_array());
+        let matrices = self.iter().flat_map(|adapter| adapter.matrices.as_ref().into_array());
         matrices.map(|matrix| matrix.shape().num_elements()).sum()
     }
 
-    /// Every adapter with its block and linear layer, in the order of the forward pass.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, Linear, &Adapter)> {
-        self.blocks.iter().enumerate().flat_map(|(layer, block)| {
-            let adapters = Linear::ALL.into_iter().zip(block);
-            adapters.filter_map(move |(linear, adapter)| Some((layer, linear, adapter.as_ref()?)))
-        })
+    /// Every adapter, in the order of the forward pass.
+    pub fn iter(&self) -> impl Iterator<Item = &Adapter> {
+        self.blocks.iter().flat_map(BlockAdapters::values)
+    }
+
+    /// Every adapter with its layer and site, in the order of the forward pass.
+    pub fn by_site(&self) -> impl Iterator<Item = ((usize, SiteId), &Adapter)> {
+        let blocks = self.blocks.iter().enumerate();
+        blocks.flat_map(|(layer, block)| block.iter().map(move |(&site, adapter)| ((layer, site), adapter)))
     }
 
     /// Every adapter, mutable, in the order of [`iter`](Self::iter).
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Adapter> {
-        self.blocks.iter_mut().flatten().flatten()
+        self.blocks.iter_mut().flat_map(BlockAdapters::values_mut)
     }
 }
 
 /// `A` as PEFT draws it: uniform in ±1/sqrt(in) is `kaiming_uniform_` with `a = sqrt(5)`.
 #[expect(clippy::cast_precision_loss, reason = "widths are far below 2^24")]
-fn draw(init: InitLoraWeights, r: usize, in_features: usize, rng: &mut ChaCha8Rng) -> Vec<f32> {
+fn draw(init: InitLoraWeights, [r, in_features]: [usize; 2], rng: &mut ChaCha8Rng) -> Vec<f32> {
     let count = r * in_features;
     match init {
         InitLoraWeights::Kaiming => {
@@ -121,7 +126,7 @@ mod tests {
     use crate::lora::config::LoraConfig;
 
     fn set(init: InitLoraWeights, seed: u64) -> AdapterSet {
-        let selection = LoraConfig::default().select(2).unwrap();
+        let selection = LoraConfig::default().select(&config()).unwrap();
         AdapterSet::new(&config(), &selection, init, 0.0, seed, &Device::flex())
     }
 
@@ -137,7 +142,7 @@ mod tests {
     #[test]
     fn a_is_uniform_within_one_over_root_in_and_b_is_zero() {
         let set = set(InitLoraWeights::Kaiming, 7);
-        for (_, _, adapter) in set.iter() {
+        for adapter in set.iter() {
             let a = adapter.matrices.a.to_data().try_to_vec::<f32>().unwrap();
             let largest = a.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
             assert!((0.049..=0.05).contains(&largest), "bound is 1/20, largest is {largest}");
@@ -150,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_seed_names_the_adapters() {
-        let first = |set: &AdapterSet| set.iter().next().map(|(_, _, a)| a.matrices.a.to_data()).unwrap();
+        let first = |set: &AdapterSet| set.iter().next().map(|a| a.matrices.a.to_data()).unwrap();
         assert_eq!(first(&set(InitLoraWeights::Gaussian, 1)), first(&set(InitLoraWeights::Gaussian, 1)));
         assert_ne!(first(&set(InitLoraWeights::Gaussian, 1)), first(&set(InitLoraWeights::Gaussian, 2)));
     }

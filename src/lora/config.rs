@@ -8,7 +8,7 @@ use regex::Regex;
 use serde::Serialize;
 
 use crate::schema::{Node, Problem, Section, Value, closest, section};
-use crate::spec::Linear;
+use crate::spec::{SITE_NAMES, short_name};
 
 /// Any number above 0.
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
@@ -160,14 +160,14 @@ fn accept_name(item: &Node) -> Result<String, Option<String>> {
 /// The layer name closest to `name`, or the list of layer names, as a hint.
 pub(super) fn meant_layer(name: &str) -> String {
     let last = name.rsplit('.').next().unwrap_or_default().trim_matches(|c: char| !c.is_ascii_alphanumeric());
-    match closest(last, Linear::ALL.into_iter().map(Linear::short_name)) {
+    match closest(last, SITE_NAMES.into_iter().map(short_name)) {
         Some(layer) => format!("did you mean `{layer}`?"),
-        None => format!("there are {}", Linear::ALL.map(Linear::short_name).join(", ")),
+        None => format!("there are {}", SITE_NAMES.map(short_name).join(", ")),
     }
 }
 
 fn is_linear_layer(name: &str) -> bool {
-    name.rsplit('.').next().is_some_and(|last| Linear::ALL.into_iter().any(|linear| linear.short_name() == last))
+    SITE_NAMES.into_iter().any(|site| short_name(site) == short_name(name))
 }
 
 /// Whether the text has no regular expression syntax.

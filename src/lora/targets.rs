@@ -3,7 +3,8 @@
 use regex::Regex;
 
 use super::config::{LoraConfig, TargetModules, meant_layer};
-use crate::spec::{Linear, ModelConfig};
+use crate::ops::low_rank::LowRank;
+use crate::spec::{ModelConfig, PerSite, SITE_NAMES, SiteId, in_layer};
 
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,6 +13,14 @@ pub struct AdapterShape {
     pub r: usize,
     /// Scale of the update.
     pub scale: f64,
+}
+
+impl AdapterShape {
+    /// Number of trained parameters on a weight of shape `[out_features, in_features]`.
+    #[must_use]
+    pub fn num_parameters(self, weight: [usize; 2]) -> usize {
+        LowRank::shapes(self.r, weight).into_array().map(|[rows, columns]| rows * columns).iter().sum()
+    }
 }
 
 /// How often a target matched.
@@ -26,25 +35,26 @@ pub struct TargetHits {
 /// The layers that a `[lora]` section selects in a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection {
-    /// By block, in the order of [`Linear::ALL`]; absent: not adapted.
-    pub shapes: Vec<[Option<AdapterShape>; 7]>,
+    /// By block: the adapted linear layers.
+    pub shapes: Vec<PerSite<AdapterShape>>,
     /// Every target with its number of hits.
     pub hits: Vec<TargetHits>,
 }
 
 impl Selection {
     /// Every adapted linear layer with its block, in the order of the forward pass.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, Linear, AdapterShape)> {
-        self.shapes.iter().enumerate().flat_map(|(layer, shapes)| {
-            let shapes = Linear::ALL.into_iter().zip(shapes);
-            shapes.filter_map(move |(linear, shape)| Some((layer, linear, (*shape)?)))
-        })
+    pub fn iter(&self) -> impl Iterator<Item = (usize, SiteId, AdapterShape)> {
+        let blocks = self.shapes.iter().enumerate();
+        blocks.flat_map(|(layer, shapes)| shapes.iter().map(move |(&site, &shape)| (layer, site, shape)))
     }
 
     /// Number of trained parameters in a model of this shape.
     #[must_use]
     pub fn num_parameters(&self, config: &ModelConfig) -> usize {
-        self.iter().map(|(_, linear, shape)| shape.r * config.linear(linear).iter().sum::<usize>()).sum()
+        let parameters = |(layer, site, shape): (usize, SiteId, AdapterShape)| {
+            shape.num_parameters(config.blocks[layer].sites[site].shape)
+        };
+        self.iter().map(parameters).sum()
     }
 }
 
@@ -97,11 +107,26 @@ pub enum TargetError {
 }
 
 impl LoraConfig {
-    /// Finds the linear layers to adapt in a model of `num_layers` blocks.
+    /// Finds the linear layers of a model to adapt.
     ///
     /// # Errors
     /// Everything in the section that does not fit the model, all at once.
-    pub fn select(&self, num_layers: usize) -> Result<Selection, Vec<TargetError>> {
+    pub fn select(&self, config: &ModelConfig) -> Result<Selection, Vec<TargetError>> {
+        let names = config.blocks.iter().map(|block| block.sites.iter().map(|site| &*site.name).collect());
+        self.select_of(&names.collect::<Vec<_>>())
+    }
+
+    /// [`select`](Self::select) in some model of `num_layers` layers that have every linear layer of every family.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn select_of_any(&self, num_layers: usize) -> Result<Selection, Vec<TargetError>> {
+        self.select_of(&vec![SITE_NAMES.to_vec(); num_layers])
+    }
+
+    /// [`select`](Self::select) among the linear layers of these names, by layer.
+    fn select_of(&self, names: &[Vec<&str>]) -> Result<Selection, Vec<TargetError>> {
+        let num_layers = names.len();
         let mut errors = Vec::new();
         let targets = self.targets(&mut errors);
         if let Some(&layer) = self.layers_to_transform.iter().flatten().find(|&&layer| layer >= num_layers) {
@@ -112,13 +137,13 @@ impl LoraConfig {
         let mut hits: Vec<_> =
             targets.iter().map(|(target, _)| TargetHits { target: target.clone(), num_hits: 0 }).collect();
         let mut used = (vec![false; ranks.len()], vec![false; alphas.len()]);
-        let mut shapes = vec![[None; 7]; num_layers];
+        let mut shapes = vec![PerSite::new(); num_layers];
         for (layer, shapes) in shapes.iter_mut().enumerate() {
             if self.layers_to_transform.as_ref().is_some_and(|layers| !layers.contains(&layer)) {
                 continue;
             }
-            for (linear, shape) in Linear::ALL.into_iter().zip(shapes) {
-                let module = linear.module_name(layer);
+            for (site, name) in names[layer].iter().enumerate() {
+                let module = in_layer(layer, name);
                 let matching = targets.iter().zip(&mut hits).filter(|((_, target), _)| target.is_match(&module));
                 if matching.map(|(_, hits)| hits.num_hits += 1).count() == 0 {
                     continue;
@@ -126,7 +151,7 @@ impl LoraConfig {
                 let r = first_match(&ranks, &mut used.0, &module).map_or(self.r, |key| self.rank_pattern[key]);
                 let alpha =
                     first_match(&alphas, &mut used.1, &module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
-                *shape = Some(AdapterShape { r, scale: self.scale(r, alpha) });
+                shapes.insert(site, AdapterShape { r, scale: self.scale(r, alpha) });
             }
         }
         let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
@@ -213,22 +238,23 @@ mod tests {
 
     #[test]
     fn all_linear_takes_the_seven_layers_of_every_block() {
-        let selection = LoraConfig::default().select(3).unwrap();
-        assert_eq!(selection.shapes, vec![[Some(AdapterShape { r: 8, scale: 2.0 }); 7]; 3]);
+        let selection = LoraConfig::default().select_of_any(3).unwrap();
+        let of_layer: PerSite<_> = (0..7).map(|site| (site, AdapterShape { r: 8, scale: 2.0 })).collect();
+        assert_eq!(selection.shapes, vec![of_layer; 3]);
         assert_eq!(selection.hits[0].num_hits, 21);
     }
 
     #[test]
     fn a_name_matches_from_a_dot_on_and_counts_its_hits() {
-        let selection = config(&["q_proj", "mlp.up_proj", "model.layers.1.self_attn.v_proj"]).select(2).unwrap();
+        let selection = config(&["q_proj", "mlp.up_proj", "model.layers.1.self_attn.v_proj"]).select_of_any(2).unwrap();
         let hits: Vec<_> = selection.hits.iter().map(|h| h.num_hits).collect();
         assert_eq!(hits, [2, 2, 1]);
-        assert!(selection.shapes[0][2].is_none() && selection.shapes[1][2].is_some());
+        assert!(!selection.shapes[0].contains_key(&2) && selection.shapes[1].contains_key(&2));
     }
 
     #[test]
     fn a_target_that_matches_nothing_is_an_error_and_so_is_the_head() {
-        let errors = config(&["q_proj", "proj", "lm_head"]).select(2).unwrap_err();
+        let errors = config(&["q_proj", "proj", "lm_head"]).select_of_any(2).unwrap_err();
         assert_eq!(
             errors,
             [TargetError::NoMatch { target: "proj".into() }, TargetError::Frozen { target: "lm_head".into() }]
@@ -238,27 +264,27 @@ mod tests {
     #[test]
     fn a_regex_must_match_the_whole_name() {
         let regex = |r: &str| LoraConfig { target_modules: TargetModules::Regex(r.into()), ..LoraConfig::default() };
-        assert_eq!(regex(r".*layers\.[01]\..*\.(q|v)_proj").select(4).unwrap().hits[0].num_hits, 4);
-        assert!(regex("q_proj").select(4).is_err());
-        let error = regex(r".*\.qproj").select(4).unwrap_err()[0].to_string();
+        assert_eq!(regex(r".*layers\.[01]\..*\.(q|v)_proj").select_of_any(4).unwrap().hits[0].num_hits, 4);
+        assert!(regex("q_proj").select_of_any(4).is_err());
+        let error = regex(r".*\.qproj").select_of_any(4).unwrap_err()[0].to_string();
         assert!(error.ends_with("\n  hint: did you mean `q_proj`?"), "{error}");
     }
 
     #[test]
     fn scale_is_alpha_over_r_or_over_its_root_and_patterns_override() {
         let mut config = LoraConfig { r: 16, lora_alpha: 32.0, use_rslora: true, ..LoraConfig::default() };
-        assert_eq!(config.select(1).unwrap().shapes[0][0], Some(AdapterShape { r: 16, scale: 8.0 }));
+        assert_eq!(config.select_of_any(1).unwrap().shapes[0][&0], AdapterShape { r: 16, scale: 8.0 });
         config.use_rslora = false;
         config.rank_pattern.insert("down_proj".into(), 4);
         config.alpha_pattern.insert("down_proj".into(), 2.0);
-        let shapes = config.select(1).unwrap().shapes;
-        assert_eq!(shapes[0][0], Some(AdapterShape { r: 16, scale: 2.0 }));
-        assert_eq!(shapes[0][6], Some(AdapterShape { r: 4, scale: 0.5 }));
+        let shapes = config.select_of_any(1).unwrap().shapes;
+        assert_eq!(shapes[0][&0], AdapterShape { r: 16, scale: 2.0 });
+        assert_eq!(shapes[0][&6], AdapterShape { r: 4, scale: 0.5 });
     }
 
     #[test]
     fn layers_outside_the_model_are_refused() {
         let config = LoraConfig { layers_to_transform: Some(vec![0, 5]), ..LoraConfig::default() };
-        assert!(matches!(config.select(2).unwrap_err()[..], [TargetError::NoLayer { layer: 5, last: 1, .. }]));
+        assert!(matches!(config.select_of_any(2).unwrap_err()[..], [TargetError::NoLayer { layer: 5, last: 1, .. }]));
     }
 }

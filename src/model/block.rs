@@ -1,4 +1,4 @@
-//! One transformer block, forward and backward by hand.
+//! One transformer block, forward and backward by hand: the order of its norms and residuals.
 //!
 //! The base is frozen, so the backward only needs the gradients of the block's input and of its adapters. The forward
 //! keeps [`Activations`] for it; normed inputs and the feed-forward product are cheaper to recompute.
@@ -7,29 +7,47 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use crate::lora::{Adapter, BlockAdapters};
-use crate::ops::attention::{Attended, Heads, attention, attention_backward};
-use crate::ops::dropout::{Dropout, mix};
+use super::attention::{self, Attention};
+use super::gated;
+use super::linears::Linears;
+use crate::lora::BlockAdapters;
+use crate::ops::attention::{Attended, attention};
+use crate::ops::dropout::Dropout;
+use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
-use crate::ops::linear::{InputGrad, Weight, add_low_rank, linear, linear_backward, low_rank_input};
-use crate::ops::low_rank::{Lora, LowRank};
+use crate::ops::linear::Weight;
+use crate::ops::low_rank::LowRank;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
-use crate::ops::place::Place;
-use crate::ops::rotary::rotate;
-use crate::ops::swiglu::{swiglu, swiglu_backward};
-use crate::spec::{Linear, ModelConfig};
+use crate::spec::{self, Heads, ModelConfig, PerSite};
 
 /// Frozen weights of one block.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// Weight of the norm before attention, `[hidden_size]`.
-    pub input_layernorm: Tensor<1>,
-    /// Weight of the norm before the feed-forward layer, `[hidden_size]`.
-    pub post_attention_layernorm: Tensor<1>,
-    /// Weights of the norms of every query and key head, each `[head_dim]`, where the family has them.
-    pub qk_norms: Option<[Tensor<1>; 2]>,
-    /// Linear layers in the order of [`Linear::ALL`], each `[out_features, in_features]`.
-    pub linears: [Weight; 7],
+    /// Linear layers by site, each `[out_features, in_features]`.
+    pub linears: Vec<Weight>,
+    /// Its sublayers, in order.
+    pub sublayers: Vec<Sublayer>,
+}
+
+/// A sublayer and the norms around it, each `[hidden_size]`.
+#[derive(Clone, Debug)]
+pub struct Sublayer {
+    /// Of its input.
+    pub norm_before: Option<Tensor<1>>,
+    /// Of its output, before that is added to the residual stream.
+    pub norm_after: Option<Tensor<1>>,
+    /// What it computes between them.
+    pub kind: SublayerKind,
+}
+
+/// What a sublayer computes, `[tokens, hidden_size]` from as much.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes, two for a layer")]
+pub enum SublayerKind {
+    /// Causal self-attention.
+    Attention(Attention),
+    /// A gated feed-forward layer.
+    Gated(spec::Gated),
 }
 
 /// The inputs of a block besides its weights and activations.
@@ -37,8 +55,6 @@ pub struct Block {
 pub struct BlockContext<'a> {
     /// Positions of the sequences.
     pub layout: &'a Layout,
-    /// Heads of the attention.
-    pub heads: Heads,
     /// Added to the mean square in the norms.
     pub eps: f64,
     /// Adapters of this block.
@@ -50,153 +66,157 @@ pub struct BlockContext<'a> {
 }
 
 impl<'a> BlockContext<'a> {
-    /// The context of block `layer` of a model of this configuration.
+    /// The context of a micro-batch.
     #[must_use]
     pub fn new(
         config: &ModelConfig,
-        layer: usize,
         layout: &'a Layout,
         adapters: &'a BlockAdapters,
         dropout: Option<Dropout>,
     ) -> Self {
-        Self { layout, heads: config.heads(layer), eps: config.rms_norm_eps, adapters, dropout, by_rows: &[] }
+        Self { layout, eps: config.rms_norm_eps, adapters, dropout, by_rows: &[] }
     }
 
-    fn place(&self) -> Place {
+    /// Where the operations run.
+    pub(super) fn place(&self) -> Place {
         self.layout.place()
     }
-
-    /// A linear layer with the adapters of its tokens.
-    fn linear(
-        &self,
-        x: &Tensor<2>,
-        weight: &Weight,
-        layer: Linear,
-        residual: Option<Tensor<2>>,
-    ) -> (Tensor<2>, Option<Tensor<2>>) {
-        let (y, low) = linear(self.place(), x, weight, self.lora(layer), residual);
-        let add = |y, (rows, adapters): &(Range<usize>, &BlockAdapters)| match &adapters[layer as usize] {
-            Some(Adapter { matrices, scale }) => {
-                let lora = Lora { matrices: matrices.as_ref(), scale: *scale, dropout: None };
-                add_low_rank(self.place(), y, x, weight, lora, rows.clone())
-            }
-            None => y,
-        };
-        (self.by_rows.iter().fold(y, add), low)
-    }
-
-    fn lora(&self, linear: Linear) -> Option<Lora<&'a Tensor<2>>> {
-        let adapter = self.adapters[linear as usize].as_ref()?;
-        let dropout = self.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ linear as u64), ..dropout });
-        Some(Lora { matrices: adapter.matrices.as_ref(), scale: adapter.scale, dropout })
-    }
 }
+
+/// An attention of queries, keys (both after the rotary embedding) and values.
+pub type Attend<'a> = &'a mut dyn FnMut([&Tensor<2>; 3], Heads) -> Attended;
 
 /// The tensors that a block's forward keeps for its backward.
 #[derive(Clone, Debug)]
 pub struct Activations {
-    /// Input of the block, `[tokens, hidden_size]`.
-    x: Tensor<2>,
-    input_rstd: Tensor<1>,
-    /// After the rotary embedding, `[tokens, num_heads * head_dim]`.
-    q: Tensor<2>,
-    /// After the rotary embedding, `[tokens, num_key_value_heads * head_dim]`.
-    k: Tensor<2>,
-    v: Tensor<2>,
-    /// Queries and keys before their norms, where the family has them.
-    before_qk_norms: [Option<HeadNormInput>; 2],
-    attended: Attended,
-    /// Input plus attention, `[tokens, hidden_size]`.
-    middle: Tensor<2>,
-    middle_rstd: Tensor<1>,
-    /// `[tokens, intermediate_size]`.
-    gate: Tensor<2>,
-    up: Tensor<2>,
-    /// `drop(x) A^T` by projection, `[tokens, r]`; the down projection's is computed in the backward.
-    xa: [Option<Tensor<2>>; 7],
+    sublayers: Vec<Kept>,
+    /// `drop(x) A^T`, `[tokens, r]`, of every linear layer but the block's last, whose is computed in the backward.
+    xa: PerSite<Tensor<2>>,
 }
 
-/// What the backward of a head norm needs: its input, `[tokens * heads, head_dim]`, and the factor of each head.
-type HeadNormInput = (Tensor<2>, Tensor<1>);
+/// The tensors that a sublayer's forward keeps.
+#[derive(Clone, Debug)]
+struct Kept {
+    /// The residual stream before it, `[tokens, hidden_size]`.
+    x: Tensor<2>,
+    /// Factor of each token in the norm of its input.
+    rstd: Option<Tensor<1>>,
+    inner: KeptInside,
+    /// The input of the norm after it, and the factor of each token.
+    after: Option<(Tensor<2>, Tensor<1>)>,
+}
 
-/// Gradients of a block's adapters, in the order of [`Linear::ALL`].
-pub type BlockGrads = [Option<LowRank<Tensor<2>>>; 7];
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes")]
+enum KeptInside {
+    Attention(attention::Kept),
+    Gated(gated::Kept),
+}
+
+/// Gradients of a block's adapters.
+pub type BlockGrads = PerSite<LowRank<Tensor<2>>>;
+
+impl Sublayer {
+    /// The input of what it computes.
+    fn normed(&self, x: &Tensor<2>, context: &BlockContext<'_>) -> (Tensor<2>, Option<Tensor<1>>) {
+        let Some(weight) = &self.norm_before else { return (x.clone(), None) };
+        let (normed, rstd) = rms_norm(context.place(), x, weight, context.eps);
+        (normed, Some(rstd))
+    }
+
+    fn activations(&self, x: Tensor<2>, linears: &mut Linears<'_>, attend: Attend<'_>) -> Kept {
+        let (normed, rstd) = self.normed(&x, linears.context);
+        let inner = match &self.kind {
+            SublayerKind::Attention(it) => KeptInside::Attention(it.activations(&normed, linears, attend)),
+            SublayerKind::Gated(it) => KeptInside::Gated(it.activations(&normed, linears)),
+        };
+        drop(normed);
+        let mut kept = Kept { x, rstd, inner, after: None };
+        kept.after = self.norm_after.as_ref().map(|weight| {
+            let y = self.inner_output(&kept, None, linears);
+            let (_, rstd) = rms_norm(linears.context.place(), &y, weight, linears.context.eps);
+            (y, rstd)
+        });
+        kept
+    }
+
+    fn inner_output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+        match (&self.kind, &kept.inner) {
+            (SublayerKind::Attention(it), KeptInside::Attention(kept)) => it.output(kept, residual, linears),
+            (SublayerKind::Gated(it), KeptInside::Gated(kept)) => it.output(kept, residual, linears),
+            _ => unreachable!("a sublayer keeps what is its own"),
+        }
+    }
+
+    /// The residual stream after it.
+    fn output(&self, kept: &Kept, linears: &mut Linears<'_>) -> Tensor<2> {
+        match (&self.norm_after, &kept.after) {
+            (Some(weight), Some((y, _))) => {
+                kept.x.clone() + rms_norm(linears.context.place(), y, weight, linears.context.eps).0
+            }
+            _ => self.inner_output(kept, Some(kept.x.clone()), linears),
+        }
+    }
+
+    /// The gradient of the residual stream before it, if `input_grad`, from that after it.
+    fn backward(&self, dy: Tensor<2>, kept: Kept, linears: &mut Linears<'_>, input_grad: bool) -> Option<Tensor<2>> {
+        let (place, Kept { x, rstd, inner, after }) = (linears.context.place(), kept);
+        let before_norm = self
+            .norm_after
+            .as_ref()
+            .zip(after)
+            .map(|(weight, (y, rstd))| rms_norm_backward(place, &dy, &y, weight, &rstd, y.zeros_like()));
+        let d_inner = before_norm.as_ref().unwrap_or(&dy);
+        let context = linears.context;
+        let again = || self.normed(&x, context).0;
+        let dnormed = match (&self.kind, inner) {
+            (SublayerKind::Attention(it), KeptInside::Attention(kept)) => {
+                it.backward(d_inner, kept, again, linears, input_grad)
+            }
+            (SublayerKind::Gated(it), KeptInside::Gated(kept)) => {
+                it.backward(d_inner, kept, again, linears, input_grad)
+            }
+            _ => unreachable!("a sublayer keeps what is its own"),
+        }?;
+        Some(match (&self.norm_before, rstd) {
+            (Some(weight), Some(rstd)) => rms_norm_backward(place, &dnormed, &x, weight, &rstd, dy),
+            _ => dy + dnormed,
+        })
+    }
+}
 
 impl Block {
-    fn weight(&self, linear: Linear) -> &Weight {
-        &self.linears[linear as usize]
-    }
-
-    /// Norms every head of queries (`which` = 0) or keys (1), if the model family has such norms.
-    fn norm_heads(&self, which: usize, x: Tensor<2>, context: &BlockContext<'_>) -> (Tensor<2>, Option<HeadNormInput>) {
-        let Some(norms) = &self.qk_norms else { return (x, None) };
-        let ([tokens, width], [head_dim]) = (x.dims(), norms[which].dims());
-        let x = x.reshape([tokens * width / head_dim, head_dim]);
-        let (y, rstd) = rms_norm(context.place(), &x, &norms[which], context.eps);
-        (y.reshape([tokens, width]), Some((x, rstd)))
-    }
-
-    /// The gradient of [`norm_heads`](Self::norm_heads) with respect to its input.
-    fn norm_heads_backward(
-        &self,
-        place: Place,
-        which: usize,
-        dy: Tensor<2>,
-        input: Option<HeadNormInput>,
-    ) -> Tensor<2> {
-        let (Some(norms), Some((x, rstd))) = (&self.qk_norms, input) else { return dy };
-        let shape = dy.dims();
-        let dy = dy.reshape(x.dims());
-        rms_norm_backward(place, &dy, &x, &norms[which], &rstd, dy.zeros_like()).reshape(shape)
-    }
-
-    /// The tensors that the backward needs, up to the input of the down projection.
+    /// The tensors that the backward needs, up to the input of the block's last linear layer.
     ///
     /// # Shapes
     /// `x`: `[tokens, hidden_size]`.
     #[must_use]
     pub fn activations(&self, x: Tensor<2>, context: &BlockContext<'_>) -> Activations {
-        self.activations_with(x, context, |q, k, v| attention(q, k, v, context.layout, context.heads))
+        self.activations_with(x, context, &mut |[q, k, v], heads| attention(q, k, v, context.layout, heads))
     }
 
-    /// [`activations`](Self::activations) with the caller's own attention function of queries, keys (both after the
-    /// rotary embedding) and values. A cache can so store keys and values, and prepend earlier ones.
+    /// [`activations`](Self::activations) with the caller's own attention function. A cache can so store keys and values,
+    /// and prepend earlier ones.
     #[must_use]
-    pub fn activations_with(
-        &self,
-        x: Tensor<2>,
-        context: &BlockContext<'_>,
-        attend: impl FnOnce(&Tensor<2>, &Tensor<2>, &Tensor<2>) -> Attended,
-    ) -> Activations {
-        use Linear::{Gate, Key, Output, Query, Up, Value};
-        let place = context.place();
-        let mut xa = [const { None }; 7];
-        let mut apply = |input: &Tensor<2>, layer: Linear, residual: Option<Tensor<2>>| {
-            let (y, low) = context.linear(input, self.weight(layer), layer, residual);
-            xa[layer as usize] = low;
-            y
-        };
-        let Heads { num_heads, num_kv_heads, .. } = context.heads;
-        let (normed, input_rstd) = rms_norm(place, &x, &self.input_layernorm, context.eps);
-        let (q, q_input) = self.norm_heads(0, apply(&normed, Query, None), context);
-        let (k, k_input) = self.norm_heads(1, apply(&normed, Key, None), context);
-        let q = rotate(q, context.layout, num_heads, false);
-        let k = rotate(k, context.layout, num_kv_heads, false);
-        let v = apply(&normed, Value, None);
-        let attended = attend(&q, &k, &v);
-        let middle = apply(&attended.o, Output, Some(x.clone()));
-        let (normed, middle_rstd) = rms_norm(place, &middle, &self.post_attention_layernorm, context.eps);
-        let gate = apply(&normed, Gate, None);
-        let up = apply(&normed, Up, None);
-        let before_qk_norms = [q_input, k_input];
-        Activations { x, input_rstd, q, k, v, before_qk_norms, attended, middle, middle_rstd, gate, up, xa }
+    pub fn activations_with(&self, x: Tensor<2>, context: &BlockContext<'_>, attend: Attend<'_>) -> Activations {
+        let mut linears = Linears::new(&self.linears, context, PerSite::new());
+        let mut sublayers: Vec<Kept> = Vec::with_capacity(self.sublayers.len());
+        let mut input = Some(x);
+        for (index, sublayer) in self.sublayers.iter().enumerate() {
+            let Some(x) = input.take() else { break };
+            let kept = sublayer.activations(x, &mut linears, attend);
+            input = (index + 1 < self.sublayers.len()).then(|| sublayer.output(&kept, &mut linears));
+            sublayers.push(kept);
+        }
+        Activations { sublayers, xa: linears.xa }
     }
 
     /// The block's output from its activations, `[tokens, hidden_size]`.
     #[must_use]
     pub fn output(&self, activations: &Activations, context: &BlockContext<'_>) -> Tensor<2> {
-        let h = swiglu(context.place(), &activations.gate, &activations.up);
-        context.linear(&h, self.weight(Linear::Down), Linear::Down, Some(activations.middle.clone())).0
+        let last = self.sublayers.iter().zip(&activations.sublayers).next_back();
+        let Some((sublayer, kept)) = last else { unreachable!("a block has sublayers") };
+        sublayer.output(kept, &mut Linears::new(&self.linears, context, PerSite::new()))
     }
 
     /// The gradients of the adapters and, if `input_grad`, of the block's input.
@@ -211,57 +231,13 @@ impl Block {
         context: &BlockContext<'_>,
         input_grad: bool,
     ) -> (Option<Tensor<2>>, BlockGrads) {
-        use Linear::{Down, Gate, Key, Output, Query, Up, Value};
-        let Activations { x, input_rstd, q, k, v, before_qk_norms, attended, middle, middle_rstd, gate, up, xa } =
-            activations;
-        let place = context.place();
-        let mut grads: BlockGrads = [const { None }; 7];
-        let mut apply = |dy: &Tensor<2>, input: &Tensor<2>, layer: Linear, input_grad: InputGrad| {
-            let lora = context.lora(layer).map(|lora| {
-                let kept = xa[layer as usize].clone();
-                (lora, kept.unwrap_or_else(|| low_rank_input(place, input, lora)))
-            });
-            let lora = lora.as_ref().map(|(lora, xa)| (*lora, xa));
-            let (dx, grad) = linear_backward(place, dy, input, self.weight(layer), lora, input_grad);
-            grads[layer as usize] = grad;
-            dx
-        };
-        let sum = |dx: Option<Tensor<2>>| dx.map_or(InputGrad::Fresh, InputGrad::AddTo);
-
-        // Feed-forward layer.
-        let h = swiglu(place, &gate, &up);
-        let dh = apply(&dy, &h, Down, InputGrad::Fresh);
-        drop(h);
-        let dh = dh.unwrap_or_else(|| gate.zeros_like());
-        let (dgate, dup) = swiglu_backward(place, &dh, &gate, &up);
-        drop((dh, gate, up));
-        let (normed, _) = rms_norm(place, &middle, &self.post_attention_layernorm, context.eps);
-        let dnormed = apply(&dgate, &normed, Gate, InputGrad::Fresh);
-        drop(dgate);
-        let dnormed = apply(&dup, &normed, Up, sum(dnormed)).unwrap_or_else(|| normed.zeros_like());
-        drop((dup, normed));
-        let dmiddle = rms_norm_backward(place, &dnormed, &middle, &self.post_attention_layernorm, &middle_rstd, dy);
-        drop((dnormed, middle));
-
-        // Attention.
-        let d_o = apply(&dmiddle, &attended.o, Output, InputGrad::Fresh).unwrap_or_else(|| q.zeros_like());
-        let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, context.layout, context.heads);
-        drop((d_o, attended, q, k, v));
-        let Heads { num_heads, num_kv_heads, .. } = context.heads;
-        let dq = rotate(dq, context.layout, num_heads, true);
-        let dk = rotate(dk, context.layout, num_kv_heads, true);
-        let [q_input, k_input] = before_qk_norms;
-        let dq = self.norm_heads_backward(place, 0, dq, q_input);
-        let dk = self.norm_heads_backward(place, 1, dk, k_input);
-        let (normed, _) = rms_norm(place, &x, &self.input_layernorm, context.eps);
-        let first = if input_grad { InputGrad::Fresh } else { InputGrad::Skip };
-        let add = |dx: Option<Tensor<2>>| if input_grad { sum(dx) } else { InputGrad::Skip };
-        let dnormed = apply(&dq, &normed, Query, first);
-        let dnormed = apply(&dk, &normed, Key, add(dnormed));
-        let dnormed = apply(&dv, &normed, Value, add(dnormed));
-        let dx =
-            dnormed.map(|dnormed| rms_norm_backward(place, &dnormed, &x, &self.input_layernorm, &input_rstd, dmiddle));
-        (dx, grads)
+        let Activations { sublayers, xa } = activations;
+        let mut linears = Linears::new(&self.linears, context, xa);
+        let mut dx = Some(dy);
+        for (index, (sublayer, kept)) in self.sublayers.iter().zip(sublayers).enumerate().rev() {
+            dx = dx.and_then(|dy| sublayer.backward(dy, kept, &mut linears, input_grad || index > 0));
+        }
+        (dx, linears.grads)
     }
 }
 
@@ -275,18 +251,31 @@ mod tests {
     use crate::lora::adapters::normal;
     use crate::lora::config::LoraConfig;
     use crate::lora::{Adapter, AdapterSet};
-    use crate::spec::ModelConfig;
+    use crate::model::weights::fixture::windowed;
+    use crate::ops::kernels::place_of;
 
     /// Grouped queries, heads narrower than the hidden size, an odd number of tokens. The block has every option of any
     /// family: biases everywhere, and head norms.
     fn config() -> ModelConfig {
-        ModelConfig::from_json(
-            r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 40,
+        let mut config = ModelConfig::from_json(
+            r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "hidden_size": 40,
             "intermediate_size": 56, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
             "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "tie_word_embeddings": true, "hidden_act": "silu"}"#,
         )
-        .unwrap()
+        .unwrap();
+        config.blocks[0].sites.iter_mut().for_each(|site| site.has_bias = true);
+        config
+    }
+
+    /// With norms before and after each sublayer, or only after it.
+    fn normed_after(is_normed_before: bool) -> ModelConfig {
+        let mut config = config();
+        for sublayer in &mut config.blocks[0].sublayers {
+            sublayer.norm_after = sublayer.norm_before;
+            sublayer.norm_before = sublayer.norm_before.filter(|_| is_normed_before);
+        }
+        config
     }
 
     /// Normal numbers that depend only on the seed: all tests of a process share burn's generator.
@@ -295,19 +284,30 @@ mod tests {
         crate::ops::host::tensor(values, shape, device)
     }
 
-    fn fixture(device: &Device, rounds: bool) -> (Block, AdapterSet, Tensor<2>, Tensor<2>) {
+    fn fixture(config: &ModelConfig, device: &Device, rounds: bool) -> (Block, AdapterSet, Tensor<2>, Tensor<2>) {
         let rng = &mut ChaCha8Rng::seed_from_u64(5);
-        let config = config();
-        let block = Block {
-            input_layernorm: random([40], 0.3, rng, device) + 1.0,
-            post_attention_layernorm: random([40], 0.3, rng, device) + 1.0,
-            qk_norms: None,
-            linears: Linear::ALL
-                .map(|linear| Weight { rounds, ..Weight::new(random(config.linear(linear), 0.2, rng, device)) }),
+        let spec::Block { sites, sublayers } = &config.blocks[0];
+        let mut linears = Vec::new();
+        for site in sites {
+            let bias = site.has_bias.then(|| random([site.shape[0]], 0.2, rng, device));
+            linears.push(Weight { bias, rounds, ..Weight::new(random(site.shape, 0.2, rng, device)) });
+        }
+        let mut norm = |width| random([width], 0.3, rng, device) + 1.0;
+        let sublayer = |spec: &spec::Sublayer| Sublayer {
+            norm_before: spec.norm_before.map(|_| norm(40)),
+            norm_after: spec.norm_after.map(|_| norm(40)),
+            kind: match &spec.kind {
+                spec::SublayerKind::Attention(spec) => {
+                    let head_norms = spec.has_head_norms.then(|| [norm(16), norm(16)]);
+                    SublayerKind::Attention(Attention { spec: spec.clone(), head_norms })
+                }
+                spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
+            },
         };
-        let selection = LoraConfig { r: 3, lora_alpha: 5.0, ..LoraConfig::default() }.select(1).unwrap();
+        let block = Block { linears, sublayers: sublayers.iter().map(sublayer).collect() };
+        let selection = LoraConfig { r: 3, lora_alpha: 5.0, ..LoraConfig::default() }.select(config).unwrap();
         let init = crate::lora::config::InitLoraWeights::Kaiming;
-        let mut adapters = AdapterSet::new(&config, &selection, init, 0.0, 3, device);
+        let mut adapters = AdapterSet::new(config, &selection, init, 0.0, 3, device);
         for adapter in adapters.iter_mut() {
             adapter.matrices.b = random(adapter.matrices.b.dims(), 0.2, rng, device);
         }
@@ -318,8 +318,8 @@ mod tests {
     fn layout(device: &Device) -> Layout {
         let documents = vec![(0, 4), (4, 7), (11, 9)];
         let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
-        let place = Place::of(device, DType::F32);
-        Layout::new(place, 2, documents, positions, config().rotary_table(16), device)
+        let place = place_of(device, DType::F32);
+        Layout::new(place, 2, documents, positions, config().rotary_tables(16))
     }
 
     fn values(tensor: &Tensor<2>) -> Vec<f32> {
@@ -343,23 +343,21 @@ mod tests {
     }
 
     /// Output, input gradient and adapter gradients from burn's autodiff of the plain forward.
-    fn by_autodiff(window: Option<usize>, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
+    fn by_autodiff(config: &ModelConfig, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
         let device = Device::flex().autodiff();
-        let (block, adapters, x, dy) = fixture(&device, false);
+        let (block, adapters, x, dy) = fixture(config, &device, false);
         let x = x.require_grad();
-        let leaf = |adapter: &Adapter| Adapter {
-            matrices: adapter.matrices.clone().map(Tensor::require_grad),
-            scale: adapter.scale,
+        let leaf = |(site, adapter): (usize, Adapter)| {
+            (site, Adapter { matrices: adapter.matrices.map(Tensor::require_grad), ..adapter })
         };
-        let tracked: BlockAdapters = std::array::from_fn(|i| adapters.blocks[0][i].as_ref().map(leaf));
-        let (layout, mut config) = (layout(&device), config());
-        config.windows = vec![window];
-        let context = BlockContext::new(&config, 0, &layout, &tracked, dropout);
+        let tracked: BlockAdapters = adapters.blocks[0].clone().into_iter().map(leaf).collect();
+        let layout = layout(&device);
+        let context = BlockContext::new(config, &layout, &tracked, dropout);
         let y = block.output(&block.activations(x.clone(), &context), &context);
         // Padding carries no gradient in training.
         let grads = (y.clone() * masked(dy)).sum().backward();
         let mut all = vec![masked(y), x.grad(&grads).unwrap()];
-        for adapter in tracked.iter().flatten() {
+        for adapter in tracked.values() {
             all.extend(adapter.matrices.as_ref().map(|matrix| matrix.grad(&grads).unwrap()).into_array());
         }
         all
@@ -371,21 +369,20 @@ mod tests {
         x.slice_assign([20..22, 0..40], zeros)
     }
 
-    fn by_hand(device: &Device, rounds: bool, window: Option<usize>, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
-        let (block, adapters, x, dy) = fixture(device, rounds);
-        let (layout, mut config) = (layout(device), config());
-        config.windows = vec![window];
-        let context = BlockContext::new(&config, 0, &layout, &adapters.blocks[0], dropout);
+    fn by_hand(config: &ModelConfig, device: &Device, rounds: bool, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
+        let (block, adapters, x, dy) = fixture(config, device, rounds);
+        let layout = layout(device);
+        let context = BlockContext::new(config, &layout, &adapters.blocks[0], dropout);
         let activations = block.activations(x, &context);
         let y = block.output(&activations, &context);
         let (dx, grads) = block.backward(masked(dy), activations, &context, true);
         let mut all = vec![masked(y), dx.unwrap()];
-        all.extend(grads.into_iter().flatten().flat_map(LowRank::into_array));
+        all.extend(grads.into_values().flat_map(LowRank::into_array));
         all
     }
 
-    fn compare(device: &Device, window: Option<usize>, dropout: Option<Dropout>) {
-        let (expected, found) = (by_autodiff(window, dropout), by_hand(device, false, window, dropout));
+    fn compare(device: &Device, config: &ModelConfig, dropout: Option<Dropout>) {
+        let (expected, found) = (by_autodiff(config, dropout), by_hand(config, device, false, dropout));
         assert_eq!(found.len(), 16);
         for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let error = relative_error(found, expected);
@@ -393,25 +390,30 @@ mod tests {
         }
     }
 
+    fn compare_all(device: &Device) {
+        compare(device, &config(), None);
+        compare(device, &windowed(config(), Some(3)), None);
+        compare(device, &config(), Some(Dropout { probability: 0.3, seed: 9 }));
+        compare(device, &normed_after(true), None);
+        compare(device, &normed_after(false), None);
+    }
+
     #[test]
     fn the_plain_backward_is_the_derivative_of_the_plain_forward() {
-        compare(&Device::flex().autodiff(), None, None);
-        compare(&Device::flex().autodiff(), Some(3), None);
-        compare(&Device::flex().autodiff(), None, Some(Dropout { probability: 0.3, seed: 9 }));
+        compare_all(&Device::flex().autodiff());
     }
 
     #[test]
     fn the_kernels_backward_is_the_derivative_of_the_plain_forward() {
-        compare(&Device::flex(), None, None);
-        compare(&Device::flex(), Some(3), None);
-        compare(&Device::flex(), None, Some(Dropout { probability: 0.3, seed: 9 }));
+        compare_all(&Device::flex());
     }
 
     #[test]
     fn products_that_round_to_bf16_give_the_plain_products_of_rounded_operands() {
-        let found = by_hand(&Device::flex(), true, None, None);
-        let plain = by_hand(&Device::flex().autodiff(), true, None, None);
-        let exact = by_hand(&Device::flex(), false, None, None);
+        let by_hand = |device: Device, rounds| by_hand(&config(), &device, rounds, None);
+        let found = by_hand(Device::flex(), true);
+        let plain = by_hand(Device::flex().autodiff(), true);
+        let exact = by_hand(Device::flex(), false);
         for (index, found) in found.iter().enumerate() {
             // Where sums in another order straddle a tie, a number rounds in the other direction: one bit of 2^-9.
             let (error, rounding) = (relative_error(found, &plain[index]), relative_error(found, &exact[index]));

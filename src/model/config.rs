@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::weights::{Quantisation, gcd};
 use crate::device::Dtype;
+use crate::ops::kernels::Place;
 use crate::ops::quantised::{BlockScales, Coding, Quantised};
 use crate::schema::{Choice, Problem, Section, section};
 use crate::spec::{Method, ModelConfig, Words};
@@ -71,12 +72,12 @@ pub struct Storage {
 impl Storage {
     /// Bytes of a tensor of `config` in memory, as far as that says how it is stored.
     #[must_use]
-    pub fn tensor_bytes(self, config: &ModelConfig, name: &str, shape: &[usize], on_cpu: bool) -> usize {
+    pub fn tensor_bytes(self, config: &ModelConfig, name: &str, shape: &[usize], place: Place) -> usize {
         let stored = config.quantisation.as_ref();
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let is_whole = !name.starts_with("model.layers.") || stored.is_some_and(|stored| stored.is_whole(module));
         // A GPU has no kernel for the blocks of GGUF, so they are decoded.
-        let in_blocks = stored.filter(|_| on_cpu).and_then(|stored| stored.blocks.get(name).copied());
+        let in_blocks = stored.filter(|_| place.takes_blocks()).and_then(|stored| stored.blocks.get(name).copied());
         match (shape, self.quantisation.filter(|_| !is_whole)) {
             (&[out_features, in_features], quantisation) => in_blocks.unwrap_or_else(|| match quantisation {
                 Some(quantisation) => {

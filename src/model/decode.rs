@@ -11,6 +11,7 @@ use crate::lora::{AdapterSet, BlockAdapters};
 use crate::ops::attention::attention;
 use crate::ops::cached_attention::{KeyValueCache, attend_each};
 use crate::ops::cpu::FEW_TOKENS;
+use crate::ops::kernels;
 use crate::ops::layout::Layout;
 use crate::ops::linear::linear;
 use crate::ops::norm::rms_norm;
@@ -30,9 +31,9 @@ impl Sequence {
     /// An empty text.
     #[must_use]
     pub fn new(model: &Model) -> Self {
-        let cache =
-            |layer| KeyValueCache::new(model.place(), model.config.heads(layer), &model.device(), model.compute);
-        Self { caches: (0..model.blocks.len()).map(cache).collect(), token_ids: Vec::new() }
+        let heads = model.config.blocks.iter().filter_map(|block| Some(block.attention()?.heads));
+        let cache = |heads| KeyValueCache::new(model.place(), heads, &model.device(), model.compute);
+        Self { caches: heads.map(cache).collect(), token_ids: Vec::new() }
     }
 
     /// Number of tokens so far.
@@ -68,7 +69,7 @@ pub struct Part<'a> {
 /// On the CPU the logits of a text are the same to the bit whatever other texts are in the pass.
 #[must_use]
 pub fn next_logits(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
-    model.place().run(|| logits_of_last(model, parts))
+    kernels::run(model.place(), || logits_of_last(model, parts))
 }
 
 fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
@@ -95,8 +96,8 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     let positions: Vec<u32> =
         parts.iter().flat_map(position_of).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
     let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
-    let table = model.rotary_table(longest);
-    let layout = Layout::new(model.place(), 1, vec![(0, token_ids.len())], positions, table, &model.device());
+    let tables = model.rotary_tables(longest);
+    let layout = Layout::new(model.place(), 1, vec![(0, token_ids.len())], positions, tables);
     for part in &mut *parts {
         part.sequence.token_ids.extend(part.token_ids);
     }
@@ -108,12 +109,12 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
             [(_, adapters)] => (*adapters, &[][..]),
             several => (&none, several),
         };
-        let context = BlockContext { by_rows, ..BlockContext::new(&model.config, layer, &layout, adapters, None) };
+        let context = BlockContext { by_rows, ..BlockContext::new(&model.config, &layout, adapters, None) };
         let mut caches: Vec<_> = parts.iter_mut().map(|part| &mut part.sequence.caches[layer]).collect();
-        let activations = block.activations_with(x, &context, |q, k, v| {
+        let activations = block.activations_with(x, &context, &mut |[q, k, v], heads| {
             if is_start {
                 caches.iter_mut().for_each(|cache| cache.append(k, v));
-                return attention(q, k, v, &layout, context.heads);
+                return attention(q, k, v, &layout, heads);
             }
             attend_each(&mut caches, lengths, [q, k, v])
         });
@@ -145,7 +146,7 @@ mod tests {
     use crate::device::Dtype;
     use crate::lora::config::{InitLoraWeights, LoraConfig};
     use crate::model::load;
-    use crate::model::weights::fixture::tiny_config;
+    use crate::model::weights::fixture::{tiny_config, windowed};
     use crate::model::weights::{RandomWeights, Weights};
     use crate::spec::ModelConfig;
 
@@ -154,7 +155,7 @@ mod tests {
         let weights = Weights::Random(RandomWeights::new(config, 3));
         let model = load::load(config, &weights, compute, compute, device).unwrap();
         let lora = LoraConfig { r: 3, ..LoraConfig::default() };
-        let selection = lora.select(config.num_hidden_layers).unwrap();
+        let selection = lora.select(config).unwrap();
         let mut adapters = AdapterSet::new(config, &selection, InitLoraWeights::Gaussian, 0.0, 5, device);
         for adapter in adapters.iter_mut() {
             let [out_features, r] = adapter.matrices.b.dims();
@@ -209,10 +210,9 @@ mod tests {
 
     /// Makes logits of about size 1, so that differences are meaningful.
     fn config(window: Option<usize>) -> ModelConfig {
-        let tiny = tiny_config();
-        let windows = vec![window; tiny.num_hidden_layers];
-        let config = ModelConfig { initializer_range: 0.15, windows, ..tiny };
-        assert!(config.num_key_value_heads < config.num_attention_heads);
+        let config = windowed(ModelConfig { initializer_range: 0.15, ..tiny_config() }, window);
+        let heads = config.blocks[0].attention().unwrap().heads;
+        assert!(heads.num_kv_heads < heads.num_heads);
         config
     }
 

@@ -73,11 +73,11 @@ impl HostBlocks {
     }
 }
 
-fn moved(block: &Block, way: Way<'_>) -> [Matrix; 7] {
-    block.linears.each_ref().map(|weight| weight.values.moved(way))
+fn moved(block: &Block, way: Way<'_>) -> Vec<Matrix> {
+    block.linears.iter().map(|weight| weight.values.moved(way)).collect()
 }
 
-fn with(block: &Block, matrices: [Matrix; 7]) -> Block {
+fn with(block: &Block, matrices: Vec<Matrix>) -> Block {
     let mut block = block.clone();
     for (weight, values) in block.linears.iter_mut().zip(matrices) {
         weight.values = values;

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device};
 use rayon::prelude::*;
 
-use super::block::Block;
+use super::attention::Attention;
+use super::block::{Block, Sublayer, SublayerKind};
 use super::host::HostBlocks;
 use super::pager::Pager;
 use super::weights::Weights;
 use super::{Model, Residency, Storage};
 use crate::device::Dtype;
+use crate::ops::kernels::place_of;
 use crate::ops::linear::{Matrix, Weight};
-use crate::ops::place::Place;
 use crate::schema::Problem;
-use crate::spec::{Linear, ModelConfig};
+use crate::spec::{self, HEAD_NORMS, ModelConfig, in_layer};
 
 /// Loads a model. `storage` says how its linear layers and embeddings are held, `compute` is the type of the arithmetic.
 /// Weights of norms and biases are kept in `f32`: they are small, and `f32` holds every stored type exactly.
@@ -33,7 +34,7 @@ pub fn load(
 ) -> Result<Model, Problem> {
     weights.check(config)?;
     let mut storage = storage.into();
-    if storage.residency == Residency::Host && Place::of(device, DType::F32) == Place::Cpu {
+    if storage.residency == Residency::Host && place_of(device, DType::F32).is_host() {
         storage.residency = Residency::Memory;
     }
     let weights = &*weights.in_form(config, storage, &|_, _| ())?;
@@ -50,8 +51,9 @@ fn load_all(
     device: &Device,
 ) -> Result<Model, Problem> {
     let ModelConfig { vocab_size, hidden_size, .. } = *config;
-    let on_cpu = Place::of(device, DType::F32) == Place::Cpu;
-    let rounds = on_cpu && compute == Dtype::Bf16;
+    let place = place_of(device, DType::F32);
+    let activations = place.activation_dtype(compute);
+    let rounds = activations != compute;
     // The largest come first: while a tensor is loaded, it takes memory twice.
     let shape = [vocab_size, hidden_size];
     let embed_tokens = weights.table("model.embed_tokens.weight", shape, storage, device)?;
@@ -66,14 +68,14 @@ fn load_all(
         Ok(if let Some(host) = &host { host.parked(&block) } else { block })
     };
     // On the host, several tensors are converted in parallel; on a GPU, they are loaded one by one.
-    let blocks: Result<Vec<Block>, Problem> = if on_cpu {
-        (0..config.num_hidden_layers).into_par_iter().map(block).collect()
+    let blocks: Result<Vec<Block>, Problem> = if place.is_host() {
+        (0..config.num_layers()).into_par_iter().map(block).collect()
     } else {
-        (0..config.num_hidden_layers).map(block).collect()
+        (0..config.num_layers()).map(block).collect()
     };
     let model = Model::new(
         config.clone(),
-        if rounds { DType::F32 } else { DType::from(compute) },
+        DType::from(activations),
         embed_tokens,
         blocks?,
         weights.load("model.norm.weight", [hidden_size], Dtype::F32, device)?,
@@ -91,28 +93,31 @@ fn load_block(
     rounds: bool,
     device: &Device,
 ) -> Result<Block, Problem> {
-    let name = |part: &str| format!("model.layers.{layer}.{part}");
-    let norm = |part: &str, width| weights.load(&name(&format!("{part}.weight")), [width], Dtype::F32, device);
+    let norm =
+        |part: &str, width| weights.load(&format!("{}.weight", in_layer(layer, part)), [width], Dtype::F32, device);
     let matrices = if storage.residency == Residency::Host { &Device::flex() } else { device };
-    let mut linears = Vec::with_capacity(Linear::ALL.len());
-    for linear in Linear::ALL {
-        let (name, shape) = (linear.module_name(layer), config.linear(linear));
+    let spec = &config.blocks[layer];
+    let linear = |site: &spec::Site| {
+        let (name, shape) = (in_layer(layer, &site.name), site.shape);
         let values = weights.matrix(&format!("{name}.weight"), shape, storage, config, matrices)?;
-        let bias = config.biases[linear as usize]
-            .then(|| weights.load(&format!("{name}.bias"), [shape[0]], Dtype::F32, device))
-            .transpose()?;
-        linears.push(Weight { values, bias, rounds });
-    }
-    let Ok(linears) = linears.try_into() else { unreachable!("one weight for each linear layer") };
-    let qk_norms = if config.qk_norm {
-        Some([norm("self_attn.q_norm", config.head_dim)?, norm("self_attn.k_norm", config.head_dim)?])
-    } else {
-        None
+        let bias =
+            site.has_bias.then(|| weights.load(&format!("{name}.bias"), [shape[0]], Dtype::F32, device)).transpose()?;
+        Ok(Weight { values, bias, rounds })
+    };
+    let around = |name: Option<&'static str>| name.map(|name| norm(name, config.hidden_size)).transpose();
+    let sublayer = |spec: &spec::Sublayer| {
+        let kind = match &spec.kind {
+            spec::SublayerKind::Attention(spec) => {
+                let [q, k] = HEAD_NORMS.map(|name| spec.has_head_norms.then(|| norm(name, spec.heads.head_dim)));
+                let head_norms = if let (Some(q), Some(k)) = (q, k) { Some([q?, k?]) } else { None };
+                SublayerKind::Attention(Attention { spec: spec.clone(), head_norms })
+            }
+            spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
+        };
+        Ok(Sublayer { norm_before: around(spec.norm_before)?, norm_after: around(spec.norm_after)?, kind })
     };
     Ok(Block {
-        input_layernorm: norm("input_layernorm", config.hidden_size)?,
-        post_attention_layernorm: norm("post_attention_layernorm", config.hidden_size)?,
-        qk_norms,
-        linears,
+        linears: spec.sites.iter().map(linear).collect::<Result<_, Problem>>()?,
+        sublayers: spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()?,
     })
 }

@@ -31,7 +31,7 @@ struct Turn {
 impl Pager {
     /// Starts the thread for the weights of these files.
     pub(super) fn new(config: &ModelConfig, weights: &Weights) -> Self {
-        let num_blocks = config.num_hidden_layers;
+        let num_blocks = config.num_layers();
         let mut parts = vec![Vec::new(); num_blocks + 1 + usize::from(!config.tie_word_embeddings)];
         let num_parts = parts.len();
         for (name, _) in config.expected_tensors() {

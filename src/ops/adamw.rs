@@ -2,8 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::place::Place;
-use super::{cpu, host};
+use super::kernels::Place;
 
 pub use super::cpu::AdamW as Update;
 
@@ -21,16 +20,7 @@ pub struct State {
 /// The state after one update with `grad`, all in `f32` and of one shape.
 #[must_use]
 pub fn adamw(place: Place, state: State, grad: &Tensor<2>, update: &Update) -> State {
-    match place {
-        Place::Plain(_) => plain_adamw(state, grad, update),
-        Place::Cpu => {
-            let State { parameter, m, v } = state;
-            let grad = host::view(grad);
-            let step = |[parameter, m, v]: [&mut [f32]; 3]| cpu::adamw(parameter, &grad, m, v, update);
-            let [parameter, m, v] = host::update_all([parameter, m, v], step);
-            State { parameter, m, v }
-        }
-    }
+    place.adamw(state, grad, update)
 }
 
 /// [`adamw`] in plain tensor calls.

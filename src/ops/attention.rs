@@ -6,14 +6,12 @@
 use burn::tensor::Tensor;
 
 use super::layout::Layout;
-use super::place::Place;
 use super::profile::{self, Cost};
-use super::{cpu, host};
 
 pub mod plain;
 
 pub use self::plain::{CHUNK_BYTES, plain_attention, plain_attention_backward};
-pub use super::cpu::Heads;
+pub use crate::spec::Heads;
 
 /// Output of attention, and what its backward needs.
 #[derive(Clone, Debug)]
@@ -30,25 +28,13 @@ pub struct Attended {
 /// `q`: `[tokens, num_heads * head_dim]`, `k`, `v`: `[tokens, num_kv_heads * head_dim]`.
 #[must_use]
 pub fn attention(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, heads: Heads) -> Attended {
-    let work = || match layout.place() {
-        Place::Plain(_) => plain_attention(q, k, v, layout, heads),
-        Place::Cpu => {
-            let [tokens, width] = q.dims();
-            let (mut o, mut lse) = (vec![0.0; tokens * width], vec![0.0; tokens * heads.num_heads]);
-            let (host_q, k, v) = (host::view(q), host::view(k), host::view(v));
-            cpu::attention(&host_q, &k, &v, layout.documents(), &heads, &mut o, &mut lse);
-            let (lse_shape, device) = ([lse.len()], q.device());
-            Attended { o: host::tensor(o, [tokens, width], &device), lse: host::tensor(lse, lse_shape, &device) }
-        }
-    };
+    let work = || layout.place().attention([q, k, v], layout, heads);
     profile::measure("attention", || cost([q, k, v], layout, heads, 2), work)
 }
 
 /// Cost of `products` products for every visible pair of a query and a key, for each query head.
 fn cost(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, products: usize) -> Cost {
-    let window = |len: usize| heads.window.map_or(len, |window| window.min(len));
-    let pairs = |len: usize| window(len) * (window(len) + 1) / 2 + (len - window(len)) * window(len);
-    let all_pairs: usize = layout.documents().iter().map(|(_, len)| pairs(*len)).sum();
+    let all_pairs: usize = layout.documents().iter().map(|(_, len)| heads.visible_pairs(*len)).sum();
     let output = profile::bytes(operands[0]);
     Cost {
         shape: format!("{} heads of {}", heads.num_heads, heads.head_dim),
@@ -71,26 +57,6 @@ pub fn attention_backward(
 ) -> [Tensor<2>; 3] {
     let once = || cost(operands, layout, heads, 4);
     let cost = || Cost { bytes: 2.0 * once().bytes, ..once() };
-    let work = || match layout.place() {
-        Place::Plain(_) => plain_attention_backward(d_o, operands, attended, layout, heads),
-        Place::Cpu => {
-            let views = operands.map(host::view);
-            let (d_o, o, lse) = (host::view(d_o), host::view(&attended.o), host::view(&attended.lse));
-            let mut grads = views.each_ref().map(|x| vec![0.0; x.len()]);
-            let grads_mut = grads.each_mut().map(Vec::as_mut_slice);
-            cpu::attention_backward(
-                &d_o,
-                views.each_ref().map(|x| &**x),
-                &o,
-                &lse,
-                layout.documents(),
-                &heads,
-                grads_mut,
-            );
-            let [dq, dk, dv] = grads;
-            let [q, k, v] = operands;
-            [(q, dq), (k, dk), (v, dv)].map(|(x, dx)| host::tensor(dx, x.dims(), &x.device()))
-        }
-    };
+    let work = || layout.place().attention_backward(d_o, operands, attended, layout, heads);
     profile::measure("attention_backward", cost, work)
 }

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use super::attention::{Attended, Heads};
-use super::place::Place;
+use super::kernels::Place;
 use super::product::{F32Products, Operand, matmul, product};
 use super::{cpu, host};
 
@@ -25,26 +25,33 @@ pub struct KeyValueCache {
     held: Held,
 }
 
+/// The memory of a cache.
 #[derive(Clone, Debug)]
-enum Held {
+pub enum Held {
     /// For the kernels; `values`: `[tokens, num_kv_heads * head_dim]`.
-    Host { keys: cpu::CachedKeys, values: Vec<f32> },
+    Host {
+        /// Keys in the order in which the kernels read them.
+        keys: cpu::CachedKeys,
+        /// Values, row by row.
+        values: Vec<f32>,
+    },
     /// For plain tensor calls: `[num_kv_heads, capacity, head_dim]` each.
     Device(Box<[Tensor<3>; 2]>, F32Products),
+}
+
+impl Held {
+    /// Empty memory for plain tensor calls.
+    pub(super) fn on_device(heads: Heads, device: &Device, dtype: DType, products: F32Products) -> Self {
+        let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
+        Self::Device(Box::new([empty(), empty()]), products)
+    }
 }
 
 impl KeyValueCache {
     /// An empty cache for activations of type `dtype` on `device`.
     #[must_use]
     pub fn new(place: Place, heads: Heads, device: &Device, dtype: DType) -> Self {
-        let held = match place {
-            Place::Cpu => Held::default(),
-            Place::Plain(products) => {
-                let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
-                Held::Device(Box::new([empty(), empty()]), products)
-            }
-        };
-        Self { heads, num_tokens: 0, held }
+        Self { heads, num_tokens: 0, held: place.cache(heads, device, dtype) }
     }
 
     /// Forgets all tokens but the first `num_tokens`.

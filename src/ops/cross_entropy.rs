@@ -2,10 +2,8 @@
 
 use burn::tensor::{DType, Int, Tensor};
 
-use super::cpu;
-use super::host::{self, HostWeight};
+use super::kernels::Place;
 use super::linear::{InputGrad, Weight, plain_linear, plain_linear_backward};
-use super::place::Place;
 use super::product::F32Products;
 use super::profile::{self, Cost};
 
@@ -31,28 +29,36 @@ pub enum LossChunk {
 impl LossChunk {
     /// The most target tokens in a chunk, for a head `[vocab_size, hidden_size]`.
     #[must_use]
-    pub fn most_tokens(self, on_cpu: bool, [vocab_size, hidden_size]: [usize; 2]) -> usize {
+    pub fn most_tokens(self, place: Place, head: [usize; 2]) -> usize {
         match self {
-            Self::Auto if on_cpu => (CHUNK_BYTES / size_of::<f32>() / vocab_size.max(1)).clamp(16, 4096),
-            Self::Auto => whole_multiples(hidden_size.clamp(PLAIN_MULTIPLE, PLAIN_TOKENS)),
-            Self::Tokens(tokens) if on_cpu => tokens.max(1),
-            Self::Tokens(tokens) => whole_multiples(tokens.max(1)),
+            Self::Auto => place.most_targets(head),
+            Self::Tokens(tokens) => whole_multiples(tokens.max(1), place.target_multiple()),
         }
     }
 
     /// Target tokens per chunk, for `num_targets` in all. Chunks are of one size, since a small last one would cost a
     /// pass over the whole head.
     #[must_use]
-    pub fn tokens(self, on_cpu: bool, head: [usize; 2], num_targets: usize) -> usize {
-        let most = self.most_tokens(on_cpu, head);
+    pub fn tokens(self, place: Place, head: [usize; 2], num_targets: usize) -> usize {
+        let (most, multiple) = (self.most_tokens(place, head), place.target_multiple());
         let size = num_targets.div_ceil(num_targets.div_ceil(most).max(1)).max(1);
-        if on_cpu || most < PLAIN_MULTIPLE { size } else { size.next_multiple_of(PLAIN_MULTIPLE) }
+        if most < multiple { size } else { size.next_multiple_of(multiple) }
     }
 }
 
-/// The largest multiple of [`PLAIN_MULTIPLE`] up to `tokens`; `tokens`, if it is smaller than that.
-fn whole_multiples(tokens: usize) -> usize {
-    if tokens < PLAIN_MULTIPLE { tokens } else { tokens / PLAIN_MULTIPLE * PLAIN_MULTIPLE }
+/// By default on the CPU.
+pub(super) fn most_cpu_targets([vocab_size, _]: [usize; 2]) -> usize {
+    (CHUNK_BYTES / size_of::<f32>() / vocab_size.max(1)).clamp(16, 4096)
+}
+
+/// By default in plain tensor calls.
+pub(super) fn most_plain_targets([_, hidden_size]: [usize; 2]) -> usize {
+    whole_multiples(hidden_size.clamp(PLAIN_MULTIPLE, PLAIN_TOKENS), PLAIN_MULTIPLE)
+}
+
+/// The largest multiple of `multiple` up to `tokens`; `tokens`, if it is smaller than that.
+fn whole_multiples(tokens: usize, multiple: usize) -> usize {
+    if tokens < multiple { tokens } else { tokens / multiple * multiple }
 }
 
 /// Losses of tokens, and the gradient of their weighted sum.
@@ -83,41 +89,12 @@ pub fn linear_cross_entropy(
         flops: profile::count(4 * targets.len() * vocab_size * width),
         bytes: 2.0 * head.values.num_bytes() + 2.0 * profile::bytes(hidden),
     };
-    let work = || match place {
-        Place::Cpu => on_cpu(hidden, head, targets, Some(grad_scale), chunk),
-        Place::Plain(products) => {
-            let vocabulary = vocabulary(head, hidden);
-            let chunks = chunks(false, targets, head, chunk).map(|(start, targets)| {
-                let hidden = hidden.clone().narrow(0, start, targets.len());
-                plain_linear_cross_entropy(products, &hidden, head, targets, &vocabulary, grad_scale)
-            });
-            let (losses, dhidden): (Vec<_>, Vec<_>) = chunks.map(|chunk| (chunk.losses, chunk.dhidden)).unzip();
-            LossAndGrad { losses: Tensor::cat(losses, 0), dhidden: Tensor::cat(dhidden, 0) }
-        }
+    let size = chunk.tokens(place, head.dims(), targets.len());
+    let work = || {
+        let (losses, dhidden) = place.linear_cross_entropy(hidden, head, targets, Some(grad_scale), size);
+        LossAndGrad { losses, dhidden: dhidden.unwrap_or_else(|| hidden.zeros_like()) }
     };
     profile::measure("linear_cross_entropy", cost, work)
-}
-
-/// Without `grad_scale` the gradient is left empty.
-fn on_cpu(
-    hidden: &Tensor<2>,
-    head: &Weight,
-    targets: &[u32],
-    grad_scale: Option<f64>,
-    chunk: LossChunk,
-) -> LossAndGrad {
-    let (values, weight, width) = (host::view(hidden), HostWeight::new(head), hidden.dims()[1]);
-    let mut losses = vec![0.0; targets.len()];
-    let mut dhidden = vec![0.0; if grad_scale.is_some() { values.len() } else { 0 }];
-    for (start, targets) in chunks(true, targets, head, chunk) {
-        let (rows, range) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
-        #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
-        let gradient = grad_scale.map(|grad_scale| (&mut dhidden[range.clone()], grad_scale as f32));
-        cpu::linear_cross_entropy(&values[range], weight.get(), width, targets, &mut losses[rows], gradient);
-    }
-    let (device, shape) = (hidden.device(), [dhidden.len() / width, width]);
-    let losses = host::tensor(losses, [targets.len()], &device);
-    LossAndGrad { losses, dhidden: host::tensor(dhidden, shape, &device) }
 }
 
 /// Cross-entropy of `softmax(hidden head^T)` at `targets`, without a gradient: `[targets]`, `f32`, in nats.
@@ -132,45 +109,40 @@ pub fn linear_cross_entropy_loss(
     targets: &[u32],
     chunk: LossChunk,
 ) -> Tensor<1> {
-    let Place::Plain(products) = place else {
-        return on_cpu(hidden, head, targets, None, chunk).losses;
-    };
-    let losses = chunks(false, targets, head, chunk).map(|(start, targets)| {
-        let (logits, _) = plain_linear(products, &hidden.clone().narrow(0, start, targets.len()), head, None, None);
-        PlainLosses::new(&logits, target_column(targets, &logits)).values()
-    });
-    Tensor::cat(losses.collect(), 0)
+    let size = chunk.tokens(place, head.dims(), targets.len());
+    place.linear_cross_entropy(hidden, head, targets, None, size).0
 }
 
-fn chunks<'a>(
-    on_cpu: bool,
-    targets: &'a [u32],
-    head: &Weight,
-    chunk: LossChunk,
-) -> impl Iterator<Item = (usize, &'a [u32])> {
-    let size = chunk.tokens(on_cpu, head.dims(), targets.len());
-    targets.chunks(size).enumerate().map(move |(index, targets)| (index * size, targets))
-}
-
-/// [`linear_cross_entropy`] in plain tensor calls, of all targets at once.
-fn plain_linear_cross_entropy(
+/// [`linear_cross_entropy`] in plain tensor calls, in chunks of `size` targets; without `grad_scale` without the gradient.
+#[must_use]
+pub fn plain_cross_entropy(
     products: F32Products,
     hidden: &Tensor<2>,
     head: &Weight,
     targets: &[u32],
-    vocabulary: &Tensor<2, Int>,
-    grad_scale: f64,
-) -> LossAndGrad {
-    let (logits, _) = plain_linear(products, hidden, head, None, None);
-    let targets = target_column(targets, &logits);
-    let losses = PlainLosses::new(&logits, targets.clone());
-    // grad_scale (softmax - onehot)
-    let probabilities = losses.log_probabilities(in_f32(&logits)).exp();
-    let is_target = vocabulary.clone().equal(targets);
-    let dlogits = probabilities.clone().mask_where(is_target, probabilities - 1.0) * grad_scale;
-    let dlogits = dlogits.cast(logits.dtype());
-    let (dhidden, _) = plain_linear_backward(products, &dlogits, hidden, head, None, InputGrad::Fresh);
-    LossAndGrad { losses: losses.values(), dhidden: dhidden.unwrap_or_else(|| hidden.zeros_like()) }
+    grad_scale: Option<f64>,
+    size: usize,
+) -> (Tensor<1>, Option<Tensor<2>>) {
+    let vocabulary = grad_scale.map(|grad_scale| (vocabulary(head, hidden), grad_scale));
+    let chunk = |(index, targets): (usize, &[u32])| {
+        let hidden = hidden.clone().narrow(0, index * size, targets.len());
+        let (logits, _) = plain_linear(products, &hidden, head, None, None);
+        let targets = target_column(targets, &logits);
+        let losses = PlainLosses::new(&logits, targets.clone());
+        let dhidden = vocabulary.as_ref().map(|(vocabulary, grad_scale)| {
+            // grad_scale (softmax - onehot)
+            let probabilities = losses.log_probabilities(in_f32(&logits)).exp();
+            let is_target = vocabulary.clone().equal(targets);
+            let dlogits = probabilities.clone().mask_where(is_target, probabilities - 1.0) * *grad_scale;
+            let dlogits = dlogits.cast(logits.dtype());
+            let (dhidden, _) = plain_linear_backward(products, &dlogits, &hidden, head, None, InputGrad::Fresh);
+            dhidden.unwrap_or_else(|| hidden.zeros_like())
+        });
+        (losses.values(), dhidden)
+    };
+    let (losses, dhidden): (Vec<_>, Vec<_>) = targets.chunks(size).enumerate().map(chunk).unzip();
+    let dhidden: Vec<_> = dhidden.into_iter().flatten().collect();
+    (Tensor::cat(losses, 0), grad_scale.map(|_| Tensor::cat(dhidden, 0)))
 }
 
 /// Logits in `f32`. Every use casts them anew: fused into its kernel the cast costs nothing, but a tensor that several
@@ -222,6 +194,8 @@ mod tests {
     use burn::tensor::{Device, activation};
 
     use super::*;
+    use crate::ops::host;
+    use crate::ops::kernels::{self, place_of};
 
     const TARGETS: usize = 53;
     const VOCAB: usize = 37;
@@ -236,7 +210,7 @@ mod tests {
         let hidden = values(TARGETS * WIDTH, 3.0, device, TARGETS);
         let head = Weight::new(values(VOCAB * WIDTH, 1.0, device, VOCAB));
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
-        let place = Place::of(device, DType::F32);
+        let place = place_of(device, DType::F32);
         let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &hidden, &head, &targets, 2.0, chunk);
         (losses.into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
     }
@@ -277,24 +251,28 @@ mod tests {
 
     #[test]
     fn chunks_are_of_one_size_and_cover_every_target() {
-        let head = Weight::new(Tensor::zeros([VOCAB, WIDTH], (&Device::flex(), DType::F32)));
-        let sizes = |on_cpu, num_targets: usize, chunk| {
+        let sizes = |place: Place, num_targets: usize, chunk: LossChunk| {
             let targets = vec![0; num_targets];
-            chunks(on_cpu, &targets, &head, chunk).map(|(start, targets)| (start, targets.len())).collect::<Vec<_>>()
+            let size = chunk.tokens(place, [VOCAB, WIDTH], num_targets);
+            let chunks = targets.chunks(size).enumerate();
+            chunks.map(|(index, targets)| (index * size, targets.len())).collect::<Vec<_>>()
         };
-        assert_eq!(sizes(true, 53, LossChunk::Tokens(16)), [(0, 14), (14, 14), (28, 14), (42, 11)]);
-        assert!(sizes(true, 0, LossChunk::Tokens(0)).is_empty() && sizes(false, 0, LossChunk::Auto).is_empty());
+        let (cpu, plain) = (kernels::place_on(false), kernels::place_on(true));
+        assert_eq!(sizes(cpu, 53, LossChunk::Tokens(16)), [(0, 14), (14, 14), (28, 14), (42, 11)]);
+        assert!(sizes(cpu, 0, LossChunk::Tokens(0)).is_empty() && sizes(plain, 0, LossChunk::Auto).is_empty());
         // In plain tensor calls they are multiples of 64, unless fewer are asked for.
-        assert_eq!(sizes(false, 320, LossChunk::Tokens(200)), [(0, 192), (192, 128)]);
-        assert_eq!(sizes(false, 64, LossChunk::Tokens(30)), [(0, 22), (22, 22), (44, 20)]);
+        assert_eq!(sizes(plain, 320, LossChunk::Tokens(200)), [(0, 192), (192, 128)]);
+        assert_eq!(sizes(plain, 64, LossChunk::Tokens(30)), [(0, 22), (22, 22), (44, 20)]);
     }
 
     #[test]
     fn by_default_a_chunk_fills_96_mib_on_the_cpu_and_elsewhere_a_product() {
         // Llama 3's vocabulary; a tiny one and a huge one.
-        let most = [128_256, 5, usize::MAX / 8].map(|vocab_size| LossChunk::Auto.most_tokens(true, [vocab_size, 4096]));
+        let most = [128_256, 5, usize::MAX / 8]
+            .map(|vocab_size| LossChunk::Auto.most_tokens(kernels::place_on(false), [vocab_size, 4096]));
         assert_eq!(most, [196, 4096, 16]);
-        let most = [4096, 576, 100, 40].map(|width| LossChunk::Auto.most_tokens(false, [128_256, width]));
+        let most =
+            [4096, 576, 100, 40].map(|width| LossChunk::Auto.most_tokens(kernels::place_on(true), [128_256, width]));
         assert_eq!(most, [1024, 576, 64, 64]);
     }
 }

@@ -3,8 +3,8 @@
 
 use burn::tensor::{Bool, DType, Int, Tensor};
 
-use super::place::Place;
-use super::{cpu, host};
+use super::cpu;
+use super::kernels::Place;
 
 pub use super::cpu::{Dropout, mix};
 
@@ -14,14 +14,13 @@ pub use super::cpu::{Dropout, mix};
 /// `x`: `[tokens, width]`. Returns the same, in the type of `x`.
 #[must_use]
 pub fn dropout(place: Place, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {
-    match place {
-        Place::Plain(_) => PlainDropout::new(x, settings).apply(x),
-        Place::Cpu => {
-            let mut out = vec![0.0; x.shape().num_elements()];
-            cpu::dropout(&host::view(x), x.dims()[1], settings, &mut out);
-            host::tensor(out, x.dims(), &x.device())
-        }
-    }
+    place.dropout(x, settings)
+}
+
+/// [`dropout`] in plain tensor calls.
+#[must_use]
+pub fn plain_dropout(x: &Tensor<2>, settings: Dropout) -> Tensor<2> {
+    PlainDropout::new(x, settings).apply(x)
 }
 
 /// The kernel's dropout in plain tensor calls.
@@ -81,6 +80,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::ops::{host, kernels};
 
     #[test]
     fn plain_calls_drop_and_scale_what_the_kernel_does() {
@@ -90,7 +90,7 @@ mod tests {
         for (probability, seed) in [(0.05, 1), (0.5, u64::MAX), (0.9, 1 << 40), (1.0 - 1e-7, 3)] {
             let settings = Dropout { probability, seed };
             let found = PlainDropout::new(&x, settings).apply(&x).into_data();
-            assert_eq!(found, dropout(Place::Cpu, &x, settings).into_data(), "{settings:?}");
+            assert_eq!(found, dropout(kernels::place_on(false), &x, settings).into_data(), "{settings:?}");
         }
     }
 

@@ -1,13 +1,13 @@
 //! Where the sequences of a micro-batch lie, on the device.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::attention::Heads;
 use super::attention::plain::Chunk;
-use super::place::Place;
+use super::kernels::Place;
+use crate::spec::Heads;
 
 /// Rotary angles of every position, as cosines and sines.
 #[derive(Clone, Debug)]
@@ -50,8 +50,9 @@ pub struct Layout {
     row_length: usize,
     documents: Vec<(usize, usize)>,
     positions: Vec<u32>,
-    table: Arc<RotaryTable>,
-    angles: Option<Angles>,
+    tables: Arc<[RotaryTable]>,
+    /// By table, for plain tensor calls: made when they are first asked for.
+    angles: Vec<OnceCell<Angles>>,
     chunks: RefCell<Vec<(Heads, Arc<[Chunk]>)>>,
 }
 
@@ -76,12 +77,11 @@ impl Layout {
         rows: usize,
         documents: Vec<(usize, usize)>,
         positions: Vec<u32>,
-        table: Arc<RotaryTable>,
-        device: &Device,
+        tables: Arc<[RotaryTable]>,
     ) -> Self {
         let row_length = positions.len() / rows.max(1);
-        let angles = (place != Place::Cpu).then(|| Angles::new(&positions, &table, device));
-        Self { place, rows, row_length, documents, positions, table, angles, chunks: RefCell::default() }
+        let angles = vec![OnceCell::new(); tables.len()];
+        Self { place, rows, row_length, documents, positions, tables, angles, chunks: RefCell::default() }
     }
 
     /// Number of rows.
@@ -114,20 +114,16 @@ impl Layout {
         self.place
     }
 
-    /// Cosine and sine of every position, `[positions, head_dim / 2]` each.
+    /// Cosine and sine of every position in a rotary embedding, `[positions, head_dim / 2]` each.
     #[must_use]
-    pub fn table(&self) -> (&[f32], &[f32]) {
-        (&self.table.cos, &self.table.sin)
+    pub fn table(&self, rope: usize) -> (&[f32], &[f32]) {
+        (&self.tables[rope].cos, &self.tables[rope].sin)
     }
 
-    /// The angles of every token.
-    ///
-    /// # Panics
-    /// Outside [`Place::Plain`]: the kernels read the table.
+    /// The angles of every token in a rotary embedding.
     #[must_use]
-    #[expect(clippy::expect_used, reason = "a layout of the plain path carries its angles by construction")]
-    pub fn angles(&self) -> Angles {
-        self.angles.clone().expect("a layout of the plain path carries its angles")
+    pub fn angles(&self, rope: usize, device: &Device) -> Angles {
+        self.angles[rope].get_or_init(|| Angles::new(&self.positions, &self.tables[rope], device)).clone()
     }
 
     /// The chunks in which plain tensor calls compute attention: made by the first layer that has such heads, and kept

@@ -5,14 +5,12 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 
 use super::blocks::Blocks;
-use super::cpu;
 use super::dropout::{PlainDropout, dropout};
-use super::host::{self, HostWeight};
+use super::kernels::Place;
 use super::low_rank::{Lora, LowRank};
-use super::place::Place;
 use super::product::{F32Products, Operand, product};
 use super::profile::{self, Cost};
 use super::quantised::Quantised;
@@ -114,43 +112,8 @@ pub fn linear(
     lora: Option<Lora<&Tensor<2>>>,
     residual: Option<Tensor<2>>,
 ) -> (Tensor<2>, Option<Tensor<2>>) {
-    let work = || match (place, residual) {
-        (Place::Cpu, residual) => cpu_linear(x, weight, lora, residual),
-        (Place::Plain(products), residual) => plain_linear(products, x, weight, lora, residual),
-    };
+    let work = || place.linear(x, weight, lora, residual);
     profile::measure("linear", || cost(x, weight, lora, true), work)
-}
-
-fn cpu_linear(
-    x: &Tensor<2>,
-    weight: &Weight,
-    lora: Option<Lora<&Tensor<2>>>,
-    residual: Option<Tensor<2>>,
-) -> (Tensor<2>, Option<Tensor<2>>) {
-    let ([tokens, in_features], [out_features, _], device) = (x.dims(), weight.dims(), x.device());
-    let (x, w) = (host::view(x), HostWeight::new(weight));
-    let accumulate = residual.is_some() || weight.bias.is_some();
-    let sum = residual.unwrap_or_else(|| zeros([tokens, out_features], &device));
-    let mut xa = None;
-    let y = host::update(sum, |y| {
-        if let Some(bias) = &weight.bias {
-            let bias = host::view(bias);
-            for row in y.chunks_exact_mut(out_features) {
-                row.iter_mut().zip(&*bias).for_each(|(y, bias)| *y += bias);
-            }
-        }
-        match lora {
-            None => cpu::linear(&x, w.get(), in_features, out_features, y, accumulate),
-            Some(lora) => {
-                let mut values = vec![0.0; tokens * rank(lora)];
-                with_slices(lora, |lora| {
-                    cpu::lora_linear(&x, w.get(), lora, in_features, out_features, y, accumulate, &mut values);
-                });
-                xa = Some(host::tensor(values, [tokens, rank(lora)], &device));
-            }
-        }
-    });
-    (y, xa)
 }
 
 /// Adds the low-rank update of some of the tokens to their rows of `y`, a [`linear`] of `x` without one. Dropout is off.
@@ -166,37 +129,11 @@ pub fn add_low_rank(
     lora: Lora<&Tensor<2>>,
     rows: Range<usize>,
 ) -> Tensor<2> {
-    let [out_features, in_features] = weight.dims();
-    match place {
-        Place::Cpu => {
-            let x = host::view(x);
-            let x = &x[rows.start * in_features..rows.end * in_features];
-            host::update(y, |y| {
-                let y = &mut y[rows.start * out_features..rows.end * out_features];
-                with_slices(lora, |lora| cpu::add_low_rank(x, lora, weight.rounds, in_features, out_features, y));
-            })
-        }
-        Place::Plain(products) => {
-            let part = |x: &Tensor<2>| x.clone().narrow(0, rows.start, rows.len());
-            let (update, _) = plain_low_rank(products, &part(x), weight, lora);
-            let sum = part(&y) + update;
-            y.slice_assign([rows, 0..out_features], sum)
-        }
-    }
+    place.add_low_rank(y, x, weight, lora, rows)
 }
 
-fn rank(lora: Lora<&Tensor<2>>) -> usize {
+pub(super) fn rank(lora: Lora<&Tensor<2>>) -> usize {
     lora.matrices.a.dims()[0]
-}
-
-/// Runs a kernel on the elements of A and B.
-fn with_slices<R>(lora: Lora<&Tensor<2>>, run: impl FnOnce(Lora<&[f32]>) -> R) -> R {
-    let views = lora.matrices.map(host::view);
-    run(Lora { matrices: views.as_ref().map(|view| &**view), scale: lora.scale, dropout: lora.dropout })
-}
-
-fn zeros(shape: [usize; 2], device: &Device) -> Tensor<2> {
-    host::tensor(vec![0.0; shape[0] * shape[1]], shape, device)
 }
 
 /// `drop(x) A^T`, which the backward needs, `[tokens, r]` in the type of `x`.
@@ -233,56 +170,9 @@ pub fn linear_backward(
     input_grad: InputGrad,
 ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
     let has_input_grad = !matches!(input_grad, InputGrad::Skip);
-    let work = || match place {
-        Place::Cpu => cpu_linear_backward(dy, x, weight, lora, input_grad),
-        Place::Plain(products) => plain_linear_backward(products, dy, x, weight, lora, input_grad),
-    };
+    let work = || place.linear_backward(dy, x, weight, lora, input_grad);
     let low_rank = lora.map(|(lora, _)| lora);
     profile::measure("linear_backward", || cost_of_backward(x, weight, low_rank, has_input_grad), work)
-}
-
-fn cpu_linear_backward(
-    dy: &Tensor<2>,
-    x: &Tensor<2>,
-    weight: &Weight,
-    lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
-    input_grad: InputGrad,
-) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
-    let ([tokens, in_features], [out_features, _], device) = (x.dims(), weight.dims(), x.device());
-    let (dy, x, w) = (host::view(dy), host::view(x), HostWeight::new(weight));
-    let (sum, accumulate) = match input_grad {
-        InputGrad::Skip => (None, false),
-        InputGrad::Fresh => (Some(zeros([tokens, in_features], &device)), false),
-        InputGrad::AddTo(sum) => (Some(sum), true),
-    };
-    let mut grads = None;
-    let mut run = |dx: Option<&mut [f32]>| match lora {
-        None => {
-            if let Some(dx) = dx {
-                cpu::linear_backward_input(&dy, w.get(), in_features, out_features, dx, accumulate);
-            }
-        }
-        Some((lora, xa)) => {
-            let r = rank(lora);
-            let mut values = LowRank { a: vec![0.0; r * in_features], b: vec![0.0; out_features * r] };
-            let LowRank { a, b } = &mut values;
-            let (xa, sums) = (host::view(xa), LowRank { a: a.as_mut_slice(), b: b.as_mut_slice() });
-            with_slices(lora, |lora| {
-                let widths = [in_features, out_features];
-                cpu::lora_linear_backward(&dy, &x, &xa, w.get(), lora, widths, dx, accumulate, sums);
-            });
-            let shapes = LowRank { a: [r, in_features], b: [out_features, r] };
-            grads = Some(values.zip(shapes).map(|(values, shape)| host::tensor(values, shape, &device)));
-        }
-    };
-    let dx = match sum {
-        None => {
-            run(None);
-            None
-        }
-        Some(sum) => Some(host::update(sum, |dx| run(Some(dx)))),
-    };
-    (dx, grads)
 }
 
 /// Cost of the base product and, with a low-rank update, of `x A^T` and the product with B.
@@ -323,6 +213,22 @@ pub fn plain_linear(
     let bias = weight.bias.clone().map(Tensor::unsqueeze);
     let (update, xa) = lora.map(|lora| plain_low_rank(products, x, weight, lora)).unzip();
     (rounded_once(y, [bias, update, residual]), xa)
+}
+
+/// [`add_low_rank`] in plain tensor calls.
+#[must_use]
+pub fn plain_add_low_rank(
+    products: F32Products,
+    y: Tensor<2>,
+    x: &Tensor<2>,
+    weight: &Weight,
+    lora: Lora<&Tensor<2>>,
+    rows: Range<usize>,
+) -> Tensor<2> {
+    let part = |x: &Tensor<2>| x.clone().narrow(0, rows.start, rows.len());
+    let (update, _) = plain_low_rank(products, &part(x), weight, lora);
+    let (sum, out_features) = (part(&y) + update, weight.dims()[0]);
+    y.slice_assign([rows, 0..out_features], sum)
 }
 
 /// The sum in the type of `x`, to which it is rounded once.
@@ -394,14 +300,17 @@ pub fn plain_linear_backward(
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
+
     use super::*;
+    use crate::ops::{host, kernels};
 
     #[test]
     fn what_is_added_to_a_product_in_bf16_is_rounded_once() {
         let number = |x: f32| host::tensor::<2>(vec![x], [1, 1], &Device::flex()).cast(DType::BF16);
         let one = number(1.0);
         let lora = Lora { matrices: LowRank { a: &one, b: &one }, scale: 1.0, dropout: None };
-        let place = Place::Plain(F32Products::OfDevice);
+        let place = kernels::place_on(true);
         let weight = Weight::new(number(256.0));
         let (y, xa) = linear(place, &one, &weight, Some(lora), Some(one.clone()));
         // Behind 256 comes 258: either 1 alone would be lost.

@@ -38,6 +38,14 @@ impl<T> LowRank<T> {
     }
 }
 
+impl LowRank<[usize; 2]> {
+    /// Shapes of the matrices of rank `r` on a weight `[out_features, in_features]`.
+    #[must_use]
+    pub fn shapes(r: usize, [out_features, in_features]: [usize; 2]) -> Self {
+        Self { a: [r, in_features], b: [out_features, r] }
+    }
+}
+
 impl<T, U> LowRank<(T, U)> {
     /// The inverse of [`LowRank::zip`].
     pub fn unzip(self) -> (LowRank<T>, LowRank<U>) {

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::place::Place;
-use super::{cpu, host, profile};
+use super::kernels::Place;
+use super::profile;
 
 /// `y = weight * x / sqrt(mean(x^2) + eps)`.
 ///
@@ -12,16 +12,7 @@ use super::{cpu, host, profile};
 /// `1 / sqrt(mean(x^2) + eps)` of each token, `[tokens]`, for the backward.
 #[must_use]
 pub fn rms_norm(place: Place, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
-    let work = || match place {
-        Place::Plain(_) => plain_rms_norm(x, weight, eps),
-        Place::Cpu => {
-            let [tokens, width] = x.dims();
-            let (mut y, mut rstd) = (vec![0.0; tokens * width], vec![0.0; tokens]);
-            cpu::rms_norm(&host::view(x), &host::view(weight), eps, &mut y, &mut rstd);
-            (host::tensor(y, [tokens, width], &x.device()), host::tensor(rstd, [tokens], &x.device()))
-        }
-    };
-    profile::measure("rms_norm", || profile::passes(x, 2), work)
+    profile::measure("rms_norm", || profile::passes(x, 2), || place.rms_norm(x, weight, eps))
 }
 
 /// Adds the gradient of [`rms_norm`] with respect to `x` to `residual`.
@@ -37,13 +28,7 @@ pub fn rms_norm_backward(
     rstd: &Tensor<1>,
     residual: Tensor<2>,
 ) -> Tensor<2> {
-    let work = || match place {
-        Place::Plain(_) => plain_rms_norm_backward(dy, x, weight, rstd, residual),
-        Place::Cpu => {
-            let (dy, x, weight, rstd) = (host::view(dy), host::view(x), host::view(weight), host::view(rstd));
-            host::update(residual, |dx| cpu::rms_norm_backward(&dy, &x, &weight, &rstd, dx, true))
-        }
-    };
+    let work = || place.rms_norm_backward(dy, x, weight, rstd, residual);
     profile::measure("rms_norm_backward", || profile::passes(x, 4), work)
 }
 

@@ -4,32 +4,24 @@
 use burn::tensor::{DType, Tensor};
 
 use super::layout::{Angles, Layout};
-use super::place::Place;
-use super::{cpu, host, profile};
+use super::profile;
 
-/// Rotates every head of `x` by its token's angles; `inverse` rotates back, which is the gradient.
+/// Rotates every head of `x` by its token's angles in rotary embedding `rope` of the layout; `inverse` rotates back, which is the gradient.
 ///
 /// # Shapes
 /// `x`: `[tokens, num_heads * head_dim]`.
 #[must_use]
-pub fn rotate(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) -> Tensor<2> {
+pub fn rotate(x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
     // Not a clone of `x`: a second owner would make the kernel copy it.
     let cost = profile::passes(&x, 2);
-    let work = || match layout.place() {
-        Place::Plain(_) => plain_rotate(x, layout, num_heads, inverse),
-        Place::Cpu => {
-            let (head_dim, (cos, sin)) = (x.dims()[1] / num_heads, layout.table());
-            host::update(x, |x| cpu::rope(x, cos, sin, layout.positions(), num_heads, head_dim, inverse))
-        }
-    };
-    profile::measure("rotate", || cost, work)
+    profile::measure("rotate", || cost, || layout.place().rotate(x, layout, rope, num_heads, inverse))
 }
 
 /// [`rotate`] in plain tensor calls.
 #[must_use]
-pub fn plain_rotate(x: Tensor<2>, layout: &Layout, num_heads: usize, inverse: bool) -> Tensor<2> {
+pub fn plain_rotate(x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
     let ([tokens, width], dtype) = (x.dims(), x.dtype());
-    let Angles { cos, sin, swap } = layout.angles();
+    let Angles { cos, sin, swap } = layout.angles(rope, &x.device());
     let heads = [tokens, num_heads, width / num_heads];
     // Two views: a fused kernel reads a tensor either in place or by index.
     let (kept, turned) = (x.clone().reshape(heads), x.reshape(heads).select(2, swap));

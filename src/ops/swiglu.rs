@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Tensor, activation};
 
-use super::place::Place;
-use super::{cpu, host, profile};
+use super::kernels::Place;
+use super::profile;
 
 /// `silu(gate) * up`.
 ///
@@ -11,15 +11,7 @@ use super::{cpu, host, profile};
 /// All `[tokens, intermediate_size]`.
 #[must_use]
 pub fn swiglu(place: Place, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-    let work = || match place {
-        Place::Plain(_) => plain_swiglu(gate, up),
-        Place::Cpu => {
-            let mut h = vec![0.0; gate.shape().num_elements()];
-            cpu::swiglu(&host::view(gate), &host::view(up), &mut h);
-            host::tensor(h, gate.dims(), &gate.device())
-        }
-    };
-    profile::measure("swiglu", || profile::passes(gate, 3), work)
+    profile::measure("swiglu", || profile::passes(gate, 3), || place.swiglu(gate, up))
 }
 
 /// The gradients of [`swiglu`] with respect to `gate` and `up`.
@@ -28,17 +20,7 @@ pub fn swiglu(place: Place, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
 /// All `[tokens, intermediate_size]`.
 #[must_use]
 pub fn swiglu_backward(place: Place, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-    let work = || match place {
-        Place::Plain(_) => plain_swiglu_backward(dh, gate, up),
-        Place::Cpu => {
-            let len = gate.shape().num_elements();
-            let (mut dgate, mut dup) = (vec![0.0; len], vec![0.0; len]);
-            cpu::swiglu_backward(&host::view(dh), &host::view(gate), &host::view(up), &mut dgate, &mut dup);
-            let device = gate.device();
-            (host::tensor(dgate, gate.dims(), &device), host::tensor(dup, up.dims(), &device))
-        }
-    };
-    profile::measure("swiglu_backward", || profile::passes(gate, 5), work)
+    profile::measure("swiglu_backward", || profile::passes(gate, 5), || place.swiglu_backward(dh, gate, up))
 }
 
 /// [`swiglu`] in plain tensor calls.

@@ -7,6 +7,7 @@ use crate::export::{SavedAdapter, find_adapter, read_adapter};
 use crate::lora::config::LoraConfig;
 use crate::lora::targets::AdapterShape;
 use crate::schema::{Problem, Section};
+use crate::spec::PerSite;
 
 /// Copies the value of a key.
 type Copy = fn(&mut LoraConfig, &LoraConfig);
@@ -62,8 +63,8 @@ fn of_checkpoint(run: &Path) -> Option<SavedAdapter> {
 }
 
 /// The matrices that a section selects; `None` where it is wrong, which is reported elsewhere.
-fn shapes(lora: &LoraConfig) -> Option<Vec<[Option<AdapterShape>; 7]>> {
-    lora.select(MANY_LAYERS).ok().map(|selection| selection.shapes)
+fn shapes(lora: &LoraConfig) -> Option<Vec<PerSite<AdapterShape>>> {
+    lora.select_of_any(MANY_LAYERS).ok().map(|selection| selection.shapes)
 }
 
 /// The value of a key, as TOML.

@@ -9,6 +9,7 @@ use crate::device::{DeviceKind, OpenDevice};
 use crate::failure::Failure;
 use crate::faults::{Fault, panic_text};
 use crate::lora::targets::Selection;
+use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::telemetry::gpus::{self, Gpus};
@@ -90,7 +91,7 @@ impl StepMemory {
         device: &OpenDevice,
         kept: Option<GradientCheckpointing>,
     ) -> Self {
-        let mut workload = inputs::workload(recipe, config, selection, !device.is_gpu());
+        let mut workload = inputs::workload(recipe, config, selection, place_on(device.is_gpu()));
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
         let [device_bytes, host_bytes] = [Resources::of(device).usable_bytes(), available_host_memory_bytes()]
             .map(|bytes| bytes.map(|bytes| bytes as f64));

@@ -19,6 +19,7 @@ use crate::lora::config::LoraConfig;
 use crate::lora::targets::Selection;
 use crate::model::weights::{RandomWeights, WeightFiles, Weights};
 use crate::model::{Init, Model, ModelOptions, Residency, Storage, load};
+use crate::ops::kernels::Place;
 use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
 use crate::schema::{Problem, Problems};
@@ -240,7 +241,7 @@ pub(super) fn no_weights() -> Failure {
 
 /// The linear layers that a `[lora]` section selects.
 pub(crate) fn select(lora: &LoraConfig, config: &ModelConfig) -> Result<Selection, Failure> {
-    lora.select(config.num_hidden_layers).map_err(|errors| {
+    lora.select(config).map_err(|errors| {
         Failure::Input(Problems(errors.iter().map(|error| Problem::new(error.to_string())).collect()))
     })
 }
@@ -267,7 +268,7 @@ pub(crate) fn workload<'a>(
     recipe: &Recipe,
     config: &'a ModelConfig,
     selection: &'a Selection,
-    on_cpu: bool,
+    place: Place,
 ) -> Workload<'a> {
     let precision = recipe.train.precision;
     Workload {
@@ -277,13 +278,13 @@ pub(crate) fn workload<'a>(
         is_random: recipe.model.init == Init::Random,
         precision,
         rows: recipe.train.micro_batch_size,
-        row_length: if on_cpu { recipe.data.max_length } else { padded_length(recipe.data.max_length) },
+        row_length: if place.pads_rows() { padded_length(recipe.data.max_length) } else { recipe.data.max_length },
         gradient_checkpointing: recipe.train.gradient_checkpointing,
         gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
         layered_accumulation: recipe.train.layered_accumulation,
         loss_chunk: recipe.train.loss_chunk(),
         prefetch_batches: recipe.data.prefetch_batches,
-        on_cpu,
+        place,
     }
 }
 

@@ -110,9 +110,9 @@ pub(crate) fn held(storage: Storage, config: Option<&ModelConfig>, is_gpu: bool)
 
 /// The model's shape, with a word on its weights.
 fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
-    let ModelConfig { model_type, num_hidden_layers, hidden_size, .. } = config;
+    let (num_layers, ModelConfig { model_type, hidden_size, .. }) = (config.num_layers(), config);
     let (path, parameters) = (&recipe.model.path, with_commas(config.num_parameters()));
-    let shape = format!("{model_type}, {num_hidden_layers} layers of width {hidden_size}");
+    let shape = format!("{model_type}, {num_layers} layers of width {hidden_size}");
     ("model", format!("{path} ({shape}, {parameters} parameters, {weights})"))
 }
 

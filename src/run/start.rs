@@ -18,7 +18,7 @@ use crate::diagnosis::Facts;
 use crate::export::PromptForm;
 use crate::failure::Failure;
 use crate::metrics::{SinkOptions, Sinks};
-use crate::ops::place::Place;
+use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
 use crate::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::train::config::GradientCheckpointing;
@@ -77,7 +77,7 @@ impl<'a> Started<'a> {
             ));
         }
 
-        let facts = facts(prepared, data, &telemetry, step.model().place() == Place::Cpu);
+        let facts = facts(prepared, data, &telemetry, !step.model().place().pads_rows());
         let flops = StepFlops::new(&source.config, prepared.num_trainable());
         let precision = recipe.train.precision.dtype();
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
@@ -178,7 +178,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
     let config = &source.config;
     let (train, rows) = (&recipe.train, recipe.train.micro_batch_size);
     let host_memory_bytes = total_host_memory_bytes();
-    let workload = workload(recipe, config, selection, !device.is_gpu());
+    let workload = workload(recipe, config, selection, place_on(device.is_gpu()));
     let peak = |gradient_checkpointing| Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes;
     let own = workload.plan();
     let own_peak = own.peak_bytes;
@@ -195,7 +195,6 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
     };
     let sizes = data.files().iter().filter(|file| !file.is_eval).map(size);
     let eval_batches = data.num_eval_batches(rows, recipe.eval.max_batches) as u64;
-    let block = config.block_linear_size();
     Facts {
         is_gpu: device.is_gpu(),
         leaves_padding_out,
@@ -231,7 +230,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         host_memory_bytes,
         activation_bytes: peak(GradientCheckpointing::Off).checked_sub(least).map(|bytes| bytes as u64),
         doubling_bytes: doubled_peak.checked_sub(own_peak).map(|bytes| bytes as u64),
-        block_parameters: (config.num_hidden_layers * block) as u64,
+        block_parameters: config.num_block_weights() as u64,
         head_parameters: (config.vocab_size * config.hidden_size) as u64,
     }
 }

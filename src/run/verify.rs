@@ -26,7 +26,7 @@ pub(super) fn adapter_reloads(
     is_gpu: bool,
 ) -> Result<bool, ExportError> {
     let saved = read_adapter(folder)?;
-    let selection = saved.config.select(model.config.num_hidden_layers).map_err(|errors| {
+    let selection = saved.config.select(&model.config).map_err(|errors| {
         let problems = errors.iter().map(ToString::to_string).collect();
         ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "its own config", problems }
     })?;

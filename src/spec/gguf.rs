@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, json};
 
-use super::{Method, ModelConfig, RopeScaling, StoredQuantisation};
+use super::{Method, ModelConfig, Rope, RopeScaling, StoredQuantisation};
 use crate::gguf::GgufFile;
 pub use crate::gguf::ROPE_FACTORS;
 use crate::schema::{Problem, Problems};
@@ -71,9 +71,13 @@ pub fn is_interleaved(config: &ModelConfig, name: &str) -> bool {
 /// What each rotary frequency is divided by (Llama 3.1), which GGUF stores as a tensor.
 #[must_use]
 pub fn rope_factors(config: &ModelConfig) -> Option<Vec<f32>> {
-    let Some(RopeScaling::Llama3 { .. }) = config.rope_scaling else { return None };
-    let plain = ModelConfig { rope_scaling: None, ..config.clone() }.inverse_frequencies();
-    Some(plain.iter().zip(config.inverse_frequencies()).map(|(plain, scaled)| plain / scaled).collect())
+    rope_factors_of(config.ropes[0])
+}
+
+fn rope_factors_of(rope: Rope) -> Option<Vec<f32>> {
+    let Some(RopeScaling::Llama3 { .. }) = rope.scaling else { return None };
+    let plain = Rope { scaling: None, ..rope }.inverse_frequencies();
+    Some(plain.iter().zip(rope.inverse_frequencies()).map(|(plain, scaled)| plain / scaled).collect())
 }
 
 impl ModelConfig {
@@ -84,8 +88,9 @@ impl ModelConfig {
     pub fn from_gguf(file: &GgufFile) -> Result<Self, Problems> {
         let json = config_json(file)?;
         let mut config = Self::from_text(&file.path().display().to_string(), &json)?;
-        config.rope_scaling = match config.rope_scaling {
-            None => llama3_scaling(file, &config)?,
+        let rope = &mut config.ropes[0];
+        rope.scaling = match rope.scaling {
+            None => llama3_scaling(file, *rope)?,
             scaling => scaling,
         };
         config.quantisation =
@@ -187,7 +192,7 @@ pub fn stored_rope_factors(file: &GgufFile) -> Option<Vec<f32>> {
 }
 
 /// The scaling of Llama 3.1 and 3.2 whose factors the file has: of its four numbers only one ever differed.
-fn llama3_scaling(file: &GgufFile, config: &ModelConfig) -> Result<Option<RopeScaling>, Problem> {
+fn llama3_scaling(file: &GgufFile, rope: Rope) -> Result<Option<RopeScaling>, Problem> {
     let Some(factors) = stored_rope_factors(file) else { return Ok(None) };
     if factors.iter().all(|factor| *factor == 1.0) {
         return Ok(None);
@@ -198,7 +203,7 @@ fn llama3_scaling(file: &GgufFile, config: &ModelConfig) -> Result<Option<RopeSc
         high_freq_factor: 4.0,
         original_max_position_embeddings: 8192,
     };
-    let expected = rope_factors(&ModelConfig { rope_scaling: Some(scaling), ..config.clone() }).unwrap_or_default();
+    let expected = rope_factors_of(Rope { scaling: Some(scaling), ..rope }).unwrap_or_default();
     let is_close = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-4 * expected.abs();
     if factors.len() == expected.len() && factors.iter().zip(&expected).all(is_close) {
         return Ok(Some(scaling));

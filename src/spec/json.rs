@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use super::block::{Attention, Block, Gated, Heads, SITE_NAMES, Site, Sublayer, SublayerKind};
 use super::families::{Biases, FAMILIES, Family, Windows};
-use super::{Linear, ModelConfig, RopeScaling, stored};
+use super::{ModelConfig, Rope, RopeScaling, stored};
 use crate::gguf::{self, GgufFile};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 
@@ -64,24 +65,25 @@ fn read(json: &mut Section) -> Option<ModelConfig> {
         check_heads(json, hidden_size, num_attention_heads, num_key_value_heads, head_dim);
     }
 
-    let (rope_theta, rope_scaling) = rope(json, max_position_embeddings);
+    let (theta, scaling) = rope(json, max_position_embeddings);
+    let heads = Heads {
+        num_heads: num_attention_heads,
+        num_kv_heads: num_key_value_heads,
+        head_dim,
+        #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
+        scale: 1.0 / (head_dim as f64).sqrt(),
+        window: None,
+    };
+    let of_window = |window| block(hidden_size, intermediate_size, Heads { window, ..heads }, biases, family.qk_norm);
     Some(ModelConfig {
         model_type: family.model_type.to_owned(),
         vocab_size,
         hidden_size,
-        intermediate_size,
-        num_hidden_layers,
-        num_attention_heads,
-        num_key_value_heads,
-        head_dim,
+        blocks: windows(json, family, num_hidden_layers).into_iter().map(of_window).collect(),
+        ropes: vec![Rope { theta, scaling, head_dim }],
         max_position_embeddings,
         rms_norm_eps: json.number("rms_norm_eps", 1e-6, 0.0..=1.0),
-        rope_theta,
-        rope_scaling,
         tie_word_embeddings: json.boolean("tie_word_embeddings", false),
-        windows: windows(json, family, num_hidden_layers),
-        biases,
-        qk_norm: family.qk_norm,
         bos_token_id: tokens(json, "bos_token_id", family.bos_token_id, vocab_size).first().copied(),
         eos_token_ids: tokens(json, "eos_token_id", family.eos_token_id, vocab_size),
         initializer_range: json.number("initializer_range", 0.02, 0.0..=1.0),
@@ -115,8 +117,8 @@ fn refuse_unsupported(json: &mut Section) {
     json.only("partial_rotary_factor", "1.0", |value| value.number() == Some(1.0));
 }
 
-fn biases(json: &mut Section, family: &Family) -> [bool; 7] {
-    use Linear::{Key, Query, Value};
+/// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
+fn biases(json: &mut Section, family: &Family) -> [bool; 3] {
     let has_key = |key| match family.biases {
         Biases::None | Biases::QueryKeyValue => false,
         Biases::AttentionKey => key == "attention_bias",
@@ -130,11 +132,33 @@ fn biases(json: &mut Section, family: &Family) -> [bool; 7] {
         is_set
     };
     let (attention, mlp) = (flag("attention_bias"), flag("mlp_bias"));
-    Linear::ALL.map(|linear| match linear {
-        Query | Key | Value => attention || family.biases == Biases::QueryKeyValue,
-        Linear::Output => attention,
-        Linear::Gate | Linear::Up | Linear::Down => mlp,
-    })
+    [attention || family.biases == Biases::QueryKeyValue, attention, mlp]
+}
+
+/// The block that the families vary.
+fn block(hidden: usize, intermediate_size: usize, heads: Heads, biases: [bool; 3], has_head_norms: bool) -> Block {
+    let [of_qkv, of_output, of_mlp] = biases;
+    let (query, key_value) = (heads.query_width(), heads.key_value_width());
+    let sites = [
+        ([query, hidden], of_qkv),
+        ([key_value, hidden], of_qkv),
+        ([key_value, hidden], of_qkv),
+        ([hidden, query], of_output),
+        ([intermediate_size, hidden], of_mlp),
+        ([intermediate_size, hidden], of_mlp),
+        ([hidden, intermediate_size], of_mlp),
+    ];
+    let attention = Attention { heads, rope: 0, has_head_norms, qkv: [0, 1, 2], output: 3 };
+    let gated = Gated { intermediate_size, gate_up: [4, 5], down: 6 };
+    let after = |norm, kind| Sublayer { norm_before: Some(norm), norm_after: None, kind };
+    let named = SITE_NAMES.into_iter().zip(sites);
+    Block {
+        sites: named.map(|(name, (shape, has_bias))| Site { name: name.to_owned(), shape, has_bias }).collect(),
+        sublayers: vec![
+            after("input_layernorm", SublayerKind::Attention(attention)),
+            after("post_attention_layernorm", SublayerKind::Gated(gated)),
+        ],
+    }
 }
 
 /// The window of each layer, from `sliding_window` and the keys that choose its layers.
@@ -265,14 +289,29 @@ mod tests {
         with(more).unwrap_err().to_string()
     }
 
+    fn windows_of(config: &ModelConfig) -> Vec<Option<usize>> {
+        config.blocks.iter().map(|block| block.attention().unwrap().heads.window).collect()
+    }
+
+    fn num_kv_heads(config: &ModelConfig) -> usize {
+        config.blocks[0].attention().unwrap().heads.num_kv_heads
+    }
+
+    /// The linear layers of the first block that add a bias.
+    fn biases_of(config: &ModelConfig) -> Vec<&str> {
+        config.blocks[0].sites.iter().filter(|site| site.has_bias).map(|site| &*site.name).collect()
+    }
+
     #[test]
     fn a_silent_config_has_the_defaults_of_transformers() {
         let config = with("").unwrap();
-        assert_eq!((config.num_key_value_heads, config.head_dim, config.max_position_embeddings), (4, 16, 2048));
-        assert_eq!((config.rope_theta, config.rms_norm_eps, config.initializer_range), (10_000.0, 1e-6, 0.02));
-        assert_eq!((config.bos_token_id, config.eos_token_ids), (Some(1), vec![2]));
-        assert_eq!((config.rope_scaling, config.windows, config.tie_word_embeddings), (None, vec![None; 2], false));
-        assert_eq!((config.biases, config.qk_norm), ([false; 7], false));
+        let heads = config.blocks[0].attention().unwrap().heads;
+        assert_eq!((heads.num_kv_heads, heads.head_dim, config.max_position_embeddings), (4, 16, 2048));
+        assert_eq!((config.ropes[0].theta, config.rms_norm_eps, config.initializer_range), (10_000.0, 1e-6, 0.02));
+        assert_eq!((config.bos_token_id, &config.eos_token_ids[..]), (Some(1), &[2][..]));
+        assert_eq!((config.ropes[0].scaling, config.tie_word_embeddings), (None, false));
+        assert_eq!((windows_of(&config), biases_of(&config)), (vec![None; 2], vec![]));
+        assert!(!config.blocks[0].attention().unwrap().has_head_norms);
     }
 
     #[test]
@@ -283,10 +322,10 @@ mod tests {
             ModelConfig::from_json(&text).unwrap()
         };
         let config = mistral("");
-        assert_eq!((config.num_key_value_heads, config.windows), (8, vec![Some(4096); 2]));
+        assert_eq!((num_kv_heads(&config), windows_of(&config)), (8, vec![Some(4096); 2]));
         assert_eq!(config.max_position_embeddings, 131_072);
         let config = mistral(r#", "sliding_window": null, "num_key_value_heads": null"#);
-        assert_eq!((config.num_key_value_heads, config.windows), (16, vec![None; 2]));
+        assert_eq!((num_kv_heads(&config), windows_of(&config)), (16, vec![None; 2]));
     }
 
     #[test]
@@ -297,12 +336,18 @@ mod tests {
             ModelConfig::from_json(&text)
         };
         let config = qwen("qwen2", "").unwrap();
-        assert_eq!(config.biases, [true, true, true, false, false, false, false]);
-        assert_eq!((config.qk_norm, config.head_dim, config.windows), (false, 16, vec![None; 2]));
+        assert_eq!(biases_of(&config), ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
+        let attention = config.blocks[0].attention().unwrap();
+        assert_eq!(
+            (attention.has_head_norms, attention.heads.head_dim, windows_of(&config)),
+            (false, 16, vec![None; 2])
+        );
         assert_eq!((config.bos_token_id, config.eos_token_ids), (None, vec![]));
         let config = qwen("qwen3", "").unwrap();
-        assert_eq!((config.biases, config.qk_norm, config.head_dim), ([false; 7], true, 128));
-        let windows = |more: &str| qwen("qwen2", &format!(r#", "use_sliding_window": true{more}"#)).unwrap().windows;
+        let attention = config.blocks[0].attention().unwrap();
+        assert_eq!((biases_of(&config), attention.has_head_norms, attention.heads.head_dim), (vec![], true, 128));
+        let windows =
+            |more: &str| windows_of(&qwen("qwen2", &format!(r#", "use_sliding_window": true{more}"#)).unwrap());
         assert_eq!(windows(""), [None, None]);
         assert_eq!(windows(r#", "max_window_layers": 1"#), [None, Some(4096)]);
         assert_eq!(
@@ -321,18 +366,18 @@ mod tests {
         let new =
             with(&format!(r#", "rope_parameters": {{"rope_theta": 5e5, "rope_type": "llama3", {inner}}}"#)).unwrap();
         assert_eq!(old, new);
-        assert_eq!(old.rope_theta, 5e5);
+        assert_eq!(old.ropes[0].theta, 5e5);
         let expected = RopeScaling::Llama3 {
             factor: 32.0,
             low_freq_factor: 1.0,
             high_freq_factor: 4.0,
             original_max_position_embeddings: 8192,
         };
-        assert_eq!(old.rope_scaling, Some(expected));
+        assert_eq!(old.ropes[0].scaling, Some(expected));
         let plain = with(r#", "rope_parameters": {"rope_theta": 2e4, "rope_type": "default"}"#).unwrap();
-        assert_eq!((plain.rope_theta, plain.rope_scaling), (2e4, None));
+        assert_eq!((plain.ropes[0].theta, plain.ropes[0].scaling), (2e4, None));
         let linear = with(r#", "rope_scaling": {"type": "linear", "factor": 2}"#).unwrap();
-        assert_eq!(linear.rope_scaling, Some(RopeScaling::Linear { factor: 2.0 }));
+        assert_eq!(linear.ropes[0].scaling, Some(RopeScaling::Linear { factor: 2.0 }));
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl MicroBatch {
     fn context<'a>(&'a self, model: &'a Model, adapters: &'a AdapterSet, layer: usize) -> BlockContext<'a> {
         let dropout = (adapters.dropout > 0.0)
             .then(|| Dropout { probability: adapters.dropout, seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)) });
-        BlockContext::new(&model.config, layer, &self.layout, &adapters.blocks[layer], dropout)
+        BlockContext::new(&model.config, &self.layout, &adapters.blocks[layer], dropout)
     }
 }
 
@@ -175,6 +175,6 @@ pub fn backward(
 
 /// The first block with an adapter. Blocks below it need no backward, and nothing is kept for them.
 fn first_adapted(model: &Model, adapters: &AdapterSet) -> usize {
-    let first = adapters.blocks.iter().position(|block| block.iter().any(Option::is_some));
+    let first = adapters.blocks.iter().position(|block| !block.is_empty());
     first.unwrap_or(model.blocks.len())
 }

@@ -24,9 +24,9 @@ impl Workload<'_> {
                 _ if name == "lm_head.weight" => &mut sizes.head,
                 _ => &mut sizes.embedding,
             };
-            *part += self.storage.tensor_bytes(self.config, &name, &shape, self.on_cpu);
+            *part += self.storage.tensor_bytes(self.config, &name, &shape, self.place);
         }
-        sizes.block /= self.config.num_hidden_layers.max(1);
+        sizes.block /= self.config.num_layers().max(1);
         sizes
     }
 
@@ -35,9 +35,9 @@ impl Workload<'_> {
     /// yet to compute it.
     pub(super) fn base_bytes(&self) -> usize {
         let Sizes { vectors, block, head, embedding } = self.sizes();
-        let layers = self.config.num_hidden_layers;
+        let layers = self.config.num_layers();
         match self.storage.residency {
-            Residency::Host if !self.on_cpu => vectors + layers.min(3) * block + head + embedding,
+            Residency::Host if !self.place.is_host() => vectors + layers.min(3) * block + head + embedding,
             Residency::Memory | Residency::Host => vectors + layers * block + head + embedding,
             Residency::Mapped => vectors + block + block.max(head).max(self.tied(embedding)),
         }
@@ -45,8 +45,8 @@ impl Workload<'_> {
 
     /// Bytes of the blocks where a GPU copies them from host memory.
     pub(super) fn parked_base_bytes(&self) -> usize {
-        let is_parked = self.storage.residency == Residency::Host && !self.on_cpu;
-        if is_parked { self.config.num_hidden_layers * self.sizes().block } else { 0 }
+        let is_parked = self.storage.residency == Residency::Host && !self.place.is_host();
+        if is_parked { self.config.num_layers() * self.sizes().block } else { 0 }
     }
 
     /// Times that a step uses every weight: once for each micro-batch, or for all of them.
@@ -57,7 +57,7 @@ impl Workload<'_> {
     /// Bytes that a step copies from there: for each pass the blocks forward and back to the first adapted one. The
     /// last one of the forward is the first one of the backward, and the last one of that may be the next forward's first.
     pub(super) fn moved_bytes_per_step(&self) -> Option<usize> {
-        let (layers, first) = (self.config.num_hidden_layers, self.first_adapted());
+        let (layers, first) = (self.config.num_layers(), self.first_adapted());
         let turns =
             if first < layers { (2 * layers - first).saturating_sub(1 + usize::from(first == 0)) } else { layers };
         let of_blocks = self.parked_base_bytes() / layers.max(1) * turns * self.passes();
@@ -65,16 +65,15 @@ impl Workload<'_> {
     }
 
     fn first_adapted(&self) -> usize {
-        let first = self.selection.shapes.iter().position(|block| block.iter().any(Option::is_some));
-        first.unwrap_or(self.config.num_hidden_layers)
+        let first = self.selection.shapes.iter().position(|block| !block.is_empty());
+        first.unwrap_or(self.config.num_layers())
     }
 
     /// Bytes that a step reads where they are on disk and the page cache holds none of them: for each pass the
     /// blocks forward and, from the first adapted one on, back, and the head.
     pub(super) fn read_bytes_per_step(&self) -> Option<usize> {
         let Sizes { block, head, embedding, .. } = self.sizes();
-        let of_pass =
-            (2 * self.config.num_hidden_layers - self.first_adapted()) * block + head.max(self.tied(embedding));
+        let of_pass = (2 * self.config.num_layers() - self.first_adapted()) * block + head.max(self.tied(embedding));
         (self.storage.residency == Residency::Mapped).then_some(self.passes() * of_pass)
     }
 
@@ -99,14 +98,20 @@ mod tests {
     use super::*;
     use crate::device::Dtype;
     use crate::model::Storage;
+    use crate::ops::kernels;
+    use crate::spec::PerSite;
     use crate::train::memory::tests::{model, workload};
 
     #[test]
     fn blocks_that_stay_in_host_memory_are_planned_there_and_on_the_bus() {
         let (config, selection) = model(include_str!("../../configs/smollm2-135m.json"), 16);
         let storage = Storage { residency: Residency::Host, ..Dtype::F32.into() };
-        let on_gpu =
-            Workload { storage, on_cpu: false, gradient_accumulation_steps: 4, ..workload(&config, &selection) };
+        let on_gpu = Workload {
+            storage,
+            place: kernels::place_on(true),
+            gradient_accumulation_steps: 4,
+            ..workload(&config, &selection)
+        };
         let resident = Workload { storage: Dtype::F32.into(), ..on_gpu.clone() };
         let (plan, block) = (on_gpu.plan(), 4 * (3_540_096 - 2 * 576));
         assert_eq!(resident.plan().peak_bytes - plan.peak_bytes, 27 * block);
@@ -115,13 +120,13 @@ mod tests {
         assert_eq!((plan.moved_bytes_per_step, plan.read_bytes_per_step), (Some(4 * 58 * block), None));
         assert!((plan.seconds_of_copies().unwrap() - (4 * 58 * block) as f64 / 25e9).abs() < 1e-9);
         let mut upper = selection.clone();
-        upper.shapes[..10].fill([None; 7]);
+        upper.shapes[..10].fill(PerSite::new());
         // No gradient passes the tenth block, and the first one is no longer there when the next forward begins.
         let moved = Workload { selection: &upper, ..on_gpu.clone() }.plan().moved_bytes_per_step;
         assert_eq!(moved, Some(4 * (30 + 19) * block));
         let layered = Workload { layered_accumulation: true, ..on_gpu.clone() }.plan();
         assert_eq!(layered.moved_bytes_per_step, Some(58 * block));
-        let on_cpu = Workload { on_cpu: true, ..on_gpu };
-        assert_eq!(on_cpu.plan(), Workload { on_cpu: true, ..resident }.plan());
+        let on_cpu = Workload { place: kernels::place_on(false), ..on_gpu };
+        assert_eq!(on_cpu.plan(), Workload { place: kernels::place_on(false), ..resident }.plan());
     }
 }

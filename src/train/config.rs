@@ -5,7 +5,7 @@ use std::ops::Bound;
 
 use serde::Serialize;
 
-use super::optim::OptimizerName;
+use super::optimizer::OptimizerName;
 use super::precision::Precision;
 use super::schedule::LrScheduler;
 use super::task::config::TaskConfig;

@@ -157,7 +157,7 @@ fn suggestions(
     };
     let checkpointing = [own, GradientCheckpointing::On, GradientCheckpointing::Offload];
     // A large chunk of logits only adds speed, so it is the first setting to reduce.
-    let most_tokens = |chunk: LossChunk| chunk.most_tokens(workload.on_cpu, workload.head());
+    let most_tokens = |chunk: LossChunk| chunk.most_tokens(workload.place, workload.head());
     let most = most_tokens(LossChunk::Auto);
     let has_large_chunk = most_tokens(workload.loss_chunk) > most;
     let loss_chunk = if has_large_chunk { LossChunk::Auto } else { workload.loss_chunk };
@@ -165,8 +165,10 @@ fn suggestions(
     let nf4 = Quantisation { coding: Coding::Nf4, nested: false };
     let is_whole = workload.storage.quantisation.is_none() && workload.config.quantisation.is_none();
     let nf4 = is_whole.then_some(Storage { quantisation: Some(nf4), ..workload.storage });
-    let (residency, name) = if workload.on_cpu { (Residency::Mapped, "mapped") } else { (Residency::Host, "host") };
-    let can_leave = workload.storage.residency == Residency::Memory && !(workload.is_random && workload.on_cpu);
+    let (residency, name) =
+        if workload.place.is_host() { (Residency::Mapped, "mapped") } else { (Residency::Host, "host") };
+    let can_leave =
+        workload.storage.residency == Residency::Memory && !(workload.is_random && workload.place.is_host());
     let elsewhere = can_leave.then_some(Storage { residency, ..workload.storage });
     let both = nf4.zip(elsewhere).map(|(nf4, _)| Storage { residency, ..nf4 });
     let parked_bytes = |storage| as_f64(Workload { storage, ..workload.clone() }.parked_base_bytes());
@@ -186,7 +188,7 @@ fn suggestions(
         }
         for (index, gradient_checkpointing) in checkpointing.into_iter().enumerate() {
             let is_repeated = checkpointing[..index].contains(&gradient_checkpointing);
-            let is_useless = gradient_checkpointing == GradientCheckpointing::Offload && workload.on_cpu;
+            let is_useless = gradient_checkpointing == GradientCheckpointing::Offload && workload.place.is_host();
             if is_repeated || is_useless {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Floating-point operations that a step of LoRA needs, however it is computed: the numerator of MFU.
 
 use crate::data::batch::Batch;
-use crate::spec::ModelConfig;
+use crate::spec::{Heads, ModelConfig};
 use crate::stats::as_f64;
 
 /// Model FLOPs of forward and backward, as coefficients.
@@ -15,32 +15,27 @@ use crate::stats::as_f64;
 pub struct StepFlops {
     per_token: f64,
     per_target_token: f64,
-    per_attention_pair: f64,
-    /// By layer.
-    windows: Vec<Option<usize>>,
+    /// Of every attention.
+    heads: Vec<Heads>,
 }
 
 impl StepFlops {
     /// The counts for a model with `num_trainable` parameters in its adapters.
     #[must_use]
     pub fn new(config: &ModelConfig, num_trainable: usize) -> Self {
-        let block = config.block_linear_size();
-        let heads = config.num_attention_heads * config.head_dim;
         Self {
-            per_token: as_f64(4 * config.num_hidden_layers * block + 6 * num_trainable),
+            per_token: as_f64(4 * config.num_block_weights() + 6 * num_trainable),
             per_target_token: as_f64(4 * config.vocab_size * config.hidden_size),
-            per_attention_pair: as_f64(12 * heads),
-            windows: config.windows.clone(),
+            heads: config.blocks.iter().filter_map(|block| Some(block.attention()?.heads)).collect(),
         }
     }
 
     /// FLOPs of one micro-batch.
     #[must_use]
     pub fn of(&self, batch: &Batch) -> f64 {
-        let pairs: usize = batch.documents.iter().map(|document| self.attention_pairs(document.len)).sum();
         self.per_token * as_f64(batch.num_tokens())
             + self.per_target_token * as_f64(batch.num_target_tokens())
-            + self.per_attention_pair * as_f64(pairs)
+            + batch.documents.iter().map(|document| self.of_attention(document.len)).sum::<f64>()
     }
 
     /// FLOPs spent on tokens of padding, in addition to those that a micro-batch [needs](Self::of).
@@ -52,50 +47,30 @@ impl StepFlops {
     /// FLOPs of one row of `len` tokens, where each token except the last predicts the next.
     #[must_use]
     pub fn of_full_row(&self, len: usize) -> f64 {
-        self.per_token * as_f64(len)
-            + self.per_target_token * as_f64(len.saturating_sub(1))
-            + self.per_attention_pair * as_f64(self.attention_pairs(len))
+        self.per_token * as_f64(len) + self.per_target_token * as_f64(len.saturating_sub(1)) + self.of_attention(len)
     }
 
-    /// Number of visible query-key pairs of a document of `len` tokens, in all layers: token `i` sees itself and the
-    /// tokens before it, within the window.
-    fn attention_pairs(&self, len: usize) -> usize {
-        let pairs = |window: &Option<usize>| {
-            let window = window.unwrap_or(len).min(len);
-            window * (window + 1) / 2 + (len - window) * window
-        };
-        self.windows.iter().map(pairs).sum()
+    /// FLOPs of all attentions in a document of `len` tokens.
+    fn of_attention(&self, len: usize) -> f64 {
+        let of_layer = |heads: &Heads| 12 * heads.query_width() * heads.visible_pairs(len);
+        as_f64(self.heads.iter().map(of_layer).sum::<usize>())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::data::batch::{Document, Target};
 
     fn config(window: Option<usize>) -> ModelConfig {
-        ModelConfig {
-            model_type: "llama".into(),
-            vocab_size: 10,
-            hidden_size: 4,
-            intermediate_size: 8,
-            num_hidden_layers: 2,
-            num_attention_heads: 2,
-            num_key_value_heads: 1,
-            head_dim: 2,
-            max_position_embeddings: 64,
-            rms_norm_eps: 1e-5,
-            rope_theta: 1e4,
-            rope_scaling: None,
-            tie_word_embeddings: true,
-            windows: vec![window; 2],
-            biases: [false; 7],
-            qk_norm: false,
-            bos_token_id: None,
-            eos_token_ids: Vec::new(),
-            initializer_range: 0.02,
-            quantisation: None,
-        }
+        let json = json!({
+            "model_type": "mistral", "vocab_size": 10, "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 2, "tie_word_embeddings": true,
+            "sliding_window": window, "bos_token_id": null, "eos_token_id": null,
+        });
+        ModelConfig::from_json(&json.to_string()).unwrap()
     }
 
     fn batch() -> Batch {
@@ -127,9 +102,8 @@ mod tests {
 
     #[test]
     fn a_sliding_window_limits_the_pairs() {
-        let flops = StepFlops::new(&config(Some(2)), 0);
-        assert_eq!(flops.attention_pairs(5), 2 * (1 + 4 * 2));
-        assert_eq!(flops.attention_pairs(1), 2);
-        assert_eq!(StepFlops::new(&config(None), 0).attention_pairs(5), 2 * 15);
+        let attention = |window, len| StepFlops::new(&config(window), 0).of_attention(len) / (12.0 * 4.0);
+        assert_eq!((attention(Some(2), 5), attention(Some(2), 1)), (f64::from(2 * (1 + 4 * 2)), 2.0));
+        assert_eq!(attention(None, 5), f64::from(2 * 15));
     }
 }

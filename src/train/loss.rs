@@ -9,12 +9,9 @@ use crate::data::batch::Batch;
 use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
-use crate::ops::cross_entropy::{
-    LossAndGrad, LossChunk, PLAIN_MULTIPLE, linear_cross_entropy, linear_cross_entropy_loss,
-};
+use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
 use crate::ops::linear::linear;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
-use crate::ops::place::Place;
 use crate::ops::profile;
 
 /// Sum of losses over target tokens.
@@ -71,7 +68,7 @@ impl LossScale {
 
 /// The target tokens of a micro-batch.
 ///
-/// In plain tensor calls, more targets fill up a multiple of [`PLAIN_MULTIPLE`]: the first row again, with token 0.
+/// More targets fill up a multiple that the place asks for: the first row again, with token 0.
 /// Their losses are cut off, and their gradients go nowhere.
 #[derive(Debug)]
 pub struct Targets {
@@ -81,7 +78,7 @@ pub struct Targets {
     tokens: Vec<u32>,
     /// Number of targets without those that fill up.
     num_tokens: usize,
-    /// In plain tensor calls, the target of every row of the last block's output, or -1, `[tokens]`.
+    /// Where there are such, the target of every row of the last block's output, or -1, `[tokens]`.
     of_rows: Option<Tensor<1, Int>>,
 }
 
@@ -94,12 +91,13 @@ impl Targets {
         let mut rows: Vec<i32> = batch.targets.iter().map(|target| index(target.position)).collect();
         let mut tokens: Vec<u32> = batch.targets.iter().map(|target| target.token).collect();
         let num_tokens = tokens.len();
-        let of_rows = (model.place() != Place::Cpu).then(|| {
+        let multiple = model.place().target_multiple();
+        let of_rows = (multiple > 1).then(|| {
             let mut of_rows = vec![-1; batch.input_ids.len()];
             for (target, row) in batch.targets.iter().enumerate() {
                 of_rows[row.position] = index(target);
             }
-            let filled_up = num_tokens.next_multiple_of(PLAIN_MULTIPLE);
+            let filled_up = num_tokens.next_multiple_of(multiple);
             rows.resize(filled_up, rows.first().copied().unwrap_or(0));
             tokens.resize(filled_up, 0);
             on_device(&of_rows)
@@ -160,7 +158,7 @@ fn normed_targets(model: &Model, adapters: &AdapterSet, batch: &Batch) -> (Tenso
 #[must_use]
 pub fn num_right_tokens(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> usize {
     let (normed, Targets { tokens, num_tokens, .. }) = normed_targets(model, adapters, batch);
-    let size = chunk.tokens(model.place() == Place::Cpu, model.lm_head.dims(), tokens.len());
+    let size = chunk.tokens(model.place(), model.lm_head.dims(), tokens.len());
     let num_right = |(index, targets): (usize, &[u32])| {
         let hidden = normed.clone().narrow(0, index * size, targets.len());
         let logits = linear(model.place(), &hidden, &model.lm_head, None, None).0.cast(DType::F32);

@@ -10,8 +10,10 @@ use super::config::GradientCheckpointing;
 use super::precision::Precision;
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
+use crate::model::budget::{SizedBy, SublayerSizes};
 use crate::ops::cross_entropy::LossChunk;
-use crate::spec::ModelConfig;
+use crate::ops::kernels::Place;
+use crate::spec::{ModelConfig, PerSite, Site};
 
 const F32: usize = 4;
 
@@ -42,8 +44,8 @@ pub struct Workload<'a> {
     pub loss_chunk: LossChunk,
     /// Micro-batches that are prepared ahead.
     pub prefetch_batches: usize,
-    /// Whether the kernels of [`crate::ops::cpu`] run, which they do on the CPU.
-    pub on_cpu: bool,
+    /// Where it is computed.
+    pub place: Place,
 }
 
 /// One part of the memory.
@@ -89,16 +91,6 @@ pub struct HostPlan {
     pub peak_bytes: usize,
 }
 
-/// Sizes of a block, as numbers per token.
-struct BlockSizes {
-    /// Tensors that the backward needs, including the block's input.
-    kept: usize,
-    /// Temporary tensors of the forward.
-    forward: usize,
-    /// Temporary tensors of the backward of the feed-forward layer and of the attention.
-    backward: usize,
-}
-
 impl Workload<'_> {
     fn tokens(&self) -> usize {
         self.rows * self.row_length
@@ -109,9 +101,15 @@ impl Workload<'_> {
         if self.layered_accumulation { self.gradient_accumulation_steps } else { 1 }
     }
 
-    /// Bytes of an activation: the CPU's kernels compute in `f32`, even where they round the operands of products.
+    /// Bytes of an activation.
     fn activation_bytes(&self) -> usize {
-        if self.on_cpu && self.precision == Precision::Bf16 { F32 } else { self.precision.dtype().num_bytes() }
+        self.place.activation_dtype(self.precision.dtype()).num_bytes()
+    }
+
+    /// Whether only the operands of products are in the type of the computation.
+    fn rounds_operands(&self) -> bool {
+        let dtype = self.precision.dtype();
+        self.place.activation_dtype(dtype) != dtype
     }
 
     /// Shape of the head, `[vocab_size, hidden_size]`.
@@ -123,29 +121,31 @@ impl Workload<'_> {
     fn copied_weight_bytes(&self, [out_features, in_features]: [usize; 2]) -> usize {
         let is_in_type = self.storage.quantisation.is_none() && self.storage.dtype == self.precision.dtype();
         let copies = match self.precision {
-            _ if self.on_cpu => 0,
+            _ if !self.place.copies_operands() => 0,
             Precision::F32 if is_in_type => 2,
             _ => usize::from(!is_in_type),
         };
         copies * out_features * in_features * self.activation_bytes()
     }
 
-    /// Bytes of the copies of operands in the backward of a feed-forward layer, in plain tensor calls: of the weight,
+    /// Bytes of the copies of operands in the backward of the largest linear layer, in plain tensor calls: of the weight,
     /// and of `x` and `dy` in `f32`.
     fn operand_bytes(&self) -> usize {
-        let ModelConfig { hidden_size: hidden, intermediate_size: ffn, .. } = *self.config;
         let copies = match self.precision {
-            _ if self.on_cpu => 0,
+            _ if !self.place.copies_operands() => 0,
             Precision::F32 => 2,
             Precision::Tf32 => 0,
             Precision::Bf16 | Precision::F16 => 1,
         };
-        self.copied_weight_bytes([ffn, hidden]) + copies * self.tokens() * (hidden + ffn) * F32
+        let of_site = |site: &Site| {
+            self.copied_weight_bytes(site.shape) + copies * self.tokens() * site.shape.iter().sum::<usize>() * F32
+        };
+        self.config.sites().map(|(_, site)| of_site(site)).max().unwrap_or(0)
     }
 
     /// The sum of ranks of the block with the largest sum, and the parameters of all blocks.
     fn adapters(&self) -> (usize, usize) {
-        let ranks = |layer: &[Option<AdapterShape>; 7]| layer.iter().flatten().map(|shape| shape.r).sum();
+        let ranks = |layer: &PerSite<AdapterShape>| layer.values().map(|shape| shape.r).sum();
         let most = self.selection.shapes.iter().map(ranks).max().unwrap_or(0);
         (most, self.selection.num_parameters(self.config))
     }
@@ -154,56 +154,41 @@ impl Workload<'_> {
         self.adapters().1 * F32
     }
 
-    fn block(&self, ranks: usize) -> BlockSizes {
-        let ModelConfig { hidden_size: hidden, intermediate_size: ffn, .. } = *self.config;
-        let query = self.config.num_attention_heads * self.config.head_dim;
-        let key_value = self.config.num_key_value_heads * self.config.head_dim;
-        let heads = self.config.num_attention_heads + self.config.num_key_value_heads;
-        // Queries and keys before their norms, and a factor for each head.
-        let qk_norm = if self.config.qk_norm { query + key_value + heads } else { 0 };
-        let statistics = self.config.num_attention_heads + 2 + qk_norm;
-        let kept = 2 * hidden + 2 * query + 2 * key_value + 2 * ffn + statistics + ranks;
-        // In the forward: the feed-forward product, and the output beside its residual.
-        let forward = ffn + hidden;
-        let feed_forward = 3 * ffn + 2 * hidden;
-        let attention = if self.on_cpu {
-            // The kernels keep each head's gradients of keys and values, and partial sums of the queries' gradients.
-            6 * query + 2 * key_value
-        } else {
-            // By head: operands, and in half precision also in `f32`; the gradients of keys and values are summed in
-            // `f32`. By token: the gradients of the output and of the queries.
-            let as_f32 =
-                if self.precision.dtype().num_bytes() < F32 { F32 / self.precision.dtype().num_bytes() } else { 0 };
-            (4 + 2 * as_f32) * query + (2 + 2 * as_f32 + 2 * as_f32.max(1)) * key_value
-        } + 3 * hidden;
-        BlockSizes { kept, forward, backward: feed_forward.max(attention) }
+    /// The sizes of every block, whose adapters have this sum of ranks.
+    fn blocks(&self, ranks: usize) -> impl Iterator<Item = SublayerSizes> {
+        let by = SizedBy { hidden_size: self.config.hidden_size, place: self.place, dtype: self.precision.dtype() };
+        self.config.blocks.iter().map(move |block| {
+            let sublayers = block.sublayers.iter().map(|sublayer| sublayer.sizes(by));
+            let sizes = sublayers.fold(SublayerSizes::default(), SublayerSizes::and);
+            SublayerSizes { kept: sizes.kept + ranks, ..sizes }
+        })
     }
 
     /// Bytes of the attention scores in plain tensor calls: a chunk, its exponentials and their gradients.
     fn score_bytes(&self) -> usize {
-        let all = self.rows * self.config.num_attention_heads * self.row_length * self.row_length * F32;
-        if self.on_cpu { 0 } else { 4 * all.min(crate::ops::attention::CHUNK_BYTES) }
+        let heads = self.config.blocks.iter().filter_map(|block| Some(block.attention()?.heads.num_heads)).max();
+        let all = self.rows * heads.unwrap_or(0) * self.row_length * self.row_length * F32;
+        self.place.score_bytes(all)
     }
 
     /// Bytes of the logits of a chunk of target tokens.
     fn logits_bytes(&self) -> usize {
-        let rows = self.loss_chunk.tokens(self.on_cpu, self.head(), self.tokens());
-        // In plain tensor calls: logits and their gradient in the type of the activations; in f32 the probabilities, those
-        // less the targets, and the gradient, which fusion leaves as tensors where a product is not fused.
-        let width = if self.on_cpu { F32 } else { 2 * self.activation_bytes() + 3 * F32 };
+        let rows = self.loss_chunk.tokens(self.place, self.head(), self.tokens());
+        let width = self.place.bytes_per_logit(self.activation_bytes());
         rows * self.config.vocab_size * width
     }
 
     /// The memory of the step.
     #[must_use]
     pub fn plan(&self) -> MemoryPlan {
-        let (tokens, width, layers) = (self.tokens(), self.activation_bytes(), self.config.num_hidden_layers);
+        let (tokens, width, layers) = (self.tokens(), self.activation_bytes(), self.config.num_layers());
         let (ranks, num_trainable) = self.adapters();
-        let block = self.block(ranks);
+        let blocks = || self.blocks(ranks);
+        let largest = |size: fn(SublayerSizes) -> usize| blocks().map(size).max().unwrap_or(0);
         let hidden = tokens * self.config.hidden_size * width;
         let of_one = match self.gradient_checkpointing {
-            GradientCheckpointing::Off => layers * block.kept * tokens * width,
-            GradientCheckpointing::Offload if !self.on_cpu => 0,
+            GradientCheckpointing::Off => blocks().map(|block| block.kept).sum::<usize>() * tokens * width,
+            GradientCheckpointing::Offload if !self.place.is_host() => 0,
             GradientCheckpointing::On | GradientCheckpointing::Auto | GradientCheckpointing::Offload => layers * hidden,
         };
         // The inputs of two blocks are in transfer at a time.
@@ -211,19 +196,20 @@ impl Workload<'_> {
         // Micro-batches wait between two blocks as hidden states, or their gradient.
         let kept = self.layered() * of_one + in_transfer + (self.layered() - 1) * hidden;
         let recomputed =
-            if self.gradient_checkpointing == GradientCheckpointing::Off { 0 } else { block.kept * tokens * width };
-        let in_forward = (block.kept + block.forward) * tokens * width;
-        let in_backward = recomputed + block.backward * tokens * width + self.score_bytes() + self.operand_bytes();
-        let rounded = if self.on_cpu && self.precision == Precision::Bf16 {
+            if self.gradient_checkpointing == GradientCheckpointing::Off { 0 } else { largest(|block| block.kept) };
+        let in_forward = largest(|block| block.kept + block.forward) * tokens * width;
+        let in_backward =
+            (recomputed + largest(|block| block.backward)) * tokens * width + self.score_bytes() + self.operand_bytes();
+        let rounded = if self.rounds_operands() {
             // Operands as pairs of bf16.
-            tokens * self.config.intermediate_size * 2
+            tokens * self.config.sites().map(|(_, site)| site.shape[1]).max().unwrap_or(0) * 2
         } else {
             0
         };
         let logits = self.logits_bytes();
         let in_loss = 5 * hidden + self.copied_weight_bytes(self.head());
         // On the CPU the logits' memory is kept between steps; elsewhere it returns to the pool.
-        let (loss, inside) = if self.on_cpu {
+        let (loss, inside) = if self.place.is_host() {
             (logits, in_backward.max(in_loss).max(in_forward) + rounded)
         } else if logits + in_loss > in_backward {
             (logits, in_loss)
@@ -232,7 +218,7 @@ impl Workload<'_> {
         };
         let adapters = num_trainable * F32;
         let base = self.base_bytes();
-        let overhead = if self.on_cpu { HOST_PROCESS_BYTES } else { GPU_CONTEXT_BYTES };
+        let overhead = if self.place.is_host() { HOST_PROCESS_BYTES } else { GPU_CONTEXT_BYTES };
         let accumulated = if self.gradient_accumulation_steps > 1 { adapters } else { 0 };
         let of_rows = "train.micro_batch_size, data.max_length";
         let of_kept = if self.layered() > 1 {
@@ -250,7 +236,7 @@ impl Workload<'_> {
             Component::new("logits of a chunk", loss, "train.loss_chunk_tokens, the vocabulary"),
             Component::new("process and libraries", overhead, "the device"),
         ];
-        if !self.on_cpu {
+        if !self.place.is_host() {
             // Pools keep what the loss or a block has freed, in sizes of which the other uses only some: of the smaller of
             // the two 0.73 for Qwen3 0.6B and 0.65 for Llama 3.2 1B, 4 x 2048, on the stand-in for the driver.
             let pools = (logits + in_loss).min(in_backward) * 7 / 10;
@@ -269,7 +255,7 @@ impl Workload<'_> {
     /// Memory of the host; `None` on the CPU, where [`plan`](Self::plan) already is the host's memory.
     #[must_use]
     pub fn host_plan(&self) -> Option<HostPlan> {
-        if self.on_cpu {
+        if self.place.is_host() {
             return None;
         }
         let tensors = self.config.expected_tensors();
@@ -278,7 +264,7 @@ impl Workload<'_> {
         let tokens = self.rows * self.row_length;
         let parked = if self.gradient_checkpointing == GradientCheckpointing::Offload {
             self.layered()
-                * self.config.num_hidden_layers
+                * self.config.num_layers()
                 * tokens
                 * self.config.hidden_size
                 * self.precision.dtype().num_bytes()
@@ -326,10 +312,11 @@ pub(super) mod tests {
     use crate::device::Dtype;
     use crate::lora::config::LoraConfig;
     use crate::model::Residency;
+    use crate::ops::kernels;
 
     pub(in crate::train) fn model(json: &str, r: usize) -> (ModelConfig, Selection) {
         let config = ModelConfig::from_json(json).unwrap();
-        let selection = LoraConfig { r, ..LoraConfig::default() }.select(config.num_hidden_layers).unwrap();
+        let selection = LoraConfig { r, ..LoraConfig::default() }.select(&config).unwrap();
         (config, selection)
     }
 
@@ -347,7 +334,7 @@ pub(super) mod tests {
             layered_accumulation: false,
             loss_chunk: LossChunk::Auto,
             prefetch_batches: 4,
-            on_cpu: true,
+            place: kernels::place_on(false),
         }
     }
 
@@ -397,7 +384,10 @@ pub(super) mod tests {
         // 1024 tokens are two chunks of 96 MiB.
         assert_eq!(bytes(&whole, "logits of a chunk"), logits(512));
         let gpu = |checkpointing| {
-            plan(|w| (w.on_cpu, w.precision, w.gradient_checkpointing) = (false, Precision::Bf16, checkpointing))
+            plan(|w| {
+                (w.place, w.precision, w.gradient_checkpointing) =
+                    (kernels::place_on(true), Precision::Bf16, checkpointing);
+            })
         };
         let [on, offload] = [GradientCheckpointing::On, GradientCheckpointing::Offload].map(gpu);
         assert_eq!(bytes(&on, "kept for the backward"), 15 * bytes(&offload, "kept for the backward"));
@@ -412,7 +402,7 @@ pub(super) mod tests {
             rows: 4,
             row_length: 4096,
             gradient_checkpointing: GradientCheckpointing::On,
-            on_cpu: false,
+            place: kernels::place_on(true),
             ..workload(&config, &selection)
         };
         let bytes = |plan: &HostPlan, name: &str| part(&plan.components, name);
@@ -429,6 +419,6 @@ pub(super) mod tests {
         assert_eq!((bytes(&kept, "weights being loaded"), kept.peak_bytes), (loading, (1 << 30) + loading));
         let in_steps = bytes(&parked, "rows in the queue") + (4 << 30) + bytes(&parked, "adapters being saved");
         assert_eq!(parked.peak_bytes, (1 << 30) + in_steps);
-        assert_eq!(Workload { on_cpu: true, ..on_gpu }.host_plan(), None);
+        assert_eq!(Workload { place: kernels::place_on(false), ..on_gpu }.host_plan(), None);
     }
 }

@@ -10,7 +10,7 @@ use super::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use super::grads::{GradSums, read};
 use super::loss::{LossScale, LossSum, eval_loss, num_right_tokens};
 use super::offload::HostParking;
-use super::optim::{AdamW, OptimizerStateError};
+use super::optimizer::{Optimizer, OptimizerStateError};
 use super::watchdog::digest;
 use crate::checkpoint::HostTensor;
 use crate::data::batch::Batch;
@@ -25,7 +25,7 @@ use crate::ops::profile::{self, Cost};
 pub struct TrainStep {
     model: Model,
     adapters: AdapterSet,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     gradient_checkpointing: GradientCheckpointing,
     layered_accumulation: bool,
     loss_chunk: LossChunk,
@@ -110,7 +110,7 @@ impl TrainStep {
         seed: u64,
     ) -> Self {
         Self {
-            optimizer: AdamW::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
+            optimizer: Optimizer::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
             gradient_checkpointing: train.gradient_checkpointing,
             layered_accumulation: train.layered_accumulation,
             loss_chunk: train.loss_chunk(),
@@ -142,7 +142,7 @@ impl TrainStep {
     /// Digest of B of the first and the last adapter: few numbers, and every update changes them. Reads the device.
     #[must_use]
     pub fn adapters_digest(&self) -> u64 {
-        let mut all = self.adapters.iter().map(|(_, _, adapter)| &adapter.matrices.b);
+        let mut all = self.adapters.iter().map(|adapter| &adapter.matrices.b);
         let (first, last) = (all.next(), all.last());
         digest(first.into_iter().chain(last).flat_map(|b| faults::read(b.clone(), "an adapter")))
     }

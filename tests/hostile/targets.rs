@@ -155,13 +155,13 @@ pub(crate) fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(config) = ModelConfig::from_json(text) else { return };
     let tensors = config.expected_tensors();
-    assert!(tensors.len() > config.num_hidden_layers);
+    assert!(tensors.len() > config.num_layers());
     // Bytes of weights, two moments and a gradient must fit into 64 bits.
     let parameters: u128 =
         tensors.iter().map(|(_, shape)| shape.iter().map(|size| *size as u128).product::<u128>()).sum();
     assert!(parameters * 16 < u128::from(u64::MAX), "{parameters} parameters");
     assert_eq!(config.num_parameters() as u128, parameters);
-    assert!(config.inverse_frequencies().iter().all(|frequency| frequency.is_finite()));
+    assert!(config.ropes[0].inverse_frequencies().iter().all(|frequency| frequency.is_finite()));
 }
 
 /// The folder of a tokenizer: `tokenizer.json`, `tokenizer_config.json`, `config.json`.

@@ -187,7 +187,7 @@ fn inspect_shows_a_model_folder_and_the_gguf_file_made_of_it_alike_but_for_their
     let config = std::fs::read_to_string(model.join("config.json")).unwrap();
     let config = lora_train::spec::ModelConfig::from_json(&config).unwrap();
     let (module, width) = ("model.layers.0.mlp.up_proj", config.hidden_size);
-    let pair = [("A", vec![2, width]), ("B", vec![config.intermediate_size, 2])]
+    let pair = [("A", vec![2, width]), ("B", vec![config.blocks[0].sites[6].shape[1], 2])]
         .map(|(letter, shape)| (format!("base_model.model.{module}.lora_{letter}.weight"), shape, 0.0));
     write_tensors(&folder.path().join("adapter_model.safetensors"), &pair);
     let adapter = format!(r#"{{"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["{module}"]}}"#);
@@ -206,7 +206,7 @@ fn inspect_shows_a_model_folder_and_the_gguf_file_made_of_it_alike_but_for_their
         |output: &Output| text(&output.stdout).lines().filter(is_common).map(stable).collect::<Vec<_>>().join("\n");
     assert_eq!(common(&of_file), common(&of_folder));
     assert!(common(&of_file).contains("architecture: llama, ") && common(&of_file).contains("chat template: "));
-    let matrices = 7 * config.num_hidden_layers + 1;
+    let matrices = 7 * config.num_layers() + 1;
     for part in ["\n  q8_0 ".into(), format!(" {matrices} tensors "), "bits a parameter".into()] {
         assert!(text(&of_file.stdout).contains(&part), "{part}: {}", text(&of_file.stdout));
     }

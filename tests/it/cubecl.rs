@@ -16,8 +16,8 @@ use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
 use lora_train::ops::host;
+use lora_train::ops::kernels::place_of;
 use lora_train::ops::layout::{Layout, RotaryTable};
-use lora_train::ops::place::Place;
 use lora_train::spec::ModelConfig;
 use lora_train::train::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use lora_train::train::offload::HostParking;
@@ -52,7 +52,7 @@ fn attend(device: &Device, dtype: DType, heads: Heads) -> [Vec<f32>; 4] {
     const TOKENS: usize = 2 * 70;
     let table = Arc::new(RotaryTable::new(vec![1.0; 70 * 16], vec![0.0; 70 * 16], 16));
     let positions = (0..70).chain(0..30).chain(0..40).collect();
-    let place = Place::of(device, dtype);
+    let place = place_of(device, dtype);
     let layout = Layout::new(place, 2, vec![(0, 70), (70, 30), (100, 40)], positions, table, device);
     let tensor = |num_heads: usize, seed: usize| {
         let shape = [TOKENS, num_heads * heads.head_dim];
@@ -131,7 +131,7 @@ fn train(folder: &Path, device: &Device, gradient_checkpointing: GradientCheckpo
     let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
     let weights = Weights::Files(WeightFiles::open(folder).unwrap());
     let model = load::load(&config, &weights, Dtype::F32, Dtype::F32, device).unwrap();
-    let selection = LoraConfig { r: 4, ..LoraConfig::default() }.select(config.num_hidden_layers).unwrap();
+    let selection = LoraConfig { r: 4, ..LoraConfig::default() }.select(&config).unwrap();
     let adapters = AdapterSet::new(&model.config, &selection, InitLoraWeights::Gaussian, 0.0, 2, device);
     let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
     let mut step = TrainStep::new(model, adapters, &train, &OptimizerConfig::default(), None, 0);

@@ -47,7 +47,7 @@ fn adapters(model: &Model, dropout: f64) -> AdapterSet {
 }
 
 fn fresh_adapters(model: &Model, dropout: f64) -> AdapterSet {
-    let selection = LoraConfig { r: 4, ..LoraConfig::default() }.select(model.config.num_hidden_layers).unwrap();
+    let selection = LoraConfig { r: 4, ..LoraConfig::default() }.select(&model.config).unwrap();
     AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, dropout, 2, &model.device())
 }
 
@@ -105,7 +105,7 @@ fn grads(step: &TrainStep) -> Vec<f32> {
 }
 
 fn weights_of(adapters: &AdapterSet) -> Vec<f32> {
-    adapters.iter().flat_map(|(_, _, adapter)| adapter.matrices.as_ref().map(values).into_array()).flatten().collect()
+    adapters.iter().flat_map(|adapter| adapter.matrices.as_ref().map(values).into_array()).flatten().collect()
 }
 
 fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
@@ -346,7 +346,7 @@ fn only_adapters_are_trained_and_kept_and_all_of_it_in_f32() {
         assert_eq!(step.model().blocks[0].linears[0].values.dense().dtype(), DType::from(storage));
         let num_adapters = step.adapters().iter().count();
         assert_eq!(step.state().moments.len(), 4 * num_adapters);
-        for (_, _, adapter) in step.adapters().iter() {
+        for adapter in step.adapters().iter() {
             assert_eq!(adapter.matrices.as_ref().map(Tensor::dtype).into_array(), [DType::F32; 2]);
         }
     }
@@ -450,7 +450,7 @@ fn layers_below_the_first_adapter_and_projections_without_one_get_no_gradient() 
         layers_to_transform: Some(vec![1]),
         ..LoraConfig::default()
     };
-    let selection = lora.select(model.config.num_hidden_layers).unwrap();
+    let selection = lora.select(&model.config).unwrap();
     let set = AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, 0.0, 2, &model.device());
     let mut step = step(&model, set, &TrainConfig::default());
     step.forward_backward(&in_rows(&indexed()));

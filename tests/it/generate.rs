@@ -33,7 +33,7 @@ fn greedy(folder: &Path, storage: Dtype, prompt: &str, chat: bool, max_new_token
     let tokenizer = Tokenizer::open(folder).unwrap();
     let template = ChatTemplate::open(if chat { "auto" } else { "none" }, &tokenizer).unwrap();
     let prompt_ids = encode_prompt(&tokenizer, template.as_ref(), None, prompt).unwrap();
-    let adapters = AdapterSet::none(config.num_hidden_layers);
+    let adapters = AdapterSet::none(config.num_layers());
     let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
     let options = GenerateOptions { max_new_tokens, ..GenerateOptions::default() };
     let generated = generator.generate(&prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap();

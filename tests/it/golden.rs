@@ -99,13 +99,13 @@ impl Golden {
     fn adapters(case: &Value, model: &Model) -> AdapterSet {
         let config = &model.config;
         if case["lora"].is_null() {
-            return AdapterSet::none(config.num_hidden_layers);
+            return AdapterSet::none(config.num_layers());
         }
         let lora = lora_config(&case["lora"]);
-        let selection = lora.select(config.num_hidden_layers).unwrap();
+        let selection = lora.select(config).unwrap();
         let mut set = AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, 0.0, 0, &model.device());
         let b_bound = case["b_bound"].as_f64().unwrap();
-        let names: Vec<_> = set.iter().map(|(layer, p, _)| p.module_name(layer)).collect();
+        let names: Vec<_> = set.iter().map(|adapter| adapter.module.clone()).collect();
         for (name, adapter) in names.iter().zip(set.iter_mut()) {
             let key = |letter: char| format!("base_model.model.{name}.lora_{letter}.weight");
             let (a, b) = (adapter.matrices.a.dims(), adapter.matrices.b.dims());
@@ -169,7 +169,7 @@ fn compare_cases(golden: &Golden, storage: Dtype) {
                 TrainStep::new(model.clone(), adapters.clone(), &train, &OptimizerConfig::default(), None, 0);
             step.forward_backward(&batch);
             let grads: Vec<_> = step.grads().iter().cloned().collect();
-            let names: Vec<_> = adapters.iter().map(|(layer, p, _)| p.module_name(layer)).collect();
+            let names: Vec<_> = adapters.iter().map(|adapter| adapter.module.clone()).collect();
             #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
             let num_targets = batch.num_target_tokens() as f64;
             let outcome = step.update(0.0);
@@ -261,8 +261,8 @@ fn compare_curve(golden: &Golden) {
         );
     }
     let final_b = curve["final_b"].as_object().unwrap();
-    for (layer, projection, adapter) in step.adapters().iter() {
-        let key = format!("base_model.model.{}.lora_B.weight", projection.module_name(layer));
+    for adapter in step.adapters().iter() {
+        let key = format!("base_model.model.{}.lora_B.weight", adapter.module);
         // AdamW divides by the root of the second moment: near a zero gradient, rounding decides the sign.
         compare_projections(&key, &values(&adapter.matrices.b), 1.0, &final_b[&key], 5e-3);
     }
@@ -313,7 +313,7 @@ fn an_adapter_that_peft_trained_gives_pefts_logits() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/quickstart/peft");
     let model = quickstart().model(Dtype::F32);
     let saved = read_adapter(&folder.join("adapter")).unwrap();
-    let selection = saved.config.select(model.config.num_hidden_layers).unwrap();
+    let selection = saved.config.select(&model.config).unwrap();
     let adapters = adapter_set(&folder, saved.weights, &selection, &model.config, 0.0, &model.device()).unwrap();
     let stored = StoredLogits::open(&folder.join("logits.safetensors"));
     let all: Vec<_> = stored.rows.iter().map(|ids| (ids.clone(), vec![0; ids.len()])).collect();
@@ -401,7 +401,7 @@ fn an_adapter_merged_into_a_base_in_codes_gives_the_logits_of_peft_and_bitsandby
         let golden = Golden { model_dir: merged, ..golden };
         let model = golden.model(Dtype::F32);
         assert_eq!(model.config.quantisation, None, "{name}");
-        let none = AdapterSet::none(model.config.num_hidden_layers);
+        let none = AdapterSet::none(model.config.num_layers());
         compare_logits(&golden, "all_linear", &model, &none, &batch(&rows(&golden.json["batch"])));
     }
 }
@@ -472,13 +472,13 @@ fn rotary_tables_are_those_of_transformers_also_beyond_8192_and_with_scaling() {
             config[key] = value.clone();
         }
         let config = ModelConfig::from_json(&config.to_string()).unwrap();
-        for (found, expected) in config.inverse_frequencies().iter().zip(f32s(&format!("{name}.inv_freq"))) {
+        for (found, expected) in config.ropes[0].inverse_frequencies().iter().zip(f32s(&format!("{name}.inv_freq"))) {
             assert!(
                 (found - expected).abs() <= 2e-7 * expected.abs(),
                 "{name}: frequency {found}, expected {expected}"
             );
         }
-        let table = config.rotary_table(positions.iter().max().unwrap() + 1);
+        let table = config.ropes[0].table(positions.iter().max().unwrap() + 1);
         let (cos, sin) = (f32s(&format!("{name}.cos")), f32s(&format!("{name}.sin")));
         let half = cos.len() / positions.len();
         for (row, &position) in positions.iter().enumerate() {

@@ -5,7 +5,6 @@ use super::*;
 use crate::device::Dtype;
 use crate::model::weights::fixture::{tiny_config, write_model};
 use crate::schema::Override;
-use crate::spec::Linear;
 
 /// A tokenizer with one token per word.
 const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
@@ -49,15 +48,13 @@ fn a_recipe_without_mistakes_is_summed_up_and_nothing_is_written() {
     let (facts, warnings, problems) = findings(world.path(), &["data.eval_split=2", "train.max_steps=3"]);
     assert_eq!((warnings, problems), (vec![], vec![]));
     let config = tiny_config();
-    let num_trainable: usize =
-        Linear::ALL.map(|linear| 8 * config.linear(linear).iter().sum::<usize>()).iter().sum::<usize>()
-            * config.num_hidden_layers;
+    let num_trainable: usize = config.sites().map(|(_, site)| 8 * site.shape.iter().sum::<usize>()).sum();
     assert_eq!(facts[0], "output: out (new)");
     assert!(facts[1].starts_with("device: cpu (") && facts[1].ends_with("computes in f32, base stored in f32"));
     assert!(facts[2].starts_with("model: model (llama, ") && facts[2].ends_with("parameters, stored as bf16)"));
     let trainable = crate::text::with_commas(num_trainable);
     assert!(facts[3].starts_with(&format!("trainable params: {trainable} || all params: ")), "{}", facts[3]);
-    assert_eq!(facts[4], format!("adapted layers: {} x all-linear", 7 * config.num_hidden_layers));
+    assert_eq!(facts[4], format!("adapted layers: {} x all-linear", 7 * config.num_layers()));
     assert!(facts[5].starts_with("gradient checkpointing: off (without it a step takes up to "), "{}", facts[5]);
     assert_eq!(
         facts[6],
@@ -128,7 +125,7 @@ fn weights_that_do_not_fit_the_config_are_listed_without_being_read() {
     let world = world();
     let file = world.path().join("model/config.json");
     let config = fs::read_to_string(&file).unwrap();
-    let layers = tiny_config().num_hidden_layers;
+    let layers = tiny_config().num_layers();
     let more =
         config.replace(&format!("\"num_hidden_layers\": {layers}"), &format!("\"num_hidden_layers\": {}", layers + 1));
     assert_ne!(config, more);

@@ -13,6 +13,7 @@ use crate::data::error::DataError;
 use crate::device::{Dtype, OpenDevice};
 use crate::failure::Failure;
 use crate::hub::Progress;
+use crate::ops::kernels::place_on;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::device_memory::{Resources, StepMemory};
 use crate::run::inputs::{self, WeightsFrom, data_failure};
@@ -151,8 +152,8 @@ fn choose_precision(draft: &mut Draft, device: &OpenDevice) {
 /// As many rows of a step at a time as the memory holds, and what else makes it fit.
 fn fit_memory(draft: &mut Draft, prepared: &Prepared) -> Result<(), Failure> {
     let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training)?;
-    let on_cpu = !prepared.device.is_gpu();
-    let mut workload = inputs::workload(&recipe, &prepared.source.config, &prepared.selection, on_cpu);
+    let place = place_on(prepared.device.is_gpu());
+    let mut workload = inputs::workload(&recipe, &prepared.source.config, &prepared.selection, place);
     let rows = workload.rows;
     let at_once = (ENOUGH_TOKENS / workload.row_length).clamp(1, rows);
     let at_once = (1..=at_once).rev().find(|at_once| rows.is_multiple_of(*at_once)).unwrap_or(1);

@@ -17,7 +17,7 @@ use crate::model::ModelOptions;
 use crate::model::weights::Weights;
 use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::schema::Problem;
-use crate::spec::{Method, ModelConfig};
+use crate::spec::{Block, Heads, Method, ModelConfig, Rope};
 use crate::stats::as_f64;
 use crate::text::{aligned, with_commas};
 
@@ -112,19 +112,57 @@ impl Shown<'_> {
     }
 
     fn shape(&self) -> String {
-        let ModelConfig { model_type, num_hidden_layers, hidden_size, intermediate_size, .. } = &self.config;
-        let ModelConfig { num_attention_heads, num_key_value_heads, head_dim, rope_theta, .. } = &self.config;
+        let ModelConfig { model_type, hidden_size, .. } = &self.config;
+        let (num_layers, Rope { theta, scaling, .. }) = (self.config.num_layers(), self.config.ropes[0]);
+        let (Heads { num_heads, num_kv_heads, head_dim, .. }, inside) = self.first_block();
         let head = if self.config.tie_word_embeddings { "the embedding is the head" } else { "a head of its own" };
-        let scaling = self.config.rope_scaling.map(|scaling| format!(", scaled: {}", json!(scaling)));
+        let scaling = scaling.map(|scaling| format!(", scaled: {}", json!(scaling)));
         format!(
-            "architecture: {model_type}, {} parameters\nlayers: {num_hidden_layers} of width {hidden_size}, {intermediate_size} in \
-             the feed-forward; {num_attention_heads} heads of {head_dim}, {num_key_value_heads} for keys and values\nvocabulary: {}, \
-             {head}\npositions: up to {}, rotary base {rope_theta}{}",
+            "architecture: {model_type}, {} parameters\nlayers: {num_layers} of width {hidden_size}, {inside} in \
+             the feed-forward; {num_heads} heads of {head_dim}, {num_kv_heads} for keys and values\nvocabulary: {}, \
+             {head}\npositions: up to {}, rotary base {theta}{}",
             with_commas(self.config.num_parameters()),
             with_commas(self.config.vocab_size),
             with_commas(self.config.max_position_embeddings),
             scaling.unwrap_or_default(),
         )
+    }
+
+    /// Heads and inner width of the first block.
+    fn first_block(&self) -> (Heads, usize) {
+        let block = &self.config.blocks[0];
+        let heads = block.attention().map(|attention| attention.heads);
+        let none = Heads { num_heads: 0, num_kv_heads: 0, head_dim: 0, scale: 0.0, window: None };
+        (heads.unwrap_or(none), block.gated().map_or(0, |gated| gated.intermediate_size))
+    }
+
+    /// Shape and constants, under the names of config.json.
+    fn config(&self) -> Value {
+        let (config, Rope { theta, scaling, .. }) = (&self.config, self.config.ropes[0]);
+        let (Heads { num_heads, num_kv_heads, head_dim, .. }, inside) = self.first_block();
+        let attentions = || config.blocks.iter().filter_map(Block::attention);
+        json!({
+            "model_type": config.model_type,
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": inside,
+            "num_hidden_layers": config.num_layers(),
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "max_position_embeddings": config.max_position_embeddings,
+            "rms_norm_eps": config.rms_norm_eps,
+            "rope_theta": theta,
+            "rope_scaling": scaling,
+            "tie_word_embeddings": config.tie_word_embeddings,
+            "windows": attentions().map(|attention| attention.heads.window).collect::<Vec<_>>(),
+            "biases": config.blocks[0].sites.iter().map(|site| site.has_bias).collect::<Vec<_>>(),
+            "qk_norm": attentions().any(|attention| attention.has_head_norms),
+            "bos_token_id": config.bos_token_id,
+            "eos_token_ids": config.eos_token_ids,
+            "initializer_range": config.initializer_range,
+            "quantisation": config.quantisation,
+        })
     }
 
     fn weights(&self, types: &Types) -> String {
@@ -145,7 +183,7 @@ impl Shown<'_> {
         json!({
             "model": self.name,
             "path": self.is_downloaded.then_some(&self.folder),
-            "config": self.config,
+            "config": self.config(),
             "parameters": self.config.num_parameters(),
             "types": self.types.is_some().then_some(types),
             "tokenizer": self.tokenizer.as_ref().map(|tokenizer| json!({

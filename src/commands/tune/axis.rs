@@ -2,6 +2,7 @@
 
 use super::trial::Figures;
 use crate::device::Dtype;
+use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
 use crate::train::config::GradientCheckpointing;
 use crate::train::precision::Precision;
@@ -142,7 +143,8 @@ impl Axis {
                 let targets = figures.target_tokens_per_second * figures.step_seconds;
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tokens of a step")]
                 let targets = targets.ceil() as usize / best.train.gradient_accumulation_steps.max(1);
-                let most = |recipe: &Recipe| recipe.train.loss_chunk().most_tokens(!limits.is_gpu, limits.head);
+                let most =
+                    |recipe: &Recipe| recipe.train.loss_chunk().most_tokens(place_on(limits.is_gpu), limits.head);
                 let [most, of_recipe] = [best, base].map(most);
                 // Fewer passes over the head, where there is more than one; or logits that stay in a cache. Once one
                 // direction was better, skip the other: its next size has lost already.

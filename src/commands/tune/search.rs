@@ -177,6 +177,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::ops::kernels::place_on;
     use crate::recipe::Purpose;
     use crate::train::config::GradientCheckpointing;
     use crate::train::precision::Precision;
@@ -315,7 +316,7 @@ mod tests {
         // 96 MiB hold 512 tokens of this vocabulary.
         let chunks = |targets: f64, speed: &dyn Fn(usize) -> f64| {
             let mut rate = |recipe: &Recipe| {
-                let rate = speed(recipe.train.loss_chunk().most_tokens(true, LIMITS.head));
+                let rate = speed(recipe.train.loss_chunk().most_tokens(place_on(false), LIMITS.head));
                 let mut figures = figures(100.0 * rate, 0.0);
                 figures.target_tokens_per_second = 4.0 * targets / figures.step_seconds;
                 Ok(figures)

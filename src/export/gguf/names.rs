@@ -5,7 +5,7 @@ use crate::gguf::Value;
 use crate::schema::Problem;
 use crate::spec::gguf::{self, architecture};
 pub(super) use crate::spec::gguf::{is_interleaved, tensor_name};
-use crate::spec::{ModelConfig, RopeScaling};
+use crate::spec::{Heads, ModelConfig, RopeScaling};
 
 /// Rows of `width` numbers, those of the two halves of each head in turn.
 pub(super) fn interleaved(rows: &[f32], head_dim: usize, width: usize) -> Vec<f32> {
@@ -61,22 +61,26 @@ fn size_label(num_parameters: usize) -> String {
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
 pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Vec<(String, Value)> {
     let count = |value: usize| Value::U32(value as u32);
+    let (block, rope) = (&config.blocks[0], config.ropes[0]);
+    let (attention, gated) = (block.attention(), block.gated());
+    let heads = |of: fn(&Heads) -> usize| count(attention.map_or(0, |attention| of(&attention.heads)));
+    let head_dim = count(rope.head_dim);
     let mut keys = vec![
-        ("block_count", count(config.num_hidden_layers)),
+        ("block_count", count(config.num_layers())),
         ("context_length", count(config.max_position_embeddings)),
         ("embedding_length", count(config.hidden_size)),
-        ("feed_forward_length", count(config.intermediate_size)),
-        ("attention.head_count", count(config.num_attention_heads)),
-        ("attention.head_count_kv", count(config.num_key_value_heads)),
+        ("feed_forward_length", count(gated.map_or(0, |gated| gated.intermediate_size))),
+        ("attention.head_count", heads(|heads| heads.num_heads)),
+        ("attention.head_count_kv", heads(|heads| heads.num_kv_heads)),
         ("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps as f32)),
-        ("attention.key_length", count(config.head_dim)),
-        ("attention.value_length", count(config.head_dim)),
-        ("rope.freq_base", Value::F32(config.rope_theta as f32)),
+        ("attention.key_length", head_dim.clone()),
+        ("attention.value_length", head_dim.clone()),
+        ("rope.freq_base", Value::F32(rope.theta as f32)),
     ];
     if architecture(config) == "llama" {
-        keys.extend([("vocab_size", count(config.vocab_size)), ("rope.dimension_count", count(config.head_dim))]);
+        keys.extend([("vocab_size", count(config.vocab_size)), ("rope.dimension_count", head_dim)]);
     }
-    if let Some(RopeScaling::Linear { factor }) = config.rope_scaling {
+    if let Some(RopeScaling::Linear { factor }) = rope.scaling {
         keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(factor as f32))]);
     }
     let of_family = keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config)), value));
@@ -87,10 +91,19 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Vec<(String, Value
 mod tests {
     use super::*;
     use crate::model::weights::fixture::tiny_config;
+    use crate::spec::SublayerKind;
 
     #[test]
     fn every_tensor_of_every_family_has_a_name_of_its_own() {
-        let config = ModelConfig { qk_norm: true, biases: [true; 7], ..tiny_config() };
+        let mut config = tiny_config();
+        for block in &mut config.blocks {
+            block.sites.iter_mut().for_each(|site| site.has_bias = true);
+            for sublayer in &mut block.sublayers {
+                if let SublayerKind::Attention(attention) = &mut sublayer.kind {
+                    attention.has_head_norms = true;
+                }
+            }
+        }
         let names: Vec<String> = config.expected_tensors().iter().map(|(name, _)| tensor_name(name).unwrap()).collect();
         assert_eq!(names.iter().collect::<std::collections::HashSet<_>>().len(), names.len());
         for name in ["token_embd.weight", "blk.1.attn_k.bias", "blk.0.attn_q_norm.weight", "blk.0.ffn_norm.weight"] {

@@ -16,7 +16,7 @@ use crate::ops::linear::Matrix;
 use crate::ops::low_rank::LowRank;
 use crate::ops::quantised::Quantised;
 use crate::schema::Problem;
-use crate::spec::{Linear, ModelConfig};
+use crate::spec::ModelConfig;
 
 /// Differences between weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -68,11 +68,9 @@ impl Merging {
         base.check(&config)?;
         let saved = read_adapter(adapter)?;
         let selection = check_adapter(adapter, &saved, &config)?;
-        let scales = selection.iter().map(|(layer, linear, shape)| (linear.module_name(layer), shape.scale)).collect();
-        let layers = 0..config.num_hidden_layers;
-        let linears =
-            layers.flat_map(|layer| Linear::ALL.map(|linear| format!("{}.weight", linear.module_name(layer))));
-        let linears = linears.collect();
+        let scales =
+            selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), shape.scale)).collect();
+        let linears = config.sites().map(|(name, _)| format!("{name}.weight")).collect();
         let mut tensors = config.expected_tensors();
         tensors.sort();
         let differences = Mutex::default();

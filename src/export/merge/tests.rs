@@ -9,7 +9,7 @@ use crate::export::{HostMatrix, SavedAdapter};
 use crate::model::weights::convert;
 use crate::model::weights::fixture::{self, TINY_CONFIG_JSON, tiny_config};
 use crate::ops::low_rank::LowRank;
-use crate::spec::Linear;
+use crate::spec::in_layer;
 
 /// A tiny model and an adapter for it, in a temporary folder.
 fn folders(num_shards: usize, dtype: Dtype, adapter: &SavedAdapter) -> tempfile::TempDir {
@@ -143,7 +143,7 @@ fn what_rounding_takes_from_an_update_is_all_of_a_small_one_on_the_grid_of_the_b
 #[test]
 fn codes_of_every_packer_are_decoded_and_layers_that_are_stored_whole_stay() {
     let golden = SafeTensors::deserialize(include_bytes!("../../../tests/golden/packed.safetensors")).unwrap();
-    let [module, whole_module] = [0, 1].map(|layer| Linear::Up.module_name(layer));
+    let [module, whole_module] = [0, 1].map(|layer| in_layer(layer, "mlp.up_proj"));
     let weights = json!({"num_bits": 4, "group_size": 32});
     let compressed = |format: &str| json!({"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": {"weights": weights}}});
     for (case, described) in [
@@ -178,7 +178,7 @@ fn codes_of_every_packer_are_decoded_and_layers_that_are_stored_whole_stay() {
         let places: BTreeMap<_, _> = places.chain(parts.keys().map(|name| (name, "b.safetensors"))).collect();
         std::fs::write(base.join(INDEX), json!({"weight_map": places}).to_string()).unwrap();
 
-        let saved = adapter_on(Linear::Up, [64, 96]);
+        let saved = adapter_on("mlp.up_proj", [64, 96]);
         write_adapter(&root.path().join("adapter"), &saved.weights, &saved.config, "org/base").unwrap();
         let summary = merge_in(root.path()).unwrap();
         assert_eq!((summary.num_files, summary.differences.decoded), (2, 0.0), "{case}");

@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 
 use super::convert;
 use crate::device::Dtype;
-use crate::spec::ModelConfig;
+use crate::spec::{ModelConfig, SublayerKind};
 
 /// Shape and values of each tensor.
 pub(crate) type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
@@ -19,6 +19,25 @@ pub(crate) const TINY_CONFIG_JSON: &str = include_str!("../../../configs/tiny.js
 /// The config of `configs/tiny.json`.
 pub(crate) fn tiny_config() -> ModelConfig {
     ModelConfig::from_json(TINY_CONFIG_JSON).unwrap()
+}
+
+/// The config with this sliding window in every layer.
+pub(crate) fn windowed(mut config: ModelConfig, window: Option<usize>) -> ModelConfig {
+    for sublayer in config.blocks.iter_mut().flat_map(|block| &mut block.sublayers) {
+        if let SublayerKind::Attention(attention) = &mut sublayer.kind {
+            attention.heads.window = window;
+        }
+    }
+    config
+}
+
+/// The tiny model with other counts in its config.
+pub(crate) fn tiny_with(counts: &[(&str, usize)]) -> ModelConfig {
+    let mut json: serde_json::Value = serde_json::from_str(TINY_CONFIG_JSON).unwrap();
+    for (key, count) in counts {
+        json[*key] = (*count).into();
+    }
+    ModelConfig::from_json(&json.to_string()).unwrap()
 }
 
 /// Tensors of a model, uniform in ±0.1, rounded to bf16.

@@ -13,7 +13,7 @@ use crate::device::Dtype;
 use crate::gguf::{GgufFile, GgufTensor, GgufType};
 use crate::ops::blocks::Blocks;
 use crate::ops::cpu;
-use crate::ops::place::Place;
+use crate::ops::kernels::place_of;
 use crate::ops::quantised::Quantised;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
@@ -104,7 +104,7 @@ impl GgufWeights {
     /// As [`load`](Self::load).
     pub(super) fn blocks(&self, name: &str, shape: [usize; 2], device: &Device) -> Result<Option<Blocks>, Problem> {
         let (tensor, rows) = self.rows(name, &shape)?;
-        if !tensor.kind.is_quantized() || Place::of(device, DType::F32) != Place::Cpu {
+        if !tensor.kind.is_quantized() || !place_of(device, DType::F32).takes_blocks() {
             return Ok(None);
         }
         let mut bytes = vec![0; tensor.num_bytes()];
@@ -135,7 +135,7 @@ impl GgufWeights {
 
     fn rows(&self, name: &str, shape: &[usize]) -> Result<(&GgufTensor, Rows<'_>), Problem> {
         let tensor = self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))?;
-        let head_dim = is_interleaved(&self.config, name).then_some(self.config.head_dim);
+        let head_dim = is_interleaved(&self.config, name).then_some(self.config.ropes[0].head_dim);
         // A bias is a column.
         let width = if shape.len() == 1 { 1 } else { shape[shape.len() - 1] };
         Ok((tensor, Rows { kind: tensor.kind, bytes: self.file.bytes(tensor), width, head_dim }))

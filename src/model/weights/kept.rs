@@ -16,6 +16,7 @@ use super::{Residency, Storage, StoredTensor, WeightFiles, Weights, convert, for
 use crate::data::cache::{MAX_CACHE_BYTES, UNFINISHED_SUFFIX, hex, tidy};
 use crate::device::Dtype;
 use crate::files::{CACHE_VARIABLE, cache_folder};
+use crate::ops::kernels::place_on;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
@@ -77,7 +78,7 @@ impl Weights {
         };
         let folder = path.parent().unwrap_or(Path::new(""));
         let tensors = config.expected_tensors();
-        let sizes = tensors.iter().map(|(name, shape)| storage.tensor_bytes(config, name, shape, true));
+        let sizes = tensors.iter().map(|(name, shape)| storage.tensor_bytes(config, name, shape, place_on(false)));
         let all = sizes.clone().sum();
         // Others may read it, as any new file.
         let unfinished =

@@ -70,6 +70,7 @@ mod tests {
     use crate::model::ModelOptions;
     use crate::model::weights::convert;
     use crate::model::weights::fixture::tiny_config;
+    use crate::ops::kernels::place_on;
     use crate::ops::quantised::{BlockScales, Coding, FP8};
     use crate::schema::Problem;
     use crate::spec::{ModelConfig, Packer, StoredQuantisation, Words};
@@ -158,7 +159,7 @@ mod tests {
             let quantisation = StoredQuantisation { method, whole: Vec::new(), blocks: BTreeMap::new() };
             let config = ModelConfig { quantisation: Some(quantisation), ..tiny_config() };
             let storage = ModelOptions::default().storage(Dtype::F32, Some(&config));
-            let planned = storage.tensor_bytes(&config, "model.layers.0.mlp.up_proj.weight", &SHAPE, true);
+            let planned = storage.tensor_bytes(&config, "model.layers.0.mlp.up_proj.weight", &SHAPE, place_on(false));
             assert_eq!(matrix.parts().iter().map(|part| part.len()).sum::<usize>(), planned, "{case}");
         }
     }

@@ -135,8 +135,8 @@ fn join_heads(x: Tensor<4>, layout: &Layout) -> Tensor<2> {
 
 /// [`attention`](super::attention) in plain tensor calls.
 #[must_use]
-pub fn plain_attention(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, heads: Heads) -> Attended {
-    in_chunks([q, k, v], layout, heads, &layout.chunks(heads, &q.device()))
+pub fn plain_attention(qkv: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {
+    in_chunks(qkv, layout, heads, &layout.chunks(heads, &qkv[0].device()))
 }
 
 fn in_chunks(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, chunks: &[Chunk]) -> Attended {
@@ -231,16 +231,16 @@ mod tests {
     use super::*;
     use crate::ops::attention::{attention, attention_backward};
     use crate::ops::host;
+    use crate::ops::kernels::{self, Place};
     use crate::ops::layout::RotaryTable;
-    use crate::ops::place::Place;
 
     const HEADS: Heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim: 8, scale: 0.3, window: None };
 
     /// Two rows of 11 tokens: two documents, then one document and two tokens of padding.
     fn layout(place: Place) -> Layout {
         let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
-        let table = Arc::new(RotaryTable::new(vec![1.0; 44], vec![0.0; 44], 4));
-        Layout::new(place, 2, vec![(0, 4), (4, 7), (11, 9)], positions, table, &Device::flex())
+        let tables = Arc::new([RotaryTable::new(vec![1.0; 44], vec![0.0; 44], 4)]);
+        Layout::new(place, 2, vec![(0, 4), (4, 7), (11, 9)], positions, tables)
     }
 
     /// Queries, keys, values and the gradient of the output, exact in `bf16`; the gradient is zero for padding.
@@ -261,14 +261,14 @@ mod tests {
     }
 
     fn by_kernels([q, k, v, d_o]: &[Tensor<2>; 4], heads: Heads) -> Vec<Vec<f32>> {
-        let layout = layout(Place::Cpu);
+        let layout = layout(kernels::place_on(false));
         let attended = attention(q, k, v, &layout, heads);
         let gradients = attention_backward(d_o, [q, k, v], &attended, &layout, heads);
         results(attended.o, gradients)
     }
 
     fn by_chunks(operands: &[Tensor<2>; 4], heads: Heads, chunk: usize, dtype: DType) -> Vec<Vec<f32>> {
-        let layout = layout(Place::Plain(F32Products::OfDevice));
+        let layout = layout(kernels::place_on(true));
         let [q, k, v, d_o] = operands.clone().map(|x| x.cast(dtype));
         let chunks = Chunk::of_length(chunk, &layout, heads, &Device::flex());
         let attended = in_chunks([&q, &k, &v], &layout, heads, &chunks);

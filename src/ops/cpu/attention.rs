@@ -13,36 +13,15 @@ pub use backward::attention_backward;
 pub use cached::{CachedKeys, attention_of_last};
 pub use forward::attention;
 
+pub use crate::spec::Heads;
+
 /// Queries and keys in a tile: a multiple of 6 and 8 rows and of every vector length.
 const TILE: usize = 96;
 
 /// Rows of a tile on the diagonal whose masked part is skipped together.
 const STRIP: usize = 32;
 
-/// Heads of an attention layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heads {
-    /// Query heads.
-    pub num_heads: usize,
-    /// Key and value heads; divides `num_heads`. `num_heads / num_kv_heads` query heads share one (grouped queries).
-    pub num_kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Factor on the scores before the softmax, usually `1 / sqrt(head_dim)`.
-    pub scale: f64,
-    /// Keys that a query sees, itself included; `None` if it sees all before it in its document.
-    pub window: Option<usize>,
-}
-
 impl Heads {
-    fn q_width(&self) -> usize {
-        self.num_heads * self.head_dim
-    }
-
-    fn kv_width(&self) -> usize {
-        self.num_kv_heads * self.head_dim
-    }
-
     /// The key and value head that query head `head` reads.
     fn kv_head(&self, head: usize) -> usize {
         head / (self.num_heads / self.num_kv_heads)
@@ -69,9 +48,9 @@ impl Heads {
             "attention: {self:?}"
         );
         assert!(self.window != Some(0), "attention: a window of no keys");
-        let tokens = q / self.q_width();
+        let tokens = q / self.query_width();
         assert!(
-            q == tokens * self.q_width() && k == tokens * self.kv_width() && v == k,
+            q == tokens * self.query_width() && k == tokens * self.key_value_width() && v == k,
             "attention: q {q}, k {k}, v {v} for {self:?}"
         );
         let mut end = 0;

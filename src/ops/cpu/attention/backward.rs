@@ -68,7 +68,7 @@ pub fn attention_backward(
     );
     assert_eq!(lse.len(), tokens * shape.num_heads, "attention_backward: lse");
     let (tasks, partial_len) = tasks(documents, shape);
-    clear_gaps(dq, shape.q_width(), documents);
+    clear_gaps(dq, shape.query_width(), documents);
     // Gradients of keys and values, head by head: [num_heads, tokens, head_dim].
     let per_head = tokens * shape.head_dim;
     with_scratch(2 * shape.num_heads * per_head + partial_len, |scratch| {
@@ -91,9 +91,9 @@ pub fn attention_backward(
                 // SAFETY: this range of the partial sums belongs to this task alone.
                 Some(at) => (unsafe { partial_shared.get().add(at) }, shape.head_dim),
                 None => {
-                    let at = (task.start + task.queries.start) * shape.q_width() + task.head * shape.head_dim;
+                    let at = (task.start + task.queries.start) * shape.query_width() + task.head * shape.head_dim;
                     // SAFETY: inside dq; only the first block of a head writes the head's columns.
-                    (unsafe { dq_shared.get().add(at) }, shape.q_width())
+                    (unsafe { dq_shared.get().add(at) }, shape.query_width())
                 }
             };
             run_task(task, d_o, q, k, v, o, lse, shape, tokens, dq, dk, dv);
@@ -109,8 +109,8 @@ fn add_partial(tasks: &[Task], partial: &[f32], shape: &Heads, dq: &mut [f32]) {
     for task in tasks {
         let Some(at) = task.partial else { continue };
         let rows = partial[at..].chunks_exact(shape.head_dim).take(task.queries.len());
-        let first = (task.start + task.queries.start) * shape.q_width() + task.head * shape.head_dim;
-        for (row, partial) in dq[first..].chunks_mut(shape.q_width()).zip(rows) {
+        let first = (task.start + task.queries.start) * shape.query_width() + task.head * shape.head_dim;
+        for (row, partial) in dq[first..].chunks_mut(shape.query_width()).zip(rows) {
             row.iter_mut().zip(partial).for_each(|(dq, partial)| *dq += partial);
         }
     }
@@ -118,7 +118,7 @@ fn add_partial(tasks: &[Task], partial: &[f32], shape: &Heads, dq: &mut [f32]) {
 
 /// Sums the gradients of the query heads that share a key head; zeros outside all documents.
 fn sum_groups(heads: &[f32], documents: &[(usize, usize)], shape: &Heads, out: &mut [f32]) {
-    let (head_dim, width) = (shape.head_dim, shape.kv_width());
+    let (head_dim, width) = (shape.head_dim, shape.key_value_width());
     let per_head = heads.len() / shape.num_heads;
     let group = shape.num_heads / shape.num_kv_heads;
     let rows = rows_per_chunk(width);
@@ -170,8 +170,8 @@ fn run_task(
         let (dk_tile, scratch) = scratch.split_at_mut(TILE * dim);
         let (dv_tile, scratch) = scratch.split_at_mut(TILE * dim);
         let (lse_rows, delta) = scratch.split_at_mut(num_queries);
-        let q_at = (task.start + task.queries.start) * shape.q_width() + task.head * shape.head_dim;
-        let kv_at = task.start * shape.kv_width() + shape.kv_head(task.head) * shape.head_dim;
+        let q_at = (task.start + task.queries.start) * shape.query_width() + task.head * shape.head_dim;
+        let kv_at = task.start * shape.key_value_width() + shape.kv_head(task.head) * shape.head_dim;
         let lse_at = task.head * tokens + task.start + task.queries.start;
         Arch::new().dispatch(KeyBlock {
             shape,
@@ -244,7 +244,7 @@ impl WithSimd for KeyBlock<'_> {
     fn with_simd<S: Simd>(mut self, simd: S) {
         let shape = self.shape;
         let (head_dim, dim, q_width, kv_width) =
-            (shape.head_dim, shape.padded_dim(), shape.q_width(), shape.kv_width());
+            (shape.head_dim, shape.padded_dim(), shape.query_width(), shape.key_value_width());
         let num_queries = self.task.queries.len();
         pack_rows(self.q, q_width, num_queries, head_dim, 1.0, self.q_rows, dim);
         pack_rows(self.d_o, q_width, num_queries, head_dim, 1.0, self.d_o_rows, dim);

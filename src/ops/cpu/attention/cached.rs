@@ -151,11 +151,11 @@ pub fn attention_of_last(
     o: &mut [f32],
     lse: &mut [f32],
 ) {
-    let width = shape.kv_width();
+    let width = shape.key_value_width();
     assert!(
         (1..=keys.num_tokens).contains(&tokens)
             && v.len() >= tokens * width
-            && q.len() == shape.q_width()
+            && q.len() == shape.query_width()
             && o.len() == q.len()
             && lse.len() == shape.num_heads,
         "attention_of_last: q {}, o {}, lse {}, v {} for {shape:?} and {tokens} of {} tokens",
@@ -200,16 +200,16 @@ mod tests {
             (300, 4, 1, 136, Some(100)),
         ] {
             let shape = Heads { num_heads, num_kv_heads, head_dim, scale: 0.3, window };
-            let q = random(tokens * shape.q_width(), 1);
-            let (k, v) = (random(tokens * shape.kv_width(), 2), random(tokens * shape.kv_width(), 3));
+            let q = random(tokens * shape.query_width(), 1);
+            let (k, v) = (random(tokens * shape.key_value_width(), 2), random(tokens * shape.key_value_width(), 3));
             let (mut all, mut all_lse) = (vec![0.0; q.len()], vec![0.0; num_heads * tokens]);
             attention(&q, &k, &v, &[(0, tokens)], &shape, &mut all, &mut all_lse);
-            let (mut o, mut lse) = (vec![7.0; shape.q_width()], vec![7.0; num_heads]);
+            let (mut o, mut lse) = (vec![7.0; shape.query_width()], vec![7.0; num_heads]);
             let mut keys = CachedKeys::default();
-            keys.append(&k, shape.kv_width());
-            attention_of_last(&q[(tokens - 1) * shape.q_width()..], &keys, &v, tokens, &shape, &mut o, &mut lse);
+            keys.append(&k, shape.key_value_width());
+            attention_of_last(&q[(tokens - 1) * shape.query_width()..], &keys, &v, tokens, &shape, &mut o, &mut lse);
             let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-            assert_close(&o, &wide(&all[(tokens - 1) * shape.q_width()..]), 2e-6);
+            assert_close(&o, &wide(&all[(tokens - 1) * shape.query_width()..]), 2e-6);
             let last_lse: Vec<f32> = all_lse.chunks(tokens).map(|lse| lse[tokens - 1]).collect();
             assert_close(&lse, &wide(&last_lse), 2e-6);
         }

@@ -28,7 +28,7 @@ pub fn attention(
 ) {
     let tokens = shape.check(q.len(), k.len(), v.len(), documents);
     assert!(o.len() == q.len() && lse.len() == tokens * shape.num_heads, "attention: o {}, lse {}", o.len(), lse.len());
-    clear_gaps(o, shape.q_width(), documents);
+    clear_gaps(o, shape.query_width(), documents);
     for lse in lse.chunks_exact_mut(tokens.max(1)) {
         clear_gaps(lse, 1, documents);
     }
@@ -54,9 +54,9 @@ pub fn attention(
             let (max, sum) = scratch.split_at_mut(group * TILE);
             Arch::new().dispatch(QueryTile {
                 shape,
-                q: &q[start * shape.q_width() + kv_head * group * shape.head_dim..],
-                k: &k[start * shape.kv_width() + kv_head * shape.head_dim..],
-                v: &v[start * shape.kv_width() + kv_head * shape.head_dim..],
+                q: &q[start * shape.query_width() + kv_head * group * shape.head_dim..],
+                k: &k[start * shape.key_value_width() + kv_head * shape.head_dim..],
+                v: &v[start * shape.key_value_width() + kv_head * shape.head_dim..],
                 first_query,
                 num_queries,
                 keys,
@@ -72,7 +72,9 @@ pub fn attention(
                     let normaliser = 1.0 / sum[row];
                     for (d, x) in output[row * dim..row * dim + shape.head_dim].iter().enumerate() {
                         // SAFETY: this task alone writes this head's columns of this token's row; token < tokens.
-                        unsafe { *o.get().add(token * shape.q_width() + head * shape.head_dim + d) = x * normaliser };
+                        unsafe {
+                            *o.get().add(token * shape.query_width() + head * shape.head_dim + d) = x * normaliser;
+                        };
                     }
                     // SAFETY: this task alone writes this head's entry of this token.
                     unsafe { *lse.get().add(head * tokens + token) = max[row] * LN_2 + sum[row].ln() };
@@ -131,9 +133,9 @@ impl WithSimd for QueryTile<'_> {
         let group = shape.num_heads / shape.num_kv_heads;
         let factor = shape.scale as f32 * LOG2_E;
         for member in 0..group {
-            let q = &self.q[self.first_query * shape.q_width() + member * head_dim..];
+            let q = &self.q[self.first_query * shape.query_width() + member * head_dim..];
             let head = self.heads.member(member, dim);
-            pack_columns(q, shape.q_width(), self.num_queries, head_dim, head.transposed_q, TILE);
+            pack_columns(q, shape.query_width(), self.num_queries, head_dim, head.transposed_q, TILE);
             head.transposed_q[..head_dim * TILE].iter_mut().for_each(|x| *x *= factor);
         }
         self.heads.max.fill(f32::NEG_INFINITY);
@@ -142,9 +144,9 @@ impl WithSimd for QueryTile<'_> {
         let first = shape.first_key(self.first_query) / TILE * TILE;
         for first_key in (first..end).step_by(TILE) {
             let num_keys = TILE.min(end - first_key);
-            let from = first_key * shape.kv_width();
-            pack_rows(&self.k[from..], shape.kv_width(), num_keys, head_dim, 1.0, self.keys, dim);
-            pack_rows(&self.v[from..], shape.kv_width(), num_keys, head_dim, 1.0, self.values, dim);
+            let from = first_key * shape.key_value_width();
+            pack_rows(&self.k[from..], shape.key_value_width(), num_keys, head_dim, 1.0, self.keys, dim);
+            pack_rows(&self.v[from..], shape.key_value_width(), num_keys, head_dim, 1.0, self.values, dim);
             for member in 0..group {
                 self.scores(simd, member, first_key, num_keys);
                 self.softmax(simd, member, first_key, num_keys);

@@ -14,7 +14,7 @@ struct Exact {
 
 fn naive(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usize)], shape: &Heads) -> Exact {
     let [d_o, q, k, v] = [d_o, q, k, v].map(|x| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
-    let tokens = q.len() / shape.q_width();
+    let tokens = q.len() / shape.query_width();
     let (dim, scale) = (shape.head_dim, shape.scale);
     let mut exact = Exact {
         o: vec![0.0; q.len()],
@@ -27,10 +27,10 @@ fn naive(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usiz
     for &(start, len) in documents {
         for head in 0..shape.num_heads {
             for i in start..start + len {
-                let at_q = i * shape.q_width() + head * dim..i * shape.q_width() + (head + 1) * dim;
+                let at_q = i * shape.query_width() + head * dim..i * shape.query_width() + (head + 1) * dim;
                 let keys = start.max((i + 1).saturating_sub(shape.window.unwrap_or(usize::MAX)))..i + 1;
                 let at_k = |j: usize| {
-                    let first = j * shape.kv_width() + shape.kv_head(head) * dim;
+                    let first = j * shape.key_value_width() + shape.kv_head(head) * dim;
                     first..first + dim
                 };
                 let scores: Vec<f64> = keys.clone().map(|j| scale * dot(&q[at_q.clone()], &k[at_k(j)])).collect();
@@ -68,7 +68,7 @@ struct Got {
 
 /// Runs both passes on outputs full of garbage, which must all be overwritten.
 fn kernels(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usize)], shape: &Heads) -> Got {
-    let tokens = q.len() / shape.q_width();
+    let tokens = q.len() / shape.query_width();
     let rubbish = |len| vec![f32::NAN; len];
     let mut got = Got {
         o: rubbish(q.len()),
@@ -84,7 +84,7 @@ fn kernels(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, us
 }
 
 fn inputs(tokens: usize, shape: &Heads, spread: f32) -> [Vec<f32>; 4] {
-    let widths = [shape.q_width(), shape.q_width(), shape.kv_width(), shape.kv_width()];
+    let widths = [shape.query_width(), shape.query_width(), shape.key_value_width(), shape.key_value_width()];
     let mut seed = 0;
     widths.map(|width| {
         seed += 1;

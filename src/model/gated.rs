@@ -1,0 +1,56 @@
+//! The gated feed-forward layer of a block.
+
+use burn::tensor::Tensor;
+
+use super::budget::{SizedBy, SublayerSizes};
+use super::linears::Linears;
+use crate::ops::linear::InputGrad;
+use crate::ops::swiglu::{swiglu, swiglu_backward};
+use crate::spec;
+
+/// What the backward needs of the forward, each `[tokens, intermediate_size]`; their product is cheaper to compute again.
+#[derive(Clone, Debug)]
+pub(super) struct Kept {
+    gate: Tensor<2>,
+    up: Tensor<2>,
+}
+
+impl spec::Gated {
+    /// Sizes of its tensors: in the forward the product of gate and up, and the output beside its residual.
+    pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
+        let (inside, hidden) = (self.intermediate_size, by.hidden_size);
+        SublayerSizes { kept: 2 * inside, forward: inside + hidden, backward: 3 * inside + 2 * hidden }
+    }
+
+    pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> Kept {
+        let [gate, up] = self.gate_up.map(|site| linears.forward(site, x, None));
+        Kept { gate, up }
+    }
+
+    pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+        let h = swiglu(linears.context.place(), &kept.gate, &kept.up);
+        linears.forward(self.down, &h, residual)
+    }
+
+    /// The gradient of the input if `input_grad`. `x` computes the input again.
+    pub(super) fn backward(
+        &self,
+        dy: &Tensor<2>,
+        kept: Kept,
+        x: impl FnOnce() -> Tensor<2>,
+        linears: &mut Linears<'_>,
+        input_grad: bool,
+    ) -> Option<Tensor<2>> {
+        let (place, Kept { gate, up }) = (linears.context.place(), kept);
+        let h = swiglu(place, &gate, &up);
+        let dh = linears.backward(self.down, dy, &h, InputGrad::Fresh);
+        drop(h);
+        let dh = dh.unwrap_or_else(|| gate.zeros_like());
+        let (dgate, dup) = swiglu_backward(place, &dh, &gate, &up);
+        drop((dh, gate, up));
+        let (x, first) = (x(), if input_grad { InputGrad::Fresh } else { InputGrad::Skip });
+        let dx = linears.backward(self.gate_up[0], &dgate, &x, first);
+        drop(dgate);
+        linears.backward(self.gate_up[1], &dup, &x, dx.map_or(InputGrad::Skip, InputGrad::AddTo))
+    }
+}

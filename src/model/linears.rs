@@ -1,0 +1,67 @@
+//! The linear layers of a block, each with the adapter of its tokens.
+
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+
+use super::block::{BlockContext, BlockGrads};
+use crate::lora::BlockAdapters;
+use crate::ops::dropout::{Dropout, mix};
+use crate::ops::linear::{InputGrad, Weight, add_low_rank, linear, linear_backward, low_rank_input};
+use crate::ops::low_rank::Lora;
+use crate::spec::{PerSite, SiteId};
+
+/// The linear layers of a block in one of its passes.
+pub(super) struct Linears<'a> {
+    weights: &'a [Weight],
+    pub(super) context: &'a BlockContext<'a>,
+    /// What an adapter's backward needs of its forward: `drop(x) A^T`, `[tokens, r]`.
+    pub(super) xa: PerSite<Tensor<2>>,
+    /// Gradients of the adapters.
+    pub(super) grads: BlockGrads,
+}
+
+impl<'a> Linears<'a> {
+    /// Before a pass; a backward takes the `xa` of its forward.
+    pub(super) fn new(weights: &'a [Weight], context: &'a BlockContext<'a>, xa: PerSite<Tensor<2>>) -> Self {
+        Self { weights, context, xa, grads: BlockGrads::new() }
+    }
+
+    fn lora(&self, site: SiteId) -> Option<Lora<&'a Tensor<2>>> {
+        let adapter = self.context.adapters.get(&site)?;
+        let dropout = self.context.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ site as u64), ..dropout });
+        Some(Lora { matrices: adapter.matrices.as_ref(), scale: adapter.scale, dropout })
+    }
+
+    /// The output of a linear layer, added to `residual` if there is one.
+    pub(super) fn forward(&mut self, site: SiteId, x: &Tensor<2>, residual: Option<Tensor<2>>) -> Tensor<2> {
+        let (place, weight) = (self.context.place(), &self.weights[site]);
+        let (y, xa) = linear(place, x, weight, self.lora(site), residual);
+        self.xa.extend(xa.map(|xa| (site, xa)));
+        let add = |y, (rows, adapters): &(Range<usize>, &BlockAdapters)| match adapters.get(&site) {
+            Some(adapter) => {
+                let lora = Lora { matrices: adapter.matrices.as_ref(), scale: adapter.scale, dropout: None };
+                add_low_rank(place, y, x, weight, lora, rows.clone())
+            }
+            None => y,
+        };
+        self.context.by_rows.iter().fold(y, add)
+    }
+
+    /// The gradient of a linear layer's input `x`, as `input_grad` asks. What the forward did not keep is computed anew.
+    pub(super) fn backward(
+        &mut self,
+        site: SiteId,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        input_grad: InputGrad,
+    ) -> Option<Tensor<2>> {
+        let place = self.context.place();
+        let lora = self.lora(site);
+        let lora = lora.map(|lora| (lora, self.xa.remove(&site).unwrap_or_else(|| low_rank_input(place, x, lora))));
+        let lora = lora.as_ref().map(|(lora, xa)| (*lora, xa));
+        let (dx, grad) = linear_backward(place, dy, x, &self.weights[site], lora, input_grad);
+        self.grads.extend(grad.map(|grad| (site, grad)));
+        dx
+    }
+}

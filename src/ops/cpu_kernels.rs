@@ -1,0 +1,286 @@
+//! The CPU: the kernels of [`cpu`], on tensors in host memory.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::adamw::{State, Update};
+use super::attention::{Attended, Heads};
+use super::cached_attention::Held;
+use super::cpu;
+use super::cross_entropy::most_cpu_targets;
+use super::dropout::Dropout;
+use super::host::{self, HostWeight};
+use super::kernels::{Kernels, Place};
+use super::layout::Layout;
+use super::linear::{InputGrad, Weight, rank};
+use super::low_rank::{Lora, LowRank};
+use super::product::F32Products;
+use crate::device::Dtype;
+
+/// The kernels of the CPU: activations are `f32` in host memory, and autodiff does not track them.
+#[derive(Debug)]
+pub(super) struct Cpu;
+
+impl Kernels for Cpu {
+    fn with_f32_products(&'static self, _: F32Products) -> Place {
+        self
+    }
+
+    fn is_host(&self) -> bool {
+        true
+    }
+
+    fn pads_rows(&self) -> bool {
+        false
+    }
+
+    fn takes_blocks(&self) -> bool {
+        true
+    }
+
+    fn activation_dtype(&self, compute: Dtype) -> Dtype {
+        if compute == Dtype::Bf16 { Dtype::F32 } else { compute }
+    }
+
+    fn copies_operands(&self) -> bool {
+        false
+    }
+
+    fn attention_backward_numbers(&self, heads: Heads, _: Dtype) -> usize {
+        // The kernels keep each head's gradients of keys and values, and partial sums of the queries' gradients.
+        6 * heads.query_width() + 2 * heads.key_value_width()
+    }
+
+    fn score_bytes(&self, _: usize) -> usize {
+        0
+    }
+
+    fn bytes_per_logit(&self, _: usize) -> usize {
+        size_of::<f32>()
+    }
+
+    fn most_targets(&self, head: [usize; 2]) -> usize {
+        most_cpu_targets(head)
+    }
+
+    fn target_multiple(&self) -> usize {
+        1
+    }
+
+    fn rms_norm(&self, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+        let [tokens, width] = x.dims();
+        let (mut y, mut rstd) = (vec![0.0; tokens * width], vec![0.0; tokens]);
+        cpu::rms_norm(&host::view(x), &host::view(weight), eps, &mut y, &mut rstd);
+        (host::tensor(y, [tokens, width], &x.device()), host::tensor(rstd, [tokens], &x.device()))
+    }
+
+    fn rms_norm_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        weight: &Tensor<1>,
+        rstd: &Tensor<1>,
+        residual: Tensor<2>,
+    ) -> Tensor<2> {
+        let (dy, x, weight, rstd) = (host::view(dy), host::view(x), host::view(weight), host::view(rstd));
+        host::update(residual, |dx| cpu::rms_norm_backward(&dy, &x, &weight, &rstd, dx, true))
+    }
+
+    fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        let mut h = vec![0.0; gate.shape().num_elements()];
+        cpu::swiglu(&host::view(gate), &host::view(up), &mut h);
+        host::tensor(h, gate.dims(), &gate.device())
+    }
+
+    fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+        let len = gate.shape().num_elements();
+        let (mut dgate, mut dup) = (vec![0.0; len], vec![0.0; len]);
+        cpu::swiglu_backward(&host::view(dh), &host::view(gate), &host::view(up), &mut dgate, &mut dup);
+        let device = gate.device();
+        (host::tensor(dgate, gate.dims(), &device), host::tensor(dup, up.dims(), &device))
+    }
+
+    fn rotate(&self, x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
+        let (head_dim, (cos, sin)) = (x.dims()[1] / num_heads, layout.table(rope));
+        host::update(x, |x| cpu::rope(x, cos, sin, layout.positions(), num_heads, head_dim, inverse))
+    }
+
+    fn attention(&self, [q, k, v]: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {
+        let [tokens, width] = q.dims();
+        let (mut o, mut lse) = (vec![0.0; tokens * width], vec![0.0; tokens * heads.num_heads]);
+        let (host_q, k, v) = (host::view(q), host::view(k), host::view(v));
+        cpu::attention(&host_q, &k, &v, layout.documents(), &heads, &mut o, &mut lse);
+        let (lse_shape, device) = ([lse.len()], q.device());
+        Attended { o: host::tensor(o, [tokens, width], &device), lse: host::tensor(lse, lse_shape, &device) }
+    }
+
+    fn attention_backward(
+        &self,
+        d_o: &Tensor<2>,
+        qkv: [&Tensor<2>; 3],
+        attended: &Attended,
+        layout: &Layout,
+        heads: Heads,
+    ) -> [Tensor<2>; 3] {
+        let views = qkv.map(host::view);
+        let (d_o, o, lse) = (host::view(d_o), host::view(&attended.o), host::view(&attended.lse));
+        let mut grads = views.each_ref().map(|x| vec![0.0; x.len()]);
+        let grads_mut = grads.each_mut().map(Vec::as_mut_slice);
+        let views = views.each_ref().map(|x| &**x);
+        cpu::attention_backward(&d_o, views, &o, &lse, layout.documents(), &heads, grads_mut);
+        let [dq, dk, dv] = grads;
+        let [q, k, v] = qkv;
+        [(q, dq), (k, dk), (v, dv)].map(|(x, dx)| host::tensor(dx, x.dims(), &x.device()))
+    }
+
+    fn cache(&self, _: Heads, _: &Device, _: DType) -> Held {
+        Held::default()
+    }
+
+    fn linear(
+        &self,
+        x: &Tensor<2>,
+        weight: &Weight,
+        lora: Option<Lora<&Tensor<2>>>,
+        residual: Option<Tensor<2>>,
+    ) -> (Tensor<2>, Option<Tensor<2>>) {
+        let ([tokens, in_features], [out_features, _], device) = (x.dims(), weight.dims(), x.device());
+        let (x, w) = (host::view(x), HostWeight::new(weight));
+        let accumulate = residual.is_some() || weight.bias.is_some();
+        let sum = residual.unwrap_or_else(|| zeros([tokens, out_features], &device));
+        let mut xa = None;
+        let y = host::update(sum, |y| {
+            if let Some(bias) = &weight.bias {
+                let bias = host::view(bias);
+                for row in y.chunks_exact_mut(out_features) {
+                    row.iter_mut().zip(&*bias).for_each(|(y, bias)| *y += bias);
+                }
+            }
+            match lora {
+                None => cpu::linear(&x, w.get(), in_features, out_features, y, accumulate),
+                Some(lora) => {
+                    let mut values = vec![0.0; tokens * rank(lora)];
+                    with_slices(lora, |lora| {
+                        cpu::lora_linear(&x, w.get(), lora, in_features, out_features, y, accumulate, &mut values);
+                    });
+                    xa = Some(host::tensor(values, [tokens, rank(lora)], &device));
+                }
+            }
+        });
+        (y, xa)
+    }
+
+    fn linear_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        weight: &Weight,
+        lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
+        input_grad: InputGrad,
+    ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
+        let ([tokens, in_features], [out_features, _], device) = (x.dims(), weight.dims(), x.device());
+        let (dy, x, w) = (host::view(dy), host::view(x), HostWeight::new(weight));
+        let (sum, accumulate) = match input_grad {
+            InputGrad::Skip => (None, false),
+            InputGrad::Fresh => (Some(zeros([tokens, in_features], &device)), false),
+            InputGrad::AddTo(sum) => (Some(sum), true),
+        };
+        let mut grads = None;
+        let mut run = |dx: Option<&mut [f32]>| match lora {
+            None => {
+                if let Some(dx) = dx {
+                    cpu::linear_backward_input(&dy, w.get(), in_features, out_features, dx, accumulate);
+                }
+            }
+            Some((lora, xa)) => {
+                let r = rank(lora);
+                let mut values = LowRank { a: vec![0.0; r * in_features], b: vec![0.0; out_features * r] };
+                let LowRank { a, b } = &mut values;
+                let (xa, sums) = (host::view(xa), LowRank { a: a.as_mut_slice(), b: b.as_mut_slice() });
+                with_slices(lora, |lora| {
+                    let widths = [in_features, out_features];
+                    cpu::lora_linear_backward(&dy, &x, &xa, w.get(), lora, widths, dx, accumulate, sums);
+                });
+                let shapes = LowRank { a: [r, in_features], b: [out_features, r] };
+                grads = Some(values.zip(shapes).map(|(values, shape)| host::tensor(values, shape, &device)));
+            }
+        };
+        let dx = match sum {
+            None => {
+                run(None);
+                None
+            }
+            Some(sum) => Some(host::update(sum, |dx| run(Some(dx)))),
+        };
+        (dx, grads)
+    }
+
+    fn add_low_rank(
+        &self,
+        y: Tensor<2>,
+        x: &Tensor<2>,
+        weight: &Weight,
+        lora: Lora<&Tensor<2>>,
+        rows: Range<usize>,
+    ) -> Tensor<2> {
+        let ([out_features, in_features], x) = (weight.dims(), host::view(x));
+        let x = &x[rows.start * in_features..rows.end * in_features];
+        host::update(y, |y| {
+            let y = &mut y[rows.start * out_features..rows.end * out_features];
+            with_slices(lora, |lora| cpu::add_low_rank(x, lora, weight.rounds, in_features, out_features, y));
+        })
+    }
+
+    fn linear_cross_entropy(
+        &self,
+        hidden: &Tensor<2>,
+        head: &Weight,
+        targets: &[u32],
+        grad_scale: Option<f64>,
+        chunk_len: usize,
+    ) -> (Tensor<1>, Option<Tensor<2>>) {
+        let (values, weight, width) = (host::view(hidden), HostWeight::new(head), hidden.dims()[1]);
+        let mut losses = vec![0.0; targets.len()];
+        let mut dhidden = vec![0.0; if grad_scale.is_some() { values.len() } else { 0 }];
+        for (index, targets) in targets.chunks(chunk_len).enumerate() {
+            let start = index * chunk_len;
+            let (rows, range) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
+            #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
+            let gradient = grad_scale.map(|grad_scale| (&mut dhidden[range.clone()], grad_scale as f32));
+            cpu::linear_cross_entropy(&values[range], weight.get(), width, targets, &mut losses[rows], gradient);
+        }
+        let losses = host::tensor(losses, [targets.len()], &hidden.device());
+        (losses, grad_scale.map(|_| host::tensor(dhidden, hidden.dims(), &hidden.device())))
+    }
+
+    fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {
+        let mut out = vec![0.0; x.shape().num_elements()];
+        cpu::dropout(&host::view(x), x.dims()[1], settings, &mut out);
+        host::tensor(out, x.dims(), &x.device())
+    }
+
+    fn adamw(&self, state: State, grad: &Tensor<2>, update: &Update) -> State {
+        let State { parameter, m, v } = state;
+        let grad = host::view(grad);
+        let step = |[parameter, m, v]: [&mut [f32]; 3]| cpu::adamw(parameter, &grad, m, v, update);
+        let [parameter, m, v] = host::update_all([parameter, m, v], step);
+        State { parameter, m, v }
+    }
+
+    fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {
+        #[expect(clippy::cast_possible_truncation, reason = "summed in f64, read as f32")]
+        let sum = blocks.iter().flatten().map(|grad| cpu::sum_of_squares(&host::view(grad))).sum::<f64>() as f32;
+        host::tensor(vec![sum], [1], &Device::flex())
+    }
+}
+
+/// Runs a kernel on the elements of A and B.
+fn with_slices<R>(lora: Lora<&Tensor<2>>, run: impl FnOnce(Lora<&[f32]>) -> R) -> R {
+    let views = lora.matrices.map(host::view);
+    run(Lora { matrices: views.as_ref().map(|view| &**view), scale: lora.scale, dropout: lora.dropout })
+}
+
+fn zeros(shape: [usize; 2], device: &Device) -> Tensor<2> {
+    host::tensor(vec![0.0; shape[0] * shape[1]], shape, device)
+}

@@ -1,0 +1,240 @@
+//! Where the operations of a model run, and what a place computes with.
+//!
+//! [`Kernels`] has every operation of a step. Its default methods are plain tensor calls, which run on any backend; a place
+//! overrides what it has kernels for, and says what it is like. A door, such as [`norm`](super::norm), measures and calls.
+
+use std::fmt::Debug;
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_flex::Flex;
+
+use super::adamw::{State, Update, plain_adamw};
+use super::attention::{Attended, CHUNK_BYTES, Heads, plain_attention, plain_attention_backward};
+use super::cached_attention::Held;
+use super::cpu_kernels::Cpu;
+use super::cross_entropy::{PLAIN_MULTIPLE, most_plain_targets, plain_cross_entropy};
+use super::dropout::{Dropout, plain_dropout};
+use super::grad_norm::plain_sum_of_squares;
+use super::layout::Layout;
+use super::linear::{InputGrad, Weight, plain_add_low_rank, plain_linear, plain_linear_backward};
+use super::low_rank::{Lora, LowRank};
+use super::norm::{plain_rms_norm, plain_rms_norm_backward};
+use super::product::F32Products;
+use super::rotary::plain_rotate;
+use super::swiglu::{plain_swiglu, plain_swiglu_backward};
+use crate::device::Dtype;
+
+/// Where the operations of a model run. It is decided once, with the model.
+pub type Place = &'static dyn Kernels;
+
+/// The place of activations of type `dtype` on `device`, with the device's own products.
+#[must_use]
+pub fn place_of(device: &Device, dtype: DType) -> Place {
+    let is_host = || Tensor::<1>::zeros([1], (device, DType::F32)).try_into_primitive::<Flex>().is_ok();
+    if dtype == DType::F32 && is_host() { &Cpu } else { plain(F32Products::OfDevice) }
+}
+
+/// The place of activations in `f32` on a GPU or on the CPU; the device itself need not be here.
+#[must_use]
+pub fn place_on(is_gpu: bool) -> Place {
+    if is_gpu { plain(F32Products::OfDevice) } else { &Cpu }
+}
+
+/// Plain tensor calls, with these products of operands in `f32`.
+#[must_use]
+pub fn plain(products: F32Products) -> Place {
+    match products {
+        F32Products::OfDevice => &Plain(F32Products::OfDevice),
+        F32Products::Split => &Plain(F32Products::Split),
+    }
+}
+
+/// Runs small operations where their tasks start fastest: on the CPU in a thread of the pool that computes them, so that
+/// each of hundreds need not wake it from outside. A GPU's queue belongs to the thread that calls. Steps of training do
+/// not go through here: every thread of the pool would come to keep the scratch memory of large operations.
+pub fn run<R: Send>(place: Place, operations: impl FnOnce() -> R + Send) -> R {
+    if place.is_host() { rayon::scope(|_| operations()) } else { operations() }
+}
+
+/// What a place computes with. Shapes are those of the doors' functions of the same names.
+#[expect(missing_docs, reason = "the doors describe the operations")]
+pub trait Kernels: Debug + Send + Sync {
+    /// How operands in `f32` are multiplied in plain tensor calls.
+    fn f32_products(&self) -> F32Products {
+        F32Products::OfDevice
+    }
+
+    /// This place with these products, where it has a choice.
+    fn with_f32_products(&'static self, products: F32Products) -> Place;
+
+    /// Whether its tensors are in host memory, and autodiff does not track them.
+    fn is_host(&self) -> bool {
+        false
+    }
+
+    /// Whether the rows of a micro-batch must have one length.
+    fn pads_rows(&self) -> bool {
+        true
+    }
+
+    /// Whether its products take matrices as blocks of GGUF.
+    fn takes_blocks(&self) -> bool {
+        false
+    }
+
+    /// Type of the activations where products are computed in `compute`: another one if only operands are rounded to that.
+    fn activation_dtype(&self, compute: Dtype) -> Dtype {
+        compute
+    }
+
+    /// Whether operands of products are copied in another type.
+    fn copies_operands(&self) -> bool {
+        true
+    }
+
+    /// Temporary numbers for each token in the backward of an attention, beside those of width `hidden_size`.
+    fn attention_backward_numbers(&self, heads: Heads, dtype: Dtype) -> usize {
+        // By head: operands, and in half precision also in `f32`; the gradients of keys and values are summed in `f32`. By
+        // token: the gradients of the output and of the queries.
+        let as_f32 = if dtype.num_bytes() < size_of::<f32>() { size_of::<f32>() / dtype.num_bytes() } else { 0 };
+        (4 + 2 * as_f32) * heads.query_width() + (2 + 2 * as_f32 + 2 * as_f32.max(1)) * heads.key_value_width()
+    }
+
+    /// Temporary bytes for scores of which the matrix would have `all` bytes: a chunk, its exponentials and gradients.
+    fn score_bytes(&self, all: usize) -> usize {
+        4 * all.min(CHUNK_BYTES)
+    }
+
+    /// Temporary bytes for each logit of a chunk of targets: logits and their gradient in the type of the activations; in f32
+    /// the probabilities, those less the targets, and the gradient, which fusion leaves where a product is not fused.
+    fn bytes_per_logit(&self, activation_bytes: usize) -> usize {
+        2 * activation_bytes + 3 * size_of::<f32>()
+    }
+
+    /// Target tokens whose logits exist at a time by default, for a head `[vocab_size, hidden_size]`.
+    fn most_targets(&self, head: [usize; 2]) -> usize {
+        most_plain_targets(head)
+    }
+
+    /// The number of targets fills up a multiple of this.
+    fn target_multiple(&self) -> usize {
+        PLAIN_MULTIPLE
+    }
+
+    fn rms_norm(&self, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+        plain_rms_norm(x, weight, eps)
+    }
+
+    fn rms_norm_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        weight: &Tensor<1>,
+        rstd: &Tensor<1>,
+        residual: Tensor<2>,
+    ) -> Tensor<2> {
+        plain_rms_norm_backward(dy, x, weight, rstd, residual)
+    }
+
+    fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        plain_swiglu(gate, up)
+    }
+
+    fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+        plain_swiglu_backward(dh, gate, up)
+    }
+
+    fn rotate(&self, x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
+        plain_rotate(x, layout, rope, num_heads, inverse)
+    }
+
+    fn attention(&self, qkv: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {
+        plain_attention(qkv, layout, heads)
+    }
+
+    fn attention_backward(
+        &self,
+        d_o: &Tensor<2>,
+        qkv: [&Tensor<2>; 3],
+        attended: &Attended,
+        layout: &Layout,
+        heads: Heads,
+    ) -> [Tensor<2>; 3] {
+        plain_attention_backward(d_o, qkv, attended, layout, heads)
+    }
+
+    /// Memory for keys and values of a text.
+    fn cache(&self, heads: Heads, device: &Device, dtype: DType) -> Held {
+        Held::on_device(heads, device, dtype, self.f32_products())
+    }
+
+    fn linear(
+        &self,
+        x: &Tensor<2>,
+        weight: &Weight,
+        lora: Option<Lora<&Tensor<2>>>,
+        residual: Option<Tensor<2>>,
+    ) -> (Tensor<2>, Option<Tensor<2>>) {
+        plain_linear(self.f32_products(), x, weight, lora, residual)
+    }
+
+    fn linear_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        weight: &Weight,
+        lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
+        input_grad: InputGrad,
+    ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
+        plain_linear_backward(self.f32_products(), dy, x, weight, lora, input_grad)
+    }
+
+    fn add_low_rank(
+        &self,
+        y: Tensor<2>,
+        x: &Tensor<2>,
+        weight: &Weight,
+        lora: Lora<&Tensor<2>>,
+        rows: std::ops::Range<usize>,
+    ) -> Tensor<2> {
+        plain_add_low_rank(self.f32_products(), y, x, weight, lora, rows)
+    }
+
+    /// Losses and, with `grad_scale`, the gradient, in chunks of `chunk_len` targets.
+    fn linear_cross_entropy(
+        &self,
+        hidden: &Tensor<2>,
+        head: &Weight,
+        targets: &[u32],
+        grad_scale: Option<f64>,
+        chunk_len: usize,
+    ) -> (Tensor<1>, Option<Tensor<2>>) {
+        plain_cross_entropy(self.f32_products(), hidden, head, targets, grad_scale, chunk_len)
+    }
+
+    fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {
+        plain_dropout(x, settings)
+    }
+
+    fn adamw(&self, state: State, grad: &Tensor<2>, update: &Update) -> State {
+        plain_adamw(state, grad, update)
+    }
+
+    fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {
+        plain_sum_of_squares(blocks)
+    }
+}
+
+/// Plain tensor calls.
+#[derive(Debug)]
+struct Plain(F32Products);
+
+impl Kernels for Plain {
+    fn f32_products(&self) -> F32Products {
+        self.0
+    }
+
+    fn with_f32_products(&'static self, products: F32Products) -> Place {
+        plain(products)
+    }
+}

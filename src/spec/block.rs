@@ -1,0 +1,170 @@
+//! A layer of a model as data: its sublayers and the linear layers in them. Names, shapes, counts, targets, export, merge,
+//! the memory plan and FLOPs follow from it.
+
+use std::collections::BTreeMap;
+
+/// A linear layer of a block: its place in [`Block::sites`].
+pub type SiteId = usize;
+
+/// What some of a block's linear layers have, by site.
+pub type PerSite<T> = BTreeMap<SiteId, T>;
+
+/// A linear layer of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// Name within the block, as in Hugging Face's files: `self_attn.q_proj`.
+    pub name: String,
+    /// Shape of its weight, `[out_features, in_features]`.
+    pub shape: [usize; 2],
+    /// Whether it adds a bias.
+    pub has_bias: bool,
+}
+
+impl Site {
+    /// Number of its weights.
+    #[must_use]
+    pub fn num_weights(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A layer of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    /// Its linear layers, in the order of the forward pass.
+    pub sites: Vec<Site>,
+    /// What it computes, in order: the output of each sublayer is added to its input.
+    pub sublayers: Vec<Sublayer>,
+}
+
+/// A sublayer with the norms around it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sublayer {
+    /// Name within the block of the norm of its input; absent: it takes the residual stream as it is.
+    pub norm_before: Option<&'static str>,
+    /// Name within the block of the norm of its output, before that is added to the residual stream.
+    pub norm_after: Option<&'static str>,
+    /// What it computes between the norms.
+    pub kind: SublayerKind,
+}
+
+/// What a sublayer computes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SublayerKind {
+    /// Causal self-attention.
+    Attention(Attention),
+    /// A gated feed-forward layer.
+    Gated(Gated),
+}
+
+/// Causal self-attention with grouped queries.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Its heads.
+    pub heads: Heads,
+    /// The rotary embedding of queries and keys, by its place in [`ModelConfig::ropes`](super::ModelConfig::ropes).
+    pub rope: usize,
+    /// Whether queries and keys are normed head by head before the rotary embedding (Qwen3).
+    pub has_head_norms: bool,
+    /// The projections of its input to queries, keys and values.
+    pub qkv: [SiteId; 3],
+    /// The projection of its output.
+    pub output: SiteId,
+}
+
+/// The heads of an attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// Number of query heads.
+    pub num_heads: usize,
+    /// Number of key and value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// How many tokens a token can look back, itself included; absent: all.
+    pub window: Option<usize>,
+}
+
+impl Heads {
+    /// Width of all query heads.
+    #[must_use]
+    pub fn query_width(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// Width of all key heads, and of all value heads.
+    #[must_use]
+    pub fn key_value_width(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+
+    /// Number of visible pairs of a query and a key in a document of `len` tokens: a token sees itself and the tokens
+    /// before it, within the window.
+    #[must_use]
+    pub fn visible_pairs(&self, len: usize) -> usize {
+        let window = self.window.unwrap_or(len).min(len);
+        window * (window + 1) / 2 + (len - window) * window
+    }
+}
+
+/// A gated feed-forward layer: `down(silu(gate(x)) * up(x))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gated {
+    /// Width inside it.
+    pub intermediate_size: usize,
+    /// The projections of its input to the gate and to what it multiplies.
+    pub gate_up: [SiteId; 2],
+    /// The projection of its output.
+    pub down: SiteId,
+}
+
+impl Block {
+    /// The attention; the first one, if there were several.
+    #[must_use]
+    pub fn attention(&self) -> Option<&Attention> {
+        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
+            SublayerKind::Attention(attention) => Some(attention),
+            SublayerKind::Gated(_) => None,
+        })
+    }
+
+    /// The gated feed-forward layer, likewise.
+    #[must_use]
+    pub fn gated(&self) -> Option<&Gated> {
+        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
+            SublayerKind::Gated(gated) => Some(gated),
+            SublayerKind::Attention(_) => None,
+        })
+    }
+
+    /// The norms of a block with their widths.
+    pub fn norms(&self, hidden_size: usize) -> impl Iterator<Item = (&'static str, usize)> {
+        let heads =
+            self.attention().filter(|attention| attention.has_head_norms).map(|attention| attention.heads.head_dim);
+        let of_heads = heads.into_iter().flat_map(|width| HEAD_NORMS.map(|name| (name, width)));
+        let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
+        of_heads.chain(around.flatten().map(move |name| (name, hidden_size)))
+    }
+}
+
+/// Names of the norms of query and key heads.
+pub const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
+
+/// The names that linear layers have in a family, in the order of the forward pass.
+pub const SITE_NAMES: [&str; 7] = [
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+];
+
+/// The last component of a module's name, as used in `target_modules`.
+#[must_use]
+pub fn short_name(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or_default()
+}

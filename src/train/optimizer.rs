@@ -1,0 +1,220 @@
+//! The optimizer over all adapters: its rules, each in a file of its own, and their states.
+
+mod adamw;
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Tensor, TensorData};
+use serde::Serialize;
+
+use super::config::OptimizerConfig;
+use super::grads::GradSums;
+use crate::checkpoint::HostTensor;
+use crate::faults;
+use crate::lora::{Adapter, AdapterSet};
+use crate::ops::kernels::Place;
+use crate::ops::low_rank::LowRank;
+use crate::ops::profile::{self, Cost};
+use crate::schema::Choice;
+use crate::spec::SiteId;
+
+/// The optimizer's name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerName {
+    /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+    #[default]
+    Adamw,
+}
+
+impl Choice for OptimizerName {
+    const NAMES: &'static [(&'static str, Self)] = &[("adamw", Self::Adamw)];
+    const PEERS: &'static [(&'static str, &'static str)] = &[
+        ("adam", "adamw"),
+        ("adamw_torch", "adamw"),
+        ("adamw_torch_fused", "adamw"),
+        ("adamw_hf", "adamw"),
+        ("torch.optim.adamw", "adamw"),
+        ("paged_adamw_32bit", "adamw"),
+    ];
+}
+
+impl OptimizerName {
+    /// The name in a recipe.
+    fn word(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, name)| *name == self).map_or("", |(word, _)| word)
+    }
+
+    /// Names in a checkpoint of what the rule remembers of every parameter.
+    #[must_use]
+    pub fn states(self) -> &'static [&'static str] {
+        match self {
+            Self::Adamw => &adamw::STATES,
+        }
+    }
+}
+
+/// A parameter with the states of its rule, all of its shape and in `f32`.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    /// The parameter.
+    pub values: Tensor<2>,
+    /// Its states, in the order of [`OptimizerName::states`].
+    pub states: Vec<Tensor<2>>,
+}
+
+/// What every parameter's update of a step has in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Update {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Number of this update, from 1.
+    pub number: u64,
+    /// Factor of the gradients.
+    pub grad_scale: f64,
+}
+
+/// Updates all adapters by the rule of the recipe.
+#[derive(Clone, Debug)]
+pub struct Optimizer {
+    config: OptimizerConfig,
+    /// Ratio of B's learning rate to A's.
+    loraplus_lr_ratio: f64,
+    num_updates: u64,
+    /// By layer and site; of each matrix in the order of [`OptimizerName::states`].
+    states: BTreeMap<(usize, SiteId), LowRank<Vec<Tensor<2>>>>,
+    place: Place,
+}
+
+/// The moments do not belong to these adapters.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OptimizerStateError {
+    /// A tensor is missing.
+    #[error("optimizer state: `{0}` is missing")]
+    Missing(String),
+    /// A tensor has another shape.
+    #[error("optimizer state: `{name}` has shape {found:?}, expected {expected:?}")]
+    Shape {
+        /// Name of the tensor.
+        name: String,
+        /// Shape in the state.
+        found: Vec<usize>,
+        /// Shape of the adapter.
+        expected: Vec<usize>,
+    },
+}
+
+impl Optimizer {
+    /// An optimizer before its first update.
+    #[must_use]
+    pub fn new(config: OptimizerConfig, loraplus_lr_ratio: Option<f64>, adapters: &AdapterSet) -> Self {
+        let zeros = |like: &Tensor<2>| config.name.states().iter().map(|_| like.zeros_like()).collect();
+        let states = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(zeros))).collect();
+        let loraplus_lr_ratio = loraplus_lr_ratio.unwrap_or(1.0);
+        Self { config, loraplus_lr_ratio, num_updates: 0, states, place: adapters.place() }
+    }
+
+    /// Number of updates done.
+    #[must_use]
+    pub fn num_updates(&self) -> u64 {
+        self.num_updates
+    }
+
+    /// Where it runs.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Updates every adapter that has a gradient with `grad_scale` times it. As in torch, the others and their states stay.
+    pub fn update(&mut self, adapters: &mut AdapterSet, grads: &GradSums, learning_rate: f64, grad_scale: f64) {
+        self.num_updates += 1;
+        let update = |learning_rate| Update { learning_rate, number: self.num_updates, grad_scale };
+        let updates = LowRank { a: update(learning_rate), b: update(learning_rate * self.loraplus_lr_ratio) };
+        for (layer, block) in adapters.blocks.iter_mut().enumerate() {
+            // Tensors are moved through the update: a second owner would force a copy.
+            for (site, adapter) in std::mem::take(block) {
+                let (matrices, grad) = (adapter.matrices, grads.get(layer, site));
+                let Some((grad, states)) = grad.and_then(|grad| Some((grad, self.states.remove(&(layer, site))?)))
+                else {
+                    block.insert(site, Adapter { matrices, ..adapter });
+                    continue;
+                };
+                let passes = 3.0 + 2.0 * profile::count(self.config.name.states().len());
+                let bytes = passes * matrices.as_ref().map(profile::bytes).into_array().iter().sum::<f64>();
+                let all = matrices.zip(states).zip(grad.as_ref()).zip(updates);
+                let step = || {
+                    all.map(|(((values, states), grad), update)| {
+                        let parameter = self.of_one(Parameter { values, states }, grad, update);
+                        (parameter.values, parameter.states)
+                    })
+                };
+                let (matrices, states) =
+                    profile::measure(self.config.name.word(), || Cost { bytes, ..Cost::default() }, step).unzip();
+                self.states.insert((layer, site), states);
+                block.insert(site, Adapter { matrices, ..adapter });
+            }
+        }
+    }
+
+    /// The rule's update of one parameter.
+    fn of_one(&self, parameter: Parameter, grad: &Tensor<2>, update: Update) -> Parameter {
+        match self.config.name {
+            OptimizerName::Adamw => adamw::update(self.place, &self.config, parameter, grad, update),
+        }
+    }
+
+    /// The states as named host tensors, for a checkpoint.
+    #[must_use]
+    pub fn state(&self, adapters: &AdapterSet) -> Vec<HostTensor> {
+        let mut tensors = Vec::new();
+        for (site, adapter) in adapters.by_site() {
+            let Some(states) = self.states.get(&site) else { continue };
+            for (matrix, states) in states.as_ref().named() {
+                for (state, tensor) in self.config.name.states().iter().zip(states) {
+                    let name = format!("{}.{matrix}.{state}", adapter.module);
+                    let values = faults::read(tensor.clone(), &name);
+                    tensors.push(HostTensor { name, shape: tensor.dims().to_vec(), values });
+                }
+            }
+        }
+        tensors
+    }
+
+    /// Restores the states of a checkpoint.
+    ///
+    /// # Errors
+    /// A tensor that is missing or has another shape.
+    pub fn restore(
+        &mut self,
+        adapters: &AdapterSet,
+        tensors: &[HostTensor],
+        num_updates: u64,
+    ) -> Result<(), OptimizerStateError> {
+        let by_name: std::collections::HashMap<_, _> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+        let find = |name: String, like: &Tensor<2>| {
+            let Some(tensor) = by_name.get(name.as_str()) else { return Err(OptimizerStateError::Missing(name)) };
+            let expected = like.dims().to_vec();
+            if tensor.shape != expected {
+                return Err(OptimizerStateError::Shape { name, found: tensor.shape.clone(), expected });
+            }
+            let data = TensorData::new(tensor.values.clone(), like.dims());
+            Ok(Tensor::<2>::from_data(data, (&like.device(), DType::F32)))
+        };
+        let names = self.config.name.states();
+        let mut restored = BTreeMap::new();
+        for (site, Adapter { module, matrices, .. }) in adapters.by_site() {
+            let of_matrix = |(matrix, like): (&str, &Tensor<2>)| {
+                names
+                    .iter()
+                    .map(|state| find(format!("{module}.{matrix}.{state}"), like))
+                    .collect::<Result<Vec<_>, _>>()
+            };
+            let [a, b] = matrices.as_ref().named().map(of_matrix);
+            restored.insert(site, LowRank { a: a?, b: b? });
+        }
+        self.states = restored;
+        self.num_updates = num_updates;
+        Ok(())
+    }
+}
