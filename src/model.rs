@@ -20,15 +20,15 @@ use crate::ops::profile::{self, Cost};
 use crate::spec::ModelConfig;
 
 pub mod block;
-pub mod config;
 pub mod decode;
 mod host;
 pub mod load;
 mod pager;
 pub mod rope;
+mod storage;
 pub mod weights;
 
-pub use config::{Init, ModelOptions, Quantization, Residency, Storage};
+pub use storage::Storage;
 
 /// Frozen weights of a model, on its device.
 #[derive(Clone, Debug)]

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::say;
 use crate::checkpoint::Checkpoints;
+use crate::config::{ModelOptions, Quantization, Residency};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{self, Dtype, OpenDevice};
 use crate::export::{ExportError, PromptForm, SavedAdapter, is_adapter, read_adapter};
@@ -16,7 +17,7 @@ use crate::failure::Failure;
 use crate::lora::AdapterSet;
 use crate::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
-use crate::model::{Model, ModelOptions, Quantization, Residency, Storage};
+use crate::model::{Model, Storage};
 use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::run::overview::held;

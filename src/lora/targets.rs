@@ -2,7 +2,7 @@
 
 use regex::Regex;
 
-use super::config::{LoraConfig, TargetModules, meant_layer};
+use crate::config::{LoraConfig, TargetModules, meant_layer};
 use crate::spec::{Linear, ModelConfig};
 
 /// Rank and scale of the adapter on one linear layer.

@@ -1,8 +1,8 @@
 use super::*;
+use crate::config::Precision;
 use crate::lora::targets::Selection;
 use crate::spec::ModelConfig;
 use crate::train::memory::tests as memory;
-use crate::train::precision::Precision;
 
 const GIB: f64 = 1_073_741_824.0;
 
