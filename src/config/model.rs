@@ -1,6 +1,6 @@
 //! Section `[model]` of a recipe.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::device::Dtype;
 use crate::schema::{Choice, Problem, Section, section};
@@ -40,7 +40,7 @@ section! {
 }
 
 /// Quantisation of the frozen linear layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Quantization {
     /// Weights stay as stored.
@@ -55,7 +55,7 @@ pub enum Quantization {
 }
 
 /// Where the frozen weights are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
     /// In the memory of the device that computes.
