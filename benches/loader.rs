@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lora_train::config::{DataConfig, DataSource};
 use lora_train::data::cache::CacheSettings;
-use lora_train::data::config::{DataConfig, DataSource};
 use lora_train::data::dataset::{Cursor, Dataset, OpenOptions};
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::telemetry::peak_host_memory_bytes;

@@ -13,7 +13,6 @@
 //! ```
 
 mod checksums;
-mod config;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -29,7 +28,7 @@ use thiserror::Error;
 use crate::export::PROMPT_FORM_FILE;
 use crate::files::sync_folder;
 
-pub use config::CheckpointConfig;
+use crate::config::CheckpointConfig;
 
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 const STATE_FILE: &str = "trainer_state.json";

@@ -8,7 +8,6 @@
 
 pub mod batch;
 pub mod cache;
-pub mod config;
 pub mod counts;
 mod data_file;
 pub mod dataset;

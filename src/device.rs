@@ -30,7 +30,7 @@ pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
 pub use cuda_gpu::{CudaGpu, DriverLibrary};
 pub use dtype::Dtype;
 pub use error::DeviceError;
-pub use name::{DeviceConfig, DeviceKind, DeviceName};
+pub use name::{DeviceKind, DeviceName};
 pub use toolkit::{KernelCompiler, NvrtcLibrary, Toolkit, ToolkitFile, find_toolkit};
 
 /// A device that was seen to work.

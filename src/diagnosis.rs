@@ -68,6 +68,7 @@ fn healthy(run: &Run) -> Finding {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::config::{CheckpointConfig, EvalConfig, GradientCheckpointing, Precision, TrainConfig};
     use crate::metrics::StepMetrics;
     use crate::stats::as_f64;
 
@@ -124,19 +125,16 @@ pub(crate) mod tests {
     pub(crate) fn facts() -> Facts {
         Facts {
             num_cpu_threads: 8,
-            num_workers: 1,
-            prefetch_batches: 4,
-            max_length: 1024,
+            train: TrainConfig {
+                gradient_accumulation_steps: 2,
+                gradient_checkpointing: GradientCheckpointing::Off,
+                ..TrainConfig::default()
+            },
+            eval: EvalConfig { eval_steps: Some(50), ..EvalConfig::default() },
+            checkpoint: CheckpointConfig { save_steps: Some(50), ..CheckpointConfig::default() },
             data_bytes: Some(100 << 20),
-            shuffle: true,
-            micro_batch_size: 4,
-            gradient_accumulation_steps: 2,
-            is_f32: true,
             max_positions: 1 << 17,
-            eval_steps: Some(50),
             eval_batches: Some(40),
-            save_steps: Some(50),
-            tensorboard: true,
             device_memory_bytes: Some(16 << 30),
             host_memory_bytes: Some(16 << 30),
             activation_bytes: Some(1 << 30),
@@ -154,7 +152,8 @@ pub(crate) mod tests {
 
     /// A hundred steps on a GPU after the first, each changed by `change`.
     pub(crate) fn gpu_run(change: impl Fn(&mut StepMetrics)) -> Run {
-        let facts = Facts { is_gpu: true, device_memory_bytes: Some(80 << 30), is_f32: false, ..facts() };
+        let mut facts = Facts { is_gpu: true, device_memory_bytes: Some(80 << 30), ..facts() };
+        facts.train.precision = Precision::Bf16;
         run_of(facts, gpu_line, change)
     }
 
@@ -196,7 +195,8 @@ pub(crate) mod tests {
         let slow = StepMetrics { wall_seconds: Some(60.0), ..gpu_line(1) };
         let first = StepMetrics { padding_tokens: Some(9000), data_wait_seconds: 0.9, mfu: Some(0.01), ..slow };
         figures.add_first(&first);
-        let facts = Facts { is_gpu: true, recomputes: true, ..facts() };
+        let mut facts = Facts { is_gpu: true, ..facts() };
+        facts.train.gradient_checkpointing = GradientCheckpointing::On;
         for num_more in 0..4 {
             let found = diagnose(&Run { facts: facts.clone(), figures: figures.clone() });
             let text = format!("{found:?}");

@@ -6,7 +6,7 @@
 //! - `commands` one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`, `chat`, `serve`, `eval`,
 //!   `generate`, `merge`, `push`, `bench`, `report`, `compare`
 //! - `run` training, as a straight line
-//! - [`recipe`] the TOML file: its sections composed, all problems reported at once
+//! - [`recipe`] the TOML file: the sections of [`config`] composed, all problems reported at once
 //! - [`report`] a run's files made into a report
 //! - [`train`] the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation
 //! - [`generate`] text from a model, token by token
@@ -15,11 +15,12 @@
 //! - [`lora`] low-rank adapters
 //! - [`ops`] the operations of a step, each with its forward and backward
 //! - [`data`] rows to token batches, in host memory
-//! - [`spec`] what a model is: shapes, tensors and names, from config.json; a family is a row
 //! - [`diagnosis`] what the figures of a run say about it
 //! - [`metrics`] the figures of a step and where they are written
 //! - [`telemetry`] samples of the machine during training
 //! - [`figures`] every figure of a step, one row each
+//! - [`config`] the sections of the recipe as plain data
+//! - [`spec`] what a model is: shapes, tensors and names, from config.json; a family is a row
 //! - [`device`] the device that computes, its types and its speed
 //! - [`hub`] files of models and data sets from the Hugging Face Hub
 //! - [`failure`] how a command ends without its result
@@ -36,6 +37,7 @@ pub mod allocator;
 pub mod checkpoint;
 pub mod cli;
 mod commands;
+pub mod config;
 pub mod data;
 pub mod device;
 pub mod diagnosis;

@@ -1,7 +1,6 @@
 //! Low-rank adapters.
 
 pub mod adapters;
-pub mod config;
 pub mod targets;
 
 pub use adapters::{Adapter, AdapterSet, BlockAdapters};

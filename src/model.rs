@@ -21,7 +21,6 @@ use crate::spec::ModelConfig;
 mod attention;
 pub mod block;
 pub mod budget;
-pub mod config;
 pub mod decode;
 mod gated;
 mod host;
@@ -29,9 +28,10 @@ mod linears;
 pub mod load;
 mod pager;
 pub mod rope;
+mod storage;
 pub mod weights;
 
-pub use config::{Init, ModelOptions, Quantization, Residency, Storage};
+pub use storage::Storage;
 
 /// Frozen weights of a model, on its device.
 #[derive(Clone, Debug)]

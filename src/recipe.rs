@@ -9,19 +9,15 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::CheckpointConfig;
-use crate::data::config::DataConfig;
+use crate::config::{
+    BestBy, CheckpointConfig, CostConfig, DataConfig, DeviceConfig, EvalConfig, LoggingConfig, LoraConfig, LrScheduler,
+    ModelOptions, OptimizerConfig, SchedulerConfig, TrainConfig, WatchdogConfig,
+};
 use crate::data::files::FileKind;
-use crate::device::DeviceConfig;
 use crate::gguf::is_gguf;
-use crate::lora::config::LoraConfig;
-use crate::metrics::{CostConfig, LoggingConfig};
-use crate::model::{ModelOptions, Storage};
+use crate::model::Storage;
 use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, section};
 use crate::spec::ModelConfig;
-use crate::train::config::{BestBy, EvalConfig, OptimizerConfig, SchedulerConfig, TrainConfig};
-use crate::train::schedule::LrScheduler;
-use crate::train::watchdog::WatchdogConfig;
 
 pub use args::RecipeArgs;
 pub use flags::{Flag, flag};

@@ -2,7 +2,6 @@
 
 pub mod backprop;
 mod base_weights;
-pub mod config;
 pub mod eval;
 pub mod fit;
 pub mod flops;
@@ -13,7 +12,6 @@ pub mod loss;
 pub mod memory;
 pub mod offload;
 pub mod optimizer;
-pub mod precision;
 pub mod recorder;
 pub mod saver;
 pub mod schedule;

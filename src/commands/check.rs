@@ -9,8 +9,8 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::config::{DataConfig, DataSource};
 use crate::data::cache::CacheSettings;
-use crate::data::config::{DataConfig, DataSource};
 use crate::data::dataset::{Dataset, OpenOptions, RowCounts};
 use crate::data::error::DataError;
 use crate::data::sources::source_files;

@@ -9,15 +9,14 @@ use serde::Serialize;
 
 use super::named::{ModelArgs, Named, misfit, recipe_of};
 use super::{print_figures, say};
+use crate::config::{DataSource, ModelOptions};
 use crate::data::cache::CacheSettings;
-use crate::data::config::DataSource;
 use crate::data::dataset::OpenOptions;
 use crate::export::read_adapter;
 use crate::failure::Failure;
 use crate::files;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
-use crate::model::ModelOptions;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, data_failure};

@@ -5,10 +5,9 @@ mod trained_with;
 
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
 use super::say;
 use crate::checkpoint::Checkpoints;
+use crate::config::{Init, ModelOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{self, Dtype, OpenDevice};
 use crate::export::{ExportError, PromptForm, SavedAdapter, is_adapter, read_adapter};
@@ -16,11 +15,11 @@ use crate::failure::Failure;
 use crate::lora::AdapterSet;
 use crate::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
-use crate::model::{Model, ModelOptions, Quantization, Residency, Storage};
+use crate::model::{Model, Storage};
 use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::run::overview::held;
-use crate::schema::Problem;
+use crate::schema::{Problem, Section, read_json};
 
 pub(crate) use form::{Asked, template};
 use trained_with::TrainedWith;
@@ -102,17 +101,15 @@ impl Named {
         for name in names {
             match adapter_of(name)? {
                 Some(adapter) => adapters.push(adapter),
-                None => bases.push(Base { path: name.clone(), ..Base::default() }),
+                None => bases.push(named(name.clone())),
             }
         }
         for name in &args.adapter {
             // Whatever is wrong with the folder is said when it is read.
             adapters.push(adapter_of(name)?.unwrap_or_else(|| NamedAdapter::new(name)));
         }
-        bases.extend(args.model.iter().map(|path| {
-            let revision = args.revision.clone();
-            Base { path: path.clone(), revision, ..Base::default() }
-        }));
+        let revision = args.revision.clone();
+        bases.extend(args.model.iter().map(|path| ModelOptions { revision: revision.clone(), ..named(path.clone()) }));
         let trained_with = TrainedWith::of(if bases.is_empty() { &adapters } else { &[] });
         let base = if bases.is_empty() { base_of(&adapters)? } else { one_of(&bases)? };
         if let Some((index, twice)) =
@@ -122,9 +119,6 @@ impl Named {
             let hint = format!("give one another name: --adapter {}{index}={}", twice.name, twice.folder.display());
             return Err(problem.hint(hint).into());
         }
-        let Base { path, revision, dtype, quantization, double_quantization, residency } = base;
-        let options = ModelOptions { path, revision, dtype, quantization, ..ModelOptions::default() };
-        let base = ModelOptions { double_quantization, residency, ..options };
         Ok(Self { base, adapters, trained_with })
     }
 
@@ -200,71 +194,41 @@ fn adapter_of(text: &str) -> Result<Option<NamedAdapter>, Failure> {
     }
 }
 
-/// A base model, as a run or an adapter names it.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Base {
-    path: String,
-    revision: Option<String>,
-    dtype: Option<Dtype>,
-    quantization: Quantization,
-    double_quantization: Option<bool>,
-    residency: Residency,
-}
-
-/// What is read of a run's recipe: other versions may have other keys.
-#[derive(Deserialize)]
-struct RunRecipe {
-    model: RunModel,
-    train: RunTrain,
-}
-
-#[derive(Deserialize)]
-struct RunModel {
-    path: String,
-    revision: Option<String>,
-    dtype: Option<String>,
-    #[serde(default)]
-    quantization: Quantization,
-    double_quantization: Option<bool>,
-    #[serde(default)]
-    residency: Residency,
-}
-
-#[derive(Deserialize)]
-struct RunTrain {
-    precision: String,
-}
-
-impl Base {
-    /// The base of an adapter: from the recipe of its run, or else from its own config.
-    fn of(adapter: &Path) -> Result<Self, Failure> {
-        let in_full = adapter.canonicalize().unwrap_or_else(|_| adapter.to_owned());
-        let mut base = match recipe_of(adapter) {
-            Some(recipe) => Self::of_recipe(&recipe)?,
-            None => {
-                Self { path: read_adapter(adapter)?.base_model_name_or_path.unwrap_or_default(), ..Self::default() }
-            }
-        };
-        // Relative paths start where the run was started; where it was moved from there, usually at a folder above it.
-        let started = in_full.ancestors().find_map(started_in);
-        let folders = started.into_iter().chain(in_full.ancestors().skip(1).map(Path::to_owned));
-        let moved = folders.map(|folder| folder.join(&base.path)).find(|path| path.exists());
-        if let (false, Some(moved)) = (base.path.is_empty() || Path::new(&base.path).exists(), moved) {
-            base.path = moved.display().to_string();
-        }
-        Ok(base)
+/// The base of an adapter: from the recipe of its run, or else from its own config.
+fn base_of_adapter(adapter: &Path) -> Result<ModelOptions, Failure> {
+    let in_full = adapter.canonicalize().unwrap_or_else(|_| adapter.to_owned());
+    let mut base = match recipe_of(adapter) {
+        Some(recipe) => base_of_run(&recipe)?,
+        None => named(read_adapter(adapter)?.base_model_name_or_path.unwrap_or_default()),
+    };
+    // Relative paths start where the run was started; where it was moved from there, usually at a folder above it.
+    let started = in_full.ancestors().find_map(started_in);
+    let folders = started.into_iter().chain(in_full.ancestors().skip(1).map(Path::to_owned));
+    let moved = folders.map(|folder| folder.join(&base.path)).find(|path| path.exists());
+    if let (false, Some(moved)) = (base.path.is_empty() || Path::new(&base.path).exists(), moved) {
+        base.path = moved.display().to_string();
     }
+    Ok(base)
+}
 
-    /// The base as its run held it. Weights of a run in `f32` stay in the type of the files, which loses nothing.
-    fn of_recipe(path: &Path) -> Result<Self, Failure> {
-        let failed = |error: &dyn std::fmt::Display| Failure::input(format!("{}: {error}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
-        let RunRecipe { model, train } = toml::from_str(&text).map_err(|error| failed(&error.message()))?;
-        let dtype = model.dtype.as_deref().and_then(|name| name.parse().ok());
-        let rounded = train.precision.parse().ok().filter(|dtype| *dtype != Dtype::F32);
-        let RunModel { path, revision, quantization, double_quantization, residency, .. } = model;
-        Ok(Self { path, revision, dtype: dtype.or(rounded), quantization, double_quantization, residency })
-    }
+/// The base as its run held it; other versions may have other keys in their recipes. Weights of a run in `f32` stay in the
+/// type of the files, which loses nothing.
+fn base_of_run(recipe: &Path) -> Result<ModelOptions, Failure> {
+    let file = recipe.display().to_string();
+    let failed = |error: &dyn std::fmt::Display| Failure::input(format!("{file}: {error}"));
+    let text = std::fs::read_to_string(recipe).map_err(|error| failed(&error))?;
+    let table: serde_json::Value = toml::from_str(&text).map_err(|error| failed(&error.message()))?;
+    let model = |root: &mut Section| Some(root.section("model", ModelOptions::default()));
+    let model = read_json(&file, &table.to_string(), model)?;
+    let precision = table["train"]["precision"].as_str().and_then(|name| name.parse::<Dtype>().ok());
+    let dtype = model.dtype.or(precision.filter(|dtype| *dtype != Dtype::F32));
+    // Random weights are for benchmarks: an adapter belongs to what is in the files.
+    Ok(ModelOptions { dtype, init: Init::Pretrained, ..model })
+}
+
+/// A base of which no more than its name is known.
+fn named(path: String) -> ModelOptions {
+    ModelOptions { path, ..ModelOptions::default() }
 }
 
 /// The directory in which the run in `folder` was started.
@@ -281,8 +245,8 @@ pub(crate) fn recipe_of(adapter: &Path) -> Option<PathBuf> {
 }
 
 /// The base of all adapters.
-fn base_of(adapters: &[NamedAdapter]) -> Result<Base, Failure> {
-    let bases = adapters.iter().map(|adapter| Base::of(&adapter.folder)).collect::<Result<Vec<_>, _>>()?;
+fn base_of(adapters: &[NamedAdapter]) -> Result<ModelOptions, Failure> {
+    let bases = adapters.iter().map(|adapter| base_of_adapter(&adapter.folder)).collect::<Result<Vec<_>, _>>()?;
     match adapters {
         [] => {
             Err(Problem::new("no model").hint("name a run, or a model: a folder or the id of a Hub repository").into())
@@ -296,7 +260,7 @@ fn base_of(adapters: &[NamedAdapter]) -> Result<Base, Failure> {
 }
 
 /// The base, if it is one.
-fn one_of(bases: &[Base]) -> Result<Base, Failure> {
+fn one_of(bases: &[ModelOptions]) -> Result<ModelOptions, Failure> {
     let (first, rest) = bases.split_first().map(|(first, rest)| (first.clone(), rest)).unwrap_or_default();
     match rest.iter().find(|other| (&other.path, &other.revision) != (&first.path, &first.revision)) {
         Some(other) => {

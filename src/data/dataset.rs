@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::batch::RowSource;
-use super::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowLimit};
 use super::data_file::{DataFile, OpenedFile, Reading};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
@@ -19,6 +18,7 @@ use super::packing::best_fit;
 use super::sources::source_files;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
+use crate::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowLimit};
 
 mod opening;
 mod questions;

@@ -7,9 +7,9 @@ use indicatif::HumanBytes;
 use serde::{Deserialize, Serialize};
 
 use super::cache::CacheSettings;
-use super::config::DataFormat;
 use super::error::DataError;
 use super::unpack::Compression;
+use crate::config::DataFormat;
 use crate::hub::{DatasetLayout, Progress};
 use crate::schema::searched_folder;
 

@@ -14,8 +14,8 @@ use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::config::{DataConfig, DataSource};
 use super::tokenizer::Tokenizer;
+use crate::config::{DataConfig, DataSource};
 
 pub(super) const BOS: u32 = 256;
 pub(super) const EOS: u32 = 257;

@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use super::config::{DataConfig, DataFormat, TrainOnTurns};
 use super::template::ChatTemplate;
-use crate::schema::Choice as _;
+use crate::config::{DataConfig, DataFormat, TrainOnTurns};
 
 mod chat;
 mod detect;
@@ -37,24 +36,6 @@ pub enum Sample {
 }
 
 impl DataFormat {
-    /// The format's name in a recipe.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, format)| *format == self).map_or("", |(name, _)| name)
-    }
-
-    /// The required columns, then the optional ones.
-    pub(super) fn columns(self) -> (&'static [&'static str], &'static [&'static str]) {
-        match self {
-            Self::Auto => (&[], &[]),
-            Self::Messages => (&["messages"], &["tools"]),
-            Self::Sharegpt => (&["conversations"], &["system", "tools"]),
-            Self::Alpaca => (&["instruction", "output"], &["input", "system"]),
-            Self::PromptCompletion => (&["prompt", "completion"], &["choices"]),
-            Self::Text => (&["text"], &[]),
-        }
-    }
-
     /// Whether rows of this format go through the chat template, if the model has one.
     pub(super) fn uses_template(self) -> bool {
         self != Self::Text

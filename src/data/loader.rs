@@ -287,7 +287,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::data::config::DataConfig;
+    use crate::config::DataConfig;
     use crate::data::dataset::OpenOptions;
     use crate::data::fixture::{Files, config, numbered_rows, tokenizer};
 

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::cache::CacheSettings;
-use super::config::DataSource;
 use super::error::DataError;
 use super::files::{self, FileKind, OpenOptions};
+use crate::config::DataSource;
 use crate::hub::{self, DatasetId, DatasetLayout, HubError, HubSettings};
 
 /// The split that is read where a recipe names none.

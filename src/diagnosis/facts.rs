@@ -1,31 +1,19 @@
 //! What was known about a run beforehand.
 
+use crate::config::{CheckpointConfig, DataConfig, EvalConfig, GradientCheckpointing, LoggingConfig, TrainConfig};
+
 /// The recipe and the machine, as far as rules need them. A fact that is not known is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "they are what a recipe says")]
 pub struct Facts {
-    // Keys of the recipe, named as in it.
-    pub(crate) num_workers: u64,
-    pub(crate) prefetch_batches: u64,
-    pub(crate) packing: bool,
-    pub(crate) max_length: u64,
-    pub(crate) shuffle: bool,
-    pub(crate) micro_batch_size: u64,
-    pub(crate) gradient_accumulation_steps: u64,
-    pub(crate) layered_accumulation: bool,
-    pub(crate) eval_steps: Option<u64>,
-    pub(crate) save_steps: Option<u64>,
-    pub(crate) tensorboard: bool,
-    /// `train.gradient_checkpointing` is `true` or `"offload"`: the backward computes blocks again.
-    pub(crate) recomputes: bool,
-    /// It is `"offload"`.
-    pub(crate) offloads: bool,
-    /// It is `"auto"` in the recipe.
+    // Sections of the recipe.
+    pub(crate) data: DataConfig,
+    /// With `gradient_checkpointing` as decided where the recipe has "auto".
+    pub(crate) train: TrainConfig,
+    pub(crate) eval: EvalConfig,
+    pub(crate) checkpoint: CheckpointConfig,
+    pub(crate) logging: LoggingConfig,
+    /// `train.gradient_checkpointing` is `"auto"` in the recipe.
     pub(crate) decides_checkpointing: bool,
-    /// `train.precision` is `"f32"`.
-    pub(crate) is_f32: bool,
-    /// Every evaluation samples text (`eval.generate`).
-    pub(crate) draws_samples: bool,
 
     // Model and rows.
     /// Positions of the model: no row can be longer.
@@ -61,13 +49,18 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// Whether the backward computes blocks again.
+    pub(super) fn recomputes(&self) -> bool {
+        self.train.gradient_checkpointing != GradientCheckpointing::Off
+    }
+
     /// `train.gradient_checkpointing` as in the recipe.
     pub(super) fn checkpointing(&self) -> &'static str {
-        match (self.decides_checkpointing, self.recomputes, self.offloads) {
-            (true, ..) => "\"auto\"",
-            (_, _, true) => "\"offload\"",
-            (_, true, _) => "true",
-            _ => "false",
+        match self.train.gradient_checkpointing {
+            _ if self.decides_checkpointing => "\"auto\"",
+            GradientCheckpointing::Offload => "\"offload\"",
+            GradientCheckpointing::Off => "false",
+            _ => "true",
         }
     }
 }

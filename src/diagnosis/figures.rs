@@ -318,7 +318,7 @@ impl Figures {
         if passes > 0.0 {
             return self.forward_backward_seconds * forward / passes * share(blocks + head);
         }
-        let of_blocks = if facts.recomputes { 3.0 } else { 2.0 };
+        let of_blocks = if facts.recomputes() { 3.0 } else { 2.0 };
         self.forward_backward_seconds * share(of_blocks * blocks + head)
     }
 

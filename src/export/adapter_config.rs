@@ -5,7 +5,7 @@ use std::ops::Bound;
 
 use serde_json::json;
 
-use crate::lora::config::{InitLoraWeights, LoraConfig, TargetModules};
+use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::spec::short_name;
 

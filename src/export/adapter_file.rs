@@ -8,8 +8,8 @@ use safetensors::tensor::TensorView;
 
 use super::adapter_config;
 use super::{AdapterWeights, ExportError, HostMatrix};
+use crate::config::LoraConfig;
 use crate::files;
-use crate::lora::config::LoraConfig;
 use crate::model::weights::{convert, layout};
 use crate::ops::low_rank::LowRank;
 use crate::schema::Problem;
@@ -189,7 +189,7 @@ fn no_adapter_hint(folder: &Path) -> &'static str {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::lora::config::TargetModules;
+    use crate::config::TargetModules;
     use crate::model::weights::fixture::tiny_config;
     use crate::spec::in_layer;
 

@@ -59,7 +59,7 @@ fn host_matrix(tensor: &Tensor<2>) -> HostMatrix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lora::config::LoraConfig;
+    use crate::config::LoraConfig;
     use crate::model::weights::fixture::tiny_config;
 
     fn fresh(lora: &LoraConfig) -> AdapterSet {

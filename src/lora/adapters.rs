@@ -4,8 +4,8 @@ use burn::tensor::{DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::config::InitLoraWeights;
 use super::targets::{AdapterShape, Selection};
+use crate::config::InitLoraWeights;
 use crate::ops::host;
 use crate::ops::kernels::{Place, place_of};
 use crate::ops::low_rank::LowRank;
@@ -123,7 +123,7 @@ pub(crate) fn normal(rng: &mut ChaCha8Rng) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lora::config::LoraConfig;
+    use crate::config::LoraConfig;
 
     fn set(init: InitLoraWeights, seed: u64) -> AdapterSet {
         let selection = LoraConfig::default().select(&config()).unwrap();

@@ -2,7 +2,7 @@
 
 use regex::Regex;
 
-use super::config::{LoraConfig, TargetModules, meant_layer};
+use crate::config::{LoraConfig, TargetModules, meant_layer};
 use crate::ops::low_rank::LowRank;
 use crate::spec::{ModelConfig, PerSite, SITE_NAMES, SiteId, in_layer};
 

@@ -1,23 +1,11 @@
-//! What a run costs: section `[cost]` of a recipe.
+//! What a run costs.
 
 use super::{PerMillionTokens, Summary};
-use crate::schema::section;
+use crate::config::CostConfig;
 
 const JOULES_PER_KWH: f64 = 3.6e6;
 const SECONDS_PER_HOUR: f64 = 3600.0;
 const MILLION: f64 = 1e6;
-
-section! {
-    /// Section `[cost]`.
-    pub struct CostConfig {
-        /// Price of an hour of the machine. Default: none.
-        price_per_hour: Option<f64> = None => optional_number(0.0..) like 2.5;
-        /// Price of a kWh, where energy is paid for besides. Default: none.
-        price_per_kwh: Option<f64> = None => optional_number(0.0..) like 0.3;
-        /// Name of the currency.
-        currency: String = "USD".into() => string();
-    }
-}
 
 impl CostConfig {
     /// Price of a number of seconds and, if known, of the energy; `None` if no price of the recipe applies.

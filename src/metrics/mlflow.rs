@@ -12,12 +12,11 @@ use reqwest::StatusCode;
 use reqwest::blocking::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
 
-use super::{LoggingConfig, Outcome};
+use super::Outcome;
+use crate::config::LoggingConfig;
 use crate::files;
 use crate::schema::flattened;
 
-/// The variable that names the server where the recipe does not.
-pub(super) const URI_VARIABLE: &str = "MLFLOW_TRACKING_URI";
 /// Holds the run's id on the server: a resumed run continues there.
 const RUN_FILE: &str = "mlflow_run_id";
 

@@ -11,9 +11,8 @@ use super::dashboard::Dashboard;
 use super::jsonl::{self, KeepUpTo};
 use super::mlflow::MlFlow;
 use super::tensorboard::TensorBoard;
-use super::{
-    EvalMetrics, Finding, LoggingConfig, MetricsError, SUMMARY_FILE, Sample, StepMetrics, Summary, UNFINISHED_FILE,
-};
+use super::{EvalMetrics, Finding, MetricsError, SUMMARY_FILE, Sample, StepMetrics, Summary, UNFINISHED_FILE};
+use crate::config::LoggingConfig;
 use crate::faults::backend_log;
 use crate::figures::{eval_scalars, tagged_scalars};
 use crate::files;

@@ -248,8 +248,8 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
+    use crate::config::LoraConfig;
     use crate::lora::adapters::normal;
-    use crate::lora::config::LoraConfig;
     use crate::lora::{Adapter, AdapterSet};
     use crate::model::weights::fixture::windowed;
     use crate::ops::kernels::place_of;
@@ -306,7 +306,7 @@ mod tests {
         };
         let block = Block { linears, sublayers: sublayers.iter().map(sublayer).collect() };
         let selection = LoraConfig { r: 3, lora_alpha: 5.0, ..LoraConfig::default() }.select(config).unwrap();
-        let init = crate::lora::config::InitLoraWeights::Kaiming;
+        let init = crate::config::InitLoraWeights::Kaiming;
         let mut adapters = AdapterSet::new(config, &selection, init, 0.0, 3, device);
         for adapter in adapters.iter_mut() {
             adapter.matrices.b = random(adapter.matrices.b.dims(), 0.2, rng, device);

@@ -142,9 +142,9 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::config::{InitLoraWeights, LoraConfig};
     use crate::data::batch::{Batch, Document};
     use crate::device::Dtype;
-    use crate::lora::config::{InitLoraWeights, LoraConfig};
     use crate::model::load;
     use crate::model::weights::fixture::{tiny_config, windowed};
     use crate::model::weights::{RandomWeights, Weights};

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 
-use super::{Residency, Storage};
+use super::Storage;
+use crate::config::Residency;
 use crate::device::Dtype;
 use crate::gguf::is_gguf;
 use crate::ops::linear::Matrix;

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::checkpoint::Checkpoints;
+use crate::config::LoraConfig;
 use crate::export::{SavedAdapter, find_adapter, read_adapter};
-use crate::lora::config::LoraConfig;
 use crate::lora::targets::AdapterShape;
 use crate::schema::{Problem, Section};
 use crate::spec::PerSite;

@@ -7,10 +7,8 @@ mod values;
 use std::path::Path;
 
 use super::*;
-use crate::data::config::{DataFormat, DataSource, EvalSplit};
+use crate::config::{DataFormat, DataSource, EvalSplit, InitLoraWeights, Precision, TargetModules};
 use crate::device::Dtype;
-use crate::lora::config::{InitLoraWeights, TargetModules};
-use crate::train::precision::Precision;
 
 fn parse(text: &str, set: &[&str]) -> Result<Recipe, Problems> {
     let overrides: Vec<Override> = set.iter().map(|assignment| Override::set(*assignment)).collect();

@@ -5,6 +5,7 @@ use std::cell::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::inputs;
+use crate::config::GradientCheckpointing;
 use crate::device::{DeviceKind, OpenDevice};
 use crate::failure::Failure;
 use crate::faults::{Fault, panic_text};
@@ -14,7 +15,6 @@ use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::telemetry::gpus::{self, Gpus};
 use crate::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
-use crate::train::config::GradientCheckpointing;
 use crate::train::fit::{self, Decision, Memories};
 use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan, Workload};
 

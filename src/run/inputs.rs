@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::config::{DataConfig, Init, LoraConfig, ModelOptions, Precision, Residency};
 use crate::data::batch::padded_length;
-use crate::data::config::DataConfig;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::error::DataError;
 use crate::data::progress::{Meter, Work};
@@ -15,10 +15,9 @@ use crate::failure::Failure;
 use crate::gguf::is_gguf;
 use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::AdapterSet;
-use crate::lora::config::LoraConfig;
 use crate::lora::targets::Selection;
 use crate::model::weights::{RandomWeights, WeightFiles, Weights};
-use crate::model::{Init, Model, ModelOptions, Residency, Storage, load};
+use crate::model::{Model, Storage, load};
 use crate::ops::kernels::Place;
 use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
@@ -26,7 +25,6 @@ use crate::schema::{Problem, Problems};
 use crate::spec::ModelConfig;
 use crate::telemetry::NvmlSelector;
 use crate::train::memory::Workload;
-use crate::train::precision::Precision;
 
 /// Where the weights of a model may come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,19 +4,18 @@ use std::collections::BTreeSet;
 
 use super::device_memory::StepMemory;
 use super::prepare::Prepared;
+use crate::config::{GradientCheckpointing, ModelOptions, Precision, Quantization, Residency};
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::metrics::Sinks;
+use crate::model::Storage;
 use crate::model::weights::convert::float_dtype;
 use crate::model::weights::{StoredTensor, WeightFiles, Weights};
-use crate::model::{ModelOptions, Quantization, Residency, Storage};
 use crate::recipe::Recipe;
 use crate::spec::{Method, ModelConfig};
 use crate::text::with_commas;
-use crate::train::config::GradientCheckpointing;
-use crate::train::precision::Precision;
 use crate::train::schedule::{self, Schedule};
 
 /// A label and its value.

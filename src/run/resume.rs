@@ -6,12 +6,12 @@ use super::args::{Resume, TrainArgs};
 use super::changes::{Change, changes};
 use super::dir::RunDir;
 use crate::checkpoint::{self, Checkpoints};
+use crate::config::GradientCheckpointing;
 use crate::failure::Failure;
 use crate::lora::AdapterSet;
 use crate::metrics::{Sinks, Summary};
 use crate::recipe::Recipe;
 use crate::schema::{Effect, Problem, Problems};
-use crate::train::config::GradientCheckpointing;
 use crate::train::state::{Inputs, RowOrder, TrainerState};
 use crate::train::step::{StepState, TrainStep};
 

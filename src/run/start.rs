@@ -10,6 +10,7 @@ use super::overview;
 use super::prepare::Prepared;
 use super::resume::Resumed;
 use crate::checkpoint::Checkpoints;
+use crate::config::GradientCheckpointing;
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
@@ -21,10 +22,8 @@ use crate::metrics::{SinkOptions, Sinks};
 use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
 use crate::telemetry::{Telemetry, total_host_memory_bytes};
-use crate::train::config::GradientCheckpointing;
 use crate::train::flops::StepFlops;
 use crate::train::memory::Workload;
-use crate::train::precision::Precision;
 use crate::train::recorder::Recorder;
 use crate::train::saver::{AdapterFiles, Saver};
 use crate::train::schedule::Schedule;
@@ -176,17 +175,15 @@ fn inputs(prepared: &Prepared, data: &Dataset) -> Inputs {
 fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padding_out: bool) -> Facts {
     let Prepared { recipe, source, selection, device, memory } = prepared;
     let config = &source.config;
-    let (train, rows) = (&recipe.train, recipe.train.micro_batch_size);
     let host_memory_bytes = total_host_memory_bytes();
     let workload = workload(recipe, config, selection, place_on(device.is_gpu()));
     let peak = |gradient_checkpointing| Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes;
     let own = workload.plan();
-    let own_peak = own.peak_bytes;
     let doubled_peak = Workload { rows: 2 * workload.rows, ..workload.clone() }.plan().peak_bytes;
     // If checkpointing is off: the memory with it on. Otherwise: the memory of the chosen kind.
-    let least = match train.gradient_checkpointing {
+    let least = match recipe.train.gradient_checkpointing {
         GradientCheckpointing::Off => peak(GradientCheckpointing::On),
-        _ => own_peak,
+        _ => own.peak_bytes,
     };
     // Rows are read from the tokenised copy of a file, where there is one.
     let size = |file: &FileInfo| match file.kept_tokens {
@@ -194,31 +191,21 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         None => std::fs::metadata(&file.path).map(|metadata| metadata.len()).ok(),
     };
     let sizes = data.files().iter().filter(|file| !file.is_eval).map(size);
-    let eval_batches = data.num_eval_batches(rows, recipe.eval.max_batches) as u64;
+    let eval_batches = data.num_eval_batches(recipe.train.micro_batch_size, recipe.eval.max_batches) as u64;
     Facts {
+        data: recipe.data.clone(),
+        train: recipe.train.clone(),
+        eval: recipe.eval.clone(),
+        checkpoint: recipe.checkpoint.clone(),
+        logging: recipe.logging.clone(),
         is_gpu: device.is_gpu(),
         leaves_padding_out,
         num_cpu_threads: num_cpu_threads() as u64,
-        num_workers: recipe.data.num_workers as u64,
-        prefetch_batches: recipe.data.prefetch_batches as u64,
-        packing: recipe.data.packing,
-        max_length: recipe.data.max_length as u64,
         max_positions: config.max_position_embeddings as u64,
         data_bytes: sizes.sum(),
         weights_read_bytes: own.read_bytes_per_step.map(|bytes| bytes as u64),
-        shuffle: recipe.data.shuffle,
-        micro_batch_size: rows as u64,
-        gradient_accumulation_steps: train.gradient_accumulation_steps as u64,
-        layered_accumulation: train.layered_accumulation,
-        recomputes: train.gradient_checkpointing != GradientCheckpointing::Off,
-        offloads: train.gradient_checkpointing == GradientCheckpointing::Offload,
         decides_checkpointing: memory.checkpointing.is_some(),
-        is_f32: train.precision == Precision::F32,
-        eval_steps: recipe.eval.eval_steps,
         eval_batches: (eval_batches > 0).then_some(eval_batches),
-        draws_samples: !recipe.eval.generate.is_empty() || recipe.eval.task.metric.is_some(),
-        save_steps: recipe.checkpoint.save_steps,
-        tensorboard: recipe.logging.tensorboard,
         max_sm_clock_mhz: telemetry.max_sm_clock_mhz(),
         power_limit_watts: telemetry.power_limit_watts(),
         default_power_limit_watts: telemetry.default_power_limit_watts(),
@@ -229,7 +216,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         },
         host_memory_bytes,
         activation_bytes: peak(GradientCheckpointing::Off).checked_sub(least).map(|bytes| bytes as u64),
-        doubling_bytes: doubled_peak.checked_sub(own_peak).map(|bytes| bytes as u64),
+        doubling_bytes: doubled_peak.checked_sub(own.peak_bytes).map(|bytes| bytes as u64),
         block_parameters: config.num_block_weights() as u64,
         head_parameters: (config.vocab_size * config.hidden_size) as u64,
     }

@@ -1,7 +1,7 @@
 //! The frozen weights in the memory of a step, and what is read or copied of them where they stay on disk or in host memory.
 
 use super::memory::{MemoryPlan, Workload};
-use crate::model::Residency;
+use crate::config::Residency;
 use crate::stats::as_f64;
 
 /// Bytes of the frozen weights as the model holds them.

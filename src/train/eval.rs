@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use super::config::{EvalConfig, TrainConfig};
 use super::loss::LossSum;
 use super::step::TrainStep;
 use super::stop::Stop;
 use super::task::Score;
+use crate::config::{EvalConfig, TrainConfig};
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::generate::{GenerateError, Generator};

@@ -4,12 +4,12 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::config::GradientCheckpointing;
 use super::memory::{Component, MemoryPlan, Workload};
+use crate::config::{GradientCheckpointing, Residency};
 use crate::device::Dtype;
 use crate::diagnosis::MEMORY_MARGIN;
+use crate::model::Storage;
 use crate::model::weights::Quantisation;
-use crate::model::{Residency, Storage};
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::quantised::Coding;
 use crate::stats::as_f64;

@@ -1,8 +1,8 @@
 //! The number of steps of a run, and the mean size of a step.
 
-use super::config::TrainConfig;
 use super::flops::StepFlops;
 use super::schedule::{steps_per_epoch, total_steps};
+use crate::config::TrainConfig;
 use crate::data::dataset::{Cursor, Dataset};
 use crate::data::error::DataError;
 use crate::stats::as_f64;

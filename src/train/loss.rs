@@ -5,6 +5,7 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::config::TrainConfig;
 use crate::data::batch::Batch;
 use crate::faults;
 use crate::lora::AdapterSet;
@@ -13,6 +14,14 @@ use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, li
 use crate::ops::linear::linear;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile;
+
+impl TrainConfig {
+    /// Number of target tokens whose logits exist at a time.
+    #[must_use]
+    pub fn loss_chunk(&self) -> LossChunk {
+        self.loss_chunk_tokens.map_or(LossChunk::Auto, LossChunk::Tokens)
+    }
+}
 
 /// Sum of losses over target tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -6,8 +6,7 @@
 
 use serde::Serialize;
 
-use super::config::GradientCheckpointing;
-use super::precision::Precision;
+use crate::config::{GradientCheckpointing, Precision};
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
@@ -309,9 +308,8 @@ const COPIES_WHILE_SAVING: usize = 3;
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::config::{LoraConfig, Residency};
     use crate::device::Dtype;
-    use crate::lora::config::LoraConfig;
-    use crate::model::Residency;
     use crate::ops::kernels;
 
     pub(in crate::train) fn model(json: &str, r: usize) -> (ModelConfig, Selection) {

@@ -5,11 +5,10 @@ mod adamw;
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Tensor, TensorData};
-use serde::Serialize;
 
-use super::config::OptimizerConfig;
 use super::grads::GradSums;
 use crate::checkpoint::HostTensor;
+use crate::config::{OptimizerConfig, OptimizerName};
 use crate::faults;
 use crate::lora::{Adapter, AdapterSet};
 use crate::ops::kernels::Place;
@@ -17,27 +16,6 @@ use crate::ops::low_rank::LowRank;
 use crate::ops::profile::{self, Cost};
 use crate::schema::Choice;
 use crate::spec::SiteId;
-
-/// The optimizer's name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OptimizerName {
-    /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
-    #[default]
-    Adamw,
-}
-
-impl Choice for OptimizerName {
-    const NAMES: &'static [(&'static str, Self)] = &[("adamw", Self::Adamw)];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("adam", "adamw"),
-        ("adamw_torch", "adamw"),
-        ("adamw_torch_fused", "adamw"),
-        ("adamw_hf", "adamw"),
-        ("torch.optim.adamw", "adamw"),
-        ("paged_adamw_32bit", "adamw"),
-    ];
-}
 
 impl OptimizerName {
     /// The name in a recipe.

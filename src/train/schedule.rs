@@ -1,34 +1,7 @@
 //! The learning rate of every step, as `transformers` computes it.
 
-use serde::Serialize;
-
-use crate::schema::Choice;
+use crate::config::{LrScheduler, SchedulerConfig};
 use crate::stats::as_f64;
-use crate::train::config::SchedulerConfig;
-
-/// Shape of the learning rate after warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LrScheduler {
-    /// Half a cosine down to `min_lr_ratio`.
-    #[default]
-    Cosine,
-    /// A straight line down to `min_lr_ratio`.
-    Linear,
-    /// The peak to the end.
-    Constant,
-}
-
-impl Choice for LrScheduler {
-    const NAMES: &'static [(&'static str, Self)] =
-        &[("cosine", Self::Cosine), ("linear", Self::Linear), ("constant", Self::Constant)];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("constant_with_warmup", "constant"),
-        ("cosine_with_min_lr", "cosine"),
-        ("cosine_decay", "cosine"),
-        ("linear_schedule", "linear"),
-    ];
-}
 
 /// The learning rate as a pure function of the step.
 ///

@@ -4,12 +4,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::config::BestBy;
 use super::step::StepCounters;
 use super::step_work::StepWork;
 use super::task::Score;
 use super::totals::Totals;
 use super::watchdog::Watchdog;
+use crate::config::BestBy;
 use crate::data::dataset::Cursor;
 
 /// `trainer_state.json`: the state of training after a whole number of steps.

@@ -6,13 +6,13 @@ use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::backprop::{self, Forward, Inputs, Options};
-use super::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use super::grads::{GradSums, read};
 use super::loss::{LossScale, LossSum, eval_loss, num_right_tokens};
 use super::offload::HostParking;
 use super::optimizer::{Optimizer, OptimizerStateError};
 use super::watchdog::digest;
 use crate::checkpoint::HostTensor;
+use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
 use crate::faults;
 use crate::lora::AdapterSet;

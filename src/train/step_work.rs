@@ -97,7 +97,7 @@ pub(super) fn per_second(count: u64, seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::config::DataFormat;
+    use crate::config::DataFormat;
     use crate::data::files::FileKind;
 
     #[test]

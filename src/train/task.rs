@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use self::answers::Comparison;
-use self::config::{Metric, TaskConfig};
 use super::step::TrainStep;
+use crate::config::{Metric, TaskConfig};
 use crate::data::batch::Batch;
 use crate::data::dataset::{Asking, Dataset, Question};
 use crate::data::error::DataError;
@@ -17,7 +17,6 @@ use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRe
 use crate::stats::as_f64;
 
 pub mod answers;
-pub mod config;
 
 /// A task with its rows, the same ones at every evaluation.
 #[derive(Debug)]

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::config::{EvalConfig, TrainConfig};
 use super::eval::{eval_loss, figures, samples};
 use super::laps::Part;
 use super::recorder::Recorder;
@@ -14,8 +13,9 @@ use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
 use super::step_work::StepWork;
 use super::stop::Stop;
 use super::task::{Score, Task};
-use super::watchdog::{self, Observation, Verdict, WatchdogConfig};
+use super::watchdog::{self, Observation, Verdict};
 use crate::checkpoint::CheckpointError;
+use crate::config::{EvalConfig, TrainConfig, WatchdogConfig};
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::data::loader::{LoadedBatch, Loader};

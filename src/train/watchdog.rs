@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::step::SkipReason;
-use crate::schema::section;
+use crate::config::WatchdogConfig;
 
 /// Number of losses after which a spike can be distinguished from noise.
 const WARM_UP_LOSSES: u64 = 20;
@@ -29,22 +29,6 @@ const HISTORY_STEPS: u32 = u64::BITS;
 const MIN_SKIPS_OF_TROUBLE: u32 = 2;
 /// Number of steps between two checks of the adapters.
 pub const LOOK_STEPS: u64 = 10;
-
-section! {
-    /// Section `[watchdog]` of a recipe.
-    #[derive(Copy)]
-    pub struct WatchdogConfig {
-        /// Steps in a row whose loss or gradient is no finite number, so that no update is made, after which training
-        /// stops; 0: never.
-        // The search for f16's loss scale may skip 16 steps in a row.
-        max_skipped_steps: u64 = 20 => count(0..);
-        /// Standard deviations above its running mean at which a loss is a spike; 0: none is.
-        loss_spike_z: f64 = 6.0 => number(0.0..);
-        /// Steps in a row with a loss spike or losses 2 nats above where they started, with a gradient of exactly zero, or
-        /// with adapters that do not move, after which training stops; 0: never.
-        patience: u64 = 50 => count(0..);
-    }
-}
 
 /// What is wrong with a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

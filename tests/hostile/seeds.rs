@@ -2,8 +2,8 @@
 
 use std::fs;
 
+use lora_train::config::{LoraConfig, TargetModules};
 use lora_train::export::{AdapterWeights, HostMatrix, write_adapter};
-use lora_train::lora::config::{LoraConfig, TargetModules};
 use lora_train::model::weights::convert;
 use lora_train::ops::low_rank::LowRank;
 use lora_train::ops::quantised::NF4;

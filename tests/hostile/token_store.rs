@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use lora_train::data::config::{DataConfig, DataFormat, OnBadRow};
+use lora_train::config::{DataConfig, DataFormat, OnBadRow};
 use lora_train::data::dataset::{Cursor, Dataset};
 use lora_train::data::error::DataError;
 

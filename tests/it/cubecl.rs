@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
+use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, OptimizerConfig, TrainConfig};
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
-use lora_train::lora::config::{InitLoraWeights, LoraConfig};
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
@@ -19,7 +19,6 @@ use lora_train::ops::host;
 use lora_train::ops::kernels::place_of;
 use lora_train::ops::layout::{Layout, RotaryTable};
 use lora_train::spec::ModelConfig;
-use lora_train::train::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use lora_train::train::offload::HostParking;
 use lora_train::train::step::TrainStep;
 

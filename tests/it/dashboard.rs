@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use burn::tensor::{Device, Tensor};
 use burn_train::Interrupter;
 use lora_train::cli;
+use lora_train::config::LoggingConfig;
 use lora_train::failure::Failure;
-use lora_train::metrics::{EvalMetrics, LoggingConfig, SinkOptions, Sinks, StepMetrics, Summary};
+use lora_train::metrics::{EvalMetrics, SinkOptions, Sinks, StepMetrics, Summary};
 use lora_train::panics::guarded;
 use lora_train::train::stop::Stop;
 

@@ -5,17 +5,16 @@
 use std::path::Path;
 
 use burn::tensor::{DType, Device, Tensor};
+use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, OptimizerConfig, TrainConfig};
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
-use lora_train::lora::config::{InitLoraWeights, LoraConfig};
 use lora_train::model::Model;
 use lora_train::model::load;
 use lora_train::model::weights::{RandomWeights, Weights};
 use lora_train::ops::host;
 use lora_train::ops::product::F32Products;
 use lora_train::spec::ModelConfig;
-use lora_train::train::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use lora_train::train::step::{SkipReason, TrainStep};
 
 fn config() -> ModelConfig {
@@ -446,7 +445,7 @@ fn a_restored_state_continues_bit_for_bit_also_with_dropout() {
 fn layers_below_the_first_adapter_and_projections_without_one_get_no_gradient() {
     let model = model(Dtype::F32, Dtype::F32);
     let lora = LoraConfig {
-        target_modules: lora_train::lora::config::TargetModules::Names(vec!["v_proj".into(), "up_proj".into()]),
+        target_modules: lora_train::config::TargetModules::Names(vec!["v_proj".into(), "up_proj".into()]),
         layers_to_transform: Some(vec![1]),
         ..LoraConfig::default()
     };

@@ -11,19 +11,20 @@ use std::path::{Path, PathBuf};
 use crate::common::families::{FAMILIES, bits, formula, write_family};
 use crate::common::{run, stderr};
 use burn::tensor::{Device, Tensor};
+use lora_train::config::{
+    InitLoraWeights, LoraConfig, LrScheduler, OptimizerConfig, SchedulerConfig, TargetModules, TrainConfig,
+};
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::export::{MergeOptions, adapter_set, adapter_weights, merge, read_adapter, write_adapter};
 use lora_train::lora::AdapterSet;
-use lora_train::lora::config::{InitLoraWeights, LoraConfig, TargetModules};
 use lora_train::model::Model;
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::host;
 use lora_train::ops::linear::Matrix;
 use lora_train::spec::ModelConfig;
-use lora_train::train::config::{OptimizerConfig, SchedulerConfig, TrainConfig};
-use lora_train::train::schedule::{LrScheduler, Schedule};
+use lora_train::train::schedule::Schedule;
 use lora_train::train::step::TrainStep;
 use safetensors::SafeTensors;
 use serde_json::Value;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From top to bottom, as in `src/lib.rs`.
-const LAYERS: [&str; 29] = [
+const LAYERS: [&str; 30] = [
     "cli",
     "commands",
     "run",
@@ -18,11 +18,12 @@ const LAYERS: [&str; 29] = [
     "lora",
     "ops",
     "data",
-    "spec",
     "diagnosis",
     "metrics",
     "telemetry",
     "figures",
+    "config",
+    "spec",
     "device",
     "hub",
     "failure",

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use burn_train::Interrupter;
+use lora_train::config::LoggingConfig;
 use lora_train::figures::tags;
-use lora_train::metrics::{EvalMetrics, LoggingConfig, Sample, SinkOptions, Sinks, StepMetrics};
+use lora_train::metrics::{EvalMetrics, Sample, SinkOptions, Sinks, StepMetrics};
 use serde_json::{Value, json};
 
 fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use super::InspectArgs;
 use crate::commands::print;
+use crate::config::ModelOptions;
 use crate::data::tokenizer::Tokenizer;
 use crate::failure::Failure;
 use crate::gguf::{GgufFile, is_gguf, only_gguf};
 use crate::hub::Location;
-use crate::model::ModelOptions;
 use crate::model::weights::Weights;
 use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::schema::Problem;

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use rayon::prelude::*;
 use serde_json::json;
 
-use crate::data::config::DataConfig;
+use crate::config::DataConfig;
 use crate::data::dataset::{Cursor, Dataset, RowCounts};
 use crate::data::error::DataError;
 

@@ -1,6 +1,7 @@
 use std::fs;
 
 use super::*;
+use crate::config::{Quantization, Residency};
 
 /// A finished run, with a folder that PEFT wrote beside it. Nothing in them is read but what says where things are.
 fn runs() -> tempfile::TempDir {
@@ -43,6 +44,23 @@ fn a_run_names_its_adapter_and_its_base_from_wherever_it_is_called() {
     fs::write(run.join(RESOLVED_FILE), recipe.replace("\"base\"", "\"q4.gguf\"")).unwrap();
     fs::write(folder.path().join("q4.gguf"), "").unwrap();
     assert_eq!(find(&[&run], None, &[]).unwrap().base.path, base.with_file_name("q4.gguf").display().to_string());
+}
+
+#[test]
+fn every_key_of_the_model_is_taken_over_from_the_run() {
+    let folder = runs();
+    let run = folder.path().join("runs/a");
+    let named = find(&[&run], None, &[]).unwrap().base;
+    // The recipe is read by the section's table. Random weights alone stay with the benchmark that made them.
+    let keys = "quantization = \"nf4\"\ndouble_quantization = true\nresidency = \"host\"\ninit = \"random\"";
+    let recipe = fs::read_to_string(run.join(RESOLVED_FILE)).unwrap();
+    fs::write(run.join(RESOLVED_FILE), recipe.replace("new_key = 1", keys)).unwrap();
+    let (quantization, residency) = (Quantization::Nf4, Residency::Host);
+    let expected = ModelOptions { quantization, double_quantization: Some(true), residency, ..named };
+    assert_eq!(find(&[&run], None, &[]).unwrap().base, expected);
+    fs::write(run.join(RESOLVED_FILE), recipe.replace("new_key = 1", "quantization = \"nf9\"")).unwrap();
+    let error = find(&[&run], None, &[]).unwrap_err();
+    assert!(error.contains("resolved.toml: `model.quantization` = \"nf9\", expected one of"), "{error}");
 }
 
 #[test]

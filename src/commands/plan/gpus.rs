@@ -1,6 +1,6 @@
 //! GPUs to plan for without having them: memory, dense rates and board power from their makers' data sheets.
 
-use crate::train::precision::Precision;
+use crate::config::Precision;
 
 /// A kind of GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]

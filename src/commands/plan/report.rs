@@ -3,12 +3,11 @@
 use serde::Serialize;
 
 use super::target::Target;
-use crate::metrics::CostConfig;
-use crate::model::{Residency, Storage};
+use crate::config::{CostConfig, GradientCheckpointing, Residency, TrainConfig};
+use crate::model::Storage;
 use crate::recipe::Recipe;
 use crate::stats::as_f64;
 use crate::text::with_commas;
-use crate::train::config::{GradientCheckpointing, TrainConfig};
 use crate::train::fit::{self, Decision, Suggestion, USABLE, size};
 use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;

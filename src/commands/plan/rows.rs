@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 
-use crate::data::config::{DataConfig, DataSource};
+use crate::config::{DataConfig, DataSource};
 use crate::data::files::OpenOptions;
 use crate::data::sources::source_files;
 use crate::stats::as_f64;

@@ -2,6 +2,7 @@
 
 use super::gpus::{self, Gpu};
 use super::{MIB, PlanArgs};
+use crate::config::Precision;
 use crate::device::{self, DeviceKind, OpenDevice};
 use crate::failure::Failure;
 use crate::ops::peak::gemm_peak_flops;
@@ -10,7 +11,6 @@ use crate::run::device_memory::Resources;
 use crate::schema::Problem;
 use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit::Memories;
-use crate::train::precision::Precision;
 
 /// Fraction of the measured product rate that a step reaches on the CPU: between 0.57 and 0.74 on the models of
 /// `scripts/bench_vs_peft.py`.

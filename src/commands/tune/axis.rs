@@ -1,11 +1,10 @@
 //! The kinds of change to try, the candidates of each, and the recipe keys that they change.
 
 use super::trial::Figures;
+use crate::config::{GradientCheckpointing, Precision};
 use crate::device::Dtype;
 use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
-use crate::train::config::GradientCheckpointing;
-use crate::train::precision::Precision;
 
 /// Below this share of data wait in a step, another worker is not worth it.
 const DATA_WAIT: f64 = 0.02;

@@ -177,10 +177,9 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::config::{GradientCheckpointing, Precision};
     use crate::ops::kernels::place_on;
     use crate::recipe::Purpose;
-    use crate::train::config::GradientCheckpointing;
-    use crate::train::precision::Precision;
 
     const LIMITS: Limits = Limits { threads: 8, is_gpu: false, has_bf16: true, head: [49_152, 576] };
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempPath;
 
 use super::{CacheKey, UNFINISHED_SUFFIX};
-use crate::data::config::DataFormat;
+use crate::config::DataFormat;
 use crate::data::encode::EncodedRow;
 use crate::data::files::FileKind;
 use crate::data::findings::RowFindings;

@@ -6,8 +6,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
+use crate::config::{DataConfig, DataSource, OnBadRow, RowLimit, TrainOnTurns};
 use crate::data::batch::RowSource;
-use crate::data::config::{DataConfig, DataSource, OnBadRow, RowLimit, TrainOnTurns};
 use crate::data::dataset::{Cursor, Dataset, OpenOptions};
 use crate::data::encode::EncodedRow;
 use crate::data::error::DataError;

@@ -9,8 +9,8 @@ use std::time::SystemTime;
 use rayon::prelude::*;
 
 use super::{DataFile, PIECE_TOKENS};
+use crate::config::{DataConfig, DataFormat, DataSource, RowLimit};
 use crate::data::cache::{self, CacheKey, Chunk, Details, Encoded, Signature, StoreWriter};
-use crate::data::config::{DataConfig, DataFormat, DataSource, RowLimit};
 use crate::data::counts::RowCounts;
 use crate::data::encode::{EncodedRow, Encoder};
 use crate::data::error::DataError;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::data::config::{DataConfig, DataFormat, RowLimit};
+use crate::config::{DataConfig, DataFormat, RowLimit};
 use crate::data::data_file::{OpenedFile, Reading};
 use crate::data::error::DataError;
 use crate::data::template::{ChatTemplate, TemplateError};

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::data::config::DataFormat;
+use crate::config::DataFormat;
 use crate::data::fixture::{BOS, EOS, Files, chat_tokenizer, config, numbered_rows, tokenizer};
 use crate::data::loader::LoadedBatch;
 

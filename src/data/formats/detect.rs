@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{RowFormat, keys_of, list_of};
-use crate::data::config::DataFormat;
+use crate::config::DataFormat;
 
 /// Formats in the order in which `auto` tries them: the most structured first.
 const DETECTION_ORDER: [DataFormat; 5] =

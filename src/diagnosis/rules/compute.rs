@@ -1,5 +1,6 @@
 //! Devices that are not used to the full.
 
+use crate::config::Precision;
 use crate::diagnosis::text::{at_most, change, faster, finding, percent, seconds};
 use crate::diagnosis::{Change, Finding, Run, Severity};
 use crate::stats::as_f64;
@@ -27,7 +28,7 @@ pub const MARGIN: f64 = 1.5;
 
 /// Doubles the rows of a micro-batch and, where a step has several micro-batches, halves their number.
 pub(super) fn twice_the_rows(run: &Run, expected: String) -> Vec<Change> {
-    let (rows, passes) = (run.facts.micro_batch_size, run.facts.gradient_accumulation_steps);
+    let (rows, passes) = (run.facts.train.micro_batch_size, run.facts.train.gradient_accumulation_steps);
     let rows_change = change("train.micro_batch_size", rows, 2 * rows, expected);
     let passes_change =
         (passes > 1).then(|| change("train.gradient_accumulation_steps", passes, passes.div_ceil(2), update(run)));
@@ -36,7 +37,7 @@ pub(super) fn twice_the_rows(run: &Run, expected: String) -> Vec<Change> {
 
 /// The effect of doubled rows in a micro-batch on the rows of an update.
 fn update(run: &Run) -> String {
-    let (rows, passes) = (run.facts.micro_batch_size, run.facts.gradient_accumulation_steps);
+    let (rows, passes) = (run.facts.train.micro_batch_size, run.facts.train.gradient_accumulation_steps);
     match passes % 2 {
         0 => "the same rows in an update".to_owned(),
         _ => format!("{} rows in an update instead of {}", 2 * rows * passes.div_ceil(2), rows * passes),
@@ -48,7 +49,7 @@ fn update(run: &Run) -> String {
 fn gain(run: &Run, seconds: f64) -> String {
     let step = run.figures.mean_step_seconds();
     let after = step - seconds / 2.0;
-    if run.facts.gradient_accumulation_steps.is_multiple_of(2) {
+    if run.facts.train.gradient_accumulation_steps.is_multiple_of(2) {
         return faster(step, after);
     }
     format!("about {:.2}x the tokens a second, with {}", step / after, update(run))
@@ -96,7 +97,7 @@ pub(super) fn host_to_device(run: &Run) -> Option<Finding> {
     }
     let copy = figures.per_step(figures.host_to_device_seconds);
     let verdict = format!("HOST TO DEVICE: handing micro-batches to the device takes {} of step time", percent(share));
-    let passes = run.facts.gradient_accumulation_steps;
+    let passes = run.facts.train.gradient_accumulation_steps;
     let mut evidence = vec![format!("{} a step, in {passes} micro-batches", seconds(copy))];
     evidence
         .extend(run.facts.is_gpu.then(|| "the GPU has nothing to do meanwhile, unless work is still queued".into()));
@@ -156,7 +157,7 @@ pub(super) fn small_batches(run: &Run) -> Option<Finding> {
     if !figures.are_enough() {
         return None;
     }
-    let passes = (figures.num_steps() + 1) * run.facts.gradient_accumulation_steps.max(1);
+    let passes = (figures.num_steps() + 1) * run.facts.train.gradient_accumulation_steps as u64;
     let mut evidence = vec![format!("{:.0} tokens in a micro-batch", as_f64(figures.tokens) / as_f64(passes))];
     let (share, verdict, expected) = if let Some(fixed) = fixed_seconds(run) {
         let compute = seconds(figures.per_step(figures.compute_seconds()));
@@ -221,7 +222,7 @@ pub(super) fn low_mfu(run: &Run) -> Option<Finding> {
     );
     let changes = if !facts.is_gpu {
         Vec::new()
-    } else if facts.is_f32 {
+    } else if facts.train.precision == Precision::F32 {
         let expected = match memory.filter(|_| by_memory) {
             Some(memory) => {
                 let half = memory / 2.0;
@@ -265,9 +266,9 @@ mod tests {
         finds(launch_overhead(&idle), &["launch_overhead problem", "no kernel for 36% of step time", about]);
         // A step of twice the rows: 0.64 s of kernels and other work for each half, and the pauses once. The step itself
         // does not get shorter.
-        idle.facts.gradient_accumulation_steps = 1;
+        idle.facts.train.gradient_accumulation_steps = 1;
         finds(launch_overhead(&idle), &["about 1.22x the tokens a second, with 8 rows in an update instead of 4"]);
-        idle.facts.gradient_accumulation_steps = 3;
+        idle.facts.train.gradient_accumulation_steps = 3;
         finds(
             launch_overhead(&idle),
             &["`train.gradient_accumulation_steps` 3 -> 2: 16 rows in an update instead of 12"],
@@ -319,7 +320,7 @@ mod tests {
         let found = small_batches(&small).unwrap();
         assert!((found.share_of_time.unwrap() - 0.5 / (0.6 + 1e-4 * 3000.0)).abs() < 0.01, "{found:#?}");
         finds(Some(found), &["small_batches advice", "`train.micro_batch_size` 4 -> 8: about 1.39x"]);
-        small.facts.gradient_accumulation_steps = 1;
+        small.facts.train.gradient_accumulation_steps = 1;
         finds(small_batches(&small), &["x the tokens a second, with 8 rows"]);
         let empty = gpu_run(|line| line.gpu_sm_activity_percent = Some(40.0));
         let half = "SMALL BATCHES: kernels run all the time, on 40% of the multiprocessors";
@@ -363,7 +364,7 @@ mod tests {
         });
         finds(low_mfu(&without_counters), &["low_mfu advice", "80% of the time, which says nothing of its bandwidth"]);
         let mut f32 = counted(20.0, Some(0.0), Some(75.0));
-        f32.facts.is_f32 = true;
+        f32.facts.train.precision = Precision::F32;
         finds(
             low_mfu(&f32),
             &["low_mfu_arithmetic advice", "`train.precision` \"f32\" -> \"bf16\": products on tensor"],

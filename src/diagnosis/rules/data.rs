@@ -18,7 +18,7 @@ pub(super) fn padding(run: &Run) -> Option<Finding> {
         return None;
     }
     let (padding, all) = (figures.padding_tokens, figures.tokens + figures.padding_tokens);
-    let rows = facts.micro_batch_size;
+    let rows = facts.train.micro_batch_size;
     let evidence =
         vec![format!("{} of {} tokens in micro-batches of {rows} rows", with_commas(padding), with_commas(all))];
     if facts.leaves_padding_out {
@@ -34,7 +34,7 @@ pub(super) fn padding(run: &Run) -> Option<Finding> {
         None => "the same without padding".to_owned(),
     };
     let verdict = format!("PADDING: {} of the tokens computed are padding", percent(share));
-    let changes = if facts.packing { Vec::new() } else { vec![change("data.packing", false, true, expected)] };
+    let changes = if facts.data.packing { Vec::new() } else { vec![change("data.packing", false, true, expected)] };
     let severity = if of_time.is_some_and(|share| share >= 0.25) { Severity::Problem } else { Severity::Advice };
     Some(Finding { evidence, changes, ..finding("padding", severity, of_time, verdict) })
 }
@@ -50,19 +50,20 @@ pub(super) fn truncation(run: &Run) -> Option<Finding> {
     let verdict =
         format!("TRUNCATION: {} of the rows are longer than `data.max_length` and lose their end", percent(share));
     let mut evidence = vec![format!("{cut} of {rows} rows were cut")];
-    let longest = figures.longest_row_tokens.filter(|longest| *longest > facts.max_length);
+    let max_length = facts.data.max_length as u64;
+    let longest = figures.longest_row_tokens.filter(|longest| *longest > max_length);
     evidence.extend(longest.map(|longest| format!("the longest had {} tokens", with_commas(longest))));
     let positions = facts.max_positions;
-    let to = longest.unwrap_or(2 * facts.max_length).next_multiple_of(64).min(positions);
+    let to = longest.unwrap_or(2 * max_length).next_multiple_of(64).min(positions);
     let mut changes = Vec::new();
-    if to > facts.max_length {
+    if to > max_length {
         let what = match longest {
             Some(longest) if longest <= to => format!("all {rows} rows whole"),
             Some(_) => format!("fewer than {cut} of {rows} rows cut: the model has {positions} positions"),
             None => format!("fewer than {cut} of {rows} rows cut"),
         };
-        let expected = format!("{what}; {}", memory_for(run, as_f64(to) / as_f64(facts.max_length.max(1))));
-        changes.push(change("data.max_length", facts.max_length, to, expected));
+        let expected = format!("{what}; {}", memory_for(run, as_f64(to) / as_f64(max_length)));
+        changes.push(change("data.max_length", max_length, to, expected));
     } else {
         evidence.push(format!("the model has {positions} positions: longer rows would have to be split beforehand"));
     }
@@ -93,7 +94,7 @@ mod tests {
             "`data.packing` false -> true: about 3.08x (a step 1.000 s -> 0.325 s) for the same tokens",
         ];
         finds(padding(&padded), &costly);
-        padded.facts.packing = true;
+        padded.facts.data.packing = true;
         assert!(padding(&padded).unwrap().changes.is_empty());
         padded.facts.leaves_padding_out = true;
         finds(padding(&padded), &["padding note", "it costs no time here"]);

@@ -27,7 +27,7 @@ impl Workers {
     pub(super) fn of(Run { facts, figures }: &Run) -> Option<Self> {
         let (busy, cpu) = (figures.worker_busy_seconds?, figures.worker_cpu_seconds?);
         let queued = figures.worker_queued_seconds.unwrap_or(0.0);
-        let all = figures.step_seconds * as_f64(facts.num_workers.max(1));
+        let all = figures.step_seconds * as_f64(facts.data.num_workers);
         (busy > 0.0 && all > 0.0).then(|| Self {
             busy: (busy / all).min(1.0),
             cpu: cpu / busy,
@@ -41,6 +41,7 @@ impl Workers {
 /// The loop waits for data: because workers compute, because they wait for a disk, or because the queue is too short.
 pub(super) fn input_bound(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
+    let num_workers = facts.data.num_workers as u64;
     let share = lost_share(run);
     if share < MIN_SHARE || !figures.are_enough() {
         return None;
@@ -62,9 +63,9 @@ pub(super) fn input_bound(run: &Run) -> Option<Finding> {
             (rule, why, more_workers(run, workers, share, false))
         }
         None => {
-            let to = (facts.num_workers * 2).min(facts.num_cpu_threads.max(1));
-            let more = || change("data.num_workers", facts.num_workers, to, at_most(share / 2.0));
-            let changes = (to > facts.num_workers).then(more).into_iter().collect();
+            let to = (num_workers * 2).min(facts.num_cpu_threads.max(1));
+            let more = || change("data.num_workers", num_workers, to, at_most(share / 2.0));
+            let changes = (to > num_workers).then(more).into_iter().collect();
             ("input_bound", "what data workers do is not known", changes)
         }
     };
@@ -80,7 +81,7 @@ pub(super) fn input_bound(run: &Run) -> Option<Finding> {
         evidence.push(format!(
             "{} data workers: at work {} of the time, of which computing {}, without a free processor {}, waiting for a \
              disk {}; a step's rows take them {}",
-            facts.num_workers,
+            num_workers,
             percent(workers.busy),
             percent(workers.cpu.min(1.0)),
             percent(workers.queued.min(1.0)),
@@ -115,7 +116,7 @@ fn what_is_waited_for(figures: &Figures) -> &'static str {
 }
 
 pub(super) fn longer_queue(run: &Run, share: f64) -> Vec<Change> {
-    let now = run.facts.prefetch_batches;
+    let now = run.facts.data.prefetch_batches as u64;
     // A queue long enough to bridge the slowest step, by its ratio to the median step.
     let [middle, slow] = [0.5, 0.95].map(|share| run.figures.step_quantile(share));
     let spread = slow.zip(middle).map_or(1.0, |(slow, middle)| slow / middle.max(1e-9));
@@ -126,6 +127,7 @@ pub(super) fn longer_queue(run: &Run, share: f64) -> Vec<Change> {
 /// More workers where there are processors for them; otherwise tokens that are made once and kept.
 fn more_workers(run: &Run, workers: &Workers, share: f64, waits: bool) -> Vec<Change> {
     let Run { facts, figures } = run;
+    let num_workers = facts.data.num_workers as u64;
     let step = figures.mean_step_seconds();
     let without_wait = step * (1.0 - share);
     let unused =
@@ -134,14 +136,14 @@ fn more_workers(run: &Run, workers: &Workers, share: f64, waits: bool) -> Vec<Ch
     let free = if workers.queued > CAUSE { 0.0 } else { unused };
     let needed = (workers.seconds_a_step / without_wait.max(1e-9)).ceil();
     // Waiting for a disk needs no processor.
-    let possible = if waits { needed } else { as_f64(facts.num_workers) + (free + 0.25).floor() };
+    let possible = if waits { needed } else { as_f64(num_workers) + (free + 0.25).floor() };
     let to = as_u64(needed.min(possible).clamp(1.0, 256.0));
     let mut changes = Vec::new();
-    if to > facts.num_workers {
+    if to > num_workers {
         let after = (workers.seconds_a_step / as_f64(to)).max(without_wait);
-        changes.push(change("data.num_workers", facts.num_workers, to, faster(step, after)));
+        changes.push(change("data.num_workers", num_workers, to, faster(step, after)));
     }
-    if !facts.packing && !waits && workers.cpu + workers.queued > 0.5 {
+    if !facts.data.packing && !waits && workers.cpu + workers.queued > 0.5 {
         let expected =
             format!("{}; rows are tokenised once, before the first step, and kept", faster(step, without_wait));
         changes.push(change("data.packing", false, true, expected));

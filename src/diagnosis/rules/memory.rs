@@ -21,7 +21,7 @@ const MIN_SWAPPED_BYTES: u64 = 64 << 20;
 fn less_memory(run: &Run) -> Vec<Change> {
     let facts = &run.facts;
     let mut changes = Vec::new();
-    if !facts.recomputes {
+    if !facts.recomputes() {
         let cost = percent(run.figures.share_of_steps(run.figures.recomputation_seconds(facts)));
         let expected = match facts.activation_bytes {
             Some(saved) => format!("{} less, for about {cost} more time", bytes(saved)),
@@ -29,8 +29,8 @@ fn less_memory(run: &Run) -> Vec<Change> {
         };
         changes.push(change("train.gradient_checkpointing", facts.checkpointing(), true, expected));
     }
-    if facts.micro_batch_size > 1 {
-        let (rows, passes) = (facts.micro_batch_size, facts.gradient_accumulation_steps);
+    if facts.train.micro_batch_size > 1 {
+        let (rows, passes) = (facts.train.micro_batch_size, facts.train.gradient_accumulation_steps);
         // Divides by the smallest factor, so that a whole number of micro-batches still makes an update of as many
         // rows.
         let times = (2..=rows).find(|times| rows % times == 0).unwrap_or(rows);
@@ -93,7 +93,8 @@ pub(super) fn creep(run: &Run) -> Option<Finding> {
             .map(|(left, steps)| format!("the {} left last for about {steps:.0} steps more", bytes(left))),
     );
     // The recipe can only help with an earlier checkpoint, to resume from in a fresh, small process.
-    let earlier = facts.save_steps.zip(steps_left.map(as_u64)).filter(|(save_steps, left)| left < save_steps);
+    let earlier =
+        facts.checkpoint.save_steps.zip(steps_left.map(as_u64)).filter(|(save_steps, left)| left < save_steps);
     let changes = earlier.map(|(save_steps, left)| {
         let expected = "a checkpoint before memory runs out, from which `--resume` continues".to_owned();
         change("checkpoint.save_steps", save_steps, (left / 2).max(1), expected)
@@ -114,7 +115,7 @@ pub(super) fn fragmentation(run: &Run) -> Option<Finding> {
     let reserved = bytes(figures.max_reserved_bytes.unwrap_or(0));
     let evidence = vec![format!("{reserved} held; rows of ever other lengths leave holes that no later one fits")];
     let even = || change("data.packing", false, true, format!("rows of one length: up to {grown} less"));
-    let changes = (!facts.packing).then(even).into_iter().collect();
+    let changes = (!facts.data.packing).then(even).into_iter().collect();
     Some(Finding { evidence, changes, ..finding("fragmentation", Severity::Advice, None, verdict) })
 }
 
@@ -160,7 +161,7 @@ mod tests {
         ];
         finds(pressure(&full), &less);
         for (rows, fewer, passes) in [(9, "9 -> 3", "2 -> 6"), (7, "7 -> 1", "2 -> 14"), (6, "6 -> 3", "2 -> 4")] {
-            full.facts.micro_batch_size = rows;
+            full.facts.train.micro_batch_size = rows;
             finds(pressure(&full), &[fewer, passes]);
         }
         let host = run(|line| line.host_available_bytes = Some(300 << 20));
@@ -176,7 +177,7 @@ mod tests {
         assert!(found.changes.is_empty(), "the next checkpoint comes before: {found:#?}");
         let verdict = "MEMORY CREEP: host memory grows by 9.8 GiB in a thousand steps";
         finds(Some(found), &["memory_creep problem", verdict, "the 8.0 GiB left last for about 819 steps more"]);
-        leak.facts.save_steps = Some(2000);
+        leak.facts.checkpoint.save_steps = Some(2000);
         finds(creep(&leak), &["`checkpoint.save_steps` 2000 -> 409"]);
         let settles = run(|line| line.host_memory_bytes = Some((2 << 30) + line.step.min(10) * (50 << 20)));
         finds(creep(&settles), &[]);

@@ -63,7 +63,7 @@ fn thrashing(run: &Run) -> Option<Finding> {
     if severity < Severity::Note {
         changes.push(overlapping_reads(run, share));
         let expected = format!("rows in the order of their files, which a disk reads ahead: {}", at_most(share));
-        changes.extend(facts.shuffle.then(|| change("data.shuffle", true, false, expected)));
+        changes.extend(facts.data.shuffle.then(|| change("data.shuffle", true, false, expected)));
     }
     Some(Finding { evidence, changes, ..finding("page_cache_thrashing", severity, Some(share), verdict) })
 }
@@ -118,7 +118,7 @@ fn cold(run: &Run) -> Option<Finding> {
 
 /// More reads at the same time. Waiting for a disk needs no processor.
 fn overlapping_reads(run: &Run, share: f64) -> Change {
-    let num_workers = run.facts.num_workers.max(1);
+    let num_workers = run.facts.data.num_workers;
     let expected = format!("more reads at the same time: {}", at_most(share));
     change("data.num_workers", num_workers, (2 * num_workers).min(256), expected)
 }

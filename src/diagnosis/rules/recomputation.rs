@@ -9,7 +9,7 @@ use crate::text::bytes;
 /// The backward recomputes blocks, as the recipe says, though there is free memory for their activations.
 pub(super) fn not_needed(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    if !facts.recomputes || facts.decides_checkpointing || !figures.are_enough() {
+    if !facts.recomputes() || facts.decides_checkpointing || !figures.are_enough() {
         return None;
     }
     let (kept, free) = (facts.activation_bytes?, run.free_bytes()?);
@@ -34,7 +34,7 @@ pub(super) fn not_needed(run: &Run) -> Option<Finding> {
 /// the additional rows gain.
 pub(super) fn missing(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    if facts.recomputes || !figures.are_enough() {
+    if facts.recomputes() || !figures.are_enough() {
         return None;
     }
     let (kept, doubling, free) = (facts.activation_bytes?, facts.doubling_bytes?, run.free_bytes()?);
@@ -56,7 +56,7 @@ pub(super) fn missing(run: &Run) -> Option<Finding> {
     if gain < 1.0 + MIN_GAIN {
         return None;
     }
-    let rows = facts.micro_batch_size;
+    let rows = facts.train.micro_batch_size;
     let verdict = format!(
         "RECOMPUTATION MISSING: what blocks keep takes the memory that {} rows in a micro-batch instead of {rows} would need",
         2 * rows
@@ -80,13 +80,14 @@ pub(super) fn missing(run: &Run) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::GradientCheckpointing;
     use crate::diagnosis::tests::{finds, gpu_run, run};
 
     #[test]
     fn recomputation_is_not_needed_where_memory_is_free() {
         let mut wasteful = run(|_| {});
         finds(not_needed(&wasteful), &[]);
-        wasteful.facts.recomputes = true;
+        wasteful.facts.train.gradient_checkpointing = GradientCheckpointing::On;
         // 0.3 s of forward, 8 of its 8.8 GFLOPs in the blocks: 4,000 tokens through 1 M parameters, 2,000 through 0.1 M.
         let found = not_needed(&wasteful).unwrap();
         assert!((found.share_of_time.unwrap() - 0.3 * 8000.0 / 8800.0).abs() < 1e-4);
@@ -97,7 +98,7 @@ mod tests {
         (wasteful.facts.decides_checkpointing, wasteful.facts.activation_bytes) = (false, Some(7 << 30));
         finds(not_needed(&wasteful), &[]);
         let mut gpu = gpu_run(|_| {});
-        (gpu.facts.recomputes, gpu.facts.offloads) = (true, true);
+        gpu.facts.train.gradient_checkpointing = GradientCheckpointing::Offload;
         // The end of the forward within the 0.9 s is not known: 8 of three times 8 and 0.8 GFLOPs.
         let offloaded = not_needed(&gpu).unwrap();
         assert!((offloaded.share_of_time.unwrap() - 0.9 * 8.0 / 24.8).abs() < 1e-4, "{offloaded:#?}");
@@ -114,7 +115,7 @@ mod tests {
             (line.gpu_utilization_percent, line.gpu_memory_used_bytes) = (Some(20.0), Some(72 << 30));
             line.forward_seconds = Some(0.3);
         });
-        (full.facts.micro_batch_size, full.facts.gradient_accumulation_steps) = (1, 8);
+        (full.facts.train.micro_batch_size, full.facts.train.gradient_accumulation_steps) = (1, 8);
         (full.facts.doubling_bytes, full.facts.activation_bytes) = (Some(30 << 30), Some(14 << 30));
         // Half of the 0.75 s between kernels is saved; of the 0.3 s of forward, 8 of 8.8 GFLOPs are recomputed.
         let gain = 1.0 / (1.0 - 0.375 + 0.3 * 8.0 / 8.8);
@@ -144,7 +145,7 @@ mod tests {
             // Twice the rows fit as it is, or not even with it.
             but(|run| run.facts.doubling_bytes = Some(4 << 30)),
             but(|run| run.facts.activation_bytes = Some(2 << 30)),
-            but(|run| run.facts.recomputes = true),
+            but(|run| run.facts.train.gradient_checkpointing = GradientCheckpointing::On),
         ] {
             finds(missing(&none), &[]);
         }

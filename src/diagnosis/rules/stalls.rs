@@ -43,7 +43,7 @@ pub(super) fn evaluation(run: &Run) -> Option<Finding> {
     let times = factor(part, all, GOAL);
     let mut changes = Vec::new();
     let between = as_f64(count.saturating_sub(figures.num_edge_evaluations));
-    if let Some(eval_steps) = facts.eval_steps.filter(|_| between > 0.0) {
+    if let Some(eval_steps) = facts.eval.eval_steps.filter(|_| between > 0.0) {
         let after = all - each * between * (1.0 - 1.0 / as_f64(times));
         changes.push(change("eval.eval_steps", eval_steps, eval_steps * times, whole(all, after)));
     }
@@ -51,7 +51,7 @@ pub(super) fn evaluation(run: &Run) -> Option<Finding> {
         let to = (batches / times).max(MIN_EVAL_BATCHES);
         let after = all - part * (1.0 - as_f64(to) / as_f64(batches));
         // How much of an evaluation its samples and scores take is not known.
-        let expected = if facts.draws_samples {
+        let expected = if !facts.eval.generate.is_empty() || facts.eval.task.metric.is_some() {
             "shorter evaluations; samples and scores take as long as before".to_owned()
         } else {
             whole(all, after)
@@ -76,7 +76,7 @@ pub(super) fn checkpoint(run: &Run) -> Option<Finding> {
     let times = factor(part, all, CHECKPOINT_GOAL);
     let after = all - part * (1.0 - 1.0 / as_f64(times));
     let rarer = |save_steps| change("checkpoint.save_steps", save_steps, save_steps * times, whole(all, after));
-    let changes = facts.save_steps.map(rarer).into_iter().collect();
+    let changes = facts.checkpoint.save_steps.map(rarer).into_iter().collect();
     let verdict = format!("CHECKPOINTS: {} of the time after start-up", percent(share));
     let evidence = vec![format!("{count} checkpoints of {} each, in {}", seconds(part / as_f64(count)), seconds(all))];
     let severity = if share >= 0.2 { Severity::Problem } else { Severity::Advice };
@@ -98,7 +98,7 @@ pub(super) fn logging(run: &Run) -> Option<Finding> {
             .to_owned()
     }));
     let off = || change("logging.tensorboard", true, false, at_most(share));
-    let changes = facts.tensorboard.then(off).into_iter().collect();
+    let changes = facts.logging.tensorboard.then(off).into_iter().collect();
     let severity = match share {
         GRAVE_LOGGING.. => Severity::Problem,
         0.1.. => Severity::Advice,
@@ -142,7 +142,7 @@ pub(super) fn uneven_steps(run: &Run) -> Option<Finding> {
     let (why, severity, share, changes) = if by_tokens > 0.8 {
         evidence.push(format!("time goes with the number of tokens (correlation {by_tokens:.2})"));
         let even = || change("data.packing", false, true, "steps of about the same length".into());
-        ("as rows differ in length", Severity::Note, None, (!facts.packing).then(even).into_iter().collect())
+        ("as rows differ in length", Severity::Note, None, (!facts.data.packing).then(even).into_iter().collect())
     } else if by_wait > 0.8 {
         evidence.push(format!("time goes with the wait for data (correlation {by_wait:.2})"));
         ("as some of them wait for data", grave, Some(lost), longer_queue(run, lost))
@@ -175,7 +175,7 @@ mod tests {
         let after = whole(211.0, 211.0 - 100.0 * (1.0 - 1.0 / 21.0));
         let rarer = format!("`eval.eval_steps` 50 -> 1050: {after}");
         finds(evaluation(&busy), &["evaluation problem", &rarer, "`eval.max_batches` 40 -> 10: about "]);
-        busy.facts.draws_samples = true;
+        busy.facts.eval.generate = vec!["Hi".into()];
         finds(evaluation(&busy), &["`eval.max_batches` 40 -> 10: shorter evaluations"]);
         // Making the two in the middle of a run rarer pays; the ones before and after it are always made.
         busy.figures.num_evaluations = 2;

@@ -28,8 +28,8 @@ pub(super) fn weights_from_disk(run: &Run) -> Option<Finding> {
     if idle < MIN_IDLE {
         return Some(Finding { evidence, ..finding("weights_from_disk", Severity::Note, None, verdict) });
     }
-    let (rows, passes) = (facts.micro_batch_size, facts.gradient_accumulation_steps);
-    let change = if passes > 1 && !facts.layered_accumulation {
+    let (rows, passes) = (facts.train.micro_batch_size, facts.train.gradient_accumulation_steps);
+    let change = if passes > 1 && !facts.train.layered_accumulation {
         let gain = format!("the weights are read once for {passes} micro-batches: {}", at_most(idle));
         change("train.layered_accumulation", false, true, gain)
     } else {
@@ -61,7 +61,7 @@ mod tests {
         let mut slow = mapped(1 << 30, 60.0);
         let parts = ["weights_from_disk advice", "25% of what a step uses", "nothing to do in 40%"];
         finds(weights_from_disk(&slow), &[&parts[..], &["`train.layered_accumulation` false -> true"]].concat());
-        slow.facts.layered_accumulation = true;
+        slow.facts.train.layered_accumulation = true;
         finds(weights_from_disk(&slow), &["`train.micro_batch_size` 4 -> 8"]);
         finds(weights_from_disk(&mapped(1 << 30, 97.0)), &["weights_from_disk note"]);
         finds(weights_from_disk(&mapped(1 << 20, 60.0)), &[]);

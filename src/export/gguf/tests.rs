@@ -8,8 +8,8 @@ use super::file::tests::{Read, read};
 use super::*;
 use burn::tensor::Device;
 
+use crate::config::LoraConfig;
 use crate::gguf::List;
-use crate::lora::config::LoraConfig;
 use crate::model::Storage;
 use crate::model::weights::fixture::{self, tiny_config};
 use crate::model::weights::{GgufWeights, WeightFiles};

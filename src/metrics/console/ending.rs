@@ -95,7 +95,8 @@ fn money(amount: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{Change, CostConfig, Finding, Outcome, TimeSpent};
+    use crate::config::CostConfig;
+    use crate::metrics::{Change, Finding, Outcome, TimeSpent};
 
     #[test]
     fn the_summary_says_how_it_went_in_a_few_lines() {

@@ -12,7 +12,8 @@ use burn::tensor::Device;
 use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest as _, Sha256};
 
-use super::{Residency, Storage, StoredTensor, WeightFiles, Weights, convert, form};
+use super::{Storage, StoredTensor, WeightFiles, Weights, convert, form};
+use crate::config::Residency;
 use crate::data::cache::{MAX_CACHE_BYTES, UNFINISHED_SUFFIX, hex, tidy};
 use crate::device::Dtype;
 use crate::files::{CACHE_VARIABLE, cache_folder};

@@ -67,7 +67,7 @@ mod tests {
     use safetensors::tensor::TensorView;
 
     use super::*;
-    use crate::model::ModelOptions;
+    use crate::config::ModelOptions;
     use crate::model::weights::convert;
     use crate::model::weights::fixture::tiny_config;
     use crate::ops::kernels::place_on;

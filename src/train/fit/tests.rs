@@ -1,9 +1,9 @@
 use super::*;
+use crate::config::Precision;
 use crate::lora::targets::Selection;
 use crate::ops::kernels;
 use crate::spec::ModelConfig;
 use crate::train::memory::tests as memory;
-use crate::train::precision::Precision;
 
 const GIB: f64 = 1_073_741_824.0;
 

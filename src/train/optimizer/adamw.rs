@@ -3,9 +3,9 @@
 use burn::tensor::Tensor;
 
 use super::{Parameter, Update};
+use crate::config::OptimizerConfig;
 use crate::ops::adamw::{self, State};
 use crate::ops::kernels::Place;
-use crate::train::config::OptimizerConfig;
 
 /// First and second moment.
 pub(super) const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];

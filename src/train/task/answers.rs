@@ -3,7 +3,7 @@
 
 use regex::{Captures, Regex};
 
-use super::config::{Take, TaskConfig};
+use crate::config::{Take, TaskConfig};
 
 /// How answers are compared.
 #[derive(Clone, Debug)]

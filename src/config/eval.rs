@@ -1,10 +1,52 @@
-//! Section `[eval.task]` of a recipe.
+//! Sections `[eval]` and `[eval.task]` of a recipe.
 
 use regex::Regex;
 use serde::Serialize;
 
-use crate::lora::config::last_line;
+use super::last_line;
 use crate::schema::{Choice, Problem, Section, section};
+
+section! {
+    /// Section `[eval]`.
+    #[derive(Eq)]
+    pub struct EvalConfig {
+        /// Steps between evaluations. One also runs before the first step and after the last; that is the default.
+        eval_steps: Option<u64> = None => optional_count(1..) like 100,
+            ["eval_interval", "evals_per_epoch", "steps_per_eval", "run_val_every_n_steps", "evaluation_strategy",
+             "eval_strategy", "val_check_interval", "eval_every", "steps", "every", "interval", "every_n_steps"];
+        /// Evaluate before the first step; false leaves that evaluation out.
+        eval_on_start: bool = true => boolean(), ["val_at_start", "val_before_train"];
+        /// Micro-batches in an evaluation. Default: the whole set.
+        max_batches: Option<usize> = None => optional_count(1..) like 50,
+            ["val_batches", "eval_max_batches", "max_iters", "limit_val_batches", "eval_iters", "batches", "max_steps"];
+        /// What makes an evaluation better than another, for adapter-best/ and early stopping: "loss", or "score", that of
+        /// [eval.task].
+        metric_for_best: BestBy = BestBy::Loss => choice(), ["metric_for_best_model"];
+        /// Stop after so many evaluations that were no better. Default: never.
+        early_stopping_patience: Option<usize> = None => optional_count(1..) like 3,
+            ["early_stopping", "patience", "early_stop_patience", "early_stopping_rounds"];
+        /// Prompts answered at every evaluation, into samples.jsonl.
+        generate: Vec<String> = Vec::new() => strings(),
+            ["prompts", "sample_prompts", "eval_prompts", "samples", "do_sample_eval"];
+        /// A score of the model's answers at every evaluation, before the first step that of the base.
+        task: TaskConfig = TaskConfig::default() => section() of TaskConfig, ["eval_task", "tasks"];
+    }
+}
+
+/// What makes an evaluation better than another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BestBy {
+    /// A lower loss.
+    Loss,
+    /// A higher score.
+    Score,
+}
+
+impl Choice for BestBy {
+    const NAMES: &'static [(&'static str, Self)] = &[("loss", Self::Loss), ("score", Self::Score)];
+    const PEERS: &'static [(&'static str, &'static str)] = &[("eval_loss", "loss"), ("eval_score", "score")];
+}
 
 section! {
     /// Section `[eval.task]`. Without a metric there is no task.

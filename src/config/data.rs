@@ -164,7 +164,7 @@ impl RowLimit {
     }
 
     /// The limit as a number of rows, if it is one.
-    pub(super) fn number(limit: Option<Self>) -> Option<usize> {
+    pub(crate) fn number(limit: Option<Self>) -> Option<usize> {
         limit.and_then(|limit| match limit {
             Self::Rows(rows) => Some(rows),
             Self::Percent(_) => None,
@@ -267,6 +267,26 @@ impl Choice for DataFormat {
         ("completion", "text"),
         ("pretrain", "text"),
     ];
+}
+
+impl DataFormat {
+    /// The format's name in a recipe.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, format)| *format == self).map_or("", |(name, _)| name)
+    }
+
+    /// The required columns, then the optional ones.
+    pub(crate) fn columns(self) -> (&'static [&'static str], &'static [&'static str]) {
+        match self {
+            Self::Auto => (&[], &[]),
+            Self::Messages => (&["messages"], &["tools"]),
+            Self::Sharegpt => (&["conversations"], &["system", "tools"]),
+            Self::Alpaca => (&["instruction", "output"], &["input", "system"]),
+            Self::PromptCompletion => (&["prompt", "completion"], &["choices"]),
+            Self::Text => (&["text"], &[]),
+        }
+    }
 }
 
 impl DataSource {

@@ -1,18 +1,12 @@
-//! Sections `[train]`, `[optimizer]`, `[scheduler]`, `[eval]` of a recipe.
+//! Section `[train]` of a recipe.
 
 use std::fmt;
-use std::ops::Bound;
 
 use serde::Serialize;
 
-use super::optimizer::OptimizerName;
-use super::precision::Precision;
-use super::schedule::LrScheduler;
-use super::task::config::TaskConfig;
-use crate::ops::cross_entropy::LossChunk;
-use crate::schema::{Choice, Problem, Section, Value, section};
-
-const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
+use super::POSITIVE;
+use crate::device::Dtype;
+use crate::schema::{Choice, Section, Value, section};
 
 section! {
     /// Section `[train]`.
@@ -68,18 +62,66 @@ impl TrainConfig {
         let num_epochs = self.num_epochs.filter(|_| section.has("num_epochs") || self.max_steps.is_none());
         Self { num_epochs, ..self }
     }
+}
 
-    /// Number of target tokens whose logits exist at a time.
+/// What `train.precision` names: a type of activations, and how its matrix products are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Products of `f32`, also on devices that round its operands to TF32.
+    F32,
+    /// Activations in `f32`, and products in TF32 where the device has it: one product instead of three.
+    Tf32,
+    /// Products of `bf16` with sums in `f32`.
+    Bf16,
+    /// Products of `f16` with sums in `f32`, and a scaled loss.
+    F16,
+}
+
+impl Precision {
+    /// The name in recipes.
     #[must_use]
-    pub fn loss_chunk(&self) -> LossChunk {
-        self.loss_chunk_tokens.map_or(LossChunk::Auto, LossChunk::Tokens)
+    pub fn name(self) -> &'static str {
+        if self == Self::Tf32 { "tf32" } else { self.dtype().name() }
+    }
+
+    /// The type of the activations.
+    #[must_use]
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 | Self::Tf32 => Dtype::F32,
+            Self::Bf16 => Dtype::Bf16,
+            Self::F16 => Dtype::F16,
+        }
+    }
+}
+
+impl From<Dtype> for Precision {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::Bf16,
+            Dtype::F16 => Self::F16,
+        }
+    }
+}
+
+impl Choice for Precision {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("f32", Self::F32), ("tf32", Self::Tf32), ("bf16", Self::Bf16), ("f16", Self::F16)];
+    const PEERS: &'static [(&'static str, &'static str)] = Dtype::PEERS;
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
 /// What a block's forward keeps for its backward. In a recipe: `"auto"`, `false`, `true` or `"offload"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientCheckpointing {
-    /// As much as the memory allows: [`Decision`](super::fit::Decision) says what. Undecided, it is [`On`](Self::On).
+    /// As much as the memory allows: what that is, is decided before the first step. Undecided, it is [`On`](Self::On).
     Auto,
     /// Everything that the backward needs.
     Off,
@@ -134,96 +176,4 @@ impl Serialize for GradientCheckpointing {
             Self::Auto | Self::Offload => serializer.collect_str(self),
         }
     }
-}
-
-section! {
-    /// Section `[optimizer]`.
-    pub struct OptimizerConfig {
-        /// "adamw".
-        name: OptimizerName = OptimizerName::Adamw => choice(),
-            ["optim", "optimizer_type", "type", "_component_", "optimizer_name", "optimizer"];
-        /// Peak learning rate.
-        learning_rate: f64 = 2e-4 => number((Bound::Excluded(0.0), Bound::Included(1.0))),
-            ["lr", "max_lr", "peak_lr", "base_lr", "learning_rate_init"];
-        /// Decoupled weight decay.
-        weight_decay: f64 = 0.0 => number(0.0..=1.0), ["wd", "decay", "l2"];
-        /// Decay of the first and second moment.
-        betas: [f64; 2] = [0.9, 0.999] => numbers(0.0..1.0),
-            ["adam_beta1", "adam_beta2", "beta1", "beta2", "adam_betas", "optim_args";
-             "both in one list: betas = [0.9, 0.999]"];
-        /// Added to the root of the second moment.
-        eps: f64 = 1e-8 => number(POSITIVE), ["adam_epsilon", "epsilon", "adam_eps"];
-    }
-}
-
-section! {
-    /// Section `[scheduler]`.
-    pub struct SchedulerConfig then check {
-        /// Shape after warm-up: "cosine", "linear" or "constant".
-        lr_scheduler: LrScheduler = LrScheduler::Cosine => choice(),
-            ["lr_scheduler_type", "scheduler", "schedule", "lr_schedule", "decay_type", "name", "type"];
-        /// Share of all steps in which the learning rate rises from 0. Excludes `warmup_steps`. Default: no warm-up.
-        warmup_ratio: Option<f64> = None => optional_number(0.0..1.0) like 0.03,
-            ["warmup_fraction", "lr_warmup_fraction", "warmup_proportion"];
-        /// The same as a number of steps.
-        warmup_steps: Option<u64> = None => optional_count(0..) like 10,
-            ["num_warmup_steps", "warmup", "lr_warmup_steps", "warmup_iters", "steps"];
-        /// Where the decay ends, as a share of the peak.
-        min_lr_ratio: f64 = 0.0 => number(0.0..=1.0),
-            ["min_lr", "cosine_min_lr", "min_learning_rate", "end_lr", "lr_end";
-             "it is a share of the peak: min_lr / learning_rate"],
-            ["cosine_min_lr_ratio", "min_lr_rate", "lr_scheduler_kwargs"];
-    }
-}
-
-impl SchedulerConfig {
-    fn check(self, section: &mut Section) -> Self {
-        if section.has("warmup_ratio") && section.has("warmup_steps") {
-            let message = "`scheduler.warmup_steps` excludes `scheduler.warmup_ratio`: they say the same thing twice";
-            section.reject("warmup_steps", Problem::new(message).hint("keep one of the two"));
-        }
-        self
-    }
-}
-
-section! {
-    /// Section `[eval]`.
-    #[derive(Eq)]
-    pub struct EvalConfig {
-        /// Steps between evaluations. One also runs before the first step and after the last; that is the default.
-        eval_steps: Option<u64> = None => optional_count(1..) like 100,
-            ["eval_interval", "evals_per_epoch", "steps_per_eval", "run_val_every_n_steps", "evaluation_strategy",
-             "eval_strategy", "val_check_interval", "eval_every", "steps", "every", "interval", "every_n_steps"];
-        /// Evaluate before the first step; false leaves that evaluation out.
-        eval_on_start: bool = true => boolean(), ["val_at_start", "val_before_train"];
-        /// Micro-batches in an evaluation. Default: the whole set.
-        max_batches: Option<usize> = None => optional_count(1..) like 50,
-            ["val_batches", "eval_max_batches", "max_iters", "limit_val_batches", "eval_iters", "batches", "max_steps"];
-        /// What makes an evaluation better than another, for adapter-best/ and early stopping: "loss", or "score", that of
-        /// [eval.task].
-        metric_for_best: BestBy = BestBy::Loss => choice(), ["metric_for_best_model"];
-        /// Stop after so many evaluations that were no better. Default: never.
-        early_stopping_patience: Option<usize> = None => optional_count(1..) like 3,
-            ["early_stopping", "patience", "early_stop_patience", "early_stopping_rounds"];
-        /// Prompts answered at every evaluation, into samples.jsonl.
-        generate: Vec<String> = Vec::new() => strings(),
-            ["prompts", "sample_prompts", "eval_prompts", "samples", "do_sample_eval"];
-        /// A score of the model's answers at every evaluation, before the first step that of the base.
-        task: TaskConfig = TaskConfig::default() => section() of TaskConfig, ["eval_task", "tasks"];
-    }
-}
-
-/// What makes an evaluation better than another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BestBy {
-    /// A lower loss.
-    Loss,
-    /// A higher score.
-    Score,
-}
-
-impl Choice for BestBy {
-    const NAMES: &'static [(&'static str, Self)] = &[("loss", Self::Loss), ("score", Self::Score)];
-    const PEERS: &'static [(&'static str, &'static str)] = &[("eval_loss", "loss"), ("eval_score", "score")];
 }

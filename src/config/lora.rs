@@ -1,17 +1,14 @@
 //! Section `[lora]` of a recipe.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::path::PathBuf;
 
 use regex::Regex;
 use serde::Serialize;
 
+use super::{POSITIVE, last_line};
 use crate::schema::{Node, Problem, Section, Value, closest, section};
 use crate::spec::{SITE_NAMES, short_name};
-
-/// Any number above 0.
-const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
 section! {
     /// Section `[lora]`: names and meaning as in PEFT's `LoraConfig`.
@@ -101,11 +98,6 @@ fn accept_layers(value: &Value) -> Result<Option<Vec<usize>>, Option<String>> {
     }
 }
 
-/// The last line of a regular expression's error: the reason, without the drawing above it.
-pub(crate) fn last_line(error: &regex::Error) -> String {
-    error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
-}
-
 /// Which linear layers are adapted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(into = "toml::Value")]
@@ -158,7 +150,7 @@ fn accept_name(item: &Node) -> Result<String, Option<String>> {
 }
 
 /// The layer name closest to `name`, or the list of layer names, as a hint.
-pub(super) fn meant_layer(name: &str) -> String {
+pub(crate) fn meant_layer(name: &str) -> String {
     let last = name.rsplit('.').next().unwrap_or_default().trim_matches(|c: char| !c.is_ascii_alphanumeric());
     match closest(last, SITE_NAMES.into_iter().map(short_name)) {
         Some(layer) => format!("did you mean `{layer}`?"),
