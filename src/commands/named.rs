@@ -88,7 +88,7 @@ pub(crate) struct NamedAdapter {
 pub(crate) struct Named {
     pub(crate) base: ModelOptions,
     pub(crate) adapters: Vec<NamedAdapter>,
-    /// What the runs were trained with that say which base it is.
+    /// The training settings of the runs that name the base.
     pub(crate) trained_with: TrainedWith,
 }
 
@@ -245,7 +245,7 @@ impl Base {
                 Self { path: read_adapter(adapter)?.base_model_name_or_path.unwrap_or_default(), ..Self::default() }
             }
         };
-        // Relative paths start where the run was started; where it was moved from there, usually at a folder above it.
+        // Relative paths start where the run was started. If it was moved, try the folders above it, too.
         let started = in_full.ancestors().find_map(started_in);
         let folders = started.into_iter().chain(in_full.ancestors().skip(1).map(Path::to_owned));
         let moved = folders.map(|folder| folder.join(&base.path)).find(|path| path.exists());
@@ -295,7 +295,7 @@ fn base_of(adapters: &[NamedAdapter]) -> Result<Base, Failure> {
     }
 }
 
-/// The base, if it is one.
+/// The one base of all of these.
 fn one_of(bases: &[Base]) -> Result<Base, Failure> {
     let (first, rest) = bases.split_first().map(|(first, rest)| (first.clone(), rest)).unwrap_or_default();
     match rest.iter().find(|other| (&other.path, &other.revision) != (&first.path, &first.revision)) {
@@ -349,7 +349,6 @@ impl ModelFiles {
         self.adapters.first().and_then(|(_, form, _)| form.as_ref())
     }
 
-    /// Reads the weights.
     pub(crate) fn load(self, args: &LoadArgs) -> Result<OpenedModel, Failure> {
         let Self { base, source, tokenizer, adapters } = self;
         let device = device::open(&args.device).map_err(Failure::input)?;
