@@ -57,7 +57,7 @@ def run(item: Item, kit: Kit, limit: float) -> dict:
 
 
 def report(results: dict) -> str:
-    """Speeds beside each other, checks that failed, and the figures by which docs/cuda.md decides what comes next."""
+    """Speeds beside each other, checks that failed, and the figures by which benches/notes-cuda.md decides what comes next."""
     items = results["items"]
     figures = [(name, line) for name, item in items.items() for line in item["figures"]]
     speeds = [(name, line) for name, line in figures if "tokens_per_second" in line]
@@ -82,7 +82,7 @@ def report(results: dict) -> str:
 
 
 def decisions(figures: list[tuple[str, dict]]) -> list[tuple[str, str]]:
-    """The figures of the table in docs/cuda.md that the items have given."""
+    """The figures of the table in benches/notes-cuda.md that the items have given."""
     found = [(f"first step, {name}", f"{line['first_step_seconds']:.0f} s") for name, line in figures
              if name.startswith("cold") and "first_step_seconds" in line]
     torch = {(line["product"], line["shape"]): line["flops_per_second"] for _, line in figures if "flops_per_second" in line}

@@ -281,11 +281,11 @@ impl OpenDevice {
         let used = self.memory_in_use().map(|used| used.reserved_bytes);
         let has_room = total.zip(used).is_none_or(|(total, used)| used + (2 << 30) < total);
         let flops = peak::gpu_gemm_flops(&self.device, dtype, has_room)?;
-        // A GPU that runs full is measured with small products: not what a later run should be held against.
+        // A GPU that runs full is measured with small products: nothing to compare later runs with.
         Some(if has_room { self.fastest(dtype, flops) } else { flops })
     }
 
-    /// The faster of a measurement and what is kept of earlier ones; keeps it.
+    /// The faster of this measurement and the kept one; keeps the faster.
     #[must_use]
     pub fn fastest(&self, dtype: Dtype, flops: f64) -> f64 {
         let Some(folder) = files::cache_folder() else { return flops };

@@ -1,8 +1,8 @@
-//! Faults of a device: what its backend says of them, and the one message that they end a command with.
+//! Faults of a device: what its backend reports, and the one message with which a fault ends a command.
 //!
 //! CubeCL computes on threads of its own: `DSD-*` launches kernels, `DSU-*` fuses operations. A panic there loses the
-//! task at hand, and CubeCL goes on with the next one, which after a fault of the GPU panics too. So these panics are
-//! not printed. The first that lost work is kept, and the next tensor that is read ends the command with it.
+//! current task, and CubeCL continues with the next task, which after a fault of the GPU panics too. So these panics
+//! are not printed. The first panic that lost work is kept, and ends the command when the next tensor is read.
 
 pub mod backend_log;
 
@@ -45,7 +45,7 @@ const LASTING: [(&str, &str); 12] = [
 pub struct Fault {
     /// The backend's words, often with a backtrace.
     said: String,
-    /// The tensor whose reading found it.
+    /// The tensor that was read when the fault was found.
     read: Option<String>,
 }
 
@@ -145,7 +145,7 @@ fn is_out_of_memory(text: &str) -> bool {
         .any(|words| text.contains(words))
 }
 
-/// What the backend's words come to: CUDA's error, or the last cause.
+/// The backend's words in short: CUDA's error, or the last cause.
 fn reason(said: &str) -> String {
     if let Some(name) = cuda_error(said) {
         let after = said.split_once(name).map_or("", |(_, after)| after);

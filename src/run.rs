@@ -43,7 +43,6 @@ struct Run<'a> {
     process_start: Instant,
 }
 
-/// Trains.
 pub(crate) fn train(args: &TrainArgs) -> Result<(), Failure> {
     let (advice, places) = (OnceCell::new(), OnceCell::new());
     with_advice(&advice, || train_within(args, &advice, &places))

@@ -18,7 +18,7 @@ pub enum Mark {
     Note,
     /// Wrong, or worse than before.
     Bad,
-    /// What was measured does not tell.
+    /// The measurement does not decide it.
     Open,
     /// As before.
     Equal,

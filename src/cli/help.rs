@@ -37,7 +37,7 @@ Exit codes:
 
 A recipe with the name of a command is given with its folder: lora-train ./check";
 
-/// The definition with its commands in groups, which clap has not, and what follows them.
+/// The definition with its commands in groups, which clap does not have, and the text below them.
 pub(super) fn grouped(definition: Command) -> Command {
     let heading = *Styles::styled().get_header();
     let mut groups = String::new();
@@ -88,7 +88,7 @@ pub(super) fn describe(mut definition: Command, format: Format) -> Result<(), Fa
     if let Some(shell) = shell {
         generate(shell, &mut definition, "lora-train", &mut text);
     } else {
-        // One file with the pages of all commands, which the first refers to.
+        // One file with the pages of all commands, because the first page refers to the others.
         definition.build();
         let commands = definition.get_subcommands().filter(|command| command.get_name() != "help");
         for command in std::iter::once(&definition).chain(commands) {

@@ -179,7 +179,6 @@ impl BenchProgress {
     }
 }
 
-/// Steps that are profiled.
 const NUM_PROFILED_STEPS: usize = 2;
 
 /// Operations of a step, profiled over a few steps that wait for the device after each operation.

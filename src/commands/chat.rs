@@ -98,7 +98,6 @@ pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
     }
 }
 
-/// A conversation.
 struct Chat<'a> {
     opened: &'a OpenedModel,
     /// By adapter.

@@ -26,7 +26,6 @@ pub(crate) struct CompareArgs {
     pub(crate) max_regression: Vec<Limit>,
 }
 
-/// Compares runs.
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let sides: Vec<Vec<PathBuf>> = args.runs.iter().map(|runs| side(runs)).collect();
     let comparison = Comparison::of(&sides).map_err(failure)?;

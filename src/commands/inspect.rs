@@ -43,7 +43,6 @@ pub(crate) struct InspectArgs {
 /// Rows that are shown unless another number is given.
 const NUM_ROWS: usize = 3;
 
-/// Why showing stopped.
 #[derive(Debug, thiserror::Error)]
 enum InspectError {
     #[error(transparent)]

@@ -87,7 +87,7 @@ pub(crate) struct NamedAdapter {
 pub(crate) struct Named {
     pub(crate) base: ModelOptions,
     pub(crate) adapters: Vec<NamedAdapter>,
-    /// What the runs were trained with that say which base it is.
+    /// The training settings of the runs that name the base.
     pub(crate) trained_with: TrainedWith,
 }
 
@@ -259,7 +259,7 @@ fn base_of(adapters: &[NamedAdapter]) -> Result<ModelOptions, Failure> {
     }
 }
 
-/// The base, if it is one.
+/// The one base of all of these.
 fn one_of(bases: &[ModelOptions]) -> Result<ModelOptions, Failure> {
     let (first, rest) = bases.split_first().map(|(first, rest)| (first.clone(), rest)).unwrap_or_default();
     match rest.iter().find(|other| (&other.path, &other.revision) != (&first.path, &first.revision)) {
@@ -313,7 +313,6 @@ impl ModelFiles {
         self.adapters.first().and_then(|(_, form, _)| form.as_ref())
     }
 
-    /// Reads the weights.
     pub(crate) fn load(self, args: &LoadArgs) -> Result<OpenedModel, Failure> {
         let Self { base, source, tokenizer, adapters } = self;
         let device = device::open(&args.device).map_err(Failure::input)?;

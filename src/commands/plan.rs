@@ -141,7 +141,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// The recipe's model; where the Hub does not give it, its shape as this program knows it.
+    /// The recipe's model; if the Hub does not hand it out, the shape that this program ships.
     fn of_recipe(recipe: &Recipe) -> Result<Self, Failure> {
         let path = &recipe.model.path;
         let failure = match ModelSource::of_recipe(recipe, WeightsFrom::Nowhere, true) {
@@ -195,8 +195,7 @@ fn step_seconds(args: &RecipeArgs, has_warmup_steps: bool) -> Result<f64, Failur
     seconds.ok_or_else(|| Failure::running("`lora-train bench` printed no time of a step"))
 }
 
-/// The steps from the training rows, or one line on why these cannot be read here. A large file is not tokenised for
-/// it.
+/// The steps from the training rows, or one line on why these cannot be read here. Large files are not tokenised.
 fn forecast(
     recipe: &Recipe,
     source: &ModelSource,

@@ -45,9 +45,9 @@ pub struct RowSource {
     pub row: usize,
 }
 
-/// Length at which devices that compute padding compute rows, the longest of which has `longest` tokens: a multiple of
-/// 64, beyond 1024 of 128. So the shapes of most steps are alike, and with them what was tuned and compiled for them, and
-/// loads are as wide as a vector.
+/// Length to which rows are padded on devices that compute padding; the longest row has `longest` tokens. It is a
+/// multiple of 64, beyond 1024 of 128, so that most steps have the same shapes and use the same tuned and compiled
+/// kernels, and loads are as wide as a vector.
 #[must_use]
 pub fn padded_length(longest: usize) -> usize {
     longest.next_multiple_of(if longest > 1024 { 128 } else { 64 })

@@ -110,7 +110,6 @@ pub(crate) fn tidy(folder: &Path, suffix: &str, max_bytes: u64, keep: &Path) {
     }
 }
 
-/// Bytes as text.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -52,7 +52,6 @@ pub struct Loader<'a> {
     /// Order of the rows in the epoch with this number.
     order: (u64, Arc<Order>),
     micro_batch_size: usize,
-    /// Whether epochs repeat.
     is_endless: bool,
     /// Jobs for the workers; `None` where there are no workers.
     jobs: Option<Sender<(Job, Sender<Made>)>>,

@@ -11,10 +11,7 @@ pub(super) enum Purpose {
     /// Rows held out by `eval_split`.
     EvalSplit,
     /// The subset of a source's rows that an epoch visits, where the weight is not a whole number.
-    Subset {
-        /// Index of the source.
-        source: usize,
-    },
+    Subset { source: usize },
     /// The order of an epoch.
     Epoch,
     /// The order of an epoch's packed rows.

@@ -25,7 +25,6 @@ pub struct Facts {
     pub(crate) data_bytes: Option<u64>,
     /// What a step reads of weights that stay on disk; `None` where they are in memory.
     pub(crate) weights_read_bytes: Option<u64>,
-    /// Micro-batches of an evaluation.
     pub(crate) eval_batches: Option<u64>,
     /// By how much the peak would grow without checkpointing, or shrink with it.
     pub(crate) activation_bytes: Option<u64>,
@@ -35,7 +34,6 @@ pub struct Facts {
     // The machine.
     /// Training runs on a GPU. The host hands it work and waits for it once a step.
     pub(crate) is_gpu: bool,
-    /// The kernels skip padding.
     pub(crate) leaves_padding_out: bool,
     /// Threads that the process may run at the same time.
     pub(crate) num_cpu_threads: u64,

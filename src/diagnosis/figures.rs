@@ -252,7 +252,6 @@ impl Figures {
         self.num_edge_evaluations = num_edge_evaluations;
     }
 
-    /// Number of counted steps.
     pub(super) fn num_steps(&self) -> u64 {
         self.steps.len() as u64
     }
@@ -267,7 +266,7 @@ impl Figures {
         self.steps.len() >= ADVICE_STEPS || self.wall_seconds >= ADVICE_SECONDS
     }
 
-    /// A time of all counted steps as that of one.
+    /// The mean per step of a time of all counted steps.
     pub(super) fn per_step(&self, seconds: f64) -> f64 {
         seconds / as_f64(self.num_steps().max(1))
     }

@@ -21,7 +21,7 @@ pub(super) type Rule = fn(&Run) -> Option<Finding>;
 /// When a rule is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// Of the last steps, and of a run that is too short for all others: few steps show it as well as many.
+    /// Of the last steps, and of a run that is too short for all other rules: few steps show as much as many.
     AtOnce,
     /// Of the whole run only.
     AtTheEnd,
@@ -29,7 +29,6 @@ pub(super) enum When {
     DuringTheRun,
 }
 
-/// Every rule.
 pub(super) const RULES: &[(Rule, When)] = &[
     (input::input_bound, DuringTheRun),
     (page_cache::page_cache, DuringTheRun),

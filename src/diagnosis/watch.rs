@@ -64,9 +64,9 @@ impl Watch {
         self.recent.len() >= KNOWN_STEPS && is_slow
     }
 
-    /// The time that earlier steps predict for this many tokens, at least their median time. A straight line gives it
-    /// where the step times fit one. Where they do not, or for rows longer than all before, it grows in proportion to
-    /// the tokens: as much as they can explain while attention is the smaller part.
+    /// The time that earlier steps predict for this many tokens, at least their median time. If the step times fit a
+    /// straight line, the line predicts it. If not, or for rows longer than all before, it grows in proportion to the
+    /// tokens: as much as they can explain while attention is the smaller part.
     fn expected_seconds(&self, tokens: f64) -> f64 {
         let points = self.recent.iter().map(|line| (self.computed_tokens(line), line.step_seconds));
         let (all_tokens, all_seconds): (Vec<f64>, Vec<f64>) = points.clone().unzip();

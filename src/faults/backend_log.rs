@@ -8,7 +8,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 
 use super::{first, is_lasting, keep, lock};
 
-/// Logs a panic in a task that nobody waits for; and one that was handed on, as where tuning drops a kernel.
+/// Logs a panic in a task that nobody waits for, and a panic that was passed on, such as when tuning drops a kernel.
 const TASKS: &str = "cubecl_common::device::handle::channel";
 /// Logs a panic in an operation.
 const OPERATIONS: &str = "burn_fusion::stream::queue::execution";
@@ -77,7 +77,7 @@ impl Log for BackendLog {
     fn flush(&self) {}
 }
 
-/// The message of a panic that nobody was told of.
+/// The message of a panic that was reported to nobody.
 fn lost_work(text: &str) -> Option<&str> {
     if let Some(operation) = text.strip_prefix("an operation failed: ") {
         return operation.split("; the tensors it was going to write").next();
@@ -87,7 +87,7 @@ fn lost_work(text: &str) -> Option<&str> {
 }
 
 fn warn(target: &str, text: &str) {
-    // What comes after a fault follows from it.
+    // Whatever comes after a fault is its consequence.
     if first().is_some() {
         return;
     }

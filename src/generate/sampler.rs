@@ -5,7 +5,6 @@ use rand_chacha::ChaCha8Rng;
 
 use super::GenerateOptions;
 
-/// Chooses tokens.
 #[derive(Debug)]
 pub(super) struct Sampler {
     temperature: f64,
@@ -26,7 +25,7 @@ struct Candidate {
 pub struct Logprobs {
     /// That of the token that was chosen.
     pub chosen: f64,
-    /// The most likely tokens, the most likely first, and theirs.
+    /// The most likely tokens, most likely first, with their logarithms.
     pub top: Vec<(u32, f64)>,
 }
 

@@ -14,11 +14,11 @@ use crate::model::decode::{MAX_TEXTS, Part, Sequence, next_logits};
 /// A text to write.
 #[derive(Clone, Debug)]
 pub struct TextRequest<'a> {
-    /// What is continued.
+    /// The tokens to continue.
     pub prompt_ids: Vec<u32>,
-    /// The adapters that it is written with.
+    /// The adapters that write the text.
     pub adapters: &'a AdapterSet,
-    /// How it is continued.
+    /// How the prompt is continued.
     pub options: GenerateOptions,
     /// The text ends before the first of these strings.
     pub stop: Vec<String>,
@@ -33,7 +33,7 @@ pub struct NewText {
     pub text: String,
     /// The new token; absent where a token ended the text.
     pub token: Option<u32>,
-    /// The token's, where they were asked for.
+    /// Logarithms of the token's probabilities, if they were requested.
     pub logprobs: Option<Logprobs>,
     /// Why the text has ended, if it has.
     pub ending: Option<Ending>,
@@ -46,7 +46,7 @@ pub struct TextBatch<'a> {
     tokenizer: &'a Tokenizer,
     /// Texts of the same adapters are neighbours.
     texts: Vec<Text<'a>>,
-    /// The prompt before, where prompts start alike.
+    /// The previous prompt, if prompts start alike.
     before: Option<Sequence>,
 }
 
@@ -68,8 +68,8 @@ impl<'a> TextBatch<'a> {
         Self { model, tokenizer, texts: Vec::new(), before: None }
     }
 
-    /// The same for prompts that start alike, of the same adapters: what a prompt shares with the one before is not
-    /// computed again.
+    /// A batch for prompts that start alike, of the same adapters: the start that a prompt shares with the previous
+    /// one is not computed again.
     #[must_use]
     pub fn of_equal_starts(self) -> Self {
         Self { before: Some(Sequence::new(self.model)), ..self }

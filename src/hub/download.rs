@@ -90,7 +90,7 @@ impl Request<'_> {
         Ok(repository.snapshot(&commit))
     }
 
-    /// A GGUF file and those beside it; without weights, its head, unless the whole file is there.
+    /// A GGUF file and the files beside it; without weights only its head, unless the whole file is in the cache.
     fn download_gguf(
         &self,
         client: &HFRepositorySync<RepoTypeModel>,
@@ -182,7 +182,7 @@ fn is_beside(name: &str) -> bool {
     SIDE_FILES.contains(&name) || (name.starts_with("tokenizer") && name.ends_with(".json"))
 }
 
-/// The files of the tokenizer that goes before a GGUF file's own, where there is one.
+/// The files of the tokenizer that is used instead of a GGUF file's own, if there are any.
 fn beside_gguf(mut files: Vec<RemoteFile>) -> Vec<RemoteFile> {
     let has_tokenizer = files.iter().any(|file| file.name == "tokenizer.json");
     files.retain(|file| has_tokenizer && is_beside(&file.name) && !file.name.contains('/'));

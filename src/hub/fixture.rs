@@ -13,7 +13,6 @@ pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// The commit of the conversion to Parquet.
 pub(super) const CONVERTED: &str = "89abcdef0123456789abcdef0123456789abcdef";
 
-/// How the server behaves.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Behaviour {
     /// File contents by name; a slash in a name means a folder. Weights are served from another address, as the Hub

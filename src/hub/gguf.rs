@@ -75,7 +75,7 @@ fn is_meant(name: &str, asked: &str) -> bool {
     name == asked || stem.strip_suffix(&asked_stem).is_some_and(is_word)
 }
 
-/// A name without `.gguf` and without `-00001-of-00003`, and whether it had that.
+/// A name without `.gguf` and without `-00001-of-00003`, and whether it named a part.
 fn without_part(name: &str) -> (&str, bool) {
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
     let is_number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());

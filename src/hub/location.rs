@@ -61,7 +61,7 @@ impl Location {
     }
 }
 
-/// A GGUF file of a repository by its name, or by the quantisation in that.
+/// A GGUF file of a repository by its name, or by the quantisation in its name.
 fn file_of_repository(name: &str) -> Option<Location> {
     let end_of_id = match name.find(':') {
         Some(colon) => colon,

@@ -251,7 +251,6 @@ fn bar_message(step: &StepMetrics, remaining: Option<&str>) -> String {
     parts.join(" · ")
 }
 
-/// Columns of the terminal.
 fn terminal_width() -> usize {
     terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| usize::from(width.0))
 }

@@ -158,7 +158,7 @@ impl Worker {
         }
     }
 
-    /// Takes messages until a time, or until the last one; returns whether that was it.
+    /// Takes messages until a time, or until the last message; returns whether the last message came.
     fn collect(&mut self, messages: &Receiver<Message>, until: Instant) -> bool {
         loop {
             match messages.recv_timeout(until.saturating_duration_since(Instant::now())) {

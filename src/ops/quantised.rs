@@ -262,7 +262,6 @@ fn by_block(
     first(result.reshape([-1]), len)
 }
 
-/// The first `len` numbers.
 fn first(x: Tensor<1>, len: usize) -> Tensor<1> {
     if x.dims()[0] == len { x } else { x.narrow(0, 0, len) }
 }

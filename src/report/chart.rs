@@ -200,7 +200,6 @@ impl Chart<'_> {
     }
 }
 
-/// Points of a line.
 #[derive(Clone, Debug, PartialEq)]
 struct Points {
     x: Vec<f64>,

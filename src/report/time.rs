@@ -9,7 +9,6 @@ use super::chart::{Figure, HEIGHT, WIDTH, grid, six_digits, stretches};
 use super::columns::Columns;
 use crate::stats::{as_f64, quantile};
 
-/// Maximum number of columns.
 const MAX_COLUMNS: usize = 100;
 /// A column this many times as high as nine tenths of them is cut off, so that the others stay visible.
 const CUT_ABOVE: f64 = 4.0;
@@ -67,7 +66,7 @@ impl Part {
 
 /// The parts of [`OF_DEVICE`] of each step; `None` where no step measures forward and backward apart. Only some steps
 /// wait for the GPU at the end of each part. In the others a part's time is only that of launching it, so their sum is
-/// split as in the last step that waited; before the first such step, as in that one.
+/// split as in the last step that waited, or, before there was one, as in the first.
 fn of_device(steps: &Columns) -> Option<[Vec<f64>; 4]> {
     let forward = steps.get("forward_seconds")?;
     let (columns, passes) = (OF_DEVICE.map(|name| steps.or_zero(name)), steps.or_zero("forward_backward_seconds"));

@@ -119,12 +119,10 @@ impl RunDir {
         if has_checkpoints(&self.path) { Err(unfinished(&self.path).into()) } else { Ok(()) }
     }
 
-    /// The folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Folder of the adapter.
     pub(crate) fn adapter(&self) -> PathBuf {
         self.path.join("adapter")
     }

@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use crate::device::{self, DeviceKind, KernelCompiler, OpenDevice};
 
-/// Version of burn.
 const BURN_VERSION: &str = "0.22.1";
 
 /// Environment variables that change how a run computes.

@@ -63,7 +63,7 @@ impl ModelParts {
         let weights = if options.init == Init::Random || from == WeightsFrom::Nowhere {
             config.as_ref().map(|config| Weights::Random(RandomWeights::new(config, seed)))
         } else if is_downloaded || is_gguf(&folder) {
-            // Of a GGUF file that is not downloaded, the shapes and types are there.
+            // If a GGUF file is not downloaded, its shapes and types are.
             let opened = match &config {
                 Some(config) => Weights::open(&folder, config),
                 None if is_gguf(&folder) => return (Self::default(), Some(Failure::Input(problems))),

@@ -175,7 +175,7 @@ pub(crate) fn file(data: &Dataset, file: &FileInfo) -> Fact {
     (subject, format!("{path} ({rows} rows, {format}){}", data.form_of(file)))
 }
 
-/// The columns of a file that are not read, and the tokens that are kept of it.
+/// The columns of a file that are not read, and its tokens in the cache.
 pub(crate) fn file_notes(file: &FileInfo) -> String {
     let mut notes = String::new();
     if !file.unused_columns.is_empty() {
@@ -211,7 +211,6 @@ fn steps(recipe: &Recipe, data: &Dataset, schedule: &Schedule) -> String {
     format!("{total} steps: {epochs:.2} epochs of {per_epoch} steps; {warmup}")
 }
 
-/// Steps of an epoch.
 pub(crate) fn steps_per_epoch(recipe: &Recipe, data: &Dataset) -> u64 {
     schedule::steps_per_epoch(batches_per_epoch(recipe, data), recipe.train.gradient_accumulation_steps)
 }
@@ -245,7 +244,7 @@ fn codes_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
     let is_four_bits = matches!(quantization, Quantization::Nf4 | Quantization::Fp4);
     (is_four_bits && config.quantisation.is_none() && config.num_parameters() < SMALL_MODEL).then(|| {
         format!(
-            "four bits a weight cost a small model much of what it knows, and this one has {} parameters\n  hint: \
+            "4-bit quantisation costs a model this small much of its quality: it has {} parameters\n  hint: \
              model.quantization = \"int8\" costs little; docs/quantised.md has figures",
             with_commas(config.num_parameters())
         )

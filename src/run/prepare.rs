@@ -60,7 +60,6 @@ pub(crate) struct Parts {
     pub(crate) model: ModelParts,
     pub(crate) selection: Option<Selection>,
     pub(crate) device: Option<OpenDevice>,
-    /// Every mistake.
     pub(crate) failures: Vec<Failure>,
 }
 

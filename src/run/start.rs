@@ -180,7 +180,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
     let peak = |gradient_checkpointing| Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes;
     let own = workload.plan();
     let doubled_peak = Workload { rows: 2 * workload.rows, ..workload.clone() }.plan().peak_bytes;
-    // If checkpointing is off: the memory with it on. Otherwise: the memory of the chosen kind.
+    // If checkpointing is off, the memory with checkpointing; otherwise the memory of the chosen kind.
     let least = match recipe.train.gradient_checkpointing {
         GradientCheckpointing::Off => peak(GradientCheckpointing::On),
         _ => own.peak_bytes,

@@ -39,7 +39,7 @@ pub struct Row {
     pub example: Option<&'static str>,
     /// The keys below it, if it is a section or a list of sections.
     pub keys: &'static [Row],
-    /// The effect of another value on a continued run. If absent, the row of its section or those of its keys say it.
+    /// The effect of another value on a continued run; if absent, the row of its section or the rows of its keys have it.
     pub effect: Option<Effect>,
     /// Whether another value may give a finished run more steps.
     pub adds_steps: bool,

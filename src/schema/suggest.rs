@@ -52,7 +52,7 @@ pub enum Counterpart {
     Unknown,
 }
 
-/// Finds the key here that another trainer, or we, call `name`, if it stands in what is `section` here.
+/// Finds our key for a key that another trainer, or we, call `name`, in the section that is `section` here.
 #[must_use]
 pub fn counterpart(name: &str, section: &str, is_section: bool, rows: &[Row], peers: &[Peer]) -> Counterpart {
     let known = Known::new(rows);

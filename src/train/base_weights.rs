@@ -30,9 +30,9 @@ impl Workload<'_> {
         sizes
     }
 
-    /// Bytes in the device's memory. On disk: two blocks, or one and the head; rows of the embedding are there before
-    /// activations are. In host memory: the block that is computed, the one after it, and the one before, if the device has
-    /// yet to compute it.
+    /// Bytes in the device's memory. Weights on disk: two blocks, or one and the head; rows of the embedding come before
+    /// activations exist. Weights in host memory: the block that is computed, the next block, and the previous block if
+    /// the device has not computed it yet.
     pub(super) fn base_bytes(&self) -> usize {
         let Sizes { vectors, block, head, embedding } = self.sizes();
         let layers = self.config.num_layers();
@@ -54,8 +54,8 @@ impl Workload<'_> {
         self.gradient_accumulation_steps / self.layered()
     }
 
-    /// Bytes that a step copies from there: for each pass the blocks forward and back to the first adapted one. The
-    /// last one of the forward is the first one of the backward, and the last one of that may be the next forward's first.
+    /// Bytes that a step copies from host memory: for each pass the blocks forward and back to the first adapted block.
+    /// The forward's last block is the backward's first, and the backward's last may be the next forward's first.
     pub(super) fn moved_bytes_per_step(&self) -> Option<usize> {
         let (layers, first) = (self.config.num_layers(), self.first_adapted());
         let turns =
@@ -69,8 +69,8 @@ impl Workload<'_> {
         first.unwrap_or(self.config.num_layers())
     }
 
-    /// Bytes that a step reads where they are on disk and the page cache holds none of them: for each pass the
-    /// blocks forward and, from the first adapted one on, back, and the head.
+    /// Bytes that a step reads from disk if the page cache holds none of them: for each pass the blocks forward and,
+    /// from the first adapted block on, back, and the head.
     pub(super) fn read_bytes_per_step(&self) -> Option<usize> {
         let Sizes { block, head, embedding, .. } = self.sizes();
         let of_pass = (2 * self.config.num_layers() - self.first_adapted()) * block + head.max(self.tied(embedding));

@@ -114,7 +114,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// A digest as it is kept here.
+    /// A digest as text.
     #[must_use]
     pub fn hexadecimal(digest: [u8; 32]) -> String {
         digest.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -88,7 +88,6 @@ pub(super) fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// A count per second.
 #[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
 pub(super) fn per_second(count: u64, seconds: f64) -> f64 {
     count as f64 / seconds

@@ -1,5 +1,5 @@
-//! The score of `[eval.task]`: how often the model answers evaluation rows as they do. Greedy and without dropout, so
-//! that the same model has the same score; nothing of the training changes.
+//! The score of `[eval.task]`: how often the model's answers equal those of the evaluation rows. Greedy and without
+//! dropout, so that the same model has the same score; nothing of the training changes.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -68,7 +68,7 @@ pub struct Score {
     pub answers: Vec<Value>,
 }
 
-/// Right ones and all of them.
+/// Right answers, and all.
 #[derive(Clone, Debug, Default)]
 struct Count {
     right: usize,

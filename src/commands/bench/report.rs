@@ -13,9 +13,9 @@ const SHOWN_PERCENT: f64 = 5.0;
 /// How far the times of steps lie apart, in percent of their median.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Scatter {
-    /// Half of the range that the middle half of the steps lies in.
+    /// Half the interquartile range of the steps.
     pub(super) spread_percent: f64,
-    /// The smallest difference to another bench of so many steps that is more than chance.
+    /// The smallest difference to another bench of as many steps that is not noise.
     pub(super) detectable_percent: f64,
 }
 

@@ -81,7 +81,7 @@ fn without_weights(failure: Failure, draft: &Draft) -> Result<Prepared, Failure>
     }
 }
 
-/// What the first rows are.
+/// What the first rows show.
 struct Rows {
     /// Rows that were looked at.
     count: usize,
@@ -196,7 +196,7 @@ fn integer(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// What the choices rest on.
+/// The facts that the choices rest on.
 fn header(draft: &Draft, rows: &Rows, prepared: &Prepared) -> Vec<String> {
     let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training);
     let config = &prepared.source.config;

@@ -67,7 +67,7 @@ fn types(folder: &Path, weights: Option<&Weights>) -> Option<Types> {
             let numbers: usize = tensor.shape.iter().product();
             add(format!("{:?}", tensor.dtype), numbers * tensor.dtype.bitsize() / 8);
         }),
-        // Of a file that is not downloaded yet, the head is there.
+        // If the file is not downloaded yet, its head is.
         _ if is_gguf(folder) => {
             let file = GgufFile::open(folder).ok()?;
             file.tensors().values().for_each(|tensor| add(tensor.kind.to_string(), tensor.num_bytes()));

@@ -11,9 +11,7 @@ use crate::schema::Problem;
 pub(crate) enum Asked {
     /// As the adapter was trained.
     AsTrained,
-    /// `--raw`.
     Raw,
-    /// `--chat`.
     Chat,
 }
 

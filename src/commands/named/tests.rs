@@ -3,7 +3,7 @@ use std::fs;
 use super::*;
 use crate::config::{Quantization, Residency};
 
-/// A finished run, with a folder that PEFT wrote beside it. Nothing in them is read but what says where things are.
+/// A finished run, with a folder that PEFT wrote beside it. Only what names paths is read in them.
 fn runs() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for adapter in ["runs/a/adapter", "runs/a/adapter-best", "runs/a/checkpoints/step-000010", "runs/b/adapter"] {

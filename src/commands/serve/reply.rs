@@ -42,7 +42,6 @@ impl Reply {
         }
     }
 
-    /// The whole answer.
     pub(super) fn whole(&mut self, texts: &[NewText]) -> Result<Value, ApiError> {
         let ending = texts.last().and_then(|text| text.ending);
         let finish_reason = finish_reason(ending)?;

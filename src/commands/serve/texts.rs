@@ -48,7 +48,7 @@ pub(super) fn write_texts(opened: &OpenedModel, queue: &Receiver<Job>) -> Result
     Ok(())
 }
 
-/// The next request to begin: waits for one where there is nothing else to do.
+/// The next request to begin; waits for a request if there is nothing else to do.
 fn next_job(queue: &Receiver<Job>, batch: &TextBatch<'_>) -> Result<Job, TryRecvError> {
     if batch.is_empty() {
         queue.recv().map_err(|_| TryRecvError::Disconnected)

@@ -91,7 +91,6 @@ impl Axis {
         axes.sort_by_key(|axis| keys.iter().position(|key| *key == axis.key()).unwrap_or(usize::MAX));
     }
 
-    /// The recipe's key.
     pub(super) fn key(self) -> &'static str {
         match self {
             Self::Checkpointing => "train.gradient_checkpointing",
@@ -211,7 +210,6 @@ pub(super) fn changes(base: &Recipe, recipe: &Recipe) -> Vec<String> {
     pairs.filter_map(|(_, (key, value))| Some(format!("{key}={}", value?))).collect()
 }
 
-/// Rows of an update.
 pub(super) fn rows_of_step(recipe: &Recipe) -> usize {
     recipe.train.micro_batch_size * recipe.train.gradient_accumulation_steps
 }

@@ -73,7 +73,6 @@ pub(super) fn run_pairs(
     }
 }
 
-/// One trial.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Trial {
     /// The changes to the recipe, in the syntax of `--set`.

@@ -42,7 +42,6 @@ pub(super) struct Figures {
     pub(super) step_seconds: f64,
     /// Share of the time spent waiting for data.
     pub(super) data_wait_share: f64,
-    /// Updates per epoch.
     #[serde(skip)]
     pub(super) steps_of_epoch: f64,
     /// Time from the start of the process to its end.

@@ -49,7 +49,6 @@ pub(in crate::data) struct RowEntry {
     length: u32,
     /// Index of the first token that carries loss.
     first_target: u32,
-    /// Tokens that carry loss.
     num_targets: u32,
 }
 
@@ -138,7 +137,6 @@ impl Chunk {
 struct Header {
     key: CacheKey,
     num_rows: u64,
-    /// Bytes of all records.
     records_bytes: u64,
     details_bytes: u64,
     /// CRC-32 of the table and, behind it, the details.

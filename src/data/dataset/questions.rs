@@ -41,7 +41,7 @@ pub struct Question {
     delimiter: String,
     /// The answer of the row, without white space around it.
     pub answer: String,
-    /// The texts that the answer is one of.
+    /// The texts to choose the answer from.
     pub choices: Vec<String>,
 }
 

@@ -44,8 +44,8 @@ fn update(run: &Run) -> String {
     }
 }
 
-/// The gain of doubled rows in a micro-batch where `seconds` of a step do not depend on the rows: each row then costs
-/// half of them.
+/// The gain of doubled rows in a micro-batch if `seconds` of a step do not depend on the number of rows, so that each
+/// row costs half as many.
 fn gain(run: &Run, seconds: f64) -> String {
     let step = run.figures.mean_step_seconds();
     let after = step - seconds / 2.0;
@@ -55,7 +55,7 @@ fn gain(run: &Run, seconds: f64) -> String {
     format!("about {:.2}x the tokens a second, with {}", step / after, update(run))
 }
 
-/// Doubled rows, unless the memory for them is not known to be there; and what they need, where it is not.
+/// Doubled rows, if the memory for them is known to be free; otherwise the evidence says how much they need.
 fn twice_the_rows_if_they_fit(run: &Run, expected: String, evidence: &mut Vec<String>) -> Vec<Change> {
     let Some((more, free)) = run.facts.doubling_bytes.zip(run.free_bytes()) else { return Vec::new() };
     if as_f64(free) >= MARGIN * as_f64(more) {

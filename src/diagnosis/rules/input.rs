@@ -11,7 +11,7 @@ const BUSY: f64 = 0.75;
 /// Share of the workers' time from which one of its uses is the cause.
 const CAUSE: f64 = 0.4;
 
-/// How the workers spent their time, as shares of it.
+/// How the workers spent their time, as shares.
 pub(super) struct Workers {
     /// Share of wall time in which they were working.
     busy: f64,

@@ -140,9 +140,9 @@ mod tests {
         assert!((again - 0.9 * 8.0 / 16.8).abs() < 1e-4, "{again} s");
         for none in [
             unsplit,
-            // Computing again would take what the rows bring.
+            // Recomputation would cost what more rows gain.
             but(|run| run.figures.gpu_percent.add(Some(40.0), 1e6)),
-            // Twice the rows fit as it is, or not even with it.
+            // Twice the rows fit without recomputation, or not even with it.
             but(|run| run.facts.doubling_bytes = Some(4 << 30)),
             but(|run| run.facts.activation_bytes = Some(2 << 30)),
             but(|run| run.facts.train.gradient_checkpointing = GradientCheckpointing::On),

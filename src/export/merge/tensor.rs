@@ -21,13 +21,13 @@ use crate::spec::ModelConfig;
 /// Differences between weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Differences {
-    /// The largest between what is written and what was trained.
+    /// The largest between the written and the trained weights.
     pub written: f32,
-    /// The largest between the base as it is stored and the decoded one that the adapter was trained on.
+    /// The largest between the stored base and the decoded base that the adapter was trained on.
     pub decoded: f32,
     /// The sum of the squares of all updates.
     update: f64,
-    /// The sum of the products of updates and what rounding took from them.
+    /// The sum of the products of each update and the part that rounding took from it.
     lost: f64,
 }
 
@@ -156,7 +156,7 @@ pub(in crate::export) struct MergedTensor<'a> {
 }
 
 impl<'a> MergedTensor<'a> {
-    /// Type that it is written in unless another is asked for.
+    /// Type in which the tensor is written by default.
     pub(in crate::export) fn dtype(&self) -> Dtype {
         self.stored.map_or_else(|| self.merging.decoded_dtype(), |(_, dtype)| dtype)
     }
@@ -168,7 +168,7 @@ impl<'a> MergedTensor<'a> {
         self.stored.map(|(stored, _)| stored.shard).or_else(of_codes).unwrap_or_default()
     }
 
-    /// Its numbers, rounded to the base's type if that has one.
+    /// Its numbers, rounded to the tensor's type in the base, if the base stores one.
     pub(in crate::export) fn values(&self) -> Result<Vec<f32>, Problem> {
         let Some((_, dtype)) = self.stored else {
             self.report();
@@ -181,7 +181,6 @@ impl<'a> MergedTensor<'a> {
         Ok(values)
     }
 
-    /// Its numbers in `dtype`.
     pub(super) fn bytes_in(&self, dtype: Dtype) -> Result<Cow<'a, [u8]>, Problem> {
         self.report();
         let is_changed = self.update.is_some() || self.decoded.is_some();
@@ -216,7 +215,7 @@ impl<'a> MergedTensor<'a> {
         self.note_rounding(values, written, &update);
     }
 
-    /// Its numbers as they were trained, and the update in them.
+    /// Its trained numbers, and the update that they contain.
     fn numbers(&self) -> Result<(Vec<f32>, Vec<f32>), Problem> {
         let mut weight = self.merging.weight(self.name, self.shape)?;
         if let Some(quantisation) = self.decoded {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::schema::Problem;
 
-/// The configuration of files that are in no folder of one.
+/// The configuration of files outside of any configuration's folder.
 const DEFAULT: &str = "default";
 const TRAIN: &str = "train";
 /// Words in the names of files and folders, and the split that they stand for.

@@ -53,7 +53,6 @@ impl Terminal {
         })
     }
 
-    /// Draws one picture.
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         self.drawn_on.draw(draw).map(|_| ())
     }

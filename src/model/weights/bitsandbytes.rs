@@ -107,7 +107,7 @@ fn eight_bits<'a>(files: &'a WeightFiles, name: &str, shape: [usize; 2]) -> Resu
     let module = name.strip_suffix(".weight").unwrap_or(name);
     let codes = files.part(name, &shape, I8)?;
     let scales = files.part(&format!("{module}.SCB"), &[shape[0]], F32)?;
-    // Other formats lie in memory as old GPUs want it.
+    // Other formats have the layout that old GPUs need.
     if let Some(format) = files.tensors().get(&format!("{module}.weight_format"))
         && files.bytes(format) != [0]
     {

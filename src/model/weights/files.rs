@@ -261,7 +261,7 @@ impl WeightFiles {
         quantised.map_err(|_| overflow(&self.shards[stored.shard].path, name, Dtype::F16))
     }
 
-    /// Whether the files hold codes of this matrix: neither is it the embedding, nor is it there as it is.
+    /// Whether the files hold this matrix as codes: it is not the embedding, and is not stored as plain numbers.
     pub(super) fn is_coded(&self, name: &str, shape: &[usize]) -> bool {
         name != "model.embed_tokens.weight" && self.stored(name, shape).is_err()
     }

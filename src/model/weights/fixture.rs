@@ -13,10 +13,8 @@ use crate::spec::{ModelConfig, SublayerKind};
 /// Shape and values of each tensor.
 pub(crate) type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// The text of `configs/tiny.json`.
 pub(crate) const TINY_CONFIG_JSON: &str = include_str!("../../../configs/tiny.json");
 
-/// The config of `configs/tiny.json`.
 pub(crate) fn tiny_config() -> ModelConfig {
     ModelConfig::from_json(TINY_CONFIG_JSON).unwrap()
 }

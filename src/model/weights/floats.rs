@@ -96,7 +96,7 @@ impl PackedFloats<'_> {
     }
 }
 
-/// Finds the matrix `name` of 8-bit floats and its scales, of which each is for `tile` rows and columns, if not for rows or
+/// Finds the matrix `name` of 8-bit floats and its scales: one for each `tile` of rows and columns, for each row, or for
 /// all.
 pub(super) fn find<'a>(
     files: &'a WeightFiles,

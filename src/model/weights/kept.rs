@@ -27,8 +27,8 @@ const SUFFIX: &str = ".safetensors";
 const FORMAT_VERSION: u32 = 2;
 
 impl Weights {
-    /// Weights that `storage` can use where they are: these, or those of the [copy](Self::copy), which is written where it is
-    /// not there. While it is written, `on_bytes` is called with the size of what is there and of all, as planned.
+    /// Weights that `storage` can use in place: these, or those of the [copy](Self::copy), which is written if it does
+    /// not exist. Meanwhile `on_bytes` is called with the bytes that are written and with the planned total.
     ///
     /// # Errors
     /// Where the copy cannot be written, or a number does not fit the form.
@@ -49,7 +49,7 @@ impl Weights {
         Ok(Cow::Owned(Self::Files(opened)))
     }
 
-    /// The file in the cache folder for weights that are to stay on disk in another form than theirs.
+    /// The file in the cache folder for weights that stay on disk, but in another form than that of the model's files.
     ///
     /// # Errors
     /// Where there is no cache folder.

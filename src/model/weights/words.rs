@@ -230,7 +230,6 @@ impl Unpacked {
     }
 }
 
-/// The greatest common divisor.
 pub(in crate::model) fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -34,7 +34,7 @@ pub enum Packed<'a> {
 pub enum Scales<F, B> {
     /// One number for each block.
     Plain(F),
-    /// A zero for each block, too, which is subtracted from what a code stands for; elsewhere it is 0.
+    /// Also a zero for each block, which is subtracted from the value of a code; elsewhere it is 0.
     Shifted {
         /// One for each block.
         scales: F,
@@ -57,7 +57,7 @@ pub enum Scales<F, B> {
 /// Blocks whose nested scales share a scale.
 pub const NESTED_LEN: usize = 256;
 
-/// What makes a number of what its code stands for.
+/// Turns the value of a code into a number.
 #[derive(Clone, Copy)]
 struct Scale {
     scale: f32,
@@ -77,7 +77,7 @@ impl Scales<(), ()> {
 }
 
 impl<F, B> Scales<F, B> {
-    /// The scales with other parts in the place of theirs; floats come first.
+    /// These scales with each part replaced; floats come first.
     pub fn map<'a, G, C>(
         &'a self,
         mut floats: impl FnMut(&'a F) -> G,

@@ -56,7 +56,7 @@ impl Comparison {
             Take::First => finds.next(),
             Take::Last => finds.last(),
         }?;
-        // Without groups, the whole of it.
+        // Without groups, the whole find.
         let mut groups = find.iter().skip(usize::from(find.len() > 1)).flatten();
         groups.find(|group| !group.is_empty()).map(|group| group.as_str())
     }
