@@ -1,6 +1,8 @@
 //! Low-rank adapters.
 
 pub mod adapters;
+pub mod kinds;
+pub(crate) mod start;
 pub mod targets;
 
 pub use adapters::{Adapter, AdapterSet, BlockAdapters};

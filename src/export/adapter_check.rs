@@ -9,7 +9,6 @@ use super::adapter_file::SavedAdapter;
 use super::{AdapterWeights, ExportError, adapter_set};
 use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
-use crate::ops::low_rank::LowRank;
 use crate::spec::ModelConfig;
 
 /// Number of mismatched matrices that an error lists.
@@ -55,7 +54,7 @@ pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, m
     let mut expected = HashSet::new();
     for (layer, site, shape) in selection.iter() {
         let module = model.module_name(layer, site);
-        let shapes = LowRank::shapes(shape.r, model.blocks[layer].sites[site].shape);
+        let shapes = shape.kind.shapes(shape.r, model.blocks[layer].sites[site].shape);
         match weights.get(&module) {
             None => problems.push(format!("missing: `{module}.lora_A` and `.lora_B`")),
             Some(pair) => {

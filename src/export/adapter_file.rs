@@ -43,12 +43,12 @@ pub fn write_adapter(
     std::fs::create_dir_all(folder).map_err(ExportError::io("create", folder))?;
     let mut views = Vec::with_capacity(2 * weights.len());
     for (module, pair) in weights {
-        for (letter, matrix) in [('A', &pair.a), ('B', &pair.b)] {
+        for (matrix_name, matrix) in pair.as_ref().named() {
             let bytes = bytemuck::cast_slice(&matrix.values);
             let path = folder.join(WEIGHTS);
             let view = TensorView::new(safetensors::Dtype::F32, matrix.shape().to_vec(), bytes)
                 .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
-            views.push((tensor_name(module, letter), view));
+            views.push((tensor_name(module, matrix_name), view));
         }
     }
     let path = folder.join(WEIGHTS);
@@ -63,8 +63,8 @@ pub fn write_adapter(
     files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
 }
 
-pub(super) fn tensor_name(module: &str, letter: char) -> String {
-    format!("{PREFIX}{module}.lora_{letter}.weight")
+pub(super) fn tensor_name(module: &str, matrix: &str) -> String {
+    format!("{PREFIX}{module}.{matrix}.weight")
 }
 
 /// Whether a folder holds an adapter: this one, not a folder in it.
@@ -134,8 +134,8 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
                 lora_a.shape(),
                 lora_b.shape()
             )),
-            [None, Some(_)] => problems.push(format!("missing: `{}`", tensor_name(&module, 'A'))),
-            _ => problems.push(format!("missing: `{}`", tensor_name(&module, 'B'))),
+            [None, Some(_)] => problems.push(format!("missing: `{}`", tensor_name(&module, LowRank::NAMES.a))),
+            _ => problems.push(format!("missing: `{}`", tensor_name(&module, LowRank::NAMES.b))),
         }
     }
     if weights.is_empty() && problems.is_empty() {
@@ -150,11 +150,8 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
 
 /// Module name, and 0 for A or 1 for B.
 fn module_of(name: &str) -> Option<(&str, usize)> {
-    let inner = name.strip_prefix(PREFIX)?;
-    [".lora_A.weight", ".lora_B.weight"]
-        .iter()
-        .enumerate()
-        .find_map(|(index, suffix)| Some((inner.strip_suffix(suffix)?, index)))
+    let (module, matrix) = name.strip_prefix(PREFIX)?.strip_suffix(".weight")?.rsplit_once('.')?;
+    Some((module, LowRank::NAMES.values().position(|name| name == matrix)?))
 }
 
 /// Why this trainer cannot use a tensor of an adapter file.
@@ -259,10 +256,12 @@ pub(super) mod tests {
         let bytes: Vec<(String, [usize; 2], Vec<u8>)> = adapter
             .weights
             .iter()
-            .flat_map(|(module, pair)| [(module, 'A', &pair.a), (module, 'B', &pair.b)])
-            .map(|(module, letter, matrix)| {
+            .flat_map(|(module, pair)| {
+                pair.as_ref().named().map(move |(name, matrix)| (tensor_name(module, name), matrix))
+            })
+            .map(|(name, matrix)| {
                 let bytes = convert::from_f32(&matrix.values, crate::device::Dtype::Bf16).unwrap();
-                (tensor_name(module, letter), matrix.shape(), bytes)
+                (name, matrix.shape(), bytes)
             })
             .collect();
         let views = bytes.iter().map(|(name, shape, bytes)| {

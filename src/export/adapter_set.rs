@@ -46,7 +46,7 @@ pub fn adapter_set(
             let shape = matrix.shape();
             host::tensor(matrix.values, shape, device)
         });
-        blocks[layer].insert(site, Adapter { module, matrices, scale: shape.scale });
+        blocks[layer].insert(site, Adapter { module, kind: shape.kind, matrices, scale: shape.scale });
     }
     Ok(AdapterSet { blocks, dropout })
 }

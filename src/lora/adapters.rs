@@ -1,22 +1,25 @@
 //! The adapters of a model: its trained weights.
 
 use burn::tensor::{DType, Device, Tensor};
-use rand::{Rng, SeedableRng};
+use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use super::kinds::Kind;
+use super::start::start;
 use super::targets::{AdapterShape, Selection};
 use crate::config::InitLoraWeights;
-use crate::ops::host;
 use crate::ops::kernels::{Place, place_of};
 use crate::ops::low_rank::LowRank;
 use crate::spec::{ModelConfig, PerSite, SiteId};
 
-/// The low-rank update of one linear layer: `scale B A`.
+/// The adapter of one linear layer.
 #[derive(Clone, Debug)]
 pub struct Adapter {
     /// Name of the linear layer within the model.
     pub module: String,
-    /// A and B, in `f32`.
+    /// Its kind.
+    pub kind: Kind,
+    /// Its matrices, in `f32`.
     pub matrices: LowRank<Tensor<2>>,
     /// Scale of the update.
     pub scale: f64,
@@ -35,9 +38,7 @@ pub struct AdapterSet {
 }
 
 impl AdapterSet {
-    /// New adapters: A drawn from `seed`, B zero, so that the model's output is the base model's.
-    ///
-    /// The numbers are drawn on the host, adapter by adapter, so that a seed gives the same adapters on every device.
+    /// New adapters from `seed`, drawn one after the other.
     #[must_use]
     pub fn new(
         config: &ModelConfig,
@@ -50,11 +51,10 @@ impl AdapterSet {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let blocks = selection.shapes.iter().enumerate().map(|(layer, shapes)| {
             let new = |(&site, shape): (&SiteId, &AdapterShape)| {
-                let shapes = LowRank::shapes(shape.r, config.blocks[layer].sites[site].shape);
-                let a = host::tensor(draw(init, shapes.a, &mut rng), shapes.a, device);
-                let b = Tensor::zeros(shapes.b, (device, DType::F32));
+                let shapes = shape.kind.shapes(shape.r, config.blocks[layer].sites[site].shape);
+                let matrices = start(init, shapes, &mut rng, device);
                 let module = config.module_name(layer, site);
-                (site, Adapter { module, matrices: LowRank { a, b }, scale: shape.scale })
+                (site, Adapter { module, kind: shape.kind, matrices, scale: shape.scale })
             };
             shapes.iter().map(new).collect()
         });
@@ -77,7 +77,7 @@ impl AdapterSet {
     /// Number of trained parameters.
     #[must_use]
     pub fn num_parameters(&self) -> usize {
-        let matrices = self.iter().flat_map(|adapter| adapter.matrices.as_ref().into_array());
+        let matrices = self.iter().flat_map(|adapter| adapter.matrices.as_ref().values());
         matrices.map(|matrix| matrix.shape().num_elements()).sum()
     }
 
@@ -96,28 +96,6 @@ impl AdapterSet {
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Adapter> {
         self.blocks.iter_mut().flat_map(BlockAdapters::values_mut)
     }
-}
-
-/// `A` as PEFT draws it: uniform in ±1/sqrt(in) is `kaiming_uniform_` with `a = sqrt(5)`.
-#[expect(clippy::cast_precision_loss, reason = "widths are far below 2^24")]
-fn draw(init: InitLoraWeights, [r, in_features]: [usize; 2], rng: &mut ChaCha8Rng) -> Vec<f32> {
-    let count = r * in_features;
-    match init {
-        InitLoraWeights::Kaiming => {
-            let bound = 1.0 / (in_features as f32).sqrt();
-            (0..count).map(|_| rng.random_range(-bound..bound)).collect()
-        }
-        InitLoraWeights::Gaussian => {
-            let std = 1.0 / r as f32;
-            (0..count).map(|_| std * normal(rng)).collect()
-        }
-    }
-}
-
-/// A standard normal number (Box and Muller, 1958).
-pub(crate) fn normal(rng: &mut ChaCha8Rng) -> f32 {
-    let radius = (-2.0 * (1.0 - rng.random::<f32>()).ln()).sqrt();
-    radius * (std::f32::consts::TAU * rng.random::<f32>()).cos()
 }
 
 #[cfg(test)]

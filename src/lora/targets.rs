@@ -2,13 +2,15 @@
 
 use regex::Regex;
 
+use super::kinds::Kind;
 use crate::config::{LoraConfig, TargetModules, meant_layer};
-use crate::ops::low_rank::LowRank;
 use crate::spec::{ModelConfig, PerSite, SITE_NAMES, SiteId, in_layer};
 
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterShape {
+    /// Kind of the adapter.
+    pub kind: Kind,
     /// Rank.
     pub r: usize,
     /// Scale of the update.
@@ -19,7 +21,7 @@ impl AdapterShape {
     /// Number of trained parameters on a weight of shape `[out_features, in_features]`.
     #[must_use]
     pub fn num_parameters(self, weight: [usize; 2]) -> usize {
-        LowRank::shapes(self.r, weight).into_array().map(|[rows, columns]| rows * columns).iter().sum()
+        self.kind.shapes(self.r, weight).values().map(|[rows, columns]| rows * columns).sum()
     }
 }
 
@@ -151,7 +153,7 @@ impl LoraConfig {
                 let r = first_match(&ranks, &mut used.0, &module).map_or(self.r, |key| self.rank_pattern[key]);
                 let alpha =
                     first_match(&alphas, &mut used.1, &module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
-                shapes.insert(site, AdapterShape { r, scale: self.scale(r, alpha) });
+                shapes.insert(site, AdapterShape { kind: Kind::Lora, r, scale: self.scale(r, alpha) });
             }
         }
         let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
@@ -239,7 +241,8 @@ mod tests {
     #[test]
     fn all_linear_takes_the_seven_layers_of_every_block() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
-        let of_layer: PerSite<_> = (0..7).map(|site| (site, AdapterShape { r: 8, scale: 2.0 })).collect();
+        let of_layer: PerSite<_> =
+            (0..7).map(|site| (site, AdapterShape { kind: Kind::Lora, r: 8, scale: 2.0 })).collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
         assert_eq!(selection.hits[0].num_hits, 21);
     }
@@ -273,13 +276,16 @@ mod tests {
     #[test]
     fn scale_is_alpha_over_r_or_over_its_root_and_patterns_override() {
         let mut config = LoraConfig { r: 16, lora_alpha: 32.0, use_rslora: true, ..LoraConfig::default() };
-        assert_eq!(config.select_of_any(1).unwrap().shapes[0][&0], AdapterShape { r: 16, scale: 8.0 });
+        assert_eq!(
+            config.select_of_any(1).unwrap().shapes[0][&0],
+            AdapterShape { kind: Kind::Lora, r: 16, scale: 8.0 }
+        );
         config.use_rslora = false;
         config.rank_pattern.insert("down_proj".into(), 4);
         config.alpha_pattern.insert("down_proj".into(), 2.0);
         let shapes = config.select_of_any(1).unwrap().shapes;
-        assert_eq!(shapes[0][&0], AdapterShape { r: 16, scale: 2.0 });
-        assert_eq!(shapes[0][&6], AdapterShape { r: 4, scale: 0.5 });
+        assert_eq!(shapes[0][&0], AdapterShape { kind: Kind::Lora, r: 16, scale: 2.0 });
+        assert_eq!(shapes[0][&6], AdapterShape { kind: Kind::Lora, r: 4, scale: 0.5 });
     }
 
     #[test]

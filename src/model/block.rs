@@ -90,8 +90,8 @@ pub type Attend<'a> = &'a mut dyn FnMut([&Tensor<2>; 3], Heads) -> Attended;
 #[derive(Clone, Debug)]
 pub struct Activations {
     sublayers: Vec<Kept>,
-    /// `drop(x) A^T`, `[tokens, r]`, of every linear layer but the block's last, whose is computed in the backward.
-    xa: PerSite<Tensor<2>>,
+    /// What the adapters' backwards need, but for the block's last linear layer, whose is computed in the backward.
+    of_adapters: PerSite<Tensor<2>>,
 }
 
 /// The tensors that a sublayer's forward keeps.
@@ -208,7 +208,7 @@ impl Block {
             input = (index + 1 < self.sublayers.len()).then(|| sublayer.output(&kept, &mut linears));
             sublayers.push(kept);
         }
-        Activations { sublayers, xa: linears.xa }
+        Activations { sublayers, of_adapters: linears.kept }
     }
 
     /// The block's output from its activations, `[tokens, hidden_size]`.
@@ -231,8 +231,8 @@ impl Block {
         context: &BlockContext<'_>,
         input_grad: bool,
     ) -> (Option<Tensor<2>>, BlockGrads) {
-        let Activations { sublayers, xa } = activations;
-        let mut linears = Linears::new(&self.linears, context, xa);
+        let Activations { sublayers, of_adapters } = activations;
+        let mut linears = Linears::new(&self.linears, context, of_adapters);
         let mut dx = Some(dy);
         for (index, (sublayer, kept)) in self.sublayers.iter().zip(sublayers).enumerate().rev() {
             dx = dx.and_then(|dy| sublayer.backward(dy, kept, &mut linears, input_grad || index > 0));
@@ -249,7 +249,7 @@ mod tests {
 
     use super::*;
     use crate::config::LoraConfig;
-    use crate::lora::adapters::normal;
+    use crate::lora::start::normal;
     use crate::lora::{Adapter, AdapterSet};
     use crate::model::weights::fixture::windowed;
     use crate::ops::kernels::place_of;
@@ -358,7 +358,7 @@ mod tests {
         let grads = (y.clone() * masked(dy)).sum().backward();
         let mut all = vec![masked(y), x.grad(&grads).unwrap()];
         for adapter in tracked.values() {
-            all.extend(adapter.matrices.as_ref().map(|matrix| matrix.grad(&grads).unwrap()).into_array());
+            all.extend(adapter.matrices.as_ref().map(|matrix| matrix.grad(&grads).unwrap()).values());
         }
         all
     }
@@ -377,7 +377,7 @@ mod tests {
         let y = block.output(&activations, &context);
         let (dx, grads) = block.backward(masked(dy), activations, &context, true);
         let mut all = vec![masked(y), dx.unwrap()];
-        all.extend(grads.into_values().flat_map(LowRank::into_array));
+        all.extend(grads.into_values().flat_map(LowRank::values));
         all
     }
 

@@ -6,8 +6,9 @@ use burn::tensor::Tensor;
 
 use super::block::{BlockContext, BlockGrads};
 use crate::lora::BlockAdapters;
+use crate::lora::kinds::Kind;
 use crate::ops::dropout::{Dropout, mix};
-use crate::ops::linear::{InputGrad, Weight, add_low_rank, linear, linear_backward, low_rank_input};
+use crate::ops::linear::{InputGrad, Weight, linear, linear_backward};
 use crate::ops::low_rank::Lora;
 use crate::spec::{PerSite, SiteId};
 
@@ -15,33 +16,36 @@ use crate::spec::{PerSite, SiteId};
 pub(super) struct Linears<'a> {
     weights: &'a [Weight],
     pub(super) context: &'a BlockContext<'a>,
-    /// What an adapter's backward needs of its forward: `drop(x) A^T`, `[tokens, r]`.
-    pub(super) xa: PerSite<Tensor<2>>,
+    /// What an adapter's backward needs of its forward.
+    pub(super) kept: PerSite<Tensor<2>>,
     /// Gradients of the adapters.
     pub(super) grads: BlockGrads,
 }
 
 impl<'a> Linears<'a> {
-    /// Before a pass; a backward takes the `xa` of its forward.
-    pub(super) fn new(weights: &'a [Weight], context: &'a BlockContext<'a>, xa: PerSite<Tensor<2>>) -> Self {
-        Self { weights, context, xa, grads: BlockGrads::new() }
+    /// Before a pass; a backward takes what its forward has kept.
+    pub(super) fn new(weights: &'a [Weight], context: &'a BlockContext<'a>, kept: PerSite<Tensor<2>>) -> Self {
+        Self { weights, context, kept, grads: BlockGrads::new() }
     }
 
-    fn lora(&self, site: SiteId) -> Option<Lora<&'a Tensor<2>>> {
+    fn adapter(&self, site: SiteId) -> Option<(Kind, Lora<&'a Tensor<2>>)> {
         let adapter = self.context.adapters.get(&site)?;
         let dropout = self.context.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ site as u64), ..dropout });
-        Some(Lora { matrices: adapter.matrices.as_ref(), scale: adapter.scale, dropout })
+        Some((adapter.kind, Lora { matrices: adapter.matrices.as_ref(), scale: adapter.scale, dropout }))
     }
 
     /// The output of a linear layer, added to `residual` if there is one.
     pub(super) fn forward(&mut self, site: SiteId, x: &Tensor<2>, residual: Option<Tensor<2>>) -> Tensor<2> {
         let (place, weight) = (self.context.place(), &self.weights[site]);
-        let (y, xa) = linear(place, x, weight, self.lora(site), residual);
-        self.xa.extend(xa.map(|xa| (site, xa)));
+        let (y, kept) = match self.adapter(site) {
+            Some((kind, adapter)) => kind.forward(place, x, weight, adapter, residual),
+            None => linear(place, x, weight, None, residual),
+        };
+        self.kept.extend(kept.map(|kept| (site, kept)));
         let add = |y, (rows, adapters): &(Range<usize>, &BlockAdapters)| match adapters.get(&site) {
             Some(adapter) => {
                 let lora = Lora { matrices: adapter.matrices.as_ref(), scale: adapter.scale, dropout: None };
-                add_low_rank(place, y, x, weight, lora, rows.clone())
+                adapter.kind.add(place, y, x, weight, lora, rows.clone())
             }
             None => y,
         };
@@ -57,10 +61,13 @@ impl<'a> Linears<'a> {
         input_grad: InputGrad,
     ) -> Option<Tensor<2>> {
         let place = self.context.place();
-        let lora = self.lora(site);
-        let lora = lora.map(|lora| (lora, self.xa.remove(&site).unwrap_or_else(|| low_rank_input(place, x, lora))));
-        let lora = lora.as_ref().map(|(lora, xa)| (*lora, xa));
-        let (dx, grad) = linear_backward(place, dy, x, &self.weights[site], lora, input_grad);
+        let weight = &self.weights[site];
+        let (dx, grad) = match self.adapter(site) {
+            Some((kind, adapter)) => {
+                kind.backward(place, dy, x, weight, (adapter, self.kept.remove(&site)), input_grad)
+            }
+            None => linear_backward(place, dy, x, weight, None, input_grad),
+        };
         self.grads.extend(grad.map(|grad| (site, grad)));
         dx
     }

@@ -2,13 +2,18 @@
 
 use super::cpu::Dropout;
 
-/// The two matrices of a low-rank update, or what belongs to each of them: its gradient, its moments, its elements.
+/// The matrices of an adapter, or what belongs to each of them: its name, its gradient, its moments, its elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LowRank<T> {
     /// `A`, `[r, in_features]`.
     pub a: T,
     /// `B`, `[out_features, r]`.
     pub b: T,
+}
+
+impl LowRank<&'static str> {
+    /// Their names in PEFT.
+    pub const NAMES: Self = Self { a: "lora_A", b: "lora_B" };
 }
 
 impl<T> LowRank<T> {
@@ -27,22 +32,23 @@ impl<T> LowRank<T> {
         LowRank { a: (self.a, other.a), b: (self.b, other.b) }
     }
 
-    /// Both with their names in PEFT.
-    pub fn named(self) -> [(&'static str, T); 2] {
-        [("lora_A", self.a), ("lora_B", self.b)]
+    /// `change` of each, until one fails.
+    ///
+    /// # Errors
+    /// That of the first that fails.
+    pub fn try_map<U, E>(self, mut change: impl FnMut(T) -> Result<U, E>) -> Result<LowRank<U>, E> {
+        Ok(LowRank { a: change(self.a)?, b: change(self.b)? })
     }
 
-    /// A, then B.
-    pub fn into_array(self) -> [T; 2] {
-        [self.a, self.b]
+    /// Each with its name in PEFT.
+    pub fn named(self) -> impl Iterator<Item = (&'static str, T)> {
+        let names = LowRank::NAMES;
+        [(names.a, self.a), (names.b, self.b)].into_iter()
     }
-}
 
-impl LowRank<[usize; 2]> {
-    /// Shapes of the matrices of rank `r` on a weight `[out_features, in_features]`.
-    #[must_use]
-    pub fn shapes(r: usize, [out_features, in_features]: [usize; 2]) -> Self {
-        Self { a: [r, in_features], b: [out_features, r] }
+    /// Each, A first.
+    pub fn values(self) -> impl Iterator<Item = T> {
+        self.named().map(|(_, value)| value)
     }
 }
 

@@ -41,7 +41,7 @@ impl GradSums {
     pub fn sum_of_squares(&self, place: Place) -> Tensor<1> {
         let mut blocks = BTreeMap::<usize, Vec<&Tensor<2>>>::new();
         for ((layer, _), grad) in &self.sums {
-            blocks.entry(*layer).or_default().extend(grad.as_ref().into_array());
+            blocks.entry(*layer).or_default().extend(grad.as_ref().values());
         }
         place.sum_of_squares(&blocks.into_values().collect::<Vec<_>>())
     }

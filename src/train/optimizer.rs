@@ -119,7 +119,7 @@ impl Optimizer {
                     continue;
                 };
                 let passes = 3.0 + 2.0 * profile::count(self.config.name.states().len());
-                let bytes = passes * matrices.as_ref().map(profile::bytes).into_array().iter().sum::<f64>();
+                let bytes = passes * matrices.as_ref().map(profile::bytes).values().sum::<f64>();
                 let all = matrices.zip(states).zip(grad.as_ref()).zip(updates);
                 let step = || {
                     all.map(|(((values, states), grad), update)| {
@@ -183,13 +183,9 @@ impl Optimizer {
         let mut restored = BTreeMap::new();
         for (site, Adapter { module, matrices, .. }) in adapters.by_site() {
             let of_matrix = |(matrix, like): (&str, &Tensor<2>)| {
-                names
-                    .iter()
-                    .map(|state| find(format!("{module}.{matrix}.{state}"), like))
-                    .collect::<Result<Vec<_>, _>>()
+                names.iter().map(|state| find(format!("{module}.{matrix}.{state}"), like)).collect()
             };
-            let [a, b] = matrices.as_ref().named().map(of_matrix);
-            restored.insert(site, LowRank { a: a?, b: b? });
+            restored.insert(site, LowRank::NAMES.zip(matrices.as_ref()).try_map(of_matrix)?);
         }
         self.states = restored;
         self.num_updates = num_updates;

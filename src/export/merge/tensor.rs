@@ -10,8 +10,8 @@ use burn::tensor::Device;
 use crate::device::Dtype;
 use crate::export::{ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
 use crate::faults;
+use crate::lora::targets::AdapterShape;
 use crate::model::weights::{Quantisation, StoredTensor, WeightFiles, Weights, convert};
-use crate::ops::cpu::{Weight, linear_backward_input};
 use crate::ops::linear::Matrix;
 use crate::ops::low_rank::LowRank;
 use crate::ops::quantised::Quantised;
@@ -48,8 +48,8 @@ pub(in crate::export) struct Merging {
     /// Bytes of all of them.
     num_bytes: usize,
     pub(super) adapter: SavedAdapter,
-    /// The scale of every adapted module.
-    scales: BTreeMap<String, f64>,
+    /// The adapter's shape on every adapted module.
+    shapes: BTreeMap<String, AdapterShape>,
     /// Names of the linear layers' weights.
     pub(super) linears: BTreeSet<String>,
     /// The codes from which the linear layers are decoded before the adapter is added.
@@ -68,14 +68,13 @@ impl Merging {
         base.check(&config)?;
         let saved = read_adapter(adapter)?;
         let selection = check_adapter(adapter, &saved, &config)?;
-        let scales =
-            selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), shape.scale)).collect();
+        let shapes = selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), shape)).collect();
         let linears = config.sites().map(|(name, _)| format!("{name}.weight")).collect();
         let mut tensors = config.expected_tensors();
         tensors.sort();
         let differences = Mutex::default();
         let mut merging =
-            Self { config, base, tensors, num_bytes: 0, adapter: saved, scales, linears, decoded, differences };
+            Self { config, base, tensors, num_bytes: 0, adapter: saved, shapes, linears, decoded, differences };
         merging.num_bytes = merging.tensors(&|_, _| ()).map(|tensor| tensor.num_bytes()).sum();
         Ok(merging)
     }
@@ -87,7 +86,7 @@ impl Merging {
     ) -> impl Iterator<Item = MergedTensor<'a>> {
         self.tensors.iter().map(move |(name, shape)| {
             let module = name.strip_suffix(".weight").unwrap_or(name);
-            let update = self.adapter.weights.get(module).zip(self.scales.get(module).copied());
+            let update = self.adapter.weights.get(module).zip(self.shapes.get(module).copied());
             let decoded = self.decoded.filter(|_| self.linears.contains(name));
             MergedTensor { merging: self, name, shape, stored: self.stored(name, shape), update, decoded, on_bytes }
         })
@@ -149,8 +148,8 @@ pub(in crate::export) struct MergedTensor<'a> {
     pub(in crate::export) shape: &'a [usize],
     /// Where it is, and in which type, if the base's files have its numbers.
     stored: Option<(&'a StoredTensor, Dtype)>,
-    /// The update that is added, and its scale.
-    update: Option<(&'a LowRank<HostMatrix>, f64)>,
+    /// The adapter, and its shape.
+    update: Option<(&'a LowRank<HostMatrix>, AdapterShape)>,
     decoded: Option<Quantisation>,
     on_bytes: &'a dyn Fn(usize, usize),
 }
@@ -211,8 +210,7 @@ impl<'a> MergedTensor<'a> {
 
     /// Notes that [`values`](Self::values) were rounded once more.
     pub(in crate::export) fn note_more_rounding(&self, values: &[f32], written: &[f32]) {
-        let update = self.update.map_or_else(Vec::new, |(pair, scale)| update_of(pair, scale));
-        self.note_rounding(values, written, &update);
+        self.note_rounding(values, written, &self.update());
     }
 
     /// Its trained numbers, and the update that they contain.
@@ -224,9 +222,15 @@ impl<'a> MergedTensor<'a> {
             self.merging.note(Differences { decoded: difference, ..Differences::default() });
             weight = decoded;
         }
-        let update = self.update.map_or_else(Vec::new, |(pair, scale)| update_of(pair, scale));
+        let update = self.update();
         weight.iter_mut().zip(&update).for_each(|(weight, update)| *weight += update);
         Ok((weight, update))
+    }
+
+    /// What the adapter adds; empty without one.
+    fn update(&self) -> Vec<f32> {
+        let Some((matrices, AdapterShape { kind, scale, .. })) = self.update else { return Vec::new() };
+        kind.difference(matrices.as_ref().map(|matrix| &*matrix.values), scale, [self.shape[0], self.shape[1]])
     }
 
     /// Says that it is about to be written.
@@ -272,15 +276,4 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
 
 fn product(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-}
-
-/// `scale B A`. The product is rounded before it is scaled, as in PEFT.
-fn update_of(pair: &LowRank<HostMatrix>, scale: f64) -> Vec<f32> {
-    let [[rank, in_features], [out_features, _]] = [pair.a.shape(), pair.b.shape()];
-    let mut update = vec![0.0; out_features * in_features];
-    linear_backward_input(&pair.b.values, Weight::f32(&pair.a.values), in_features, rank, &mut update, false);
-    #[expect(clippy::cast_possible_truncation, reason = "the sum is in f32")]
-    let scale = scale as f32;
-    update.iter_mut().for_each(|update| *update *= scale);
-    update
 }
