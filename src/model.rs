@@ -5,15 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use self::block::{Block, BlockContext};
+use self::block::Block;
 use self::host::HostBlocks;
 use self::pager::Pager;
-use crate::data::batch::Batch;
-use crate::lora::AdapterSet;
 use crate::ops::kernels::{Place, place_of};
-use crate::ops::layout::{Layout, RotaryTable};
-use crate::ops::linear::{Weight, linear};
-use crate::ops::norm::rms_norm;
+use crate::ops::layout::RotaryTable;
+use crate::ops::linear::Weight;
 use crate::ops::product::F32Products;
 use crate::ops::profile::{self, Cost};
 use crate::spec::ModelConfig;
@@ -118,24 +115,6 @@ impl Model {
         Arc::clone(&tables)
     }
 
-    /// A micro-batch in the form that this model's operations expect: padded to equal row lengths, but for the
-    /// kernels of the CPU.
-    #[must_use]
-    pub fn arranged<'a>(&self, batch: &'a Batch) -> Cow<'a, Batch> {
-        if self.place.pads_rows() { Cow::Owned(batch.padded()) } else { Cow::Borrowed(batch) }
-    }
-
-    /// Positions of the sequences in a micro-batch that is [`arranged`](Self::arranged).
-    #[must_use]
-    pub fn layout(&self, batch: &Batch) -> Layout {
-        let positions = batch.positions();
-        let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
-        let documents = batch.documents.iter().map(|document| (document.start, document.len)).collect();
-        let tables = self.rotary_tables(longest);
-        let num_rows = if self.place.pads_rows() { batch.num_rows() } else { 1 };
-        Layout::new(self.place, num_rows, documents, positions, tables)
-    }
-
     /// Token ids on the device, `[tokens]`.
     #[must_use]
     pub fn token_ids(&self, input_ids: &[u32]) -> Tensor<1, Int> {
@@ -157,26 +136,5 @@ impl Model {
         let embed = || self.embed_tokens.clone().select(0, ids).cast(self.compute);
         let bytes = profile::count(2 * num_tokens * self.config.hidden_size * self.compute.size());
         profile::measure("embedding", || Cost { bytes, ..Cost::default() }, embed)
-    }
-
-    /// The output of the last block, `[tokens, hidden_size]`, for evaluation: without dropout, and nothing is kept.
-    #[must_use]
-    pub fn hidden(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
-        let batch = &*self.arranged(batch);
-        let layout = self.layout(batch);
-        let mut x = self.embed(&batch.input_ids);
-        for (layer, block) in self.walk(0..self.blocks.len()) {
-            let context = BlockContext::new(&self.config, &layout, &adapters.blocks[layer], None);
-            x = block.output(&block.activations(x, &context), &context);
-        }
-        x
-    }
-
-    /// The logits of every token of the [`arranged`](Self::arranged) batch, `[tokens, vocab_size]`, in `f32`: for tests and
-    /// short texts, not for training.
-    #[must_use]
-    pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
-        let (normed, _) = rms_norm(self.place, &self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
-        linear(self.place, &normed, &self.lm_head, None, None).0.cast(DType::F32)
     }
 }

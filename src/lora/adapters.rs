@@ -25,6 +25,14 @@ pub struct Adapter {
     pub scale: f64,
 }
 
+impl Adapter {
+    /// Number of its parameters.
+    #[must_use]
+    pub fn num_parameters(&self) -> usize {
+        self.matrices.as_ref().values().map(|matrix| matrix.shape().num_elements()).sum()
+    }
+}
+
 /// The adapters of one block.
 pub type BlockAdapters = PerSite<Adapter>;
 
@@ -77,8 +85,7 @@ impl AdapterSet {
     /// Number of trained parameters.
     #[must_use]
     pub fn num_parameters(&self) -> usize {
-        let matrices = self.iter().flat_map(|adapter| adapter.matrices.as_ref().values());
-        matrices.map(|matrix| matrix.shape().num_elements()).sum()
+        self.iter().map(Adapter::num_parameters).sum()
     }
 
     /// Every adapter, in the order of the forward pass.

@@ -1,5 +1,6 @@
 //! The CPU: the kernels of [`cpu`], on tensors in host memory.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Tensor};
@@ -8,7 +9,7 @@ use super::adamw::{State, Update};
 use super::attention::{Attended, Heads};
 use super::cached_attention::Held;
 use super::cpu;
-use super::cross_entropy::most_cpu_targets;
+use super::cross_entropy::{TokenWeights, most_cpu_targets};
 use super::dropout::Dropout;
 use super::host::{self, HostWeight};
 use super::kernels::{Kernels, Place};
@@ -237,21 +238,28 @@ impl Kernels for Cpu {
         hidden: &Tensor<2>,
         head: &Weight,
         targets: &[u32],
-        grad_scale: Option<f64>,
+        weights: Option<&TokenWeights>,
         chunk_len: usize,
     ) -> (Tensor<1>, Option<Tensor<2>>) {
-        let (values, weight, width) = (host::view(hidden), HostWeight::new(head), hidden.dims()[1]);
+        let (values, head, width) = (host::view(hidden), HostWeight::new(head), hidden.dims()[1]);
         let mut losses = vec![0.0; targets.len()];
-        let mut dhidden = vec![0.0; if grad_scale.is_some() { values.len() } else { 0 }];
+        let mut dhidden = vec![0.0; if weights.is_some() { values.len() } else { 0 }];
         for (index, targets) in targets.chunks(chunk_len).enumerate() {
             let start = index * chunk_len;
             let (rows, range) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
             #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
-            let gradient = grad_scale.map(|grad_scale| (&mut dhidden[range.clone()], grad_scale as f32));
-            cpu::linear_cross_entropy(&values[range], weight.get(), width, targets, &mut losses[rows], gradient);
+            let mut gradient = weights.map(|weights| {
+                let weights = match weights {
+                    TokenWeights::Same(weight) => Cow::Owned(vec![*weight as f32; targets.len()]),
+                    TokenWeights::Each(weights) => Cow::Borrowed(&weights[rows.clone()]),
+                };
+                (&mut dhidden[range.clone()], weights)
+            });
+            let gradient = gradient.as_mut().map(|(dhidden, weights)| (&mut **dhidden, &**weights));
+            cpu::linear_cross_entropy(&values[range], head.get(), width, targets, &mut losses[rows], gradient);
         }
         let losses = host::tensor(losses, [targets.len()], &hidden.device());
-        (losses, grad_scale.map(|_| host::tensor(dhidden, hidden.dims(), &hidden.device())))
+        (losses, weights.map(|_| host::tensor(dhidden, hidden.dims(), &hidden.device())))
     }
 
     fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {

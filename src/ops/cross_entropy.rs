@@ -61,12 +61,37 @@ fn whole_multiples(tokens: usize, multiple: usize) -> usize {
     if tokens < multiple { tokens } else { tokens / multiple * multiple }
 }
 
+/// Weights of tokens in a sum.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TokenWeights {
+    /// All have this one.
+    Same(f64),
+    /// Of each, `[targets]`.
+    Each(Vec<f32>),
+}
+
+impl TokenWeights {
+    /// All of them times `factor`, and as many as there are targets: those that fill up weigh nothing.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
+    pub fn scaled(self, factor: f64, num_targets: usize) -> Self {
+        match self {
+            Self::Same(weight) => Self::Same(weight * factor),
+            Self::Each(mut weights) => {
+                weights.iter_mut().for_each(|weight| *weight *= factor as f32);
+                weights.resize(num_targets, 0.0);
+                Self::Each(weights)
+            }
+        }
+    }
+}
+
 /// Losses of tokens, and the gradient of their weighted sum.
 #[derive(Debug)]
 pub struct LossAndGrad {
     /// Negative log-likelihood of each target, in nats, `f32`, `[targets]`.
     pub losses: Tensor<1>,
-    /// `grad_scale` times the gradient of the losses' sum with respect to `hidden`, `[targets, hidden_size]`.
+    /// Gradient of the losses' weighted sum with respect to `hidden`, `[targets, hidden_size]`.
     pub dhidden: Tensor<2>,
 }
 
@@ -80,7 +105,7 @@ pub fn linear_cross_entropy(
     hidden: &Tensor<2>,
     head: &Weight,
     targets: &[u32],
-    grad_scale: f64,
+    weights: &TokenWeights,
     chunk: LossChunk,
 ) -> LossAndGrad {
     let [vocab_size, width] = head.dims();
@@ -91,7 +116,7 @@ pub fn linear_cross_entropy(
     };
     let size = chunk.tokens(place, head.dims(), targets.len());
     let work = || {
-        let (losses, dhidden) = place.linear_cross_entropy(hidden, head, targets, Some(grad_scale), size);
+        let (losses, dhidden) = place.linear_cross_entropy(hidden, head, targets, Some(weights), size);
         LossAndGrad { losses, dhidden: dhidden.unwrap_or_else(|| hidden.zeros_like()) }
     };
     profile::measure("linear_cross_entropy", cost, work)
@@ -113,27 +138,34 @@ pub fn linear_cross_entropy_loss(
     place.linear_cross_entropy(hidden, head, targets, None, size).0
 }
 
-/// [`linear_cross_entropy`] in plain tensor calls, in chunks of `size` targets; without `grad_scale` without the gradient.
+/// [`linear_cross_entropy`] in plain tensor calls, in chunks of `size` targets; without weights, without the gradient.
 #[must_use]
 pub fn plain_cross_entropy(
     products: F32Products,
     hidden: &Tensor<2>,
     head: &Weight,
     targets: &[u32],
-    grad_scale: Option<f64>,
+    weights: Option<&TokenWeights>,
     size: usize,
 ) -> (Tensor<1>, Option<Tensor<2>>) {
-    let vocabulary = grad_scale.map(|grad_scale| (vocabulary(head, hidden), grad_scale));
+    let vocabulary = weights.map(|weights| (vocabulary(head, hidden), weights));
     let chunk = |(index, targets): (usize, &[u32])| {
         let hidden = hidden.clone().narrow(0, index * size, targets.len());
         let (logits, _) = plain_linear(products, &hidden, head, None, None);
         let targets = target_column(targets, &logits);
         let losses = PlainLosses::new(&logits, targets.clone());
-        let dhidden = vocabulary.as_ref().map(|(vocabulary, grad_scale)| {
-            // grad_scale (softmax - onehot)
+        let dhidden = vocabulary.as_ref().map(|(vocabulary, weights)| {
+            // weight (softmax - onehot)
             let probabilities = losses.log_probabilities(in_f32(&logits)).exp();
             let is_target = vocabulary.clone().equal(targets);
-            let dlogits = probabilities.clone().mask_where(is_target, probabilities - 1.0) * *grad_scale;
+            let dlogits = probabilities.clone().mask_where(is_target, probabilities - 1.0);
+            let dlogits = match weights {
+                TokenWeights::Same(weight) => dlogits * *weight,
+                TokenWeights::Each(weights) => {
+                    let weights = &weights[index * size..][..hidden.dims()[0]];
+                    dlogits * Tensor::<1>::from_data(weights, (&hidden.device(), DType::F32)).unsqueeze_dim(1)
+                }
+            };
             let dlogits = dlogits.cast(logits.dtype());
             let (dhidden, _) = plain_linear_backward(products, &dlogits, &hidden, head, None, InputGrad::Fresh);
             dhidden.unwrap_or_else(|| hidden.zeros_like())
@@ -142,7 +174,7 @@ pub fn plain_cross_entropy(
     };
     let (losses, dhidden): (Vec<_>, Vec<_>) = targets.chunks(size).enumerate().map(chunk).unzip();
     let dhidden: Vec<_> = dhidden.into_iter().flatten().collect();
-    (Tensor::cat(losses, 0), grad_scale.map(|_| Tensor::cat(dhidden, 0)))
+    (Tensor::cat(losses, 0), weights.map(|_| Tensor::cat(dhidden, 0)))
 }
 
 /// Logits in `f32`. Every use casts them anew: fused into its kernel the cast costs nothing, but a tensor that several
@@ -206,17 +238,17 @@ mod tests {
         host::tensor(values, [rows, count / rows], device)
     }
 
-    fn run(device: &Device, chunk: LossChunk) -> (Vec<f32>, Vec<f32>) {
+    fn run(device: &Device, weights: &TokenWeights, chunk: LossChunk) -> (Vec<f32>, Vec<f32>) {
         let hidden = values(TARGETS * WIDTH, 3.0, device, TARGETS);
         let head = Weight::new(values(VOCAB * WIDTH, 1.0, device, VOCAB));
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
         let place = place_of(device, DType::F32);
-        let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &hidden, &head, &targets, 2.0, chunk);
+        let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &hidden, &head, &targets, weights, chunk);
         (losses.into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
     }
 
     /// The whole logits under burn's autodiff.
-    fn by_autodiff() -> (Vec<f32>, Vec<f32>) {
+    fn by_autodiff(weights: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let device = Device::flex().autodiff();
         let hidden = values(TARGETS * WIDTH, 3.0, &device, TARGETS).require_grad();
         let head = values(VOCAB * WIDTH, 1.0, &device, VOCAB);
@@ -224,7 +256,7 @@ mod tests {
         let log_probabilities = activation::log_softmax(hidden.clone().matmul(head.transpose()), 1);
         let targets = target_column(&targets, &log_probabilities);
         let losses = log_probabilities.gather(1, targets).neg().squeeze_dim::<1>(1);
-        let grads = (losses.clone().sum() * 2.0).backward();
+        let grads = (losses.clone() * Tensor::<1>::from_data(weights, &device)).sum().backward();
         let dhidden = hidden.grad(&grads).unwrap();
         (losses.inner().into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
     }
@@ -239,12 +271,15 @@ mod tests {
 
     #[test]
     fn chunks_of_any_size_give_the_loss_and_gradient_of_the_whole_logits() {
-        let expected = by_autodiff();
-        for device in [Device::flex(), Device::flex().autodiff()] {
-            for chunk in [LossChunk::Tokens(1), LossChunk::Tokens(16), LossChunk::Tokens(1000), LossChunk::Auto] {
-                let found = run(&device, chunk);
-                assert_close(&found.0, &expected.0);
-                assert_close(&found.1, &expected.1);
+        let each: Vec<f32> = (0..TARGETS).map(|i| (i % 7) as f32 - 2.5).collect();
+        for weights in [TokenWeights::Same(2.0), TokenWeights::Each(each.clone())] {
+            let expected = by_autodiff(if weights == TokenWeights::Same(2.0) { &[2.0; TARGETS] } else { &each });
+            for device in [Device::flex(), Device::flex().autodiff()] {
+                for chunk in [LossChunk::Tokens(1), LossChunk::Tokens(16), LossChunk::Tokens(1000), LossChunk::Auto] {
+                    let found = run(&device, &weights, chunk);
+                    assert_close(&found.0, &expected.0);
+                    assert_close(&found.1, &expected.1);
+                }
             }
         }
     }

@@ -12,7 +12,7 @@ use super::adamw::{State, Update, plain_adamw};
 use super::attention::{Attended, CHUNK_BYTES, Heads, plain_attention, plain_attention_backward};
 use super::cached_attention::Held;
 use super::cpu_kernels::Cpu;
-use super::cross_entropy::{PLAIN_MULTIPLE, most_plain_targets, plain_cross_entropy};
+use super::cross_entropy::{PLAIN_MULTIPLE, TokenWeights, most_plain_targets, plain_cross_entropy};
 use super::dropout::{Dropout, plain_dropout};
 use super::grad_norm::plain_sum_of_squares;
 use super::layout::Layout;
@@ -200,16 +200,16 @@ pub trait Kernels: Debug + Send + Sync {
         plain_add_low_rank(self.f32_products(), y, x, weight, lora, rows)
     }
 
-    /// Losses and, with `grad_scale`, the gradient, in chunks of `chunk_len` targets.
+    /// Losses and, with weights, the gradient, in chunks of `chunk_len` targets.
     fn linear_cross_entropy(
         &self,
         hidden: &Tensor<2>,
         head: &Weight,
         targets: &[u32],
-        grad_scale: Option<f64>,
+        weights: Option<&TokenWeights>,
         chunk_len: usize,
     ) -> (Tensor<1>, Option<Tensor<2>>) {
-        plain_cross_entropy(self.f32_products(), hidden, head, targets, grad_scale, chunk_len)
+        plain_cross_entropy(self.f32_products(), hidden, head, targets, weights, chunk_len)
     }
 
     fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {

@@ -8,7 +8,8 @@
 use burn::tensor::{Int, Tensor};
 
 use super::grads::GradSums;
-use super::loss::{Targets, loss_and_grad};
+use super::loss::{MicroBatchLoss, Targets, loss_and_grad};
+use super::objective::Objective;
 use super::offload::{HostParking, Parked};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
@@ -32,6 +33,8 @@ pub struct Options<'a> {
     pub first_number: u64,
     /// Loss scale, in `f16`.
     pub loss_scale: Option<f64>,
+    /// What is minimised.
+    pub objective: &'a dyn Objective,
     /// Number of target tokens whose logits exist at a time.
     pub loss_chunk: LossChunk,
 }
@@ -66,8 +69,7 @@ pub struct Forward {
     /// Kept tensors of each block and, in a block, of each micro-batch, the first one last; from the first block with an
     /// adapter on.
     kept: Vec<Kept>,
-    /// The loss of every target token in nats, `[targets]`, `f32`, still on the device.
-    losses: Vec<Tensor<1>>,
+    losses: Vec<MicroBatchLoss>,
     /// Gradients of the last block's output.
     dx: Vec<Tensor<2>>,
 }
@@ -132,14 +134,16 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         }
     }
     let of_each = xs.into_iter().zip(targets).zip(&micro_batches);
-    let (losses, dx) =
-        of_each.map(|((x, targets), of)| loss_and_grad(model, x, targets, of.grad_scale, options.loss_chunk)).unzip();
+    let (losses, dx) = of_each
+        .map(|((x, targets), of)| {
+            loss_and_grad(model, x, targets, options.objective, of.grad_scale, options.loss_chunk)
+        })
+        .unzip();
     Forward { micro_batches, kept, losses, dx }
 }
 
-/// Backward of micro-batches, with the options of their forward; adds the gradients of the summed losses to `sums`.
-///
-/// Returns for each the loss of every target token in nats, `[targets]`, `f32`, still on the device.
+/// Backward of micro-batches, with the options of their forward; adds the gradients of the summed losses to `sums`, and
+/// returns the losses.
 #[must_use]
 pub fn backward(
     model: &Model,
@@ -147,7 +151,7 @@ pub fn backward(
     forward: Forward,
     options: Options<'_>,
     sums: &mut GradSums,
-) -> Vec<Tensor<1>> {
+) -> Vec<MicroBatchLoss> {
     let Forward { micro_batches, mut kept, losses, mut dx } = forward;
     let first = first_adapted(model, adapters);
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {

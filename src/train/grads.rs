@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Tensor};
 
+use super::ranks::Ranks;
 use crate::faults;
+use crate::lora::AdapterSet;
 use crate::model::block::BlockGrads;
+use crate::ops::host;
 use crate::ops::kernels::Place;
 use crate::ops::low_rank::LowRank;
 use crate::spec::SiteId;
@@ -34,6 +37,28 @@ impl GradSums {
     #[must_use]
     pub fn get(&self, layer: usize, site: SiteId) -> Option<&LowRank<Tensor<2>>> {
         self.sums.get(&(layer, site))
+    }
+
+    /// Sums over all ranks; `figures` are summed with them. What no rank has is zero then.
+    pub fn reduce(&mut self, adapters: &AdapterSet, ranks: &mut dyn Ranks, figures: &mut [f64]) {
+        let mut flat = Vec::new();
+        for (site, adapter) in adapters.by_site() {
+            match self.sums.get(&site) {
+                Some(grad) => {
+                    grad.as_ref().values().for_each(|grad| flat.extend(faults::read(grad.clone(), "a gradient")))
+                }
+                None => flat.resize(flat.len() + adapter.num_parameters(), 0.0),
+            }
+        }
+        ranks.sum(&mut flat, figures);
+        let mut rest = &flat[..];
+        let mut summed = |like: &Tensor<2>| {
+            let values;
+            (values, rest) = rest.split_at(like.shape().num_elements());
+            host::tensor(values.to_vec(), like.dims(), &like.device())
+        };
+        self.sums =
+            adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(&mut summed))).collect();
     }
 
     /// Sum of the squares of all gradients, `[1]`, on the device; there is at least one.

@@ -1,12 +1,15 @@
-//! The loss: cross-entropy of the target tokens, from the last block's output.
+//! The loss of a micro-batch, from the last block's output.
 //!
 //! Only rows that carry loss go through the norm and the head, a chunk of them at a time.
+
+use std::ops::Range;
 
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
+use super::objective::{Objective, Rows};
 use crate::config::TrainConfig;
-use crate::data::batch::Batch;
+use crate::data::batch::{Batch, Target};
 use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
@@ -87,6 +90,8 @@ pub struct Targets {
     tokens: Vec<u32>,
     /// Number of targets without those that fill up.
     num_tokens: usize,
+    /// The targets of each document.
+    by_row: Vec<Range<usize>>,
     /// Where there are such, the target of every row of the last block's output, or -1, `[tokens]`.
     of_rows: Option<Tensor<1, Int>>,
 }
@@ -111,7 +116,14 @@ impl Targets {
             tokens.resize(filled_up, 0);
             on_device(&of_rows)
         });
-        Self { rows: on_device(&rows), tokens, num_tokens, of_rows }
+        let mut first = 0;
+        let by_row = batch.documents.iter().map(|document| {
+            let is_in = |target: &&Target| target.position < document.start + document.len;
+            let start = first;
+            first += batch.targets[start..].iter().take_while(is_in).count();
+            start..first
+        });
+        Self { by_row: by_row.collect(), rows: on_device(&rows), tokens, num_tokens, of_rows }
     }
 
     /// Number of target tokens.
@@ -121,22 +133,42 @@ impl Targets {
     }
 }
 
-/// Losses of the target tokens in nats, `[targets]`, `f32`, and `grad_scale` times the gradient of their sum with
-/// respect to the last block's output `x`, `[tokens, hidden_size]`.
+/// The loss of a micro-batch.
+#[derive(Debug)]
+pub struct MicroBatchLoss {
+    /// Numbers whose sum is the loss, `f32`, still on the device.
+    pub losses: Tensor<1>,
+    /// Its part of what the step's sums are divided by.
+    pub count: f64,
+    /// Number of target tokens.
+    pub target_tokens: u64,
+}
+
+/// The loss of a micro-batch, and `grad_scale` times its gradient with respect to the last block's output `x`,
+/// `[tokens, hidden_size]`.
 #[must_use]
 pub fn loss_and_grad(
     model: &Model,
     x: Tensor<2>,
     targets: Targets,
+    objective: &dyn Objective,
     grad_scale: f64,
     chunk: LossChunk,
-) -> (Tensor<1>, Tensor<2>) {
-    let Targets { rows, tokens, num_tokens, of_rows } = targets;
+) -> (MicroBatchLoss, Tensor<2>) {
+    let Targets { rows, tokens, num_tokens, by_row, of_rows } = targets;
     let (place, shape, width) = (model.place(), x.dims(), profile::passes(&x, 2));
     let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
     let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
+    let log_probabilities = if objective.needs_log_probabilities() {
+        let losses = linear_cross_entropy_loss(place, &normed, &model.lm_head, &tokens, chunk);
+        faults::read(losses.narrow(0, 0, num_tokens).neg(), "the log-probabilities")
+    } else {
+        Vec::new()
+    };
+    let weighed = objective.weigh(&Rows { targets: &by_row, log_probabilities: &log_probabilities });
+    let weights = weighed.weights.scaled(grad_scale, tokens.len());
     let LossAndGrad { losses, dhidden } =
-        linear_cross_entropy(place, &normed, &model.lm_head, &tokens, grad_scale, chunk);
+        linear_cross_entropy(place, &normed, &model.lm_head, &tokens, &weights, chunk);
     let dhidden = rms_norm_backward(place, &dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
     let scatter = || match of_rows {
         Some(of_rows) => gather_grads(dhidden, of_rows),
@@ -145,7 +177,13 @@ pub fn loss_and_grad(
             zeros.select_assign(0, rows, dhidden, IndexingUpdateOp::Add)
         }
     };
-    (losses.narrow(0, 0, num_tokens), profile::measure("target_rows", || width, scatter))
+    #[expect(clippy::cast_possible_truncation, reason = "read as f32")]
+    let losses = match weighed.loss {
+        Some(loss) => Tensor::from_data([loss as f32], (&losses.device(), DType::F32)),
+        None => losses.narrow(0, 0, num_tokens),
+    };
+    let loss = MicroBatchLoss { losses, count: weighed.count, target_tokens: num_tokens as u64 };
+    (loss, profile::measure("target_rows", || width, scatter))
 }
 
 /// The gradients of all rows: that of the row's target, or zero. A scatter would take them one after the other.

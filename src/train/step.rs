@@ -2,14 +2,16 @@
 
 use std::cell::OnceCell;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::backprop::{self, Forward, Inputs, Options};
 use super::grads::{GradSums, read};
-use super::loss::{LossScale, LossSum, eval_loss, num_right_tokens};
+use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, num_right_tokens};
+use super::objective::{CrossEntropy, Objective};
 use super::offload::HostParking;
 use super::optimizer::{Optimizer, OptimizerStateError};
+use super::ranks::{Alone, Ranks};
 use super::watchdog::digest;
 use crate::checkpoint::HostTensor;
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
@@ -19,6 +21,7 @@ use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::profile::{self, Cost};
+use crate::stats::{as_f64, as_u64};
 
 /// Model, adapters and optimizer, and the step in progress.
 #[derive(Debug)]
@@ -37,17 +40,20 @@ pub struct TrainStep {
     /// Number of micro-batches so far, in all steps; seeds the dropout masks.
     num_micro_batches: u64,
     sums: GradSums,
-    losses: Vec<Tensor<1>>,
-    target_tokens: u64,
+    losses: Vec<MicroBatchLoss>,
+    objective: &'static dyn Objective,
+    ranks: Box<dyn Ranks>,
 }
 
 /// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepOutcome {
-    /// Mean loss of the step's target tokens, in nats.
+    /// Mean loss of what the step counts; of target tokens in nats.
     pub loss: f64,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub grad_norm: f64,
+    /// What its sums were divided by.
+    pub count: f64,
     /// Number of tokens that carried loss.
     pub target_tokens: u64,
     /// Why there was no update, if it was skipped.
@@ -121,10 +127,23 @@ impl TrainStep {
             num_micro_batches: 0,
             sums: GradSums::default(),
             losses: Vec::new(),
-            target_tokens: 0,
+            objective: &CrossEntropy,
+            ranks: Box::new(Alone),
             model,
             adapters,
         }
+    }
+
+    /// The same with another objective than cross-entropy.
+    #[must_use]
+    pub fn with_objective(self, objective: &'static dyn Objective) -> Self {
+        Self { objective, ..self }
+    }
+
+    /// The same as one of several ranks.
+    #[must_use]
+    pub fn with_ranks(self, ranks: Box<dyn Ranks>) -> Self {
+        Self { ranks, ..self }
     }
 
     /// The frozen model.
@@ -182,7 +201,6 @@ impl TrainStep {
         let mut sums = std::mem::take(&mut self.sums);
         let losses = backprop::backward(&self.model, &self.adapters, forward, self.options(), &mut sums);
         self.sums = sums;
-        self.target_tokens += losses.iter().map(|losses| losses.dims()[0] as u64).sum::<u64>();
         self.num_micro_batches += losses.len() as u64;
         self.losses.extend(losses);
     }
@@ -196,6 +214,7 @@ impl TrainStep {
             seed: self.seed,
             first_number: self.num_micro_batches,
             loss_scale: self.loss_scale.map(|loss_scale| loss_scale.scale()),
+            objective: self.objective,
             loss_chunk: self.loss_chunk,
         }
     }
@@ -209,47 +228,54 @@ impl TrainStep {
     fn clear(&mut self) {
         self.sums = GradSums::default();
         self.losses.clear();
-        self.target_tokens = 0;
     }
 
     /// Ends the step: averages over its target tokens, clips by the global norm, updates. Reads the device once.
     pub fn update(&mut self, learning_rate: f64) -> StepOutcome {
-        let figures = self.read_figures();
+        let figures = self.reduce();
         self.apply(figures, learning_rate)
     }
 
-    /// Loss and gradient norm of the step in progress. This is the only point of a step that waits for the device:
-    /// after it, all forwards and backwards are finished.
+    /// Sums the step in progress over all ranks, and returns its loss and gradient norm. This is the only point of a step
+    /// that waits for the device: after it, all forwards and backwards are finished.
     #[must_use]
-    pub fn read_figures(&mut self) -> StepOutcome {
-        let (losses, target_tokens) = (std::mem::take(&mut self.losses), self.target_tokens);
+    pub fn reduce(&mut self) -> StepOutcome {
+        let losses = std::mem::take(&mut self.losses);
+        let mut count = losses.iter().map(|loss| loss.count).sum::<f64>();
+        let mut target_tokens = losses.iter().map(|loss| loss.target_tokens).sum::<u64>();
+        let mut numbers: Vec<_> = losses.into_iter().map(|loss| loss.losses).collect();
+        let mut of_ranks = None;
+        if self.ranks.size() > 1 {
+            let loss = read(std::mem::take(&mut numbers), "the loss").iter().map(|&loss| f64::from(loss)).sum();
+            let mut figures = [loss, count, as_f64(target_tokens)];
+            self.sums.reduce(&self.adapters, &mut *self.ranks, &mut figures);
+            (count, target_tokens) = (figures[1], as_u64(figures[2]));
+            of_ranks = Some(figures[0]);
+        }
         if target_tokens == 0 {
             let skipped = Some(SkipReason::NoTargetTokens);
-            return StepOutcome { loss: 0.0, grad_norm: 0.0, target_tokens, skipped };
+            return StepOutcome { loss: 0.0, grad_norm: 0.0, count, target_tokens, skipped };
         }
-        let num_targets = self.num_targets();
-        let mut figures = losses;
         let has_grads = !self.sums.is_empty();
         if has_grads {
             let squares = || self.sums.sum_of_squares(self.optimizer.place());
-            figures.push(profile::measure("grad_norm", Cost::default, squares));
+            numbers.push(profile::measure("grad_norm", Cost::default, squares));
         }
-        let mut figures = read(figures, "the loss");
-        let squares = if has_grads { figures.pop().map_or(f64::NAN, f64::from) } else { 0.0 };
-        let loss = figures.iter().map(|&loss| f64::from(loss)).sum::<f64>() / num_targets;
-        let grad_norm = squares.sqrt() / num_targets;
+        let mut numbers = read(numbers, "the loss");
+        let squares = if has_grads { numbers.pop().map_or(f64::NAN, f64::from) } else { 0.0 };
+        let loss = of_ranks.unwrap_or_else(|| numbers.iter().map(|&loss| f64::from(loss)).sum::<f64>()) / count;
+        let grad_norm = squares.sqrt() / count;
         let skipped = match (loss.is_finite(), grad_norm.is_finite()) {
             (false, _) => Some(SkipReason::NonFiniteLoss),
             (_, false) => Some(SkipReason::NonFiniteGradient),
             _ => None,
         };
-        StepOutcome { loss, grad_norm, target_tokens, skipped }
+        StepOutcome { loss, grad_norm, count, target_tokens, skipped }
     }
 
-    /// Updates with the gradients that `figures` (from [`read_figures`](Self::read_figures)) describe, and ends the
-    /// step. Does not wait: a GPU may still be updating when this returns.
+    /// Updates with the gradients that `figures` (from [`reduce`](Self::reduce)) describe, and ends the step. Does not wait:
+    /// a GPU may still be updating when this returns.
     pub fn apply(&mut self, figures: StepOutcome, learning_rate: f64) -> StepOutcome {
-        let num_targets = self.num_targets();
         let sums = std::mem::take(&mut self.sums);
         self.clear();
         if figures.skipped.is_none() && !sums.is_empty() {
@@ -258,7 +284,7 @@ impl TrainStep {
                 max if max > 0.0 => (max / (figures.grad_norm + 1e-6)).min(1.0),
                 _ => 1.0,
             };
-            self.optimizer.update(&mut self.adapters, &sums, learning_rate, clip / num_targets);
+            self.optimizer.update(&mut self.adapters, &sums, learning_rate, clip / figures.count);
         }
         if figures.target_tokens > 0 {
             self.loss_scale = self.loss_scale.map(|loss_scale| loss_scale.after(figures.skipped.is_none()));
@@ -266,9 +292,9 @@ impl TrainStep {
         figures
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-    fn num_targets(&self) -> f64 {
-        self.target_tokens.max(1) as f64
+    /// Whether any rank says so.
+    pub fn agree(&mut self, says_so: bool) -> bool {
+        self.ranks.agree(says_so)
     }
 
     /// The gradient sums of the step in progress.

@@ -148,7 +148,7 @@ impl Trainer<'_> {
         for index in 1..=num_micro_batches {
             let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(None) };
             // The last step of an epoch has only the remaining micro-batches.
-            let is_last = index == num_micro_batches || loaded.last_of_epoch;
+            let is_last = self.step.agree(index == num_micro_batches || loaded.last_of_epoch);
             waiting.extend(self.step.lay_out(&loaded.batch));
             self.recorder.part(Part::HostToDevice);
             if !waiting.is_empty() && (is_last || !self.train.layered_accumulation) {
@@ -164,7 +164,7 @@ impl Trainer<'_> {
         }
         // The only wait for a GPU in most steps: it ends their forwards and backwards, and the previous step's update.
         self.recorder.part(Part::Other);
-        let figures = self.step.read_figures();
+        let figures = self.step.reduce();
         self.recorder.part(Part::Backward);
         let learning_rate = self.schedule.learning_rate(self.state.step + 1);
         let mut outcome = self.step.apply(figures, learning_rate);
@@ -192,12 +192,14 @@ impl Trainer<'_> {
     fn next_micro_batch(&mut self, loader: &mut Loader) -> Result<Option<LoadedBatch>, TrainerError> {
         self.recorder.part(Part::Other);
         let loaded = if self.stop_requested() { Ok(None) } else { loader.next_batch_unless(&|| self.stop_requested()) };
-        if let Ok(Some(_)) = loaded {
-            self.recorder.part(Part::DataWait);
-        } else {
+        // If one rank stops, all do.
+        let is_stopped = self.step.agree(!matches!(loaded, Ok(Some(_))));
+        if is_stopped {
             self.step.discard();
+        } else {
+            self.recorder.part(Part::DataWait);
         }
-        Ok(loaded?)
+        Ok(loaded?.filter(|_| !is_stopped))
     }
 
     /// Asks the watchdog about a step; reports to the user what is wrong, with the step's rows.

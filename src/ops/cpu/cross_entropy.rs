@@ -87,7 +87,7 @@ fn row_stride(vocab_size: usize) -> usize {
 }
 
 /// Writes the cross-entropy of `softmax(hidden head^T)` at `targets`, in nats, to `losses`. With `gradient`, `dhidden`
-/// becomes `grad_scale` times the gradient of the losses' sum with respect to `hidden`.
+/// becomes the gradient of the sum of the losses, each times its weight, with respect to `hidden`.
 ///
 /// The logits of all rows exist at once, in a buffer that the thread keeps, so pass rows in chunks.
 ///
@@ -99,7 +99,7 @@ pub fn linear_cross_entropy(
     width: usize,
     targets: &[u32],
     losses: &mut [f32],
-    gradient: Option<(&mut [f32], f32)>,
+    gradient: Option<(&mut [f32], &[f32])>,
 ) {
     let rows = targets.len();
     assert!(
@@ -125,14 +125,14 @@ pub fn linear_cross_entropy(
         let hidden = Term { a: hidden, k: width, b: forward };
         gemm_strided(rows, vocab_size, logits, stride, hidden, width, None, false);
         let by_row = logits.par_chunks_mut(stride).zip(targets).zip(losses);
-        let Some((dhidden, grad_scale)) = gradient else {
+        let Some((dhidden, weights)) = gradient else {
             return by_row.for_each(|((logits, target), loss)| *loss = row_loss(&logits[..vocab_size], *target));
         };
-        assert_eq!(dhidden.len(), rows * width, "cross-entropy: the gradient of {rows} rows");
-        by_row.zip(&mut *factors).for_each(|(((logits, target), loss), factor)| {
+        assert_eq!((dhidden.len(), weights.len()), (rows * width, rows), "cross-entropy: the gradient of {rows} rows");
+        by_row.zip(&mut *factors).zip(weights).for_each(|((((logits, target), loss), factor), weight)| {
             let sum;
             (*loss, sum) = row_gradient(&mut logits[..vocab_size], *target);
-            *factor = grad_scale / sum;
+            *factor = weight / sum;
             if head.rounds {
                 to_pairs_in_place(&mut logits[..vocab_size]);
             }
@@ -190,12 +190,12 @@ mod tests {
     use super::super::reference::{assert_close, matmul_f64, on_threads, random};
     use super::*;
 
-    /// Losses and `factor` times the gradient of `hidden`, in f64.
-    fn exact(hidden: &[f32], head: &[f32], width: usize, targets: &[u32], factor: f64) -> (Vec<f64>, Vec<f64>) {
+    /// Losses and the gradient of `hidden` of their weighted sum, in f64.
+    fn exact(hidden: &[f32], head: &[f32], width: usize, targets: &[u32], weights: &[f32]) -> (Vec<f64>, Vec<f64>) {
         let (rows, vocab_size) = (targets.len(), head.len() / width);
         let logits = matmul_f64([rows, vocab_size, width], hidden, [width, 1], head, [1, width]);
         let (mut losses, mut dhidden) = (Vec::new(), Vec::new());
-        for (row, target) in logits.chunks(vocab_size).zip(targets) {
+        for ((row, target), weight) in logits.chunks(vocab_size).zip(targets).zip(weights) {
             let max = row.iter().copied().fold(f64::MIN, f64::max);
             let sum: f64 = row.iter().map(|x| (x - max).exp()).sum();
             losses.push(sum.ln() + max - row[*target as usize]);
@@ -203,7 +203,7 @@ mod tests {
             let dlogits: Vec<f64> = row.iter().enumerate().map(|(i, x)| (x - max).exp() / sum - onehot(i)).collect();
             for d in 0..width {
                 let column = head[d..].iter().step_by(width);
-                dhidden.push(factor * dlogits.iter().zip(column).map(|(d, w)| d * f64::from(*w)).sum::<f64>());
+                dhidden.push(f64::from(*weight) * dlogits.iter().zip(column).map(|(d, w)| d * f64::from(*w)).sum::<f64>());
             }
         }
         (losses, dhidden)
@@ -221,12 +221,13 @@ mod tests {
     fn losses_and_gradients_match_f64() {
         for [rows, vocab_size, width] in SHAPES {
             let (hidden, head, targets) = case(rows, vocab_size, width);
-            let (loss_exact, grad_exact) = exact(&hidden, &head, width, &targets, 0.25);
+            let weights: Vec<f32> = (0..rows).map(|row| 0.25 - row as f32).collect();
+            let (loss_exact, grad_exact) = exact(&hidden, &head, width, &targets, &weights);
             let mut losses = vec![9.0; rows];
             linear_cross_entropy(&hidden, Weight::f32(&head), width, &targets, &mut losses, None);
             assert_close(&losses, &loss_exact, 1e-5);
             let (mut again, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
-            let gradient = Some((&mut dhidden[..], 0.25));
+            let gradient = Some((&mut dhidden[..], &weights[..]));
             linear_cross_entropy(&hidden, Weight::f32(&head), width, &targets, &mut again, gradient);
             assert_eq!(losses, again);
             assert_close(&dhidden, &grad_exact, 1e-5);
@@ -240,9 +241,9 @@ mod tests {
             let round = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
             let widen = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
             let head = round(&head);
-            let (loss_exact, grad_exact) = exact(&widen(&round(&hidden)), &widen(&head), width, &targets, 2.0);
+            let (loss_exact, grad_exact) = exact(&widen(&round(&hidden)), &widen(&head), width, &targets, &vec![2.0; rows]);
             let (mut losses, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
-            let gradient = Some((&mut dhidden[..], 2.0));
+            let gradient = Some((&mut dhidden[..], &vec![2.0; rows][..]));
             let weight = Weight::bf16(&head).rounding(true);
             linear_cross_entropy(&hidden, weight, width, &targets, &mut losses, gradient);
             // The operands of the first product are exact; the probabilities are rounded for the second.
@@ -280,7 +281,7 @@ mod tests {
         let run = |threads| {
             on_threads(threads, || {
                 let (mut losses, mut dhidden) = (vec![0.0; 70], vec![0.0; 70 * 48]);
-                let gradient = Some((&mut dhidden[..], 1.0));
+                let gradient = Some((&mut dhidden[..], &[1.0; 1][..]));
                 linear_cross_entropy(&hidden, Weight::f32(&head), 48, &targets, &mut losses, gradient);
                 (losses, dhidden)
             })

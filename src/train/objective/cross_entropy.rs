@@ -1,0 +1,19 @@
+//! The mean cross-entropy of all target tokens of a step.
+
+use super::{Objective, Rows, Weighed};
+use crate::ops::cross_entropy::TokenWeights;
+use crate::stats::as_f64;
+
+/// Every target token counts and weighs one.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropy;
+
+impl Objective for CrossEntropy {
+    fn needs_log_probabilities(&self) -> bool {
+        false
+    }
+
+    fn weigh(&self, rows: &Rows<'_>) -> Weighed {
+        Weighed { loss: None, count: as_f64(rows.num_targets()), weights: TokenWeights::Same(1.0) }
+    }
+}
