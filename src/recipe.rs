@@ -25,6 +25,7 @@ use crate::train::watchdog::WatchdogConfig;
 
 pub use args::RecipeArgs;
 pub use flags::{Flag, flag};
+pub(crate) use peers::asks_for_nothing;
 pub use peers::peers;
 
 section! {

@@ -1,9 +1,10 @@
-//! Keys of other trainers whose values mean something else here; for all others the name is enough.
+//! Keys of other trainers whose values are converted; for all others the name is enough.
 
 use serde_json::Value;
 
 use super::foreign::{Foreign, Trainer, as_toml, is_off};
 use super::sources;
+use crate::recipe::asks_for_nothing;
 
 /// What becomes of a key.
 pub(super) enum Outcome {
@@ -19,106 +20,12 @@ pub(super) enum Outcome {
 
 use Outcome::{Lost, Nested, Nothing, Set};
 
-/// Keys without an effect on what is trained, with one that is always given here, or that the rule of another reads.
-const LEFT_OUT: &[&str] = &[
-    "model_type",
-    "tokenizer_type",
-    "is_llama_derived_model",
-    "is_mistral_derived_model",
-    "is_qwen_derived_model",
-    "do_train",
-    "do_eval",
-    "do_predict",
-    "train",
-    "test",
-    "plot_loss",
-    "overwrite_cache",
-    "overwrite_output_dir",
-    "logging_first_step",
-    "log_level",
-    "log_peak_memory_stats",
-    "logger_name",
-    "save_strategy",
-    "eval_strategy",
-    "evaluation_strategy",
-    "auto_mapping",
-    "base_model_class",
-    "inference_mode",
-    "peft_version",
-    "peft_type",
-    "task_type",
-    "model_name",
-    "dataset_prepared_path",
-    "dataset_exact_deduplication",
-    "eval_sample_packing",
-    "pad_to_sequence_len",
-    "group_by_length",
-    "flash_attention",
-    "flash_attn",
-    "attn_implementation",
-    "sdp_attention",
-    "xformers_attention",
-    "tf32",
-    "fp32",
-    "compile",
-    "torch_compile",
-    "trust_remote_code",
-    "ddp_timeout",
-    "devices",
-    "num_nodes",
-    "device",
-    "num_workers",
-    "dataloader_num_workers",
-    "preprocessing_num_workers",
-    "dataset_num_proc",
-    "dataloader_pin_memory",
-    "download_dir",
-    "ignore_index",
-    "profiler",
-    "loss",
-    "strict",
-    "special_tokens",
-    "tokens",
-    "report_to",
-    "metric_logger",
-    "save_safetensors",
-    "save_first_step",
-    "final_validation",
-    "max_new_tokens",
-    "tie_embeddings",
-    "loraplus_lr_embedding",
-    "loss_watchdog_threshold",
-    "loss_watchdog_patience",
-    "gradient_checkpointing_kwargs",
-    "train_on_eos",
-    "train_on_eot",
-    "roles_to_train",
-    "lora_mlp_kernel",
-    "lora_qkv_kernel",
-    "lora_o_kernel",
-    "plugins",
-    "liger_rope",
-    "liger_rms_norm",
-    "liger_glu_activation",
-    "liger_layer_norm",
-    "liger_fused_linear_cross_entropy",
-    "seed_worker",
-    "enable_liger_kernel",
-    "checkpoint_files",
-    "recipe_checkpoint",
-    "resume_from_checkpoint",
-    "should_load_recipe_state",
-    "test_batches",
-    "bnb_4bit_quant_type",
-    "quantization_type",
-];
-
 /// The rule for a key of this path, if it has one.
 pub(super) fn rule(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
     let name = path.rsplit('.').next().unwrap_or(path);
     of_trainer(from, path, value)
         .or_else(|| common(from, name, value))
-        .or_else(|| LEFT_OUT.contains(&name).then_some(Nothing))
+        .or_else(|| asks_for_nothing(name).then_some(Nothing))
 }
 
 fn of_trainer(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
