@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::progress::{FileMeter, Progress};
 use super::{HubError, HubSettings};
+use crate::files::hex;
 use crate::schema::Problem;
 
 /// How often a request is repeated if no server answers: about a second in all, since the cache may do instead.
@@ -118,7 +119,7 @@ impl Repository<'_> {
     /// Where the record of a choice is.
     fn record_path(&self, choice: &impl Debug) -> PathBuf {
         let choice = Sha256::digest(format!("{choice:?}"));
-        let name: String = choice[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = hex(&choice[..16]);
         self.folder().join("lora-train").join(format!("{name}.json"))
     }
 

@@ -11,6 +11,7 @@ use super::task::Score;
 use super::totals::Totals;
 use super::watchdog::Watchdog;
 use crate::data::dataset::Cursor;
+use crate::files::hex;
 
 /// `trainer_state.json`: the state of training after a whole number of steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -117,7 +118,7 @@ impl Inputs {
     /// A digest as it is kept here.
     #[must_use]
     pub fn hexadecimal(digest: [u8; 32]) -> String {
-        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&digest)
     }
 
     /// A warning about the inputs that are known to have changed.

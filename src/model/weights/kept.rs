@@ -13,9 +13,8 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest as _, Sha256};
 
 use super::{Residency, Storage, StoredTensor, WeightFiles, Weights, convert, form};
-use crate::data::cache::{MAX_CACHE_BYTES, UNFINISHED_SUFFIX, hex, tidy};
 use crate::device::Dtype;
-use crate::files::{CACHE_VARIABLE, cache_folder};
+use crate::files::{CACHE_VARIABLE, MAX_CACHE_BYTES, UNFINISHED_SUFFIX, cache_folder, hex, tidy};
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
