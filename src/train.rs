@@ -22,6 +22,5 @@ pub mod step;
 mod step_work;
 pub mod stop;
 pub mod task;
-pub mod totals;
 pub mod trainer;
 pub mod watchdog;

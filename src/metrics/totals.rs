@@ -1,9 +1,9 @@
-//! Sums, means and peaks over a run; checkpoints carry them from start to start.
+//! Sums, means and peaks over a run, and results of its evaluations; checkpoints carry them from start to start.
 
 use serde::{Deserialize, Serialize};
 
-use crate::metrics::{StepMetrics, TimeSpent};
-use crate::stats::MeanOverTime;
+use super::{StepMetrics, TimeSpent};
+use crate::stats::{MeanOverTime, as_f64};
 
 /// Figures of all starts of a run. The steps of a killed process after its last checkpoint are not included: they are
 /// repeated.
@@ -56,8 +56,8 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Adds a step. [`Recorder::update`](super::recorder::Recorder::update) sets what is not measured by step.
-    pub(super) fn add(&mut self, line: &StepMetrics) {
+    /// Adds a step. What is not measured by step is left as it is.
+    pub(crate) fn add(&mut self, line: &StepMetrics) {
         if line.target_tokens > 0 {
             self.last_loss = Some(line.loss);
         }
@@ -73,6 +73,42 @@ impl Totals {
         // The kernel's own peak may lag some pages behind a sample.
         self.peak_host_memory_bytes = self.peak_host_memory_bytes.max(line.host_memory_bytes);
     }
+
+    /// Tokens over the time of the steps; `None` without steps.
+    #[must_use]
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        (self.step_seconds > 0.0).then(|| as_f64(self.tokens) / self.step_seconds)
+    }
+
+    /// Share of the micro-batches' tokens that was padding, from 0 to 1; `None` without tokens.
+    #[must_use]
+    pub fn padding_share(&self) -> Option<f64> {
+        let all = self.tokens + self.padding_tokens;
+        (all > 0).then(|| as_f64(self.padding_tokens) / as_f64(all))
+    }
+}
+
+/// Results of the evaluations so far, and the count for early stopping.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Evaluations {
+    /// Step after which the last evaluation ran.
+    pub last_step: Option<u64>,
+    /// Loss before the first step.
+    pub first_loss: Option<f64>,
+    /// Loss of the last evaluation.
+    pub last_loss: Option<f64>,
+    /// Loss of the best evaluation: the lowest, where the loss decides.
+    pub best_loss: Option<f64>,
+    /// Step of the best evaluation.
+    pub best_step: Option<u64>,
+    /// Score before the first step.
+    pub first_score: Option<f64>,
+    /// Score of the last evaluation.
+    pub last_score: Option<f64>,
+    /// Score of the best evaluation.
+    pub best_score: Option<f64>,
+    /// Number of evaluations since then.
+    pub since_best: usize,
 }
 
 #[cfg(test)]
