@@ -31,8 +31,8 @@ pub use crate::figures::{EvalMetrics, Sample, StepMetrics};
 pub use cost::CostConfig;
 pub use finding::{Change, Finding, Severity};
 pub use sinks::{SinkOptions, Sinks};
-pub use summary::{Outcome, PerMillionTokens, SUMMARY_FILE, Summary, TimeSpent, UNFINISHED_FILE};
-pub use totals::{Evaluations, Totals};
+pub use summary::{Outcome, PerMillionTokens, SUMMARY_FILE, Summary, UNFINISHED_FILE};
+pub use totals::{Evaluations, TimeSpent, Totals};
 
 /// Gives the terminal back if the dashboard has it. Makes only calls that are allowed in a signal handler, for a
 /// handler in which the process ends.

@@ -135,7 +135,7 @@ impl Request<'_> {
     }
 
     fn download_missing(&self, progress: Progress) -> Result<Vec<PathBuf>, HubError> {
-        let explain = |error| HubError::explain(error, self.repository);
+        let explain = |error| self.repository.explain(error);
         let client = self.repository.settings.client(REQUEST_RETRIES).map_err(explain)?;
         let (owner, name) = split_id(self.repository.id);
         let client = client.dataset(owner, name);

@@ -72,7 +72,7 @@ impl Request<'_> {
 
     fn download_missing(&self, progress: Progress) -> Result<PathBuf, HubError> {
         let repository = &self.repository;
-        let explain = |error| HubError::explain(error, *repository);
+        let explain = |error| repository.explain(error);
         let client = repository.settings.client(REQUEST_RETRIES).map_err(explain)?;
         let (owner, name) = split_id(repository.id);
         let client = client.model(owner, name);

@@ -58,9 +58,9 @@ mod tests {
     #[test]
     fn hours_and_energy_are_paid_for_and_a_million_tokens_have_their_share() {
         let config = CostConfig { price_per_hour: Some(2.5), price_per_kwh: Some(0.3), currency: "EUR".into() };
-        let mut summary = Summary::default();
-        summary.totals =
-            Totals { tokens: 4_000_000, energy_joules: Some(7.2e6), wall_seconds: 7200.0, ..summary.totals };
+        let totals =
+            Totals { tokens: 4_000_000, energy_joules: Some(7.2e6), wall_seconds: 7200.0, ..Totals::default() };
+        let summary = Summary { totals, ..Summary::default() };
         let with = summary.clone().with_cost(&config);
         assert_eq!((with.energy_kwh, with.currency.as_deref()), (Some(2.0), Some("EUR")));
         assert!((with.cost.unwrap() - (5.0 + 0.6)).abs() < 1e-12);

@@ -1,8 +1,10 @@
 //! Sums, means and peaks over a run, and results of its evaluations; checkpoints carry them from start to start.
 
+use std::ops::Add;
+
 use serde::{Deserialize, Serialize};
 
-use super::{StepMetrics, TimeSpent};
+use super::StepMetrics;
 use crate::stats::{MeanOverTime, as_f64};
 
 /// Figures of all starts of a run. The steps of a killed process after its last checkpoint are not included: they are
@@ -88,6 +90,80 @@ impl Totals {
     }
 }
 
+/// Where wall time went, in seconds. The parts do not overlap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TimeSpent {
+    /// From the start of each process to its first step: reading data, loading weights, opening the device.
+    pub startup_seconds: f64,
+    /// Waiting for data.
+    pub data_wait_seconds: f64,
+    /// Laying out micro-batches and handing them to the device. A GPU is not waited for after every part: the sum of
+    /// this and the next two parts is measured, and divided as in the steps that did wait.
+    pub host_to_device_seconds: f64,
+    /// Forward and backward passes.
+    pub forward_backward_seconds: f64,
+    /// Clipping and updates.
+    pub optimizer_seconds: f64,
+    /// Evaluations, and the samples drawn at them.
+    pub evaluation_seconds: f64,
+    /// Writing checkpoints and the adapter.
+    pub checkpoint_seconds: f64,
+    /// Writing figures.
+    pub logging_seconds: f64,
+    /// The rest: bookkeeping, measuring the device's peak, ending the run.
+    pub other_seconds: f64,
+}
+
+impl Add for TimeSpent {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            startup_seconds: self.startup_seconds + other.startup_seconds,
+            data_wait_seconds: self.data_wait_seconds + other.data_wait_seconds,
+            host_to_device_seconds: self.host_to_device_seconds + other.host_to_device_seconds,
+            forward_backward_seconds: self.forward_backward_seconds + other.forward_backward_seconds,
+            optimizer_seconds: self.optimizer_seconds + other.optimizer_seconds,
+            evaluation_seconds: self.evaluation_seconds + other.evaluation_seconds,
+            checkpoint_seconds: self.checkpoint_seconds + other.checkpoint_seconds,
+            logging_seconds: self.logging_seconds + other.logging_seconds,
+            other_seconds: self.other_seconds + other.other_seconds,
+        }
+    }
+}
+
+impl TimeSpent {
+    /// Adds the time that is missing in the parts, compared with `wall_seconds`, to `other_seconds`.
+    #[must_use]
+    pub fn within(mut self, wall_seconds: f64) -> Self {
+        self.other_seconds += (wall_seconds - self.total_seconds()).max(0.0);
+        self
+    }
+
+    /// Sum of the parts.
+    #[must_use]
+    pub fn total_seconds(&self) -> f64 {
+        self.parts().into_iter().map(|(_, seconds)| seconds).sum()
+    }
+
+    /// The parts with their names for people.
+    #[must_use]
+    pub fn parts(&self) -> [(&'static str, f64); 9] {
+        [
+            ("startup", self.startup_seconds),
+            ("data", self.data_wait_seconds),
+            ("host to device", self.host_to_device_seconds),
+            ("forward+backward", self.forward_backward_seconds),
+            ("optimizer", self.optimizer_seconds),
+            ("evaluation", self.evaluation_seconds),
+            ("checkpoint", self.checkpoint_seconds),
+            ("logging", self.logging_seconds),
+            ("other", self.other_seconds),
+        ]
+    }
+}
+
 /// Results of the evaluations so far, and the count for early stopping.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluations {
@@ -114,6 +190,14 @@ pub struct Evaluations {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_parts_of_the_time_sum_to_the_wall_time() {
+        let time = TimeSpent { startup_seconds: 1.5, forward_backward_seconds: 6.0, ..TimeSpent::default() };
+        let time = TimeSpent { other_seconds: 0.5, ..time }.within(10.0);
+        assert_eq!((time.other_seconds, time.total_seconds()), (2.5, 10.0));
+        assert_eq!(time.within(10.0), time, "asked twice, the same");
+    }
 
     #[test]
     fn steps_of_two_starts_are_sums_means_over_time_and_the_higher_peak() {
