@@ -7,7 +7,7 @@ use super::flops::StepFlops;
 use super::laps::{Laps, Part};
 use super::state::TrainerState;
 use super::step_work::StepWork;
-use crate::data::work::Work;
+use crate::data::worker_time::WorkerTime;
 use crate::device::{Dtype, MemoryInUse, OpenDevice};
 use crate::diagnosis::{Facts, Figures, Finding, Run, Watch, diagnose};
 use crate::metrics::{StepMetrics, Summary, TimeSpent, Totals};
@@ -118,7 +118,7 @@ impl<'a> Recorder<'a> {
         &mut self,
         line: &mut StepMetrics,
         work: &StepWork,
-        loading: &Work,
+        loading: &WorkerTime,
         totals: &mut Totals,
     ) -> Vec<Finding> {
         let machine = self.telemetry.window();
